@@ -1,0 +1,97 @@
+"""What a kernel is allowed to round, and where: the description from which its error bounds are computed.
+
+Unit roundoffs follow Higham, *Accuracy and Stability of Numerical Algorithms*, section 2.2. Every constant
+below is a property of hardware or of a format; none was tuned to make a kernel pass.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+FP32_ROUNDOFF = 2.0**-24
+"""Unit roundoff of IEEE float32, round to nearest; the unit in which accumulation errors are counted."""
+
+EX2_APPROX_ERROR = 2.0**-22
+"""Relative error of PTX ``ex2.approx.ftz.f32`` (PTX ISA), which ``tl.exp2`` and ``tl.exp`` lower to."""
+
+LG2_APPROX_ERROR = 2.0**-22
+"""Error of PTX ``lg2.approx.f32``, absolute for arguments in [1/2, 2] and relative elsewhere."""
+
+DIV_FULL_ERROR = 2.0**-22
+"""Relative error of PTX ``div.full.f32``: 2 ulp (PTX ISA)."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """A floating-point format and the way values are cast to it.
+
+    ``roundoff`` bounds the relative error of a cast of a normal value, ``underflow`` the absolute error
+    of a cast near zero, ``maximum`` is the largest finite value. A cast that ``truncates`` errs in one
+    direction, so its errors don't average out.
+    """
+
+    name: str
+    roundoff: float
+    underflow: float
+    maximum: float
+    truncates: bool = False
+
+
+FLOAT16 = Format("float16", 2.0**-11, 2.0**-25, 65504.0)
+# exp2 flushes below 2^-126, so bfloat16 and float32 subnormals are lost whole rather than rounded.
+BFLOAT16 = Format("bfloat16", 2.0**-8, 2.0**-126, 3.3895313892515355e38)
+FLOAT32 = Format("float32", FP32_ROUNDOFF, 2.0**-126, 3.4028234663852886e38)
+TF32 = Format("tf32", 2.0**-11, 2.0**-126, 3.4028234663852886e38)
+# Hopper's wgmma ignores the low 13 bits of a float32 operand: a truncation, so the error doubles.
+TF32_TRUNCATED = Format("tf32_truncated", 2.0**-10, 2.0**-126, 3.4028234663852886e38, truncates=True)
+# Triton's interpreter casts float32 to bfloat16 by dropping 16 bits.
+BFLOAT16_TRUNCATED = Format("bfloat16_truncated", 2.0**-7, 2.0**-126, 3.3895313892515355e38, truncates=True)
+
+FORMATS = {f.name: f for f in (FLOAT16, BFLOAT16, FLOAT32, TF32, TF32_TRUNCATED, BFLOAT16_TRUNCATED)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arithmetic:
+    """The roundings a kernel may commit. A wider declaration gives a wider bound, so widening is reviewed.
+
+    Attributes:
+        weights: format that P and dS are cast to before they enter a matrix product.
+        output: format that out, dq, dk and dv are stored in.
+        operand_rounding: relative rounding of each raw operand of a product (0 where products are exact:
+            16-bit inputs; 2^-10 for float32 inputs through Hopper's tf32).
+        accumulate: roundoff of one step of a float32 accumulation: 1 unit for any order of IEEE additions
+            and for Hopper's and Blackwell's tensor cores, 1.4 on A100, 3 on V100 (Fasi et al. 2021).
+        exp_error, log_error, div_error: relative errors of the elementary functions.
+        tile_min, tile_max: smallest and largest number of keys that one step of the softmax loop takes.
+        normalised_first: P is divided by l before its cast and its product with v (softmax as a whole, then a
+            matrix product), rather than the product by l at the end.
+        partial_results: results over parts of the keys are divided by their own l and then merged (V1, split
+            keys), so that even sums of integers do not come out exact.
+        l_from_rounded_p: the softmax sum is taken over P after its cast.
+        k_prescaled: scores are the product of q with ``round(k * sm_scale * log2 e)``.
+        delta: rowsum(dout * out) from the stored ``out``; rowsum(P * dP) from the ``probabilities``; or
+            ``either``, for a kernel whose source is not known.
+        ds_scaled: dS is multiplied by sm_scale before its cast, so that a small scale makes it underflow.
+        dk_dv_per_head: with grouped heads, each query head's dk and dv is rounded to ``output`` before
+            the sum over the group.
+        dk_dv_rows, dq_keys: running sums of dk and dv are rounded to ``output`` after every so many query rows,
+            that of dq after every so many keys; None where they stay in float32 to the end.
+    """
+
+    weights: Format
+    output: Format
+    operand_rounding: float = 0.0
+    accumulate: float = FP32_ROUNDOFF
+    exp_error: float = EX2_APPROX_ERROR
+    log_error: float = LG2_APPROX_ERROR
+    div_error: float = DIV_FULL_ERROR
+    tile_min: int = 16
+    tile_max: int = 256
+    normalised_first: bool = False
+    partial_results: bool = False
+    l_from_rounded_p: bool = False
+    k_prescaled: bool = False
+    delta: Literal["out", "probabilities", "either"] = "out"
+    ds_scaled: bool = False
+    dk_dv_per_head: bool = False
+    dk_dv_rows: int | None = None
+    dq_keys: int | None = None

@@ -1,0 +1,153 @@
+"""Attention by safe softmax in float64, forward and backward: what is true.
+
+Forward: Milakov & Gimelshein 2018 (arXiv 1805.02867), eq. 2. Backward: the closed form of Dao et al. 2022
+(arXiv 2205.14135), appendix B.2. Plain definitions, a chunk of query rows at a time.
+
+Non-finite inputs follow IEEE arithmetic through these definitions: a NaN reaches all that is computed from
+it, a score of +inf makes its row NaN, a score of -inf gives its key no weight. A key that a row does not see
+has no part in that row, nor the row in the key's gradients, whatever their values. A row whose scores are all
+-inf is treated as one that sees no key: out 0, lse -inf.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from reference.heads import fold, group_size, unfold
+from reference.masks import LOWEST, blocks, contract, hide, visible
+
+BLOCK_BYTES = 64 * 2**20
+"""Size of one float64 matrix over a chunk's scores; the backward holds about five of them at once."""
+
+
+def default_chunk(batch: int, heads_q: int, seqlen_k: int) -> int:
+    """Query rows of each head taken at once: as many as BLOCK_BYTES hold, and 1 at least."""
+    row_bytes = torch.float64.itemsize * batch * heads_q * seqlen_k
+    return max(1, BLOCK_BYTES // max(1, row_bytes))
+
+
+@torch.no_grad()
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool,
+    sm_scale: float,
+    alignment: str = "bottom_right",
+    chunk: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The output and the log-sum-exp of its rows: out like q, lse (batch, heads_q, seqlen_q), float64.
+
+    q is (batch, heads_q, seqlen_q, head_dim), k and v (batch, heads_kv, seqlen_k, head_dim), of any float
+    dtype, device and strides; query head h reads key head h // (heads_q // heads_kv). ``alignment`` anchors
+    the causal mask (``masks.visible``); ``chunk`` query rows of a head are taken at once (``default_chunk``).
+
+    Raises ValueError for head counts, an alignment or a chunk that make no sense.
+    """
+    group = group_size(q, k)
+    k, v = k.double(), v.double()
+    leaks = causal and not _all_finite(v)
+    outs, lses = [], []
+    for rows in _chunks(q, k, chunk):
+        q_rows = fold(q[:, :, rows].double(), k.shape[1])
+        seen = visible(q.shape[2], k.shape[2], causal, alignment, q.device, rows, group)
+        weights, row_max, total = _softmax(_scores(q_rows, k, seen, sm_scale))
+        out = contract(weights, v, seen if leaks else None).div_(total.clamp_min(1.0))
+        outs.append(unfold(out, q.shape[1]))
+        lses.append(unfold((row_max + total.log()).squeeze(-1), q.shape[1]))
+    return _join(outs), _join(lses)
+
+
+@torch.no_grad()
+def backward(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool,
+    sm_scale: float,
+    alignment: str = "bottom_right",
+    out: Tensor | None = None,
+    lse: Tensor | None = None,
+    chunk: int | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients: dq like q, dk and dv like k and v (summed over the heads of a group), float64.
+
+    dout is (batch, heads_q, seqlen_q, head_dim); q, k, v and the options are those of ``forward``. Where a
+    kernel's own out and lse are given, shaped as ``forward`` returns them, gradients are *teacher-forced*:
+    P = exp(S - lse) and delta = rowsum(dout * out). Otherwise P is the exact softmax and
+    delta = rowsum(P * dP), the same number.
+
+    Raises ValueError as ``forward`` does, and where only one of out and lse is given.
+    """
+    if (out is None) != (lse is None):
+        missing = "out" if out is None else "lse"
+        raise ValueError(f"{missing}: got None, expected out and lse, or neither")
+    group = group_size(q, k)
+    heads_kv = k.shape[1]
+    k, v = k.double(), v.double()
+    leaks = causal and not _all_finite(q, k, dout)
+
+    def of_rows(rows: slice) -> tuple[Tensor, Tensor, Tensor]:
+        q_rows, dout_rows = (fold(x[:, :, rows].double(), heads_kv) for x in (q, dout))
+        seen = visible(q.shape[2], k.shape[2], causal, alignment, q.device, rows, group)
+        scores = _scores(q_rows, k, seen, sm_scale)
+        dp = dout_rows @ v.mT
+        # Hidden again: in a row with a NaN, P and dS are NaN where no key is seen, too.
+        if out is None or lse is None:
+            weights, _, total = _softmax(scores)
+            p = hide(weights.div_(total.clamp_min(1.0)), seen)
+            delta = hide(p * dp, seen).sum(-1, keepdim=True)
+        else:
+            shift = fold(lse[:, :, rows].double(), heads_kv).clamp_min(LOWEST)[..., None]
+            p = hide(scores.sub_(shift).exp_(), seen)
+            delta = (dout_rows * fold(out[:, :, rows].double(), heads_kv)).sum(-1, keepdim=True)
+        ds = hide(dp.sub_(delta).mul_(p), seen).mul_(sm_scale)
+        seen = seen if leaks else None
+        seen_by = None if seen is None else seen.mT
+        dq = contract(ds, k, seen)
+        return unfold(dq, q.shape[1]), contract(ds.mT, q_rows, seen_by), contract(p.mT, dout_rows, seen_by)
+
+    first, *rest = _chunks(q, k, chunk)
+    dq, dk, dv = of_rows(first)
+    dqs = [dq]
+    for rows in rest:
+        dq, dk_part, dv_part = of_rows(rows)
+        dqs.append(dq)
+        dk += dk_part
+        dv += dv_part
+    return _join(dqs), dk, dv
+
+
+def _chunks(q: Tensor, k: Tensor, chunk: int | None) -> list[slice]:
+    """Query rows to be taken at once; one empty chunk where there is no query."""
+    size = default_chunk(q.shape[0], q.shape[1], k.shape[2]) if chunk is None else chunk
+    return list(blocks(q.shape[2], size)) or [slice(0, 0)]
+
+
+def _join(parts: list[Tensor]) -> Tensor:
+    """The chunks along the query axis; a single one is not copied."""
+    return torch.cat(parts, 2) if len(parts) > 1 else parts[0]
+
+
+def _all_finite(*tensors: Tensor) -> bool:
+    """Whether no entry is NaN or inf, in one device synchronisation. A sum that overflows says no, too."""
+    return math.isfinite(sum(x.sum(dtype=torch.float64) for x in tensors))
+
+
+def _scores(q: Tensor, k: Tensor, seen: Tensor | None, sm_scale: float) -> Tensor:
+    """sm_scale * q k^T, -inf where a row does not see a key."""
+    return hide((q @ k.mT).mul_(sm_scale), seen, -math.inf)
+
+
+def _softmax(scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """exp(scores - row_max), row_max and their sum; the sum is 1 or more, or 0 where a row sees no key."""
+    if scores.shape[-1] == 0:
+        row_max = scores.new_full((*scores.shape[:-1], 1), LOWEST)
+    else:
+        row_max = scores.amax(-1, keepdim=True).clamp_min(LOWEST)
+    weights = (scores - row_max).exp_()
+    return weights, row_max, weights.sum(-1, keepdim=True)
