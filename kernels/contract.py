@@ -1,0 +1,109 @@
+"""The kernel contract: what a kernel is called with, what it returns, and what it claims.
+
+Shapes, everywhere: q (batch, heads_q, seqlen_q, head_dim); k and v (batch, heads_kv, seqlen_k, head_dim);
+out like q; lse (batch, heads_q, seqlen_q) float32, the natural log of the sum of exponentials of the scaled
+and masked scores. Query head h reads key head ``h // (heads_q // heads_kv)``. Inputs are never written.
+
+Causal masks are aligned bottom-right (query i sees key j when ``j <= i + seqlen_k - seqlen_q``) unless the
+kernel declares top-left. A query that sees no key has out 0, lse -inf and gradients 0.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from reference.arithmetic import (
+    BFLOAT16,
+    BFLOAT16_TRUNCATED,
+    FLOAT16,
+    FLOAT32,
+    Arithmetic,
+)
+
+DTYPES = ("float16", "bfloat16", "float32")
+LAYOUTS = ("contiguous", "bnhd", "packed", "gap", "offset", "expanded", "expanded_rows", "huge")
+OUTPUTS = ("out", "lse", "dq", "dk", "dv")
+
+Launch = Mapping[str, Any]
+ArithmeticOf = Callable[[str, str, Launch], Arithmetic]
+"""(dtype, device type, launch settings) -> what the kernel may round then."""
+
+
+def flash_arithmetic(dtype: str, device: str, launch: Launch) -> Arithmetic:
+    """FlashAttention-2's arithmetic: float32 softmax and accumulation, P and dS cast to the input's dtype.
+
+    On the CPU, bfloat16 casts may truncate, as those of Triton's interpreter do.
+    """
+    formats = {
+        "float16": FLOAT16,
+        "bfloat16": BFLOAT16_TRUNCATED if device == "cpu" else BFLOAT16,
+        "float32": FLOAT32,
+    }
+    return Arithmetic(weights=formats[dtype], output=formats[dtype])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capabilities:
+    """What a kernel claims. Cases are drawn from the claims alone.
+
+    Attributes:
+        dtypes: names of torch dtypes of q, k, v, out and the gradients.
+        head_dims: head dimensions, smallest first.
+        grouped_heads: heads_q may be a multiple of heads_kv.
+        unequal_lengths: seqlen_q may differ from seqlen_k.
+        min_seqlen: smallest length (0: empty sequences are answered, not refused).
+        causal: the values of ``causal`` that are accepted.
+        causal_alignment: which corner the causal mask is anchored to when the lengths differ.
+        causal_unequal_lengths: seqlen_q may differ from seqlen_k under a causal mask too.
+        sm_scale: ``any`` float, or ``positive`` ones only.
+        layouts: memory layouts of q, k, v and dout, by their names in ``strategies.layouts``.
+        backward: gradients are available.
+        lse: ``forward`` returns lse.
+        deterministic: the outputs that are the same, bit for bit, on every run.
+        batch_invariant: an element of the batch has the same bits whatever shares its batch and however it
+            lies in memory.
+        validates: calls that are not claimed raise an error before anything is launched.
+        may_refuse: a claimed case may still be refused; refusals are counted, and fail only where nearly
+            everything is refused. So for plain functions, whose claims are ours and not theirs.
+        launch: launch settings that ``forward`` and ``backward`` take as keywords, with their values.
+        arithmetic: what may be rounded, for a dtype, a device type and launch settings.
+    """
+
+    dtypes: tuple[str, ...] = DTYPES
+    head_dims: tuple[int, ...] = (16, 32, 64, 128)
+    grouped_heads: bool = True
+    unequal_lengths: bool = True
+    min_seqlen: int = 0
+    causal: tuple[bool, ...] = (False, True)
+    causal_alignment: Literal["bottom_right", "top_left"] = "bottom_right"
+    causal_unequal_lengths: bool = True
+    sm_scale: Literal["any", "positive"] = "any"
+    layouts: tuple[str, ...] = LAYOUTS
+    backward: bool = True
+    lse: bool = True
+    deterministic: tuple[str, ...] = OUTPUTS
+    batch_invariant: bool = False
+    validates: bool = True
+    may_refuse: bool = False
+    launch: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    arithmetic: ArithmeticOf = flash_arithmetic
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionKernel:
+    """A kernel under verification.
+
+    Attributes:
+        name: as it appears in reports.
+        forward: ``forward(q, k, v, *, causal, sm_scale, **launch) -> (out, lse)``; lse is None where it is
+            not claimed. Without ``backward``, gradients are taken through autograd from ``out``.
+        backward: ``backward(dout, q, k, v, out, lse, *, causal, sm_scale, **launch) -> (dq, dk, dv)``, or None.
+        capabilities: what the kernel claims.
+
+    A kernel refuses a case by raising NotImplementedError.
+    """
+
+    name: str
+    forward: Callable[..., Any]
+    capabilities: Capabilities
+    backward: Callable[..., Any] | None = None

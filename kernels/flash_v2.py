@@ -1,0 +1,696 @@
+"""FlashAttention-2 in Triton, forward and backward.
+
+Tri Dao, *FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning* (2023),
+sections 2.2 and 3.1. For each query i, over the keys j that it sees (all of them, or under a causal mask
+those with ``j <= i + seqlen_k - seqlen_q``):
+
+    s_ij = sm_scale * q_i . k_j                  P_ij = exp(s_ij - lse_i)
+    lse_i = log sum_j exp(s_ij)                  out_i = sum_j P_ij v_j
+
+and, given dout = dL/d out, with delta_i = sum_j P_ij (dout_i . v_j) = dout_i . out_i:
+
+    dv_j = sum_i P_ij dout_i                     dS_ij = P_ij (dout_i . v_j - delta_i)
+    dq_i = sm_scale * sum_j dS_ij k_j            dk_j = sm_scale * sum_i dS_ij q_i
+
+Softmax and all sums are float32; P and dS are cast to the inputs' dtype before they enter a matrix product.
+A query that sees no key, or only scores of -inf, has out 0, lse -inf and gradients 0. Exponentials are taken
+in base 2, with sm_scale * log2 e in place of sm_scale.
+
+Whether nan or inf behind the causal mask reaches a row that does not see it is left open: 0 * nan is nan, so
+it depends on the tiles. Memory outside of the tensors never does.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from numbers import Real
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from kernels.contract import DTYPES, AttentionKernel, Capabilities, flash_arithmetic
+from kernels.tiles import (
+    INTERPRETED,
+    LN2,
+    LOG2E,
+    NEG_INF,
+    advance,
+    cdiv,
+    columns_inside,
+    device_function,
+    dot,
+    kernel,
+    key_range,
+    load_tile,
+    row_sum,
+    softmax_step,
+    store_tile,
+    tile_pointers,
+)
+from reference.arithmetic import TF32_TRUNCATED, Arithmetic
+
+# Compile keys: dtype, PRECISION, HEAD_DIM (padded), MASK_COLS (head_dim is not HEAD_DIM), CAUSAL, ALIGNED
+# (every row starts at a multiple of 16 bytes), the BLOCK_* sizes, num_warps and num_stages. Nothing else
+# compiles anew: see ``tiles.kernel``. Strides are declared 64-bit, and so is what they are multiplied with,
+# as offsets may exceed 2^31 elements.
+#
+# A program owns a tile of BLOCK_OWN rows and accumulates its results over tiles of BLOCK_LOOP rows of the
+# other side. It loops twice: over the tiles that are seen as a whole, unmasked, and over those that an edge
+# cuts.
+
+
+@kernel
+def _forward_kernel(
+    q,
+    k,
+    v,
+    out,
+    lse,
+    stride_qb: tl.int64,
+    stride_qh: tl.int64,
+    stride_qm: tl.int64,
+    stride_kb: tl.int64,
+    stride_kh: tl.int64,
+    stride_kn: tl.int64,
+    stride_vb: tl.int64,
+    stride_vh: tl.int64,
+    stride_vn: tl.int64,
+    heads_q,
+    group,
+    seqlen_q,
+    seqlen_k,
+    head_dim,
+    scale_log2,
+    CAUSAL: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    MASK_COLS: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_OWN: tl.constexpr,
+    BLOCK_LOOP: tl.constexpr,
+):
+    """Computes out and lse of a query tile, looping over key tiles (algorithm 1)."""
+    tiles = cdiv(seqlen_q, BLOCK_OWN)
+    # Under a causal mask the last tiles see the most keys, so they start first.
+    start_m = (tiles - 1 - tl.program_id(0) % tiles) * BLOCK_OWN
+    head = (tl.program_id(0) // tiles).to(tl.int64)
+    batch = head // heads_q
+    head_q = head % heads_q
+    head_kv = head_q // group
+
+    cols = tl.arange(0, HEAD_DIM)
+    in_cols = columns_inside(cols, head_dim, q, ALIGNED)
+    rows = start_m + tl.arange(0, BLOCK_OWN)
+    in_rows = rows < seqlen_q
+    keys = tl.arange(0, BLOCK_LOOP)
+    q_ptrs = tile_pointers(q + batch * stride_qb + head_q * stride_qh, rows, stride_qm, cols, ALIGNED)
+    k_ptrs = tile_pointers(k + batch * stride_kb + head_kv * stride_kh, keys, stride_kn, cols, ALIGNED)
+    v_ptrs = tile_pointers(v + batch * stride_vb + head_kv * stride_vh, keys, stride_vn, cols, ALIGNED)
+    k_step = stride_kn.to(tl.int64) * BLOCK_LOOP
+    v_step = stride_vn.to(tl.int64) * BLOCK_LOOP
+
+    last_key, whole, tiles_k = key_range(start_m, rows, seqlen_q, seqlen_k, CAUSAL, BLOCK_OWN, BLOCK_LOOP)
+
+    q_tile = load_tile(q_ptrs, in_rows, in_cols, True, MASK_COLS)
+    m_i = tl.full([BLOCK_OWN], NEG_INF, tl.float32)
+    l_i = tl.full([BLOCK_OWN], 0.0, tl.float32)
+    acc = tl.full([BLOCK_OWN, HEAD_DIM], 0.0, tl.float32)
+    for cut in tl.static_range(2):
+        for tile in range(whole if cut else 0, tiles_k if cut else whole):
+            start_n = tile * BLOCK_LOOP
+            in_tile = keys < seqlen_k - start_n
+            k_tile = load_tile(advance(k_ptrs, tile * k_step, ALIGNED), in_tile, in_cols, cut, MASK_COLS)
+            scores = dot(q_tile, tl.trans(k_tile), None, PRECISION) * scale_log2
+            if cut:
+                seen = keys[None, :] <= (last_key - start_n)[:, None]
+                scores = tl.where(seen, scores, NEG_INF)
+            p, alpha, m_i, l_i = softmax_step(scores, m_i, l_i)
+            v_tile = load_tile(advance(v_ptrs, tile * v_step, ALIGNED), in_tile, in_cols, cut, MASK_COLS)
+            acc = dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None], PRECISION)
+
+    # A row that sees no key has m_i = -inf and l_i = 0: out is 0 and lse -inf.
+    l_i = tl.where(l_i == 0.0, 1.0, l_i)
+    out_ptrs = tile_pointers(out + head * seqlen_q * head_dim, rows, head_dim, cols, ALIGNED)
+    store_tile(out_ptrs, acc / l_i[:, None], in_rows, in_cols, MASK_COLS)
+    tl.store(lse + head * seqlen_q + rows, (m_i + tl.log2(l_i)) * LN2, mask=in_rows)
+
+
+@device_function
+def _weights(scores, row_lse):
+    """P from scaled scores and lse, both in base 2; nan where either is."""
+    # Rounded, lse may lie below the largest score: far below, when that is huge, but P never exceeds 1.
+    return tl.exp2(tl.minimum(scores - row_lse, 0.0, propagate_nan=tl.PropagateNan.ALL))
+
+
+@kernel
+def _delta_kernel(
+    dout,
+    out,
+    lse,
+    delta,
+    lse_log2,
+    stride_dob: tl.int64,
+    stride_doh: tl.int64,
+    stride_dom: tl.int64,
+    stride_ob: tl.int64,
+    stride_oh: tl.int64,
+    stride_om: tl.int64,
+    heads_q,
+    seqlen_q,
+    head_dim,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_OWN: tl.constexpr,
+):
+    """Computes delta, and lse in base 2, of a query tile (algorithm 2, line 4).
+
+    Without ALIGNED: the order of the sum follows from the width of the loads, and gradients must not depend
+    on where in memory a row lies.
+    """
+    tiles = cdiv(seqlen_q, BLOCK_OWN)
+    head = (tl.program_id(0) // tiles).to(tl.int64)
+    batch = head // heads_q
+    head_q = head % heads_q
+
+    cols = tl.arange(0, HEAD_DIM)
+    in_cols = cols < head_dim
+    rows = tl.program_id(0) % tiles * BLOCK_OWN + tl.arange(0, BLOCK_OWN)
+    in_rows = rows < seqlen_q
+    do_ptrs = tile_pointers(dout + batch * stride_dob + head_q * stride_doh, rows, stride_dom, cols, False)
+    o_ptrs = tile_pointers(out + batch * stride_ob + head_q * stride_oh, rows, stride_om, cols, False)
+    do_tile = load_tile(do_ptrs, in_rows, in_cols, True, True).to(tl.float32)
+    o_tile = load_tile(o_ptrs, in_rows, in_cols, True, True).to(tl.float32)
+    row_lse = tl.load(lse + head * seqlen_q + rows, mask=in_rows, other=0.0)
+
+    # With lse = inf, exp2(score - lse) is 0: so are the weights of a row that sees no key.
+    row_lse = tl.where(row_lse == NEG_INF, float("inf"), row_lse * LOG2E)
+    tl.store(delta + head * seqlen_q + rows, row_sum(do_tile * o_tile), mask=in_rows)
+    tl.store(lse_log2 + head * seqlen_q + rows, row_lse, mask=in_rows)
+
+
+@kernel
+def _dk_dv_kernel(
+    dout,
+    q,
+    k,
+    v,
+    delta,
+    lse_log2,
+    dk,
+    dv,
+    stride_dob: tl.int64,
+    stride_doh: tl.int64,
+    stride_dom: tl.int64,
+    stride_qb: tl.int64,
+    stride_qh: tl.int64,
+    stride_qm: tl.int64,
+    stride_kb: tl.int64,
+    stride_kh: tl.int64,
+    stride_kn: tl.int64,
+    stride_vb: tl.int64,
+    stride_vh: tl.int64,
+    stride_vn: tl.int64,
+    heads_kv,
+    group,
+    seqlen_q,
+    seqlen_k,
+    head_dim,
+    sm_scale,
+    scale_log2,
+    CAUSAL: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    MASK_COLS: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_OWN: tl.constexpr,
+    BLOCK_LOOP: tl.constexpr,
+):
+    """Computes dk and dv of a key tile, looping over query tiles of the group's heads (algorithm 2).
+
+    Scores are held transposed, (keys, rows), so that P and dS enter their products as they are. Keys past
+    seqlen_k need no mask, as results of different keys never meet.
+    """
+    tiles = cdiv(seqlen_k, BLOCK_OWN)
+    # Under a causal mask the first tiles are seen by the most rows: they start first as they are.
+    start_n = tl.program_id(0) % tiles * BLOCK_OWN
+    head = (tl.program_id(0) // tiles).to(tl.int64)
+    batch = head // heads_kv
+    head_kv = head % heads_kv
+
+    cols = tl.arange(0, HEAD_DIM)
+    in_cols = columns_inside(cols, head_dim, q, ALIGNED)
+    keys = start_n + tl.arange(0, BLOCK_OWN)
+    in_keys = keys < seqlen_k
+    rows = tl.arange(0, BLOCK_LOOP)
+    k_ptrs = tile_pointers(k + batch * stride_kb + head_kv * stride_kh, keys, stride_kn, cols, ALIGNED)
+    v_ptrs = tile_pointers(v + batch * stride_vb + head_kv * stride_vh, keys, stride_vn, cols, ALIGNED)
+    k_tile = load_tile(k_ptrs, in_keys, in_cols, True, MASK_COLS)
+    v_tile = load_tile(v_ptrs, in_keys, in_cols, True, MASK_COLS)
+
+    # Of tiles_q query tiles, those before ``first`` see no key; those from ``diagonal`` on see all keys, and
+    # are whole but for the last.
+    offset = seqlen_k - seqlen_q
+    first_row = tl.full([BLOCK_OWN], 0, tl.int32)
+    first = 0
+    diagonal = 0
+    full = seqlen_q // BLOCK_LOOP
+    tiles_q = cdiv(seqlen_q, BLOCK_LOOP)
+    if CAUSAL:
+        first_row = keys - offset
+        first = tl.maximum(start_n - offset, 0) // BLOCK_LOOP
+        diagonal = cdiv(tl.maximum(start_n + BLOCK_OWN - 1 - offset, 0), BLOCK_LOOP)
+        diagonal = tl.minimum(diagonal, tiles_q)
+    cut_tiles = diagonal - first + tiles_q - tl.maximum(diagonal, full)
+    whole_tiles = tl.maximum(full - diagonal, 0)
+
+    q_ptrs = tile_pointers(
+        q + batch * stride_qb + head_kv * group * stride_qh, rows, stride_qm, cols, ALIGNED
+    )
+    do_ptrs = tile_pointers(
+        dout + batch * stride_dob + head_kv * group * stride_doh, rows, stride_dom, cols, ALIGNED
+    )
+    q_step = stride_qm.to(tl.int64) * BLOCK_LOOP
+    do_step = stride_dom.to(tl.int64) * BLOCK_LOOP
+
+    dk_acc = tl.full([BLOCK_OWN, HEAD_DIM], 0.0, tl.float32)
+    dv_acc = tl.full([BLOCK_OWN, HEAD_DIM], 0.0, tl.float32)
+    for cut in tl.static_range(2):
+        # One loop over heads and tiles, as a loop inside of a loop takes registers that spill.
+        tiles_per_head = cut_tiles if cut else whole_tiles
+        for index in range(group * tiles_per_head):
+            member = index // tiles_per_head
+            if cut:
+                tile = first + index % tiles_per_head
+                tile = tl.where(tile < diagonal, tile, tiles_q - 1)
+            else:
+                tile = diagonal + index % tiles_per_head
+            start_m = tile * BLOCK_LOOP
+            in_tile = rows < seqlen_q - start_m
+            row_base = (head * group + member) * seqlen_q + start_m
+            row_lse = tl.load(lse_log2 + row_base + rows, mask=in_tile, other=0.0)
+            q_tile = load_tile(
+                advance(q_ptrs, member * stride_qh + tile * q_step, ALIGNED), in_tile, in_cols, cut, MASK_COLS
+            )
+            p = _weights(dot(k_tile, tl.trans(q_tile), None, PRECISION) * scale_log2, row_lse[None, :])
+            if cut:
+                seen = ((first_row - start_m)[:, None] <= rows[None, :]) & in_tile[None, :]
+                p = tl.where(seen, p, 0.0)
+            do_tile = load_tile(
+                advance(do_ptrs, member * stride_doh + tile * do_step, ALIGNED),
+                in_tile,
+                in_cols,
+                cut,
+                MASK_COLS,
+            )
+            dv_acc = dot(p.to(do_tile.dtype), do_tile, dv_acc, PRECISION)
+            row_delta = tl.load(delta + row_base + rows, mask=in_tile, other=0.0)
+            ds = p * (dot(v_tile, tl.trans(do_tile), None, PRECISION) - row_delta[None, :])
+            if cut:
+                ds = tl.where(seen, ds, 0.0)
+            dk_acc = dot(ds.to(q_tile.dtype), q_tile, dk_acc, PRECISION)
+
+    dk_ptrs = tile_pointers(dk + head * seqlen_k * head_dim, keys, head_dim, cols, ALIGNED)
+    dv_ptrs = tile_pointers(dv + head * seqlen_k * head_dim, keys, head_dim, cols, ALIGNED)
+    store_tile(dk_ptrs, dk_acc * sm_scale, in_keys, in_cols, MASK_COLS)
+    store_tile(dv_ptrs, dv_acc, in_keys, in_cols, MASK_COLS)
+
+
+@kernel
+def _dq_kernel(
+    dout,
+    q,
+    k,
+    v,
+    delta,
+    lse_log2,
+    dq,
+    stride_dob: tl.int64,
+    stride_doh: tl.int64,
+    stride_dom: tl.int64,
+    stride_qb: tl.int64,
+    stride_qh: tl.int64,
+    stride_qm: tl.int64,
+    stride_kb: tl.int64,
+    stride_kh: tl.int64,
+    stride_kn: tl.int64,
+    stride_vb: tl.int64,
+    stride_vh: tl.int64,
+    stride_vn: tl.int64,
+    heads_kv,
+    group,
+    seqlen_q,
+    seqlen_k,
+    head_dim,
+    sm_scale,
+    scale_log2,
+    CAUSAL: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    MASK_COLS: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_OWN: tl.constexpr,
+    BLOCK_LOOP: tl.constexpr,
+):
+    """Computes dq of a query tile, looping over key tiles as the forward pass does (algorithm 2)."""
+    tiles = cdiv(seqlen_q, BLOCK_OWN)
+    start_m = (tiles - 1 - tl.program_id(0) % tiles) * BLOCK_OWN
+    head = (tl.program_id(0) // tiles).to(tl.int64)
+    batch = head // (heads_kv * group)
+    head_q = head % (heads_kv * group)
+    head_kv = head_q // group
+
+    cols = tl.arange(0, HEAD_DIM)
+    in_cols = columns_inside(cols, head_dim, q, ALIGNED)
+    rows = start_m + tl.arange(0, BLOCK_OWN)
+    in_rows = rows < seqlen_q
+    keys = tl.arange(0, BLOCK_LOOP)
+    q_ptrs = tile_pointers(q + batch * stride_qb + head_q * stride_qh, rows, stride_qm, cols, ALIGNED)
+    do_ptrs = tile_pointers(dout + batch * stride_dob + head_q * stride_doh, rows, stride_dom, cols, ALIGNED)
+    k_ptrs = tile_pointers(k + batch * stride_kb + head_kv * stride_kh, keys, stride_kn, cols, ALIGNED)
+    v_ptrs = tile_pointers(v + batch * stride_vb + head_kv * stride_vh, keys, stride_vn, cols, ALIGNED)
+    q_tile = load_tile(q_ptrs, in_rows, in_cols, True, MASK_COLS)
+    do_tile = load_tile(do_ptrs, in_rows, in_cols, True, MASK_COLS)
+    row_lse = tl.load(lse_log2 + head * seqlen_q + rows, mask=in_rows, other=0.0)
+    row_delta = tl.load(delta + head * seqlen_q + rows, mask=in_rows, other=0.0)
+    k_step = stride_kn.to(tl.int64) * BLOCK_LOOP
+    v_step = stride_vn.to(tl.int64) * BLOCK_LOOP
+
+    last_key, whole, tiles_k = key_range(start_m, rows, seqlen_q, seqlen_k, CAUSAL, BLOCK_OWN, BLOCK_LOOP)
+
+    acc = tl.full([BLOCK_OWN, HEAD_DIM], 0.0, tl.float32)
+    for cut in tl.static_range(2):
+        for tile in range(whole if cut else 0, tiles_k if cut else whole):
+            start_n = tile * BLOCK_LOOP
+            in_tile = keys < seqlen_k - start_n
+            k_tile = load_tile(advance(k_ptrs, tile * k_step, ALIGNED), in_tile, in_cols, cut, MASK_COLS)
+            v_tile = load_tile(advance(v_ptrs, tile * v_step, ALIGNED), in_tile, in_cols, cut, MASK_COLS)
+            p = _weights(dot(q_tile, tl.trans(k_tile), None, PRECISION) * scale_log2, row_lse[:, None])
+            ds = p * (dot(do_tile, tl.trans(v_tile), None, PRECISION) - row_delta[:, None])
+            if cut:
+                ds = tl.where(keys[None, :] <= (last_key - start_n)[:, None], ds, 0.0)
+            acc = dot(ds.to(k_tile.dtype), k_tile, acc, PRECISION)
+
+    dq_ptrs = tile_pointers(dq + head * seqlen_q * head_dim, rows, head_dim, cols, ALIGNED)
+    store_tile(dq_ptrs, acc * sm_scale, in_rows, in_cols, MASK_COLS)
+
+
+LAUNCH: Mapping[str, tuple[Any, ...]] = {
+    "block_m": (64, 128),
+    "block_n": (32, 64),
+    "num_stages": (1, 2),
+    "precision": ("ieee", "tf32"),
+}
+"""Launch settings: rows of the tile that a program owns and of those that it loops over, depth of the loads'
+pipeline, and how float32 operands are multiplied."""
+
+_LARGEST_TILE = {
+    _forward_kernel: {1024: (32, 32)},
+    _dk_dv_kernel: {256: (128, 32), 512: (32, 32), 1024: (32, 32)},
+    _dq_kernel: {512: (128, 32), 1024: (32, 32)},
+}
+"""Largest (BLOCK_OWN, BLOCK_LOOP) that keeps to a Hopper's registers and shared memory, by kernel and bytes
+in a row of HEAD_DIM elements. Larger launch settings are cut down; without an entry, all fit."""
+
+_LARGEST_FMA_TILE = (32, 16)
+"""The same for float32 without tensor cores, whose products are one straight run of multiply-adds."""
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool,
+    sm_scale: float,
+    block_m: int = 128,
+    block_n: int = 64,
+    num_stages: int = 2,
+    precision: str = "ieee",
+) -> tuple[Tensor, Tensor]:
+    """Attention of q (batch, heads_q, seqlen_q, head_dim) to k and v (batch, heads_kv, seqlen_k, head_dim).
+
+    Query head h reads key head ``h // (heads_q // heads_kv)``. Any strides, but the last is 1. Inputs are
+    float16, bfloat16 or float32, head_dim is 1 to 256, lengths may be 0; sm_scale is any finite number.
+    ``LAUNCH`` has the launch settings.
+
+    Returns out, like q, and lse (batch, heads_q, seqlen_q) float32, the natural logarithm of the softmax sum.
+    Both are contiguous.
+
+    Raises TypeError or ValueError for arguments that do not fit together, NotImplementedError for a dtype or
+    head_dim that is not supported, RuntimeError for tensors on the CPU outside of Triton's interpreter.
+    """
+    launch = _Launch(block_m, block_n, num_stages, precision)
+    _check_inputs(q, k, v, causal, sm_scale)
+    batch, heads_q, seqlen_q, head_dim = q.shape
+    _, heads_kv, seqlen_k, _ = k.shape
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    constants = launch.constants(_forward_kernel, q)
+    _run(
+        _forward_kernel,
+        batch * heads_q * triton.cdiv(seqlen_q, constants["BLOCK_OWN"]),
+        *(q, k, v, out, lse),
+        *_strides(q, k, v),
+        *(heads_q, heads_q // max(heads_kv, 1), seqlen_q, seqlen_k, head_dim, sm_scale * LOG2E.value),
+        CAUSAL=causal,
+        ALIGNED=_aligned(q, k, v, out),
+        **constants,
+    )
+    return out, lse
+
+
+def backward(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    *,
+    causal: bool,
+    sm_scale: float,
+    block_m: int = 128,
+    block_n: int = 64,
+    num_stages: int = 2,
+    precision: str = "ieee",
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients (dq, dk, dv) of ``sum(dout * forward(q, k, v)[0])``, like q, k and v and contiguous.
+
+    dout, like q, is the gradient of out; out and lse are what ``forward`` returned. dk and dv are summed over
+    the query heads that share a key head, in float32. Arguments and errors are those of ``forward``.
+    """
+    launch = _Launch(block_m, block_n, num_stages, precision)
+    _check_inputs(q, k, v, causal, sm_scale)
+    _check_like("dout", dout, "q", q, q.shape, q.dtype)
+    _check_like("out", out, "q", q, q.shape, q.dtype)
+    _check_like("lse", lse, "q", q, q.shape[:3], torch.float32)
+    batch, heads_q, seqlen_q, head_dim = q.shape
+    _, heads_kv, seqlen_k, _ = k.shape
+    group = heads_q // max(heads_kv, 1)
+    dq, dk, dv = (torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
+    delta, lse_log2 = torch.empty((2, *lse.shape), dtype=torch.float32, device=q.device)
+
+    padded = _padded(head_dim)
+    block = 128 if INTERPRETED.value else 4096 // padded
+    _run(
+        _delta_kernel,
+        batch * heads_q * triton.cdiv(seqlen_q, block),
+        *(dout, out, lse.contiguous(), delta, lse_log2),
+        *_strides(dout, out),
+        *(heads_q, seqlen_q, head_dim),
+        HEAD_DIM=padded,
+        BLOCK_OWN=block,
+    )
+    arguments = (
+        *_strides(dout, q, k, v),
+        *(heads_kv, group, seqlen_q, seqlen_k, head_dim, float(sm_scale), sm_scale * LOG2E.value),
+    )
+    aligned = _aligned(dout, q, k, v, dq, dk, dv)
+    constants = launch.constants(_dk_dv_kernel, q)
+    _run(
+        _dk_dv_kernel,
+        batch * heads_kv * triton.cdiv(seqlen_k, constants["BLOCK_OWN"]),
+        *(dout, q, k, v, delta, lse_log2, dk, dv),
+        *arguments,
+        CAUSAL=causal,
+        ALIGNED=aligned,
+        **constants,
+    )
+    constants = launch.constants(_dq_kernel, q)
+    _run(
+        _dq_kernel,
+        batch * heads_q * triton.cdiv(seqlen_q, constants["BLOCK_OWN"]),
+        *(dout, q, k, v, delta, lse_log2, dq),
+        *arguments,
+        CAUSAL=causal,
+        ALIGNED=aligned,
+        **constants,
+    )
+    return dq, dk, dv
+
+
+@dataclass(frozen=True)
+class _Launch:
+    """Launch settings, checked against ``LAUNCH``."""
+
+    block_m: int
+    block_n: int
+    num_stages: int
+    precision: str
+
+    def __post_init__(self) -> None:
+        for name, values in LAUNCH.items():
+            value = getattr(self, name)
+            if value not in values:
+                raise ValueError(f"{name}: got {value!r}, expected one of {values}")
+
+    def constants(self, fn: Any, q: Tensor) -> dict[str, Any]:
+        """The constants that the kernel ``fn`` is compiled with for q."""
+        padded = _padded(q.shape[3])
+        row_bytes = padded * q.element_size()
+        own, loop = self.block_m, self.block_n
+        fma = q.dtype == torch.float32 and self.precision == "ieee"
+        largest = _LARGEST_FMA_TILE if fma else _LARGEST_TILE[fn].get(row_bytes, (own, loop))
+        if not INTERPRETED.value:
+            own, loop = min(own, largest[0]), min(loop, largest[1])
+        return {
+            "HEAD_DIM": padded,
+            "MASK_COLS": padded != q.shape[3],
+            # Products of 16-bit operands know no precision: one value, one compilation.
+            "PRECISION": self.precision if q.dtype == torch.float32 else "ieee",
+            "BLOCK_OWN": own,
+            "BLOCK_LOOP": loop,
+            "num_warps": 4 if own == 64 and row_bytes <= 256 else 8,
+            "num_stages": self.num_stages,
+        }
+
+
+def _run(fn: Any, programs: int, *arguments: Any, **constants: Any) -> None:
+    if programs == 0:
+        return
+    # Fused, scores * scale - m is not rounded as the maximum m was, and may be positive: with huge scores far
+    # enough for exp2 to overflow.
+    with torch.cuda.device_of(arguments[0]):
+        fn[(programs,)](*arguments, **constants, enable_fp_fusion=False)
+
+
+def _strides(*tensors: Tensor) -> tuple[int, ...]:
+    return tuple(stride for tensor in tensors for stride in tensor.stride()[:3])
+
+
+def _aligned(*tensors: Tensor) -> bool:
+    """Whether every row of every tensor starts at a multiple of 16 bytes.
+
+    With a contiguous output among the tensors, rows are then a multiple of 16 bytes wide.
+    """
+    return all(
+        tensor.data_ptr() % 16 == 0
+        and all(stride * tensor.element_size() % 16 == 0 for stride in tensor.stride()[:3])
+        for tensor in tensors
+    )
+
+
+def _padded(head_dim: int) -> int:
+    return max(16, triton.next_power_of_2(head_dim))
+
+
+def _check_inputs(q: Tensor, k: Tensor, v: Tensor, causal: bool, sm_scale: float) -> None:
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name}: got {type(tensor).__name__}, expected a torch.Tensor")
+        if tensor.ndim != 4:
+            raise ValueError(
+                f"{name}: got shape {tuple(tensor.shape)}, expected (batch, heads, seqlen, head_dim)"
+            )
+    if str(q.dtype).removeprefix("torch.") not in DTYPES:
+        raise NotImplementedError(f"q: got dtype {q.dtype}, expected one of {DTYPES}")
+    if not 1 <= q.shape[3] <= 256:
+        raise NotImplementedError(f"q: got head_dim {q.shape[3]}, expected 1 to 256")
+    _check_like("q", q, "q", q, q.shape, q.dtype)
+    _check_like("k", k, "q", q, (q.shape[0], k.shape[1], k.shape[2], q.shape[3]), q.dtype)
+    _check_like("v", v, "k", k, k.shape, q.dtype)
+    heads_q, heads_kv = q.shape[1], k.shape[1]
+    if heads_q != 0 and (heads_kv == 0 or heads_q % heads_kv):
+        raise ValueError(f"q: got {heads_q} heads, expected a multiple of k's {heads_kv}")
+    if not isinstance(causal, bool):
+        raise TypeError(f"causal: got {causal!r}, expected True or False")
+    if not isinstance(sm_scale, Real):
+        raise TypeError(f"sm_scale: got {sm_scale!r}, expected a real number")
+    if not abs(sm_scale) * LOG2E.value <= torch.finfo(torch.float32).max:
+        raise ValueError(
+            f"sm_scale: got {sm_scale!r}, expected a number that is finite in float32, times log2 e"
+        )
+    if q.device.type == "cpu" and not INTERPRETED.value:
+        raise RuntimeError(
+            "q: on the CPU, where Triton only runs interpreted: set TRITON_INTERPRET=1 before importing this"
+        )
+
+
+def _check_like(
+    name: str, tensor: Tensor, model_name: str, model: Tensor, shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name}: got {type(tensor).__name__}, expected a torch.Tensor")
+    if tuple(tensor.shape) != tuple(shape):
+        expected = f"{tuple(shape)}, as {model_name} is {tuple(model.shape)}"
+        raise ValueError(f"{name}: got shape {tuple(tensor.shape)}, expected {expected}")
+    if tensor.dtype != dtype:
+        raise ValueError(f"{name}: got dtype {tensor.dtype}, expected {dtype}")
+    if tensor.device != model.device:
+        raise ValueError(f"{name}: got device {tensor.device}, expected {model.device} as {model_name}")
+    if tensor.ndim == 4 and tensor.shape[3] > 1 and tensor.stride(3) != 1:
+        raise ValueError(f"{name}: got strides {tensor.stride()}, expected the last, of head_dim, to be 1")
+
+
+class _FlashV2(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, settings: Mapping[str, Any]
+    ) -> tuple[Tensor, Tensor]:
+        out, lse = forward(q, k, v, **settings)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.settings = settings
+        ctx.mark_non_differentiable(lse)
+        return out, lse
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        # ``out.sum()`` hands down one element with strides 0.
+        dout = dout if dout.stride(3) == 1 else dout.contiguous()
+        return (*backward(dout, *ctx.saved_tensors, **ctx.settings), None)
+
+
+def flash_v2(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, sm_scale: float | None = None, **launch: Any
+) -> tuple[Tensor, Tensor]:
+    """``forward``, differentiable in q, k and v through ``backward``; lse has no gradient.
+
+    sm_scale is 1 / sqrt(head_dim) unless given; ``launch`` takes settings of ``LAUNCH``.
+    """
+    sm_scale = 1.0 / math.sqrt(q.shape[-1]) if sm_scale is None else sm_scale
+    return _FlashV2.apply(q, k, v, {"causal": causal, "sm_scale": sm_scale, **launch})
+
+
+def _arithmetic(dtype: str, device: str, launch: Mapping[str, Any]) -> Arithmetic:
+    """Products of float32 are tf32 where asked for, though not interpreted."""
+    arithmetic = replace(flash_arithmetic(dtype, device, launch), tile_max=launch.get("block_n", 64))
+    if dtype == "float32" and launch.get("precision") == "tf32" and device == "cuda":
+        arithmetic = replace(arithmetic, weights=TF32_TRUNCATED, operand_rounding=2.0**-10)
+    return arithmetic
+
+
+KERNEL = AttentionKernel(
+    name="flash_v2",
+    forward=forward,
+    backward=backward,
+    capabilities=Capabilities(
+        head_dims=tuple(range(1, 257)),
+        batch_invariant=True,
+        launch=LAUNCH,
+        arithmetic=_arithmetic,
+    ),
+)

@@ -1,0 +1,166 @@
+"""What Triton attention kernels share: how they are compiled, and the steps they take on one tile.
+
+A tile is a block (rows, columns) of the (seqlen, head_dim) matrix of one head. Its shape is fixed when the
+kernel is compiled, rows a power of two and columns ``head_dim`` padded to one, so it may reach over the edges
+of the matrix; there loads give 0 and stores do nothing.
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import triton
+import triton.language as tl
+
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+"""Kernels run in Triton's interpreter, on the CPU. Decided when this module is imported."""
+
+NEG_INF = tl.constexpr(float("-inf"))
+LOG2E = tl.constexpr(1.4426950408889634)
+LN2 = tl.constexpr(0.6931471805599453)
+
+
+def kernel(fn: Callable[..., None]) -> Any:
+    """``triton.jit``, with one compilation for all values of the arguments that are not ``tl.constexpr``.
+
+    By default an integer that is 1 or divisible by 16, and a pointer divisible by 16, compile anew, in every
+    combination. What this loses, wide loads and stores, ``tile_pointers`` gives back through one flag.
+    """
+    parameters = inspect.signature(fn).parameters.values()
+    runtime = [p.name for p in parameters if p.annotation is not tl.constexpr]
+    return triton.jit(fn, do_not_specialize=runtime, do_not_specialize_on_alignment=runtime)
+
+
+def device_function(fn: Callable[..., Any]) -> Any:
+    """``triton.jit`` for a function that kernels call.
+
+    Interpreted, the function is left as it is: the interpreter patches all of ``triton.language`` on each
+    call of a jitted one, which takes longer than the call.
+    """
+    return fn if INTERPRETED.value else triton.jit(fn)
+
+
+# What follows stands in for tl.cdiv, tl.max and tl.sum, which are jitted functions themselves.
+
+
+@device_function
+def cdiv(dividend, divisor):
+    """The quotient of two positive integers, rounded up."""
+    return (dividend + divisor - 1) // divisor
+
+
+@device_function
+def row_max(tile):
+    """Largest entry of each row; a nan counts only where the whole row is nan."""
+    return tl.reduce(tile, 1, tl.standard._elementwise_max)
+
+
+@device_function
+def row_sum(tile):
+    """Sum of each row."""
+    return tl.reduce(tile, 1, tl.standard._sum_combine)
+
+
+@device_function
+def tile_pointers(base, rows, row_stride, cols, ALIGNED: tl.constexpr):
+    """Pointers to a tile, ``base`` pointing to the matrix, whose columns are adjacent.
+
+    ``ALIGNED`` promises that base and row_stride are multiples of 16 bytes.
+    """
+    row_ptrs = base + (rows.to(tl.int64) * row_stride)[:, None]
+    if ALIGNED:
+        row_ptrs = tl.multiple_of(row_ptrs, [16, 16])
+    return row_ptrs + cols[None, :]
+
+
+@device_function
+def columns_inside(cols, head_dim, base, ALIGNED: tl.constexpr):
+    """Which columns are in the matrix. ``ALIGNED`` promises that its rows are a multiple of 16 bytes wide."""
+    inside = cols < head_dim
+    if ALIGNED:
+        inside = tl.max_constancy(inside, [128 // base.dtype.element_ty.primitive_bitwidth])
+    return inside
+
+
+@device_function
+def advance(pointers, offset, ALIGNED: tl.constexpr):
+    """Pointers ``offset`` elements further on, by a sum of whole strides."""
+    pointers += offset
+    if ALIGNED:
+        pointers = tl.multiple_of(pointers, [1, 16])
+    return pointers
+
+
+@device_function
+def load_tile(pointers, in_rows, in_cols, MASK_ROWS: tl.constexpr, MASK_COLS: tl.constexpr):
+    """The tile, with 0 outside of in_rows and in_cols where these are to be masked."""
+    if MASK_ROWS and MASK_COLS:
+        tile = tl.load(pointers, mask=in_rows[:, None] & in_cols[None, :], other=0.0)
+    elif MASK_ROWS:
+        tile = tl.load(pointers, mask=in_rows[:, None], other=0.0)
+    elif MASK_COLS:
+        tile = tl.load(pointers, mask=in_cols[None, :], other=0.0)
+    else:
+        tile = tl.load(pointers)
+    return tile
+
+
+@device_function
+def store_tile(pointers, tile, in_rows, in_cols, MASK_COLS: tl.constexpr):
+    """Casts the tile to what the pointers point to, and stores its part in in_rows and in_cols."""
+    mask = in_rows[:, None]
+    if MASK_COLS:
+        mask = mask & in_cols[None, :]
+    tl.store(pointers, tile.to(pointers.dtype.element_ty), mask=mask)
+
+
+@device_function
+def dot(a, b, acc, PRECISION: tl.constexpr):
+    """The float32 sum of acc, which may be None, and a @ b."""
+    if INTERPRETED:
+        # The interpreter multiplies the bit patterns of bfloat16; in float32 the products are the same.
+        a = a.to(tl.float32)
+        b = b.to(tl.float32)
+    return tl.dot(a, b, acc, input_precision=PRECISION)
+
+
+@device_function
+def softmax_step(scores, m_i, l_i):
+    """One step of the online softmax in base 2 (Milakov and Gimelshein 2018, algorithm 3).
+
+    scores (rows, keys) is -inf where a key is not seen; m_i and l_i (rows,) are the running maximum and sum.
+    Returns the weights relative to the new maximum, the factor that brings earlier ones to it, the new m_i
+    and the new l_i.
+    """
+    m_new = tl.maximum(m_i, row_max(scores))
+    # A row that has seen no key yet has a maximum of -inf, and -inf - -inf is nan.
+    shift = tl.where(m_new == NEG_INF, 0.0, m_new)
+    p = tl.exp2(scores - shift[:, None])
+    alpha = tl.exp2(m_i - shift)
+    return p, alpha, m_new, l_i * alpha + row_sum(p)
+
+
+@device_function
+def key_range(
+    start_m,
+    rows,
+    seqlen_q,
+    seqlen_k,
+    CAUSAL: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_KEYS: tl.constexpr,
+):
+    """Which keys the query tile ``rows``, from row start_m on, sees.
+
+    Returns the last key that each row sees; how many key tiles every row sees as a whole; and how many tiles
+    there are of which any row sees any key.
+    """
+    last_key = tl.full([BLOCK_ROWS], seqlen_k - 1, tl.int32)
+    whole = seqlen_k // BLOCK_KEYS
+    tiles = cdiv(seqlen_k, BLOCK_KEYS)
+    if CAUSAL:
+        offset = seqlen_k - seqlen_q
+        last_key = rows + offset
+        whole = tl.minimum(tl.maximum(start_m + offset + 1, 0) // BLOCK_KEYS, whole)
+        tiles = tl.minimum(cdiv(tl.maximum(start_m + offset + BLOCK_ROWS, 0), BLOCK_KEYS), tiles)
+    return last_key, whole, tiles

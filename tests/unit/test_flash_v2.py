@@ -1,0 +1,414 @@
+"""The flash_v2 kernels against a float64 softmax, at the edges of what they claim, and their argument checks.
+
+Small: the property suite verifies the kernels at large.
+"""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from kernels import flash_v2 as module
+from kernels.flash_v2 import KERNEL, LAUNCH, backward, flash_v2, forward
+from reference.arithmetic import FLOAT32, TF32_TRUNCATED
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+# Unit roundoff of a cast. Triton's interpreter truncates to bfloat16, twice the error of rounding.
+ROUNDOFF = {
+    torch.float16: 2.0**-11,
+    torch.bfloat16: 2.0**-7 if DEVICE == "cpu" else 2.0**-8,
+    torch.float32: 2.0**-24,
+}
+# Smallest normal number: below, a cast errs as there.
+TINY = {torch.float16: 2.0**-14, torch.bfloat16: 2.0**-126, torch.float32: 2.0**-126}
+
+
+def make(
+    seqlen_q: int = 5,
+    seqlen_k: int = 7,
+    head_dim: int = 16,
+    *,
+    batch: int = 1,
+    heads_kv: int = 1,
+    group: int = 1,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Standard normal q, k, v and dout."""
+    generator = torch.Generator().manual_seed(seed)
+    shape_q = (batch, heads_kv * group, seqlen_q, head_dim)
+    shape_k = (batch, heads_kv, seqlen_k, head_dim)
+    shapes = (shape_q, shape_k, shape_k, shape_q)
+    q, k, v, dout = (torch.randn(shape, generator=generator).to(dtype).to(DEVICE) for shape in shapes)
+    return q, k, v, dout
+
+
+def run(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dout: Tensor,
+    *,
+    causal: bool = False,
+    sm_scale: float = 0.3,
+    **launch: Any,
+) -> dict[str, Tensor]:
+    """All five outputs by name."""
+    settings: dict[str, Any] = {"causal": causal, "sm_scale": sm_scale, **launch}
+    out, lse = forward(q, k, v, **settings)
+    gradients = backward(dout, q, k, v, out, lse, **settings)
+    return dict(zip(("out", "lse", "dq", "dk", "dv"), (out, lse, *gradients), strict=True))
+
+
+def expect(
+    q: Tensor, k: Tensor, v: Tensor, dout: Tensor, *, causal: bool, sm_scale: float
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """The five outputs in float64, each with a bound on a correct kernel's error.
+
+    An output is a sum of products with weights that carry a relative error: of their score, of float32
+    arithmetic, and of up to three casts (P or dS, the stored out in delta, the result). So it errs by no more
+    than that much of the sum of the products' absolute values.
+    """
+    roundoff, tiny = ROUNDOFF[q.dtype], TINY[q.dtype]
+    q, k, v, dout = (t.double().cpu() for t in (q, k, v, dout))
+    shape_k = k.shape
+    group = q.shape[1] // k.shape[1]
+    k, v = (t.repeat_interleave(group, dim=1) for t in (k, v))
+
+    scores = sm_scale * q @ k.mT
+    seqlen_q, seqlen_k = scores.shape[-2:]
+    if causal:
+        seen = torch.ones(seqlen_q, seqlen_k, dtype=torch.bool).tril(seqlen_k - seqlen_q)
+        scores = scores.masked_fill(~seen, -math.inf)
+    lse = scores.logsumexp(-1)
+    p = (scores - lse.masked_fill(lse == -math.inf, math.inf)[..., None]).exp()
+    out = p @ v
+    dp = dout @ v.mT
+    delta = (dout * out).sum(-1, keepdim=True)
+    ds = p * (dp - delta)
+
+    # A score is a float32 sum of head_dim products, scaled, and off by as much as lse; delta and dP are sums
+    # of head_dim products, out and gradients of as many as there are rows; 64 covers the steps in between.
+    magnitude = (abs(sm_scale) * q.abs() @ k.abs().mT).amax() if scores.numel() else torch.tensor(0.0)
+    steps = 4 * (q.shape[3] + 8) * (1 + magnitude) + seqlen_q + group * seqlen_k + 64
+    relative = 4 * roundoff + 2.0**-24 * steps
+    ds_size = p * (dout.abs() @ v.abs().mT + (dout * out).abs().sum(-1, keepdim=True))
+    p_size, ds_size = p.clamp(min=tiny), ds_size.clamp(min=tiny)
+
+    def of_keys(gradient: Tensor) -> Tensor:
+        return gradient.reshape(shape_k[0], shape_k[1], group, *shape_k[2:]).sum(2)
+
+    underflow = 4 * roundoff * tiny
+    return {
+        "out": (out, relative * (p_size @ v.abs()) + underflow),
+        "lse": (lse, 2.0**-24 * steps * torch.ones_like(lse)),
+        "dq": (sm_scale * ds @ k, relative * abs(sm_scale) * (ds_size @ k.abs()) + underflow),
+        "dk": (
+            of_keys(sm_scale * ds.mT @ q),
+            relative * abs(sm_scale) * of_keys(ds_size.mT @ q.abs()) + underflow,
+        ),
+        "dv": (of_keys(p.mT @ dout), relative * of_keys(p_size.mT @ dout.abs()) + underflow),
+    }
+
+
+def check(actual: dict[str, Tensor], expected: dict[str, tuple[Tensor, Tensor]]) -> None:
+    """Raises AssertionError unless each output is within its bound, and infinite just where it should be."""
+    for name, (value, bound) in expected.items():
+        got = actual[name].double().cpu()
+        assert got.shape == value.shape, name
+        close = (got == value) | ((got - value).abs() <= bound)
+        assert close.all(), f"{name}: {(~close).sum()} of {close.numel()} elements are off"
+
+
+@pytest.mark.parametrize("dtype", ROUNDOFF, ids=str)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("seqlen_q", "seqlen_k", "head_dim", "group", "sm_scale"),
+    [
+        (1, 1, 1, 1, 1.0),
+        (0, 5, 16, 1, 0.3),
+        (5, 0, 16, 2, 0.3),
+        (64, 128, 64, 1, 0.125),  # whole tiles only
+        (130, 70, 16, 1, -0.7),  # causal: rows, and a whole tile of rows, that see no key
+        (70, 200, 40, 3, 0.3),
+        (129, 129, 16, 2, 0.0),
+        (33, 65, 200, 1, 0.07),
+    ],
+)
+def test_matches_float64(
+    seqlen_q: int, seqlen_k: int, head_dim: int, group: int, sm_scale: float, causal: bool, dtype: torch.dtype
+) -> None:
+    tensors = make(seqlen_q, seqlen_k, head_dim, heads_kv=2, group=group, dtype=dtype)
+    settings: dict[str, Any] = {"causal": causal, "sm_scale": sm_scale}
+    check(run(*tensors, **settings, block_m=64), expect(*tensors, **settings))
+
+
+@pytest.mark.parametrize("block_m", LAUNCH["block_m"])
+@pytest.mark.parametrize("block_n", LAUNCH["block_n"])
+@pytest.mark.parametrize(
+    "precision",
+    ["ieee", pytest.param("tf32", marks=pytest.mark.skipif(DEVICE == "cuda", reason="rounds operands"))],
+)
+def test_launch_settings_agree(block_m: int, block_n: int, precision: str) -> None:
+    tensors = make(150, 170, 16)
+    settings: dict[str, Any] = {"causal": True, "sm_scale": 0.3}
+    actual = run(*tensors, **settings, block_m=block_m, block_n=block_n, precision=precision)
+    check(actual, expect(*tensors, **settings))
+
+
+def test_rows_that_see_no_key() -> None:
+    actual = run(*make(9, 4), causal=True)
+    assert (actual["out"][:, :, :5] == 0).all()
+    assert (actual["lse"][:, :, :5] == -math.inf).all()
+    assert (actual["dq"][:, :, :5] == 0).all()
+    assert actual["lse"][:, :, 5:].isfinite().all()
+
+
+def test_no_keys_and_no_queries() -> None:
+    without_keys = run(*make(3, 0))
+    assert (without_keys["out"] == 0).all()
+    assert (without_keys["lse"] == -math.inf).all()
+    assert (without_keys["dq"] == 0).all()
+    without_queries = run(*make(0, 3))
+    assert (without_queries["dk"] == 0).all()
+    assert (without_queries["dv"] == 0).all()
+    without_heads = run(*make(3, 3, heads_kv=0))
+    assert without_heads["out"].shape == (1, 0, 3, 16)
+
+
+def test_huge_scores_pick_one_key() -> None:
+    # Scores up to 1e11, whose float32 neighbours are 8192 apart: any slip in the exponent overflows.
+    q, k, v, dout = make(70, 90, dtype=torch.float16)
+    q, k = (t.sign() * 60000.0 * (1 + t.abs() / 100).clamp(max=1.05) for t in (q, k))
+    actual = run(q, k, v, dout, sm_scale=1.7)
+    winner = (q.double() @ k.double().mT).argmax(-1)
+    top = (q.double() @ k.double().mT).topk(2).values
+    clear = top[..., 0] - top[..., 1] > 1e7
+    assert clear.float().mean() > 0.5
+    rows = torch.gather(v, 2, winner[..., None].expand(*winner.shape, 16))
+    assert torch.equal(actual["out"][clear], rows[clear])
+    assert all(t.isfinite().all() for t in actual.values())
+
+
+def test_nan_in_q_stays_in_its_row() -> None:
+    q, k, v, dout = make(70, 40)
+    clean = run(q, k, v, dout)
+    q[0, 0, 66, 3] = math.nan
+    actual = run(q, k, v, dout)
+    others = torch.arange(70, device=DEVICE) != 66
+    for name in ("out", "lse", "dq"):
+        assert actual[name][:, :, 66].isnan().all(), name
+        assert torch.equal(actual[name][:, :, others], clean[name][:, :, others]), name
+    assert actual["dk"].isnan().all()
+    assert actual["dv"].isnan().all()
+
+
+def test_infinite_value_stays_in_its_column() -> None:
+    q, k, v, dout = make(70, 40)
+    v[0, 0, 39, 3] = math.inf
+    actual = run(q, k, v, dout)
+    assert (actual["out"][..., 3] == math.inf).all()
+    assert actual["out"][..., :3].isfinite().all()
+    # Rows past seqlen_q multiply the infinity with their zeros, and must not count.
+    assert actual["dv"].isfinite().all()
+
+
+def test_scores_of_minus_infinity_weigh_nothing() -> None:
+    q, k, v, dout = make(70, 40)
+    q = q.abs()
+    k[0, 0, :, 0] = -math.inf
+    actual = run(q, k, v, dout)
+    assert (actual["out"] == 0).all()
+    assert (actual["lse"] == -math.inf).all()
+    assert (actual["dv"] == 0).all()
+
+
+def test_overflow_behind_the_mask_does_not_show() -> None:
+    q, k, v, dout = make(4, 4)
+    # dout . v overflows where row 0 meets key 1, which it does not see.
+    dout[0, 0, 0] = 1e30
+    v[0, 0, 1] = 1e30
+    actual = run(q, k, v, dout, causal=True)
+    assert actual["dq"].isfinite().all()
+    assert actual["dk"].isfinite().all()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("head_dim", [16, 40])
+def test_layout_changes_no_bit_and_margins_are_not_read(head_dim: int, causal: bool) -> None:
+    """Rows strided and misaligned, in storage full of nan."""
+    tensors = make(70, 45, head_dim, batch=2, heads_kv=2, group=2, dtype=torch.float16)
+
+    def in_nan(tensor: Tensor) -> Tensor:
+        batch, heads, seqlen, width = tensor.shape
+        storage = torch.full(
+            (batch, seqlen + 64, heads + 1, width + 3), math.nan, dtype=tensor.dtype, device=DEVICE
+        )
+        window = storage[:, 1 : seqlen + 1, :heads, 1 : width + 1].transpose(1, 2)
+        window.copy_(tensor)
+        return window
+
+    expected = run(*tensors, causal=causal)
+    actual = run(*(in_nan(t) for t in tensors), causal=causal)
+    for name, value in expected.items():
+        assert torch.equal(actual[name], value), name
+
+
+@pytest.mark.parametrize("far", range(4), ids=["q", "k", "v", "dout"])
+def test_offsets_beyond_32_bits(far: int) -> None:
+    tensors = list(make(3, 3, dtype=torch.float16))
+    expected = run(*tensors)
+    row_stride = 2**30 + 8
+    storage = torch.empty(2 * row_stride + 16, dtype=torch.float16, device=DEVICE)
+    tensors[far] = storage.as_strided((1, 1, 3, 16), (0, 0, row_stride, 1)).copy_(tensors[far])
+    actual = run(*tensors)
+    for name, value in expected.items():
+        assert torch.equal(actual[name], value), name
+
+
+def test_expanded_tensors() -> None:
+    q, k, v, dout = make(20, 30, batch=2)
+    q, k, v, dout = (t[:1].expand(2, 3, -1, -1) for t in (q, k, v, dout[:, :, :1].expand(dout.shape)))
+    actual = run(q, k, v, dout)
+    expected = run(*(t.contiguous() for t in (q, k, v, dout)))
+    for name, value in expected.items():
+        assert torch.equal(actual[name], value), name
+
+
+def test_group_is_summed_in_float32() -> None:
+    q, k, v, dout = make(33, 20, heads_kv=2, group=3, dtype=torch.float16)
+    actual = run(q, k, v, dout)
+    repeated = run(q, k.repeat_interleave(3, 1), v.repeat_interleave(3, 1), dout)
+    assert torch.equal(actual["out"], repeated["out"])
+    assert torch.equal(actual["dq"], repeated["dq"])
+    assert actual["dk"].dtype == torch.float16
+    check(actual, expect(q, k, v, dout, causal=False, sm_scale=0.3))
+
+
+def test_autograd() -> None:
+    q, k, v, dout = make(20, 30, group=2)
+    leaves = [t.requires_grad_() for t in (q, k, v)]
+    out, lse = flash_v2(q, k, v, causal=True, block_m=64)
+    assert not lse.requires_grad
+    # The gradient of a sum is one element with strides 0.
+    gradients = torch.autograd.grad(out.sum(), leaves)
+    expected = run(q.detach(), k.detach(), v.detach(), torch.ones_like(dout), causal=True, sm_scale=0.25)
+    assert torch.equal(out, expected["out"])
+    for name, gradient in zip(("dq", "dk", "dv"), gradients, strict=True):
+        assert torch.equal(gradient, expected[name]), name
+
+
+def test_inputs_are_not_written() -> None:
+    tensors = make(70, 45)
+    copies = [t.clone() for t in tensors]
+    run(*tensors)
+    assert all(torch.equal(t, copy) for t, copy in zip(tensors, copies, strict=True))
+
+
+Q, K, V, DOUT = make(5, 7, group=2, heads_kv=2)
+OUT, LSE = torch.zeros_like(Q), torch.zeros(Q.shape[:3], device=DEVICE)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"q": None}, TypeError, "q: got NoneType"),
+        ({"k": K[0]}, ValueError, r"k: got shape \(2, 7, 16\)"),
+        (
+            {"k": K[..., :8].contiguous()},
+            ValueError,
+            r"k: got shape \(1, 2, 7, 8\), expected \(1, 2, 7, 16\)",
+        ),
+        ({"k": K.expand(2, -1, -1, -1)}, ValueError, r"k: got shape \(2, 2, 7, 16\)"),
+        ({"v": V[:, :, :6]}, ValueError, r"v: got shape \(1, 2, 6, 16\), expected \(1, 2, 7, 16\)"),
+        ({"k": K.half()}, ValueError, r"k: got dtype torch.float16, expected torch.float32"),
+        ({"v": V.to("meta")}, ValueError, "v: got device meta"),
+        ({"q": Q[:, :3]}, ValueError, "q: got 3 heads, expected a multiple of k's 2"),
+        ({"k": K[:, :0], "v": V[:, :0]}, ValueError, "q: got 4 heads, expected a multiple of k's 0"),
+        ({"q": Q.mT.contiguous().mT}, ValueError, "q: got strides .*, expected the last"),
+        ({"v": V.mT.contiguous().mT}, ValueError, "v: got strides .*, expected the last"),
+        ({"causal": 1}, TypeError, "causal: got 1"),
+        ({"sm_scale": "1"}, TypeError, "sm_scale: got '1'"),
+        ({"sm_scale": math.nan}, ValueError, "sm_scale: got nan"),
+        ({"sm_scale": math.inf}, ValueError, "sm_scale: got inf"),
+        ({"sm_scale": -1e300}, ValueError, "sm_scale: got -1e[+]300"),
+        ({"block_m": 48}, ValueError, "block_m: got 48, expected one of"),
+        ({"block_n": 0}, ValueError, "block_n: got 0"),
+        ({"num_stages": 9}, ValueError, "num_stages: got 9"),
+        ({"precision": "tf64"}, ValueError, "precision: got 'tf64'"),
+        ({"num_threads": 4}, TypeError, "num_threads"),
+        (
+            {t: torch.zeros(1, 1, 2, 2, dtype=torch.float64) for t in "qkv"},
+            NotImplementedError,
+            "torch.float64",
+        ),
+        ({t: torch.zeros(1, 1, 2, 257) for t in "qkv"}, NotImplementedError, "head_dim 257"),
+        ({t: torch.zeros(1, 1, 2, 0) for t in "qkv"}, NotImplementedError, "head_dim 0"),
+    ],
+)
+def test_forward_and_backward_refuse(change: dict[str, Any], error: type[Exception], message: str) -> None:
+    arguments: dict[str, Any] = {"q": Q, "k": K, "v": V, "causal": False, "sm_scale": 1.0, **change}
+    with pytest.raises(error, match=message):
+        forward(**arguments)
+    with pytest.raises(error, match=message):
+        backward(DOUT, out=OUT, lse=LSE, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"dout": DOUT[:, :2]}, "dout: got shape"),
+        ({"dout": DOUT.half()}, "dout: got dtype"),
+        ({"dout": DOUT[..., :1].expand(DOUT.shape)}, "dout: got strides"),
+        ({"out": OUT[:, :, 1:]}, "out: got shape"),
+        ({"lse": LSE[..., None]}, "lse: got shape"),
+        ({"lse": LSE.half()}, "lse: got dtype"),
+    ],
+)
+def test_backward_refuses(change: dict[str, Any], message: str) -> None:
+    arguments: dict[str, Any] = {"dout": DOUT, "q": Q, "k": K, "v": V, "out": OUT, "lse": LSE, **change}
+    with pytest.raises(ValueError, match=message):
+        backward(**arguments, causal=False, sm_scale=1.0)
+
+
+def test_a_last_stride_without_meaning_is_taken() -> None:
+    tensors = make(5, 7, 1)
+    strided = (
+        t.expand(*t.shape[:3], 2)[..., ::2].clone().as_strided(t.shape, (*t.stride()[:3], 2)) for t in tensors
+    )
+    actual, expected = run(*strided), run(*tensors)
+    assert torch.equal(actual["out"], expected["out"])
+
+
+def test_cpu_needs_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "INTERPRETED", tl.constexpr(False))
+    with pytest.raises(RuntimeError, match="TRITON_INTERPRET=1"):
+        forward(Q.cpu(), K.cpu(), V.cpu(), causal=False, sm_scale=1.0)
+
+
+def test_only_float32_through_tf32_claims_tf32() -> None:
+    arithmetic = KERNEL.capabilities.arithmetic
+    assert arithmetic("float32", "cuda", {"precision": "tf32"}).weights == TF32_TRUNCATED
+    assert arithmetic("float32", "cuda", {"precision": "tf32"}).operand_rounding == 2.0**-10
+    assert arithmetic("float32", "cuda", {}).weights == FLOAT32
+    assert arithmetic("float32", "cpu", {"precision": "tf32"}).weights == FLOAT32
+    assert arithmetic("float16", "cuda", {"precision": "tf32"}) == arithmetic("float16", "cuda", {})
+
+
+def test_tiles_are_cut_down_where_they_would_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "INTERPRETED", tl.constexpr(False))
+    launch = module._Launch(block_m=128, block_n=64, num_stages=2, precision="tf32")
+
+    def tile(fn: Any, head_dim: int, dtype: torch.dtype) -> tuple[int, int]:
+        constants = launch.constants(fn, torch.empty(1, 1, 1, head_dim, dtype=dtype))
+        return constants["BLOCK_OWN"], constants["BLOCK_LOOP"]
+
+    assert tile(module._dk_dv_kernel, 64, torch.float16) == (128, 64)
+    assert tile(module._dk_dv_kernel, 65, torch.float16) == (128, 32)
+    assert tile(module._forward_kernel, 256, torch.float16) == (128, 64)
+    assert tile(module._forward_kernel, 129, torch.float32) == (32, 32)
+    assert launch.constants(module._dq_kernel, torch.empty(1, 1, 1, 40))["MASK_COLS"]
