@@ -1,0 +1,236 @@
+"""Claims: those of plain functions, their ``--claims key=value`` overrides, and how they are printed."""
+
+import difflib
+import itertools
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from kernels.contract import (
+    DTYPES,
+    LAYOUTS,
+    OUTPUTS,
+    ArithmeticOf,
+    Capabilities,
+    Launch,
+    flash_arithmetic,
+)
+from reference.arithmetic import FLOAT32, TF32_TRUNCATED, Arithmetic
+
+
+class ClaimError(ValueError):
+    """A ``key=value`` claim that cannot be read: one line with the claim, its value and what was expected."""
+
+
+def plain_function_arithmetic(dtype: str, device: str, launch: Launch) -> Arithmetic:
+    """FlashAttention-2's arithmetic, widened where implementations differ, since the source is not known."""
+    return replace(
+        flash_arithmetic(dtype, device, launch),
+        delta="either",
+        dk_dv_per_head=True,
+        normalised_first=True,
+        ds_scaled=True,
+    )
+
+
+PLAIN_FUNCTION = Capabilities(
+    deterministic=(), validates=False, may_refuse=True, arithmetic=plain_function_arithmetic
+)
+"""Claims of a plain function ``f(q, k, v, *, causal, sm_scale)``: the contract itself, and nothing beyond it.
+
+They are ours and not the function's, so it may refuse what they promise.
+Whether it returns lse, and whether gradients flow through its output, is only known after a call: ``lse`` and
+``backward`` stay claimed here, and a call without them counts as not claiming them.
+"""
+
+
+@dataclass(frozen=True)
+class _Values:
+    """The values of one key: ``read`` turns the text into a value, or raises ValueError or KeyError."""
+
+    expected: str
+    read: Callable[[str], Any]
+
+
+def _words(**values: Any) -> _Values:
+    return _Values(" or ".join(values), values.__getitem__)
+
+
+def _one_of(*names: str) -> _Values:
+    return _words(**{name: name for name in names})
+
+
+def _subset(names: tuple[str, ...], **words: tuple[str, ...]) -> _Values:
+    words = {"all": names, **words}
+
+    def read(text: str) -> tuple[str, ...]:
+        if text in words:
+            return words[text]
+        chosen = [name.strip() for name in text.split(",")]
+        if not set(chosen) <= set(names):
+            raise ValueError
+        return tuple(name for name in names if name in chosen)
+
+    return _Values(f"{' or '.join(words)}, or some of {','.join(names)}", read)
+
+
+def _integer(least: int) -> _Values:
+    def read(text: str) -> int:
+        if (value := int(text)) < least:
+            raise ValueError
+        return value
+
+    return _Values(f"an integer of at least {least}", read)
+
+
+def _head_dims(text: str) -> tuple[int, ...]:
+    head_dims: set[int] = set()
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        span = range(int(first), int(last or first) + 1)
+        if not span or span[0] < 1:
+            raise ValueError
+        head_dims.update(span)
+    return tuple(sorted(head_dims))
+
+
+def _relative_error(text: str) -> float:
+    if not 0.0 <= (value := float(text)) < 1.0:
+        raise ValueError
+    return value
+
+
+_BOOLEAN = _words(true=True, false=False)
+_ERROR = _Values("a relative error from 0 up to 1", _relative_error)
+
+_CAPABILITIES: Mapping[str, _Values] = {
+    "dtypes": _subset(DTYPES),
+    "head_dims": _Values("integers and ranges of at least 1, such as 64,128 or 1-256", _head_dims),
+    "grouped_heads": _BOOLEAN,
+    "unequal_lengths": _BOOLEAN,
+    "min_seqlen": _integer(0),
+    "causal": _words(true=(True,), false=(False,), both=(False, True)),
+    "causal_alignment": _one_of("bottom_right", "top_left"),
+    "causal_unequal_lengths": _BOOLEAN,
+    "sm_scale": _one_of("any", "positive"),
+    "layouts": _subset(LAYOUTS),
+    "backward": _BOOLEAN,
+    "lse": _BOOLEAN,
+    "deterministic": _subset(OUTPUTS, none=()),
+    "batch_invariant": _BOOLEAN,
+    "may_refuse": _BOOLEAN,
+}
+
+_ARITHMETIC: Mapping[str, _Values] = {
+    "precision": _one_of("ieee", "tf32"),
+    "operand_rounding": _ERROR,
+    "accumulate": _ERROR,
+    "exp_error": _ERROR,
+    "log_error": _ERROR,
+    "div_error": _ERROR,
+    "tile_min": _integer(1),
+    "tile_max": _integer(1),
+    "l_from_rounded_p": _BOOLEAN,
+    "k_prescaled": _BOOLEAN,
+    "delta": _one_of("out", "probabilities", "either"),
+    "dk_dv_per_head": _BOOLEAN,
+}
+
+_FLOAT32_PRECISION: Mapping[str, Mapping[str, Any]] = {
+    "ieee": {"weights": FLOAT32, "operand_rounding": 0.0},
+    "tf32": {"weights": TF32_TRUNCATED, "operand_rounding": TF32_TRUNCATED.roundoff},
+}
+
+
+def parse_claims(claims: Iterable[str], base: Capabilities) -> Capabilities:
+    """``base`` with each ``key=value`` of ``claims`` put in place; the last of two values for one key holds.
+
+    Keys are the fields of ``Capabilities`` except ``launch``, and, put over what ``base.arithmetic`` returns,
+    ``precision`` (of float32 dot products: ieee or tf32) and the fields of ``Arithmetic`` except its formats.
+
+    Raises:
+        ClaimError: no such key, or a value that the key does not take.
+    """
+    capabilities: dict[str, Any] = {}
+    arithmetic: dict[str, Any] = {}
+    for claim in claims:
+        key, value = _read(claim)
+        (arithmetic if key in _ARITHMETIC else capabilities)[key] = value
+    if arithmetic:
+        capabilities["arithmetic"] = partial(_overridden, base.arithmetic, arithmetic)
+    return replace(base, **capabilities)
+
+
+def _read(claim: str) -> tuple[str, Any]:
+    keys = {**_CAPABILITIES, **_ARITHMETIC}
+    key, separator, text = (part.strip() for part in claim.partition("="))
+    if not separator:
+        raise ClaimError(f"claim {claim!r}: expected key=value, such as head_dims=64,128")
+    if key not in keys:
+        close = difflib.get_close_matches(key, keys)
+        raise ClaimError(f"claim {claim!r}: no key {key!r}, expected one of {', '.join(close or keys)}")
+    try:
+        return key, keys[key].read(text.lower())
+    except (ValueError, KeyError):
+        raise ClaimError(f"claim {key}: got {text!r}, expected {keys[key].expected}") from None
+
+
+def _overridden(
+    base: ArithmeticOf, changes: Mapping[str, Any], dtype: str, device: str, launch: Launch
+) -> Arithmetic:
+    changes = dict(changes)
+    precision = changes.pop("precision", None)
+    # On the CPU, Triton's interpreter ignores the precision asked for: dot products are IEEE float32.
+    if precision is not None and dtype == "float32":
+        changes = {**_FLOAT32_PRECISION["ieee" if device == "cpu" else precision], **changes}
+    return replace(base(dtype, device, launch), **changes)
+
+
+def describe(capabilities: Capabilities, device_type: str | None = None) -> dict[str, str]:
+    """Short strings for a report's header, by claim; of a device type, each dtype's arithmetic there too."""
+    c = capabilities
+    lines = {
+        "dtypes": ", ".join(c.dtypes),
+        "head_dims": _sequence(c.head_dims),
+        "grouped_heads": _yes(c.grouped_heads),
+        "unequal_lengths": _yes(c.unequal_lengths),
+        "min_seqlen": str(c.min_seqlen),
+        "causal": ", ".join(_yes(causal) for causal in c.causal),
+        "causal_alignment": c.causal_alignment,
+        "causal_unequal_lengths": _yes(c.causal_unequal_lengths),
+        "sm_scale": c.sm_scale,
+        "layouts": "all" if set(c.layouts) == set(LAYOUTS) else ", ".join(c.layouts),
+        "backward": _yes(c.backward),
+        "lse": _yes(c.lse),
+        "deterministic": ", ".join(c.deterministic) or "none",
+        "batch_invariant": _yes(c.batch_invariant),
+        "may_refuse": _yes(c.may_refuse),
+        "launch": ", ".join(f"{name} {' or '.join(map(str, values))}" for name, values in c.launch.items())
+        or "none",
+    }
+    if device_type is None:
+        return lines
+    launch = {name: values[0] for name, values in c.launch.items()}
+    arithmetic = {f"arithmetic {dtype}": c.arithmetic(dtype, device_type, launch) for dtype in c.dtypes}
+    return {**lines, **{name: _departures(a) for name, a in arithmetic.items()}}
+
+
+def _yes(claimed: bool) -> str:
+    return "yes" if claimed else "no"
+
+
+def _sequence(values: tuple[Any, ...]) -> str:
+    """``1, 2, ..., 256`` for a long run with equal steps, otherwise every value."""
+    steps = {b - a for a, b in itertools.pairwise(values)} if len(values) > 4 else set()
+    shown = (*values[:2], "...", values[-1]) if len(steps) == 1 else values
+    return ", ".join(map(str, shown))
+
+
+def _departures(arithmetic: Arithmetic) -> str:
+    """The weights' format, then each field that is not the default."""
+    plain = Arithmetic(weights=arithmetic.weights, output=arithmetic.output)
+    changed = {name: value for name, value in vars(arithmetic).items() if value != getattr(plain, name)}
+    return ", ".join(
+        [f"weights {arithmetic.weights.name}", *(f"{name} {value}" for name, value in changed.items())]
+    )

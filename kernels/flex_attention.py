@@ -1,0 +1,85 @@
+"""PyTorch's ``flex_attention``: compiled to Triton on CUDA; eager on the CPU, where it has no backward.
+
+Causal masks are block masks, aligned bottom-right; lse comes from ``return_aux`` and is a natural logarithm.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import (
+    AuxRequest,
+    BlockMask,
+    create_block_mask,
+    flex_attention,
+)
+
+from kernels.contract import AttentionKernel, Capabilities, Launch, flash_arithmetic
+from reference.arithmetic import Arithmetic
+
+_COMPILATIONS = 1024
+"""Dynamo's limit of compilations, raised: even with dynamic shapes a new dtype, head count or head_dim
+compiles again, and past its own limit of 8 Dynamo raises an error or runs flex_attention uncompiled.
+"""
+
+
+@cache
+def _attention(device_type: str) -> Callable[..., Any]:
+    if device_type == "cpu":  # compiling needs a C++ compiler there; PyTorch itself warns that this is eager
+        return flex_attention
+    return torch.compile(flex_attention, dynamic=True)
+
+
+def _causal_mask(seqlen_q: int, seqlen_k: int, device: torch.device) -> BlockMask:
+    # A tensor, because a captured integer would be a constant to recompile for.
+    offset = torch.tensor(seqlen_k - seqlen_q, device=device)
+
+    def visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return key <= query + offset
+
+    return create_block_mask(visible, None, None, seqlen_q, seqlen_k, device=device)
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> tuple[Tensor, Tensor]:
+    with torch._dynamo.config.patch(recompile_limit=_COMPILATIONS, accumulated_recompile_limit=_COMPILATIONS):
+        out, aux = _attention(q.device.type)(
+            q,
+            k,
+            v,
+            block_mask=_causal_mask(q.shape[2], k.shape[2], q.device) if causal else None,
+            scale=sm_scale,
+            enable_gqa=q.shape[1] != k.shape[1],
+            return_aux=AuxRequest(lse=True),
+        )
+    return out, aux.lse
+
+
+def _arithmetic(dtype: str, device: str, launch: Launch) -> Arithmetic:
+    """FlashAttention-2's arithmetic; PyTorch's casts round to nearest on the CPU as well."""
+    return flash_arithmetic(dtype, "cuda", launch)
+
+
+KERNEL = AttentionKernel(
+    name="flex_attention",
+    forward=_forward,
+    capabilities=Capabilities(
+        # On CUDA: "embedding dimension of the query, key, and value must be at least 16". All larger ones are
+        # taken, but each is a compilation of its own: hence a few.
+        head_dims=(64, 128),
+        # Not documented: max() over no key raises before any kernel runs.
+        min_seqlen=1,
+        # Claimed nowhere.
+        deterministic=(),
+        validates=False,
+        arithmetic=_arithmetic,
+    ),
+)
+
+UNAVAILABLE: Mapping[tuple[str, str], str] = {
+    (
+        KERNEL.name,
+        "cpu",
+    ): "FlexAttention does not support backward on CPU (forward alone: --claims backward=false)",
+}

@@ -1,0 +1,171 @@
+"""Which kernels there are, and how a SPEC typed on a command line becomes one.
+
+A SPEC is a registered name, ``package.module:attribute`` or ``path/to/file.py:attribute``. Registered kernels
+are imported when asked for: one whose dependencies are missing hurts nobody else.
+"""
+
+import contextlib
+import difflib
+import hashlib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from kernels.claims import PLAIN_FUNCTION, parse_claims
+from kernels.contract import AttentionKernel, Capabilities
+
+REGISTERED: Mapping[str, str] = {
+    "flash_v2": "kernels.flash_v2:KERNEL",
+    "sdpa_math": "kernels.sdpa:MATH",
+    "sdpa_flash": "kernels.sdpa:FLASH",
+    "sdpa_efficient": "kernels.sdpa:EFFICIENT",
+    "sdpa_cudnn": "kernels.sdpa:CUDNN",
+    "flex_attention": "kernels.flex_attention:KERNEL",
+}
+
+
+class SpecError(ValueError):
+    """A SPEC that names no kernel: one line with the SPEC and what was expected."""
+
+
+def load(spec: str, claims: Iterable[str] = ()) -> AttentionKernel:
+    """The kernel that ``spec`` names, its capabilities overridden by ``claims`` (``key=value`` each).
+
+    The attribute is an AttentionKernel, any object with ``name``, ``forward``, ``capabilities`` and perhaps
+    ``backward``, or a plain function ``f(q, k, v, *, causal, sm_scale)`` returning ``out`` or ``(out, lse)``.
+    A plain function is wrapped, with the claims of ``PLAIN_FUNCTION``: its forward always returns a pair.
+
+    Raises:
+        SpecError: unknown name, no such module, file or attribute, an import that fails, or not a kernel.
+        ClaimError: a claim that cannot be read.
+    """
+    location, _, attribute = REGISTERED.get(spec, spec).rpartition(":")
+    if not location or not attribute:
+        raise SpecError(f"kernel {spec!r}: {_no_such_name(spec)}")
+    module = _import(spec, location)
+    if not hasattr(module, attribute):
+        raise SpecError(f"kernel {spec!r}: no {attribute!r} in {location}; {_what_it_has(module)}")
+    module_name = location.removesuffix(".py").replace("/", ".").rpartition(".")[2]
+    kernel = _as_kernel(spec, getattr(module, attribute), f"{module_name}.{attribute}")
+    return replace(kernel, capabilities=parse_claims(claims, kernel.capabilities))
+
+
+def unavailable_reason(kernel_name: str, device_type: str) -> str | None:
+    """Why a registered kernel cannot run on ``device_type`` (``cpu`` or ``cuda``); None where it can.
+
+    A kernel's module says so in ``UNAVAILABLE``, a mapping from (name, device type) to the reason. A kernel
+    whose module cannot be imported here is unavailable everywhere. Of other SPECs nothing is known: None.
+    """
+    if kernel_name not in REGISTERED:
+        return None
+    location = REGISTERED[kernel_name].partition(":")[0]
+    try:
+        module = importlib.import_module(location)
+    except ImportError as error:
+        return f"cannot be imported: {_one_line(error)}"
+    return getattr(module, "UNAVAILABLE", {}).get((kernel_name, device_type))
+
+
+def _no_such_name(name: str) -> str:
+    close = difflib.get_close_matches(name, REGISTERED)
+    hint = f"did you mean {' or '.join(close)}? " if close else ""
+    return f"{hint}expected {', '.join(REGISTERED)}, package.module:attribute or path/to/file.py:attribute"
+
+
+def _what_it_has(module: ModuleType) -> str:
+    public = [
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_") and (isinstance(value, AttentionKernel) or _is_defined_in(module, value))
+    ]
+    return f"it has {', '.join(public[:5])}" if public else "it has no public function"
+
+
+def _is_defined_in(module: ModuleType, value: Any) -> bool:
+    return callable(value) and getattr(value, "__module__", None) == module.__name__
+
+
+def _import(spec: str, location: str) -> ModuleType:
+    is_file = location.endswith(".py")
+    if is_file and not Path(location).is_file():
+        raise SpecError(f"kernel {spec!r}: no file {location!r}")
+    if not is_file and not all(part.isidentifier() for part in location.split(".")):
+        raise SpecError(f"kernel {spec!r}: expected a module or the path of a .py file, got {location!r}")
+    try:
+        return _import_file(Path(location).resolve()) if is_file else importlib.import_module(location)
+    except (Exception, SystemExit) as error:
+        if isinstance(error, ModuleNotFoundError) and f"{location}.".startswith(f"{error.name}."):
+            raise SpecError(f"kernel {spec!r}: no module {error.name!r}") from error
+        raise SpecError(f"kernel {spec!r}: importing {location} raised {_one_line(error)}") from error
+
+
+def _import_file(path: Path) -> ModuleType:
+    # Named after its whole path: two files may share a name. In sys.modules, where inspect looks for sources.
+    name = f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    module_spec = importlib.util.spec_from_file_location(name, path)
+    assert module_spec is not None  # of every path that ends in .py
+    assert module_spec.loader is not None
+    module = importlib.util.module_from_spec(module_spec)
+    sys.modules[name] = module
+    try:
+        with _first_on_path(path.parent):
+            module_spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+@contextlib.contextmanager
+def _first_on_path(folder: Path) -> Iterator[None]:
+    """As a script has it: modules beside the file can be imported."""
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):  # the file may have changed sys.path itself
+            sys.path.remove(str(folder))
+
+
+def _one_line(error: BaseException) -> str:
+    message = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
+def _as_kernel(spec: str, found: Any, function_name: str) -> AttentionKernel:
+    if all(hasattr(found, field) for field in ("name", "forward", "capabilities")):
+        if not isinstance(found.capabilities, Capabilities):
+            raise SpecError(
+                f"kernel {spec!r}: expected capabilities of type Capabilities, "
+                f"got {type(found.capabilities).__name__}"
+            )
+        return AttentionKernel(
+            name=found.name,
+            forward=found.forward,
+            backward=getattr(found, "backward", None),
+            capabilities=found.capabilities,
+        )
+    if not callable(found):
+        raise SpecError(
+            f"kernel {spec!r}: expected an AttentionKernel or a function f(q, k, v, *, causal, sm_scale), "
+            f"got {type(found).__name__}"
+        )
+    return AttentionKernel(name=function_name, forward=_PairReturning(found), capabilities=PLAIN_FUNCTION)
+
+
+class _PairReturning:
+    """A plain function as a kernel's forward: ``out`` alone becomes ``(out, None)``."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def __call__(self, q: Any, k: Any, v: Any, *, causal: bool, sm_scale: float) -> tuple[Any, Any]:
+        result = self.function(q, k, v, causal=causal, sm_scale=sm_scale)
+        return result if isinstance(result, tuple) else (result, None)

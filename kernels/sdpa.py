@@ -1,0 +1,178 @@
+"""PyTorch's ``scaled_dot_product_attention``, one kernel for each of its backends.
+
+Only the public interface is used: lse is not claimed, and gradients come from autograd. The claims are those
+of PyTorch's documentation (2.9 to 2.13), quoted beside each restriction; where the docstring is silent, the
+warning that PyTorch gives as it refuses is quoted. A claim that differs between devices is reduced to what
+holds on both: the CPU's flash kernel is asked for less than it takes, which is float32 too, and causal masks
+on unequal lengths.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from kernels.contract import LAYOUTS, AttentionKernel, Capabilities, Launch, flash_arithmetic
+from reference.arithmetic import FLOAT32, FP32_ROUNDOFF, Arithmetic, Format
+
+_REFUSALS = ("No available kernel", "No viable backend", "overflows")
+"""What the RuntimeError says when the one backend that is enabled does not take the inputs, or their strides."""
+
+
+def _forward(
+    backend: SDPBackend, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float
+) -> tuple[Tensor, None]:
+    try:
+        with sdpa_kernel(backend):
+            out = torch.nn.functional.scaled_dot_product_attention(
+                q, k, v, is_causal=causal, scale=sm_scale, enable_gqa=q.shape[1] != k.shape[1]
+            )
+    except RuntimeError as error:
+        if not any(refusal in str(error) for refusal in _REFUSALS):
+            raise
+        raise NotImplementedError(f"{backend.name}: {error}") from error
+    return out, None
+
+
+def _rounding_to_nearest(dtype: str, device: str, launch: Launch) -> Arithmetic:
+    """FlashAttention-2's arithmetic with PyTorch's casts, which round to nearest on the CPU as well."""
+    return flash_arithmetic(dtype, "cuda", launch)
+
+
+_ALL_KEYS = 2**31
+"""Tile size of a softmax that takes every key at once."""
+
+
+def _math_arithmetic(dtype: str, device: str, launch: Launch) -> Arithmetic:
+    """Float32 throughout: softmax over whole rows, and its derivative from the probabilities it saved.
+
+    "For math backend, all intermediates are kept in torch.float if inputs are in torch.half or
+    torch.bfloat16."
+    """
+    return replace(
+        _rounding_to_nearest(dtype, device, launch),
+        weights=FLOAT32,
+        # q and k are each multiplied by sqrt(|sm_scale|), rounded, and the product is rounded again.
+        operand_rounding=2 * FP32_ROUNDOFF,
+        normalised_first=True,
+        tile_min=_ALL_KEYS,
+        tile_max=_ALL_KEYS,
+        delta="probabilities",
+    )
+
+
+_CPU_EXP_ERROR = 2.0**-13
+"""Relative error of exp in the CPU's flash kernel for 16-bit inputs, rounded up from 1.07e-4.
+
+That is the largest error over one octave of the cubic in ATen's ``Vectorized<float>::fexp_u20``, after
+Malossi et al., "Fast Exponential Computation on SIMD Architectures" (2015).
+"""
+
+
+def _flash_arithmetic(dtype: str, device: str, launch: Launch) -> Arithmetic:
+    # Heads are repeated before the kernel runs, and gradients of the copies are summed after it.
+    # Few queries against many keys are split over the keys.
+    arithmetic = replace(
+        _rounding_to_nearest(dtype, device, launch), dk_dv_per_head=True, partial_results=True
+    )
+    if device == "cpu":
+        # The backward stores dk and dv after every 32 to 256 query rows, and dq after every 512 keys.
+        return replace(arithmetic, exp_error=_CPU_EXP_ERROR, tile_max=512, dk_dv_rows=32, dq_keys=512)
+    return arithmetic
+
+
+_TF32X3 = Format("tf32x3", 2.0**-21, 2.0**-126, FLOAT32.maximum)
+"""Float32 through CUTLASS's OpMultiplyAddFastF32: two tf32 halves, without the product of the small ones."""
+
+
+def _efficient_arithmetic(dtype: str, device: str, launch: Launch) -> Arithmetic:
+    # Outputs wider than its tile are rescaled from block to block; the backward scales dS before its cast.
+    arithmetic = replace(_rounding_to_nearest(dtype, device, launch), partial_results=True, ds_scaled=True)
+    if dtype != "float32":
+        return arithmetic
+    return replace(arithmetic, weights=_TF32X3, operand_rounding=_TF32X3.roundoff)
+
+
+_PUBLIC = Capabilities(
+    head_dims=tuple(range(1, 257)),
+    # "The attention masking has the form of the upper left causal bias due to the alignment [...] when the
+    # mask is a non-square matrix."
+    causal_alignment="top_left",
+    lse=False,
+    # Claimed nowhere; with cuDNN, "this operator may select a nondeterministic algorithm".
+    deterministic=(),
+    # "If a fused implementation is not available, a warning will be raised with the reasons why": and an error,
+    # where only that backend is enabled.
+    may_refuse=True,
+)
+
+_FUSED = replace(
+    _PUBLIC,
+    # "All fused kernels do not support zero seq_len_q or seq_len_kv."
+    min_seqlen=1,
+)
+
+MATH = AttentionKernel(
+    name="sdpa_math",
+    forward=partial(_forward, SDPBackend.MATH),
+    # It answers more than is claimed here: float64, and any head_dim.
+    capabilities=replace(_PUBLIC, validates=False, arithmetic=_math_arithmetic),
+)
+
+FLASH = AttentionKernel(
+    name="sdpa_flash",
+    forward=partial(_forward, SDPBackend.FLASH_ATTENTION),
+    capabilities=replace(
+        _FUSED,
+        # On CUDA: "Expected query, key and value to all be of dtype: {Half, BFloat16}."
+        dtypes=("float16", "bfloat16"),
+        # On CUDA: "Flash attention does not support the is_causal flag when seqlen_q != seqlen_k."
+        causal_unequal_lengths=False,
+        arithmetic=_flash_arithmetic,
+    ),
+)
+
+_MULTIPLES_OF_8 = tuple(range(8, 257, 8))
+
+# "Grouped Query Attention (GQA) is an experimental feature. It currently works only for Flash_attention and
+# math kernel on CUDA tensor."
+_UNGROUPED = replace(_FUSED, grouped_heads=False)
+
+EFFICIENT = AttentionKernel(
+    name="sdpa_efficient",
+    forward=partial(_forward, SDPBackend.EFFICIENT_ATTENTION),
+    capabilities=replace(
+        _UNGROUPED,
+        # "Mem efficient attention requires last dimension of inputs to be divisible by 8" (4 for float32).
+        head_dims=_MULTIPLES_OF_8,
+        # "Mem efficient attention on sm80 or newer requires q, k, and v storage offsets * element_size to be
+        # aligned to 16 bytes"; of strides, "query is not correctly aligned (strideM)".
+        layouts=tuple(layout for layout in LAYOUTS if layout not in ("gap", "offset")),
+        arithmetic=_efficient_arithmetic,
+    ),
+)
+
+CUDNN = AttentionKernel(
+    name="sdpa_cudnn",
+    forward=partial(_forward, SDPBackend.CUDNN_ATTENTION),
+    capabilities=replace(
+        _UNGROUPED,
+        # "Expected query, key and value to all be of dtype: {Half, BFloat16}."
+        dtypes=("float16", "bfloat16"),
+        # "head_dim should be no more than 128", "head_dim should be a multiple of 8"
+        head_dims=tuple(head_dim for head_dim in _MULTIPLES_OF_8 if head_dim <= 128),
+        # "cudnn SDPA does not support key/value sequence length 1."
+        min_seqlen=2,
+        arithmetic=_rounding_to_nearest,
+    ),
+)
+
+_CUDA_ONLY = "runs on CUDA only"
+
+UNAVAILABLE: Mapping[tuple[str, str], str] = {
+    (EFFICIENT.name, "cpu"): _CUDA_ONLY,
+    (CUDNN.name, "cpu"): _CUDA_ONLY,
+}

@@ -1,0 +1,362 @@
+"""SPECs and claims: what is understood, and what each mistake is told."""
+
+import dataclasses
+import os
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernels import registry
+from kernels.claims import PLAIN_FUNCTION, ClaimError, describe, parse_claims
+from kernels.contract import LAYOUTS, OUTPUTS, AttentionKernel, Capabilities
+from kernels.registry import REGISTERED, SpecError, load, unavailable_reason
+
+KERNEL_FILE = """
+from helper_beside import ANSWER
+from kernels.contract import AttentionKernel, Capabilities
+
+def out_only(q, k, v, *, causal, sm_scale):
+    return ANSWER
+
+def with_lse(q, k, v, *, causal, sm_scale):
+    return ANSWER, sm_scale
+
+class Duck:
+    name = "duck"
+    capabilities = Capabilities(head_dims=(8,))
+    def forward(self, q, k, v, *, causal, sm_scale):
+        return ANSWER, None
+    def backward(self, dout, q, k, v, out, lse, *, causal, sm_scale):
+        return 1, 2, 3
+
+KERNEL = AttentionKernel(name="mine", forward=out_only, capabilities=Capabilities(min_seqlen=7))
+DUCK = Duck()
+MISLABELLED = AttentionKernel(name="mine", forward=out_only, capabilities={"lse": True})
+CONSTANT = 3
+"""
+
+
+@pytest.fixture
+def kernel_file(tmp_path: Path) -> Iterator[Path]:
+    (tmp_path / "helper_beside.py").write_text("ANSWER = 42\n")
+    path = tmp_path / "my_kernels.py"
+    path.write_text(KERNEL_FILE)
+    yield path
+    sys.modules.pop("helper_beside", None)
+
+
+def message_of(spec: str) -> str:
+    with pytest.raises(SpecError) as raised:
+        load(spec)
+    message = str(raised.value)
+    assert "\n" not in message
+    assert repr(spec) in message
+    return message
+
+
+def test_file_function_is_wrapped_to_return_a_pair(kernel_file: Path) -> None:
+    kernel = load(f"{kernel_file}:out_only")
+    assert kernel.name == "my_kernels.out_only"
+    assert kernel.forward(None, None, None, causal=False, sm_scale=1.0) == (42, None)
+    assert kernel.backward is None
+    assert kernel.capabilities == PLAIN_FUNCTION
+
+
+def test_file_function_may_return_lse(kernel_file: Path) -> None:
+    assert load(f"{kernel_file}:with_lse").forward(1, 2, 3, causal=True, sm_scale=0.5) == (42, 0.5)
+
+
+def test_relative_path(kernel_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(kernel_file.parent.parent)
+    spec = f"{kernel_file.parent.name}{os.sep}my_kernels.py:out_only"
+    assert load(spec).forward(None, None, None, causal=False, sm_scale=1.0) == (42, None)
+
+
+def test_file_is_imported_once_and_leaves_the_path_as_it_was(kernel_file: Path) -> None:
+    before = list(sys.path)
+    first, second = (load(f"{kernel_file}:KERNEL") for _ in range(2))
+    assert first.forward is second.forward
+    assert sys.path == before
+
+
+def test_files_of_one_name_are_kept_apart(tmp_path: Path) -> None:
+    for folder, answer in (("a", 1), ("b", 2)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "same.py").write_text(f"def f(q, k, v, *, causal, sm_scale): return {answer}\n")
+    answers = [
+        load(f"{tmp_path}/{folder}/same.py:f").forward(0, 0, 0, causal=False, sm_scale=1.0)
+        for folder in ("a", "b")
+    ]
+    assert answers == [(1, None), (2, None)]
+
+
+def test_module_attribute(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("some_package.attention")
+    exec("def f(q, k, v, *, causal, sm_scale): return q, k", vars(module))
+    monkeypatch.setitem(sys.modules, "some_package", types.ModuleType("some_package"))
+    monkeypatch.setitem(sys.modules, "some_package.attention", module)
+    kernel = load("some_package.attention:f")
+    assert kernel.name == "attention.f"
+    assert kernel.forward(1, 2, 3, causal=False, sm_scale=1.0) == (1, 2)
+
+
+def test_attention_kernel_keeps_its_claims(kernel_file: Path) -> None:
+    kernel = load(f"{kernel_file}:KERNEL")
+    assert (kernel.name, kernel.capabilities.min_seqlen) == ("mine", 7)
+
+
+def test_object_with_a_kernels_attributes(kernel_file: Path) -> None:
+    kernel = load(f"{kernel_file}:DUCK", ["min_seqlen=3"])
+    assert isinstance(kernel, AttentionKernel)
+    assert (kernel.name, kernel.capabilities.head_dims, kernel.capabilities.min_seqlen) == ("duck", (8,), 3)
+    assert kernel.backward is not None
+    assert kernel.backward(0, 0, 0, 0, 0, 0, causal=False, sm_scale=1.0) == (1, 2, 3)
+
+
+def test_registered_name_with_claims() -> None:
+    kernel = load("sdpa_math", ["head_dims=64"])
+    assert (kernel.name, kernel.capabilities.head_dims) == ("sdpa_math", (64,))
+
+
+@pytest.mark.parametrize("name", [name for name in REGISTERED if name != "flash_v2"])
+def test_adapters_have_their_registered_names(name: str) -> None:
+    assert load(name).name == name
+
+
+def test_unknown_name_suggests_and_lists() -> None:
+    message = message_of("sdpa_mat")
+    assert "did you mean sdpa_math" in message
+    assert all(name in message for name in REGISTERED)
+
+
+@pytest.mark.parametrize("spec", ["", ":", "flash_v3:", ":KERNEL", "no such thing"])
+def test_spec_that_has_not_both_parts(spec: str) -> None:
+    assert "package.module:attribute" in message_of(spec)
+
+
+def test_no_such_file(tmp_path: Path) -> None:
+    assert "no file" in message_of(f"{tmp_path}/absent.py:f")
+
+
+@pytest.mark.parametrize(
+    "spec", ["absent_package.attention:f", "kernels.absent:f", "kernels.contract.absent:f"]
+)
+def test_no_such_module(spec: str) -> None:
+    assert "no module" in message_of(spec) or "is not a package" in message_of(spec)
+
+
+@pytest.mark.parametrize("spec", ["folder/kernel:f", "..relative:f", "kernel.cu:f-g", "a b:f"])
+def test_neither_module_nor_python_file(spec: str) -> None:
+    message = message_of(spec)
+    assert "expected a module or the path of a .py file" in message or "no module" in message
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("raise RuntimeError('first line\\nsecond line')", "RuntimeError: first line"),
+        ("import absent_dependency", "ModuleNotFoundError: No module named 'absent_dependency'"),
+        ("import sys; sys.exit(3)", "SystemExit: 3"),
+        ("def f(:", "SyntaxError"),
+        ("raise ValueError", "ValueError"),
+    ],
+)
+def test_module_that_fails_to_import_names_its_exception(tmp_path: Path, source: str, told: str) -> None:
+    path = tmp_path / "broken.py"
+    path.write_text(source)
+    assert f"importing {path} raised {told}" in message_of(f"{path}:f")
+    path.write_text("def f(q, k, v, *, causal, sm_scale): return q")
+    assert load(f"{path}:f").name == "broken.f", "a failed import must not be remembered"
+
+
+def test_missing_attribute_lists_what_there_is(kernel_file: Path) -> None:
+    message = message_of(f"{kernel_file}:absent")
+    assert "no 'absent'" in message
+    assert "out_only, with_lse" in message
+    assert "CONSTANT" not in message
+
+
+def test_missing_attribute_of_a_module_without_functions(tmp_path: Path) -> None:
+    (tmp_path / "bare.py").write_text("from math import exp\n")
+    assert "no public function" in message_of(f"{tmp_path}/bare.py:f")
+
+
+def test_attribute_that_is_no_kernel(kernel_file: Path) -> None:
+    assert "got int" in message_of(f"{kernel_file}:CONSTANT")
+
+
+def test_kernel_whose_capabilities_are_not(kernel_file: Path) -> None:
+    assert "expected capabilities of type Capabilities, got dict" in message_of(f"{kernel_file}:MISLABELLED")
+
+
+def test_unavailable_reasons() -> None:
+    assert unavailable_reason("sdpa_math", "cpu") is None
+    assert unavailable_reason("sdpa_flash", "cpu") is None
+    assert "CUDA" in (unavailable_reason("sdpa_efficient", "cpu") or "")
+    assert "CUDA" in (unavailable_reason("sdpa_cudnn", "cpu") or "")
+    assert "backward" in (unavailable_reason("flex_attention", "cpu") or "")
+    assert unavailable_reason("flex_attention", "cuda") is None
+
+
+def test_unavailable_where_the_import_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "REGISTERED", {"lost": "kernels.absent:KERNEL"})
+    assert "No module named 'kernels.absent'" in (unavailable_reason("lost", "cpu") or "")
+
+
+def test_nothing_is_known_against_other_specs() -> None:
+    assert unavailable_reason("my_kernels.py:f", "cpu") is None
+
+
+@pytest.mark.parametrize(
+    ("claim", "field", "value"),
+    [
+        ("dtypes=bfloat16,float16", "dtypes", ("float16", "bfloat16")),
+        ("head_dims=64,128", "head_dims", (64, 128)),
+        ("head_dims=3-5, 1 ,4", "head_dims", (1, 3, 4, 5)),
+        ("grouped_heads=false", "grouped_heads", False),
+        ("unequal_lengths=false", "unequal_lengths", False),
+        ("min_seqlen=1", "min_seqlen", 1),
+        ("causal=true", "causal", (True,)),
+        ("causal=false", "causal", (False,)),
+        ("causal=both", "causal", (False, True)),
+        ("causal_alignment=top_left", "causal_alignment", "top_left"),
+        ("causal_unequal_lengths=false", "causal_unequal_lengths", False),
+        ("sm_scale=positive", "sm_scale", "positive"),
+        ("layouts=bnhd,contiguous", "layouts", ("contiguous", "bnhd")),
+        ("layouts=all", "layouts", LAYOUTS),
+        ("backward=false", "backward", False),
+        ("lse=False", "lse", False),
+        ("deterministic=lse,out", "deterministic", ("out", "lse")),
+        ("deterministic=all", "deterministic", OUTPUTS),
+        ("deterministic=none", "deterministic", ()),
+        ("batch_invariant=true", "batch_invariant", True),
+        ("may_refuse=false", "may_refuse", False),
+    ],
+)
+def test_claim_overrides_one_field(claim: str, field: str, value: Any) -> None:
+    claimed = parse_claims([claim], PLAIN_FUNCTION)
+    assert claimed == dataclasses.replace(PLAIN_FUNCTION, **{field: value})
+    assert type(getattr(claimed, field)) is type(value)
+
+
+def test_every_capability_can_be_claimed() -> None:
+    from kernels.claims import _CAPABILITIES
+
+    fields = {field.name for field in dataclasses.fields(Capabilities)}
+    assert set(_CAPABILITIES) == fields - {"launch", "arithmetic"}
+
+
+@pytest.mark.parametrize(
+    ("claim", "field", "value"),
+    [
+        ("l_from_rounded_p=true", "l_from_rounded_p", True),
+        ("k_prescaled=true", "k_prescaled", True),
+        ("dk_dv_per_head=false", "dk_dv_per_head", False),
+        ("delta=probabilities", "delta", "probabilities"),
+        ("exp_error=1e-4", "exp_error", 1e-4),
+        ("operand_rounding=0.001", "operand_rounding", 0.001),
+        ("tile_max=512", "tile_max", 512),
+    ],
+)
+def test_arithmetic_claim_changes_one_field_of_what_the_base_returns(
+    claim: str, field: str, value: Any
+) -> None:
+    claimed = parse_claims([claim], PLAIN_FUNCTION)
+    for dtype in claimed.dtypes:
+        for device in ("cpu", "cuda"):
+            base = PLAIN_FUNCTION.arithmetic(dtype, device, {})
+            assert claimed.arithmetic(dtype, device, {}) == dataclasses.replace(base, **{field: value})
+
+
+def test_precision_concerns_float32_on_a_gpu_alone() -> None:
+    tf32 = parse_claims(["precision=tf32"], PLAIN_FUNCTION).arithmetic
+    ieee = parse_claims(["precision=ieee"], PLAIN_FUNCTION).arithmetic
+    assert (tf32("float32", "cuda", {}).weights.name, tf32("float32", "cuda", {}).operand_rounding) == (
+        "tf32_truncated",
+        2.0**-10,
+    )
+    assert tf32("float32", "cpu", {}) == ieee("float32", "cuda", {})
+    assert ieee("float32", "cuda", {}).weights.name == "float32"
+    assert tf32("float16", "cuda", {}) == PLAIN_FUNCTION.arithmetic("float16", "cuda", {})
+
+
+def test_claims_add_up_and_the_last_of_a_key_holds() -> None:
+    claimed = parse_claims(["lse=false", "min_seqlen=1", "lse=true", "exp_error=0.5"], PLAIN_FUNCTION)
+    assert (claimed.lse, claimed.min_seqlen) == (True, 1)
+    assert parse_claims(["delta=out"], claimed).arithmetic("float16", "cpu", {}).exp_error == 0.5
+
+
+@pytest.mark.parametrize(
+    ("claim", "told"),
+    [
+        ("lse", "expected key=value"),
+        ("hed_dims=64", "head_dims"),
+        ("launch=1", "expected one of"),
+        ("weights=float16", "expected one of"),
+        ("dtypes=float8", "float16,bfloat16,float32"),
+        ("dtypes=", "''"),
+        ("head_dims=0", "integers and ranges of at least 1"),
+        ("head_dims=8-4", "1-256"),
+        ("head_dims=64,x", "64,128"),
+        ("head_dims=64,,128", "64,128"),
+        ("grouped_heads=maybe", "true or false"),
+        ("min_seqlen=-1", "an integer of at least 0"),
+        ("min_seqlen=1.5", "an integer of at least 0"),
+        ("causal=sometimes", "true or false or both"),
+        ("causal_alignment=middle", "bottom_right or top_left"),
+        ("sm_scale=0.5", "any or positive"),
+        ("layouts=none", "some of contiguous,"),
+        ("deterministic=dp", "all or none, or some of out,lse,dq,dk,dv"),
+        ("precision=fp8", "ieee or tf32"),
+        ("delta=dout", "out or probabilities or either"),
+        ("exp_error=nan", "a relative error"),
+        ("exp_error=-1e-3", "a relative error"),
+        ("exp_error=2ulp", "a relative error"),
+        ("tile_min=0", "an integer of at least 1"),
+    ],
+)
+def test_claim_that_cannot_be_read(claim: str, told: str) -> None:
+    with pytest.raises(ClaimError) as raised:
+        parse_claims([claim], PLAIN_FUNCTION)
+    message = str(raised.value)
+    assert "\n" not in message
+    assert told in message
+    assert all(part in message for part in claim.split("="))
+
+
+def test_load_passes_claim_errors_on() -> None:
+    with pytest.raises(ClaimError, match="no key 'color'"):
+        load("sdpa_math", ["color=red"])
+
+
+def test_describe_prints_every_claim_shortly() -> None:
+    claimed = dataclasses.replace(
+        PLAIN_FUNCTION, head_dims=tuple(range(1, 257)), launch={"block_m": (32, 64), "precision": ("ieee",)}
+    )
+    lines = describe(claimed, "cuda")
+    fields = {field.name for field in dataclasses.fields(Capabilities)} - {"arithmetic"}
+    assert set(lines) == fields | {f"arithmetic {dtype}" for dtype in claimed.dtypes}
+    assert all(0 < len(text) <= 100 and "\n" not in text for text in lines.values())
+    assert lines["head_dims"] == "1, 2, ..., 256"
+    assert lines["deterministic"] == "none"
+    assert lines["launch"] == "block_m 32 or 64, precision ieee"
+    assert lines["arithmetic float16"] == "weights float16, delta either, dk_dv_per_head True"
+
+
+def test_describe_shows_an_overridden_arithmetic() -> None:
+    claimed = parse_claims(["dtypes=float32", "precision=tf32"], PLAIN_FUNCTION)
+    assert "weights tf32_truncated, operand_rounding" in describe(claimed, "cuda")["arithmetic float32"]
+    assert "weights float32, " in describe(claimed, "cpu")["arithmetic float32"]
+    assert "arithmetic float32" not in describe(claimed)
+
+
+@pytest.mark.parametrize(
+    ("head_dims", "text"),
+    [((64,), "64"), ((16, 32, 64, 128), "16, 32, 64, 128"), ((8, 16, 24, 32, 40), "8, 16, ..., 40")],
+)
+def test_describe_abbreviates_only_equal_steps(head_dims: tuple[int, ...], text: str) -> None:
+    assert describe(dataclasses.replace(PLAIN_FUNCTION, head_dims=head_dims))["head_dims"] == text
