@@ -1,0 +1,185 @@
+"""The case: everything that decides one run of a kernel, in one flat record.
+
+Imports neither torch nor Triton, so a case can be drawn, printed, saved and read on any machine.
+"""
+
+import json
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar, get_type_hints
+
+VERSION = 1
+TENSORS = ("q", "k", "v", "dout")
+NONFINITE = ("nan", "inf", "-inf")
+
+Record = TypeVar("Record")
+
+
+@dataclass(frozen=True)
+class Spike:
+    """One entry of a tensor set to a value.
+
+    ``index`` is (batch, head, row, column), each taken modulo the tensor's shape. ``value`` is a float,
+    clipped to the finite range of the case's dtype, or one of "nan", "inf" and "-inf", which JSON cannot
+    write as numbers and ``==`` cannot compare.
+    """
+
+    tensor: str
+    index: tuple[int, int, int, int]
+    value: float | str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One run of a kernel. ``sm_scale=None`` stands for 1 / sqrt(head_dim).
+
+    heads_q is ``heads_kv * group``. Each tensor has a memory layout (``strategies.layouts``) and a family of
+    values (``strategies.values``) drawn from ``seed``; then ``spikes`` are set. ``launch`` holds the kernel's
+    own launch settings as (name, value) pairs.
+    """
+
+    batch: int = 1
+    heads_kv: int = 1
+    group: int = 1
+    seqlen_q: int = 1
+    seqlen_k: int = 1
+    head_dim: int = 16
+    dtype: str = "float32"
+    causal: bool = False
+    sm_scale: float | None = None
+    q_layout: str = "contiguous"
+    k_layout: str = "contiguous"
+    v_layout: str = "contiguous"
+    dout_layout: str = "contiguous"
+    q_values: str = "normal"
+    k_values: str = "normal"
+    v_values: str = "normal"
+    dout_values: str = "normal"
+    seed: int = 0
+    spikes: tuple[Spike, ...] = ()
+    launch: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def heads_q(self) -> int:
+        """Number of query heads."""
+        return self.heads_kv * self.group
+
+    @property
+    def scale(self) -> float:
+        """The sm_scale that the kernel is called with."""
+        return 1.0 / math.sqrt(self.head_dim) if self.sm_scale is None else self.sm_scale
+
+    def shape(self, tensor: str) -> tuple[int, int, int, int]:
+        """Shape (batch, heads, seqlen, head_dim) of ``q``, ``k``, ``v`` or ``dout``."""
+        of_query = tensor in ("q", "dout")
+        return (
+            self.batch,
+            self.heads_q if of_query else self.heads_kv,
+            self.seqlen_q if of_query else self.seqlen_k,
+            self.head_dim,
+        )
+
+
+def to_json(case: Case) -> str:
+    """The case as a JSON object: its version, its fields, spikes and launch settings as objects.
+
+    Raises ValueError for a number that is not finite, TypeError for a launch setting that JSON cannot hold.
+    """
+    record = {"version": VERSION, **asdict(case), "launch": dict(case.launch)}
+    return json.dumps(record, indent=2, allow_nan=False)
+
+
+def from_json(text: str) -> Case:
+    """The case that ``to_json`` wrote.
+
+    Reads strictly, so that a misspelt or outdated file cannot run as some other case: raises ValueError,
+    naming the field, its value and what was expected, for anything that ``to_json`` would not write.
+    """
+    try:
+        record = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"case: {text!r:.80} is not JSON: {error}") from None
+    _expect(isinstance(record, dict), "case", record, "an object")
+    version = record.pop("version", None)
+    _expect(type(version) is int and version == VERSION, "case.version", version, str(VERSION))
+    return _read_record(Case, "case", record)
+
+
+def _expect(holds: bool, where: str, value: Any, expected: str) -> None:
+    if not holds:
+        raise ValueError(f"{where}: got {value!r:.80}, expected {expected}")
+
+
+def _is_finite(value: Any) -> bool:
+    # A comparison, because math.isfinite overflows on integers beyond float's range.
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max
+
+
+def _read_record(cls: type[Record], where: str, value: Any) -> Record:
+    """An instance of a dataclass from an object that has exactly its fields."""
+    _expect(isinstance(value, dict), where, value, "an object")
+    hints = get_type_hints(cls)
+    for name in value:
+        _expect(name in hints, f"{where}.{name}", value[name], f"no field but {', '.join(hints)}")
+    for name in hints:
+        if name not in value:
+            raise ValueError(f"{where}.{name}: missing, expected all of {', '.join(hints)}")
+    return cls(**{name: _READERS[hint](f"{where}.{name}", value[name]) for name, hint in hints.items()})
+
+
+def _read_count(where: str, value: Any) -> Any:
+    _expect(type(value) is int and value >= 0, where, value, "an integer, 0 or more")
+    return value
+
+
+def _read_flag(where: str, value: Any) -> Any:
+    _expect(isinstance(value, bool), where, value, "true or false")
+    return value
+
+
+def _read_name(where: str, value: Any) -> Any:
+    _expect(isinstance(value, str), where, value, "a string")
+    return value
+
+
+def _read_optional_number(where: str, value: Any) -> float | None:
+    _expect(value is None or _is_finite(value), where, value, "a finite number or null")
+    return None if value is None else float(value)
+
+
+def _read_entry(where: str, value: Any) -> float | str:
+    _expect(_is_finite(value) or value in NONFINITE, where, value, f"a finite number or one of {NONFINITE}")
+    return value if isinstance(value, str) else float(value)
+
+
+def _read_index(where: str, value: Any) -> tuple[int, ...]:
+    _expect(isinstance(value, list) and len(value) == 4, where, value, "four integers")
+    return tuple(_read_count(where, component) for component in value)
+
+
+def _read_spikes(where: str, value: Any) -> tuple[Spike, ...]:
+    _expect(isinstance(value, list), where, value, "a list of spikes")
+    return tuple(_read_record(Spike, f"{where}[{i}]", spike) for i, spike in enumerate(value))
+
+
+def _read_launch(where: str, value: Any) -> tuple[tuple[str, Any], ...]:
+    _expect(isinstance(value, dict), where, value, "an object")
+    for name, setting in value.items():
+        is_scalar = setting is None or isinstance(setting, bool | str) or _is_finite(setting)
+        _expect(is_scalar, f"{where}.{name}", setting, "a string, a finite number, true, false or null")
+    return tuple(value.items())
+
+
+_READERS: dict[Any, Callable[[str, Any], Any]] = {
+    int: _read_count,
+    bool: _read_flag,
+    str: _read_name,
+    float | None: _read_optional_number,
+    float | str: _read_entry,
+    tuple[int, int, int, int]: _read_index,
+    tuple[Spike, ...]: _read_spikes,
+    tuple[tuple[str, Any], ...]: _read_launch,
+}
+"""How a field is read, by its type."""

@@ -1,0 +1,194 @@
+"""Hypothesis strategies: cases that a kernel claims to answer, drawn where kernels have been wrong."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
+
+import hypothesis.strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from kernels.contract import LAYOUTS, Capabilities
+from strategies.case import NONFINITE, TENSORS, Case, Spike
+from strategies.values import FAMILIES
+
+MAX_SEQLEN = {"cpu": 300, "cuda": 512}
+"""By device type: several tiles and a half, of which an interpreter has time for fewer."""
+
+# In each tuple the simplest value comes first, and what is written several times is drawn as often.
+TILES = (16, 32, 64, 128)
+BATCHES = (1, 1, 1, 1, 1, 2, 3)
+HEADS_KV = (1, 1, 1, 1, 1, 2, 3)
+GROUPS = (1, 1, 1, 1, 1, 1, 2, 3, 4, 5, 8)
+SM_SCALES = (*(None,) * 10, 1.0, 0.5, 0.3, 0.0, -0.125, -1.0, 1e-4, 30.0)
+# Two tensors of one sign must meet for rows of logits at one end of the range.
+VALUES = (*FAMILIES, *("normal",) * 4, *("positive", "negative") * 2)
+MODERATE_VALUES = ("zeros", "ones", "normal", "integers", "duplicates")
+SPIKES = (1.0, -1.0, 0.0, 4.0, 10.0, 100.0, -100.0, 1e4, 3e38)
+MAX_SPIKES = 4
+DEFAULT_BLOCK = 64
+
+T = TypeVar("T")
+
+
+def cases(
+    capabilities: Capabilities,
+    *,
+    dtype: str,
+    device_type: str = "cpu",
+    max_seqlen: int | None = None,
+    max_tiles: int = 32,
+    max_work: int = 2**22,
+    nonfinite: bool = False,
+) -> SearchStrategy[Case]:
+    """Cases of one dtype, of what is claimed and nothing else.
+
+    Args:
+        capabilities: the kernel's claims.
+        dtype: one of ``capabilities.dtypes``.
+        device_type: ``cpu`` or ``cuda``.
+        max_seqlen: the longest sequence; by default ``MAX_SEQLEN`` of the device type.
+        max_tiles: on the CPU, the most tiles of the score matrix, over all heads: what an interpreter's time
+            is proportional to. Their size is that of the launch settings block_m and block_n, else 64.
+        max_work: the most entries of the score matrix, over all heads: what a reference's time follows.
+        nonfinite: one or two entries, of otherwise moderate tensors, are NaN or infinite.
+
+    Raises ValueError for a dtype that is not claimed and for another device type.
+    """
+    if dtype not in capabilities.dtypes:
+        raise ValueError(f"dtype: got {dtype!r}, expected one of the claimed {capabilities.dtypes}")
+    if device_type not in MAX_SEQLEN:
+        raise ValueError(f"device_type: got {device_type!r}, expected one of {tuple(MAX_SEQLEN)}")
+    length = lengths(
+        _declared_blocks(capabilities) or TILES,
+        capabilities.min_seqlen,
+        MAX_SEQLEN[device_type] if max_seqlen is None else max_seqlen,
+    )
+    layout = st.sampled_from(_claimed_layouts(capabilities))
+    if nonfinite:
+        values = st.sampled_from(MODERATE_VALUES)
+        entries = st.builds(_present, spikes(NONFINITE), st.one_of(st.none(), spikes(NONFINITE)))
+    else:
+        values = st.sampled_from(VALUES)
+        # Places that may stay empty, since an element of a list takes too many choices to be deleted at once.
+        entry = st.one_of(st.none(), spikes(SPIKES))
+        entries = st.one_of(st.just(()), st.builds(_present, *[entry] * MAX_SPIKES))
+    drawn = st.builds(
+        Case,
+        batch=st.sampled_from(BATCHES),
+        heads_kv=st.sampled_from(HEADS_KV),
+        group=st.sampled_from(GROUPS if capabilities.grouped_heads else (1,)),
+        seqlen_q=length,
+        seqlen_k=length,
+        head_dim=head_dims(capabilities.head_dims),
+        dtype=st.just(dtype),
+        causal=st.sampled_from(capabilities.causal),
+        sm_scale=st.sampled_from(_claimed_scales(capabilities)),
+        **{f"{tensor}_layout": layout for tensor in TENSORS},
+        **{f"{tensor}_values": values for tensor in TENSORS},
+        seed=st.integers(0, 2**32 - 1),
+        spikes=entries,
+        launch=_launch_settings(capabilities),
+    )
+    affordable = partial(
+        _is_affordable, max_tiles=max_tiles if device_type == "cpu" else None, max_work=max_work
+    )
+    return _independent(drawn.map(partial(_with_claimed_lengths, capabilities)).filter(affordable))
+
+
+def _independent(strategy: SearchStrategy[T]) -> SearchStrategy[T]:
+    """The same values, by draws that do not lean on each other.
+
+    Hypothesis makes most examples from the one before, copying one of its choices over a similar one: of 500
+    cases a hundred had a seed of their own, and fifty were repeats. It leaves unique lists' elements alone.
+    """
+    return st.lists(strategy, min_size=1, max_size=1, unique=True).map(_only)
+
+
+def _only(values: list[T]) -> T:
+    return values[0]
+
+
+def lengths(tiles: Iterable[int], smallest: int, largest: int) -> SearchStrategy[int]:
+    """Lengths of a sequence: the two smallest, any, and up to three whole tiles, one row more or less."""
+    near_tiles = [
+        st.integers(tile, min(4 * tile, largest) - 1).map(partial(_near_tiles, tile))
+        for tile in sorted(set(tiles))
+        if smallest < tile < largest
+    ]
+    return st.one_of(
+        st.integers(smallest, min(smallest + 1, largest)), st.integers(smallest, largest), *near_tiles
+    )
+
+
+def _near_tiles(tile: int, length: int) -> int:
+    # At most a row longer than ``length``: where tiles do not matter, a failure goes on shrinking from there.
+    return length // tile * tile + (length - tile) % 3 - 1
+
+
+def head_dims(claimed: tuple[int, ...]) -> SearchStrategy[int]:
+    """Powers of two as often as all others together, which kernels pad to the next power."""
+    powers = [head_dim for head_dim in claimed if head_dim.bit_count() == 1]
+    others = [head_dim for head_dim in claimed if head_dim.bit_count() != 1]
+    return st.one_of(*(st.sampled_from(found) for found in (powers, others) if found))
+
+
+def spikes(values: tuple[float | str, ...]) -> SearchStrategy[Spike]:
+    """One entry, anywhere in any tensor, set to one of the values."""
+    position = st.integers(0, 2**16)
+    return st.builds(
+        Spike,
+        tensor=st.sampled_from(TENSORS),
+        index=st.tuples(position, position, position, position),
+        value=st.sampled_from(values),
+    )
+
+
+def _present(*places: Spike | None) -> tuple[Spike, ...]:
+    return tuple(spike for spike in places if spike is not None)
+
+
+def _declared_blocks(capabilities: Capabilities) -> tuple[int, ...]:
+    return (*capabilities.launch.get("block_m", ()), *capabilities.launch.get("block_n", ()))
+
+
+def _claimed_layouts(capabilities: Capabilities) -> tuple[str, ...]:
+    # Huge strides are rare: on a GPU each takes gigabytes, and the time to get them.
+    often = tuple(layout for layout in LAYOUTS if layout in capabilities.layouts and layout != "huge")
+    return (*often[:1] * 16, *often * 6, *(("huge",) if "huge" in capabilities.layouts else ()))
+
+
+def _claimed_scales(capabilities: Capabilities) -> tuple[float | None, ...]:
+    return tuple(scale for scale in SM_SCALES if scale is None or scale > 0 or capabilities.sm_scale == "any")
+
+
+def _launch_settings(capabilities: Capabilities) -> SearchStrategy[tuple[tuple[str, Any], ...]]:
+    return st.tuples(
+        *(
+            st.tuples(st.just(name), st.sampled_from(settings))
+            for name, settings in capabilities.launch.items()
+        )
+    )
+
+
+def _with_claimed_lengths(capabilities: Capabilities, case: Case) -> Case:
+    may_differ = capabilities.unequal_lengths and (capabilities.causal_unequal_lengths or not case.causal)
+    return case if may_differ else replace(case, seqlen_k=case.seqlen_q)
+
+
+def _is_affordable(case: Case, *, max_tiles: int | None, max_work: int) -> bool:
+    """Within the limits, and at most one huge storage: each takes gigabytes of a GPU's memory."""
+    heads = case.batch * case.heads_q
+    launch = dict(case.launch)
+    tiles = (
+        heads
+        * math.ceil(case.seqlen_q / launch.get("block_m", DEFAULT_BLOCK))
+        * math.ceil(case.seqlen_k / launch.get("block_n", DEFAULT_BLOCK))
+    )
+    layouts = [case.q_layout, case.k_layout, case.v_layout, case.dout_layout]
+    return (
+        (max_tiles is None or tiles <= max_tiles)
+        and heads * case.seqlen_q * case.seqlen_k <= max_work
+        and layouts.count("huge") <= 1
+    )

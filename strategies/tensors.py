@@ -1,0 +1,56 @@
+"""The tensors of a case."""
+
+from dataclasses import dataclass
+
+import torch
+
+from kernels.contract import DTYPES
+from strategies.case import NONFINITE, TENSORS, Case, Spike
+from strategies.layouts import Window, place
+from strategies.values import fill
+
+
+@dataclass(frozen=True, eq=False)
+class Tensors:
+    """Inputs of the forward and the backward, each a window in poisoned storage."""
+
+    q: Window
+    k: Window
+    v: Window
+    dout: Window
+
+
+def tensors(case: Case, device: torch.device | str, margin: float = float("nan")) -> Tensors:
+    """Tensors of the case: q and dout like ``Case.shape("q")``, k and v like ``Case.shape("k")``.
+
+    The same case gives the same bits on every device. ``margin`` is the poison around the tensors. Raises
+    ValueError for a dtype, family, layout, or a spike's tensor or value, that is not known.
+    """
+    if case.dtype not in DTYPES:
+        raise ValueError(f"dtype: got {case.dtype!r}, expected one of {DTYPES}")
+    windows = Tensors(**{name: _window(case, name, device, margin) for name in TENSORS})
+    for spike in case.spikes:
+        _set(spike, windows)
+    return windows
+
+
+def _window(case: Case, name: str, device: torch.device | str, margin: float) -> Window:
+    # A generator for each tensor, so that changing one leaves the others as they were.
+    generator = torch.Generator().manual_seed(len(TENSORS) * case.seed + TENSORS.index(name))
+    dtype = getattr(torch, case.dtype)
+    data = fill(getattr(case, f"{name}_values"), case.shape(name), dtype, generator)
+    return place(data, getattr(case, f"{name}_layout"), margin_value=margin, device=device)
+
+
+def _set(spike: Spike, windows: Tensors) -> None:
+    if spike.tensor not in TENSORS:
+        raise ValueError(f"spike.tensor: got {spike.tensor!r}, expected one of {TENSORS}")
+    if isinstance(spike.value, str) and spike.value not in NONFINITE:
+        raise ValueError(f"spike.value: got {spike.value!r}, expected a number or one of {NONFINITE}")
+    tensor = getattr(windows, spike.tensor).tensor
+    if tensor.numel() == 0:
+        return
+    maximum = torch.finfo(tensor.dtype).max
+    value = float(spike.value) if isinstance(spike.value, str) else max(-maximum, min(spike.value, maximum))
+    index = tuple(i % size for i, size in zip(spike.index, tensor.shape, strict=True))
+    tensor[index] = value

@@ -1,0 +1,140 @@
+"""A case survives being printed and saved, and a file that is not a case is refused."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+
+from kernels.contract import Capabilities
+from strategies.case import Case, Spike, from_json, to_json
+from strategies.cases import cases
+
+FULL = Case(
+    batch=2,
+    heads_kv=3,
+    group=4,
+    seqlen_q=0,
+    seqlen_k=65,
+    head_dim=72,
+    dtype="bfloat16",
+    causal=True,
+    sm_scale=0.1,
+    k_layout="bnhd",
+    v_values="wide",
+    seed=2**32 - 1,
+    spikes=(
+        Spike("k", (1, 2, 3, 4), 3e38),
+        Spike("dout", (0, 0, 0, 0), "-inf"),
+        Spike("q", (0, 0, 0, 0), -0.0),
+    ),
+    launch=(("block_n", 32), ("warp_specialize", True), ("scale", 0.5), ("mode", "fast"), ("split", None)),
+)
+CLAIMS = Capabilities(launch={"block_m": (16, 64), "mode": ("fast", None)})
+
+
+def changed(**fields: Any) -> str:
+    return json.dumps({**json.loads(to_json(FULL)), **fields})
+
+
+def without(field: str) -> str:
+    return json.dumps({name: value for name, value in json.loads(to_json(FULL)).items() if name != field})
+
+
+def spike(**fields: Any) -> list[dict[str, Any]]:
+    return [{"tensor": "q", "index": [0, 0, 0, 0], "value": 1.0, **fields}]
+
+
+def test_case_is_importable_without_torch_and_triton() -> None:
+    program = "import sys, strategies.case; sys.exit('torch' in sys.modules or 'triton' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_full_case_survives_json_and_repr() -> None:
+    assert repr(from_json(to_json(FULL))) == repr(FULL)  # repr, because == takes -0.0 for 0.0
+    assert eval(repr(FULL), {"Case": Case, "Spike": Spike}) == FULL
+
+
+@settings(database=None, deadline=None, max_examples=50)
+@given(cases(CLAIMS, dtype="float16", nonfinite=True) | cases(CLAIMS, dtype="float16"))
+def test_drawn_cases_survive_json_and_repr(case: Case) -> None:
+    assert repr(from_json(to_json(case))) == repr(case)
+    assert eval(repr(case), {"Case": Case, "Spike": Spike}) == case
+
+
+def test_json_layout() -> None:
+    record = json.loads(to_json(FULL))
+    assert record["version"] == 1
+    assert record["spikes"][0] == {"tensor": "k", "index": [1, 2, 3, 4], "value": 3e38}
+    assert record["launch"]["block_n"] == 32
+
+
+def test_json_refuses_to_write_numbers_it_could_not_read() -> None:
+    with pytest.raises(ValueError, match="JSON"):
+        to_json(Case(sm_scale=float("nan")))
+
+
+def test_integers_are_read_as_floats_where_a_float_is_meant() -> None:
+    scale = from_json(changed(sm_scale=2)).sm_scale
+    assert scale == 2.0
+    assert isinstance(scale, float)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", r"case: '' is not JSON"),
+        ("{", r"case: '\{' is not JSON"),
+        ("[1]", r"case: got \[1\], expected an object"),
+        ("null", r"case: got None, expected an object"),
+        (changed(version=2), r"case\.version: got 2, expected 1"),
+        (changed(version=True), r"case\.version: got True, expected 1"),
+        (changed(version="1"), r"case\.version: got '1', expected 1"),
+        (without("version"), r"case\.version: got None, expected 1"),
+        (without("seqlen_k"), r"case\.seqlen_k: missing"),
+        (without("spikes"), r"case\.spikes: missing"),
+        (changed(seqlenk=3), r"case\.seqlenk: got 3, expected no field but"),
+        (changed(heads_q=3), r"case\.heads_q: got 3, expected no field but"),
+        (changed(batch=1.0), r"case\.batch: got 1\.0, expected an integer"),
+        (changed(batch=True), r"case\.batch: got True, expected an integer"),
+        (changed(batch="1"), r"case\.batch: got '1', expected an integer"),
+        (changed(seqlen_q=-1), r"case\.seqlen_q: got -1, expected an integer, 0 or more"),
+        (changed(seed=None), r"case\.seed: got None, expected an integer"),
+        (changed(causal=1), r"case\.causal: got 1, expected true or false"),
+        (changed(dtype=None), r"case\.dtype: got None, expected a string"),
+        (changed(sm_scale="1"), r"case\.sm_scale: got '1', expected a finite number or null"),
+        (changed(sm_scale=False), r"case\.sm_scale: got False, expected a finite number or null"),
+        (changed(sm_scale=float("nan")), r"case\.sm_scale: got nan, expected a finite number"),
+        (changed(sm_scale=10**400), r"case\.sm_scale: got 10+, expected a finite number"),
+        (changed(spikes={}), r"case\.spikes: got \{\}, expected a list"),
+        (changed(spikes=[1]), r"case\.spikes\[0\]: got 1, expected an object"),
+        (changed(spikes=spike(index=[0, 0, 0])), r"case\.spikes\[0\]\.index: got \[0, 0, 0\], expected four"),
+        (
+            changed(spikes=spike(index=[0, 0, 0, 0.5])),
+            r"case\.spikes\[0\]\.index: got 0\.5, expected an integer",
+        ),
+        (changed(spikes=spike(tensor=0)), r"case\.spikes\[0\]\.tensor: got 0, expected a string"),
+        (
+            changed(spikes=spike(value="NaN")),
+            r"case\.spikes\[0\]\.value: got 'NaN', expected a finite number or",
+        ),
+        (changed(spikes=spike(value=float("inf"))), r"case\.spikes\[0\]\.value: got inf, expected a finite"),
+        (changed(spikes=spike(value=[])), r"case\.spikes\[0\]\.value: got \[\], expected a finite"),
+        (changed(spikes=spike(row=1)), r"case\.spikes\[0\]\.row: got 1, expected no field but"),
+        (changed(launch=[["block_m", 16]]), r"case\.launch: got \[\['block_m', 16\]\], expected an object"),
+        (
+            changed(launch={"block_m": [16]}),
+            r"case\.launch\.block_m: got \[16\], expected a string, a finite",
+        ),
+        (
+            changed(launch={"block_m": float("inf")}),
+            r"case\.launch\.block_m: got inf, expected a string, a fin",
+        ),
+    ],
+)
+def test_what_is_not_a_case_is_refused_in_one_line(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as refusal:
+        from_json(text)
+    assert "\n" not in str(refusal.value)
