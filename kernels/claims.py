@@ -119,6 +119,7 @@ _CAPABILITIES: Mapping[str, _Values] = {
     "lse": _BOOLEAN,
     "deterministic": _subset(OUTPUTS, none=()),
     "batch_invariant": _BOOLEAN,
+    "validates": _BOOLEAN,
     "may_refuse": _BOOLEAN,
 }
 
@@ -131,10 +132,15 @@ _ARITHMETIC: Mapping[str, _Values] = {
     "div_error": _ERROR,
     "tile_min": _integer(1),
     "tile_max": _integer(1),
+    "normalised_first": _BOOLEAN,
+    "partial_results": _BOOLEAN,
     "l_from_rounded_p": _BOOLEAN,
     "k_prescaled": _BOOLEAN,
     "delta": _one_of("out", "probabilities", "either"),
+    "ds_scaled": _BOOLEAN,
     "dk_dv_per_head": _BOOLEAN,
+    "dk_dv_rows": _integer(1),
+    "dq_keys": _integer(1),
 }
 
 _FLOAT32_PRECISION: Mapping[str, Mapping[str, Any]] = {
@@ -205,6 +211,7 @@ def describe(capabilities: Capabilities, device_type: str | None = None) -> dict
         "lse": _yes(c.lse),
         "deterministic": ", ".join(c.deterministic) or "none",
         "batch_invariant": _yes(c.batch_invariant),
+        "validates": _yes(c.validates),
         "may_refuse": _yes(c.may_refuse),
         "launch": ", ".join(f"{name} {' or '.join(map(str, values))}" for name, values in c.launch.items())
         or "none",

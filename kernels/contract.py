@@ -97,7 +97,8 @@ class AttentionKernel:
         name: as it appears in reports.
         forward: ``forward(q, k, v, *, causal, sm_scale, **launch) -> (out, lse)``; lse is None where it is
             not claimed. Without ``backward``, gradients are taken through autograd from ``out``.
-        backward: ``backward(dout, q, k, v, out, lse, *, causal, sm_scale, **launch) -> (dq, dk, dv)``, or None.
+        backward: ``backward(dout, q, k, v, out, lse, *, causal, sm_scale, **launch) -> (dq, dk, dv)``, or
+            None.
         capabilities: what the kernel claims.
 
     A kernel refuses a case by raising NotImplementedError.

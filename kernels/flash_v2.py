@@ -23,7 +23,6 @@ it depends on the tiles. Memory outside of the tensors never does.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from numbers import Real
 from typing import Any
 
 import torch
@@ -32,7 +31,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from kernels.contract import DTYPES, AttentionKernel, Capabilities, flash_arithmetic
+from kernels.contract import AttentionKernel, Capabilities, flash_arithmetic
 from kernels.tiles import (
     INTERPRETED,
     LN2,
@@ -40,6 +39,7 @@ from kernels.tiles import (
     NEG_INF,
     advance,
     cdiv,
+    check_runnable,
     columns_inside,
     device_function,
     dot,
@@ -51,6 +51,7 @@ from kernels.tiles import (
     store_tile,
     tile_pointers,
 )
+from kernels.validation import check_inputs, check_like
 from reference.arithmetic import TF32_TRUNCATED, Arithmetic
 
 # Compile keys: dtype, PRECISION, HEAD_DIM (padded), MASK_COLS (head_dim is not HEAD_DIM), CAUSAL, ALIGNED
@@ -443,7 +444,8 @@ def forward(
     head_dim that is not supported, RuntimeError for tensors on the CPU outside of Triton's interpreter.
     """
     launch = _Launch(block_m, block_n, num_stages, precision)
-    _check_inputs(q, k, v, causal, sm_scale)
+    check_inputs(q, k, v, causal, sm_scale)
+    check_runnable(q)
     batch, heads_q, seqlen_q, head_dim = q.shape
     _, heads_kv, seqlen_k, _ = k.shape
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -483,10 +485,11 @@ def backward(
     the query heads that share a key head, in float32. Arguments and errors are those of ``forward``.
     """
     launch = _Launch(block_m, block_n, num_stages, precision)
-    _check_inputs(q, k, v, causal, sm_scale)
-    _check_like("dout", dout, "q", q, q.shape, q.dtype)
-    _check_like("out", out, "q", q, q.shape, q.dtype)
-    _check_like("lse", lse, "q", q, q.shape[:3], torch.float32)
+    check_inputs(q, k, v, causal, sm_scale)
+    check_runnable(q)
+    check_like("dout", dout, "q", q, q.shape, q.dtype)
+    check_like("out", out, "q", q, q.shape, q.dtype)
+    check_like("lse", lse, "q", q, q.shape[:3], torch.float32)
     batch, heads_q, seqlen_q, head_dim = q.shape
     _, heads_kv, seqlen_k, _ = k.shape
     group = heads_q // max(heads_kv, 1)
@@ -595,54 +598,6 @@ def _aligned(*tensors: Tensor) -> bool:
 
 def _padded(head_dim: int) -> int:
     return max(16, triton.next_power_of_2(head_dim))
-
-
-def _check_inputs(q: Tensor, k: Tensor, v: Tensor, causal: bool, sm_scale: float) -> None:
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"{name}: got {type(tensor).__name__}, expected a torch.Tensor")
-        if tensor.ndim != 4:
-            raise ValueError(
-                f"{name}: got shape {tuple(tensor.shape)}, expected (batch, heads, seqlen, head_dim)"
-            )
-    if str(q.dtype).removeprefix("torch.") not in DTYPES:
-        raise NotImplementedError(f"q: got dtype {q.dtype}, expected one of {DTYPES}")
-    if not 1 <= q.shape[3] <= 256:
-        raise NotImplementedError(f"q: got head_dim {q.shape[3]}, expected 1 to 256")
-    _check_like("q", q, "q", q, q.shape, q.dtype)
-    _check_like("k", k, "q", q, (q.shape[0], k.shape[1], k.shape[2], q.shape[3]), q.dtype)
-    _check_like("v", v, "k", k, k.shape, q.dtype)
-    heads_q, heads_kv = q.shape[1], k.shape[1]
-    if heads_q != 0 and (heads_kv == 0 or heads_q % heads_kv):
-        raise ValueError(f"q: got {heads_q} heads, expected a multiple of k's {heads_kv}")
-    if not isinstance(causal, bool):
-        raise TypeError(f"causal: got {causal!r}, expected True or False")
-    if not isinstance(sm_scale, Real):
-        raise TypeError(f"sm_scale: got {sm_scale!r}, expected a real number")
-    if not abs(sm_scale) * LOG2E.value <= torch.finfo(torch.float32).max:
-        raise ValueError(
-            f"sm_scale: got {sm_scale!r}, expected a number that is finite in float32, times log2 e"
-        )
-    if q.device.type == "cpu" and not INTERPRETED.value:
-        raise RuntimeError(
-            "q: on the CPU, where Triton only runs interpreted: set TRITON_INTERPRET=1 before importing this"
-        )
-
-
-def _check_like(
-    name: str, tensor: Tensor, model_name: str, model: Tensor, shape: tuple[int, ...], dtype: torch.dtype
-) -> None:
-    if not isinstance(tensor, Tensor):
-        raise TypeError(f"{name}: got {type(tensor).__name__}, expected a torch.Tensor")
-    if tuple(tensor.shape) != tuple(shape):
-        expected = f"{tuple(shape)}, as {model_name} is {tuple(model.shape)}"
-        raise ValueError(f"{name}: got shape {tuple(tensor.shape)}, expected {expected}")
-    if tensor.dtype != dtype:
-        raise ValueError(f"{name}: got dtype {tensor.dtype}, expected {dtype}")
-    if tensor.device != model.device:
-        raise ValueError(f"{name}: got device {tensor.device}, expected {model.device} as {model_name}")
-    if tensor.ndim == 4 and tensor.shape[3] > 1 and tensor.stride(3) != 1:
-        raise ValueError(f"{name}: got strides {tensor.stride()}, expected the last, of head_dim, to be 1")
 
 
 class _FlashV2(torch.autograd.Function):

@@ -4,6 +4,7 @@ Causal masks are block masks, aligned bottom-right; lse comes from ``return_aux`
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -57,8 +58,11 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) 
 
 
 def _arithmetic(dtype: str, device: str, launch: Launch) -> Arithmetic:
-    """FlashAttention-2's arithmetic; PyTorch's casts round to nearest on the CPU as well."""
-    return flash_arithmetic(dtype, "cuda", launch)
+    """FlashAttention-2's arithmetic; PyTorch's casts round to nearest on the CPU as well.
+
+    Few queries against many keys are split over the keys ("flex decoding").
+    """
+    return replace(flash_arithmetic(dtype, "cuda", launch), partial_results=True)
 
 
 KERNEL = AttentionKernel(

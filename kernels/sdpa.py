@@ -19,7 +19,7 @@ from kernels.contract import LAYOUTS, AttentionKernel, Capabilities, Launch, fla
 from reference.arithmetic import FLOAT32, FP32_ROUNDOFF, Arithmetic, Format
 
 _REFUSALS = ("No available kernel", "No viable backend", "overflows")
-"""What the RuntimeError says when the one backend that is enabled does not take the inputs, or their strides."""
+"""What the RuntimeError says when the one backend that is enabled does not take the inputs or strides."""
 
 
 def _forward(
@@ -104,8 +104,8 @@ _PUBLIC = Capabilities(
     lse=False,
     # Claimed nowhere; with cuDNN, "this operator may select a nondeterministic algorithm".
     deterministic=(),
-    # "If a fused implementation is not available, a warning will be raised with the reasons why": and an error,
-    # where only that backend is enabled.
+    # "If a fused implementation is not available, a warning will be raised with the reasons why": and an
+    # error, where only that backend is enabled.
     may_refuse=True,
 )
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import triton
 import triton.language as tl
+from torch import Tensor
 
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 """Kernels run in Triton's interpreter, on the CPU. Decided when this module is imported."""
@@ -18,6 +19,14 @@ INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 NEG_INF = tl.constexpr(float("-inf"))
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
+
+
+def check_runnable(q: Tensor) -> None:
+    """Raises RuntimeError for a tensor on the CPU outside of the interpreter."""
+    if q.device.type == "cpu" and not INTERPRETED.value:
+        raise RuntimeError(
+            "q: on the CPU, where Triton only runs interpreted: set TRITON_INTERPRET=1 before importing this"
+        )
 
 
 def kernel(fn: Callable[..., None]) -> Any:

@@ -95,3 +95,8 @@ class Arithmetic:
     dk_dv_per_head: bool = False
     dk_dv_rows: int | None = None
     dq_keys: int | None = None
+
+    @property
+    def operand_floor(self) -> float:
+        """Below this ``operand_rounding`` is no bound: a subnormal loses up to 2^-126 when it is rounded."""
+        return 2.0**-126 / self.operand_rounding if self.operand_rounding else 0.0

@@ -111,14 +111,14 @@ def _only(values: list[T]) -> T:
 
 
 def lengths(tiles: Iterable[int], smallest: int, largest: int) -> SearchStrategy[int]:
-    """Lengths of a sequence: the two smallest, any, and up to three whole tiles, one row more or less."""
+    """Lengths of a sequence: the smallest few, any, and up to three whole tiles, one row more or less."""
     near_tiles = [
         st.integers(tile, min(4 * tile, largest) - 1).map(partial(_near_tiles, tile))
         for tile in sorted(set(tiles))
         if smallest < tile < largest
     ]
     return st.one_of(
-        st.integers(smallest, min(smallest + 1, largest)), st.integers(smallest, largest), *near_tiles
+        st.integers(smallest, min(smallest + 5, largest)), st.integers(smallest, largest), *near_tiles
     )
 
 

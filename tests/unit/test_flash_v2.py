@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels import flash_v2 as module
+from kernels import tiles
 from kernels.flash_v2 import KERNEL, LAUNCH, backward, flash_v2, forward
 from reference.arithmetic import FLOAT32, TF32_TRUNCATED
 
@@ -385,7 +386,7 @@ def test_a_last_stride_without_meaning_is_taken() -> None:
 
 
 def test_cpu_needs_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "INTERPRETED", tl.constexpr(False))
+    monkeypatch.setattr(tiles, "INTERPRETED", tl.constexpr(False))
     with pytest.raises(RuntimeError, match="TRITON_INTERPRET=1"):
         forward(Q.cpu(), K.cpu(), V.cpu(), causal=False, sm_scale=1.0)
 

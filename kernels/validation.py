@@ -1,0 +1,61 @@
+"""The arguments of an attention call, checked before anything is launched.
+
+What makes no sense raises TypeError or ValueError; what makes sense but isn't supported NotImplementedError,
+the contract's refusal. Every message names the argument, its value and what was expected.
+"""
+
+import math
+from numbers import Real
+
+import torch
+from torch import Tensor
+
+from kernels.contract import DTYPES
+
+MAX_HEAD_DIM = 256
+
+
+def check_inputs(q: Tensor, k: Tensor, v: Tensor, causal: bool, sm_scale: float) -> None:
+    """Check q (batch, heads_q, seqlen_q, head_dim), k and v (batch, heads_kv, seqlen_k, head_dim)."""
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name}: got {type(tensor).__name__}, expected a torch.Tensor")
+        if tensor.ndim != 4:
+            raise ValueError(
+                f"{name}: got shape {tuple(tensor.shape)}, expected (batch, heads, seqlen, head_dim)"
+            )
+    if str(q.dtype).removeprefix("torch.") not in DTYPES:
+        raise NotImplementedError(f"q: got dtype {q.dtype}, expected one of {DTYPES}")
+    if not 1 <= q.shape[3] <= MAX_HEAD_DIM:
+        raise NotImplementedError(f"q: got head_dim {q.shape[3]}, expected 1 to {MAX_HEAD_DIM}")
+    check_like("q", q, "q", q, q.shape, q.dtype)
+    check_like("k", k, "q", q, (q.shape[0], k.shape[1], k.shape[2], q.shape[3]), q.dtype)
+    check_like("v", v, "k", k, k.shape, q.dtype)
+    heads_q, heads_kv = q.shape[1], k.shape[1]
+    if heads_q != 0 and (heads_kv == 0 or heads_q % heads_kv):
+        raise ValueError(f"q: got {heads_q} heads, expected a multiple of k's {heads_kv}")
+    if not isinstance(causal, bool):
+        raise TypeError(f"causal: got {causal!r}, expected True or False")
+    if not isinstance(sm_scale, Real):
+        raise TypeError(f"sm_scale: got {sm_scale!r}, expected a real number")
+    if not abs(sm_scale) / math.log(2) <= torch.finfo(torch.float32).max:
+        raise ValueError(
+            f"sm_scale: got {sm_scale!r}, expected a number that is finite in float32, times log2 e"
+        )
+
+
+def check_like(
+    name: str, tensor: Tensor, model_name: str, model: Tensor, shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    """``tensor`` has this shape and dtype, the model's device, and a unit last stride."""
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name}: got {type(tensor).__name__}, expected a torch.Tensor")
+    if tuple(tensor.shape) != tuple(shape):
+        expected = f"{tuple(shape)}, as {model_name} is {tuple(model.shape)}"
+        raise ValueError(f"{name}: got shape {tuple(tensor.shape)}, expected {expected}")
+    if tensor.dtype != dtype:
+        raise ValueError(f"{name}: got dtype {tensor.dtype}, expected {dtype}")
+    if tensor.device != model.device:
+        raise ValueError(f"{name}: got device {tensor.device}, expected {model.device} as {model_name}")
+    if tensor.ndim == 4 and tensor.shape[3] > 1 and tensor.stride(3) != 1:
+        raise ValueError(f"{name}: got strides {tensor.stride()}, expected the last, of head_dim, to be 1")

@@ -1,0 +1,49 @@
+"""Errors of sums: dot products in any order, and how many roundings share their sign."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from reference.masks import hide
+
+SAFETY = 4.0
+"""Standard deviations of rule 2: Hoeffding gives 2 exp(-1.5 * 4^2) = 8e-11 per element for uniform errors."""
+
+SHRINKING_SAFETY = 8.0
+"""Rule 2 while a failure is being shrunk: a search can raise err/bound by 3 (measured), never by this."""
+
+PARTIAL_SUM_DEVIATIONS = 3.0
+"""The largest partial sum of n terms in random order, in standard deviations sqrt(sum x^2) above |sum x|."""
+
+CLUSTER_WINDOW = 0.25
+"""Weights within a quarter roundoff of each other round alike. Over a window of c roundoffs the mean error is
+at most u/(2c) times the fraction of values in it, which SAFETY = 1/c covers with a factor of two to spare."""
+
+
+def probable_steps(terms: int) -> float:
+    """Accumulation error of ``terms`` additions in roundoffs of the largest partial sum.
+
+    4 sqrt(n) for round to nearest (Hoeffding) plus n/2 for the drift of tensor cores, which truncate: the
+    worst drift of the published models is 0.33 n (Hopper) and 0.41 n (Ampere; Fasi et al. 2021).
+    """
+    return min(float(terms), SAFETY * math.sqrt(terms) + 0.5 * terms)
+
+
+def probable_accumulation(terms: int, value: Tensor, root: Tensor) -> Tensor:
+    """Error of sum x_i, in roundoffs, from value = |sum x_i| and root = sqrt(sum x_i^2)."""
+    return torch.add(value, root, alpha=PARTIAL_SUM_DEVIATIONS).mul_(probable_steps(terms))
+
+
+def multiplicity(x: Tensor, seen: Tensor | None, roundoff: float) -> Tensor:
+    """For each element, how many elements of its row round the way it does; 0 where not ``seen``.
+
+    ``x`` is on a logarithmic scale: elements within CLUSTER_WINDOW roundoffs have the same relative rounding
+    error, so they add up linearly; by Cauchy-Schwarz the squared sum over a cluster is at most the sum of
+    squares times its size.
+    """
+    x = hide(x, seen, torch.inf).contiguous()
+    window = CLUSTER_WINDOW * roundoff + 1e-12 * x.abs().clamp_max(1e6)  # float64 noise of equal scores
+    ordered = x.sort(dim=-1).values
+    count = torch.searchsorted(ordered, x + window, right=True) - torch.searchsorted(ordered, x - window)
+    return hide(count.double(), seen)

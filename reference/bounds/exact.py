@@ -1,0 +1,103 @@
+"""The float64 quantities that bounds are made of, computed once for forward and backward."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from reference.heads import fold, group_size
+from reference.masks import hide, visible
+
+FLOAT32_SAFE = 2.0**125
+"""Below this no sum, product with log2(e), or partial sum of a float32 computation reaches infinity."""
+
+
+@dataclass(frozen=True)
+class Exact:
+    """Forward quantities in float64, folded.
+
+    q (B, H, R, D), k and v (B, H, N, D); scores S, score_size A and weights P (B, H, R, N), A and P 0 where
+    a row does not see a key; row_max, lse (B, H, R); out (B, H, R, D); seen (R, N) bool, or None where every
+    key is seen; empty (B, H, R) bool: rows that see no key; overflow (B, H, R) bool: rows whose products may
+    leave float32.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    sm_scale: float
+    scores: Tensor
+    score_size: Tensor
+    weights: Tensor
+    row_max: Tensor
+    lse: Tensor
+    out: Tensor
+    seen: Tensor | None
+    empty: Tensor
+    overflow: Tensor
+
+    def sum_seen(self, x: Tensor) -> Tensor:
+        """Sum of ``x`` (B, H, N, D) over the keys a row sees, (B, H, R or 1, D). Masks are prefixes."""
+        if self.seen is None:
+            return x.sum(-2, keepdim=True)
+        sums = torch.nn.functional.pad(x.cumsum(-2), (0, 0, 1, 0))
+        return sums[..., self.seen.sum(-1), :]
+
+
+def largest(x: Tensor, dim: int) -> Tensor:
+    """Largest entry along a dimension, which is kept and may be empty (then 0); NaN if there is one."""
+    return x.amax(dim, keepdim=True) if x.shape[dim] else x.sum(dim, keepdim=True)
+
+
+def operand_size(x: Tensor, floor: float) -> Tensor:
+    """|x| of a product's raw operand, but for zeros never below ``Arithmetic.operand_floor``."""
+    size = x.abs()
+    return size.clamp_min(floor).masked_fill(x == 0, 0.0) if floor else size
+
+
+def exact(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool,
+    sm_scale: float,
+    alignment: str = "bottom_right",
+    operand_floor: float = 0.0,
+) -> Exact:
+    """Safe softmax attention (Milakov & Gimelshein 2018, eq. 2) with everything that bounds need kept.
+
+    q is (batch, heads_q, seqlen_q, head_dim), k and v (batch, heads_kv, seqlen_k, head_dim), of any float
+    dtype. Raises ValueError where heads_q is no multiple of heads_kv, and for an alignment that there is not.
+    """
+    seqlen_k = k.shape[2]
+    seen = visible(q.shape[2], seqlen_k, causal, alignment, q.device, group=group_size(q, k))
+    q, k, v = fold(q.double(), k.shape[1]), k.double(), v.double()
+    scores = (q @ k.mT).mul_(sm_scale)
+    size = hide(operand_size(q, operand_floor) @ operand_size(k, operand_floor).mT, seen)
+    masked = hide(scores, seen, -math.inf)
+    row_max = masked.amax(-1) if seqlen_k else q.new_full(q.shape[:-1], -math.inf)
+    # sm_scale may be multiplied to q, to k, or to their product
+    top = torch.maximum(largest(size, -1), largest(q.abs(), -1))
+    top = torch.maximum(top, largest(k.abs().flatten(-2), -1)[..., None])[..., 0] * max(1.0, abs(sm_scale))
+    empty = row_max == -math.inf
+    row_max = row_max.masked_fill(empty, 0.0)
+    weights = (masked - row_max[..., None]).exp_()
+    total = weights.sum(-1)
+    weights.div_(total.masked_fill(empty, 1.0)[..., None])
+    return Exact(
+        q=q,
+        k=k,
+        v=v,
+        sm_scale=sm_scale,
+        scores=scores,
+        score_size=size.mul_(abs(sm_scale)),
+        weights=weights,
+        row_max=row_max,
+        lse=row_max + total.log(),
+        out=weights @ v,
+        seen=seen,
+        empty=empty,
+        overflow=~(top < FLOAT32_SAFE),
+    )

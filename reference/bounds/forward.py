@@ -1,0 +1,144 @@
+"""Bounds of out and lse.
+
+With weights P_j (1 + t_j), cast errors c_j, accumulation error e_a and relative error e_l of the sum,
+    out' - out = (sum_j P_j t_j (v_j - out) + sum_j P_j (1 + t_j) c_j v_j + e_a - out e_l)
+                 / (1 + sum_j P_j t_j + e_l)
+exactly: whatever is common to a row (its shift, its rescaling) cancels through v_j - out. Where the t_j are
+so large that nothing is left of this, out' is still a convex combination of the v_j that the row sees.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from reference.arithmetic import FP32_ROUNDOFF, Arithmetic
+from reference.bounds.accumulation import multiplicity, probable_accumulation
+from reference.bounds.exact import FLOAT32_SAFE, Exact, operand_size
+from reference.bounds.scores import LARGEST_EXPONENT, WeightError, rescalings, weight_error
+from reference.masks import hide
+
+FLOAT64_SLACK = 1e-13
+"""Error of the float64 reference itself, relative to max |v| (measured at 1e-10 of the bound at most)."""
+
+SUBNORMAL_FLUSH = 2.0**-126
+"""What one flush of a float32 subnormal to zero loses."""
+
+UNDERFLOW_MARGIN = 16.0
+"""Rows with a weight within this factor of the cast's normal range count all their casts as underflowing."""
+
+
+@dataclass(frozen=True)
+class ForwardBounds:
+    """Bounds for out (B, H, R, D) and lse (B, H, R); inf where float32 may overflow, 0 on empty rows."""
+
+    out: Tensor
+    lse: Tensor
+
+
+def forward_bounds(
+    e: Exact, arithmetic: Arithmetic, *, safety: float | None = None, clustered: bool = True
+) -> ForwardBounds:
+    """Bounds of rule 1 (``safety=None``) or rule 2 (``safety`` standard deviations), never above rule 1.
+
+    ``clustered=False`` leaves out the multiplicity of equal weights: a cheap lower bound of rule 2.
+    """
+    if e.k.shape[-2] == 0:
+        return ForwardBounds(torch.zeros_like(e.out), torch.zeros_like(e.lse))
+    extra = rescalings(e, arithmetic) * (arithmetic.exp_error + 2 * FP32_ROUNDOFF)
+    if arithmetic.normalised_first:  # one division for each weight, not one for them all
+        extra = extra + arithmetic.div_error
+    err = weight_error(e, arithmetic, shift=e.row_max, extra=extra, shift_terms=0.0)
+    sums = _Sums.of(e, arithmetic, err)
+    out = _out_bound(e, arithmetic, err, sums, safety, clustered).masked_fill(e.overflow[..., None], math.inf)
+    lse = _lse_bound(e, arithmetic, err, sums).masked_fill(e.overflow, math.inf)
+    return ForwardBounds(out.masked_fill(e.empty[..., None], 0.0), lse.masked_fill(e.empty, 0.0))
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """What both bounds take from the rows, (B, H, R, 1) each but for ``sized``, which is P A.
+
+    drift: relative error of l from the weights; of_sum: from its own additions. cast: relative error of the
+    cast of P; flush: the absolute one of each cast that may underflow.
+    """
+
+    sized: Tensor
+    drift: Tensor
+    of_sum: Tensor | float
+    cast: Tensor
+    flush: Tensor
+
+    @classmethod
+    def of(cls, e: Exact, a: Arithmetic, err: WeightError) -> "_Sums":
+        p, sized = e.weights, e.weights * e.score_size
+        drift = err.slope * sized.sum(-1, keepdim=True) + err.intercept
+        flush = torch.full_like(drift, a.weights.underflow)
+        if not a.normalised_first:  # P stands relative to the running maximum when it is cast
+            flush = flush * p.amax(-1, keepdim=True)
+        smallest = hide(p, e.seen, 1.0).amin(-1, keepdim=True)
+        flush = torch.where(
+            smallest * a.weights.roundoff < UNDERFLOW_MARGIN * flush, flush * (1 + err.largest), 0.0
+        )
+        cast = a.weights.roundoff * (1 + err.largest)
+        of_sum = sum_error(a, p.shape[-1]) + (cast + flush * p.shape[-1] if a.l_from_rounded_p else 0.0)
+        return cls(sized, drift, of_sum, cast, flush)
+
+
+def sum_error(arithmetic: Arithmetic, terms: int) -> float:
+    """Relative error of l: the additions within a tile, then one for each tile, in any order."""
+    return FP32_ROUNDOFF * min(terms, arithmetic.tile_max + terms / arithmetic.tile_min)
+
+
+def _lse_bound(e: Exact, a: Arithmetic, err: WeightError, s: _Sums) -> Tensor:
+    """Error of l, as a logarithm (never above the largest error of any weight), then of the logarithm."""
+    of_weights = torch.minimum(s.drift / (1 - s.drift.clamp_max(0.5)), err.log)
+    size = a.log_error * (e.lse - e.row_max).abs().clamp_min(1.0)
+    return (of_weights + s.of_sum)[..., 0] + size + FP32_ROUNDOFF * (3 * e.row_max.abs() + 2 * e.lse.abs())
+
+
+def _out_bound(
+    e: Exact, a: Arithmetic, err: WeightError, s: _Sums, safety: float | None, clustered: bool
+) -> Tensor:
+    p, size_out, terms = e.weights, e.out.abs(), e.k.shape[-2]
+    size_v = operand_size(e.v, a.operand_floor)
+    of_weights = p @ size_v
+    error = (
+        err.slope * (s.sized @ size_v)
+        + (err.intercept + a.operand_rounding) * of_weights
+        + (s.drift + s.of_sum) * size_out
+        + s.flush * e.sum_seen(size_v)
+    )
+    partial_sum = of_weights * (1 + err.largest)
+    cast_and_sum = (s.cast + terms * a.accumulate) * partial_sum
+    if safety is not None:
+        squares = p * p
+        if clustered:
+            squares = squares * multiplicity(e.scores, e.seen, a.weights.roundoff)
+        root = (squares @ (e.v * e.v)).sqrt()
+        probable = safety * s.cast * root + a.accumulate * probable_accumulation(terms, size_out, root)
+        if a.weights.truncates:
+            probable += s.cast * size_out
+        cast_and_sum = torch.minimum(cast_and_sum, probable)
+    error = error + cast_and_sum
+    error = error / (1 - s.drift - s.of_sum).clamp_min(1e-3)
+    # A weight of 0 times an error of e^50 is no bound.
+    error = error.masked_fill(~(err.log < LARGEST_EXPONENT), math.inf)
+    low, high = hull(e)
+    size_hull = torch.maximum(low.abs(), high.abs())
+    relative = a.weights.roundoff + a.operand_rounding + 2 * terms * a.accumulate + 2 * s.of_sum
+    anywhere = torch.maximum(high - e.out, e.out - low) + size_hull * (relative + a.weights.underflow * terms)
+    last = a.output.roundoff + a.div_error
+    floor = a.output.underflow + terms * SUBNORMAL_FLUSH
+    bound = torch.minimum(error, anywhere) * (1 + last) + last * size_out + FLOAT64_SLACK * size_hull + floor
+    # The unnormalised accumulator holds up to seqlen_k times the largest v.
+    return bound.masked_fill(size_hull * terms >= FLOAT32_SAFE, math.inf)
+
+
+def hull(e: Exact) -> tuple[Tensor, Tensor]:
+    """Smallest and largest v that each row sees, (B, H, R or 1, D). Masks are prefixes of the keys."""
+    if e.seen is None:
+        return e.v.amin(-2, keepdim=True), e.v.amax(-2, keepdim=True)
+    last = (e.seen.sum(-1) - 1).clamp_min(0)
+    return e.v.cummin(-2).values[..., last, :], e.v.cummax(-2).values[..., last, :]

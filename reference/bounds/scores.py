@@ -1,0 +1,86 @@
+"""Relative error of the unnormalised softmax weights: what scores, exponentials and rescaling contribute.
+
+The error of a score S_ij is at most relative * A_ij + offset_i in natural units. For a bound to stay linear
+in A, expm1 of it is taken from above by a chord: expm1(x) <= x expm1(top) / top on [0, top], top being the
+row's largest.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from reference.arithmetic import FP32_ROUNDOFF, Arithmetic
+from reference.bounds.exact import Exact, largest
+from reference.masks import hide
+
+LARGEST_EXPONENT = 50.0
+"""Errors are cut here: beyond e^50 a weight is unknown, and the hull of v bounds the output instead."""
+
+RECORD_TILE = 16
+"""The smallest key tile of a tensor-core kernel; running maxima are counted on tiles of this size."""
+
+
+@dataclass(frozen=True)
+class WeightError:
+    """exp(score error) - 1 of the weights of row i is at most slope_i A_ij + intercept_i.
+
+    All are (B, H, R, 1); ``log`` and ``largest`` are the row's largest error before and after exponentiation.
+    """
+
+    slope: Tensor
+    intercept: Tensor
+    log: Tensor
+    largest: Tensor
+
+
+def weight_error(
+    e: Exact, arithmetic: Arithmetic, *, shift: Tensor, extra: Tensor, shift_terms: float
+) -> WeightError:
+    """Errors of exp(S - shift), shift (B, H, R) being the row maximum (forward) or lse (backward).
+
+    The dot product: head_dim * U * A. Then 4 U |S| (sm_scale * log2 e, the product, base conversion, one to
+    spare) and 4 U |S - shift| (subtraction, log2 e, and the two of the rescaling arguments, which telescope):
+    at most 8 U A + 4 U |shift|. One exp2, and what the caller adds: ``extra`` (B, H, R) and
+    shift_terms * U |shift|.
+    """
+    a = arithmetic
+    relative = e.q.shape[-1] * a.accumulate + 8 * FP32_ROUNDOFF + 2 * a.operand_rounding
+    offset = extra + (a.exp_error + (4 + shift_terms) * FP32_ROUNDOFF * shift.abs())
+    if a.k_prescaled:
+        # round(k * sm_scale * log2 e): relative in normal range, absolute (base 2) below it.
+        relative += a.weights.roundoff
+        offset = offset + a.weights.underflow * math.log(2) * e.q.abs().sum(-1)
+    offset = offset[..., None]
+    log = relative * largest(e.score_size, -1) + offset
+    # NaN and infinity (an overflow of the score itself) become the largest error as well.
+    cut = log.nan_to_num(nan=LARGEST_EXPONENT).clamp_max(LARGEST_EXPONENT)
+    grown = torch.expm1(cut)
+    chord = grown / cut
+    return WeightError(chord * relative, chord * offset, log, grown)
+
+
+def rescalings(e: Exact, arithmetic: Arithmetic) -> Tensor:
+    """How often the running maximum of a row can change, (B, H, R): each change multiplies by a rounded exp2.
+
+    A key tile changes the maximum only if it holds a prefix record. Counted on tiles of RECORD_TILE keys,
+    which overlap at most two of the kernel's; from either end, since kernels may walk the keys backwards.
+    """
+    seqlen_k = e.scores.shape[-1]
+    most = math.ceil(seqlen_k / arithmetic.tile_min) + 1
+    if most <= 4:
+        return torch.full_like(e.row_max, float(most))
+    tiles = torch.nn.functional.pad(
+        hide(e.scores, e.seen, -math.inf), (0, -seqlen_k % RECORD_TILE), value=-math.inf
+    )
+    tops = tiles.unflatten(-1, (-1, RECORD_TILE)).amax(-1)
+
+    def records(tops: Tensor) -> Tensor:
+        running = tops.cummax(-1).values
+        before = torch.nn.functional.pad(running[..., :-1], (1, 0), value=-math.inf)
+        # Scores that differ by float32 noise may be records in the kernel's order and not in ours.
+        noise = 1e-5 * running.abs().clamp_min(1.0)
+        return ((tops >= before - noise) & (tops > -math.inf)).sum(-1)
+
+    return (2.0 * torch.maximum(records(tops), records(tops.flip(-1)))).clamp_max(most)
