@@ -1,0 +1,257 @@
+"""A FlashAttention-2 kernel emulated in torch on the CPU: every rounding explicit, every bug injectable.
+
+It rounds where ``Arithmetic`` says that a kernel may, as badly as it may: elementary functions err by random
+amounts up to their documented errors, sums run in any order or truncate like a tensor core's. All heads and
+the whole batch are computed at once, so a batch of random problems costs little more than one.
+
+Values are float32 tensors throughout; a cast to a narrower format rounds them to values of that format.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from reference.arithmetic import BFLOAT16, Arithmetic, Format
+from reference.heads import fold, unfold
+from reference.masks import blocks, visible
+
+BUGS = (
+    "last_key_dropped",
+    "causal_one_more",
+    "causal_one_less",
+    "causal_wrong_in_one_row",
+    "one_cell_dropped",
+    "accumulator_16bit",
+    "p_in_bfloat16",
+    "scores_16bit",
+    "alpha_not_on_l",
+    "alpha_not_on_acc",
+    "scale_off_by_1_percent",
+    "lse_base_2",
+    "padding_unmasked",
+    "key_tiles_swapped",
+    "dk_unscaled",
+    "delta_rolled",
+    "delta_zero",
+)
+
+Sums = Literal["gemm", "shuffled", "truncated"]
+SUMS: tuple[Sums, ...] = ("gemm", "shuffled", "truncated")
+
+LOG2_E, LN_2 = torch.tensor(1 / math.log(2)), torch.tensor(math.log(2))
+
+TENSOR_CORE_TERMS = 16
+"""Products that Hopper's tensor cores add up before they truncate (Khattak & Mikaitis 2025)."""
+
+
+def cast(x: Tensor, to: Format) -> Tensor:
+    """Float32 ``x`` rounded to a value of the format."""
+    if to.name in ("float16", "bfloat16"):
+        return x.to(getattr(torch, to.name)).float()
+    dropped = {"float32": 0, "tf32": 13, "tf32_truncated": 13, "bfloat16_truncated": 16}[to.name]
+    half = 0 if to.truncates or dropped == 0 else 1 << (dropped - 1)
+    bits = (x.contiguous().view(torch.int32) + half) & -(1 << dropped)
+    return torch.where(x.isfinite(), bits.view(torch.float32), x)
+
+
+def truncated(x: Tensor) -> Tensor:
+    """Float64 to float32 towards zero."""
+    nearest = x.float()
+    return torch.where(nearest.double().abs() > x.abs(), nearest.nextafter(torch.zeros(())), nearest)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Emulator:
+    """A kernel for one mask and scale.
+
+    Attributes:
+        arithmetic: what is rounded, and where.
+        tile_q, tile_k: rows and keys of a tile.
+        reverse: the forward walks the keys from last to first.
+        sums: matrix products by torch's ``gemm``; ``shuffled``, rounding to nearest; or ``truncated`` after
+            every TENSOR_CORE_TERMS products.
+        fused: scaling and subtraction of the maximum are one fused multiply-add.
+        base_2: exponents are kept in base 2 rather than converted at every exp.
+        bug: one of BUGS.
+        generator: of the errors of elementary functions and the order of sums.
+    """
+
+    arithmetic: Arithmetic
+    sm_scale: float
+    causal: bool = False
+    alignment: str = "bottom_right"
+    tile_q: int = 64
+    tile_k: int = 64
+    reverse: bool = False
+    sums: Sums = "gemm"
+    fused: bool = True
+    base_2: bool = True
+    bug: str | None = None
+    generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(0))
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """The output and its lse, for q (B, heads_q, M, D) and k, v (B, heads_kv, N, D)."""
+        a, heads_q = self.arithmetic, q.shape[1]
+        seen = self._seen(q, k)
+        q, k, v = self._operand(fold(q, k.shape[1])), self._operand(self._keys(k)), self._operand(v)
+        m = torch.full((*q.shape[:-1], 1), -math.inf)
+        l, acc = torch.zeros_like(m), torch.zeros_like(q)
+        # A softmax over whole rows, then a matrix product, is one tile.
+        tiles = list(blocks(k.shape[2], max(1, k.shape[2]) if a.normalised_first else self.tile_k))
+        if self.bug == "key_tiles_swapped":
+            k = torch.cat([k[:, :, tiles[1]], k[:, :, tiles[0]], k[:, :, tiles[1].stop :]], 2)
+        for j in reversed(tiles) if self.reverse else tiles:
+            k_j, v_j, seen_j = k[:, :, j], v[:, :, j], seen[:, j]
+            if self.bug == "padding_unmasked":
+                rest = self.tile_k - v_j.shape[2]
+                k_j, v_j = (torch.nn.functional.pad(x, (0, 0, 0, rest)) for x in (k_j, v_j))
+                seen_j = torch.nn.functional.pad(seen_j, (0, rest), value=True)
+            products = self._products(q, k_j)
+            scores = torch.where(seen_j, products * self._unit, -math.inf)
+            m_new = torch.maximum(m, scores.amax(-1, keepdim=True))
+            shift = m_new.clamp_min(torch.finfo(torch.float32).min)
+            p = self._exp2(torch.where(seen_j, self._exponent(products, shift), -math.inf))
+            change = m - shift
+            alpha = self._exp2(change if self.base_2 else change * LOG2_E)
+            m = m_new
+            rounded = cast(p, BFLOAT16 if self.bug == "p_in_bfloat16" else a.weights)
+            added = (rounded if a.l_from_rounded_p else p).sum(-1, keepdim=True)
+            l = l + added if self.bug == "alpha_not_on_l" else l * alpha + added
+            if a.normalised_first:
+                rounded = cast(self._divide(p, l.clamp_min(1.0)), a.weights)
+            acc = self._dot(rounded, v_j, acc if self.bug == "alpha_not_on_acc" else acc * alpha)
+            if self.bug == "accumulator_16bit":
+                acc = cast(acc, a.output)
+        l = torch.where(m == -math.inf, 1.0, l)
+        out = acc if a.normalised_first else self._divide(acc, l)
+        log2_l = l.log2() + self._noise(l, a.log_error) * l.log2().clamp_min(1.0)
+        lse = (m + log2_l) * LN_2 if self.base_2 else m + log2_l * LN_2
+        if self.bug == "lse_base_2":
+            lse = lse * LOG2_E
+        return unfold(cast(out, a.output), heads_q), unfold(lse.squeeze(-1), heads_q)
+
+    def backward(
+        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The gradients (dq, dk, dv), from what ``forward`` was given and returned."""
+        a, heads_q, heads_kv = self.arithmetic, q.shape[1], k.shape[1]
+        seen = self._seen(q, k)
+        group = heads_q // heads_kv
+        q, dout = (self._operand(fold(x, heads_kv)) for x in (q, dout))
+        out, lse = fold(out, heads_kv), fold(lse, heads_kv)[..., None]
+        keys, v = self._operand(self._keys(k)), self._operand(v)
+        shift = lse.clamp_min(torch.finfo(torch.float32).min)
+        exponent = self._exponent(self._products(q, keys), shift * LOG2_E if self.base_2 else shift)
+        p = torch.where(seen & (lse > -math.inf), self._exp2(exponent), 0.0)
+        grad_p = self._dot(dout, v.mT)
+        if self.bug == "delta_rolled":
+            out = out.roll(1, 2)
+        delta = (out * dout if a.delta == "out" else p * grad_p).sum(-1, keepdim=True)
+        if self.bug == "delta_zero":
+            delta = torch.zeros_like(delta)
+        weights = BFLOAT16 if self.bug == "p_in_bfloat16" else a.weights
+        before, after = (self._scale, 1.0) if a.ds_scaled else (1.0, self._scale)
+        grad_s = cast(p * (grad_p - delta) * torch.tensor(before), weights)
+        scale = torch.tensor(after)
+        dv = self._sum_over_rows(cast(p, weights), dout, torch.ones(()), group)
+        dk = self._sum_over_rows(grad_s, q, torch.ones(()) if self.bug == "dk_unscaled" else scale, group)
+        dq = self._tiled(grad_s, keys, self.tile_k, a.dq_keys) * (LN_2 if a.k_prescaled else scale)
+        return unfold(cast(dq, a.output), heads_q), dk, dv
+
+    @property
+    def _scale(self) -> float:
+        return self.sm_scale * (1.01 if self.bug == "scale_off_by_1_percent" else 1.0)
+
+    @property
+    def _unit(self) -> Tensor:
+        """What products of q and the keys are multiplied with to be scores."""
+        if self.arithmetic.k_prescaled:
+            return torch.ones(())
+        return torch.tensor(self._scale / math.log(2) if self.base_2 else self._scale)
+
+    def _seen(self, q: Tensor, k: Tensor) -> Tensor:
+        """(rows, N) bool, as the kernel believes; bugs strike in the middle of the mask."""
+        rows, keys = q.shape[2], k.shape[2]
+        seen = visible(rows, keys, self.causal, self.alignment, "cpu")
+        seen = torch.ones(rows, keys, dtype=torch.bool) if seen is None else seen
+        offset = keys - rows if self.alignment == "bottom_right" else 0
+        if self.bug == "last_key_dropped":
+            seen[:, -1] = False
+        elif self.bug == "causal_one_more":
+            seen = torch.ones_like(seen).tril(offset + 1)
+        elif self.bug == "causal_one_less":
+            seen = seen.tril(offset - 1)
+        elif self.bug == "causal_wrong_in_one_row":
+            seen[rows // 2, rows // 2 + offset + 1] = True
+        elif self.bug == "one_cell_dropped":
+            seen[rows // 2, keys // 4] = False
+        return seen.repeat(q.shape[1] // k.shape[1], 1)
+
+    def _operand(self, x: Tensor) -> Tensor:
+        """A raw operand as the matrix unit reads it."""
+        return cast(x, self.arithmetic.weights) if self.arithmetic.operand_rounding else x
+
+    def _keys(self, k: Tensor) -> Tensor:
+        if not self.arithmetic.k_prescaled:
+            return k
+        return cast(k * torch.tensor(self._scale / math.log(2)), self.arithmetic.weights)
+
+    def _products(self, q: Tensor, keys: Tensor) -> Tensor:
+        products = self._dot(q, keys.mT)
+        return cast(products, self.arithmetic.output) if self.bug == "scores_16bit" else products
+
+    def _exponent(self, products: Tensor, shift: Tensor) -> Tensor:
+        """log2 of the weights: scores less ``shift``, which is in the kernel's base."""
+        if self.fused:
+            x = (products.double() * self._unit.double() - shift.double()).float()
+        else:
+            x = products * self._unit - shift
+        return x if self.base_2 else x * LOG2_E
+
+    def _noise(self, like: Tensor, error: float) -> Tensor:
+        """Errors up to ``error`` together with the rounding to float32 that follows."""
+        return (2 * torch.rand(like.shape, generator=self.generator) - 1) * (error - 2.0**-24)
+
+    def _exp2(self, x: Tensor) -> Tensor:
+        """As ``ex2.approx.ftz.f32``: exact at 0 (PTX ISA), nothing below 2^-126."""
+        error = self._noise(x, self.arithmetic.exp_error).masked_fill(x == 0, 0.0)
+        y = torch.exp2(x.double()) * (1 + error.double())
+        return torch.where(y < 2.0**-126, 0.0, y).float()
+
+    def _divide(self, x: Tensor, y: Tensor) -> Tensor:
+        return (x.double() / y.double() * (1 + self._noise(x, self.arithmetic.div_error).double())).float()
+
+    def _dot(self, x: Tensor, y: Tensor, acc: Tensor | None = None) -> Tensor:
+        """Float32 acc + x @ y."""
+        acc = torch.zeros(*x.shape[:-1], y.shape[-1]) if acc is None else acc
+        terms = x.shape[-1]
+        if self.sums == "gemm":
+            return acc + x @ y
+        if self.sums == "truncated":
+            for part in blocks(terms, TENSOR_CORE_TERMS):
+                acc = truncated(acc.double() + x[..., part].double() @ y[..., part, :].double())
+            return acc
+        order = torch.randperm(terms, generator=self.generator)
+        for some in order.split(int(torch.randint(1, 9, (), generator=self.generator))):
+            acc = acc + x[..., some] @ y[..., some, :]
+        return acc
+
+    def _tiled(self, x: Tensor, y: Tensor, tile: int, stored_every: int | None) -> Tensor:
+        """Float32 x @ y, tile after tile, stored in the output's format in between where the kernel does."""
+        acc = torch.zeros(*x.shape[:-1], y.shape[-1])
+        for part in blocks(x.shape[-1], stored_every or tile):
+            acc = self._dot(x[..., part], y[..., part, :], acc)
+            if stored_every or self.bug == "accumulator_16bit":
+                acc = cast(acc, self.arithmetic.output)
+        return acc
+
+    def _sum_over_rows(self, x: Tensor, y: Tensor, scale: Tensor, group: int) -> Tensor:
+        """Scaled x^T y in the output's format, with the heads of a group summed before or after rounding."""
+        a = self.arithmetic
+        heads = group if a.dk_dv_per_head else 1
+        pairs = zip(x.chunk(heads, 2), y.chunk(heads, 2), strict=True)
+        sums = [cast(self._tiled(p.mT, o, self.tile_q, a.dk_dv_rows) * scale, a.output) for p, o in pairs]
+        return cast(torch.stack(sums).sum(0), a.output)

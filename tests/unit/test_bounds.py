@@ -1,0 +1,441 @@
+"""Correct kernels stay within the bounds, whatever order and arithmetic they choose; wrong ones don't."""
+
+import itertools
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from reference import safe_softmax
+from reference.arithmetic import (
+    BFLOAT16,
+    BFLOAT16_TRUNCATED,
+    FLOAT16,
+    FLOAT32,
+    TF32,
+    TF32_TRUNCATED,
+    Arithmetic,
+    Format,
+)
+from reference.bounds import Exact, backward_bounds, exact, forward_bounds
+from reference.bounds.accumulation import SAFETY
+from reference.heads import fold, unfold
+from tests.harness.compare import error_over_bound
+from tests.unit.emulator import BUGS, SUMS, Emulator, cast
+
+RULE_1: dict[str, Any] = {}
+RULE_2: dict[str, Any] = {"safety": SAFETY}
+UNCLUSTERED: dict[str, Any] = {"safety": SAFETY, "clustered": False}
+
+ARITHMETIC = {
+    "float16": Arithmetic(weights=FLOAT16, output=FLOAT16),
+    "bfloat16": Arithmetic(weights=BFLOAT16, output=BFLOAT16),
+    "bfloat16_truncated": Arithmetic(weights=BFLOAT16_TRUNCATED, output=BFLOAT16_TRUNCATED),
+    "float32": Arithmetic(weights=FLOAT32, output=FLOAT32),
+    "tf32": Arithmetic(weights=TF32, output=FLOAT32, operand_rounding=TF32.roundoff),
+    "tf32_truncated": Arithmetic(
+        weights=TF32_TRUNCATED, output=FLOAT32, operand_rounding=TF32_TRUNCATED.roundoff
+    ),
+    # Without the last rounding, which hides what the sums did.
+    "float16_to_float32": Arithmetic(weights=FLOAT16, output=FLOAT32),
+}
+INPUTS = {
+    "float16": FLOAT16,
+    "float16_to_float32": FLOAT16,
+    "bfloat16": BFLOAT16,
+    "bfloat16_truncated": BFLOAT16,
+}
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "l_from_rounded_p": {"l_from_rounded_p": True},
+    "k_prescaled": {"k_prescaled": True},
+    "normalised_first": {"normalised_first": True},
+    "ds_scaled": {"ds_scaled": True},
+    "dk_dv_per_head": {"dk_dv_per_head": True},
+    "stored sums": {"dk_dv_rows": 32, "dq_keys": 48},
+    "everything": {
+        "l_from_rounded_p": True,
+        "k_prescaled": True,
+        "dk_dv_per_head": True,
+        "dk_dv_rows": 16,
+        "dq_keys": 16,
+    },
+}
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Float32 q, dout (B, heads_q, M, D) and k, v (B, heads_kv, N, D), of values of the input's format."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    dout: Tensor
+
+    def map(self, f: Callable[[Tensor], Tensor]) -> "Inputs":
+        """The same function of every tensor."""
+        return Inputs(f(self.q), f(self.k), f(self.v), f(self.dout))
+
+
+def normal(
+    generator: torch.Generator, batch: int, heads_kv: int, group: int, rows: int, keys: int, head_dim: int
+) -> Inputs:
+    of_q, of_k = (batch, heads_kv * group, rows, head_dim), (batch, heads_kv, keys, head_dim)
+    return Inputs(*(torch.randn(shape, generator=generator) for shape in (of_q, of_k, of_k, of_q)))
+
+
+def duplicated_keys(x: Inputs) -> Inputs:
+    """Three keys and queries, again and again, and gradients of one sign: all roundings of a kind agree."""
+    of_k, of_q = torch.arange(x.k.shape[2]) % 3, torch.arange(x.q.shape[2]) % 3
+    q, k, v, dout = x.q[:, :, of_q], x.k[:, :, of_k], x.v[:, :, of_k].abs(), x.dout[:, :, of_q].abs()
+    return Inputs(q, k, v, dout)
+
+
+def cancellation(x: Inputs) -> Inputs:
+    """Halves of q k^T, and pairs of values, that cancel."""
+    half, even = x.q.shape[3] // 2, torch.arange(x.k.shape[2]) // 2 * 2
+    sign = 1.0 - 2.0 * (torch.arange(x.k.shape[2]) % 2)[:, None]
+    q = torch.cat([x.q[..., :half], x.q[..., :half]], -1)
+    k = torch.cat([x.k[..., :half], 0.01 * x.k[..., half:] - x.k[..., :half]], -1)
+    return Inputs(4 * q, 4 * k, x.v[:, :, even] * sign, x.dout)
+
+
+def ascending(x: Inputs) -> Inputs:
+    """Scores that grow from key to key: every tile has a new maximum."""
+    steps = torch.linspace(-3, 3, x.k.shape[2])[:, None]
+    return replace(x, q=x.q.abs() + 1, k=steps + 0.05 * x.k)
+
+
+def outliers(x: Inputs) -> Inputs:
+    """FlashAttention-3's N(0, 1) + N(0, 100) Bernoulli(0.001) (Shah et al. 2024, section 4.3)."""
+    generator = torch.Generator().manual_seed(1)
+
+    def spiked(t: Tensor) -> Tensor:
+        return t + 10 * t.flip(2) * (torch.rand(t.shape, generator=generator) < 1e-3)
+
+    return x.map(spiked)
+
+
+FAMILIES: dict[str, Callable[[Inputs], Inputs]] = {
+    "normal": lambda x: x,
+    "positive": lambda x: x.map(torch.abs),
+    "duplicated_keys": duplicated_keys,
+    "cancellation": cancellation,
+    "ascending": ascending,
+    "outliers": outliers,
+    "tiny_logits": lambda x: Inputs(x.q * 1e-4, x.k, x.v.abs(), x.dout.abs()),
+    "large_logits": lambda x: replace(x, q=8 * x.q),
+    "constant_rows": lambda x: replace(x, k=x.k[:, :, :1].expand_as(x.k), v=x.v.abs()),
+    "small": lambda x: x.map(lambda t: t * 1e-4),
+    "large_v": lambda x: replace(x, v=3000 * x.v, dout=1e-3 * x.dout),
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A kernel's outputs beside the float64 quantities they are judged by."""
+
+    kernel: Emulator
+    inputs: Inputs
+    e: Exact
+    found: dict[str, Tensor]
+
+    @property
+    def dout(self) -> Tensor:
+        """Folded, in float64."""
+        return fold(self.inputs.dout, self.inputs.k.shape[1]).double()
+
+
+def run(kernel: Emulator, x: Inputs) -> Run:
+    out, lse = kernel.forward(x.q, x.k, x.v)
+    dq, dk, dv = kernel.backward(x.dout, x.q, x.k, x.v, out, lse)
+    e = exact(x.q, x.k, x.v, causal=kernel.causal, sm_scale=kernel.sm_scale, alignment=kernel.alignment)
+    return Run(kernel, x, e, {"out": out, "lse": lse, "dq": dq, "dk": dk, "dv": dv})
+
+
+def expected(r: Run, rule: dict[str, Any], teacher_forced: bool) -> dict[str, tuple[Tensor, Tensor]]:
+    """What every output should be, and the bound of its error."""
+    a, heads_kv, heads_q = r.kernel.arithmetic, r.inputs.k.shape[1], r.inputs.q.shape[1]
+    f = forward_bounds(r.e, a, **rule)
+    if teacher_forced:
+        out, lse = (fold(r.found[name], heads_kv).double() for name in ("out", "lse"))
+        b = backward_bounds(r.e, r.dout, a, out=out, lse=lse, **rule)
+    else:
+        b = backward_bounds(r.e, r.dout, a, forward=forward_bounds(r.e, a), **rule)
+    return {
+        "out": (unfold(r.e.out, heads_q), unfold(f.out, heads_q)),
+        "lse": (unfold(r.e.lse, heads_q), unfold(f.lse, heads_q)),
+        "dq": (unfold(b.dq, heads_q), unfold(b.dq_bound, heads_q)),
+        "dk": (b.dk, b.dk_bound),
+        "dv": (b.dv, b.dv_bound),
+    }
+
+
+def ratios(r: Run, rule: dict[str, Any], *, teacher_forced: bool = True) -> dict[str, Tensor]:
+    """Largest error over bound of each output, (B,): one for each problem of the batch."""
+    found = {}
+    for name, (value, bound) in expected(r, rule, teacher_forced).items():
+        maximum = math.inf if name == "lse" else r.kernel.arithmetic.output.maximum
+        ratio = error_over_bound(r.found[name], value, bound, maximum).flatten(1)
+        found[name] = ratio.amax(1) if ratio.numel() else torch.zeros(len(ratio))
+    return found
+
+
+def problem(arithmetic: str, family: str, seed: int, changes: dict[str, Any] | None = None) -> Run:
+    """A random kernel of the given arithmetic on two random problems of the family."""
+    choose = random.Random(f"{arithmetic} {family} {seed}")
+    generator = torch.Generator().manual_seed(choose.randrange(2**31))
+    a = replace(ARITHMETIC[arithmetic], **(changes or {}))
+    longest = choose.choice([40, 160, 160, 330])
+    group, rows, keys = choose.randint(1, 3), choose.randint(1, longest), choose.randint(1, longest)
+    head_dim = choose.choice([16, 32, 64, 128])
+    default = head_dim**-0.5
+    kernel = Emulator(
+        arithmetic=a,
+        sm_scale=choose.choices([default, 0.5, -default, 0.0], [0.8, 0.1, 0.05, 0.05])[0],
+        causal=choose.random() < 0.6,
+        alignment=choose.choice(["bottom_right", "top_left"]),
+        tile_q=choose.choice([16, 32, 64, 128]),
+        tile_k=choose.choice([16, 32, 64, 128]),
+        reverse=choose.random() < 0.5,
+        # Float32 products are not exact, so no tensor core adds them up.
+        sums=choose.choice(SUMS if a.weights is not FLOAT32 else SUMS[:2]),
+        fused=choose.random() < 0.5,
+        base_2=a.k_prescaled or choose.random() < 0.6,
+        generator=generator,
+    )
+    x = FAMILIES[family](normal(generator, 2, 1, group, rows, keys, head_dim))
+    return run(kernel, x.map(lambda t: cast(t, INPUTS.get(arithmetic, FLOAT32))))
+
+
+def assert_within(r: Run, rule: dict[str, Any], *, teacher_forced: bool = True) -> None:
+    for name, ratio in ratios(r, rule, teacher_forced=teacher_forced).items():
+        assert ratio.max() <= 1, f"{name}: error over bound {ratio.max():.3f} by {rule} for {r.kernel}"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("arithmetic", ARITHMETIC)
+def test_correct_kernels_stay_within_both_rules(arithmetic: str, family: str) -> None:
+    for seed in range(3):
+        r = problem(arithmetic, family, seed)
+        assert_within(r, RULE_1)
+        assert_within(r, RULE_2)
+        assert_within(r, RULE_1, teacher_forced=False)
+
+
+@pytest.mark.parametrize("family", ["normal", "duplicated_keys", "small", "large_logits"])
+@pytest.mark.parametrize("arithmetic", ["float16", "bfloat16_truncated", "float32"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_declared_variants_stay_within_both_rules(variant: str, arithmetic: str, family: str) -> None:
+    r = problem(arithmetic, family, 10, VARIANTS[variant])
+    assert_within(r, RULE_1)
+    assert_within(r, RULE_2)
+    assert_within(r, RULE_1, teacher_forced=False)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_delta_from_probabilities_is_judged_in_exact_mode(family: str) -> None:
+    for arithmetic, seed in itertools.product(("float16", "float32"), range(2)):
+        r = problem(arithmetic, family, 20 + seed, {"delta": "probabilities"})
+        either = replace(r.kernel, arithmetic=replace(r.kernel.arithmetic, delta="either"))
+        assert_within(r, RULE_1, teacher_forced=False)
+        assert_within(replace(r, kernel=either), RULE_1, teacher_forced=False)
+
+
+@pytest.mark.parametrize("rule", [RULE_1, RULE_2])
+def test_sums_stored_in_between_may_underflow_every_time(rule: dict[str, Any]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    a = replace(ARITHMETIC["float16"], dk_dv_rows=16, dq_keys=16)
+    kernel = Emulator(arithmetic=a, sm_scale=4.0, generator=generator)
+    x = normal(generator, 1, 1, 1, 512, 512, 32).map(lambda t: cast(1e-5 * t, FLOAT16))
+    assert_within(run(kernel, x), rule)
+
+
+@pytest.mark.parametrize("rule", [RULE_1, RULE_2])
+@pytest.mark.parametrize("rows", [64, 1024])
+def test_operands_that_are_truncated_all_err_in_one_direction(rows: int, rule: dict[str, Any]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    a = ARITHMETIC["tf32_truncated"]
+    kernel = Emulator(arithmetic=a, sm_scale=0.125, sums="truncated", generator=generator)
+    x = normal(generator, 1, 1, 1, rows, 1088 - rows, 64).map(lambda t: 1 + 0.05 * t)
+    assert_within(run(kernel, x), rule)
+
+
+CAUSAL = {"causal_one_more", "causal_one_less", "causal_wrong_in_one_row"}
+
+
+def buggy(bug: str | None, arithmetic: str = "float16", *, seed: int = 0) -> Run:
+    """Three problems of normal data, several tiles and a half."""
+    generator = torch.Generator().manual_seed(seed)
+    kernel = Emulator(
+        arithmetic=ARITHMETIC[arithmetic],
+        sm_scale=0.125,
+        causal=bug in CAUSAL,
+        tile_q=16,
+        tile_k=16,
+        bug=bug,
+        generator=generator,
+    )
+    x = normal(generator, 3, 1, 1, 520, 520, 64)
+    return run(kernel, x.map(lambda t: cast(t, INPUTS[arithmetic])))
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_bugs_exceed_the_bounds_in_every_problem(bug: str) -> None:
+    largest = torch.stack(list(ratios(buggy(bug), RULE_2).values())).amax(0)
+    assert (largest > 1).all(), f"error over bound {largest.tolist()}"
+
+
+def test_what_the_bugs_are_planted_in_is_correct() -> None:
+    assert_within(buggy(None), RULE_2)
+
+
+def test_equal_weights_round_alike() -> None:
+    """Without the multiplicity of equal weights, a correct kernel would be accused."""
+    generator = torch.Generator().manual_seed(0)
+    kernel = Emulator(arithmetic=ARITHMETIC["float16_to_float32"], sm_scale=0.1, generator=generator)
+    x = duplicated_keys(normal(generator, 8, 1, 1, 600, 600, 16)).map(lambda t: cast(t, FLOAT16))
+    r = run(kernel, x)
+    assert_within(r, RULE_2)
+    unclustered = ratios(r, UNCLUSTERED)
+    for name in ("out", "dq", "dk", "dv"):
+        assert unclustered[name].max() > 1, name
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("arithmetic", ARITHMETIC)
+def test_rules_are_ordered_and_finite(arithmetic: str, family: str) -> None:
+    r = problem(arithmetic, family, 30)
+    by_rule = [expected(r, rule, teacher_forced=True) for rule in (UNCLUSTERED, RULE_2, RULE_1)]
+    for name in r.found:
+        unclustered, clustered, certain = (bounds[name][1] for bounds in by_rule)
+        # The rules add the same terms in another order: a few float64 roundings.
+        assert (unclustered <= clustered * (1 + 1e-12)).all(), name
+        assert (clustered <= certain * (1 + 1e-12)).all(), name
+        assert certain.isfinite().all(), name
+        assert (unclustered >= 0).all(), name
+
+
+@pytest.mark.parametrize("rule", [RULE_1, RULE_2])
+def test_bounds_are_infinite_where_float32_may_overflow(rule: dict[str, Any]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = normal(generator, 1, 1, 1, 8, 24, 16)
+    kernel = Emulator(arithmetic=ARITHMETIC["float32"], sm_scale=0.25, causal=True, alignment="top_left")
+
+    def bounds(**changes: Tensor) -> dict[str, Tensor]:
+        found = expected(run(kernel, replace(x, **changes)), rule, teacher_forced=True)
+        return {name: bound[0, 0] for name, (_, bound) in found.items()}
+
+    def spiked(t: Tensor, row: int, value: float) -> Tensor:
+        t = t.clone()
+        t[..., row, 0] = value
+        return t
+
+    scores = bounds(q=spiked(x.q, 3, 1e38))
+    for name in ("out", "lse", "dq"):
+        assert scores[name][3].isinf().all(), name
+        assert scores[name][[0, 1, 2, 4, 5, 6, 7]].isfinite().all(), name
+    assert scores["dk"][:4].isinf().all()
+    assert scores["dv"][:4].isinf().all()
+
+    values = bounds(v=spiked(x.v, 2, 3e38))
+    assert values["out"][2:, 0].isinf().all()
+    assert values["out"][:2].isfinite().all()
+    assert values["lse"].isfinite().all()
+
+    gradients = bounds(dout=spiked(x.dout, 5, 3e38))
+    assert gradients["dq"][5].isinf().all()
+    assert gradients["dq"][:5].isfinite().all()
+    assert gradients["dk"][:6].isinf().all()
+    assert gradients["dv"][:6, 0].isinf().all()
+    assert gradients["out"].isfinite().all()
+
+
+@pytest.mark.parametrize("rule", [RULE_1, RULE_2])
+@pytest.mark.parametrize("sm_scale", [0.0, -0.25])
+def test_scales_that_are_not_positive(sm_scale: float, rule: dict[str, Any]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    kernel = Emulator(arithmetic=ARITHMETIC["float16"], sm_scale=sm_scale, causal=True, generator=generator)
+    r = run(kernel, normal(generator, 2, 1, 2, 50, 70, 16).map(lambda t: cast(t, FLOAT16)))
+    assert_within(r, rule)
+    found = expected(r, rule, teacher_forced=True)
+    assert all(bound.isfinite().all() for _, bound in found.values())
+    if sm_scale == 0:
+        # Nothing but the smallest subnormal is left of gradients that are 0.
+        assert (found["dq"][0] == 0).all()
+        assert found["dq"][1].max() <= FLOAT16.underflow
+
+
+@pytest.mark.parametrize("rule", [RULE_1, RULE_2, UNCLUSTERED])
+def test_rows_that_see_no_key_have_no_error(rule: dict[str, Any]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    kernel = Emulator(arithmetic=ARITHMETIC["float16"], sm_scale=0.25, causal=True, generator=generator)
+    r = run(kernel, normal(generator, 1, 1, 2, 20, 7, 16).map(lambda t: cast(t, FLOAT16)))
+    found = expected(r, rule, teacher_forced=True)
+    empty = slice(0, 13)
+    assert (found["out"][1][:, :, empty] == 0).all()
+    assert (found["lse"][1][:, :, empty] == 0).all()
+    assert (found["lse"][0][:, :, empty] == -math.inf).all()
+    assert (found["out"][1][:, :, 13:] > 0).all()
+    assert (found["dq"][1][:, :, empty] == 0).all()
+    assert_within(r, rule)
+
+
+@pytest.mark.parametrize("rule", [RULE_1, RULE_2])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("rows", "keys"), [(0, 0), (0, 5), (5, 0), (1, 1)])
+def test_empty_lengths(rows: int, keys: int, causal: bool, rule: dict[str, Any]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    kernel = Emulator(arithmetic=ARITHMETIC["bfloat16"], sm_scale=0.25, causal=causal, generator=generator)
+    r = run(kernel, normal(generator, 2, 2, 3, rows, keys, 16).map(lambda t: cast(t, BFLOAT16)))
+    for teacher_forced in (True, False):
+        found = expected(r, rule, teacher_forced)
+        for name, (_, bound) in found.items():
+            assert bound.shape == r.found[name].shape, name
+            assert bound.isfinite().all(), name
+        assert_within(r, rule, teacher_forced=teacher_forced)
+
+
+@pytest.mark.parametrize("alignment", ["bottom_right", "top_left"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_expected_values_are_those_of_the_reference(causal: bool, alignment: str) -> None:
+    x = normal(torch.Generator().manual_seed(0), 2, 2, 3, 13, 21, 16)
+    options: dict[str, Any] = {"causal": causal, "sm_scale": 0.3, "alignment": alignment}
+    e, dout = exact(x.q, x.k, x.v, **options), fold(x.dout, 2).double()
+    out, lse = safe_softmax.forward(x.q, x.k, x.v, **options)
+    a = ARITHMETIC["float32"]
+    exactly = backward_bounds(e, dout, a, forward=forward_bounds(e, a))
+    forced = backward_bounds(e, dout, a, out=fold(out, 2) + 0.1, lse=fold(lse, 2) + 0.1)
+    # The same sums in the same precision: a few hundred float64 roundings of numbers of order 1 to 10.
+    close: dict[str, Any] = {"rtol": 1e-12, "atol": 1e-13}
+    torch.testing.assert_close(unfold(e.out, 6), out, **close)
+    torch.testing.assert_close(unfold(e.lse, 6), lse, **close)
+    for b, known in ((exactly, (None, None)), (forced, (out + 0.1, lse + 0.1))):
+        dq, dk, dv = safe_softmax.backward(x.dout, x.q, x.k, x.v, out=known[0], lse=known[1], **options)
+        torch.testing.assert_close(unfold(b.dq, 6), dq, **close)
+        torch.testing.assert_close(b.dk, dk, **close)
+        torch.testing.assert_close(b.dv, dv, **close)
+
+
+def test_backward_needs_the_kernels_results_or_the_forward_bounds() -> None:
+    x = normal(torch.Generator().manual_seed(0), 1, 1, 1, 3, 3, 16)
+    e = exact(x.q, x.k, x.v, causal=False, sm_scale=1.0)
+    with pytest.raises(ValueError, match="out and lse, or the forward bounds"):
+        backward_bounds(e, x.dout.double(), ARITHMETIC["float32"])
+
+
+@pytest.mark.parametrize("to", [FLOAT16, BFLOAT16, BFLOAT16_TRUNCATED, TF32, TF32_TRUNCATED, FLOAT32])
+def test_the_emulators_casts_err_by_up_to_a_roundoff(to: Format) -> None:
+    x = torch.rand(100_000, generator=torch.Generator().manual_seed(0)) + 1
+    relative = (cast(x, to).double() - x.double()) / x.double()
+    # float32 is where x comes from: nothing to round. The others come within a tenth of what they may.
+    if to is FLOAT32:
+        assert (relative == 0).all()
+        return
+    assert 0.9 * to.roundoff <= relative.abs().max() <= to.roundoff
+    assert (relative <= 0).all() == to.truncates
