@@ -1,0 +1,72 @@
+"""Options and Hypothesis profiles. The rest of the pytest plugin is ``tests.harness.plugin``."""
+
+import os
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, settings
+
+pytest_plugins = ["tests.harness.plugin"]
+
+if not torch.cuda.is_available():
+    # Unit tests call Triton kernels in this process; Triton reads this when a kernel is imported.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# Under CI Hypothesis loads its "ci" profile, and a profile without a parent inherits its derandomize=True and
+# database=None: a nightly job would repeat itself for ever. Hangs are caught by the child's time limits, not
+# by deadlines, and a busy machine is no fault of a strategy; the explain phase doubles the calls.
+BASE = settings(
+    settings.get_profile("default"),
+    deadline=None,
+    phases=(Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink),
+    print_blob=False,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile("dev", BASE, max_examples=100)
+settings.register_profile("quick", BASE, max_examples=10)
+settings.register_profile("thorough", BASE, max_examples=2000)
+settings.register_profile("fuzz", BASE, max_examples=200, database=None)
+settings.load_profile("dev")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Flashproof's own options."""
+    group = parser.getgroup("flashproof", "Flashproof: verify attention kernels")
+    group.addoption(
+        "--kernel",
+        action="append",
+        metavar="SPEC",
+        help="kernel under test: a registered name, package.module:attribute or path/to/file.py:attribute; "
+        "repeatable (default: every registered kernel that runs on the device)",
+    )
+    group.addoption(
+        "--claims",
+        action="append",
+        metavar="KEY=VALUE",
+        default=[],
+        help="override a claim, such as head_dims=64,128 or causal_alignment=top_left; repeatable",
+    )
+    group.addoption("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where kernels run")
+    group.addoption("--examples", type=int, metavar="N", help="examples for each kernel, law and dtype")
+    group.addoption(
+        "--minutes", type=float, metavar="M", help="fuzz: fresh random cases until the time is up"
+    )
+    group.addoption(
+        "--max-seqlen", type=int, metavar="N", help="largest length drawn (default: 300; 512 on a GPU)"
+    )
+    group.addoption(
+        "--report-dir", default="reports", metavar="DIR", help="where reports go (default: reports)"
+    )
+    group.addoption("--replay", metavar="PATH", help="run the case of one report (its case.json) again")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Apply --examples and --minutes to the profile that is loaded."""
+    if config.getoption("--minutes") and not config.getoption("--hypothesis-profile"):
+        settings.load_profile("fuzz")
+    examples = config.getoption("--examples")
+    if examples is not None and examples > 0:  # else it is a usage error, by and by
+        profile = settings.get_current_profile_name()
+        settings.register_profile(profile, settings(), max_examples=examples)
+        settings.load_profile(profile)

@@ -1,0 +1,174 @@
+"""The parent's end of a replaceable child process in which kernels run.
+
+A wild pointer, a sticky device error or an endless loop takes the child with it; the parent notes what was
+running, and starts another.
+"""
+
+import atexit
+import json
+import os
+import selectors
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from tests.harness.verdict import Finding, Verdict
+
+ROOT = Path(__file__).parents[2]
+
+START_SECONDS = 300.0
+"""Imports of torch and Triton, many at a time on a busy machine."""
+
+RUN_SECONDS = 60.0
+"""A case that needs nothing compiled takes milliseconds on a GPU, and seconds interpreted."""
+
+COMPILE_SECONDS = 240.0
+"""On top of it for a case whose kernels are compiled first, with many processes compiling at a time."""
+
+STDERR_TAIL = 4000
+"""Characters of a dead child's stderr that are kept."""
+
+
+class ChildDied(Exception):
+    """The child ended, or overran its time and was ended; ``hung`` tells which."""
+
+    def __init__(self, message: str, *, hung: bool, stderr: str) -> None:
+        super().__init__(message)
+        self.hung = hung
+        self.stderr = stderr
+
+
+class HarnessError(Exception):
+    """Flashproof itself went wrong in the child; the text is its traceback there."""
+
+
+class Child:
+    """A child on one device ("cpu", "cuda:0"), started when first asked and again after it died.
+
+    ``run_seconds`` limits a case that needs nothing new compiled, ``compile_seconds`` is added for one that
+    does: the first with its ``compile_key``. ``start_seconds`` limits everything else.
+    """
+
+    def __init__(
+        self,
+        device: str,
+        *,
+        run_seconds: float = RUN_SECONDS,
+        compile_seconds: float = COMPILE_SECONDS,
+        start_seconds: float = START_SECONDS,
+    ) -> None:
+        self.device = device
+        self.run_seconds = run_seconds
+        self.compile_seconds = compile_seconds
+        self.start_seconds = start_seconds
+        self.process: subprocess.Popen[bytes] | None = None
+        self.compiled: set[Any] = set()
+        self.buffer = b""
+        atexit.register(self.close)
+
+    def run(self, request: dict[str, Any], compile_key: Any, meanwhile: Callable[[], None]) -> Verdict:
+        """Run a case, and do ``meanwhile`` as it runs. A child that dies or hangs is a verdict, no error."""
+        limit = self.run_seconds + (0.0 if compile_key in self.compiled else self.compile_seconds)
+        try:
+            self._send({"do": "run", **request})
+            meanwhile()
+            answer = self._receive(limit)
+        except ChildDied as death:
+            kind = "hung" if death.hung else "died"
+            claim = f"a claimed case runs to its end, but {death}"
+            return Verdict(status="broken", finding=Finding(claim=claim, kind=kind, detail=death.stderr))
+        self.compiled.add(compile_key)
+        verdict = Verdict.from_dict(answer)
+        if verdict.fatal:
+            self.close()
+        return verdict
+
+    def ask(self, request: dict[str, Any], seconds: float | None = None) -> dict[str, Any]:
+        """Send one request and wait for its answer. Raises ChildDied, and HarnessError."""
+        self._send(request)
+        return self._receive(self.start_seconds if seconds is None else seconds)
+
+    def close(self) -> None:
+        """End the child; a later request starts another."""
+        if self.process is not None:
+            self._stop()
+
+    def _start(self) -> None:
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        environment.pop("TRITON_INTERPRET", None)
+        if self.device == "cpu":
+            environment["TRITON_INTERPRET"] = "1"
+        path = [str(ROOT), *filter(None, [environment.get("PYTHONPATH")]), str(Path.cwd())]
+        self.stderr = tempfile.TemporaryFile()  # noqa: SIM115  # as long as the child
+        self.process = subprocess.Popen(
+            # -P: a folder "tests" where pytest was started must not hide ours. Kernels there can be imported.
+            [sys.executable, "-P", "-m", "tests.harness.worker", self.device],
+            env=environment | {"PYTHONPATH": os.pathsep.join(path)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.stderr,
+        )
+        self.buffer = b""
+        self.compiled.clear()
+        self.ask({"do": "environment"})
+
+    def _send(self, request: dict[str, Any]) -> None:
+        if self.process is None:
+            self._start()
+        assert self.process is not None
+        assert self.process.stdin is not None
+        with suppress(BrokenPipeError):  # reading the answer tells how it ended
+            self.process.stdin.write(json.dumps(request).encode() + b"\n")
+            self.process.stdin.flush()
+
+    def _receive(self, seconds: float) -> dict[str, Any]:
+        process = self.process
+        assert process is not None
+        try:
+            answer = json.loads(self._read_line(seconds))
+        except TimeoutError:
+            stderr = self._stop()
+            raise ChildDied(f"it was still running after {seconds:.3g} s", hung=True, stderr=stderr) from None
+        except EOFError:
+            code = process.wait()
+            stderr = self._stop()
+            how = f"signal {-code}" if code < 0 else f"status {code}"
+            raise ChildDied(f"the process ended with {how}", hung=False, stderr=stderr) from None
+        if "raised" in answer:
+            raise HarnessError(answer["raised"])
+        return answer
+
+    def _read_line(self, seconds: float) -> bytes:
+        """The next line of the child. Raises TimeoutError, and EOFError where it ended."""
+        assert self.process is not None
+        assert self.process.stdout is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.process.stdout, selectors.EVENT_READ)
+            while b"\n" not in self.buffer:
+                if not selector.select(seconds):
+                    raise TimeoutError
+                piece = os.read(self.process.stdout.fileno(), 1 << 16)
+                if not piece:
+                    raise EOFError
+                self.buffer += piece
+        line, _, self.buffer = self.buffer.partition(b"\n")
+        return line
+
+    def _stop(self) -> str:
+        """Kill the child and return the end of its stderr."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                with suppress(BrokenPipeError):  # the unsent half of a request to a child that is gone
+                    pipe.close()
+        self.process = None
+        self.stderr.seek(0)
+        text = self.stderr.read().decode(errors="replace")
+        self.stderr.close()
+        return text[-STDERR_TAIL:]

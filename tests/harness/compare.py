@@ -1,0 +1,46 @@
+"""Actual against expected plus or minus allowed, element by element."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from tests.harness.verdict import Finding, as_number
+
+
+def error_over_bound(actual: Tensor, expected: Tensor, bound: Tensor, maximum: float = math.inf) -> Tensor:
+    """|actual - expected| / bound in float64; inf where NaN or infinity stands for a number, or vice versa.
+
+    An infinite bound allows anything (float32 arithmetic may overflow there). An infinity of the right sign is
+    allowed where the exact value may round to more than ``maximum``, the largest finite value of the format.
+    """
+    actual = actual.double()
+    ratio = (actual - expected).abs() / bound
+    overflow = actual.isinf() & (actual.sign() * expected + bound >= maximum)
+    allowed = (actual == expected) | bound.isposinf() | overflow
+    return torch.where(allowed, 0.0, ratio).nan_to_num(nan=math.inf, posinf=math.inf)
+
+
+def describe(
+    claim: str, tensor: str, actual: Tensor, expected: Tensor, bound: Tensor, ratio: Tensor
+) -> Finding:
+    """The finding for the worst element of ``ratio``, with counts over the whole tensor."""
+    worst = int(ratio.argmax())
+    index = tuple(int(i) for i in torch.unravel_index(torch.tensor(worst), ratio.shape))
+    values = [float(x.expand(ratio.shape)[index]) for x in (expected.double(), actual.double(), bound, ratio)]
+    finite = math.isfinite(values[1]) or values[0] == values[1]
+    return Finding(
+        claim=claim,
+        kind="error" if finite else "nonfinite",
+        tensor=tensor,
+        index=index,
+        expected=as_number(values[0]),
+        actual=as_number(values[1]),
+        allowed=as_number(values[2]),
+        ratio=as_number(values[3]),
+        wrong=int((ratio > 1).sum()),
+        total=ratio.numel(),
+        nan=int(actual.isnan().sum()),
+        posinf=int(actual.isposinf().sum()),
+        neginf=int(actual.isneginf().sum()),
+    )

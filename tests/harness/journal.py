@@ -1,0 +1,64 @@
+"""What each process is doing: written before every launch, so that no crash and no power cut loses a case."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+
+class Journal:
+    """One process's file: how many cases it has launched and, as ``--replay`` takes it, the one that runs.
+
+    Raises OSError where the file can't be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.done = 0
+        self.size = 0
+        self.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+
+    def note(self, record: dict[str, Any]) -> None:
+        """Write down a case before it is launched; ``sync`` has it survive not only this process."""
+        self.done += 1
+        self._write(record)
+
+    def sync(self) -> None:
+        """Wait until it is on disk: milliseconds on a busy one, so best done while the case is built."""
+        os.fsync(self.file)
+
+    def close(self) -> None:
+        """The last case has come to its end."""
+        self._write({})
+        os.close(self.file)
+
+    def _write(self, record: dict[str, Any]) -> None:
+        text = json.dumps({"done": self.done, **record}).encode()
+        # Over the last one, and with spaces up to its end: a file whose length stays is quick to sync.
+        self.size = max(self.size, len(text))
+        os.pwrite(self.file, text.ljust(self.size), 0)
+
+
+def read_all(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Every journal in ``folder`` that can be read; one that is just being written can't."""
+    for path in folder.glob("*.json"):
+        try:
+            yield path, json.loads(path.read_text())
+        except (OSError, ValueError):
+            continue
+
+
+def examples_done(folder: Path) -> int:
+    """Cases launched so far by every process that keeps a journal in ``folder``."""
+    return sum(record["done"] for _, record in read_all(folder))
+
+
+def set_aside_unfinished(folder: Path) -> list[Path]:
+    """Clear away the journals of the run before; those that end in a case are moved up, and returned."""
+    found = []
+    for path, record in list(read_all(folder)):
+        if "case" in record:
+            found.append(path.rename(folder.parent / f"unfinished-{path.name}"))
+        else:
+            path.unlink()
+    return found

@@ -1,0 +1,157 @@
+"""What a run covers: kernels, device, seeds and times, decided once before anything is collected."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import settings
+
+from kernels.registry import REGISTERED
+from tests.harness import report
+from tests.harness.child import Child
+from tests.harness.journal import Journal, set_aside_unfinished
+from tests.harness.report import PROPERTIES, Replay
+from tests.harness.subject import KernelInfo, Unavailable
+
+JOURNALS = ".journal"
+"""The folder of the journals, in the report directory."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One run of the property suite in one process: the main one, or a worker of pytest-xdist."""
+
+    kernels: tuple[KernelInfo, ...]
+    unavailable: tuple[str, ...]
+    device: str
+    environment: dict[str, str]
+    child: Child
+    report_dir: Path
+    journal: Journal
+    unfinished: list[Path]
+    replay: Replay | None
+    minutes: float | None
+    max_seqlen: int | None
+    workers: int
+
+    def close(self) -> None:
+        """End the child and the journal."""
+        self.child.close()
+        self.journal.close()
+
+
+def covers_properties(config: pytest.Config) -> bool:
+    """Whether the property tests are among what is collected."""
+    paths = [Path(str(arg).partition("::")[0]).resolve() for arg in config.args]
+    return any(PROPERTIES.is_relative_to(path) or path.is_relative_to(PROPERTIES) for path in paths)
+
+
+def make_plan(config: pytest.Config) -> Plan:
+    """Check every option and ask a child what the kernels claim. Raises pytest.UsageError, in one line."""
+    worker = getattr(config, "workerinput", {"workerid": "main", "workercount": 1})
+    device = _device(config, worker["workerid"])
+    for option in ("examples", "minutes", "max_seqlen"):
+        value = config.getoption(option)
+        if value is not None and not value > 0:
+            raise pytest.UsageError(f"--{option.replace('_', '-')}: got {value}, expected a positive number")
+    replay = _replay(config)
+    child = Child(device)
+    kernels, unavailable = _kernels(config, child, replay)
+    report_dir = Path(config.getoption("--report-dir"))
+    try:
+        (report_dir / JOURNALS).mkdir(parents=True, exist_ok=True)
+        unfinished = set_aside_unfinished(report_dir / JOURNALS) if worker["workerid"] == "main" else []
+        journal = Journal(report_dir / JOURNALS / f"{worker['workerid']}.json")
+    except OSError as e:
+        raise pytest.UsageError(
+            f"--report-dir: got {str(report_dir)!r}, expected a folder that can be written ({e.strerror})"
+        ) from None
+    return Plan(
+        kernels=kernels,
+        unavailable=unavailable,
+        device=device,
+        environment=child.ask({"do": "environment"}),
+        child=child,
+        report_dir=report_dir,
+        journal=journal,
+        unfinished=unfinished,
+        replay=replay,
+        minutes=None if replay else config.getoption("--minutes"),
+        max_seqlen=config.getoption("--max-seqlen"),
+        workers=worker["workercount"],
+    )
+
+
+def _device(config: pytest.Config, worker: str) -> str:
+    """The CPU, or the GPU of this worker: GPUs are shared round-robin. Raises pytest.UsageError."""
+    chosen = config.getoption("--device")
+    if chosen == "cuda" and not torch.cuda.is_available():
+        raise pytest.UsageError(
+            "--device: got cuda, expected cpu or auto, for torch finds no CUDA device here"
+        )
+    if chosen == "cpu" or not torch.cuda.is_available():
+        return "cpu"
+    number = int(worker.removeprefix("gw")) if worker.startswith("gw") else 0
+    return f"cuda:{number % torch.cuda.device_count()}"
+
+
+def _replay(config: pytest.Config) -> Replay | None:
+    path = config.getoption("--replay")
+    try:
+        return report.read(Path(path)) if path else None
+    except ValueError as e:
+        raise pytest.UsageError(f"--replay {e}") from None
+
+
+def _kernels(
+    config: pytest.Config, child: Child, replay: Replay | None
+) -> tuple[tuple[KernelInfo, ...], tuple[str, ...]]:
+    """The kernels named, or every registered one that runs on the device, and why the others don't."""
+    claims = tuple(config.getoption("--claims"))
+    specs = config.getoption("--kernel")
+    if replay is not None and not specs:
+        specs, claims = [replay.kernel], replay.claims
+    kernels: dict[str, KernelInfo] = {}
+    unavailable = []
+    for spec in specs or REGISTERED:
+        try:
+            info = KernelInfo.ask(child, spec, claims)
+        except Unavailable as e:
+            if specs:
+                raise pytest.UsageError(str(e)) from None
+            unavailable.append(str(e))
+            continue
+        except ValueError as e:
+            raise pytest.UsageError(str(e)) from None
+        claimed = info.capabilities.dtypes
+        if replay is not None and replay.case.dtype not in claimed:
+            raise pytest.UsageError(
+                f"--replay: got a case in {replay.case.dtype}, but {spec} claims only {', '.join(claimed)}"
+            )
+        if info.name in kernels:
+            raise pytest.UsageError(
+                f"--kernel {spec}: got a second kernel called {info.name}, expected another name"
+            )
+        kernels[info.name] = info
+    if not kernels:
+        raise pytest.UsageError(f"--device: got {child.device}, expected one where a registered kernel runs")
+    return tuple(kernels.values()), tuple(unavailable)
+
+
+def header(plan: Plan, config: pytest.Config) -> list[str]:
+    """Lines of pytest's header."""
+    env = plan.environment
+    seed = config.getoption("--hypothesis-seed")
+    versions = ", ".join(f"{name} {env[name]}" for name in ("torch", "triton", "hypothesis"))
+    lines = [
+        f"flashproof: {plan.device} ({env['device_name']}), {versions}",
+        f"profile: {settings.get_current_profile_name()}, "
+        f"{settings().max_examples} examples, seed: {'random' if seed is None else seed}",
+    ]
+    for info in plan.kernels:
+        claims = "; ".join(f"{key}={value}" for key, value in info.printed.items())
+        lines.append(f"kernel {info.name}: {claims}")
+    lines += [f"not run: {reason}" for reason in plan.unavailable]
+    lines += [f"the run before ended in the middle of a case: --replay {path}" for path in plan.unfinished]
+    return lines

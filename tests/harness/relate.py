@@ -1,0 +1,121 @@
+"""Two calls of a kernel against each other, with what rounding may put between them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from kernels.contract import LAYOUTS
+from reference.bounds import backward_bounds, forward_bounds
+from reference.heads import fold, unfold
+from tests.harness.judge import exact_of
+from tests.harness.trial import Check, Outputs, Problem, Trial
+
+
+def allowances(trial: Trial, p: Problem, *, gradients: bool) -> dict[str, Tensor]:
+    """Rule-1 bounds of every output of a call, shaped like the outputs, whatever lse the kernel itself has."""
+    e = exact_of(trial, p)
+    forward = forward_bounds(e, trial.arithmetic)
+    found = {"out": unfold(forward.out, p.heads_q), "lse": unfold(forward.lse, p.heads_q)}
+    if gradients:
+        # A kernel with a backward of its own reads its stored out and lse, so their errors come on top.
+        arithmetic = replace(trial.arithmetic, delta="either")
+        b = backward_bounds(e, fold(p.dout, p.heads_kv).double(), arithmetic, forward=forward)
+        found |= {"dq": unfold(b.dq_bound, p.heads_q), "dk": b.dk_bound, "dv": b.dv_bound}
+    return found
+
+
+def of_a_repeat(trial: Trial, allowed: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """How far two runs of one call may be apart: not at all where bits are claimed."""
+    claimed = trial.kernel.capabilities.deterministic
+    return {name: _no_bit(bound) if name in claimed else 2 * bound for name, bound in allowed.items()}
+
+
+def _no_bit(bound: Tensor) -> Tensor:
+    # Infinite allowances stay: where float32 may overflow, what comes out is not a number to compare.
+    return torch.where(bound.isposinf(), bound, 0.0)
+
+
+def in_claimed_layout(trial: Trial, p: Problem) -> Problem:
+    """A problem made of views of another: in contiguous copies, where the kernel doesn't take any strides."""
+    if set(LAYOUTS) <= set(trial.kernel.capabilities.layouts):
+        return p
+    return replace(p, q=p.q.contiguous(), k=p.k.contiguous(), v=p.v.contiguous(), dout=p.dout.contiguous())
+
+
+def bits_repeat(trial: Trial, tensor: str) -> bool:
+    """Whether the kernel claims that a row's bits depend on nothing but what the row sees."""
+    c = trial.kernel.capabilities
+    return c.batch_invariant and tensor in c.deterministic
+
+
+@dataclass(frozen=True)
+class Derived:
+    """Tensors made from those of a call, for comparison with another call.
+
+    ``expressions`` say how, in the names of the call's tensors, where they are more than its first rows: the
+    stand-alone script of a failure makes them once more.
+    """
+
+    call: int
+    tensors: Mapping[str, Tensor]
+    expressions: Mapping[str, str] = field(default_factory=dict)
+
+    def named(self) -> Mapping[str, Tensor]:
+        """As those of ``Outputs``."""
+        return self.tensors
+
+
+def agree(
+    trial: Trial,
+    claim: str,
+    actual: Outputs,
+    expected: Outputs | Derived,
+    allowed: Mapping[str, Tensor],
+    *,
+    only: tuple[str, ...] = ("out", "lse", "dq", "dk", "dv"),
+    exactly: bool = False,
+) -> None:
+    """Hold the outputs of two calls to each other: within ``allowed``, or bit for bit where the kernel claims it.
+
+    Args:
+        claim: what is claimed, with ``{}`` for the tensor.
+        expected: outputs of the other call, or tensors made from them.
+        allowed: how far apart correct results may be, by tensor.
+        only: the tensors the law speaks of.
+        exactly: the two must have the same bits wherever ``bits_repeat``.
+    """
+    others = expected.named()
+    expressions = expected.expressions if isinstance(expected, Derived) else {}
+    checks = []
+    for name, value in actual.named().items():
+        if name not in only or name not in others:
+            continue
+        maximum = torch.inf if name == "lse" else trial.arithmetic.output.maximum
+        # Near the largest number of the format either of the two may have become infinite.
+        other = others[name].double().clamp(-maximum, maximum)
+        bound = allowed[name]
+        if exactly and bits_repeat(trial, name):
+            bound = _no_bit(bound)
+        # Two calls that both say NaN agree; that they should have said a number is another law's finding.
+        bound = bound.masked_fill(value.isnan() & other.isnan(), torch.inf)
+        checks.append(
+            Check(
+                claim=claim.format(name),
+                tensor=name,
+                actual=value,
+                expected=other,
+                bound=bound,
+                maximum=maximum,
+                call=actual.call,
+                other=expected.call,
+                other_expression=expressions.get(name, ""),
+            )
+        )
+    trial.settle(checks)
+
+
+def twice(allowed: Mapping[str, Tensor], other: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """Allowances of two calls together."""
+    return {name: bound + (allowed if other is None else other)[name] for name, bound in allowed.items()}

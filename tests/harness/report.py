@@ -1,0 +1,188 @@
+"""What a user reads and keeps of a failure: the message, and the report folder."""
+
+import hashlib
+import json
+import os
+import re
+import shlex
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from strategies.case import Case, from_json, to_json
+from tests.harness.verdict import Finding
+
+FORMAT = 1
+"""Of case.json, apart from the case in it, which has a version of its own."""
+
+PROPERTIES = Path(__file__).parents[1] / "properties"
+LAWS = tuple(sorted(path.stem.removeprefix("test_") for path in PROPERTIES.glob("test_*.py")))
+
+DETAIL_LINES = 12
+"""Of a traceback or a dead process's stderr, in the message of a test; the report has all that was kept."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A law that a kernel broke on a case."""
+
+    spec: str
+    kernel: str
+    claims: tuple[str, ...]
+    law: str
+    case: Case
+    finding: Finding
+    environment: dict[str, str]
+
+    @property
+    def digest(self) -> str:
+        """Names the bug rather than the case, so that a smaller case replaces a larger one."""
+        bug = (self.spec, self.claims, self.law, self.case.dtype, self.finding.tensor, self.finding.kind)
+        return hashlib.sha256(repr(bug).encode()).hexdigest()[:10]
+
+    @property
+    def folder(self) -> Path:
+        """Where its report goes, below the report directory."""
+        return Path(re.sub(r"[^\w.-]", "_", self.kernel).strip(".")) / f"{self.law}-{self.digest}"
+
+
+def headline(failure: Failure) -> str:
+    """One line: law, tensor, kind."""
+    f = failure.finding
+    what = f"{f.tensor} is wrong" if f.tensor else f.kind
+    return f"{failure.kernel}: law `{failure.law}` is broken, {what} ({failure.case.dtype})"
+
+
+def facts(failure: Failure) -> list[tuple[str, str]]:
+    """The failure as labelled lines, in the order a maintainer asks for them."""
+    f, env = failure.finding, failure.environment
+    rows = [("claim", " ".join(f.claim.split()))]
+    if f.actual is not None:
+        rows += [
+            ("where", f"{f.expression or f.tensor}[{', '.join(map(str, f.index))}]"),
+            ("expected", str(f.expected)),
+            ("actual", str(f.actual)),
+            ("allowed error", str(f.allowed)),
+            ("error / allowed", str(f.ratio)),
+            (
+                "wrong elements",
+                f"{f.wrong} of {f.total}; in {f.tensor}: {f.nan} NaN, {f.posinf} +inf, {f.neginf} -inf",
+            ),
+        ]
+    rows += [
+        ("smallest case", repr(failure.case)),
+        ("versions", ", ".join(f"{k} {v}" for k, v in env.items() if k not in ("device", "device_name"))),
+        ("device", f"{env['device']} ({env['device_name']})"),
+    ]
+    return rows
+
+
+def replay_line(failure: Failure, report_dir: Path) -> str:
+    """The command that runs the case of a report again."""
+    device = failure.environment["device"].partition(":")[0]
+    path = report_dir / failure.folder / "case.json"
+    return f"python -m pytest tests/properties --device {device} --replay {shlex.quote(str(path))}"
+
+
+def message(failure: Failure, report_dir: Path) -> str:
+    """The text of the failing test."""
+    lines = [headline(failure)]
+    lines += [f"  {label:16s} {text}" for label, text in facts(failure)]
+    detail = failure.finding.detail.strip().splitlines()[-DETAIL_LINES:]
+    if detail:
+        lines += ["  detail", *(f"    {line}" for line in detail)]
+    path = report_dir / failure.folder / "report.md"
+    return "\n".join(
+        [*lines, f"  {'report':16s} {path}", f"  {'replay':16s} {replay_line(failure, report_dir)}"]
+    )
+
+
+def markdown(failure: Failure, report_dir: Path, has_script: bool) -> str:
+    """``report.md``: one screen that can be pasted into an issue."""
+    lines = [f"### {headline(failure)}", "", "| | |", "| --- | --- |"]
+    lines += [f"| {label} | {_code(text)} |" for label, text in facts(failure)]
+    if failure.finding.detail:
+        lines += ["", *(f"    {line}" for line in failure.finding.detail.strip().splitlines())]
+    lines += ["", f"Replay: `{replay_line(failure, report_dir)}`"]
+    if has_script:
+        path = report_dir / failure.folder / "repro.py"
+        lines += ["", f"Without Flashproof: `python {path}` (exits 1 while the bug is there)"]
+    return "\n".join(lines) + "\n"
+
+
+def _code(text: str) -> str:
+    """Text as code in a table's cell: on one line, its bars and backquotes tamed."""
+    return "`" + " ".join(text.split()).replace("`", "'").replace("|", "\\|") + "`"
+
+
+def record(spec: str, claims: tuple[str, ...], law: str, case: Case) -> dict[str, Any]:
+    """What names one run of a case, as JSON holds it and ``read`` reads it."""
+    return {
+        "flashproof": FORMAT,
+        "kernel": spec,
+        "claims": list(claims),
+        "law": law,
+        "case": json.loads(to_json(case)),
+    }
+
+
+def write(failure: Failure, report_dir: Path, script: str | None = None) -> None:
+    """Write or replace the report folder. Each file appears whole or not at all."""
+    folder = report_dir / failure.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    content = {
+        **record(failure.spec, failure.claims, failure.law, failure.case),
+        "finding": asdict(failure.finding),
+        "environment": failure.environment,
+    }
+    write_whole(folder / "case.json", json.dumps(content, indent=1) + "\n")
+    write_whole(folder / "report.md", markdown(failure, report_dir, script is not None))
+    if script is None:
+        (folder / "repro.py").unlink(missing_ok=True)  # of a larger case
+    else:
+        write_whole(folder / "repro.py", script)
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What ``--replay`` takes from a case.json."""
+
+    kernel: str
+    claims: tuple[str, ...]
+    law: str
+    case: Case
+
+
+def read(path: Path) -> Replay:
+    """Read a case.json. Raises ValueError, in one line, for anything that ``record`` did not make."""
+    try:
+        content: Any = json.loads(path.read_text())
+    except OSError as e:
+        raise ValueError(f"{path}: can't be read ({e.strerror}), expected the case.json of a report") from e
+    except (ValueError, RecursionError) as e:
+        raise ValueError(f"{path}: is not JSON ({e}), expected the case.json of a report") from e
+    if not isinstance(content, dict) or "flashproof" not in content:
+        raise ValueError(f"{path}: expected the case.json of a report, got other JSON")
+    version = content["flashproof"]
+    if version != FORMAT:
+        raise ValueError(f"{path}: flashproof: got {version!r:.80}, expected format {FORMAT}")
+    for name, kind in {"kernel": str, "claims": list, "law": str, "case": dict}.items():
+        if not isinstance(content.get(name), kind):
+            raise ValueError(f"{path}: {name}: got {content.get(name)!r:.80}, expected a {kind.__name__}")
+    if content["law"] not in LAWS:
+        raise ValueError(f"{path}: law: got {content['law']!r:.80}, expected one of {', '.join(LAWS)}")
+    claims = tuple(content["claims"])
+    if not all(isinstance(claim, str) for claim in claims):
+        raise ValueError(f"{path}: claims: got {claims!r:.80}, expected key=value strings")
+    try:
+        case = from_json(json.dumps(content["case"]))
+    except ValueError as e:
+        raise ValueError(f"{path}: {e}") from e
+    return Replay(content["kernel"], claims, content["law"], case)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file so that a reader sees the old text or the new, never half."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    partial.write_text(text)
+    partial.replace(path)

@@ -1,0 +1,146 @@
+"""The results of a run: ``summary.json`` as it grows, and the table at the end."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+from rich.console import Console
+from rich.table import Table
+
+from tests.harness.plan import Plan
+from tests.harness.report import write_whole
+from tests.harness.tally import Tally
+
+FORMAT = 1
+WIDTH = 130
+"""Columns of the tables, a terminal or not: logs are read side by side."""
+
+
+class Summary:
+    """A pytest plugin of the main process: collects what the items counted."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.tallies: dict[tuple[str, str, str], Tally] = {}
+        self.broken: dict[tuple[str, str, str], set[str]] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Take the counts that an item's report carries, and write the file anew."""
+        if not hasattr(report, "flashproof"):
+            return
+        counts = json.loads(report.flashproof)
+        key = (counts["kernel"], counts["law"], counts["dtype"])
+        self.tallies.setdefault(key, Tally()).merge(Tally.from_dict(counts["tally"]))
+        if report.failed:
+            self.broken.setdefault(key, set()).update(counts["reports"])
+        write_whole(self.plan.report_dir / "summary.json", json.dumps(self.to_dict(), indent=1) + "\n")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The content of summary.json."""
+        return {
+            "flashproof": FORMAT,
+            "environment": self.plan.environment,
+            "kernels": {info.name: {"spec": info.spec, "claims": info.printed} for info in self.plan.kernels},
+            "not_run": self.plan.unavailable,
+            "results": [self._row(key) for key in sorted(self.tallies)],
+            "error_over_bound": self.distribution(),
+        }
+
+    def _row(self, key: tuple[str, str, str]) -> dict[str, Any]:
+        kernel, law, dtype = key
+        fields = asdict(self.tallies[key])
+        del fields["histogram"]
+        reports = sorted(self.broken.get(key, ()))
+        names = {"kernel": kernel, "property": law, "dtype": dtype}
+        return {**names, "verdict": self._verdict(key), "reports": reports, **fields}
+
+    def _verdict(self, key: tuple[str, str, str]) -> str:
+        """Broken, held, or not tried: no example came to a verdict."""
+        if key in self.broken:
+            return "broken"
+        return "held" if self.tallies[key].examples else "not tried"
+
+    def distribution(self) -> list[dict[str, Any]]:
+        """Largest error over bound of an example: its median, 99.9th percentile and maximum, by tensor."""
+        merged: dict[tuple[str, str, str], Tally] = {}
+        for (kernel, law, dtype), tally in self.tallies.items():
+            for tensor, bins in tally.histogram.items():
+                if law in ("forward", "backward"):
+                    part = Tally(histogram={tensor: bins}, worst=tally.worst)
+                    merged.setdefault((kernel, dtype, tensor), Tally()).merge(part)
+        return [
+            {
+                "kernel": kernel,
+                "dtype": dtype,
+                "tensor": tensor,
+                "examples": sum(tally.histogram[tensor].values()),
+                "median": tally.quantile(tensor, 0.5),
+                "p99.9": tally.quantile(tensor, 0.999),
+                "maximum": tally.quantile(tensor, 1.0),
+            }
+            for (kernel, dtype, tensor), tally in sorted(merged.items())
+        ]
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Print the tables: results, distribution, where the time went."""
+        if not self.tallies:
+            return
+        for table in (self._results(), self._distribution(), self._times()):
+            if not table.row_count:
+                continue
+            console = Console(width=WIDTH, no_color=not terminalreporter.hasmarkup)
+            with console.capture() as text:
+                console.print(table)
+            terminalreporter.write_line("")
+            terminalreporter.write_line(text.get().rstrip())
+        terminalreporter.write_line("")
+        terminalreporter.write_line(f"summary: {self.plan.report_dir / 'summary.json'}")
+
+    def _results(self) -> Table:
+        columns = ("kernel", "property", "dtype", "examples", "refused", "worst err/bound", "verdict")
+        rows = []
+        for key in sorted(self.tallies):
+            tally = self.tallies[key]
+            worst = f"{tally.worst:.3f} {tally.worst_tensor}" if tally.worst_tensor else "-"
+            refused = str(tally.refusals) + (f" (+{tally.skipped} not run)" if tally.skipped else "")
+            verdict = " ".join([self._verdict(key), *sorted(self.broken.get(key, ()))])
+            rows.append((*key, str(tally.examples), refused, worst, verdict))
+        return _table(columns, rows)
+
+    def _distribution(self) -> Table:
+        rows = [
+            (
+                *(str(r[name]) for name in ("kernel", "dtype", "tensor", "examples")),
+                *(f"{r[name]:.3f}" for name in ("median", "p99.9", "maximum")),
+            )
+            for r in self.distribution()
+        ]
+        columns = ("kernel", "dtype", "tensor", "examples", "median err/bound", "99.9 %", "maximum")
+        return _table(columns, rows)
+
+    def _times(self) -> Table:
+        rows = []
+        for kernel in sorted({key[0] for key in self.tallies}):
+            total = Tally()
+            for key, tally in self.tallies.items():
+                if key[0] == kernel:
+                    total.add_seconds(tally.seconds)
+            s = total.seconds
+            work = s.get("kernel", 0.0) + s.get("check", 0.0)
+            harness = s["total"] - work
+            shares = f"{100 * harness / work:.0f} %" if work else "-"
+            parts = (f"{s.get(name, 0.0):.1f} s" for name in ("kernel", "check", "tensors", "total"))
+            rows.append((kernel, *parts, shares))
+        return _table(
+            ("kernel", "launches", "references", "tensors", "total", "harness over launches + references"),
+            rows,
+        )
+
+
+def _table(columns: Iterable[str], rows: Iterable[tuple[str, ...]]) -> Table:
+    table = Table(*columns, box=None, header_style="bold", padding=(0, 1, 0, 0))
+    for row in rows:
+        table.add_row(*row)
+    return table

@@ -1,0 +1,97 @@
+"""Counts of what was tried, which merge over examples, items and processes."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from strategies.case import Case
+from tests.harness.verdict import Verdict
+
+BINS = 1000
+"""Resolution of the distribution of error over bound, on [0, 1]."""
+
+MOST_REASONS = 10
+"""Of the reasons given for refusals, which may name each case's sizes, so many are kept."""
+
+
+@dataclass
+class Tally:
+    """What happened to one kernel under one law.
+
+    ``examples`` are the cases that came to a verdict, ``broken`` those of them that broke the law (those that
+    were tried to find a smaller one, too), ``refusals`` and ``skipped`` the others, with ``reasons``.
+    ``worst``, ``worst_tensor`` and ``worst_case`` are the largest error over bound of any example that held;
+    ``histogram`` counts examples by that ratio, for each tensor; ``seconds`` splits the time into "kernel",
+    "check" and "tensors" (in the child) and "total" (all of it, drawing included).
+    """
+
+    examples: int = 0
+    broken: int = 0
+    refusals: int = 0
+    skipped: int = 0
+    worst: float = 0.0
+    worst_tensor: str = ""
+    worst_case: str = ""
+    seconds: dict[str, float] = field(default_factory=dict)
+    histogram: dict[str, dict[int, int]] = field(default_factory=dict)
+    reasons: dict[str, int] = field(default_factory=dict)
+
+    def add(self, verdict: Verdict, case: Case) -> None:
+        """Count one case."""
+        self.add_seconds(verdict.seconds)
+        if verdict.reason in self.reasons or (verdict.reason and len(self.reasons) < MOST_REASONS):
+            self.reasons[verdict.reason] = self.reasons.get(verdict.reason, 0) + 1
+        if verdict.status == "refused":
+            self.refusals += 1
+        elif verdict.status == "skipped":
+            self.skipped += 1
+        else:
+            self.examples += 1
+            self.broken += verdict.status == "broken"
+        for tensor, ratio in verdict.worst.items():
+            bins = self.histogram.setdefault(tensor, {})
+            at = min(int(ratio * BINS), BINS)
+            bins[at] = bins.get(at, 0) + 1
+            if ratio > self.worst:
+                self.worst, self.worst_tensor, self.worst_case = ratio, tensor, repr(case)
+
+    def add_seconds(self, seconds: dict[str, float]) -> None:
+        """Add a split of time."""
+        for name, value in seconds.items():
+            self.seconds[name] = self.seconds.get(name, 0.0) + value
+
+    def merge(self, other: "Tally") -> None:
+        """Add another tally to this one."""
+        self.examples += other.examples
+        self.broken += other.broken
+        self.refusals += other.refusals
+        self.skipped += other.skipped
+        if other.worst > self.worst:
+            self.worst, self.worst_tensor, self.worst_case = other.worst, other.worst_tensor, other.worst_case
+        self.add_seconds(other.seconds)
+        for tensor, bins in other.histogram.items():
+            mine = self.histogram.setdefault(tensor, {})
+            for at, count in bins.items():
+                mine[int(at)] = mine.get(int(at), 0) + count
+        for reason, count in other.reasons.items():
+            self.reasons[reason] = self.reasons.get(reason, 0) + count
+
+    def quantile(self, tensor: str, share: float) -> float:
+        """The ratio that ``share`` of the examples of a tensor stay under (upper edge of its bin)."""
+        bins = self.histogram[tensor]
+        left = share * sum(bins.values())
+        for at in sorted(bins):
+            left -= bins[at]
+            if left <= 0:
+                return (at + 1) / BINS
+        return 1.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> "Tally":
+        """Inverse of ``to_dict``, after JSON too (which turns bins into strings)."""
+        tally = cls()
+        tally.merge(cls(**fields))
+        return tally

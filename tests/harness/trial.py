@@ -1,0 +1,270 @@
+"""One case on one kernel: its tensors, the kernel calls made with them, and the checks of their results.
+
+Lives in the child process. A law takes a ``Trial``, makes calls through it and raises through it.
+"""
+
+import copy
+import math
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.contract import AttentionKernel
+from reference.arithmetic import Arithmetic
+from strategies.case import Case
+from strategies.tensors import Tensors, tensors
+from tests.harness.compare import describe, error_over_bound
+from tests.harness.verdict import Finding
+
+
+class LawBroken(AssertionError):
+    """A law does not hold."""
+
+    def __init__(self, finding: Finding) -> None:
+        super().__init__(finding.claim)
+        self.finding = finding
+
+
+class Refused(Exception):
+    """The kernel raised NotImplementedError."""
+
+
+class CannotRun(Exception):
+    """The case can't be run here, through no fault of the kernel."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The arguments of one kernel call. Shapes and meaning: ``kernels.contract``; dout is like q."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    dout: Tensor
+    causal: bool
+    sm_scale: float
+
+    @property
+    def heads_q(self) -> int:
+        """Number of query heads."""
+        return self.q.shape[1]
+
+    @property
+    def heads_kv(self) -> int:
+        """Number of key heads."""
+        return self.k.shape[1]
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What one call returned; lse and the gradients are None where the kernel doesn't give them."""
+
+    out: Tensor
+    lse: Tensor | None
+    dq: Tensor | None
+    dk: Tensor | None
+    dv: Tensor | None
+    call: int
+
+    def named(self) -> dict[str, Tensor]:
+        """The tensors that are there, by name."""
+        pairs = {name: getattr(self, name) for name in ("out", "lse", "dq", "dk", "dv")}
+        return {name: tensor for name, tensor in pairs.items() if tensor is not None}
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call as it was made, for reproduction."""
+
+    problem: Problem
+    launch: Mapping[str, Any]
+    backward: bool
+
+
+@dataclass(frozen=True)
+class Check:
+    """One comparison, held back so that many are settled by one device synchronisation."""
+
+    claim: str
+    tensor: str
+    actual: Tensor
+    expected: Tensor
+    bound: Tensor
+    maximum: float = math.inf
+    call: int = 0
+    other: int | None = None
+    expression: str = ""
+    """How ``actual`` is computed from a call's tensors, where it isn't one of them as it is."""
+    other_expression: str = ""
+    """Likewise ``expected`` from the tensors of the call ``other``."""
+    origin: tuple[int, int] = (0, 0)
+    """Batch and head of the first element, where a problem is judged in pieces."""
+
+
+@dataclass
+class Trial:
+    """A case being tried. ``safety`` is the number of deviations of the probable bounds (rule 2)."""
+
+    kernel: AttentionKernel
+    case: Case
+    device: str
+    safety: float
+    margin: float = math.nan
+    calls: list[Call] = field(default_factory=list)
+    worst: dict[str, float] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=lambda: {"kernel": 0.0, "tensors": 0.0})
+
+    def __post_init__(self) -> None:
+        start = time.perf_counter()
+        try:
+            self.windows: Tensors = tensors(self.case, self.device, margin=self.margin)
+        except (torch.OutOfMemoryError, MemoryError) as e:
+            raise CannotRun(f"no memory for the tensors: {e}") from e
+        self.seconds["tensors"] = time.perf_counter() - start
+        w = self.windows
+        self.problem = Problem(
+            w.q.tensor, w.k.tensor, w.v.tensor, w.dout.tensor, self.case.causal, self.case.scale
+        )
+        self.launch: dict[str, Any] = dict(self.case.launch)
+
+    @property
+    def arithmetic(self) -> Arithmetic:
+        """What the kernel declares to round for this case."""
+        device = torch.device(self.device).type
+        return self.kernel.capabilities.arithmetic(self.case.dtype, device, self.launch)
+
+    @property
+    def alignment(self) -> str:
+        """The corner that the kernel's causal mask is anchored to."""
+        return self.kernel.capabilities.causal_alignment
+
+    def with_launch(self, launch: dict[str, Any]) -> "Trial":
+        """The same trial, calls and counts included, with other launch settings."""
+        other = copy.copy(self)
+        other.launch = launch
+        return other
+
+    def forward(self, problem: Problem | None = None) -> Outputs:
+        """Call the kernel for out and lse."""
+        return self._call(problem or self.problem, backward=False)
+
+    def gradients(self, problem: Problem | None = None) -> Outputs:
+        """Call the kernel forward and backward."""
+        return self._call(problem or self.problem, backward=True)
+
+    def record(self, problem: Problem, *, backward: bool) -> int:
+        """Remember a call, for its reproduction; returns its number."""
+        self.calls.append(Call(problem, self.launch, backward))
+        return len(self.calls) - 1
+
+    def _call(self, problem: Problem, *, backward: bool) -> Outputs:
+        number = self.record(problem, backward=backward)
+        start = time.perf_counter()
+        with self._blame_kernel(number):
+            outputs = run_kernel(self.kernel, problem, self.launch, backward=backward)
+            if self.device != "cpu":
+                torch.cuda.synchronize()
+        self.seconds["kernel"] += time.perf_counter() - start
+        outputs = replace(outputs, call=number)
+        self._check_contract(problem, outputs, backward=backward)
+        return outputs
+
+    @contextmanager
+    def _blame_kernel(self, number: int) -> Iterator[None]:
+        try:
+            yield
+        except NotImplementedError as e:
+            raise Refused(str(e)) from e
+        except (torch.OutOfMemoryError, MemoryError) as e:
+            raise CannotRun(f"out of memory in the kernel: {e}") from e
+        except Exception as e:
+            claim = f"a claimed case runs without an exception, but the kernel raised {type(e).__name__}: {e}"
+            self.fail(claim, kind="exception", call=number, detail=traceback.format_exc(limit=-6))
+
+    def _check_contract(self, p: Problem, outputs: Outputs, *, backward: bool) -> None:
+        c = self.kernel.capabilities
+        claimed = {"out": True, "lse": c.lse and not c.may_refuse}
+        claimed |= dict.fromkeys(("dq", "dk", "dv"), backward and c.backward and not c.may_refuse)
+        for name, is_claimed in claimed.items():
+            value = getattr(outputs, name)
+            if not isinstance(value, Tensor) and (is_claimed or value is not None):
+                claim = f"{name} is a tensor, but {value!r:.80} was returned"
+                self.fail(claim, kind="contract", tensor=name, call=outputs.call)
+        shapes = {"out": p.q.shape, "lse": p.q.shape[:3], "dq": p.q.shape, "dk": p.k.shape, "dv": p.v.shape}
+        for name, tensor in outputs.named().items():
+            expected = torch.float32 if name == "lse" else p.q.dtype
+            for what, actual, wanted in (
+                ("shape", tuple(tensor.shape), tuple(shapes[name])),
+                ("dtype", tensor.dtype, expected),
+                ("device", tensor.device.type, p.q.device.type),
+            ):
+                if actual != wanted:
+                    claim = f"{name}.{what} is {actual}, but should be {wanted}"
+                    self.fail(claim, kind="contract", tensor=name, call=outputs.call)
+
+    def fail(self, claim: str, **fields: Any) -> None:
+        """Raise LawBroken for something that is no comparison of numbers."""
+        raise LawBroken(Finding(claim=claim, **fields))
+
+    def settle(self, checks: list[Check]) -> dict[str, float]:
+        """The largest error over bound of each tensor; raises LawBroken for the worst one above 1."""
+        ratios = [error_over_bound(c.actual, c.expected, c.bound, c.maximum) for c in checks]
+        tops = [r.max() if r.numel() else r.new_zeros(()) for r in ratios]
+        largest: list[float] = torch.stack(tops).tolist() if tops else []
+        worst: dict[str, float] = {}
+        for check, top in zip(checks, largest, strict=True):
+            worst[check.tensor] = max(worst.get(check.tensor, 0.0), top)
+        if largest and max(largest) > 1.0:
+            at = largest.index(max(largest))
+            c, ratio = checks[at], ratios[at]
+            finding = describe(c.claim, c.tensor, c.actual, c.expected, c.bound, ratio)
+            batch, head, *rest = finding.index
+            index = (batch + c.origin[0], head + c.origin[1], *rest)
+            raise LawBroken(
+                replace(
+                    finding,
+                    index=index,
+                    call=c.call,
+                    expression=c.expression,
+                    other=c.other,
+                    other_expression=c.other_expression,
+                )
+            )
+        return worst
+
+    def hold(self, checks: list[Check]) -> None:
+        """Settle checks and remember how close they came."""
+        for tensor, ratio in self.settle(checks).items():
+            self.worst[tensor] = max(self.worst.get(tensor, 0.0), ratio)
+
+
+def run_kernel(kernel: AttentionKernel, p: Problem, launch: Mapping[str, Any], *, backward: bool) -> Outputs:
+    """Call a kernel by its contract; gradients come from its own backward, else from autograd."""
+    options = {"causal": p.causal, "sm_scale": p.sm_scale, **launch}
+    if not backward or not kernel.capabilities.backward:
+        with torch.no_grad():
+            out, lse = _pair(kernel.forward(p.q, p.k, p.v, **options))
+        return Outputs(out, lse, None, None, None, 0)
+    if kernel.backward is not None:
+        with torch.no_grad():
+            out, lse = _pair(kernel.forward(p.q, p.k, p.v, **options))
+            dq, dk, dv = kernel.backward(p.dout, p.q, p.k, p.v, out, lse, **options)
+        return Outputs(out, lse, dq, dk, dv, 0)
+    leaves = [x.detach().requires_grad_() for x in (p.q, p.k, p.v)]
+    out, lse = _pair(kernel.forward(*leaves, **options))
+    lse = None if lse is None else lse.detach()
+    if not out.requires_grad:
+        return Outputs(out, lse, None, None, None, 0)
+    dq, dk, dv = torch.autograd.grad(out, leaves, p.dout, materialize_grads=True)
+    return Outputs(out.detach(), lse, dq, dk, dv, 0)
+
+
+def _pair(returned: Any) -> tuple[Tensor, Tensor | None]:
+    """``out`` or ``(out, lse)``."""
+    return returned if isinstance(returned, tuple) else (returned, None)

@@ -1,0 +1,79 @@
+"""What comes back from running one case: small, plain records that travel as JSON."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One law broken at one element.
+
+    Attributes:
+        claim: the sentence that is false.
+        kind: "error" (beyond its bound), "nonfinite" (NaN or infinity where a number belongs), "exception",
+            "contract" (shape, dtype), "memory", "accepted" (should have been refused), "died" or "hung".
+        tensor: which output (or input) is wrong; "" where none is.
+        index: the worst element; expected, actual, allowed: its value, the kernel's, the largest error a
+            correct kernel can have there; ratio: error over allowed.
+        wrong, total, nan, posinf, neginf: how many elements are out of bounds, of how many; how many of the
+            kernel's are not finite.
+        call: which of the trial's kernel calls produced ``actual``; expression: how it is computed from the
+            tensors of that call, where it isn't one of them as it is.
+        other, other_expression: the same for ``expected``, where two calls are compared.
+        detail: a traceback, the end of a crashed process's stderr.
+    """
+
+    claim: str
+    kind: str
+    tensor: str = ""
+    index: tuple[int, ...] = ()
+    expected: float | str | None = None
+    actual: float | str | None = None
+    allowed: float | str | None = None
+    ratio: float | str | None = None
+    wrong: int = 0
+    total: int = 0
+    nan: int = 0
+    posinf: int = 0
+    neginf: int = 0
+    call: int = 0
+    other: int | None = None
+    expression: str = ""
+    other_expression: str = ""
+    detail: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "index", tuple(self.index))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """The outcome of one case under one law.
+
+    ``status`` is "held", "broken", "refused" (NotImplementedError) or "skipped" (the case could not be run
+    here; ``reason`` says why). ``worst`` has the largest error over bound for each tensor; ``seconds`` the
+    time spent in "kernel" (launches), "check" (references, bounds, comparisons) and "tensors".
+    """
+
+    status: str
+    worst: dict[str, float] = field(default_factory=dict)
+    finding: Finding | None = None
+    reason: str = ""
+    seconds: dict[str, float] = field(default_factory=dict)
+    fatal: bool = False
+    """The process can't be trusted after this (a sticky device error)."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> "Verdict":
+        """Inverse of ``to_dict``."""
+        finding = fields.pop("finding")
+        return cls(finding=Finding(**finding) if finding else None, **fields)
+
+
+def as_number(value: float) -> float | str:
+    """A float as JSON can hold it: NaN and infinities become "nan", "inf" and "-inf"."""
+    return value if value - value == 0.0 else str(float(value))

@@ -1,0 +1,180 @@
+"""The child process: reads requests, runs cases, answers with verdicts. Started by ``tests.harness.child``.
+
+One JSON object a line on stdin and stdout; whatever a kernel prints goes to stderr.
+"""
+
+import importlib
+import json
+import os
+import platform
+import sys
+import time
+import traceback
+from dataclasses import replace
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels import registry
+from kernels.claims import describe as describe_claims
+from kernels.contract import AttentionKernel
+from reference import safe_softmax
+from strategies.case import from_json
+from tests.harness.repro import Recorder, script
+from tests.harness.trial import CannotRun, LawBroken, Refused, Trial
+from tests.harness.verdict import Finding, Verdict
+
+PACKAGES = ("torch", "triton", "numpy", "hypothesis")
+
+FATAL_ERRORS = ("AcceleratorError", "CUDA error", "device-side assert", "illegal memory access")
+"""Marks of an error that ends the process's device context for good."""
+
+
+class Worker:
+    """Answers requests on one device. Kernels are loaded once."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self.kernels: dict[tuple[str, ...], AttentionKernel] = {}
+
+    def answer(self, line: str) -> str:
+        """Do what a request asks in ``do``; an error of Flashproof itself is an answer too."""
+        try:
+            request = json.loads(line)
+            return json.dumps(getattr(self, f"do_{request['do']}")(request))
+        except Exception:
+            return json.dumps({"raised": traceback.format_exc()})
+
+    def kernel(self, request: dict[str, Any]) -> AttentionKernel:
+        """The kernel a request names."""
+        key = (request["kernel"], *request["claims"])
+        if key not in self.kernels:
+            self.kernels[key] = registry.load(request["kernel"], request["claims"])
+        return self.kernels[key]
+
+    def do_environment(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Device and versions."""
+        name = platform.machine() if self.device == "cpu" else torch.cuda.get_device_name()
+        versions = {package: _version(package) for package in PACKAGES}
+        return {"device": self.device, "device_name": name, "python": platform.python_version(), **versions}
+
+    def do_describe(self, request: dict[str, Any]) -> dict[str, Any]:
+        """A kernel's name and claims, or why it can't be had."""
+        device_type = torch.device(self.device).type
+        reason = registry.unavailable_reason(request["kernel"], device_type)
+        if reason is not None:
+            return {"unavailable": reason}
+        try:
+            kernel = self.kernel(request)
+        except ValueError as e:
+            return {"error": str(e)}
+        c = kernel.capabilities
+        claims = {name: getattr(c, name) for name in c.__dataclass_fields__ if name != "arithmetic"}
+        return {
+            "name": kernel.name,
+            "claims": {**claims, "launch": dict(c.launch)},
+            "printed": describe_claims(c, device_type),
+        }
+
+    def do_run(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Try one case under one law."""
+        verdict, _ = self.attempt(request, self.kernel(request), Trial)
+        return verdict.to_dict()
+
+    def do_repro(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Run the case once more and write the stand-alone script of the calls that were made.
+
+        A kernel that takes the process down is not called: the reference answers in its place.
+        """
+        finding = Finding(**request["finding"])
+        kernel = self.kernel(request)
+        if finding.kind in ("died", "hung"):
+            kernel = _stand_in(kernel)
+        _, recorder = self.attempt(request, kernel, Recorder)
+        if not isinstance(recorder, Recorder):
+            return {"text": None}
+        if len(recorder.source.calls) <= max(finding.call, finding.other or 0):
+            return {"text": None}  # it did not fail where it had failed
+        named = {name: request[name] for name in ("law", "title", "seconds")}
+        return {"text": script(recorder, finding, spec=request["kernel"], **named)}
+
+    def attempt(
+        self, request: dict[str, Any], kernel: AttentionKernel, trial_of: type[Trial]
+    ) -> tuple[Verdict, Trial | None]:
+        """Run a law on a case; the trial is None where not even its tensors could be had."""
+        law = importlib.import_module(f"tests.properties.test_{request['law']}").law
+        start = time.perf_counter()
+        trial = None
+        outcome: dict[str, Any]
+        try:
+            trial = trial_of(kernel, from_json(json.dumps(request["case"])), self.device, request["safety"])
+            law(trial)
+            outcome = {"status": "held", "worst": trial.worst}
+        except LawBroken as broken:
+            fatal = any(mark in broken.finding.detail for mark in FATAL_ERRORS)
+            outcome = {"status": "broken", "finding": broken.finding, "fatal": fatal}
+        except Refused as refused:
+            outcome = {"status": "refused", "reason": str(refused)}
+        except CannotRun as reason:
+            outcome = {"status": "skipped", "reason": str(reason)}
+        except (torch.OutOfMemoryError, MemoryError) as e:
+            outcome = {"status": "skipped", "reason": f"no memory for the references: {e}"}
+        if trial is not None:
+            check = time.perf_counter() - start - sum(trial.seconds.values())
+            outcome["seconds"] = {**trial.seconds, "check": check}
+        if outcome["status"] == "skipped":
+            torch.cuda.empty_cache()
+        return Verdict(**outcome), trial
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "none"
+
+
+def _stand_in(kernel: AttentionKernel) -> AttentionKernel:
+    """The reference in the place of a kernel."""
+    backward = None if kernel.backward is None else partial(_reference_backward, kernel)
+    return replace(kernel, forward=partial(_reference_forward, kernel), backward=backward)
+
+
+def _reference_forward(kernel: AttentionKernel, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
+    """The float64 answer in the kernel's formats."""
+    out, lse = safe_softmax.forward(q, k, v, **_masked(kernel, options))
+    return out.to(q.dtype), lse.float()
+
+
+def _reference_backward(
+    kernel: AttentionKernel, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *stored: Tensor, **options: Any
+) -> tuple[Tensor, ...]:
+    return tuple(x.to(q.dtype) for x in safe_softmax.backward(dout, q, k, v, **_masked(kernel, options)))
+
+
+def _masked(kernel: AttentionKernel, options: dict[str, Any]) -> dict[str, Any]:
+    """What the reference takes of a call's options."""
+    alignment = kernel.capabilities.causal_alignment
+    return {"causal": options["causal"], "sm_scale": options["sm_scale"], "alignment": alignment}
+
+
+def main(device: str) -> None:
+    """Serve until stdin closes."""
+    # Kernels may print and read: what they find is stderr and the end of a file, not our two pipes.
+    requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+    torch.set_num_threads(1)
+    if device != "cpu":
+        torch.cuda.set_device(device)
+        torch.backends.cuda.matmul.allow_tf32 = False
+    worker = Worker(device)
+    for line in requests:
+        answers.write(worker.answer(line) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

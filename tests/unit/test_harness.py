@@ -1,0 +1,672 @@
+"""The harness end to end: children that crash and hang, refusals, reports, scripts, command lines."""
+
+import importlib
+import itertools
+import json
+import math
+import multiprocessing
+import os
+import re
+import runpy
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from kernels.contract import AttentionKernel
+from reference.bounds.accumulation import SAFETY
+from strategies.case import Case, to_json
+from tests.harness import plan as planning
+from tests.harness import report
+from tests.harness.child import ROOT, Child, ChildDied, HarnessError
+from tests.harness.journal import Journal, examples_done, set_aside_unfinished
+from tests.harness.progress import progress
+from tests.harness.subject import KernelFailure, KernelInfo, Subject
+from tests.harness.tally import Tally
+from tests.harness.trial import Check, Outputs, Problem, Trial
+from tests.harness.verdict import Finding, Verdict
+from tests.unit.toys import CLAIMS, ROWS, sound
+
+TOYS = Path(__file__).with_name("toys.py")
+SMALL = Case(seqlen_q=ROWS - 1, seqlen_k=2)
+CASE = Case(seqlen_q=ROWS, seqlen_k=2)
+ENVIRONMENT = {"device": "cpu", "device_name": "abacus", "torch": "2.0"}
+
+
+@pytest.fixture(scope="module")
+def child() -> Iterator[Child]:
+    child = Child("cpu")
+    yield child
+    child.close()
+
+
+SubjectOf = Callable[..., Subject]
+
+
+@pytest.fixture
+def subject_of(child: Child, tmp_path: Path) -> SubjectOf:
+    """A subject by its name in toys.py (or in ``toys``)."""
+
+    def make(name: str, toys: Path = TOYS, child: Child = child) -> Subject:
+        journal = Journal(tmp_path / "journal.json")
+        info = KernelInfo.ask(child, f"{toys}:{name}", ())
+        return Subject(
+            info,
+            "float32",
+            child=child,
+            environment=ENVIRONMENT,
+            report_dir=tmp_path / "reports",
+            journal=journal,
+        )
+
+    return make
+
+
+def law(name: str) -> Any:
+    return importlib.import_module(f"tests.properties.test_{name}").law
+
+
+def finding_of(subject: Subject, law_name: str, case: Case) -> Finding:
+    """What ``uphold`` raises."""
+    with pytest.raises(KernelFailure) as failed:
+        subject.uphold(law(law_name), case)
+    return failed.value.failure.finding
+
+
+class TestChild:
+    def test_a_sound_kernel_holds(self, subject_of: SubjectOf) -> None:
+        subject = subject_of("sound")
+        subject.uphold(law("forward"), CASE)
+        assert subject.tally.examples == 1
+        assert subject.tally.broken == 0
+        assert 0 < subject.tally.worst < 1
+        assert {"kernel", "tensors", "check"} <= subject.tally.seconds.keys()
+
+    @pytest.mark.parametrize(
+        ("name", "law_name", "kind"),
+        [
+            ("wrong", "forward", "error"),
+            ("nonfinite", "forward", "nonfinite"),
+            ("raising", "forward", "exception"),
+            ("misshapen", "forward", "contract"),
+            ("writing", "memory", "memory"),
+            ("ACCEPTING", "rejection", "accepted"),
+            ("REFUSING", "forward", "refused"),
+        ],
+    )
+    def test_each_kind_of_finding(self, subject_of: SubjectOf, name: str, law_name: str, kind: str) -> None:
+        assert finding_of(subject_of(name), law_name, CASE).kind == kind
+
+    def test_a_crash_is_a_finding_and_the_child_is_replaced(self, subject_of: SubjectOf) -> None:
+        subject = subject_of("crashing")
+        finding = finding_of(subject, "forward", CASE)
+        assert finding.kind == "died"
+        assert "signal 11" in finding.claim
+        subject.uphold(law("forward"), SMALL)
+        assert subject.tally.examples == 2
+
+    def test_a_hang_is_a_finding(self, subject_of: SubjectOf) -> None:
+        impatient = Child("cpu", run_seconds=1.0, compile_seconds=0.0)
+        finding = finding_of(subject_of("hanging", child=impatient), "forward", CASE)
+        assert finding.kind == "hung"
+        assert "still running after 1 s" in finding.claim
+        assert impatient.process is None
+
+    def test_time_to_compile_is_granted_once_for_a_key(self, subject_of: SubjectOf) -> None:
+        # The kernel takes a second at every call, which only the limit of the first covers.
+        impatient = Child("cpu", run_seconds=0.5, compile_seconds=300.0)
+        subject = subject_of("slow", child=impatient)
+        subject.uphold(law("forward"), SMALL)
+        assert finding_of(subject, "forward", CASE).kind == "hung"
+        impatient.close()
+
+    def test_a_sticky_error_costs_the_child(self, subject_of: SubjectOf, child: Child) -> None:
+        assert finding_of(subject_of("sticky"), "forward", CASE).kind == "exception"
+        assert child.process is None
+
+    def test_output_and_input_of_a_kernel_do_not_mix_with_answers(self, subject_of: SubjectOf) -> None:
+        subject_of("talking").uphold(law("forward"), CASE)
+
+    def test_an_error_of_the_harness_is_not_blamed_on_the_kernel(self, child: Child) -> None:
+        request = report.record(f"{TOYS}:sound", (), "nonsense", CASE)
+        with pytest.raises(HarnessError, match=r"No module named 'tests.properties.test_nonsense'"):
+            child.run({**request, "safety": 4.0}, None, lambda: None)
+
+    def test_a_kernel_that_ends_its_process_on_import_is_a_one_line_error(
+        self, child: Child, tmp_path: Path
+    ) -> None:
+        (tmp_path / "fatal.py").write_text("import os\nos._exit(7)\n")
+        with pytest.raises(ValueError, match=r"fatal.py:f'.* ended with status 7$"):
+            KernelInfo.ask(child, f"{tmp_path}/fatal.py:f", ())
+
+    def test_a_folder_called_tests_does_not_hide_ours(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "tests").mkdir()
+        (tmp_path / "tests" / "__init__.py").write_text("raise RuntimeError\n")
+        (tmp_path / "mine.py").write_text("def f(q, k, v, *, causal, sm_scale):\n    return q\n")
+        monkeypatch.chdir(tmp_path)
+        child = Child("cpu")
+        assert KernelInfo.ask(child, "mine:f", ()).name == "mine.f"
+        child.close()
+
+
+class Recorded:
+    """A child that remembers what was in the journal when a case was sent, and answers as told."""
+
+    device = "cpu"
+    run_seconds = compile_seconds = 1.0
+
+    def __init__(self, journal: Path, *answers: Verdict) -> None:
+        self.journal = journal
+        self.answers = list(answers)
+        self.journaled: list[dict[str, Any]] = []
+        self.requests: list[dict[str, Any]] = []
+
+    def run(self, request: dict[str, Any], compile_key: Any, meanwhile: Callable[[], None]) -> Verdict:
+        self.requests.append(request)
+        self.journaled.append(json.loads(self.journal.read_text()))
+        meanwhile()
+        return self.answers.pop(0)
+
+    def ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
+        raise ChildDied("it is not there", hung=False, stderr="")
+
+
+HELD = Verdict(status="held")
+BROKEN = Verdict(status="broken", finding=Finding(claim="so", kind="error", tensor="out"))
+
+
+class TestSubject:
+    @pytest.fixture
+    def recorded(self, subject_of: SubjectOf, tmp_path: Path) -> Callable[..., tuple[Subject, Recorded]]:
+        def make(*answers: Verdict) -> tuple[Subject, Recorded]:
+            subject = subject_of("sound")
+            child = Recorded(tmp_path / "journal.json", *answers)
+            subject.child = child  # type: ignore[assignment]  # what it uses of it
+            return subject, child
+
+        return make
+
+    def test_a_case_is_journaled_before_it_is_launched(self, recorded: Any) -> None:
+        subject, child = recorded(HELD, HELD)
+        subject.uphold(law("forward"), CASE)
+        subject.uphold(law("backward"), SMALL)
+        assert [entry["done"] for entry in child.journaled] == [1, 2]
+        assert [entry["law"] for entry in child.journaled] == ["forward", "backward"]
+        assert child.journaled[1]["case"] == json.loads(to_json(SMALL))
+
+    def test_a_failing_case_fails_again_without_a_launch(self, recorded: Any) -> None:
+        subject, child = recorded(BROKEN)
+        for _ in range(2):
+            finding_of(subject, "forward", CASE)
+        assert len(child.requests) == 1
+
+    def test_rule_2_is_wider_from_the_first_failure_on(self, recorded: Any) -> None:
+        subject, child = recorded(BROKEN, HELD)
+        finding_of(subject, "forward", CASE)
+        subject.uphold(law("forward"), SMALL)
+        assert child.requests[0]["safety"] < child.requests[1]["safety"]
+
+    def test_what_is_reported_is_not_shrunk_again(self, recorded: Any) -> None:
+        other = Verdict(status="broken", finding=Finding(claim="so", kind="error", tensor="lse"))
+        subject, _ = recorded(BROKEN, BROKEN, other)
+        finding_of(subject, "forward", CASE)
+        subject.finish_search()
+        subject.begin_search()
+        subject.uphold(law("forward"), SMALL)
+        assert finding_of(subject, "forward", CASE).tensor == "lse"
+        assert len(subject.failures) == 2
+        assert subject.tally.broken == 3
+
+    def test_a_report_stands_without_a_script(self, recorded: Any, tmp_path: Path) -> None:
+        subject, _ = recorded(BROKEN)
+        finding_of(subject, "forward", CASE)
+        subject.finish_search()
+        (failure,) = subject.failures.values()
+        written = {path.name for path in (tmp_path / "reports" / failure.folder).iterdir()}
+        assert written == {"case.json", "report.md"}
+
+    def test_refusals_are_counted(self, subject_of: SubjectOf) -> None:
+        subject = subject_of("refusing_some")
+        for causal in (False, True, True):
+            subject.uphold(law("forward"), Case(causal=causal))
+        assert (subject.tally.examples, subject.tally.refusals) == (1, 2)
+        assert subject.tally.reasons == {"no mask": 2}
+        assert subject.complaint() == ""
+
+    def test_refusing_everything_is_a_complaint(self, subject_of: SubjectOf) -> None:
+        subject = subject_of("refusing_all")
+        for seed in range(3):
+            subject.uphold(law("forward"), Case(seed=seed))
+        assert "refused 3 of 3 cases that it claims (not today)" in subject.complaint()
+
+    def test_hypothesis_prints_it_in_one_word(self, subject_of: SubjectOf) -> None:
+        assert repr(subject_of("sound")) == "<toys.sound float32>"
+
+
+SCRIPTS = [
+    ("wrong", "forward"),
+    ("nonfinite", "forward"),
+    ("raising", "forward"),
+    ("misshapen", "forward"),
+    ("writing", "memory"),
+    ("unwritten", "memory"),
+    ("ACCEPTING", "rejection"),
+    ("REFUSING", "forward"),
+    ("FORGETFUL", "determinism"),
+    ("wrong_gradient", "identities"),
+    ("crashing", "forward"),
+    ("hanging", "forward"),
+]
+
+
+@pytest.mark.parametrize(("name", "law_name"), SCRIPTS)
+def test_a_stand_alone_script_exits_1_until_the_kernel_is_mended(
+    subject_of: SubjectOf, child: Child, tmp_path: Path, name: str, law_name: str
+) -> None:
+    toys = tmp_path / "toys.py"
+    toys.write_text(TOYS.read_text())
+    patient = (child.run_seconds, child.compile_seconds)
+    if name == "hanging":
+        child.run_seconds, child.compile_seconds = 3.0, 0.0
+    try:
+        subject = subject_of(name, toys)
+        finding_of(subject, law_name, CASE)
+        subject.finish_search()
+    finally:
+        child.run_seconds, child.compile_seconds = patient
+    (failure,) = subject.failures.values()
+    script = tmp_path / "reports" / failure.folder / "repro.py"
+    assert exit_status(script, tmp_path) == 1
+    toys.write_text(TOYS.read_text().replace("MENDED = False", "MENDED = True"))
+    assert exit_status(script, tmp_path) == 0
+
+
+def exit_status(script: Path, folder: Path) -> int:
+    """Of the script in a process of its own, forked from one that has imported what takes the time."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "torch._dynamo"])
+    empty = folder / "empty"
+    empty.mkdir(exist_ok=True)
+    process = context.Process(target=run_in, args=(empty, script))
+    process.start()
+    process.join()
+    assert process.exitcode is not None
+    return process.exitcode
+
+
+def run_in(folder: Path, script: Path) -> None:
+    os.chdir(folder)
+    runpy.run_path(str(script), run_name="__main__")
+
+
+class Witness(Trial):
+    """A trial that works out each check's two sides once more, by the expressions that a script gets."""
+
+    def _call(self, problem: Problem, *, backward: bool) -> Outputs:
+        outputs = super()._call(problem, backward=backward)
+        inputs = {"q": problem.q, "k": problem.k, "v": problem.v, "dout": problem.dout}
+        results.append(inputs | outputs.named())
+        assert len(results) == len(self.calls)
+        return outputs
+
+    def settle(self, checks: list[Check]) -> dict[str, float]:
+        for c in checks:
+            self.compare(c.expression or c.tensor, c.call, c.actual)
+            if c.other is not None:
+                self.compare(c.other_expression or c.tensor, c.other, c.expected)
+                seen.add((c.claim, c.tensor))
+        return super().settle(checks)
+
+    @staticmethod
+    def compare(expression: str, call: int, side: torch.Tensor) -> None:
+        value = eval(expression, {"torch": torch, "results": results}, results[call]).double()
+        # A part of the rows, with the same indices, is a side too. Sums of float64 differ by their order.
+        torch.testing.assert_close(value[tuple(map(slice, side.shape))], side.double(), rtol=1e-9, atol=1e-9)
+
+
+results: list[dict[str, torch.Tensor]] = []
+seen: set[tuple[str, str]] = set()
+
+
+def test_a_script_compares_what_the_law_compared() -> None:
+    seen.clear()
+    kernel = AttentionKernel(name="sound", forward=sound, capabilities=CLAIMS)
+    for causal, shape in itertools.product((False, True), ((5, 7), (7, 5))):
+        case = Case(
+            batch=2,
+            heads_kv=3,
+            group=2,
+            seqlen_q=shape[0],
+            seqlen_k=shape[1],
+            causal=causal,
+            q_layout="gap",
+            seed=9,
+        )
+        for name in ("identities", "invariance", "composition", "determinism", "memory"):
+            results.clear()
+            law(name)(Witness(kernel, case, "cpu", SAFETY))
+    # both sides of each of these come from the kernel, and a mended one gives another number for both
+    assert len({claim for claim, _ in seen}) >= 14, sorted(seen)
+
+
+def test_tensors_of_a_script_have_the_layout_of_the_case(subject_of: SubjectOf, tmp_path: Path) -> None:
+    subject = subject_of("wrong")
+    case = replace(CASE, q_layout="offset", k_layout="gap", v_layout="expanded_rows", dtype="float32")
+    finding_of(subject, "forward", case)
+    subject.finish_search()
+    (failure,) = subject.failures.values()
+    text = (tmp_path / "reports" / failure.folder / "repro.py").read_text()
+    windows = re.findall(r"^(\w+)0 = window\(torch.float32, (\(.*?\)), (\(.*?\)), (\d+)", text, re.MULTILINE)
+    assert [(name, stride) for name, _, stride, _ in windows] == [
+        ("q", "(48, 48, 16, 1)"),
+        ("k", "(50, 43, 19, 1)"),
+        ("v", "(0, 0, 0, 1)"),
+        ("dout", "(48, 48, 16, 1)"),
+    ]
+    assert int(windows[0][3]) % 64 == 1
+
+
+class TestReport:
+    FINDING = Finding(
+        claim="out is right",
+        kind="error",
+        tensor="out",
+        index=(0, 1, 2, 3),
+        expected=1.0,
+        actual="nan",
+        allowed=1e-3,
+        ratio="inf",
+        wrong=2,
+        total=7,
+        nan=3,
+        posinf=4,
+        neginf=5,
+    )
+
+    @pytest.fixture
+    def failure(self) -> report.Failure:
+        return report.Failure(
+            "toys.py:f", "toys.f", ("lse=false",), "forward", CASE, self.FINDING, ENVIRONMENT
+        )
+
+    def test_the_message_has_everything_a_maintainer_asks_for(self, failure: report.Failure) -> None:
+        path = f"reports/toys.f/forward-{failure.digest}"
+        assert report.message(failure, Path("reports")).splitlines() == [
+            "toys.f: law `forward` is broken, out is wrong (float32)",
+            "  claim            out is right",
+            "  where            out[0, 1, 2, 3]",
+            "  expected         1.0",
+            "  actual           nan",
+            "  allowed error    0.001",
+            "  error / allowed  inf",
+            "  wrong elements   2 of 7; in out: 3 NaN, 4 +inf, 5 -inf",
+            f"  smallest case    {CASE!r}",
+            "  versions         torch 2.0",
+            "  device           cpu (abacus)",
+            f"  report           {path}/report.md",
+            f"  replay           python -m pytest tests/properties --device cpu --replay {path}/case.json",
+        ]
+
+    def test_markdown_cannot_be_broken_by_what_a_kernel_says(self, failure: report.Failure) -> None:
+        nasty = replace(failure, finding=replace(self.FINDING, claim="a | b\n`c`", detail="```\n# title"))
+        text = report.markdown(nasty, Path("reports"), has_script=False)
+        assert "| claim | `a \\| b 'c'` |" in text
+        assert "    ```\n    # title\n" in text
+
+    def test_what_is_written_is_read(self, failure: report.Failure, tmp_path: Path) -> None:
+        report.write(failure, tmp_path)
+        replay = report.read(tmp_path / failure.folder / "case.json")
+        assert replay == report.Replay("toys.py:f", ("lse=false",), "forward", CASE)
+
+    def test_a_smaller_case_of_the_same_bug_takes_the_place_of_a_larger(
+        self, failure: report.Failure, tmp_path: Path
+    ) -> None:
+        report.write(failure, tmp_path, "script of the larger case")
+        report.write(replace(failure, case=SMALL), tmp_path)
+        (folder,) = (tmp_path / "toys.f").iterdir()
+        assert report.read(folder / "case.json").case == SMALL
+        assert not (folder / "repro.py").exists()
+
+    def test_the_folder_stays_inside(self, failure: report.Failure) -> None:
+        assert replace(failure, kernel="../../up").folder.parts[0] == "_.._up"
+
+    @pytest.mark.parametrize(
+        ("change", "complaint"),
+        [
+            (lambda text: text[:100], "is not JSON"),
+            (lambda text: "[" * 100_000, "is not JSON"),
+            (lambda text: "[]", "expected the case.json of a report, got other JSON"),
+            (lambda text: '{"case": {}}', "expected the case.json of a report, got other JSON"),
+            (
+                lambda text: text.replace('"flashproof": 1', '"flashproof": 2'),
+                "flashproof: got 2, expected format 1",
+            ),
+            (lambda text: text.replace('"version": 1', '"version": 0'), "case.version: got 0, expected 1"),
+            (
+                lambda text: text.replace('"law": "forward"', '"law": "murphy"'),
+                "law: got 'murphy', expected one of",
+            ),
+            (
+                lambda text: text.replace('"kernel": "toys.py:f"', '"kernel": 3'),
+                "kernel: got 3, expected a str",
+            ),
+            (
+                lambda text: text.replace('"lse=false"', "7"),
+                r"claims: got \(7,\), expected key=value strings",
+            ),
+            (lambda text: text.replace('"seed": 0', '"seed": -1'), "case.seed: got -1, expected an integer"),
+        ],
+    )
+    def test_what_was_not_written_by_us_is_refused_in_one_line(
+        self, failure: report.Failure, tmp_path: Path, change: Callable[[str], str], complaint: str
+    ) -> None:
+        report.write(failure, tmp_path)
+        path = tmp_path / failure.folder / "case.json"
+        path.write_text(change(path.read_text()))
+        with pytest.raises(ValueError, match=complaint) as refused:
+            report.read(path)
+        assert str(path) in str(refused.value)
+        assert "\n" not in str(refused.value)
+
+    @pytest.mark.parametrize("path", ["missing.json", "."])
+    def test_what_cannot_be_read_is_refused(self, tmp_path: Path, path: str) -> None:
+        with pytest.raises(ValueError, match="can't be read"):
+            report.read(tmp_path / path)
+
+
+class TestJournal:
+    RECORD = report.record("toys.py:f", (), "forward", CASE)
+
+    def test_a_case_that_was_not_finished_can_be_replayed(self, tmp_path: Path) -> None:
+        folder = tmp_path / "journals"
+        folder.mkdir()
+        journal = Journal(folder / "gw0.json")
+        journal.note(self.RECORD | {"kernel": "a much longer name than that of the last one"})
+        journal.note(self.RECORD)
+        journal.sync()
+        finished = Journal(folder / "gw1.json")
+        finished.note(self.RECORD)
+        finished.close()
+        assert examples_done(folder) == 3
+        (path,) = set_aside_unfinished(folder)
+        assert path == tmp_path / "unfinished-gw0.json"
+        assert report.read(path).case == CASE
+        assert list(folder.iterdir()) == []
+
+    def test_half_a_line_is_skipped(self, tmp_path: Path) -> None:
+        (tmp_path / "gw0.json").write_text('{"done": 3, "ke')
+        assert examples_done(tmp_path) == 0
+
+
+class TestTally:
+    def test_counts_merge_over_processes(self) -> None:
+        one, two, both = Tally(), Tally(), Tally()
+        verdicts = [
+            Verdict(status="held", worst={"out": 0.25, "lse": 0.125}, seconds={"kernel": 1.0}),
+            Verdict(status="held", worst={"out": 0.5}, seconds={"kernel": 2.0}),
+            Verdict(status="broken", finding=TestReport.FINDING),
+            Verdict(status="refused", reason="no"),
+            Verdict(status="skipped", reason="no memory"),
+        ]
+        for number, verdict in enumerate(verdicts):
+            both.add(verdict, Case(seed=number))
+            (one, two)[number % 2].add(verdict, Case(seed=number))
+        one.merge(Tally.from_dict(json.loads(json.dumps(two.to_dict()))))
+        assert one == both
+        assert (one.examples, one.broken, one.refusals, one.skipped) == (3, 1, 1, 1)
+        assert (one.worst, one.worst_tensor, one.worst_case) == (0.5, "out", repr(Case(seed=1)))
+        assert one.seconds == {"kernel": 3.0}
+
+    def test_quantiles_are_upper_edges_of_bins(self) -> None:
+        tally = Tally()
+        for ratio in (0.1, 0.2, 0.3, 0.9):
+            tally.add(Verdict(status="held", worst={"out": ratio}), CASE)
+        assert tally.quantile("out", 0.5) == pytest.approx(0.201)  # the bin that 0.2 is in, a thousandth wide
+        assert tally.quantile("out", 1.0) == pytest.approx(0.901)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ((0, 1.0, 200, None), "0 of 200 examples"),
+        ((50, 10.0, 200, None), "50 of 200 examples, 5.0 examples/s, 0:30 left"),
+        ((300, 10.0, 200, None), "300 of 200 examples, 30.0 examples/s, 0:00 left"),
+        ((50, 10.0, 200, 600.0), "50 examples, 5.0 examples/s, 9:50 left"),
+    ],
+)
+def test_the_live_line(arguments: tuple[Any, ...], text: str) -> None:
+    assert progress(*arguments) == text
+
+
+class TestUsageErrors:
+    @pytest.fixture
+    def plan_of(self, child: Child, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+        """Makes the plan for some options, the others being what they are by default."""
+        monkeypatch.setattr(planning, "Child", lambda device: child)
+        defaults = {"device": "cpu", "claims": [], "report_dir": str(tmp_path / "reports")}
+
+        def make(**options: Any) -> planning.Plan:
+            given = defaults | options
+            config = SimpleNamespace(getoption=lambda name: given.get(name.strip("-").replace("-", "_")))
+            return planning.make_plan(config)  # type: ignore[arg-type]  # what it uses of it
+
+        return make
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"kernel": ["nonsense"]}, "kernel 'nonsense': expected flash_v2, .*"),
+            ({"kernel": [f"{TOYS}:nothing"]}, "kernel '.*toys.py:nothing': no 'nothing' in .*; it has .*"),
+            ({"kernel": ["sdpa_cudnn"]}, "kernel 'sdpa_cudnn': runs on CUDA only"),
+            ({"kernel": [f"{TOYS}:sound"] * 2}, "--kernel .*: got a second kernel called toys.sound, .*"),
+            ({"claims": ["head_dims=0"]}, "claim head_dims: got '0', expected integers .*"),
+            ({"examples": 0}, "--examples: got 0, expected a positive number"),
+            ({"minutes": math.nan}, "--minutes: got nan, expected a positive number"),
+            ({"max_seqlen": -1}, "--max-seqlen: got -1, expected a positive number"),
+            ({"replay": "missing.json"}, "--replay missing.json: can't be read .*"),
+        ],
+    )
+    def test_each_is_one_line_and_writes_nothing(
+        self, plan_of: Callable[..., Any], tmp_path: Path, options: dict[str, Any], message: str
+    ) -> None:
+        with pytest.raises(pytest.UsageError) as refused:
+            plan_of(**options)
+        assert re.fullmatch(message, str(refused.value)), refused.value
+        assert not (tmp_path / "reports").exists()
+
+    def test_a_report_folder_that_cannot_be_made(self, plan_of: Callable[..., Any], tmp_path: Path) -> None:
+        (tmp_path / "file").touch()
+        with pytest.raises(
+            pytest.UsageError, match=r"--report-dir: got .*, expected a folder .*\(Not a directory\)"
+        ):
+            plan_of(kernel=[f"{TOYS}:sound"], report_dir=str(tmp_path / "file" / "reports"))
+
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+    def test_no_gpu(self, plan_of: Callable[..., Any]) -> None:
+        with pytest.raises(pytest.UsageError, match="--device: got cuda, expected cpu or auto"):
+            plan_of(device="cuda")
+
+    def test_a_replay_of_what_is_not_claimed(self, plan_of: Callable[..., Any], tmp_path: Path) -> None:
+        path = tmp_path / "case.json"
+        path.write_text(json.dumps(report.record(f"{TOYS}:sound", ("dtypes=float16",), "forward", CASE)))
+        with pytest.raises(
+            pytest.UsageError, match=r"--replay: got a case in float32, but .* claims only float16"
+        ):
+            plan_of(replay=str(path))
+
+    def test_kernels_that_cannot_run_here_are_named(self, plan_of: Callable[..., Any]) -> None:
+        plan = plan_of()
+        assert "kernel 'sdpa_cudnn': runs on CUDA only" in plan.unavailable
+        assert "sdpa_math" in [info.name for info in plan.kernels]
+
+
+def pytest_run(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run pytest on the property tests as a user does."""
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", str(ROOT / "tests/properties"), "--device", "cpu", *arguments],
+        cwd=folder,
+        env={k: v for k, v in os.environ.items() if k != "PYTEST_ADDOPTS"} | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+class TestCommandLine:
+    def test_a_usage_error_with_workers_is_status_4_and_one_line(self, tmp_path: Path) -> None:
+        run = pytest_run(tmp_path, "-n2", "--examples", "0", "-p", "no:cacheprovider")
+        assert run.returncode == pytest.ExitCode.USAGE_ERROR
+        assert (run.stdout + run.stderr).strip() == "ERROR: --examples: got 0, expected a positive number"
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_run_its_report_and_its_replay(self, tmp_path: Path) -> None:
+        toys = tmp_path / "toys.py"
+        toys.write_text(TOYS.read_text())
+        kernels = ["--kernel", "toys.py:sound", "--kernel", "toys.py:wrong", "-k", "test_forward and float32"]
+        options = ["--minutes=0.1", "--examples=20", "-n2", "--hypothesis-seed=1", "--junitxml=junit.xml"]
+        run = pytest_run(tmp_path, *kernels, *options, CI="1")
+        assert run.returncode == pytest.ExitCode.TESTS_FAILED, run.stdout + run.stderr
+        text = run.stdout
+        assert re.search(r"flashproof: cpu \(.*\), torch .*, triton .*, hypothesis ", text)
+        assert "profile: fuzz, 20 examples, seed: 1" in text
+        assert "kernel toys.wrong: dtypes=float16, bfloat16, float32; " in text
+        assert re.search(r"toys.sound +forward +float32 +\d+ +0 +\d\.\d+ \w+ +held", text)
+        assert re.search(r"toys.wrong +forward +float32 +\d+ +0 .* broken toys.wrong/forward-", text)
+        assert "Draw 1: Case(" in text
+        assert not re.search(r"^\S+\.py:\d+: ", text, re.MULTILINE), "a frame of a traceback"
+
+        # Each of the two workers has found it, shrunk it, and gone on.
+        smallest, *others = set(re.findall("smallest case +(.*)", text))
+        assert others == []
+        assert eval(smallest, {"Case": Case}).seqlen_q == ROWS
+        assert smallest in (tmp_path / "junit.xml").read_text()
+        summary = json.loads((tmp_path / "reports/summary.json").read_text())
+        assert summary["environment"]["device"] == "cpu"
+        assert summary["kernels"]["toys.sound"]["claims"]["lse"] == "yes"
+        rows = {row["kernel"]: row for row in summary["results"]}
+        assert {name: row["verdict"] for name, row in rows.items()} == {
+            "toys.sound": "held",
+            "toys.wrong": "broken",
+        }
+        assert rows["toys.wrong"]["examples"] > rows["toys.wrong"]["broken"] > 0
+        assert rows["toys.sound"]["worst_case"].startswith("Case(")
+
+        (report_folder,) = rows["toys.wrong"]["reports"]
+        folder = tmp_path / "reports" / report_folder
+        assert {path.name for path in folder.iterdir()} == {"case.json", "report.md", "repro.py"}
+        (line,) = set(re.findall("replay +python -m pytest tests/properties (.*)", text))
+        replay = pytest_run(tmp_path, *line.split(), "-q")
+        assert replay.returncode == pytest.ExitCode.TESTS_FAILED
+        assert smallest in replay.stdout
+        toys.write_text(TOYS.read_text().replace("MENDED = False", "MENDED = True"))
+        replay = pytest_run(tmp_path, *line.split(), "-q")
+        assert replay.returncode == pytest.ExitCode.OK, replay.stdout
+        assert "1 passed" in replay.stdout

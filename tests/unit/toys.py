@@ -1,0 +1,178 @@
+"""Tiny kernels for the harness's tests, each with one bug: loaded by path, in a child process.
+
+Bugs show from ``ROWS`` queries on. Where ``MENDED`` is True there are none.
+"""
+
+import ctypes
+import os
+import sys
+import time
+
+import torch
+
+from kernels.contract import AttentionKernel, Capabilities
+
+MENDED = False
+ROWS = 3
+
+
+def sound(q, k, v, *, causal, sm_scale):
+    """The contract, in float32."""
+    seqlen_q, seqlen_k = q.shape[2], k.shape[2]
+    group = q.shape[1] // k.shape[1]
+    keys, values = (x.float().repeat_interleave(group, 1) for x in (k, v))
+    scores = q.float() @ keys.transpose(-1, -2) * sm_scale
+    if causal:
+        unseen = torch.ones(seqlen_q, seqlen_k, dtype=torch.bool).triu(1 + seqlen_k - seqlen_q)
+        scores = scores.masked_fill(unseen, -torch.inf)
+    if seqlen_k == 0:
+        return 0.0 * q, torch.full(q.shape[:3], -torch.inf)
+    lse = torch.logsumexp(scores, -1)
+    # not exp(scores - lse), which is 2 for two keys of weight 1/2 where float32 can't tell lse from the scores
+    p = torch.softmax(scores, -1).masked_fill(lse[..., None] == -torch.inf, 0.0)
+    return (p.to(q.dtype).float() @ values).to(q.dtype), lse
+
+
+def has_bug(q):
+    """Whether the planted bug shows."""
+    return not MENDED and q.shape[2] >= ROWS
+
+
+def wrong(q, k, v, *, causal, sm_scale):
+    """One row is half as large again."""
+    out, lse = sound(q, k, v, causal=causal, sm_scale=sm_scale)
+    rows = torch.arange(q.shape[2])[:, None]
+    return torch.where(rows == ROWS - 1, 1.5 * out, out) if has_bug(q) else out, lse
+
+
+def nonfinite(q, k, v, *, causal, sm_scale):
+    """One row is NaN."""
+    out, lse = sound(q, k, v, causal=causal, sm_scale=sm_scale)
+    rows = torch.arange(q.shape[2])[:, None]
+    return torch.where(rows == ROWS - 1, torch.nan, out) if has_bug(q) else out, lse
+
+
+def wrong_gradient(q, k, v, *, causal, sm_scale):
+    """The right out, with half of dout added to dq."""
+    out, lse = sound(q, k, v, causal=causal, sm_scale=sm_scale)
+    return out + 0.5 * (q - q.detach()) if has_bug(q) else out, lse
+
+
+def raising(q, k, v, *, causal, sm_scale):
+    """An exception whose text is hard to quote."""
+    if has_bug(q):
+        raise RuntimeError('planted """\n\\N{nonsense} {braces} \'')
+    return sound(q, k, v, causal=causal, sm_scale=sm_scale)
+
+
+def sticky(q, k, v, *, causal, sm_scale):
+    """An error after which a process can launch nothing more."""
+    if has_bug(q):
+        raise RuntimeError("CUDA error: device-side assert triggered")
+    return sound(q, k, v, causal=causal, sm_scale=sm_scale)
+
+
+def misshapen(q, k, v, *, causal, sm_scale):
+    """Out in another dtype."""
+    out, lse = sound(q, k, v, causal=causal, sm_scale=sm_scale)
+    return out.double() if has_bug(q) else out, lse
+
+
+def writing(q, k, v, *, causal, sm_scale):
+    """Scales q in place."""
+    if has_bug(q):
+        q.detach().mul_(0.0)
+    return sound(q, k, v, causal=causal, sm_scale=sm_scale)
+
+
+def unwritten(q, k, v, *, causal, sm_scale):
+    """One row of out is left as it was allocated."""
+    out, lse = sound(q, k, v, causal=causal, sm_scale=sm_scale)
+    if not has_bug(q):
+        return out, lse
+    partly = torch.empty_like(out)
+    partly[:, :, : ROWS - 1] = out[:, :, : ROWS - 1]
+    partly[:, :, ROWS:] = out[:, :, ROWS:]
+    return partly, lse
+
+
+def crashing(q, k, v, *, causal, sm_scale):
+    """Reads address 0."""
+    if has_bug(q):
+        ctypes.string_at(0)
+    return sound(q, k, v, causal=causal, sm_scale=sm_scale)
+
+
+def hanging(q, k, v, *, causal, sm_scale):
+    """Never comes back."""
+    while has_bug(q):
+        time.sleep(1)
+    return sound(q, k, v, causal=causal, sm_scale=sm_scale)
+
+
+def slow(q, k, v, *, causal, sm_scale):
+    """Takes its time, as a compiler does."""
+    time.sleep(1)
+    return sound(q, k, v, causal=causal, sm_scale=sm_scale)
+
+
+def talking(q, k, v, *, causal, sm_scale):
+    """Prints, in Python and below it, and asks for input."""
+    print("flash!")
+    os.write(1, b"attention!\n")
+    if sys.stdin.read():
+        raise RuntimeError("someone answered")
+    return sound(q, k, v, causal=causal, sm_scale=sm_scale)
+
+
+def refusing_all(q, k, v, *, causal, sm_scale):
+    """Does nothing."""
+    raise NotImplementedError("not today")
+
+
+def refusing_some(q, k, v, *, causal, sm_scale):
+    """Wants no mask."""
+    if causal:
+        raise NotImplementedError("no mask")
+    return sound(q, k, v, causal=causal, sm_scale=sm_scale)
+
+
+def refusing_claimed(q, k, v, *, causal, sm_scale):
+    """Claims long sequences, and refuses them."""
+    if has_bug(q):
+        raise NotImplementedError("too long")
+    return sound(q, k, v, causal=causal, sm_scale=sm_scale)
+
+
+class Forgetful:
+    """Remembers how often it was called."""
+
+    calls = 0
+
+    def __call__(self, q, k, v, *, causal, sm_scale):
+        """The same out plus a thousandth, times the number of calls."""
+        out, lse = sound(q, k, v, causal=causal, sm_scale=sm_scale)
+        self.calls += has_bug(q)
+        return out + self.calls * 2**-10, lse
+
+
+def accepting(q, k, v, *, causal, sm_scale):
+    """Answers anything."""
+    if (
+        k.shape != v.shape
+        or k.shape[-1] != q.shape[-1]
+        or q.shape[1] % k.shape[1]
+        or len({q.dtype, k.dtype, v.dtype}) > 1
+    ):
+        if MENDED:
+            raise ValueError("mismatch")
+        return q.clone(), q.float().sum(-1)
+    return sound(q, k, v, causal=causal, sm_scale=sm_scale)
+
+
+CLAIMS = Capabilities(dtypes=("float32",), validates=False)
+REFUSING = AttentionKernel(name="refusing", forward=refusing_claimed, capabilities=CLAIMS)
+FORGETFUL = AttentionKernel(name="forgetful", forward=Forgetful(), capabilities=CLAIMS)
+ACCEPTING = AttentionKernel(
+    name="accepting", forward=accepting, capabilities=Capabilities(dtypes=("float32",), deterministic=())
+)
