@@ -1,0 +1,115 @@
+"""Composition: attention over parts, put together, is attention over the whole.
+
+Keys split anywhere and merged through lse (as split-KV, cascade and ring attention do); queries split anywhere.
+Catches an lse that does not belong to its out, lengths that only work as multiples, offsets of a causal mask
+when seqlen_q != seqlen_k, and long sequences treated unlike short ones, which no other law on ``out`` draws.
+"""
+
+from dataclasses import replace
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.harness.relate import Derived, agree, allowances, in_claimed_layout, twice
+from tests.harness.subject import Subject
+from tests.harness.trial import Outputs, Problem, Trial
+
+LONGEST = 2048
+"""More than other laws draw: of two parts, each is checked as often as the whole."""
+
+
+def law(trial: Trial) -> None:
+    """Split at a place that the seed decides."""
+    p, c = trial.problem, trial.kernel.capabilities
+    may_split = c.unequal_lengths and (c.causal_unequal_lengths or not p.causal)
+    if not may_split or 0 in p.q.shape or 0 in p.k.shape:
+        return  # parts of the problem are not claimed, or there is nothing to split
+    whole, allowed = trial.forward(), allowances(trial, p, gradients=False)
+    split_queries(trial, whole, allowed)
+    if whole.lse is not None:
+        split_keys(trial, whole, whole.lse, allowed)
+
+
+def split_queries(trial: Trial, whole: Outputs, allowed: dict[str, Tensor]) -> None:
+    """The last rows alone see what they saw; so do the first, before the keys that only later rows see."""
+    p = trial.problem
+    seqlen_q, seqlen_k = p.q.shape[2], p.k.shape[2]
+    at = trial.case.seed % seqlen_q
+    if p.causal and trial.alignment == "top_left":
+        rows, part = slice(0, at), _queries(p, slice(0, at))
+    elif p.causal and trial.case.seed % 2 and at + seqlen_k - seqlen_q > 0:
+        rows = slice(0, at)
+        keys = slice(0, at + seqlen_k - seqlen_q)
+        part = replace(_queries(p, rows), k=p.k[:, :, keys], v=p.v[:, :, keys])
+    else:
+        rows, part = slice(at, None), _queries(p, slice(at, None))
+    if min(part.q.shape[2], part.k.shape[2]) < trial.kernel.capabilities.min_seqlen:
+        return
+    got = trial.forward(in_claimed_layout(trial, part))
+    outputs = whole.named()
+    expected = Derived(
+        whole.call,
+        {name: x[:, :, rows] for name, x in outputs.items()},
+        {name: f"{name}[:, :, {rows.start}:]" for name in outputs},
+    )
+    bound = twice({name: x[:, :, rows] for name, x in allowed.items()})
+    agree(trial, "{} of some queries is that of all, at those rows", got, expected, bound)
+
+
+def split_keys(trial: Trial, whole: Outputs, lse: Tensor, allowed: dict[str, Tensor]) -> None:
+    """Two halves of the keys, merged: out = sum_s w_s out_s with w_s = exp(lse_s - lse)."""
+    p = trial.problem
+    at = trial.case.seed // 7 % p.k.shape[2]
+    if p.causal:
+        if trial.alignment == "top_left":
+            return  # the second half would need a mask of its own
+        at = min(at, p.k.shape[2] - p.q.shape[2] + 1)  # the first half is seen by every row
+    if min(at, p.k.shape[2] - at) < max(1, trial.kernel.capabilities.min_seqlen):
+        return
+    first = replace(p, k=p.k[:, :, :at], v=p.v[:, :, :at], causal=False)
+    second = replace(p, k=p.k[:, :, at:], v=p.v[:, :, at:])
+    if p.causal and False not in trial.kernel.capabilities.causal:
+        return
+    halves = [trial.forward(in_claimed_layout(trial, half)) for half in (first, second)]
+    bounds = [allowances(trial, half, gradients=False) for half in (first, second)]
+    lses = torch.stack([half.lse.double() for half in halves if half.lse is not None])
+    largest = trial.arithmetic.output.maximum
+    outs = torch.stack([half.out.double().clamp(-largest, largest) for half in halves])
+    together = torch.logsumexp(lses, 0)
+    weights = torch.exp(lses - together.masked_fill(together == -torch.inf, 0.0)).nan_to_num(nan=torch.inf)
+    merged = (weights[..., None] * outs).sum(0)
+    # an error of lse_s moves weight between the halves: |d w| <= w_1 w_2 (e_1 + e_2) before second order
+    lse_error = torch.stack([b["lse"] for b in bounds]).sum(0)
+    moved = torch.expm1(lse_error.clamp_max(50.0)) * weights.prod(0).clamp_max(1.0)
+    size = (outs[0] - outs[1]).abs()
+    out_error = (weights.clamp_max(1.0)[..., None] * torch.stack([b["out"] for b in bounds])).sum(0)
+    parts = out_error * (1 + lse_error[..., None]) + moved[..., None] * size
+    out_bound = allowed["out"] + 1.01 * parts
+    lse_bound = allowed["lse"] + torch.maximum(bounds[0]["lse"], bounds[1]["lse"])
+    # Where float32 may overflow, in the whole or in a half, there is nothing to compare.
+    lost = torch.stack([b["lse"].isposinf() | b["out"].isposinf().any(-1) for b in (allowed, *bounds)]).any(0)
+    total = {
+        "out": out_bound.masked_fill(lost[..., None], torch.inf),
+        "lse": lse_bound.masked_fill(lost, torch.inf),
+    }
+    expected = Derived(halves[1].call, {"out": merged, "lse": together}, _merging(halves))
+    agree(trial, "{} is merged from two halves of the keys", whole, expected, total)
+
+
+def _merging(halves: list[Outputs]) -> dict[str, str]:
+    """Both formulas once more, over the calls of a stand-alone script."""
+    calls = [half.call for half in halves]
+    lse, out = (f"torch.stack([results[i][{x!r}].double() for i in {calls}])" for x in ("lse", "out"))
+    return {"out": f"({lse}.softmax(0)[..., None] * {out}).sum(0)", "lse": f"{lse}.logsumexp(0)"}
+
+
+def _queries(p: Problem, rows: slice) -> Problem:
+    return replace(p, q=p.q[:, :, rows], dout=p.dout[:, :, rows])
+
+
+@given(data=st.data())
+def test_composition(subject: Subject, data: st.DataObject) -> None:
+    """Composition."""
+    subject.uphold(law, data.draw(subject.cases(max_tiles=128, max_seqlen=LONGEST)))

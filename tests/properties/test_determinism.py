@@ -1,0 +1,83 @@
+"""Determinism: an answer depends on nothing but the question.
+
+The same call after a call of another shape; a batch element alone and among others; another launch setting;
+an upstream gradient that the kernel itself has written and its copy: the same bits where they are claimed,
+else the same answer up to rounding. Catches state kept between calls, races that show in one process, scratch
+reused too early, settings that break.
+"""
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.harness.relate import Derived, agree, allowances, in_claimed_layout, of_a_repeat, twice
+from tests.harness.subject import Subject
+from tests.harness.trial import Outputs, Problem, Trial
+
+
+def law(trial: Trial) -> None:
+    """Repeat, isolate, relaunch, feed back."""
+    p = trial.problem
+    first = trial.gradients()
+    allowed = allowances(trial, p, gradients=first.dq is not None)
+    trial.gradients(another_shape(trial, p))
+    again = trial.gradients()
+    agree(trial, "the same call gives the same {}", again, first, of_a_repeat(trial, allowed))
+    alone(trial, p, first, allowed)
+    relaunched(trial, p, first, allowed)
+    if first.dq is not None:
+        fed_back(trial, replace(p, dout=first.out))
+
+
+def another_shape(trial: Trial, p: Problem) -> Problem:
+    """About half of the queries and, where lengths may differ, all of the keys."""
+    c = trial.kernel.capabilities
+    half = max(c.min_seqlen, p.q.shape[2] // 2)
+    may_differ = c.unequal_lengths and (c.causal_unequal_lengths or not p.causal)
+    keys = p.k.shape[2] if may_differ else half
+    part = replace(p, q=p.q[:, :, :half], dout=p.dout[:, :, :half], k=p.k[:, :, :keys], v=p.v[:, :, :keys])
+    return in_claimed_layout(trial, part)
+
+
+def alone(trial: Trial, p: Problem, first: Outputs, allowed: dict[str, Tensor]) -> None:
+    """The last element of the batch without the others."""
+    if p.q.shape[0] < 2:
+        return
+    last = Problem(p.q[-1:], p.k[-1:], p.v[-1:], p.dout[-1:], p.causal, p.sm_scale)
+    got = trial.gradients(in_claimed_layout(trial, last))
+    outputs = first.named()
+    expected = Derived(
+        first.call, {name: x[-1:] for name, x in outputs.items()}, {name: f"{name}[-1:]" for name in outputs}
+    )
+    bound = twice({name: x[-1:] for name, x in allowed.items()})
+    agree(trial, "a batch element alone has the same {}", got, expected, bound, exactly=True)
+
+
+def relaunched(trial: Trial, p: Problem, first: Outputs, allowed: dict[str, Tensor]) -> None:
+    """Every launch setting moved on to its next declared value, which may round in other places."""
+    declared = trial.kernel.capabilities.launch
+    if not declared:
+        return
+    launch = {}
+    for name, values in declared.items():
+        at = values.index(trial.launch[name]) if trial.launch.get(name) in values else 0
+        launch[name] = values[(at + 1) % len(values)]
+    other = trial.with_launch(launch)
+    bound = twice(allowed, allowances(other, p, gradients=first.dq is not None))
+    agree(other, "another launch setting gives the same {}", other.gradients(p), first, bound)
+
+
+def fed_back(trial: Trial, p: Problem) -> None:
+    """The upstream gradient is the tensor that the kernel wrote, or a copy of it."""
+    written = trial.gradients(p)
+    copied = trial.gradients(replace(p, dout=p.dout.clone()))
+    bound = of_a_repeat(trial, allowances(trial, p, gradients=True))
+    agree(trial, "a dout that the kernel itself wrote gives the {} of its copy", written, copied, bound)
+
+
+@given(data=st.data())
+def test_determinism(subject: Subject, data: st.DataObject) -> None:
+    """Determinism."""
+    subject.uphold(law, data.draw(subject.cases(max_tiles=8)))

@@ -1,0 +1,114 @@
+"""Exact: inputs whose answer needs no rounding, or one.
+
+One-hot attention (each query meets one key, all others underflow) returns rows of v bit for bit; q = 0 with
+integer v returns means that only the last division rounds. Catches a key or value from the wrong row, a mask
+that is off by one, a padded key that counts, and anything that is only nearly right.
+"""
+
+import math
+from dataclasses import replace
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reference.arithmetic import FP32_ROUNDOFF
+from reference.bounds.exact import FLOAT32_SAFE
+from reference.masks import visible
+from tests.harness.subject import Subject
+from tests.harness.trial import Check, Trial
+
+SCORE_GAP = 256.0
+"""Natural-log gap between the key that a query meets and every other: exp2(-369) is 0 in float32."""
+
+
+def law(trial: Trial) -> None:
+    """Both, in the shape of the case."""
+    p = trial.problem
+    if 0 in p.q.shape or 0 in p.k.shape:
+        return  # no row, or no key to return
+    means(trial)
+    one_hot(trial)
+
+
+def seen_counts(trial: Trial) -> torch.Tensor:
+    """How many keys each row sees, (seqlen_q,)."""
+    p = trial.problem
+    seqlen_q, seqlen_k = p.q.shape[2], p.k.shape[2]
+    seen = visible(seqlen_q, seqlen_k, p.causal, trial.alignment, p.q.device)
+    return torch.full((seqlen_q,), seqlen_k, device=p.q.device) if seen is None else seen.sum(-1)
+
+
+def generator(trial: Trial) -> torch.Generator:
+    """For this law's own data, which replaces that of the case."""
+    return torch.Generator().manual_seed(trial.case.seed)
+
+
+def means(trial: Trial) -> None:
+    """q = 0: out is the mean of the visible integers, lse the logarithm of their number."""
+    p, a = trial.problem, trial.arithmetic
+    v = torch.randint(-8, 9, p.v.shape, generator=generator(trial)).to(p.v)
+    got = trial.forward(replace(p, q=torch.zeros_like(p.q), v=v))
+    counts = seen_counts(trial)[:, None].double()
+    sums = torch.nn.functional.pad(v.double().cumsum(2), (0, 0, 1, 0))
+    total = sums[:, :, counts[:, 0].long()].repeat_interleave(p.heads_q // p.heads_kv, 1)
+    expected = total / counts.clamp_min(1)
+    # P = 1 and all sums are integers below 2^24: only the division and the store round
+    bound = (a.div_error + a.output.roundoff * (1 + a.div_error)) * expected.abs() + a.output.underflow
+    if a.normalised_first or a.partial_results:
+        # P = 1 / n is rounded twice, and its products with v are summed as they come; so are partial means
+        sizes = torch.nn.functional.pad(v.double().abs().cumsum(2), (0, 0, 1, 0))
+        size = sizes[:, :, counts[:, 0].long()].repeat_interleave(p.heads_q // p.heads_kv, 1) / counts.clamp_min(1)
+        relative = a.weights.roundoff + a.div_error + p.k.shape[2] * a.accumulate
+        bound = bound + relative * size + a.weights.underflow * size * counts
+    checks = [Check("q = 0 gives the mean of the values seen", "out", got.out, expected, bound, call=got.call)]
+    if got.lse is not None:
+        lse = counts[:, 0].log().expand_as(got.lse)
+        error = a.log_error * lse.abs().clamp_min(1.0) + 3 * FP32_ROUNDOFF * lse.abs()
+        error = torch.where(lse == -torch.inf, 0.0, error)
+        claim = "q = 0 gives the logarithm of the number of keys seen"
+        checks.append(Check(claim, "lse", got.lse, lse, error, call=got.call))
+    trial.hold(checks)
+
+
+def one_hot(trial: Trial) -> None:
+    """Keys are distinct sign vectors; a query is a multiple of the one it meets, so large that P is 0 or 1."""
+    p = trial.problem
+    seqlen_q, seqlen_k, head_dim = p.q.shape[2], p.k.shape[2], p.q.shape[3]
+    bits = max(1, math.ceil(math.log2(seqlen_k)))
+    active = 2 ** math.ceil(math.log2(bits))
+    scale = p.sm_scale if 2.0**-5 <= abs(p.sm_scale) <= 2.0 else 1 / math.sqrt(head_dim)
+    # A power of two, so that the score of the key that is met, and what is subtracted from it, is exact.
+    factor = 2.0 ** math.ceil(math.log2(SCORE_GAP / abs(scale)))
+    v = _on_tf32_grid(p.v)
+    largest_v = v.double().abs().amax()
+    if active > head_dim or factor > torch.finfo(p.q.dtype).max or largest_v * seqlen_k >= FLOAT32_SAFE:
+        return  # more keys than sign vectors; or sums over keys that weigh nothing in the end may overflow
+    index = torch.arange(seqlen_k)
+    signs = 1.0 - 2.0 * (index[:, None] >> (torch.arange(active) % bits) & 1)
+    keys = torch.nn.functional.pad(signs, (0, head_dim - active))
+    counts = seen_counts(trial).cpu()
+    chosen = torch.randint(2**31, (seqlen_q,), generator=generator(trial)) % counts.clamp_min(1)
+    q = (keys[chosen] * math.copysign(factor, scale)).to(p.q).expand_as(p.q).contiguous()
+    got = trial.forward(replace(p, q=q, k=keys.to(p.k).expand_as(p.k).contiguous(), v=v, sm_scale=scale))
+    group = p.heads_q // p.heads_kv
+    expected = v[:, :, chosen.to(v.device)].repeat_interleave(group, 1).double()
+    expected = torch.where(counts[:, None].to(v.device) > 0, expected, 0.0)
+    # Subnormal results may be flushed to 0, and exp2 as a polynomial ends at 2^-127 instead of 0.
+    left = seqlen_k * 2.0**-126 * largest_v
+    bound = torch.where(expected.abs() < 2.0**-126, expected.abs(), 0.0) + left
+    claim = "a query that meets one key returns its row of v, bit for bit"
+    trial.hold([Check(claim, "out", got.out, expected, bound, call=got.call)])
+
+
+def _on_tf32_grid(v: torch.Tensor) -> torch.Tensor:
+    """float32 values with 10 fraction bits, which no tf32 product rounds; 16-bit values as they are."""
+    if v.dtype != torch.float32:
+        return v
+    return (v.contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32)
+
+
+@given(data=st.data())
+def test_exact(subject: Subject, data: st.DataObject) -> None:
+    """Exact."""
+    subject.uphold(law, data.draw(subject.cases()))

@@ -1,0 +1,162 @@
+"""Invariance: changes of the input that must not change the answer, or change it in a known way.
+
+Permuting keys and values together, the batch, the heads; adding one vector to all keys (lse moves by
+sm_scale * q.c); moving a power of two between q and sm_scale; changing keys that a row does not see; repeating
+the key heads of a group; laying the same numbers out contiguously. Where the kernel claims that bits depend on
+nothing but what a row sees, they must be the same bits. Catches wrong strides and head maps, state shared
+between rows or heads, tiles treated unequally, masks that leak.
+"""
+
+from dataclasses import replace
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from reference.heads import fold, unfold
+from tests.harness.relate import Derived, agree, allowances, twice
+from tests.harness.subject import Subject
+from tests.harness.trial import Outputs, Problem, Trial
+
+GRID = 2.0**-4
+"""Keys are rounded to this grid and cut to [-4, 4] where a vector is added to them: sums stay exact in bfloat16."""
+
+
+def law(trial: Trial) -> None:
+    """Every relation on one problem."""
+    p = trial.problem
+    if 0 in p.q.shape or 0 in p.k.shape:
+        return  # nothing to permute
+    base, allowed = trial.gradients(), allowances(trial, p, gradients=True)
+    permuted_keys(trial, base, allowed)
+    permuted_heads(trial, base, allowed)
+    shifted_keys(trial)
+    moved_power_of_two(trial, base, allowed)
+    unseen_keys(trial, base, allowed)
+    repeated_heads(trial, base, allowed)
+    contiguous(trial, base, allowed)
+
+
+def permuted_keys(trial: Trial, base: Outputs, allowed: dict[str, Tensor]) -> None:
+    """Without a mask, keys and values are a set."""
+    p = trial.problem
+    if p.causal:
+        return
+    order = torch.arange(p.k.shape[2] - 1, -1, -1, device=p.k.device)
+    got = trial.gradients(replace(p, k=p.k[:, :, order], v=p.v[:, :, order]))
+    expected = {name: x[:, :, order] if name in ("dk", "dv") else x for name, x in base.named().items()}
+    bound = {name: x[:, :, order] if name in ("dk", "dv") else x for name, x in allowed.items()}
+    reversed_keys = Derived(base.call, expected, {"dk": "dk.flip(2)", "dv": "dv.flip(2)"})
+    agree(trial, "reversing keys and values leaves {} as it was", got, reversed_keys, twice(bound))
+
+
+def permuted_heads(trial: Trial, base: Outputs, allowed: dict[str, Tensor]) -> None:
+    """Batch elements and heads are independent; query heads move with their key head."""
+    p = trial.problem
+    if p.k.shape[0] * p.k.shape[1] == 1:
+        return
+
+    def moved(x: Tensor) -> Tensor:
+        return unfold(fold(x, p.heads_kv).flip(0, 1), x.shape[1])
+
+    got = trial.gradients(Problem(moved(p.q), moved(p.k), moved(p.v), moved(p.dout), p.causal, p.sm_scale))
+    formula = f"{{}}.unflatten(1, ({p.heads_kv}, -1)).flip(0, 1).flatten(1, 2)"
+    outputs = base.named()
+    expected = Derived(
+        base.call, {name: moved(x) for name, x in outputs.items()}, {name: formula.format(name) for name in outputs}
+    )
+    bound = twice({name: moved(x) for name, x in allowed.items()})
+    agree(trial, "reversing batch and heads moves {} and changes nothing", got, expected, bound, exactly=True)
+
+
+def shifted_keys(trial: Trial) -> None:
+    """softmax(q (k + c)) = softmax(q k): out stays, and lse moves by sm_scale * q.c."""
+    p = trial.problem
+    keys = ((p.k.float().clamp(-4, 4) / GRID).round() * GRID).to(p.k.dtype)
+    shift = torch.where(torch.arange(p.k.shape[3], device=p.k.device) % 3 == 0, 2.0, -1.0).to(p.k.dtype)
+    low, high = replace(p, k=keys), replace(p, k=keys + shift)
+    base, got = trial.forward(low), trial.forward(high)
+    bound = twice(allowances(trial, low, gradients=False), allowances(trial, high, gradients=False))
+    expected = base.named()
+    if base.lse is not None:
+        expected["lse"] = base.lse.double() + p.sm_scale * (p.q.double() @ shift.double())
+    product = f"q.double() @ torch.tensor({shift.tolist()}).to(q.device).double()"
+    moved = f"lse.double() + {p.sm_scale} * ({product})"
+    claim = "adding a vector to all keys changes {} as it should"
+    agree(trial, claim, got, Derived(base.call, expected, {"lse": moved}), bound)
+
+
+def moved_power_of_two(trial: Trial, base: Outputs, allowed: dict[str, Tensor]) -> None:
+    """4 q and sm_scale / 4: every float on the way is the same but for its exponent."""
+    p = trial.problem
+    q = p.q * 4
+    products = [x.double().abs() for x in (p.q, p.k)]
+    smallest = [float(torch.where(x > 0, x, torch.inf).amin()) for x in products]
+    exact = bool((q.double() == p.q.double() * 4).all()) and smallest[0] * smallest[1] > 2.0**-100
+    if not exact or not 2.0**-60 < abs(p.sm_scale) < 2.0**60 or trial.arithmetic.k_prescaled:
+        return  # an underflow or overflow would differ
+    got = trial.forward(replace(p, q=q, sm_scale=p.sm_scale / 4))
+    claim = "a factor 4 moved from sm_scale to q changes no bit of {}"
+    agree(trial, claim, got, base, twice(allowed), only=("out", "lse"), exactly=True)
+
+
+def unseen_keys(trial: Trial, base: Outputs, allowed: dict[str, Tensor]) -> None:
+    """Keys and values that the first half of the rows does not see may be anything."""
+    p = trial.problem
+    rows, seqlen_q, seqlen_k = p.q.shape[2] // 2, p.q.shape[2], p.k.shape[2]
+    offset = seqlen_k - seqlen_q if trial.alignment == "bottom_right" else 0
+    first = max(0, rows + offset)
+    if not p.causal or first >= seqlen_k or rows == 0:
+        return
+    other = replace(p, k=p.k.clone(), v=p.v.clone())
+    other.k[:, :, first:] = 3.0
+    other.v[:, :, first:] = -7.0
+    got = trial.forward(other)
+    part = Outputs(got.out[:, :, :rows], got.lse if got.lse is None else got.lse[:, :, :rows], None, None, None, got.call)
+    expected = {name: x[:, :, :rows] for name, x in base.named().items()}
+    bound = twice({name: x[:, :, :rows] for name, x in allowed.items()})
+    claim = "keys that a row does not see leave its {} as it was"
+    agree(trial, claim, part, Derived(base.call, expected), bound, exactly=True)
+
+
+def repeated_heads(trial: Trial, base: Outputs, allowed: dict[str, Tensor]) -> None:
+    """A group that shares a key head = as many copies of that head, their dk and dv summed."""
+    p = trial.problem
+    group = p.heads_q // p.heads_kv
+    if group == 1:
+        return
+    repeated = replace(p, k=p.k.repeat_interleave(group, 1), v=p.v.repeat_interleave(group, 1))
+    got = trial.gradients(repeated)
+    bound = allowances(trial, repeated, gradients=True)
+
+    def summed(x: Tensor) -> Tensor:
+        return x.double().unflatten(1, (p.heads_kv, group)).sum(2)
+
+    same = ("out", "lse", "dq")
+    both = twice({name: allowed[name] for name in same}, bound)
+    agree(trial, "repeating the key heads of a group leaves {} as it was", got, base, both, only=same, exactly=True)
+    if got.dk is not None and got.dv is not None:
+        sums = {"dk": summed(got.dk), "dv": summed(got.dv)}
+        # A copy's gradient may overflow the output's format where the sum over the copies does not.
+        overflow = {"dk": summed(got.dk.isinf()) > 0, "dv": summed(got.dv.isinf()) > 0}
+        bound = {name: (allowed[name] + summed(bound[name])).masked_fill(overflow[name], torch.inf) for name in sums}
+        formula = f"{{}}.double().unflatten(1, ({p.heads_kv}, {group})).sum(2)"
+        expected = Derived(got.call, sums, {name: formula.format(name) for name in sums})
+        agree(trial, "{} of a shared key head is the sum over its group", base, expected, bound)
+
+
+def contiguous(trial: Trial, base: Outputs, allowed: dict[str, Tensor]) -> None:
+    """The same numbers in contiguous tensors."""
+    p = trial.problem
+    tensors = {name: getattr(p, name) for name in ("q", "k", "v", "dout")}
+    if all(x.is_contiguous() for x in tensors.values()):
+        return
+    got = trial.gradients(replace(p, **{name: x.contiguous() for name, x in tensors.items()}))
+    agree(trial, "{} of strided tensors is that of contiguous ones", base, got, twice(allowed), exactly=True)
+
+
+@given(data=st.data())
+def test_invariance(subject: Subject, data: st.DataObject) -> None:
+    """Invariance."""
+    subject.uphold(law, data.draw(subject.cases(max_tiles=8)))

@@ -1,0 +1,61 @@
+"""Memory: every output element is written, none outside, no input changes, nothing around the inputs is read.
+
+What the launcher allocates is filled with NaN and guarded, and the inputs lie in storages filled with NaN; a
+second run with finite poison must give the same result. Catches unwritten rows and uninitialised scratch,
+stores and loads beyond the end, kernels that work in place.
+"""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strategies.layouts import Window
+from tests.harness.poison import PoisonedAllocations
+from tests.harness.relate import agree, allowances, of_a_repeat
+from tests.harness.subject import Subject
+from tests.harness.trial import Outputs, Trial
+
+FINITE_POISON = 1280.0
+"""Far from any input's typical size, and exact in every dtype."""
+
+INPUTS = ("q", "k", "v", "dout")
+
+
+def law(trial: Trial) -> None:
+    """One run with NaN, one with a number."""
+    first = run(trial, float("nan"))
+    for name in INPUTS:
+        window(trial, name).refill(FINITE_POISON)
+    second = run(trial, FINITE_POISON)
+    allowed = of_a_repeat(trial, allowances(trial, trial.problem, gradients=second.dq is not None))
+    claim = "{} is the same whatever lies in uninitialised memory and around the inputs"
+    agree(trial, claim, first, second, allowed)
+
+
+def window(trial: Trial, name: str) -> Window:
+    """An input and the storage around it."""
+    return getattr(trial.windows, name)
+
+
+def run(trial: Trial, poison: float) -> Outputs:
+    """One call with poisoned allocations; inputs, their margins and the guards must be as before."""
+    before = {name: window(trial, name).bits() for name in INPUTS}
+    with PoisonedAllocations(poison) as allocations:
+        got = trial.gradients()
+    for name in INPUTS:
+        changed = window(trial, name).bits() != before[name]
+        if bool(changed.any()):
+            inside = int((changed & window(trial, name).inside()).sum())
+            outside = int(changed.sum()) - inside
+            claim = f"inputs are never written, but {inside} elements of {name} changed, and {outside} around it"
+            trial.fail(claim, kind="memory", tensor=name, wrong=inside + outside, call=got.call)
+    broken = allocations.broken_guards()
+    if broken:
+        claim = f"nothing is written outside of the outputs, but {broken} elements around allocations changed"
+        trial.fail(claim, kind="memory", wrong=broken, call=got.call)
+    return got
+
+
+@given(data=st.data())
+def test_memory(subject: Subject, data: st.DataObject) -> None:
+    """Memory."""
+    subject.uphold(law, data.draw(subject.cases(max_tiles=16)))

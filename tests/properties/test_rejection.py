@@ -1,0 +1,116 @@
+"""Rejection: what is not claimed is refused with an error, before anything is launched.
+
+Mismatched shapes and dtypes are refused by every kernel; a dtype, head_dim, group, length, mask or scale outside
+of the claims by every kernel that states its own. Catches kernels that read past the end of a shorter tensor,
+or answer wrongly what they never meant to answer.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from kernels.contract import DTYPES
+from tests.harness.subject import Subject
+from tests.harness.trial import Problem, Trial, run_kernel
+
+
+def law(trial: Trial) -> None:
+    """Each call must raise, and leave its inputs alone."""
+    p = trial.problem
+    if 0 in p.q.shape or 0 in p.k.shape:
+        return  # slices of an empty tensor do not mismatch
+    for what, problem in (*mismatches(p), *unclaimed(trial, p)):
+        refuses(trial, what, problem)
+
+
+def mismatches(p: Problem) -> Iterator[tuple[str, Problem]]:
+    """Calls that mean nothing."""
+    # Sizes are chosen so that they don't broadcast: where one of two is 1, some libraries give it a meaning.
+    wide = torch.cat((p.k, p.k, p.k), -1)
+    q = torch.cat((p.q, p.q), -1)
+    yield "k with another head_dim than q", replace(p, q=q, dout=q, k=wide, v=wide)
+    keys = torch.cat((p.k, p.k), 2)
+    yield "v with another seqlen than k", replace(p, k=keys, v=torch.cat((p.v, p.v, p.v), 2))
+    pair, three = (_repeated(p, 0, times) for times in (2, 3))
+    yield "k with another batch than q", replace(pair, k=three.k, v=three.v)
+    heads = replace(p, q=_heads(p.q, 2), dout=_heads(p.dout, 2), k=_heads(p.k, 3), v=_heads(p.v, 3))
+    yield "heads_q that is no multiple of heads_kv", heads
+    yield "k with another dtype than q", replace(p, k=p.k.to(_other(p.k.dtype)))
+    integers = {name: torch.ones_like(getattr(p, name), dtype=torch.int32) for name in ("q", "k", "v", "dout")}
+    yield "integer tensors", replace(p, **integers)
+
+
+def unclaimed(trial: Trial, p: Problem) -> Iterator[tuple[str, Problem]]:
+    """Calls that mean something which the kernel does not claim."""
+    c = trial.kernel.capabilities
+    for dtype in DTYPES:
+        if dtype not in c.dtypes:
+            yield f"dtype {dtype}, which is not claimed", _mapped(p, lambda x, d=dtype: x.to(getattr(torch, d)))
+    next_head_dim = next(d for d in itertools.count(p.q.shape[3]) if d not in c.head_dims)
+    for head_dim in {next_head_dim, max(c.head_dims) + 1}:
+        wider = _mapped(p, lambda x, d=head_dim: torch.nn.functional.pad(x, (0, d - x.shape[-1])))
+        yield f"head_dim {head_dim}, which is not claimed", wider
+    if c.min_seqlen:
+        short = _mapped(p, lambda x: x[:, :, : c.min_seqlen - 1])
+        yield f"seqlen {c.min_seqlen - 1}, which is not claimed", short
+    if not c.grouped_heads:
+        twice = replace(p, q=torch.cat((p.q, p.q), 1), dout=torch.cat((p.dout, p.dout), 1))
+        yield "grouped heads, which are not claimed", twice
+    longer = replace(p, k=torch.cat((p.k, p.k), 2), v=torch.cat((p.v, p.v), 2))
+    if not c.unequal_lengths:
+        yield "unequal lengths, which are not claimed", replace(longer, causal=False)
+    elif not c.causal_unequal_lengths and True in c.causal:
+        yield "unequal lengths under a causal mask, which are not claimed", replace(longer, causal=True)
+    for causal in (False, True):
+        if causal not in c.causal:
+            yield f"causal={causal}, which is not claimed", replace(p, causal=causal)
+    if c.sm_scale == "positive":
+        yield "a negative sm_scale, which is not claimed", replace(p, sm_scale=-1.0)
+
+
+def refuses(trial: Trial, what: str, problem: Problem) -> None:
+    """The call raises an exception."""
+    before = [x.clone() for x in (problem.q, problem.k, problem.v)]
+    call = trial.record(problem, backward=False)
+    try:
+        run_kernel(trial.kernel, problem, trial.launch, backward=False)
+        if trial.device != "cpu":
+            torch.cuda.synchronize()
+    except Exception as e:
+        if "CUDA error" in str(e):
+            claim = f"{what}: refused before anything is launched, but: {e}"
+            trial.fail(claim, kind="exception", call=call, detail=str(e))
+    else:
+        trial.fail(f"{what}: refused with an error, but it was accepted", kind="accepted", call=call)
+    after = (problem.q, problem.k, problem.v)
+    if not all(torch.equal(x.nan_to_num(), y.nan_to_num()) for x, y in zip(before, after, strict=True)):
+        trial.fail(f"{what}: refused, but an input was written to", kind="memory", call=call)
+
+
+def _heads(x: Tensor, heads: int) -> Tensor:
+    return x[:, :1].repeat(1, heads, 1, 1)
+
+
+def _repeated(p: Problem, dim: int, times: int) -> Problem:
+    return _mapped(p, lambda x: torch.cat((x,) * times, dim))
+
+
+def _other(dtype: torch.dtype) -> torch.dtype:
+    return torch.float16 if dtype == torch.float32 else torch.float32
+
+
+def _mapped(p: Problem, change: Callable[[Tensor], Tensor]) -> Problem:
+    changed = {name: change(getattr(p, name)) for name in ("q", "k", "v", "dout")}
+    return replace(p, **changed)
+
+
+@given(data=st.data())
+def test_rejection(subject: Subject, data: st.DataObject) -> None:
+    """Rejection."""
+    subject.requires("validates")
+    subject.uphold(law, data.draw(subject.cases(max_tiles=8)))

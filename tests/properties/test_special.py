@@ -1,0 +1,130 @@
+"""Special: NaN and infinity reach exactly the rows they should; empty rows have fixed answers.
+
+NaN in q spoils its row; NaN in k every row that sees the key; NaN or infinity in v its column in every row
+that sees it with weight; a score of +inf spoils its row, a score of -inf is a key of weight 0. Rows that don't
+see the key, other heads and other batch elements keep the answer they have without it; only a value masked
+from a row may leak into it through 0 * NaN inside a tile, so that is left open. Catches NaN turned to 0, -inf
+replaced by a finite sentinel, padding that leaks, state shared between heads.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from reference.heads import fold, unfold
+from reference.masks import visible
+from tests.harness.relate import agree, allowances, twice
+from tests.harness.subject import Subject
+from tests.harness.trial import Check, Outputs, Problem, Trial
+
+HEAVY = 1e-3
+"""A weight that no arithmetic rounds to 0, where NaN or infinity must show."""
+
+
+def law(trial: Trial) -> None:
+    """Rows by what reaches them: a number, something that is none, or left open."""
+    p = trial.problem
+    got = trial.forward()
+    if 0 in p.q.shape or 0 in p.k.shape:
+        return  # no entry that could be NaN meets another
+    scores = scores_of(trial, p)
+    unreached(trial, got, scores)
+    reached(trial, got, scores)
+    weightless(trial, scores)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Scores of a problem, (B, H, R, N), folded.
+
+    Attributes:
+        value: float64, with the NaN and infinities that exact arithmetic gives.
+        seen: which of them count.
+        bad: (B, H, R, 1) rows that see NaN or +inf.
+        hidden: scores of -inf that are seen: keys of weight 0.
+    """
+
+    value: Tensor
+    seen: Tensor
+    bad: Tensor
+    hidden: Tensor
+
+
+def scores_of(trial: Trial, p: Problem) -> Scores:
+    """Scores and what they do to their rows."""
+    value = fold(p.q, p.heads_kv).double() @ p.k.double().mT * p.sm_scale
+    group = p.heads_q // p.heads_kv
+    seen = visible(p.q.shape[2], p.k.shape[2], p.causal, trial.alignment, p.q.device, group=group)
+    seen = torch.ones_like(value, dtype=torch.bool) if seen is None else seen.expand_as(value)
+    bad = ((value.isnan() | value.isposinf()) & seen).any(-1, keepdim=True)
+    return Scores(value, seen, bad, value.isneginf() & seen)
+
+
+def unreached(trial: Trial, got: Outputs, s: Scores) -> None:
+    """What sees neither NaN nor infinity has the answer it has without them."""
+    p = trial.problem
+    finite = replace(p, **{name: getattr(p, name).nan_to_num(0.0, 0.0, 0.0) for name in ("q", "k", "v")})
+    touching = torch.ones_like(s.seen).double() @ (~p.v.isfinite()).double() > 0
+    clean = ~(s.bad | s.hidden.any(-1, keepdim=True)) & ~touching
+    of_out = unfold(clean, p.heads_q)
+    of_lse = of_out.all(-1)
+    if not bool(of_out.any()):
+        return
+    bound = twice(allowances(trial, finite, gradients=False))
+    bound = {
+        "out": bound["out"].masked_fill(~of_out, torch.inf),
+        "lse": bound["lse"].masked_fill(~of_lse, torch.inf),
+    }
+    claim = "{} of what sees neither NaN nor infinity is as it is without them"
+    agree(trial, claim, got, trial.forward(finite), bound)
+
+
+def reached(trial: Trial, got: Outputs, s: Scores) -> None:
+    """NaN or +inf among a row's scores, or NaN or infinity in a value of some weight, spoils its out."""
+    p = trial.problem
+    usable = s.value.masked_fill(~s.seen | ~s.value.isfinite(), -torch.inf)
+    weight = torch.softmax(usable, -1).nan_to_num(nan=0.0)
+    heavy = (weight > HEAVY).double() @ (~p.v.isfinite()).double() > 0
+    kept = unfold(s.bad | heavy, p.heads_q) & got.out.isfinite()
+    if bool(kept.any()):
+        at = tuple(int(i) for i in kept.nonzero()[0])
+        trial.fail(
+            "NaN or infinity among what a row sees reaches its out",
+            kind="nonfinite",
+            tensor="out",
+            index=at,
+            expected="nan",
+            actual=float(got.out[at]),
+            allowed=0.0,
+            ratio="inf",
+            wrong=int(kept.sum()),
+            total=kept.numel(),
+            call=got.call,
+        )
+
+
+def weightless(trial: Trial, s: Scores) -> None:
+    """With v = 1 at keys whose score is -inf and 0 at all others, out is 0 in rows that see others as well."""
+    p = trial.problem
+    marked = s.hidden.any(-2, keepdim=True)
+    others = s.seen & ~s.hidden
+    rows = s.hidden.any(-1, keepdim=True) & others.any(-1, keepdim=True)
+    rows = rows & ~(others & marked).any(-1, keepdim=True) & ~s.bad
+    if not bool(rows.any()):
+        return
+    v = marked.mT.to(p.v.dtype).expand(p.v.shape).contiguous()
+    got = trial.forward(replace(p, v=v))
+    # exp2 as a polynomial ends at 2^-127 instead of 0
+    bound = torch.full(got.out.shape, p.k.shape[2] * 2.0**-126, dtype=torch.float64, device=got.out.device)
+    bound = bound.masked_fill(~unfold(rows, p.heads_q), torch.inf)
+    claim = "a key whose score is -inf has weight 0"
+    trial.hold([Check(claim, "out", got.out, torch.zeros_like(bound), bound, call=got.call)])
+
+
+@given(data=st.data())
+def test_special(subject: Subject, data: st.DataObject) -> None:
+    """Special."""
+    subject.uphold(law, data.draw(subject.cases(nonfinite=True, max_tiles=16)))

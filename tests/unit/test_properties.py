@@ -1,0 +1,238 @@
+"""Every law can fail: each alone catches a planted bug, and a sound kernel passes all ten."""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from itertools import chain
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from kernels.contract import AttentionKernel, Capabilities
+from reference.bounds.accumulation import SAFETY
+from strategies.case import Case
+from strategies.cases import cases
+from tests.harness.trial import LawBroken, Trial
+from tests.unit.sound import CLAIMS, Sound, plain
+
+LAWS = (
+    "forward",
+    "backward",
+    "identities",
+    "invariance",
+    "composition",
+    "exact",
+    "determinism",
+    "memory",
+    "special",
+    "rejection",
+)
+EXAMPLES = 40
+ROUNDS = 10
+"""Of so many examples each, until a bug is caught: long sequences are drawn seldom."""
+
+
+class Collector:
+    """Stands for ``tests.harness.subject.Subject``: keeps the cases that a property test draws."""
+
+    def __init__(self, capabilities: Capabilities, dtype: str) -> None:
+        self.capabilities, self.dtype = capabilities, dtype
+        self.collected: list[Case] = []
+
+    def cases(self, **options: Any) -> st.SearchStrategy[Case]:
+        return cases(self.capabilities, dtype=self.dtype, **options)
+
+    def requires(self, claim: str) -> None:
+        assert getattr(self.capabilities, claim)
+
+    def uphold(self, law: Callable[[Trial], None], case: Case) -> None:
+        self.collected.append(case)
+
+
+def module_of(law: str) -> Any:
+    return importlib.import_module(f"tests.properties.test_{law}")
+
+
+@cache
+def drawn(law: str, dtype: str, round_: int) -> list[Case]:
+    """The same cases on every run, with the options that the law's own test passes."""
+    test = getattr(module_of(law), f"test_{law}").hypothesis.inner_test
+    collector = Collector(CLAIMS, dtype)
+
+    @seed(round_)
+    @settings(
+        max_examples=EXAMPLES,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(data=st.data())
+    def draw(data: st.DataObject) -> None:
+        test(subject=collector, data=data)
+
+    draw()
+    return collector.collected
+
+
+def failure(law: str, make: Callable[[], AttentionKernel], dtype: str, rounds: int = 1) -> str:
+    """What the law says of the first case that breaks it; "" where it holds on all."""
+    for case in chain.from_iterable(drawn(law, dtype, round_) for round_ in range(rounds)):
+        kernel = make()
+        launch = tuple(setting for setting in case.launch if setting[0] in kernel.capabilities.launch)
+        try:
+            module_of(law).law(Trial(kernel, replace(case, launch=launch), "cpu", SAFETY))
+        except LawBroken as broken:
+            return f"{broken.finding}\n{case}"
+    return ""
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Any:
+    """As in the child process; sums split over threads may differ from run to run."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("dtype", CLAIMS.dtypes)
+@pytest.mark.parametrize("law", LAWS)
+def test_law_holds_for_a_sound_kernel(law: str, dtype: str) -> None:
+    assert failure(law, Sound().kernel, dtype) == ""
+
+
+@pytest.mark.parametrize("law", [law for law in LAWS if law != "rejection"])
+def test_law_holds_for_a_sound_plain_function(law: str) -> None:
+    assert failure(law, plain, "float16") == ""
+
+
+class CentredKeys(Sound):
+    """Keys are centred on a calibrated constant, which leaves out as it was, but lse is not moved back."""
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float, **options: Any
+    ) -> tuple[Tensor, Tensor]:
+        out, lse = super().forward(q, k, v, sm_scale=sm_scale, **options)
+        return out, lse - sm_scale * q[..., 0].float() * 2.0**-15
+
+
+class LogTwoForgotten(Sound):
+    """S is kept in units of log 2, and dS / dS' = ln 2 is left out of dq and dk alike."""
+
+    def backward(self, *args: Tensor, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
+        dq, dk, dv = super().backward(*args, **options)
+        return dq / 0.6931, dk / 0.6931, dv
+
+
+class ShortLoop(Sound):
+    """The backward pass stops at key 512, as a grid of 8 tiles does."""
+
+    def backward(self, *args: Tensor, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
+        dq, dk, dv = super().backward(*args, **options)
+        dk[:, :, 512:], dv[:, :, 512:] = 0.0, 0.0
+        return dq, dk, dv
+
+
+class TileByStride(Sound):
+    """Rows that do not follow each other in memory are taken in other tiles."""
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, *, block_n: int = 64, **options: Any
+    ) -> tuple[Tensor, Tensor]:
+        tile = block_n if k.stride(2) == k.shape[3] else 8
+        return super().forward(q, k, v, block_n=tile, **options)
+
+
+class ShortWindow(Sound):
+    """All keys but the last 512 are out of sight, in the forward pass and in the backward pass."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+        return super().forward(q, k[:, :, -512:], v[:, :, -512:], **options)
+
+    def backward(
+        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, **options: Any
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        dq, dk, dv = super().backward(dout, q, k[:, :, -512:], v[:, :, -512:], out, lse, **options)
+        unseen = (0, 0, max(0, k.shape[2] - 512), 0)
+        return dq, torch.nn.functional.pad(dk, unseen), torch.nn.functional.pad(dv, unseen)
+
+
+class PaddedDenominator(Sound):
+    """A small number keeps the denominator from 0, and the quotient from being exact."""
+
+    def normalised(self, acc: Tensor, l: Tensor) -> Tensor:
+        return acc / (l + 1e-7)[:, None]
+
+
+class StalePlan(Sound):
+    """The tile size is chosen for the shape of the call before."""
+
+    seqlen_q: int | None = None
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, *, block_n: int = 64, **options: Any
+    ) -> tuple[Tensor, Tensor]:
+        tile = block_n if self.seqlen_q in (None, q.shape[2]) else 8
+        self.seqlen_q = q.shape[2]
+        return super().forward(q, k, v, block_n=tile, **options)
+
+
+class TailCleared(Sound):
+    """The last tile of v is filled up with zeros, in the storage of v, by the backward pass."""
+
+    def backward(self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *args: Tensor, **options: Any) -> Any:
+        end = (
+            v.storage_offset()
+            + sum((n - 1) * stride for n, stride in zip(v.shape, v.stride(), strict=True))
+            + 1
+        )
+        storage = v.new_empty(0).set_(v.untyped_storage())
+        if v.numel():
+            storage[end : end + -v.shape[2] % 16 * v.shape[3]] = 0.0
+        return super().backward(dout, q, k, v, *args, **options)
+
+
+class NanToZero(Sound):
+    """Rows that see no key are mended after the division by 0, and so is every other NaN."""
+
+    def normalised(self, acc: Tensor, l: Tensor) -> Tensor:
+        return (acc / l[:, None]).nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf)
+
+
+class DtypesMixed(Sound):
+    """k and v are cast to the dtype of q without a word."""
+
+    def check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
+        super().check(q, k.to(q.dtype), v.to(q.dtype))
+
+
+BUGS: dict[str, tuple[type[Sound], str]] = {
+    "forward": (CentredKeys, "float16"),
+    "backward": (LogTwoForgotten, "float16"),
+    "identities": (ShortLoop, "float32"),
+    "invariance": (TileByStride, "float32"),
+    "composition": (ShortWindow, "float32"),
+    "exact": (PaddedDenominator, "float32"),
+    "determinism": (StalePlan, "float32"),
+    "memory": (TailCleared, "float16"),
+    "special": (NanToZero, "bfloat16"),
+    "rejection": (DtypesMixed, "float16"),
+}
+"""For each law the bug that it alone catches, and the dtype to see it in."""
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_law_alone_catches_its_bug(law: str) -> None:
+    bug, dtype = BUGS[law]
+    # A kernel for each case, so that nothing is carried over from one to the next.
+    found = {
+        name: failure(name, lambda: bug().kernel(), dtype, ROUNDS if name == law else 1) for name in LAWS
+    }
+    assert found.pop(law), f"{law} misses {bug.__name__}"
+    assert not any(found.values()), "\n".join(f"{name}: {text}" for name, text in found.items() if text)
