@@ -89,10 +89,11 @@ def backward_bounds(
 class _Operand:
     """One side of a matrix product, (B, H, R, N).
 
-    Its value, |value|, the error it has before its cast and by underflow in the cast; the weights P, and which
-    entries are seen. Entries of equal P may round alike even where they differ: dS = P (dP - delta), and over
-    a uniform P a dP of few bits is a lattice, all of whose points can lie at the same offset from the grid of
-    the cast (found on fp16 with head_dim 1: 256 keys of equal weight, all of whose dS rounded upwards).
+    Its value, |value|, the error it has before its cast and by underflow in the cast; the weights P, and
+    which entries are seen. Entries of equal P may round alike even where they differ: dS = P (dP - delta),
+    and over a uniform P a dP of few bits is a lattice, all of whose points can lie at the same offset from
+    the grid of the cast (found on fp16 with head_dim 1: 256 keys of equal weight, all of whose dS rounded
+    upwards).
     """
 
     value: Tensor
@@ -216,12 +217,12 @@ def _delta_error(
 
 
 def _stores(terms: int, terms_per_store: int | None) -> int:
-    """How often a running sum is rounded to the output's format before it is complete.
+    """How often a running sum is rounded to the output's format before it is scaled and stored for good.
 
     Each time it errs by a roundoff of the sum of sizes so far, earlier stores included. dk and dv of each
     query head rounded before the sum over the group are one such rounding of all of them.
     """
-    return 0 if terms_per_store is None else max(0, math.ceil(terms / terms_per_store) - 1)
+    return 0 if terms_per_store is None else terms // terms_per_store
 
 
 def _product(

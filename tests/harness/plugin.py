@@ -1,9 +1,11 @@
 """The pytest plugin of the property tests: parametrization, fuzzing, results on their way to the summary."""
 
+import io
 import json
 import random
 import time
 from collections.abc import Generator
+from contextlib import suppress
 
 import hypothesis
 import pytest
@@ -30,7 +32,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     config.pluginmanager.register(Summary(plan))
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     if reporter is not None:
-        config.pluginmanager.register(LiveLine(plan, reporter))
+        with suppress(io.UnsupportedOperation):  # stdout is no file: nobody watches
+            config.pluginmanager.register(LiveLine(plan, reporter))
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

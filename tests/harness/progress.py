@@ -1,8 +1,9 @@
 """The live line: examples so far, examples per second, time left."""
 
+import os
+import sys
 import threading
 import time
-from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -34,12 +35,16 @@ def progress(done: int, elapsed: float, total: int, seconds: float | None) -> st
 
 
 class LiveLine:
-    """A pytest plugin of the main process: watches the journals of all workers."""
+    """A pytest plugin of the main process: watches the journals of all workers.
 
-    def __init__(self, plan: Plan, reporter: Any) -> None:
+    Made before the first test runs, while stdout is not captured yet.
+    """
+
+    def __init__(self, plan: Plan, reporter: pytest.TerminalReporter) -> None:
         self.journals = plan.report_dir / JOURNALS
         self.seconds = None if plan.minutes is None else plan.minutes * 60
-        self.reporter = reporter
+        self.writer = reporter.config.get_terminal_writer()
+        self.stdout = os.fdopen(os.dup(sys.stdout.fileno()), "w")
         self.items = 0
         self.stopped = threading.Event()
         self.thread = threading.Thread(target=self._watch, daemon=True)
@@ -67,13 +72,14 @@ class LiveLine:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """What failed gets a line above the live one."""
         if self.live and report.failed:
-            self.reporter.write(f"{ERASE}FAILED {report.nodeid}\n", red=True, flush=True)
+            self._write(f"{ERASE}FAILED {report.nodeid}\n")
 
     def pytest_sessionfinish(self) -> None:
         """Take the line away."""
         self.stopped.set()
         if self.thread.is_alive():
             self.thread.join()
+        self.stdout.close()
 
     def _start(self, ids: list[str]) -> None:
         properties = sum(PROPERTIES.name in nodeid for nodeid in ids)
@@ -88,8 +94,12 @@ class LiveLine:
             done = examples_done(self.journals)
             line = progress(done, time.monotonic() - start, total, self.seconds)
             if self.live:
-                self.reporter.write(f"{ERASE}{line}", flush=True)
+                self._write(f"{ERASE}{line}")
             else:
-                self.reporter.write_line(line)
+                self._write(f"\n{line}\n" if self.writer.width_of_current_line else f"{line}\n")
         if self.live:
-            self.reporter.write(ERASE, flush=True)
+            self._write(ERASE)
+
+    def _write(self, text: str) -> None:
+        self.stdout.write(text)
+        self.stdout.flush()

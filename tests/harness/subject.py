@@ -26,6 +26,10 @@ MOST_REFUSED = 0.9
 """A kernel that may refuse still fails when it refuses more than this share of what it claims."""
 
 
+SHRINK_SECONDS = 60.0
+"""How long smaller cases are looked for after a failure: each crash or hang costs the start of a process."""
+
+
 class TimeUp(BaseException):
     """The deadline of a subject is over. No Exception, which Hypothesis would take for a failure."""
 
@@ -144,12 +148,15 @@ class Subject:
     def begin_search(self) -> None:
         """Start a new Hypothesis run: failures of those before are reported, and not shrunk again."""
         self.broken: dict[Case, Finding] = {}
+        self.shrink_until = math.inf
         self.reported = set(self.failures)
 
     def uphold(self, law: Callable[..., None], case: Case) -> None:
         """Run ``law`` on ``case`` in the child. Raises KernelFailure where it is broken, TimeUp when late."""
         if not self.broken and time.perf_counter() > self.deadline:
             raise TimeUp
+        if time.perf_counter() > self.shrink_until and case not in self.broken:
+            return  # what is smallest so far stays: Hypothesis takes every smaller case as one that holds
         name = law.__module__.rpartition(".test_")[2]
         # Hypothesis runs a failing case again: it must fail again, also by the rule for fresh data.
         finding = self.broken.get(case) or self._run(name, case)
@@ -161,6 +168,7 @@ class Subject:
             return
         if case not in self.broken:
             report.write(failure, self.report_dir)
+        self.shrink_until = min(self.shrink_until, time.perf_counter() + SHRINK_SECONDS)
         self.broken[case] = finding
         self.failures[failure.digest] = failure
         raise failure_type(finding.kind, finding.tensor)(failure, report.message(failure, self.report_dir))

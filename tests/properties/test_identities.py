@@ -102,6 +102,8 @@ def sizes(trial: Trial, p: Problem) -> Sizes:
     gradient = float(grad_p.amax()) * max(1.0, float(key.amax()), float(q.norm(dim=-1).amax()))
     safe = peak < FLOAT32_SAFE and 2 * gradient * max(1.0, abs(p.sm_scale)) * max(terms, rows) < half
     safe = safe and float(dout.abs().sum(-2).amax()) < half and math.isfinite(peak)
+    if a.k_prescaled:
+        safe = safe and float(key.amax()) * abs(p.sm_scale) < half
     return Sizes(q, k, v, dout, live, score, weight, largest_v, grad_p, grad_s + out_floor, safe, known)
 
 
@@ -148,7 +150,7 @@ def hull(trial: Trial, s: Sizes, got: Outputs) -> list[Check]:
             claim="out lies in the hull of v",
             tensor="out",
             actual=got.out,
-            other_expression=f"out.double().clamp(*{ends})",
+            other_expression=f"out.double().nan_to_num(0.0).clamp(*{ends})",
             expected=nearest,
             bound=bound,
             maximum=a.output.maximum,

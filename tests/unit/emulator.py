@@ -244,7 +244,7 @@ class Emulator:
         acc = torch.zeros(*x.shape[:-1], y.shape[-1])
         for part in blocks(x.shape[-1], stored_every or tile):
             acc = self._dot(x[..., part], y[..., part, :], acc)
-            if stored_every or self.bug == "accumulator_16bit":
+            if part.stop - part.start == stored_every or self.bug == "accumulator_16bit":
                 acc = cast(acc, self.arithmetic.output)
         return acc
 

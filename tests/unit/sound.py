@@ -46,8 +46,8 @@ class Sound:
         group = q.shape[1] // k.shape[1]
         out, lse = torch.empty(q.shape, dtype=q.dtype), torch.empty(q.shape[:3])
         for b, h in product(range(q.shape[0]), range(q.shape[1])):
-            tensors = (fresh(x) for x in (q[b, h], k[b, h // group], v[b, h // group]))
-            acc, m, l = self.softmax(*tensors, q.dtype, causal, sm_scale, block_n)
+            q_h, k_h, v_h = fresh(q[b, h]), fresh(k[b, h // group]), fresh(v[b, h // group])
+            acc, m, l = self.softmax(q_h, k_h, v_h, q.dtype, causal, sm_scale, block_n)
             out[b, h] = self.normalised(acc, l)
             lse[b, h] = m + l.log()
         return out, lse

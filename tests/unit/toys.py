@@ -28,7 +28,7 @@ def sound(q, k, v, *, causal, sm_scale):
     if seqlen_k == 0:
         return 0.0 * q, torch.full(q.shape[:3], -torch.inf)
     lse = torch.logsumexp(scores, -1)
-    # not exp(scores - lse), which is 2 for two keys of weight 1/2 where float32 can't tell lse from the scores
+    # not exp(scores - lse): 1 for each of two equal keys, where float32 can't tell lse from the scores
     p = torch.softmax(scores, -1).masked_fill(lse[..., None] == -torch.inf, 0.0)
     return (p.to(q.dtype).float() @ values).to(q.dtype), lse
 
