@@ -17,6 +17,7 @@ from reference.arithmetic import (
     BFLOAT16_TRUNCATED,
     FLOAT16,
     FLOAT32,
+    FP32_ROUNDOFF,
     Arithmetic,
 )
 
@@ -32,14 +33,20 @@ ArithmeticOf = Callable[[str, str, Launch], Arithmetic]
 def flash_arithmetic(dtype: str, device: str, launch: Launch) -> Arithmetic:
     """FlashAttention-2's arithmetic: float32 softmax and accumulation, P and dS cast to the input's dtype.
 
-    On the CPU, bfloat16 casts may truncate, as those of Triton's interpreter do.
+    On the CPU, bfloat16 casts may truncate, as those of Triton's interpreter do. It also misreads subnormals,
+    by up to 2^-126: operands are not exact, which ``Arithmetic.operand_floor`` turns into that.
     """
     formats = {
         "float16": FLOAT16,
         "bfloat16": BFLOAT16_TRUNCATED if device == "cpu" else BFLOAT16,
         "float32": FLOAT32,
     }
-    return Arithmetic(weights=formats[dtype], output=formats[dtype])
+    interpreted = device == "cpu" and dtype == "bfloat16"
+    return Arithmetic(
+        weights=formats[dtype],
+        output=formats[dtype],
+        operand_rounding=FP32_ROUNDOFF if interpreted else 0.0,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +67,8 @@ class Capabilities:
         backward: gradients are available.
         lse: ``forward`` returns lse.
         deterministic: the outputs that are the same, bit for bit, on every run.
-        batch_invariant: an element of the batch has the same bits whatever shares its batch and however it
-            lies in memory.
+        batch_invariant: a row's bits depend on nothing but what the row sees: not on what else is in the
+            batch or in the tile, nor on how it all lies in memory.
         validates: calls that are not claimed raise an error before anything is launched.
         may_refuse: a claimed case may still be refused; refusals are counted, and fail only where nearly
             everything is refused. So for plain functions, whose claims are ours and not theirs.

@@ -174,7 +174,7 @@ def _terms(
     cast_lost = ~(size + error < min(a.weights.maximum / unit, FLOAT32_SAFE))
     size_delta = (out.abs() * dout.abs()).sum(-1, keepdim=True) + delta_error
     # A lse that large scores have left off by more than e^50 says nothing of the weights.
-    weights_lost = e.overflow[..., None] | ~(err.log < LARGEST_EXPONENT)
+    weights_lost = err.lost | ~(err.log < LARGEST_EXPONENT)
     row_lost = weights_lost | ~((largest(products, -1) < FLOAT32_SAFE) & (size_delta < FLOAT32_SAFE))
     return _Terms(
         weights=_Operand(p, p, _with_underflow(p, relative.mul_(p), a, 1.0, e.seen), p, e.seen),
@@ -203,8 +203,9 @@ def _delta_error(
     of_grad_p: float,
 ) -> Tensor:
     """Error of delta, (B, H, R, 1): sum of dout * out over the head dimension, or of P * dP over the keys."""
-    size = dout.abs()
-    by_out = e.q.shape[-1] * FP32_ROUNDOFF * (out.abs() * size).sum(-1, keepdim=True)
+    size = operand_size(dout, a.operand_floor)
+    size_out = operand_size(out, a.operand_floor)
+    by_out = e.q.shape[-1] * FP32_ROUNDOFF * (size_out * size).sum(-1, keepdim=True)
     if out_error is None:
         return by_out
     by_out = by_out + (out_error * size).sum(-1, keepdim=True)

@@ -51,8 +51,8 @@ def forward_bounds(
         extra = extra + arithmetic.div_error
     err = weight_error(e, arithmetic, shift=e.row_max, extra=extra, shift_terms=0.0)
     sums = _Sums.of(e, arithmetic, err)
-    out = _out_bound(e, arithmetic, err, sums, safety, clustered).masked_fill(e.overflow[..., None], math.inf)
-    lse = _lse_bound(e, arithmetic, err, sums).masked_fill(e.overflow, math.inf)
+    out = _out_bound(e, arithmetic, err, sums, safety, clustered).masked_fill(err.lost, math.inf)
+    lse = _lse_bound(e, arithmetic, err, sums).masked_fill(err.lost[..., 0], math.inf)
     return ForwardBounds(out.masked_fill(e.empty[..., None], 0.0), lse.masked_fill(e.empty, 0.0))
 
 

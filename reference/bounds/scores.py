@@ -26,13 +26,15 @@ RECORD_TILE = 16
 class WeightError:
     """exp(score error) - 1 of the weights of row i is at most slope_i A_ij + intercept_i.
 
-    All are (B, H, R, 1); ``log`` and ``largest`` are the row's largest error before and after exponentiation.
+    All are (B, H, R, 1); ``log`` and ``largest`` are the row's largest error before and after exponentiation,
+    ``lost`` says where scores may overflow.
     """
 
     slope: Tensor
     intercept: Tensor
     log: Tensor
     largest: Tensor
+    lost: Tensor
 
 
 def weight_error(
@@ -47,18 +49,21 @@ def weight_error(
     """
     a = arithmetic
     relative = e.q.shape[-1] * a.accumulate + 8 * FP32_ROUNDOFF + 2 * a.operand_rounding
+    lost = e.overflow
     offset = extra + (a.exp_error + (4 + shift_terms) * FP32_ROUNDOFF * shift.abs())
     if a.k_prescaled:
         # round(k * sm_scale * log2 e): relative in normal range, absolute (base 2) below it.
         relative += a.weights.roundoff
         offset = offset + a.weights.underflow * math.log(2) * e.q.abs().sum(-1)
+        top = largest(e.k.abs().flatten(-2), -1) * abs(e.sm_scale) / math.log(2)
+        lost = lost | (top >= a.weights.maximum)
     offset = offset[..., None]
     log = relative * largest(e.score_size, -1) + offset
     # NaN and infinity (an overflow of the score itself) become the largest error as well.
     cut = log.nan_to_num(nan=LARGEST_EXPONENT).clamp_max(LARGEST_EXPONENT)
     grown = torch.expm1(cut)
     chord = grown / cut
-    return WeightError(chord * relative, chord * offset, log, grown)
+    return WeightError(chord * relative, chord * offset, log, grown, lost[..., None])
 
 
 def rescalings(e: Exact, arithmetic: Arithmetic) -> Tensor:

@@ -26,7 +26,7 @@ MOST_REFUSED = 0.9
 """A kernel that may refuse still fails when it refuses more than this share of what it claims."""
 
 
-SHRINK_SECONDS = 60.0
+SHRINK_SECONDS = {"cpu": 60.0, "cuda": 20.0}
 """How long smaller cases are looked for after a failure: each crash or hang costs the start of a process."""
 
 
@@ -111,6 +111,7 @@ class Subject:
         self.journal = journal
         self.max_seqlen = max_seqlen
         self.replay = replay
+        self.device_type = child.device.partition(":")[0]
         self.deadline = math.inf
         self.strategies: dict[tuple[Any, ...], st.SearchStrategy[Case]] = {}
         self.begin()
@@ -128,9 +129,8 @@ class Subject:
         # Asked for at every example: Hypothesis takes longer to look at a new strategy than to draw from it.
         key = tuple(sorted(options.items()))
         if key not in self.strategies:
-            device_type = self.child.device.partition(":")[0]
             self.strategies[key] = cases(
-                self.info.capabilities, dtype=self.dtype, device_type=device_type, **options
+                self.info.capabilities, dtype=self.dtype, device_type=self.device_type, **options
             )
         return self.strategies[key]
 
@@ -168,7 +168,7 @@ class Subject:
             return
         if case not in self.broken:
             report.write(failure, self.report_dir)
-        self.shrink_until = min(self.shrink_until, time.perf_counter() + SHRINK_SECONDS)
+        self.shrink_until = min(self.shrink_until, time.perf_counter() + SHRINK_SECONDS[self.device_type])
         self.broken[case] = finding
         self.failures[failure.digest] = failure
         raise failure_type(finding.kind, finding.tensor)(failure, report.message(failure, self.report_dir))

@@ -68,7 +68,7 @@ class Summary:
         for (kernel, law, dtype), tally in self.tallies.items():
             for tensor, bins in tally.histogram.items():
                 if law in ("forward", "backward"):
-                    part = Tally(histogram={tensor: bins}, worst=tally.worst)
+                    part = Tally(histogram={tensor: bins}, largest={tensor: tally.largest[tensor]})
                     merged.setdefault((kernel, dtype, tensor), Tally()).merge(part)
         return [
             {
@@ -78,7 +78,7 @@ class Summary:
                 "examples": sum(tally.histogram[tensor].values()),
                 "median": tally.quantile(tensor, 0.5),
                 "p99.9": tally.quantile(tensor, 0.999),
-                "maximum": tally.quantile(tensor, 1.0),
+                "maximum": tally.largest[tensor],
             }
             for (kernel, dtype, tensor), tally in sorted(merged.items())
         ]
@@ -113,7 +113,9 @@ class Summary:
         rows = [
             (
                 *(str(r[name]) for name in ("kernel", "dtype", "tensor", "examples")),
-                *(f"{r[name]:.3f}" for name in ("median", "p99.9", "maximum")),
+                f"{r['median']:.3f}",
+                f"{r['p99.9']:.3f}",
+                f"{r['maximum']:.4f}",
             )
             for r in self.distribution()
         ]

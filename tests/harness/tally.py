@@ -20,7 +20,7 @@ class Tally:
     ``examples`` are the cases that came to a verdict, ``broken`` those of them that broke the law (those that
     were tried to find a smaller one, too), ``refusals`` and ``skipped`` the others, with ``reasons``.
     ``worst``, ``worst_tensor`` and ``worst_case`` are the largest error over bound of any example that held;
-    ``histogram`` counts examples by that ratio, for each tensor; ``seconds`` splits the time into "kernel",
+    ``histogram`` counts examples by that ratio, for each tensor, and ``largest`` is its largest; ``seconds`` splits the time into "kernel",
     "check" and "tensors" (in the child) and "total" (all of it, drawing included).
     """
 
@@ -33,6 +33,7 @@ class Tally:
     worst_case: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
     histogram: dict[str, dict[int, int]] = field(default_factory=dict)
+    largest: dict[str, float] = field(default_factory=dict)
     reasons: dict[str, int] = field(default_factory=dict)
 
     def add(self, verdict: Verdict, case: Case) -> None:
@@ -51,6 +52,7 @@ class Tally:
             bins = self.histogram.setdefault(tensor, {})
             at = min(int(ratio * BINS), BINS)
             bins[at] = bins.get(at, 0) + 1
+            self.largest[tensor] = max(self.largest.get(tensor, 0.0), ratio)
             if ratio > self.worst:
                 self.worst, self.worst_tensor, self.worst_case = ratio, tensor, repr(case)
 
@@ -72,6 +74,8 @@ class Tally:
             mine = self.histogram.setdefault(tensor, {})
             for at, count in bins.items():
                 mine[int(at)] = mine.get(int(at), 0) + count
+        for tensor, ratio in other.largest.items():
+            self.largest[tensor] = max(self.largest.get(tensor, 0.0), ratio)
         for reason, count in other.reasons.items():
             self.reasons[reason] = self.reasons.get(reason, 0) + count
 

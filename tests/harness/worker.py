@@ -33,6 +33,10 @@ FATAL_ERRORS = ("AcceleratorError", "CUDA error", "device-side assert", "illegal
 """Marks of an error that ends the process's device context for good."""
 
 
+CACHED_BYTES = 2**31
+"""Memory beyond this goes back to the device between cases: a huge storage is gigabytes, and processes share it."""
+
+
 class Worker:
     """Answers requests on one device. Kernels are loaded once."""
 
@@ -106,6 +110,8 @@ class Worker:
     ) -> tuple[Verdict, Trial | None]:
         """Run a law on a case; the trial is None where not even its tensors could be had."""
         law = importlib.import_module(f"tests.properties.test_{request['law']}").law
+        if self.device != "cpu" and torch.cuda.memory_reserved() > CACHED_BYTES:
+            torch.cuda.empty_cache()
         start = time.perf_counter()
         trial = None
         outcome: dict[str, Any]
@@ -125,8 +131,6 @@ class Worker:
         if trial is not None:
             check = time.perf_counter() - start - sum(trial.seconds.values())
             outcome["seconds"] = {**trial.seconds, "check": check}
-        if outcome["status"] == "skipped":
-            torch.cuda.empty_cache()
         return Verdict(**outcome), trial
 
 
