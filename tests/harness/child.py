@@ -82,10 +82,7 @@ class Child:
             claim = f"a claimed case runs to its end, but {death}"
             return Verdict(status="broken", finding=Finding(claim=claim, kind=kind, detail=death.stderr))
         self.compiled.add(compile_key)
-        verdict = Verdict.from_dict(answer)
-        if verdict.fatal:
-            self.close()
-        return verdict
+        return Verdict.from_dict(answer)
 
     def ask(self, request: dict[str, Any], seconds: float | None = None) -> dict[str, Any]:
         """Send one request and wait for its answer. Raises ChildDied, and HarnessError."""
@@ -138,6 +135,8 @@ class Child:
             stderr = self._stop()
             how = f"signal {-code}" if code < 0 else f"status {code}"
             raise ChildDied(f"the process ended with {how}", hung=False, stderr=stderr) from None
+        if answer.pop("fatal"):
+            self.close()
         if "raised" in answer:
             raise HarnessError(answer["raised"])
         return answer

@@ -61,7 +61,9 @@ def judge_forward(trial: Trial, p: Problem, o: Outputs) -> None:
     for piece in pieces(p, o):
         e = exact_of(trial, piece.problem)
 
-        def checks(claim: str, piece: Piece = piece, e: Exact = e, **rule: float | bool | None) -> list[Check]:
+        def checks(
+            claim: str, piece: Piece = piece, e: Exact = e, **rule: float | bool | None
+        ) -> list[Check]:
             bounds = forward_bounds(e, trial.arithmetic, **rule)  # type: ignore[arg-type]  # safety, clustered
             expected = {"out": (e.out, bounds.out), "lse": (e.lse, bounds.lse)}
             return _checks(trial, piece, claim, expected)
@@ -77,7 +79,9 @@ def judge_backward(trial: Trial, p: Problem, o: Outputs) -> None:
         e = exact_of(trial, piece.problem)
         known = own_results(trial, piece, e)
 
-        def checks(claim: str, piece: Piece = piece, e: Exact = e, known: dict = known, **rule: object) -> list[Check]:
+        def checks(
+            claim: str, piece: Piece = piece, e: Exact = e, known: dict = known, **rule: object
+        ) -> list[Check]:
             dout = fold(piece.problem.dout, piece.problem.heads_kv).double()
             b = backward_bounds(e, dout, trial.arithmetic, **known, **rule)
             expected = {"dq": (b.dq, b.dq_bound), "dk": (b.dk, b.dk_bound), "dv": (b.dv, b.dv_bound)}

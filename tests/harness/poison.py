@@ -29,7 +29,9 @@ class PoisonedAllocations(TorchDispatchMode):
         self.value = value
         self.guarded: list[tuple[Tensor, int, int]] = []
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
         """Fill and guard what comes from an allocating operator."""
         result = func(*args, **(kwargs or {}))
         if func not in _EMPTY or not result.is_floating_point() or result.numel() == 0:

@@ -60,8 +60,6 @@ class Verdict:
     finding: Finding | None = None
     reason: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
-    fatal: bool = False
-    """The process can't be trusted after this (a sticky device error)."""
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""

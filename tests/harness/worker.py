@@ -29,10 +29,6 @@ from tests.harness.verdict import Finding, Verdict
 
 PACKAGES = ("torch", "triton", "numpy", "hypothesis")
 
-FATAL_ERRORS = ("AcceleratorError", "CUDA error", "device-side assert", "illegal memory access")
-"""Marks of an error that ends the process's device context for good."""
-
-
 CACHED_BYTES = 2**31
 """Memory beyond this goes back to the device between cases: a huge storage is gigabytes, and processes share it."""
 
@@ -45,12 +41,26 @@ class Worker:
         self.kernels: dict[tuple[str, ...], AttentionKernel] = {}
 
     def answer(self, line: str) -> str:
-        """Do what a request asks in ``do``; an error of Flashproof itself is an answer too."""
+        """Do what a request asks in ``do``; an error of Flashproof itself is an answer too.
+
+        ``fatal`` in an answer says that the process can't be trusted with another request.
+        """
         try:
             request = json.loads(line)
-            return json.dumps(getattr(self, f"do_{request['do']}")(request))
+            answer = getattr(self, f"do_{request['do']}")(request)
         except Exception:
-            return json.dumps({"raised": traceback.format_exc()})
+            answer = {"raised": traceback.format_exc()}
+        return json.dumps({**answer, "fatal": not self.is_sound()})
+
+    def is_sound(self) -> bool:
+        """Whether the device still answers: an illegal address ends the process's context for good."""
+        if self.device == "cpu":
+            return True
+        try:
+            torch.cuda.synchronize()
+        except Exception:
+            return False
+        return True
 
     def kernel(self, request: dict[str, Any]) -> AttentionKernel:
         """The kernel a request names."""
@@ -120,8 +130,7 @@ class Worker:
             law(trial)
             outcome = {"status": "held", "worst": trial.worst}
         except LawBroken as broken:
-            fatal = any(mark in broken.finding.detail for mark in FATAL_ERRORS)
-            outcome = {"status": "broken", "finding": broken.finding, "fatal": fatal}
+            outcome = {"status": "broken", "finding": broken.finding}
         except Refused as refused:
             outcome = {"status": "refused", "reason": str(refused)}
         except CannotRun as reason:

@@ -60,10 +60,14 @@ def means(trial: Trial) -> None:
     if a.normalised_first or a.partial_results:
         # P = 1 / n is rounded twice, and its products with v are summed as they come; so are partial means
         sizes = torch.nn.functional.pad(v.double().abs().cumsum(2), (0, 0, 1, 0))
-        size = sizes[:, :, counts[:, 0].long()].repeat_interleave(p.heads_q // p.heads_kv, 1) / counts.clamp_min(1)
+        size = sizes[:, :, counts[:, 0].long()].repeat_interleave(
+            p.heads_q // p.heads_kv, 1
+        ) / counts.clamp_min(1)
         relative = a.weights.roundoff + a.div_error + p.k.shape[2] * a.accumulate
         bound = bound + relative * size + a.weights.underflow * size * counts
-    checks = [Check("q = 0 gives the mean of the values seen", "out", got.out, expected, bound, call=got.call)]
+    checks = [
+        Check("q = 0 gives the mean of the values seen", "out", got.out, expected, bound, call=got.call)
+    ]
     if got.lse is not None:
         lse = counts[:, 0].log().expand_as(got.lse)
         error = a.log_error * lse.abs().clamp_min(1.0) + 3 * FP32_ROUNDOFF * lse.abs()

@@ -92,9 +92,13 @@ def sizes(trial: Trial, p: Problem) -> Sizes:
     stored = 2 * weight + a.weights.roundoff + a.operand_rounding + a.output.roundoff + terms * a.accumulate
     relative = 2 * weight + 2 * a.weights.roundoff + 2 * head_dim * a.accumulate + 6 * FP32_ROUNDOFF
     floor = terms * a.weights.underflow * (1 + grad_p)
-    grad_s = (2 * relative + 4 * a.operand_rounding + stored) * grad_p + floor + terms * 2.0**-126 * (1 + grad_p)
+    grad_s = (
+        (2 * relative + 4 * a.operand_rounding + stored) * grad_p + floor + terms * 2.0**-126 * (1 + grad_p)
+    )
     out_floor = a.output.underflow * dout.abs().sum(-1)
-    largest = [x.amax() for x in (score * max(1.0, 1 / max(abs(p.sm_scale), 1e-30)), grad_p * q.norm(dim=-1) * key)]
+    largest = [
+        x.amax() for x in (score * max(1.0, 1 / max(abs(p.sm_scale), 1e-30)), grad_p * q.norm(dim=-1) * key)
+    ]
     summed = largest_v.amax() * max(terms, 1), dout.abs().sum()
     peak = max(float(x) for x in (*largest, *summed))
     half = 0.25 * min(a.weights.maximum, a.output.maximum)
@@ -173,7 +177,11 @@ def ones(trial: Trial, p: Problem, s: Sizes) -> list[Check]:
     if a.l_from_rounded_p:
         bound *= 2
     expected = s.live[: p.q.shape[2], None].double().expand_as(got.out)
-    return [Check("v = 1 gives out = 1", "out", got.out, expected, torch.full_like(expected, bound), call=got.call)]
+    return [
+        Check(
+            "v = 1 gives out = 1", "out", got.out, expected, torch.full_like(expected, bound), call=got.call
+        )
+    ]
 
 
 def stores(terms: int, terms_per_store: int | None) -> int:
@@ -203,7 +211,9 @@ def sums_of_gradients(
     dk_bound = per_row.sum(-2) + last * dk.abs().sum(-2) + terms * tiny
     # each row's weights sum to 1 up to the error of lse
     size_dout = s.dout.abs() * s.live[:, None]
-    of_weights = s.weight + a.weights.roundoff + a.operand_rounding + terms * a.weights.underflow + accumulated
+    of_weights = (
+        s.weight + a.weights.roundoff + a.operand_rounding + terms * a.weights.underflow + accumulated
+    )
     dv_bound = (of_weights[..., None] * size_dout).sum(-2) + last * dv.abs().sum(-2) + terms * tiny
     # both sides are sm_scale sum_ij dS_ij q_i.k_j; the two passes round dS each for itself
     summed = max(accumulated, terms * a.accumulate + of_keys) + a.operand_rounding

@@ -64,7 +64,9 @@ def permuted_heads(trial: Trial, base: Outputs, allowed: dict[str, Tensor]) -> N
     formula = f"{{}}.unflatten(1, ({p.heads_kv}, -1)).flip(0, 1).flatten(1, 2)"
     outputs = base.named()
     expected = Derived(
-        base.call, {name: moved(x) for name, x in outputs.items()}, {name: formula.format(name) for name in outputs}
+        base.call,
+        {name: moved(x) for name, x in outputs.items()},
+        {name: formula.format(name) for name in outputs},
     )
     bound = twice({name: moved(x) for name, x in allowed.items()})
     agree(trial, "reversing batch and heads moves {} and changes nothing", got, expected, bound, exactly=True)
@@ -113,7 +115,9 @@ def unseen_keys(trial: Trial, base: Outputs, allowed: dict[str, Tensor]) -> None
     other.k[:, :, first:] = 3.0
     other.v[:, :, first:] = -7.0
     got = trial.forward(other)
-    part = Outputs(got.out[:, :, :rows], got.lse if got.lse is None else got.lse[:, :, :rows], None, None, None, got.call)
+    part = Outputs(
+        got.out[:, :, :rows], got.lse if got.lse is None else got.lse[:, :, :rows], None, None, None, got.call
+    )
     expected = {name: x[:, :, :rows] for name, x in base.named().items()}
     bound = twice({name: x[:, :, :rows] for name, x in allowed.items()})
     claim = "keys that a row does not see leave its {} as it was"
@@ -135,12 +139,23 @@ def repeated_heads(trial: Trial, base: Outputs, allowed: dict[str, Tensor]) -> N
 
     same = ("out", "lse", "dq")
     both = twice({name: allowed[name] for name in same}, bound)
-    agree(trial, "repeating the key heads of a group leaves {} as it was", got, base, both, only=same, exactly=True)
+    agree(
+        trial,
+        "repeating the key heads of a group leaves {} as it was",
+        got,
+        base,
+        both,
+        only=same,
+        exactly=True,
+    )
     if got.dk is not None and got.dv is not None:
         sums = {"dk": summed(got.dk), "dv": summed(got.dv)}
         # A copy's gradient may overflow the output's format where the sum over the copies does not.
         overflow = {"dk": summed(got.dk.isinf()) > 0, "dv": summed(got.dv.isinf()) > 0}
-        bound = {name: (allowed[name] + summed(bound[name])).masked_fill(overflow[name], torch.inf) for name in sums}
+        bound = {
+            name: (allowed[name] + summed(bound[name])).masked_fill(overflow[name], torch.inf)
+            for name in sums
+        }
         formula = f"{{}}.double().unflatten(1, ({p.heads_kv}, {group})).sum(2)"
         expected = Derived(got.call, sums, {name: formula.format(name) for name in sums})
         agree(trial, "{} of a shared key head is the sum over its group", base, expected, bound)

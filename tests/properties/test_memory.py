@@ -46,7 +46,9 @@ def run(trial: Trial, poison: float) -> Outputs:
         if bool(changed.any()):
             inside = int((changed & window(trial, name).inside()).sum())
             outside = int(changed.sum()) - inside
-            claim = f"inputs are never written, but {inside} elements of {name} changed, and {outside} around it"
+            claim = (
+                f"inputs are never written, but {inside} elements of {name} changed, and {outside} around it"
+            )
             trial.fail(claim, kind="memory", tensor=name, wrong=inside + outside, call=got.call)
     broken = allocations.broken_guards()
     if broken:

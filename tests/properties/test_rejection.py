@@ -41,7 +41,9 @@ def mismatches(p: Problem) -> Iterator[tuple[str, Problem]]:
     heads = replace(p, q=_heads(p.q, 2), dout=_heads(p.dout, 2), k=_heads(p.k, 3), v=_heads(p.v, 3))
     yield "heads_q that is no multiple of heads_kv", heads
     yield "k with another dtype than q", replace(p, k=p.k.to(_other(p.k.dtype)))
-    integers = {name: torch.ones_like(getattr(p, name), dtype=torch.int32) for name in ("q", "k", "v", "dout")}
+    integers = {
+        name: torch.ones_like(getattr(p, name), dtype=torch.int32) for name in ("q", "k", "v", "dout")
+    }
     yield "integer tensors", replace(p, **integers)
 
 
@@ -50,7 +52,10 @@ def unclaimed(trial: Trial, p: Problem) -> Iterator[tuple[str, Problem]]:
     c = trial.kernel.capabilities
     for dtype in DTYPES:
         if dtype not in c.dtypes:
-            yield f"dtype {dtype}, which is not claimed", _mapped(p, lambda x, d=dtype: x.to(getattr(torch, d)))
+            yield (
+                f"dtype {dtype}, which is not claimed",
+                _mapped(p, lambda x, d=dtype: x.to(getattr(torch, d))),
+            )
     next_head_dim = next(d for d in itertools.count(p.q.shape[3]) if d not in c.head_dims)
     for head_dim in {next_head_dim, max(c.head_dims) + 1}:
         wider = _mapped(p, lambda x, d=head_dim: torch.nn.functional.pad(x, (0, d - x.shape[-1])))

@@ -103,6 +103,16 @@ class TestChild:
     def test_each_kind_of_finding(self, subject_of: SubjectOf, name: str, law_name: str, kind: str) -> None:
         assert finding_of(subject_of(name), law_name, CASE).kind == kind
 
+    def test_a_child_whose_device_no_longer_answers_is_replaced(
+        self, child: Child, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        before = child.ask({"do": "environment"})
+        monkeypatch.setattr(child, "_read_line", lambda seconds: b'{"status": "broken", "fatal": true}')
+        assert child.ask({"do": "environment"}) == {"status": "broken"}
+        assert child.process is None
+        monkeypatch.undo()
+        assert child.ask({"do": "environment"}) == before
+
     def test_a_crash_is_a_finding_and_the_child_is_replaced(self, subject_of: SubjectOf) -> None:
         subject = subject_of("crashing")
         finding = finding_of(subject, "forward", CASE)
@@ -125,10 +135,6 @@ class TestChild:
         subject.uphold(law("forward"), SMALL)
         assert finding_of(subject, "forward", CASE).kind == "hung"
         impatient.close()
-
-    def test_a_sticky_error_costs_the_child(self, subject_of: SubjectOf, child: Child) -> None:
-        assert finding_of(subject_of("sticky"), "forward", CASE).kind == "exception"
-        assert child.process is None
 
     def test_output_and_input_of_a_kernel_do_not_mix_with_answers(self, subject_of: SubjectOf) -> None:
         subject_of("talking").uphold(law("forward"), CASE)

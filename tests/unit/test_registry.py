@@ -344,7 +344,10 @@ def test_describe_prints_every_claim_shortly() -> None:
     assert lines["head_dims"] == "1, 2, ..., 256"
     assert lines["deterministic"] == "none"
     assert lines["launch"] == "block_m 32 or 64, precision ieee"
-    assert lines["arithmetic float16"] == "weights float16, normalised_first True, delta either, ds_scaled True, dk_dv_per_head True"
+    assert (
+        lines["arithmetic float16"]
+        == "weights float16, normalised_first True, delta either, ds_scaled True, dk_dv_per_head True"
+    )
 
 
 def test_describe_shows_an_overridden_arithmetic() -> None:

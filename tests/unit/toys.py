@@ -65,13 +65,6 @@ def raising(q, k, v, *, causal, sm_scale):
     return sound(q, k, v, causal=causal, sm_scale=sm_scale)
 
 
-def sticky(q, k, v, *, causal, sm_scale):
-    """An error after which a process can launch nothing more."""
-    if has_bug(q):
-        raise RuntimeError("CUDA error: device-side assert triggered")
-    return sound(q, k, v, causal=causal, sm_scale=sm_scale)
-
-
 def misshapen(q, k, v, *, causal, sm_scale):
     """Out in another dtype."""
     out, lse = sound(q, k, v, causal=causal, sm_scale=sm_scale)
