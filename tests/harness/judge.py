@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,7 +40,9 @@ def pieces(p: Problem, o: Outputs) -> Iterator[Piece]:
             at_q = (slice(b, b + 1), slice(h * group, (h + 1) * group))
             at_k = (slice(b, b + 1), slice(h, h + 1))
             problem = replace(p, q=p.q[at_q], dout=p.dout[at_q], k=p.k[at_k], v=p.v[at_k])
-            part = {name: x[at_k if name in ("dk", "dv") else at_q] for name, x in o.named().items()}
+            part: dict[str, Any] = {
+                name: x[at_k if name in ("dk", "dv") else at_q] for name, x in o.named().items()
+            }
             yield Piece(problem, replace(o, **part), b, h)
 
 
@@ -61,10 +64,8 @@ def judge_forward(trial: Trial, p: Problem, o: Outputs) -> None:
     for piece in pieces(p, o):
         e = exact_of(trial, piece.problem)
 
-        def checks(
-            claim: str, piece: Piece = piece, e: Exact = e, **rule: float | bool | None
-        ) -> list[Check]:
-            bounds = forward_bounds(e, trial.arithmetic, **rule)  # type: ignore[arg-type]  # safety, clustered
+        def checks(claim: str, piece: Piece = piece, e: Exact = e, **rule: Any) -> list[Check]:
+            bounds = forward_bounds(e, trial.arithmetic, **rule)
             expected = {"out": (e.out, bounds.out), "lse": (e.lse, bounds.lse)}
             return _checks(trial, piece, claim, expected)
 
@@ -80,7 +81,7 @@ def judge_backward(trial: Trial, p: Problem, o: Outputs) -> None:
         known = own_results(trial, piece, e)
 
         def checks(
-            claim: str, piece: Piece = piece, e: Exact = e, known: dict = known, **rule: object
+            claim: str, piece: Piece = piece, e: Exact = e, known: dict[str, Any] = known, **rule: Any
         ) -> list[Check]:
             dout = fold(piece.problem.dout, piece.problem.heads_kv).double()
             b = backward_bounds(e, dout, trial.arithmetic, **known, **rule)
@@ -90,7 +91,7 @@ def judge_backward(trial: Trial, p: Problem, o: Outputs) -> None:
         _both_rules(trial, checks)
 
 
-def own_results(trial: Trial, piece: Piece, e: Exact) -> dict[str, object]:
+def own_results(trial: Trial, piece: Piece, e: Exact) -> dict[str, Any]:
     """The kernel's own out and lse, at which its backward is judged; else the bounds of the forward."""
     o = piece.outputs
     if trial.kernel.backward is None or o.lse is None:

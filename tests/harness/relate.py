@@ -80,6 +80,8 @@ def agree(
     """Hold the outputs of two calls to each other: within ``allowed``, or bit for bit where the kernel claims it.
 
     Args:
+        trial: the trial that made the calls.
+        actual: outputs of one call.
         claim: what is claimed, with ``{}`` for the tensor.
         expected: outputs of the other call, or tensors made from them.
         allowed: how far apart correct results may be, by tensor.

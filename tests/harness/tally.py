@@ -20,8 +20,8 @@ class Tally:
     ``examples`` are the cases that came to a verdict, ``broken`` those of them that broke the law (those that
     were tried to find a smaller one, too), ``refusals`` and ``skipped`` the others, with ``reasons``.
     ``worst``, ``worst_tensor`` and ``worst_case`` are the largest error over bound of any example that held;
-    ``histogram`` counts examples by that ratio, for each tensor, and ``largest`` is its largest; ``seconds`` splits the time into "kernel",
-    "check" and "tensors" (in the child) and "total" (all of it, drawing included).
+    ``histogram`` counts examples by that ratio, for each tensor, and ``largest`` is its largest; ``seconds``
+    splits the time into "kernel", "check" and "tensors" (in the child) and "total" (drawing included).
     """
 
     examples: int = 0

@@ -45,7 +45,7 @@ def generator(trial: Trial) -> torch.Generator:
 
 
 def means(trial: Trial) -> None:
-    """q = 0: out is the mean of the visible integers, lse the logarithm of their number."""
+    """Q = 0: out is the mean of the visible integers, lse the logarithm of their number."""
     p, a = trial.problem, trial.arithmetic
     if a.k_prescaled and p.k.double().abs().amax() * abs(p.sm_scale) >= 0.5 * a.weights.maximum:
         return  # k * sm_scale * log2(e) may overflow, and 0 * inf is NaN

@@ -58,7 +58,7 @@ class Sizes:
 
 
 def sizes(trial: Trial, p: Problem) -> Sizes:
-    """Bounds of everything from norms alone: the terms of ``reference.bounds`` with each S, P replaced by its largest."""
+    """Bounds of everything from norms alone: the terms of ``reference.bounds`` with S and P at their largest."""
     a = trial.arithmetic
     q, dout = fold(p.q, p.heads_kv).double(), fold(p.dout, p.heads_kv).double()
     k, v = p.k.double(), p.v.double()
@@ -165,7 +165,7 @@ def hull(trial: Trial, s: Sizes, got: Outputs) -> list[Check]:
 
 
 def ones(trial: Trial, p: Problem, s: Sizes) -> list[Check]:
-    """v = 1 gives out = 1 on rows that see a key."""
+    """V = 1 gives out = 1 on rows that see a key."""
     got = trial.forward(replace(p, v=torch.ones_like(p.v)))
     a, terms = trial.arithmetic, s.k.shape[2]
     bound = (

@@ -8,6 +8,8 @@ or answer wrongly what they never meant to answer.
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import torch
 from hypothesis import given
@@ -41,10 +43,7 @@ def mismatches(p: Problem) -> Iterator[tuple[str, Problem]]:
     heads = replace(p, q=_heads(p.q, 2), dout=_heads(p.dout, 2), k=_heads(p.k, 3), v=_heads(p.v, 3))
     yield "heads_q that is no multiple of heads_kv", heads
     yield "k with another dtype than q", replace(p, k=p.k.to(_other(p.k.dtype)))
-    integers = {
-        name: torch.ones_like(getattr(p, name), dtype=torch.int32) for name in ("q", "k", "v", "dout")
-    }
-    yield "integer tensors", replace(p, **integers)
+    yield "integer tensors", _mapped(p, partial(torch.ones_like, dtype=torch.int32))
 
 
 def unclaimed(trial: Trial, p: Problem) -> Iterator[tuple[str, Problem]]:
@@ -52,13 +51,11 @@ def unclaimed(trial: Trial, p: Problem) -> Iterator[tuple[str, Problem]]:
     c = trial.kernel.capabilities
     for dtype in DTYPES:
         if dtype not in c.dtypes:
-            yield (
-                f"dtype {dtype}, which is not claimed",
-                _mapped(p, lambda x, d=dtype: x.to(getattr(torch, d))),
-            )
+            cast = partial(torch.Tensor.to, dtype=getattr(torch, dtype))
+            yield f"dtype {dtype}, which is not claimed", _mapped(p, cast)
     next_head_dim = next(d for d in itertools.count(p.q.shape[3]) if d not in c.head_dims)
     for head_dim in {next_head_dim, max(c.head_dims) + 1}:
-        wider = _mapped(p, lambda x, d=head_dim: torch.nn.functional.pad(x, (0, d - x.shape[-1])))
+        wider = _mapped(p, partial(torch.nn.functional.pad, pad=(0, head_dim - p.q.shape[3])))
         yield f"head_dim {head_dim}, which is not claimed", wider
     if c.min_seqlen:
         short = _mapped(p, lambda x: x[:, :, : c.min_seqlen - 1])
@@ -110,7 +107,7 @@ def _other(dtype: torch.dtype) -> torch.dtype:
 
 
 def _mapped(p: Problem, change: Callable[[Tensor], Tensor]) -> Problem:
-    changed = {name: change(getattr(p, name)) for name in ("q", "k", "v", "dout")}
+    changed: dict[str, Any] = {name: change(getattr(p, name)) for name in ("q", "k", "v", "dout")}
     return replace(p, **changed)
 
 

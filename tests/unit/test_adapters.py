@@ -57,7 +57,7 @@ def scores_and_sizes(
 def expected(
     kernel: AttentionKernel, q: Tensor, k: Tensor, v: Tensor, causal: bool, sm_scale: float
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """out with its allowed error, and lse with its own, in float64.
+    """Out with its allowed error, and lse with its own, in float64.
 
     To first order and doubled: scores err by head_dim + 4 roundings and those of both operands, relative to
     |q| |k|^T; the weights, and apart from them their sum, by that and by the error of exp; the casts of P and

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -63,7 +64,7 @@ def test_a_lattice_of_ds_rounds_one_way() -> None:
     out = torch.full_like(e.out, 32.0 * math.floor(float(e.out) / 32.0) + 15.0)  # a rest of 15/256 of 1/8
     centred = (values - float(out)).double() / 256
     error = (centred.half().double() - centred).sum().abs()
-    kwargs = {"out": out, "lse": e.lse, "safety": SAFETY}
+    kwargs: dict[str, Any] = {"out": out, "lse": e.lse, "safety": SAFETY}
     unclustered = backward_bounds(e, dout.double(), HALF, clustered=False, **kwargs)
     clustered = backward_bounds(e, dout.double(), HALF, clustered=True, **kwargs)
     final = replace(HALF, output=FLOAT32)  # without the store's own rounding, which would hide it

@@ -233,13 +233,13 @@ class SafeSoftmaxAttention(torch.autograd.Function):
     """The reference, for autograd's own checker."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Tensor:  # noqa: D102
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Tensor:
         ctx.save_for_backward(q, k, v)
         ctx.options = options
         return safe_softmax.forward(q, k, v, **options)[0]
 
     @staticmethod
-    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:  # noqa: D102
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
         return *safe_softmax.backward(dout, *ctx.saved_tensors, **ctx.options), None
 
 
