@@ -47,8 +47,9 @@ def generator(trial: Trial) -> torch.Generator:
 def means(trial: Trial) -> None:
     """Q = 0: out is the mean of the visible integers, lse the logarithm of their number."""
     p, a = trial.problem, trial.arithmetic
-    if a.k_prescaled and p.k.double().abs().amax() * abs(p.sm_scale) >= 0.5 * a.weights.maximum:
-        return  # k * sm_scale * log2(e) may overflow, and 0 * inf is NaN
+    top = 0.5 * a.weights.maximum if a.k_prescaled else FLOAT32_SAFE
+    if p.k.double().abs().amax() * max(1.0, abs(p.sm_scale)) >= top:
+        return  # sm_scale may be multiplied to k first, and 0 * inf is NaN
     v = torch.randint(-8, 9, p.v.shape, generator=generator(trial)).to(p.v)
     got = trial.forward(replace(p, q=torch.zeros_like(p.q), v=v))
     counts = seen_counts(trial)[:, None].double()
