@@ -275,6 +275,9 @@ def _dk_dv_kernel(
     )
     q_step = stride_qm.to(tl.int64) * BLOCK_LOOP
     do_step = stride_dom.to(tl.int64) * BLOCK_LOOP
+    # Interpreted, an argument is only as wide as its value needs, whatever is declared.
+    q_head_step = stride_qh.to(tl.int64)
+    do_head_step = stride_doh.to(tl.int64)
 
     dk_acc = tl.full([BLOCK_OWN, HEAD_DIM], 0.0, tl.float32)
     dv_acc = tl.full([BLOCK_OWN, HEAD_DIM], 0.0, tl.float32)
@@ -293,14 +296,18 @@ def _dk_dv_kernel(
             row_base = (head * group + member) * seqlen_q + start_m
             row_lse = tl.load(lse_log2 + row_base + rows, mask=in_tile, other=0.0)
             q_tile = load_tile(
-                advance(q_ptrs, member * stride_qh + tile * q_step, ALIGNED), in_tile, in_cols, cut, MASK_COLS
+                advance(q_ptrs, member * q_head_step + tile * q_step, ALIGNED),
+                in_tile,
+                in_cols,
+                cut,
+                MASK_COLS,
             )
             p = _weights(dot(k_tile, tl.trans(q_tile), None, PRECISION) * scale_log2, row_lse[None, :])
             if cut:
                 seen = ((first_row - start_m)[:, None] <= rows[None, :]) & in_tile[None, :]
                 p = tl.where(seen, p, 0.0)
             do_tile = load_tile(
-                advance(do_ptrs, member * stride_doh + tile * do_step, ALIGNED),
+                advance(do_ptrs, member * do_head_step + tile * do_step, ALIGNED),
                 in_tile,
                 in_cols,
                 cut,

@@ -26,7 +26,7 @@ MOST_REFUSED = 0.9
 """A kernel that may refuse still fails when it refuses more than this share of what it claims."""
 
 
-SHRINK_SECONDS = {"cpu": 60.0, "cuda": 20.0}
+SHRINK_SECONDS = {"cpu": 30.0, "cuda": 20.0}
 """How long smaller cases are looked for after a failure: each crash or hang costs the start of a process."""
 
 

@@ -15,6 +15,7 @@ from kernels import flash_v2 as module
 from kernels import tiles
 from kernels.flash_v2 import KERNEL, LAUNCH, backward, flash_v2, forward
 from reference.arithmetic import FLOAT32, TF32_TRUNCATED
+from strategies.layouts import place
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -413,3 +414,15 @@ def test_tiles_are_cut_down_where_they_would_not_fit(monkeypatch: pytest.MonkeyP
     assert tile(module._forward_kernel, 256, torch.float16) == (128, 64)
     assert tile(module._forward_kernel, 129, torch.float32) == (32, 32)
     assert launch.constants(module._dq_kernel, torch.empty(1, 1, 1, 40))["MASK_COLS"]
+
+
+def test_head_strides_whose_multiples_pass_32_bits() -> None:
+    # The stride fits 32 bits, and twice the stride does not.
+    q, k = (torch.ones(1, heads, 1, 16, dtype=torch.float16, device=DEVICE) for heads in (3, 1))
+    dout = place(torch.ones(1, 3, 1, 16, dtype=torch.float16), "huge", device=DEVICE).tensor
+    assert dout.stride(1) < 2**31 <= 2 * dout.stride(1)
+    out, lse = forward(q, k, k, causal=False, sm_scale=1.0)
+    far, near = (
+        backward(x, q, k, k, out, lse, causal=False, sm_scale=1.0) for x in (dout, dout.contiguous())
+    )
+    assert all(torch.equal(a, b) for a, b in zip(far, near, strict=True))
