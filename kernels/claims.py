@@ -30,6 +30,7 @@ def plain_function_arithmetic(dtype: str, device: str, launch: Launch) -> Arithm
         delta="either",
         dk_dv_per_head=True,
         normalised_first=True,
+        ds_from_rounded_p=True,
         ds_scaled=True,
     )
 
@@ -137,6 +138,7 @@ _ARITHMETIC: Mapping[str, _Values] = {
     "l_from_rounded_p": _BOOLEAN,
     "k_prescaled": _BOOLEAN,
     "delta": _one_of("out", "probabilities", "either"),
+    "ds_from_rounded_p": _BOOLEAN,
     "ds_scaled": _BOOLEAN,
     "dk_dv_per_head": _BOOLEAN,
     "dk_dv_rows": _integer(1),

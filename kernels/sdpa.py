@@ -89,8 +89,15 @@ _TF32X3 = Format("tf32x3", 2.0**-21, 2.0**-126, FLOAT32.maximum)
 
 
 def _efficient_arithmetic(dtype: str, device: str, launch: Launch) -> Arithmetic:
-    # Outputs wider than its tile are rescaled from block to block; the backward scales dS before its cast.
-    arithmetic = replace(_rounding_to_nearest(dtype, device, launch), partial_results=True, ds_scaled=True)
+    # Outputs wider than its tile are rescaled from block to block. The backward reads P back from where it
+    # stored it in 16 bits ("tmp [RF] <- (accum [RF] - Di [smem]) * attn_T.T [smem]"), and scales dS before
+    # its cast.
+    arithmetic = replace(
+        _rounding_to_nearest(dtype, device, launch),
+        partial_results=True,
+        ds_from_rounded_p=True,
+        ds_scaled=True,
+    )
     if dtype != "float32":
         return arithmetic
     return replace(arithmetic, weights=_TF32X3, operand_rounding=_TF32X3.roundoff)

@@ -70,6 +70,7 @@ class Arithmetic:
         k_prescaled: scores are the product of q with ``round(k * sm_scale * log2 e)``.
         delta: rowsum(dout * out) from the stored ``out``; rowsum(P * dP) from the ``probabilities``; or
             ``either``, for a kernel whose source is not known.
+        ds_from_rounded_p: dS is the product of dP - delta with P as it was cast for its own product with dout.
         ds_scaled: dS is multiplied by sm_scale before its cast, so that a small scale makes it underflow.
         dk_dv_per_head: with grouped heads, each query head's dk and dv is rounded to ``output`` before
             the sum over the group.
@@ -91,6 +92,7 @@ class Arithmetic:
     l_from_rounded_p: bool = False
     k_prescaled: bool = False
     delta: Literal["out", "probabilities", "either"] = "out"
+    ds_from_rounded_p: bool = False
     ds_scaled: bool = False
     dk_dv_per_head: bool = False
     dk_dv_rows: int | None = None

@@ -155,12 +155,13 @@ def _terms(
     grad_s = (grad_p - delta) * p
     size = grad_s.abs()
     relative = torch.addcmul(err.intercept, err.slope, e.score_size)
-    # Weight errors times errors of dP and delta; roundings of dP - delta and of the product; exp2's flush of
-    # weights below 2^-126 to 0.
+    # Weight errors times errors of dP and delta; roundings of dP - delta and of the product; the cast of P,
+    # where dS is made from what it left; exp2's flush of weights below 2^-126 to 0.
     of_delta = (1 + err.largest) * delta_error + 3 * FP32_ROUNDOFF * delta.abs()
-    flush = SUBNORMAL_FLUSH * (1 + largest(hide(products, e.seen), -1) + delta.abs() + delta_error)
+    cast, below = (a.weights.roundoff, a.weights.underflow) if a.ds_from_rounded_p else (0.0, 0.0)
+    flush = (SUBNORMAL_FLUSH + below) * (1 + largest(hide(products, e.seen), -1) + delta.abs() + delta_error)
     error = (
-        ((relative + FP32_ROUNDOFF) * size)
+        ((relative + FP32_ROUNDOFF + cast * (1 + err.largest)) * size)
         .addcmul_(of_products, (1 + err.largest) * of_grad_p + 3 * FP32_ROUNDOFF)
         .addcmul_(p, of_delta)
         .add_(flush)

@@ -67,7 +67,8 @@ def sizes(trial: Trial, p: Problem) -> Sizes:
     live = torch.ones(p.q.shape[2], dtype=torch.bool, device=q.device) if seen is None else seen.any(-1)
     live = live.repeat(p.heads_q // p.heads_kv)
     key, value = k.norm(dim=-1).amax(-1, keepdim=True), v.norm(dim=-1).amax(-1, keepdim=True)
-    score = abs(p.sm_scale) * q.norm(dim=-1) * key
+    product = q.norm(dim=-1) * key
+    score = abs(p.sm_scale) * product
     length = math.log(max(terms, 1))
     rescalings = math.ceil(terms / a.tile_min) + 1
     # score error, 4|S| + 4|S - lse| + 5|lse|, the rescalings, l's own sum and logarithm, |lse| <= score + log n
@@ -90,17 +91,16 @@ def sizes(trial: Trial, p: Problem) -> Sizes:
     grad_p = dout.norm(dim=-1) * value
     # dS: weights (2 |dP| each), casts, dP's and delta's dot products, the stored out inside delta
     stored = 2 * weight + a.weights.roundoff + a.operand_rounding + a.output.roundoff + terms * a.accumulate
-    relative = 2 * weight + 2 * a.weights.roundoff + 2 * head_dim * a.accumulate + 6 * FP32_ROUNDOFF
+    casts = (2 + a.ds_from_rounded_p) * a.weights.roundoff
+    relative = 2 * weight + casts + 2 * head_dim * a.accumulate + 6 * FP32_ROUNDOFF
     floor = terms * a.weights.underflow * (1 + grad_p)
     grad_s = (
         (2 * relative + 4 * a.operand_rounding + stored) * grad_p + floor + terms * 2.0**-126 * (1 + grad_p)
     )
     out_floor = a.output.underflow * dout.abs().sum(-1)
-    largest = [
-        x.amax() for x in (score * max(1.0, 1 / max(abs(p.sm_scale), 1e-30)), grad_p * q.norm(dim=-1) * key)
-    ]
-    summed = largest_v.amax() * max(terms, 1), dout.abs().sum()
-    peak = max(float(x) for x in (*largest, *summed))
+    # q.k overflows before it is scaled: a scale of 0 does not save it
+    largest = score, product, grad_p * product, largest_v * max(terms, 1), dout.abs().sum()
+    peak = max(float(x.amax()) for x in largest)
     half = 0.25 * min(a.weights.maximum, a.output.maximum)
     rows = p.q.shape[2] * max(1, p.heads_q // p.heads_kv)
     gradient = float(grad_p.amax()) * max(1.0, float(key.amax()), float(q.norm(dim=-1).amax()))

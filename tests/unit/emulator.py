@@ -154,9 +154,11 @@ class Emulator:
             delta = torch.zeros_like(delta)
         weights = BFLOAT16 if self.bug == "p_in_bfloat16" else a.weights
         before, after = (self._scale, 1.0) if a.ds_scaled else (1.0, self._scale)
-        grad_s = cast(p * (grad_p - delta) * torch.tensor(before), weights)
+        rounded = cast(p, weights)
+        factor = rounded if a.ds_from_rounded_p else p
+        grad_s = cast(factor * (grad_p - delta) * torch.tensor(before), weights)
         scale = torch.tensor(after)
-        dv = self._sum_over_rows(cast(p, weights), dout, torch.ones(()), group)
+        dv = self._sum_over_rows(rounded, dout, torch.ones(()), group)
         dk = self._sum_over_rows(grad_s, q, torch.ones(()) if self.bug == "dk_unscaled" else scale, group)
         dq = self._tiled(grad_s, keys, self.tile_k, a.dq_keys) * (LN_2 if a.k_prescaled else scale)
         return unfold(cast(dq, a.output), heads_q), dk, dv

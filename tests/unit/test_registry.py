@@ -341,13 +341,14 @@ def test_describe_prints_every_claim_shortly() -> None:
     lines = describe(claimed, "cuda")
     fields = {field.name for field in dataclasses.fields(Capabilities)} - {"arithmetic"}
     assert set(lines) == fields | {f"arithmetic {dtype}" for dtype in claimed.dtypes}
-    assert all(0 < len(text) <= 100 and "\n" not in text for text in lines.values())
+    assert all(0 < len(text) <= 120 and "\n" not in text for text in lines.values())
     assert lines["head_dims"] == "1, 2, ..., 256"
     assert lines["deterministic"] == "none"
     assert lines["launch"] == "block_m 32 or 64, precision ieee"
     assert (
         lines["arithmetic float16"]
-        == "weights float16, normalised_first True, delta either, ds_scaled True, dk_dv_per_head True"
+        == "weights float16, normalised_first True, delta either, ds_from_rounded_p True, "
+        "ds_scaled True, dk_dv_per_head True"
     )
 
 
