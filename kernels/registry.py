@@ -44,15 +44,21 @@ def load(spec: str, claims: Iterable[str] = ()) -> AttentionKernel:
         SpecError: unknown name, no such module, file or attribute, an import that fails, or not a kernel.
         ClaimError: a claim that cannot be read.
     """
-    location, _, attribute = REGISTERED.get(spec, spec).rpartition(":")
-    if not location or not attribute:
-        raise SpecError(f"kernel {spec!r}: {_no_such_name(spec)}")
+    location, attribute = locate(spec)
     module = _import(spec, location)
     if not hasattr(module, attribute):
         raise SpecError(f"kernel {spec!r}: no {attribute!r} in {location}; {_what_it_has(module)}")
     module_name = location.removesuffix(".py").replace("/", ".").rpartition(".")[2]
     kernel = _as_kernel(spec, getattr(module, attribute), f"{module_name}.{attribute}")
     return replace(kernel, capabilities=parse_claims(claims, kernel.capabilities))
+
+
+def locate(spec: str) -> tuple[str, str]:
+    """The module or .py file that ``spec`` names, and the attribute in it. Raises SpecError."""
+    location, _, attribute = REGISTERED.get(spec, spec).rpartition(":")
+    if not location or not attribute:
+        raise SpecError(f"kernel {spec!r}: {_no_such_name(spec)}")
+    return location, attribute
 
 
 def unavailable_reason(kernel_name: str, device_type: str) -> str | None:

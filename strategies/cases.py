@@ -27,6 +27,8 @@ VALUES = (*FAMILIES, *("normal",) * 4, *("positive", "negative") * 2)
 MODERATE_VALUES = ("zeros", "ones", "normal", "integers", "duplicates")
 SPIKES = (1.0, -1.0, 0.0, 4.0, 10.0, 100.0, -100.0, 1e4, 3e38)
 MAX_SPIKES = 4
+HUGE = {"cpu": 4, "cuda": 1}
+"""How often strides are huge, by device type: a GPU has to find gigabytes for each, and the time to get them."""
 DEFAULT_BLOCK = 64
 
 T = TypeVar("T")
@@ -65,7 +67,7 @@ def cases(
         capabilities.min_seqlen,
         MAX_SEQLEN[device_type] if max_seqlen is None else max_seqlen,
     )
-    layout = st.sampled_from(_claimed_layouts(capabilities))
+    layout = st.sampled_from(_claimed_layouts(capabilities, HUGE[device_type]))
     if nonfinite:
         values = st.sampled_from(MODERATE_VALUES)
         entries = st.builds(_present, spikes(NONFINITE), st.one_of(st.none(), spikes(NONFINITE)))
@@ -111,14 +113,18 @@ def _only(values: list[T]) -> T:
 
 
 def lengths(tiles: Iterable[int], smallest: int, largest: int) -> SearchStrategy[int]:
-    """Lengths of a sequence: the smallest few, any, and up to three whole tiles, one row more or less."""
+    """Lengths of a sequence: the smallest few, any, and up to three whole tiles, one row more or less.
+
+    Most are near whole tiles: the corner of a causal mask then lies within two of the corner of a tile, and a
+    bound on tiles that is one off shows for one such offset alone.
+    """
     near_tiles = [
         st.integers(tile, min(4 * tile, largest) - 1).map(partial(_near_tiles, tile))
         for tile in sorted(set(tiles))
         if smallest < tile < largest
     ]
     return st.one_of(
-        st.integers(smallest, min(smallest + 5, largest)), st.integers(smallest, largest), *near_tiles
+        st.integers(smallest, min(smallest + 5, largest)), st.integers(smallest, largest), *near_tiles * 2
     )
 
 
@@ -153,10 +159,9 @@ def _declared_blocks(capabilities: Capabilities) -> tuple[int, ...]:
     return (*capabilities.launch.get("block_m", ()), *capabilities.launch.get("block_n", ()))
 
 
-def _claimed_layouts(capabilities: Capabilities) -> tuple[str, ...]:
-    # Huge strides are rare: on a GPU each takes gigabytes, and the time to get them.
+def _claimed_layouts(capabilities: Capabilities, huge: int) -> tuple[str, ...]:
     often = tuple(layout for layout in LAYOUTS if layout in capabilities.layouts and layout != "huge")
-    return (*often[:1] * 16, *often * 6, *(("huge",) if "huge" in capabilities.layouts else ()))
+    return (*often[:1] * 16, *often * 6, *(("huge",) if "huge" in capabilities.layouts else ()) * huge)
 
 
 def _claimed_scales(capabilities: Capabilities) -> tuple[float | None, ...]:

@@ -4,7 +4,6 @@ A tensor is a window in a larger storage that is filled with poison, so that a k
 its inputs computes with poison, and one which writes there is seen.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -116,15 +115,16 @@ def _one_block(layout: str, shape: Shape) -> _Blocks:
 
 
 def _far_blocks(shape: Shape) -> _Blocks:
-    """A huge stride on the outermost dimension that has one; a far start where none has."""
-    head_dim = shape[3]
-    strides = _contiguous(*shape)
-    margin = _margin(head_dim)
-    axis = next((axis for axis in range(3) if shape[axis] > 1), None)
-    if axis is None:
-        width = margin + head_dim + margin
-        return _Blocks(strides, margin, width, count=1, step=width, first=FAR)
-    width = margin + math.prod(shape[axis + 1 :]) + margin
+    """A huge stride on one dimension, the sizes say which; a far start where none is larger than 1."""
+    margin = _margin(shape[3])
+    axes = [axis for axis in range(3) if shape[axis] > 1]
+    if not axes:
+        width = margin + shape[3] + margin
+        return _Blocks(_contiguous(*shape), margin, width, count=1, step=width, first=FAR)
+    axis = axes[-1 - sum(shape) % len(axes)]
+    batch, heads, seqlen, _ = (1 if i == axis else size for i, size in enumerate(shape))
+    strides = _contiguous(batch, heads, seqlen, shape[3])
+    width = margin + batch * heads * seqlen * shape[3] + margin
     step = _align(max(FAR // (shape[axis] - 1) + 1, width))
     return _Blocks(
         (*strides[:axis], step, *strides[axis + 1 :]), margin, width, count=shape[axis], step=step, first=0

@@ -50,7 +50,7 @@ def covers_properties(config: pytest.Config) -> bool:
 def make_plan(config: pytest.Config) -> Plan:
     """Check every option and ask a child what the kernels claim. Raises pytest.UsageError, in one line."""
     worker = getattr(config, "workerinput", {"workerid": "main", "workercount": 1})
-    device = _device(config, worker["workerid"])
+    device = chosen_device(config, worker["workerid"])
     for option in ("examples", "minutes", "max_seqlen"):
         value = config.getoption(option)
         if value is not None and not value > 0:
@@ -83,7 +83,7 @@ def make_plan(config: pytest.Config) -> Plan:
     )
 
 
-def _device(config: pytest.Config, worker: str) -> str:
+def chosen_device(config: pytest.Config, worker: str) -> str:
     """The CPU, or the GPU of this worker: GPUs are shared round-robin. Raises pytest.UsageError."""
     chosen = config.getoption("--device")
     if chosen == "cuda" and not torch.cuda.is_available():

@@ -4,7 +4,7 @@ import io
 import json
 import random
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import suppress
 
 import hypothesis
@@ -103,7 +103,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     subject.begin()
     try:
         if plan.minutes is None:
-            failures = search(pyfuncitem, subject)
+            failures = search(pyfuncitem.obj, subject)
         else:
             items = sum("subject" in getattr(item, "fixturenames", ()) for item in pyfuncitem.session.items)
             share = plan.minutes * 60 * plan.workers / items
@@ -118,10 +118,10 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     return True
 
 
-def search(item: pytest.Function, subject: Subject) -> list[KernelFailure]:
-    """Run an item's body, which is one Hypothesis run; the distinct failures that it shrank."""
+def search(test: Callable[..., None], subject: Subject) -> list[KernelFailure]:
+    """Run a property test, which is one Hypothesis run; the distinct failures that it shrank."""
     try:
-        item.obj(subject=subject)
+        test(subject=subject)
     except (KernelFailure, BaseExceptionGroup) as e:
         return leaves(e)
     finally:
@@ -139,7 +139,7 @@ def fuzz(item: pytest.Function, subject: Subject, deadline: float) -> list[Kerne
         while True:
             subject.begin_search()
             hypothesis.seed(seeds.getrandbits(64))(item.obj)
-            failures += search(item, subject)
+            failures += search(item.obj, subject)
     except TimeUp:
         return failures
 

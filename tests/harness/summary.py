@@ -90,11 +90,7 @@ class Summary:
         for table in (self._results(), self._distribution(), self._times()):
             if not table.row_count:
                 continue
-            console = Console(width=WIDTH, no_color=not terminalreporter.hasmarkup)
-            with console.capture() as text:
-                console.print(table)
-            terminalreporter.write_line("")
-            terminalreporter.write_line(text.get().rstrip())
+            print_table(terminalreporter, table)
         terminalreporter.write_line("")
         terminalreporter.write_line(f"summary: {self.plan.report_dir / 'summary.json'}")
 
@@ -107,7 +103,7 @@ class Summary:
             refused = str(tally.refusals) + (f" (+{tally.skipped} not run)" if tally.skipped else "")
             verdict = " ".join([self._verdict(key), *sorted(self.broken.get(key, ()))])
             rows.append((*key, str(tally.examples), refused, worst, verdict))
-        return _table(columns, rows)
+        return make_table(columns, rows)
 
     def _distribution(self) -> Table:
         rows = [
@@ -120,7 +116,7 @@ class Summary:
             for r in self.distribution()
         ]
         columns = ("kernel", "dtype", "tensor", "examples", "median err/bound", "99.9 %", "maximum")
-        return _table(columns, rows)
+        return make_table(columns, rows)
 
     def _times(self) -> Table:
         rows = []
@@ -135,13 +131,23 @@ class Summary:
             shares = f"{100 * harness / work:.0f} %" if work else "-"
             parts = (f"{s.get(name, 0.0):.1f} s" for name in ("kernel", "check", "tensors", "total"))
             rows.append((kernel, *parts, shares))
-        return _table(
+        return make_table(
             ("kernel", "launches", "references", "tensors", "total", "harness over launches + references"),
             rows,
         )
 
 
-def _table(columns: Iterable[str], rows: Iterable[tuple[str, ...]]) -> Table:
+def print_table(reporter: pytest.TerminalReporter, table: Table) -> None:
+    """Write a table to pytest's terminal, a line apart from what is above."""
+    console = Console(width=WIDTH, no_color=not reporter.hasmarkup)
+    with console.capture() as text:
+        console.print(table)
+    reporter.write_line("")
+    reporter.write_line(text.get().rstrip())
+
+
+def make_table(columns: Iterable[str], rows: Iterable[tuple[str, ...]]) -> Table:
+    """A table without lines: it can be copied into an issue."""
     table = Table(*columns, box=None, header_style="bold", padding=(0, 1, 0, 0))
     for row in rows:
         table.add_row(*row)

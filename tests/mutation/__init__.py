@@ -1,1 +1,1 @@
-"""Does the suite catch bugs? The place of the mutation catalogue's runner, which is yet to come."""
+"""Does the suite catch bugs? Planted ones, what operators make of a kernel, and other suites beside it."""

@@ -262,7 +262,15 @@ def test_strides(layout: str, strides: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "axis"), [((3, 2, 5, 8), 0), ((1, 2, 5, 8), 1), ((1, 1, 300, 8), 2), ((1, 1, 2, 1), 2)]
+    ("shape", "axis"),
+    [
+        ((3, 2, 5, 8), 2),
+        ((3, 2, 6, 8), 1),
+        ((3, 2, 7, 8), 0),
+        ((1, 2, 5, 8), 2),
+        ((1, 2, 4, 8), 1),
+        ((1, 1, 2, 1), 2),
+    ],
 )
 def test_huge_strides_pass_32_bit_offsets(shape: Shape, axis: int) -> None:
     data = drawn("normal", shape, torch.float16)

@@ -1,0 +1,22 @@
+"""Planted bugs: ``kernels.mutants:NAME`` is a SPEC like any other, a kernel of ours with the bug NAME.
+
+Each is an edit of a kernel's source, kept as data, so that it can't lag behind the kernel. The suite must
+catch every one (``tox -e mutation``), and find nothing in the kernel as it is.
+"""
+
+from typing import Any
+
+from kernels.mutants.backward import BACKWARD
+from kernels.mutants.forward import FORWARD
+from kernels.mutants.launcher import LAUNCHER
+from kernels.mutants.lse import LSE
+
+CATALOGUE = {mutant.name: mutant for mutant in (*FORWARD, *LSE, *BACKWARD, *LAUNCHER)}
+"""Every planted bug, by name."""
+
+
+def __getattr__(name: str) -> Any:
+    """A planted bug's kernel, by the bug's name."""
+    if name in CATALOGUE:
+        return CATALOGUE[name].kernel()
+    raise AttributeError(f"no planted bug {name!r}")

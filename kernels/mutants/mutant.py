@@ -1,0 +1,163 @@
+"""A planted bug: a named edit of a kernel's source, as data, and how the edited kernel is made of it."""
+
+import ast
+import atexit
+import hashlib
+import importlib.util
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+from kernels.contract import AttentionKernel
+
+KERNEL = "flash_v2"
+"""The registered kernel that the bugs are planted in."""
+ENTRY = f"kernels.{KERNEL}"
+
+
+@dataclass(frozen=True)
+class Edit:
+    """``old``, which stands once in the function ``module:name``, becomes ``new``."""
+
+    where: str
+    old: str
+    new: str
+
+    @property
+    def module(self) -> str:
+        """The module that is edited."""
+        return self.where.partition(":")[0]
+
+    def apply(self, source: str) -> str:
+        """The module's source after the edit. Raises ValueError where ``old`` does not stand there once."""
+        function = self.where.partition(":")[2]
+        lines = source.splitlines(keepends=True)
+        node = next(x for x in ast.parse(source).body if getattr(x, "name", None) == function)
+        assert node.end_lineno is not None
+        before, within, after = (
+            "".join(lines[a:b])
+            for a, b in ((0, node.lineno - 1), (node.lineno - 1, node.end_lineno), (node.end_lineno, None))
+        )
+        if within.count(self.old) != 1:
+            raise ValueError(
+                f"{self.where}: expected once, found {within.count(self.old)} times: {self.old!r}"
+            )
+        return before + within.replace(self.old, self.new) + after
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A kernel with one planted bug.
+
+    Attributes:
+        name: unique, an identifier.
+        what: the bug in words.
+        edits: what is changed.
+        source: the real bug that it re-enacts, where there is one.
+        subtle: wrong in a single row, tile or lane, or by less than 1 % of the output's size.
+        device: "cuda" where it shows compiled only; "" where it shows interpreted too.
+        raises: the bug is that a claimed call raises.
+    """
+
+    name: str
+    what: str
+    edits: tuple[Edit, ...]
+    source: str = ""
+    subtle: bool = False
+    device: str = ""
+    raises: bool = False
+
+    def sources(self) -> dict[str, str]:
+        """The edited modules, whole."""
+        texts: dict[str, str] = {}
+        for edit in self.edits:
+            texts[edit.module] = edit.apply(texts.get(edit.module) or source_of(edit.module))
+        return texts
+
+    def kernel(self) -> AttentionKernel:
+        """The kernel with the bug, called ``name``."""
+        kernel: AttentionKernel = load_module(ENTRY, self.sources()).KERNEL
+        return replace(kernel, name=self.name)
+
+
+def source_of(module: str) -> str:
+    """The text of a module (by name) or of a .py file (by path)."""
+    return _path_of(module).read_text()
+
+
+def load_module(entry: str, edited: Mapping[str, str]) -> ModuleType:
+    """Import ``entry`` anew, with the texts in ``edited`` in place of those modules.
+
+    Modules are names ("kernels.tiles") or paths of .py files. Only ``entry`` and what is edited are imported
+    anew, those edited in their order, then ``entry``; it must import them by ``from module import name``.
+    The texts become files, for Triton reads a kernel's source through ``inspect``.
+    """
+    texts = {
+        name: edited.get(name) or source_of(name) for name in (*(x for x in edited if x != entry), entry)
+    }
+    digest = hashlib.sha256(repr(texts).encode()).hexdigest()[:12]
+    folder = Path(tempfile.mkdtemp(dir=_scratch()))
+    module = ModuleType(entry)
+    with (
+        _modules_kept(texts),
+        _first_on_path([str(_path_of(name).parent) for name in texts if name.endswith(".py")]),
+    ):
+        for name, text in texts.items():
+            path = folder / f"{_path_of(name).stem}.py"
+            path.write_text(text)
+            spec = importlib.util.spec_from_file_location(f"{path.stem}_{digest}", path)
+            assert spec is not None  # of every path that ends in .py
+            assert spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            # Under its own name for inspect, and for now under that of the module whose place it takes.
+            sys.modules[module.__name__] = sys.modules[_imported_as(name)] = module
+            spec.loader.exec_module(module)
+    return module
+
+
+def _path_of(module: str) -> Path:
+    if module.endswith(".py"):
+        return Path(module).resolve()
+    spec = importlib.util.find_spec(module)
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin)
+
+
+def _imported_as(module: str) -> str:
+    return Path(module).stem if module.endswith(".py") else module
+
+
+@contextmanager
+def _modules_kept(names: Mapping[str, str]) -> Iterator[None]:
+    before = {_imported_as(name): sys.modules.get(_imported_as(name)) for name in names}
+    try:
+        yield
+    finally:
+        for name, module in before.items():
+            sys.modules.pop(name, None)
+            if module is not None:
+                sys.modules[name] = module
+
+
+@contextmanager
+def _first_on_path(folders: list[str]) -> Iterator[None]:
+    sys.path[:0] = folders
+    try:
+        yield
+    finally:
+        for folder in folders:
+            sys.path.remove(folder)
+
+
+@cache
+def _scratch() -> str:
+    folder = tempfile.mkdtemp(prefix="flashproof-mutants-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder

@@ -1,0 +1,87 @@
+"""Mutants against the suite: how many examples until a law is broken that the kernel itself keeps."""
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from reference.bounds.accumulation import SAFETY
+from strategies.case import Case
+from tests.harness import report
+from tests.harness.child import Child
+from tests.harness.subject import KernelInfo
+from tests.harness.verdict import Finding, Verdict
+from tests.mutation.schedule import Schedule
+
+
+class FalseAlarm(AssertionError):
+    """The kernel without a bug broke a law."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One mutant under one seed: the examples and seconds spent, and how it was caught if it was."""
+
+    examples: int
+    seconds: float
+    law: str = ""
+    case: Case | None = None
+    finding: Finding | None = None
+    raised: int = 0
+
+    @property
+    def only_raised(self) -> bool:
+        """The mutant can't run: most examples ended in an exception, which shows nothing."""
+        return self.raised > 0.5 * self.examples
+
+
+@dataclass(eq=False)
+class Campaign:
+    """Tries mutants of the kernel ``info`` in ``child``; ``sound`` remembers what the kernel itself keeps."""
+
+    info: KernelInfo
+    child: Child
+    schedule: Schedule
+    sound: dict[tuple[str, Case], Verdict] = field(default_factory=dict)
+
+    def attempt(self, mutant: str, seed: int, limit: int, *, raises: bool = False) -> Attempt:
+        """Try the SPEC ``mutant`` on the examples of a seed, ``limit`` at most.
+
+        An exception that the mutant raises counts only where ``raises``: a mutant that can't run at all shows
+        nothing. Raises FalseAlarm where the kernel itself fails a case that catches the mutant.
+        """
+        start, spent_on_sound, examples, raised = time.perf_counter(), 0.0, 0, 0
+        for law, case in self.schedule.examples(seed, limit):
+            examples += 1
+            finding = self.run(mutant, law, case).finding
+            if finding is None:
+                continue
+            if finding.kind == "exception" and not raises:
+                raised += 1
+                continue
+            checking = time.perf_counter()
+            self.check(law, case)
+            spent_on_sound += time.perf_counter() - checking
+            return Attempt(examples, time.perf_counter() - start - spent_on_sound, law, case, finding)
+        return Attempt(examples, time.perf_counter() - start, raised=raised)
+
+    def check(self, law: str, case: Case) -> None:
+        """The kernel itself must keep the law on the case. Raises FalseAlarm."""
+        if (law, case) not in self.sound:
+            self.sound[law, case] = self.run(self.info.spec, law, case)
+        verdict = self.sound[law, case]
+        if verdict.finding is not None or verdict.status == "refused":
+            raise FalseAlarm(
+                f"{self.info.spec} itself breaks {law} on {case}: {verdict.finding or verdict.reason}"
+            )
+
+    def run(self, spec: str, law: str, case: Case) -> Verdict:
+        """One example. A refusal of what is claimed is a finding."""
+        record: dict[str, Any] = report.record(spec, self.info.claims, law, case)
+        key = (spec, law, case.dtype, case.head_dim, case.causal, case.launch)
+        verdict = self.child.run({**record, "safety": SAFETY}, key, lambda: None)
+        if verdict.status == "refused" and not self.info.capabilities.may_refuse:
+            return Verdict(
+                status="broken",
+                finding=Finding(claim=f"a claimed case is refused: {verdict.reason}", kind="refused"),
+            )
+        return verdict

@@ -1,0 +1,313 @@
+"""Which mutants of Triton kernels mean the same as the original: those that compile to the same Triton IR.
+
+While a kernel runs a few cases, ``recorded_launches`` notes what is launched with arguments of which types.
+``judge`` then compiles the originals and each mutant for these, in a process where Triton is not interpreted,
+as far as Triton's own IR after its first optimizations. That needs no GPU, and takes some 40 ms a launch.
+
+Only jitted functions are compared. What is equivalent compiled may yet differ interpreted, where a branch is
+for the interpreter alone.
+"""
+
+import inspect
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest.mock import patch
+
+import triton
+import triton.language as tl
+from triton.runtime.interpreter import InterpretedFunction
+from triton.runtime.jit import JITFunction, KernelParam, mangle_type
+
+from kernels.mutants.mutant import load_module
+
+ROOT = Path(__file__).parents[2]
+
+SECONDS = 60
+"""How long one mutant may compile before its process is ended."""
+
+STDERR_TAIL = 2000
+"""Characters of a failed process's stderr that are shown."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A jitted function, by name, and what it is compiled for.
+
+    ``signature`` has the type of each argument as Triton writes it ("*fp16", "i32", "constexpr"), ``constants``
+    the values of those that are constants.
+    """
+
+    function: str
+    signature: tuple[tuple[str, str], ...]
+    constants: tuple[tuple[str, Any], ...]
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> "Launch":
+        """Of what ``json`` makes of ``dataclasses.asdict``."""
+        pairs = (tuple((name, value) for name, value in record[key]) for key in ("signature", "constants"))
+        return cls(record["function"], *pairs)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """``verdict`` is "different"; "equivalent": the same IR on every launch; or "invalid".
+
+    An invalid mutant compiles, where the original does, for no launch that it changes: it crashes the compiler
+    or is refused. ``detail`` has the last line of the error, or says that no launch uses what was edited.
+    """
+
+    verdict: str
+    detail: str = ""
+
+
+@contextmanager
+def recorded_launches() -> Iterator[list[Launch]]:
+    """A list to which what is launched within, interpreted or not, is added, each distinct launch once."""
+    launches: list[Launch] = []
+
+    def recording(run: Any) -> Any:
+        def recorded(self: Any, *args: Any, **kwargs: Any) -> Any:
+            launch = _launch(self.fn, args, kwargs)
+            if launch not in launches:
+                launches.append(launch)
+            return run(self, *args, **kwargs)
+
+        return recorded
+
+    with (
+        patch.object(InterpretedFunction, "run", recording(InterpretedFunction.run)),
+        patch.object(JITFunction, "run", recording(JITFunction.run)),
+    ):
+        yield launches
+
+
+def judge(entry: str, mutants: Sequence[Mapping[str, str]], launches: Sequence[Launch]) -> list[Judgement]:
+    """Judge mutants, each the new texts of modules, as ``load_module`` takes them, that ``entry`` imports.
+
+    Where an original cannot be compiled, a mutant that may change it counts as different. Raises RuntimeError
+    where the original module cannot be imported, or nothing can be compiled.
+    """
+    judged: list[Judgement] = []
+    while len(judged) < len(mutants):
+        request = {
+            "entry": entry,
+            "launches": [asdict(launch) for launch in launches],
+            "mutants": [dict(mutant) for mutant in mutants[len(judged) :]],
+        }
+        process = _run(request)
+        answers = [json.loads(line) for line in process.stdout.splitlines()]
+        if not answers or not any(answers[0]["compiled"]):
+            errors = answers[0]["errors"] if answers else [process.stderr[-STDERR_TAIL:]]
+            raise RuntimeError(f"{entry}: no launch compiles: {errors[0] if errors else 'none recorded'}")
+        judged += [Judgement(**answer) for answer in answers[1:]]
+        if len(judged) < len(mutants):
+            how = f"signal {-process.returncode}" if process.returncode < 0 else process.stderr[-STDERR_TAIL:]
+            judged.append(Judgement("invalid", f"the compiling process ended: {how}"))
+    return judged
+
+
+def ttir(function: JITFunction, launch: Launch) -> str:
+    """Triton's IR of a function, without locations. Raises what Triton does where it doesn't compile."""
+    from triton._C.libtriton import ir
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+    from triton.compiler.compiler import make_backend
+
+    target = GPUTarget("cuda", 90, 32)
+    backend = make_backend(target)
+    # Given, as Triton 3.9 warns of its default; this IR doesn't depend on it.
+    options = backend.parse_options({"enable_fp_fusion": False})
+    constants = {name: _decoded(value) for name, value in launch.constants}
+    source = ASTSource(function, dict(launch.signature), constants)
+    context = ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    codegen, module_map = backend.get_codegen_implementation(options), backend.get_module_map()
+    module = source.make_ir(target, options, codegen, module_map, context)
+    stages: dict[str, Any] = {}
+    backend.add_stages(stages, options, source.language)
+    return stages["ttir"](module, {"target": target, **options.__dict__}).str_nodebug()
+
+
+_DTYPE = "triton.language.dtype:"
+
+
+def _launch(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Launch:
+    parameters = inspect.signature(function).parameters
+    bound = inspect.signature(function).bind(*args, **{k: v for k, v in kwargs.items() if k in parameters})
+    bound.apply_defaults()
+    signature, constants = [], []
+    for i, (name, value) in enumerate(bound.arguments.items()):
+        parameter = KernelParam(i, parameters[name], False, False)
+        # Without an annotation None is a constant, too.
+        kind = "constexpr" if parameter.is_constexpr else parameter.annotation_type or mangle_type(value)
+        # Tuples are not supported: what Triton doesn't know by this name will not compile.
+        signature.append((name, kind if isinstance(kind, str) else "unknown"))
+        if kind == "constexpr":
+            constants.append((name, _encoded(value)))
+    return Launch(function.__name__, tuple(signature), tuple(constants))
+
+
+def _encoded(value: Any) -> Any:
+    """A constant that is hashable and goes through JSON."""
+    value = value.value if isinstance(value, tl.constexpr) else value
+    if isinstance(value, tl.dtype):
+        return _DTYPE + value.name
+    return value if value is None or isinstance(value, bool | int | float | str) else repr(value)
+
+
+def _decoded(value: Any) -> Any:
+    return tl.dtype(value.removeprefix(_DTYPE)) if isinstance(value, str) and _DTYPE in value else value
+
+
+def _run(request: Mapping[str, Any]) -> "subprocess.CompletedProcess[str]":
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    path = [str(ROOT), *filter(None, [environment.get("PYTHONPATH")]), str(Path.cwd())]
+    return subprocess.run(
+        # -P: a folder "tests" where pytest was started must not hide ours.
+        [sys.executable, "-P", "-m", "tests.mutation.equivalence"],
+        input=json.dumps(request),
+        env=environment | {"PYTHONPATH": os.pathsep.join(path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+# What follows runs in the process that compiles.
+
+
+@dataclass(frozen=True)
+class _Original:
+    """A launch of the original: Triton's hash of the function and all that it calls, and its IR or an error.
+
+    ``key`` is None where no such function is found, ``ir`` where it doesn't compile.
+    """
+
+    launch: Launch
+    key: str | None
+    ir: str | None
+    error: str = ""
+
+
+def main() -> None:
+    """Read a request of ``judge`` from stdin; write a line on the original, then one for each mutant."""
+    request = json.load(sys.stdin)
+    # Triton prints a module that it rejects.
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+
+    def answer(record: Mapping[str, Any]) -> None:
+        print(json.dumps(record), file=answers, flush=True)
+
+    module = load_module(request["entry"], {})
+    originals = [_original(module, Launch.from_json(record)) for record in request["launches"]]
+    compiled, errors = [x.ir is not None for x in originals], [x.error for x in originals if x.error]
+    answer({"compiled": compiled, "errors": errors})
+    # What has the most code shows the most edits.
+    originals.sort(key=lambda original: len(original.ir or ""), reverse=True)
+    for mutant in request["mutants"]:
+        signal.alarm(SECONDS)
+        answer(asdict(_judge(request["entry"], mutant, originals)))
+    signal.alarm(0)
+
+
+def _original(module: ModuleType, launch: Launch) -> _Original:
+    function = _find(module, launch.function)
+    if function is None:
+        return _Original(launch, None, None, f"no function {launch.function!r} is found")
+    try:
+        return _Original(launch, _key(function), ttir(function, launch))
+    except Exception as error:
+        return _Original(launch, _key(function), None, _last_line(error))
+
+
+def _judge(entry: str, mutant: Mapping[str, str], originals: Sequence[_Original]) -> Judgement:
+    try:
+        module = load_module(entry, mutant)
+    except Exception as error:
+        return Judgement("invalid", _last_line(error))
+    refusal, touched = "", False
+    for original in originals:
+        function = _find(module, original.launch.function)
+        if function is None:
+            return Judgement("different", f"no function {original.launch.function!r} is found")
+        if original.key is not None and original.key == _key(function):
+            continue
+        touched = True
+        if original.ir is None:
+            return Judgement("different", f"the original does not compile: {original.error}")
+        try:
+            same = _same(original.ir, ttir(function, original.launch))
+        except Exception as error:
+            refusal = refusal or _last_line(error)
+            continue
+        if not same:
+            return Judgement("different")
+    if refusal:
+        return Judgement("invalid", refusal)
+    return Judgement("equivalent", "" if touched else "nothing that is launched uses it")
+
+
+def _key(function: JITFunction) -> str | None:
+    try:
+        return function.cache_key
+    except Exception:  # of a mutant that doesn't compile
+        return None
+
+
+def _find(module: ModuleType, name: str) -> JITFunction | None:
+    """The jitted function ``name`` of the module, or else of one whose functions it uses."""
+    spaces, seen = [vars(module)], {id(vars(module))}
+    for space in spaces:
+        for value in list(space.values()):
+            while not isinstance(value, JITFunction) and isinstance(value, triton.runtime.KernelInterface):
+                value = value.fn  # autotuned
+            if isinstance(value, JITFunction) and value.__name__ == name:
+                return value
+            further = vars(value) if isinstance(value, ModuleType) else getattr(value, "__globals__", None)
+            if isinstance(further, dict) and id(further) not in seen:
+                seen.add(id(further))
+                if any(imported is triton or imported is tl for imported in further.values()):
+                    spaces.append(further)
+    return None
+
+
+_HINT = re.compile(r"tt\.(?:contiguity|divisibility|constancy) = dense<[^>]*> : [a-z]+<[^>]*>")
+
+
+def _same(original: str, mutant: str) -> bool:
+    """Whether two IRs are the same, or the mutant's lacks hints alone: promises that only speed code up."""
+    if original == mutant:
+        return True
+    lines = list(zip(original.splitlines(), mutant.splitlines(), strict=False))
+    return original.count("\n") == mutant.count("\n") and all(
+        _without_hints(a) == _without_hints(b) and set(_HINT.findall(b)) <= set(_HINT.findall(a))
+        for a, b in lines
+    )
+
+
+def _without_hints(line: str) -> str:
+    return re.sub(r" ?\{[, ]*\}", "", _HINT.sub("", line))
+
+
+def _last_line(error: BaseException) -> str:
+    # An error in a function that a kernel calls has the caller's source around it.
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip(" ^")]
+    return f"{type(error).__name__}: {lines[-1]}" if lines else type(error).__name__
+
+
+if __name__ == "__main__":
+    main()

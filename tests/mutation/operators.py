@@ -1,0 +1,577 @@
+"""Mutants of a Triton source file: small, general edits of its jitted functions, one at a time.
+
+Jitted functions are those whose body names ``triton.language`` under a decorator, and those under a decorator
+that such a function has. Signatures, decorators, annotations and docstrings are left alone, and all that a
+mutant does not touch is left byte for byte. Names and constants are edited without knowing their types, so some
+mutants do not compile and some mean the same as the original: ``equivalence`` sorts them out.
+"""
+
+import ast
+import difflib
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class SourceMutant:
+    """A file with one edit in ``function``, at ``line`` of the original; ``source`` is the whole edited text.
+
+    ``name`` is unique within the file: "function:line:operator", with a number behind it where a line has
+    several.
+    """
+
+    name: str
+    function: str
+    line: int
+    operator: str
+    source: str
+
+    def diff(self, original: str) -> str:
+        """The edit as a unified diff with one line of context."""
+        lines = difflib.unified_diff(
+            original.splitlines(), self.source.splitlines(), "original", self.name, n=1, lineterm=""
+        )
+        return "\n".join(lines) + "\n"
+
+
+def source_mutants(source: str) -> list[SourceMutant]:
+    """The mutants of all jitted functions of a file, in reading order. Raises SyntaxError.
+
+    No two have the same text, and all parse.
+    """
+    mutants = []
+    seen = {source}
+    names: Counter[str] = Counter()
+    for function in _jitted_functions(ast.parse(source)):
+        code = _Code(source, function)
+        for line, change in _changes(code):
+            edited = code.edit(change)
+            if edited in seen or not code.is_mutant(change):
+                continue
+            seen.add(edited)
+            name = f"{function.name}:{line}:{change.operator}"
+            names[name] += 1
+            name = name if names[name] == 1 else f"{name}:{names[name]}"
+            mutants.append(SourceMutant(name, function.name, line, change.operator, edited))
+    return mutants
+
+
+def _jitted_functions(tree: ast.Module) -> list[ast.FunctionDef]:
+    language = _language_names(tree)
+    decorated = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.decorator_list]
+    named = [
+        function
+        for function in decorated
+        if any(
+            isinstance(node, ast.Name) and node.id in language
+            for statement in function.body
+            for node in ast.walk(statement)
+        )
+    ]
+    decorators = {ast.dump(decorator) for function in named for decorator in function.decorator_list}
+    jitted = [f for f in decorated if any(ast.dump(x) in decorators for x in f.decorator_list)]
+    return sorted(jitted, key=lambda function: function.lineno)
+
+
+def _language_names(tree: ast.Module) -> set[str]:
+    """What ``triton.language`` is called here."""
+    names = {"tl"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {x.asname for x in node.names if x.name == "triton.language" and x.asname}
+        elif isinstance(node, ast.ImportFrom) and node.module == "triton":
+            names |= {x.asname or x.name for x in node.names if x.name == "language"}
+    return names
+
+
+@dataclass(frozen=True)
+class _Change:
+    """What an operator does: ``edits`` are (start, end, new text), in bytes of the file."""
+
+    operator: str
+    edits: tuple[tuple[int, int, str], ...]
+
+
+class _Code:
+    """A function and its text. Positions count bytes of UTF-8, as those of ``ast`` do."""
+
+    def __init__(self, source: str, function: ast.FunctionDef) -> None:
+        self.function = function
+        self.data = source.encode()
+        self.lines = [0]
+        for line in self.data.splitlines(keepends=True):
+            self.lines.append(self.lines[-1] + len(line))
+        self.original = self._parse(_Change("", ()))
+        self.parents = {child: node for node in ast.walk(function) for child in ast.iter_child_nodes(node)}
+
+    def start(self, node: ast.expr | ast.stmt | ast.keyword) -> int:
+        return self.lines[node.lineno - 1] + node.col_offset
+
+    def end(self, node: ast.expr | ast.stmt | ast.keyword) -> int:
+        assert node.end_lineno is not None
+        assert node.end_col_offset is not None
+        return self.lines[node.end_lineno - 1] + node.end_col_offset
+
+    def slice(self, start: int, end: int) -> str:
+        return self.data[start:end].decode().strip()
+
+    def text(self, node: ast.expr) -> str:
+        """The text of an expression, in parentheses where it will stand in another's place and needs them."""
+        text = self.slice(self.start(node), self.end(node))
+        return f"({text})" if isinstance(node, _COMPOUND) else text
+
+    def find(self, symbol: str, after: ast.expr, before: int) -> int:
+        """Where an operator stands between its operands; there are only parentheses and comments beside it."""
+        position = self.end(after)
+        while not self.data.startswith(symbol.encode(), position):
+            comment = self.data[position : position + 1] == b"#"
+            position = self.data.index(b"\n", position) if comment else position + 1
+            assert position < before
+        return position
+
+    def inside(self, node: ast.AST, *types: type[ast.AST]) -> bool:
+        """Whether the expression is a part of one of these types."""
+        while not isinstance(node, ast.stmt):
+            node = self.parents[node]
+            if isinstance(node, types):
+                return True
+        return False
+
+    def replace(self, operator: str, node: ast.expr | ast.stmt, text: str) -> _Change:
+        """Put text in the place of a node. Parentheses of its own are taken off where nothing is beside it."""
+        parent = self.parents[node]
+        alone = isinstance(parent, ast.stmt) or (isinstance(parent, ast.Call) and node is not parent.func)
+        if alone and _is_enclosed(text):
+            text = text[1:-1]
+        return _Change(operator, ((self.start(node), self.end(node), text),))
+
+    def edit(self, change: _Change) -> str:
+        """The whole file, changed."""
+        return self._edited(change, 0, len(self.data))
+
+    def is_mutant(self, change: _Change) -> bool:
+        """Whether the changed function can be parsed and is another; ``x = x`` is left to deletion."""
+        try:
+            changed = self._parse(change)
+        except SyntaxError:
+            return False
+        idle = _idle_assignments(changed) > _idle_assignments(self.original)
+        return not idle and ast.dump(changed) != ast.dump(self.original)
+
+    def _parse(self, change: _Change) -> ast.Module:
+        first, last = self.lines[self.function.lineno - 1], self.end(self.function)
+        return ast.parse(textwrap.dedent(self._edited(change, first, last)))
+
+    def _edited(self, change: _Change, first: int, last: int) -> str:
+        data = self.data[first:last]
+        for start, end, text in sorted(change.edits, reverse=True):
+            data = data[: start - first] + text.encode() + data[end - first :]
+        return data.decode()
+
+
+def _idle_assignments(tree: ast.AST) -> int:
+    assignments = [node for node in ast.walk(tree) if isinstance(node, ast.Assign)]
+    return sum(ast.unparse(x.targets[0]) == ast.unparse(x.value) for x in assignments)
+
+
+_COMPOUND = (ast.BinOp, ast.BoolOp, ast.Compare, ast.UnaryOp, ast.IfExp, ast.Lambda)
+
+
+def _is_enclosed(text: str) -> bool:
+    """Whether one pair of parentheses is around the whole text, so that it can be taken off."""
+    if not (text.startswith("(") and text.endswith(")")):
+        return False
+    try:
+        inner = ast.parse(text[1:-1], mode="eval").body
+    except SyntaxError:
+        return False
+    # "(a), (b)" and "(a) + (b)" end up here as "a), (b", which does not parse; a tuple keeps its parentheses.
+    return not isinstance(inner, ast.Tuple) and "\n" not in text
+
+
+def _changes(code: _Code) -> Iterator[tuple[int, _Change]]:
+    """All changes of a function with their lines, in reading order."""
+    deletable = set(_deletable(code.function))
+    nodes = [node for statement in code.function.body for node in ast.walk(statement)]
+    skipped = {below for node in nodes for part in _untouched(node) for below in ast.walk(part)}
+    sites = [node for node in nodes if isinstance(node, ast.expr | ast.stmt) and node not in skipped]
+    for node in sorted(sites, key=lambda node: (node.lineno, node.col_offset)):
+        for kind, operators in _OPERATORS.items():
+            if isinstance(node, kind):
+                for operator in operators:
+                    for change in operator(code, node):
+                        yield node.lineno, change
+        if node in deletable:
+            yield node.lineno, code.replace("statement-deleted", node, "pass")
+
+
+def _untouched(node: ast.AST) -> list[ast.AST]:
+    """Parts that no operator looks at: annotations, checks, and lists, which are shapes and hints."""
+    if isinstance(node, ast.AnnAssign):
+        return [node.annotation]
+    # Python 3.11 does not know where the parts of a formatted string are.
+    return [node] if isinstance(node, ast.List | ast.Assert | ast.JoinedStr) or _is_check(node) else []
+
+
+# Operators. Each takes a node and gives its changes.
+
+
+_BOUNDARIES: dict[type[ast.cmpop], tuple[str, str, str]] = {
+    ast.Lt: ("<", "<=", "lt-to-le"),
+    ast.LtE: ("<=", "<", "le-to-lt"),
+    ast.Gt: (">", ">=", "gt-to-ge"),
+    ast.GtE: (">=", ">", "ge-to-gt"),
+    ast.Eq: ("==", "!=", "eq-to-ne"),
+    ast.NotEq: ("!=", "==", "ne-to-eq"),
+}
+
+
+def _comparison(code: _Code, node: ast.Compare) -> Iterator[_Change]:
+    """Boundaries: < for <=, and so on."""
+    for left, op, right in zip([node.left, *node.comparators], node.ops, node.comparators, strict=False):
+        if type(op) in _BOUNDARIES:
+            symbol, new, operator = _BOUNDARIES[type(op)]
+            position = code.find(symbol, left, code.start(right))
+            yield _Change(operator, ((position, position + len(symbol), new),))
+
+
+_SYMBOLS: dict[type[ast.operator], str] = {
+    ast.Add: "+",
+    ast.Sub: "-",
+    ast.Mult: "*",
+    ast.Div: "/",
+    ast.FloorDiv: "//",
+    ast.Mod: "%",
+    ast.BitAnd: "&",
+}
+
+_TURNED: dict[type[ast.operator], tuple[str, str]] = {
+    ast.Add: ("-", "add-to-sub"),
+    ast.Sub: ("+", "sub-to-add"),
+    ast.FloorDiv: ("%", "div-to-mod"),
+    ast.Mod: ("//", "mod-to-div"),
+}
+
+
+def _arithmetic(code: _Code, node: ast.BinOp) -> Iterator[_Change]:
+    """A wrong operator; a term, factor or term of a mask dropped; the operands of a difference swapped."""
+    op = type(node.op)
+    if op not in _SYMBOLS:
+        return
+    symbol = _SYMBOLS[op]
+    position = code.find(symbol, node.left, code.start(node.right))
+    # With the operands' own parentheses, so that either can stand alone.
+    left = code.slice(code.start(node), position)
+    right = code.slice(position + len(symbol), code.end(node))
+    # x - 1 for x + 1 shows what x does, and an address before its array what one without the term does.
+    weak = _is_sum(node) and (_is_constant(node.right) or (op is ast.Add and _is_address(code, node)))
+    if op in _TURNED and not weak:
+        new, operator = _TURNED[op]
+        yield _Change(operator, ((position, position + len(symbol), new),))
+    if op is ast.BitAnd:
+        yield code.replace("mask-term-1-dropped", node, right)
+        yield code.replace("mask-term-2-dropped", node, left)
+    if op in (ast.Add, ast.Sub):
+        yield code.replace("term-dropped", node, left)
+    if op is ast.Add and not (_is_constant(node.right) or _is_sum(node.left) or _is_address(code, node)):
+        yield code.replace("first-term-dropped", node, right)
+    if op is ast.Sub and not _is_constant(node.right) and not _is_sum(node.left):
+        yield code.replace("operands-swapped", node, f"{right} - {left}")
+    if op in (ast.Mult, ast.Div) and not _is_offset(code, node):
+        yield code.replace("factor-dropped", node, left)
+    if op is ast.Mult and not _is_constant(node.right) and _is_name(node.left) and not _is_name(node.right):
+        yield code.replace("first-factor-dropped", node, right)
+
+
+def _is_constant(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant)
+
+
+def _is_name(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name)
+
+
+def _is_offset(code: _Code, node: ast.BinOp) -> bool:
+    """Whether a product is index * stride, a term that is dropped as a whole."""
+    parent = code.parents[node]
+    if not (isinstance(parent, ast.BinOp) and _is_sum(parent)):
+        return False
+    return (_is_name(node.left) and _is_name(node.right)) or _is_address(code, parent)
+
+
+def _is_sum(node: ast.AST) -> bool:
+    return isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub)
+
+
+def _is_address(code: _Code, node: ast.BinOp) -> bool:
+    """Whether a sum may be one of a pointer and offsets: it begins with a parameter of the function."""
+    first: ast.expr = node
+    while isinstance(first, ast.BinOp) and _is_sum(first):
+        first = first.left
+    parameters = {argument.arg for argument in code.function.args.args}
+    return isinstance(first, ast.Name) and first.id in parameters
+
+
+def _conjunction(code: _Code, node: ast.BoolOp) -> Iterator[_Change]:
+    """Operands of ``and`` and ``or`` dropped."""
+    for i in range(len(node.values)):
+        kept = [code.text(value) for value in (*node.values[:i], *node.values[i + 1 :])]
+        joined = (" and " if isinstance(node.op, ast.And) else " or ").join(kept)
+        yield code.replace(f"condition-{i + 1}-dropped", node, joined)
+
+
+def _unary(code: _Code, node: ast.UnaryOp) -> Iterator[_Change]:
+    """A minus or ``not`` dropped."""
+    if isinstance(node.op, ast.USub):
+        yield code.replace("minus-dropped", node, code.text(node.operand))
+    elif isinstance(node.op, ast.Not):
+        yield code.replace("not-dropped", node, code.text(node.operand))
+
+
+def _if(code: _Code, node: ast.If) -> Iterator[_Change]:
+    """A condition that always or never holds."""
+    if not _is_constant(node.test):
+        yield code.replace("if-true", node.test, "True")
+        yield code.replace("if-false", node.test, "False")
+
+
+def _conditional(code: _Code, node: ast.IfExp) -> Iterator[_Change]:
+    """The same in an expression."""
+    yield code.replace("if-true", node, code.text(node.body))
+    yield code.replace("if-false", node, code.text(node.orelse))
+
+
+_CLAMPS = {"maximum": "minimum", "minimum": "maximum"}
+
+
+def _selection(code: _Code, node: ast.Call) -> Iterator[_Change]:
+    """``maximum``, ``minimum`` and ``where``: an arm alone, the arms swapped, the other function."""
+    name = _callee(node)
+    if name in _CLAMPS and len(node.args) >= 2:
+        for i, arm in enumerate(node.args[:2]):
+            if not _is_constant(arm):
+                yield code.replace(f"{name}-arm-{i + 1}", node, code.text(arm))
+        end = code.end(node.func)
+        yield _Change(f"{name}-to-{_CLAMPS[name]}", ((end - len(name), end, _CLAMPS[name]),))
+    if name == "where" and len(node.args) == 3:
+        first, second = node.args[1:]
+        yield code.replace("where-arm-1", node, code.text(first))
+        yield code.replace("where-arm-2", node, code.text(second))
+        texts = [code.slice(code.start(arm), code.end(arm)) for arm in (second, first)]
+        spans = [(code.start(arm), code.end(arm)) for arm in (first, second)]
+        edits = tuple((*span, text) for span, text in zip(spans, texts, strict=True))
+        yield _Change("where-swapped", edits)
+
+
+_SIBLINGS = {"exp2": "exp", "exp": "exp2", "log2": "log", "log": "log2"}
+
+
+def _base(code: _Code, node: ast.Call) -> Iterator[_Change]:
+    """An exponential or logarithm to the other base."""
+    name = _callee(node)
+    if name in _SIBLINGS and isinstance(node.func, ast.Attribute):
+        end = code.end(node.func)
+        yield _Change(f"{name}-to-{_SIBLINGS[name]}", ((end - len(name), end, _SIBLINGS[name]),))
+
+
+_NARROWER = {"float32": "float16", "float64": "float32", "int64": "int32"}
+
+
+def _cast(code: _Code, node: ast.Call) -> Iterator[_Change]:
+    """A cast removed, or to a narrower type; a narrower accumulator."""
+    name = _callee(node)
+    wide = any(isinstance(argument, ast.Attribute) and argument.attr == "int64" for argument in node.args)
+    # What has no 64 bits where none is asked for has 32.
+    if name == "to" and isinstance(node.func, ast.Attribute) and not wide:
+        dot = code.find(".", node.func.value, code.end(node.func))
+        yield code.replace("cast-dropped", node, code.slice(code.start(node), dot))
+    if name in ("to", "full", "zeros", "cast"):
+        for argument in (*node.args, *(keyword.value for keyword in node.keywords)):
+            if isinstance(argument, ast.Attribute) and argument.attr in _NARROWER:
+                end = code.end(argument)
+                new = _NARROWER[argument.attr]
+                yield _Change(f"{argument.attr}-to-{new}", ((end - len(argument.attr), end, new),))
+
+
+_OPTIONS = ("propagate_nan", "input_precision")
+"""Keywords that say how numbers come out."""
+
+
+def _keyword(code: _Code, node: ast.Call) -> Iterator[_Change]:
+    """A mask dropped, what stands in for masked elements changed, an option left to its default."""
+    keywords = {keyword.arg: keyword for keyword in node.keywords}
+    if "mask" in keywords and _callee(node) in ("load", "store"):
+        # ``other`` without a mask does not compile.
+        gone = [keywords[name] for name in ("mask", "other") if name in keywords]
+        yield _Change("mask-dropped", tuple(_without(code, node, keyword) for keyword in gone))
+    if "other" in keywords and _callee(node) == "load":
+        value = keywords["other"].value
+        one = isinstance(value, ast.Constant) and value.value == 0
+        yield code.replace("other-changed", value, "1.0" if one else "0.0")
+    for name in _OPTIONS:
+        if name in keywords:
+            yield _Change(f"{name}-dropped", (_without(code, node, keywords[name]),))
+
+
+def _without(code: _Code, call: ast.Call, keyword: ast.keyword) -> tuple[int, int, str]:
+    """The edit that takes a keyword away with the comma before it; before a mask there is a pointer."""
+    values = [*call.args, *(other.value for other in call.keywords)]
+    start = code.start(keyword)
+    before = max((value for value in values if code.end(value) <= start), key=code.end)
+    return code.find(",", before, start), code.end(keyword), ""
+
+
+def _flag(code: _Code, node: ast.Call) -> Iterator[_Change]:
+    """A boolean argument flipped."""
+    for argument in (*node.args, *(keyword.value for keyword in node.keywords)):
+        if isinstance(argument, ast.Constant) and isinstance(argument.value, bool):
+            yield code.replace("flag-flipped", argument, str(not argument.value))
+
+
+_COUNTED = ("maximum", "minimum", "where", "full", "max", "min")
+"""Calls whose integer arguments are counts; those of others are axes and shapes."""
+
+
+def _number(code: _Code, node: ast.Constant) -> Iterator[_Change]:
+    """An integer off by one; a float that is 0, doubled or negative."""
+    parent = code.parents[node]
+    value = node.value
+    if type(value) is int:
+        counted = isinstance(parent, ast.BinOp | ast.Compare | ast.Assign | ast.AugAssign)
+        called = isinstance(parent, ast.Call) and _callee(parent) in _COUNTED
+        if not (counted or called) or code.inside(node, ast.Subscript):
+            return
+        yield code.replace("constant-up", node, str(value + 1))
+        dropped = isinstance(parent, ast.BinOp) and value == 1  # as good as without the term
+        if value != 0 and not dropped:
+            yield code.replace("constant-down", node, str(value - 1))
+    elif type(value) is float and not _is_other(parent):
+        if value == 0.0:
+            yield code.replace("zero-to-one", node, "1.0")
+            return
+        yield code.replace("constant-to-zero", node, "0.0")
+        yield code.replace("constant-doubled", node, repr(2 * value))
+        if not isinstance(parent, ast.UnaryOp):
+            # A power binds tighter than a minus.
+            text = f"(-{value!r})" if isinstance(parent, ast.BinOp) else f"-{value!r}"
+            yield code.replace("constant-negated", node, text)
+
+
+def _is_other(node: ast.AST) -> bool:
+    return isinstance(node, ast.keyword) and node.arg == "other"
+
+
+def _axes(code: _Code, node: ast.Subscript) -> Iterator[_Change]:
+    """A row made a column and the other way round."""
+    text = code.slice(code.end(node.value), code.end(node))
+    swapped = {"[:, None]": "[None, :]", "[None, :]": "[:, None]"}
+    if text in swapped:
+        yield _Change("axes-swapped", ((code.end(node.value), code.end(node), swapped[text]),))
+
+
+def _loop(code: _Code, node: ast.For) -> Iterator[_Change]:
+    """A bound of ``range`` moved by one."""
+    call = node.iter
+    if not (isinstance(call, ast.Call) and _callee(call) in ("range", "static_range") and call.args):
+        return
+    stop = call.args[0] if len(call.args) == 1 else call.args[1]
+    yield code.replace("stop-later", stop, _moved(code, stop, 1))
+    yield code.replace("stop-earlier", stop, _moved(code, stop, -1))
+    if len(call.args) == 1:
+        yield _Change("start-later", ((code.start(stop), code.start(stop), "1, "),))
+    else:
+        yield code.replace("start-later", call.args[0], _moved(code, call.args[0], 1))
+
+
+def _moved(code: _Code, node: ast.expr, step: int) -> str:
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        return str(node.value + step)
+    arithmetic = isinstance(node, ast.BinOp)
+    text = code.slice(code.start(node), code.end(node)) if arithmetic else code.text(node)
+    return f"{text} + 1" if step > 0 else f"{text} - 1"
+
+
+_IN_PLACE: dict[type[ast.operator], tuple[str, tuple[tuple[str, str], ...]]] = {
+    ast.Add: ("+=", (("-=", "add-to-sub"), ("=", "accumulation-lost"))),
+    ast.Sub: ("-=", (("+=", "sub-to-add"),)),
+    ast.Mult: ("*=", (("=", "accumulation-lost"),)),
+}
+
+
+def _in_place(code: _Code, node: ast.AugAssign) -> Iterator[_Change]:
+    """``+=`` and its like: subtracted instead, or assigned."""
+    symbol, others = _IN_PLACE.get(type(node.op), ("", ()))
+    for new, operator in others:
+        position = code.find(symbol, node.target, code.start(node.value))
+        yield _Change(operator, ((position, position + len(symbol), new),))
+
+
+def _callee(node: ast.Call) -> str:
+    """``f`` of ``f(x)`` and of ``tl.f(x)``."""
+    return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+
+
+_OPERATORS: dict[type[ast.AST], tuple[Callable[..., Iterator[_Change]], ...]] = {
+    ast.Compare: (_comparison,),
+    ast.BinOp: (_arithmetic,),
+    ast.BoolOp: (_conjunction,),
+    ast.UnaryOp: (_unary,),
+    ast.If: (_if,),
+    ast.IfExp: (_conditional,),
+    ast.Call: (_selection, _base, _cast, _keyword, _flag),
+    ast.Constant: (_number,),
+    ast.Subscript: (_axes,),
+    ast.For: (_loop,),
+    ast.AugAssign: (_in_place,),
+}
+
+
+_CHECKS = ("static_assert", "device_assert", "assume", "static_print", "device_print", "debug_barrier")
+"""Calls that compute nothing."""
+
+
+def _is_check(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and _callee(node) in _CHECKS
+
+
+def _is_effect(statement: ast.stmt) -> bool:
+    """Whether it is a call for its effect, a store or what stores."""
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    return isinstance(call, ast.Call) and not _is_check(call)
+
+
+def _deletable(function: ast.FunctionDef) -> list[ast.stmt]:
+    """Statements without which all names still have a value: calls, and assignments to what has one before."""
+    found: list[ast.stmt] = []
+
+    def visit(statements: list[ast.stmt], known: set[str]) -> set[str]:
+        """Collect; return the names that surely have a value afterwards."""
+        for statement in statements:
+            if isinstance(statement, ast.AugAssign) or _is_effect(statement):
+                found.append(statement)
+            elif isinstance(statement, ast.Assign):
+                targets = {
+                    node.id
+                    for target in statement.targets
+                    for node in ast.walk(target)
+                    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+                }
+                if targets and targets <= known:
+                    found.append(statement)
+                known = known | targets
+            elif isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+                known = known | {statement.target.id}
+            elif isinstance(statement, ast.If):
+                known = visit(statement.body, known) & visit(statement.orelse, known)
+            elif isinstance(statement, ast.For):
+                names = {node.id for node in ast.walk(statement.target) if isinstance(node, ast.Name)}
+                visit(statement.body, known | names)
+            elif isinstance(statement, ast.While):
+                visit(statement.body, known)
+        return known
+
+    arguments = function.args
+    visit(function.body, {a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)})
+    return found

@@ -1,0 +1,51 @@
+"""The test that an engineer writes with what PyTorch hands out."""
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import product
+
+import torch
+
+from kernels.contract import AttentionKernel
+from tests.mutation.rules.base import Case, Rule, RuleBroken, differentiate, normal, plain, problem, run
+
+
+class AssertClose(Rule):
+    """``torch.testing.assert_close`` with its defaults, against a float32 reference cast to the dtype.
+
+    |actual - expected| <= 1e-5 + rtol |expected|, rtol 1e-3 in float16, 1.6e-2 in bfloat16, 1.3e-6 in
+    float32; NaN fails. Standard normal inputs, contiguous: batch 2, 2 heads, lengths 128 and 256, head_dim
+    64. No suite in particular, so nothing is scaled.
+    """
+
+    name = "torch.testing.assert_close"
+    source = "https://docs.pytorch.org/docs/stable/testing.html (defaults of assert_close)"
+
+    def cases(self, device: str) -> Sequence[Case]:
+        """Every dtype, length and mask: 12."""
+        return [
+            Case(
+                batch=2,
+                heads_q=2,
+                heads_kv=2,
+                seqlen_q=length,
+                seqlen_k=length,
+                head_dim=64,
+                dtype=dtype,
+                causal=causal,
+            )
+            for dtype, length, causal in product(
+                ("float16", "bfloat16", "float32"), (128, 256), (False, True)
+            )
+        ]
+
+    def judge(self, kernel: AttentionKernel, case: Case, device: str) -> None:
+        """out, dq, dk and dv; engineers who test lse are not typical."""
+        p = problem(case, device, normal())
+        expected = differentiate(partial(plain, p), p, torch.float32)
+        actual = run(kernel, p)
+        for name, reference in expected.items():
+            try:
+                torch.testing.assert_close(actual[name], reference.to(case.torch_dtype))
+            except AssertionError as e:
+                raise RuleBroken(f"{name}: {e}") from e

@@ -1,0 +1,175 @@
+"""What every rule has: cases, their tensors, a way to say no."""
+
+import math
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, TypeVar
+
+import torch
+from torch import Tensor
+
+from kernels.contract import AttentionKernel
+from reference.masks import visible
+from tests.harness.trial import Problem, run_kernel
+
+T = TypeVar("T")
+
+Draw = Callable[[tuple[int, ...], torch.Generator], Tensor]
+"""(shape, generator) -> float32 tensor on the generator's device."""
+
+Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(q, k, v) -> out, differentiable."""
+
+
+class RuleBroken(AssertionError):
+    """The suite would fail the kernel."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One parametrization of a suite's test; ``variant`` is for the rule that made it."""
+
+    batch: int
+    heads_q: int
+    heads_kv: int
+    seqlen_q: int
+    seqlen_k: int
+    head_dim: int
+    dtype: str
+    causal: bool
+    sm_scale: float | None = None
+    seed: int = 0
+    variant: str = ""
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """``dtype`` as torch has it."""
+        dtype = getattr(torch, self.dtype)
+        assert isinstance(dtype, torch.dtype)
+        return dtype
+
+    @property
+    def scale(self) -> float:
+        """``sm_scale``, 1 / sqrt(head_dim) unless given."""
+        return 1 / math.sqrt(self.head_dim) if self.sm_scale is None else self.sm_scale
+
+
+class Rule(ABC):
+    """How another suite decides, on its own inputs."""
+
+    name: ClassVar[str]
+    source: ClassVar[str]
+
+    @abstractmethod
+    def cases(self, device: str) -> Sequence[Case]:
+        """The suite's cases in its order, the same on every call; scaled down on the CPU."""
+
+    @abstractmethod
+    def judge(self, kernel: AttentionKernel, case: Case, device: str) -> None:
+        """Raises RuleBroken where the suite would fail the kernel; what the kernel raises passes through."""
+
+
+def normal(std: float = 1.0) -> Draw:
+    """Normal numbers of mean 0."""
+    return lambda shape, generator: torch.randn(shape, generator=generator, device=generator.device) * std
+
+
+def uniform(low: float = 0.0, high: float = 1.0) -> Draw:
+    """Numbers in [low, high)."""
+
+    def draw(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        return torch.rand(shape, generator=generator, device=generator.device) * (high - low) + low
+
+    return draw
+
+
+def problem(
+    case: Case, device: str, draw: Draw, *, dout: Draw | None = None, layout: str = "bhnd"
+) -> Problem:
+    """The tensors of a case, drawn by its seed: q, k, v, then dout (by ``draw`` unless given).
+
+    ``bhnd`` is contiguous. ``bnhd`` has the heads inside of the sequence, ``kvpacked`` that and k and v in
+    one tensor, ``qkvpacked`` all three (for equal lengths and heads): views, as those suites pass them.
+    """
+    generator = torch.Generator(device=device).manual_seed(case.seed)
+
+    def tensor(draw: Draw, *shape: int) -> Tensor:
+        return draw(shape, generator).to(case.torch_dtype)
+
+    b, d = case.batch, case.head_dim
+    if layout == "bhnd":
+        shape_q = (b, case.heads_q, case.seqlen_q, d)
+        shape_k = (b, case.heads_kv, case.seqlen_k, d)
+        q, k, v = tensor(draw, *shape_q), tensor(draw, *shape_k), tensor(draw, *shape_k)
+        grad = tensor(dout or draw, *shape_q)
+    else:
+        shape_q = (b, case.seqlen_q, case.heads_q, d)
+        shape_k = (b, case.seqlen_k, case.heads_kv, d)
+        q, k, v = tensor(draw, *shape_q), tensor(draw, *shape_k), tensor(draw, *shape_k)
+        if layout == "kvpacked":
+            k, v = torch.stack([k, v], 2).unbind(2)
+        elif layout == "qkvpacked":
+            q, k, v = torch.stack([q, k, v], 2).unbind(2)
+        grad = tensor(dout or draw, *shape_q).transpose(1, 2)
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    return Problem(q, k, v, grad, case.causal, case.scale)
+
+
+def run(kernel: AttentionKernel, p: Problem, *, backward: bool = True) -> dict[str, Tensor]:
+    """The kernel's tensors by name, under its default launch settings."""
+    return run_kernel(kernel, p, {}, backward=backward).named()
+
+
+def differentiate(attention: Attention, p: Problem, dtype: torch.dtype) -> dict[str, Tensor]:
+    """out, dq, dk and dv of a reference whose inputs are cast to ``dtype`` first."""
+    leaves = [x.detach().to(dtype).requires_grad_() for x in (p.q, p.k, p.v)]
+    out = attention(*leaves)
+    dq, dk, dv = torch.autograd.grad(out, leaves, p.dout.to(out.dtype))
+    return {"out": out.detach(), "dq": dq, "dk": dk, "dv": dv}
+
+
+def hidden(p: Problem) -> Tensor:
+    """(seqlen_q, seqlen_k) bool: which keys a causal mask, aligned bottom-right, hides."""
+    seqlen_q, seqlen_k = p.q.shape[2], p.k.shape[2]
+    seen = visible(seqlen_q, seqlen_k, p.causal, "bottom_right", p.q.device)
+    return torch.zeros(seqlen_q, seqlen_k, dtype=torch.bool, device=p.q.device) if seen is None else ~seen
+
+
+def plain(p: Problem, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """softmax(sm_scale * q k^T) v in the dtype of its arguments; a row that sees no key is 0."""
+    k, v = repeated(k, q.shape[1]), repeated(v, q.shape[1])
+    mask = hidden(p)
+    weights = ((q * p.sm_scale) @ k.mT).masked_fill(mask, -math.inf).softmax(-1)
+    return weights.masked_fill(mask.all(-1, keepdim=True), 0.0) @ v
+
+
+def matmul(a: Tensor, b: Tensor) -> Tensor:
+    """``a @ b``, rounded once, as GPUs do; in 16 bits the CPU's own is up to ten times slower."""
+    if a.device.type != "cpu" or a.itemsize > 2:
+        return a @ b
+    return (a.float() @ b.float()).to(a.dtype)
+
+
+def repeated(x: Tensor, heads: int) -> Tensor:
+    """The heads of k or v, each repeated for its group of query heads."""
+    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
+
+
+def require(held: bool, message: str) -> None:
+    """Raise RuleBroken unless ``held``."""
+    if not held:
+        raise RuleBroken(message)
+
+
+def max_error(a: Tensor, b: Tensor) -> float:
+    """max|a - b| as a float; NaN where either has one."""
+    return (a - b).abs().max().item()
+
+
+def sample(items: Sequence[T], count: int) -> list[T]:
+    """``count`` of a suite's cases, chosen once and for all, in its order."""
+    if count >= len(items):
+        return list(items)
+    return [items[i] for i in sorted(random.Random(0).sample(range(len(items)), count))]

@@ -1,0 +1,107 @@
+"""FlashAttention 2's own test."""
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from itertools import product
+
+from torch import Tensor
+
+from kernels.contract import AttentionKernel
+from tests.harness.trial import Problem
+from tests.mutation.rules.base import (
+    Case,
+    Rule,
+    differentiate,
+    hidden,
+    matmul,
+    max_error,
+    normal,
+    problem,
+    repeated,
+    require,
+    run,
+    sample,
+)
+
+_HEAD_DIMS = (32, 40, 59, 64, 96, 111, 128, 160, 192, 224, 256)
+_LENGTHS = {
+    "cuda": (
+        *((113, 203), (128, 217), (113, 211), (108, 256), (256, 512)),
+        *((512, 256), (1024, 1024), (1023, 1024), (1024, 1023), (2048, 2048)),
+    ),
+    # What is longer than 256 is divided: tails, and which side is longer, stay.
+    "cpu": (
+        *((113, 203), (128, 217), (113, 211), (108, 256), (128, 256)),
+        *((256, 128), (256, 256), (255, 256), (256, 255), (384, 384)),
+    ),
+}
+_HEADS = {
+    "cuda": {"mha": (6, 6), "mqa": (6, 1), "gqa": (6, 2)},
+    "cpu": {"mha": (2, 2), "mqa": (2, 1), "gqa": (4, 2)},
+}
+_FACTORS = {"out": 2.0, "dq": 3.0, "dk": 3.0, "dv": 3.0}
+
+
+class FlashAttention2(Rule):
+    """max|out - ref| <= 2 max|pt - ref|, and 3 for dq, dk and dv; lse is returned but not looked at.
+
+    ref is PyTorch in float32, rounded to the dtype; pt is PyTorch in the dtype, which scales k instead of q.
+    NaN fails, as no comparison with it holds. Standard normal inputs and dout, seed 0, sm_scale 1/sqrt(d);
+    (batch, seqlen, heads, d) views, k and v packed or not. Without dropout, softcap, alibi and windows the
+    test has 2,640 cases: a fixed sample of them. On the CPU, batch 4 is 1, heads are 2 to 4 instead of 6,
+    and lengths above 256 are shortened.
+    """
+
+    name = "FlashAttention 2"
+    source = (
+        "https://github.com/Dao-AILab/flash-attention/blob/0251105a2fb19d2957484b7f023cd8c115286ced/"
+        "tests/test_flash_attn.py (test_flash_attn_output)"
+    )
+
+    def cases(self, device: str) -> Sequence[Case]:
+        """The sample: 12 on the CPU, 120 elsewhere. The last factor varies fastest, as in pytest."""
+        place = "cpu" if device == "cpu" else "cuda"
+        axes = (
+            *(_LENGTHS[place], _HEAD_DIMS, (False, True), ("mha", "mqa", "gqa")),
+            *(("float16", "bfloat16"), ("kvpacked", "bnhd")),
+        )
+        cases = [
+            Case(
+                batch=1 if place == "cpu" else 4,
+                heads_q=_HEADS[place][mha_type][0],
+                heads_kv=_HEADS[place][mha_type][1],
+                seqlen_q=seqlen_q,
+                seqlen_k=seqlen_k,
+                head_dim=head_dim,
+                dtype=dtype,
+                causal=causal,
+                variant=layout,
+            )
+            for (seqlen_q, seqlen_k), head_dim, causal, mha_type, dtype, layout in product(*axes)
+        ]
+        return sample(cases, 12 if place == "cpu" else 120)
+
+    def judge(self, kernel: AttentionKernel, case: Case, device: str) -> None:
+        """The four assertions at the end of the test, in its order."""
+        p = problem(case, device, normal(), layout=case.variant)
+        actual = run(kernel, p)
+        ref = differentiate(partial(_attention, p, upcast=True), p, case.torch_dtype)
+        pt = differentiate(partial(_attention, p, upcast=False), p, case.torch_dtype)
+        for name, factor in _FACTORS.items():
+            error, yardstick = max_error(actual[name], ref[name]), max_error(pt[name], ref[name])
+            require(error <= factor * yardstick, f"{name}: {error} > {factor} * {yardstick}")
+
+
+def _attention(p: Problem, q: Tensor, k: Tensor, v: Tensor, *, upcast: bool) -> Tensor:
+    """``attention_ref`` of the test: in float32, or in the dtype with the scale on k (``reorder_ops``)."""
+    dtype, root = q.dtype, math.sqrt(q.shape[-1])
+    k, v = repeated(k, q.shape[1]), repeated(v, q.shape[1])
+    if upcast:
+        q, k, v = q.float(), k.float(), v.float()
+        scores = (q / root) @ k.mT
+    else:
+        scores = matmul(q, (k / root).mT)
+    mask = hidden(p)
+    weights = scores.masked_fill(mask, -math.inf).softmax(-1).masked_fill(mask.all(-1, keepdim=True), 0.0)
+    return matmul(weights, v).to(dtype)

@@ -1,0 +1,200 @@
+"""The tables of a mutation run: what each planted bug cost, all of them together, and what survived."""
+
+import json
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import pytest
+from rich.table import Table
+
+from tests.harness.summary import make_table, print_table
+
+PROPERTY = "flashproof mutation"
+"""The user property that carries a record from an item, through xdist, to the main process."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planted:
+    """One planted bug under one seed; ``law`` is "" where it was missed."""
+
+    name: str
+    seed: int
+    law: str
+    examples: int
+    seconds: float
+    shrink_seconds: float = math.nan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operator:
+    """One mutant that an operator made; ``verdict`` is killed, survived, equivalent, invalid or argued."""
+
+    name: str
+    verdict: str
+    law: str = ""
+    examples: int = 0
+    seconds: float = 0.0
+    diff: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """What another suite's rule said of a planted bug, or (``bug`` is "") of a correct kernel."""
+
+    rule: str
+    tried: int
+    bug: str = ""
+    caught: bool = False
+    alarms: int = 0
+
+
+RECORDS = {record.__name__: record for record in (Planted, Operator, Compared)}
+
+
+class Recorder:
+    """Attaches records to a test item."""
+
+    def __init__(self, item: pytest.Item) -> None:
+        self.item = item
+
+    def add(self, record: Planted | Operator | Compared) -> None:
+        """Send a record along with the item's report."""
+        value = json.dumps({"kind": type(record).__name__, **asdict(record)})
+        self.item.user_properties.append((PROPERTY, value))
+
+
+class MutationSummary:
+    """A pytest plugin of the main process: collects the records and prints the tables."""
+
+    def __init__(self) -> None:
+        self.planted: list[Planted] = []
+        self.operators: list[Operator] = []
+        self.compared: list[Compared] = []
+        self.records: dict[type, list[Any]] = {
+            Planted: self.planted,
+            Operator: self.operators,
+            Compared: self.compared,
+        }
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Take the records that a report carries."""
+        if report.when != "call":
+            return
+        for name, value in report.user_properties:
+            if name == PROPERTY:
+                fields = json.loads(str(value))
+                record = RECORDS[fields.pop("kind")](**fields)
+                self.records[type(record)].append(record)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Print what there is."""
+        if self.planted:
+            print_table(terminalreporter, self._each())
+            print_table(terminalreporter, self._all())
+        if self.operators:
+            self._print_operators(terminalreporter)
+        if self.compared:
+            print_table(terminalreporter, self._comparison())
+
+    def _each(self) -> Table:
+        groups: dict[str, list[Planted]] = defaultdict(list)
+        for record in self.planted:
+            groups[record.name].append(record)
+        rows = []
+        for name, records in groups.items():
+            caught = [r for r in records if r.law]
+            examples, seconds = sorted(r.examples for r in records), sorted(r.seconds for r in records)
+            laws = ", ".join(sorted({r.law for r in caught}))
+            rows.append(
+                (
+                    name,
+                    f"{len(caught)} of {len(records)}",
+                    f"{statistics.median(examples):.0f}",
+                    f"{quantile(examples, 0.95):.0f}",
+                    f"{statistics.median(seconds):.1f}",
+                    f"{quantile(seconds, 0.95):.1f}",
+                    *_shrinking(records),
+                    laws,
+                )
+            )
+        columns = (
+            "planted bug",
+            "caught",
+            "examples",
+            "95 %",
+            "seconds",
+            "95 %",
+            "to the smallest",
+            "95 %",
+            "by",
+        )
+        return make_table(columns, rows)
+
+    def _all(self) -> Table:
+        examples, seconds = ([getattr(r, x) for r in self.planted] for x in ("examples", "seconds"))
+        caught = sum(bool(r.law) for r in self.planted)
+        rows = [
+            ("caught", f"{caught} of {len(self.planted)}", ""),
+            (
+                "examples to the first failure",
+                f"{statistics.median(examples):.0f}",
+                f"{quantile(examples, 0.95):.0f}",
+            ),
+            (
+                "seconds to the first failure",
+                f"{statistics.median(seconds):.2f}",
+                f"{quantile(seconds, 0.95):.1f}",
+            ),
+            ("seconds to the smallest case", *_shrinking(self.planted)),
+        ]
+        return make_table(("all planted bugs", "median", "95 %"), rows)
+
+    def _comparison(self) -> Table:
+        rows = []
+        for rule in dict.fromkeys(r.rule for r in self.compared):
+            on_bugs = [r for r in self.compared if r.rule == rule and r.bug]
+            on_correct = [r for r in self.compared if r.rule == rule and not r.bug]
+            needed = [r.tried for r in on_bugs if r.caught]
+            rows.append(
+                (
+                    rule,
+                    f"{len(needed)} of {len(on_bugs)}",
+                    f"{statistics.median(needed):.0f}" if needed else "-",
+                    f"{sum(r.alarms for r in on_correct)} of {sum(r.tried for r in on_correct)}",
+                )
+            )
+        columns = ("rule of", "bugs caught", "examples needed", "false alarms on correct kernels")
+        return make_table(columns, rows)
+
+    def _print_operators(self, reporter: pytest.TerminalReporter) -> None:
+        for record in self.operators:
+            if record.verdict == "survived":
+                reporter.write_line(f"\nsurvived: {record.name}\n{record.diff}")
+        counts = {
+            verdict: sum(r.verdict == verdict for r in self.operators)
+            for verdict in ("killed", "survived", "argued", "equivalent", "invalid")
+        }
+        real = counts["killed"] + counts["survived"]
+        score = f"{100 * counts['killed'] / real:.1f} %" if real else "-"
+        rows = [(name, str(count)) for name, count in counts.items()]
+        print_table(
+            reporter,
+            make_table(("operator mutants", ""), [*rows, ("killed of what is not equivalent", score)]),
+        )
+
+
+def _shrinking(records: list[Planted]) -> tuple[str, str]:
+    seconds = sorted(r.shrink_seconds for r in records if not math.isnan(r.shrink_seconds))
+    if not seconds:
+        return "-", "-"
+    return f"{statistics.median(seconds):.1f}", f"{quantile(seconds, 0.95):.1f}"
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The smallest value that at least ``share`` of the values do not exceed."""
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]

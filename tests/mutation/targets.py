@@ -1,0 +1,80 @@
+"""What the operators mutate for a SPEC: its file and those beside it that it takes jitted functions from."""
+
+import ast
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+
+from kernels.mutants.mutant import source_of
+from kernels.registry import locate
+from tests.mutation.operators import SourceMutant, source_mutants
+
+STUB = """{diff}
+from pathlib import Path
+
+from kernels.mutants.mutant import load_module
+
+{attribute} = load_module({entry!r}, {{{module!r}: Path(__file__).with_name("mutant.txt").read_text()}}).{attribute}
+"""
+
+
+@dataclass(frozen=True)
+class Target:
+    """One mutant of one module, of the kernel that ``spec`` names."""
+
+    spec: str
+    module: str
+    mutant: SourceMutant
+
+    @property
+    def diff(self) -> str:
+        """The edit."""
+        return self.mutant.diff(source_of(self.module))
+
+    @property
+    def change(self) -> str:
+        """The edited line and what it became: a name that outlives edits elsewhere in the file."""
+        lines = [line for line in self.diff.splitlines() if line[:3] not in ("---", "+++")]
+        parts = [" ".join(line[1:].strip() for line in lines if line[0] == sign) for sign in "-+"]
+        return f"{self.mutant.function}: {' => '.join(parts)}"
+
+    def write(self, folder: Path) -> str:
+        """Write the mutant down as a kernel of its own, below ``folder``, and return its SPEC."""
+        entry, attribute = locate(self.spec)
+        here = folder / self.mutant.name.replace(":", "-")
+        here.mkdir(parents=True, exist_ok=True)
+        (here / "mutant.txt").write_text(self.mutant.source)
+        fields = {"diff": textwrap.indent(self.diff, "# "), "attribute": attribute}
+        (here / "kernel.py").write_text(
+            STUB.format(entry=absolute(entry), module=absolute(self.module), **fields)
+        )
+        return f"{here / 'kernel.py'}:{attribute}"
+
+
+def targets(spec: str) -> list[Target]:
+    """Every operator mutant of a kernel. Raises SpecError, and SyntaxError for a file that doesn't parse."""
+    entry, _ = locate(spec)
+    return [
+        Target(spec, module, mutant)
+        for module in (entry, *neighbours(entry))
+        for mutant in source_mutants(source_of(module))
+    ]
+
+
+def neighbours(entry: str) -> list[str]:
+    """The modules of the same folder that a module imports from."""
+    imported = [
+        node.module
+        for node in ast.walk(ast.parse(source_of(entry)))
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level
+    ]
+    if entry.endswith(".py"):
+        paths = [Path(entry).with_name(f"{name}.py") for name in dict.fromkeys(imported)]
+        return [str(path) for path in paths if path.is_file()]
+    package = entry.rpartition(".")[0]
+    return [name for name in dict.fromkeys(imported) if name.rpartition(".")[0] == package != ""]
+
+
+def absolute(module: str) -> str:
+    """A path that holds from any folder; a module's name as it is."""
+    return str(Path(module).resolve()) if module.endswith(".py") else module

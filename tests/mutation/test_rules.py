@@ -1,0 +1,40 @@
+"""The rules of other suites on the same planted bugs, each on its own inputs: ``--compare`` prints the table."""
+
+from functools import cache
+
+import pytest
+
+from kernels.mutants import CATALOGUE
+from kernels.mutants.mutant import KERNEL
+from tests.harness.plan import chosen_device
+from tests.mutation.compare import Outcome, outcomes
+from tests.mutation.summary import Compared, Recorder
+
+CORRECT = (KERNEL, "sdpa_math")
+"""Kernels that break no law on ordinary inputs: what a rule fails here is a false alarm."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Correct kernels, then planted bugs, where asked for."""
+    metafunc.parametrize("name", (*CORRECT, *CATALOGUE) if metafunc.config.getoption("--compare") else ())
+
+
+def test_what_other_rules_say(name: str, recorder: Recorder, pytestconfig: pytest.Config) -> None:
+    """A correct kernel on all cases; a bug up to the first case that fails, false alarms left out."""
+    device = chosen_device(pytestconfig, "main")
+    if name in CORRECT:
+        for outcome in alarms(name, device):
+            recorder.add(Compared(rule=outcome.rule, alarms=len(outcome.failed), tried=outcome.tried))
+        return
+    mutant = CATALOGUE[name]
+    if mutant.device not in ("", device.partition(":")[0]):
+        pytest.skip(f"{name} shows on {mutant.device} alone")
+    without = {outcome.rule: outcome.failed for outcome in alarms(KERNEL, device)}
+    for outcome in outcomes(f"kernels.mutants:{name}", device, without=without):
+        recorder.add(Compared(rule=outcome.rule, bug=name, caught=bool(outcome.failed), tried=outcome.tried))
+
+
+@cache
+def alarms(name: str, device: str) -> list[Outcome]:
+    """What the rules say of a correct kernel."""
+    return outcomes(name, device, every=True)
