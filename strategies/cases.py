@@ -27,7 +27,7 @@ VALUES = (*FAMILIES, *("normal",) * 4, *("positive", "negative") * 2)
 MODERATE_VALUES = ("zeros", "ones", "normal", "integers", "duplicates")
 SPIKES = (1.0, -1.0, 0.0, 4.0, 10.0, 100.0, -100.0, 1e4, 3e38)
 MAX_SPIKES = 4
-HUGE = {"cpu": 4, "cuda": 1}
+HUGE = {"cpu": 8, "cuda": 1}
 """How often strides are huge, by device type: a GPU has to find gigabytes for each, and the time to get them."""
 DEFAULT_BLOCK = 64
 

@@ -1,9 +1,299 @@
-"""Operator mutants of our kernels that no test can tell from the original, each with the reason.
+"""Operator mutants of our kernels that the suite can't tell from the original, or does not, each with the reason.
 
-Keys are the edited line and what it became: a line that changes must be argued anew. Mutants that compile to
-the same Triton IR need no entry.
+A mutant is named by its function and its edit between the neighbouring lines: one that changes must be argued
+anew. Mutants that compile to the same Triton IR need no entry.
 """
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 
-EQUIVALENT: Mapping[str, str] = {}
+
+@dataclass(frozen=True)
+class Argument:
+    """Why mutants survive: on a device type, or on both ("")."""
+
+    reason: str
+    changes: tuple[str, ...]
+    device: str = ""
+
+
+EQUIVALENT = (
+    Argument(
+        "What lies outside of the tile is masked, or not stored, all the same.",
+        (
+            """\
+_dk_dv_kernel
+  row_base = (head * group + member) * seqlen_q + start_m
+- row_lse = tl.load(lse_log2 + row_base + rows, mask=in_tile, other=0.0)
++ row_lse = tl.load(lse_log2 + row_base + rows, mask=in_tile, other=1.0)
+  q_tile = load_tile(""",
+            """\
+_dk_dv_kernel
+  if cut:
+- seen = ((first_row - start_m)[:, None] <= rows[None, :]) & in_tile[None, :]
++ seen = (first_row - start_m)[:, None] <= rows[None, :]
+  p = tl.where(seen, p, 0.0)""",
+            """\
+_dk_dv_kernel
+  dv_acc = dot(p.to(do_tile.dtype), do_tile, dv_acc, PRECISION)
+- row_delta = tl.load(delta + row_base + rows, mask=in_tile, other=0.0)
++ row_delta = tl.load(delta + row_base + rows, mask=in_tile, other=1.0)
+  ds = p * (dot(v_tile, tl.trans(do_tile), None, PRECISION) - row_delta[None, :])""",
+            """\
+_dq_kernel
+  do_tile = load_tile(do_ptrs, in_rows, in_cols, True, MASK_COLS)
+- row_lse = tl.load(lse_log2 + head * seqlen_q + rows, mask=in_rows, other=0.0)
++ row_lse = tl.load(lse_log2 + head * seqlen_q + rows, mask=in_rows, other=1.0)
+  row_delta = tl.load(delta + head * seqlen_q + rows, mask=in_rows, other=0.0)""",
+            """\
+_dq_kernel
+  row_lse = tl.load(lse_log2 + head * seqlen_q + rows, mask=in_rows, other=0.0)
+- row_delta = tl.load(delta + head * seqlen_q + rows, mask=in_rows, other=0.0)
++ row_delta = tl.load(delta + head * seqlen_q + rows, mask=in_rows, other=1.0)
+  k_step = stride_kn.to(tl.int64) * BLOCK_LOOP""",
+            """\
+_delta_kernel
+  o_tile = load_tile(o_ptrs, in_rows, in_cols, True, True).to(tl.float32)
+- row_lse = tl.load(lse + head * seqlen_q + rows, mask=in_rows, other=0.0)
++ row_lse = tl.load(lse + head * seqlen_q + rows, mask=in_rows, other=1.0)
+  """,
+            """\
+load_tile
+  elif MASK_ROWS:
+- tile = tl.load(pointers, mask=in_rows[:, None], other=0.0)
++ tile = tl.load(pointers, mask=in_rows[:, None], other=1.0)
+  elif MASK_COLS:""",
+        ),
+    ),
+    Argument(
+        "Whole tiles are masked as well, where nothing is to be masked, or a tile more is: the same, but slower.",
+        (
+            """\
+_dk_dv_kernel
+  p = _weights(dot(k_tile, tl.trans(q_tile), None, PRECISION) * scale_log2, row_lse[None, :])
+- if cut:
++ if True:
+  seen = ((first_row - start_m)[:, None] <= rows[None, :]) & in_tile[None, :]""",
+            """\
+_forward_kernel
+  scores = dot(q_tile, tl.trans(k_tile), None, PRECISION) * scale_log2
+- if cut:
++ if True:
+  seen = keys[None, :] <= (last_key - start_n)[:, None]""",
+            """\
+_dq_kernel
+  ds = p * (dot(do_tile, tl.trans(v_tile), None, PRECISION) - row_delta[:, None])
+- if cut:
++ if True:
+  ds = tl.where(keys[None, :] <= (last_key - start_n)[:, None], ds, 0.0)""",
+            '''\
+load_tile
+  """The tile, with 0 outside of in_rows and in_cols where these are to be masked."""
+- if MASK_ROWS and MASK_COLS:
++ if True:
+  tile = tl.load(pointers, mask=in_rows[:, None] & in_cols[None, :], other=0.0)''',
+            '''\
+load_tile
+  """The tile, with 0 outside of in_rows and in_cols where these are to be masked."""
+- if MASK_ROWS and MASK_COLS:
++ if MASK_COLS:
+  tile = tl.load(pointers, mask=in_rows[:, None] & in_cols[None, :], other=0.0)''',
+            '''\
+load_tile
+  """The tile, with 0 outside of in_rows and in_cols where these are to be masked."""
+- if MASK_ROWS and MASK_COLS:
++ if MASK_ROWS:
+  tile = tl.load(pointers, mask=in_rows[:, None] & in_cols[None, :], other=0.0)''',
+            """\
+_dk_dv_kernel
+  first = 0
+- diagonal = 0
++ diagonal = 1
+  full = seqlen_q // BLOCK_LOOP""",
+            """\
+_dk_dv_kernel
+  first_row = keys - offset
+- first = tl.maximum(start_n - offset, 0) // BLOCK_LOOP
++ pass
+  diagonal = cdiv(tl.maximum(start_n + BLOCK_OWN - 1 - offset, 0), BLOCK_LOOP)""",
+            """\
+_dk_dv_kernel
+  first_row = keys - offset
+- first = tl.maximum(start_n - offset, 0) // BLOCK_LOOP
++ first = tl.maximum(start_n - offset, 1) // BLOCK_LOOP
+  diagonal = cdiv(tl.maximum(start_n + BLOCK_OWN - 1 - offset, 0), BLOCK_LOOP)""",
+            """\
+_dk_dv_kernel
+  first = tl.maximum(start_n - offset, 0) // BLOCK_LOOP
+- diagonal = cdiv(tl.maximum(start_n + BLOCK_OWN - 1 - offset, 0), BLOCK_LOOP)
++ diagonal = cdiv(tl.maximum(start_n + BLOCK_OWN - offset, 0), BLOCK_LOOP)
+  diagonal = tl.minimum(diagonal, tiles_q)""",
+            """\
+_dk_dv_kernel
+  first = tl.maximum(start_n - offset, 0) // BLOCK_LOOP
+- diagonal = cdiv(tl.maximum(start_n + BLOCK_OWN - 1 - offset, 0), BLOCK_LOOP)
++ diagonal = cdiv(tl.maximum(start_n + BLOCK_OWN - 1 - offset, 1), BLOCK_LOOP)
+  diagonal = tl.minimum(diagonal, tiles_q)""",
+        ),
+    ),
+    Argument(
+        "Where the sum is 0, out is 0 and the maximum -inf, whatever is put in its place or the sum begins with.",
+        (
+            """\
+_forward_kernel
+  m_i = tl.full([BLOCK_OWN], NEG_INF, tl.float32)
+- l_i = tl.full([BLOCK_OWN], 0.0, tl.float32)
++ l_i = tl.full([BLOCK_OWN], 1.0, tl.float32)
+  acc = tl.full([BLOCK_OWN, HEAD_DIM], 0.0, tl.float32)""",
+            """\
+_forward_kernel
+  # A row that sees no key has m_i = -inf and l_i = 0: out is 0 and lse -inf.
+- l_i = tl.where(l_i == 0.0, 1.0, l_i)
++ l_i = tl.where(l_i == 0.0, 2.0, l_i)
+  out_ptrs = tile_pointers(out + head * seqlen_q * head_dim, rows, head_dim, cols, ALIGNED)""",
+        ),
+    ),
+    Argument(
+        "P is 0 there already; 0 times an infinite dP behind the mask is left open, as the module says.",
+        (
+            """\
+_dk_dv_kernel
+  ds = p * (dot(v_tile, tl.trans(do_tile), None, PRECISION) - row_delta[None, :])
+- if cut:
++ if False:
+  ds = tl.where(seen, ds, 0.0)""",
+            """\
+_dk_dv_kernel
+  if cut:
+- ds = tl.where(seen, ds, 0.0)
++ pass
+  dk_acc = dot(ds.to(q_tile.dtype), q_tile, dk_acc, PRECISION)""",
+        ),
+    ),
+    Argument(
+        "P exceeds 1 by the rounding of lse alone, which the bounds allow; where that is much, they are infinite.",
+        (
+            """\
+_weights
+  # Rounded, lse may lie below the largest score: far below, when that is huge, but P never exceeds 1.
+- return tl.exp2(tl.minimum(scores - row_lse, 0.0, propagate_nan=tl.PropagateNan.ALL))
++ return tl.exp2(scores - row_lse)
+  """,
+            """\
+_weights
+  # Rounded, lse may lie below the largest score: far below, when that is huge, but P never exceeds 1.
+- return tl.exp2(tl.minimum(scores - row_lse, 0.0, propagate_nan=tl.PropagateNan.ALL))
++ return tl.exp2(tl.minimum(scores - row_lse, 1.0, propagate_nan=tl.PropagateNan.ALL))
+  """,
+        ),
+    ),
+    Argument(
+        "The other factor is float32, and so is the product.",
+        (
+            """\
+_delta_kernel
+  o_ptrs = tile_pointers(out + batch * stride_ob + head_q * stride_oh, rows, stride_om, cols, False)
+- do_tile = load_tile(do_ptrs, in_rows, in_cols, True, True).to(tl.float32)
++ do_tile = load_tile(do_ptrs, in_rows, in_cols, True, True)
+  o_tile = load_tile(o_ptrs, in_rows, in_cols, True, True).to(tl.float32)""",
+            """\
+_delta_kernel
+  do_tile = load_tile(do_ptrs, in_rows, in_cols, True, True).to(tl.float32)
+- o_tile = load_tile(o_ptrs, in_rows, in_cols, True, True).to(tl.float32)
++ o_tile = load_tile(o_ptrs, in_rows, in_cols, True, True)
+  row_lse = tl.load(lse + head * seqlen_q + rows, mask=in_rows, other=0.0)""",
+        ),
+    ),
+    Argument(
+        "Hints of alignment change how a GPU loads, and nothing interpreted.",
+        (
+            """\
+_delta_kernel
+  in_rows = rows < seqlen_q
+- do_ptrs = tile_pointers(dout + batch * stride_dob + head_q * stride_doh, rows, stride_dom, cols, False)
++ do_ptrs = tile_pointers(dout + batch * stride_dob + head_q * stride_doh, rows, stride_dom, cols, True)
+  o_ptrs = tile_pointers(out + batch * stride_ob + head_q * stride_oh, rows, stride_om, cols, False)""",
+            """\
+_delta_kernel
+  do_ptrs = tile_pointers(dout + batch * stride_dob + head_q * stride_doh, rows, stride_dom, cols, False)
+- o_ptrs = tile_pointers(out + batch * stride_ob + head_q * stride_oh, rows, stride_om, cols, False)
++ o_ptrs = tile_pointers(out + batch * stride_ob + head_q * stride_oh, rows, stride_om, cols, True)
+  do_tile = load_tile(do_ptrs, in_rows, in_cols, True, True).to(tl.float32)""",
+            """\
+tile_pointers
+  row_ptrs = base + (rows.to(tl.int64) * row_stride)[:, None]
+- if ALIGNED:
++ if True:
+  row_ptrs = tl.multiple_of(row_ptrs, [16, 16])""",
+            """\
+columns_inside
+  inside = cols < head_dim
+- if ALIGNED:
++ if True:
+  inside = tl.max_constancy(inside, [128 // base.dtype.element_ty.primitive_bitwidth])""",
+            """\
+advance
+  pointers += offset
+- if ALIGNED:
++ if True:
+  pointers = tl.multiple_of(pointers, [1, 16])""",
+        ),
+        device="cpu",
+    ),
+)
+"""The same kernel in other words."""
+
+HOLES = (
+    Argument(
+        "Memory past the end is read, and what is read is not used: a GPU may fault, but no result shows it.",
+        (
+            """\
+_dk_dv_kernel
+  row_base = (head * group + member) * seqlen_q + start_m
+- row_lse = tl.load(lse_log2 + row_base + rows, mask=in_tile, other=0.0)
++ row_lse = tl.load(lse_log2 + row_base + rows)
+  q_tile = load_tile(""",
+            """\
+_dk_dv_kernel
+  dv_acc = dot(p.to(do_tile.dtype), do_tile, dv_acc, PRECISION)
+- row_delta = tl.load(delta + row_base + rows, mask=in_tile, other=0.0)
++ row_delta = tl.load(delta + row_base + rows)
+  ds = p * (dot(v_tile, tl.trans(do_tile), None, PRECISION) - row_delta[None, :])""",
+            """\
+_dq_kernel
+  do_tile = load_tile(do_ptrs, in_rows, in_cols, True, MASK_COLS)
+- row_lse = tl.load(lse_log2 + head * seqlen_q + rows, mask=in_rows, other=0.0)
++ row_lse = tl.load(lse_log2 + head * seqlen_q + rows)
+  row_delta = tl.load(delta + head * seqlen_q + rows, mask=in_rows, other=0.0)""",
+            """\
+_dq_kernel
+  row_lse = tl.load(lse_log2 + head * seqlen_q + rows, mask=in_rows, other=0.0)
+- row_delta = tl.load(delta + head * seqlen_q + rows, mask=in_rows, other=0.0)
++ row_delta = tl.load(delta + head * seqlen_q + rows)
+  k_step = stride_kn.to(tl.int64) * BLOCK_LOOP""",
+            """\
+_delta_kernel
+  do_tile = load_tile(do_ptrs, in_rows, in_cols, True, True).to(tl.float32)
+- o_tile = load_tile(o_ptrs, in_rows, in_cols, True, True).to(tl.float32)
++ o_tile = load_tile(o_ptrs, in_rows, in_cols, False, True).to(tl.float32)
+  row_lse = tl.load(lse + head * seqlen_q + rows, mask=in_rows, other=0.0)""",
+            """\
+_delta_kernel
+  o_tile = load_tile(o_ptrs, in_rows, in_cols, True, True).to(tl.float32)
+- row_lse = tl.load(lse + head * seqlen_q + rows, mask=in_rows, other=0.0)
++ row_lse = tl.load(lse + head * seqlen_q + rows)
+  """,
+        ),
+    ),
+    Argument(
+        "Gradients of rows that see keys, but only scores of -inf: no law asks for them.",
+        (
+            """\
+_delta_kernel
+  # With lse = inf, exp2(score - lse) is 0: so are the weights of a row that sees no key.
+- row_lse = tl.where(row_lse == NEG_INF, float("inf"), row_lse * LOG2E)
++ row_lse = row_lse * LOG2E
+  tl.store(delta + head * seqlen_q + rows, row_sum(do_tile * o_tile), mask=in_rows)""",
+        ),
+    ),
+)
+"""Bugs that no law sees. They count as survivors."""

@@ -1,6 +1,7 @@
 """The pytest plugin of the mutation tests: options, one campaign for each process, the tables at the end."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -17,7 +18,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Options of the mutation tests."""
     group = parser.getgroup("flashproof")
     group.addoption(
-        "--seeds", type=int, default=1, metavar="N", help="mutation: seeds for each planted bug (default: 1)"
+        "--seeds",
+        type=int,
+        metavar="N",
+        help="mutation: seeds for each planted bug (default: 5, of a quick profile 1)",
     )
     group.addoption(
         "--shrink", action="store_true", help="mutation: also time the search for the smallest case"
@@ -31,10 +35,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Check the options and collect, in the main process, what the items found."""
-    if config.getoption("--seeds") < 1:
-        raise pytest.UsageError(f"--seeds: got {config.getoption('--seeds')}, expected 1 or more")
-    if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(MutationSummary())
+    seeds = config.getoption("--seeds")
+    if seeds is not None and seeds < 1:
+        raise pytest.UsageError(f"--seeds: got {seeds}, expected 1 or more")
+    if hasattr(config, "workerinput") or config.getoption("--collect-only"):
+        return
+    path = Path(config.getoption("--report-dir")) / "mutation.jsonl"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+    except OSError as e:
+        raise pytest.UsageError(
+            f"--report-dir: got {str(path.parent)!r}, expected a folder that can be written ({e.strerror})"
+        ) from None
+    config.pluginmanager.register(MutationSummary(path))
 
 
 @pytest.fixture(scope="session")

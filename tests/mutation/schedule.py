@@ -30,6 +30,9 @@ LAWS = tuple(dict.fromkeys(ROUND))
 
 DRAWN_AT_ONCE = 20
 
+QUICK = 20
+"""A profile of fewer examples is a quick one: a sample of the mutants will do."""
+
 Law = Callable[[Trial], None]
 
 
@@ -56,6 +59,11 @@ class Collector:
 
 class Unclaimed(Exception):
     """The law does not apply to the kernel."""
+
+
+def is_quick() -> bool:
+    """Whether the Hypothesis profile asks for a glance."""
+    return settings().max_examples < QUICK
 
 
 def module_of(law: str) -> Any:

@@ -5,7 +5,8 @@ import time
 from pathlib import Path
 
 import hypothesis
-from hypothesis import settings
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.harness.journal import Journal
 from tests.harness.plugin import search
@@ -20,7 +21,8 @@ def shrink(campaign: Campaign, spec: str, law: str, dtype: str, seed: int) -> fl
     Raises AssertionError where the law's test does not find the failure by itself, at the profile's budget.
     """
     # Without a database: it would remember the failures of one mutant for the next.
-    test = settings(settings(), database=None)(getattr(module_of(law), f"test_{law}"))
+    inner = getattr(module_of(law), f"test_{law}").hypothesis.inner_test
+    test = settings(database=None)(given(data=st.data())(inner))
     with tempfile.TemporaryDirectory() as folder:
         subject = Subject(
             KernelInfo.ask(campaign.child, spec, ()),

@@ -6,6 +6,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,9 +70,10 @@ class Recorder:
 
 
 class MutationSummary:
-    """A pytest plugin of the main process: collects the records and prints the tables."""
+    """A pytest plugin of the main process: collects the records, in a file too, and prints the tables."""
 
-    def __init__(self) -> None:
+    def __init__(self, path: Path) -> None:
+        self.path = path
         self.planted: list[Planted] = []
         self.operators: list[Operator] = []
         self.compared: list[Compared] = []
@@ -87,6 +89,9 @@ class MutationSummary:
             return
         for name, value in report.user_properties:
             if name == PROPERTY:
+                # A line for each, as they come: a run that is cut short has lost nothing.
+                with self.path.open("a") as file:
+                    file.write(f"{value}\n")
                 fields = json.loads(str(value))
                 record = RECORDS[fields.pop("kind")](**fields)
                 self.records[type(record)].append(record)
@@ -174,7 +179,7 @@ class MutationSummary:
     def _print_operators(self, reporter: pytest.TerminalReporter) -> None:
         for record in self.operators:
             if record.verdict == "survived":
-                reporter.write_line(f"\nsurvived: {record.name}\n{record.diff}")
+                reporter.write_line(f"\nsurvived: {record.name}. {record.reason}\n{record.diff}")
         counts = {
             verdict: sum(r.verdict == verdict for r in self.operators)
             for verdict in ("killed", "survived", "argued", "equivalent", "invalid")

@@ -33,10 +33,9 @@ class Target:
 
     @property
     def change(self) -> str:
-        """The edited line and what it became: a name that outlives edits elsewhere in the file."""
-        lines = [line for line in self.diff.splitlines() if line[:3] not in ("---", "+++")]
-        parts = [" ".join(line[1:].strip() for line in lines if line[0] == sign) for sign in "-+"]
-        return f"{self.mutant.function}: {' => '.join(parts)}"
+        """The function and the edit between its neighbours: a name that outlives edits elsewhere in the file."""
+        lines = self.diff.splitlines()[2:]
+        return "\n".join([self.mutant.function, *(f"{x[0]} {x[1:].strip()}" for x in lines if x[:2] != "@@")])
 
     def write(self, folder: Path) -> str:
         """Write the mutant down as a kernel of its own, below ``folder``, and return its SPEC."""

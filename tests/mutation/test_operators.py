@@ -1,28 +1,28 @@
 """What operators make of a kernel's source is caught, is equivalent, or is shown to the user as a diff."""
 
-from functools import cache
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 
 from kernels import registry
-from kernels.mutants.equivalent import EQUIVALENT
+from kernels.mutants.equivalent import EQUIVALENT, HOLES
 from kernels.mutants.mutant import KERNEL
 from tests.harness.trial import Trial, run_kernel
 from tests.mutation.campaign import Campaign
-from tests.mutation.equivalence import Launch, judge, recorded_launches
+from tests.mutation.equivalence import Judgement, Launch, judge, recorded_launches
+from tests.mutation.schedule import is_quick
 from tests.mutation.summary import Operator, Recorder
 from tests.mutation.targets import Target, absolute, targets
-from tests.mutation.test_planted import QUICK
 
-FEW = 40
-"""Examples before it is asked whether a mutant is one: most are caught by then, and compiling takes seconds."""
-MANY = 400
+Judgements = Mapping[Target, Judgement]
+
+EXAMPLES = 1500
+"""A mutant that holds so many has survived."""
 SAMPLE = 25
 """A quick profile takes every so manieth mutant."""
-RECORDED = 24
-"""Cases whose launches are compiled."""
+RECORDED = 48
+"""Examples whose launches are compiled."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -32,30 +32,29 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         found = [target for spec in specs for target in targets(spec)]
     except ValueError as e:
         raise pytest.UsageError(f"--kernel {e}") from None
-    found = found[:: SAMPLE if settings().max_examples < QUICK else 1]
+    found = found[:: SAMPLE if is_quick() else 1]
     metafunc.parametrize("target", [pytest.param(t, id=f"{t.spec}-{t.mutant.name}") for t in found])
 
 
 def test_operator_mutant_is_caught(
-    target: Target, campaign: Campaign, recorder: Recorder, pytestconfig: pytest.Config
+    target: Target,
+    judgements: Judgements,
+    campaign: Campaign,
+    recorder: Recorder,
+    pytestconfig: pytest.Config,
 ) -> None:
-    """Caught; or not a mutant at all; or argued, line by line, to be none."""
+    """Caught; or no mutant at all; or argued, line by line, to be none or to be a known hole."""
+    name, judgement = target.mutant.name, judgements[target]
+    if judgement.verdict != "different":
+        recorder.add(Operator(name=name, verdict=judgement.verdict, reason=judgement.detail))
+        return
+    for verdict, arguments in (("argued", EQUIVALENT), ("survived", HOLES)):
+        for argument in arguments:
+            if target.change in argument.changes and argument.device in ("", campaign.schedule.device_type):
+                recorder.add(Operator(name=name, verdict=verdict, reason=argument.reason, diff=target.diff))
+                return
     spec = target.write(Path(pytestconfig.getoption("--report-dir")) / "mutants")
-    name = target.mutant.name
-    attempt = campaign.attempt(spec, 0, FEW)
-    if attempt.finding is None:
-        judgement = judge(
-            absolute(registry.locate(target.spec)[0]),
-            [{absolute(target.module): target.mutant.source}],
-            launches(campaign),
-        )[0]
-        if judgement.verdict != "different":
-            recorder.add(Operator(name=name, verdict=judgement.verdict, reason=judgement.detail))
-            return
-        if target.change in EQUIVALENT:
-            recorder.add(Operator(name=name, verdict="argued", reason=EQUIVALENT[target.change]))
-            return
-        attempt = campaign.attempt(spec, 1, MANY)
+    attempt = campaign.attempt(spec, 0, EXAMPLES)
     verdict = "killed" if attempt.finding else "invalid" if attempt.only_raised else "survived"
     recorder.add(
         Operator(
@@ -67,14 +66,28 @@ def test_operator_mutant_is_caught(
             diff=target.diff,
         )
     )
+    if verdict == "survived":
+        pytest.fail(
+            f"{attempt.examples} examples do not tell {spec} from {target.spec}:\n{target.diff}",
+            pytrace=False,
+        )
 
 
-@cache
+@pytest.fixture(scope="session")
+def judgements(request: pytest.FixtureRequest, campaign: Campaign) -> Judgements:
+    """Which mutants of this run are none, all judged at once: the originals are compiled only then."""
+    items = (item for item in request.session.items if "judgements" in getattr(item, "fixturenames", ()))
+    found: list[Target] = [item.callspec.params["target"] for item in items]  # type: ignore[attr-defined]
+    entry = absolute(registry.locate(campaign.info.spec)[0])
+    judged = judge(entry, [{absolute(t.module): t.mutant.source} for t in found], launches(campaign))
+    return dict(zip(found, judged, strict=True))
+
+
 def launches(campaign: Campaign) -> list[Launch]:
     """What the kernel itself launches on some of the cases."""
     kernel = registry.load(campaign.info.spec, campaign.info.claims)
     with recorded_launches() as found:
-        for law, case in campaign.schedule.examples(0, 4 * RECORDED):
+        for law, case in campaign.schedule.examples(0, RECORDED):
             if law in ("forward", "backward"):
                 trial = Trial(kernel, case, campaign.child.device, 0.0)
                 run_kernel(kernel, trial.problem, trial.launch, backward=kernel.capabilities.backward)

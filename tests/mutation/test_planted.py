@@ -8,19 +8,19 @@ from hypothesis import settings
 from kernels.mutants import CATALOGUE
 from kernels.mutants.mutant import KERNEL
 from tests.mutation.campaign import Campaign
-from tests.mutation.schedule import LAWS
+from tests.mutation.schedule import LAWS, is_quick
 from tests.mutation.shrinking import shrink
 from tests.mutation.summary import Planted, Recorder
 
-QUICK = 20
-"""A profile of fewer examples is a quick one, and takes every SAMPLE-th bug."""
+SEEDS = 5
 SAMPLE = 3
+"""A quick profile takes every so manieth bug."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """All of the catalogue; nothing where another kernel was asked for."""
     names = list(CATALOGUE) if (metafunc.config.getoption("--kernel") or [KERNEL]) == [KERNEL] else []
-    metafunc.parametrize("name", names[:: SAMPLE if settings().max_examples < QUICK else 1])
+    metafunc.parametrize("name", names[:: SAMPLE if is_quick() else 1])
 
 
 def test_planted_bug_is_caught(
@@ -33,7 +33,7 @@ def test_planted_bug_is_caught(
     limit = settings().max_examples * len(LAWS) * len(campaign.schedule.capabilities.dtypes)
     spec = f"kernels.mutants:{name}"
     missed = []
-    for seed in range(pytestconfig.getoption("--seeds")):
+    for seed in range(pytestconfig.getoption("--seeds") or (1 if is_quick() else SEEDS)):
         attempt = campaign.attempt(spec, seed, limit, raises=mutant.raises)
         shrinking = math.nan
         if attempt.case is None:

@@ -1,7 +1,8 @@
 """Special: NaN and infinity reach exactly the rows they should; empty rows have fixed answers.
 
 NaN in q spoils its row; NaN in k every row that sees the key; NaN or infinity in v its column in every row
-that sees it with weight; a score of +inf spoils its row, a score of -inf is a key of weight 0. Rows that don't
+that sees it with weight; a score of +inf spoils its row, a score of -inf is a key of weight 0. A row that
+sees a score of NaN has no dq, and the keys that it sees have no dk and dv. Rows that don't
 see the key, other heads and other batch elements keep the answer they have without it; only a value masked
 from a row may leak into it through 0 * NaN inside a tile, so that is left open. Catches NaN turned to 0, -inf
 replaced by a finite sentinel, padding that leaks, state shared between heads.
@@ -27,7 +28,7 @@ HEAVY = 1e-3
 def law(trial: Trial) -> None:
     """Rows by what reaches them: a number, something that is none, or left open."""
     p = trial.problem
-    got = trial.forward()
+    got = trial.gradients() if trial.kernel.capabilities.backward else trial.forward()
     if 0 in p.q.shape or 0 in p.k.shape:
         return  # no entry that could be NaN meets another
     scores = scores_of(trial, p)
@@ -83,27 +84,39 @@ def unreached(trial: Trial, got: Outputs, s: Scores) -> None:
 
 
 def reached(trial: Trial, got: Outputs, s: Scores) -> None:
-    """NaN or +inf among a row's scores, or NaN or infinity in a value of some weight, spoils its out."""
+    """NaN or +inf among a row's scores spoils its results, NaN or infinity in a value of some weight its out."""
     p = trial.problem
     usable = s.value.masked_fill(~s.seen | ~s.value.isfinite(), -torch.inf)
     weight = torch.softmax(usable, -1).nan_to_num(nan=0.0)
     heavy = (weight > HEAVY).double() @ (~p.v.isfinite()).double() > 0
-    kept = unfold(s.bad | heavy, p.heads_q) & got.out.isfinite()
-    if bool(kept.any()):
-        at = tuple(int(i) for i in kept.nonzero()[0])
-        trial.fail(
-            "NaN or infinity among what a row sees reaches its out",
-            kind="nonfinite",
-            tensor="out",
-            index=at,
-            expected="nan",
-            actual=float(got.out[at]),
-            allowed=0.0,
-            ratio="inf",
-            wrong=int(kept.sum()),
-            total=kept.numel(),
-            call=got.call,
-        )
+    # What a score of +inf does to the weights of the row's other keys is for the arithmetic to say.
+    nan = (s.value.isnan() & s.seen).any(-1, keepdim=True)
+    of_keys = (s.seen & nan).any(-2)[..., None]
+    spoiled = {
+        "out": unfold(s.bad | heavy, p.heads_q),
+        "dq": unfold(nan, p.heads_q),
+        "dk": of_keys,
+        "dv": of_keys,
+    }
+    for name, value in got.named().items():
+        if name not in spoiled:
+            continue
+        kept = spoiled[name] & value.isfinite()
+        if bool(kept.any()):
+            at = tuple(int(i) for i in kept.nonzero()[0])
+            trial.fail(
+                f"NaN or infinity among what a row sees reaches its {name}",
+                kind="nonfinite",
+                tensor=name,
+                index=at,
+                expected="nan",
+                actual=float(value[at]),
+                allowed=0.0,
+                ratio="inf",
+                wrong=int(kept.sum()),
+                total=kept.numel(),
+                call=got.call,
+            )
 
 
 def weightless(trial: Trial, s: Scores) -> None:

@@ -1,0 +1,64 @@
+"""Planted bugs: every edit still applies, and makes a kernel that differs from the original there alone."""
+
+import ast
+
+import pytest
+import torch
+
+from kernels import mutants, registry
+from kernels.flash_v2 import KERNEL
+from kernels.mutants import CATALOGUE
+from kernels.mutants.equivalent import EQUIVALENT, HOLES
+from kernels.mutants.mutant import Edit, load_module, source_of
+from strategies.case import Case
+from tests.harness.trial import Trial, run_kernel
+from tests.mutation.targets import targets
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_edit_applies_and_the_kernel_imports(name: str) -> None:
+    mutant = CATALOGUE[name]
+    for module, text in mutant.sources().items():
+        assert ast.dump(ast.parse(text)) != ast.dump(ast.parse(source_of(module)))
+    kernel = registry.load(f"kernels.mutants:{name}")
+    assert kernel.name == name
+    assert kernel.capabilities.dtypes == KERNEL.capabilities.dtypes
+
+
+def test_catalogue_is_what_it_says() -> None:
+    of_backward = [
+        m for m in CATALOGUE.values() if any("backward" in e.where or "_d" in e.where for e in m.edits)
+    ]
+    assert len(CATALOGUE) >= 80
+    assert 0.4 < len(of_backward) / len(CATALOGUE) < 0.6
+    assert sum(name.startswith("lse_") for name in CATALOGUE) >= 10
+    assert sum(m.subtle for m in CATALOGUE.values()) >= 15
+    assert all(m.what and name == m.name for name, m in CATALOGUE.items())
+
+
+def test_an_unknown_bug_is_no_kernel() -> None:
+    with pytest.raises(registry.SpecError, match=r"no 'no_such_bug' in kernels\.mutants"):
+        registry.load("kernels.mutants:no_such_bug")
+
+
+def test_an_edit_whose_line_is_gone_is_an_error() -> None:
+    with pytest.raises(
+        ValueError, match=r"kernels\.tiles:cdiv: expected once, found 0 times: 'no such line'"
+    ):
+        Edit("kernels.tiles:cdiv", "no such line", "").apply(source_of("kernels.tiles"))
+
+
+def test_a_bug_in_what_the_kernel_imports_reaches_it_and_nothing_else() -> None:
+    trial = Trial(KERNEL, Case(seqlen_q=3, seqlen_k=70, head_dim=16), "cpu", 0.0)
+    wrong = load_module("kernels.flash_v2", CATALOGUE["tail_tile_dropped"].sources()).KERNEL
+    before, after = (run_kernel(KERNEL, trial.problem, {}, backward=False).out for _ in range(2))
+    assert torch.equal(before, after)
+    assert not torch.equal(before, run_kernel(wrong, trial.problem, {}, backward=False).out)
+    assert mutants.CATALOGUE["tail_tile_dropped"].edits[0].module == "kernels.tiles"
+
+
+def test_arguments_name_mutants_that_there_are() -> None:
+    changes = {target.change for target in targets("flash_v2")}
+    argued = [change for argument in (*EQUIVALENT, *HOLES) for change in argument.changes]
+    assert [change for change in argued if change not in changes] == []
+    assert len(set(argued)) == len(argued)
