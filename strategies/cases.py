@@ -62,7 +62,7 @@ def cases(
         raise ValueError(f"dtype: got {dtype!r}, expected one of the claimed {capabilities.dtypes}")
     if device_type not in MAX_SEQLEN:
         raise ValueError(f"device_type: got {device_type!r}, expected one of {tuple(MAX_SEQLEN)}")
-    length = lengths(
+    pair = length_pairs(
         _declared_blocks(capabilities) or TILES,
         capabilities.min_seqlen,
         MAX_SEQLEN[device_type] if max_seqlen is None else max_seqlen,
@@ -77,12 +77,11 @@ def cases(
         entry = st.one_of(st.none(), spikes(SPIKES))
         entries = st.one_of(st.just(()), st.builds(_present, *[entry] * MAX_SPIKES))
     drawn = st.builds(
-        Case,
+        _of_lengths,
+        pair,
         batch=st.sampled_from(BATCHES),
         heads_kv=st.sampled_from(HEADS_KV),
         group=st.sampled_from(GROUPS if capabilities.grouped_heads else (1,)),
-        seqlen_q=length,
-        seqlen_k=length,
         head_dim=head_dims(capabilities.head_dims),
         dtype=st.just(dtype),
         causal=st.sampled_from(capabilities.causal),
@@ -93,10 +92,11 @@ def cases(
         spikes=entries,
         launch=_launch_settings(capabilities),
     )
-    affordable = partial(
-        _is_affordable, max_tiles=max_tiles if device_type == "cpu" else None, max_work=max_work
+    limits: dict[str, Any] = {"max_tiles": max_tiles if device_type == "cpu" else None, "max_work": max_work}
+    claimed = drawn.map(partial(_with_claimed_lengths, capabilities))
+    return _independent(
+        claimed.map(partial(_with_fewer_heads, **limits)).filter(partial(_is_affordable, **limits))
     )
-    return _independent(drawn.map(partial(_with_claimed_lengths, capabilities)).filter(affordable))
 
 
 def _independent(strategy: SearchStrategy[T]) -> SearchStrategy[T]:
@@ -113,11 +113,7 @@ def _only(values: list[T]) -> T:
 
 
 def lengths(tiles: Iterable[int], smallest: int, largest: int) -> SearchStrategy[int]:
-    """Lengths of a sequence: the smallest few, any, and up to three whole tiles, one row more or less.
-
-    Most are near whole tiles: the corner of a causal mask then lies within two of the corner of a tile, and a
-    bound on tiles that is one off shows for one such offset alone.
-    """
+    """Lengths of a sequence: the smallest few, any, and up to three whole tiles, one row more or less."""
     near_tiles = [
         st.integers(tile, min(4 * tile, largest) - 1).map(partial(_near_tiles, tile))
         for tile in sorted(set(tiles))
@@ -126,6 +122,37 @@ def lengths(tiles: Iterable[int], smallest: int, largest: int) -> SearchStrategy
     return st.one_of(
         st.integers(smallest, min(smallest + 5, largest)), st.integers(smallest, largest), *near_tiles * 2
     )
+
+
+def length_pairs(tiles: Iterable[int], smallest: int, largest: int) -> SearchStrategy[tuple[int, int]]:
+    """(seqlen_q, seqlen_k), most of them up to three whole tiles apart, two keys more or less.
+
+    The corner of a causal mask then lies that near to the corner of a tile, and a bound on tiles that is one off
+    shows for one such offset alone.
+    """
+    seqlen_k = st.one_of(
+        lengths(tiles, smallest, largest),
+        *(
+            st.tuples(st.just(tile), st.integers(tile, min(4 * tile, largest) - 1))
+            for tile in sorted(set(tiles))
+            if smallest < tile < largest
+        ),
+    )
+    return st.builds(partial(_pair, smallest, largest), lengths(tiles, smallest, largest), seqlen_k)
+
+
+def _pair(smallest: int, largest: int, seqlen_q: int, drawn: int | tuple[int, int]) -> tuple[int, int]:
+    if isinstance(drawn, int):
+        return seqlen_q, drawn
+    tile, length = drawn
+    # As far from a whole tile as seqlen_q: for the shortest, no further than ``_near_tiles``.
+    beyond = (seqlen_q + tile // 2) % tile - tile // 2
+    seqlen_k = length // tile * tile + beyond + (length - tile) % 5 - 2
+    return seqlen_q, min(max(seqlen_k, smallest), largest)
+
+
+def _of_lengths(pair: tuple[int, int], **fields: Any) -> Case:
+    return Case(seqlen_q=pair[0], seqlen_k=pair[1], **fields)
 
 
 def _near_tiles(tile: int, length: int) -> int:
@@ -180,6 +207,14 @@ def _launch_settings(capabilities: Capabilities) -> SearchStrategy[tuple[tuple[s
 def _with_claimed_lengths(capabilities: Capabilities, case: Case) -> Case:
     may_differ = capabilities.unequal_lengths and (capabilities.causal_unequal_lengths or not case.causal)
     return case if may_differ else replace(case, seqlen_k=case.seqlen_q)
+
+
+def _with_fewer_heads(case: Case, **limits: Any) -> Case:
+    """Heads give way to lengths: left to chance alone, whoever has many tiles would be left out."""
+    for fewer in ({"batch": 1}, {"heads_kv": 1}, {"group": 1}):
+        if not _is_affordable(case, **limits):
+            case = replace(case, **fewer)  # type: ignore[arg-type]  # mypy takes a field's type for all
+    return case
 
 
 def _is_affordable(case: Case, *, max_tiles: int | None, max_work: int) -> bool:

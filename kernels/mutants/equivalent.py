@@ -104,6 +104,12 @@ load_tile
 + if MASK_ROWS:
   tile = tl.load(pointers, mask=in_rows[:, None] & in_cols[None, :], other=0.0)''',
             """\
+load_tile
+  tile = tl.load(pointers, mask=in_rows[:, None], other=0.0)
+- elif MASK_COLS:
++ elif True:
+  tile = tl.load(pointers, mask=in_cols[None, :], other=0.0)""",
+            """\
 _dk_dv_kernel
   first = 0
 - diagonal = 0

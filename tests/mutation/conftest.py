@@ -51,6 +51,16 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(MutationSummary(path))
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """The rules of other suites where asked for; planted bugs where no other kernel is."""
+    others = config.getoption("--kernel") not in (None, [KERNEL])
+    ignored = {
+        "test_planted.py": others,
+        "test_rules.py": others or not config.getoption("--compare"),
+    }
+    return ignored.get(collection_path.name) or None
+
+
 @pytest.fixture(scope="session")
 def campaign(request: pytest.FixtureRequest) -> Iterator[Campaign]:
     """One child, one schedule and one memory of what the kernel itself keeps, for all items of a process."""

@@ -54,7 +54,16 @@ class Compared:
     alarms: int = 0
 
 
-RECORDS = {record.__name__: record for record in (Planted, Operator, Compared)}
+@dataclass(frozen=True, kw_only=True)
+class Sound:
+    """Examples of one seed on which the kernel without a bug kept every law."""
+
+    seed: int
+    examples: int
+
+
+Record = Planted | Operator | Compared | Sound
+RECORDS: dict[str, type[Record]] = {x.__name__: x for x in (Planted, Operator, Compared, Sound)}
 
 
 class Recorder:
@@ -63,7 +72,7 @@ class Recorder:
     def __init__(self, item: pytest.Item) -> None:
         self.item = item
 
-    def add(self, record: Planted | Operator | Compared) -> None:
+    def add(self, record: Record) -> None:
         """Send a record along with the item's report."""
         value = json.dumps({"kind": type(record).__name__, **asdict(record)})
         self.item.user_properties.append((PROPERTY, value))
@@ -77,7 +86,9 @@ class MutationSummary:
         self.planted: list[Planted] = []
         self.operators: list[Operator] = []
         self.compared: list[Compared] = []
+        self.sound: list[Sound] = []
         self.records: dict[type, list[Any]] = {
+            Sound: self.sound,
             Planted: self.planted,
             Operator: self.operators,
             Compared: self.compared,
@@ -156,6 +167,7 @@ class MutationSummary:
                 f"{quantile(seconds, 0.95):.1f}",
             ),
             ("seconds to the smallest case", *_shrinking(self.planted)),
+            ("examples without an alarm on the kernel itself", str(sum(r.examples for r in self.sound)), ""),
         ]
         return make_table(("all planted bugs", "median", "95 %"), rows)
 

@@ -15,8 +15,8 @@ CORRECT = (KERNEL, "sdpa_math")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Correct kernels, then planted bugs, where asked for."""
-    metafunc.parametrize("name", (*CORRECT, *CATALOGUE) if metafunc.config.getoption("--compare") else ())
+    """Correct kernels, then planted bugs."""
+    metafunc.parametrize("name", (*CORRECT, *CATALOGUE))
 
 
 def test_what_other_rules_say(name: str, recorder: Recorder, pytestconfig: pytest.Config) -> None:

@@ -1,6 +1,5 @@
 """Every law can fail: each alone catches a planted bug, and a sound kernel passes all ten."""
 
-import importlib
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -9,76 +8,25 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, given, seed, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels.contract import AttentionKernel, Capabilities
+from kernels.contract import AttentionKernel
 from kernels.flash_v2 import KERNEL as FLASH_V2
 from reference.bounds.accumulation import SAFETY
 from strategies.case import Case, Spike
-from strategies.cases import cases
 from tests.harness.trial import LawBroken, Trial
+from tests.mutation.schedule import LAWS, Collector, draw, module_of
 from tests.unit.sound import CLAIMS, Sound, plain
 
-LAWS = (
-    "forward",
-    "backward",
-    "identities",
-    "invariance",
-    "composition",
-    "exact",
-    "determinism",
-    "memory",
-    "special",
-    "rejection",
-)
 EXAMPLES = 40
 ROUNDS = 10
 """Of so many examples each, until a bug is caught: long sequences are drawn seldom."""
 
 
-class Collector:
-    """Stands for ``tests.harness.subject.Subject``: keeps the cases that a property test draws."""
-
-    def __init__(self, capabilities: Capabilities, dtype: str) -> None:
-        self.capabilities, self.dtype = capabilities, dtype
-        self.collected: list[Case] = []
-
-    def cases(self, **options: Any) -> st.SearchStrategy[Case]:
-        return cases(self.capabilities, dtype=self.dtype, **options)
-
-    def requires(self, claim: str) -> None:
-        assert getattr(self.capabilities, claim)
-
-    def uphold(self, law: Callable[[Trial], None], case: Case) -> None:
-        self.collected.append(case)
-
-
-def module_of(law: str) -> Any:
-    return importlib.import_module(f"tests.properties.test_{law}")
-
-
 @cache
 def drawn(law: str, dtype: str, round_: int) -> list[Case]:
     """The same cases on every run, with the options that the law's own test passes."""
-    test = getattr(module_of(law), f"test_{law}").hypothesis.inner_test
-    collector = Collector(CLAIMS, dtype)
-
-    @seed(round_)
-    @settings(
-        max_examples=EXAMPLES,
-        database=None,
-        deadline=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(data=st.data())
-    def draw(data: st.DataObject) -> None:
-        test(subject=collector, data=data)
-
-    draw()
-    return collector.collected
+    return draw(law, Collector(CLAIMS, dtype, "cpu"), EXAMPLES, round_)
 
 
 def failure(law: str, make: Callable[[], AttentionKernel], dtype: str, rounds: int = 1) -> str:

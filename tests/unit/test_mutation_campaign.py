@@ -1,0 +1,110 @@
+"""What counts as caught, what the examples are, and how the tables sum it up."""
+
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from kernels.registry import load
+from strategies.case import Case
+from tests.harness.child import Child
+from tests.harness.subject import KernelInfo
+from tests.harness.verdict import Finding, Verdict
+from tests.mutation.campaign import Campaign, FalseAlarm
+from tests.mutation.schedule import LAWS, ROUND, Schedule
+from tests.mutation.summary import quantile
+from tests.mutation.targets import targets
+from tests.unit.sound import CLAIMS
+
+HELD = Verdict(status="held")
+BROKEN = Verdict(status="broken", finding=Finding(claim="out is right", kind="error"))
+RAISED = Verdict(status="broken", finding=Finding(claim="it runs", kind="exception"))
+REFUSED = Verdict(status="refused", reason="not today")
+
+
+class Answers:
+    """Stands for a child: ``answer`` says what a SPEC does on the so manieth example."""
+
+    device = "cpu"
+
+    def __init__(self, answer: Callable[[str, int], Verdict]) -> None:
+        self.answer = answer
+        self.count: dict[str, int] = {}
+
+    def run(self, request: dict[str, Any], key: Any, meanwhile: Callable[[], None]) -> Verdict:
+        spec = request["kernel"]
+        self.count[spec] = self.count.get(spec, 0) + 1
+        return self.answer(spec, self.count[spec])
+
+
+def campaign(answer: Callable[[str, int], Verdict]) -> Campaign:
+    info = KernelInfo("sound", (), "sound", CLAIMS, {})
+    return Campaign(info, cast(Child, Answers(answer)), SCHEDULE)
+
+
+SCHEDULE = Schedule(CLAIMS, "cpu")
+
+
+def test_a_mutant_is_caught_by_its_first_broken_law() -> None:
+    attempt = campaign(lambda spec, n: BROKEN if spec == "mutant" and n == 3 else HELD).attempt(
+        "mutant", 0, 10
+    )
+    assert (attempt.examples, attempt.law, attempt.finding) == (3, ROUND[2], BROKEN.finding)
+    assert isinstance(attempt.case, Case)
+
+
+def test_a_mutant_that_holds_survives() -> None:
+    attempt = campaign(lambda spec, n: HELD).attempt("mutant", 0, 10)
+    assert (attempt.examples, attempt.finding, attempt.only_raised) == (10, None, False)
+
+
+def test_an_exception_counts_only_where_it_is_the_bug() -> None:
+    raising = campaign(lambda spec, n: RAISED if spec == "mutant" else HELD)
+    assert raising.attempt("mutant", 0, 10).finding is None
+    assert raising.attempt("mutant", 0, 10).only_raised
+    assert raising.attempt("mutant", 0, 10, raises=True).finding == RAISED.finding
+
+
+def test_a_refusal_of_what_is_claimed_counts() -> None:
+    attempt = campaign(lambda spec, n: REFUSED if spec == "mutant" else HELD).attempt("mutant", 0, 10)
+    assert attempt.finding is not None
+    assert attempt.finding.kind == "refused"
+
+
+@pytest.mark.parametrize("verdict", [BROKEN, RAISED, REFUSED])
+def test_nothing_counts_where_the_kernel_itself_fails(verdict: Verdict) -> None:
+    with pytest.raises(FalseAlarm, match="sound itself breaks forward on Case"):
+        campaign(lambda spec, n: verdict if spec == "sound" else BROKEN).attempt("mutant", 0, 10)
+
+
+def test_the_kernel_itself_is_asked_once_for_each_example() -> None:
+    both = campaign(lambda spec, n: BROKEN if spec != "sound" else HELD)
+    for mutant in ("one", "other"):
+        both.attempt(mutant, 0, 1)
+    assert cast(Answers, both.child).count == {"one": 1, "other": 1, "sound": 1}
+
+
+def test_examples_follow_from_the_seed() -> None:
+    first, again, other = (list(SCHEDULE.examples(seed, 40)) for seed in (1, 1, 2))
+    assert first == again
+    assert first != other
+
+
+def test_a_round_has_every_law_and_rounds_have_every_dtype() -> None:
+    examples = list(islice(SCHEDULE.examples(0, 3 * len(ROUND)), 3 * len(ROUND)))
+    assert {law for law, _ in examples[: len(ROUND)]} == set(LAWS)
+    assert all({case.dtype for name, case in examples if name == law} == set(CLAIMS.dtypes) for law in LAWS)
+
+
+def test_a_mutant_written_down_is_a_kernel(tmp_path: Path) -> None:
+    target = next(t for t in targets("flash_v2") if t.module == "kernels.tiles")
+    kernel = load(target.write(tmp_path))
+    assert kernel.name == "flash_v2"
+    assert target.mutant.function in target.change
+
+
+@pytest.mark.parametrize(("share", "value"), [(0.5, 2), (0.95, 4), (0.25, 1), (1.0, 4)])
+def test_quantile_is_one_of_the_values(share: float, value: float) -> None:
+    assert quantile([4, 1, 3, 2], share) == value
