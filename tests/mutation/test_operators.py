@@ -17,7 +17,7 @@ from tests.mutation.targets import Target, absolute, targets
 
 Judgements = Mapping[Target, Judgement]
 
-EXAMPLES = 1500
+EXAMPLES = 1000
 """A mutant that holds so many has survived."""
 SAMPLE = 25
 """A quick profile takes every so manieth mutant."""
