@@ -32,6 +32,8 @@ DRAWN_AT_ONCE = 20
 
 QUICK = 20
 """A profile of fewer examples is a quick one: a sample of the mutants will do."""
+SAMPLE = 3
+"""Every so manieth planted bug."""
 
 Law = Callable[[Trial], None]
 

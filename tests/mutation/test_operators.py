@@ -19,7 +19,7 @@ Judgements = Mapping[Target, Judgement]
 
 EXAMPLES = 1000
 """A mutant that holds so many has survived."""
-SAMPLE = 25
+OPERATOR_SAMPLE = 25
 """A quick profile takes every so manieth mutant."""
 RECORDED = 48
 """Examples whose launches are compiled."""
@@ -32,7 +32,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         found = [target for spec in specs for target in targets(spec)]
     except ValueError as e:
         raise pytest.UsageError(f"--kernel {e}") from None
-    found = found[:: SAMPLE if is_quick() else 1]
+    found = found[:: OPERATOR_SAMPLE if is_quick() else 1]
     metafunc.parametrize("target", [pytest.param(t, id=f"{t.spec}-{t.mutant.name}") for t in found])
 
 

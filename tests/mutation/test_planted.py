@@ -7,15 +7,13 @@ from hypothesis import settings
 
 from kernels.mutants import CATALOGUE
 from tests.mutation.campaign import Campaign
-from tests.mutation.schedule import LAWS, is_quick
+from tests.mutation.schedule import LAWS, SAMPLE, is_quick
 from tests.mutation.shrinking import shrink
 from tests.mutation.summary import Planted, Recorder, Sound
 
 SEEDS = 5
 ALL_CAUGHT = 300
 """Examples in which 95 % of the bugs are caught."""
-SAMPLE = 3
-"""A quick profile takes every so manieth bug."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
