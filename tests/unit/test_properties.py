@@ -102,6 +102,7 @@ class ShortWindow(Sound):
     """All keys but the last 512 are out of sight, in the forward pass and in the backward pass."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+        self.check(q, k, v)
         return super().forward(q, k[:, :, -512:], v[:, :, -512:], **options)
 
     def backward(
