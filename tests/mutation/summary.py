@@ -185,7 +185,7 @@ class MutationSummary:
                     f"{sum(r.alarms for r in on_correct)} of {sum(r.tried for r in on_correct)}",
                 )
             )
-        columns = ("rule of", "bugs caught", "examples needed", "false alarms on correct kernels")
+        columns = ("rule of", "bugs caught", "examples needed", "false alarms on the kernel itself")
         return make_table(columns, rows)
 
     def _print_operators(self, reporter: pytest.TerminalReporter) -> None:
