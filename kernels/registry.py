@@ -121,7 +121,7 @@ def _import_file(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(module_spec)
     sys.modules[name] = module
     try:
-        with _first_on_path(path.parent):
+        with first_on_path(path.parent):
             module_spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
@@ -130,7 +130,7 @@ def _import_file(path: Path) -> ModuleType:
 
 
 @contextlib.contextmanager
-def _first_on_path(folder: Path) -> Iterator[None]:
+def first_on_path(folder: Path) -> Iterator[None]:
     """As a script has it: modules beside the file can be imported."""
     sys.path.insert(0, str(folder))
     try:

@@ -8,13 +8,14 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 
 from kernels.contract import AttentionKernel
+from kernels.registry import first_on_path
 
 KERNEL = "flash_v2"
 """The registered kernel that the bugs are planted in."""
@@ -104,10 +105,8 @@ def load_module(entry: str, edited: Mapping[str, str]) -> ModuleType:
     digest = hashlib.sha256(repr(texts).encode()).hexdigest()[:12]
     folder = Path(tempfile.mkdtemp(dir=_scratch()))
     module = ModuleType(entry)
-    with (
-        _modules_kept(texts),
-        _first_on_path([str(_path_of(name).parent) for name in texts if name.endswith(".py")]),
-    ):
+    beside = first_on_path(_path_of(entry).parent) if entry.endswith(".py") else nullcontext()
+    with _modules_kept(texts), beside:
         for name, text in texts.items():
             path = folder / f"{_path_of(name).stem}.py"
             path.write_text(text)
@@ -144,16 +143,6 @@ def _modules_kept(names: Mapping[str, str]) -> Iterator[None]:
             sys.modules.pop(name, None)
             if module is not None:
                 sys.modules[name] = module
-
-
-@contextmanager
-def _first_on_path(folders: list[str]) -> Iterator[None]:
-    sys.path[:0] = folders
-    try:
-        yield
-    finally:
-        for folder in folders:
-            sys.path.remove(folder)
 
 
 @cache

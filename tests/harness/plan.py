@@ -50,7 +50,7 @@ def covers_properties(config: pytest.Config) -> bool:
 def make_plan(config: pytest.Config) -> Plan:
     """Check every option and ask a child what the kernels claim. Raises pytest.UsageError, in one line."""
     worker = getattr(config, "workerinput", {"workerid": "main", "workercount": 1})
-    device = chosen_device(config, worker["workerid"])
+    device = chosen_device(config)
     for option in ("examples", "minutes", "max_seqlen"):
         value = config.getoption(option)
         if value is not None and not value > 0:
@@ -83,8 +83,9 @@ def make_plan(config: pytest.Config) -> Plan:
     )
 
 
-def chosen_device(config: pytest.Config, worker: str) -> str:
+def chosen_device(config: pytest.Config) -> str:
     """The CPU, or the GPU of this worker: GPUs are shared round-robin. Raises pytest.UsageError."""
+    worker = getattr(config, "workerinput", {}).get("workerid", "main")
     chosen = config.getoption("--device")
     if chosen == "cuda" and not torch.cuda.is_available():
         raise pytest.UsageError(

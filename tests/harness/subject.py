@@ -20,7 +20,7 @@ from tests.harness.child import Child, ChildDied
 from tests.harness.journal import Journal
 from tests.harness.report import Failure
 from tests.harness.tally import Tally
-from tests.harness.verdict import Finding
+from tests.harness.verdict import Finding, Verdict
 
 MOST_REFUSED = 0.9
 """A kernel that may refuse still fails when it refuses more than this share of what it claims."""
@@ -81,6 +81,13 @@ class KernelInfo:
         }
         values["launch"] = {name: tuple(choices) for name, choices in values["launch"].items()}
         return cls(spec, claims, answer["name"], Capabilities(**values), answer["printed"])
+
+    def finding(self, verdict: Verdict) -> Finding | None:
+        """What a verdict holds against the kernel: a refusal, too, where it claims to refuse nothing."""
+        if verdict.status == "refused" and not self.capabilities.may_refuse:
+            claim = f"a claimed case is not refused, but NotImplementedError was raised: {verdict.reason}"
+            return Finding(claim=claim, kind="refused")
+        return verdict.finding
 
 
 class Subject:
@@ -199,10 +206,7 @@ class Subject:
         compile_key = (self.info.spec, law, case.dtype, case.head_dim, case.causal, case.launch)
         verdict = self.child.run({**record, "safety": safety}, compile_key, self.journal.sync)
         self.tally.add(verdict, case)
-        if verdict.status == "refused" and not self.info.capabilities.may_refuse:
-            claim = f"a claimed case is not refused, but NotImplementedError was raised: {verdict.reason}"
-            return Finding(claim=claim, kind="refused")
-        return verdict.finding
+        return self.info.finding(verdict)
 
     def _script(self, failure: Failure) -> str | None:
         """The stand-alone script of a failure; None where its calls could not be made a second time."""

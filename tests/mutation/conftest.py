@@ -65,7 +65,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def campaign(request: pytest.FixtureRequest) -> Iterator[Campaign]:
     """One child, one schedule and one memory of what the kernel itself keeps, for all items of a process."""
     config = request.config
-    child = Child(chosen_device(config, getattr(config, "workerinput", {"workerid": "main"})["workerid"]))
+    child = Child(chosen_device(config))
     spec = (config.getoption("--kernel") or [KERNEL])[0]
     info = KernelInfo.ask(child, spec, tuple(config.getoption("--claims")))
     yield Campaign(info, child, Schedule(info.capabilities, child.device.partition(":")[0]))

@@ -19,7 +19,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def test_what_other_rules_say(name: str, recorder: Recorder, pytestconfig: pytest.Config) -> None:
     """The kernel itself on all cases; a bug up to the first case that fails, false alarms left out."""
-    device = chosen_device(pytestconfig, "main")
+    device = chosen_device(pytestconfig)
     if name == KERNEL:
         for outcome in alarms(device):
             recorder.add(Compared(rule=outcome.rule, alarms=len(outcome.failed), tried=outcome.tried))
