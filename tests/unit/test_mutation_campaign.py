@@ -1,6 +1,7 @@
 """What counts as caught, what the examples are, and how the tables sum it up."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, cast
@@ -77,6 +78,14 @@ def test_a_refusal_of_what_is_claimed_counts() -> None:
 def test_nothing_counts_where_the_kernel_itself_fails(verdict: Verdict) -> None:
     with pytest.raises(FalseAlarm, match="sound itself breaks forward on Case"):
         campaign(lambda spec, n: verdict if spec == "sound" else BROKEN).attempt("mutant", 0, 10)
+
+
+def test_a_case_that_the_kernel_may_refuse_and_does_tells_nothing() -> None:
+    choosy = campaign(
+        lambda spec, n: HELD if (spec, n) == ("sound", 3) else REFUSED if spec == "sound" else BROKEN
+    )
+    choosy.info = replace(choosy.info, capabilities=replace(CLAIMS, may_refuse=True))
+    assert choosy.attempt("mutant", 0, 10).examples == 3
 
 
 def test_the_kernel_itself_is_asked_once_for_each_example() -> None:

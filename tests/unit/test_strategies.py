@@ -523,6 +523,10 @@ SIMPLEST = Case(
         ),
         (lambda case: case.k_values == "near_ties", {"k_values": "near_ties"}),
         (lambda case: case.v_layout == "huge", {"v_layout": "huge"}),
+        (
+            lambda case: case.q_layout == case.k_layout == "huge",
+            {f"{name}_layout": "huge" for name in TENSORS},
+        ),
         (lambda case: case.scale < 0, {"sm_scale": -0.125}),
         (lambda case: case.heads_kv > 1 and case.group > 3, {"heads_kv": 2, "group": 4}),
         (
