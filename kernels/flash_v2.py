@@ -29,9 +29,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from kernels.autograd import attention
 from kernels.contract import AttentionKernel, Capabilities, flash_arithmetic
+from kernels.launching import check_settings, is_aligned, launch, padded_head_dim, row_strides
 from kernels.tiles import (
     INTERPRETED,
     LN2,
@@ -41,7 +42,6 @@ from kernels.tiles import (
     cdiv,
     check_runnable,
     columns_inside,
-    device_function,
     dot,
     kernel,
     key_range,
@@ -50,6 +50,7 @@ from kernels.tiles import (
     softmax_step,
     store_tile,
     tile_pointers,
+    weights,
 )
 from kernels.validation import check_inputs, check_like
 from reference.arithmetic import TF32_TRUNCATED, Arithmetic
@@ -138,13 +139,6 @@ def _forward_kernel(
     out_ptrs = tile_pointers(out + head * seqlen_q * head_dim, rows, head_dim, cols, ALIGNED)
     store_tile(out_ptrs, acc / l_i[:, None], in_rows, in_cols, MASK_COLS)
     tl.store(lse + head * seqlen_q + rows, (m_i + tl.log2(l_i)) * LN2, mask=in_rows)
-
-
-@device_function
-def _weights(scores, row_lse):
-    """P from scaled scores and lse, both in base 2; nan where either is."""
-    # Rounded, lse may lie below the largest score: far below, when that is huge, but P never exceeds 1.
-    return tl.exp2(tl.minimum(scores - row_lse, 0.0, propagate_nan=tl.PropagateNan.ALL))
 
 
 @kernel
@@ -302,7 +296,7 @@ def _dk_dv_kernel(
                 cut,
                 MASK_COLS,
             )
-            p = _weights(dot(k_tile, tl.trans(q_tile), None, PRECISION) * scale_log2, row_lse[None, :])
+            p = weights(dot(k_tile, tl.trans(q_tile), None, PRECISION) * scale_log2, row_lse[None, :])
             if cut:
                 seen = ((first_row - start_m)[:, None] <= rows[None, :]) & in_tile[None, :]
                 p = tl.where(seen, p, 0.0)
@@ -395,7 +389,7 @@ def _dq_kernel(
             in_tile = keys < seqlen_k - start_n
             k_tile = load_tile(advance(k_ptrs, tile * k_step, ALIGNED), in_tile, in_cols, cut, MASK_COLS)
             v_tile = load_tile(advance(v_ptrs, tile * v_step, ALIGNED), in_tile, in_cols, cut, MASK_COLS)
-            p = _weights(dot(q_tile, tl.trans(k_tile), None, PRECISION) * scale_log2, row_lse[:, None])
+            p = weights(dot(q_tile, tl.trans(k_tile), None, PRECISION) * scale_log2, row_lse[:, None])
             ds = p * (dot(do_tile, tl.trans(v_tile), None, PRECISION) - row_delta[:, None])
             if cut:
                 ds = tl.where(keys[None, :] <= (last_key - start_n)[:, None], ds, 0.0)
@@ -450,22 +444,22 @@ def forward(
     Raises TypeError or ValueError for arguments that do not fit together, NotImplementedError for a dtype or
     head_dim that is not supported, RuntimeError for tensors on the CPU outside of Triton's interpreter.
     """
-    launch = _Launch(block_m, block_n, num_stages, precision)
+    settings = _Settings(block_m, block_n, num_stages, precision)
     check_inputs(q, k, v, causal, sm_scale)
     check_runnable(q)
     batch, heads_q, seqlen_q, head_dim = q.shape
     _, heads_kv, seqlen_k, _ = k.shape
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    constants = launch.constants(_forward_kernel, q)
-    _run(
+    constants = settings.constants(_forward_kernel, q)
+    launch(
         _forward_kernel,
         batch * heads_q * triton.cdiv(seqlen_q, constants["BLOCK_OWN"]),
         *(q, k, v, out, lse),
-        *_strides(q, k, v),
+        *row_strides(q, k, v),
         *(heads_q, heads_q // max(heads_kv, 1), seqlen_q, seqlen_k, head_dim, sm_scale * LOG2E.value),
         CAUSAL=causal,
-        ALIGNED=_aligned(q, k, v, out),
+        ALIGNED=is_aligned(q, k, v, out),
         **constants,
     )
     return out, lse
@@ -491,7 +485,7 @@ def backward(
     dout, like q, is the gradient of out; out and lse are what ``forward`` returned. dk and dv are summed over
     the query heads that share a key head, in float32. Arguments and errors are those of ``forward``.
     """
-    launch = _Launch(block_m, block_n, num_stages, precision)
+    settings = _Settings(block_m, block_n, num_stages, precision)
     check_inputs(q, k, v, causal, sm_scale)
     check_runnable(q)
     check_like("dout", dout, "q", q, q.shape, q.dtype)
@@ -501,26 +495,14 @@ def backward(
     _, heads_kv, seqlen_k, _ = k.shape
     group = heads_q // max(heads_kv, 1)
     dq, dk, dv = (torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
-    delta, lse_log2 = torch.empty((2, *lse.shape), dtype=torch.float32, device=q.device)
-
-    padded = _padded(head_dim)
-    block = 128 if INTERPRETED.value else 4096 // padded
-    _run(
-        _delta_kernel,
-        batch * heads_q * triton.cdiv(seqlen_q, block),
-        *(dout, out, lse.contiguous(), delta, lse_log2),
-        *_strides(dout, out),
-        *(heads_q, seqlen_q, head_dim),
-        HEAD_DIM=padded,
-        BLOCK_OWN=block,
-    )
+    delta, lse_log2 = row_deltas(dout, out, lse)
     arguments = (
-        *_strides(dout, q, k, v),
+        *row_strides(dout, q, k, v),
         *(heads_kv, group, seqlen_q, seqlen_k, head_dim, float(sm_scale), sm_scale * LOG2E.value),
     )
-    aligned = _aligned(dout, q, k, v, dq, dk, dv)
-    constants = launch.constants(_dk_dv_kernel, q)
-    _run(
+    aligned = is_aligned(dout, q, k, v, dq, dk, dv)
+    constants = settings.constants(_dk_dv_kernel, q)
+    launch(
         _dk_dv_kernel,
         batch * heads_kv * triton.cdiv(seqlen_k, constants["BLOCK_OWN"]),
         *(dout, q, k, v, delta, lse_log2, dk, dv),
@@ -529,8 +511,8 @@ def backward(
         ALIGNED=aligned,
         **constants,
     )
-    constants = launch.constants(_dq_kernel, q)
-    _run(
+    constants = settings.constants(_dq_kernel, q)
+    launch(
         _dq_kernel,
         batch * heads_q * triton.cdiv(seqlen_q, constants["BLOCK_OWN"]),
         *(dout, q, k, v, delta, lse_log2, dq),
@@ -542,8 +524,26 @@ def backward(
     return dq, dk, dv
 
 
+def row_deltas(dout: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+    """delta, and lse in base 2 with inf for -inf: (batch, heads_q, seqlen_q) float32 each."""
+    batch, heads_q, seqlen_q, head_dim = out.shape
+    delta, lse_log2 = torch.empty((2, *lse.shape), dtype=torch.float32, device=out.device)
+    padded = padded_head_dim(head_dim)
+    block = 128 if INTERPRETED.value else 4096 // padded
+    launch(
+        _delta_kernel,
+        batch * heads_q * triton.cdiv(seqlen_q, block),
+        *(dout, out, lse.contiguous(), delta, lse_log2),
+        *row_strides(dout, out),
+        *(heads_q, seqlen_q, head_dim),
+        HEAD_DIM=padded,
+        BLOCK_OWN=block,
+    )
+    return delta, lse_log2
+
+
 @dataclass(frozen=True)
-class _Launch:
+class _Settings:
     """Launch settings, checked against ``LAUNCH``."""
 
     block_m: int
@@ -552,14 +552,11 @@ class _Launch:
     precision: str
 
     def __post_init__(self) -> None:
-        for name, values in LAUNCH.items():
-            value = getattr(self, name)
-            if value not in values:
-                raise ValueError(f"{name}: got {value!r}, expected one of {values}")
+        check_settings(vars(self), LAUNCH)
 
     def constants(self, fn: Any, q: Tensor) -> dict[str, Any]:
         """The constants that the kernel ``fn`` is compiled with for q."""
-        padded = _padded(q.shape[3])
+        padded = padded_head_dim(q.shape[3])
         row_bytes = padded * q.element_size()
         own, loop = self.block_m, self.block_n
         fma = q.dtype == torch.float32 and self.precision == "ieee"
@@ -578,54 +575,6 @@ class _Launch:
         }
 
 
-def _run(fn: Any, programs: int, *arguments: Any, **constants: Any) -> None:
-    if programs == 0:
-        return
-    # Fused, scores * scale - m is not rounded as the maximum m was, and may be positive: with huge scores far
-    # enough for exp2 to overflow.
-    with torch.cuda.device_of(arguments[0]):
-        fn[(programs,)](*arguments, **constants, enable_fp_fusion=False)
-
-
-def _strides(*tensors: Tensor) -> tuple[int, ...]:
-    return tuple(stride for tensor in tensors for stride in tensor.stride()[:3])
-
-
-def _aligned(*tensors: Tensor) -> bool:
-    """Whether every row of every tensor starts at a multiple of 16 bytes.
-
-    With a contiguous output among the tensors, rows are then a multiple of 16 bytes wide.
-    """
-    return all(
-        tensor.data_ptr() % 16 == 0
-        and all(stride * tensor.element_size() % 16 == 0 for stride in tensor.stride()[:3])
-        for tensor in tensors
-    )
-
-
-def _padded(head_dim: int) -> int:
-    return max(16, triton.next_power_of_2(head_dim))
-
-
-class _FlashV2(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, settings: Mapping[str, Any]
-    ) -> tuple[Tensor, Tensor]:
-        out, lse = forward(q, k, v, **settings)
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.settings = settings
-        ctx.mark_non_differentiable(lse)
-        return out, lse
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dout: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        # ``out.sum()`` hands down one element with strides 0.
-        dout = dout if dout.stride(3) == 1 else dout.contiguous()
-        return (*backward(dout, *ctx.saved_tensors, **ctx.settings), None)
-
-
 def flash_v2(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, sm_scale: float | None = None, **launch: Any
 ) -> tuple[Tensor, Tensor]:
@@ -634,7 +583,8 @@ def flash_v2(
     sm_scale is 1 / sqrt(head_dim) unless given; ``launch`` takes settings of ``LAUNCH``.
     """
     sm_scale = 1.0 / math.sqrt(q.shape[-1]) if sm_scale is None else sm_scale
-    return _FlashV2.apply(q, k, v, {"causal": causal, "sm_scale": sm_scale, **launch})
+    out, lse = attention(KERNEL, q, k, v, causal=causal, sm_scale=sm_scale, **launch)
+    return out, lse
 
 
 def _arithmetic(dtype: str, device: str, launch: Mapping[str, Any]) -> Arithmetic:

@@ -150,6 +150,13 @@ def softmax_step(scores, m_i, l_i):
 
 
 @device_function
+def weights(scores, row_lse):
+    """P from scaled scores and lse, both in base 2; nan where either is."""
+    # Rounded, lse may lie below the largest score: far below, when that is huge, but P never exceeds 1.
+    return tl.exp2(tl.minimum(scores - row_lse, 0.0, propagate_nan=tl.PropagateNan.ALL))
+
+
+@device_function
 def key_range(
     start_m,
     rows,

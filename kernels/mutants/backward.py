@@ -5,7 +5,7 @@ from kernels.mutants.mutant import Edit, Mutant
 DELTA = "kernels.flash_v2:_delta_kernel"
 DK_DV = "kernels.flash_v2:_dk_dv_kernel"
 DQ = "kernels.flash_v2:_dq_kernel"
-WEIGHTS = "kernels.flash_v2:_weights"
+WEIGHTS = "kernels.tiles:weights"
 LAUNCH = "kernels.flash_v2:backward"
 
 FLASH = "https://github.com/Dao-AILab/flash-attention"

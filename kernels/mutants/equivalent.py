@@ -69,7 +69,7 @@ load_tile
         (
             """\
 _dk_dv_kernel
-  p = _weights(dot(k_tile, tl.trans(q_tile), None, PRECISION) * scale_log2, row_lse[None, :])
+  p = weights(dot(k_tile, tl.trans(q_tile), None, PRECISION) * scale_log2, row_lse[None, :])
 - if cut:
 + if True:
   seen = ((first_row - start_m)[:, None] <= rows[None, :]) & in_tile[None, :]""",
@@ -179,13 +179,13 @@ _dk_dv_kernel
         "P exceeds 1 by the rounding of lse alone, which the bounds allow; where that is much, they are infinite.",
         (
             """\
-_weights
+weights
   # Rounded, lse may lie below the largest score: far below, when that is huge, but P never exceeds 1.
 - return tl.exp2(tl.minimum(scores - row_lse, 0.0, propagate_nan=tl.PropagateNan.ALL))
 + return tl.exp2(scores - row_lse)
   """,
             """\
-_weights
+weights
   # Rounded, lse may lie below the largest score: far below, when that is huge, but P never exceeds 1.
 - return tl.exp2(tl.minimum(scores - row_lse, 0.0, propagate_nan=tl.PropagateNan.ALL))
 + return tl.exp2(tl.minimum(scores - row_lse, 1.0, propagate_nan=tl.PropagateNan.ALL))

@@ -256,7 +256,7 @@ FORWARD = (
             Edit(
                 LAUNCH,
                 "sm_scale * LOG2E.value",
-                "sm_scale * (head_dim / _padded(head_dim)) ** 0.5 * LOG2E.value",
+                "sm_scale * (head_dim / padded_head_dim(head_dim)) ** 0.5 * LOG2E.value",
             ),
         ),
     ),

@@ -4,8 +4,8 @@ from kernels.mutants.mutant import Edit, Mutant
 
 FORWARD = "kernels.flash_v2:forward"
 BACKWARD = "kernels.flash_v2:backward"
-RUN = "kernels.flash_v2:_run"
-ALIGNED = "kernels.flash_v2:_aligned"
+RUN = "kernels.launching:launch"
+ALIGNED = "kernels.launching:is_aligned"
 CHECK = "check_inputs(q, k, v, causal, sm_scale)"
 
 LAUNCHER = (
@@ -19,7 +19,7 @@ LAUNCHER = (
         "the grid of the delta kernel is rounded down: the rest is scratch memory as it was",
         (
             Edit(
-                BACKWARD,
+                "kernels.flash_v2:row_deltas",
                 "batch * heads_q * triton.cdiv(seqlen_q, block)",
                 "max(1, batch * heads_q * seqlen_q // block)",
             ),

@@ -403,7 +403,7 @@ def test_only_float32_through_tf32_claims_tf32() -> None:
 
 def test_tiles_are_cut_down_where_they_would_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "INTERPRETED", tl.constexpr(False))
-    launch = module._Launch(block_m=128, block_n=64, num_stages=2, precision="tf32")
+    launch = module._Settings(block_m=128, block_n=64, num_stages=2, precision="tf32")
 
     def tile(fn: Any, head_dim: int, dtype: torch.dtype) -> tuple[int, int]:
         constants = launch.constants(fn, torch.empty(1, 1, 1, head_dim, dtype=dtype))

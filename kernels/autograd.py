@@ -1,0 +1,40 @@
+"""Gradients through a kernel that has a backward of its own."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from kernels.contract import AttentionKernel
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, kernel: AttentionKernel, options: Mapping[str, Any], q: Tensor, k: Tensor, v: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        out, lse = kernel.forward(q, k, v, **options)
+        ctx.kernel, ctx.options = kernel, options
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.mark_non_differentiable(lse)
+        return out, lse
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        # ``out.sum()`` hands down one element with strides 0.
+        dout = dout if dout.stride(3) == 1 else dout.contiguous()
+        return (None, None, *ctx.kernel.backward(dout, *ctx.saved_tensors, **ctx.options))
+
+
+def attention(kernel: AttentionKernel, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
+    """``kernel.forward``, (out, lse), differentiable in q, k and v; lse has no gradient.
+
+    ``options`` are those of the kernel: causal, sm_scale and launch settings. A kernel without a backward is
+    called as it is.
+    """
+    if kernel.backward is None:
+        return kernel.forward(q, k, v, **options)
+    return _Attention.apply(kernel, options, q, k, v)

@@ -1,0 +1,47 @@
+"""What the launchers of Triton attention kernels share: strides, alignment, launch settings."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+
+def check_settings(settings: Mapping[str, Any], declared: Mapping[str, tuple[Any, ...]]) -> None:
+    """Raises ValueError for a launch setting that is not one of its declared values."""
+    for name, values in declared.items():
+        if settings[name] not in values:
+            raise ValueError(f"{name}: got {settings[name]!r}, expected one of {values}")
+
+
+def launch(fn: Any, programs: int, *arguments: Any, **constants: Any) -> None:
+    """Run ``programs`` programs of a kernel on the device of its first argument; none where that is 0."""
+    if programs == 0:
+        return
+    # Fused, scores * scale - m is not rounded as the maximum m was, and may be positive: with huge scores far
+    # enough for exp2 to overflow.
+    with torch.cuda.device_of(arguments[0]):
+        fn[(programs,)](*arguments, **constants, enable_fp_fusion=False)
+
+
+def row_strides(*tensors: Tensor) -> tuple[int, ...]:
+    """Strides of batch, head and row of each tensor, in elements."""
+    return tuple(stride for tensor in tensors for stride in tensor.stride()[:3])
+
+
+def is_aligned(*tensors: Tensor) -> bool:
+    """Whether every row of every tensor starts at a multiple of 16 bytes.
+
+    With a contiguous output among the tensors, rows are then a multiple of 16 bytes wide.
+    """
+    return all(
+        tensor.data_ptr() % 16 == 0
+        and all(stride * tensor.element_size() % 16 == 0 for stride in tensor.stride()[:3])
+        for tensor in tensors
+    )
+
+
+def padded_head_dim(head_dim: int) -> int:
+    """Columns of a tile that holds rows of head_dim elements: a power of two, 16 at least."""
+    return max(16, triton.next_power_of_2(head_dim))
