@@ -18,5 +18,5 @@ CATALOGUE = {mutant.name: mutant for mutant in (*FORWARD, *LSE, *BACKWARD, *LAUN
 def __getattr__(name: str) -> Any:
     """A planted bug's kernel, by the bug's name."""
     if name in CATALOGUE:
-        return CATALOGUE[name].kernel()
+        return CATALOGUE[name].load()
     raise AttributeError(f"no planted bug {name!r}")

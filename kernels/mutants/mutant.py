@@ -15,11 +15,10 @@ from pathlib import Path
 from types import ModuleType
 
 from kernels.contract import AttentionKernel
-from kernels.registry import first_on_path
+from kernels.registry import first_on_path, locate
 
 KERNEL = "flash_v2"
-"""The registered kernel that the bugs are planted in."""
-ENTRY = f"kernels.{KERNEL}"
+"""The registered kernel that most bugs are planted in."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +59,7 @@ class Mutant:
         name: unique, an identifier.
         what: the bug in words.
         edits: what is changed.
+        kernel: the registered kernel that it is a bug of.
         source: the real bug that it re-enacts, where there is one.
         subtle: wrong in a single row, tile or lane, or by less than 1 % of the output's size.
         device: "cuda" where it shows compiled only; "" where it shows interpreted too.
@@ -69,6 +69,7 @@ class Mutant:
     name: str
     what: str
     edits: tuple[Edit, ...]
+    kernel: str = KERNEL
     source: str = ""
     subtle: bool = False
     device: str = ""
@@ -81,9 +82,10 @@ class Mutant:
             texts[edit.module] = edit.apply(texts.get(edit.module) or source_of(edit.module))
         return texts
 
-    def kernel(self) -> AttentionKernel:
+    def load(self) -> AttentionKernel:
         """The kernel with the bug, called ``name``."""
-        kernel: AttentionKernel = load_module(ENTRY, self.sources()).KERNEL
+        entry, attribute = locate(self.kernel)
+        kernel: AttentionKernel = getattr(load_module(entry, self.sources()), attribute)
         return replace(kernel, name=self.name)
 
 

@@ -1,10 +1,12 @@
 """The pytest plugin of the mutation tests: options, one campaign for each process, the tables at the end."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
+from kernels.mutants import CATALOGUE
 from kernels.mutants.mutant import KERNEL
 from tests.harness.child import Child
 from tests.harness.plan import chosen_device
@@ -52,24 +54,34 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """The rules of other suites where asked for; planted bugs where no other kernel is."""
-    others = config.getoption("--kernel") not in (None, [KERNEL])
+    """Planted bugs of the kernels asked for, where they have any; the rules of other suites where asked for."""
+    asked = config.getoption("--kernel") or [KERNEL]
     ignored = {
-        "test_planted.py": others,
-        "test_rules.py": others or not config.getoption("--compare"),
+        "test_planted.py": not any(mutant.kernel in asked for mutant in CATALOGUE.values()),
+        "test_rules.py": KERNEL not in asked or not config.getoption("--compare"),
     }
     return ignored.get(collection_path.name) or None
 
 
 @pytest.fixture(scope="session")
-def campaign(request: pytest.FixtureRequest) -> Iterator[Campaign]:
-    """One child, one schedule and one memory of what the kernel itself keeps, for all items of a process."""
+def campaigns(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Campaign]]:
+    """For each SPEC a schedule and a memory of what the kernel itself keeps, for all items of a process."""
     config = request.config
     child = Child(chosen_device(config))
-    spec = (config.getoption("--kernel") or [KERNEL])[0]
-    info = KernelInfo.ask(child, spec, tuple(config.getoption("--claims")))
-    yield Campaign(info, child, Schedule(info.capabilities, child.device.partition(":")[0]))
+
+    @cache
+    def of(spec: str) -> Campaign:
+        info = KernelInfo.ask(child, spec, tuple(config.getoption("--claims")))
+        return Campaign(info, child, Schedule(info.capabilities, child.device.partition(":")[0]))
+
+    yield of
     child.close()
+
+
+@pytest.fixture(scope="session")
+def campaign(campaigns: Callable[[str], Campaign], pytestconfig: pytest.Config) -> Campaign:
+    """That of the kernel that operators mutate."""
+    return campaigns((pytestconfig.getoption("--kernel") or [KERNEL])[0])
 
 
 @pytest.fixture

@@ -1,11 +1,13 @@
 """Every planted bug is caught, with every seed, at the budget of the profile; the kernel itself keeps every law."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 from hypothesis import settings
 
 from kernels.mutants import CATALOGUE
+from kernels.mutants.mutant import Mutant
 from tests.mutation.campaign import Campaign
 from tests.mutation.schedule import LAWS, SAMPLE, is_quick
 from tests.mutation.shrinking import shrink
@@ -17,10 +19,14 @@ ALL_CAUGHT = 300
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """All of the catalogue; all seeds."""
-    if "name" in metafunc.fixturenames:
-        metafunc.parametrize("name", list(CATALOGUE)[:: SAMPLE if is_quick() else 1])
-    if "seed" in metafunc.fixturenames:
+    """All of the catalogue, or what it has of the kernels asked for; all seeds."""
+    asked = metafunc.config.getoption("--kernel") or {mutant.kernel for mutant in CATALOGUE.values()}
+    mutants = [mutant for mutant in CATALOGUE.values() if mutant.kernel in asked]
+    if "mutant" in metafunc.fixturenames:
+        sample = mutants[:: SAMPLE if is_quick() else 1]
+        metafunc.parametrize("mutant", [pytest.param(m, id=m.name) for m in sample])
+    if "kernel" in metafunc.fixturenames:
+        metafunc.parametrize("kernel", list(dict.fromkeys(mutant.kernel for mutant in mutants)))
         metafunc.parametrize("seed", seeds(metafunc.config))
 
 
@@ -34,21 +40,27 @@ def budget(campaign: Campaign) -> int:
     return settings().max_examples * len(LAWS) * len(campaign.info.capabilities.dtypes)
 
 
-def test_the_kernel_itself_keeps_every_law(seed: int, campaign: Campaign, recorder: Recorder) -> None:
+def test_the_kernel_itself_keeps_every_law(
+    kernel: str, seed: int, campaigns: Callable[[str], Campaign], recorder: Recorder
+) -> None:
     """What nearly all bugs are caught in raises no alarm without one."""
+    campaign = campaigns(kernel)
     examples = campaign.schedule.examples(seed, min(ALL_CAUGHT, budget(campaign)))
     recorder.add(Sound(seed=seed, examples=sum(campaign.keeps(law, case) for law, case in examples)))
 
 
 def test_planted_bug_is_caught(
-    name: str, campaign: Campaign, recorder: Recorder, pytestconfig: pytest.Config
+    mutant: Mutant,
+    campaigns: Callable[[str], Campaign],
+    recorder: Recorder,
+    pytestconfig: pytest.Config,
 ) -> None:
     """With every seed."""
-    mutant = CATALOGUE[name]
+    campaign = campaigns(mutant.kernel)
     if mutant.device not in ("", campaign.schedule.device_type):
-        pytest.skip(f"{name} shows on {mutant.device} alone")
+        pytest.skip(f"{mutant.name} shows on {mutant.device} alone")
     limit = budget(campaign)
-    spec = f"kernels.mutants:{name}"
+    spec = f"kernels.mutants:{mutant.name}"
     missed = []
     for seed in seeds(pytestconfig):
         attempt = campaign.attempt(spec, seed, limit, raises=mutant.raises)
@@ -59,7 +71,7 @@ def test_planted_bug_is_caught(
             shrinking = shrink(campaign, spec, attempt.law, attempt.case.dtype, seed)
         recorder.add(
             Planted(
-                name=name,
+                name=mutant.name,
                 seed=seed,
                 law=attempt.law,
                 examples=attempt.examples,
