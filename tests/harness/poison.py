@@ -1,5 +1,11 @@
-"""Memory that tells: what a kernel's launcher allocates is filled with poison and lies between guard zones."""
+"""Memory that tells: what a kernel's launcher allocates is filled with poison and lies between guard zones.
 
+On the CPU it may end at a fence instead, a page that nobody may touch: reading past the end, which shows in no
+result where what is read isn't used, then ends the process.
+"""
+
+import ctypes
+import mmap
 from typing import Any
 
 import torch
@@ -19,14 +25,15 @@ _EMPTY = {
 
 
 class PoisonedAllocations(TorchDispatchMode):
-    """Within it, uninitialised tensors are filled with ``value`` and guarded.
+    """Within it, uninitialised tensors are filled with ``value`` and guarded, or ``fenced`` (on the CPU).
 
     Allocations inside of PyTorch's own operators do not pass here and stay as they are.
     """
 
-    def __init__(self, value: float) -> None:
+    def __init__(self, value: float, *, fenced: bool = False) -> None:
         super().__init__()
         self.value = value
+        self.fenced = fenced
         self.guarded: list[tuple[Tensor, int, int]] = []
 
     @classmethod
@@ -43,6 +50,9 @@ class PoisonedAllocations(TorchDispatchMode):
             return result
         item = result.element_size()
         inside = result.untyped_storage().nbytes() // item
+        if self.fenced:
+            storage = fenced_storage(inside, result.dtype).fill_(self.value)
+            return storage.as_strided(result.shape, result.stride(), result.storage_offset())
         guard = GUARD_BYTES // item
         storage = torch.full((inside + 2 * guard,), self.value, dtype=result.dtype, device=result.device)
         self.guarded.append((storage, guard, guard + inside))
@@ -60,3 +70,26 @@ class PoisonedAllocations(TorchDispatchMode):
                 same = zone.isnan() if self.value != self.value else zone == storage.new_tensor(self.value)
                 broken += int((~same).sum())
         return broken
+
+
+def behind_fence(x: Tensor) -> Tensor:
+    """A copy on the CPU with the same strides, whose last element is the last that may be touched."""
+    span = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+    fenced = fenced_storage(span if x.numel() else 0, x.dtype).as_strided(x.shape, x.stride())
+    once = tuple(slice(1) if stride == 0 else slice(None) for stride in x.stride())
+    fenced[once].copy_(x[once])
+    return fenced
+
+
+def fenced_storage(elements: int, dtype: torch.dtype) -> Tensor:
+    """A flat tensor of zeros that ends where a page begins which can be neither read nor written."""
+    page, size = mmap.PAGESIZE, elements * dtype.itemsize
+    end = -(-size // page) * page
+    pages = mmap.mmap(-1, end + page, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(pages))
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mprotect(ctypes.c_void_p(address + end), ctypes.c_size_t(page), 0):
+        raise OSError(ctypes.get_errno(), "mprotect")
+    if elements == 0:
+        return torch.empty(0, dtype=dtype)
+    return torch.frombuffer(pages, dtype=dtype, count=elements, offset=end - size)

@@ -121,9 +121,10 @@ os.environ["TRITON_INTERPRET"] = "1"  # read when a Triton kernel is imported
 POISONED = '''\
 {source}
 
-def poisoned(value, *args, **options):
-    """A call that finds ``value`` in the memory it allocates."""
-    with PoisonedAllocations(value) as allocations:
+def poisoned(value, *args, fenced=False, **options):
+    """A call that finds ``value`` in the memory it allocates; fenced, all memory ends where no one may read."""
+    args = [behind_fence(x) for x in args] if fenced else args
+    with PoisonedAllocations(value, fenced=fenced) as allocations:
         results = call(*args, **options)
     if allocations.broken_guards():
         sys.exit("something was written outside of what was allocated")
@@ -194,8 +195,11 @@ class Source:
         """Write a call down as it is now; the kernel may change what it is given."""
         mode = _get_current_dispatch_mode()
         poison = mode.value if isinstance(mode, PoisonedAllocations) else None
+        fenced = isinstance(mode, PoisonedAllocations) and mode.fenced
         arguments = [self._tensor(role, getattr(problem, role), poison) for role in ("q", "k", "v", "dout")]
         options = {"gradients": gradients, "causal": problem.causal, "sm_scale": problem.sm_scale, **launch}
+        if fenced:
+            options["fenced"] = True
         arguments += [f"{name}={value!r}" for name, value in options.items()]
         function = "call(" if poison is None else f"poisoned({poison}, "
         self.calls.append(f"{function}{', '.join(arguments)})")

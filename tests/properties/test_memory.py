@@ -1,15 +1,18 @@
 """Memory: every output element is written, none outside, no input changes, nothing around the inputs is read.
 
 What the launcher allocates is filled with NaN and guarded, and the inputs lie in storages filled with NaN; a
-second run with finite poison must give the same result. Catches unwritten rows and uninitialised scratch,
-stores and loads beyond the end, kernels that work in place.
+second run with finite poison must give the same result. On the CPU a third run's memory ends at a fence, beyond
+which even a read that nothing comes of ends the process. Catches unwritten rows and uninitialised scratch, stores
+and loads beyond the end, kernels that work in place.
 """
+
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from strategies.layouts import Window
-from tests.harness.poison import PoisonedAllocations
+from tests.harness.poison import PoisonedAllocations, behind_fence
 from tests.harness.relate import agree, allowances, of_a_repeat
 from tests.harness.subject import Subject
 from tests.harness.trial import Outputs, Refused, Trial
@@ -21,7 +24,7 @@ INPUTS = ("q", "k", "v", "dout")
 
 
 def law(trial: Trial) -> None:
-    """One run with NaN, one with a number."""
+    """One run with NaN, one with a number, one at the fence."""
     first = run(trial, float("nan"))
     for name in INPUTS:
         window(trial, name).refill(FINITE_POISON)
@@ -29,6 +32,8 @@ def law(trial: Trial) -> None:
     allowed = of_a_repeat(trial, allowances(trial, trial.problem, gradients=second.dq is not None))
     claim = "{} is the same whatever lies in uninitialised memory and around the inputs"
     agree(trial, claim, first, second, allowed)
+    if trial.device == "cpu":
+        run_fenced(trial)
 
 
 def window(trial: Trial, name: str) -> Window:
@@ -60,6 +65,13 @@ def run(trial: Trial, poison: float) -> Outputs:
         claim = f"nothing is written outside of the outputs, but {broken} elements around allocations changed"
         trial.fail(claim, kind="memory", wrong=broken, call=got.call)
     return got
+
+
+def run_fenced(trial: Trial) -> None:
+    """One call whose inputs and allocations end at a fence; all there is to see is whether it comes back."""
+    q, k, v, dout = (behind_fence(window(trial, name).tensor) for name in INPUTS)
+    with PoisonedAllocations(float("nan"), fenced=True):
+        trial.gradients(replace(trial.problem, q=q, k=k, v=v, dout=dout))
 
 
 @given(data=st.data())
