@@ -62,6 +62,18 @@ load_tile
 - tile = tl.load(pointers, mask=in_rows[:, None], other=0.0)
 + tile = tl.load(pointers, mask=in_rows[:, None], other=1.0)
   elif MASK_COLS:""",
+            """\
+load_tile
+  elif MASK_COLS:
+- tile = tl.load(pointers, mask=in_cols[None, :], other=0.0)
++ tile = tl.load(pointers, mask=in_cols[None, :], other=1.0)
+  else:""",
+            """\
+store_tile
+  mask = in_rows[:, None]
+- if MASK_COLS:
++ if True:
+  mask = mask & in_cols[None, :]""",
         ),
     ),
     Argument(
@@ -139,6 +151,18 @@ _dk_dv_kernel
 - diagonal = cdiv(tl.maximum(start_n + BLOCK_OWN - 1 - offset, 0), BLOCK_LOOP)
 + diagonal = cdiv(tl.maximum(start_n + BLOCK_OWN - 1 - offset, 1), BLOCK_LOOP)
   diagonal = tl.minimum(diagonal, tiles_q)""",
+            """\
+_dk_dv_kernel
+  diagonal = cdiv(tl.maximum(start_n + BLOCK_OWN - 1 - offset, 0), BLOCK_LOOP)
+- diagonal = tl.minimum(diagonal, tiles_q)
++ diagonal = tiles_q
+  cut_tiles = diagonal - first + tiles_q - tl.maximum(diagonal, full)""",
+            """\
+_dk_dv_kernel
+  diagonal = cdiv(tl.maximum(start_n + BLOCK_OWN - 1 - offset, 0), BLOCK_LOOP)
+- diagonal = tl.minimum(diagonal, tiles_q)
++ diagonal = tl.maximum(diagonal, tiles_q)
+  cut_tiles = diagonal - first + tiles_q - tl.maximum(diagonal, full)""",
         ),
     ),
     Argument(
@@ -156,6 +180,12 @@ _forward_kernel
 - l_i = tl.where(l_i == 0.0, 1.0, l_i)
 + l_i = tl.where(l_i == 0.0, 2.0, l_i)
   out_ptrs = tile_pointers(out + head * seqlen_q * head_dim, rows, head_dim, cols, ALIGNED)""",
+            """\
+softmax_step
+  # A row that has seen no key yet has a maximum of -inf, and -inf - -inf is nan.
+- shift = tl.where(m_new == NEG_INF, 0.0, m_new)
++ shift = tl.where(m_new == NEG_INF, 1.0, m_new)
+  p = tl.exp2(scores - shift[:, None])""",
         ),
     ),
     Argument(
@@ -245,51 +275,51 @@ advance
         ),
         device="cpu",
     ),
+    Argument(
+        "The other bounds imply this one, or a loop over fewer tiles than none is empty all the same.",
+        (
+            """\
+_dk_dv_kernel
+  diagonal = cdiv(tl.maximum(start_n + BLOCK_OWN - 1 - offset, 0), BLOCK_LOOP)
+- diagonal = tl.minimum(diagonal, tiles_q)
++ pass
+  cut_tiles = diagonal - first + tiles_q - tl.maximum(diagonal, full)""",
+            """\
+_dk_dv_kernel
+  cut_tiles = diagonal - first + tiles_q - tl.maximum(diagonal, full)
+- whole_tiles = tl.maximum(full - diagonal, 0)
++ whole_tiles = full - diagonal
+  """,
+            """\
+key_range
+  last_key = rows + offset
+- whole = tl.minimum(tl.maximum(start_m + offset + 1, 0) // BLOCK_KEYS, whole)
++ whole = tl.maximum(start_m + offset + 1, 0) // BLOCK_KEYS
+  tiles = tl.minimum(cdiv(tl.maximum(start_m + offset + BLOCK_ROWS, 0), BLOCK_KEYS), tiles)""",
+        ),
+    ),
+    Argument(
+        "Interpreted, operands are float32 already or become so, and a product knows no precision.",
+        (
+            '''\
+dot
+  """The float32 sum of acc, which may be None, and a @ b."""
+- if INTERPRETED:
++ if True:
+  # The interpreter multiplies the bit patterns of bfloat16; in float32 the products are the same.''',
+            """\
+dot
+  b = b.to(tl.float32)
+- return tl.dot(a, b, acc, input_precision=PRECISION)
++ return tl.dot(a, b, acc)
+  """,
+        ),
+        device="cpu",
+    ),
 )
 """The same kernel in other words."""
 
 HOLES = (
-    Argument(
-        "Memory past the end is read, and what is read is not used: a GPU may fault, but no result shows it.",
-        (
-            """\
-_dk_dv_kernel
-  row_base = (head * group + member) * seqlen_q + start_m
-- row_lse = tl.load(lse_log2 + row_base + rows, mask=in_tile, other=0.0)
-+ row_lse = tl.load(lse_log2 + row_base + rows)
-  q_tile = load_tile(""",
-            """\
-_dk_dv_kernel
-  dv_acc = dot(p.to(do_tile.dtype), do_tile, dv_acc, PRECISION)
-- row_delta = tl.load(delta + row_base + rows, mask=in_tile, other=0.0)
-+ row_delta = tl.load(delta + row_base + rows)
-  ds = p * (dot(v_tile, tl.trans(do_tile), None, PRECISION) - row_delta[None, :])""",
-            """\
-_dq_kernel
-  do_tile = load_tile(do_ptrs, in_rows, in_cols, True, MASK_COLS)
-- row_lse = tl.load(lse_log2 + head * seqlen_q + rows, mask=in_rows, other=0.0)
-+ row_lse = tl.load(lse_log2 + head * seqlen_q + rows)
-  row_delta = tl.load(delta + head * seqlen_q + rows, mask=in_rows, other=0.0)""",
-            """\
-_dq_kernel
-  row_lse = tl.load(lse_log2 + head * seqlen_q + rows, mask=in_rows, other=0.0)
-- row_delta = tl.load(delta + head * seqlen_q + rows, mask=in_rows, other=0.0)
-+ row_delta = tl.load(delta + head * seqlen_q + rows)
-  k_step = stride_kn.to(tl.int64) * BLOCK_LOOP""",
-            """\
-_delta_kernel
-  do_tile = load_tile(do_ptrs, in_rows, in_cols, True, True).to(tl.float32)
-- o_tile = load_tile(o_ptrs, in_rows, in_cols, True, True).to(tl.float32)
-+ o_tile = load_tile(o_ptrs, in_rows, in_cols, False, True).to(tl.float32)
-  row_lse = tl.load(lse + head * seqlen_q + rows, mask=in_rows, other=0.0)""",
-            """\
-_delta_kernel
-  o_tile = load_tile(o_ptrs, in_rows, in_cols, True, True).to(tl.float32)
-- row_lse = tl.load(lse + head * seqlen_q + rows, mask=in_rows, other=0.0)
-+ row_lse = tl.load(lse + head * seqlen_q + rows)
-  """,
-        ),
-    ),
     Argument(
         "Gradients of rows that see keys, but only scores of -inf: no law asks for them.",
         (
