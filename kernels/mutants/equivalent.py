@@ -163,6 +163,12 @@ _dk_dv_kernel
 - diagonal = tl.minimum(diagonal, tiles_q)
 + diagonal = tl.maximum(diagonal, tiles_q)
   cut_tiles = diagonal - first + tiles_q - tl.maximum(diagonal, full)""",
+            """\
+key_range
+  last_key = rows + offset
+- whole = tl.minimum(tl.maximum(start_m + offset + 1, 0) // BLOCK_KEYS, whole)
++ whole = tl.minimum(tl.maximum(start_m + offset, 0) // BLOCK_KEYS, whole)
+  tiles = tl.minimum(cdiv(tl.maximum(start_m + offset + BLOCK_ROWS, 0), BLOCK_KEYS), tiles)""",
         ),
     ),
     Argument(
