@@ -20,6 +20,7 @@ from kernels.claims import PLAIN_FUNCTION, parse_claims
 from kernels.contract import AttentionKernel, Capabilities
 
 REGISTERED: Mapping[str, str] = {
+    "flash_v1": "kernels.flash_v1:KERNEL",
     "flash_v2": "kernels.flash_v2:KERNEL",
     "sdpa_math": "kernels.sdpa:MATH",
     "sdpa_flash": "kernels.sdpa:FLASH",

@@ -65,7 +65,8 @@ class Arithmetic:
         normalised_first: P is divided by l before its cast and its product with v (softmax as a whole, then a
             matrix product), rather than the product by l at the end.
         partial_results: results over parts of the keys are divided by their own l and then merged (V1, split
-            keys), so that even sums of integers do not come out exact.
+            keys), so that even sums of integers do not come out exact. Each merge rounds what it has so far:
+            ``reference.bounds.forward``.
         l_from_rounded_p: the softmax sum is taken over P after its cast.
         k_prescaled: scores are the product of q with ``round(k * sm_scale * log2 e)``.
         delta: rowsum(dout * out) from the stored ``out``; rowsum(P * dP) from the ``probabilities``; or

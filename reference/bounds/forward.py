@@ -5,6 +5,18 @@ With weights P_j (1 + t_j), cast errors c_j, accumulation error e_a and relative
                  / (1 + sum_j P_j t_j + e_l)
 exactly: whatever is common to a row (its shift, its rescaling) cancels through v_j - out. Where the t_j are
 so large that nothing is left of this, out' is still a convex combination of the v_j that the row sees.
+
+Where partial results are merged (``Arithmetic.partial_results``; Dao et al. 2022, algorithm 1, line 12), key
+block t turns the quotient o = acc / l of the blocks before it into acc' = (l alpha) o + sum_j p_j v_j, and that
+into o' = acc' / l'. The computed l of the division and of the product are one number, which cancels, so acc'
+differs from its exact value by a rounding of the quotient (div_error), one of l alpha and one of the product
+with o (U each), relative to alpha acc, and by the rounding of the sum, which is among those of e_a. Before the
+first block there is nothing to divide, and the last division is every kernel's: T blocks merge T - 1 times,
+    e_m <= (T - 1) (div_error + 2 U) max_t |acc_t|,  T <= ceil(N / tile_min),
+acc_t being the sum over the first t blocks brought to the final maximum. It is a partial sum of the N terms, in
+rule 1 at most sum_j P_j |v_j|, in rule 2 as large as ``probable_accumulation`` takes partial sums to be. Both
+the quotient and its product may flush a subnormal, which later steps only make smaller, as l alpha <= l'. l and
+m are those of the running sum: lse is as it is without merging.
 """
 
 import math
@@ -14,7 +26,7 @@ import torch
 from torch import Tensor
 
 from reference.arithmetic import FP32_ROUNDOFF, Arithmetic
-from reference.bounds.accumulation import multiplicity, probable_accumulation
+from reference.bounds.accumulation import PARTIAL_SUM_DEVIATIONS, multiplicity, probable_accumulation
 from reference.bounds.exact import FLOAT32_SAFE, Exact, operand_size
 from reference.bounds.scores import LARGEST_EXPONENT, WeightError, rescalings, weight_error
 from reference.masks import hide
@@ -91,6 +103,12 @@ def sum_error(arithmetic: Arithmetic, terms: int) -> float:
     return FP32_ROUNDOFF * min(terms, arithmetic.tile_max + terms / arithmetic.tile_min)
 
 
+def merge_error(arithmetic: Arithmetic, terms: int) -> float:
+    """Relative error of partial sums of P v from dividing them by l and multiplying them again, over all tiles."""
+    a, tiles = arithmetic, math.ceil(terms / arithmetic.tile_min)
+    return max(0, tiles - 1) * (a.div_error + 2 * FP32_ROUNDOFF) if a.partial_results else 0.0
+
+
 def _lse_bound(e: Exact, a: Arithmetic, err: WeightError, s: _Sums) -> Tensor:
     """Error of l, as a logarithm (never above the largest error of any weight), then of the logarithm."""
     of_weights = torch.minimum(s.drift / (1 - s.drift.clamp_max(0.5)), err.log)
@@ -111,13 +129,16 @@ def _out_bound(
         + s.flush * e.sum_seen(size_v)
     )
     partial_sum = of_weights * (1 + err.largest)
-    cast_and_sum = (s.cast + terms * a.accumulate) * partial_sum
+    of_merges = merge_error(a, terms)
+    cast_and_sum = (s.cast + terms * a.accumulate + of_merges) * partial_sum
     if safety is not None:
         squares = p * p
         if clustered:
             squares = squares * multiplicity(e.scores, e.seen, a.weights.roundoff)
         root = (squares @ (e.v * e.v)).sqrt()
         probable = safety * s.cast * root + a.accumulate * probable_accumulation(terms, size_out, root)
+        if of_merges:
+            probable += of_merges * (size_out + PARTIAL_SUM_DEVIATIONS * root)
         if a.weights.truncates:
             probable += s.cast * size_out
         cast_and_sum = torch.minimum(cast_and_sum, probable)
@@ -127,10 +148,11 @@ def _out_bound(
     error = error.masked_fill(~(err.log < LARGEST_EXPONENT), math.inf)
     low, high = hull(e)
     size_hull = torch.maximum(low.abs(), high.abs())
-    relative = a.weights.roundoff + a.operand_rounding + 2 * terms * a.accumulate + 2 * s.of_sum
+    relative = a.weights.roundoff + a.operand_rounding + 2 * terms * a.accumulate + 2 * s.of_sum + of_merges
     anywhere = torch.maximum(high - e.out, e.out - low) + size_hull * (relative + a.weights.underflow * terms)
     last = a.output.roundoff + a.div_error
-    floor = a.output.underflow + terms * SUBNORMAL_FLUSH
+    # At most one merge for each key, of two operations.
+    floor = a.output.underflow + terms * (3 if a.partial_results else 1) * SUBNORMAL_FLUSH
     bound = torch.minimum(error, anywhere) * (1 + last) + last * size_out + FLOAT64_SLACK * size_hull + floor
     # The unnormalised accumulator holds up to seqlen_k times the largest v.
     return bound.masked_fill(size_hull * terms >= FLOAT32_SAFE, math.inf)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from reference.arithmetic import FP32_ROUNDOFF
 from reference.bounds.exact import FLOAT32_SAFE
+from reference.bounds.forward import merge_error
 from reference.masks import visible
 from tests.harness.subject import Subject
 from tests.harness.trial import Check, Trial
@@ -64,7 +65,8 @@ def means(trial: Trial) -> None:
         size = sizes[:, :, counts[:, 0].long()].repeat_interleave(
             p.heads_q // p.heads_kv, 1
         ) / counts.clamp_min(1)
-        relative = a.weights.roundoff + a.div_error + p.k.shape[2] * a.accumulate
+        terms = p.k.shape[2]
+        relative = a.weights.roundoff + a.div_error + terms * a.accumulate + merge_error(a, terms)
         bound = bound + relative * size + a.weights.underflow * size * counts
     checks = [
         Check("q = 0 gives the mean of the values seen", "out", got.out, expected, bound, call=got.call)

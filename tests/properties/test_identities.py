@@ -16,6 +16,7 @@ from torch import Tensor
 
 from reference.arithmetic import FP32_ROUNDOFF
 from reference.bounds.exact import FLOAT32_SAFE
+from reference.bounds.forward import merge_error
 from reference.bounds.scores import LARGEST_EXPONENT
 from reference.heads import fold, unfold
 from reference.masks import visible
@@ -91,6 +92,7 @@ def sizes(trial: Trial, p: Problem) -> Sizes:
     grad_p = dout.norm(dim=-1) * value
     # dS: weights (2 |dP| each), casts, dP's and delta's dot products, the stored out inside delta
     stored = 2 * weight + a.weights.roundoff + a.operand_rounding + a.output.roundoff + terms * a.accumulate
+    stored = stored + merge_error(a, terms)
     casts = (2 + a.ds_from_rounded_p) * a.weights.roundoff
     relative = 2 * weight + casts + 2 * head_dim * a.accumulate + 6 * FP32_ROUNDOFF
     floor = terms * a.weights.underflow * (1 + grad_p)
@@ -132,11 +134,12 @@ def hull(trial: Trial, s: Sizes, got: Outputs) -> list[Check]:
     out = fold(got.out, s.k.shape[1]).double()
     low, high = s.v.amin(-2, keepdim=True), s.v.amax(-2, keepdim=True)
     low, high = (torch.where(s.live[:, None], x, 0.0) for x in (low, high))
-    # casts of P, accumulation, the sum l, division and the final rounding move out by this share of max |v|
+    # casts of P, accumulation, the sum l, merges, division and the final rounding move out by this share of max |v|
     relative = (
         a.weights.roundoff
         + a.operand_rounding
         + terms * (2 * a.accumulate + a.weights.underflow + FP32_ROUNDOFF)
+        + merge_error(a, terms)
         + a.div_error
         + a.output.roundoff
     )
@@ -171,6 +174,7 @@ def ones(trial: Trial, p: Problem, s: Sizes) -> list[Check]:
     bound = (
         a.weights.roundoff
         + terms * (a.weights.underflow + 2 * a.accumulate + FP32_ROUNDOFF)
+        + merge_error(a, terms)
         + a.div_error
         + a.output.roundoff
     ) * 1.01

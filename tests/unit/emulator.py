@@ -119,14 +119,18 @@ class Emulator:
             m = m_new
             rounded = cast(p, BFLOAT16 if self.bug == "p_in_bfloat16" else a.weights)
             added = (rounded if a.l_from_rounded_p else p).sum(-1, keepdim=True)
-            l = l + added if self.bug == "alpha_not_on_l" else l * alpha + added
+            before, l = l, l + added if self.bug == "alpha_not_on_l" else l * alpha + added
             if a.normalised_first:
                 rounded = cast(self._divide(p, l.clamp_min(1.0)), a.weights)
+            if a.partial_results:  # acc is what the tiles before give, divided by their sum
+                alpha = alpha * before
             acc = self._dot(rounded, v_j, acc if self.bug == "alpha_not_on_acc" else acc * alpha)
+            if a.partial_results:
+                acc = self._divide(acc, l.clamp_min(1.0))
             if self.bug == "accumulator_16bit":
                 acc = cast(acc, a.output)
         l = torch.where(m == -math.inf, 1.0, l)
-        out = acc if a.normalised_first else self._divide(acc, l)
+        out = acc if a.normalised_first or a.partial_results else self._divide(acc, l)
         log2_l = l.log2() + self._noise(l, a.log_error) * l.log2().clamp_min(1.0)
         lse = (m + log2_l) * LN_2 if self.base_2 else m + log2_l * LN_2
         if self.bug == "lse_base_2":

@@ -55,6 +55,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "l_from_rounded_p": {"l_from_rounded_p": True},
     "k_prescaled": {"k_prescaled": True},
     "normalised_first": {"normalised_first": True},
+    "partial_results": {"partial_results": True},
     "ds_from_rounded_p": {"ds_from_rounded_p": True},
     "ds_scaled": {"ds_scaled": True},
     "dk_dv_per_head": {"dk_dv_per_head": True},
