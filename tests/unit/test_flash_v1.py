@@ -21,7 +21,7 @@ Q, K, V, DOUT = (
 
 def test_agrees_with_its_twin() -> None:
     settings: dict[str, Any] = {"causal": True, "sm_scale": 0.3}
-    blocks = {"block_q": 64, "block_k": 32}
+    blocks: dict[str, Any] = {"block_q": 64, "block_k": 32}
     out, lse = forward(Q, K, V, **settings, block_n=32)
     expected, m, l = twin.forward(Q, K, V, **settings, **blocks)
     torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
