@@ -143,6 +143,7 @@ _ARITHMETIC: Mapping[str, _Values] = {
     "dk_dv_per_head": _BOOLEAN,
     "dk_dv_rows": _integer(1),
     "dq_keys": _integer(1),
+    "dq_atomic": _BOOLEAN,
 }
 
 _FLOAT32_PRECISION: Mapping[str, Mapping[str, Any]] = {

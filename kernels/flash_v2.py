@@ -52,7 +52,7 @@ from kernels.tiles import (
     tile_pointers,
     weights,
 )
-from kernels.validation import check_inputs, check_like
+from kernels.validation import check_gradient_inputs, check_inputs
 from reference.arithmetic import TF32_TRUNCATED, Arithmetic
 
 # Compile keys: dtype, PRECISION, HEAD_DIM (padded), MASK_COLS (head_dim is not HEAD_DIM), CAUSAL, ALIGNED
@@ -408,12 +408,10 @@ LAUNCH: Mapping[str, tuple[Any, ...]] = {
 """Launch settings: rows of the tile that a program owns and of those that it loops over, depth of the loads'
 pipeline, and how float32 operands are multiplied."""
 
-_LARGEST_TILE = {
-    _forward_kernel: {1024: (32, 32)},
-    _dk_dv_kernel: {256: (128, 32), 512: (32, 32), 1024: (32, 32)},
-    _dq_kernel: {512: (128, 32), 1024: (32, 32)},
-}
-"""Largest (BLOCK_OWN, BLOCK_LOOP) that keeps to a Hopper's registers and shared memory, by kernel and bytes
+FORWARD_TILES = {1024: (32, 32)}
+DK_DV_TILES = {256: (128, 32), 512: (32, 32), 1024: (32, 32)}
+DQ_TILES = {512: (128, 32), 1024: (32, 32)}
+"""Largest (BLOCK_OWN, BLOCK_LOOP) that keeps to a Hopper's registers and shared memory, of each kernel, by bytes
 in a row of HEAD_DIM elements. Larger launch settings are cut down; without an entry, all fit."""
 
 _LARGEST_FMA_TILE = (32, 16)
@@ -444,14 +442,14 @@ def forward(
     Raises TypeError or ValueError for arguments that do not fit together, NotImplementedError for a dtype or
     head_dim that is not supported, RuntimeError for tensors on the CPU outside of Triton's interpreter.
     """
-    settings = _Settings(block_m, block_n, num_stages, precision)
+    settings = Settings(block_m, block_n, num_stages, precision)
     check_inputs(q, k, v, causal, sm_scale)
     check_runnable(q)
     batch, heads_q, seqlen_q, head_dim = q.shape
     _, heads_kv, seqlen_k, _ = k.shape
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    constants = settings.constants(_forward_kernel, q)
+    constants = settings.constants(q, FORWARD_TILES)
     launch(
         _forward_kernel,
         batch * heads_q * triton.cdiv(seqlen_q, constants["BLOCK_OWN"]),
@@ -485,12 +483,10 @@ def backward(
     dout, like q, is the gradient of out; out and lse are what ``forward`` returned. dk and dv are summed over
     the query heads that share a key head, in float32. Arguments and errors are those of ``forward``.
     """
-    settings = _Settings(block_m, block_n, num_stages, precision)
+    settings = Settings(block_m, block_n, num_stages, precision)
     check_inputs(q, k, v, causal, sm_scale)
     check_runnable(q)
-    check_like("dout", dout, "q", q, q.shape, q.dtype)
-    check_like("out", out, "q", q, q.shape, q.dtype)
-    check_like("lse", lse, "q", q, q.shape[:3], torch.float32)
+    check_gradient_inputs(dout, q, out, lse)
     batch, heads_q, seqlen_q, head_dim = q.shape
     _, heads_kv, seqlen_k, _ = k.shape
     group = heads_q // max(heads_kv, 1)
@@ -501,7 +497,7 @@ def backward(
         *(heads_kv, group, seqlen_q, seqlen_k, head_dim, float(sm_scale), sm_scale * LOG2E.value),
     )
     aligned = is_aligned(dout, q, k, v, dq, dk, dv)
-    constants = settings.constants(_dk_dv_kernel, q)
+    constants = settings.constants(q, DK_DV_TILES)
     launch(
         _dk_dv_kernel,
         batch * heads_kv * triton.cdiv(seqlen_k, constants["BLOCK_OWN"]),
@@ -511,7 +507,7 @@ def backward(
         ALIGNED=aligned,
         **constants,
     )
-    constants = settings.constants(_dq_kernel, q)
+    constants = settings.constants(q, DQ_TILES)
     launch(
         _dq_kernel,
         batch * heads_q * triton.cdiv(seqlen_q, constants["BLOCK_OWN"]),
@@ -543,7 +539,7 @@ def row_deltas(dout: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True)
-class _Settings:
+class Settings:
     """Launch settings, checked against ``LAUNCH``."""
 
     block_m: int
@@ -554,13 +550,13 @@ class _Settings:
     def __post_init__(self) -> None:
         check_settings(vars(self), LAUNCH)
 
-    def constants(self, fn: Any, q: Tensor) -> dict[str, Any]:
-        """The constants that the kernel ``fn`` is compiled with for q."""
+    def constants(self, q: Tensor, tiles: Mapping[int, tuple[int, int]]) -> dict[str, Any]:
+        """The constants that a kernel is compiled with for q; ``tiles`` are its largest, by bytes in a row."""
         padded = padded_head_dim(q.shape[3])
         row_bytes = padded * q.element_size()
         own, loop = self.block_m, self.block_n
         fma = q.dtype == torch.float32 and self.precision == "ieee"
-        largest = _LARGEST_FMA_TILE if fma else _LARGEST_TILE[fn].get(row_bytes, (own, loop))
+        largest = _LARGEST_FMA_TILE if fma else tiles.get(row_bytes, (own, loop))
         if not INTERPRETED.value:
             own, loop = min(own, largest[0]), min(loop, largest[1])
         return {

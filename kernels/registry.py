@@ -22,6 +22,7 @@ from kernels.contract import AttentionKernel, Capabilities
 REGISTERED: Mapping[str, str] = {
     "flash_v1": "kernels.flash_v1:KERNEL",
     "flash_v2": "kernels.flash_v2:KERNEL",
+    "flash_v2_atomic": "kernels.flash_v2_atomic:KERNEL",
     "sdpa_math": "kernels.sdpa:MATH",
     "sdpa_flash": "kernels.sdpa:FLASH",
     "sdpa_efficient": "kernels.sdpa:EFFICIENT",

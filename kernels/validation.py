@@ -44,6 +44,13 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor, causal: bool, sm_scale: float)
         )
 
 
+def check_gradient_inputs(dout: Tensor, q: Tensor, out: Tensor, lse: Tensor) -> None:
+    """Check what a backward takes besides q, k and v: dout and out like q, lse (batch, heads_q, seqlen_q)."""
+    check_like("dout", dout, "q", q, q.shape, q.dtype)
+    check_like("out", out, "q", q, q.shape, q.dtype)
+    check_like("lse", lse, "q", q, q.shape[:3], torch.float32)
+
+
 def check_like(
     name: str, tensor: Tensor, model_name: str, model: Tensor, shape: tuple[int, ...], dtype: torch.dtype
 ) -> None:

@@ -77,6 +77,7 @@ class Arithmetic:
             the sum over the group.
         dk_dv_rows, dq_keys: running sums of dk and dv are rounded to ``output`` after every so many query rows,
             that of dq after every so many keys; None where they stay in float32 to the end.
+        dq_atomic: dq is summed over key tiles by float32 atomic adds, which flush subnormals (PTX ISA, atom.add).
     """
 
     weights: Format
@@ -98,6 +99,7 @@ class Arithmetic:
     dk_dv_per_head: bool = False
     dk_dv_rows: int | None = None
     dq_keys: int | None = None
+    dq_atomic: bool = False
 
     @property
     def operand_floor(self) -> float:

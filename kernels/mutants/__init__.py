@@ -6,13 +6,14 @@ catch every one (``tox -e mutation``), and find nothing in the kernel as it is.
 
 from typing import Any
 
+from kernels.mutants.atomic import ATOMIC
 from kernels.mutants.backward import BACKWARD
 from kernels.mutants.flash_v1 import FLASH_V1
 from kernels.mutants.forward import FORWARD
 from kernels.mutants.launcher import LAUNCHER
 from kernels.mutants.lse import LSE
 
-CATALOGUE = {mutant.name: mutant for mutant in (*FORWARD, *LSE, *BACKWARD, *LAUNCHER, *FLASH_V1)}
+CATALOGUE = {mutant.name: mutant for mutant in (*FORWARD, *LSE, *BACKWARD, *LAUNCHER, *ATOMIC, *FLASH_V1)}
 """Every planted bug, by name."""
 
 

@@ -67,7 +67,7 @@ def backward_bounds(
 
     # What is stored may underflow each time: dq and dk before or after they are scaled.
     floor, heads = a.output.underflow, rows if a.dk_dv_per_head else 1
-    dq_floor = (1 + stores_of_keys * max(1.0, scale)) * floor
+    dq_floor = (1 + stores_of_keys * max(1.0, scale)) * floor + scale * atomic_flush(a, keys)
     dk_floor = (heads + stores_of_rows * max(1.0, scale)) * floor
     dv_floor = (heads + stores_of_rows) * floor + rows * SUBNORMAL_FLUSH
     safe, scaled = FLOAT32_SAFE / max(1.0, scale), last + 4 * FP32_ROUNDOFF
@@ -225,6 +225,11 @@ def _stores(terms: int, terms_per_store: int | None) -> int:
     query head rounded before the sum over the group are one such rounding of all of them.
     """
     return 0 if terms_per_store is None else terms // terms_per_store
+
+
+def atomic_flush(a: Arithmetic, keys: int) -> float:
+    """What atomic adds lose of dq before it is scaled: each flushes what is added, and the sum, below 2^-126."""
+    return 2 * math.ceil(keys / a.tile_min) * SUBNORMAL_FLUSH if a.dq_atomic else 0.0
 
 
 def _product(

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from reference.arithmetic import FP32_ROUNDOFF
+from reference.bounds.backward import atomic_flush
 from reference.bounds.exact import FLOAT32_SAFE
 from reference.bounds.forward import merge_error
 from reference.bounds.scores import LARGEST_EXPONENT
@@ -225,7 +226,8 @@ def sums_of_gradients(
         summed += a.weights.roundoff
     inner = (s.score * (s.grad_s + summed * size_s)).sum(-1)
     rounded = (last * (dq * s.q).abs()).sum((-2, -1)) + (last * (dk * s.k).abs()).sum((-2, -1))
-    floors = tiny * (size_q.sum((-2, -1)) + s.k.abs().sum((-2, -1)))
+    tiny_dq = tiny + scale * atomic_flush(a, terms)
+    floors = tiny_dq * size_q.sum((-2, -1)) + tiny * s.k.abs().sum((-2, -1))
     pair_bound = 2 * inner + rounded + floors
     return [
         Check(

@@ -266,6 +266,20 @@ def test_sums_stored_in_between_may_underflow_every_time(rule: dict[str, Any]) -
     assert_within(run(kernel, x), rule)
 
 
+def test_atomic_adds_lose_a_subnormal_each_time() -> None:
+    x = normal(torch.Generator().manual_seed(0), 1, 1, 1, 4, 40, 16)
+    a = ARITHMETIC["float32"]
+    e = exact(x.q, x.k, x.v, causal=False, sm_scale=1.0)
+    forward = forward_bounds(e, a)
+    plain, atomic = (
+        backward_bounds(e, 0 * x.dout.double(), b, forward=forward) for b in (a, replace(a, dq_atomic=True))
+    )
+    # 40 keys are three tiles of 16; each add loses what is added, and the sum.
+    lost = (atomic.dq_bound - plain.dq_bound) * 2.0**126
+    assert torch.allclose(lost, torch.full_like(lost, 6.0))
+    assert torch.equal(atomic.dk_bound, plain.dk_bound)
+
+
 @pytest.mark.parametrize("arithmetic", ["bfloat16_truncated", "float16"])
 def test_complete_sums_may_be_rounded_before_and_after_they_are_scaled(arithmetic: str) -> None:
     generator = torch.Generator().manual_seed(0)

@@ -403,17 +403,17 @@ def test_only_float32_through_tf32_claims_tf32() -> None:
 
 def test_tiles_are_cut_down_where_they_would_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "INTERPRETED", tl.constexpr(False))
-    launch = module._Settings(block_m=128, block_n=64, num_stages=2, precision="tf32")
+    launch = module.Settings(block_m=128, block_n=64, num_stages=2, precision="tf32")
 
-    def tile(fn: Any, head_dim: int, dtype: torch.dtype) -> tuple[int, int]:
-        constants = launch.constants(fn, torch.empty(1, 1, 1, head_dim, dtype=dtype))
+    def tile(largest: Any, head_dim: int, dtype: torch.dtype) -> tuple[int, int]:
+        constants = launch.constants(torch.empty(1, 1, 1, head_dim, dtype=dtype), largest)
         return constants["BLOCK_OWN"], constants["BLOCK_LOOP"]
 
-    assert tile(module._dk_dv_kernel, 64, torch.float16) == (128, 64)
-    assert tile(module._dk_dv_kernel, 65, torch.float16) == (128, 32)
-    assert tile(module._forward_kernel, 256, torch.float16) == (128, 64)
-    assert tile(module._forward_kernel, 129, torch.float32) == (32, 32)
-    assert launch.constants(module._dq_kernel, torch.empty(1, 1, 1, 40))["MASK_COLS"]
+    assert tile(module.DK_DV_TILES, 64, torch.float16) == (128, 64)
+    assert tile(module.DK_DV_TILES, 65, torch.float16) == (128, 32)
+    assert tile(module.FORWARD_TILES, 256, torch.float16) == (128, 64)
+    assert tile(module.FORWARD_TILES, 129, torch.float32) == (32, 32)
+    assert launch.constants(torch.empty(1, 1, 1, 40), module.DQ_TILES)["MASK_COLS"]
 
 
 def test_head_strides_whose_multiples_pass_32_bits() -> None:
