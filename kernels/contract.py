@@ -59,6 +59,7 @@ class Capabilities:
         grouped_heads: heads_q may be a multiple of heads_kv.
         unequal_lengths: seqlen_q may differ from seqlen_k.
         min_seqlen: smallest length (0: empty sequences are answered, not refused).
+        seqlen_multiple: both lengths are multiples of it, whatever the launch settings.
         causal: the values of ``causal`` that are accepted.
         causal_alignment: which corner the causal mask is anchored to when the lengths differ.
         causal_unequal_lengths: seqlen_q may differ from seqlen_k under a causal mask too.
@@ -81,6 +82,7 @@ class Capabilities:
     grouped_heads: bool = True
     unequal_lengths: bool = True
     min_seqlen: int = 0
+    seqlen_multiple: int = 1
     causal: tuple[bool, ...] = (False, True)
     causal_alignment: Literal["bottom_right", "top_left"] = "bottom_right"
     causal_unequal_lengths: bool = True

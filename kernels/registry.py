@@ -23,6 +23,7 @@ REGISTERED: Mapping[str, str] = {
     "flash_v1": "kernels.flash_v1:KERNEL",
     "flash_v2": "kernels.flash_v2:KERNEL",
     "flash_v2_atomic": "kernels.flash_v2_atomic:KERNEL",
+    "flash_v2_staged": "kernels.flash_v2_staged:KERNEL",
     "sdpa_math": "kernels.sdpa:MATH",
     "sdpa_flash": "kernels.sdpa:FLASH",
     "sdpa_efficient": "kernels.sdpa:EFFICIENT",

@@ -66,11 +66,7 @@ def cases(
         raise ValueError(f"dtype: got {dtype!r}, expected one of the claimed {capabilities.dtypes}")
     if device_type not in MAX_SEQLEN:
         raise ValueError(f"device_type: got {device_type!r}, expected one of {tuple(MAX_SEQLEN)}")
-    pair = length_pairs(
-        _declared_blocks(capabilities) or TILES,
-        capabilities.min_seqlen,
-        MAX_SEQLEN[device_type] if max_seqlen is None else max_seqlen,
-    )
+    pair = claimed_length_pairs(capabilities, MAX_SEQLEN[device_type] if max_seqlen is None else max_seqlen)
     layout = st.sampled_from(_claimed_layouts(capabilities))
     if nonfinite:
         values = st.sampled_from(MODERATE_VALUES)
@@ -127,6 +123,22 @@ def lengths(tiles: Iterable[int], smallest: int, largest: int) -> SearchStrategy
     return st.one_of(
         st.integers(smallest, min(smallest + 5, largest)), st.integers(smallest, largest), *near_tiles * 2
     )
+
+
+def claimed_length_pairs(capabilities: Capabilities, largest: int) -> SearchStrategy[tuple[int, int]]:
+    """(seqlen_q, seqlen_k) as ``length_pairs`` has them, counted in the multiples that are claimed."""
+    tiles, multiple = _declared_blocks(capabilities) or TILES, capabilities.seqlen_multiple
+    if multiple == 1:
+        return length_pairs(tiles, capabilities.min_seqlen, largest)
+    tiles = tuple(tile // multiple for tile in tiles)
+    smallest, largest = -(-capabilities.min_seqlen // multiple), largest // multiple
+    # Of so few lengths, 0 would be every third.
+    some = length_pairs(tiles, max(smallest, min(1, largest)), largest)
+    return st.one_of(length_pairs(tiles, smallest, largest), *[some] * 5).map(partial(_times, multiple))
+
+
+def _times(multiple: int, pair: tuple[int, int]) -> tuple[int, int]:
+    return multiple * pair[0], multiple * pair[1]
 
 
 def length_pairs(tiles: Iterable[int], smallest: int, largest: int) -> SearchStrategy[tuple[int, int]]:

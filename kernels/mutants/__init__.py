@@ -12,8 +12,11 @@ from kernels.mutants.flash_v1 import FLASH_V1
 from kernels.mutants.forward import FORWARD
 from kernels.mutants.launcher import LAUNCHER
 from kernels.mutants.lse import LSE
+from kernels.mutants.staged import STAGED
 
-CATALOGUE = {mutant.name: mutant for mutant in (*FORWARD, *LSE, *BACKWARD, *LAUNCHER, *ATOMIC, *FLASH_V1)}
+CATALOGUE = {
+    mutant.name: mutant for mutant in (*FORWARD, *LSE, *BACKWARD, *LAUNCHER, *ATOMIC, *FLASH_V1, *STAGED)
+}
 """Every planted bug, by name."""
 
 

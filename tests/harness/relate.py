@@ -44,6 +44,11 @@ def in_claimed_layout(trial: Trial, p: Problem) -> Problem:
     return replace(p, q=p.q.contiguous(), k=p.k.contiguous(), v=p.v.contiguous(), dout=p.dout.contiguous())
 
 
+def claimed_length(trial: Trial, length: int) -> int:
+    """The longest length up to this one that is a whole number of what the kernel claims multiples of."""
+    return length - length % trial.kernel.capabilities.seqlen_multiple
+
+
 def bits_repeat(trial: Trial, tensor: str) -> bool:
     """Whether the kernel claims that a row's bits depend on nothing but what the row sees."""
     c = trial.kernel.capabilities

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.harness.relate import Derived, agree, allowances, in_claimed_layout, twice
+from tests.harness.relate import Derived, agree, allowances, claimed_length, in_claimed_layout, twice
 from tests.harness.subject import Subject
 from tests.harness.trial import Outputs, Problem, Trial
 
@@ -36,7 +36,7 @@ def split_queries(trial: Trial, whole: Outputs, allowed: dict[str, Tensor]) -> N
     """The last rows alone see what they saw; so do the first, before the keys that only later rows see."""
     p = trial.problem
     seqlen_q, seqlen_k = p.q.shape[2], p.k.shape[2]
-    at = trial.case.seed % seqlen_q
+    at = claimed_length(trial, trial.case.seed % seqlen_q)
     if p.causal and trial.alignment == "top_left":
         rows, part = slice(0, at), _queries(p, slice(0, at))
     elif p.causal and trial.case.seed % 2 and at + seqlen_k - seqlen_q > 0:
@@ -61,11 +61,12 @@ def split_queries(trial: Trial, whole: Outputs, allowed: dict[str, Tensor]) -> N
 def split_keys(trial: Trial, whole: Outputs, lse: Tensor, allowed: dict[str, Tensor]) -> None:
     """Two halves of the keys, merged: out = sum_s w_s out_s with w_s = exp(lse_s - lse)."""
     p = trial.problem
-    at = trial.case.seed // 7 % p.k.shape[2]
+    at = claimed_length(trial, trial.case.seed // 7 % p.k.shape[2])
     if p.causal:
         if trial.alignment == "top_left":
             return  # the second half would need a mask of its own
-        at = min(at, p.k.shape[2] - p.q.shape[2] + 1)  # the first half is seen by every row
+        # The first half is seen by every row.
+        at = claimed_length(trial, min(at, p.k.shape[2] - p.q.shape[2] + 1))
     if min(at, p.k.shape[2] - at) < max(1, trial.kernel.capabilities.min_seqlen):
         return
     first = replace(p, k=p.k[:, :, :at], v=p.v[:, :, :at], causal=False)

@@ -12,7 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.harness.relate import Derived, agree, allowances, in_claimed_layout, of_a_repeat, twice
+from tests.harness.relate import (
+    Derived,
+    agree,
+    allowances,
+    claimed_length,
+    in_claimed_layout,
+    of_a_repeat,
+    twice,
+)
 from tests.harness.subject import Subject
 from tests.harness.trial import Outputs, Problem, Trial
 
@@ -34,7 +42,7 @@ def law(trial: Trial) -> None:
 def another_shape(trial: Trial, p: Problem) -> Problem:
     """About half of the queries and, where lengths may differ, all of the keys."""
     c = trial.kernel.capabilities
-    half = max(c.min_seqlen, p.q.shape[2] // 2)
+    half = max(c.min_seqlen, claimed_length(trial, p.q.shape[2] // 2))
     may_differ = c.unequal_lengths and (c.causal_unequal_lengths or not p.causal)
     keys = p.k.shape[2] if may_differ else half
     part = replace(p, q=p.q[:, :, :half], dout=p.dout[:, :, :half], k=p.k[:, :, :keys], v=p.v[:, :, :keys])

@@ -60,6 +60,9 @@ def unclaimed(trial: Trial, p: Problem) -> Iterator[tuple[str, Problem]]:
     if c.min_seqlen:
         short = _mapped(p, lambda x: x[:, :, : c.min_seqlen - 1])
         yield f"seqlen {c.min_seqlen - 1}, which is not claimed", short
+    if c.seqlen_multiple > 1:
+        shorter = _mapped(p, lambda x: x[:, :, :-1])
+        yield f"lengths that are no multiples of {c.seqlen_multiple}, which are not claimed", shorter
     if not c.grouped_heads:
         twice = replace(p, q=torch.cat((p.q, p.q), 1), dout=torch.cat((p.dout, p.dout), 1))
         yield "grouped heads, which are not claimed", twice

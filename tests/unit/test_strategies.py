@@ -569,6 +569,18 @@ def test_only_what_is_claimed_is_drawn(case: Case) -> None:
 
 
 @quick
+@given(cases(Capabilities(seqlen_multiple=32, min_seqlen=1), dtype="float16", max_seqlen=140))
+def test_lengths_are_multiples_where_only_those_are_claimed(case: Case) -> None:
+    assert {case.seqlen_q, case.seqlen_k} <= {32, 64, 96, 128}
+
+
+def test_multiples_differ_from_each_other() -> None:
+    found = sample(cases(Capabilities(seqlen_multiple=32), dtype="float16", max_seqlen=140))
+    assert {case.seqlen_q for case in found} == {case.seqlen_k for case in found} == {0, 32, 64, 96, 128}
+    assert any(case.seqlen_q != case.seqlen_k for case in found)
+
+
+@quick
 @given(cases(Capabilities(causal_unequal_lengths=False), dtype="float32"))
 def test_causal_lengths_are_equal_where_only_those_are_claimed(case: Case) -> None:
     assert case.seqlen_q == case.seqlen_k or not case.causal
