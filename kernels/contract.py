@@ -68,6 +68,11 @@ class Capabilities:
         backward: gradients are available.
         lse: ``forward`` returns lse.
         deterministic: the outputs that are the same, bit for bit, on every run.
+        ragged: sequences of different lengths in one call. ``cache``: forward takes ``cache_seqlens`` (batch,)
+            int32, of which sequence b has that many keys, and the causal mask its corner there. ``packed``:
+            forward and backward take ``cu_seqlens_q`` and ``cu_seqlens_k`` (sequences + 1,) int32 and
+            ``max_seqlen_q`` and ``max_seqlen_k``; batch is 1, and sequence b has the rows from
+            ``cu_seqlens_q[b]`` up to ``cu_seqlens_q[b + 1]``, and keys likewise.
         batch_invariant: a row's bits depend on nothing but what the row sees: not on what else is in the
             batch or in the tile, nor on how it all lies in memory.
         validates: calls that are not claimed raise an error before anything is launched.
@@ -91,6 +96,7 @@ class Capabilities:
     backward: bool = True
     lse: bool = True
     deterministic: tuple[str, ...] = OUTPUTS
+    ragged: Literal["", "cache", "packed"] = ""
     batch_invariant: bool = False
     validates: bool = True
     may_refuse: bool = False

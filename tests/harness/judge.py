@@ -1,6 +1,6 @@
 """Kernel outputs against the float64 reference: rule 1 on every case, rule 2 on fresh random data."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +13,9 @@ from tests.harness.trial import Check, LawBroken, Outputs, Problem, Trial
 
 BLOCK_ELEMENTS = 2**22
 """Scores judged at once: 32 MiB for each float64 matrix over them, of which about 25 are alive."""
+
+WHOLE: Mapping[str, str] = {}
+"""No expressions: the outputs judged are those of a call, as they are."""
 
 CERTAIN = "{} is within the rounding bound of float64"
 PROBABLE = "{} is within the probable rounding bound of float64 (rule 2: independent roundings)"
@@ -59,21 +62,24 @@ def exact_of(trial: Trial, p: Problem) -> Exact:
     )
 
 
-def judge_forward(trial: Trial, p: Problem, o: Outputs) -> None:
-    """Hold out and lse to both rules."""
+def judge_forward(trial: Trial, p: Problem, o: Outputs, expressions: Mapping[str, str] = WHOLE) -> None:
+    """Hold out and lse to both rules. ``expressions`` say how outputs were cut from the tensors of a call."""
     for piece in pieces(p, o):
         e = exact_of(trial, piece.problem)
 
         def checks(claim: str, piece: Piece = piece, e: Exact = e, **rule: Any) -> list[Check]:
             bounds = forward_bounds(e, trial.arithmetic, **rule)
             expected = {"out": (e.out, bounds.out), "lse": (e.lse, bounds.lse)}
-            return _checks(trial, piece, claim, expected)
+            return _checks(trial, piece, claim, expected, expressions)
 
         _both_rules(trial, checks)
 
 
-def judge_backward(trial: Trial, p: Problem, o: Outputs) -> None:
-    """Hold dq, dk and dv to both rules, at the kernel's own out and lse where it has a backward of its own."""
+def judge_backward(trial: Trial, p: Problem, o: Outputs, expressions: Mapping[str, str] = WHOLE) -> None:
+    """Hold dq, dk and dv to both rules, at the kernel's own out and lse where it has a backward of its own.
+
+    ``expressions`` as in ``judge_forward``.
+    """
     for piece in pieces(p, o):
         if piece.outputs.dq is None:
             return
@@ -86,7 +92,7 @@ def judge_backward(trial: Trial, p: Problem, o: Outputs) -> None:
             dout = fold(piece.problem.dout, piece.problem.heads_kv).double()
             b = backward_bounds(e, dout, trial.arithmetic, **known, **rule)
             expected = {"dq": (b.dq, b.dq_bound), "dk": (b.dk, b.dk_bound), "dv": (b.dv, b.dv_bound)}
-            return _checks(trial, piece, claim, expected)
+            return _checks(trial, piece, claim, expected, expressions)
 
         _both_rules(trial, checks)
 
@@ -103,7 +109,11 @@ def own_results(trial: Trial, piece: Piece, e: Exact) -> dict[str, Any]:
 
 
 def _checks(
-    trial: Trial, piece: Piece, claim: str, expected: dict[str, tuple[Tensor, Tensor]]
+    trial: Trial,
+    piece: Piece,
+    claim: str,
+    expected: dict[str, tuple[Tensor, Tensor]],
+    expressions: Mapping[str, str],
 ) -> list[Check]:
     """A check for each tensor that the kernel gave, expected and bound unfolded to its shape."""
     heads_q = piece.problem.heads_q
@@ -123,6 +133,7 @@ def _checks(
                 bound=bound if of_keys else unfold(bound, heads_q),
                 maximum=torch.inf if name == "lse" else trial.arithmetic.output.maximum,
                 call=piece.outputs.call,
+                expression=expressions.get(name, ""),
                 origin=(piece.batch, piece.head if of_keys else piece.head * group),
             )
         )

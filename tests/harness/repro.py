@@ -200,7 +200,7 @@ class Source:
         options = {"gradients": gradients, "causal": problem.causal, "sm_scale": problem.sm_scale, **launch}
         if fenced:
             options["fenced"] = True
-        arguments += [f"{name}={value!r}" for name, value in options.items()]
+        arguments += [f"{name}={_literal(value)}" for name, value in options.items()]
         function = "call(" if poison is None else f"poisoned({poison}, "
         self.calls.append(f"{function}{', '.join(arguments)})")
 
@@ -304,6 +304,13 @@ def _locate(spec: str) -> tuple[str, str, str]:
     assert found.origin is not None
     depth = target.count(".") + (Path(found.origin).name == "__init__.py")
     return str(Path(found.origin).resolve().parents[depth]), target, attribute
+
+
+def _literal(option: Any) -> str:
+    """An option of a call as source; lengths of sequences are small tensors."""
+    if not isinstance(option, Tensor):
+        return repr(option)
+    return f"torch.tensor({option.tolist()}, dtype={option.dtype}, device=DEVICE)"
 
 
 def _window(x: Tensor, poison: float | None) -> str:

@@ -22,7 +22,7 @@ ROUND = (
     *("special", "exact", "identities", "rejection"),
     *("forward", "backward", "memory", "invariance"),
     *("special", "exact", "identities", "composition"),
-    *("forward", "backward", "determinism"),
+    *("forward", "backward", "determinism", "ragged"),
 )
 """The laws of a round, one example each. Forward and backward catch most, at a tenth of determinism's cost."""
 
