@@ -24,6 +24,7 @@ REGISTERED: Mapping[str, str] = {
     "flash_v2": "kernels.flash_v2:KERNEL",
     "flash_v2_atomic": "kernels.flash_v2_atomic:KERNEL",
     "flash_v2_staged": "kernels.flash_v2_staged:KERNEL",
+    "decode": "kernels.decode:KERNEL",
     "sdpa_math": "kernels.sdpa:MATH",
     "sdpa_flash": "kernels.sdpa:FLASH",
     "sdpa_efficient": "kernels.sdpa:EFFICIENT",

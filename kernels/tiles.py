@@ -180,3 +180,60 @@ def key_range(
         whole = tl.minimum(tl.maximum(start_m + offset + 1, 0) // BLOCK_KEYS, whole)
         tiles = tl.minimum(cdiv(tl.maximum(start_m + offset + BLOCK_ROWS, 0), BLOCK_KEYS), tiles)
     return last_key, whole, tiles
+
+
+@device_function
+def attend(
+    q_tile,
+    k_ptrs,
+    v_ptrs,
+    stride_kn,
+    stride_vn,
+    keys,
+    in_cols,
+    last_key,
+    seqlen_k,
+    first,
+    whole,
+    end,
+    scale_log2,
+    BLOCK_ROWS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    MASK_COLS: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_KEYS: tl.constexpr,
+):
+    """Attention of a query tile to the key tiles from ``first`` up to ``end`` (FlashAttention-2, algorithm 1).
+
+    Those before ``whole`` are seen as a whole, and taken unmasked; of the others, row i sees the keys up to
+    last_key[i]. Pointers are those of tile 0, with rows ``keys``.
+
+    Returns the accumulator (BLOCK_ROWS, HEAD_DIM), still to be divided by the sum, the maximum of the scores
+    and the sum; of a row that sees no key they are 0, -inf and 0.
+    """
+    k_step = stride_kn.to(tl.int64) * BLOCK_KEYS
+    v_step = stride_vn.to(tl.int64) * BLOCK_KEYS
+    m_i = tl.full([BLOCK_ROWS], NEG_INF, tl.float32)
+    l_i = tl.full([BLOCK_ROWS], 0.0, tl.float32)
+    acc = tl.full([BLOCK_ROWS, HEAD_DIM], 0.0, tl.float32)
+    for cut in tl.static_range(2):
+        for tile in range(whole if cut else first, end if cut else whole):
+            start_n = tile * BLOCK_KEYS
+            in_tile = keys < seqlen_k - start_n
+            k_tile = load_tile(advance(k_ptrs, tile * k_step, ALIGNED), in_tile, in_cols, cut, MASK_COLS)
+            scores = dot(q_tile, tl.trans(k_tile), None, PRECISION) * scale_log2
+            if cut:
+                seen = keys[None, :] <= (last_key - start_n)[:, None]
+                scores = tl.where(seen, scores, NEG_INF)
+            p, alpha, m_i, l_i = softmax_step(scores, m_i, l_i)
+            v_tile = load_tile(advance(v_ptrs, tile * v_step, ALIGNED), in_tile, in_cols, cut, MASK_COLS)
+            acc = dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None], PRECISION)
+    return acc, m_i, l_i
+
+
+@device_function
+def normalise(acc, m_i, l_i):
+    """What ``attend`` returns as out, and lse, the natural logarithm: 0 and -inf where it saw no key."""
+    l_i = tl.where(l_i == 0.0, 1.0, l_i)
+    return acc / l_i[:, None], (m_i + tl.log2(l_i)) * LN2

@@ -66,3 +66,8 @@ def check_like(
         raise ValueError(f"{name}: got device {tensor.device}, expected {model.device} as {model_name}")
     if tensor.ndim == 4 and tensor.shape[3] > 1 and tensor.stride(3) != 1:
         raise ValueError(f"{name}: got strides {tensor.stride()}, expected the last, of head_dim, to be 1")
+
+
+def check_lengths(name: str, lengths: Tensor, count: int, q: Tensor) -> None:
+    """``lengths`` is (count,) int32, on the device of q. What numbers it holds is not looked at."""
+    check_like(name, lengths, "q", q, (count,), torch.int32)

@@ -8,6 +8,7 @@ from typing import Any
 
 from kernels.mutants.atomic import ATOMIC
 from kernels.mutants.backward import BACKWARD
+from kernels.mutants.decode import DECODE
 from kernels.mutants.flash_v1 import FLASH_V1
 from kernels.mutants.forward import FORWARD
 from kernels.mutants.launcher import LAUNCHER
@@ -15,7 +16,8 @@ from kernels.mutants.lse import LSE
 from kernels.mutants.staged import STAGED
 
 CATALOGUE = {
-    mutant.name: mutant for mutant in (*FORWARD, *LSE, *BACKWARD, *LAUNCHER, *ATOMIC, *FLASH_V1, *STAGED)
+    mutant.name: mutant
+    for mutant in (*FORWARD, *LSE, *BACKWARD, *LAUNCHER, *ATOMIC, *DECODE, *FLASH_V1, *STAGED)
 }
 """Every planted bug, by name."""
 

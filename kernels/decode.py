@@ -1,0 +1,311 @@
+"""Flash-decoding in Triton: few queries against a long key-value cache, forward only.
+
+Tri Dao, Daniel Haziza, Francisco Massa and Grigory Sizov, *Flash-Decoding for long-context inference* (2023);
+FlashAttention's split-KV. One query leaves a GPU idle where a program owns a query tile and loops over all the
+keys, so the keys are split as well:
+
+1. Each program computes attention of its query tile to one split of the keys, normalised, and its lse. The
+   query heads that share a key head are packed into the tile, so that a key is loaded once for all of them.
+2. A second kernel merges the splits: out = sum_s w_s out_s with w_s = exp(lse_s - lse) and
+   lse = log sum_s exp(lse_s). A split none of whose keys is seen has out 0 and lse -inf: weight 0.
+
+A cache may be longer than what is in it: ``cache_seqlens`` says for each sequence how many keys count, and the
+causal corner moves with them.
+
+Where splits begin depends on the number of keys alone, so that the bits of a row depend on nothing else.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.contract import AttentionKernel, Capabilities, flash_arithmetic
+from kernels.launching import check_settings, is_aligned, launch, padded_head_dim, row_strides
+from kernels.tiles import (
+    INTERPRETED,
+    LOG2E,
+    NEG_INF,
+    attend,
+    cdiv,
+    check_runnable,
+    columns_inside,
+    kernel,
+    key_range,
+    load_tile,
+    normalise,
+    softmax_step,
+    store_tile,
+    tile_pointers,
+)
+from kernels.validation import check_inputs, check_lengths
+from reference.arithmetic import Arithmetic
+
+
+@kernel
+def _split_kernel(
+    q,
+    k,
+    v,
+    out,
+    lse,
+    cache_seqlens,
+    stride_qb: tl.int64,
+    stride_qh: tl.int64,
+    stride_qm: tl.int64,
+    stride_kb: tl.int64,
+    stride_kh: tl.int64,
+    stride_kn: tl.int64,
+    stride_vb: tl.int64,
+    stride_vh: tl.int64,
+    stride_vn: tl.int64,
+    batches,
+    heads_kv,
+    group,
+    seqlen_q,
+    seqlen_k,
+    head_dim,
+    splits,
+    scale_log2,
+    CAUSAL: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    MASK_COLS: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    BLOCK_OWN: tl.constexpr,
+    BLOCK_LOOP: tl.constexpr,
+):
+    """Computes out and lse (splits, batch, heads_q, seqlen_q) of a query tile over one split of the keys."""
+    tiles_m = cdiv(seqlen_q * group, BLOCK_OWN)
+    split = tl.program_id(0) % splits
+    start = tl.program_id(0) // splits % tiles_m * BLOCK_OWN
+    head = (tl.program_id(0) // splits // tiles_m).to(tl.int64)
+    batch = head // heads_kv
+    head_kv = head % heads_kv
+
+    # Rows of a tile are (query, member of the group) pairs, the members of a query next to each other.
+    rows = start + tl.arange(0, BLOCK_OWN)
+    in_rows = rows < seqlen_q * group
+    queries = rows // group
+    heads_q = head_kv * group + rows % group
+    cols = tl.arange(0, HEAD_DIM)
+    in_cols = columns_inside(cols, head_dim, q, ALIGNED)
+    keys = tl.arange(0, BLOCK_LOOP)
+    q_heads = q + (batch * stride_qb + heads_q * stride_qh)[:, None]
+    q_ptrs = tile_pointers(q_heads, queries, stride_qm, cols, ALIGNED)
+    k_ptrs = tile_pointers(k + batch * stride_kb + head_kv * stride_kh, keys, stride_kn, cols, ALIGNED)
+    v_ptrs = tile_pointers(v + batch * stride_vb + head_kv * stride_vh, keys, stride_vn, cols, ALIGNED)
+
+    if cache_seqlens is not None:
+        seqlen_k = tl.minimum(tl.maximum(tl.load(cache_seqlens + batch), 0), seqlen_k)
+    last_key, whole, tiles_seen = key_range(
+        start // group, queries, seqlen_q, seqlen_k, CAUSAL, BLOCK_OWN, BLOCK_LOOP
+    )
+    # A causal mask moves no border between splits: their bits would depend on what else is in the tile.
+    tiles_k = cdiv(seqlen_k, BLOCK_LOOP)
+    first = split * tiles_k // splits
+    end = tl.minimum((split + 1) * tiles_k // splits, tiles_seen)
+    whole = tl.minimum(tl.maximum(whole, first), end)
+
+    q_tile = load_tile(q_ptrs, in_rows, in_cols, True, MASK_COLS)
+    acc, m_i, l_i = attend(
+        q_tile,
+        k_ptrs,
+        v_ptrs,
+        stride_kn,
+        stride_vn,
+        keys,
+        in_cols,
+        last_key,
+        seqlen_k,
+        first,
+        whole,
+        end,
+        scale_log2,
+        BLOCK_OWN,
+        HEAD_DIM,
+        MASK_COLS,
+        ALIGNED,
+        "ieee",
+        BLOCK_LOOP,
+    )
+    out_tile, lse_rows = normalise(acc, m_i, l_i)
+    out_rows = ((split * batches + batch) * heads_kv * group + heads_q) * seqlen_q + queries
+    store_tile(tile_pointers(out, out_rows, head_dim, cols, ALIGNED), out_tile, in_rows, in_cols, MASK_COLS)
+    tl.store(lse + out_rows, lse_rows, mask=in_rows)
+
+
+@kernel
+def _merge_kernel(
+    partial_out,
+    partial_lse,
+    out,
+    lse,
+    total_rows: tl.int64,
+    head_dim,
+    splits,
+    HEAD_DIM: tl.constexpr,
+    MASK_COLS: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    BLOCK_OWN: tl.constexpr,
+):
+    """Merges the splits of a tile of rows, of any heads: the softmax over one key a split, with lse for score."""
+    rows = tl.program_id(0).to(tl.int64) * BLOCK_OWN + tl.arange(0, BLOCK_OWN)
+    in_rows = rows < total_rows
+    cols = tl.arange(0, HEAD_DIM)
+    in_cols = columns_inside(cols, head_dim, out, ALIGNED)
+
+    m_i = tl.full([BLOCK_OWN], NEG_INF, tl.float32)
+    l_i = tl.full([BLOCK_OWN], 0.0, tl.float32)
+    acc = tl.full([BLOCK_OWN, HEAD_DIM], 0.0, tl.float32)
+    for split in range(splits):
+        split_rows = split * total_rows + rows
+        score = tl.load(partial_lse + split_rows, mask=in_rows, other=NEG_INF) * LOG2E
+        p, alpha, m_i, l_i = softmax_step(score[:, None], m_i, l_i)
+        out_ptrs = tile_pointers(partial_out, split_rows, head_dim, cols, ALIGNED)
+        acc = acc * alpha[:, None] + p * load_tile(out_ptrs, in_rows, in_cols, True, MASK_COLS)
+
+    out_tile, lse_rows = normalise(acc, m_i, l_i)
+    store_tile(tile_pointers(out, rows, head_dim, cols, ALIGNED), out_tile, in_rows, in_cols, MASK_COLS)
+    tl.store(lse + rows, lse_rows, mask=in_rows)
+
+
+LAUNCH: Mapping[str, tuple[Any, ...]] = {
+    "block_m": (16, 64),
+    "block_n": (64, 128),
+    "splits": (1, 2, 3, 7),
+}
+"""Launch settings: packed rows of a query tile, keys of a key tile, and how many programs share the keys.
+``splits`` may be any other positive integer too."""
+
+KEYS_PER_SPLIT = 1024
+"""As many keys make a split where ``splits`` is not given: 16 programs for each of a cache's heads at 16k."""
+
+_LARGEST_TILE = {512: (16, 64)}
+"""Largest (BLOCK_OWN, BLOCK_LOOP) that keeps to a GPU's registers, by bytes in a row of HEAD_DIM elements. Larger
+launch settings are cut down; without an entry, all fit."""
+
+_LARGEST_FMA_TILE = (16, 16)
+"""The same for float32, whose products are one straight run of multiply-adds."""
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool,
+    sm_scale: float,
+    cache_seqlens: Tensor | None = None,
+    block_m: int = 16,
+    block_n: int = 64,
+    splits: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Attention of q (batch, heads_q, seqlen_q, head_dim) to a cache k, v (batch, heads_kv, seqlen_k, head_dim).
+
+    Query head h reads key head ``h // (heads_q // heads_kv)``. Any strides, but the last is 1. Inputs are
+    float16, bfloat16 or float32, head_dim is 1 to 256, lengths may be 0; sm_scale is any finite number.
+
+    cache_seqlens (batch,) int32 says how many keys of each sequence count, 0 to seqlen_k; those behind are
+    never read. Under a causal mask query i of sequence b sees key j when ``j <= i + cache_seqlens[b] -
+    seqlen_q``. Without it, all seqlen_k keys count. ``LAUNCH`` has the launch settings; ``splits`` is one for
+    every ``KEYS_PER_SPLIT`` keys unless given.
+
+    Returns out, like q, and lse (batch, heads_q, seqlen_q) float32, the natural logarithm of the softmax sum.
+    Both are contiguous.
+
+    Raises TypeError or ValueError for arguments that do not fit together, NotImplementedError for a dtype or
+    head_dim that is not supported, RuntimeError for tensors on the CPU outside of Triton's interpreter. The
+    numbers in cache_seqlens are checked on the CPU alone, as the launcher does not wait for a GPU: there,
+    those out of range count as the nearest in range.
+    """
+    check_inputs(q, k, v, causal, sm_scale)
+    batch, heads_q, seqlen_q, head_dim = q.shape
+    _, heads_kv, seqlen_k, _ = k.shape
+    if cache_seqlens is not None:
+        check_lengths("cache_seqlens", cache_seqlens, batch, q)
+        if cache_seqlens.is_cpu and not all(0 <= n <= seqlen_k for n in cache_seqlens.tolist()):
+            raise ValueError(f"cache_seqlens: got {cache_seqlens.tolist()}, expected 0 to k's {seqlen_k}")
+        cache_seqlens = cache_seqlens.contiguous()
+    if splits is None:
+        splits = max(1, triton.cdiv(seqlen_k, KEYS_PER_SPLIT))
+    if type(splits) is not int or splits < 1:
+        raise ValueError(f"splits: got {splits!r}, expected a positive integer")
+    blocks = {name: values for name, values in LAUNCH.items() if name != "splits"}
+    check_settings({"block_m": block_m, "block_n": block_n}, blocks)
+    check_runnable(q)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    # The only split of all is the whole.
+    partial_out, partial_lse = out, lse
+    if splits > 1:
+        shape = (splits * batch, heads_q, seqlen_q, head_dim)
+        partial_out = torch.empty(shape, dtype=torch.float32, device=q.device)
+        partial_lse = torch.empty(shape[:3], dtype=torch.float32, device=q.device)
+    group = heads_q // max(heads_kv, 1)
+    constants = _constants(block_m, block_n, q)
+    launch(
+        _split_kernel,
+        batch * heads_kv * triton.cdiv(seqlen_q * group, constants["BLOCK_OWN"]) * splits,
+        *(q, k, v, partial_out, partial_lse, cache_seqlens),
+        *row_strides(q, k, v),
+        *(batch, heads_kv, group, seqlen_q, seqlen_k, head_dim, splits, sm_scale * LOG2E.value),
+        CAUSAL=causal,
+        ALIGNED=is_aligned(q, k, v, out, partial_out),
+        **constants,
+    )
+    if splits > 1:
+        rows = batch * heads_q * seqlen_q
+        padded = constants["HEAD_DIM"]
+        block = 128 if INTERPRETED.value else 2048 // padded
+        launch(
+            _merge_kernel,
+            triton.cdiv(rows, block),
+            *(partial_out, partial_lse, out, lse, rows, head_dim, splits),
+            HEAD_DIM=padded,
+            MASK_COLS=constants["MASK_COLS"],
+            ALIGNED=is_aligned(out, partial_out),
+            BLOCK_OWN=block,
+        )
+    return out, lse
+
+
+def _constants(block_m: int, block_n: int, q: Tensor) -> dict[str, Any]:
+    """What ``_split_kernel`` is compiled with for q."""
+    padded = padded_head_dim(q.shape[3])
+    row_bytes = padded * q.element_size()
+    own, loop = block_m, block_n
+    largest = _LARGEST_FMA_TILE if q.dtype == torch.float32 else _LARGEST_TILE.get(row_bytes, (own, loop))
+    if not INTERPRETED.value:
+        own, loop = min(own, largest[0]), min(loop, largest[1])
+    return {
+        "HEAD_DIM": padded,
+        "MASK_COLS": padded != q.shape[3],
+        "BLOCK_OWN": own,
+        "BLOCK_LOOP": loop,
+        "num_warps": 8 if own == 64 or row_bytes == 1024 else 4,
+        "num_stages": 2,
+    }
+
+
+def _arithmetic(dtype: str, device: str, launch: Mapping[str, Any]) -> Arithmetic:
+    """The splits of the keys are normalised each, and then merged."""
+    arithmetic = flash_arithmetic(dtype, device, launch)
+    return replace(arithmetic, tile_max=launch.get("block_n", 64), partial_results=True)
+
+
+KERNEL = AttentionKernel(
+    name="decode",
+    forward=forward,
+    capabilities=Capabilities(
+        head_dims=tuple(range(1, 257)),
+        backward=False,
+        batch_invariant=True,
+        ragged="cache",
+        launch=LAUNCH,
+        arithmetic=_arithmetic,
+    ),
+)

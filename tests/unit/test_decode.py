@@ -1,0 +1,91 @@
+"""Flash-decoding beyond the properties: any number of splits, cache lengths at their ends, what is refused."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from kernels import decode as module
+from kernels.decode import LAUNCH, forward
+from tests.unit.test_flash_v2 import DEVICE, make
+
+Q, K, V, _ = make(3, 9, heads_kv=2, group=2, batch=2)
+
+
+@pytest.mark.parametrize("splits", [2, 9, 10, 100])
+def test_any_number_of_splits(splits: int) -> None:
+    q, k, v, _ = make(3, 150, group=2)
+    for causal in (False, True):
+        whole = forward(q, k, v, causal=causal, sm_scale=0.3, splits=1)
+        merged = forward(q, k, v, causal=causal, sm_scale=0.3, splits=splits)
+        for a, b in zip(whole, merged, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_splits_follow_the_keys_where_they_are_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v, _ = make(1, 150)
+    monkeypatch.setattr(module, "KEYS_PER_SPLIT", 64)
+    chosen = forward(q, k, v, causal=False, sm_scale=0.3)
+    expected = forward(q, k, v, causal=False, sm_scale=0.3, splits=3)
+    assert all(torch.equal(a, b) for a, b in zip(chosen, expected, strict=True))
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+def test_a_full_cache_changes_no_bit_and_an_empty_one_has_no_answer(splits: int) -> None:
+    lengths = torch.tensor([9, 0], dtype=torch.int32, device=DEVICE)
+    out, lse = forward(Q, K, V, causal=True, sm_scale=0.3, splits=splits, cache_seqlens=lengths)
+    expected = forward(Q, K, V, causal=True, sm_scale=0.3, splits=splits)
+    assert torch.equal(out[0], expected[0][0])
+    assert torch.equal(lse[0], expected[1][0])
+    assert (out[1] == 0).all()
+    assert (lse[1] == -torch.inf).all()
+
+
+def test_strided_cache_seqlens() -> None:
+    pairs = torch.tensor([[4, 0], [7, 0]], dtype=torch.int32, device=DEVICE)
+    strided = forward(Q, K, V, causal=False, sm_scale=0.3, cache_seqlens=pairs[:, 0])
+    expected = forward(Q, K, V, causal=False, sm_scale=0.3, cache_seqlens=pairs[:, 0].contiguous())
+    assert all(torch.equal(a, b) for a, b in zip(strided, expected, strict=True))
+
+
+LENGTHS = torch.tensor([3, 4], dtype=torch.int32, device=DEVICE)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"v": V[:, :, :6]}, ValueError, r"v: got shape \(2, 2, 6, 16\), expected \(2, 2, 9, 16\)"),
+        ({"block_m": 48}, ValueError, "block_m: got 48, expected one of"),
+        ({"block_n": 0}, ValueError, "block_n: got 0, expected one of"),
+        ({"splits": 0}, ValueError, "splits: got 0, expected a positive integer"),
+        ({"splits": 2.0}, ValueError, "splits: got 2.0, expected a positive integer"),
+        ({"cache_seqlens": [3, 4]}, TypeError, "cache_seqlens: got list, expected a torch.Tensor"),
+        ({"cache_seqlens": LENGTHS[:1]}, ValueError, r"cache_seqlens: got shape \(1,\), expected \(2,\)"),
+        ({"cache_seqlens": LENGTHS.long()}, ValueError, "cache_seqlens: got dtype torch.int64"),
+        ({"cache_seqlens": LENGTHS.to("meta")}, ValueError, "cache_seqlens: got device meta"),
+    ],
+)
+def test_refuses(change: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        forward(**{"q": Q, "k": K, "v": V, "causal": False, "sm_scale": 1.0, **change})
+
+
+@pytest.mark.parametrize("lengths", [[3, 10], [-1, 3]])
+def test_lengths_out_of_range_are_refused_on_the_cpu(lengths: list[int]) -> None:
+    q, k, v = (x.cpu() for x in (Q, K, V))
+    given = torch.tensor(lengths, dtype=torch.int32)
+    with pytest.raises(ValueError, match=r"cache_seqlens: got .*, expected 0 to k's 9"):
+        forward(q, k, v, causal=False, sm_scale=1.0, cache_seqlens=given)
+
+
+def test_tiles_are_cut_down_where_they_would_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "INTERPRETED", module.INTERPRETED.__class__(False))
+    largest = {name: max(values) for name, values in LAUNCH.items() if name != "splits"}
+
+    def tile(head_dim: int, dtype: torch.dtype) -> tuple[int, int]:
+        constants = module._constants(**largest, q=torch.empty(1, 1, 1, head_dim, dtype=dtype))
+        return constants["BLOCK_OWN"], constants["BLOCK_LOOP"]
+
+    assert tile(128, torch.float16) == (64, 128)
+    assert tile(129, torch.bfloat16) == (16, 64)
+    assert tile(64, torch.float32) == (16, 16)
