@@ -29,15 +29,15 @@ def check_runnable(q: Tensor) -> None:
         )
 
 
-def kernel(fn: Callable[..., None]) -> Any:
-    """``triton.jit``, with one compilation for all values of the arguments that are not ``tl.constexpr``.
+def kernel(fn: Callable[..., None], jit: Callable[..., Any] = triton.jit) -> Any:
+    """``triton.jit``, or Gluon's, with one compilation for all values of the arguments that are not ``tl.constexpr``.
 
     By default an integer that is 1 or divisible by 16, and a pointer divisible by 16, compile anew, in every
     combination. What this loses, wide loads and stores, ``tile_pointers`` gives back through one flag.
     """
     parameters = inspect.signature(fn).parameters.values()
     runtime = [p.name for p in parameters if p.annotation is not tl.constexpr]
-    return triton.jit(fn, do_not_specialize=runtime, do_not_specialize_on_alignment=runtime)
+    return jit(fn, do_not_specialize=runtime, do_not_specialize_on_alignment=runtime)
 
 
 def device_function(fn: Callable[..., Any]) -> Any:

@@ -1,0 +1,375 @@
+"""FlashAttention-3 for Hopper in Gluon: one warp group loads, the others compute, and all of them overlap.
+
+Jay Shah et al., *FlashAttention-3: Fast and Accurate Attention with Asynchrony and Low-precision* (2024),
+sections 3.1 and 3.2, for float16 and bfloat16. What is computed is FlashAttention-2 (see ``flash_v2``); new is
+who does what when:
+
+- *Warp specialisation* (3.1, algorithm 1). The producer, a warp group with few registers, has the TMA copy
+  tiles of q, k and v into shared memory. Consumers, warp groups of 64 query rows each that share k and v, do
+  the rest. They meet at mbarriers, a pair for each slot of a ring of tiles (``_Ring``).
+- *Ping-pong* (3.1). Consumers take turns at the tensor cores: while one has its products, the others are at
+  their softmax.
+- *Overlap within a warp group* (3.2, algorithm 2). The scores of a key tile are multiplied at the same time as
+  the weights of the tile before it are multiplied with its v, and the softmax of the former takes place while
+  the latter is still under way.
+
+Programs are persistent, one for each multiprocessor, and walk over (head, query tile) tasks. Key tiles are
+taken from the last to the first, so that those that an edge cuts come first.
+
+The backward pass is that of FlashAttention-2. The kernel needs a Hopper GPU; ``flash_v3`` is its plain twin in
+``triton.language``, which runs anywhere.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.language.core import _aggregate
+
+from kernels.autograd import attention
+from kernels.contract import AttentionKernel, Capabilities, Launch, flash_arithmetic
+from kernels.flash_v2 import backward
+from kernels.launching import launch, padded_head_dim
+from kernels.tiles import LN2, LOG2E, NEG_INF, kernel
+from reference.arithmetic import FP32_ROUNDOFF, Arithmetic
+
+# Renamed between Triton 3.6 and 3.9.
+_tma_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+_tma_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
+
+
+def _record(cls: type) -> Any:
+    """A class of values that kernels handle as one, made of its fields in their order."""
+
+    # From Triton 3.8 on, this is what a class without a constructor gets.
+    def constructor(self: Any, *values: Any) -> None:
+        for name, value in zip(cls.__annotations__, values, strict=True):
+            setattr(self, name, value)
+
+    constructor.__triton_builtin__ = True  # type: ignore[attr-defined]
+    cls.__init__ = constructor  # type: ignore[misc]
+    return _aggregate(cls)
+
+
+ROWS = gl.constexpr(64)
+"""Query rows of a consumer: the rows of that instruction."""
+
+
+@gluon.constexpr_function
+def _accumulator(columns, dtype):
+    """How a warp group's product of 64 rows and so many columns lies in registers."""
+    return gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, columns, 256 // dtype.primitive_bitwidth]
+    )
+
+
+@_record
+class _Ring:
+    """Slots for tiles in shared memory, which the producer fills and consumers free, in turn and for ever.
+
+    A barrier's phase, 0 or 1, tells uses of a slot apart: use ``n`` is in slot ``n % SLOTS``.
+    """
+
+    tiles: gl.shared_memory_descriptor
+    filled: gl.shared_memory_descriptor
+    freed: gl.shared_memory_descriptor
+    SLOTS: gl.constexpr
+
+    @gluon.jit
+    def fill(self, n, descriptor, coordinates):
+        """Have tile ``n`` copied into its slot as soon as all consumers have freed it."""
+        slot = n % self.SLOTS
+        mbarrier.wait(self.freed.index(slot), n // self.SLOTS & 1 ^ 1)
+        mbarrier.expect(self.filled.index(slot), descriptor.block_type.nbytes)
+        _tma_load(descriptor, coordinates, self.filled.index(slot), self.tiles.index(slot))
+
+    @gluon.jit
+    def take(self, n):
+        """Tile ``n`` as (rows, head_dim), once it is there."""
+        slot = n % self.SLOTS
+        mbarrier.wait(self.filled.index(slot), n // self.SLOTS & 1)
+        tile = self.tiles.index(slot)
+        return tile.reshape([tile.shape[2], tile.shape[3]])
+
+    @gluon.jit
+    def free(self, n):
+        """This consumer is done with tile ``n``."""
+        mbarrier.arrive(self.freed.index(n % self.SLOTS), count=1)
+
+
+@gluon.jit
+def _barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
+    barriers = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(COUNT):
+        mbarrier.init(barriers.index(i), count=ARRIVALS)
+    return barriers
+
+
+@gluon.jit
+def _ring(descriptor, SLOTS: gl.constexpr, CONSUMERS: gl.constexpr):
+    """A ring of tiles that so many consumers read each of."""
+    shape: gl.constexpr = [SLOTS] + descriptor.block_type.shape
+    tiles = gl.allocate_shared_memory(descriptor.dtype, shape, descriptor.layout)
+    return _Ring(tiles, _barriers(SLOTS, 1), _barriers(SLOTS, CONSUMERS), SLOTS)
+
+
+@_record
+class _Tasks:
+    """Which (head, query tile) there are, and in what order they are walked.
+
+    A tile has the rows of all of a program's consumers. Under a causal mask the last tiles see the most keys, so
+    they start first; but only ``together`` heads at a time, whose keys and values stay in the L2 cache.
+    """
+
+    heads: gl.tensor
+    heads_q: gl.tensor
+    group: gl.tensor
+    together: gl.tensor
+    seqlen_q: gl.tensor
+    seqlen_k: gl.tensor
+    CAUSAL: gl.constexpr
+    TILE_ROWS: gl.constexpr
+    BLOCK_KEYS: gl.constexpr
+
+    @gluon.jit
+    def count(self):
+        return self.heads * gl.cdiv(self.seqlen_q, self.TILE_ROWS)
+
+    @gluon.jit
+    def get(self, task):
+        """Batch, query head, and first row of a task."""
+        tiles = gl.cdiv(self.seqlen_q, self.TILE_ROWS)
+        first = task // (self.together * tiles) * self.together
+        walked = gl.minimum(self.together, self.heads - first)
+        rest = task - first * tiles
+        head = first + rest % walked
+        return head // self.heads_q, head % self.heads_q, (tiles - 1 - rest // walked) * self.TILE_ROWS
+
+    @gluon.jit
+    def key_tiles(self, start_m):
+        """How many key tiles all rows of a task see as a whole, and how many any row sees any key of.
+
+        The latter is 1 at least: a task whose rows see no key takes a tile all the same, masked as a whole.
+        """
+        whole = self.seqlen_k // self.BLOCK_KEYS
+        tiles = gl.cdiv(self.seqlen_k, self.BLOCK_KEYS)
+        if self.CAUSAL:
+            end = gl.maximum(start_m + self.seqlen_k - self.seqlen_q, -self.TILE_ROWS)
+            whole = gl.minimum(gl.maximum(end + 1, 0) // self.BLOCK_KEYS, whole)
+            tiles = gl.minimum(gl.cdiv(end + self.TILE_ROWS, self.BLOCK_KEYS), tiles)
+        return whole, gl.maximum(tiles, 1)
+
+
+@_record
+class _State:
+    """What producer and consumers share."""
+
+    q: tma.tensor_descriptor
+    k: tma.tensor_descriptor
+    v: tma.tensor_descriptor
+    out: tma.tensor_descriptor
+    lse: gl.tensor
+    scale_log2: gl.tensor
+    tasks: _Tasks
+    q_ring: _Ring
+    k_ring: _Ring
+    v_ring: _Ring
+    out_tiles: gl.shared_memory_descriptor
+    turns: gl.shared_memory_descriptor
+    POSITIVE: gl.constexpr
+    CONSUMERS: gl.constexpr
+
+
+@gluon.jit
+def _produce(s):
+    """The producer: the tiles of each task in the order in which they are needed (algorithm 1, lines 1-10)."""
+    loaded_q = 0
+    loaded = 0
+    for task in range(gl.program_id(0), s.tasks.count(), gl.num_programs(0)):
+        batch, head, start_m = s.tasks.get(task)
+        _, tiles = s.tasks.key_tiles(start_m)
+        head_kv = head // s.tasks.group
+        for consumer in gl.static_range(s.CONSUMERS):
+            s.q_ring.fill(loaded_q + consumer, s.q, [batch, head, start_m + consumer * ROWS, 0])
+        loaded_q += s.CONSUMERS
+        for i in range(tiles):
+            row = (tiles - 1 - i) * s.tasks.BLOCK_KEYS
+            s.k_ring.fill(loaded + i, s.k, [batch, head_kv, row, 0])
+            s.v_ring.fill(loaded + i, s.v, [batch, head_kv, row, 0])
+        loaded += tiles
+
+
+@gluon.jit
+def _start_scores(q_tile, k_tile):
+    """Start q @ k^T."""
+    BLOCK_KEYS: gl.constexpr = k_tile.shape[0]
+    zeros = gl.zeros([ROWS, BLOCK_KEYS], gl.float32, layout=_accumulator(BLOCK_KEYS, q_tile.dtype))
+    return warpgroup_mma(q_tile, k_tile.permute((1, 0)), zeros, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def _hide(scores, last_key, start_n):
+    """-inf for the keys that a row does not see."""
+    BLOCK_KEYS: gl.constexpr = scores.shape[1]
+    keys = gl.arange(0, BLOCK_KEYS, layout=gl.SliceLayout(0, scores.type.layout))
+    return gl.where(keys[None, :] <= (last_key - start_n)[:, None], scores, NEG_INF)
+
+
+@gluon.jit
+def _softmax_step(scores, scale, m_i, l_i):
+    """``tiles.softmax_step`` of scores * scale.
+
+    scale is positive, so it is the maximum that is scaled: nothing waits for the products with all the scores,
+    which then hide behind the exponentials. They are rounded as the maximum is, and never above it.
+    """
+    m_new = gl.maximum(m_i, gl.max(scores, 1) * scale)
+    shift = gl.where(m_new == NEG_INF, 0.0, m_new)
+    p = gl.exp2(scores * scale - shift[:, None])
+    alpha = gl.exp2(m_i - shift)
+    return p, alpha, m_new, l_i * alpha + gl.sum(p, 1)
+
+
+@gluon.jit
+def _consume(s, SELF: gl.constexpr):
+    """Consumer number SELF: 64 rows of each task (algorithm 2)."""
+    dtype: gl.constexpr = s.out.dtype
+    BLOCK_KEYS: gl.constexpr = s.tasks.BLOCK_KEYS
+    HEAD_DIM: gl.constexpr = s.out.block_type.shape[3]
+    of_scores: gl.constexpr = _accumulator(BLOCK_KEYS, dtype)
+    of_out: gl.constexpr = _accumulator(HEAD_DIM, dtype)
+    of_weights: gl.constexpr = gl.DotOperandLayout(0, of_out, 32 // dtype.primitive_bitwidth)
+    scale = s.scale_log2 if s.POSITIVE else 1.0
+    out_tile = s.out_tiles.index(SELF)
+    taken = 0
+    done = 0
+    for task in range(gl.program_id(0), s.tasks.count(), gl.num_programs(0)):
+        batch, head, start_m = s.tasks.get(task)
+        whole, tiles = s.tasks.key_tiles(start_m)
+        start_m += SELF * ROWS
+        rows = start_m + gl.arange(0, ROWS, layout=gl.SliceLayout(1, of_scores))
+        last_key = gl.full([ROWS], s.tasks.seqlen_k - 1, gl.int32, layout=gl.SliceLayout(1, of_scores))
+        if s.tasks.CAUSAL:
+            last_key = rows + (s.tasks.seqlen_k - s.tasks.seqlen_q)
+        m_i = gl.full([ROWS], NEG_INF, gl.float32, layout=gl.SliceLayout(1, of_scores))
+        l_i = gl.full([ROWS], 0.0, gl.float32, layout=gl.SliceLayout(1, of_scores))
+        acc = gl.zeros([ROWS, HEAD_DIM], gl.float32, layout=of_out)
+
+        q_tile = s.q_ring.take(done * s.CONSUMERS + SELF)
+        scores = _start_scores(q_tile, s.k_ring.take(taken))
+        scores = warpgroup_mma_wait(0, deps=(scores,))
+        s.k_ring.free(taken)
+        if not s.POSITIVE:
+            scores = scores * s.scale_log2
+        scores = _hide(scores, last_key, (tiles - 1) * BLOCK_KEYS)
+        p, alpha, m_i, l_i = _softmax_step(scores, scale, m_i, l_i)
+        p = gl.convert_layout(p.to(dtype), of_weights)
+
+        for i in range(1, tiles):
+            k_tile = s.k_ring.take(taken + i)
+            mbarrier.wait(s.turns.index(SELF), taken - done + i - 1 & 1)
+            scores = _start_scores(q_tile, k_tile)
+            v_tile = s.v_ring.take(taken + i - 1)
+            acc = warpgroup_mma(p, v_tile, acc, is_async=True)
+            mbarrier.arrive(s.turns.index((SELF + 1) % s.CONSUMERS), count=1)
+            scores = warpgroup_mma_wait(1, deps=(scores,))
+            s.k_ring.free(taken + i)
+            if not s.POSITIVE:
+                scores = scores * s.scale_log2
+            if tiles - 1 - i >= whole:
+                scores = _hide(scores, last_key, (tiles - 1 - i) * BLOCK_KEYS)
+            p, alpha, m_i, l_i = _softmax_step(scores, scale, m_i, l_i)
+            acc = warpgroup_mma_wait(0, deps=(acc,))
+            s.v_ring.free(taken + i - 1)
+            acc = acc * gl.convert_layout(alpha, gl.SliceLayout(1, of_out))[:, None]
+            p = gl.convert_layout(p.to(dtype), of_weights)
+        s.q_ring.free(done * s.CONSUMERS + SELF)
+        taken += tiles
+        done += 1
+        acc = warpgroup_mma(p, s.v_ring.take(taken - 1), acc, is_async=True)
+        acc = warpgroup_mma_wait(0, deps=(acc,))
+        s.v_ring.free(taken - 1)
+
+        # A row that sees no key has m_i = -inf and l_i = 0: out is 0 and lse -inf.
+        l_i = gl.where(l_i == 0.0, 1.0, l_i)
+        row_lse = s.lse + (batch * s.tasks.heads_q + head).to(gl.int64) * s.tasks.seqlen_q + rows
+        gl.store(row_lse, (m_i + gl.log2(l_i)) * LN2, mask=rows < s.tasks.seqlen_q)
+        acc = acc * gl.convert_layout(1.0 / l_i, gl.SliceLayout(1, of_out))[:, None]
+        tma.store_wait(0)
+        out_tile.reshape([ROWS, HEAD_DIM]).store(acc.to(dtype))
+        fence_async_shared()
+        _tma_store(s.out, [batch, head, start_m, 0], out_tile)
+    tma.store_wait(0)
+
+
+@partial(kernel, jit=gluon.jit)
+def _forward_kernel(
+    q,
+    k,
+    v,
+    out,
+    lse,
+    heads,
+    heads_q,
+    group,
+    together,
+    seqlen_q,
+    seqlen_k,
+    scale_log2,
+    CAUSAL: gl.constexpr,
+    POSITIVE: gl.constexpr,
+    CONSUMERS: gl.constexpr,
+    SLOTS: gl.constexpr,
+    REGISTERS: gl.constexpr,
+):
+    """Computes out and lse; q, k, v and out are tensor descriptors whose blocks are tiles."""
+    BLOCK_KEYS: gl.constexpr = k.block_type.shape[2]
+    tasks = _Tasks(
+        heads, heads_q, group, together, seqlen_q, seqlen_k, CAUSAL, CONSUMERS * ROWS, BLOCK_KEYS
+    )
+    q_ring = _ring(q, CONSUMERS, 1)
+    k_ring = _ring(k, SLOTS, CONSUMERS)
+    v_ring = _ring(v, SLOTS, CONSUMERS)
+    out_shape: gl.constexpr = [CONSUMERS] + out.block_type.shape
+    out_tiles = gl.allocate_shared_memory(out.dtype, out_shape, out.layout)
+    turns = _barriers(CONSUMERS, 1)
+    mbarrier.arrive(turns.index(0), count=1)
+    fence_async_shared()
+    shared = _State(
+        q,
+        k,
+        v,
+        out,
+        lse,
+        scale_log2,
+        tasks,
+        q_ring,
+        k_ring,
+        v_ring,
+        out_tiles,
+        turns,
+        POSITIVE,
+        CONSUMERS,
+    )
+    # The first runs in the warps of the kernel itself, with the registers that the others leave.
+    gl.warp_specialize(
+        [(_produce, (shared,)), (_consume, (shared, 0)), (_consume, (shared, 1)), (_consume, (shared, 2))][
+            : CONSUMERS + 1
+        ],
+        [4, 4, 4][:CONSUMERS],
+        [REGISTERS, REGISTERS, REGISTERS][:CONSUMERS],
+    )
