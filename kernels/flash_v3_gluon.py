@@ -23,8 +23,8 @@ The backward pass is that of FlashAttention-2. The kernel needs a Hopper GPU; ``
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
+from functools import cache, partial
+from typing import Any, dataclass_transform
 
 import torch
 import triton
@@ -41,11 +41,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.core import _aggregate
 
-from kernels.autograd import attention
 from kernels.contract import AttentionKernel, Capabilities, Launch, flash_arithmetic
 from kernels.flash_v2 import backward
+from kernels.flash_v3 import COPYABLE, HEAD_DIMS, check_copyable
 from kernels.launching import launch, padded_head_dim
 from kernels.tiles import LN2, LOG2E, NEG_INF, kernel
+from kernels.validation import check_inputs
 from reference.arithmetic import FP32_ROUNDOFF, Arithmetic
 
 # Renamed between Triton 3.6 and 3.9.
@@ -53,6 +54,7 @@ _tma_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 _tma_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 
 
+@dataclass_transform()
 def _record(cls: type) -> Any:
     """A class of values that kernels handle as one, made of its fields in their order."""
 
@@ -94,7 +96,7 @@ class _Ring:
     def fill(self, n, descriptor, coordinates):
         """Have tile ``n`` copied into its slot as soon as all consumers have freed it."""
         slot = n % self.SLOTS
-        mbarrier.wait(self.freed.index(slot), n // self.SLOTS & 1 ^ 1)
+        mbarrier.wait(self.freed.index(slot), n // self.SLOTS + 1 & 1)
         mbarrier.expect(self.filled.index(slot), descriptor.block_type.nbytes)
         _tma_load(descriptor, coordinates, self.filled.index(slot), self.tiles.index(slot))
 
@@ -113,6 +115,13 @@ class _Ring:
 
 
 @gluon.jit
+def _tiles(descriptor, COUNT: gl.constexpr):
+    """So many of a descriptor's blocks in shared memory."""
+    shape: gl.constexpr = [COUNT] + descriptor.block_type.shape  # noqa: RUF005
+    return gl.allocate_shared_memory(descriptor.dtype, shape, descriptor.layout)
+
+
+@gluon.jit
 def _barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
     barriers = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(COUNT):
@@ -123,9 +132,7 @@ def _barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
 @gluon.jit
 def _ring(descriptor, SLOTS: gl.constexpr, CONSUMERS: gl.constexpr):
     """A ring of tiles that so many consumers read each of."""
-    shape: gl.constexpr = [SLOTS] + descriptor.block_type.shape
-    tiles = gl.allocate_shared_memory(descriptor.dtype, shape, descriptor.layout)
-    return _Ring(tiles, _barriers(SLOTS, 1), _barriers(SLOTS, CONSUMERS), SLOTS)
+    return _Ring(_tiles(descriptor, SLOTS), _barriers(SLOTS, 1), _barriers(SLOTS, CONSUMERS), SLOTS)
 
 
 @_record
@@ -255,8 +262,9 @@ def _consume(s, SELF: gl.constexpr):
     of_weights: gl.constexpr = gl.DotOperandLayout(0, of_out, 32 // dtype.primitive_bitwidth)
     scale = s.scale_log2 if s.POSITIVE else 1.0
     out_tile = s.out_tiles.index(SELF)
+    taken_q = SELF
     taken = 0
-    done = 0
+    turn = 0
     for task in range(gl.program_id(0), s.tasks.count(), gl.num_programs(0)):
         batch, head, start_m = s.tasks.get(task)
         whole, tiles = s.tasks.key_tiles(start_m)
@@ -269,7 +277,7 @@ def _consume(s, SELF: gl.constexpr):
         l_i = gl.full([ROWS], 0.0, gl.float32, layout=gl.SliceLayout(1, of_scores))
         acc = gl.zeros([ROWS, HEAD_DIM], gl.float32, layout=of_out)
 
-        q_tile = s.q_ring.take(done * s.CONSUMERS + SELF)
+        q_tile = s.q_ring.take(taken_q)
         scores = _start_scores(q_tile, s.k_ring.take(taken))
         scores = warpgroup_mma_wait(0, deps=(scores,))
         s.k_ring.free(taken)
@@ -281,11 +289,12 @@ def _consume(s, SELF: gl.constexpr):
 
         for i in range(1, tiles):
             k_tile = s.k_ring.take(taken + i)
-            mbarrier.wait(s.turns.index(SELF), taken - done + i - 1 & 1)
+            mbarrier.wait(s.turns.index(SELF), turn & 1)
             scores = _start_scores(q_tile, k_tile)
             v_tile = s.v_ring.take(taken + i - 1)
             acc = warpgroup_mma(p, v_tile, acc, is_async=True)
             mbarrier.arrive(s.turns.index((SELF + 1) % s.CONSUMERS), count=1)
+            turn += 1
             scores = warpgroup_mma_wait(1, deps=(scores,))
             s.k_ring.free(taken + i)
             if not s.POSITIVE:
@@ -297,9 +306,9 @@ def _consume(s, SELF: gl.constexpr):
             s.v_ring.free(taken + i - 1)
             acc = acc * gl.convert_layout(alpha, gl.SliceLayout(1, of_out))[:, None]
             p = gl.convert_layout(p.to(dtype), of_weights)
-        s.q_ring.free(done * s.CONSUMERS + SELF)
+        s.q_ring.free(taken_q)
+        taken_q += s.CONSUMERS
         taken += tiles
-        done += 1
         acc = warpgroup_mma(p, s.v_ring.take(taken - 1), acc, is_async=True)
         acc = warpgroup_mma_wait(0, deps=(acc,))
         s.v_ring.free(taken - 1)
@@ -318,11 +327,11 @@ def _consume(s, SELF: gl.constexpr):
 
 @partial(kernel, jit=gluon.jit)
 def _forward_kernel(
+    lse,
     q,
     k,
     v,
     out,
-    lse,
     heads,
     heads_q,
     group,
@@ -338,14 +347,11 @@ def _forward_kernel(
 ):
     """Computes out and lse; q, k, v and out are tensor descriptors whose blocks are tiles."""
     BLOCK_KEYS: gl.constexpr = k.block_type.shape[2]
-    tasks = _Tasks(
-        heads, heads_q, group, together, seqlen_q, seqlen_k, CAUSAL, CONSUMERS * ROWS, BLOCK_KEYS
-    )
+    tasks = _Tasks(heads, heads_q, group, together, seqlen_q, seqlen_k, CAUSAL, CONSUMERS * ROWS, BLOCK_KEYS)
     q_ring = _ring(q, CONSUMERS, 1)
     k_ring = _ring(k, SLOTS, CONSUMERS)
     v_ring = _ring(v, SLOTS, CONSUMERS)
-    out_shape: gl.constexpr = [CONSUMERS] + out.block_type.shape
-    out_tiles = gl.allocate_shared_memory(out.dtype, out_shape, out.layout)
+    out_tiles = _tiles(out, CONSUMERS)
     turns = _barriers(CONSUMERS, 1)
     mbarrier.arrive(turns.index(0), count=1)
     fence_async_shared()
@@ -373,3 +379,124 @@ def _forward_kernel(
         [4, 4, 4][:CONSUMERS],
         [REGISTERS, REGISTERS, REGISTERS][:CONSUMERS],
     )
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """Warp groups that compute and registers of each of their threads; keys in a tile, and tiles in a ring."""
+
+    consumers: int
+    registers: int
+    block_keys: int
+    slots: int
+
+
+_SHAPES = {
+    16: _Shape(consumers=2, registers=240, block_keys=128, slots=3),
+    32: _Shape(consumers=2, registers=240, block_keys=128, slots=3),
+    64: _Shape(consumers=2, registers=240, block_keys=128, slots=3),
+    128: _Shape(consumers=2, registers=240, block_keys=128, slots=2),
+}
+"""By padded head_dim: what fits a Hopper's registers and its 227 KiB of shared memory."""
+
+_CACHED_BYTES = 2**25
+"""Keys and values of so many bytes stay in a Hopper's L2 cache, of 50 MiB, beside all else that passes it."""
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> tuple[Tensor, Tensor]:
+    """Attention of q (batch, heads_q, seqlen_q, head_dim) to k and v (batch, heads_kv, seqlen_k, head_dim).
+
+    Query head h reads key head ``h // (heads_q // heads_kv)``. Inputs are float16 or bfloat16 on a Hopper GPU,
+    head_dim is a multiple of 8 up to 128, lengths may be 0; sm_scale is any finite number. Storage starts and
+    strides are multiples of 16 bytes, the last stride is 1: what the TMA can copy.
+
+    Returns out, like q, and lse (batch, heads_q, seqlen_q) float32, the natural logarithm of the softmax sum.
+    Both are contiguous.
+
+    Raises TypeError or ValueError for arguments that do not fit together, NotImplementedError for a dtype,
+    head_dim, layout or device that is not supported.
+    """
+    check_inputs(q, k, v, causal, sm_scale)
+    check_copyable(q=q, k=k, v=v)
+    _check_device(q)
+    batch, heads_q, seqlen_q, head_dim = q.shape
+    _, heads_kv, seqlen_k, _ = k.shape
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    if 0 in (q.numel(), k.numel()):  # nothing that a descriptor could describe
+        return out.zero_(), lse.fill_(-math.inf)
+    shape = _SHAPES[padded_head_dim(head_dim)]
+    heads, group = batch * heads_q, heads_q // heads_kv
+    tasks = heads * triton.cdiv(seqlen_q, shape.consumers * ROWS.value)
+    scale_log2 = sm_scale * LOG2E.value
+    launch(
+        _forward_kernel,
+        min(tasks, torch.cuda.get_device_properties(q.device).multi_processor_count),
+        lse,
+        _descriptor(q, ROWS.value),
+        _descriptor(k, shape.block_keys),
+        _descriptor(v, shape.block_keys),
+        _descriptor(out, ROWS.value),
+        *(heads, heads_q, group, _heads_together(heads, group, k) if causal else 1),
+        *(seqlen_q, seqlen_k, scale_log2),
+        CAUSAL=causal,
+        # A scale that float32 does not flush to 0.
+        POSITIVE=scale_log2 >= torch.finfo(torch.float32).tiny,
+        CONSUMERS=shape.consumers,
+        SLOTS=shape.slots,
+        REGISTERS=shape.registers,
+        num_warps=4,
+    )
+    return out, lse
+
+
+def _check_device(q: Tensor) -> None:
+    if q.device.type != "cuda" or torch.cuda.get_device_capability(q.device)[0] != 9:
+        raise NotImplementedError(f"q: got a tensor on {q.device}, expected one on a Hopper GPU")
+
+
+def _heads_together(heads: int, group: int, k: Tensor) -> int:
+    """How many of all query heads are walked together: as many as stay in the L2 cache with their k and v."""
+    _, _, seqlen_k, head_dim = k.shape
+    fitting = _CACHED_BYTES // (2 * seqlen_k * head_dim * k.element_size())
+    return min(heads, group * max(1, fitting))
+
+
+def _descriptor(tensor: Tensor, rows: int) -> TensorDescriptor:
+    """The tensor in tiles of so many rows, which reach over its edges: there loads give 0 and stores do nothing."""
+    block = [1, 1, rows, padded_head_dim(tensor.shape[3])]
+    layout = _tile_layout(tuple(block), _DTYPES[tensor.dtype])
+    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), block, layout)
+
+
+@cache
+def _tile_layout(block: tuple[int, ...], dtype: Any) -> Any:
+    """How a tile lies in shared memory."""
+    return gl.NVMMASharedLayout.get_default_for(list(block), dtype)
+
+
+_DTYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
+
+
+def _arithmetic(dtype: str, device: str, launch: Launch) -> Arithmetic:
+    """FlashAttention-2's, but for the last division: the reciprocal of l, then a product that rounds once more."""
+    arithmetic = flash_arithmetic(dtype, device, launch)
+    return replace(arithmetic, tile_max=128, div_error=arithmetic.div_error + FP32_ROUNDOFF)
+
+
+KERNEL = AttentionKernel(
+    name="flash_v3_gluon",
+    forward=forward,
+    backward=backward,
+    capabilities=Capabilities(
+        dtypes=("float16", "bfloat16"),
+        head_dims=HEAD_DIMS,
+        layouts=COPYABLE,
+        batch_invariant=True,
+        arithmetic=_arithmetic,
+    ),
+)
+
+UNAVAILABLE: Mapping[tuple[str, str], str] = {
+    (KERNEL.name, "cpu"): "Gluon does not run in Triton's interpreter; its plain twin, flash_v3, does"
+}

@@ -25,6 +25,8 @@ REGISTERED: Mapping[str, str] = {
     "flash_v2_atomic": "kernels.flash_v2_atomic:KERNEL",
     "flash_v2_staged": "kernels.flash_v2_staged:KERNEL",
     "decode": "kernels.decode:KERNEL",
+    "flash_v3": "kernels.flash_v3:KERNEL",
+    "flash_v3_gluon": "kernels.flash_v3_gluon:KERNEL",
     "sdpa_math": "kernels.sdpa:MATH",
     "sdpa_flash": "kernels.sdpa:FLASH",
     "sdpa_efficient": "kernels.sdpa:EFFICIENT",

@@ -1,0 +1,248 @@
+"""FlashAttention-3's plain form in Triton: tensor descriptors, and warps specialised by the compiler.
+
+Jay Shah et al., *FlashAttention-3: Fast and Accurate Attention with Asynchrony and Low-precision* (2024),
+section 3.1 and algorithm 1, for float16 and bfloat16. What is computed is FlashAttention-2 (see ``flash_v2``).
+New is that tiles are copied by a unit of its own, the TMA, from tensors that descriptors describe, and that
+``warp_specialize`` has the compiler give the copies and the products to warps of their own. It only does so for
+a single loop without branches, so all tiles go through the mask, even those that no edge cuts.
+
+Elsewhere than on Hopper and Blackwell descriptors become plain loads. ``flash_v3_gluon`` says by itself which
+warps do what, and overlaps more. The backward pass is that of FlashAttention-2.
+"""
+
+import contextvars
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.autograd import attention
+from kernels.contract import AttentionKernel, Capabilities, Launch, flash_arithmetic
+from kernels.flash_v2 import backward as flash_v2_backward
+from kernels.launching import check_settings, is_aligned, launch, padded_head_dim, row_strides
+from kernels.tiles import (
+    LN2,
+    LOG2E,
+    NEG_INF,
+    cdiv,
+    check_runnable,
+    dot,
+    kernel,
+    key_range,
+    softmax_step,
+)
+from kernels.validation import check_inputs
+from reference.arithmetic import Arithmetic
+
+
+@kernel
+def _forward_kernel(
+    q,
+    k,
+    v,
+    out,
+    lse,
+    stride_qb: tl.int64,
+    stride_qh: tl.int64,
+    stride_qm: tl.int64,
+    stride_kb: tl.int64,
+    stride_kh: tl.int64,
+    stride_kn: tl.int64,
+    stride_vb: tl.int64,
+    stride_vh: tl.int64,
+    stride_vn: tl.int64,
+    heads_q,
+    group,
+    seqlen_q,
+    seqlen_k,
+    head_dim,
+    scale_log2,
+    CAUSAL: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    WARP_SPECIALIZE: tl.constexpr,
+    BLOCK_OWN: tl.constexpr,
+    BLOCK_LOOP: tl.constexpr,
+):
+    """Computes out and lse of a query tile, looping over key tiles (algorithm 1)."""
+    tiles = cdiv(seqlen_q, BLOCK_OWN)
+    # Under a causal mask the last tiles see the most keys, so they start first.
+    start_m = (tiles - 1 - tl.program_id(0) % tiles) * BLOCK_OWN
+    head = (tl.program_id(0) // tiles).to(tl.int64)
+    batch = head // heads_q
+    head_q = head % heads_q
+    head_kv = head_q // group
+
+    # One descriptor for each head: beyond its last row loads give 0, not the next head's rows.
+    q_tiles = tl.make_tensor_descriptor(
+        q + batch * stride_qb + head_q * stride_qh,
+        [seqlen_q, head_dim],
+        [stride_qm.to(tl.int64), 1],
+        [BLOCK_OWN, HEAD_DIM],
+    )
+    k_tiles = tl.make_tensor_descriptor(
+        k + batch * stride_kb + head_kv * stride_kh,
+        [seqlen_k, head_dim],
+        [stride_kn.to(tl.int64), 1],
+        [BLOCK_LOOP, HEAD_DIM],
+    )
+    v_tiles = tl.make_tensor_descriptor(
+        v + batch * stride_vb + head_kv * stride_vh,
+        [seqlen_k, head_dim],
+        [stride_vn.to(tl.int64), 1],
+        [BLOCK_LOOP, HEAD_DIM],
+    )
+    out_tiles = tl.make_tensor_descriptor(
+        out + head * seqlen_q * head_dim,
+        [seqlen_q, head_dim],
+        [tl.full([], 1, tl.int64) * head_dim, 1],
+        [BLOCK_OWN, HEAD_DIM],
+    )
+    rows = start_m + tl.arange(0, BLOCK_OWN)
+    keys = tl.arange(0, BLOCK_LOOP)
+    last_key, _, tiles_k = key_range(start_m, rows, seqlen_q, seqlen_k, CAUSAL, BLOCK_OWN, BLOCK_LOOP)
+
+    q_tile = q_tiles.load([start_m, 0])
+    m_i = tl.full([BLOCK_OWN], NEG_INF, tl.float32)
+    l_i = tl.full([BLOCK_OWN], 0.0, tl.float32)
+    acc = tl.full([BLOCK_OWN, HEAD_DIM], 0.0, tl.float32)
+    for tile in tl.range(0, tiles_k, warp_specialize=WARP_SPECIALIZE):
+        start_n = tile * BLOCK_LOOP
+        k_tile = k_tiles.load([start_n, 0])
+        scores = dot(q_tile, tl.trans(k_tile), None, "ieee") * scale_log2
+        scores = tl.where(keys[None, :] <= (last_key - start_n)[:, None], scores, NEG_INF)
+        p, alpha, m_i, l_i = softmax_step(scores, m_i, l_i)
+        v_tile = v_tiles.load([start_n, 0])
+        acc = dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None], "ieee")
+
+    # A row that sees no key has m_i = -inf and l_i = 0: out is 0 and lse -inf.
+    l_i = tl.where(l_i == 0.0, 1.0, l_i)
+    out_tiles.store([start_m, 0], (acc / l_i[:, None]).to(out.dtype.element_ty))
+    tl.store(lse + head * seqlen_q + rows, (m_i + tl.log2(l_i)) * LN2, mask=rows < seqlen_q)
+
+
+LAUNCH: Mapping[str, tuple[Any, ...]] = {
+    "block_m": (64, 128),
+    "block_n": (64, 128),
+    "warp_specialize": (True, False),
+}
+"""Launch settings: rows of a query tile and of a key tile, and whether warps are specialised."""
+
+COPYABLE = ("contiguous", "bnhd", "packed", "expanded", "huge")
+"""Layouts whose rows all start at multiples of 16 bytes."""
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool,
+    sm_scale: float,
+    block_m: int = 128,
+    block_n: int = 128,
+    warp_specialize: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """Attention of q (batch, heads_q, seqlen_q, head_dim) to k and v (batch, heads_kv, seqlen_k, head_dim).
+
+    Query head h reads key head ``h // (heads_q // heads_kv)``. Inputs are float16 or bfloat16, head_dim is a
+    multiple of 8 up to 128, lengths may be 0; sm_scale is any finite number. Storage starts and strides are
+    multiples of 16 bytes, the last stride is 1: what the TMA can copy. ``LAUNCH`` has the launch settings.
+
+    Returns out, like q, and lse (batch, heads_q, seqlen_q) float32, the natural logarithm of the softmax sum.
+    Both are contiguous.
+
+    Raises TypeError or ValueError for arguments that do not fit together, NotImplementedError for a dtype,
+    head_dim or layout that is not supported, RuntimeError for tensors on the CPU outside of Triton's
+    interpreter.
+    """
+    check_settings({"block_m": block_m, "block_n": block_n, "warp_specialize": warp_specialize}, LAUNCH)
+    check_inputs(q, k, v, causal, sm_scale)
+    check_copyable(q=q, k=k, v=v)
+    check_runnable(q)
+    batch, heads_q, seqlen_q, head_dim = q.shape
+    _, heads_kv, seqlen_k, _ = k.shape
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    contextvars.copy_context().run(
+        _launch_with_memory,
+        batch * heads_q * triton.cdiv(seqlen_q, block_m),
+        *(q, k, v, out, lse),
+        *row_strides(q, k, v),
+        *(heads_q, heads_q // max(heads_kv, 1), seqlen_q, seqlen_k, head_dim, sm_scale * LOG2E.value),
+        CAUSAL=causal,
+        HEAD_DIM=padded_head_dim(head_dim),
+        WARP_SPECIALIZE=warp_specialize,
+        BLOCK_OWN=block_m,
+        BLOCK_LOOP=block_n,
+        # Specialised, these are the warps of one part; the compiler adds those of the others.
+        num_warps=4 if warp_specialize or block_m == 64 else 8,
+        num_stages=2,
+    )
+    return out, lse
+
+
+def _launch_with_memory(programs: int, *arguments: Any, **constants: Any) -> None:
+    """``launch``, in a context of its own, where Triton is given memory for the descriptors."""
+    device = arguments[0].device
+    triton.set_allocator(lambda size, _, __: torch.empty(size, dtype=torch.int8, device=device))
+    launch(_forward_kernel, programs, *arguments, **constants)
+
+
+def check_copyable(**tensors: Tensor) -> None:
+    """Raises NotImplementedError for a tensor that the TMA cannot copy in tiles, or that it is not tried with."""
+    for name, tensor in tensors.items():
+        if tensor.dtype not in (torch.float16, torch.bfloat16):
+            raise NotImplementedError(f"{name}: got dtype {tensor.dtype}, expected float16 or bfloat16")
+        if tensor.shape[3] not in HEAD_DIMS:
+            raise NotImplementedError(
+                f"{name}: got head_dim {tensor.shape[3]}, expected a multiple of 8 up to {HEAD_DIMS[-1]}"
+            )
+        if not is_aligned(tensor):
+            raise NotImplementedError(
+                f"{name}: got strides {tensor.stride()} and a start at byte {tensor.data_ptr()}, "
+                "expected multiples of 16 bytes"
+            )
+
+
+HEAD_DIMS = tuple(range(8, 129, 8))
+
+
+def flash_v3(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, sm_scale: float | None = None, **launch: Any
+) -> tuple[Tensor, Tensor]:
+    """``forward``, differentiable in q, k and v through ``flash_v2.backward``; lse has no gradient.
+
+    sm_scale is 1 / sqrt(head_dim) unless given; ``launch`` takes settings of ``LAUNCH``.
+    """
+    sm_scale = 1.0 / math.sqrt(q.shape[-1]) if sm_scale is None else sm_scale
+    out, lse = attention(KERNEL, q, k, v, causal=causal, sm_scale=sm_scale, **launch)
+    return out, lse
+
+
+def _backward(*tensors: Tensor, causal: bool, sm_scale: float, **_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """``flash_v2.backward`` at its own launch settings."""
+    return flash_v2_backward(*tensors, causal=causal, sm_scale=sm_scale)
+
+
+def _arithmetic(dtype: str, device: str, launch: Launch) -> Arithmetic:
+    return replace(flash_arithmetic(dtype, device, launch), tile_max=launch.get("block_n", 128))
+
+
+KERNEL = AttentionKernel(
+    name="flash_v3",
+    forward=forward,
+    backward=_backward,
+    capabilities=Capabilities(
+        dtypes=("float16", "bfloat16"),
+        head_dims=HEAD_DIMS,
+        layouts=COPYABLE,
+        batch_invariant=True,
+        launch=LAUNCH,
+        arithmetic=_arithmetic,
+    ),
+)
