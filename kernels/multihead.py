@@ -1,0 +1,149 @@
+"""Multi-head attention as a module, over any registered kernel.
+
+Vaswani et al., *Attention Is All You Need* (2017), section 3.2.2: queries, keys and values are projected for
+each head, the heads attend side by side, and their outputs are projected back:
+
+    MultiHead(Q, K, V) = Concat(head_1, ..., head_h) W^O + b^O
+    head_i = Attention(Q W_i^Q + b_i^Q, K W_i^K + b_i^K, V W_i^V + b_i^V)
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from kernels.autograd import attention
+from kernels.registry import load
+
+
+class KeyValueCache:
+    """Projected keys and values of the positions so far, for decoding step by step.
+
+    Memory for ``capacity`` positions is taken when the first ones come in; they decide batch, heads, head_dim,
+    dtype and device.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        if capacity < 1:
+            raise ValueError(f"capacity: got {capacity!r}, expected 1 or more")
+        self.capacity = capacity
+        self.length = 0
+        self._memory: Tensor | None = None
+
+    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Add k and v (batch, heads, positions, head_dim); all of them so far, as views of the memory.
+
+        Raises ValueError for more than the capacity, or unlike the first; RuntimeError where gradients would be
+        needed through what later steps overwrite.
+        """
+        if k.requires_grad or v.requires_grad:
+            raise RuntimeError("cache: it has no gradients, so call the module under torch.no_grad()")
+        batch, heads, positions, head_dim = k.shape
+        if self._memory is None:
+            self._memory = k.new_empty((2, batch, heads, self.capacity, head_dim))
+        _, *shape = self._memory.shape
+        if (batch, heads, head_dim) != (shape[0], shape[1], shape[3]):
+            raise ValueError(
+                f"cache: got keys of shape {tuple(k.shape)}, and the first were like {tuple(shape)}"
+            )
+        end = self.length + positions
+        if end > self.capacity:
+            raise ValueError(f"cache: got {end} positions, expected at most its capacity, {self.capacity}")
+        self._memory[0, :, :, self.length : end] = k
+        self._memory[1, :, :, self.length : end] = v
+        self.length = end
+        return self._memory[0, :, :, :end], self._memory[1, :, :, :end]
+
+
+class MultiHeadAttention(nn.Module):
+    """``torch.nn.MultiheadAttention`` with ``batch_first=True``, its attention by one of our kernels.
+
+    The parameters have torch's names, shapes and initial distribution, so either loads the other's state.
+
+    Args:
+        embed_dim: width of inputs and outputs, a multiple of num_heads.
+        num_heads: heads, each ``embed_dim // num_heads`` wide.
+        bias: add biases to the projections.
+        kernel: a SPEC, as the registry takes it.
+        device, dtype: of the parameters.
+        launch: launch settings of the kernel.
+
+    Raises ValueError for sizes that do not divide, NotImplementedError for a head_dim that the kernel does not
+    claim, and what ``kernels.registry.load`` does.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        bias: bool = True,
+        *,
+        kernel: str = "flash_v2",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **launch: Any,
+    ) -> None:
+        super().__init__()
+        if num_heads < 1 or embed_dim < 1 or embed_dim % num_heads:
+            raise ValueError(
+                f"embed_dim: got {embed_dim}, expected a positive multiple of num_heads, {num_heads}"
+            )
+        self.embed_dim, self.num_heads, self.head_dim = embed_dim, num_heads, embed_dim // num_heads
+        self.kernel, self.launch = load(kernel), launch
+        if self.head_dim not in self.kernel.capabilities.head_dims:
+            raise NotImplementedError(
+                f"embed_dim: got {self.head_dim} for each head, which {kernel} doesn't claim"
+            )
+        self.in_proj_weight = nn.Parameter(torch.empty(3 * embed_dim, embed_dim, device=device, dtype=dtype))
+        self.in_proj_bias = (
+            nn.Parameter(torch.zeros(3 * embed_dim, device=device, dtype=dtype)) if bias else None
+        )
+        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias, device=device, dtype=dtype)
+        nn.init.xavier_uniform_(self.in_proj_weight)
+        if bias:
+            nn.init.zeros_(self.out_proj.bias)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
+        *,
+        causal: bool = False,
+        cache: KeyValueCache | None = None,
+    ) -> Tensor:
+        """Attention of query (batch, seqlen_q, embed_dim) to key and value (batch, seqlen_k, embed_dim).
+
+        key is query unless given, and value is key. ``causal`` aligns the last query with the last key. With a
+        ``cache``, key and value are the positions that follow those in it, and are added to it; the queries see
+        them all. Returns (batch, seqlen_q, embed_dim).
+
+        Raises ValueError for shapes that do not fit together, and what the kernel and the cache do.
+        """
+        key = query if key is None else key
+        value = key if value is None else value
+        for name, tensor in (("query", query), ("key", key), ("value", value)):
+            if tensor.ndim != 3 or tensor.shape[2] != self.embed_dim:
+                expected = f"(batch, seqlen, {self.embed_dim})"
+                raise ValueError(f"{name}: got shape {tuple(tensor.shape)}, expected {expected}")
+        q, k, v = self._projected(query, key, value)
+        if cache is not None:
+            k, v = cache.append(k, v)
+        if (
+            causal
+            and q.shape[2] != k.shape[2]
+            and self.kernel.capabilities.causal_alignment != "bottom_right"
+        ):
+            raise NotImplementedError(
+                f"causal: got {q.shape[2]} queries and {k.shape[2]} keys, whose last {self.kernel.name} doesn't align"
+            )
+        out, _ = attention(self.kernel, q, k, v, causal=causal, sm_scale=self.head_dim**-0.5, **self.launch)
+        return self.out_proj(out.transpose(1, 2).flatten(2))
+
+    def _projected(self, *inputs: Tensor) -> list[Tensor]:
+        """q, k and v, (batch, num_heads, seqlen, head_dim) each."""
+        weights = self.in_proj_weight.chunk(3)
+        biases = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
+        projected = map(functional.linear, inputs, weights, biases)
+        return [x.unflatten(2, (self.num_heads, self.head_dim)).transpose(1, 2) for x in projected]
