@@ -237,3 +237,152 @@ def normalise(acc, m_i, l_i):
     """What ``attend`` returns as out, and lse, the natural logarithm: 0 and -inf where it saw no key."""
     l_i = tl.where(l_i == 0.0, 1.0, l_i)
     return acc / l_i[:, None], (m_i + tl.log2(l_i)) * LN2
+
+
+@device_function
+def gradients_of_keys(
+    k_tile,
+    v_tile,
+    q_ptrs,
+    do_ptrs,
+    delta,
+    lse_log2,
+    stride_doh,
+    stride_dom,
+    stride_qh,
+    stride_qm,
+    stride_row_head,
+    start_n,
+    keys,
+    rows,
+    in_cols,
+    group,
+    seqlen_q,
+    seqlen_k,
+    scale_log2,
+    CAUSAL: tl.constexpr,
+    BLOCK_KEYS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    MASK_COLS: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+):
+    """Gradients of the key tile ``keys``, from key start_n on (FlashAttention-2, algorithm 2).
+
+    Returns dk, to be multiplied with sm_scale, and dv. Loops over the query tiles of the group's heads: q_ptrs
+    and do_ptrs are those of the first head's tile 0, with rows ``rows``; delta and lse_log2 point to the first
+    head's row 0, and a head further is stride_row_head elements on.
+
+    Scores are held transposed, (keys, rows), so that P and dS enter their products as they are. Keys past
+    seqlen_k need no mask, as results of different keys never meet.
+    """
+    # Of tiles_q query tiles, those before ``first`` see no key; those from ``diagonal`` on see all keys, and
+    # are whole but for the last.
+    offset = seqlen_k - seqlen_q
+    first_row = tl.full([BLOCK_KEYS], 0, tl.int32)
+    first = 0
+    diagonal = 0
+    full = seqlen_q // BLOCK_ROWS
+    tiles_q = cdiv(seqlen_q, BLOCK_ROWS)
+    if CAUSAL:
+        first_row = keys - offset
+        first = tl.maximum(start_n - offset, 0) // BLOCK_ROWS
+        diagonal = cdiv(tl.maximum(start_n + BLOCK_KEYS - 1 - offset, 0), BLOCK_ROWS)
+        diagonal = tl.minimum(diagonal, tiles_q)
+    cut_tiles = diagonal - first + tiles_q - tl.maximum(diagonal, full)
+    whole_tiles = tl.maximum(full - diagonal, 0)
+
+    q_step = stride_qm.to(tl.int64) * BLOCK_ROWS
+    do_step = stride_dom.to(tl.int64) * BLOCK_ROWS
+    # Interpreted, an argument is only as wide as its value needs, whatever is declared.
+    q_head_step = stride_qh.to(tl.int64)
+    do_head_step = stride_doh.to(tl.int64)
+    row_head_step = stride_row_head.to(tl.int64)
+
+    dk = tl.full([BLOCK_KEYS, HEAD_DIM], 0.0, tl.float32)
+    dv = tl.full([BLOCK_KEYS, HEAD_DIM], 0.0, tl.float32)
+    for cut in tl.static_range(2):
+        # One loop over heads and tiles, as a loop inside of a loop takes registers that spill.
+        tiles_per_head = cut_tiles if cut else whole_tiles
+        for index in range(group * tiles_per_head):
+            member = index // tiles_per_head
+            if cut:
+                tile = first + index % tiles_per_head
+                tile = tl.where(tile < diagonal, tile, tiles_q - 1)
+            else:
+                tile = diagonal + index % tiles_per_head
+            start_m = tile * BLOCK_ROWS
+            in_tile = rows < seqlen_q - start_m
+            row_base = member * row_head_step + start_m
+            row_lse = tl.load(lse_log2 + row_base + rows, mask=in_tile, other=0.0)
+            q_tile = load_tile(
+                advance(q_ptrs, member * q_head_step + tile * q_step, ALIGNED),
+                in_tile,
+                in_cols,
+                cut,
+                MASK_COLS,
+            )
+            p = weights(dot(k_tile, tl.trans(q_tile), None, PRECISION) * scale_log2, row_lse[None, :])
+            if cut:
+                seen = ((first_row - start_m)[:, None] <= rows[None, :]) & in_tile[None, :]
+                p = tl.where(seen, p, 0.0)
+            do_tile = load_tile(
+                advance(do_ptrs, member * do_head_step + tile * do_step, ALIGNED),
+                in_tile,
+                in_cols,
+                cut,
+                MASK_COLS,
+            )
+            dv = dot(p.to(do_tile.dtype), do_tile, dv, PRECISION)
+            row_delta = tl.load(delta + row_base + rows, mask=in_tile, other=0.0)
+            ds = p * (dot(v_tile, tl.trans(do_tile), None, PRECISION) - row_delta[None, :])
+            if cut:
+                ds = tl.where(seen, ds, 0.0)
+            dk = dot(ds.to(q_tile.dtype), q_tile, dk, PRECISION)
+    return dk, dv
+
+
+@device_function
+def gradient_of_queries(
+    q_tile,
+    do_tile,
+    k_ptrs,
+    v_ptrs,
+    row_delta,
+    row_lse,
+    stride_kn,
+    stride_vn,
+    keys,
+    in_cols,
+    last_key,
+    seqlen_k,
+    whole,
+    end,
+    scale_log2,
+    BLOCK_ROWS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    MASK_COLS: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_KEYS: tl.constexpr,
+):
+    """The gradient of a query tile, over the key tiles before ``end`` (FlashAttention-2, algorithm 2).
+
+    Returns dq, to be multiplied with sm_scale. Arguments are as those of ``attend``.
+    """
+    k_step = stride_kn.to(tl.int64) * BLOCK_KEYS
+    v_step = stride_vn.to(tl.int64) * BLOCK_KEYS
+    dq = tl.full([BLOCK_ROWS, HEAD_DIM], 0.0, tl.float32)
+    for cut in tl.static_range(2):
+        for tile in range(whole if cut else 0, end if cut else whole):
+            start_n = tile * BLOCK_KEYS
+            in_tile = keys < seqlen_k - start_n
+            k_tile = load_tile(advance(k_ptrs, tile * k_step, ALIGNED), in_tile, in_cols, cut, MASK_COLS)
+            v_tile = load_tile(advance(v_ptrs, tile * v_step, ALIGNED), in_tile, in_cols, cut, MASK_COLS)
+            p = weights(dot(q_tile, tl.trans(k_tile), None, PRECISION) * scale_log2, row_lse[:, None])
+            ds = p * (dot(do_tile, tl.trans(v_tile), None, PRECISION) - row_delta[:, None])
+            if cut:
+                ds = tl.where(keys[None, :] <= (last_key - start_n)[:, None], ds, 0.0)
+            dq = dot(ds.to(k_tile.dtype), k_tile, dq, PRECISION)
+    return dq

@@ -14,10 +14,11 @@ from kernels.mutants.forward import FORWARD
 from kernels.mutants.launcher import LAUNCHER
 from kernels.mutants.lse import LSE
 from kernels.mutants.staged import STAGED
+from kernels.mutants.varlen import VARLEN
 
 CATALOGUE = {
     mutant.name: mutant
-    for mutant in (*FORWARD, *LSE, *BACKWARD, *LAUNCHER, *ATOMIC, *DECODE, *FLASH_V1, *STAGED)
+    for mutant in (*FORWARD, *LSE, *BACKWARD, *LAUNCHER, *ATOMIC, *DECODE, *FLASH_V1, *STAGED, *VARLEN)
 }
 """Every planted bug, by name."""
 

@@ -1,0 +1,588 @@
+"""FlashAttention-2 in Triton for sequences of different lengths, packed end to end; forward and backward.
+
+The algorithm is that of ``kernels.flash_v2`` (Dao 2023, sections 2.2 and 3.1); the calling convention that of
+FlashAttention's ``flash_attn_varlen_func``. Instead of being padded to a common length, the sequences of a batch
+lie end to end in tensors (total, heads, head_dim): sequence b has the queries from ``cu_seqlens_q[b]`` up to
+``cu_seqlens_q[b + 1]`` and sees the keys from ``cu_seqlens_k[b]`` up to ``cu_seqlens_k[b + 1]``, as many as there
+are, 0 too. A causal mask has its corner at the last query and the last key of each sequence.
+
+A program owns a tile of one sequence. Programs are as many as the longest sequence needs, for each sequence;
+those past the end of a shorter one leave at once.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels import flash_v2
+from kernels.contract import AttentionKernel
+from kernels.launching import is_aligned, launch
+from kernels.tiles import (
+    LOG2E,
+    attend,
+    cdiv,
+    check_runnable,
+    columns_inside,
+    device_function,
+    gradient_of_queries,
+    gradients_of_keys,
+    kernel,
+    key_range,
+    load_tile,
+    normalise,
+    store_tile,
+    tile_pointers,
+)
+from kernels.validation import check_inputs, check_lengths, check_like
+
+
+@device_function
+def sequence(cu_seqlens, index, total):
+    """Where a sequence begins, int64, and how long it is: within ``total``, whatever cu_seqlens holds."""
+    begin = tl.minimum(tl.maximum(tl.load(cu_seqlens + index), 0), total)
+    end = tl.minimum(tl.maximum(tl.load(cu_seqlens + index + 1), begin), total)
+    return begin.to(tl.int64), end - begin
+
+
+@kernel
+def _forward_kernel(
+    q,
+    k,
+    v,
+    out,
+    lse,
+    cu_seqlens_q,
+    cu_seqlens_k,
+    stride_qm: tl.int64,
+    stride_qh: tl.int64,
+    stride_kn: tl.int64,
+    stride_kh: tl.int64,
+    stride_vn: tl.int64,
+    stride_vh: tl.int64,
+    heads_q,
+    group,
+    total_q,
+    total_k,
+    max_seqlen_q,
+    head_dim,
+    scale_log2,
+    CAUSAL: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    MASK_COLS: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_OWN: tl.constexpr,
+    BLOCK_LOOP: tl.constexpr,
+):
+    """Computes out (total_q, heads_q, head_dim) and lse (heads_q, total_q) of a query tile."""
+    tiles = cdiv(max_seqlen_q, BLOCK_OWN)
+    # Under a causal mask the last tiles see the most keys, so they start first.
+    start_m = (tiles - 1 - tl.program_id(0) % tiles) * BLOCK_OWN
+    head = tl.program_id(0) // tiles
+    head_q = (head % heads_q).to(tl.int64)
+    head_kv = head_q // group
+    first_q, seqlen_q = sequence(cu_seqlens_q, head // heads_q, total_q)
+    first_k, seqlen_k = sequence(cu_seqlens_k, head // heads_q, total_k)
+    if start_m >= seqlen_q:
+        return
+
+    cols = tl.arange(0, HEAD_DIM)
+    in_cols = columns_inside(cols, head_dim, q, ALIGNED)
+    rows = start_m + tl.arange(0, BLOCK_OWN)
+    in_rows = rows < seqlen_q
+    keys = tl.arange(0, BLOCK_LOOP)
+    q_ptrs = tile_pointers(q + first_q * stride_qm + head_q * stride_qh, rows, stride_qm, cols, ALIGNED)
+    k_ptrs = tile_pointers(k + first_k * stride_kn + head_kv * stride_kh, keys, stride_kn, cols, ALIGNED)
+    v_ptrs = tile_pointers(v + first_k * stride_vn + head_kv * stride_vh, keys, stride_vn, cols, ALIGNED)
+    last_key, whole, tiles_k = key_range(start_m, rows, seqlen_q, seqlen_k, CAUSAL, BLOCK_OWN, BLOCK_LOOP)
+
+    q_tile = load_tile(q_ptrs, in_rows, in_cols, True, MASK_COLS)
+    acc, m_i, l_i = attend(
+        q_tile,
+        k_ptrs,
+        v_ptrs,
+        stride_kn,
+        stride_vn,
+        keys,
+        in_cols,
+        last_key,
+        seqlen_k,
+        0,
+        whole,
+        tiles_k,
+        scale_log2,
+        BLOCK_OWN,
+        HEAD_DIM,
+        MASK_COLS,
+        ALIGNED,
+        PRECISION,
+        BLOCK_LOOP,
+    )
+    out_tile, lse_rows = normalise(acc, m_i, l_i)
+    out_ptrs = tile_pointers(
+        out + (first_q * heads_q + head_q) * head_dim, rows, heads_q * head_dim, cols, ALIGNED
+    )
+    store_tile(out_ptrs, out_tile, in_rows, in_cols, MASK_COLS)
+    tl.store(lse + head_q * total_q + first_q + rows, lse_rows, mask=in_rows)
+
+
+@kernel
+def _dk_dv_kernel(
+    dout,
+    q,
+    k,
+    v,
+    delta,
+    lse_log2,
+    dk,
+    dv,
+    cu_seqlens_q,
+    cu_seqlens_k,
+    stride_dom: tl.int64,
+    stride_doh: tl.int64,
+    stride_qm: tl.int64,
+    stride_qh: tl.int64,
+    stride_kn: tl.int64,
+    stride_kh: tl.int64,
+    stride_vn: tl.int64,
+    stride_vh: tl.int64,
+    heads_kv,
+    group,
+    total_q,
+    total_k,
+    max_seqlen_k,
+    head_dim,
+    sm_scale,
+    scale_log2,
+    CAUSAL: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    MASK_COLS: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_OWN: tl.constexpr,
+    BLOCK_LOOP: tl.constexpr,
+):
+    """Computes dk and dv (total_k, heads_kv, head_dim) of a key tile."""
+    tiles = cdiv(max_seqlen_k, BLOCK_OWN)
+    start_n = tl.program_id(0) % tiles * BLOCK_OWN
+    head = tl.program_id(0) // tiles
+    head_kv = (head % heads_kv).to(tl.int64)
+    head_q = head_kv * group
+    first_q, seqlen_q = sequence(cu_seqlens_q, head // heads_kv, total_q)
+    first_k, seqlen_k = sequence(cu_seqlens_k, head // heads_kv, total_k)
+    if start_n >= seqlen_k:
+        return
+
+    cols = tl.arange(0, HEAD_DIM)
+    in_cols = columns_inside(cols, head_dim, q, ALIGNED)
+    keys = start_n + tl.arange(0, BLOCK_OWN)
+    in_keys = keys < seqlen_k
+    rows = tl.arange(0, BLOCK_LOOP)
+    k_ptrs = tile_pointers(k + first_k * stride_kn + head_kv * stride_kh, keys, stride_kn, cols, ALIGNED)
+    v_ptrs = tile_pointers(v + first_k * stride_vn + head_kv * stride_vh, keys, stride_vn, cols, ALIGNED)
+    q_ptrs = tile_pointers(q + first_q * stride_qm + head_q * stride_qh, rows, stride_qm, cols, ALIGNED)
+    do_ptrs = tile_pointers(
+        dout + first_q * stride_dom + head_q * stride_doh, rows, stride_dom, cols, ALIGNED
+    )
+
+    dk_tile, dv_tile = gradients_of_keys(
+        load_tile(k_ptrs, in_keys, in_cols, True, MASK_COLS),
+        load_tile(v_ptrs, in_keys, in_cols, True, MASK_COLS),
+        q_ptrs,
+        do_ptrs,
+        delta + head_q * total_q + first_q,
+        lse_log2 + head_q * total_q + first_q,
+        stride_doh,
+        stride_dom,
+        stride_qh,
+        stride_qm,
+        total_q,
+        start_n,
+        keys,
+        rows,
+        in_cols,
+        group,
+        seqlen_q,
+        seqlen_k,
+        scale_log2,
+        CAUSAL,
+        BLOCK_OWN,
+        HEAD_DIM,
+        MASK_COLS,
+        ALIGNED,
+        PRECISION,
+        BLOCK_LOOP,
+    )
+    base = (first_k * heads_kv + head_kv) * head_dim
+    dk_ptrs = tile_pointers(dk + base, keys, heads_kv * head_dim, cols, ALIGNED)
+    dv_ptrs = tile_pointers(dv + base, keys, heads_kv * head_dim, cols, ALIGNED)
+    store_tile(dk_ptrs, dk_tile * sm_scale, in_keys, in_cols, MASK_COLS)
+    store_tile(dv_ptrs, dv_tile, in_keys, in_cols, MASK_COLS)
+
+
+@kernel
+def _dq_kernel(
+    dout,
+    q,
+    k,
+    v,
+    delta,
+    lse_log2,
+    dq,
+    cu_seqlens_q,
+    cu_seqlens_k,
+    stride_dom: tl.int64,
+    stride_doh: tl.int64,
+    stride_qm: tl.int64,
+    stride_qh: tl.int64,
+    stride_kn: tl.int64,
+    stride_kh: tl.int64,
+    stride_vn: tl.int64,
+    stride_vh: tl.int64,
+    heads_kv,
+    group,
+    total_q,
+    total_k,
+    max_seqlen_q,
+    head_dim,
+    sm_scale,
+    scale_log2,
+    CAUSAL: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    MASK_COLS: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_OWN: tl.constexpr,
+    BLOCK_LOOP: tl.constexpr,
+):
+    """Computes dq (total_q, heads_q, head_dim) of a query tile."""
+    tiles = cdiv(max_seqlen_q, BLOCK_OWN)
+    start_m = (tiles - 1 - tl.program_id(0) % tiles) * BLOCK_OWN
+    heads_q = heads_kv * group
+    head = tl.program_id(0) // tiles
+    head_q = (head % heads_q).to(tl.int64)
+    head_kv = head_q // group
+    first_q, seqlen_q = sequence(cu_seqlens_q, head // heads_q, total_q)
+    first_k, seqlen_k = sequence(cu_seqlens_k, head // heads_q, total_k)
+    if start_m >= seqlen_q:
+        return
+
+    cols = tl.arange(0, HEAD_DIM)
+    in_cols = columns_inside(cols, head_dim, q, ALIGNED)
+    rows = start_m + tl.arange(0, BLOCK_OWN)
+    in_rows = rows < seqlen_q
+    keys = tl.arange(0, BLOCK_LOOP)
+    q_ptrs = tile_pointers(q + first_q * stride_qm + head_q * stride_qh, rows, stride_qm, cols, ALIGNED)
+    do_ptrs = tile_pointers(
+        dout + first_q * stride_dom + head_q * stride_doh, rows, stride_dom, cols, ALIGNED
+    )
+    k_ptrs = tile_pointers(k + first_k * stride_kn + head_kv * stride_kh, keys, stride_kn, cols, ALIGNED)
+    v_ptrs = tile_pointers(v + first_k * stride_vn + head_kv * stride_vh, keys, stride_vn, cols, ALIGNED)
+    row_base = head_q * total_q + first_q
+    last_key, whole, tiles_k = key_range(start_m, rows, seqlen_q, seqlen_k, CAUSAL, BLOCK_OWN, BLOCK_LOOP)
+
+    dq_tile = gradient_of_queries(
+        load_tile(q_ptrs, in_rows, in_cols, True, MASK_COLS),
+        load_tile(do_ptrs, in_rows, in_cols, True, MASK_COLS),
+        k_ptrs,
+        v_ptrs,
+        tl.load(delta + row_base + rows, mask=in_rows, other=0.0),
+        tl.load(lse_log2 + row_base + rows, mask=in_rows, other=0.0),
+        stride_kn,
+        stride_vn,
+        keys,
+        in_cols,
+        last_key,
+        seqlen_k,
+        whole,
+        tiles_k,
+        scale_log2,
+        BLOCK_OWN,
+        HEAD_DIM,
+        MASK_COLS,
+        ALIGNED,
+        PRECISION,
+        BLOCK_LOOP,
+    )
+    dq_ptrs = tile_pointers(
+        dq + (first_q * heads_q + head_q) * head_dim, rows, heads_q * head_dim, cols, ALIGNED
+    )
+    store_tile(dq_ptrs, dq_tile * sm_scale, in_rows, in_cols, MASK_COLS)
+
+
+LAUNCH: Mapping[str, tuple[Any, ...]] = flash_v2.LAUNCH
+"""Launch settings."""
+
+
+def packed_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    *,
+    causal: bool,
+    sm_scale: float,
+    block_m: int = 128,
+    block_n: int = 64,
+    num_stages: int = 2,
+    precision: str = "ieee",
+) -> tuple[Tensor, Tensor]:
+    """Attention of each sequence of q (total_q, heads_q, head_dim) to its own of k and v (total_k, heads_kv, ..).
+
+    Query head h reads key head ``h // (heads_q // heads_kv)``. Any strides, but the last is 1. Inputs are
+    float16, bfloat16 or float32, head_dim is 1 to 256; sm_scale is any finite number.
+
+    cu_seqlens_q and cu_seqlens_k (sequences + 1,) int32 say where sequences begin: 0 first, then never less
+    than before, at last the total. max_seqlen_q and max_seqlen_k are the lengths of the longest, or more.
+    ``LAUNCH`` has the launch settings.
+
+    Returns out, like q, and lse (heads_q, total_q) float32, the natural logarithm of the softmax sum. Both are
+    contiguous.
+
+    Raises TypeError or ValueError for arguments that do not fit together, NotImplementedError for a dtype or
+    head_dim that is not supported, RuntimeError for tensors on the CPU outside of Triton's interpreter. The
+    numbers in cu_seqlens are checked on the CPU alone, as the launcher does not wait for a GPU: wrong ones give
+    wrong answers there, but nothing outside of the tensors is read or written.
+    """
+    settings = flash_v2._Settings(block_m, block_n, num_stages, precision)
+    _check(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal, sm_scale)
+    (total_q, heads_q, head_dim), (total_k, heads_kv, _) = q.shape, k.shape
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    lse = torch.empty((heads_q, total_q), dtype=torch.float32, device=q.device)
+    constants = settings.constants(flash_v2._forward_kernel, _batch_of_one(q))
+    launch(
+        _forward_kernel,
+        (len(cu_seqlens_q) - 1) * heads_q * triton.cdiv(max_seqlen_q, constants["BLOCK_OWN"]),
+        *(q, k, v, out, lse, cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous()),
+        *_strides(q, k, v),
+        *(heads_q, heads_q // max(heads_kv, 1), total_q, total_k, max_seqlen_q, head_dim),
+        sm_scale * LOG2E.value,
+        CAUSAL=causal,
+        ALIGNED=is_aligned(*map(_batch_of_one, (q, k, v, out))),
+        **constants,
+    )
+    return out, lse
+
+
+def packed_backward(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    *,
+    causal: bool,
+    sm_scale: float,
+    block_m: int = 128,
+    block_n: int = 64,
+    num_stages: int = 2,
+    precision: str = "ieee",
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients (dq, dk, dv) of ``sum(dout * packed_forward(q, k, v, ...)[0])``, like q, k and v, contiguous.
+
+    dout, like q, is the gradient of out; out and lse are what ``packed_forward`` returned. dk and dv are summed
+    over the query heads that share a key head, in float32. Arguments and errors are those of
+    ``packed_forward``.
+    """
+    settings = flash_v2._Settings(block_m, block_n, num_stages, precision)
+    _check(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal, sm_scale)
+    (total_q, heads_q, head_dim), (total_k, heads_kv, _) = q.shape, k.shape
+    check_like("dout", _batch_of_one(dout), "q", q, (1, heads_q, total_q, head_dim), q.dtype)
+    check_like("out", _batch_of_one(out), "q", q, (1, heads_q, total_q, head_dim), q.dtype)
+    check_like("lse", lse, "q", q, (heads_q, total_q), torch.float32)
+    dq, dk, dv = (torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
+    delta, lse_log2 = flash_v2.row_deltas(_batch_of_one(dout), _batch_of_one(out), lse[None])
+    lengths = (cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous())
+    counts = (heads_kv, heads_q // max(heads_kv, 1), total_q, total_k)
+    scales = (head_dim, float(sm_scale), sm_scale * LOG2E.value)
+    aligned = is_aligned(*map(_batch_of_one, (dout, q, k, v, dq, dk, dv)))
+    constants = settings.constants(flash_v2._dk_dv_kernel, _batch_of_one(q))
+    launch(
+        _dk_dv_kernel,
+        (len(cu_seqlens_k) - 1) * heads_kv * triton.cdiv(max_seqlen_k, constants["BLOCK_OWN"]),
+        *(dout, q, k, v, delta, lse_log2, dk, dv, *lengths),
+        *_strides(dout, q, k, v),
+        *(*counts, max_seqlen_k, *scales),
+        CAUSAL=causal,
+        ALIGNED=aligned,
+        **constants,
+    )
+    constants = settings.constants(flash_v2._dq_kernel, _batch_of_one(q))
+    launch(
+        _dq_kernel,
+        (len(cu_seqlens_q) - 1) * heads_q * triton.cdiv(max_seqlen_q, constants["BLOCK_OWN"]),
+        *(dout, q, k, v, delta, lse_log2, dq, *lengths),
+        *_strides(dout, q, k, v),
+        *(*counts, max_seqlen_q, *scales),
+        CAUSAL=causal,
+        ALIGNED=aligned,
+        **constants,
+    )
+    return dq, dk, dv
+
+
+def _batch_of_one(packed: Tensor) -> Tensor:
+    """(total, heads, head_dim) as (1, heads, total, head_dim); what is no such tensor as it is."""
+    return packed.transpose(0, 1)[None] if isinstance(packed, Tensor) and packed.ndim == 3 else packed
+
+
+def _strides(*packed: Tensor) -> tuple[int, ...]:
+    """Strides of row and head of each tensor, in elements."""
+    return tuple(stride for tensor in packed for stride in tensor.stride()[:2])
+
+
+def _check(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    causal: bool,
+    sm_scale: float,
+) -> None:
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if isinstance(tensor, Tensor) and tensor.ndim != 3:
+            raise ValueError(
+                f"{name}: got shape {tuple(tensor.shape)}, expected packed (total, heads, head_dim)"
+            )
+    check_inputs(_batch_of_one(q), _batch_of_one(k), _batch_of_one(v), causal, sm_scale)
+    check_runnable(q)
+    if isinstance(cu_seqlens_q, Tensor) and cu_seqlens_q.numel() == 0:
+        raise ValueError("cu_seqlens_q: got no entries, expected one more than there are sequences")
+    sequences = cu_seqlens_q.numel() - 1 if isinstance(cu_seqlens_q, Tensor) else 0
+    for name, cu_seqlens, longest, total in (
+        ("q", cu_seqlens_q, max_seqlen_q, len(q)),
+        ("k", cu_seqlens_k, max_seqlen_k, len(k)),
+    ):
+        check_lengths(f"cu_seqlens_{name}", cu_seqlens, sequences + 1, q)
+        if type(longest) is not int or longest < 0:
+            raise ValueError(f"max_seqlen_{name}: got {longest!r}, expected an integer, 0 or more")
+        if not cu_seqlens.is_cpu:
+            continue
+        places = cu_seqlens.tolist()
+        lengths = [end - start for start, end in pairwise(places)]
+        if places[0] != 0 or places[-1] != total or min(lengths, default=0) < 0:
+            raise ValueError(f"cu_seqlens_{name}: got {places}, expected 0 first, then rising to {total}")
+        if max(lengths, default=0) > longest:
+            raise ValueError(f"max_seqlen_{name}: got {longest}, expected {max(lengths)} or more")
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool,
+    sm_scale: float,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    **launch: Any,
+) -> tuple[Tensor, Tensor]:
+    """``packed_forward`` of q (batch, heads_q, seqlen_q, head_dim), k and v (batch, heads_kv, seqlen_k, head_dim).
+
+    Without cu_seqlens, all sequences of the batch have these lengths. They are packed by view where strides
+    allow it: a batch of one, or (batch, seqlen, heads, head_dim) in memory; else they are copied. With
+    cu_seqlens, batch is 1, and seqlen_q and seqlen_k are the totals.
+
+    Returns out, like q, and lse (batch, heads_q, seqlen_q) float32: views of packed tensors. Errors are those
+    of ``packed_forward``.
+    """
+    check_inputs(q, k, v, causal, sm_scale)
+    lengths = _lengths(q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    out, lse = packed_forward(
+        _packed(q), _packed(k), _packed(v), *lengths, causal=causal, sm_scale=sm_scale, **launch
+    )
+    return _unpacked(out, q), lse.unflatten(1, (q.shape[0], q.shape[2])).transpose(0, 1)
+
+
+def backward(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    *,
+    causal: bool,
+    sm_scale: float,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    **launch: Any,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``packed_backward``, with the arguments of ``forward``; dq, dk and dv are like q, k and v."""
+    check_inputs(q, k, v, causal, sm_scale)
+    check_like("dout", dout, "q", q, q.shape, q.dtype)
+    check_like("out", out, "q", q, q.shape, q.dtype)
+    check_like("lse", lse, "q", q, q.shape[:3], torch.float32)
+    lengths = _lengths(q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    gradients = packed_backward(
+        _packed(dout),
+        _packed(q),
+        _packed(k),
+        _packed(v),
+        _packed(out),
+        lse.transpose(0, 1).flatten(1),
+        *lengths,
+        causal=causal,
+        sm_scale=sm_scale,
+        **launch,
+    )
+    dq, dk, dv = (_unpacked(packed, x) for packed, x in zip(gradients, (q, k, v), strict=True))
+    return dq, dk, dv
+
+
+def _lengths(
+    q: Tensor,
+    k: Tensor,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
+) -> tuple[Any, ...]:
+    """The last four as they are, or those of a batch of equal lengths."""
+    given = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    batch = q.shape[0]
+    if any(x is not None for x in given):
+        if batch != 1:
+            raise ValueError(f"q: got batch {batch} with cu_seqlens, expected 1: sequences lie end to end")
+        return given
+    places = torch.arange(batch + 1, dtype=torch.int32, device=q.device)
+    return places * q.shape[2], places * k.shape[2], q.shape[2], k.shape[2]
+
+
+def _packed(x: Tensor) -> Tensor:
+    """(batch, heads, seqlen, head_dim) as (batch * seqlen, heads, head_dim): a view, or a copy."""
+    return x.transpose(1, 2).flatten(0, 1)
+
+
+def _unpacked(packed: Tensor, like: Tensor) -> Tensor:
+    """A view (batch, heads, seqlen, head_dim) of a packed tensor, with the lengths of ``like``."""
+    return packed.unflatten(0, (like.shape[0], like.shape[2])).transpose(1, 2)
+
+
+KERNEL = AttentionKernel(
+    name="varlen",
+    forward=forward,
+    backward=backward,
+    capabilities=replace(flash_v2.KERNEL.capabilities, ragged="packed"),
+)
