@@ -6,8 +6,13 @@ New is that tiles are copied by a unit of its own, the TMA, from tensors that de
 ``warp_specialize`` has the compiler give the copies and the products to warps of their own. It only does so for
 a single loop without branches, so all tiles go through the mask, even those that no edge cuts.
 
-Elsewhere than on Hopper and Blackwell descriptors become plain loads. ``flash_v3_gluon`` says by itself which
+Elsewhere than on Hopper and Blackwell descriptors become plain loads, and at head_dim 128 the tiles that are the
+default, which are meant for Hopper, spill registers: block_n 64 does not. ``flash_v3_gluon`` says by itself which
 warps do what, and overlaps more. The backward pass is that of FlashAttention-2.
+
+Specialisation is off by default, and no property draws it. On an H200 with Triton 3.6.0 the first form of this
+kernel gave wrong and irreproducible results with it, for what ``_forward_kernel`` says of ``copied_m``. The
+compiled code of the present form, which avoids that, has only been read.
 """
 
 import contextvars
@@ -71,7 +76,12 @@ def _forward_kernel(
     """Computes out and lse of a query tile, looping over key tiles (algorithm 1)."""
     tiles = cdiv(seqlen_q, BLOCK_OWN)
     # Under a causal mask the last tiles see the most keys, so they start first.
-    start_m = (tiles - 1 - tl.program_id(0) % tiles) * BLOCK_OWN
+    end_m = (tiles - tl.program_id(0) % tiles) * BLOCK_OWN
+    start_m = end_m - BLOCK_OWN
+    # The same number for copies, computed apart. Specialised, two parts take half of the tile each; for the second
+    # half, Triton 3.6 to 3.9 adds its first row to the row that is copied wherever else that value is used too.
+    # Used in ``rows``, of which the second half starts there already, it is added twice.
+    copied_m = (tiles - 1 - tl.program_id(0) % tiles) * BLOCK_OWN
     head = (tl.program_id(0) // tiles).to(tl.int64)
     batch = head // heads_q
     head_q = head % heads_q
@@ -106,7 +116,7 @@ def _forward_kernel(
     keys = tl.arange(0, BLOCK_LOOP)
     last_key, _, tiles_k = key_range(start_m, rows, seqlen_q, seqlen_k, CAUSAL, BLOCK_OWN, BLOCK_LOOP)
 
-    q_tile = q_tiles.load([start_m, 0])
+    q_tile = q_tiles.load([copied_m, 0])
     m_i = tl.full([BLOCK_OWN], NEG_INF, tl.float32)
     l_i = tl.full([BLOCK_OWN], 0.0, tl.float32)
     acc = tl.full([BLOCK_OWN, HEAD_DIM], 0.0, tl.float32)
@@ -121,18 +131,18 @@ def _forward_kernel(
 
     # A row that sees no key has m_i = -inf and l_i = 0: out is 0 and lse -inf.
     l_i = tl.where(l_i == 0.0, 1.0, l_i)
-    out_tiles.store([start_m, 0], (acc / l_i[:, None]).to(out.dtype.element_ty))
+    out_tiles.store([copied_m, 0], (acc / l_i[:, None]).to(out.dtype.element_ty))
     tl.store(lse + head * seqlen_q + rows, (m_i + tl.log2(l_i)) * LN2, mask=rows < seqlen_q)
 
 
 LAUNCH: Mapping[str, tuple[Any, ...]] = {
     "block_m": (64, 128),
     "block_n": (64, 128),
-    "warp_specialize": (True, False),
+    "warp_specialize": (False,),
 }
-"""Launch settings: rows of a query tile and of a key tile, and whether warps are specialised."""
+"""Launch settings: rows of a query tile and of a key tile, and whether warps are specialised, if vouched for."""
 
-COPYABLE = ("contiguous", "bnhd", "packed", "expanded", "huge")
+COPYABLE = ("contiguous", "bnhd", "packed", "expanded", "expanded_rows", "huge")
 """Layouts whose rows all start at multiples of 16 bytes."""
 
 
@@ -145,13 +155,14 @@ def forward(
     sm_scale: float,
     block_m: int = 128,
     block_n: int = 128,
-    warp_specialize: bool = True,
+    warp_specialize: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Attention of q (batch, heads_q, seqlen_q, head_dim) to k and v (batch, heads_kv, seqlen_k, head_dim).
 
     Query head h reads key head ``h // (heads_q // heads_kv)``. Inputs are float16 or bfloat16, head_dim is a
     multiple of 8 up to 128, lengths may be 0; sm_scale is any finite number. Storage starts and strides are
-    multiples of 16 bytes, the last stride is 1: what the TMA can copy. ``LAUNCH`` has the launch settings.
+    multiples of 16 bytes, the last stride is 1: what the TMA can copy. ``LAUNCH`` has the launch settings;
+    warp_specialize may be True as well.
 
     Returns out, like q, and lse (batch, heads_q, seqlen_q) float32, the natural logarithm of the softmax sum.
     Both are contiguous.
@@ -160,7 +171,10 @@ def forward(
     head_dim or layout that is not supported, RuntimeError for tensors on the CPU outside of Triton's
     interpreter.
     """
-    check_settings({"block_m": block_m, "block_n": block_n, "warp_specialize": warp_specialize}, LAUNCH)
+    check_settings(
+        {"block_m": block_m, "block_n": block_n, "warp_specialize": warp_specialize},
+        {**LAUNCH, "warp_specialize": (False, True)},
+    )
     check_inputs(q, k, v, causal, sm_scale)
     check_copyable(q=q, k=k, v=v)
     check_runnable(q)

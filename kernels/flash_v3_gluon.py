@@ -8,7 +8,7 @@ who does what when:
   tiles of q, k and v into shared memory. Consumers, warp groups of 64 query rows each that share k and v, do
   the rest. They meet at mbarriers, a pair for each slot of a ring of tiles (``_Ring``).
 - *Ping-pong* (3.1). Consumers take turns at the tensor cores: while one has its products, the others are at
-  their softmax.
+  their softmax. Only where there are three: two do better without (``_SHAPES``).
 - *Overlap within a warp group* (3.2, algorithm 2). The scores of a key tile are multiplied at the same time as
   the weights of the tile before it are multiplied with its v, and the softmax of the former takes place while
   the latter is still under way.
@@ -200,6 +200,7 @@ class _State:
     turns: gl.shared_memory_descriptor
     POSITIVE: gl.constexpr
     CONSUMERS: gl.constexpr
+    PING_PONG: gl.constexpr
 
 
 @gluon.jit
@@ -289,12 +290,14 @@ def _consume(s, SELF: gl.constexpr):
 
         for i in range(1, tiles):
             k_tile = s.k_ring.take(taken + i)
-            mbarrier.wait(s.turns.index(SELF), turn & 1)
+            if s.PING_PONG:
+                mbarrier.wait(s.turns.index(SELF), turn & 1)
             scores = _start_scores(q_tile, k_tile)
             v_tile = s.v_ring.take(taken + i - 1)
             acc = warpgroup_mma(p, v_tile, acc, is_async=True)
-            mbarrier.arrive(s.turns.index((SELF + 1) % s.CONSUMERS), count=1)
-            turn += 1
+            if s.PING_PONG:
+                mbarrier.arrive(s.turns.index((SELF + 1) % s.CONSUMERS), count=1)
+                turn += 1
             scores = warpgroup_mma_wait(1, deps=(scores,))
             s.k_ring.free(taken + i)
             if not s.POSITIVE:
@@ -342,6 +345,7 @@ def _forward_kernel(
     CAUSAL: gl.constexpr,
     POSITIVE: gl.constexpr,
     CONSUMERS: gl.constexpr,
+    PING_PONG: gl.constexpr,
     SLOTS: gl.constexpr,
     REGISTERS: gl.constexpr,
 ):
@@ -370,6 +374,7 @@ def _forward_kernel(
         turns,
         POSITIVE,
         CONSUMERS,
+        PING_PONG,
     )
     # The first runs in the warps of the kernel itself, with the registers that the others leave.
     gl.warp_specialize(
@@ -383,21 +388,34 @@ def _forward_kernel(
 
 @dataclass(frozen=True)
 class _Shape:
-    """Warp groups that compute and registers of each of their threads; keys in a tile, and tiles in a ring."""
+    """What is tuned.
+
+    Attributes:
+        consumers: warp groups that compute.
+        ping_pong: whether they take turns.
+        registers: of each of their threads.
+        block_keys: keys in a tile.
+        slots: tiles in a ring.
+    """
 
     consumers: int
+    ping_pong: bool
     registers: int
     block_keys: int
     slots: int
 
 
 _SHAPES = {
-    16: _Shape(consumers=2, registers=240, block_keys=128, slots=3),
-    32: _Shape(consumers=2, registers=240, block_keys=128, slots=3),
-    64: _Shape(consumers=2, registers=240, block_keys=128, slots=3),
-    128: _Shape(consumers=2, registers=240, block_keys=128, slots=2),
+    16: _Shape(consumers=3, ping_pong=True, registers=160, block_keys=128, slots=3),
+    32: _Shape(consumers=3, ping_pong=True, registers=160, block_keys=128, slots=3),
+    64: _Shape(consumers=3, ping_pong=True, registers=160, block_keys=128, slots=3),
+    128: _Shape(consumers=2, ping_pong=False, registers=240, block_keys=128, slots=2),
 }
-"""By padded head_dim: what fits a Hopper's registers and its 227 KiB of shared memory."""
+"""By padded head_dim: what fits a Hopper's registers and its 227 KiB of shared memory, and was fastest of that.
+
+At head_dim 64 three consumers spill a few registers, up to 56 bytes with Triton 3.6.0, and yet beat two, which
+spill none, at 4096 and at 16384 keys on an H200. Head dims below follow suit; they were not timed.
+"""
 
 _CACHED_BYTES = 2**25
 """Keys and values of so many bytes stay in a Hopper's L2 cache, of 50 MiB, beside all else that passes it."""
@@ -443,6 +461,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -
         # A scale that float32 does not flush to 0.
         POSITIVE=scale_log2 >= torch.finfo(torch.float32).tiny,
         CONSUMERS=shape.consumers,
+        PING_PONG=shape.ping_pong,
         SLOTS=shape.slots,
         REGISTERS=shape.registers,
         num_warps=4,
@@ -451,8 +470,12 @@ def forward(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -
 
 
 def _check_device(q: Tensor) -> None:
-    if q.device.type != "cuda" or torch.cuda.get_device_capability(q.device)[0] != 9:
+    if not _is_hopper(q.device):
         raise NotImplementedError(f"q: got a tensor on {q.device}, expected one on a Hopper GPU")
+
+
+def _is_hopper(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
 
 
 def _heads_together(heads: int, group: int, k: Tensor) -> int:
@@ -497,6 +520,14 @@ KERNEL = AttentionKernel(
     ),
 )
 
-UNAVAILABLE: Mapping[tuple[str, str], str] = {
-    (KERNEL.name, "cpu"): "Gluon does not run in Triton's interpreter; its plain twin, flash_v3, does"
-}
+
+def __getattr__(name: str) -> Mapping[tuple[str, str], str]:
+    """UNAVAILABLE, made when asked for: looking at the GPU takes memory on it."""
+    if name != "UNAVAILABLE":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    reasons = {
+        (KERNEL.name, "cpu"): "Gluon does not run in Triton's interpreter; its plain twin, flash_v3, does"
+    }
+    if torch.cuda.is_available() and not _is_hopper(torch.device("cuda")):
+        reasons[KERNEL.name, "cuda"] = "needs a Hopper GPU; its plain twin, flash_v3, does not"
+    return reasons
