@@ -10,6 +10,8 @@ from kernels.mutants.atomic import ATOMIC
 from kernels.mutants.backward import BACKWARD
 from kernels.mutants.decode import DECODE
 from kernels.mutants.flash_v1 import FLASH_V1
+from kernels.mutants.flash_v3 import FLASH_V3
+from kernels.mutants.flash_v3_gluon import FLASH_V3_GLUON
 from kernels.mutants.forward import FORWARD
 from kernels.mutants.launcher import LAUNCHER
 from kernels.mutants.lse import LSE
@@ -18,7 +20,19 @@ from kernels.mutants.varlen import VARLEN
 
 CATALOGUE = {
     mutant.name: mutant
-    for mutant in (*FORWARD, *LSE, *BACKWARD, *LAUNCHER, *ATOMIC, *DECODE, *FLASH_V1, *STAGED, *VARLEN)
+    for mutant in (
+        *FORWARD,
+        *LSE,
+        *BACKWARD,
+        *LAUNCHER,
+        *ATOMIC,
+        *DECODE,
+        *FLASH_V1,
+        *FLASH_V3,
+        *FLASH_V3_GLUON,
+        *STAGED,
+        *VARLEN,
+    )
 }
 """Every planted bug, by name."""
 

@@ -22,7 +22,7 @@ def test_edit_applies_and_the_kernel_imports(name: str) -> None:
         assert ast.dump(ast.parse(text)) != ast.dump(ast.parse(source_of(module)))
     kernel = registry.load(f"kernels.mutants:{name}")
     assert kernel.name == name
-    assert kernel.capabilities.dtypes == KERNEL.capabilities.dtypes
+    assert kernel.capabilities.dtypes == registry.load(mutant.kernel).capabilities.dtypes
 
 
 def test_catalogue_is_what_it_says() -> None:

@@ -1,0 +1,76 @@
+"""What flash_v3 and flash_v3_gluon refuse, and say of where they run; the properties verify them at large."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from kernels import flash_v3, flash_v3_gluon
+from kernels.registry import unavailable_reason
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+FORWARDS = [flash_v3.forward, flash_v3_gluon.forward]
+
+pytestmark = pytest.mark.parametrize("forward", FORWARDS, ids=["flash_v3", "flash_v3_gluon"])
+
+
+def tensor(*shape: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
+    return torch.zeros(shape, dtype=dtype, device=DEVICE)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (
+            tensor(1, 1, 5, 16, dtype=torch.float32),
+            "q: got dtype torch.float32, expected float16 or bfloat16",
+        ),
+        (tensor(1, 1, 5, 20), "q: got head_dim 20, expected a multiple of 8 up to 128"),
+        (tensor(1, 1, 5, 256), "q: got head_dim 256, expected a multiple of 8 up to 128"),
+        (tensor(1, 1, 5, 24)[..., 1:17], "q: got strides .* expected multiples of 16 bytes"),
+        (tensor(1, 1, 5, 20)[..., :16], "q: got strides .* expected multiples of 16 bytes"),
+    ],
+    ids=["dtype", "head_dim", "large head_dim", "start", "stride"],
+)
+def test_refuses_what_the_tma_cannot_copy(
+    forward: Callable[..., Any], wrong: torch.Tensor, message: str
+) -> None:
+    with pytest.raises(NotImplementedError, match=message):
+        forward(wrong, wrong, wrong, causal=False, sm_scale=0.3)
+
+
+def test_refuses_what_does_not_fit_together(forward: Callable[..., Any]) -> None:
+    with pytest.raises(ValueError, match="k: "):
+        forward(tensor(1, 1, 5, 16), tensor(1, 1, 5, 32), tensor(1, 1, 5, 32), causal=False, sm_scale=0.3)
+
+
+def test_refuses_a_setting_that_is_not_declared(forward: Callable[..., Any]) -> None:
+    x = tensor(1, 1, 5, 16)
+    with pytest.raises((ValueError, TypeError), match="block_m"):
+        forward(x, x, x, causal=False, sm_scale=0.3, block_m=100)
+
+
+def test_says_where_it_runs(forward: Callable[..., Any]) -> None:
+    if forward is flash_v3.forward:
+        assert unavailable_reason("flash_v3", DEVICE) is None
+        return
+    assert "flash_v3" in (unavailable_reason("flash_v3_gluon", "cpu") or "")
+    hopper = DEVICE == "cuda" and torch.cuda.get_device_capability()[0] == 9
+    if not hopper:
+        x = tensor(1, 1, 5, 16)
+        with pytest.raises(NotImplementedError, match="expected one on a Hopper GPU"):
+            forward(x, x, x, causal=False, sm_scale=0.3)
+    if DEVICE == "cuda":
+        assert (unavailable_reason("flash_v3_gluon", "cuda") is None) == hopper
+
+
+def test_gives_the_shape_of_q_where_there_is_nothing(forward: Callable[..., Any]) -> None:
+    if unavailable_reason(forward.__module__.rpartition(".")[2], DEVICE):
+        pytest.skip("does not run here")
+    out, lse = forward(
+        tensor(2, 2, 5, 16), tensor(2, 1, 0, 16), tensor(2, 1, 0, 16), causal=True, sm_scale=0.3
+    )
+    assert out.shape == (2, 2, 5, 16)
+    assert (out == 0).all()
+    assert (lse == -torch.inf).all()
