@@ -417,6 +417,27 @@ in a row of HEAD_DIM elements. Larger launch settings are cut down; without an e
 _LARGEST_FMA_TILE = (32, 16)
 """The same for float32 without tensor cores, whose products are one straight run of multiply-adds."""
 
+SPILLS = {
+    "gfx942": 1280,
+    "sm_80 unaligned": 6144,  # loads one element wide, each with an address of its own
+    "unaligned": 2560,
+    "num_stages=1": 448,
+    "float32": 96,
+    "sm_80": 64,
+}
+"""Bytes that a thread may spill: of the first entry all of whose words say something of the compilation, else 0
+(``tests/compile``)."""
+
+_OF_A_HOPPER = "tiles are cut to the shared memory of a Hopper, 227 KB; here it is less"
+UNCLAIMED = {
+    "sm_80 head_dim=192": _OF_A_HOPPER,
+    "sm_80 head_dim=256": _OF_A_HOPPER,
+    "sm_80 float32 precision=tf32": _OF_A_HOPPER,
+    "gfx942 head_dim=192": _OF_A_HOPPER,
+    "gfx942 head_dim=256": _OF_A_HOPPER,
+}
+"""Where launch settings are not claimed to fit, and why, likewise."""
+
 
 def forward(
     q: Tensor,

@@ -68,6 +68,11 @@ def locate(spec: str) -> tuple[str, str]:
     return location, attribute
 
 
+def module_of(spec: str) -> ModuleType:
+    """The module, imported, that has the kernel. Raises SpecError."""
+    return _import(spec, locate(spec)[0])
+
+
 def unavailable_reason(kernel_name: str, device_type: str) -> str | None:
     """Why a registered kernel cannot run on ``device_type`` (``cpu`` or ``cuda``); None where it can.
 

@@ -50,7 +50,8 @@ class Child:
     """A child on one device ("cpu", "cuda:0"), started when first asked and again after it died.
 
     ``run_seconds`` limits a case that needs nothing new compiled, ``compile_seconds`` is added for one that
-    does: the first with its ``compile_key``. ``start_seconds`` limits everything else.
+    does: the first with its ``compile_key``. ``start_seconds`` limits everything else. ``worker`` is the module
+    that the child runs, given the device.
     """
 
     def __init__(
@@ -60,8 +61,10 @@ class Child:
         run_seconds: float = RUN_SECONDS,
         compile_seconds: float = COMPILE_SECONDS,
         start_seconds: float = START_SECONDS,
+        worker: str = "tests.harness.worker",
     ) -> None:
         self.device = device
+        self.worker = worker
         self.run_seconds = run_seconds
         self.compile_seconds = compile_seconds
         self.start_seconds = start_seconds
@@ -103,7 +106,7 @@ class Child:
         self.stderr = tempfile.TemporaryFile()  # noqa: SIM115  # as long as the child
         self.process = subprocess.Popen(
             # -P: a folder "tests" where pytest was started must not hide ours. Kernels there can be imported.
-            [sys.executable, "-P", "-m", "tests.harness.worker", self.device],
+            [sys.executable, "-P", "-m", self.worker, self.device],
             env=environment | {"PYTHONPATH": os.pathsep.join(path)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -174,19 +174,23 @@ def _masked(kernel: AttentionKernel, options: dict[str, Any]) -> dict[str, Any]:
     return {"causal": options["causal"], "sm_scale": options["sm_scale"], "alignment": alignment}
 
 
-def main(device: str) -> None:
-    """Serve until stdin closes."""
+def serve(worker: Worker) -> None:
+    """Answer requests until stdin closes."""
     # Kernels may print and read: what they find is stderr and the end of a file, not our two pipes.
     requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
+    for line in requests:
+        answers.write(worker.answer(line) + "\n")
+
+
+def main(device: str) -> None:
+    """Serve on a device."""
     torch.set_num_threads(1)
     if device != "cpu":
         torch.cuda.set_device(device)
         torch.backends.cuda.matmul.allow_tf32 = False
-    worker = Worker(device)
-    for line in requests:
-        answers.write(worker.answer(line) + "\n")
+    serve(Worker(device))
 
 
 if __name__ == "__main__":

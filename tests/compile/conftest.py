@@ -1,0 +1,55 @@
+"""The pytest plugin of the compile tests: one item for each setting and target, the table at the end."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kernels import registry
+from tests.compile.items import items, launches_triton
+from tests.compile.summary import CompileSummary
+from tests.harness.child import Child
+
+QUICK = 4
+"""Items of each kernel under a quick profile."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Options of the compile tests."""
+    parser.getgroup("flashproof").addoption(
+        "--every-setting",
+        action="store_true",
+        help="compile: every combination of settings, dtypes, head dimensions and targets; hours "
+        "(default: every pair)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Collect, in the main process, what the items found."""
+    if not hasattr(config, "workerinput") and not config.getoption("--collect-only"):
+        folder = Path(config.getoption("--report-dir"))
+        folder.mkdir(parents=True, exist_ok=True)
+        config.pluginmanager.register(CompileSummary(folder / "compile.json"))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """The kernels asked for, by default all registered ones that are Triton's and ours."""
+    if "item" not in metafunc.fixturenames:
+        return
+    config = metafunc.config
+    chosen = []
+    for spec in config.getoption("--kernel") or registry.REGISTERED:
+        if launches_triton(spec):
+            capabilities = registry.load(spec).capabilities
+            found = items(spec, capabilities, every=config.getoption("--every-setting"))
+            quick = config.getoption("--hypothesis-profile") == "quick"
+            chosen += found[:: len(found) // QUICK] if quick else found
+    metafunc.parametrize("item", [pytest.param(item, id=str(item)) for item in chosen])
+
+
+@pytest.fixture(scope="session")
+def compiler() -> Iterator[Child]:
+    """A process that compiles, for all items of this one."""
+    child = Child("none", worker="tests.compile.worker")
+    yield child
+    child.close()

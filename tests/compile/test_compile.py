@@ -1,0 +1,22 @@
+"""Every launch setting compiles for every target, fits it, and spills no more than its kernel's file says."""
+
+from dataclasses import asdict
+
+import pytest
+
+from tests.compile.items import Item
+from tests.compile.summary import Record
+from tests.harness.child import Child
+
+SECONDS = 240.0
+"""For a forward and a backward on a busy machine, where they take some five seconds."""
+
+
+def test_compiles(item: Item, compiler: Child, request: pytest.FixtureRequest) -> None:
+    answer = compiler.ask({"do": "compile", "item": asdict(item)}, SECONDS)
+    Record(asdict(item), answer["unclaimed"], answer["functions"]).attach(request.node)
+    if answer["unclaimed"]:
+        pytest.skip(f"{item.kernel} doesn't claim it: {answer['unclaimed']}")
+    assert answer["functions"], f"{item}: nothing was launched"
+    problems = [f"{f['name']}: {f['problem']}" for f in answer["functions"] if f["problem"]]
+    assert not problems, f"{item}: " + "; ".join(problems)

@@ -1,0 +1,124 @@
+"""The child process that compiles: Triton is not interpreted in it, and a compiler that crashes ends it alone."""
+
+import math
+import re
+import subprocess
+import tempfile
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from triton import knobs
+
+from kernels.registry import module_of
+from tests.compile.items import Item, declared
+from tests.compile.targets import TARGETS, compiling_for
+from tests.harness.worker import Worker, serve
+
+BATCH, HEADS_KV, SEQLEN = 2, 2, 512
+
+
+@dataclass(frozen=True)
+class Function:
+    """What one compiled function takes: registers of a thread, bytes that it spills, shared memory of a program.
+
+    ``spills_declared`` is what the kernel's file grants; ``problem`` says why it doesn't fit, if so.
+    """
+
+    name: str
+    registers: int
+    spills: int
+    shared: int
+    spills_declared: int
+    problem: str = ""
+
+
+class Compiler(Worker):
+    """Answers ``compile`` requests."""
+
+    def is_sound(self) -> bool:
+        """Nothing runs that could spoil the process."""
+        return True
+
+    def do_environment(self, request: dict[str, Any]) -> dict[str, Any]:
+        """No device."""
+        return {}
+
+    def do_compile(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The functions that an item launches; or why the kernel makes no claim there."""
+        fields = request["item"]
+        item = Item(**{**fields, "launch": tuple(map(tuple, fields["launch"]))})
+        module = module_of(item.kernel)
+        reason = declared(getattr(module, "UNCLAIMED", {}), item.words)
+        if reason is not None:
+            return {"unclaimed": reason, "functions": []}
+        with compiling_for(item.target) as compiled:
+            try:
+                self.call(item)
+            except NotImplementedError as refusal:
+                return {"unclaimed": str(refusal), "functions": []}
+        granted = getattr(module, "SPILLS", {})
+        distinct = {kernel.hash: kernel for kernel in compiled}
+        functions = [_function(kernel, item, granted) for kernel in distinct.values()]
+        return {"unclaimed": "", "functions": [asdict(function) for function in functions]}
+
+    def call(self, item: Item) -> None:
+        """The kernel's own launcher, on tensors without memory."""
+        kernel = self.kernel({"kernel": item.kernel, "claims": ()})
+        group = 2 if kernel.capabilities.grouped_heads else 1
+
+        def tensor(heads: int) -> Tensor:
+            row = item.head_dim if item.aligned else item.head_dim + 1
+            strides = (heads * SEQLEN * row, SEQLEN * row, row, 1)
+            shape = (BATCH, heads, SEQLEN, item.head_dim)
+            return torch.empty_strided(shape, strides, dtype=getattr(torch, item.dtype), device="meta")
+
+        q, k, v = tensor(HEADS_KV * group), tensor(HEADS_KV), tensor(HEADS_KV)
+        options = {"causal": item.causal, "sm_scale": 1 / math.sqrt(item.head_dim), **dict(item.launch)}
+        out, lse = kernel.forward(q, k, v, **options)
+        if kernel.backward is not None:
+            kernel.backward(tensor(HEADS_KV * group), q, k, v, out, lse, **options)
+
+
+def _function(kernel: Any, item: Item, granted: dict[str, int]) -> Function:
+    target = TARGETS[item.target]
+    registers, spills = _resources(kernel.asm)
+    shared = kernel.metadata.shared
+    tensor_columns = getattr(kernel.metadata, "tmem_size", None) or 0
+    allowed = declared(granted, (*item.words, kernel.name)) or 0
+    problems = []
+    if shared > target.shared:
+        problems.append(f"shared memory: {shared} bytes, and {item.target} has {target.shared}")
+    if tensor_columns > target.tensor:
+        problems.append(f"tensor memory: {tensor_columns} columns, and {item.target} has {target.tensor}")
+    if spills > allowed:
+        problems.append(f"spills: {spills} bytes, and its file says {allowed}")
+    return Function(kernel.name, registers, spills, shared, allowed, "; ".join(problems))
+
+
+def _resources(asm: dict[str, Any]) -> tuple[int, int]:
+    """Registers of a thread, and bytes of its stack: our kernels have no arrays of their own, so it spills them."""
+    if "cubin" not in asm:
+        text = asm["amdgcn"]
+        return _number(r"\.vgpr_count:\s+(\d+)", text), _number(
+            r"\.private_segment_fixed_size:\s+(\d+)", text
+        )
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(asm["cubin"])
+        file.flush()
+        command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return _number(r"REG:(\d+)", text), _number(r"STACK:(\d+)", text)
+
+
+def _number(pattern: str, text: str) -> int:
+    found = re.search(pattern, text)
+    if found is None:
+        raise ValueError(f"{pattern!r} is not in what the compiler says:\n{text[-2000:]}")
+    return int(found[1])
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    serve(Compiler("none"))
