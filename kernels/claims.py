@@ -137,6 +137,7 @@ _ARITHMETIC: Mapping[str, _Values] = {
     "tile_max": _integer(1),
     "normalised_first": _BOOLEAN,
     "partial_results": _BOOLEAN,
+    "merged": _integer(1),
     "l_from_rounded_p": _BOOLEAN,
     "k_prescaled": _BOOLEAN,
     "delta": _one_of("out", "probabilities", "either"),

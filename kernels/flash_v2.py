@@ -450,6 +450,7 @@ def forward(
     block_n: int = 64,
     num_stages: int = 2,
     precision: str = "ieee",
+    out_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attention of q (batch, heads_q, seqlen_q, head_dim) to k and v (batch, heads_kv, seqlen_k, head_dim).
 
@@ -457,7 +458,8 @@ def forward(
     float16, bfloat16 or float32, head_dim is 1 to 256, lengths may be 0; sm_scale is any finite number.
     ``LAUNCH`` has the launch settings.
 
-    Returns out, like q, and lse (batch, heads_q, seqlen_q) float32, the natural logarithm of the softmax sum.
+    Returns out, like q but of ``out_dtype`` where given, and lse (batch, heads_q, seqlen_q) float32, the natural
+    logarithm of the softmax sum.
     Both are contiguous.
 
     Raises TypeError or ValueError for arguments that do not fit together, NotImplementedError for a dtype or
@@ -468,7 +470,7 @@ def forward(
     check_runnable(q)
     batch, heads_q, seqlen_q, head_dim = q.shape
     _, heads_kv, seqlen_k, _ = k.shape
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    out = torch.empty(q.shape, dtype=out_dtype or q.dtype, device=q.device)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     constants = settings.constants(q, FORWARD_TILES)
     launch(
@@ -498,11 +500,13 @@ def backward(
     block_n: int = 64,
     num_stages: int = 2,
     precision: str = "ieee",
+    grad_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients (dq, dk, dv) of ``sum(dout * forward(q, k, v)[0])``, like q, k and v and contiguous.
 
     dout, like q, is the gradient of out; out and lse are what ``forward`` returned. dk and dv are summed over
-    the query heads that share a key head, in float32. Arguments and errors are those of ``forward``.
+    the query heads that share a key head, in float32. Gradients are of ``grad_dtype`` where given. Arguments and
+    errors are those of ``forward``.
     """
     settings = Settings(block_m, block_n, num_stages, precision)
     check_inputs(q, k, v, causal, sm_scale)
@@ -511,7 +515,7 @@ def backward(
     batch, heads_q, seqlen_q, head_dim = q.shape
     _, heads_kv, seqlen_k, _ = k.shape
     group = heads_q // max(heads_kv, 1)
-    dq, dk, dv = (torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
+    dq, dk, dv = (torch.empty(t.shape, dtype=grad_dtype or t.dtype, device=t.device) for t in (q, k, v))
     delta, lse_log2 = row_deltas(dout, out, lse)
     arguments = (
         *row_strides(dout, q, k, v),

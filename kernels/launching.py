@@ -31,13 +31,10 @@ def row_strides(*tensors: Tensor) -> tuple[int, ...]:
 
 
 def is_aligned(*tensors: Tensor) -> bool:
-    """Whether every row of every tensor starts at a multiple of 16 bytes.
-
-    With a contiguous output among the tensors, rows are then a multiple of 16 bytes wide.
-    """
+    """Whether every row of every tensor starts at a multiple of 16 bytes and is as many bytes wide."""
     return all(
         tensor.data_ptr() % 16 == 0
-        and all(stride * tensor.element_size() % 16 == 0 for stride in tensor.stride()[:3])
+        and all(width * tensor.element_size() % 16 == 0 for width in (*tensor.stride()[:3], tensor.shape[3]))
         for tensor in tensors
     )
 

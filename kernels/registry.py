@@ -28,6 +28,7 @@ REGISTERED: Mapping[str, str] = {
     "flash_v3": "kernels.flash_v3:KERNEL",
     "flash_v3_gluon": "kernels.flash_v3_gluon:KERNEL",
     "varlen": "kernels.varlen:KERNEL",
+    "ring": "kernels.ring:KERNEL",
     "sdpa_math": "kernels.sdpa:MATH",
     "sdpa_flash": "kernels.sdpa:FLASH",
     "sdpa_efficient": "kernels.sdpa:EFFICIENT",

@@ -67,6 +67,8 @@ class Arithmetic:
         partial_results: results over parts of the keys are divided by their own l and then merged (V1, split
             keys), so that even sums of integers do not come out exact. Each merge rounds what it has so far:
             ``reference.bounds.forward``.
+        merged: so many parts of the keys give results of their own, normalised and in float32, that are merged
+            through their lse.
         l_from_rounded_p: the softmax sum is taken over P after its cast.
         k_prescaled: scores are the product of q with ``round(k * sm_scale * log2 e)``.
         delta: rowsum(dout * out) from the stored ``out``; rowsum(P * dP) from the ``probabilities``; or
@@ -91,6 +93,7 @@ class Arithmetic:
     tile_max: int = 256
     normalised_first: bool = False
     partial_results: bool = False
+    merged: int = 1
     l_from_rounded_p: bool = False
     k_prescaled: bool = False
     delta: Literal["out", "probabilities", "either"] = "out"

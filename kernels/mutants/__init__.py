@@ -15,6 +15,7 @@ from kernels.mutants.flash_v3_gluon import FLASH_V3_GLUON
 from kernels.mutants.forward import FORWARD
 from kernels.mutants.launcher import LAUNCHER
 from kernels.mutants.lse import LSE
+from kernels.mutants.ring import RING
 from kernels.mutants.staged import STAGED
 from kernels.mutants.varlen import VARLEN
 
@@ -30,6 +31,7 @@ CATALOGUE = {
         *FLASH_V1,
         *FLASH_V3,
         *FLASH_V3_GLUON,
+        *RING,
         *STAGED,
         *VARLEN,
     )

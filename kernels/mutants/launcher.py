@@ -32,8 +32,8 @@ LAUNCHER = (
         (
             Edit(
                 FORWARD,
-                "out = torch.empty(q.shape, dtype=q.dtype, device=q.device)",
-                "out = torch.empty(q.shape, dtype=q.dtype, device=q.device)\n"
+                "out = torch.empty(q.shape, dtype=out_dtype or q.dtype, device=q.device)",
+                "out = torch.empty(q.shape, dtype=out_dtype or q.dtype, device=q.device)\n"
                 "    out = forward.__dict__.setdefault((q.shape, q.dtype), out)",
             ),
         ),

@@ -17,6 +17,9 @@ acc_t being the sum over the first t blocks brought to the final maximum. It is 
 rule 1 at most sum_j P_j |v_j|, in rule 2 as large as ``probable_accumulation`` takes partial sums to be. Both
 the quotient and its product may flush a subnormal, which later steps only make smaller, as l alpha <= l'. l and
 m are those of the running sum: lse is as it is without merging.
+
+Where ``Arithmetic.merged`` parts of the keys give an out_s and lse_s each, and out is their mean with weights
+exp(lse_s - mu), mu a running maximum, each part's weights share one more factor 1 + t: ``part_error``.
 """
 
 import math
@@ -27,7 +30,7 @@ from torch import Tensor
 
 from reference.arithmetic import FP32_ROUNDOFF, Arithmetic
 from reference.bounds.accumulation import PARTIAL_SUM_DEVIATIONS, multiplicity, probable_accumulation
-from reference.bounds.exact import FLOAT32_SAFE, Exact, operand_size
+from reference.bounds.exact import FLOAT32_SAFE, Exact, largest, operand_size
 from reference.bounds.scores import LARGEST_EXPONENT, WeightError, rescalings, weight_error
 from reference.masks import hide
 
@@ -59,6 +62,8 @@ def forward_bounds(
     if e.k.shape[-2] == 0:
         return ForwardBounds(torch.zeros_like(e.out), torch.zeros_like(e.lse))
     extra = rescalings(e, arithmetic) * (arithmetic.exp_error + 2 * FP32_ROUNDOFF)
+    if arithmetic.merged > 1:
+        extra = extra + part_error(arithmetic, largest(e.score_size, -1)[..., 0], e.k.shape[-2])
     if arithmetic.normalised_first:  # one division for each weight, not one for them all
         extra = extra + arithmetic.div_error
     err = weight_error(e, arithmetic, shift=e.row_max, extra=extra, shift_terms=0.0)
@@ -98,9 +103,24 @@ class _Sums:
         return cls(sized, drift, of_sum, cast, flush)
 
 
+def part_error(a: Arithmetic, top: Tensor | float, terms: int) -> Tensor | float:
+    """Relative error of the weight of one of ``a.merged`` parts, whose scores are at most ``top`` in size.
+
+    Its lse_s, of size top + log n at most: the logarithm, and U (3 top + 2 |lse_s|) as in ``_lse_bound``. The
+    argument lse_s - mu of its exponential: U (2 top + log n). That exponential; the division that out_s had, by
+    the very sum that lse_s is of; for each other part a rescaling (exp2, two roundings), a product and a sum.
+    """
+    log_terms = math.log(max(terms, 1))
+    of_lse = a.log_error * max(1.0, log_terms) + FP32_ROUNDOFF * (7 * top + 3 * log_terms)
+    of_merges = a.merged * (a.exp_error + 4 * FP32_ROUNDOFF)
+    return of_lse + a.div_error + of_merges
+
+
 def sum_error(arithmetic: Arithmetic, terms: int) -> float:
     """Relative error of l: the additions within a tile, then one for each tile, in any order."""
-    return FP32_ROUNDOFF * min(terms, arithmetic.tile_max + terms / arithmetic.tile_min)
+    return FP32_ROUNDOFF * min(
+        terms, arithmetic.tile_max + terms / arithmetic.tile_min + arithmetic.merged - 1
+    )
 
 
 def merge_error(arithmetic: Arithmetic, terms: int) -> float:

@@ -74,7 +74,7 @@ def rescalings(e: Exact, arithmetic: Arithmetic) -> Tensor:
     """
     seqlen_k = e.scores.shape[-1]
     most = math.ceil(seqlen_k / arithmetic.tile_min) + 1
-    if most <= 4:
+    if most <= 4 or arithmetic.merged > 1:  # each part of the keys has a running maximum of its own
         return torch.full_like(e.row_max, float(most))
     tiles = torch.nn.functional.pad(
         hide(e.scores, e.seen, -math.inf), (0, -seqlen_k % RECORD_TILE), value=-math.inf

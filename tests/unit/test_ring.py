@@ -1,0 +1,116 @@
+"""Ring attention over processes: what the ring of one process gives, bit for bit."""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor
+
+from kernels import flash_v2, ring
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+BATCH, HEADS_KV, GROUP, HEAD_DIM = 2, 1, 2, 16
+CASES = {
+    2: (((21, 21), (21, 21), True, torch.bfloat16), ((9, 30), (30, 5), False, torch.float32)),
+    3: (((11, 11, 11), (11, 11, 11), True, torch.float32), ((4, 0, 17), (0, 9, 20), True, torch.float32)),
+}
+"""By number of ranks: their shares of seqlen_q and of seqlen_k, causal, dtype."""
+
+
+def tensors(queries: int, keys: int, dtype: torch.dtype) -> list[Tensor]:
+    """q, k, v and dout, the same in every process."""
+    made = torch.Generator().manual_seed(queries + keys)
+    shapes = [(HEADS_KV * GROUP, queries), (HEADS_KV, keys), (HEADS_KV, keys), (HEADS_KV * GROUP, queries)]
+    return [torch.randn(BATCH, *shape, HEAD_DIM, generator=made).to(dtype) for shape in shapes]
+
+
+def one_rank(number: int, size: int, folder: str) -> None:
+    """A process of the ring: leaves its results in the folder."""
+    torch.set_num_threads(1)
+    store = dist.FileStore(f"{folder}/store", size)
+    dist.init_process_group("gloo", store=store, rank=number, world_size=size)
+    results = []
+    for queries, keys, causal, dtype in CASES[size]:
+        whole = tensors(sum(queries), sum(keys), dtype)
+        shares = (queries, keys, keys, queries)
+        q, k, v, dout = (x.split(share, 2)[number] for x, share in zip(whole, shares, strict=True))
+        inputs = [x.clone().requires_grad_() for x in (q, k, v)]
+        out, lse = ring.ring_attention(*inputs, causal=causal, sm_scale=0.3)
+        out.backward(dout)
+        results.append([out.detach(), lse, *(x.grad for x in inputs)])
+    torch.save(results, f"{folder}/{number}")
+    dist.destroy_process_group()
+
+
+def in_one_process(queries: tuple[int, ...], keys: tuple[int, ...], causal: bool, dtype: torch.dtype) -> Any:
+    """What ``ring.forward`` and ``ring.backward`` do, with shares as given."""
+    q, k, v, dout = (x.to(DEVICE) for x in tensors(sum(queries), sum(keys), dtype))
+    n = len(queries)
+    ranks = [
+        ring.Rank(number, part, queries, keys, causal, 0.3) for number, part in enumerate(q.split(queries, 2))
+    ]
+    shards = list(zip(k.split(keys, 2), v.split(keys, 2), strict=True))
+    for step in range(n):
+        for rank in ranks:
+            rank.attend((rank.number - step) % n, *shards[(rank.number - step) % n])
+    results = [rank.results() for rank in ranks]
+    for rank, part, (out, lse) in zip(ranks, dout.split(queries, 2), results, strict=True):
+        rank.begin_backward(part, out, lse)
+    dk_dv: dict[int, Tensor] = {}
+    for step in range(n):
+        for rank in ranks:
+            shard = (rank.number - step) % n
+            part = rank.gradients(shard, *shards[shard])
+            dk_dv[shard] = dk_dv[shard] + part if step else part
+    return [
+        [*result, rank.dq.to(dtype), *dk_dv[rank.number].to(dtype)]
+        for rank, result in zip(ranks, results, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.skipif(DEVICE == "cuda", reason="gloo moves tensors on the CPU, where kernels are interpreted")
+def test_processes_give_the_bits_of_one(size: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(one_rank, (size, folder), nprocs=size)
+        by_rank = [torch.load(Path(folder) / str(number)) for number in range(size)]
+    for case, (queries, keys, causal, dtype) in enumerate(CASES[size]):
+        expected = in_one_process(queries, keys, causal, dtype)
+        for number in range(size):
+            names = ("out", "lse", "dq", "dk", "dv")
+            for name, x, y in zip(names, by_rank[number][case], expected[number], strict=True):
+                assert torch.equal(x, y), f"{name} of rank {number} of {CASES[size][case]}"
+
+
+def test_even_shares_are_those_of_the_kernel() -> None:
+    """What the processes are held to is what the properties verify."""
+    queries, keys, causal, dtype = CASES[3][0]
+    q, k, v, dout = (x.to(DEVICE) for x in tensors(sum(queries), sum(keys), dtype))
+    out, lse = ring.forward(q, k, v, causal=causal, sm_scale=0.3, shards=3)
+    grads = ring.backward(dout, q, k, v, out, lse, causal=causal, sm_scale=0.3, shards=3)
+    expected = in_one_process(queries, keys, causal, dtype)
+    for i, x in enumerate((out, lse, *grads)):
+        assert torch.equal(x.cpu(), torch.cat([of_rank[i].cpu() for of_rank in expected], 2))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_one_shard_is_flash_v2(causal) -> None:
+    """Up to what merging with nothing rounds: a weight of exp(0) = 1 is exact, and so is a sum of 1."""
+    q, k, v, _ = (x.to(DEVICE) for x in tensors(33, 21, torch.float32))
+    out, lse = ring.forward(q, k, v, causal=causal, sm_scale=0.3, shards=1)
+    rows = slice(33 - 21 if causal else 0, None)  # before them nothing is seen
+    expected = flash_v2.forward(q[:, :, rows], k, v, causal=causal, sm_scale=0.3)
+    assert torch.equal(out[:, :, rows], expected[0])
+    assert torch.equal(lse[:, :, rows], expected[1])
+
+
+def test_refusals() -> None:
+    q, k, v, _ = (x.to(DEVICE) for x in tensors(8, 8, torch.float32))
+    with pytest.raises(ValueError, match=r"shards: got 5, expected one of \(2, 1, 3, 4\)"):
+        ring.forward(q, k, v, causal=False, sm_scale=1.0, shards=5)
+    with pytest.raises(ValueError, match="k: got shape"):
+        ring.ring_attention(q, k[..., :8], v)
