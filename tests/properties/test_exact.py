@@ -67,7 +67,9 @@ def means(trial: Trial) -> None:
             p.heads_q // p.heads_kv, 1
         ) / counts.clamp_min(1)
         terms = p.k.shape[2]
-        relative = a.weights.roundoff + a.div_error + terms * a.accumulate + merge_error(a, terms) + 2 * of_parts
+        relative = (
+            a.weights.roundoff + a.div_error + terms * a.accumulate + merge_error(a, terms) + 2 * of_parts
+        )
         bound = bound + relative * size + a.weights.underflow * size * counts
     checks = [
         Check("q = 0 gives the mean of the values seen", "out", got.out, expected, bound, call=got.call)
