@@ -1,0 +1,76 @@
+"""The bench's arithmetic, and its way from shapes to a table, on the CPU and with a clock of our own."""
+
+import json
+
+import pytest
+import torch
+
+from tests.bench import results
+from tests.bench.__main__ import main, time_all
+from tests.bench.providers import OTHERS, ours, through_autograd
+from tests.bench.results import Timing, best_of_others, tables
+from tests.bench.shapes import Shape, shapes
+
+SMALL = Shape("tiny", 1, 2, 1, 4, 8, 16)
+
+
+def math(shape, q, k, v):
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+
+def refusing(shape, q, k, v):
+    raise RuntimeError("not this shape")
+
+
+def test_tflops() -> None:
+    shape = Shape("", 4, 48, 48, 4096, 4096, 128, True)
+    assert shape.flops == 4 * 4 * 48 * 4096**2 * 128 / 2
+    assert Timing(shape, "backward", "x", 1.0).tflops == pytest.approx(2.5 * shape.flops / 1e9)
+    assert Timing(shape, "forward", "x", None).tflops == 0
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="calls a kernel in this process, interpreted")
+def test_from_shapes_to_a_table(tmp_path, monkeypatch) -> None:
+    monkeypatch.setitem(OTHERS, "math", through_autograd(math))
+    providers = {"flash_v2": ours("flash_v2"), "math": OTHERS["math"], "other": through_autograd(refusing)}
+    called = []
+
+    def timer(call) -> float:
+        called.append(call())
+        return 2.0 if len(called) < 3 else 1.0
+
+    timings = time_all([SMALL], providers, "cpu", timer)
+    assert [(t.provider, t.direction, t.milliseconds) for t in timings] == [
+        ("flash_v2", "forward", 2.0),
+        ("flash_v2", "backward", 2.0),
+        ("math", "forward", 1.0),
+        ("math", "backward", 1.0),
+        ("other", "forward", None),
+        ("other", "backward", None),
+    ]
+    assert timings[-1].refusal == "RuntimeError: not this shape"
+    shown = [[list(column.cells) for column in table.columns] for table in tables(timings, list(providers))]
+    assert [len(columns[0]) for columns in shown] == [1, 1]
+    assert str(shown[0][1][0]).endswith("(0.50)")
+    assert shown[0][3] == ["-"]
+    assert best_of_others(timings[:2]) == 0
+    plots = []
+    monkeypatch.setattr(results, "_plot", lambda path, title, lines: plots.append((path.name, len(lines))))
+    longer = [Timing(Shape("tiny", 1, 2, 1, 4, 16, 16), "forward", "math", 1.0)]
+    results.write(tmp_path, {"device": "none"}, [*timings, *longer])
+    assert plots == [("bench_forward_tiny.png", 3)]
+    assert len(json.loads((tmp_path / "bench.json").read_text())["timings"]) == 7
+
+
+def test_shapes_asked_for() -> None:
+    every = shapes(quick=False)
+    assert len(set(every)) == len(every)
+    assert {s.head_dim for s in every} == {16, 64, 128, 256}
+    assert len(shapes(quick=True)) < 20
+
+
+def test_without_a_gpu_it_says_so(capsys, monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr("sys.argv", ["bench", "--quick"])
+    main()
+    assert "no GPU" in capsys.readouterr().out
