@@ -29,6 +29,7 @@ REGISTERED: Mapping[str, str] = {
     "flash_v3_gluon": "kernels.flash_v3_gluon:KERNEL",
     "varlen": "kernels.varlen:KERNEL",
     "ring": "kernels.ring:KERNEL",
+    "fp8": "kernels.fp8:KERNEL",
     "sdpa_math": "kernels.sdpa:MATH",
     "sdpa_flash": "kernels.sdpa:FLASH",
     "sdpa_efficient": "kernels.sdpa:EFFICIENT",

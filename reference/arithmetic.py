@@ -4,7 +4,7 @@ Unit roundoffs follow Higham, *Accuracy and Stability of Numerical Algorithms*, 
 below is a property of hardware or of a format; none was tuned to make a kernel pass.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 FP32_ROUNDOFF = 2.0**-24
@@ -35,6 +35,15 @@ class Format:
     maximum: float
     truncates: bool = False
 
+    def scaled(self, factor: float) -> "Format":
+        """The format of values that are multiplied by ``factor``, a power of two, before their cast."""
+        return replace(
+            self,
+            name=f"{factor:g} * {self.name}",
+            underflow=self.underflow / factor,
+            maximum=self.maximum / factor,
+        )
+
 
 FLOAT16 = Format("float16", 2.0**-11, 2.0**-25, 65504.0)
 # exp2 flushes below 2^-126, so bfloat16 and float32 subnormals are lost whole rather than rounded.
@@ -45,8 +54,56 @@ TF32 = Format("tf32", 2.0**-11, 2.0**-126, 3.4028234663852886e38)
 TF32_TRUNCATED = Format("tf32_truncated", 2.0**-10, 2.0**-126, 3.4028234663852886e38, truncates=True)
 # Triton's interpreter casts float32 to bfloat16 by dropping 16 bits, and gets subnormals wrong both ways.
 BFLOAT16_TRUNCATED = Format("bfloat16_truncated", 2.0**-7, 2.0**-125, 3.3895313892515355e38, truncates=True)
+# OCP 8-bit formats (Micikevicius et al. 2022, arXiv 2209.05433). e4m3 has no infinity.
+FLOAT8_E4M3 = Format("float8_e4m3", 2.0**-4, 2.0**-10, 448.0)
+FLOAT8_E5M2 = Format("float8_e5m2", 2.0**-3, 2.0**-17, 57344.0)
 
-FORMATS = {f.name: f for f in (FLOAT16, BFLOAT16, FLOAT32, TF32, TF32_TRUNCATED, BFLOAT16_TRUNCATED)}
+FORMATS = {
+    f.name: f
+    for f in (
+        FLOAT16,
+        BFLOAT16,
+        FLOAT32,
+        TF32,
+        TF32_TRUNCATED,
+        BFLOAT16_TRUNCATED,
+        FLOAT8_E4M3,
+        FLOAT8_E5M2,
+    )
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantisation:
+    """How q, k and v are rounded before anything else is done with them.
+
+    The rows of a head are cut into blocks. A block is divided by the power of two that brings the largest of its
+    finite entries into [2^7, 2^8), though by no less than SMALLEST_SCALE, and rounded to nearest even. Powers of
+    two divide exactly, so the cast is the only rounding and what the kernel multiplies is known to the last
+    bit: errors are bounded from there. Entries that are not finite become nan; a rotation spreads them over
+    their row.
+
+    Attributes:
+        format: of the quantised entries.
+        block_q, block_k: rows of q, and of k and v, that share a scale; None: all rows of a head.
+        rotation: q and k, padded with zeros to a power of two and 32 columns at least, are multiplied by a
+            random-sign Hadamard matrix first: column j is negated where bit j of ``rotation`` is set, then
+            transformed in float32, halved before each step, from neighbouring columns outward. None: they
+            are not.
+    """
+
+    format: Format
+    block_q: int | None = None
+    block_k: int | None = None
+    rotation: int | None = None
+
+    def __str__(self) -> str:
+        rows = f"{self.block_q} rows of q, {self.block_k} of k and v" if self.block_q else "a head"
+        return f"to {self.format.name}, a scale for {rows}{', rotated' if self.rotation else ''}"
+
+
+SMALLEST_SCALE = 2.0**-100
+"""Blocks whose entries all lie below 2^-92 are quantised as if they did not: products of scales stay normal."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +117,8 @@ class Arithmetic:
             16-bit inputs; 2^-10 for float32 inputs through Hopper's tf32).
         accumulate: roundoff of one step of a float32 accumulation: 1 unit for any order of IEEE additions
             and for Hopper's and Blackwell's tensor cores, 1.4 on A100, 3 on V100 (Fasi et al. 2021).
+        accumulate_terms: so many products are summed with that roundoff, and their sums in IEEE float32; None
+            where one accumulation takes them all.
         exp_error, log_error, div_error: relative errors of the elementary functions.
         tile_min, tile_max: smallest and largest number of keys that one step of the softmax loop takes.
         normalised_first: P is divided by l before its cast and its product with v (softmax as a whole, then a
@@ -80,12 +139,15 @@ class Arithmetic:
         dk_dv_rows, dq_keys: running sums of dk and dv are rounded to ``output`` after every so many query rows,
             that of dq after every so many keys; None where they stay in float32 to the end.
         dq_atomic: dq is summed over key tiles by float32 atomic adds, which flush subnormals (PTX ISA, atom.add).
+        quantisation: how q, k and v are quantised. Results are judged at the quantised operands: what is lost
+            in them is the algorithm's error, not the kernel's.
     """
 
     weights: Format
     output: Format
     operand_rounding: float = 0.0
     accumulate: float = FP32_ROUNDOFF
+    accumulate_terms: int | None = None
     exp_error: float = EX2_APPROX_ERROR
     log_error: float = LG2_APPROX_ERROR
     div_error: float = DIV_FULL_ERROR
@@ -103,6 +165,18 @@ class Arithmetic:
     dk_dv_rows: int | None = None
     dq_keys: int | None = None
     dq_atomic: bool = False
+    quantisation: Quantisation | None = None
+
+    @property
+    def rotates(self) -> bool:
+        """Q and k are rotated before they are quantised: no input is then certain to pass unchanged."""
+        return self.quantisation is not None and self.quantisation.rotation is not None
+
+    def accumulation(self, terms: int) -> float:
+        """Error of a sum of products, relative to the sum of their sizes."""
+        if self.accumulate_terms is None:
+            return terms * self.accumulate
+        return min(terms, self.accumulate_terms) * self.accumulate + terms * FP32_ROUNDOFF
 
     @property
     def operand_floor(self) -> float:

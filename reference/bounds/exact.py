@@ -6,8 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from reference.arithmetic import Quantisation
 from reference.heads import fold, group_size
 from reference.masks import hide, visible
+from reference.quantisation import dequantised
 
 FLOAT32_SAFE = 2.0**125
 """Below this no sum, product with log2(e), or partial sum of a float32 computation reaches infinity."""
@@ -65,14 +67,18 @@ def exact(
     sm_scale: float,
     alignment: str = "bottom_right",
     operand_floor: float = 0.0,
+    quantisation: Quantisation | None = None,
 ) -> Exact:
     """Safe softmax attention (Milakov & Gimelshein 2018, eq. 2) with everything that bounds need kept.
 
     q is (batch, heads_q, seqlen_q, head_dim), k and v (batch, heads_kv, seqlen_k, head_dim), of any float
-    dtype. Raises ValueError where heads_q is no multiple of heads_kv, and for an alignment that there is not.
+    dtype; where a ``quantisation`` is given, everything is of the quantised operands. Raises ValueError where
+    heads_q is no multiple of heads_kv, and for an alignment that there is not.
     """
     seqlen_k = k.shape[2]
     seen = visible(q.shape[2], seqlen_k, causal, alignment, q.device, group=group_size(q, k))
+    if quantisation is not None:
+        q, k, v = dequantised(q, k, v, quantisation)
     q, k, v = fold(q.double(), k.shape[1]), k.double(), v.double()
     scores = (q @ k.mT).mul_(sm_scale)
     size = hide(operand_size(q, operand_floor) @ operand_size(k, operand_floor).mT, seen)

@@ -150,7 +150,7 @@ def _out_bound(
     )
     partial_sum = of_weights * (1 + err.largest)
     of_merges = merge_error(a, terms)
-    cast_and_sum = (s.cast + terms * a.accumulate + of_merges) * partial_sum
+    cast_and_sum = (s.cast + a.accumulation(terms) + of_merges) * partial_sum
     if safety is not None:
         squares = p * p
         if clustered:
@@ -168,7 +168,7 @@ def _out_bound(
     error = error.masked_fill(~(err.log < LARGEST_EXPONENT), math.inf)
     low, high = hull(e)
     size_hull = torch.maximum(low.abs(), high.abs())
-    relative = a.weights.roundoff + a.operand_rounding + 2 * terms * a.accumulate + 2 * s.of_sum + of_merges
+    relative = a.weights.roundoff + a.operand_rounding + 2 * a.accumulation(terms) + 2 * s.of_sum + of_merges
     anywhere = torch.maximum(high - e.out, e.out - low) + size_hull * (relative + a.weights.underflow * terms)
     last = a.output.roundoff + a.div_error
     # At most one merge for each key, of two operations.

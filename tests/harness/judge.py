@@ -59,6 +59,7 @@ def exact_of(trial: Trial, p: Problem) -> Exact:
         sm_scale=p.sm_scale,
         alignment=trial.alignment,
         operand_floor=trial.arithmetic.operand_floor,
+        quantisation=trial.arithmetic.quantisation,
     )
 
 

@@ -1,5 +1,6 @@
 """Two calls of a kernel against each other, with what rounding may put between them."""
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -9,6 +10,7 @@ from torch import Tensor
 from kernels.contract import LAYOUTS
 from reference.bounds import backward_bounds, forward_bounds
 from reference.heads import fold, unfold
+from strategies.layouts import place
 from tests.harness.judge import exact_of
 from tests.harness.trial import Check, Outputs, Problem, Trial
 
@@ -24,6 +26,32 @@ def allowances(trial: Trial, p: Problem, *, gradients: bool) -> dict[str, Tensor
         b = backward_bounds(e, fold(p.dout, p.heads_kv).double(), arithmetic, forward=forward)
         found |= {"dq": unfold(b.dq_bound, p.heads_q), "dk": b.dk_bound, "dv": b.dv_bound}
     return found
+
+
+def settled(trial: Trial) -> Trial:
+    """The trial itself or, where inputs are quantised, one whose inputs pass unchanged, whatever shares their scale.
+
+    Then a change of the problem that regroups what is quantised together changes nothing else. Every entry has 3
+    significant bits, which each 8-bit format holds, and lies in [1/16, 16] or is 0: no scale lets it underflow.
+    """
+    if trial.arithmetic.quantisation is None:
+        return trial
+    other = copy.copy(trial)
+    p, case = trial.problem, trial.case
+    other.problem = replace(
+        p,
+        q=_settled(p.q, case.q_layout),
+        k=_settled(p.k, case.k_layout),
+        v=_settled(p.v, case.v_layout),
+    )
+    return other
+
+
+def _settled(x: Tensor, layout: str) -> Tensor:
+    values = torch.where(x.abs() < 1 / 16, 0.0, x.float().clamp(-16.0, 16.0)).contiguous()
+    # A float32 has 23 fraction bits, of which 2 stay.
+    rounded = ((values.view(torch.int32) + (1 << 20)) & -(1 << 21)).view(torch.float32)
+    return place(rounded.to(x.dtype), layout, device=x.device).tensor
 
 
 def of_a_repeat(trial: Trial, allowed: Mapping[str, Tensor]) -> dict[str, Tensor]:

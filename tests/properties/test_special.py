@@ -121,6 +121,8 @@ def reached(trial: Trial, got: Outputs, s: Scores) -> None:
 
 def weightless(trial: Trial, s: Scores) -> None:
     """With v = 1 at keys whose score is -inf and 0 at all others, out is 0 in rows that see others as well."""
+    if trial.arithmetic.quantisation is not None:
+        return  # infinity becomes NaN
     p = trial.problem
     marked = s.hidden.any(-2, keepdim=True)
     others = s.seen & ~s.hidden

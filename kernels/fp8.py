@@ -1,0 +1,343 @@
+"""FlashAttention in 8-bit floating point, forward.
+
+Jay Shah, Ganesh Bikshandi, Ying Zhang, Vijay Thakkar, Pradeep Ramani, Tri Dao, *FlashAttention-3: Fast and
+Accurate Attention with Asynchrony and Low-precision* (2024), section 3.3. Inputs are quantised to e4m3 or e5m2,
+both products of attention are products of 8-bit operands, softmax and sums are float32:
+
+    s_ij = sm_scale * (a_I b_J) (q8_i . k8_j)            q_i ~ a_I q8_i,  k_j ~ b_J k8_j,  v_j ~ c_J v8_j
+    P_ij = exp(s_ij - m_i)                               out_i = sum_J c_J / 2^8 (fp8(2^8 P_iJ) v8_J) / l_i
+
+Three ways to choose the scales a, b and c:
+
+    tensor      one for all rows of a head: what the outliers of a head leave to the rest;
+    block       one for each tile of q, and of k and v, as the loop walks over tiles anyway;
+    hadamard    one for each tile, after incoherent processing: q and k are multiplied by the same random-sign
+                Hadamard matrix M. M M^T = I, so scores stay as they are, while an outlier is spread over all
+                columns of its row (Chee et al. 2023, QuIP).
+
+Scales are powers of two, as in the OCP microscaling formats: a division by them is exact, and the cast is all
+that is lost. With them a floating-point format keeps the relative precision of every entry down to 2^-13 (e4m3)
+or 2^-21 (e5m2) of its block's largest, whatever the scale: blocks matter below, rotation does above.
+
+An entry that is not finite becomes nan (e4m3 has no infinity), and takes no part in its block's scale.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.contract import AttentionKernel, Capabilities, flash_arithmetic
+from kernels.launching import check_settings, is_aligned, launch, padded_head_dim
+from kernels.tiles import (
+    INTERPRETED,
+    LN2,
+    LOG2E,
+    NEG_INF,
+    advance,
+    cdiv,
+    check_runnable,
+    device_function,
+    kernel,
+    key_range,
+    softmax_step,
+    store_tile,
+    tile_pointers,
+)
+from kernels.validation import check_inputs
+from reference.arithmetic import FLOAT8_E4M3, FLOAT8_E5M2, Arithmetic, Quantisation
+
+LAUNCH: Mapping[str, tuple[Any, ...]] = {
+    "format": ("e4m3", "e5m2"),
+    "scaling": ("tensor", "block", "hadamard"),
+    "block_m": (64, 128),
+    "block_n": (32, 64),
+}
+"""Launch settings: the 8-bit format, how scales are chosen, and rows of a block of q, and of k and v: those that
+share a scale and, where it fits, a tile."""
+
+SIGNS = int.from_bytes(hashlib.sha256(b"random signs").digest())
+"""Random signs of the Hadamard rotation: where bit j is set, column j of q and k is negated."""
+
+TOP_EXPONENT = 8
+"""The largest entry of a block is scaled to just below 2^8: neither format overflows at 2^8."""
+
+SMALLEST_EXPONENT = -100
+"""Of a scale: smaller ones would leave float32 in products and reciprocals."""
+
+P_SCALE = tl.constexpr(2.0**8)
+"""P is at most 1: scaled by this before its cast, weights down to 2^-14 keep their precision in e4m3."""
+
+_FORMATS = {
+    "e4m3": (torch.float8_e4m3fn, tl.float8e4nv, FLOAT8_E4M3),
+    "e5m2": (torch.float8_e5m2, tl.float8e5, FLOAT8_E5M2),
+}
+
+_HOPPER_PRODUCTS = 32
+_HOPPER_ROUNDOFF = 33 / 32 * 2.0**-13
+"""A Hopper's tensor core aligns 32 fp8 products to the largest, with 13 fraction bits, and truncates: together
+with the sum's own truncation at most 33 * 2^-13 of the largest product."""
+
+
+def quantise(
+    x: Tensor, block: int, scaling: str, dtype: torch.dtype, *, rotate: bool
+) -> tuple[Tensor, Tensor]:
+    """Rounds x (batch, heads, seqlen, head_dim) to the 8-bit ``dtype``, ``block`` rows at a time.
+
+    Returns the entries, (batch, heads, tiles * block, columns) with zeros past the edges of x, and the
+    scales, (batch, heads, tiles) float32, by which they are to be multiplied.
+    """
+    _, _, seqlen, head_dim = x.shape
+    tiles = max(1, triton.cdiv(seqlen, block))
+    edges = (0, _columns(head_dim) - head_dim, 0, tiles * block - seqlen)
+    finite = x.isfinite()
+    values = torch.nn.functional.pad(torch.where(finite, x, 0.0).float(), edges)
+    lost = torch.nn.functional.pad(~finite, edges)
+    if rotate:
+        values, lost = rotated(values), lost.any(-1, keepdim=True)
+    largest = values.abs().unflatten(2, (tiles, block)).amax((3, 4))
+    if scaling == "tensor":
+        largest = largest.amax(2, keepdim=True).expand(-1, -1, tiles)
+    # A power of two is its exponent, 23 bits up.
+    exponent = (torch.frexp(largest).exponent - TOP_EXPONENT).clamp(min=SMALLEST_EXPONENT)
+    scale = (exponent + 127 << 23).view(torch.float32)
+    values = values / scale.repeat_interleave(block, 2)[..., None]
+    return values.masked_fill(lost, torch.nan).to(dtype), scale
+
+
+def _columns(head_dim: int) -> int:
+    """Columns of a tile: products of 8-bit operands sum over 32 at least."""
+    return max(32, padded_head_dim(head_dim))
+
+
+def rotated(x: Tensor) -> Tensor:
+    """Incoherent processing: x (..., columns) times a random-sign Hadamard matrix, over the number of columns.
+
+    The fast transform halves x before each of its log2(columns) steps, so that no sum overflows.
+    """
+    columns = x.shape[-1]
+    x = x * torch.tensor([1 - 2 * (SIGNS >> j & 1) for j in range(columns)], dtype=x.dtype, device=x.device)
+    size = 1
+    while size < columns:
+        a, b = (0.5 * x).unflatten(-1, (-1, 2, size)).unbind(-2)
+        x = torch.stack((a + b, a - b), -2).flatten(-3)
+        size *= 2
+    return x
+
+
+@device_function
+def to_fp8(tile, FORMAT: tl.constexpr):
+    """Casts non-negative float32 numbers to an 8-bit format, to nearest even."""
+    if INTERPRETED:
+        # The interpreter's cast loses carries, 127 becomes 64. Here the rounding is done in float32: a sum with
+        # a number 2^b as large drops b bits (Dekker's splitting), one with a constant all below a fixed place.
+        big = tile * (2.0 ** (23 - FORMAT.fp_mantissa_width) + 1.0)
+        place = 1.5 * 2.0 ** (24 - FORMAT.exponent_bias - FORMAT.fp_mantissa_width)
+        smallest_normal = 2.0 ** (1 - FORMAT.exponent_bias)
+        tile = tl.where(tile < smallest_normal, (tile + place) - place, big - (big - tile))
+    else:
+        tile = tile.to(FORMAT)
+    return tile
+
+
+@device_function
+def _product(a, b):
+    """The float32 product of tiles of 8-bit numbers."""
+    # A Hopper sums them in 14 bits: those of one instruction, and what they come to in float32.
+    return tl.dot(a, b, max_num_imprecise_acc=32)
+
+
+@kernel
+def _forward_kernel(
+    q,
+    k,
+    v,
+    q_scale,
+    k_scale,
+    v_scale,
+    out,
+    lse,
+    group,
+    seqlen_q,
+    seqlen_k,
+    head_dim,
+    scale_log2,
+    FORMAT: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    MASK_COLS: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    SCALE_M: tl.constexpr,
+    SCALE_N: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Computes out and lse of a query tile, looping over key tiles.
+
+    q, k and v are what ``quantise`` returned, in blocks of SCALE_M rows of q and SCALE_N of k and v, so tiles
+    are whole; v is transposed, as fp8 tensor cores want the dimension that is summed over to run fastest.
+    """
+    tiles_m = cdiv(seqlen_q, BLOCK_M)
+    # Under a causal mask the last tiles see the most keys, so they start first.
+    start_m = (tiles_m - 1 - tl.program_id(0) % tiles_m) * BLOCK_M
+    head = (tl.program_id(0) // tiles_m).to(tl.int64)
+    head_kv = head // group
+    scales_m = cdiv(seqlen_q, SCALE_M)
+    scales_n = cdiv(seqlen_k, SCALE_N)
+    padded_k = scales_n * SCALE_N
+
+    cols = tl.arange(0, HEAD_DIM)
+    rows = start_m + tl.arange(0, BLOCK_M)
+    keys = tl.arange(0, BLOCK_N)
+    q_ptrs = tile_pointers(q + head * (scales_m * SCALE_M) * HEAD_DIM, rows, HEAD_DIM, cols, True)
+    k_ptrs = tile_pointers(k + head_kv * padded_k * HEAD_DIM, keys, HEAD_DIM, cols, True)
+    v_ptrs = tile_pointers(v + head_kv * padded_k * HEAD_DIM, cols, padded_k, keys, True)
+    k_step = tl.full([], BLOCK_N * HEAD_DIM, tl.int64)
+
+    last_key, whole, tiles_k = key_range(start_m, rows, seqlen_q, seqlen_k, CAUSAL, BLOCK_M, BLOCK_N)
+
+    q_tile = tl.load(q_ptrs)
+    q_unit = tl.load(q_scale + head * scales_m + start_m // SCALE_M)
+    m_i = tl.full([BLOCK_M], NEG_INF, tl.float32)
+    l_i = tl.full([BLOCK_M], 0.0, tl.float32)
+    acc = tl.full([BLOCK_M, HEAD_DIM], 0.0, tl.float32)
+    for cut in tl.static_range(2):
+        for tile in range(whole if cut else 0, tiles_k if cut else whole):
+            k_tile = tl.load(advance(k_ptrs, tile * k_step, True))
+            k_unit = tl.load(k_scale + head_kv * scales_n + tile * BLOCK_N // SCALE_N)
+            # The smaller scale first: the product of two large ones may overflow where the score does not.
+            scores = _product(q_tile, tl.trans(k_tile)) * tl.minimum(q_unit, k_unit)
+            scores = scores * (tl.maximum(q_unit, k_unit) * scale_log2)
+            if cut:
+                seen = keys[None, :] <= (last_key - tile * BLOCK_N)[:, None]
+                scores = tl.where(seen, scores, NEG_INF)
+            p, alpha, m_i, l_i = softmax_step(scores, m_i, l_i)
+            v_tile = tl.load(advance(v_ptrs, tile * BLOCK_N, True))
+            v_unit = tl.load(v_scale + head_kv * scales_n + tile * BLOCK_N // SCALE_N) / P_SCALE
+            p8 = to_fp8(p * P_SCALE, FORMAT)
+            acc = acc * alpha[:, None] + _product(p8, tl.trans(v_tile)) * v_unit
+
+    # A row that sees no key has m_i = -inf and l_i = 0: out is 0 and lse -inf.
+    l_i = tl.where(l_i == 0.0, 1.0, l_i)
+    out_ptrs = tile_pointers(out + head * seqlen_q * head_dim, rows, head_dim, cols, ALIGNED)
+    in_rows = rows < seqlen_q
+    store_tile(out_ptrs, acc / l_i[:, None], in_rows, cols < head_dim, MASK_COLS)
+    tl.store(lse + head * seqlen_q + rows, (m_i + tl.log2(l_i)) * LN2, mask=in_rows)
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool,
+    sm_scale: float,
+    format: str = "e4m3",  # noqa: A002  # the contract's launch settings are keywords
+    scaling: str = "hadamard",
+    block_m: int = 128,
+    block_n: int = 64,
+) -> tuple[Tensor, Tensor]:
+    """Attention of q (batch, heads_q, seqlen_q, head_dim) to k and v (batch, heads_kv, seqlen_k, head_dim).
+
+    Query head h reads key head ``h // (heads_q // heads_kv)``. Any strides, but the last is 1. Inputs are
+    float16, bfloat16 or float32, and are quantised here; head_dim is 1 to 256, lengths may be 0; sm_scale is
+    any finite number. ``LAUNCH`` has the launch settings.
+
+    Returns out, like q, and lse (batch, heads_q, seqlen_q) float32, the natural logarithm of the softmax sum.
+    Both are contiguous.
+
+    Raises TypeError or ValueError for arguments that do not fit together, NotImplementedError for a dtype or
+    head_dim that is not supported or a GPU without fp8 tensor cores, RuntimeError for tensors on the CPU
+    outside of Triton's interpreter.
+    """
+    check_settings({"format": format, "scaling": scaling, "block_m": block_m, "block_n": block_n}, LAUNCH)
+    check_inputs(q, k, v, causal, sm_scale)
+    check_runnable(q)
+    _check_fp8(q)
+    batch, heads_q, seqlen_q, head_dim = q.shape
+    _, heads_kv, seqlen_k, _ = k.shape
+    padded = _columns(head_dim)
+    dtype, triton_format, _ = _FORMATS[format]
+    rotate = scaling == "hadamard"
+    q8, q_scale = quantise(q, block_m, scaling, dtype, rotate=rotate)
+    k8, k_scale = quantise(k, block_n, scaling, dtype, rotate=rotate)
+    v8, v_scale = quantise(v, block_n, scaling, dtype, rotate=False)
+    if INTERPRETED.value:  # which misreads subnormals of 8 bits
+        q8, k8, v8 = q8.float(), k8.float(), v8.float()
+    # M / columns was what q and k were multiplied with, instead of M / sqrt(columns).
+    unit = sm_scale * padded if rotate else sm_scale
+    # Beside the sum over tiles, registers hold that of one tile, and that of one instruction.
+    rows = block_m if padded <= 64 else 64
+    keys = block_n if padded <= 128 else 32
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    launch(
+        _forward_kernel,
+        batch * heads_q * triton.cdiv(seqlen_q, rows),
+        *(q8, k8, v8.mT.contiguous(), q_scale, k_scale, v_scale, out, lse),
+        *(heads_q // max(heads_kv, 1), seqlen_q, seqlen_k, head_dim, unit * LOG2E.value),
+        FORMAT=triton_format,
+        CAUSAL=causal,
+        HEAD_DIM=padded,
+        MASK_COLS=padded != head_dim,
+        ALIGNED=is_aligned(out),
+        SCALE_M=block_m,
+        SCALE_N=block_n,
+        BLOCK_M=rows,
+        BLOCK_N=keys,
+        num_warps=4 if rows == 64 and padded <= 64 else 8,
+        num_stages=2,
+    )
+    return out, lse
+
+
+def _check_fp8(q: Tensor) -> None:
+    """Raises NotImplementedError for a GPU that has no tensor cores for the OCP's 8-bit formats."""
+    if q.device.type != "cuda":
+        return
+    capability = torch.cuda.get_device_capability(q.device)
+    if torch.version.hip or capability < (8, 9):
+        name = torch.cuda.get_device_name(q.device)
+        raise NotImplementedError(
+            f"q: on {name}, compute capability {capability}, expected an NVIDIA GPU of (8, 9) or above: "
+            "others have no products of float8_e4m3fn and float8_e5m2"
+        )
+
+
+def _arithmetic(dtype: str, device: str, launch: Mapping[str, Any]) -> Arithmetic:
+    """Quantised operands, P in the same 8-bit format; on a GPU the sums of a Hopper's tensor cores, the widest."""
+    _, _, to = _FORMATS[launch.get("format", "e4m3")]
+    scaling, block_n = launch.get("scaling", "hadamard"), launch.get("block_n", 64)
+    arithmetic = replace(
+        flash_arithmetic(dtype, device, launch),
+        weights=to.scaled(P_SCALE.value),
+        operand_rounding=0.0,
+        tile_max=block_n,
+        quantisation=Quantisation(
+            format=to,
+            block_q=None if scaling == "tensor" else launch.get("block_m", 128),
+            block_k=None if scaling == "tensor" else block_n,
+            rotation=SIGNS if scaling == "hadamard" else None,
+        ),
+    )
+    if device == "cpu":
+        return arithmetic
+    return replace(arithmetic, accumulate=_HOPPER_ROUNDOFF, accumulate_terms=_HOPPER_PRODUCTS)
+
+
+KERNEL = AttentionKernel(
+    name="fp8",
+    forward=forward,
+    capabilities=Capabilities(
+        head_dims=tuple(range(1, 257)),
+        backward=False,
+        deterministic=("out", "lse"),
+        launch=LAUNCH,
+        arithmetic=_arithmetic,
+    ),
+)

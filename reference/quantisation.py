@@ -1,0 +1,81 @@
+"""Quantised operands in float64: what a kernel that quantises its inputs really multiplies.
+
+Shah et al., *FlashAttention-3* (2024), section 3.3: block quantisation and incoherent processing. The rule is
+that of ``arithmetic.Quantisation``; this is its plain definition, one block after another.
+"""
+
+import torch
+from torch import Tensor
+
+from reference.arithmetic import SMALLEST_SCALE, Format, Quantisation
+from reference.masks import blocks
+
+TOP_EXPONENT = 8
+"""The largest entry of a block is brought just below 2^8, which both formats hold, as they do 2^8 itself."""
+
+SMALLEST_COLUMNS = 32
+"""The least that a product of 8-bit operands takes: narrower heads are padded to it before they are rotated."""
+
+
+def dequantised(q: Tensor, k: Tensor, v: Tensor, how: Quantisation) -> tuple[Tensor, Tensor, Tensor]:
+    """Q, k and v (batch, heads, seqlen, head_dim) of any float dtype, quantised and scaled back, float64.
+
+    Rotated q and k stay rotated, (batch, heads, seqlen, columns), for their products are what counts. The
+    rotation divides these by the number of columns, by which k is multiplied.
+    """
+    new_v = _dequantised(v, v.isfinite(), how.format, how.block_k)
+    if how.rotation is None:
+        new_q = _dequantised(q, q.isfinite(), how.format, how.block_q)
+        return new_q, _dequantised(k, k.isfinite(), how.format, how.block_k), new_v
+    new_q = _dequantised(rotated(q, how.rotation), _finite_rows(q), how.format, how.block_q)
+    new_k = _dequantised(rotated(k, how.rotation), _finite_rows(k), how.format, how.block_k)
+    return new_q, new_k * new_k.shape[-1], new_v
+
+
+def _finite_rows(x: Tensor) -> Tensor:
+    return x.isfinite().all(-1, keepdim=True)
+
+
+def rotated(x: Tensor, signs: int) -> Tensor:
+    """H D x / columns in float32: H the Hadamard matrix (Sylvester's), D the ``signs`` on its diagonal.
+
+    Columns are those of x, padded with zeros to a power of two; entries that are not finite count as 0.
+    """
+    columns = max(SMALLEST_COLUMNS, 1 << (x.shape[-1] - 1).bit_length())
+    x = torch.where(x.isfinite(), x, 0.0).float()
+    x = torch.nn.functional.pad(x, (0, columns - x.shape[-1]))
+    diagonal = torch.tensor([-1.0 if signs >> j & 1 else 1.0 for j in range(columns)], device=x.device)
+    return _hadamard(x * diagonal)
+
+
+def _hadamard(x: Tensor) -> Tensor:
+    """By H_2n = H_n (x) H_2: neighbours first, then the sums and the differences each for themselves."""
+    if x.shape[-1] == 1:
+        return x
+    even, odd = 0.5 * x[..., 0::2], 0.5 * x[..., 1::2]
+    return torch.stack((_hadamard(even + odd), _hadamard(even - odd)), -1).flatten(-2)
+
+
+def _dequantised(x: Tensor, kept: Tensor, to: Format, block: int | None) -> Tensor:
+    """X in float64, rounded block by block; NaN where not ``kept``."""
+    values = torch.where(kept, x.double(), 0.0)
+    parts = [
+        _rounded_block(values[:, :, rows], to) for rows in blocks(x.shape[2], block or max(1, x.shape[2]))
+    ]
+    return torch.where(kept, torch.cat(parts, 2) if parts else values, torch.nan)
+
+
+def _rounded_block(x: Tensor, to: Format) -> Tensor:
+    """(batch, heads, rows, columns): each head divided by its scale, rounded and multiplied again."""
+    top = torch.frexp(x.abs().amax((2, 3), keepdim=True)).exponent
+    scale = _power_of_two(top - TOP_EXPONENT).clamp_min(SMALLEST_SCALE)
+    x = x / scale
+    # The distance of neighbours: relative to the power of two below x, but never less than that of subnormals.
+    below = _power_of_two(torch.frexp(x).exponent - 1)
+    step = (2 * to.roundoff * below).clamp_min(2 * to.underflow)
+    return (x / step).round() * step * scale
+
+
+def _power_of_two(exponent: Tensor) -> Tensor:
+    """2^exponent in float64, to the bit, for a normal result; nearly 0 below."""
+    return (exponent.clamp_min(-1022).long() + 1023 << 52).view(torch.float64)
