@@ -13,6 +13,7 @@ from kernels.mutants.flash_v1 import FLASH_V1
 from kernels.mutants.flash_v3 import FLASH_V3
 from kernels.mutants.flash_v3_gluon import FLASH_V3_GLUON
 from kernels.mutants.forward import FORWARD
+from kernels.mutants.fp8 import FP8
 from kernels.mutants.launcher import LAUNCHER
 from kernels.mutants.lse import LSE
 from kernels.mutants.ring import RING
@@ -31,6 +32,7 @@ CATALOGUE = {
         *FLASH_V1,
         *FLASH_V3,
         *FLASH_V3_GLUON,
+        *FP8,
         *RING,
         *STAGED,
         *VARLEN,

@@ -1,0 +1,64 @@
+"""Error of fp8 attention on data with outliers, as a table: ``python -m tests.bench.fp8_error``.
+
+Shah et al., *FlashAttention-3* (2024), section 4.3: entries of q, k and v are N(0, 1) + N(0, 100) * Bernoulli(0.001),
+the error is the root mean square of out - float64. ``tensor``, one scale for a head, is the plain kernel that block
+scales and the rotation are to be compared with; float16 is flash_v2, for the error that is left without fp8.
+"""
+
+import argparse
+import os
+
+import torch
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton reads this when a kernel is imported
+
+from torch import Tensor
+
+from kernels import flash_v2, fp8
+from reference import safe_softmax
+
+LENGTHS = {"cpu": (1024, 2048), "cuda": (1024, 2048, 4096, 8192, 16384)}
+"""By device type: what an interpreter has time for, or all."""
+
+
+def outliers(heads: int, seqlen: int, head_dim: int, generator: torch.Generator) -> Tensor:
+    """(1, heads, seqlen, head_dim) float32: N(0, 1), to one entry in a thousand of which N(0, 100) is added."""
+    shape = (1, heads, seqlen, head_dim)
+    chosen = torch.rand(shape, generator=generator) < 1e-3
+    return torch.randn(shape, generator=generator) + 10.0 * chosen * torch.randn(shape, generator=generator)
+
+
+def errors(seqlen: int, head_dim: int, heads: int, seed: int, device: str) -> dict[str, float]:
+    """Root mean square error of each kernel's out, by name, on q, k and v of one length, not causal."""
+    generator = torch.Generator().manual_seed(seed)
+    # In float16, so that the inputs themselves are the same for all.
+    q, k, v = (outliers(heads, seqlen, head_dim, generator).half().to(device) for _ in range(3))
+    options = {"causal": False, "sm_scale": head_dim**-0.5}
+    outs = {"float16": flash_v2.forward(q, k, v, **options)[0]}
+    for form in fp8.LAUNCH["format"]:
+        for scaling in fp8.LAUNCH["scaling"]:
+            out, _ = fp8.forward(q, k, v, **options, format=form, scaling=scaling)
+            outs[f"{form} {scaling}"] = out
+    exact, _ = safe_softmax.forward(q, k, v, **options)
+    return {name: (out.double() - exact).square().mean().sqrt().item() for name, out in outs.items()}
+
+
+def main() -> None:
+    """Print the table, a line for each length as it is done."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    parser = argparse.ArgumentParser(description="RMSE of fp8 attention against float64, data with outliers")
+    parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS[device])
+    parser.add_argument("--head-dim", type=int, default=128)
+    parser.add_argument("--heads", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    for number, seqlen in enumerate(options.lengths):
+        row = errors(seqlen, options.head_dim, options.heads, options.seed, device)
+        if number == 0:
+            print("seqlen", *(f"{name:>13}" for name in row))
+        print(f"{seqlen:6}", *(f"{error:13.2e}" for error in row.values()), flush=True)
+
+
+if __name__ == "__main__":
+    main()

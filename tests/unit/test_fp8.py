@@ -1,0 +1,181 @@
+"""The fp8 kernel, where the properties do not look: what quantisation does to the inputs, and what is refused."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from kernels import fp8 as module
+from kernels.fp8 import KERNEL, SIGNS, forward, quantise, rotated, to_fp8
+from kernels.launching import launch
+from kernels.tiles import kernel
+from reference import quantisation
+from reference.arithmetic import FLOAT8_E4M3, FLOAT8_E5M2, FORMATS, Format, Quantisation
+from tests.bench.fp8_error import errors
+
+FORMS = {"e4m3": (torch.float8_e4m3fn, FLOAT8_E4M3), "e5m2": (torch.float8_e5m2, FLOAT8_E5M2)}
+each_format = pytest.mark.parametrize(("dtype", "to"), FORMS.values(), ids=FORMS)
+each_scaling = pytest.mark.parametrize("scaling", ["tensor", "block", "hadamard"])
+
+
+def spread(*shape: int, seed: int = 0) -> Tensor:
+    """Magnitudes over 40 octaves, zeros, and rows that are larger by far, so that scales differ."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(shape, generator=generator) * torch.exp2(8 * torch.randn(shape, generator=generator))
+    x[..., ::7, :] *= torch.exp2(30 * torch.randn(x[..., ::7, :1].shape, generator=generator))
+    x[:, :, 64:96] = 0.0
+    return x
+
+
+def scaled_back(x: Tensor, block: int, scaling: str, dtype: torch.dtype, *, rotate: bool) -> Tensor:
+    """What the kernel multiplies, float64; without the rows past the end."""
+    entries, scales = quantise(x, block, scaling, dtype, rotate=rotate)
+    return (entries.double() * scales.double().repeat_interleave(block, 2)[..., None])[:, :, : x.shape[2]]
+
+
+def declared(scaling: str, to: Format) -> Quantisation:
+    rows = None if scaling == "tensor" else 64
+    return Quantisation(
+        format=to, block_q=rows, block_k=rows, rotation=SIGNS if scaling == "hadamard" else None
+    )
+
+
+@each_scaling
+@each_format
+@pytest.mark.parametrize("head_dim", [1, 40, 64])
+def test_the_reference_knows_every_operand(
+    dtype: torch.dtype, to: Format, scaling: str, head_dim: int
+) -> None:
+    q, k, v = (spread(2, 2, 150, head_dim, seed=seed) for seed in range(3))
+    q[0, 0, 3, 0], v[1, 1, 70, 0] = math.inf, math.nan
+    k[1] *= 1e-38  # among subnormals
+    expected = quantisation.dequantised(q, k, v, declared(scaling, to))
+    rotate = scaling == "hadamard"
+    columns = expected[1].shape[-1]
+    actual = (
+        scaled_back(q, 64, scaling, dtype, rotate=rotate)[..., :columns],
+        scaled_back(k, 64, scaling, dtype, rotate=rotate)[..., :columns] * (columns if rotate else 1),
+        scaled_back(v, 64, scaling, dtype, rotate=False)[..., :head_dim],
+    )
+    for got, wanted in zip(actual, expected, strict=True):
+        assert torch.equal(got.nan_to_num(1e9), wanted.nan_to_num(1e9))
+        assert torch.equal(got.isnan(), wanted.isnan())
+
+
+@each_format
+def test_entries_move_by_no_more_than_the_format_says(dtype: torch.dtype, to: Format) -> None:
+    x = spread(1, 2, 200, 32)
+    error = (scaled_back(x, 64, "block", dtype, rotate=False) - x.double()).abs()
+    for rows in (slice(0, 64), slice(64, 128), slice(128, 192), slice(192, 200)):
+        part = x[:, :, rows].double().abs()
+        # The largest is scaled to 2^7 at least, and what underflows is less than that of 2^8.
+        smallest = to.underflow * part.amax((2, 3), keepdim=True) / 2.0**7
+        assert (error[:, :, rows] <= torch.maximum(to.roundoff * part, smallest)).all()
+
+
+@each_format
+def test_the_reference_casts_as_torch_does(dtype: torch.dtype, to: Format) -> None:
+    grid = torch.arange(2**15, dtype=torch.int32) << 16  # all positive numbers of 7 fraction bits: all ties
+    x = grid.view(torch.float32)
+    x = x[(x > 2.0**-30) & (x < 256)].reshape(1, 1, 1, -1)
+    x[..., -1] = 255.0  # of a block that is scaled by 1
+    how = Quantisation(format=to)
+    assert torch.equal(quantisation.dequantised(x, x, x, how)[0], x.to(dtype).double())
+
+
+@pytest.mark.parametrize("columns", [32, 128])
+def test_rotation_preserves_scores_and_spreads_outliers(columns: int) -> None:
+    q, k = (torch.randn(40, columns, generator=torch.Generator().manual_seed(s)).double() for s in range(2))
+    scores = columns * rotated(q) @ rotated(k).mT
+    torch.testing.assert_close(scores, q @ k.mT, rtol=1e-13, atol=1e-13)
+    outlier = torch.zeros(1, columns)
+    outlier[0, 5] = 3.0
+    assert (rotated(outlier).abs() == 3.0 / columns).all()
+    signs = [SIGNS >> j & 1 for j in range(columns)]
+    assert columns // 4 < sum(signs) < columns - columns // 4
+
+
+@kernel
+def _cast_kernel(x, y, FORMAT: tl.constexpr, SIZE: tl.constexpr):
+    at = tl.arange(0, SIZE)
+    tl.store(y + at, to_fp8(tl.load(x + at), FORMAT).to(tl.float32))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_p_is_rounded_to_nearest(form: str) -> None:
+    """As the interpreter's own cast, which loses carries, does not."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    ties = torch.arange(256) / 16.0
+    p = torch.cat(
+        (torch.rand(3840) * 256, torch.exp2(torch.rand(4094) * 40 - 32), torch.tensor([0, 256]), ties)
+    )
+    rounded = torch.empty_like(p, device=device)
+    launch(_cast_kernel, 1, p.to(device), rounded, FORMAT=module._FORMATS[form][1], SIZE=len(p))
+    assert torch.equal(rounded.cpu(), p.to(FORMS[form][0]).float())
+
+
+def test_formats() -> None:
+    assert FORMATS["float8_e4m3"] == FLOAT8_E4M3
+    assert FLOAT8_E4M3.maximum == torch.finfo(torch.float8_e4m3fn).max
+    assert FLOAT8_E5M2.maximum == torch.finfo(torch.float8_e5m2).max
+    for dtype, to in FORMS.values():
+        finfo = torch.finfo(dtype)
+        assert (to.roundoff, to.underflow) == (finfo.eps / 2, finfo.smallest_normal * finfo.eps / 2)
+        scaled = to.scaled(256.0)
+        assert (scaled.roundoff, scaled.underflow * 256) == (to.roundoff, to.underflow)
+
+
+def test_what_is_declared() -> None:
+    on_cpu = KERNEL.capabilities.arithmetic("float16", "cpu", {"format": "e5m2", "scaling": "tensor"})
+    assert on_cpu.weights.roundoff == FLOAT8_E5M2.roundoff
+    assert str(on_cpu.quantisation) == "to float8_e5m2, a scale for a head"
+    on_gpu = KERNEL.capabilities.arithmetic("float16", "cuda", {"block_n": 32})
+    assert str(on_gpu.quantisation) == "to float8_e4m3, a scale for 128 rows of q, 32 of k and v, rotated"
+    # Sums of more than one instruction's products go on in float32.
+    assert on_gpu.accumulation(32) < on_gpu.accumulation(256) < 1.01 * on_gpu.accumulation(32)
+    assert on_cpu.accumulation(256) == 256 * 2.0**-24
+
+
+def test_rotation_is_worth_its_while() -> None:
+    found = errors(512, 64, heads=1, seed=0, device="cuda" if torch.cuda.is_available() else "cpu")
+    assert found["e4m3 hadamard"] < 0.9 * found["e4m3 tensor"]
+    assert found["float16"] < 0.02 * found["e4m3 hadamard"]
+    assert found["e4m3 tensor"] < found["e5m2 tensor"]
+
+
+def arguments(**change: Any) -> dict[str, Any]:
+    x = torch.zeros(1, 1, 2, 16)
+    return {"q": x, "k": x, "v": x, "causal": False, "sm_scale": 1.0, **change}
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"format": "e3m4"}, ValueError, "format: got 'e3m4', expected one of"),
+        ({"scaling": "row"}, ValueError, "scaling: got 'row'"),
+        ({"block_n": 128}, ValueError, "block_n: got 128"),
+        ({"k": torch.zeros(1, 1, 2, 8)}, ValueError, "k: got shape"),
+        (
+            {n: torch.zeros(1, 1, 2, 16).to(torch.float8_e5m2) for n in "qkv"},
+            NotImplementedError,
+            "float8_e5m2",
+        ),
+    ],
+)
+def test_forward_refuses(change: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        forward(**arguments(**change))
+
+
+def test_a_gpu_without_fp8_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "an A100")
+
+    class OnCuda:
+        device = torch.device("cuda", 0)
+
+    with pytest.raises(NotImplementedError, match=r"q: on an A100, compute capability \(8, 0\), expected"):
+        module._check_fp8(OnCuda())  # type: ignore[arg-type]  # only the device is asked for
