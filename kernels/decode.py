@@ -292,9 +292,10 @@ def _constants(block_m: int, block_n: int, q: Tensor) -> dict[str, Any]:
 
 
 def _arithmetic(dtype: str, device: str, launch: Mapping[str, Any]) -> Arithmetic:
-    """The splits of the keys are normalised each, and then merged."""
+    """The splits of the keys give results of their own, which are merged."""
     arithmetic = flash_arithmetic(dtype, device, launch)
-    return replace(arithmetic, tile_max=launch.get("block_n", 64), partial_results=True)
+    splits = launch.get("splits", max(LAUNCH["splits"]))
+    return replace(arithmetic, tile_max=launch.get("block_n", 64), merged=splits)
 
 
 KERNEL = AttentionKernel(
