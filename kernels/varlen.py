@@ -353,12 +353,12 @@ def packed_forward(
     numbers in cu_seqlens are checked on the CPU alone, as the launcher does not wait for a GPU: wrong ones give
     wrong answers there, but nothing outside of the tensors is read or written.
     """
-    settings = flash_v2._Settings(block_m, block_n, num_stages, precision)
+    settings = flash_v2.Settings(block_m, block_n, num_stages, precision)
     _check(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal, sm_scale)
     (total_q, heads_q, head_dim), (total_k, heads_kv, _) = q.shape, k.shape
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty((heads_q, total_q), dtype=torch.float32, device=q.device)
-    constants = settings.constants(flash_v2._forward_kernel, _batch_of_one(q))
+    constants = settings.constants(_batch_of_one(q), flash_v2.FORWARD_TILES)
     launch(
         _forward_kernel,
         (len(cu_seqlens_q) - 1) * heads_q * triton.cdiv(max_seqlen_q, constants["BLOCK_OWN"]),
@@ -398,7 +398,7 @@ def packed_backward(
     over the query heads that share a key head, in float32. Arguments and errors are those of
     ``packed_forward``.
     """
-    settings = flash_v2._Settings(block_m, block_n, num_stages, precision)
+    settings = flash_v2.Settings(block_m, block_n, num_stages, precision)
     _check(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal, sm_scale)
     (total_q, heads_q, head_dim), (total_k, heads_kv, _) = q.shape, k.shape
     check_like("dout", _batch_of_one(dout), "q", q, (1, heads_q, total_q, head_dim), q.dtype)
@@ -410,7 +410,7 @@ def packed_backward(
     counts = (heads_kv, heads_q // max(heads_kv, 1), total_q, total_k)
     scales = (head_dim, float(sm_scale), sm_scale * LOG2E.value)
     aligned = is_aligned(*map(_batch_of_one, (dout, q, k, v, dq, dk, dv)))
-    constants = settings.constants(flash_v2._dk_dv_kernel, _batch_of_one(q))
+    constants = settings.constants(_batch_of_one(q), flash_v2.DK_DV_TILES)
     launch(
         _dk_dv_kernel,
         (len(cu_seqlens_k) - 1) * heads_kv * triton.cdiv(max_seqlen_k, constants["BLOCK_OWN"]),
@@ -421,7 +421,7 @@ def packed_backward(
         ALIGNED=aligned,
         **constants,
     )
-    constants = settings.constants(flash_v2._dq_kernel, _batch_of_one(q))
+    constants = settings.constants(_batch_of_one(q), flash_v2.DQ_TILES)
     launch(
         _dq_kernel,
         (len(cu_seqlens_q) - 1) * heads_q * triton.cdiv(max_seqlen_q, constants["BLOCK_OWN"]),
