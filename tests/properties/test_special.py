@@ -91,7 +91,8 @@ def reached(trial: Trial, got: Outputs, s: Scores) -> None:
     heavy = (weight > HEAVY).double() @ (~p.v.isfinite()).double() > 0
     # What a score of +inf does to the weights of the row's other keys is for the arithmetic to say.
     nan = (s.value.isnan() & s.seen).any(-1, keepdim=True)
-    of_keys = (s.seen & nan).any(-2)[..., None]
+    # Nor whether a score of -inf is told from a masked one, whose weight is 0 whatever else is in the row.
+    of_keys = (s.seen & ~s.hidden & nan).any(-2)[..., None]
     spoiled = {
         "out": unfold(s.bad | heavy, p.heads_q),
         "dq": unfold(nan, p.heads_q),

@@ -569,7 +569,7 @@ class TestUsageErrors:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"kernel": ["nonsense"]}, "kernel 'nonsense': expected flash_v2, .*"),
+            ({"kernel": ["nonsense"]}, "kernel 'nonsense': expected flash_v1, flash_v2, .*"),
             ({"kernel": [f"{TOYS}:nothing"]}, "kernel '.*toys.py:nothing': no 'nothing' in .*; it has .*"),
             ({"kernel": ["sdpa_cudnn"]}, "kernel 'sdpa_cudnn': runs on CUDA only"),
             ({"kernel": [f"{TOYS}:sound"] * 2}, "--kernel .*: got a second kernel called toys.sound, .*"),

@@ -103,8 +103,11 @@ def test_examples_follow_from_the_seed() -> None:
 
 def test_a_round_has_every_law_and_rounds_have_every_dtype() -> None:
     examples = list(islice(SCHEDULE.examples(0, 3 * len(ROUND)), 3 * len(ROUND)))
-    assert {law for law, _ in examples[: len(ROUND)]} == set(LAWS)
-    assert all({case.dtype for name, case in examples if name == law} == set(CLAIMS.dtypes) for law in LAWS)
+    claimed = set(LAWS) - {"ragged"}
+    assert {law for law, _ in examples[: len(ROUND)]} == claimed
+    assert all(
+        {case.dtype for name, case in examples if name == law} == set(CLAIMS.dtypes) for law in claimed
+    )
 
 
 def test_a_mutant_written_down_is_a_kernel(tmp_path: Path) -> None:
