@@ -20,24 +20,22 @@ from kernels.mutants.ring import RING
 from kernels.mutants.staged import STAGED
 from kernels.mutants.varlen import VARLEN
 
-CATALOGUE = {
-    mutant.name: mutant
-    for mutant in (
-        *FORWARD,
-        *LSE,
-        *BACKWARD,
-        *LAUNCHER,
-        *ATOMIC,
-        *DECODE,
-        *FLASH_V1,
-        *FLASH_V3,
-        *FLASH_V3_GLUON,
-        *FP8,
-        *RING,
-        *STAGED,
-        *VARLEN,
-    )
-}
+MUTANTS = (
+    *FORWARD,
+    *LSE,
+    *BACKWARD,
+    *LAUNCHER,
+    *ATOMIC,
+    *DECODE,
+    *FLASH_V1,
+    *FLASH_V3,
+    *FLASH_V3_GLUON,
+    *FP8,
+    *RING,
+    *STAGED,
+    *VARLEN,
+)
+CATALOGUE = {mutant.name: mutant for mutant in MUTANTS}
 """Every planted bug, by name."""
 
 

@@ -62,7 +62,7 @@ FLASH_V3 = (
         subtle=True,
     ),
     Mutant(
-        "accumulator_not_rescaled",
+        "v3_accumulator_not_rescaled",
         "what was summed relative to an earlier maximum is not brought to the new one",
         (Edit(KERNEL, "acc * alpha[:, None]", "acc"),),
         kernel=NAME,

@@ -46,7 +46,7 @@ FLASH_V3_GLUON = (
         Edit(CONSUME, "if tiles - 1 - i >= whole:", "if tiles - 1 - i > whole:"),
     ),
     _planted(
-        "sum_not_rescaled",
+        "gluon_sum_not_rescaled",
         "l is not brought to the new maximum",
         Edit(STEP, "l_i * alpha + gl.sum(p, 1)", "l_i + gl.sum(p, 1)"),
     ),

@@ -7,7 +7,7 @@ import torch
 
 from kernels import mutants, registry
 from kernels.flash_v2 import KERNEL
-from kernels.mutants import CATALOGUE
+from kernels.mutants import CATALOGUE, MUTANTS
 from kernels.mutants.equivalent import EQUIVALENT, HOLES
 from kernels.mutants.mutant import Edit, load_module, source_of
 from strategies.case import Case
@@ -26,6 +26,7 @@ def test_edit_applies_and_the_kernel_imports(name: str) -> None:
 
 
 def test_catalogue_is_what_it_says() -> None:
+    assert len(CATALOGUE) == len(MUTANTS), "two planted bugs have one name"
     of_flash_v2 = [m for m in CATALOGUE.values() if m.kernel == "flash_v2"]
     of_backward = [m for m in of_flash_v2 if any("backward" in e.where or "_d" in e.where for e in m.edits)]
     assert len(of_flash_v2) >= 80
