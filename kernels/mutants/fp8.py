@@ -53,13 +53,6 @@ FP8 = (
         ),
     ),
     _mutant(
-        "fp8_scales_multiplied_first",
-        "the product of two scales is taken before the score: it overflows, or underflows to 0",
-        Edit(KERNEL, " * tl.minimum(q_unit, k_unit)", ""),
-        Edit(KERNEL, "(tl.maximum(q_unit, k_unit) * scale_log2)", "(q_unit * k_unit * scale_log2)"),
-        subtle=True,
-    ),
-    _mutant(
         "fp8_top_overflows",
         "the largest entry is scaled past what e4m3 holds: it becomes nan",
         Edit(QUANTISE, "- TOP_EXPONENT)", "- TOP_EXPONENT - 1)"),
@@ -74,12 +67,6 @@ FP8 = (
                 "None]", "None])"
             ),
         ),
-    ),
-    _mutant(
-        "fp8_scale_underflows",
-        "scales of tiny blocks have no least value: their exponent's bits run over",
-        Edit(QUANTISE, ".clamp(min=SMALLEST_EXPONENT)", ""),
-        subtle=True,
     ),
     _mutant(
         "fp8_empty_block_divides_by_zero",
