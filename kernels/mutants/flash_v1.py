@@ -41,13 +41,6 @@ FLASH_V1 = (
         "tl.where(l_i == 0.0, l_new, l_i)",
     ),
     _planted(
-        "empty_row_is_nan",
-        "0 / 0 on rows whose scores are all -inf",
-        FORWARD,
-        "tl.where(l_new == 0.0, 1.0, l_new)",
-        "l_new",
-    ),
-    _planted(
         "maximum_not_stored",
         "m stays what the key block before found",
         FORWARD,

@@ -60,13 +60,15 @@ def unclaimed(trial: Trial, p: Problem) -> Iterator[tuple[str, Problem]]:
     if c.min_seqlen:
         short = _mapped(p, lambda x: x[:, :, : c.min_seqlen - 1])
         yield f"seqlen {c.min_seqlen - 1}, which is not claimed", short
-    if c.seqlen_multiple > 1:
-        shorter = _mapped(p, lambda x: x[:, :, :-1])
-        yield f"lengths that are no multiples of {c.seqlen_multiple}, which are not claimed", shorter
+    if c.seqlen_multiple > 1:  # each alone: a refusal of one says nothing of the other
+        wrong = f"that is no multiple of {c.seqlen_multiple}, which is not claimed"
+        yield f"seqlen_q {wrong}", replace(p, q=p.q[:, :, :-1], dout=p.dout[:, :, :-1], causal=False)
+        yield f"seqlen_k {wrong}", replace(p, k=p.k[:, :, :-1], v=p.v[:, :, :-1], causal=False)
     if not c.grouped_heads:
         twice = replace(p, q=torch.cat((p.q, p.q), 1), dout=torch.cat((p.dout, p.dout), 1))
         yield "grouped heads, which are not claimed", twice
-    longer = replace(p, k=torch.cat((p.k, p.k), 2), v=torch.cat((p.v, p.v), 2))
+    times = 3 if 2 * p.k.shape[2] == p.q.shape[2] else 2
+    longer = replace(p, k=torch.cat([p.k] * times, 2), v=torch.cat([p.v] * times, 2))
     if not c.unequal_lengths:
         yield "unequal lengths, which are not claimed", replace(longer, causal=False)
     elif not c.causal_unequal_lengths and True in c.causal:
