@@ -90,13 +90,6 @@ FLASH_V1 = (
         subtle=True,
     ),
     _planted(
-        "backward_padding_counts",
-        "in the backward pass rows past seqlen_q are not masked",
-        BACKWARD,
-        "<= last_key[None, :]) & in_rows[None, :]",
-        "<= last_key[None, :])",
-    ),
-    _planted(
         "backward_top_left",
         "the backward pass masks top-left",
         BACKWARD,

@@ -52,6 +52,7 @@ VARLEN = (
         (Edit(FORWARD, "in_rows = rows < seqlen_q", "in_rows = first_q + rows < total_q"),),
         kernel="varlen",
         source=f"{FLASH}/pull/2337",
+        device="cuda",  # interpreted, the next sequence's program comes later and writes over it
     ),
     Mutant(
         "lse_of_equal_lengths",
