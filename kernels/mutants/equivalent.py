@@ -169,6 +169,18 @@ key_range
 - whole = tl.minimum(tl.maximum(start_m + offset + 1, 0) // BLOCK_KEYS, whole)
 + whole = tl.minimum(tl.maximum(start_m + offset, 0) // BLOCK_KEYS, whole)
   tiles = tl.minimum(cdiv(tl.maximum(start_m + offset + BLOCK_ROWS, 0), BLOCK_KEYS), tiles)""",
+            """\
+key_range
+  whole = tl.minimum(tl.maximum(start_m + offset + 1, 0) // BLOCK_KEYS, whole)
+- tiles = tl.minimum(cdiv(tl.maximum(start_m + offset + BLOCK_ROWS, 0), BLOCK_KEYS), tiles)
++ pass
+  return last_key, whole, tiles""",
+            """\
+key_range
+  whole = tl.minimum(tl.maximum(start_m + offset + 1, 0) // BLOCK_KEYS, whole)
+- tiles = tl.minimum(cdiv(tl.maximum(start_m + offset + BLOCK_ROWS, 0), BLOCK_KEYS), tiles)
++ tiles = tl.maximum(cdiv(tl.maximum(start_m + offset + BLOCK_ROWS, 0), BLOCK_KEYS), tiles)
+  return last_key, whole, tiles""",
         ),
     ),
     Argument(
