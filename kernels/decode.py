@@ -25,19 +25,18 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.contract import AttentionKernel, Capabilities, flash_arithmetic
+from kernels.flash_v2 import attend, normalise
 from kernels.launching import check_settings, is_aligned, launch, padded_head_dim, row_strides
 from kernels.tiles import (
     INTERPRETED,
     LOG2E,
     NEG_INF,
-    attend,
     cdiv,
     check_runnable,
     columns_inside,
     kernel,
     key_range,
     load_tile,
-    normalise,
     softmax_step,
     store_tile,
     tile_pointers,

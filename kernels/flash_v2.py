@@ -42,6 +42,7 @@ from kernels.tiles import (
     cdiv,
     check_runnable,
     columns_inside,
+    device_function,
     dot,
     kernel,
     key_range,
@@ -63,6 +64,63 @@ from reference.arithmetic import TF32_TRUNCATED, Arithmetic
 # A program owns a tile of BLOCK_OWN rows and accumulates its results over tiles of BLOCK_LOOP rows of the
 # other side. It loops twice: over the tiles that are seen as a whole, unmasked, and over those that an edge
 # cuts.
+
+
+@device_function
+def attend(
+    q_tile,
+    k_ptrs,
+    v_ptrs,
+    stride_kn,
+    stride_vn,
+    keys,
+    in_cols,
+    last_key,
+    seqlen_k,
+    first,
+    whole,
+    end,
+    scale_log2,
+    BLOCK_ROWS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    MASK_COLS: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_KEYS: tl.constexpr,
+):
+    """Attention of a query tile to the key tiles from ``first`` up to ``end`` (FlashAttention-2, algorithm 1).
+
+    Those before ``whole`` are seen as a whole, and taken unmasked; of the others, row i sees the keys up to
+    last_key[i]. Pointers are those of tile 0, with rows ``keys``.
+
+    Returns the accumulator (BLOCK_ROWS, HEAD_DIM), still to be divided by the sum, the maximum of the scores
+    and the sum; of a row that sees no key they are 0, -inf and 0.
+    """
+    k_step = stride_kn.to(tl.int64) * BLOCK_KEYS
+    v_step = stride_vn.to(tl.int64) * BLOCK_KEYS
+    m_i = tl.full([BLOCK_ROWS], NEG_INF, tl.float32)
+    l_i = tl.full([BLOCK_ROWS], 0.0, tl.float32)
+    acc = tl.full([BLOCK_ROWS, HEAD_DIM], 0.0, tl.float32)
+    for cut in tl.static_range(2):
+        for tile in range(whole if cut else first, end if cut else whole):
+            start_n = tile * BLOCK_KEYS
+            in_tile = keys < seqlen_k - start_n
+            k_tile = load_tile(advance(k_ptrs, tile * k_step, ALIGNED), in_tile, in_cols, cut, MASK_COLS)
+            scores = dot(q_tile, tl.trans(k_tile), None, PRECISION) * scale_log2
+            if cut:
+                seen = keys[None, :] <= (last_key - start_n)[:, None]
+                scores = tl.where(seen, scores, NEG_INF)
+            p, alpha, m_i, l_i = softmax_step(scores, m_i, l_i)
+            v_tile = load_tile(advance(v_ptrs, tile * v_step, ALIGNED), in_tile, in_cols, cut, MASK_COLS)
+            acc = dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None], PRECISION)
+    return acc, m_i, l_i
+
+
+@device_function
+def normalise(acc, m_i, l_i):
+    """What ``attend`` returns as out, and lse, the natural logarithm: 0 and -inf where it saw no key."""
+    l_i = tl.where(l_i == 0.0, 1.0, l_i)
+    return acc / l_i[:, None], (m_i + tl.log2(l_i)) * LN2
 
 
 @kernel
@@ -112,33 +170,34 @@ def _forward_kernel(
     q_ptrs = tile_pointers(q + batch * stride_qb + head_q * stride_qh, rows, stride_qm, cols, ALIGNED)
     k_ptrs = tile_pointers(k + batch * stride_kb + head_kv * stride_kh, keys, stride_kn, cols, ALIGNED)
     v_ptrs = tile_pointers(v + batch * stride_vb + head_kv * stride_vh, keys, stride_vn, cols, ALIGNED)
-    k_step = stride_kn.to(tl.int64) * BLOCK_LOOP
-    v_step = stride_vn.to(tl.int64) * BLOCK_LOOP
-
+    q_tile = load_tile(q_ptrs, in_rows, in_cols, True, MASK_COLS)
     last_key, whole, tiles_k = key_range(start_m, rows, seqlen_q, seqlen_k, CAUSAL, BLOCK_OWN, BLOCK_LOOP)
 
-    q_tile = load_tile(q_ptrs, in_rows, in_cols, True, MASK_COLS)
-    m_i = tl.full([BLOCK_OWN], NEG_INF, tl.float32)
-    l_i = tl.full([BLOCK_OWN], 0.0, tl.float32)
-    acc = tl.full([BLOCK_OWN, HEAD_DIM], 0.0, tl.float32)
-    for cut in tl.static_range(2):
-        for tile in range(whole if cut else 0, tiles_k if cut else whole):
-            start_n = tile * BLOCK_LOOP
-            in_tile = keys < seqlen_k - start_n
-            k_tile = load_tile(advance(k_ptrs, tile * k_step, ALIGNED), in_tile, in_cols, cut, MASK_COLS)
-            scores = dot(q_tile, tl.trans(k_tile), None, PRECISION) * scale_log2
-            if cut:
-                seen = keys[None, :] <= (last_key - start_n)[:, None]
-                scores = tl.where(seen, scores, NEG_INF)
-            p, alpha, m_i, l_i = softmax_step(scores, m_i, l_i)
-            v_tile = load_tile(advance(v_ptrs, tile * v_step, ALIGNED), in_tile, in_cols, cut, MASK_COLS)
-            acc = dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None], PRECISION)
-
-    # A row that sees no key has m_i = -inf and l_i = 0: out is 0 and lse -inf.
-    l_i = tl.where(l_i == 0.0, 1.0, l_i)
+    acc, m_i, l_i = attend(
+        q_tile,
+        k_ptrs,
+        v_ptrs,
+        stride_kn,
+        stride_vn,
+        keys,
+        in_cols,
+        last_key,
+        seqlen_k,
+        0,
+        whole,
+        tiles_k,
+        scale_log2,
+        BLOCK_OWN,
+        HEAD_DIM,
+        MASK_COLS,
+        ALIGNED,
+        PRECISION,
+        BLOCK_LOOP,
+    )
+    out_tile, lse_rows = normalise(acc, m_i, l_i)
     out_ptrs = tile_pointers(out + head * seqlen_q * head_dim, rows, head_dim, cols, ALIGNED)
-    store_tile(out_ptrs, acc / l_i[:, None], in_rows, in_cols, MASK_COLS)
-    tl.store(lse + head * seqlen_q + rows, (m_i + tl.log2(l_i)) * LN2, mask=in_rows)
+    store_tile(out_ptrs, out_tile, in_rows, in_cols, MASK_COLS)
+    tl.store(lse + head * seqlen_q + rows, lse_rows, mask=in_rows)
 
 
 @kernel
@@ -184,6 +243,110 @@ def _delta_kernel(
     row_lse = tl.where(row_lse == NEG_INF, float("inf"), row_lse * LOG2E)
     tl.store(delta + head * seqlen_q + rows, row_sum(do_tile * o_tile), mask=in_rows)
     tl.store(lse_log2 + head * seqlen_q + rows, row_lse, mask=in_rows)
+
+
+@device_function
+def gradients_of_keys(
+    k_tile,
+    v_tile,
+    q_ptrs,
+    do_ptrs,
+    delta,
+    lse_log2,
+    stride_doh,
+    stride_dom,
+    stride_qh,
+    stride_qm,
+    stride_row_head,
+    start_n,
+    keys,
+    rows,
+    in_cols,
+    group,
+    seqlen_q,
+    seqlen_k,
+    scale_log2,
+    CAUSAL: tl.constexpr,
+    BLOCK_KEYS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    MASK_COLS: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+):
+    """Gradients of the key tile ``keys``, from key start_n on (FlashAttention-2, algorithm 2).
+
+    Returns dk, to be multiplied with sm_scale, and dv. Loops over the query tiles of the group's heads: q_ptrs
+    and do_ptrs are those of the first head's tile 0, with rows ``rows``; delta and lse_log2 point to the first
+    head's row 0, and a head further is stride_row_head elements on.
+
+    Scores are held transposed, (keys, rows), so that P and dS enter their products as they are. Keys past
+    seqlen_k need no mask, as results of different keys never meet.
+    """
+    # Of tiles_q query tiles, those before ``first`` see no key; those from ``diagonal`` on see all keys, and
+    # are whole but for the last.
+    offset = seqlen_k - seqlen_q
+    first_row = tl.full([BLOCK_KEYS], 0, tl.int32)
+    first = 0
+    diagonal = 0
+    full = seqlen_q // BLOCK_ROWS
+    tiles_q = cdiv(seqlen_q, BLOCK_ROWS)
+    if CAUSAL:
+        first_row = keys - offset
+        first = tl.maximum(start_n - offset, 0) // BLOCK_ROWS
+        diagonal = cdiv(tl.maximum(start_n + BLOCK_KEYS - 1 - offset, 0), BLOCK_ROWS)
+        diagonal = tl.minimum(diagonal, tiles_q)
+    cut_tiles = diagonal - first + tiles_q - tl.maximum(diagonal, full)
+    whole_tiles = tl.maximum(full - diagonal, 0)
+
+    q_step = stride_qm.to(tl.int64) * BLOCK_ROWS
+    do_step = stride_dom.to(tl.int64) * BLOCK_ROWS
+    # Interpreted, an argument is only as wide as its value needs, whatever is declared.
+    q_head_step = stride_qh.to(tl.int64)
+    do_head_step = stride_doh.to(tl.int64)
+    row_head_step = stride_row_head.to(tl.int64)
+
+    dk = tl.full([BLOCK_KEYS, HEAD_DIM], 0.0, tl.float32)
+    dv = tl.full([BLOCK_KEYS, HEAD_DIM], 0.0, tl.float32)
+    for cut in tl.static_range(2):
+        # One loop over heads and tiles, as a loop inside of a loop takes registers that spill.
+        tiles_per_head = cut_tiles if cut else whole_tiles
+        for index in range(group * tiles_per_head):
+            member = index // tiles_per_head
+            if cut:
+                tile = first + index % tiles_per_head
+                tile = tl.where(tile < diagonal, tile, tiles_q - 1)
+            else:
+                tile = diagonal + index % tiles_per_head
+            start_m = tile * BLOCK_ROWS
+            in_tile = rows < seqlen_q - start_m
+            row_base = member * row_head_step + start_m
+            row_lse = tl.load(lse_log2 + row_base + rows, mask=in_tile, other=0.0)
+            q_tile = load_tile(
+                advance(q_ptrs, member * q_head_step + tile * q_step, ALIGNED),
+                in_tile,
+                in_cols,
+                cut,
+                MASK_COLS,
+            )
+            p = weights(dot(k_tile, tl.trans(q_tile), None, PRECISION) * scale_log2, row_lse[None, :])
+            if cut:
+                seen = ((first_row - start_m)[:, None] <= rows[None, :]) & in_tile[None, :]
+                p = tl.where(seen, p, 0.0)
+            do_tile = load_tile(
+                advance(do_ptrs, member * do_head_step + tile * do_step, ALIGNED),
+                in_tile,
+                in_cols,
+                cut,
+                MASK_COLS,
+            )
+            dv = dot(p.to(do_tile.dtype), do_tile, dv, PRECISION)
+            row_delta = tl.load(delta + row_base + rows, mask=in_tile, other=0.0)
+            ds = p * (dot(v_tile, tl.trans(do_tile), None, PRECISION) - row_delta[None, :])
+            if cut:
+                ds = tl.where(seen, ds, 0.0)
+            dk = dot(ds.to(q_tile.dtype), q_tile, dk, PRECISION)
+    return dk, dv
 
 
 @kernel
@@ -245,79 +408,87 @@ def _dk_dv_kernel(
     k_tile = load_tile(k_ptrs, in_keys, in_cols, True, MASK_COLS)
     v_tile = load_tile(v_ptrs, in_keys, in_cols, True, MASK_COLS)
 
-    # Of tiles_q query tiles, those before ``first`` see no key; those from ``diagonal`` on see all keys, and
-    # are whole but for the last.
-    offset = seqlen_k - seqlen_q
-    first_row = tl.full([BLOCK_OWN], 0, tl.int32)
-    first = 0
-    diagonal = 0
-    full = seqlen_q // BLOCK_LOOP
-    tiles_q = cdiv(seqlen_q, BLOCK_LOOP)
-    if CAUSAL:
-        first_row = keys - offset
-        first = tl.maximum(start_n - offset, 0) // BLOCK_LOOP
-        diagonal = cdiv(tl.maximum(start_n + BLOCK_OWN - 1 - offset, 0), BLOCK_LOOP)
-        diagonal = tl.minimum(diagonal, tiles_q)
-    cut_tiles = diagonal - first + tiles_q - tl.maximum(diagonal, full)
-    whole_tiles = tl.maximum(full - diagonal, 0)
-
-    q_ptrs = tile_pointers(
-        q + batch * stride_qb + head_kv * group * stride_qh, rows, stride_qm, cols, ALIGNED
+    head_q = head_kv * group
+    q_ptrs = tile_pointers(q + batch * stride_qb + head_q * stride_qh, rows, stride_qm, cols, ALIGNED)
+    do_ptrs = tile_pointers(dout + batch * stride_dob + head_q * stride_doh, rows, stride_dom, cols, ALIGNED)
+    first_row = head * group * seqlen_q
+    dk_tile, dv_tile = gradients_of_keys(
+        k_tile,
+        v_tile,
+        q_ptrs,
+        do_ptrs,
+        delta + first_row,
+        lse_log2 + first_row,
+        stride_doh,
+        stride_dom,
+        stride_qh,
+        stride_qm,
+        seqlen_q,
+        start_n,
+        keys,
+        rows,
+        in_cols,
+        group,
+        seqlen_q,
+        seqlen_k,
+        scale_log2,
+        CAUSAL,
+        BLOCK_OWN,
+        HEAD_DIM,
+        MASK_COLS,
+        ALIGNED,
+        PRECISION,
+        BLOCK_LOOP,
     )
-    do_ptrs = tile_pointers(
-        dout + batch * stride_dob + head_kv * group * stride_doh, rows, stride_dom, cols, ALIGNED
-    )
-    q_step = stride_qm.to(tl.int64) * BLOCK_LOOP
-    do_step = stride_dom.to(tl.int64) * BLOCK_LOOP
-    # Interpreted, an argument is only as wide as its value needs, whatever is declared.
-    q_head_step = stride_qh.to(tl.int64)
-    do_head_step = stride_doh.to(tl.int64)
-
-    dk_acc = tl.full([BLOCK_OWN, HEAD_DIM], 0.0, tl.float32)
-    dv_acc = tl.full([BLOCK_OWN, HEAD_DIM], 0.0, tl.float32)
-    for cut in tl.static_range(2):
-        # One loop over heads and tiles, as a loop inside of a loop takes registers that spill.
-        tiles_per_head = cut_tiles if cut else whole_tiles
-        for index in range(group * tiles_per_head):
-            member = index // tiles_per_head
-            if cut:
-                tile = first + index % tiles_per_head
-                tile = tl.where(tile < diagonal, tile, tiles_q - 1)
-            else:
-                tile = diagonal + index % tiles_per_head
-            start_m = tile * BLOCK_LOOP
-            in_tile = rows < seqlen_q - start_m
-            row_base = (head * group + member) * seqlen_q + start_m
-            row_lse = tl.load(lse_log2 + row_base + rows, mask=in_tile, other=0.0)
-            q_tile = load_tile(
-                advance(q_ptrs, member * q_head_step + tile * q_step, ALIGNED),
-                in_tile,
-                in_cols,
-                cut,
-                MASK_COLS,
-            )
-            p = weights(dot(k_tile, tl.trans(q_tile), None, PRECISION) * scale_log2, row_lse[None, :])
-            if cut:
-                seen = ((first_row - start_m)[:, None] <= rows[None, :]) & in_tile[None, :]
-                p = tl.where(seen, p, 0.0)
-            do_tile = load_tile(
-                advance(do_ptrs, member * do_head_step + tile * do_step, ALIGNED),
-                in_tile,
-                in_cols,
-                cut,
-                MASK_COLS,
-            )
-            dv_acc = dot(p.to(do_tile.dtype), do_tile, dv_acc, PRECISION)
-            row_delta = tl.load(delta + row_base + rows, mask=in_tile, other=0.0)
-            ds = p * (dot(v_tile, tl.trans(do_tile), None, PRECISION) - row_delta[None, :])
-            if cut:
-                ds = tl.where(seen, ds, 0.0)
-            dk_acc = dot(ds.to(q_tile.dtype), q_tile, dk_acc, PRECISION)
-
     dk_ptrs = tile_pointers(dk + head * seqlen_k * head_dim, keys, head_dim, cols, ALIGNED)
     dv_ptrs = tile_pointers(dv + head * seqlen_k * head_dim, keys, head_dim, cols, ALIGNED)
-    store_tile(dk_ptrs, dk_acc * sm_scale, in_keys, in_cols, MASK_COLS)
-    store_tile(dv_ptrs, dv_acc, in_keys, in_cols, MASK_COLS)
+    store_tile(dk_ptrs, dk_tile * sm_scale, in_keys, in_cols, MASK_COLS)
+    store_tile(dv_ptrs, dv_tile, in_keys, in_cols, MASK_COLS)
+
+
+@device_function
+def gradient_of_queries(
+    q_tile,
+    do_tile,
+    k_ptrs,
+    v_ptrs,
+    row_delta,
+    row_lse,
+    stride_kn,
+    stride_vn,
+    keys,
+    in_cols,
+    last_key,
+    seqlen_k,
+    whole,
+    end,
+    scale_log2,
+    BLOCK_ROWS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    MASK_COLS: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_KEYS: tl.constexpr,
+):
+    """The gradient of a query tile, over the key tiles before ``end`` (FlashAttention-2, algorithm 2).
+
+    Returns dq, to be multiplied with sm_scale. Arguments are as those of ``attend``.
+    """
+    k_step = stride_kn.to(tl.int64) * BLOCK_KEYS
+    v_step = stride_vn.to(tl.int64) * BLOCK_KEYS
+    dq = tl.full([BLOCK_ROWS, HEAD_DIM], 0.0, tl.float32)
+    for cut in tl.static_range(2):
+        for tile in range(whole if cut else 0, end if cut else whole):
+            start_n = tile * BLOCK_KEYS
+            in_tile = keys < seqlen_k - start_n
+            k_tile = load_tile(advance(k_ptrs, tile * k_step, ALIGNED), in_tile, in_cols, cut, MASK_COLS)
+            v_tile = load_tile(advance(v_ptrs, tile * v_step, ALIGNED), in_tile, in_cols, cut, MASK_COLS)
+            p = weights(dot(q_tile, tl.trans(k_tile), None, PRECISION) * scale_log2, row_lse[:, None])
+            ds = p * (dot(do_tile, tl.trans(v_tile), None, PRECISION) - row_delta[:, None])
+            if cut:
+                ds = tl.where(keys[None, :] <= (last_key - start_n)[:, None], ds, 0.0)
+            dq = dot(ds.to(k_tile.dtype), k_tile, dq, PRECISION)
+    return dq
 
 
 @kernel
@@ -377,26 +548,33 @@ def _dq_kernel(
     do_tile = load_tile(do_ptrs, in_rows, in_cols, True, MASK_COLS)
     row_lse = tl.load(lse_log2 + head * seqlen_q + rows, mask=in_rows, other=0.0)
     row_delta = tl.load(delta + head * seqlen_q + rows, mask=in_rows, other=0.0)
-    k_step = stride_kn.to(tl.int64) * BLOCK_LOOP
-    v_step = stride_vn.to(tl.int64) * BLOCK_LOOP
-
     last_key, whole, tiles_k = key_range(start_m, rows, seqlen_q, seqlen_k, CAUSAL, BLOCK_OWN, BLOCK_LOOP)
 
-    acc = tl.full([BLOCK_OWN, HEAD_DIM], 0.0, tl.float32)
-    for cut in tl.static_range(2):
-        for tile in range(whole if cut else 0, tiles_k if cut else whole):
-            start_n = tile * BLOCK_LOOP
-            in_tile = keys < seqlen_k - start_n
-            k_tile = load_tile(advance(k_ptrs, tile * k_step, ALIGNED), in_tile, in_cols, cut, MASK_COLS)
-            v_tile = load_tile(advance(v_ptrs, tile * v_step, ALIGNED), in_tile, in_cols, cut, MASK_COLS)
-            p = weights(dot(q_tile, tl.trans(k_tile), None, PRECISION) * scale_log2, row_lse[:, None])
-            ds = p * (dot(do_tile, tl.trans(v_tile), None, PRECISION) - row_delta[:, None])
-            if cut:
-                ds = tl.where(keys[None, :] <= (last_key - start_n)[:, None], ds, 0.0)
-            acc = dot(ds.to(k_tile.dtype), k_tile, acc, PRECISION)
-
+    dq_tile = gradient_of_queries(
+        q_tile,
+        do_tile,
+        k_ptrs,
+        v_ptrs,
+        row_delta,
+        row_lse,
+        stride_kn,
+        stride_vn,
+        keys,
+        in_cols,
+        last_key,
+        seqlen_k,
+        whole,
+        tiles_k,
+        scale_log2,
+        BLOCK_OWN,
+        HEAD_DIM,
+        MASK_COLS,
+        ALIGNED,
+        PRECISION,
+        BLOCK_LOOP,
+    )
     dq_ptrs = tile_pointers(dq + head * seqlen_q * head_dim, rows, head_dim, cols, ALIGNED)
-    store_tile(dq_ptrs, acc * sm_scale, in_rows, in_cols, MASK_COLS)
+    store_tile(dq_ptrs, dq_tile * sm_scale, in_rows, in_cols, MASK_COLS)
 
 
 LAUNCH: Mapping[str, tuple[Any, ...]] = {

@@ -22,20 +22,17 @@ from torch import Tensor
 
 from kernels import flash_v2
 from kernels.contract import AttentionKernel
+from kernels.flash_v2 import attend, gradient_of_queries, gradients_of_keys, normalise
 from kernels.launching import is_aligned, launch
 from kernels.tiles import (
     LOG2E,
-    attend,
     cdiv,
     check_runnable,
     columns_inside,
     device_function,
-    gradient_of_queries,
-    gradients_of_keys,
     kernel,
     key_range,
     load_tile,
-    normalise,
     store_tile,
     tile_pointers,
 )

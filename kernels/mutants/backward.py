@@ -5,6 +5,8 @@ from kernels.mutants.mutant import Edit, Mutant
 DELTA = "kernels.flash_v2:_delta_kernel"
 DK_DV = "kernels.flash_v2:_dk_dv_kernel"
 DQ = "kernels.flash_v2:_dq_kernel"
+OF_KEYS = "kernels.flash_v2:gradients_of_keys"
+OF_QUERIES = "kernels.flash_v2:gradient_of_queries"
 WEIGHTS = "kernels.tiles:weights"
 LAUNCH = "kernels.flash_v2:backward"
 
@@ -13,14 +15,14 @@ TRITON = "https://github.com/triton-lang/triton"
 
 CLAMPED = "tl.exp2(tl.minimum(scores - row_lse, 0.0, propagate_nan=tl.PropagateNan.ALL))"
 SEEN = "seen = ((first_row - start_m)[:, None] <= rows[None, :]) & in_tile[None, :]"
-OF_DV = "dv_acc = dot(p.to(do_tile.dtype), do_tile, dv_acc, PRECISION)"
-OF_DK = "dk_acc = dot(ds.to(q_tile.dtype), q_tile, dk_acc, PRECISION)"
-OF_DQ = "acc = dot(ds.to(k_tile.dtype), k_tile, acc, PRECISION)"
+OF_DV = "dv = dot(p.to(do_tile.dtype), do_tile, dv, PRECISION)"
+OF_DK = "dk = dot(ds.to(q_tile.dtype), q_tile, dk, PRECISION)"
+OF_DQ = "dq = dot(ds.to(k_tile.dtype), k_tile, dq, PRECISION)"
 DS_OF_KEYS = "ds = p * (dot(v_tile, tl.trans(do_tile), None, PRECISION) - row_delta[None, :])"
 DS_OF_ROWS = "ds = p * (dot(do_tile, tl.trans(v_tile), None, PRECISION) - row_delta[:, None])"
-DK_STORE = "store_tile(dk_ptrs, dk_acc * sm_scale, in_keys, in_cols, MASK_COLS)"
-DV_STORE = "store_tile(dv_ptrs, dv_acc, in_keys, in_cols, MASK_COLS)"
-DQ_STORE = "store_tile(dq_ptrs, acc * sm_scale, in_rows, in_cols, MASK_COLS)"
+DK_STORE = "store_tile(dk_ptrs, dk_tile * sm_scale, in_keys, in_cols, MASK_COLS)"
+DV_STORE = "store_tile(dv_ptrs, dv_tile, in_keys, in_cols, MASK_COLS)"
+DQ_STORE = "store_tile(dq_ptrs, dq_tile * sm_scale, in_rows, in_cols, MASK_COLS)"
 DELTA_STORE = "tl.store(delta + head * seqlen_q + rows, row_sum(do_tile * o_tile), mask=in_rows)"
 DO_POINTERS = (
     "do_ptrs = tile_pointers(dout + batch * stride_dob + head_q * stride_doh, rows, stride_dom, cols, "
@@ -82,9 +84,9 @@ BACKWARD = (
     Mutant(
         "delta_sign",
         "delta is added instead of subtracted in dk",
-        (Edit(DK_DV, "- row_delta[None, :]", "+ row_delta[None, :]"),),
+        (Edit(OF_KEYS, "- row_delta[None, :]", "+ row_delta[None, :]"),),
     ),
-    Mutant("delta_left_out_of_dq", "dq does without delta", (Edit(DQ, " - row_delta[:, None]", ""),)),
+    Mutant("delta_left_out_of_dq", "dq does without delta", (Edit(OF_QUERIES, " - row_delta[:, None]", ""),)),
     Mutant(
         "delta_of_first_batch",
         "dq reads delta of the first batch",
@@ -104,7 +106,7 @@ BACKWARD = (
     Mutant(
         "lse_of_first_member",
         "dk and dv read lse and delta of the wrong heads of a group",
-        (Edit(DK_DV, "(head * group + member) * seqlen_q", "(head + member) * seqlen_q"),),
+        (Edit(DK_DV, "first_row = head * group * seqlen_q", "first_row = head * seqlen_q"),),
     ),
     Mutant(
         "backward_weights_in_base_e",
@@ -118,9 +120,9 @@ BACKWARD = (
         (
             Edit(WEIGHTS, CLAMPED, "tl.exp2(scores - row_lse)"),
             Edit(
-                DQ,
-                "if cut:\n                ds = tl.where",
-                "if cut and CAUSAL:\n                ds = tl.where",
+                OF_QUERIES,
+                "<= (last_key - start_n)[:, None]",
+                "<= tl.where(start_n + keys < seqlen_k, last_key[:, None] - start_n, BLOCK_KEYS)",
             ),
         ),
         source="https://github.com/pytorch/pytorch/issues/196678",
@@ -129,47 +131,49 @@ BACKWARD = (
     Mutant(
         "dk_dv_top_left",
         "dk and dv are masked top-left",
-        (Edit(DK_DV, "first_row = keys - offset", "first_row = keys"),),
+        (Edit(OF_KEYS, "first_row = keys - offset", "first_row = keys"),),
         source=f"{FLASH}/issues/282",
     ),
     Mutant(
         "dk_dv_offset_reversed",
         "the offset between rows and keys has the wrong sign",
-        (Edit(DK_DV, "offset = seqlen_k - seqlen_q", "offset = seqlen_q - seqlen_k"),),
+        (Edit(OF_KEYS, "offset = seqlen_k - seqlen_q", "offset = seqlen_q - seqlen_k"),),
     ),
     Mutant(
         "dk_dv_diagonal_masked",
         "the last key of every row is masked in dk and dv",
-        (Edit(DK_DV, "[:, None] <= rows[None, :]", "[:, None] < rows[None, :]"),),
+        (Edit(OF_KEYS, "[:, None] <= rows[None, :]", "[:, None] < rows[None, :]"),),
     ),
     Mutant(
         "dk_dv_never_causal",
         "dk and dv are never masked causally",
-        (Edit(DK_DV, "if CAUSAL:", "if CAUSAL and HEAD_DIM < 0:"),),
+        (Edit(OF_KEYS, "if CAUSAL:", "if CAUSAL and HEAD_DIM < 0:"),),
         source="https://github.com/meta-pytorch/MSLK/pull/263",
     ),
     Mutant(
         "dk_dv_always_causal",
         "dk and dv are masked causally, asked for or not",
-        (Edit(DK_DV, "if CAUSAL:", "if CAUSAL or HEAD_DIM > 0:"),),
+        (Edit(OF_KEYS, "if CAUSAL:", "if CAUSAL or HEAD_DIM > 0:"),),
         source=f"{TRITON}/issues/4541",
     ),
-    Mutant("dv_unmasked", "P is not masked before dv", (Edit(DK_DV, "p = tl.where(seen, p, 0.0)", "p = p"),)),
+    Mutant(
+        "dv_unmasked", "P is not masked before dv", (Edit(OF_KEYS, "p = tl.where(seen, p, 0.0)", "p = p"),)
+    ),
     Mutant(
         "dk_dv_diagonal_unmasked",
         "the query tile on the diagonal counts as whole",
         (
             Edit(
-                DK_DV,
-                "diagonal = cdiv(tl.maximum(start_n + BLOCK_OWN - 1 - offset, 0), BLOCK_LOOP)",
-                "diagonal = tl.maximum(start_n + BLOCK_OWN - 1 - offset, 0) // BLOCK_LOOP",
+                OF_KEYS,
+                "diagonal = cdiv(tl.maximum(start_n + BLOCK_KEYS - 1 - offset, 0), BLOCK_ROWS)",
+                "diagonal = tl.maximum(start_n + BLOCK_KEYS - 1 - offset, 0) // BLOCK_ROWS",
             ),
         ),
     ),
     Mutant(
         "dk_dv_one_pair_unmasked",
         "one row sees one key too many, where that row starts a tile",
-        (Edit(DK_DV, "start_n + BLOCK_OWN - 1 - offset", "start_n + BLOCK_OWN - 2 - offset"),),
+        (Edit(OF_KEYS, "start_n + BLOCK_KEYS - 1 - offset", "start_n + BLOCK_KEYS - 2 - offset"),),
         subtle=True,
     ),
     Mutant(
@@ -177,40 +181,46 @@ BACKWARD = (
         "the first query tile that sees a key tile in part is left out",
         (
             Edit(
-                DK_DV,
-                "first = tl.maximum(start_n - offset, 0) // BLOCK_LOOP",
-                "first = cdiv(tl.maximum(start_n - offset, 0), BLOCK_LOOP)",
+                OF_KEYS,
+                "first = tl.maximum(start_n - offset, 0) // BLOCK_ROWS",
+                "first = cdiv(tl.maximum(start_n - offset, 0), BLOCK_ROWS)",
             ),
         ),
     ),
     Mutant(
         "dk_dv_tail_dropped",
         "query rows past the last whole tile are left out of dk and dv",
-        (Edit(DK_DV, "diagonal - first + tiles_q - tl.maximum(diagonal, full)", "diagonal - first"),),
+        (Edit(OF_KEYS, "diagonal - first + tiles_q - tl.maximum(diagonal, full)", "diagonal - first"),),
     ),
     Mutant(
         "dk_dv_tail_unmasked",
         "the tail of the query rows counts as a whole tile",
-        (Edit(DK_DV, "full = seqlen_q // BLOCK_LOOP", "full = cdiv(seqlen_q, BLOCK_LOOP)"),),
+        (Edit(OF_KEYS, "full = seqlen_q // BLOCK_ROWS", "full = cdiv(seqlen_q, BLOCK_ROWS)"),),
         source=f"{FLASH}/issues/443",
     ),
     Mutant(
         "dk_dv_one_lane_dropped",
         "row 5 of every tile that an edge cuts is masked in dk and dv",
-        (Edit(DK_DV, SEEN, f"{SEEN} & (rows != 5)[None, :]"),),
+        (Edit(OF_KEYS, SEEN, f"{SEEN} & (rows != 5)[None, :]"),),
         subtle=True,
     ),
     Mutant(
         "dq_unmasked",
         "dS is not masked in dq",
-        (Edit(DQ, "ds = tl.where(keys[None, :] <= (last_key - start_n)[:, None], ds, 0.0)", "ds = ds"),),
+        (
+            Edit(
+                OF_QUERIES,
+                "ds = tl.where(keys[None, :] <= (last_key - start_n)[:, None], ds, 0.0)",
+                "ds = ds",
+            ),
+        ),
     ),
     Mutant(
         "dq_one_more_key",
         "dq sees the key after a row's last",
         (
             Edit(
-                DQ,
+                OF_QUERIES,
                 "keys[None, :] <= (last_key - start_n)[:, None]",
                 "keys[None, :] <= (last_key - start_n)[:, None] + 1",
             ),
@@ -221,35 +231,39 @@ BACKWARD = (
         "keys that an edge cuts off are left out of dq",
         (
             Edit(
-                DQ,
-                "tiles_k if cut else whole",
-                "whole + tl.minimum(whole, tiles_k - whole) if cut else whole",
+                OF_QUERIES,
+                "end if cut else whole",
+                "whole + tl.minimum(whole, end - whole) if cut else whole",
             ),
         ),
     ),
     Mutant(
         "dq_first_tiles_twice",
         "whole tiles count twice in dq",
-        (Edit(DQ, "range(whole if cut else 0,", "range(0,"),),
+        (Edit(OF_QUERIES, "range(whole if cut else 0,", "range(0,"),),
     ),
     # Scale
-    Mutant("dk_not_scaled", "dk is not scaled", (Edit(DK_DV, "dk_acc * sm_scale", "dk_acc"),)),
+    Mutant("dk_not_scaled", "dk is not scaled", (Edit(DK_DV, "dk_tile * sm_scale", "dk_tile"),)),
     Mutant(
         "dk_scaled_twice",
         "dk is scaled twice",
-        (Edit(DK_DV, "dk_acc * sm_scale", "dk_acc * sm_scale * sm_scale"),),
+        (Edit(DK_DV, "dk_tile * sm_scale", "dk_tile * sm_scale * sm_scale"),),
     ),
     Mutant(
         "dk_in_base_2",
         "dk is scaled with log2 e as well",
-        (Edit(DK_DV, "dk_acc * sm_scale", "dk_acc * scale_log2"),),
+        (Edit(DK_DV, "dk_tile * sm_scale", "dk_tile * scale_log2"),),
     ),
     Mutant(
-        "dv_scaled", "dv is scaled", (Edit(DK_DV, DV_STORE, DV_STORE.replace("dv_acc", "dv_acc * sm_scale")),)
+        "dv_scaled",
+        "dv is scaled",
+        (Edit(DK_DV, DV_STORE, DV_STORE.replace("dv_tile", "dv_tile * sm_scale")),),
     ),
-    Mutant("dq_not_scaled", "dq is not scaled", (Edit(DQ, "acc * sm_scale", "acc"),)),
+    Mutant("dq_not_scaled", "dq is not scaled", (Edit(DQ, "dq_tile * sm_scale", "dq_tile"),)),
     Mutant(
-        "dq_in_base_2", "dq is scaled with log2 e as well", (Edit(DQ, "acc * sm_scale", "acc * scale_log2"),)
+        "dq_in_base_2",
+        "dq is scaled with log2 e as well",
+        (Edit(DQ, "dq_tile * sm_scale", "dq_tile * scale_log2"),),
     ),
     Mutant(
         "backward_scale_ignored",
@@ -261,17 +275,17 @@ BACKWARD = (
     Mutant(
         "dk_of_weights",
         "dk is made of P, not of dS",
-        (Edit(DK_DV, "dot(ds.to(q_tile.dtype)", "dot(p.to(q_tile.dtype)"),),
+        (Edit(OF_KEYS, "dot(ds.to(q_tile.dtype)", "dot(p.to(q_tile.dtype)"),),
     ),
     Mutant(
         "ds_without_weights",
         "dS lacks its factor P in dq",
-        (Edit(DQ, DS_OF_ROWS, DS_OF_ROWS.replace("p * ", "")),),
+        (Edit(OF_QUERIES, DS_OF_ROWS, DS_OF_ROWS.replace("p * ", "")),),
     ),
     Mutant(
         "dq_of_values",
         "dq is the product of dS and v",
-        (Edit(DQ, OF_DQ, OF_DQ.replace("k_tile, acc", "v_tile, acc")),),
+        (Edit(OF_QUERIES, OF_DQ, OF_DQ.replace("k_tile, dq", "v_tile, dq")),),
         source="https://github.com/pytorch/pytorch/pull/133495",
     ),
     Mutant(
@@ -279,7 +293,7 @@ BACKWARD = (
         "dP is rounded to the input's dtype before delta is subtracted, in dk",
         (
             Edit(
-                DK_DV,
+                OF_KEYS,
                 "dot(v_tile, tl.trans(do_tile), None, PRECISION)",
                 "dot(v_tile, tl.trans(do_tile), None, PRECISION).to(q_tile.dtype).to(tl.float32)",
             ),
@@ -291,7 +305,7 @@ BACKWARD = (
         "dP is rounded to the input's dtype before delta is subtracted, in dq",
         (
             Edit(
-                DQ,
+                OF_QUERIES,
                 "dot(do_tile, tl.trans(v_tile), None, PRECISION)",
                 "dot(do_tile, tl.trans(v_tile), None, PRECISION).to(q_tile.dtype).to(tl.float32)",
             ),
@@ -301,18 +315,18 @@ BACKWARD = (
     Mutant(
         "ds_in_bfloat16",
         "dS is rounded to bfloat16 whatever the inputs are",
-        (Edit(DK_DV, "ds.to(q_tile.dtype)", "ds.to(tl.bfloat16).to(q_tile.dtype)"),),
+        (Edit(OF_KEYS, "ds.to(q_tile.dtype)", "ds.to(tl.bfloat16).to(q_tile.dtype)"),),
         subtle=True,
     ),
     Mutant(
-        "dv_accumulator_rounded",
+        "dv_tileumulator_rounded",
         "dv is accumulated in the input's dtype",
-        (Edit(DK_DV, OF_DV, f"{OF_DV}.to(do_tile.dtype).to(tl.float32)"),),
+        (Edit(OF_KEYS, OF_DV, f"{OF_DV}.to(do_tile.dtype).to(tl.float32)"),),
     ),
     Mutant(
         "dq_accumulator_rounded",
         "dq is accumulated in the input's dtype",
-        (Edit(DQ, OF_DQ, f"{OF_DQ}.to(k_tile.dtype).to(tl.float32)"),),
+        (Edit(OF_QUERIES, OF_DQ, f"{OF_DQ}.to(k_tile.dtype).to(tl.float32)"),),
     ),
     Mutant(
         "one_row_of_dv_off",
@@ -321,7 +335,7 @@ BACKWARD = (
             Edit(
                 DK_DV,
                 DV_STORE,
-                DV_STORE.replace("dv_acc", "dv_acc * tl.where(keys == 3, 1.004, 1.0)[:, None]"),
+                DV_STORE.replace("dv_tile", "dv_tile * tl.where(keys == 3, 1.004, 1.0)[:, None]"),
             ),
         ),
         subtle=True,
@@ -329,7 +343,7 @@ BACKWARD = (
     Mutant(
         "backward_in_tf32",
         "float32 products of dk are tf32 though ieee was asked for",
-        (Edit(DK_DV, OF_DK, OF_DK.replace("PRECISION", '"tf32"')),),
+        (Edit(OF_KEYS, OF_DK, OF_DK.replace("PRECISION", '"tf32"')),),
         source="https://github.com/evintunador/triton_docs_tutorials/issues/6",
         device="cuda",
     ),
@@ -337,27 +351,27 @@ BACKWARD = (
     Mutant(
         "first_head_of_the_group_only",
         "dk and dv sum over the first query head of a group alone",
-        (Edit(DK_DV, "range(group * tiles_per_head)", "range(tiles_per_head)"),),
+        (Edit(OF_KEYS, "range(group * tiles_per_head)", "range(tiles_per_head)"),),
     ),
     Mutant(
         "first_head_of_the_group_repeated",
         "dk and dv sum over the first query head of a group, group times",
-        (Edit(DK_DV, "member = index // tiles_per_head", "member = index // tiles_per_head * 0"),),
+        (Edit(OF_KEYS, "member = index // tiles_per_head", "member = index // tiles_per_head * 0"),),
     ),
     Mutant(
         "heads_of_q_by_strides_of_dout",
         "the heads of q in a group are found by the strides of dout",
-        (Edit(DK_DV, "q_head_step = stride_qh", "q_head_step = stride_doh"),),
+        (Edit(OF_KEYS, "q_head_step = stride_qh", "q_head_step = stride_doh"),),
     ),
     Mutant(
         "tiles_of_dout_by_strides_of_q",
         "tiles of dout but the first are found by the strides of q",
-        (Edit(DK_DV, "do_step = stride_dom", "do_step = stride_qm"),),
+        (Edit(OF_KEYS, "do_step = stride_dom", "do_step = stride_qm"),),
     ),
     Mutant(
         "group_ignored_in_dk_dv",
         "dk and dv start at query head h instead of h * group",
-        (Edit(DK_DV, "head_kv * group * stride_qh", "head_kv * stride_qh"),),
+        (Edit(DK_DV, "head_q = head_kv * group", "head_q = head_kv"),),
     ),
     Mutant(
         "dq_key_heads_interleaved",
@@ -373,7 +387,7 @@ BACKWARD = (
     Mutant(
         "backward_heads_by_32_bit_offsets",
         "the offset of a head of q in its group is a 32-bit product",
-        (Edit(DK_DV, "q_head_step = stride_qh.to(tl.int64)", "q_head_step = stride_qh.to(tl.int32)"),),
+        (Edit(OF_KEYS, "q_head_step = stride_qh.to(tl.int64)", "q_head_step = stride_qh.to(tl.int32)"),),
         source=f"{FLASH}/pull/2662",
     ),
     # Memory
@@ -398,6 +412,6 @@ BACKWARD = (
     Mutant(
         "backward_block_n_of_64_assumed",
         "query tiles start as if each held 64 rows",
-        (Edit(DK_DV, "start_m = tile * BLOCK_LOOP", "start_m = tile * 64"),),
+        (Edit(OF_KEYS, "start_m = tile * BLOCK_ROWS", "start_m = tile * 64"),),
     ),
 )

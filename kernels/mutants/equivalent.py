@@ -21,20 +21,20 @@ EQUIVALENT = (
         "What lies outside of the tile is masked, or not stored, all the same.",
         (
             """\
-_dk_dv_kernel
-  row_base = (head * group + member) * seqlen_q + start_m
+gradients_of_keys
+  row_base = member * row_head_step + start_m
 - row_lse = tl.load(lse_log2 + row_base + rows, mask=in_tile, other=0.0)
 + row_lse = tl.load(lse_log2 + row_base + rows, mask=in_tile, other=1.0)
   q_tile = load_tile(""",
             """\
-_dk_dv_kernel
+gradients_of_keys
   if cut:
 - seen = ((first_row - start_m)[:, None] <= rows[None, :]) & in_tile[None, :]
 + seen = (first_row - start_m)[:, None] <= rows[None, :]
   p = tl.where(seen, p, 0.0)""",
             """\
-_dk_dv_kernel
-  dv_acc = dot(p.to(do_tile.dtype), do_tile, dv_acc, PRECISION)
+gradients_of_keys
+  dv = dot(p.to(do_tile.dtype), do_tile, dv, PRECISION)
 - row_delta = tl.load(delta + row_base + rows, mask=in_tile, other=0.0)
 + row_delta = tl.load(delta + row_base + rows, mask=in_tile, other=1.0)
   ds = p * (dot(v_tile, tl.trans(do_tile), None, PRECISION) - row_delta[None, :])""",
@@ -49,7 +49,7 @@ _dq_kernel
   row_lse = tl.load(lse_log2 + head * seqlen_q + rows, mask=in_rows, other=0.0)
 - row_delta = tl.load(delta + head * seqlen_q + rows, mask=in_rows, other=0.0)
 + row_delta = tl.load(delta + head * seqlen_q + rows, mask=in_rows, other=1.0)
-  k_step = stride_kn.to(tl.int64) * BLOCK_LOOP""",
+  last_key, whole, tiles_k = key_range(start_m, rows, seqlen_q, seqlen_k, CAUSAL, BLOCK_OWN, BLOCK_LOOP)""",
             """\
 _delta_kernel
   o_tile = load_tile(o_ptrs, in_rows, in_cols, True, True).to(tl.float32)
@@ -80,19 +80,19 @@ store_tile
         "Whole tiles are masked as well, where nothing is to be masked, or a tile more is: the same, but slower.",
         (
             """\
-_dk_dv_kernel
+gradients_of_keys
   p = weights(dot(k_tile, tl.trans(q_tile), None, PRECISION) * scale_log2, row_lse[None, :])
 - if cut:
 + if True:
   seen = ((first_row - start_m)[:, None] <= rows[None, :]) & in_tile[None, :]""",
             """\
-_forward_kernel
+attend
   scores = dot(q_tile, tl.trans(k_tile), None, PRECISION) * scale_log2
 - if cut:
 + if True:
   seen = keys[None, :] <= (last_key - start_n)[:, None]""",
             """\
-_dq_kernel
+gradient_of_queries
   ds = p * (dot(do_tile, tl.trans(v_tile), None, PRECISION) - row_delta[:, None])
 - if cut:
 + if True:
@@ -122,44 +122,44 @@ load_tile
 + elif True:
   tile = tl.load(pointers, mask=in_cols[None, :], other=0.0)""",
             """\
-_dk_dv_kernel
+gradients_of_keys
   first = 0
 - diagonal = 0
 + diagonal = 1
-  full = seqlen_q // BLOCK_LOOP""",
+  full = seqlen_q // BLOCK_ROWS""",
             """\
-_dk_dv_kernel
+gradients_of_keys
   first_row = keys - offset
-- first = tl.maximum(start_n - offset, 0) // BLOCK_LOOP
+- first = tl.maximum(start_n - offset, 0) // BLOCK_ROWS
 + pass
-  diagonal = cdiv(tl.maximum(start_n + BLOCK_OWN - 1 - offset, 0), BLOCK_LOOP)""",
+  diagonal = cdiv(tl.maximum(start_n + BLOCK_KEYS - 1 - offset, 0), BLOCK_ROWS)""",
             """\
-_dk_dv_kernel
+gradients_of_keys
   first_row = keys - offset
-- first = tl.maximum(start_n - offset, 0) // BLOCK_LOOP
-+ first = tl.maximum(start_n - offset, 1) // BLOCK_LOOP
-  diagonal = cdiv(tl.maximum(start_n + BLOCK_OWN - 1 - offset, 0), BLOCK_LOOP)""",
+- first = tl.maximum(start_n - offset, 0) // BLOCK_ROWS
++ first = tl.maximum(start_n - offset, 1) // BLOCK_ROWS
+  diagonal = cdiv(tl.maximum(start_n + BLOCK_KEYS - 1 - offset, 0), BLOCK_ROWS)""",
             """\
-_dk_dv_kernel
-  first = tl.maximum(start_n - offset, 0) // BLOCK_LOOP
-- diagonal = cdiv(tl.maximum(start_n + BLOCK_OWN - 1 - offset, 0), BLOCK_LOOP)
-+ diagonal = cdiv(tl.maximum(start_n + BLOCK_OWN - offset, 0), BLOCK_LOOP)
+gradients_of_keys
+  first = tl.maximum(start_n - offset, 0) // BLOCK_ROWS
+- diagonal = cdiv(tl.maximum(start_n + BLOCK_KEYS - 1 - offset, 0), BLOCK_ROWS)
++ diagonal = cdiv(tl.maximum(start_n + BLOCK_KEYS - offset, 0), BLOCK_ROWS)
   diagonal = tl.minimum(diagonal, tiles_q)""",
             """\
-_dk_dv_kernel
-  first = tl.maximum(start_n - offset, 0) // BLOCK_LOOP
-- diagonal = cdiv(tl.maximum(start_n + BLOCK_OWN - 1 - offset, 0), BLOCK_LOOP)
-+ diagonal = cdiv(tl.maximum(start_n + BLOCK_OWN - 1 - offset, 1), BLOCK_LOOP)
+gradients_of_keys
+  first = tl.maximum(start_n - offset, 0) // BLOCK_ROWS
+- diagonal = cdiv(tl.maximum(start_n + BLOCK_KEYS - 1 - offset, 0), BLOCK_ROWS)
++ diagonal = cdiv(tl.maximum(start_n + BLOCK_KEYS - 1 - offset, 1), BLOCK_ROWS)
   diagonal = tl.minimum(diagonal, tiles_q)""",
             """\
-_dk_dv_kernel
-  diagonal = cdiv(tl.maximum(start_n + BLOCK_OWN - 1 - offset, 0), BLOCK_LOOP)
+gradients_of_keys
+  diagonal = cdiv(tl.maximum(start_n + BLOCK_KEYS - 1 - offset, 0), BLOCK_ROWS)
 - diagonal = tl.minimum(diagonal, tiles_q)
 + diagonal = tiles_q
   cut_tiles = diagonal - first + tiles_q - tl.maximum(diagonal, full)""",
             """\
-_dk_dv_kernel
-  diagonal = cdiv(tl.maximum(start_n + BLOCK_OWN - 1 - offset, 0), BLOCK_LOOP)
+gradients_of_keys
+  diagonal = cdiv(tl.maximum(start_n + BLOCK_KEYS - 1 - offset, 0), BLOCK_ROWS)
 - diagonal = tl.minimum(diagonal, tiles_q)
 + diagonal = tl.maximum(diagonal, tiles_q)
   cut_tiles = diagonal - first + tiles_q - tl.maximum(diagonal, full)""",
@@ -187,17 +187,17 @@ key_range
         "Where the sum is 0, out is 0 and the maximum -inf, whatever is put in its place or the sum begins with.",
         (
             """\
-_forward_kernel
-  m_i = tl.full([BLOCK_OWN], NEG_INF, tl.float32)
-- l_i = tl.full([BLOCK_OWN], 0.0, tl.float32)
-+ l_i = tl.full([BLOCK_OWN], 1.0, tl.float32)
-  acc = tl.full([BLOCK_OWN, HEAD_DIM], 0.0, tl.float32)""",
-            """\
-_forward_kernel
-  # A row that sees no key has m_i = -inf and l_i = 0: out is 0 and lse -inf.
+attend
+  m_i = tl.full([BLOCK_ROWS], NEG_INF, tl.float32)
+- l_i = tl.full([BLOCK_ROWS], 0.0, tl.float32)
++ l_i = tl.full([BLOCK_ROWS], 1.0, tl.float32)
+  acc = tl.full([BLOCK_ROWS, HEAD_DIM], 0.0, tl.float32)""",
+            '''\
+normalise
+  """What ``attend`` returns as out, and lse, the natural logarithm: 0 and -inf where it saw no key."""
 - l_i = tl.where(l_i == 0.0, 1.0, l_i)
 + l_i = tl.where(l_i == 0.0, 2.0, l_i)
-  out_ptrs = tile_pointers(out + head * seqlen_q * head_dim, rows, head_dim, cols, ALIGNED)""",
+  return acc / l_i[:, None], (m_i + tl.log2(l_i)) * LN2''',
             """\
 softmax_step
   # A row that has seen no key yet has a maximum of -inf, and -inf - -inf is nan.
@@ -210,17 +210,17 @@ softmax_step
         "P is 0 there already; 0 times an infinite dP behind the mask is left open, as the module says.",
         (
             """\
-_dk_dv_kernel
+gradients_of_keys
   ds = p * (dot(v_tile, tl.trans(do_tile), None, PRECISION) - row_delta[None, :])
 - if cut:
 + if False:
   ds = tl.where(seen, ds, 0.0)""",
             """\
-_dk_dv_kernel
+gradients_of_keys
   if cut:
 - ds = tl.where(seen, ds, 0.0)
 + pass
-  dk_acc = dot(ds.to(q_tile.dtype), q_tile, dk_acc, PRECISION)""",
+  dk = dot(ds.to(q_tile.dtype), q_tile, dk, PRECISION)""",
         ),
     ),
     Argument(
@@ -297,13 +297,13 @@ advance
         "The other bounds imply this one, or a loop over fewer tiles than none is empty all the same.",
         (
             """\
-_dk_dv_kernel
-  diagonal = cdiv(tl.maximum(start_n + BLOCK_OWN - 1 - offset, 0), BLOCK_LOOP)
+gradients_of_keys
+  diagonal = cdiv(tl.maximum(start_n + BLOCK_KEYS - 1 - offset, 0), BLOCK_ROWS)
 - diagonal = tl.minimum(diagonal, tiles_q)
 + pass
   cut_tiles = diagonal - first + tiles_q - tl.maximum(diagonal, full)""",
             """\
-_dk_dv_kernel
+gradients_of_keys
   cut_tiles = diagonal - first + tiles_q - tl.maximum(diagonal, full)
 - whole_tiles = tl.maximum(full - diagonal, 0)
 + whole_tiles = full - diagonal

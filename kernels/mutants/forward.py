@@ -3,6 +3,8 @@
 from kernels.mutants.mutant import Edit, Mutant
 
 KERNEL = "kernels.flash_v2:_forward_kernel"
+ATTEND = "kernels.flash_v2:attend"
+NORMALISE = "kernels.flash_v2:normalise"
 STEP = "kernels.tiles:softmax_step"
 RANGE = "kernels.tiles:key_range"
 POINTERS = "kernels.tiles:tile_pointers"
@@ -16,7 +18,7 @@ MASKED = "scores = tl.where(seen, scores, NEG_INF)"
 SEEN = "seen = keys[None, :] <= (last_key - start_n)[:, None]"
 SCORES = "scores = dot(q_tile, tl.trans(k_tile), None, PRECISION) * scale_log2"
 UPDATE = "acc = dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None], PRECISION)"
-STORED = "store_tile(out_ptrs, acc / l_i[:, None], in_rows, in_cols, MASK_COLS)"
+STORED = "store_tile(out_ptrs, out_tile, in_rows, in_cols, MASK_COLS)"
 Q_LOAD = "q_tile = load_tile(q_ptrs, in_rows, in_cols, True, MASK_COLS)"
 V_POINTERS = (
     "v_ptrs = tile_pointers(v + batch * stride_vb + head_kv * stride_vh, keys, stride_vn, cols, ALIGNED)"
@@ -33,17 +35,17 @@ FORWARD = (
         (Edit(RANGE, "seqlen_k - 1, tl.int32", "seqlen_k - 2, tl.int32"),),
         source=f"{FLASH}/issues/334",
     ),
-    Mutant("padding_scored", "keys past seqlen_k are not masked", (Edit(KERNEL, MASKED, "scores = scores"),)),
+    Mutant("padding_scored", "keys past seqlen_k are not masked", (Edit(ATTEND, MASKED, "scores = scores"),)),
     Mutant(
         "padding_scored_zero",
         "what is masked scores 0 instead of -inf",
-        (Edit(KERNEL, MASKED, "scores = tl.where(seen, scores, 0.0)"),),
+        (Edit(ATTEND, MASKED, "scores = tl.where(seen, scores, 0.0)"),),
         source=f"{PYTORCH}/issues/196678",
     ),
     Mutant(
         "finite_sentinel",
         "what is masked scores -30000: a row that sees nothing returns a mean of v",
-        (Edit(KERNEL, MASKED, "scores = tl.where(seen, scores, -30000.0)"),),
+        (Edit(ATTEND, MASKED, "scores = tl.where(seen, scores, -30000.0)"),),
         source=f"{PYTORCH}/issues/103963",
     ),
     Mutant(
@@ -51,9 +53,9 @@ FORWARD = (
         "the running maximum starts at -10^4: rows whose scores are all lower underflow",
         (
             Edit(
-                KERNEL,
-                "m_i = tl.full([BLOCK_OWN], NEG_INF, tl.float32)",
-                "m_i = tl.full([BLOCK_OWN], -1.0e4, tl.float32)",
+                ATTEND,
+                "m_i = tl.full([BLOCK_ROWS], NEG_INF, tl.float32)",
+                "m_i = tl.full([BLOCK_ROWS], -1.0e4, tl.float32)",
             ),
         ),
         subtle=True,
@@ -63,9 +65,9 @@ FORWARD = (
         "the running maximum starts at 0: rows of very negative scores underflow",
         (
             Edit(
-                KERNEL,
-                "m_i = tl.full([BLOCK_OWN], NEG_INF, tl.float32)",
-                "m_i = tl.full([BLOCK_OWN], 0.0, tl.float32)",
+                ATTEND,
+                "m_i = tl.full([BLOCK_ROWS], NEG_INF, tl.float32)",
+                "m_i = tl.full([BLOCK_ROWS], 0.0, tl.float32)",
             ),
         ),
         source="https://github.com/NVIDIA/cudnn-frontend/issues/1072",
@@ -80,7 +82,7 @@ FORWARD = (
         "key 17 of every tile that an edge cuts is masked",
         (
             Edit(
-                KERNEL,
+                ATTEND,
                 SEEN,
                 SEEN.replace("= keys", "= (keys != 17)[None, :] & (keys") + ")",
             ),
@@ -92,9 +94,9 @@ FORWARD = (
         "the masked loop starts at tile 0, so that whole tiles count twice",
         (
             Edit(
-                KERNEL,
-                "range(whole if cut else 0, tiles_k if cut else whole)",
-                "range(0, tiles_k if cut else whole)",
+                ATTEND,
+                "range(whole if cut else first, end if cut else whole)",
+                "range(first, end if cut else whole)",
             ),
         ),
     ),
@@ -103,9 +105,9 @@ FORWARD = (
         "the first whole tile is left out where there are several",
         (
             Edit(
-                KERNEL,
-                "range(whole if cut else 0, tiles_k if cut else whole)",
-                "range(whole if cut else whole // 4, tiles_k if cut else whole)",
+                ATTEND,
+                "range(whole if cut else first, end if cut else whole)",
+                "range(whole if cut else whole // 4, end if cut else whole)",
             ),
         ),
         subtle=True,
@@ -173,12 +175,18 @@ FORWARD = (
     Mutant(
         "accumulator_not_rescaled",
         "the accumulator is not brought to the new maximum",
-        (Edit(KERNEL, "acc * alpha[:, None]", "acc"),),
+        (Edit(ATTEND, "acc * alpha[:, None]", "acc"),),
     ),
     Mutant(
         "one_row_not_rescaled",
         "row 3 of each tile is not brought to the new maximum",
-        (Edit(KERNEL, "acc * alpha[:, None]", "acc * tl.where(rows == start_m + 3, 1.0, alpha)[:, None]"),),
+        (
+            Edit(
+                ATTEND,
+                "acc * alpha[:, None]",
+                "acc * tl.where(tl.arange(0, BLOCK_ROWS) == 3, 1.0, alpha)[:, None]",
+            ),
+        ),
         subtle=True,
     ),
     Mutant(
@@ -205,7 +213,7 @@ FORWARD = (
     Mutant(
         "empty_row_is_nan",
         "0 / 0 on rows that see no key",
-        (Edit(KERNEL, "l_i = tl.where(l_i == 0.0, 1.0, l_i)", "l_i = l_i"),),
+        (Edit(NORMALISE, "l_i = tl.where(l_i == 0.0, 1.0, l_i)", "l_i = l_i"),),
         source=f"{PYTORCH}/issues/109517",
     ),
     Mutant(
@@ -216,7 +224,7 @@ FORWARD = (
     Mutant(
         "not_normalised",
         "out is not divided by the softmax sum",
-        (Edit(KERNEL, "acc / l_i[:, None]", "acc"),),
+        (Edit(NORMALISE, "acc / l_i[:, None]", "acc"),),
     ),
     Mutant(
         "nan_becomes_zero",
@@ -236,7 +244,7 @@ FORWARD = (
         "log2 e is left out of the scale",
         (Edit(LAUNCH, "sm_scale * LOG2E.value", "sm_scale"),),
     ),
-    Mutant("scale_squared", "scores are scaled twice", (Edit(KERNEL, SCORES, f"{SCORES} * scale_log2"),)),
+    Mutant("scale_squared", "scores are scaled twice", (Edit(ATTEND, SCORES, f"{SCORES} * scale_log2"),)),
     Mutant(
         "scale_ignored",
         "1 / sqrt(head_dim) whatever sm_scale is",
@@ -270,17 +278,17 @@ FORWARD = (
     Mutant(
         "scores_rounded",
         "scores are rounded to the input's dtype",
-        (Edit(KERNEL, SCORES, f"{SCORES}\n            scores = scores.to(q_tile.dtype).to(tl.float32)"),),
+        (Edit(ATTEND, SCORES, f"{SCORES}\n            scores = scores.to(q_tile.dtype).to(tl.float32)"),),
     ),
     Mutant(
         "accumulator_rounded",
         "the accumulator is kept in the input's dtype",
-        (Edit(KERNEL, UPDATE, f"{UPDATE}.to(v_tile.dtype).to(tl.float32)"),),
+        (Edit(ATTEND, UPDATE, f"{UPDATE}.to(v_tile.dtype).to(tl.float32)"),),
     ),
     Mutant(
         "weights_in_bfloat16",
         "P is rounded to bfloat16 whatever the inputs are",
-        (Edit(KERNEL, "p.to(v_tile.dtype)", "p.to(tl.bfloat16).to(v_tile.dtype)"),),
+        (Edit(ATTEND, "p.to(v_tile.dtype)", "p.to(tl.bfloat16).to(v_tile.dtype)"),),
         subtle=True,
     ),
     Mutant(
@@ -294,7 +302,7 @@ FORWARD = (
         "q is multiplied with the scale in its own dtype",
         (
             Edit(KERNEL, Q_LOAD, f"{Q_LOAD}\n    q_tile = (q_tile * scale_log2).to(q_tile.dtype)"),
-            Edit(KERNEL, SCORES, SCORES.removesuffix(" * scale_log2")),
+            Edit(ATTEND, SCORES, SCORES.removesuffix(" * scale_log2")),
         ),
         subtle=True,
     ),
@@ -303,7 +311,9 @@ FORWARD = (
         "column 7 of out is 0.4 % too large",
         (
             Edit(
-                KERNEL, "acc / l_i[:, None]", "acc / l_i[:, None] * tl.where(cols == 7, 1.004, 1.0)[None, :]"
+                NORMALISE,
+                "acc / l_i[:, None]",
+                "acc / l_i[:, None] * tl.where(cols == 7, 1.004, 1.0)[None, :]",
             ),
         ),
         subtle=True,
@@ -311,7 +321,7 @@ FORWARD = (
     Mutant(
         "tensor_cores_in_tf32",
         "float32 products are tf32 though ieee was asked for",
-        (Edit(KERNEL, "tl.trans(k_tile), None, PRECISION)", 'tl.trans(k_tile), None, "tf32")'),),
+        (Edit(ATTEND, "tl.trans(k_tile), None, PRECISION)", 'tl.trans(k_tile), None, "tf32")'),),
         source=f"{TRITON}/issues/1671",
         device="cuda",
     ),
@@ -334,7 +344,7 @@ FORWARD = (
     Mutant(
         "tiles_of_v_by_strides_of_k",
         "tiles of v but the first are found by the strides of k",
-        (Edit(KERNEL, "v_step = stride_vn", "v_step = stride_kn"),),
+        (Edit(ATTEND, "v_step = stride_vn", "v_step = stride_kn"),),
         source=f"{PYTORCH}/pull/133495",
     ),
     Mutant(
@@ -363,7 +373,7 @@ FORWARD = (
     Mutant(
         "tiles_by_32_bit_offsets",
         "the offset of a tile of v is a 32-bit product",
-        (Edit(KERNEL, "tile * v_step", "(tile * v_step).to(tl.int32)"),),
+        (Edit(ATTEND, "tile * v_step", "(tile * v_step).to(tl.int32)"),),
         source="https://github.com/sgl-project/sglang/issues/20389",
     ),
     # Memory
@@ -378,7 +388,7 @@ FORWARD = (
         "rows of v past seqlen_k are read, and weighted with zeros",
         (
             Edit(
-                KERNEL,
+                ATTEND,
                 "advance(v_ptrs, tile * v_step, ALIGNED), in_tile, in_cols, cut",
                 "advance(v_ptrs, tile * v_step, ALIGNED), in_tile, in_cols, False",
             ),
@@ -412,7 +422,7 @@ FORWARD = (
     Mutant(
         "block_n_of_64_assumed",
         "keys are masked as if a tile held 64 of them",
-        (Edit(KERNEL, "start_n = tile * BLOCK_LOOP", "start_n = tile * 64"),),
+        (Edit(ATTEND, "start_n = tile * BLOCK_KEYS", "start_n = tile * 64"),),
     ),
     Mutant(
         "block_m_of_128_assumed",

@@ -3,12 +3,13 @@
 from kernels.mutants.mutant import Edit, Mutant
 
 KERNEL = "kernels.flash_v2:_forward_kernel"
+NORMALISE = "kernels.flash_v2:normalise"
 VALUE = "(m_i + tl.log2(l_i)) * LN2"
-STORE = "tl.store(lse + head * seqlen_q + rows, (m_i + tl.log2(l_i)) * LN2, mask=in_rows)"
+STORE = "tl.store(lse + head * seqlen_q + rows, lse_rows, mask=in_rows)"
 
 
 def _value(new: str) -> tuple[Edit, ...]:
-    return (Edit(KERNEL, VALUE, new),)
+    return (Edit(NORMALISE, VALUE, new),)
 
 
 LSE = (

@@ -1,6 +1,7 @@
 """Planted bugs: every edit still applies, and makes a kernel that differs from the original there alone."""
 
 import ast
+import re
 
 import pytest
 import torch
@@ -28,7 +29,7 @@ def test_edit_applies_and_the_kernel_imports(name: str) -> None:
 def test_catalogue_is_what_it_says() -> None:
     assert len(CATALOGUE) == len(MUTANTS), "two planted bugs have one name"
     of_flash_v2 = [m for m in CATALOGUE.values() if m.kernel == "flash_v2"]
-    of_backward = [m for m in of_flash_v2 if any("backward" in e.where or "_d" in e.where for e in m.edits)]
+    of_backward = [m for m in of_flash_v2 if any(re.search("backward|gradient|_d", e.where) for e in m.edits)]
     assert len(of_flash_v2) >= 80
     assert 0.4 < len(of_backward) / len(of_flash_v2) < 0.6
     assert sum(name.startswith("lse_") for name in CATALOGUE) >= 10
