@@ -181,6 +181,18 @@ key_range
 - tiles = tl.minimum(cdiv(tl.maximum(start_m + offset + BLOCK_ROWS, 0), BLOCK_KEYS), tiles)
 + tiles = tl.maximum(cdiv(tl.maximum(start_m + offset + BLOCK_ROWS, 0), BLOCK_KEYS), tiles)
   return last_key, whole, tiles""",
+            """\
+key_range
+  whole = tl.minimum(tl.maximum(start_m + offset + 1, 0) // BLOCK_KEYS, whole)
+- tiles = tl.minimum(cdiv(tl.maximum(start_m + offset + BLOCK_ROWS, 0), BLOCK_KEYS), tiles)
++ tiles = cdiv(tl.maximum(start_m + offset + BLOCK_ROWS, 0), BLOCK_KEYS)
+  return last_key, whole, tiles""",
+            """\
+key_range
+  whole = tl.minimum(tl.maximum(start_m + offset + 1, 0) // BLOCK_KEYS, whole)
+- tiles = tl.minimum(cdiv(tl.maximum(start_m + offset + BLOCK_ROWS, 0), BLOCK_KEYS), tiles)
++ tiles = tl.minimum(cdiv(tl.maximum(start_m + offset + BLOCK_ROWS, 1), BLOCK_KEYS), tiles)
+  return last_key, whole, tiles""",
         ),
     ),
     Argument(
@@ -314,6 +326,12 @@ key_range
 - whole = tl.minimum(tl.maximum(start_m + offset + 1, 0) // BLOCK_KEYS, whole)
 + whole = tl.maximum(start_m + offset + 1, 0) // BLOCK_KEYS
   tiles = tl.minimum(cdiv(tl.maximum(start_m + offset + BLOCK_ROWS, 0), BLOCK_KEYS), tiles)""",
+            """\
+key_range
+  whole = tl.minimum(tl.maximum(start_m + offset + 1, 0) // BLOCK_KEYS, whole)
+- tiles = tl.minimum(cdiv(tl.maximum(start_m + offset + BLOCK_ROWS, 0), BLOCK_KEYS), tiles)
++ tiles = tl.minimum(cdiv(start_m + offset + BLOCK_ROWS, BLOCK_KEYS), tiles)
+  return last_key, whole, tiles""",
         ),
     ),
     Argument(
@@ -334,6 +352,17 @@ dot
         ),
         device="cpu",
     ),
+    Argument(
+        "It is divided by BLOCK_KEYS, which is more, and rounded down to 0 either way.",
+        (
+            """\
+key_range
+  last_key = rows + offset
+- whole = tl.minimum(tl.maximum(start_m + offset + 1, 0) // BLOCK_KEYS, whole)
++ whole = tl.minimum(tl.maximum(start_m + offset + 1, 1) // BLOCK_KEYS, whole)
+  tiles = tl.minimum(cdiv(tl.maximum(start_m + offset + BLOCK_ROWS, 0), BLOCK_KEYS), tiles)""",
+        ),
+    ),
 )
 """The same kernel in other words."""
 
@@ -347,6 +376,17 @@ _delta_kernel
 - row_lse = tl.where(row_lse == NEG_INF, float("inf"), row_lse * LOG2E)
 + row_lse = row_lse * LOG2E
   tl.store(delta + head * seqlen_q + rows, row_sum(do_tile * o_tile), mask=in_rows)""",
+        ),
+    ),
+    Argument(
+        "Shows from 2^31 rows in a group on: lse alone would take 8 GiB, more than a case may.",
+        (
+            """\
+gradients_of_keys
+  do_head_step = stride_doh.to(tl.int64)
+- row_head_step = stride_row_head.to(tl.int64)
++ row_head_step = stride_row_head.to(tl.int32)
+  """,
         ),
     ),
 )

@@ -41,7 +41,7 @@ LSE = (
     Mutant(
         "lse_unscaled",
         "the maximum in lse is that of q.k, not scaled",
-        _value("(m_i / scale_log2 + tl.log2(l_i)) * LN2"),
+        (Edit(KERNEL, STORE, STORE.replace("lse_rows", "lse_rows + (m_i / scale_log2 - m_i) * LN2")),),
     ),
     Mutant(
         "lse_off_by_a_thousandth",

@@ -1,7 +1,9 @@
 """Planted bugs: every edit still applies, and makes a kernel that differs from the original there alone."""
 
 import ast
+import builtins
 import re
+import symtable
 
 import pytest
 import torch
@@ -35,6 +37,17 @@ def test_catalogue_is_what_it_says() -> None:
     assert sum(name.startswith("lse_") for name in CATALOGUE) >= 10
     assert sum(m.subtle for m in CATALOGUE.values()) >= 15
     assert all(m.what and name == m.name for name, m in CATALOGUE.items())
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_a_bug_takes_no_name_that_is_not_there(name: str) -> None:
+    """That would raise, and be no wrong answer."""
+    for text in CATALOGUE[name].sources().values():
+        tables = [module := symtable.symtable(text, name, "exec")]
+        for table in tables:
+            tables += table.get_children()
+        known = {x.get_name() for x in module.get_symbols()} | set(dir(builtins))
+        assert {x.get_name() for table in tables for x in table.get_symbols() if x.is_global()} <= known
 
 
 def test_an_unknown_bug_is_no_kernel() -> None:
