@@ -2,6 +2,7 @@
 
 import difflib
 import itertools
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -243,9 +244,16 @@ def _sequence(values: tuple[Any, ...]) -> str:
 
 
 def _departures(arithmetic: Arithmetic) -> str:
-    """The weights' format, then each field that is not the default."""
+    """The weights' format, then each field that is not the default; of one that is true the name alone."""
     plain = Arithmetic(weights=arithmetic.weights, output=arithmetic.output)
     changed = {name: value for name, value in vars(arithmetic).items() if value != getattr(plain, name)}
-    return ", ".join(
-        [f"weights {arithmetic.weights.name}", *(f"{name} {value}" for name, value in changed.items())]
-    )
+    names = [name if value is True else f"{name} {_number(value)}" for name, value in changed.items()]
+    return ", ".join([f"weights {arithmetic.weights.name}", *names])
+
+
+def _number(value: Any) -> str:
+    """Powers of two as such, other floats in six digits, and anything else as it is."""
+    if not isinstance(value, float):
+        return str(value)
+    mantissa, exponent = math.frexp(value)
+    return f"2^{exponent - 1}" if mantissa == 0.5 else f"{value:g}"

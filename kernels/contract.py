@@ -24,6 +24,7 @@ from reference.arithmetic import (
 DTYPES = ("float16", "bfloat16", "float32")
 LAYOUTS = ("contiguous", "bnhd", "packed", "gap", "offset", "expanded", "expanded_rows", "huge")
 OUTPUTS = ("out", "lse", "dq", "dk", "dv")
+SMALLEST_NORMAL = {"float16": 2.0**-14, "bfloat16": 2.0**-126}
 
 Launch = Mapping[str, Any]
 ArithmeticOf = Callable[[str, str, Launch], Arithmetic]
@@ -35,6 +36,7 @@ def flash_arithmetic(dtype: str, device: str, launch: Launch) -> Arithmetic:
 
     On the CPU, bfloat16 casts may truncate, as those of Triton's interpreter do. It also misreads subnormals,
     by up to 2^-126: operands are not exact, which ``Arithmetic.operand_floor`` turns into that.
+    On a GPU, tensor cores take the products of operands of 16 bits.
     """
     formats = {
         "float16": FLOAT16,
@@ -46,6 +48,7 @@ def flash_arithmetic(dtype: str, device: str, launch: Launch) -> Arithmetic:
         weights=formats[dtype],
         output=formats[dtype],
         operand_rounding=FP32_ROUNDOFF if interpreted else 0.0,
+        smallest_operand=0.0 if device == "cpu" else SMALLEST_NORMAL.get(dtype, 0.0),
     )
 
 

@@ -327,7 +327,13 @@ def _arithmetic(dtype: str, device: str, launch: Mapping[str, Any]) -> Arithmeti
     )
     if device == "cpu":
         return arithmetic
-    return replace(arithmetic, accumulate=_HOPPER_ROUNDOFF, accumulate_terms=_HOPPER_PRODUCTS)
+    smallest_normal = to.underflow / to.roundoff
+    return replace(
+        arithmetic,
+        accumulate=_HOPPER_ROUNDOFF,
+        accumulate_terms=_HOPPER_PRODUCTS,
+        smallest_operand=smallest_normal,
+    )
 
 
 KERNEL = AttentionKernel(

@@ -117,6 +117,9 @@ class Arithmetic:
             16-bit inputs; 2^-10 for float32 inputs through Hopper's tf32).
         accumulate: roundoff of one step of a float32 accumulation: 1 unit for any order of IEEE additions
             and for Hopper's and Blackwell's tensor cores, 1.4 on A100, 3 on V100 (Fasi et al. 2021).
+        smallest_operand: the smallest normal number of the inputs, where tensor cores sum their products: those
+            are aligned by the exponents of the operands, and a subnormal has that of the smallest normal number,
+            so that as many bits less are left of its products. Quantised, in units of a block's scale.
         accumulate_terms: so many products are summed with that roundoff, and their sums in IEEE float32; None
             where one accumulation takes them all.
         exp_error, log_error, div_error: relative errors of the elementary functions.
@@ -147,6 +150,7 @@ class Arithmetic:
     output: Format
     operand_rounding: float = 0.0
     accumulate: float = FP32_ROUNDOFF
+    smallest_operand: float = 0.0
     accumulate_terms: int | None = None
     exp_error: float = EX2_APPROX_ERROR
     log_error: float = LG2_APPROX_ERROR
@@ -182,3 +186,12 @@ class Arithmetic:
     def operand_floor(self) -> float:
         """Below this ``operand_rounding`` is no bound: a subnormal loses up to 2^-126 when it is rounded."""
         return 2.0**-126 / self.operand_rounding if self.operand_rounding else 0.0
+
+    @property
+    def product_floor(self) -> float:
+        """In products of two inputs, q k^T and dout v^T, sums err as if no operand but 0 were smaller than this.
+
+        In those of P and dS with an input, 16 products of float16 lose 2^-35 of the largest weight for all their
+        subnormals. Already the cast of that weight may lose as much, 2^-11 of the smallest subnormal.
+        """
+        return max(self.operand_floor, self.smallest_operand)

@@ -32,6 +32,16 @@ def dequantised(q: Tensor, k: Tensor, v: Tensor, how: Quantisation) -> tuple[Ten
     return new_q, new_k * new_k.shape[-1], new_v
 
 
+def block_scales(x: Tensor, block: int | None) -> Tensor:
+    """What dequantised x (batch, heads, seqlen, columns) was scaled by, or twice that: (batch, heads, seqlen, 1)."""
+    scales = x.nan_to_num(0.0).abs().amax(-1, keepdim=True)
+    # A block's largest entry is 2^7 times its scale at least; rounded up, it may be 2^8 times.
+    for rows in blocks(x.shape[2], block or max(1, x.shape[2])):
+        scales[:, :, rows] = scales[:, :, rows].amax(2, keepdim=True) * 2.0 ** (1 - TOP_EXPONENT)
+    # Rotated, k was multiplied by the number of columns, and so was its scale.
+    return scales.clamp_min(SMALLEST_SCALE * x.shape[-1])
+
+
 def _finite_rows(x: Tensor) -> Tensor:
     return x.isfinite().all(-1, keepdim=True)
 

@@ -146,7 +146,7 @@ def _terms(
         raise ValueError("backward_bounds needs the kernel's out and lse, or the forward bounds")
     err = weight_error(e, a, shift=shift, extra=extra, shift_terms=2.0)
     grad_p = dout @ e.v.mT
-    products = operand_size(dout, a.operand_floor) @ operand_size(e.v, a.operand_floor).mT
+    products = operand_size(dout, a.product_floor) @ operand_size(e.v, a.product_floor).mT
     # dP's dot product, and its own rounding: |dP| <= B
     of_grad_p = e.q.shape[-1] * a.accumulate + 2 * a.operand_rounding + FP32_ROUNDOFF
     delta = (out * dout).sum(-1, keepdim=True)

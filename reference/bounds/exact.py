@@ -9,7 +9,7 @@ from torch import Tensor
 from reference.arithmetic import Quantisation
 from reference.heads import fold, group_size
 from reference.masks import hide, visible
-from reference.quantisation import dequantised
+from reference.quantisation import block_scales, dequantised
 
 FLOAT32_SAFE = 2.0**125
 """Below this no sum, product with log2(e), or partial sum of a float32 computation reaches infinity."""
@@ -52,10 +52,12 @@ def largest(x: Tensor, dim: int) -> Tensor:
     return x.amax(dim, keepdim=True) if x.shape[dim] else x.sum(dim, keepdim=True)
 
 
-def operand_size(x: Tensor, floor: float) -> Tensor:
-    """|x| of a product's raw operand, but for zeros never below ``Arithmetic.operand_floor``."""
+def operand_size(x: Tensor, floor: float | Tensor) -> Tensor:
+    """|x| of a product's raw operand, but for zeros never below a floor that ``Arithmetic`` has."""
     size = x.abs()
-    return size.clamp_min(floor).masked_fill(x == 0, 0.0) if floor else size
+    if isinstance(floor, float) and not floor:
+        return size
+    return size.clamp_min(floor).masked_fill(x == 0, 0.0)
 
 
 def exact(
@@ -66,22 +68,27 @@ def exact(
     causal: bool,
     sm_scale: float,
     alignment: str = "bottom_right",
-    operand_floor: float = 0.0,
+    product_floor: float = 0.0,
     quantisation: Quantisation | None = None,
 ) -> Exact:
     """Safe softmax attention (Milakov & Gimelshein 2018, eq. 2) with everything that bounds need kept.
 
     q is (batch, heads_q, seqlen_q, head_dim), k and v (batch, heads_kv, seqlen_k, head_dim), of any float
-    dtype; where a ``quantisation`` is given, everything is of the quantised operands. Raises ValueError where
-    heads_q is no multiple of heads_kv, and for an alignment that there is not.
+    dtype; where a ``quantisation`` is given, everything is of the quantised operands, and ``product_floor`` is
+    in units of a block's scale. Raises ValueError where heads_q is no multiple of heads_kv, and for an alignment
+    that there is not.
     """
     seqlen_k = k.shape[2]
     seen = visible(q.shape[2], seqlen_k, causal, alignment, q.device, group=group_size(q, k))
+    unit_q: float | Tensor = 1.0
+    unit_k: float | Tensor = 1.0
     if quantisation is not None:
         q, k, v = dequantised(q, k, v, quantisation)
+        unit_q = fold(block_scales(q, quantisation.block_q), k.shape[1])
+        unit_k = block_scales(k, quantisation.block_k)
     q, k, v = fold(q.double(), k.shape[1]), k.double(), v.double()
     scores = (q @ k.mT).mul_(sm_scale)
-    size = hide(operand_size(q, operand_floor) @ operand_size(k, operand_floor).mT, seen)
+    size = hide(operand_size(q, product_floor * unit_q) @ operand_size(k, product_floor * unit_k).mT, seen)
     masked = hide(scores, seen, -math.inf)
     row_max = masked.amax(-1) if seqlen_k else q.new_full(q.shape[:-1], -math.inf)
     # sm_scale may be multiplied to q, to k, or to their product

@@ -58,7 +58,7 @@ def exact_of(trial: Trial, p: Problem) -> Exact:
         causal=p.causal,
         sm_scale=p.sm_scale,
         alignment=trial.alignment,
-        operand_floor=trial.arithmetic.operand_floor,
+        product_floor=trial.arithmetic.product_floor,
         quantisation=trial.arithmetic.quantisation,
     )
 

@@ -163,7 +163,7 @@ def run(kernel: Emulator, x: Inputs) -> Run:
         causal=kernel.causal,
         sm_scale=kernel.sm_scale,
         alignment=kernel.alignment,
-        operand_floor=kernel.arithmetic.operand_floor,
+        product_floor=kernel.arithmetic.product_floor,
     )
     return Run(kernel, x, e, {"out": out, "lse": lse, "dq": dq, "dk": dk, "dv": dv})
 

@@ -7,11 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernels.contract import flash_arithmetic
 from reference.arithmetic import FLOAT16, FLOAT32, TF32_TRUNCATED, Arithmetic
 from reference.bounds import backward_bounds, exact, forward_bounds
 from reference.bounds.accumulation import SAFETY
+from tests.unit.emulator import aligned
 
 HALF = Arithmetic(weights=FLOAT16, output=FLOAT16)
+ON_A_GPU = flash_arithmetic("float16", "cuda", {})
 TF32 = Arithmetic(weights=TF32_TRUNCATED, output=FLOAT32, operand_rounding=2.0**-10)
 
 
@@ -48,7 +51,7 @@ def test_subnormals_lose_more_than_a_roundoff_in_tf32() -> None:
     q, k, v, dout = heads(
         torch.zeros(1, 4), torch.ones(1, 4), torch.full((1, 4), 3e38), torch.full((1, 4), 1e-39)
     )
-    e = exact(q, k, v, causal=False, sm_scale=0.5, operand_floor=TF32.operand_floor)
+    e = exact(q, k, v, causal=False, sm_scale=0.5, product_floor=TF32.product_floor)
     b = backward_bounds(e, dout.double(), TF32, out=e.out, lse=e.lse)
     truncated = (dout.view(torch.int32) & ~0x1FFF).view(torch.float32).double()
     lost = (truncated - dout.double()).sum() * 3e38 * 0.5  # sm_scale k = 0.5 for each column
@@ -71,3 +74,32 @@ def test_a_lattice_of_ds_rounds_one_way() -> None:
     assert error > backward_bounds(e, dout.double(), final, clustered=False, **kwargs).dq_bound
     assert (clustered.dq_bound >= unclustered.dq_bound).all()
     assert error <= clustered.dq_bound
+
+
+def subnormal_and_large() -> tuple[Tensor, Tensor]:
+    """Float16 operands of one row, as many as a tensor core sums at once: 15 products lose nearly half of theirs."""
+    return torch.full((1, 16), 2.0**-24), torch.tensor([[2.0**15, *[2.0 - 2.0**-10] * 15]])
+
+
+def test_scores_of_subnormals_lose_what_those_of_normal_numbers_do() -> None:
+    rows = subnormal_and_large()
+    q, k = heads(*rows)
+    error = (30.0 * aligned(*rows) - 30.0 * (q @ k.mT).double()).abs()  # of one key, lse is the score
+    bounds = [
+        forward_bounds(exact(q, k, k, causal=False, sm_scale=30.0, product_floor=floor), ON_A_GPU).lse
+        for floor in (0.0, ON_A_GPU.product_floor)
+    ]
+    assert 5 * bounds[0] < error <= bounds[1]
+
+
+def test_dp_of_subnormals_loses_what_that_of_normal_numbers_does() -> None:
+    rows = subnormal_and_large()
+    dout, v = heads(*rows)
+    k = torch.full((1, 1, 1, 16), 1000.0)
+    e = exact(torch.zeros_like(k), k, v, causal=False, sm_scale=1.0)
+    error = 1000.0 * (aligned(*rows) - (dout @ v.mT).double()).abs()  # delta is what dP should be
+    bounds = [
+        backward_bounds(e, dout.double(), arithmetic, out=e.out, lse=e.lse).dq_bound.amax()
+        for arithmetic in (replace(ON_A_GPU, smallest_operand=0.0), ON_A_GPU)
+    ]
+    assert 5 * bounds[0] < error <= bounds[1]

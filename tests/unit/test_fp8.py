@@ -14,7 +14,9 @@ from kernels.launching import launch
 from kernels.tiles import kernel
 from reference import quantisation
 from reference.arithmetic import FLOAT8_E4M3, FLOAT8_E5M2, FORMATS, Format, Quantisation
+from reference.bounds import exact, forward_bounds
 from tests.bench.fp8_error import errors
+from tests.unit.emulator import aligned
 
 FORMS = {"e4m3": (torch.float8_e4m3fn, FLOAT8_E4M3), "e5m2": (torch.float8_e5m2, FLOAT8_E5M2)}
 each_format = pytest.mark.parametrize(("dtype", "to"), FORMS.values(), ids=FORMS)
@@ -137,6 +139,21 @@ def test_what_is_declared() -> None:
     # Sums of more than one instruction's products go on in float32.
     assert on_gpu.accumulation(32) < on_gpu.accumulation(256) < 1.01 * on_gpu.accumulation(32)
     assert on_cpu.accumulation(256) == 256 * 2.0**-24
+
+
+def test_scores_of_subnormals_lose_what_those_of_normal_numbers_do() -> None:
+    """Of what a Hopper sums in 14 bits. Blocks whose largest entry is 2^7 are scaled by 1, and so they are kept."""
+    arithmetic = KERNEL.capabilities.arithmetic("float32", "cuda", {"scaling": "block"})
+    q, k = torch.full((1, 1, 2, 32), 2.0**-9), torch.full((1, 1, 1, 32), 1.875 * 2.0**-3)
+    q[0, 0, 0, 0] = k[..., 0] = 2.0**7
+    error = (aligned(q[0, 0, 1:], k[0, 0], 2.0**-6, 13) - (q @ k.mT).double()[0, 0, 1:]).abs()
+    bounds = []
+    for floor in (0.0, arithmetic.product_floor):
+        e = exact(
+            *(q, k, k), causal=False, sm_scale=1.0, product_floor=floor, quantisation=arithmetic.quantisation
+        )
+        bounds.append(forward_bounds(e, arithmetic).lse[0, 0, 1])
+    assert 2 * bounds[0] < error <= bounds[1]
 
 
 def test_rotation_is_worth_its_while() -> None:

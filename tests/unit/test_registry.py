@@ -349,8 +349,8 @@ def test_describe_prints_every_claim_shortly() -> None:
     assert lines["launch"] == "block_m 32 or 64, precision ieee"
     assert (
         lines["arithmetic float16"]
-        == "weights float16, normalised_first True, delta either, ds_from_rounded_p True, "
-        "ds_scaled True, dk_dv_per_head True"
+        == "weights float16, smallest_operand 2^-14, normalised_first, delta either, ds_from_rounded_p, "
+        "ds_scaled, dk_dv_per_head"
     )
 
 
