@@ -459,7 +459,6 @@ def _check(
                 f"{name}: got shape {tuple(tensor.shape)}, expected packed (total, heads, head_dim)"
             )
     check_inputs(_batch_of_one(q), _batch_of_one(k), _batch_of_one(v), causal, sm_scale)
-    check_runnable(q)
     if isinstance(cu_seqlens_q, Tensor) and cu_seqlens_q.numel() == 0:
         raise ValueError("cu_seqlens_q: got no entries, expected one more than there are sequences")
     sequences = cu_seqlens_q.numel() - 1 if isinstance(cu_seqlens_q, Tensor) else 0
@@ -478,6 +477,7 @@ def _check(
             raise ValueError(f"cu_seqlens_{name}: got {places}, expected 0 first, then rising to {total}")
         if max(lengths, default=0) > longest:
             raise ValueError(f"max_seqlen_{name}: got {longest}, expected {max(lengths)} or more")
+    check_runnable(q)
 
 
 def forward(
