@@ -11,8 +11,9 @@ default, which are meant for Hopper, spill registers: block_n 64 does not. ``fla
 warps do what, and overlaps more. The backward pass is that of FlashAttention-2.
 
 Specialisation is off by default, and no property draws it. On an H200 with Triton 3.6.0 the first form of this
-kernel gave wrong and irreproducible results with it, for what ``_forward_kernel`` says of ``copied_m``. The
-compiled code of the present form, which avoids that, has only been read.
+kernel gave wrong and irreproducible results with it, for what ``_forward_kernel`` says of ``copied_m``. The present
+form answered nine shapes right there, five times with the same bits, at all tiles but 64 x 64; at the default ones
+it took 13 to 24 % less time than without. A pipeline of three stages would make it wrong again.
 """
 
 import contextvars
