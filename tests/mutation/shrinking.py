@@ -15,14 +15,14 @@ from tests.mutation.campaign import Campaign
 from tests.mutation.schedule import module_of
 
 
-def shrink(campaign: Campaign, spec: str, law: str, dtype: str, seed: int) -> float:
+def shrink(campaign: Campaign, spec: str, law: str, dtype: str, seed: int, limit: int) -> float:
     """Seconds until Hypothesis is done and the report written, the first failure included.
 
-    Raises AssertionError where the law's test does not find the failure by itself, at the profile's budget.
+    Raises AssertionError where the law's test does not find the failure by itself, in ``limit`` examples.
     """
     # Without a database: it would remember the failures of one mutant for the next.
     inner = getattr(module_of(law), f"test_{law}").hypothesis.inner_test
-    test = settings(database=None)(given(data=st.data())(inner))
+    test = settings(database=None, max_examples=limit)(given(data=st.data())(inner))
     with tempfile.TemporaryDirectory() as folder:
         subject = Subject(
             KernelInfo.ask(campaign.child, spec, ()),

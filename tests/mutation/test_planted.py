@@ -68,7 +68,7 @@ def test_planted_bug_is_caught(
         if attempt.case is None:
             missed.append(seed)
         elif pytestconfig.getoption("--shrink"):
-            shrinking = shrink(campaign, spec, attempt.law, attempt.case.dtype, seed)
+            shrinking = shrink(campaign, spec, attempt.law, attempt.case.dtype, seed, limit)
         recorder.add(
             Planted(
                 name=mutant.name,
