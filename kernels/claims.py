@@ -97,6 +97,13 @@ def _head_dims(text: str) -> tuple[int, ...]:
     return tuple(sorted(head_dims))
 
 
+def _probabilities(text: str) -> tuple[float, ...]:
+    values = tuple(sorted(float(part) for part in text.split(",")))
+    if not 0.0 <= values[0] <= values[-1] < 1.0:
+        raise ValueError
+    return values
+
+
 def _relative_error(text: str) -> float:
     if not 0.0 <= (value := float(text)) < 1.0:
         raise ValueError
@@ -118,6 +125,7 @@ _CAPABILITIES: Mapping[str, _Values] = {
     "causal_unequal_lengths": _BOOLEAN,
     "sm_scale": _one_of("any", "positive"),
     "layouts": _subset(LAYOUTS),
+    "dropout": _Values("probabilities from 0 up to 1, such as 0,0.1", _probabilities),
     "backward": _BOOLEAN,
     "lse": _BOOLEAN,
     "deterministic": _subset(OUTPUTS, none=()),
@@ -215,6 +223,7 @@ def describe(capabilities: Capabilities, device_type: str | None = None) -> dict
         "causal_unequal_lengths": _yes(c.causal_unequal_lengths),
         "sm_scale": c.sm_scale,
         "layouts": "all" if set(c.layouts) == set(LAYOUTS) else ", ".join(c.layouts),
+        "dropout": _sequence(c.dropout),
         "backward": _yes(c.backward),
         "lse": _yes(c.lse),
         "deterministic": ", ".join(c.deterministic) or "none",

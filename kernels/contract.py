@@ -68,6 +68,8 @@ class Capabilities:
         causal_unequal_lengths: seqlen_q may differ from seqlen_k under a causal mask too.
         sm_scale: ``any`` float, or ``positive`` ones only.
         layouts: memory layouts of q, k, v and dout, by their names in ``strategies.layouts``.
+        dropout: probabilities that ``forward`` and ``backward`` take as ``dropout_p``, with a ``dropout_seed``:
+            weights are dropped as ``reference.dropout`` says. Never passed where it is 0.
         backward: gradients are available.
         lse: ``forward`` returns lse.
         deterministic: the outputs that are the same, bit for bit, on every run.
@@ -96,6 +98,7 @@ class Capabilities:
     causal_unequal_lengths: bool = True
     sm_scale: Literal["any", "positive"] = "any"
     layouts: tuple[str, ...] = LAYOUTS
+    dropout: tuple[float, ...] = (0.0,)
     backward: bool = True
     lse: bool = True
     deterministic: tuple[str, ...] = OUTPUTS

@@ -31,7 +31,14 @@ from torch import Tensor
 from kernels.autograd import attention
 from kernels.contract import AttentionKernel, Capabilities, flash_arithmetic
 from kernels.flash_v2 import row_deltas
-from kernels.launching import check_settings, is_aligned, launch, padded_head_dim, row_strides
+from kernels.launching import (
+    check_settings,
+    dropout_arguments,
+    is_aligned,
+    launch,
+    padded_head_dim,
+    row_strides,
+)
 from kernels.tiles import (
     INTERPRETED,
     LN2,
@@ -42,6 +49,7 @@ from kernels.tiles import (
     check_runnable,
     columns_inside,
     dot,
+    dropout_factors,
     kernel,
     load_tile,
     softmax_step,
@@ -49,7 +57,7 @@ from kernels.tiles import (
     tile_pointers,
     weights,
 )
-from kernels.validation import check_inputs, check_like
+from kernels.validation import check_dropout, check_inputs, check_like
 from reference.arithmetic import TF32_TRUNCATED, Arithmetic
 
 # Compile keys and 64-bit offsets: as in ``kernels.flash_v2``.
@@ -82,7 +90,11 @@ def _forward_kernel(
     seqlen_k,
     head_dim,
     scale_log2,
+    dropout_seed: tl.int64,
+    threshold: tl.int64,
+    keep_scale,
     CAUSAL: tl.constexpr,
+    DROPOUT: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     MASK_COLS: tl.constexpr,
     ALIGNED: tl.constexpr,
@@ -108,6 +120,7 @@ def _forward_kernel(
     k_step = stride_kn.to(tl.int64) * BLOCK_N
     v_step = stride_vn.to(tl.int64) * BLOCK_N
     out_step = head_dim.to(tl.int64) * BLOCK_M
+    dropout = (dropout_seed, threshold, keep_scale, head)
 
     for j in range(cdiv(seqlen_k, BLOCK_N)):  # line 6
         start_n = j * BLOCK_N
@@ -135,6 +148,8 @@ def _forward_kernel(
             scores = dot(q_tile, tl.trans(k_tile), None, PRECISION) * scale_log2  # line 10
             scores = tl.where(start_n + keys[None, :] <= last_key[:, None], scores, NEG_INF)  # line 11
             p, alpha, m_new, l_new = softmax_step(scores, m_i, l_i)  # lines 12, 13
+            if DROPOUT:  # line 14
+                p *= dropout_factors(dropout, 0, start_m + rows[:, None], start_n + keys[None, :])
             acc = dot(p.to(v_tile.dtype), v_tile, out_tile * (l_i * alpha)[:, None], PRECISION)  # line 15
             out_tile = acc / tl.where(l_new == 0.0, 1.0, l_new)[:, None]
 
@@ -176,7 +191,11 @@ def _backward_kernel(
     head_dim,
     sm_scale,
     scale_log2,
+    dropout_seed: tl.int64,
+    threshold: tl.int64,
+    keep_scale,
     CAUSAL: tl.constexpr,
+    DROPOUT: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     MASK_COLS: tl.constexpr,
     ALIGNED: tl.constexpr,
@@ -210,6 +229,7 @@ def _backward_kernel(
     k_step = stride_kn.to(tl.int64) * BLOCK_N
     v_step = stride_vn.to(tl.int64) * BLOCK_N
     out_step = head_dim.to(tl.int64) * BLOCK_N
+    dropout = (dropout_seed, threshold, keep_scale, head * group)
 
     for j in range(cdiv(seqlen_k, BLOCK_N)):  # line 6
         start_n = j * BLOCK_N
@@ -248,8 +268,14 @@ def _backward_kernel(
 
             scores = dot(k_tile, tl.trans(q_tile), None, PRECISION) * scale_log2  # line 11
             p = tl.where(seen, weights(scores, row_lse[None, :]), 0.0)  # lines 12, 13
-            dv_acc = dot(p.to(do_tile.dtype), do_tile, dv_acc, PRECISION)  # line 16
+            dropped = p
+            if DROPOUT:  # lines 14, 15
+                z = dropout_factors(dropout, member, start_m + rows[None, :], start_n + keys[:, None])
+                dropped = p * z
+            dv_acc = dot(dropped.to(do_tile.dtype), do_tile, dv_acc, PRECISION)  # line 16
             dp = dot(v_tile, tl.trans(do_tile), None, PRECISION)  # line 17
+            if DROPOUT:  # line 18
+                dp *= z
             ds = tl.where(seen, p * (dp - row_delta[None, :]), 0.0).to(q_tile.dtype)  # line 20
             of_tile = advance(dq_ptrs, row * head_dim, ALIGNED)
             dq_tile = load_tile(of_tile, in_rows, in_cols, True, MASK_COLS)
@@ -297,6 +323,8 @@ def forward(
     *,
     causal: bool,
     sm_scale: float,
+    dropout_p: float = 0.0,
+    dropout_seed: int = 0,
     block_m: int = 64,
     block_n: int = 64,
     num_stages: int = 1,
@@ -306,6 +334,7 @@ def forward(
 
     Query head h reads key head ``h // (heads_q // heads_kv)``. Any strides, but the last is 1. Inputs are
     float16, bfloat16 or float32, head_dim is 1 to 256, lengths may be 0; sm_scale is any finite number.
+    A share dropout_p of the weights is dropped, the same for the same dropout_seed (``reference.dropout``).
     ``LAUNCH`` has the launch settings.
 
     Returns out, like q, and lse (batch, heads_q, seqlen_q) float32, the natural logarithm of the softmax sum.
@@ -317,6 +346,7 @@ def forward(
     settings = {"block_m": block_m, "block_n": block_n, "num_stages": num_stages, "precision": precision}
     check_settings(settings, LAUNCH)
     check_inputs(q, k, v, causal, sm_scale)
+    check_dropout(dropout_p, dropout_seed)
     check_runnable(q)
     batch, heads_q, seqlen_q, head_dim = q.shape
     _, heads_kv, seqlen_k, _ = k.shape
@@ -330,7 +360,9 @@ def forward(
         *(q, k, v, acc, l, m),
         *row_strides(q, k, v),
         *(heads_q, heads_q // max(heads_kv, 1), seqlen_q, seqlen_k, head_dim, sm_scale * LOG2E.value),
+        *dropout_arguments(dropout_p, dropout_seed),
         CAUSAL=causal,
+        DROPOUT=dropout_p > 0,
         ALIGNED=is_aligned(q, k, v, out),
         **_constants(_forward_kernel, q, settings),
     )
@@ -348,6 +380,8 @@ def backward(
     *,
     causal: bool,
     sm_scale: float,
+    dropout_p: float = 0.0,
+    dropout_seed: int = 0,
     block_m: int = 64,
     block_n: int = 64,
     num_stages: int = 1,
@@ -361,6 +395,7 @@ def backward(
     settings = {"block_m": block_m, "block_n": block_n, "num_stages": num_stages, "precision": precision}
     check_settings(settings, LAUNCH)
     check_inputs(q, k, v, causal, sm_scale)
+    check_dropout(dropout_p, dropout_seed)
     check_runnable(q)
     check_like("dout", dout, "q", q, q.shape, q.dtype)
     check_like("out", out, "q", q, q.shape, q.dtype)
@@ -377,7 +412,9 @@ def backward(
         *row_strides(dout, q, k, v),
         *(heads_kv, heads_q // max(heads_kv, 1), seqlen_q, seqlen_k, head_dim),
         *(float(sm_scale), sm_scale * LOG2E.value),
+        *dropout_arguments(dropout_p, dropout_seed),
         CAUSAL=causal,
+        DROPOUT=dropout_p > 0,
         ALIGNED=is_aligned(dout, q, k, v, dk, dv),
         **_constants(_backward_kernel, q, settings),
     )
@@ -407,14 +444,14 @@ def _constants(fn: Any, q: Tensor, settings: Mapping[str, Any]) -> dict[str, Any
 
 
 def flash_v1(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, sm_scale: float | None = None, **launch: Any
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, sm_scale: float | None = None, **options: Any
 ) -> tuple[Tensor, Tensor]:
     """``forward``, differentiable in q, k and v through ``backward``; lse has no gradient.
 
-    sm_scale is 1 / sqrt(head_dim) unless given; ``launch`` takes settings of ``LAUNCH``.
+    sm_scale is 1 / sqrt(head_dim) unless given; ``options`` are dropout_p, dropout_seed and settings of ``LAUNCH``.
     """
     sm_scale = 1.0 / math.sqrt(q.shape[-1]) if sm_scale is None else sm_scale
-    out, lse = attention(KERNEL, q, k, v, causal=causal, sm_scale=sm_scale, **launch)
+    out, lse = attention(KERNEL, q, k, v, causal=causal, sm_scale=sm_scale, **options)
     return out, lse
 
 
@@ -440,6 +477,7 @@ KERNEL = AttentionKernel(
     capabilities=Capabilities(
         head_dims=tuple(range(1, 257)),
         batch_invariant=True,
+        dropout=(0.0, 0.1, 0.5),
         launch=LAUNCH,
         arithmetic=_arithmetic,
     ),

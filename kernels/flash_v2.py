@@ -16,6 +16,9 @@ Softmax and all sums are float32; P and dS are cast to the inputs' dtype before 
 A query that sees no key, or only scores of -inf, has out 0, lse -inf and gradients 0. Exponentials are taken
 in base 2, with sm_scale * log2 e in place of sm_scale.
 
+With dropout (the first version's Algorithm 2; ``reference.dropout``) out is the sum of P_ij z_ij v_j, z being 0 or
+1 / (1 - dropout_p), and z_ij multiplies dout_i . v_j and the P of dv as well; lse and delta are what they are.
+
 Whether nan or inf behind the causal mask reaches a row that does not see it is left open: 0 * nan is nan, so
 it depends on the tiles. Memory outside of the tensors never does.
 """
@@ -32,7 +35,14 @@ from torch import Tensor
 
 from kernels.autograd import attention
 from kernels.contract import AttentionKernel, Capabilities, flash_arithmetic
-from kernels.launching import check_settings, is_aligned, launch, padded_head_dim, row_strides
+from kernels.launching import (
+    check_settings,
+    dropout_arguments,
+    is_aligned,
+    launch,
+    padded_head_dim,
+    row_strides,
+)
 from kernels.tiles import (
     INTERPRETED,
     LN2,
@@ -44,6 +54,7 @@ from kernels.tiles import (
     columns_inside,
     device_function,
     dot,
+    dropout_factors,
     kernel,
     key_range,
     load_tile,
@@ -53,10 +64,10 @@ from kernels.tiles import (
     tile_pointers,
     weights,
 )
-from kernels.validation import check_gradient_inputs, check_inputs
+from kernels.validation import check_dropout, check_gradient_inputs, check_inputs
 from reference.arithmetic import TF32_TRUNCATED, Arithmetic
 
-# Compile keys: dtype, PRECISION, HEAD_DIM (padded), MASK_COLS (head_dim is not HEAD_DIM), CAUSAL, ALIGNED
+# Compile keys: dtype, PRECISION, HEAD_DIM (padded), MASK_COLS (head_dim is not HEAD_DIM), CAUSAL, DROPOUT, ALIGNED
 # (every row starts at a multiple of 16 bytes), the BLOCK_* sizes, num_warps and num_stages. Nothing else
 # compiles anew: see ``tiles.kernel``. Strides are declared 64-bit, and so is what they are multiplied with,
 # as offsets may exceed 2^31 elements.
@@ -87,11 +98,14 @@ def attend(
     ALIGNED: tl.constexpr,
     PRECISION: tl.constexpr,
     BLOCK_KEYS: tl.constexpr,
+    dropout=None,
+    rows=None,
 ):
     """Attention of a query tile to the key tiles from ``first`` up to ``end`` (FlashAttention-2, algorithm 1).
 
     Those before ``whole`` are seen as a whole, and taken unmasked; of the others, row i sees the keys up to
-    last_key[i]. Pointers are those of tile 0, with rows ``keys``.
+    last_key[i]. Pointers are those of tile 0, with rows ``keys``. For ``dropout``, if there is one, see
+    ``tiles.dropout_factors``: it takes the numbers of the query tile's ``rows``.
 
     Returns the accumulator (BLOCK_ROWS, HEAD_DIM), still to be divided by the sum, the maximum of the scores
     and the sum; of a row that sees no key they are 0, -inf and 0.
@@ -111,6 +125,8 @@ def attend(
                 seen = keys[None, :] <= (last_key - start_n)[:, None]
                 scores = tl.where(seen, scores, NEG_INF)
             p, alpha, m_i, l_i = softmax_step(scores, m_i, l_i)
+            if dropout is not None:
+                p *= dropout_factors(dropout, 0, rows[:, None], start_n + keys[None, :])
             v_tile = load_tile(advance(v_ptrs, tile * v_step, ALIGNED), in_tile, in_cols, cut, MASK_COLS)
             acc = dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None], PRECISION)
     return acc, m_i, l_i
@@ -145,7 +161,11 @@ def _forward_kernel(
     seqlen_k,
     head_dim,
     scale_log2,
+    dropout_seed: tl.int64,
+    threshold: tl.int64,
+    keep_scale,
     CAUSAL: tl.constexpr,
+    DROPOUT: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     MASK_COLS: tl.constexpr,
     ALIGNED: tl.constexpr,
@@ -193,6 +213,8 @@ def _forward_kernel(
         ALIGNED,
         PRECISION,
         BLOCK_LOOP,
+        (dropout_seed, threshold, keep_scale, head) if DROPOUT else None,
+        rows,
     )
     out_tile, lse_rows = normalise(acc, m_i, l_i)
     out_ptrs = tile_pointers(out + head * seqlen_q * head_dim, rows, head_dim, cols, ALIGNED)
@@ -273,12 +295,14 @@ def gradients_of_keys(
     ALIGNED: tl.constexpr,
     PRECISION: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
+    dropout=None,
 ):
     """Gradients of the key tile ``keys``, from key start_n on (FlashAttention-2, algorithm 2).
 
     Returns dk, to be multiplied with sm_scale, and dv. Loops over the query tiles of the group's heads: q_ptrs
     and do_ptrs are those of the first head's tile 0, with rows ``rows``; delta and lse_log2 point to the first
-    head's row 0, and a head further is stride_row_head elements on.
+    head's row 0, and a head further is stride_row_head elements on. For ``dropout``, if there is one, see
+    ``tiles.dropout_factors``.
 
     Scores are held transposed, (keys, rows), so that P and dS enter their products as they are. Keys past
     seqlen_k need no mask, as results of different keys never meet.
@@ -340,9 +364,16 @@ def gradients_of_keys(
                 cut,
                 MASK_COLS,
             )
-            dv = dot(p.to(do_tile.dtype), do_tile, dv, PRECISION)
+            dropped = p
+            if dropout is not None:
+                z = dropout_factors(dropout, member, start_m + rows[None, :], keys[:, None])
+                dropped = p * z
+            dv = dot(dropped.to(do_tile.dtype), do_tile, dv, PRECISION)
             row_delta = tl.load(delta + row_base + rows, mask=in_tile, other=0.0)
-            ds = p * (dot(v_tile, tl.trans(do_tile), None, PRECISION) - row_delta[None, :])
+            dp = dot(v_tile, tl.trans(do_tile), None, PRECISION)
+            if dropout is not None:
+                dp *= z
+            ds = p * (dp - row_delta[None, :])
             if cut:
                 ds = tl.where(seen, ds, 0.0)
             dk = dot(ds.to(q_tile.dtype), q_tile, dk, PRECISION)
@@ -378,7 +409,11 @@ def _dk_dv_kernel(
     head_dim,
     sm_scale,
     scale_log2,
+    dropout_seed: tl.int64,
+    threshold: tl.int64,
+    keep_scale,
     CAUSAL: tl.constexpr,
+    DROPOUT: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     MASK_COLS: tl.constexpr,
     ALIGNED: tl.constexpr,
@@ -439,6 +474,7 @@ def _dk_dv_kernel(
         ALIGNED,
         PRECISION,
         BLOCK_LOOP,
+        (dropout_seed, threshold, keep_scale, head * group) if DROPOUT else None,
     )
     dk_ptrs = tile_pointers(dk + head * seqlen_k * head_dim, keys, head_dim, cols, ALIGNED)
     dv_ptrs = tile_pointers(dv + head * seqlen_k * head_dim, keys, head_dim, cols, ALIGNED)
@@ -469,6 +505,8 @@ def gradient_of_queries(
     ALIGNED: tl.constexpr,
     PRECISION: tl.constexpr,
     BLOCK_KEYS: tl.constexpr,
+    dropout=None,
+    rows=None,
 ):
     """The gradient of a query tile, over the key tiles before ``end`` (FlashAttention-2, algorithm 2).
 
@@ -484,7 +522,10 @@ def gradient_of_queries(
             k_tile = load_tile(advance(k_ptrs, tile * k_step, ALIGNED), in_tile, in_cols, cut, MASK_COLS)
             v_tile = load_tile(advance(v_ptrs, tile * v_step, ALIGNED), in_tile, in_cols, cut, MASK_COLS)
             p = weights(dot(q_tile, tl.trans(k_tile), None, PRECISION) * scale_log2, row_lse[:, None])
-            ds = p * (dot(do_tile, tl.trans(v_tile), None, PRECISION) - row_delta[:, None])
+            dp = dot(do_tile, tl.trans(v_tile), None, PRECISION)
+            if dropout is not None:
+                dp *= dropout_factors(dropout, 0, rows[:, None], start_n + keys[None, :])
+            ds = p * (dp - row_delta[:, None])
             if cut:
                 ds = tl.where(keys[None, :] <= (last_key - start_n)[:, None], ds, 0.0)
             dq = dot(ds.to(k_tile.dtype), k_tile, dq, PRECISION)
@@ -519,7 +560,11 @@ def _dq_kernel(
     head_dim,
     sm_scale,
     scale_log2,
+    dropout_seed: tl.int64,
+    threshold: tl.int64,
+    keep_scale,
     CAUSAL: tl.constexpr,
+    DROPOUT: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     MASK_COLS: tl.constexpr,
     ALIGNED: tl.constexpr,
@@ -572,6 +617,8 @@ def _dq_kernel(
         ALIGNED,
         PRECISION,
         BLOCK_LOOP,
+        (dropout_seed, threshold, keep_scale, head) if DROPOUT else None,
+        rows,
     )
     dq_ptrs = tile_pointers(dq + head * seqlen_q * head_dim, rows, head_dim, cols, ALIGNED)
     store_tile(dq_ptrs, dq_tile * sm_scale, in_rows, in_cols, MASK_COLS)
@@ -624,6 +671,8 @@ def forward(
     *,
     causal: bool,
     sm_scale: float,
+    dropout_p: float = 0.0,
+    dropout_seed: int = 0,
     block_m: int = 128,
     block_n: int = 64,
     num_stages: int = 2,
@@ -634,6 +683,7 @@ def forward(
 
     Query head h reads key head ``h // (heads_q // heads_kv)``. Any strides, but the last is 1. Inputs are
     float16, bfloat16 or float32, head_dim is 1 to 256, lengths may be 0; sm_scale is any finite number.
+    A share dropout_p of the weights is dropped, the same for the same dropout_seed (``reference.dropout``).
     ``LAUNCH`` has the launch settings.
 
     Returns out, like q but of ``out_dtype`` where given, and lse (batch, heads_q, seqlen_q) float32, the natural
@@ -645,6 +695,7 @@ def forward(
     """
     settings = Settings(block_m, block_n, num_stages, precision)
     check_inputs(q, k, v, causal, sm_scale)
+    check_dropout(dropout_p, dropout_seed)
     check_runnable(q)
     batch, heads_q, seqlen_q, head_dim = q.shape
     _, heads_kv, seqlen_k, _ = k.shape
@@ -657,7 +708,9 @@ def forward(
         *(q, k, v, out, lse),
         *row_strides(q, k, v),
         *(heads_q, heads_q // max(heads_kv, 1), seqlen_q, seqlen_k, head_dim, sm_scale * LOG2E.value),
+        *dropout_arguments(dropout_p, dropout_seed),
         CAUSAL=causal,
+        DROPOUT=dropout_p > 0,
         ALIGNED=is_aligned(q, k, v, out),
         **constants,
     )
@@ -674,6 +727,8 @@ def backward(
     *,
     causal: bool,
     sm_scale: float,
+    dropout_p: float = 0.0,
+    dropout_seed: int = 0,
     block_m: int = 128,
     block_n: int = 64,
     num_stages: int = 2,
@@ -688,6 +743,7 @@ def backward(
     """
     settings = Settings(block_m, block_n, num_stages, precision)
     check_inputs(q, k, v, causal, sm_scale)
+    check_dropout(dropout_p, dropout_seed)
     check_runnable(q)
     check_gradient_inputs(dout, q, out, lse)
     batch, heads_q, seqlen_q, head_dim = q.shape
@@ -698,6 +754,7 @@ def backward(
     arguments = (
         *row_strides(dout, q, k, v),
         *(heads_kv, group, seqlen_q, seqlen_k, head_dim, float(sm_scale), sm_scale * LOG2E.value),
+        *dropout_arguments(dropout_p, dropout_seed),
     )
     aligned = is_aligned(dout, q, k, v, dq, dk, dv)
     constants = settings.constants(q, DK_DV_TILES)
@@ -707,6 +764,7 @@ def backward(
         *(dout, q, k, v, delta, lse_log2, dk, dv),
         *arguments,
         CAUSAL=causal,
+        DROPOUT=dropout_p > 0,
         ALIGNED=aligned,
         **constants,
     )
@@ -717,6 +775,7 @@ def backward(
         *(dout, q, k, v, delta, lse_log2, dq),
         *arguments,
         CAUSAL=causal,
+        DROPOUT=dropout_p > 0,
         ALIGNED=aligned,
         **constants,
     )
@@ -775,14 +834,14 @@ class Settings:
 
 
 def flash_v2(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, sm_scale: float | None = None, **launch: Any
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, sm_scale: float | None = None, **options: Any
 ) -> tuple[Tensor, Tensor]:
     """``forward``, differentiable in q, k and v through ``backward``; lse has no gradient.
 
-    sm_scale is 1 / sqrt(head_dim) unless given; ``launch`` takes settings of ``LAUNCH``.
+    sm_scale is 1 / sqrt(head_dim) unless given; ``options`` are dropout_p, dropout_seed and settings of ``LAUNCH``.
     """
     sm_scale = 1.0 / math.sqrt(q.shape[-1]) if sm_scale is None else sm_scale
-    out, lse = attention(KERNEL, q, k, v, causal=causal, sm_scale=sm_scale, **launch)
+    out, lse = attention(KERNEL, q, k, v, causal=causal, sm_scale=sm_scale, **options)
     return out, lse
 
 
@@ -801,6 +860,7 @@ KERNEL = AttentionKernel(
     capabilities=Capabilities(
         head_dims=tuple(range(1, 257)),
         batch_invariant=True,
+        dropout=(0.0, 0.1, 0.5),
         launch=LAUNCH,
         arithmetic=_arithmetic,
     ),

@@ -220,6 +220,9 @@ KERNEL = AttentionKernel(
     forward=forward,
     backward=backward,
     capabilities=replace(
-        flash_v2.KERNEL.capabilities, deterministic=("out", "lse", "dk", "dv"), arithmetic=_arithmetic
+        flash_v2.KERNEL.capabilities,
+        dropout=(0.0,),
+        deterministic=("out", "lse", "dk", "dv"),
+        arithmetic=_arithmetic,
     ),
 )

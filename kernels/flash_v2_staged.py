@@ -169,5 +169,6 @@ KERNEL = AttentionKernel(
         head_dims=HEAD_DIMS,
         seqlen_multiple=max(*LAUNCH["block_m"], *LAUNCH["block_n"]),
         causal_unequal_lengths=False,
+        dropout=(0.0,),
     ),
 )

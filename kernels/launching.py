@@ -25,6 +25,11 @@ def launch(fn: Any, programs: int, *arguments: Any, **constants: Any) -> None:
         fn[(programs,)](*arguments, **constants, enable_fp_fusion=False)
 
 
+def dropout_arguments(dropout_p: float, dropout_seed: int) -> tuple[int, int, float]:
+    """What a kernel takes for dropout: seed, threshold and keep_scale of ``tiles.dropout_factors``."""
+    return dropout_seed, round(dropout_p * 2**32), 1.0 / (1.0 - dropout_p)
+
+
 def row_strides(*tensors: Tensor) -> tuple[int, ...]:
     """Strides of batch, head and row of each tensor, in elements."""
     return tuple(stride for tensor in tensors for stride in tensor.stride()[:3])

@@ -157,6 +157,35 @@ def weights(scores, row_lse):
 
 
 @device_function
+def dropout_factors(dropout, member, rows, keys):
+    """What dropout multiplies weights with: keep_scale, or 0 where word 0 of Philox 4x32-10 is below a threshold.
+
+    ``dropout`` is (seed, threshold, keep_scale, head), of which ``launching.dropout_arguments`` makes the first
+    three; the counter of Philox (Salmon et al. 2011) is (keys, rows, head + member), heads being counted over the
+    whole batch. rows and keys are (rows, 1) and (1, keys), or the other way about. ``reference.dropout`` draws the
+    very same bits.
+    """
+    seed, threshold, keep_scale, head = dropout
+    seed = seed.to(tl.uint64)
+    k0 = (seed & 0xFFFFFFFF).to(tl.uint32)
+    k1 = (seed >> 32).to(tl.uint32)
+    c2 = (head + member).to(tl.uint32)
+    c0 = keys.to(tl.uint32)
+    c1 = rows.to(tl.uint32)
+    c3 = c2 ^ c2
+    for _ in tl.static_range(10):
+        product0 = c0.to(tl.uint64) * 0xD2511F53
+        product1 = c2.to(tl.uint64) * 0xCD9E8D57
+        c0 = (product1 >> 32).to(tl.uint32) ^ c1 ^ k0
+        c2 = (product0 >> 32).to(tl.uint32) ^ c3 ^ k1
+        c1 = product1.to(tl.uint32)
+        c3 = product0.to(tl.uint32)
+        k0 = tl.add(k0, 0x9E3779B9, sanitize_overflow=False)
+        k1 = tl.add(k1, 0xBB67AE85, sanitize_overflow=False)
+    return tl.where(c0 >= threshold.to(tl.uint32), keep_scale, 0.0)
+
+
+@device_function
 def key_range(
     start_m,
     rows,

@@ -51,6 +51,18 @@ def check_gradient_inputs(dout: Tensor, q: Tensor, out: Tensor, lse: Tensor) -> 
     check_like("lse", lse, "q", q, q.shape[:3], torch.float32)
 
 
+def check_dropout(dropout_p: float, dropout_seed: int) -> None:
+    """Check a probability below 1, by 2^-32 at least, and a seed of 63 bits."""
+    if not isinstance(dropout_p, Real):
+        raise TypeError(f"dropout_p: got {dropout_p!r}, expected a real number")
+    if not 0.0 <= dropout_p <= 1.0 - 2.0**-32:
+        raise ValueError(f"dropout_p: got {dropout_p!r}, expected a probability from 0 up to 1 - 2^-32")
+    if not isinstance(dropout_seed, int):
+        raise TypeError(f"dropout_seed: got {dropout_seed!r}, expected an integer")
+    if not 0 <= dropout_seed < 2**63:
+        raise ValueError(f"dropout_seed: got {dropout_seed!r}, expected an integer from 0 to 2^63 - 1")
+
+
 def check_like(
     name: str, tensor: Tensor, model_name: str, model: Tensor, shape: tuple[int, ...], dtype: torch.dtype
 ) -> None:

@@ -14,6 +14,7 @@ import math
 import torch
 from torch import Tensor
 
+from reference.dropout import keep_mask
 from reference.heads import fold, group_size, unfold
 from reference.masks import LOWEST, blocks, contract, hide, visible
 
@@ -36,6 +37,8 @@ def forward(
     causal: bool,
     sm_scale: float,
     alignment: str = "bottom_right",
+    dropout_p: float = 0.0,
+    dropout_seed: int = 0,
     chunk: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The output and the log-sum-exp of its rows: out like q, lse (batch, heads_q, seqlen_q), float64.
@@ -43,6 +46,7 @@ def forward(
     q is (batch, heads_q, seqlen_q, head_dim), k and v (batch, heads_kv, seqlen_k, head_dim), of any float
     dtype, device and strides; query head h reads key head h // (heads_q // heads_kv). ``alignment`` anchors
     the causal mask (``masks.visible``); ``chunk`` query rows of a head are taken at once (``default_chunk``).
+    ``dropout_p`` and ``dropout_seed`` drop weights after the softmax (``reference.dropout``).
 
     Raises ValueError for head counts, an alignment or a chunk that make no sense.
     """
@@ -54,6 +58,8 @@ def forward(
         q_rows = fold(q[:, :, rows].double(), k.shape[1])
         seen = visible(q.shape[2], k.shape[2], causal, alignment, q.device, rows, group)
         weights, row_max, total = _softmax(_scores(q_rows, k, seen, sm_scale))
+        if dropout_p:
+            weights.mul_(_dropout(q, k, rows, dropout_p, dropout_seed))
         out = contract(weights, v, seen if leaks else None).div_(total.clamp_min(1.0))
         outs.append(unfold(out, q.shape[1]))
         lses.append(unfold((row_max + total.log()).squeeze(-1), q.shape[1]))
@@ -70,6 +76,8 @@ def backward(
     causal: bool,
     sm_scale: float,
     alignment: str = "bottom_right",
+    dropout_p: float = 0.0,
+    dropout_seed: int = 0,
     out: Tensor | None = None,
     lse: Tensor | None = None,
     chunk: int | None = None,
@@ -96,6 +104,8 @@ def backward(
         seen = visible(q.shape[2], k.shape[2], causal, alignment, q.device, rows, group)
         scores = _scores(q_rows, k, seen, sm_scale)
         dp = dout_rows @ v.mT
+        z = _dropout(q, k, rows, dropout_p, dropout_seed) if dropout_p else None
+        dp = dp if z is None else dp.mul_(z)
         # Hidden again: in a row with a NaN, P and dS are NaN where no key is seen, too.
         if out is None or lse is None:
             weights, _, total = _softmax(scores)
@@ -109,6 +119,7 @@ def backward(
         seen = seen if leaks else None
         seen_by = None if seen is None else seen.mT
         dq = contract(ds, k, seen)
+        p = p if z is None else p.mul_(z)
         return unfold(dq, q.shape[1]), contract(ds.mT, q_rows, seen_by), contract(p.mT, dout_rows, seen_by)
 
     first, *rest = _chunks(q, k, chunk)
@@ -126,6 +137,18 @@ def _chunks(q: Tensor, k: Tensor, chunk: int | None) -> list[slice]:
     """Query rows to be taken at once; one empty chunk where there is no query."""
     size = default_chunk(q.shape[0], q.shape[1], k.shape[2]) if chunk is None else chunk
     return list(blocks(q.shape[2], size)) or [slice(0, 0)]
+
+
+def _dropout(q: Tensor, k: Tensor, rows: slice, dropout_p: float, seed: int) -> Tensor:
+    """What dropout multiplies the weights of some rows with, 0 or 1 / (1 - dropout_p), folded."""
+    keep = keep_mask(
+        (*q.shape[:3], k.shape[2]),
+        dropout_p=dropout_p,
+        seed=seed,
+        device=q.device,
+        rows=rows,
+    )
+    return fold(keep.double() / (1.0 - dropout_p), k.shape[1])
 
 
 def _join(parts: list[Tensor]) -> Tensor:

@@ -10,7 +10,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar, get_type_hints
 
-VERSION = 1
+VERSION = 2
+ADDED = {"dropout_p": 2}
+"""Fields that older versions lack, and have at their default, with the version that brought them."""
 TENSORS = ("q", "k", "v", "dout")
 NONFINITE = ("nan", "inf", "-inf")
 
@@ -33,7 +35,7 @@ class Spike:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One run of a kernel. ``sm_scale=None`` stands for 1 / sqrt(head_dim).
+    """One run of a kernel. ``sm_scale=None`` stands for 1 / sqrt(head_dim); dropout takes ``seed`` too.
 
     heads_q is ``heads_kv * group``. Each tensor has a memory layout (``strategies.layouts``) and a family of
     values (``strategies.values``) drawn from ``seed``; then ``spikes`` are set. ``launch`` holds the kernel's
@@ -49,6 +51,7 @@ class Case:
     dtype: str = "float32"
     causal: bool = False
     sm_scale: float | None = None
+    dropout_p: float = 0.0
     q_layout: str = "contiguous"
     k_layout: str = "contiguous"
     v_layout: str = "contiguous"
@@ -92,7 +95,7 @@ def to_json(case: Case) -> str:
 
 
 def from_json(text: str) -> Case:
-    """The case that ``to_json`` wrote.
+    """The case that ``to_json`` wrote, in this version or an older one.
 
     Reads strictly, so that a misspelt or outdated file cannot run as some other case: raises ValueError,
     naming the field, its value and what was expected, for anything that ``to_json`` would not write.
@@ -103,8 +106,11 @@ def from_json(text: str) -> Case:
         raise ValueError(f"case: {text!r:.80} is not JSON: {error}") from None
     _expect(isinstance(record, dict), "case", record, "an object")
     version = record.pop("version", None)
-    _expect(type(version) is int and version == VERSION, "case.version", version, str(VERSION))
-    return _read_record(Case, "case", record)
+    _expect(type(version) is int and 1 <= version <= VERSION, "case.version", version, f"1 to {VERSION}")
+    later = {name: getattr(Case, name) for name, since in ADDED.items() if since > version}
+    for name in later:
+        _expect(name not in record, f"case.{name}", record.get(name), f"no such field in version {version}")
+    return _read_record(Case, "case", {**later, **record})
 
 
 def _expect(holds: bool, where: str, value: Any, expected: str) -> None:
@@ -149,6 +155,11 @@ def _read_optional_number(where: str, value: Any) -> float | None:
     return None if value is None else float(value)
 
 
+def _read_probability(where: str, value: Any) -> float:
+    _expect(_is_finite(value) and 0 <= value < 1, where, value, "a probability from 0 up to 1")
+    return float(value)
+
+
 def _read_entry(where: str, value: Any) -> float | str:
     _expect(_is_finite(value) or value in NONFINITE, where, value, f"a finite number or one of {NONFINITE}")
     return value if isinstance(value, str) else float(value)
@@ -176,6 +187,7 @@ _READERS: dict[Any, Callable[[str, Any], Any]] = {
     int: _read_count,
     bool: _read_flag,
     str: _read_name,
+    float: _read_probability,
     float | None: _read_optional_number,
     float | str: _read_entry,
     tuple[int, int, int, int]: _read_index,

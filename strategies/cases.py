@@ -47,6 +47,7 @@ def cases(
     max_tiles: int = 32,
     max_work: int = 2**22,
     nonfinite: bool = False,
+    dropout: bool = False,
 ) -> SearchStrategy[Case]:
     """Cases of one dtype, of what is claimed and nothing else.
 
@@ -59,6 +60,7 @@ def cases(
             is proportional to. Their size is that of the launch settings block_m and block_n, else 64.
         max_work: the most entries of the score matrix, over all heads: what a reference's time follows.
         nonfinite: one or two entries, of otherwise moderate tensors, are NaN or infinite.
+        dropout: weights may be dropped, where that is claimed; else none are.
 
     Raises ValueError for a dtype that is not claimed and for another device type.
     """
@@ -87,6 +89,7 @@ def cases(
         dtype=st.just(dtype),
         causal=st.sampled_from(capabilities.causal),
         sm_scale=st.sampled_from(_claimed_scales(capabilities)),
+        dropout_p=_dropout(capabilities) if dropout else st.just(0.0),
         **{f"{tensor}_layout": layout for tensor in TENSORS},
         **{f"{tensor}_values": values for tensor in TENSORS},
         seed=st.integers(0, 2**32 - 1),
@@ -198,6 +201,12 @@ def spikes(values: tuple[float | str, ...]) -> SearchStrategy[Spike]:
 
 def _present(*places: Spike | None) -> tuple[Spike, ...]:
     return tuple(spike for spike in places if spike is not None)
+
+
+def _dropout(capabilities: Capabilities) -> SearchStrategy[float]:
+    """None, oftener than any other."""
+    claimed = tuple(p for p in capabilities.dropout if p)
+    return st.sampled_from((*(0.0,) * 3, *claimed)) if claimed else st.just(0.0)
 
 
 def _declared_blocks(capabilities: Capabilities) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from typing import Any
 from kernels.mutants.atomic import ATOMIC
 from kernels.mutants.backward import BACKWARD
 from kernels.mutants.decode import DECODE
+from kernels.mutants.dropout import DROPOUT
 from kernels.mutants.flash_v1 import FLASH_V1
 from kernels.mutants.flash_v3 import FLASH_V3
 from kernels.mutants.flash_v3_gluon import FLASH_V3_GLUON
@@ -27,6 +28,7 @@ MUTANTS = (
     *LAUNCHER,
     *ATOMIC,
     *DECODE,
+    *DROPOUT,
     *FLASH_V1,
     *FLASH_V3,
     *FLASH_V3_GLUON,

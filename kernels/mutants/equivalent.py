@@ -34,10 +34,10 @@ gradients_of_keys
   p = tl.where(seen, p, 0.0)""",
             """\
 gradients_of_keys
-  dv = dot(p.to(do_tile.dtype), do_tile, dv, PRECISION)
+  dv = dot(dropped.to(do_tile.dtype), do_tile, dv, PRECISION)
 - row_delta = tl.load(delta + row_base + rows, mask=in_tile, other=0.0)
 + row_delta = tl.load(delta + row_base + rows, mask=in_tile, other=1.0)
-  ds = p * (dot(v_tile, tl.trans(do_tile), None, PRECISION) - row_delta[None, :])""",
+  dp = dot(v_tile, tl.trans(do_tile), None, PRECISION)""",
             """\
 _dq_kernel
   do_tile = load_tile(do_ptrs, in_rows, in_cols, True, MASK_COLS)
@@ -93,7 +93,7 @@ attend
   seen = keys[None, :] <= (last_key - start_n)[:, None]""",
             """\
 gradient_of_queries
-  ds = p * (dot(do_tile, tl.trans(v_tile), None, PRECISION) - row_delta[:, None])
+  ds = p * (dp - row_delta[:, None])
 - if cut:
 + if True:
   ds = tl.where(keys[None, :] <= (last_key - start_n)[:, None], ds, 0.0)""",
@@ -223,7 +223,7 @@ softmax_step
         (
             """\
 gradients_of_keys
-  ds = p * (dot(v_tile, tl.trans(do_tile), None, PRECISION) - row_delta[None, :])
+  ds = p * (dp - row_delta[None, :])
 - if cut:
 + if False:
   ds = tl.where(seen, ds, 0.0)""",

@@ -5,6 +5,11 @@ error is blamed where it was made. Where lse is not to be had, the exact ones ar
 bounds are carried through: lse's into every weight, out's into delta.
 
 Notation, besides that of the package: B = |dout| |v|^T >= |dP|, (B, H, R, N).
+
+Under dropout (``Exact.keep``: z) dv is the sum of P_ij z_ij dout_i, and dP_ij = z_ij dout_i . v_j; P z then stands
+for the P of dv, and z B for B. Both products with z add 2 U to the relative error of what they multiply, and a cast
+of P before it underflows by as much times 1 / (1 - p). dS = P (dP - delta) has P as it is, and delta is the row
+sum of dout * out as ever.
 """
 
 import math
@@ -145,10 +150,11 @@ def _terms(
     else:
         raise ValueError("backward_bounds needs the kernel's out and lse, or the forward bounds")
     err = weight_error(e, a, shift=shift, extra=extra, shift_terms=2.0)
-    grad_p = dout @ e.v.mT
-    products = operand_size(dout, a.product_floor) @ operand_size(e.v, a.product_floor).mT
+    grad_p = e.dropped(dout @ e.v.mT)
+    undropped = operand_size(dout, a.product_floor) @ operand_size(e.v, a.product_floor).mT
+    products = e.dropped(undropped)
     # dP's dot product, and its own rounding: |dP| <= B
-    of_grad_p = e.q.shape[-1] * a.accumulate + 2 * a.operand_rounding + FP32_ROUNDOFF
+    of_grad_p = e.q.shape[-1] * a.accumulate + 2 * a.operand_rounding + FP32_ROUNDOFF + e.of_keep
     delta = (out * dout).sum(-1, keepdim=True)
     of_products = products * p
     delta_error = _delta_error(e, dout, out, out_error, a, err, of_products, of_grad_p)
@@ -176,13 +182,20 @@ def _terms(
     size_delta = (out.abs() * dout.abs()).sum(-1, keepdim=True) + delta_error
     # A lse that large scores have left off by more than e^50 says nothing of the weights.
     weights_lost = err.lost | ~(err.log < LARGEST_EXPONENT)
-    row_lost = weights_lost | ~((largest(products, -1) < FLOAT32_SAFE) & (size_delta < FLOAT32_SAFE))
+    largest_product = largest(undropped, -1) * e.keep_scale
+    row_lost = weights_lost | ~((largest_product < FLOAT32_SAFE) & (size_delta < FLOAT32_SAFE))
+    dropped, size_dout = e.dropped(p), dout.abs().sum(-2, keepdim=True) * e.keep_scale
+    if e.keep is not None:
+        relative = relative + e.of_keep * (1 + relative)
+    of_dropped = relative.mul_(dropped)
     return _Terms(
-        weights=_Operand(p, p, _with_underflow(p, relative.mul_(p), a, 1.0, e.seen), p, e.seen),
+        weights=_Operand(
+            dropped, dropped, _with_underflow(dropped, of_dropped, a, 1.0 / e.keep_scale, e.seen), p, e.seen
+        ),
         grad_s=_Operand(grad_s, size, _with_underflow(size, error, a, unit, e.seen), p, e.seen),
         rows_lost=row_lost | cast_lost.any(-1, keepdim=True),
         keys_lost=row_lost.any(-2, keepdim=True) | cast_lost.any(-2)[..., None],
-        values_lost=weights_lost.any(-2, keepdim=True) | ~(dout.abs().sum(-2, keepdim=True) < FLOAT32_SAFE),
+        values_lost=weights_lost.any(-2, keepdim=True) | ~(size_dout < FLOAT32_SAFE),
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from reference.arithmetic import Quantisation
+from reference.arithmetic import FP32_ROUNDOFF, Quantisation
 from reference.heads import fold, group_size
 from reference.masks import hide, visible
 from reference.quantisation import block_scales, dequantised
@@ -22,7 +22,8 @@ class Exact:
     q (B, H, R, D), k and v (B, H, N, D); scores S, score_size A and weights P (B, H, R, N), A and P 0 where
     a row does not see a key; row_max, lse (B, H, R); out (B, H, R, D); seen (R, N) bool, or None where every
     key is seen; empty (B, H, R) bool: rows that see no key; overflow (B, H, R) bool: rows whose products may
-    leave float32.
+    leave float32; keep (B, H, R, N), what dropout multiplies weights with, 0 or keep_scale = 1 / (1 - dropout_p),
+    or None where there is none.
     """
 
     q: Tensor
@@ -38,6 +39,17 @@ class Exact:
     seen: Tensor | None
     empty: Tensor
     overflow: Tensor
+    keep: Tensor | None = None
+    keep_scale: float = 1.0
+
+    def dropped(self, x: Tensor) -> Tensor:
+        """``x`` (B, H, R, N) after dropout."""
+        return x if self.keep is None else x * self.keep
+
+    @property
+    def of_keep(self) -> float:
+        """Relative error of what dropout multiplies: 1 / (1 - dropout_p) is rounded, and so is the product."""
+        return 0.0 if self.keep is None else 2 * FP32_ROUNDOFF
 
     def sum_seen(self, x: Tensor) -> Tensor:
         """Sum of ``x`` (B, H, N, D) over the keys a row sees, (B, H, R or 1, D). Masks are prefixes."""
@@ -70,13 +82,16 @@ def exact(
     alignment: str = "bottom_right",
     product_floor: float = 0.0,
     quantisation: Quantisation | None = None,
+    keep: Tensor | None = None,
+    dropout_p: float = 0.0,
 ) -> Exact:
     """Safe softmax attention (Milakov & Gimelshein 2018, eq. 2) with everything that bounds need kept.
 
     q is (batch, heads_q, seqlen_q, head_dim), k and v (batch, heads_kv, seqlen_k, head_dim), of any float
     dtype; where a ``quantisation`` is given, everything is of the quantised operands, and ``product_floor`` is
-    in units of a block's scale. Raises ValueError where heads_q is no multiple of heads_kv, and for an alignment
-    that there is not.
+    in units of a block's scale; keep (batch, heads_q, seqlen_q, seqlen_k) bool is the mask of ``reference.dropout``,
+    if there is one. Raises ValueError where heads_q is no multiple of heads_kv, and for an alignment that there is
+    not.
     """
     seqlen_k = k.shape[2]
     seen = visible(q.shape[2], seqlen_k, causal, alignment, q.device, group=group_size(q, k))
@@ -99,6 +114,8 @@ def exact(
     weights = (masked - row_max[..., None]).exp_()
     total = weights.sum(-1)
     weights.div_(total.masked_fill(empty, 1.0)[..., None])
+    keep_scale = 1.0 / (1.0 - dropout_p)
+    z = None if keep is None else fold(keep.double() * keep_scale, k.shape[1])
     return Exact(
         q=q,
         k=k,
@@ -109,8 +126,10 @@ def exact(
         weights=weights,
         row_max=row_max,
         lse=row_max + total.log(),
-        out=weights @ v,
+        out=(weights if z is None else weights * z) @ v,
         seen=seen,
         empty=empty,
         overflow=~(top < FLOAT32_SAFE),
+        keep=z,
+        keep_scale=keep_scale,
     )

@@ -20,6 +20,12 @@ m are those of the running sum: lse is as it is without merging.
 
 Where ``Arithmetic.merged`` parts of the keys give an out_s and lse_s each, and out is their mean with weights
 exp(lse_s - mu), mu a running maximum, each part's weights share one more factor 1 + t: ``part_error``.
+
+Under dropout out is the sum of P_j z_j v_j, with z_j of 0 or 1 / (1 - p) known exactly: the mask is the
+reference's, bit for bit. All of the above holds with z_j v_j for v_j, which then differs by row: P z stands wherever
+P meets v, the hull is that of the z_j v_j, within 0 and v / (1 - p), and t_j gains 2 U, for the rounding of
+1 / (1 - p) and of its product. A cast before that product underflows by as much times 1 / (1 - p). l and lse know
+nothing of dropout.
 """
 
 import math
@@ -139,14 +145,14 @@ def _lse_bound(e: Exact, a: Arithmetic, err: WeightError, s: _Sums) -> Tensor:
 def _out_bound(
     e: Exact, a: Arithmetic, err: WeightError, s: _Sums, safety: float | None, clustered: bool
 ) -> Tensor:
-    p, size_out, terms = e.weights, e.out.abs(), e.k.shape[-2]
+    p, size_out, terms = e.dropped(e.weights), e.out.abs(), e.k.shape[-2]
     size_v = operand_size(e.v, a.operand_floor)
     of_weights = p @ size_v
     error = (
-        err.slope * (s.sized @ size_v)
-        + (err.intercept + a.operand_rounding) * of_weights
+        err.slope * (e.dropped(s.sized) @ size_v)
+        + (err.intercept + a.operand_rounding + (1 + err.largest) * e.of_keep) * of_weights
         + (s.drift + s.of_sum) * size_out
-        + s.flush * e.sum_seen(size_v)
+        + s.flush * e.keep_scale * e.sum_seen(size_v)
     )
     partial_sum = of_weights * (1 + err.largest)
     of_merges = merge_error(a, terms)
@@ -169,6 +175,7 @@ def _out_bound(
     low, high = hull(e)
     size_hull = torch.maximum(low.abs(), high.abs())
     relative = a.weights.roundoff + a.operand_rounding + 2 * a.accumulation(terms) + 2 * s.of_sum + of_merges
+    relative = relative + e.of_keep
     anywhere = torch.maximum(high - e.out, e.out - low) + size_hull * (relative + a.weights.underflow * terms)
     last = a.output.roundoff + a.div_error
     # At most one merge for each key, of two operations.
@@ -179,8 +186,15 @@ def _out_bound(
 
 
 def hull(e: Exact) -> tuple[Tensor, Tensor]:
-    """Smallest and largest v that each row sees, (B, H, R or 1, D). Masks are prefixes of the keys."""
+    """Smallest and largest v that each row sees, (B, H, R or 1, D). Masks are prefixes of the keys.
+
+    Under dropout, those of 0 and v / (1 - p).
+    """
     if e.seen is None:
-        return e.v.amin(-2, keepdim=True), e.v.amax(-2, keepdim=True)
-    last = (e.seen.sum(-1) - 1).clamp_min(0)
-    return e.v.cummin(-2).values[..., last, :], e.v.cummax(-2).values[..., last, :]
+        low, high = e.v.amin(-2, keepdim=True), e.v.amax(-2, keepdim=True)
+    else:
+        last = (e.seen.sum(-1) - 1).clamp_min(0)
+        low, high = e.v.cummin(-2).values[..., last, :], e.v.cummax(-2).values[..., last, :]
+    if e.keep is None:
+        return low, high
+    return low.clamp_max(0.0) * e.keep_scale, high.clamp_min(0.0) * e.keep_scale

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from reference.bounds import Exact, backward_bounds, exact, forward_bounds
+from reference.dropout import keep_mask
 from reference.heads import fold, unfold
 from tests.harness.trial import Check, LawBroken, Outputs, Problem, Trial
 
@@ -42,7 +43,8 @@ def pieces(p: Problem, o: Outputs) -> Iterator[Piece]:
         for h in range(heads_kv):
             at_q = (slice(b, b + 1), slice(h * group, (h + 1) * group))
             at_k = (slice(b, b + 1), slice(h, h + 1))
-            problem = replace(p, q=p.q[at_q], dout=p.dout[at_q], k=p.k[at_k], v=p.v[at_k])
+            first = p.first_head + b * p.heads_q + h * group
+            problem = replace(p, q=p.q[at_q], dout=p.dout[at_q], k=p.k[at_k], v=p.v[at_k], first_head=first)
             part: dict[str, Any] = {
                 name: x[at_k if name in ("dk", "dv") else at_q] for name, x in o.named().items()
             }
@@ -51,6 +53,15 @@ def pieces(p: Problem, o: Outputs) -> Iterator[Piece]:
 
 def exact_of(trial: Trial, p: Problem) -> Exact:
     """The float64 quantities of a problem under the kernel's causal alignment."""
+    keep = None
+    if p.dropout_p:
+        keep = keep_mask(
+            (*p.q.shape[:3], p.k.shape[2]),
+            dropout_p=p.dropout_p,
+            seed=p.dropout_seed,
+            device=p.q.device,
+            first_head=p.first_head,
+        )
     return exact(
         p.q,
         p.k,
@@ -60,6 +71,8 @@ def exact_of(trial: Trial, p: Problem) -> Exact:
         alignment=trial.alignment,
         product_floor=trial.arithmetic.product_floor,
         quantisation=trial.arithmetic.quantisation,
+        keep=keep,
+        dropout_p=p.dropout_p,
     )
 
 

@@ -130,6 +130,8 @@ def _kernels(
             raise pytest.UsageError(
                 f"--replay: got a case in {replay.case.dtype}, but {spec} claims only {', '.join(claimed)}"
             )
+        if replay is not None and replay.case.dropout_p and not any(info.capabilities.dropout):
+            raise pytest.UsageError(f"--replay: got a case with dropout, which {spec} doesn't claim")
         if info.name in kernels:
             raise pytest.UsageError(
                 f"--kernel {spec}: got a second kernel called {info.name}, expected another name"

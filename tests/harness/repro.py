@@ -197,7 +197,7 @@ class Source:
         poison = mode.value if isinstance(mode, PoisonedAllocations) else None
         fenced = isinstance(mode, PoisonedAllocations) and mode.fenced
         arguments = [self._tensor(role, getattr(problem, role), poison) for role in ("q", "k", "v", "dout")]
-        options = {"gradients": gradients, "causal": problem.causal, "sm_scale": problem.sm_scale, **launch}
+        options = {"gradients": gradients, **problem.options, **launch}
         if fenced:
             options["fenced"] = True
         arguments += [f"{name}={_literal(value)}" for name, value in options.items()]

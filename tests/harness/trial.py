@@ -49,6 +49,16 @@ class Problem:
     dout: Tensor
     causal: bool
     sm_scale: float
+    dropout_p: float = 0.0
+    dropout_seed: int = 0
+    first_head: int = 0
+    """Where the first head is in the batch, if this is a piece of a problem."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Keywords of the call; those of dropout only where there is some."""
+        dropout = {"dropout_p": self.dropout_p, "dropout_seed": self.dropout_seed} if self.dropout_p else {}
+        return {"causal": self.causal, "sm_scale": self.sm_scale, **dropout}
 
     @property
     def heads_q(self) -> int:
@@ -129,7 +139,11 @@ class Trial:
         self.seconds["tensors"] = time.perf_counter() - start
         w = self.windows
         self.problem = Problem(
-            w.q.tensor, w.k.tensor, w.v.tensor, w.dout.tensor, self.case.causal, self.case.scale
+            *(w.q.tensor, w.k.tensor, w.v.tensor, w.dout.tensor),
+            causal=self.case.causal,
+            sm_scale=self.case.scale,
+            dropout_p=self.case.dropout_p,
+            dropout_seed=self.case.seed,
         )
         self.launch: dict[str, Any] = dict(self.case.launch)
 
@@ -247,7 +261,7 @@ class Trial:
 
 def run_kernel(kernel: AttentionKernel, p: Problem, launch: Mapping[str, Any], *, backward: bool) -> Outputs:
     """Call a kernel by its contract; gradients come from its own backward, else from autograd."""
-    options = {"causal": p.causal, "sm_scale": p.sm_scale, **launch}
+    options = {**p.options, **launch}
     if not backward or not kernel.capabilities.backward:
         with torch.no_grad():
             out, lse = _pair(kernel.forward(p.q, p.k, p.v, **options))

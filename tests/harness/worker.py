@@ -170,8 +170,9 @@ def _reference_backward(
 
 def _masked(kernel: AttentionKernel, options: dict[str, Any]) -> dict[str, Any]:
     """What the reference takes of a call's options."""
-    alignment = kernel.capabilities.causal_alignment
-    return {"causal": options["causal"], "sm_scale": options["sm_scale"], "alignment": alignment}
+    taken = ("causal", "sm_scale", "dropout_p", "dropout_seed")
+    known = {name: options[name] for name in taken if name in options}
+    return {**known, "alignment": kernel.capabilities.causal_alignment}
 
 
 def serve(worker: Worker) -> None:

@@ -77,4 +77,4 @@ def run_fenced(trial: Trial) -> None:
 @given(data=st.data())
 def test_memory(subject: Subject, data: st.DataObject) -> None:
     """Memory."""
-    subject.uphold(law, data.draw(subject.cases(max_tiles=16)))
+    subject.uphold(law, data.draw(subject.cases(dropout=True, max_tiles=16)))

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from reference.arithmetic import BFLOAT16, Arithmetic, Format
+from reference.dropout import keep_mask
 from reference.heads import fold, unfold
 from reference.masks import blocks, visible
 
@@ -89,6 +90,7 @@ class Emulator:
             every TENSOR_CORE_TERMS products.
         fused: scaling and subtraction of the maximum are one fused multiply-add.
         base_2: exponents are kept in base 2 rather than converted at every exp.
+        dropout_p, dropout_seed: as ``reference.dropout`` takes them.
         bug: one of BUGS.
         generator: of the errors of elementary functions and the order of sums.
     """
@@ -103,13 +105,15 @@ class Emulator:
     sums: Sums = "gemm"
     fused: bool = True
     base_2: bool = True
+    dropout_p: float = 0.0
+    dropout_seed: int = 0
     bug: str | None = None
     generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(0))
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """The output and its lse, for q (B, heads_q, M, D) and k, v (B, heads_kv, N, D)."""
         a, heads_q = self.arithmetic, q.shape[1]
-        seen = self._seen(q, k)
+        seen, z = self._seen(q, k), self._dropout_factors(q, k)
         q, k, v = self._operand(fold(q, k.shape[1])), self._operand(self._keys(k)), self._operand(v)
         m = torch.full((*q.shape[:-1], 1), -math.inf)
         l, acc = torch.zeros_like(m), torch.zeros_like(q)
@@ -131,11 +135,12 @@ class Emulator:
             change = m - shift
             alpha = self._exp2(change if self.base_2 else change * LOG2_E)
             m = m_new
-            rounded = cast(p, BFLOAT16 if self.bug == "p_in_bfloat16" else a.weights)
-            added = (rounded if a.l_from_rounded_p else p).sum(-1, keepdim=True)
+            weights = BFLOAT16 if self.bug == "p_in_bfloat16" else a.weights
+            added = (cast(p, weights) if a.l_from_rounded_p else p).sum(-1, keepdim=True)
+            rounded = cast(p * z[..., j], weights)
             before, l = l, l + added if self.bug == "alpha_not_on_l" else l * alpha + added
             if a.normalised_first:
-                rounded = cast(self._divide(p, l.clamp_min(1.0)), a.weights)
+                rounded = cast(self._divide(p, l.clamp_min(1.0)) * z[..., j], a.weights)
             if a.partial_results:  # acc is what the tiles before give, divided by their sum
                 alpha = alpha * before
             acc = self._dot(rounded, v_j, acc if self.bug == "alpha_not_on_acc" else acc * alpha)
@@ -156,7 +161,7 @@ class Emulator:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The gradients (dq, dk, dv), from what ``forward`` was given and returned."""
         a, heads_q, heads_kv = self.arithmetic, q.shape[1], k.shape[1]
-        seen = self._seen(q, k)
+        seen, z = self._seen(q, k), self._dropout_factors(q, k)
         group = heads_q // heads_kv
         q, dout = (self._operand(fold(x, heads_kv)) for x in (q, dout))
         out, lse = fold(out, heads_kv), fold(lse, heads_kv)[..., None]
@@ -164,7 +169,7 @@ class Emulator:
         shift = lse.clamp_min(torch.finfo(torch.float32).min)
         exponent = self._exponent(self._products(q, keys), shift * LOG2_E if self.base_2 else shift)
         p = torch.where(seen & (lse > -math.inf), self._exp2(exponent), 0.0)
-        grad_p = self._dot(dout, v.mT)
+        grad_p = self._dot(dout, v.mT) * z
         if self.bug == "delta_rolled":
             out = out.roll(1, 2)
         delta = (out * dout if a.delta == "out" else p * grad_p).sum(-1, keepdim=True)
@@ -172,8 +177,8 @@ class Emulator:
             delta = torch.zeros_like(delta)
         weights = BFLOAT16 if self.bug == "p_in_bfloat16" else a.weights
         before, after = (self._scale, 1.0) if a.ds_scaled else (1.0, self._scale)
-        rounded = cast(p, weights)
-        factor = rounded if a.ds_from_rounded_p else p
+        rounded = cast(p * z, weights)
+        factor = cast(p, weights) if a.ds_from_rounded_p else p
         grad_s = cast(factor * (grad_p - delta) * torch.tensor(before), weights)
         scale = torch.tensor(after)
         dv = self._sum_over_rows(rounded, dout, torch.ones(()), group)
@@ -209,6 +214,13 @@ class Emulator:
         elif self.bug == "one_cell_dropped":
             seen[rows // 2, keys // 4] = False
         return seen.repeat(q.shape[1] // k.shape[1], 1)
+
+    def _dropout_factors(self, q: Tensor, k: Tensor) -> Tensor:
+        """What dropout multiplies weights with, (B, heads_kv, rows, N) or broadcast to it."""
+        if not self.dropout_p:
+            return torch.ones(k.shape[2])
+        keep = keep_mask((*q.shape[:3], k.shape[2]), dropout_p=self.dropout_p, seed=self.dropout_seed)
+        return fold(keep.float() * torch.tensor(1 / (1 - self.dropout_p)), k.shape[1])
 
     def _operand(self, x: Tensor) -> Tensor:
         """A raw operand as the matrix unit reads it."""

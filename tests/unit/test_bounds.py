@@ -24,6 +24,7 @@ from reference.arithmetic import (
 )
 from reference.bounds import Exact, backward_bounds, exact, forward_bounds
 from reference.bounds.accumulation import SAFETY
+from reference.dropout import keep_mask
 from reference.heads import fold, unfold
 from tests.harness.compare import error_over_bound
 from tests.unit.emulator import BUGS, SUMS, Emulator, cast
@@ -164,6 +165,10 @@ def run(kernel: Emulator, x: Inputs) -> Run:
         sm_scale=kernel.sm_scale,
         alignment=kernel.alignment,
         product_floor=kernel.arithmetic.product_floor,
+        keep=keep_mask((*x.q.shape[:3], x.k.shape[2]), dropout_p=kernel.dropout_p, seed=kernel.dropout_seed)
+        if kernel.dropout_p
+        else None,
+        dropout_p=kernel.dropout_p,
     )
     return Run(kernel, x, e, {"out": out, "lse": lse, "dq": dq, "dk": dk, "dv": dv})
 
@@ -196,7 +201,9 @@ def ratios(r: Run, rule: dict[str, Any], *, teacher_forced: bool = True) -> dict
     return found
 
 
-def problem(arithmetic: str, family: str, seed: int, changes: dict[str, Any] | None = None) -> Run:
+def problem(
+    arithmetic: str, family: str, seed: int, changes: dict[str, Any] | None = None, dropout_p: float = 0.0
+) -> Run:
     """A random kernel of the given arithmetic on two random problems of the family."""
     choose = random.Random(f"{arithmetic} {family} {seed}")
     generator = torch.Generator().manual_seed(choose.randrange(2**31))
@@ -217,6 +224,8 @@ def problem(arithmetic: str, family: str, seed: int, changes: dict[str, Any] | N
         sums=choose.choice(SUMS if a.weights is not FLOAT32 else SUMS[:2]),
         fused=choose.random() < 0.5,
         base_2=a.k_prescaled or choose.random() < 0.6,
+        dropout_p=dropout_p,
+        dropout_seed=seed,
         generator=generator,
     )
     x = FAMILIES[family](normal(generator, 2, 1, group, rows, keys, head_dim))
@@ -246,6 +255,16 @@ def test_declared_variants_stay_within_both_rules(variant: str, arithmetic: str,
     assert_within(r, RULE_1)
     assert_within(r, RULE_2)
     assert_within(r, RULE_1, teacher_forced=False)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("arithmetic", ["float16", "bfloat16_truncated", "float32"])
+def test_dropout_stays_within_both_rules(arithmetic: str, family: str) -> None:
+    for seed, dropout_p in enumerate((0.1, 0.9)):
+        r = problem(arithmetic, family, 50 + seed, {"partial_results": bool(seed)}, dropout_p)
+        assert_within(r, RULE_1)
+        assert_within(r, RULE_2)
+        assert_within(r, RULE_1, teacher_forced=False)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ FULL = Case(
     dtype="bfloat16",
     causal=True,
     sm_scale=0.1,
+    dropout_p=0.25,
     k_layout="bnhd",
     v_values="wide",
     seed=2**32 - 1,
@@ -66,9 +68,15 @@ def test_drawn_cases_survive_json_and_repr(case: Case) -> None:
 
 def test_json_layout() -> None:
     record = json.loads(to_json(FULL))
-    assert record["version"] == 1
+    assert record["version"] == 2
     assert record["spikes"][0] == {"tensor": "k", "index": [1, 2, 3, 4], "value": 3e38}
     assert record["launch"]["block_n"] == 32
+
+
+def test_a_file_older_than_a_field_has_its_default() -> None:
+    record = json.loads(to_json(FULL)) | {"version": 1}
+    del record["dropout_p"]
+    assert from_json(json.dumps(record)) == replace(FULL, dropout_p=0.0)
 
 
 def test_json_refuses_to_write_numbers_it_could_not_read() -> None:
@@ -89,10 +97,12 @@ def test_integers_are_read_as_floats_where_a_float_is_meant() -> None:
         ("{", r"case: '\{' is not JSON"),
         ("[1]", r"case: got \[1\], expected an object"),
         ("null", r"case: got None, expected an object"),
-        (changed(version=2), r"case\.version: got 2, expected 1"),
-        (changed(version=True), r"case\.version: got True, expected 1"),
-        (changed(version="1"), r"case\.version: got '1', expected 1"),
-        (without("version"), r"case\.version: got None, expected 1"),
+        (changed(version=0), r"case\.version: got 0, expected 1 to 2"),
+        (changed(version=3), r"case\.version: got 3, expected 1 to 2"),
+        (changed(version=True), r"case\.version: got True, expected 1 to 2"),
+        (changed(version="1"), r"case\.version: got '1', expected 1 to 2"),
+        (without("version"), r"case\.version: got None, expected 1 to 2"),
+        (changed(version=1), r"case\.dropout_p: got 0\.25, expected no such field in version 1"),
         (without("seqlen_k"), r"case\.seqlen_k: missing"),
         (without("spikes"), r"case\.spikes: missing"),
         (changed(seqlenk=3), r"case\.seqlenk: got 3, expected no field but"),
@@ -108,6 +118,8 @@ def test_integers_are_read_as_floats_where_a_float_is_meant() -> None:
         (changed(sm_scale=False), r"case\.sm_scale: got False, expected a finite number or null"),
         (changed(sm_scale=float("nan")), r"case\.sm_scale: got nan, expected a finite number"),
         (changed(sm_scale=10**400), r"case\.sm_scale: got 10+, expected a finite number"),
+        (changed(dropout_p=1.0), r"case\.dropout_p: got 1\.0, expected a probability from 0 up to 1"),
+        (changed(dropout_p=None), r"case\.dropout_p: got None, expected a probability"),
         (changed(spikes={}), r"case\.spikes: got \{\}, expected a list"),
         (changed(spikes=[1]), r"case\.spikes\[0\]: got 1, expected an object"),
         (changed(spikes=spike(index=[0, 0, 0])), r"case\.spikes\[0\]\.index: got \[0, 0, 0\], expected four"),

@@ -455,7 +455,10 @@ class TestReport:
                 lambda text: text.replace('"flashproof": 1', '"flashproof": 2'),
                 "flashproof: got 2, expected format 1",
             ),
-            (lambda text: text.replace('"version": 1', '"version": 0'), "case.version: got 0, expected 1"),
+            (
+                lambda text: text.replace('"version": 2', '"version": 0'),
+                "case.version: got 0, expected 1 to 2",
+            ),
             (
                 lambda text: text.replace('"law": "forward"', '"law": "murphy"'),
                 "law: got 'murphy', expected one of",
@@ -605,6 +608,12 @@ class TestUsageErrors:
         path.write_text(json.dumps(report.record(f"{TOYS}:sound", ("dtypes=float16",), "forward", CASE)))
         with pytest.raises(
             pytest.UsageError, match=r"--replay: got a case in float32, but .* claims only float16"
+        ):
+            plan_of(replay=str(path))
+        dropped = replace(CASE, dropout_p=0.1)
+        path.write_text(json.dumps(report.record(f"{TOYS}:sound", (), "forward", dropped)))
+        with pytest.raises(
+            pytest.UsageError, match=r"--replay: got a case with dropout, which .* doesn't claim"
         ):
             plan_of(replay=str(path))
 

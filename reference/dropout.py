@@ -1,0 +1,57 @@
+"""Which weights dropout keeps: Philox 4x32-10 on the weight's place, in plain PyTorch.
+
+John K. Salmon, Mark A. Moraes, Ron O. Dror and David E. Shaw, *Parallel Random Numbers: As Easy as 1, 2, 3*
+(2011), section 3. The counter is (key, row, batch * heads_q + head, 0) and the Philox key the 64-bit seed, so
+a weight's fate follows from its place alone: not from tiles, nor from what was drawn before it. It is kept where
+the first of the four 32-bit words is at least ``round(dropout_p * 2**32)``, and multiplied by
+1 / (1 - dropout_p).
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+ROUNDS = 10
+WORD = 0xFFFFFFFF
+
+
+def philox(
+    counter: tuple[Tensor, Tensor, Tensor, Tensor], seed: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The four 32-bit words, in int64, of counters given likewise; all are broadcast against each other."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = seed & WORD, seed >> 32 & WORD
+    for _ in range(ROUNDS):
+        # Wrapped around, a product of int64 still has the right 64 bits.
+        product0, product1 = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]
+        c0, c1 = (product1 >> 32 & WORD) ^ c1 ^ k0, product1 & WORD
+        c2, c3 = (product0 >> 32 & WORD) ^ c3 ^ k1, product0 & WORD
+        k0, k1 = k0 + KEY_STEPS[0] & WORD, k1 + KEY_STEPS[1] & WORD
+    return c0, c1, c2, c3
+
+
+def keep_mask(
+    shape: Sequence[int],
+    *,
+    dropout_p: float,
+    seed: int,
+    device: torch.device | str = "cpu",
+    rows: slice = slice(None),
+    first_head: int = 0,
+) -> Tensor:
+    """Which weights are kept: bool of ``shape`` (batch, heads_q, seqlen_q, seqlen_k), only the query ``rows`` of it.
+
+    ``first_head`` is batch * heads_q + head of the first head, where they are a part of a larger problem.
+    """
+    batch, heads_q, seqlen_q, seqlen_k = shape
+
+    def index(start: int, stop: int) -> Tensor:
+        return torch.arange(start, stop, device=device)
+
+    head = index(first_head, first_head + batch * heads_q).view(batch, heads_q, 1, 1)
+    row = index(*rows.indices(seqlen_q)[:2])[:, None]
+    word, *_ = philox((index(0, seqlen_k), row, head, torch.zeros_like(head)), seed)
+    return word >= round(dropout_p * 2**32)
