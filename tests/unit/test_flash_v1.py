@@ -41,6 +41,14 @@ def test_a_rows_bits_do_not_depend_on_the_rows_beside_it() -> None:
     assert torch.equal(lse[:, :, :40], part_lse)
 
 
+def test_a_row_whose_scores_are_all_minus_infinity_has_no_weight() -> None:
+    k = K.clone()
+    k[..., 0] = -math.inf
+    out, lse = forward(Q.abs(), k, V, causal=False, sm_scale=0.3)
+    assert (out == 0).all()
+    assert (lse == -math.inf).all()
+
+
 def test_autograd() -> None:
     leaves = [x.clone().requires_grad_() for x in (Q, K, V)]
     out, lse = flash_v1(*leaves, causal=True)
