@@ -68,6 +68,9 @@ class Capabilities:
         causal_unequal_lengths: seqlen_q may differ from seqlen_k under a causal mask too.
         sm_scale: ``any`` float, or ``positive`` ones only.
         layouts: memory layouts of q, k, v and dout, by their names in ``strategies.layouts``.
+        key_padding: ``forward`` and ``backward`` take a ``key_padding_mask`` (batch, seqlen_k) bool, contiguous, True
+            where a key may be attended, as FlashAttention has it (torch.nn.MultiheadAttention has the opposite).
+            Masked keys and values may hold anything; their weights and gradients are 0. Not passed without need.
         dropout: probabilities that ``forward`` and ``backward`` take as ``dropout_p``, with a ``dropout_seed``:
             weights are dropped as ``reference.dropout`` says. Never passed where it is 0.
         backward: gradients are available.
@@ -98,6 +101,7 @@ class Capabilities:
     causal_unequal_lengths: bool = True
     sm_scale: Literal["any", "positive"] = "any"
     layouts: tuple[str, ...] = LAYOUTS
+    key_padding: bool = False
     dropout: tuple[float, ...] = (0.0,)
     backward: bool = True
     lse: bool = True

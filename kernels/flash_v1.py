@@ -10,6 +10,10 @@ a block of k and v is read once, and what belongs to the queries (out, l and m; 
 is read, rescaled and written again for every key block. The later version turns the loops round, so that a
 program keeps its queries' results to itself, and heads are no longer the only parallelism.
 
+The mask of line 11 is the causal one and, where it is given, a key-padding mask, True where a key may be attended
+as in FlashAttention's own (torch.nn.MultiheadAttention's says the opposite). Masked keys and values are not loaded.
+For dropout the state of the random numbers, line 1, is dropout_seed: ``reference.dropout``.
+
 Three things differ from the paper. Weights are taken relative to the new maximum m_new at once, where the paper
 takes them relative to the block's own and multiplies by exp(m_ij - m_new). lse = m + log l leaves the forward
 pass, in place of m and l, and the backward pass takes P = exp(S - lse) for exp(S - m) / l. delta, line 19, is
@@ -57,7 +61,7 @@ from kernels.tiles import (
     tile_pointers,
     weights,
 )
-from kernels.validation import check_dropout, check_inputs, check_like
+from kernels.validation import check_dropout, check_gradient_inputs, check_inputs, check_key_padding_mask
 from reference.arithmetic import TF32_TRUNCATED, Arithmetic
 
 # Compile keys and 64-bit offsets: as in ``kernels.flash_v2``.
@@ -72,6 +76,7 @@ def _forward_kernel(
     q,
     k,
     v,
+    key_padding_mask,
     out,
     l,
     m,
@@ -125,8 +130,12 @@ def _forward_kernel(
     for j in range(cdiv(seqlen_k, BLOCK_N)):  # line 6
         start_n = j * BLOCK_N
         in_keys = keys < seqlen_k - start_n
-        k_tile = load_tile(advance(k_ptrs, j * k_step, ALIGNED), in_keys, in_cols, True, MASK_COLS)  # line 7
-        v_tile = load_tile(advance(v_ptrs, j * v_step, ALIGNED), in_keys, in_cols, True, MASK_COLS)
+        attended = in_keys
+        if key_padding_mask is not None:
+            of_keys = batch * seqlen_k + start_n + keys
+            attended = tl.load(key_padding_mask + of_keys, mask=in_keys, other=False)
+        k_tile = load_tile(advance(k_ptrs, j * k_step, ALIGNED), attended, in_cols, True, MASK_COLS)  # line 7
+        v_tile = load_tile(advance(v_ptrs, j * v_step, ALIGNED), attended, in_cols, True, MASK_COLS)
         first = 0
         if CAUSAL:
             first = tl.maximum(start_n - (seqlen_k - seqlen_q), 0) // BLOCK_M
@@ -147,6 +156,8 @@ def _forward_kernel(
 
             scores = dot(q_tile, tl.trans(k_tile), None, PRECISION) * scale_log2  # line 10
             scores = tl.where(start_n + keys[None, :] <= last_key[:, None], scores, NEG_INF)  # line 11
+            if key_padding_mask is not None:
+                scores = tl.where(attended[None, :], scores, NEG_INF)
             p, alpha, m_new, l_new = softmax_step(scores, m_i, l_i)  # lines 12, 13
             if DROPOUT:  # line 14
                 p *= dropout_factors(dropout, 0, start_m + rows[:, None], start_n + keys[None, :])
@@ -167,6 +178,7 @@ def _backward_kernel(
     q,
     k,
     v,
+    key_padding_mask,
     delta,
     lse_log2,
     dq,
@@ -234,8 +246,12 @@ def _backward_kernel(
     for j in range(cdiv(seqlen_k, BLOCK_N)):  # line 6
         start_n = j * BLOCK_N
         in_keys = keys < seqlen_k - start_n
-        k_tile = load_tile(advance(k_ptrs, j * k_step, ALIGNED), in_keys, in_cols, True, MASK_COLS)  # line 7
-        v_tile = load_tile(advance(v_ptrs, j * v_step, ALIGNED), in_keys, in_cols, True, MASK_COLS)
+        attended = in_keys
+        if key_padding_mask is not None:
+            of_keys = batch * seqlen_k + start_n + keys
+            attended = tl.load(key_padding_mask + of_keys, mask=in_keys, other=False)
+        k_tile = load_tile(advance(k_ptrs, j * k_step, ALIGNED), attended, in_cols, True, MASK_COLS)  # line 7
+        v_tile = load_tile(advance(v_ptrs, j * v_step, ALIGNED), attended, in_cols, True, MASK_COLS)
         dk_acc = tl.full([BLOCK_N, HEAD_DIM], 0.0, tl.float32)  # line 8
         dv_acc = tl.full([BLOCK_N, HEAD_DIM], 0.0, tl.float32)
         first = 0
@@ -252,6 +268,8 @@ def _backward_kernel(
                 last_key = start_m + rows + (seqlen_k - seqlen_q)
             in_rows = rows < seqlen_q - start_m
             seen = (start_n + keys[:, None] <= last_key[None, :]) & in_rows[None, :]
+            if key_padding_mask is not None:
+                seen = seen & attended[:, None]
             of_rows = head * group * seqlen_q + row + rows
             row_lse = tl.load(lse_log2 + of_rows, mask=in_rows, other=0.0)  # line 10
             row_delta = tl.load(delta + of_rows, mask=in_rows, other=0.0)
@@ -315,6 +333,10 @@ _LARGEST_FMA_TILE = {512: (16, 16), 1024: (16, 16)}
 """The same for float32 without tensor cores, whose products are one straight run of multiply-adds: (32, 16) where
 there is no entry. Rows of 1024 bytes spill even so."""
 
+SPILLS = {"gfx942": 960, "unaligned": 3776, "float32": 544, "sm_90": 192, "sm_100": 64}
+"""Bytes that a thread may spill: of the first entry all of whose words say something of the compilation, else 0
+(``tests/compile``)."""
+
 
 def forward(
     q: Tensor,
@@ -323,6 +345,7 @@ def forward(
     *,
     causal: bool,
     sm_scale: float,
+    key_padding_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     dropout_seed: int = 0,
     block_m: int = 64,
@@ -334,7 +357,9 @@ def forward(
 
     Query head h reads key head ``h // (heads_q // heads_kv)``. Any strides, but the last is 1. Inputs are
     float16, bfloat16 or float32, head_dim is 1 to 256, lengths may be 0; sm_scale is any finite number.
-    A share dropout_p of the weights is dropped, the same for the same dropout_seed (``reference.dropout``).
+    key_padding_mask (batch, seqlen_k) bool is True where a key may be attended; the others have weight 0 and
+    gradients 0, whatever they and their values are. A share dropout_p of the weights is dropped, the same for the
+    same dropout_seed (``reference.dropout``).
     ``LAUNCH`` has the launch settings.
 
     Returns out, like q, and lse (batch, heads_q, seqlen_q) float32, the natural logarithm of the softmax sum.
@@ -346,6 +371,7 @@ def forward(
     settings = {"block_m": block_m, "block_n": block_n, "num_stages": num_stages, "precision": precision}
     check_settings(settings, LAUNCH)
     check_inputs(q, k, v, causal, sm_scale)
+    check_key_padding_mask(key_padding_mask, k)
     check_dropout(dropout_p, dropout_seed)
     check_runnable(q)
     batch, heads_q, seqlen_q, head_dim = q.shape
@@ -357,7 +383,7 @@ def forward(
     launch(
         _forward_kernel,
         batch * heads_q,
-        *(q, k, v, acc, l, m),
+        *(q, k, v, key_padding_mask, acc, l, m),
         *row_strides(q, k, v),
         *(heads_q, heads_q // max(heads_kv, 1), seqlen_q, seqlen_k, head_dim, sm_scale * LOG2E.value),
         *dropout_arguments(dropout_p, dropout_seed),
@@ -380,6 +406,7 @@ def backward(
     *,
     causal: bool,
     sm_scale: float,
+    key_padding_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     dropout_seed: int = 0,
     block_m: int = 64,
@@ -395,11 +422,10 @@ def backward(
     settings = {"block_m": block_m, "block_n": block_n, "num_stages": num_stages, "precision": precision}
     check_settings(settings, LAUNCH)
     check_inputs(q, k, v, causal, sm_scale)
+    check_key_padding_mask(key_padding_mask, k)
     check_dropout(dropout_p, dropout_seed)
     check_runnable(q)
-    check_like("dout", dout, "q", q, q.shape, q.dtype)
-    check_like("out", out, "q", q, q.shape, q.dtype)
-    check_like("lse", lse, "q", q, q.shape[:3], torch.float32)
+    check_gradient_inputs(dout, q, out, lse)
     batch, heads_q, seqlen_q, head_dim = q.shape
     _, heads_kv, seqlen_k, _ = k.shape
     dk, dv = (torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (k, v))
@@ -408,7 +434,7 @@ def backward(
     launch(
         _backward_kernel,
         batch * heads_kv,
-        *(dout, q, k, v, delta, lse_log2, acc, dk, dv),
+        *(dout, q, k, v, key_padding_mask, delta, lse_log2, acc, dk, dv),
         *row_strides(dout, q, k, v),
         *(heads_kv, heads_q // max(heads_kv, 1), seqlen_q, seqlen_k, head_dim),
         *(float(sm_scale), sm_scale * LOG2E.value),
@@ -448,7 +474,8 @@ def flash_v1(
 ) -> tuple[Tensor, Tensor]:
     """``forward``, differentiable in q, k and v through ``backward``; lse has no gradient.
 
-    sm_scale is 1 / sqrt(head_dim) unless given; ``options`` are dropout_p, dropout_seed and settings of ``LAUNCH``.
+    sm_scale is 1 / sqrt(head_dim) unless given; ``options`` are key_padding_mask, dropout_p,
+    dropout_seed and settings of ``LAUNCH``.
     """
     sm_scale = 1.0 / math.sqrt(q.shape[-1]) if sm_scale is None else sm_scale
     out, lse = attention(KERNEL, q, k, v, causal=causal, sm_scale=sm_scale, **options)
@@ -477,6 +504,7 @@ KERNEL = AttentionKernel(
     capabilities=Capabilities(
         head_dims=tuple(range(1, 257)),
         batch_invariant=True,
+        key_padding=True,
         dropout=(0.0, 0.1, 0.5),
         launch=LAUNCH,
         arithmetic=_arithmetic,

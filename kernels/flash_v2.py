@@ -647,6 +647,7 @@ SPILLS = {
     "sm_80 unaligned": 6144,  # loads one element wide, each with an address of its own
     "unaligned": 2560,
     "num_stages=1": 448,
+    "masked": 128,  # Philox's words, and products of twice their width
     "float32": 96,
     "sm_80": 64,
 }

@@ -166,13 +166,12 @@ def dropout_factors(dropout, member, rows, keys):
     very same bits.
     """
     seed, threshold, keep_scale, head = dropout
-    seed = seed.to(tl.uint64)
-    k0 = (seed & 0xFFFFFFFF).to(tl.uint32)
-    k1 = (seed >> 32).to(tl.uint32)
+    k0 = seed.to(tl.uint32)
+    k1 = (seed.to(tl.uint64) >> 32).to(tl.uint32)
     c2 = (head + member).to(tl.uint32)
     c0 = keys.to(tl.uint32)
     c1 = rows.to(tl.uint32)
-    c3 = c2 ^ c2
+    c3 = c2 ^ c2  # 0
     for _ in tl.static_range(10):
         product0 = c0.to(tl.uint64) * 0xD2511F53
         product1 = c2.to(tl.uint64) * 0xCD9E8D57
@@ -180,6 +179,7 @@ def dropout_factors(dropout, member, rows, keys):
         c2 = (product0 >> 32).to(tl.uint32) ^ c3 ^ k1
         c1 = product1.to(tl.uint32)
         c3 = product0.to(tl.uint32)
+        # They wrap around, which a debug run of Triton would else take for a mistake.
         k0 = tl.add(k0, 0x9E3779B9, sanitize_overflow=False)
         k1 = tl.add(k1, 0xBB67AE85, sanitize_overflow=False)
     return tl.where(c0 >= threshold.to(tl.uint32), keep_scale, 0.0)

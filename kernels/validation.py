@@ -51,6 +51,16 @@ def check_gradient_inputs(dout: Tensor, q: Tensor, out: Tensor, lse: Tensor) -> 
     check_like("lse", lse, "q", q, q.shape[:3], torch.float32)
 
 
+def check_key_padding_mask(mask: Tensor | None, k: Tensor) -> None:
+    """Check a mask that is bool, (batch, seqlen_k), contiguous and on k's device, if there is one."""
+    if mask is None:
+        return
+    batch, _, seqlen_k, _ = k.shape
+    check_like("key_padding_mask", mask, "k", k, (batch, seqlen_k), torch.bool)
+    if not mask.is_contiguous():
+        raise ValueError(f"key_padding_mask: got strides {mask.stride()}, expected it to be contiguous")
+
+
 def check_dropout(dropout_p: float, dropout_seed: int) -> None:
     """Check a probability below 1, by 2^-32 at least, and a seed of 63 bits."""
     if not isinstance(dropout_p, Real):

@@ -26,21 +26,30 @@ def visible(
     device: torch.device | str,
     rows: slice = slice(None),
     group: int = 1,
+    key_padding_mask: Tensor | None = None,
 ) -> Tensor | None:
     """Which keys the queries ``rows`` see: (group * rows, seqlen_k) bool, or None where they see every key.
 
     Causal, query i sees key j when ``j <= i + seqlen_k - seqlen_q`` (``bottom_right``) or ``j <= i``
-    (``top_left``). The mask is repeated for the ``group`` heads folded into rows. Raises ValueError for
-    another alignment.
+    (``top_left``). The mask is repeated for the ``group`` heads folded into rows. With a ``key_padding_mask``
+    (batch, seqlen_k) bool, sequence b sees only those keys where it is True, and what is returned is (batch, 1,
+    group * rows or 1, seqlen_k). Raises ValueError for another alignment.
     """
     if alignment not in ALIGNMENTS:
         raise ValueError(f"alignment: got {alignment!r}, expected one of {ALIGNMENTS}")
     start, stop, _ = rows.indices(seqlen_q)
     last_key_of_first_row = start + (seqlen_k - seqlen_q if alignment == "bottom_right" else 0)
+    attended = None if key_padding_mask is None else key_padding_mask[:, None, None, :]
     if not causal or last_key_of_first_row >= seqlen_k - 1:
-        return None
+        return attended
     seen = torch.ones(stop - start, seqlen_k, dtype=torch.bool, device=device).tril_(last_key_of_first_row)
-    return seen if group == 1 else seen.repeat(group, 1)
+    seen = seen if group == 1 else seen.repeat(group, 1)
+    return seen if attended is None else seen & attended
+
+
+def blank(x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+    """Keys or values (batch, heads_kv, seqlen_k, head_dim) with 0 for masked keys, which may hold anything."""
+    return x if key_padding_mask is None else x.masked_fill(~key_padding_mask[:, None, :, None], 0.0)
 
 
 def hide(x: Tensor, seen: Tensor | None, value: float = 0.0) -> Tensor:
@@ -51,7 +60,7 @@ def hide(x: Tensor, seen: Tensor | None, value: float = 0.0) -> Tensor:
 def contract(a: Tensor, b: Tensor, seen: Tensor | None) -> Tensor:
     """``a @ b`` without the terms that are not seen, even where 0 * NaN or 0 * inf would make them NaN.
 
-    a is (..., R, N), and 0 where not seen; b (..., N, D); seen (R, N) bool, or None for every term.
+    a is (..., R, N), and 0 where not seen; b (..., N, D); seen (..., R, N) bool, or None for every term.
     """
     product = a @ b
     if seen is None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from reference.dropout import keep_mask
 from reference.heads import fold, group_size, unfold
-from reference.masks import LOWEST, blocks, contract, hide, visible
+from reference.masks import LOWEST, blank, blocks, contract, hide, visible
 
 BLOCK_BYTES = 64 * 2**20
 """Size of one float64 matrix over a chunk's scores; the backward holds about five of them at once."""
@@ -37,6 +37,7 @@ def forward(
     causal: bool,
     sm_scale: float,
     alignment: str = "bottom_right",
+    key_padding_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     dropout_seed: int = 0,
     chunk: int | None = None,
@@ -46,17 +47,18 @@ def forward(
     q is (batch, heads_q, seqlen_q, head_dim), k and v (batch, heads_kv, seqlen_k, head_dim), of any float
     dtype, device and strides; query head h reads key head h // (heads_q // heads_kv). ``alignment`` anchors
     the causal mask (``masks.visible``); ``chunk`` query rows of a head are taken at once (``default_chunk``).
-    ``dropout_p`` and ``dropout_seed`` drop weights after the softmax (``reference.dropout``).
+    Of ``key_padding_mask`` (batch, seqlen_k) bool, False keeps a key from being seen, whatever it and its value
+    are. ``dropout_p`` and ``dropout_seed`` drop weights after the softmax (``reference.dropout``).
 
     Raises ValueError for head counts, an alignment or a chunk that make no sense.
     """
     group = group_size(q, k)
-    k, v = k.double(), v.double()
+    k, v = (blank(x.double(), key_padding_mask) for x in (k, v))
     leaks = causal and not _all_finite(v)
     outs, lses = [], []
     for rows in _chunks(q, k, chunk):
         q_rows = fold(q[:, :, rows].double(), k.shape[1])
-        seen = visible(q.shape[2], k.shape[2], causal, alignment, q.device, rows, group)
+        seen = visible(q.shape[2], k.shape[2], causal, alignment, q.device, rows, group, key_padding_mask)
         weights, row_max, total = _softmax(_scores(q_rows, k, seen, sm_scale))
         if dropout_p:
             weights.mul_(_dropout(q, k, rows, dropout_p, dropout_seed))
@@ -76,6 +78,7 @@ def backward(
     causal: bool,
     sm_scale: float,
     alignment: str = "bottom_right",
+    key_padding_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     dropout_seed: int = 0,
     out: Tensor | None = None,
@@ -96,12 +99,12 @@ def backward(
         raise ValueError(f"{missing}: got None, expected out and lse, or neither")
     group = group_size(q, k)
     heads_kv = k.shape[1]
-    k, v = k.double(), v.double()
+    k, v = (blank(x.double(), key_padding_mask) for x in (k, v))
     leaks = causal and not _all_finite(q, k, dout)
 
     def of_rows(rows: slice) -> tuple[Tensor, Tensor, Tensor]:
         q_rows, dout_rows = (fold(x[:, :, rows].double(), heads_kv) for x in (q, dout))
-        seen = visible(q.shape[2], k.shape[2], causal, alignment, q.device, rows, group)
+        seen = visible(q.shape[2], k.shape[2], causal, alignment, q.device, rows, group, key_padding_mask)
         scores = _scores(q_rows, k, seen, sm_scale)
         dp = dout_rows @ v.mT
         z = _dropout(q, k, rows, dropout_p, dropout_seed) if dropout_p else None

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar, get_type_hints
 
-VERSION = 2
-ADDED = {"dropout_p": 2}
+VERSION = 3
+ADDED = {"dropout_p": 2, "key_padding": 3}
 """Fields that older versions lack, and have at their default, with the version that brought them."""
 TENSORS = ("q", "k", "v", "dout")
 NONFINITE = ("nan", "inf", "-inf")
@@ -35,11 +35,11 @@ class Spike:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One run of a kernel. ``sm_scale=None`` stands for 1 / sqrt(head_dim); dropout takes ``seed`` too.
+    """One run of a kernel. ``sm_scale=None`` stands for 1 / sqrt(head_dim).
 
     heads_q is ``heads_kv * group``. Each tensor has a memory layout (``strategies.layouts``) and a family of
-    values (``strategies.values``) drawn from ``seed``; then ``spikes`` are set. ``launch`` holds the kernel's
-    own launch settings as (name, value) pairs.
+    values (``strategies.values``) drawn from ``seed``; then ``spikes`` are set. ``key_padding`` is none, or a family
+    of masks (``strategies.padding``). ``launch`` holds the kernel's own launch settings as (name, value) pairs.
     """
 
     batch: int = 1
@@ -51,6 +51,7 @@ class Case:
     dtype: str = "float32"
     causal: bool = False
     sm_scale: float | None = None
+    key_padding: str = "none"
     dropout_p: float = 0.0
     q_layout: str = "contiguous"
     k_layout: str = "contiguous"
@@ -73,6 +74,11 @@ class Case:
     def scale(self) -> float:
         """The sm_scale that the kernel is called with."""
         return 1.0 / math.sqrt(self.head_dim) if self.sm_scale is None else self.sm_scale
+
+    @property
+    def dropout_seed(self) -> int:
+        """The seed that dropout is called with: of 63 bits, in both of whose words ``seed`` shows."""
+        return self.seed << 31 | self.seed
 
     def shape(self, tensor: str) -> tuple[int, int, int, int]:
         """Shape (batch, heads, seqlen, head_dim) of ``q``, ``k``, ``v`` or ``dout``."""

@@ -11,6 +11,7 @@ from hypothesis.strategies import SearchStrategy
 
 from kernels.contract import LAYOUTS, Capabilities
 from strategies.case import NONFINITE, TENSORS, Case, Spike
+from strategies.padding import FAMILIES as PADDINGS
 from strategies.values import FAMILIES
 
 MAX_SEQLEN = {"cpu": 300, "cuda": 512}
@@ -47,6 +48,7 @@ def cases(
     max_tiles: int = 32,
     max_work: int = 2**22,
     nonfinite: bool = False,
+    key_padding: bool = False,
     dropout: bool = False,
 ) -> SearchStrategy[Case]:
     """Cases of one dtype, of what is claimed and nothing else.
@@ -60,6 +62,7 @@ def cases(
             is proportional to. Their size is that of the launch settings block_m and block_n, else 64.
         max_work: the most entries of the score matrix, over all heads: what a reference's time follows.
         nonfinite: one or two entries, of otherwise moderate tensors, are NaN or infinite.
+        key_padding: keys may be padded, where that is claimed; else none are.
         dropout: weights may be dropped, where that is claimed; else none are.
 
     Raises ValueError for a dtype that is not claimed and for another device type.
@@ -89,6 +92,7 @@ def cases(
         dtype=st.just(dtype),
         causal=st.sampled_from(capabilities.causal),
         sm_scale=st.sampled_from(_claimed_scales(capabilities)),
+        key_padding=_key_padding(capabilities) if key_padding else st.just("none"),
         dropout_p=_dropout(capabilities) if dropout else st.just(0.0),
         **{f"{tensor}_layout": layout for tensor in TENSORS},
         **{f"{tensor}_values": values for tensor in TENSORS},
@@ -203,10 +207,17 @@ def _present(*places: Spike | None) -> tuple[Spike, ...]:
     return tuple(spike for spike in places if spike is not None)
 
 
+def _key_padding(capabilities: Capabilities) -> SearchStrategy[str]:
+    return _seldom("none", tuple(PADDINGS) if capabilities.key_padding else ())
+
+
 def _dropout(capabilities: Capabilities) -> SearchStrategy[float]:
-    """None, oftener than any other."""
-    claimed = tuple(p for p in capabilities.dropout if p)
-    return st.sampled_from((*(0.0,) * 3, *claimed)) if claimed else st.just(0.0)
+    return _seldom(0.0, tuple(p for p in capabilities.dropout if p))
+
+
+def _seldom(usual: T, others: tuple[T, ...]) -> SearchStrategy[T]:
+    """One of the others in a third of the cases."""
+    return st.sampled_from((*(usual,) * 2 * len(others), *others)) if others else st.just(usual)
 
 
 def _declared_blocks(capabilities: Capabilities) -> tuple[int, ...]:

@@ -3,34 +3,45 @@
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from kernels.contract import DTYPES
 from strategies.case import NONFINITE, TENSORS, Case, Spike
 from strategies.layouts import Window, place
+from strategies.padding import is_spoiled, key_padding_mask
 from strategies.values import fill
 
 
 @dataclass(frozen=True, eq=False)
 class Tensors:
-    """Inputs of the forward and the backward, each a window in poisoned storage."""
+    """Inputs of the forward and the backward, each a window in poisoned storage, and the mask of the keys, if any."""
 
     q: Window
     k: Window
     v: Window
     dout: Window
+    key_padding_mask: Tensor | None = None
 
 
 def tensors(case: Case, device: torch.device | str, margin: float = float("nan")) -> Tensors:
     """Tensors of the case: q and dout like ``Case.shape("q")``, k and v like ``Case.shape("k")``.
 
     The same case gives the same bits on every device. ``margin`` is the poison around the tensors. Raises
-    ValueError for a dtype, family, layout, or a spike's tensor or value, that is not known.
+    ValueError for a dtype, family, layout, padding, or a spike's tensor or value, that is not known.
     """
     if case.dtype not in DTYPES:
         raise ValueError(f"dtype: got {case.dtype!r}, expected one of {DTYPES}")
-    windows = Tensors(**{name: _window(case, name, device, margin) for name in TENSORS})
+    mask = key_padding_mask(case)
+    mask = None if mask is None else mask.to(device)
+    windows = Tensors(
+        **{name: _window(case, name, device, margin) for name in TENSORS}, key_padding_mask=mask
+    )
     for spike in case.spikes:
         _set(spike, windows)
+    if mask is not None and is_spoiled(case):
+        for x in (windows.k.tensor, windows.v.tensor):
+            if 0 not in x.stride():  # else masked keys share memory with others
+                x.masked_fill_(~mask[:, None, :, None], float("nan"))
     return windows
 
 

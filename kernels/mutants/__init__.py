@@ -17,6 +17,7 @@ from kernels.mutants.forward import FORWARD
 from kernels.mutants.fp8 import FP8
 from kernels.mutants.launcher import LAUNCHER
 from kernels.mutants.lse import LSE
+from kernels.mutants.padding import PADDING
 from kernels.mutants.ring import RING
 from kernels.mutants.staged import STAGED
 from kernels.mutants.varlen import VARLEN
@@ -33,6 +34,7 @@ MUTANTS = (
     *FLASH_V3,
     *FLASH_V3_GLUON,
     *FP8,
+    *PADDING,
     *RING,
     *STAGED,
     *VARLEN,

@@ -73,6 +73,11 @@ DROPOUT = (
         (Edit(FACTORS, "tl.static_range(10)", "tl.static_range(9)"),),
     ),
     Mutant(
+        "dropout_seed_of_32_bits",
+        "the upper word of the seed is lost",
+        (Edit(FACTORS, "k1 = (seed.to(tl.uint64) >> 32)", "k1 = (seed.to(tl.uint64) >> 63)"),),
+    ),
+    Mutant(
         "dropout_threshold_rounded",
         "the threshold counts in 2^-8",
         (Edit(ARGUMENTS, "round(dropout_p * 2**32)", "round(dropout_p * 2**8) * 2**24"),),

@@ -363,6 +363,70 @@ key_range
   tiles = tl.minimum(cdiv(tl.maximum(start_m + offset + BLOCK_ROWS, 0), BLOCK_KEYS), tiles)""",
         ),
     ),
+    Argument(
+        "Without dropout the threshold is 0 and keep_scale 1: each weight is kept as it is.",
+        (
+            """\
+_forward_kernel
+  BLOCK_LOOP,
+- (dropout_seed, threshold, keep_scale, head) if DROPOUT else None,
++ (dropout_seed, threshold, keep_scale, head),
+  rows,""",
+            """\
+_dk_dv_kernel
+  BLOCK_LOOP,
+- (dropout_seed, threshold, keep_scale, head * group) if DROPOUT else None,
++ (dropout_seed, threshold, keep_scale, head * group),
+  )""",
+            """\
+_dq_kernel
+  BLOCK_LOOP,
+- (dropout_seed, threshold, keep_scale, head) if DROPOUT else None,
++ (dropout_seed, threshold, keep_scale, head),
+  rows,""",
+        ),
+    ),
+    Argument(
+        "Nothing there is negative or has more than 32 bits, whatever type holds it; seeds have 63.",
+        (
+            """\
+dropout_factors
+  k0 = seed.to(tl.uint32)
+- k1 = (seed.to(tl.uint64) >> 32).to(tl.uint32)
++ k1 = (seed >> 32).to(tl.uint32)
+  c2 = (head + member).to(tl.uint32)""",
+            """\
+dropout_factors
+  k1 = (seed.to(tl.uint64) >> 32).to(tl.uint32)
+- c2 = (head + member).to(tl.uint32)
++ c2 = head + member
+  c0 = keys.to(tl.uint32)""",
+            """\
+dropout_factors
+  c2 = (head + member).to(tl.uint32)
+- c0 = keys.to(tl.uint32)
++ c0 = keys
+  c1 = rows.to(tl.uint32)""",
+            """\
+dropout_factors
+  product1 = c2.to(tl.uint64) * 0xCD9E8D57
+- c0 = (product1 >> 32).to(tl.uint32) ^ c1 ^ k0
++ c0 = (product1 >> 32) ^ c1 ^ k0
+  c2 = (product0 >> 32).to(tl.uint32) ^ c3 ^ k1""",
+            """\
+dropout_factors
+  c0 = (product1 >> 32).to(tl.uint32) ^ c1 ^ k0
+- c2 = (product0 >> 32).to(tl.uint32) ^ c3 ^ k1
++ c2 = (product0 >> 32) ^ c3 ^ k1
+  c1 = product1.to(tl.uint32)""",
+            """\
+dropout_factors
+  k1 = tl.add(k1, 0xBB67AE85, sanitize_overflow=False)
+- return tl.where(c0 >= threshold.to(tl.uint32), keep_scale, 0.0)
++ return tl.where(c0 >= threshold, keep_scale, 0.0)
+  """,
+        ),
+    ),
 )
 """The same kernel in other words."""
 
@@ -386,6 +450,17 @@ gradients_of_keys
   do_head_step = stride_doh.to(tl.int64)
 - row_head_step = stride_row_head.to(tl.int64)
 + row_head_step = stride_row_head.to(tl.int32)
+  """,
+        ),
+    ),
+    Argument(
+        "One weight in 2^32 has the very word that is the threshold.",
+        (
+            """\
+dropout_factors
+  k1 = tl.add(k1, 0xBB67AE85, sanitize_overflow=False)
+- return tl.where(c0 >= threshold.to(tl.uint32), keep_scale, 0.0)
++ return tl.where(c0 > threshold.to(tl.uint32), keep_scale, 0.0)
   """,
         ),
     ),

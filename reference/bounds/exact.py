@@ -8,7 +8,7 @@ from torch import Tensor
 
 from reference.arithmetic import FP32_ROUNDOFF, Quantisation
 from reference.heads import fold, group_size
-from reference.masks import hide, visible
+from reference.masks import blank, hide, visible
 from reference.quantisation import block_scales, dequantised
 
 FLOAT32_SAFE = 2.0**125
@@ -20,10 +20,10 @@ class Exact:
     """Forward quantities in float64, folded.
 
     q (B, H, R, D), k and v (B, H, N, D); scores S, score_size A and weights P (B, H, R, N), A and P 0 where
-    a row does not see a key; row_max, lse (B, H, R); out (B, H, R, D); seen (R, N) bool, or None where every
-    key is seen; empty (B, H, R) bool: rows that see no key; overflow (B, H, R) bool: rows whose products may
-    leave float32; keep (B, H, R, N), what dropout multiplies weights with, 0 or keep_scale = 1 / (1 - dropout_p),
-    or None where there is none.
+    a row does not see a key; row_max, lse (B, H, R); out (B, H, R, D); seen (R, N) bool, under key padding
+    (B, 1, R or 1, N), or None where every key is seen; empty (B, H, R) bool: rows that see no key; overflow
+    (B, H, R) bool: rows whose products may leave float32; keep (B, H, R, N), what dropout multiplies weights with,
+    0 or keep_scale = 1 / (1 - dropout_p), or None where there is none.
     """
 
     q: Tensor
@@ -52,9 +52,11 @@ class Exact:
         return 0.0 if self.keep is None else 2 * FP32_ROUNDOFF
 
     def sum_seen(self, x: Tensor) -> Tensor:
-        """Sum of ``x`` (B, H, N, D) over the keys a row sees, (B, H, R or 1, D). Masks are prefixes."""
+        """Sum of ``x`` (B, H, N, D) over the keys a row sees, (B, H, R or 1, D). Causal masks are prefixes."""
         if self.seen is None:
             return x.sum(-2, keepdim=True)
+        if self.seen.ndim == 4:
+            return self.seen.to(x.dtype) @ x
         sums = torch.nn.functional.pad(x.cumsum(-2), (0, 0, 1, 0))
         return sums[..., self.seen.sum(-1), :]
 
@@ -82,6 +84,7 @@ def exact(
     alignment: str = "bottom_right",
     product_floor: float = 0.0,
     quantisation: Quantisation | None = None,
+    key_padding_mask: Tensor | None = None,
     keep: Tensor | None = None,
     dropout_p: float = 0.0,
 ) -> Exact:
@@ -89,12 +92,17 @@ def exact(
 
     q is (batch, heads_q, seqlen_q, head_dim), k and v (batch, heads_kv, seqlen_k, head_dim), of any float
     dtype; where a ``quantisation`` is given, everything is of the quantised operands, and ``product_floor`` is
-    in units of a block's scale; keep (batch, heads_q, seqlen_q, seqlen_k) bool is the mask of ``reference.dropout``,
-    if there is one. Raises ValueError where heads_q is no multiple of heads_kv, and for an alignment that there is
-    not.
+    in units of a block's scale; key_padding_mask (batch, seqlen_k) bool is True where a key may be attended; keep
+    (batch, heads_q, seqlen_q, seqlen_k) bool is the mask of ``reference.dropout``, if there is one. Raises ValueError
+    where heads_q is no multiple of heads_kv, and for an alignment that there is not.
     """
     seqlen_k = k.shape[2]
-    seen = visible(q.shape[2], seqlen_k, causal, alignment, q.device, group=group_size(q, k))
+    seen = visible(
+        *(q.shape[2], seqlen_k, causal, alignment, q.device),
+        group=group_size(q, k),
+        key_padding_mask=key_padding_mask,
+    )
+    k, v = blank(k, key_padding_mask), blank(v, key_padding_mask)
     unit_q: float | Tensor = 1.0
     unit_k: float | Tensor = 1.0
     if quantisation is not None:

@@ -26,6 +26,9 @@ reference's, bit for bit. All of the above holds with z_j v_j for v_j, which the
 P meets v, the hull is that of the z_j v_j, within 0 and v / (1 - p), and t_j gains 2 U, for the rounding of
 1 / (1 - p) and of its product. A cast before that product underflows by as much times 1 / (1 - p). l and lse know
 nothing of dropout.
+
+Keys that are padded add exact zeros: with scores of -inf in a tile, or a whole tile of them, the running maximum
+stays and alpha is 1. They count as terms and in tiles all the same, for whatever else happens at each.
 """
 
 import math
@@ -186,15 +189,22 @@ def _out_bound(
 
 
 def hull(e: Exact) -> tuple[Tensor, Tensor]:
-    """Smallest and largest v that each row sees, (B, H, R or 1, D). Masks are prefixes of the keys.
+    """Smallest and largest v that each row sees, (B, H, R or 1, D); anything for rows that see none.
 
-    Under dropout, those of 0 and v / (1 - p).
+    Causal masks are prefixes of the keys: a row sees those up to its last that are attended at all. Under dropout,
+    the hull of 0 and v / (1 - p).
     """
     if e.seen is None:
         low, high = e.v.amin(-2, keepdim=True), e.v.amax(-2, keepdim=True)
-    else:
+    elif e.seen.ndim == 2:
         last = (e.seen.sum(-1) - 1).clamp_min(0)
         low, high = e.v.cummin(-2).values[..., last, :], e.v.cummax(-2).values[..., last, :]
+    else:
+        keys = torch.arange(e.seen.shape[-1], device=e.v.device)
+        last = (e.seen * keys).amax(-1)[..., None]
+        attended = e.seen.any(-2)[..., None]
+        low = e.v.masked_fill(~attended, math.inf).cummin(-2).values.take_along_dim(last, -2)
+        high = e.v.masked_fill(~attended, -math.inf).cummax(-2).values.take_along_dim(last, -2)
     if e.keep is None:
         return low, high
     return low.clamp_max(0.0) * e.keep_scale, high.clamp_min(0.0) * e.keep_scale

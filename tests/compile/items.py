@@ -21,7 +21,7 @@ HEAD_DIMS = (64, 96, 128, 256)
 class Item:
     """One call of a kernel, forward and backward, on one target. Without ``launch`` settings are the default.
 
-    ``aligned``: rows start at multiples of 16 bytes.
+    ``aligned``: rows start at multiples of 16 bytes. ``masked``: with all of key padding and dropout that is claimed.
     """
 
     kernel: str
@@ -31,6 +31,7 @@ class Item:
     causal: bool
     aligned: bool
     launch: tuple[tuple[str, Any], ...] = ()
+    masked: bool = False
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -41,6 +42,7 @@ class Item:
             f"head_dim={self.head_dim}",
             "causal" if self.causal else "full",
             "aligned" if self.aligned else "unaligned",
+            *(["masked"] if self.masked else []),
             *([f"{name}={value}" for name, value in self.launch] or ["default"]),
         )
 
@@ -66,6 +68,7 @@ def items(kernel: str, capabilities: Capabilities, *, every: bool) -> list[Item]
         "head_dim": [n for n in HEAD_DIMS if n in capabilities.head_dims] or capabilities.head_dims[-1:],
         "causal": capabilities.causal[::-1],
         "aligned": (True, False) if set(capabilities.layouts) - {"contiguous"} else (True,),
+        "masked": (False, True) if capabilities.key_padding or any(capabilities.dropout) else (False,),
     }
     both = {**axes, **capabilities.launch}
     chosen = [Item(kernel, **fields) for fields in (_product(axes) if every else pairs(axes, axes))]

@@ -76,6 +76,10 @@ class Compiler(Worker):
 
         q, k, v = tensor(HEADS_KV * group), tensor(HEADS_KV), tensor(HEADS_KV)
         options = {"causal": item.causal, "sm_scale": 1 / math.sqrt(item.head_dim), **dict(item.launch)}
+        if item.masked and kernel.capabilities.key_padding:
+            options["key_padding_mask"] = torch.empty(BATCH, SEQLEN, dtype=torch.bool, device="meta")
+        if item.masked and any(kernel.capabilities.dropout):
+            options["dropout_p"] = max(kernel.capabilities.dropout)
         out, lse = kernel.forward(q, k, v, **options)
         if kernel.backward is not None:
             kernel.backward(tensor(HEADS_KV * group), q, k, v, out, lse, **options)

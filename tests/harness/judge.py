@@ -44,7 +44,12 @@ def pieces(p: Problem, o: Outputs) -> Iterator[Piece]:
             at_q = (slice(b, b + 1), slice(h * group, (h + 1) * group))
             at_k = (slice(b, b + 1), slice(h, h + 1))
             first = p.first_head + b * p.heads_q + h * group
-            problem = replace(p, q=p.q[at_q], dout=p.dout[at_q], k=p.k[at_k], v=p.v[at_k], first_head=first)
+            problem = replace(
+                p.with_batch(at_k[0]),
+                **{name: getattr(p, name)[at_q] for name in ("q", "dout")},
+                **{name: getattr(p, name)[at_k] for name in ("k", "v")},
+                first_head=first,
+            )
             part: dict[str, Any] = {
                 name: x[at_k if name in ("dk", "dv") else at_q] for name, x in o.named().items()
             }
@@ -71,6 +76,7 @@ def exact_of(trial: Trial, p: Problem) -> Exact:
         alignment=trial.alignment,
         product_floor=trial.arithmetic.product_floor,
         quantisation=trial.arithmetic.quantisation,
+        key_padding_mask=p.key_padding_mask,
         keep=keep,
         dropout_p=p.dropout_p,
     )

@@ -130,8 +130,12 @@ def _kernels(
             raise pytest.UsageError(
                 f"--replay: got a case in {replay.case.dtype}, but {spec} claims only {', '.join(claimed)}"
             )
-        if replay is not None and replay.case.dropout_p and not any(info.capabilities.dropout):
-            raise pytest.UsageError(f"--replay: got a case with dropout, which {spec} doesn't claim")
+        for what, is_there, claims_it in (
+            ("dropout", replay and replay.case.dropout_p, any(info.capabilities.dropout)),
+            ("key padding", replay and replay.case.key_padding != "none", info.capabilities.key_padding),
+        ):
+            if is_there and not claims_it:
+                raise pytest.UsageError(f"--replay: got a case with {what}, which {spec} doesn't claim")
         if info.name in kernels:
             raise pytest.UsageError(
                 f"--kernel {spec}: got a second kernel called {info.name}, expected another name"

@@ -123,7 +123,9 @@ POISONED = '''\
 
 def poisoned(value, *args, fenced=False, **options):
     """A call that finds ``value`` in the memory it allocates; fenced, all memory ends where no one may read."""
-    args = [behind_fence(x) for x in args] if fenced else args
+    if fenced:
+        args = [behind_fence(x) for x in args]
+        options = {{name: behind_fence(x) if torch.is_tensor(x) else x for name, x in options.items()}}
     with PoisonedAllocations(value, fenced=fenced) as allocations:
         results = call(*args, **options)
     if allocations.broken_guards():
@@ -307,7 +309,7 @@ def _locate(spec: str) -> tuple[str, str, str]:
 
 
 def _literal(option: Any) -> str:
-    """An option of a call as source; lengths of sequences are small tensors."""
+    """An option of a call as source; lengths of sequences and masks of keys are small tensors."""
     if not isinstance(option, Tensor):
         return repr(option)
     return f"torch.tensor({option.tolist()}, dtype={option.dtype}, device=DEVICE)"

@@ -49,6 +49,7 @@ class Problem:
     dout: Tensor
     causal: bool
     sm_scale: float
+    key_padding_mask: Tensor | None = None
     dropout_p: float = 0.0
     dropout_seed: int = 0
     first_head: int = 0
@@ -56,9 +57,32 @@ class Problem:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Keywords of the call; those of dropout only where there is some."""
-        dropout = {"dropout_p": self.dropout_p, "dropout_seed": self.dropout_seed} if self.dropout_p else {}
-        return {"causal": self.causal, "sm_scale": self.sm_scale, **dropout}
+        """Keywords of the call; those of key padding and dropout only where there is some."""
+        options: dict[str, Any] = {"causal": self.causal, "sm_scale": self.sm_scale}
+        if self.key_padding_mask is not None:
+            options["key_padding_mask"] = self.key_padding_mask
+        if self.dropout_p:
+            options |= {"dropout_p": self.dropout_p, "dropout_seed": self.dropout_seed}
+        return options
+
+    def with_keys(self, keys: Any) -> "Problem":
+        """The problem with these keys alone, of all sequences."""
+        mask = self.key_padding_mask
+        return replace(
+            self,
+            k=self.k[:, :, keys],
+            v=self.v[:, :, keys],
+            key_padding_mask=None if mask is None else mask[:, keys].contiguous(),
+        )
+
+    def with_batch(self, batch: slice) -> "Problem":
+        """The problem with these sequences alone."""
+        mask = self.key_padding_mask
+        return replace(
+            self,
+            **{name: getattr(self, name)[batch] for name in ("q", "k", "v", "dout")},
+            key_padding_mask=None if mask is None else mask[batch],
+        )
 
     @property
     def heads_q(self) -> int:
@@ -142,8 +166,9 @@ class Trial:
             *(w.q.tensor, w.k.tensor, w.v.tensor, w.dout.tensor),
             causal=self.case.causal,
             sm_scale=self.case.scale,
+            key_padding_mask=w.key_padding_mask,
             dropout_p=self.case.dropout_p,
-            dropout_seed=self.case.seed,
+            dropout_seed=self.case.dropout_seed,
         )
         self.launch: dict[str, Any] = dict(self.case.launch)
 

@@ -170,7 +170,7 @@ def _reference_backward(
 
 def _masked(kernel: AttentionKernel, options: dict[str, Any]) -> dict[str, Any]:
     """What the reference takes of a call's options."""
-    taken = ("causal", "sm_scale", "dropout_p", "dropout_seed")
+    taken = ("causal", "sm_scale", "key_padding_mask", "dropout_p", "dropout_seed")
     known = {name: options[name] for name in taken if name in options}
     return {**known, "alignment": kernel.capabilities.causal_alignment}
 

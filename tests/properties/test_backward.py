@@ -22,4 +22,4 @@ def law(trial: Trial) -> None:
 def test_backward(subject: Subject, data: st.DataObject) -> None:
     """Backward."""
     subject.requires("backward")
-    subject.uphold(law, data.draw(subject.cases(dropout=True)))
+    subject.uphold(law, data.draw(subject.cases(key_padding=True, dropout=True)))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from reference.arithmetic import FP32_ROUNDOFF
 from reference.bounds.exact import FLOAT32_SAFE
 from reference.bounds.forward import merge_error, part_error
-from reference.masks import visible
+from reference.masks import blank, visible
 from tests.harness.relate import settled
 from tests.harness.subject import Subject
 from tests.harness.trial import Check, Trial
@@ -34,12 +34,15 @@ def law(trial: Trial) -> None:
         one_hot(trial)
 
 
-def seen_counts(trial: Trial) -> torch.Tensor:
-    """How many keys each row sees, (seqlen_q,)."""
+def seen_keys(trial: Trial) -> torch.Tensor:
+    """Which keys each row sees, (batch or 1, seqlen_q or 1, seqlen_k) bool."""
     p = trial.problem
     seqlen_q, seqlen_k = p.q.shape[2], p.k.shape[2]
-    seen = visible(seqlen_q, seqlen_k, p.causal, trial.alignment, p.q.device)
-    return torch.full((seqlen_q,), seqlen_k, device=p.q.device) if seen is None else seen.sum(-1)
+    mask = p.key_padding_mask
+    seen = visible(seqlen_q, seqlen_k, p.causal, trial.alignment, p.q.device, key_padding_mask=mask)
+    if seen is None:
+        return torch.ones(1, 1, seqlen_k, dtype=torch.bool, device=p.q.device)
+    return seen[None] if seen.ndim == 2 else seen[:, 0]
 
 
 def generator(trial: Trial) -> torch.Generator:
@@ -51,23 +54,24 @@ def means(trial: Trial) -> None:
     """Q = 0: out is the mean of the visible integers, lse the logarithm of their number."""
     p, a = trial.problem, trial.arithmetic
     top = 0.5 * a.weights.maximum if a.k_prescaled else FLOAT32_SAFE
-    if p.k.double().abs().amax() * max(1.0, abs(p.sm_scale)) >= top:
+    if blank(p.k, p.key_padding_mask).double().abs().amax() * max(1.0, abs(p.sm_scale)) >= top:
         return  # sm_scale may be multiplied to k first, and 0 * inf is NaN
     v = torch.randint(-8, 9, p.v.shape, generator=generator(trial)).to(p.v)
     got = trial.forward(replace(p, q=torch.zeros_like(p.q), v=v))
-    counts = seen_counts(trial)[:, None].double()
-    sums = torch.nn.functional.pad(v.double().cumsum(2), (0, 0, 1, 0))
-    total = sums[:, :, counts[:, 0].long()].repeat_interleave(p.heads_q // p.heads_kv, 1)
-    expected = total / counts.clamp_min(1)
+    group, seen = p.heads_q // p.heads_kv, seen_keys(trial)[:, None].double()
+    counts = seen.sum(-1, keepdim=True)
+
+    def mean(x: torch.Tensor) -> torch.Tensor:
+        """Of the keys that a row sees, like out; sums of integers are exact."""
+        return (seen @ x.double() / counts.clamp_min(1)).repeat_interleave(group, 1).expand_as(p.q)
+
+    expected = mean(v)
     # P = 1 and all sums are integers below 2^24: only the division and the store round
     bound = (a.div_error + a.output.roundoff * (1 + a.div_error)) * expected.abs() + a.output.underflow
     of_parts = float(part_error(a, 0.0, p.k.shape[2])) if a.merged > 1 else 0.0
     if a.normalised_first or a.partial_results or of_parts:
         # P = 1 / n is rounded twice, and its products with v are summed as they come; so are partial means
-        sizes = torch.nn.functional.pad(v.double().abs().cumsum(2), (0, 0, 1, 0))
-        size = sizes[:, :, counts[:, 0].long()].repeat_interleave(
-            p.heads_q // p.heads_kv, 1
-        ) / counts.clamp_min(1)
+        size = mean(v.abs())
         terms = p.k.shape[2]
         relative = (
             a.weights.roundoff + a.div_error + terms * a.accumulate + merge_error(a, terms) + 2 * of_parts
@@ -77,7 +81,7 @@ def means(trial: Trial) -> None:
         Check("q = 0 gives the mean of the values seen", "out", got.out, expected, bound, call=got.call)
     ]
     if got.lse is not None:
-        lse = counts[:, 0].log().expand_as(got.lse)
+        lse = counts[..., 0].log().expand_as(got.lse)
         error = a.log_error * lse.abs().clamp_min(1.0) + 3 * FP32_ROUNDOFF * lse.abs() + of_parts
         error = torch.where(lse == -torch.inf, 0.0, error)
         claim = "q = 0 gives the logarithm of the number of keys seen"
@@ -94,20 +98,24 @@ def one_hot(trial: Trial) -> None:
     scale = p.sm_scale if 2.0**-5 <= abs(p.sm_scale) <= 2.0 else 1 / math.sqrt(head_dim)
     # A power of two, so that the score of the key that is met, and what is subtracted from it, is exact.
     factor = 2.0 ** math.ceil(math.log2(SCORE_GAP / abs(scale)))
-    v = _on_tf32_grid(settled(trial).problem.v)
+    v = _on_tf32_grid(blank(settled(trial).problem.v, p.key_padding_mask))
     largest_v = v.double().abs().amax()
     if active > head_dim or factor > torch.finfo(p.q.dtype).max or largest_v * seqlen_k >= FLOAT32_SAFE:
         return  # more keys than sign vectors; or sums over keys that weigh nothing in the end may overflow
     index = torch.arange(seqlen_k)
     signs = 1.0 - 2.0 * (index[:, None] >> (torch.arange(active) % bits) & 1)
     keys = torch.nn.functional.pad(signs, (0, head_dim - active))
-    counts = seen_counts(trial).cpu()
+    seen = seen_keys(trial).cpu()
+    counts = seen.sum(-1)
+    # Which of the keys that it sees, in their order, then which of all.
     chosen = torch.randint(2**31, (seqlen_q,), generator=generator(trial)) % counts.clamp_min(1)
-    q = (keys[chosen] * math.copysign(factor, scale)).to(p.q).expand_as(p.q).contiguous()
+    number = seen.cumsum(-1).expand(-1, seqlen_q, -1).contiguous()
+    chosen = torch.searchsorted(number, chosen[..., None] + 1)[..., 0].clamp_max(seqlen_k - 1)
+    q = (keys[chosen] * math.copysign(factor, scale))[:, None].to(p.q).expand_as(p.q).contiguous()
     got = trial.forward(replace(p, q=q, k=keys.to(p.k).expand_as(p.k).contiguous(), v=v, sm_scale=scale))
     group = p.heads_q // p.heads_kv
-    expected = v[:, :, chosen.to(v.device)].repeat_interleave(group, 1).double()
-    expected = torch.where(counts[:, None].to(v.device) > 0, expected, 0.0)
+    expected = v.take_along_dim(chosen[:, None, :, None].to(v.device), 2).repeat_interleave(group, 1).double()
+    expected = torch.where(counts[:, None, :, None].to(v.device) > 0, expected, 0.0)
     # Subnormal results may be flushed to 0, or be misread and miswritten (operand_floor); and exp2 as a
     # polynomial ends at 2^-127 instead of 0.
     lost = expected.abs().clamp_min(2.0**-125) if trial.arithmetic.operand_floor else expected.abs()
@@ -127,4 +135,4 @@ def _on_tf32_grid(v: torch.Tensor) -> torch.Tensor:
 @given(data=st.data())
 def test_exact(subject: Subject, data: st.DataObject) -> None:
     """Exact."""
-    subject.uphold(law, data.draw(subject.cases()))
+    subject.uphold(law, data.draw(subject.cases(key_padding=True)))

@@ -21,4 +21,4 @@ def law(trial: Trial) -> None:
 @given(data=st.data())
 def test_forward(subject: Subject, data: st.DataObject) -> None:
     """Forward."""
-    subject.uphold(law, data.draw(subject.cases(dropout=True)))
+    subject.uphold(law, data.draw(subject.cases(key_padding=True, dropout=True)))

@@ -1,7 +1,7 @@
 """Invariance: changes of the input that must not change the answer, or change it in a known way.
 
 Permuting keys and values together, the batch, the heads; adding one vector to all keys (lse moves by
-sm_scale * q.c); moving a power of two between q and sm_scale; changing keys that a row does not see; repeating
+sm_scale * q.c); moving a power of two between q and sm_scale; changing keys that no or not every row sees; repeating
 the key heads of a group; laying the same numbers out contiguously. Where the kernel claims that bits depend on
 nothing but what a row sees, they must be the same bits. Catches wrong strides and head maps, state shared
 between rows or heads, tiles treated unequally, masks that leak.
@@ -17,7 +17,7 @@ from torch import Tensor
 from reference.heads import fold, unfold
 from tests.harness.relate import Derived, agree, allowances, settled, twice
 from tests.harness.subject import Subject
-from tests.harness.trial import Outputs, Problem, Trial
+from tests.harness.trial import Outputs, Trial
 
 GRID = 2.0**-4
 """Keys are rounded to this grid and cut to [-4, 4] where a vector is added to them: sums stay exact in bfloat16."""
@@ -37,6 +37,7 @@ def law(trial: Trial) -> None:
         shifted_keys(trial)
         unseen_keys(trial, base, allowed)
     repeated_heads(trial, base, allowed)
+    masked_keys(trial, base, allowed)
     contiguous(trial, base, allowed)
 
 
@@ -46,7 +47,7 @@ def permuted_keys(trial: Trial, base: Outputs, allowed: dict[str, Tensor]) -> No
     if p.causal:
         return
     order = torch.arange(p.k.shape[2] - 1, -1, -1, device=p.k.device)
-    got = trial.gradients(replace(p, k=p.k[:, :, order], v=p.v[:, :, order]))
+    got = trial.gradients(p.with_keys(order))
     expected = {name: x[:, :, order] if name in ("dk", "dv") else x for name, x in base.named().items()}
     bound = {name: x[:, :, order] if name in ("dk", "dv") else x for name, x in allowed.items()}
     reversed_keys = Derived(base.call, expected, {"dk": "dk.flip(2)", "dv": "dv.flip(2)"})
@@ -62,7 +63,11 @@ def permuted_heads(trial: Trial, base: Outputs, allowed: dict[str, Tensor]) -> N
     def moved(x: Tensor) -> Tensor:
         return unfold(fold(x, p.heads_kv).flip(0, 1), x.shape[1])
 
-    got = trial.gradients(Problem(moved(p.q), moved(p.k), moved(p.v), moved(p.dout), p.causal, p.sm_scale))
+    mask = None if p.key_padding_mask is None else p.key_padding_mask.flip(0)
+    reversed_ = replace(
+        p, q=moved(p.q), k=moved(p.k), v=moved(p.v), dout=moved(p.dout), key_padding_mask=mask
+    )
+    got = trial.gradients(reversed_)
     formula = f"{{}}.unflatten(1, ({p.heads_kv}, -1)).flip(0, 1).flatten(1, 2)"
     outputs = base.named()
     expected = Derived(
@@ -133,6 +138,17 @@ def unseen_keys(trial: Trial, base: Outputs, allowed: dict[str, Tensor]) -> None
     agree(trial, claim, part, Derived(base.call, expected), bound, exactly=True)
 
 
+def masked_keys(trial: Trial, base: Outputs, allowed: dict[str, Tensor]) -> None:
+    """Keys that are padded, and their values, may be anything."""
+    p = trial.problem
+    if p.key_padding_mask is None:
+        return
+    masked = ~p.key_padding_mask[:, None, :, None]
+    other = replace(p, k=p.k.masked_fill(masked, 3.0), v=p.v.masked_fill(masked, -7.0))
+    claim = "keys that are padded leave {} as it was"
+    agree(trial, claim, trial.gradients(other), base, twice(allowed), exactly=True)
+
+
 def repeated_heads(trial: Trial, base: Outputs, allowed: dict[str, Tensor]) -> None:
     """A group that shares a key head = as many copies of that head, their dk and dv summed."""
     p = trial.problem
@@ -183,4 +199,4 @@ def contiguous(trial: Trial, base: Outputs, allowed: dict[str, Tensor]) -> None:
 @given(data=st.data())
 def test_invariance(subject: Subject, data: st.DataObject) -> None:
     """Invariance."""
-    subject.uphold(law, data.draw(subject.cases(max_tiles=8)))
+    subject.uphold(law, data.draw(subject.cases(key_padding=True, max_tiles=8)))

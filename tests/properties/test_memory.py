@@ -69,12 +69,14 @@ def run(trial: Trial, poison: float) -> Outputs:
 
 def run_fenced(trial: Trial) -> None:
     """One call whose inputs and allocations end at a fence; all there is to see is whether it comes back."""
+    p = trial.problem
     q, k, v, dout = (behind_fence(window(trial, name).tensor) for name in INPUTS)
+    mask = None if p.key_padding_mask is None else behind_fence(p.key_padding_mask)
     with PoisonedAllocations(float("nan"), fenced=True):
-        trial.gradients(replace(trial.problem, q=q, k=k, v=v, dout=dout))
+        trial.gradients(replace(p, q=q, k=k, v=v, dout=dout, key_padding_mask=mask))
 
 
 @given(data=st.data())
 def test_memory(subject: Subject, data: st.DataObject) -> None:
     """Memory."""
-    subject.uphold(law, data.draw(subject.cases(dropout=True, max_tiles=16)))
+    subject.uphold(law, data.draw(subject.cases(key_padding=True, dropout=True, max_tiles=16)))

@@ -90,6 +90,7 @@ class Emulator:
             every TENSOR_CORE_TERMS products.
         fused: scaling and subtraction of the maximum are one fused multiply-add.
         base_2: exponents are kept in base 2 rather than converted at every exp.
+        key_padding_mask: (batch, keys) bool, True where a key may be attended.
         dropout_p, dropout_seed: as ``reference.dropout`` takes them.
         bug: one of BUGS.
         generator: of the errors of elementary functions and the order of sums.
@@ -105,6 +106,7 @@ class Emulator:
     sums: Sums = "gemm"
     fused: bool = True
     base_2: bool = True
+    key_padding_mask: Tensor | None = None
     dropout_p: float = 0.0
     dropout_seed: int = 0
     bug: str | None = None
@@ -122,7 +124,7 @@ class Emulator:
         if self.bug == "key_tiles_swapped":
             k = torch.cat([k[:, :, tiles[1]], k[:, :, tiles[0]], k[:, :, tiles[1].stop :]], 2)
         for j in reversed(tiles) if self.reverse else tiles:
-            k_j, v_j, seen_j = k[:, :, j], v[:, :, j], seen[:, j]
+            k_j, v_j, seen_j = k[:, :, j], v[:, :, j], seen[..., j]
             if self.bug == "padding_unmasked":
                 rest = self.tile_k - v_j.shape[2]
                 k_j, v_j = (torch.nn.functional.pad(x, (0, 0, 0, rest)) for x in (k_j, v_j))
@@ -137,10 +139,11 @@ class Emulator:
             m = m_new
             weights = BFLOAT16 if self.bug == "p_in_bfloat16" else a.weights
             added = (cast(p, weights) if a.l_from_rounded_p else p).sum(-1, keepdim=True)
-            rounded = cast(p * z[..., j], weights)
+            z_j = z[..., j] if self.dropout_p else z
+            rounded = cast(p * z_j, weights)
             before, l = l, l + added if self.bug == "alpha_not_on_l" else l * alpha + added
             if a.normalised_first:
-                rounded = cast(self._divide(p, l.clamp_min(1.0)) * z[..., j], a.weights)
+                rounded = cast(self._divide(p, l.clamp_min(1.0)) * z_j, a.weights)
             if a.partial_results:  # acc is what the tiles before give, divided by their sum
                 alpha = alpha * before
             acc = self._dot(rounded, v_j, acc if self.bug == "alpha_not_on_acc" else acc * alpha)
@@ -198,7 +201,7 @@ class Emulator:
         return torch.tensor(self._scale / math.log(2) if self.base_2 else self._scale)
 
     def _seen(self, q: Tensor, k: Tensor) -> Tensor:
-        """(rows, N) bool, as the kernel believes; bugs strike in the middle of the mask."""
+        """(rows, N) or (B, 1, rows, N) bool, as the kernel believes; bugs strike in the middle of the mask."""
         rows, keys = q.shape[2], k.shape[2]
         seen = visible(rows, keys, self.causal, self.alignment, "cpu")
         seen = torch.ones(rows, keys, dtype=torch.bool) if seen is None else seen
@@ -213,12 +216,13 @@ class Emulator:
             seen[rows // 2, rows // 2 + offset + 1] = True
         elif self.bug == "one_cell_dropped":
             seen[rows // 2, keys // 4] = False
-        return seen.repeat(q.shape[1] // k.shape[1], 1)
+        seen = seen.repeat(q.shape[1] // k.shape[1], 1)
+        return seen if self.key_padding_mask is None else seen & self.key_padding_mask[:, None, None]
 
     def _dropout_factors(self, q: Tensor, k: Tensor) -> Tensor:
-        """What dropout multiplies weights with, (B, heads_kv, rows, N) or broadcast to it."""
+        """What dropout multiplies weights with, (B, heads_kv, rows, N), or 1."""
         if not self.dropout_p:
-            return torch.ones(k.shape[2])
+            return torch.ones(())
         keep = keep_mask((*q.shape[:3], k.shape[2]), dropout_p=self.dropout_p, seed=self.dropout_seed)
         return fold(keep.float() * torch.tensor(1 / (1 - self.dropout_p)), k.shape[1])
 

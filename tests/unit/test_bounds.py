@@ -26,6 +26,9 @@ from reference.bounds import Exact, backward_bounds, exact, forward_bounds
 from reference.bounds.accumulation import SAFETY
 from reference.dropout import keep_mask
 from reference.heads import fold, unfold
+from strategies.case import Case
+from strategies.padding import FAMILIES as PADDINGS
+from strategies.padding import key_padding_mask
 from tests.harness.compare import error_over_bound
 from tests.unit.emulator import BUGS, SUMS, Emulator, cast
 
@@ -165,6 +168,7 @@ def run(kernel: Emulator, x: Inputs) -> Run:
         sm_scale=kernel.sm_scale,
         alignment=kernel.alignment,
         product_floor=kernel.arithmetic.product_floor,
+        key_padding_mask=kernel.key_padding_mask,
         keep=keep_mask((*x.q.shape[:3], x.k.shape[2]), dropout_p=kernel.dropout_p, seed=kernel.dropout_seed)
         if kernel.dropout_p
         else None,
@@ -202,7 +206,13 @@ def ratios(r: Run, rule: dict[str, Any], *, teacher_forced: bool = True) -> dict
 
 
 def problem(
-    arithmetic: str, family: str, seed: int, changes: dict[str, Any] | None = None, dropout_p: float = 0.0
+    arithmetic: str,
+    family: str,
+    seed: int,
+    changes: dict[str, Any] | None = None,
+    *,
+    padding: str = "none",
+    dropout_p: float = 0.0,
 ) -> Run:
     """A random kernel of the given arithmetic on two random problems of the family."""
     choose = random.Random(f"{arithmetic} {family} {seed}")
@@ -224,6 +234,7 @@ def problem(
         sums=choose.choice(SUMS if a.weights is not FLOAT32 else SUMS[:2]),
         fused=choose.random() < 0.5,
         base_2=a.k_prescaled or choose.random() < 0.6,
+        key_padding_mask=key_padding_mask(Case(batch=2, seqlen_k=keys, key_padding=padding, seed=seed)),
         dropout_p=dropout_p,
         dropout_seed=seed,
         generator=generator,
@@ -261,7 +272,19 @@ def test_declared_variants_stay_within_both_rules(variant: str, arithmetic: str,
 @pytest.mark.parametrize("arithmetic", ["float16", "bfloat16_truncated", "float32"])
 def test_dropout_stays_within_both_rules(arithmetic: str, family: str) -> None:
     for seed, dropout_p in enumerate((0.1, 0.9)):
-        r = problem(arithmetic, family, 50 + seed, {"partial_results": bool(seed)}, dropout_p)
+        r = problem(arithmetic, family, 50 + seed, {"partial_results": bool(seed)}, dropout_p=dropout_p)
+        assert_within(r, RULE_1)
+        assert_within(r, RULE_2)
+        assert_within(r, RULE_1, teacher_forced=False)
+
+
+@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize("family", ["normal", "duplicated_keys", "small", "large_logits"])
+@pytest.mark.parametrize("arithmetic", ["float16", "float32"])
+def test_key_padding_stays_within_both_rules(arithmetic: str, family: str, padding: str) -> None:
+    for seed, dropout_p in enumerate((0.0, 0.3)):
+        variant = {"partial_results": bool(seed)}
+        r = problem(arithmetic, family, 60 + seed, variant, padding=padding, dropout_p=dropout_p)
         assert_within(r, RULE_1)
         assert_within(r, RULE_2)
         assert_within(r, RULE_1, teacher_forced=False)

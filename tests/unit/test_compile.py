@@ -37,6 +37,7 @@ def test_items_of_a_kernel() -> None:
     some, every = (items("flash_v2", capabilities, every=x) for x in (False, True))
     assert set(some) < set(every)
     assert len(set(some)) == len(some) < 50
+    assert {(item.target, item.masked) for item in some} == set(itertools.product(TARGETS, (False, True)))
     for name, values in capabilities.launch.items():
         met = {(item.target, dict(item.launch)[name]) for item in some if item.launch}
         assert met == set(itertools.product(TARGETS, values))

@@ -270,7 +270,9 @@ SCRIPTS = [
     ("wrong_gradient", "identities"),
     ("crashing", "forward"),
     ("hanging", "forward"),
+    ("MASKED", "forward"),
 ]
+CASES = {"MASKED": replace(CASE, seqlen_k=9, key_padding="scattered", dropout_p=0.5, seed=6)}
 
 
 @pytest.mark.parametrize(("name", "law_name"), SCRIPTS)
@@ -284,7 +286,7 @@ def test_a_stand_alone_script_exits_1_until_the_kernel_is_mended(
         child.run_seconds, child.compile_seconds = 3.0, 0.0
     try:
         subject = subject_of(name, toys)
-        finding_of(subject, law_name, CASE)
+        finding_of(subject, law_name, CASES.get(name, CASE))
         subject.finish_search()
     finally:
         child.run_seconds, child.compile_seconds = patient
@@ -456,8 +458,8 @@ class TestReport:
                 "flashproof: got 2, expected format 1",
             ),
             (
-                lambda text: text.replace('"version": 2', '"version": 0'),
-                "case.version: got 0, expected 1 to 2",
+                lambda text: text.replace('"version": 3', '"version": 0'),
+                "case.version: got 0, expected 1 to 3",
             ),
             (
                 lambda text: text.replace('"law": "forward"', '"law": "murphy"'),
@@ -610,12 +612,14 @@ class TestUsageErrors:
             pytest.UsageError, match=r"--replay: got a case in float32, but .* claims only float16"
         ):
             plan_of(replay=str(path))
-        dropped = replace(CASE, dropout_p=0.1)
-        path.write_text(json.dumps(report.record(f"{TOYS}:sound", (), "forward", dropped)))
-        with pytest.raises(
-            pytest.UsageError, match=r"--replay: got a case with dropout, which .* doesn't claim"
+        for what, case in (
+            ("dropout", replace(CASE, dropout_p=0.1)),
+            ("key padding", replace(CASE, key_padding="left")),
         ):
-            plan_of(replay=str(path))
+            path.write_text(json.dumps(report.record(f"{TOYS}:sound", (), "forward", case)))
+            message = f"--replay: got a case with {what}, which .* doesn't claim"
+            with pytest.raises(pytest.UsageError, match=message):
+                plan_of(replay=str(path))
 
     def test_kernels_that_cannot_run_here_are_named(self, plan_of: Callable[..., Any]) -> None:
         plan = plan_of()

@@ -230,6 +230,7 @@ def test_nothing_is_known_against_other_specs() -> None:
         ("sm_scale=positive", "sm_scale", "positive"),
         ("layouts=bnhd,contiguous", "layouts", ("contiguous", "bnhd")),
         ("layouts=all", "layouts", LAYOUTS),
+        ("key_padding=true", "key_padding", True),
         ("dropout=0.1,0", "dropout", (0.0, 0.1)),
         ("backward=false", "backward", False),
         ("lse=False", "lse", False),

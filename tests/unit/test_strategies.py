@@ -15,6 +15,8 @@ from kernels.contract import DTYPES, LAYOUTS, Capabilities
 from strategies.case import NONFINITE, TENSORS, Case, Spike
 from strategies.cases import MODERATE_VALUES, cases
 from strategies.layouts import FAR, MARGIN_ELEMENTS, MARGIN_ROWS, place
+from strategies.padding import FAMILIES as PADDINGS
+from strategies.padding import key_padding_mask
 from strategies.tensors import tensors
 from strategies.values import FAMILIES, fill
 
@@ -390,6 +392,7 @@ def test_a_spike_in_an_empty_tensor_is_ignored() -> None:
         ({"dtype": "float64"}, "dtype: got 'float64', expected one of"),
         ({"v_values": "odd"}, "family: got 'odd', expected one of"),
         ({"dout_layout": "odd"}, "layout: got 'odd', expected one of"),
+        ({"key_padding": "odd"}, "key_padding: got 'odd', expected none or one of"),
         ({"spikes": (Spike("out", (0, 0, 0, 0), 1.0),)}, r"spike\.tensor: got 'out', expected one of"),
         (
             {"spikes": (Spike("q", (0, 0, 0, 0), "NaN"),)},
@@ -489,6 +492,56 @@ KINDS: dict[str, Condition] = {
 def test_every_kind_of_case_is_drawn(device_type: str) -> None:
     found = sample(cases(CLAIMS, dtype="float16", device_type=device_type))
     assert not [name for name, holds in KINDS.items() if not any(map(holds, found))]
+
+
+MASKED = replace(CLAIMS, key_padding=True, dropout=(0.0, 0.1, 0.5))
+
+
+def test_masks_are_drawn_where_they_are_asked_for_and_claimed() -> None:
+    found = sample(cases(MASKED, dtype="float16", key_padding=True, dropout=True))
+    assert {case.key_padding for case in found} == {"none", *PADDINGS}
+    assert {case.dropout_p for case in found} == {0.0, 0.1, 0.5}
+    for strategy in (
+        cases(MASKED, dtype="float16"),
+        cases(CLAIMS, dtype="float16", key_padding=True, dropout=True),
+    ):
+        assert {(case.key_padding, case.dropout_p) for case in sample(strategy)} == {("none", 0.0)}
+
+
+def test_masks_of_keys_are_of_every_kind() -> None:
+    masks = [
+        key_padding_mask(Case(batch=3, seqlen_k=100, key_padding=family, seed=start))
+        for family in PADDINGS
+        for start in range(30)
+    ]
+    rows = torch.cat([mask for mask in masks if mask is not None])
+    assert rows.shape == (3 * 30 * len(PADDINGS), 100)
+    # All keys; none; one; sequences that begin late; a whole tile of 32 in the middle that nobody attends.
+    whole = rows.unfold(1, 32, 32).any(2)
+    for kind in (
+        rows.all(1),
+        ~rows.any(1),
+        rows.sum(1) == 1,
+        ~rows[:, 0] & rows[:, -1],
+        whole[:, 0] & ~whole[:, 1],
+    ):
+        assert kind.any()
+    assert any(mask is not None and not torch.equal(mask[0], mask[1]) for mask in masks)
+
+
+@pytest.mark.parametrize("start", [4, 5])
+def test_masked_keys_are_spoiled_for_every_other_seed(start: int) -> None:
+    case = replace(
+        CASE, batch=2, seqlen_k=40, key_padding="scattered", k_layout="gap", v_layout="expanded", seed=start
+    )
+    found = tensors(case, "cpu")
+    mask = found.key_padding_mask
+    assert mask is not None
+    masked = ~mask[:, None, :, None].expand(found.k.tensor.shape)
+    assert masked.any()
+    assert torch.equal(found.k.tensor.isnan(), masked if start % 2 else torch.zeros_like(masked))
+    assert not found.v.tensor.isnan().any()  # its rows share memory
+    assert tensors(replace(case, key_padding="none"), "cpu").key_padding_mask is None
 
 
 def test_draws_are_independent() -> None:

@@ -11,6 +11,7 @@ import time
 import torch
 
 from kernels.contract import AttentionKernel, Capabilities
+from reference import safe_softmax
 
 MENDED = False
 ROWS = 3
@@ -168,4 +169,18 @@ REFUSING = AttentionKernel(name="refusing", forward=refusing_claimed, capabiliti
 FORGETFUL = AttentionKernel(name="forgetful", forward=Forgetful(), capabilities=CLAIMS)
 ACCEPTING = AttentionKernel(
     name="accepting", forward=accepting, capabilities=Capabilities(dtypes=("float32",), deterministic=())
+)
+
+
+def masked(q, k, v, *, key_padding_mask=None, **options):
+    """Padded keys count."""
+    mask = None if has_bug(q) else key_padding_mask
+    out, lse = safe_softmax.forward(q, k, v, key_padding_mask=mask, **options)
+    return out.to(q.dtype), lse.float()
+
+
+MASKED = AttentionKernel(
+    name="masked",
+    forward=masked,
+    capabilities=Capabilities(backward=False, key_padding=True, dropout=(0.0, 0.5)),
 )
