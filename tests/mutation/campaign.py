@@ -30,8 +30,8 @@ class Attempt:
 
     @property
     def only_raised(self) -> bool:
-        """The mutant can't run: most examples ended in an exception, which shows nothing."""
-        return self.raised > 0.5 * self.examples
+        """Where the mutant differs it raised: the suite reports that, but it shows nothing of its laws."""
+        return self.finding is None and self.raised > 0
 
 
 @dataclass(eq=False)

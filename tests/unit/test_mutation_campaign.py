@@ -68,6 +68,13 @@ def test_an_exception_counts_only_where_it_is_the_bug() -> None:
     assert raising.attempt("mutant", 0, 10, raises=True).finding == RAISED.finding
 
 
+def test_a_mutant_that_raises_on_some_cases_and_holds_on_the_others_only_raised() -> None:
+    attempt = campaign(lambda spec, n: RAISED if spec == "mutant" and n == 3 else HELD).attempt(
+        "mutant", 0, 10
+    )
+    assert (attempt.examples, attempt.finding, attempt.only_raised) == (10, None, True)
+
+
 def test_a_refusal_of_what_is_claimed_counts() -> None:
     attempt = campaign(lambda spec, n: REFUSED if spec == "mutant" else HELD).attempt("mutant", 0, 10)
     assert attempt.finding is not None
