@@ -12,6 +12,9 @@ from tests.harness.subject import KernelInfo
 from tests.harness.verdict import Finding, Verdict
 from tests.mutation.schedule import Schedule
 
+CANNOT_RUN = 100
+"""A mutant that raised on more examples than this, and on most, is tried on no more."""
+
 
 class FalseAlarm(AssertionError):
     """The kernel without a bug broke a law."""
@@ -57,6 +60,8 @@ class Campaign:
                 continue
             if finding.kind == "exception" and not raises:
                 raised += 1
+                if raised > CANNOT_RUN and raised > 0.5 * examples:
+                    break
                 continue
             checking = time.perf_counter()
             kept = self.keeps(law, case)

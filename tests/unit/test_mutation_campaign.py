@@ -13,7 +13,7 @@ from strategies.case import Case
 from tests.harness.child import Child
 from tests.harness.subject import KernelInfo
 from tests.harness.verdict import Finding, Verdict
-from tests.mutation.campaign import Campaign, FalseAlarm
+from tests.mutation.campaign import CANNOT_RUN, Campaign, FalseAlarm
 from tests.mutation.schedule import LAWS, ROUND, Schedule
 from tests.mutation.summary import quantile
 from tests.mutation.targets import targets
@@ -73,6 +73,11 @@ def test_a_mutant_that_raises_on_some_cases_and_holds_on_the_others_only_raised(
         "mutant", 0, 10
     )
     assert (attempt.examples, attempt.finding, attempt.only_raised) == (10, None, True)
+
+
+def test_a_mutant_that_cannot_run_is_not_tried_for_long() -> None:
+    raising = campaign(lambda spec, n: RAISED if spec == "mutant" else HELD)
+    assert raising.attempt("mutant", 0, 1000).examples == CANNOT_RUN + 1
 
 
 def test_a_refusal_of_what_is_claimed_counts() -> None:
