@@ -50,7 +50,14 @@ from kernels.tiles import (
     tile_pointers,
 )
 from kernels.validation import check_inputs
-from reference.arithmetic import FLOAT8_E4M3, FLOAT8_E5M2, Arithmetic, Quantisation
+from reference.arithmetic import (
+    FLOAT8_E4M3,
+    FLOAT8_E5M2,
+    HOPPER_FP8_ROUNDOFF,
+    HOPPER_FP8_TERMS,
+    Arithmetic,
+    Quantisation,
+)
 
 LAUNCH: Mapping[str, tuple[Any, ...]] = {
     "format": ("e4m3", "e5m2"),
@@ -77,11 +84,6 @@ _FORMATS = {
     "e4m3": (torch.float8_e4m3fn, tl.float8e4nv, FLOAT8_E4M3),
     "e5m2": (torch.float8_e5m2, tl.float8e5, FLOAT8_E5M2),
 }
-
-_HOPPER_PRODUCTS = 32
-_HOPPER_ROUNDOFF = 33 / 32 * 2.0**-13
-"""A Hopper's tensor core aligns 32 fp8 products to the largest, with 13 fraction bits, and truncates: together
-with the sum's own truncation at most 33 * 2^-13 of the largest product."""
 
 
 def quantise(
@@ -146,7 +148,7 @@ def to_fp8(tile, FORMAT: tl.constexpr):
 
 
 @device_function
-def _product(a, b):
+def fp8_product(a, b):
     """The float32 product of tiles of 8-bit numbers."""
     # A Hopper sums them in 14 bits: those of one instruction, and what they come to in float32.
     return tl.dot(a, b, max_num_imprecise_acc=32)
@@ -211,7 +213,7 @@ def _forward_kernel(
             k_tile = tl.load(advance(k_ptrs, tile * k_step, True))
             k_unit = tl.load(k_scale + head_kv * scales_n + tile * BLOCK_N // SCALE_N)
             # The smaller scale first: the product of two large ones may overflow where the score does not.
-            scores = _product(q_tile, tl.trans(k_tile)) * tl.minimum(q_unit, k_unit)
+            scores = fp8_product(q_tile, tl.trans(k_tile)) * tl.minimum(q_unit, k_unit)
             scores = scores * (tl.maximum(q_unit, k_unit) * scale_log2)
             if cut:
                 seen = keys[None, :] <= (last_key - tile * BLOCK_N)[:, None]
@@ -220,7 +222,7 @@ def _forward_kernel(
             v_tile = tl.load(advance(v_ptrs, tile * BLOCK_N, True))
             v_unit = tl.load(v_scale + head_kv * scales_n + tile * BLOCK_N // SCALE_N) / P_SCALE
             p8 = to_fp8(p * P_SCALE, FORMAT)
-            acc = acc * alpha[:, None] + _product(p8, tl.trans(v_tile)) * v_unit
+            acc = acc * alpha[:, None] + fp8_product(p8, tl.trans(v_tile)) * v_unit
 
     # A row that sees no key has m_i = -inf and l_i = 0: out is 0 and lse -inf.
     l_i = tl.where(l_i == 0.0, 1.0, l_i)
@@ -258,7 +260,7 @@ def forward(
     check_settings({"format": format, "scaling": scaling, "block_m": block_m, "block_n": block_n}, LAUNCH)
     check_inputs(q, k, v, causal, sm_scale)
     check_runnable(q)
-    _check_fp8(q)
+    check_fp8(q)
     batch, heads_q, seqlen_q, head_dim = q.shape
     _, heads_kv, seqlen_k, _ = k.shape
     padded = _columns(head_dim)
@@ -296,7 +298,7 @@ def forward(
     return out, lse
 
 
-def _check_fp8(q: Tensor) -> None:
+def check_fp8(q: Tensor) -> None:
     """Raises NotImplementedError for a GPU that has no tensor cores for the OCP's 8-bit formats."""
     if q.device.type != "cuda":
         return
@@ -330,8 +332,8 @@ def _arithmetic(dtype: str, device: str, launch: Mapping[str, Any]) -> Arithmeti
     smallest_normal = to.underflow / to.roundoff
     return replace(
         arithmetic,
-        accumulate=_HOPPER_ROUNDOFF,
-        accumulate_terms=_HOPPER_PRODUCTS,
+        accumulate=HOPPER_FP8_ROUNDOFF,
+        accumulate_terms=HOPPER_FP8_TERMS,
         smallest_operand=smallest_normal,
     )
 

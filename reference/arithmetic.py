@@ -19,6 +19,11 @@ LG2_APPROX_ERROR = 2.0**-22
 DIV_FULL_ERROR = 2.0**-22
 """Relative error of PTX ``div.full.f32``: 2 ulp (PTX ISA)."""
 
+HOPPER_FP8_TERMS = 32
+HOPPER_FP8_ROUNDOFF = 33 / 32 * 2.0**-13
+"""A Hopper's tensor core aligns 32 fp8 products to the largest, with 13 fraction bits, and truncates: together
+with the sum's own truncation at most 33 * 2^-13 of the largest product (Khattak & Mikaitis 2025)."""
+
 
 @dataclass(frozen=True)
 class Format:
@@ -90,14 +95,19 @@ class Quantisation:
             random-sign Hadamard matrix first: column j is negated where bit j of ``rotation`` is set, then
             transformed in float32, halved before each step, from neighbouring columns outward. None: they
             are not.
+        only_v: of all this, v alone is rounded, as it is: entries beyond the format's largest become that, those
+            that are not finite stay.
     """
 
     format: Format
     block_q: int | None = None
     block_k: int | None = None
     rotation: int | None = None
+    only_v: bool = False
 
     def __str__(self) -> str:
+        if self.only_v:
+            return f"of v to {self.format.name}"
         rows = f"{self.block_q} rows of q, {self.block_k} of k and v" if self.block_q else "a head"
         return f"to {self.format.name}, a scale for {rows}{', rotated' if self.rotation else ''}"
 
@@ -122,6 +132,8 @@ class Arithmetic:
             so that as many bits less are left of its products. Quantised, in units of a block's scale.
         accumulate_terms: so many products are summed with that roundoff, and their sums in IEEE float32; None
             where one accumulation takes them all.
+        score_accumulate: the roundoff of one step of a score, where its operands are wider than those of the other
+            products, and it is one accumulation; None where it is like them.
         exp_error, log_error, div_error: relative errors of the elementary functions.
         tile_min, tile_max: smallest and largest number of keys that one step of the softmax loop takes.
         normalised_first: P is divided by l before its cast and its product with v (softmax as a whole, then a
@@ -152,6 +164,7 @@ class Arithmetic:
     accumulate: float = FP32_ROUNDOFF
     smallest_operand: float = 0.0
     accumulate_terms: int | None = None
+    score_accumulate: float | None = None
     exp_error: float = EX2_APPROX_ERROR
     log_error: float = LG2_APPROX_ERROR
     div_error: float = DIV_FULL_ERROR
@@ -182,6 +195,10 @@ class Arithmetic:
             return terms * self.accumulate
         return min(terms, self.accumulate_terms) * self.accumulate + terms * FP32_ROUNDOFF
 
+    def score_accumulation(self, terms: int) -> float:
+        """``accumulation`` of a score."""
+        return self.accumulation(terms) if self.score_accumulate is None else terms * self.score_accumulate
+
     @property
     def operand_floor(self) -> float:
         """Below this ``operand_rounding`` is no bound: a subnormal loses up to 2^-126 when it is rounded."""
@@ -192,6 +209,7 @@ class Arithmetic:
         """In products of two inputs, q k^T and dout v^T, sums err as if no operand but 0 were smaller than this.
 
         In those of P and dS with an input, 16 products of float16 lose 2^-35 of the largest weight for all their
-        subnormals. Already the cast of that weight may lose as much, 2^-11 of the smallest subnormal.
+        subnormals. Already the cast of that weight may lose as much, 2^-11 of the smallest subnormal. So it is in
+        8 bits: 32 products of e5m2 lose 2^-22, and the cast 2^-3 of 2^-16.
         """
         return max(self.operand_floor, self.smallest_operand)

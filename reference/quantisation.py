@@ -23,6 +23,9 @@ def dequantised(q: Tensor, k: Tensor, v: Tensor, how: Quantisation) -> tuple[Ten
     Rotated q and k stay rotated, (batch, heads, seqlen, columns), for their products are what counts. The
     rotation divides these by the number of columns, by which k is multiplied.
     """
+    if how.only_v:
+        limited = _rounded(v.double().clamp(-how.format.maximum, how.format.maximum), how.format)
+        return q.double(), k.double(), torch.where(v.isfinite(), limited, v.double())
     new_v = _dequantised(v, v.isfinite(), how.format, how.block_k)
     if how.rotation is None:
         new_q = _dequantised(q, q.isfinite(), how.format, how.block_q)
@@ -79,11 +82,15 @@ def _rounded_block(x: Tensor, to: Format) -> Tensor:
     """(batch, heads, rows, columns): each head divided by its scale, rounded and multiplied again."""
     top = torch.frexp(x.abs().amax((2, 3), keepdim=True)).exponent
     scale = _power_of_two(top - TOP_EXPONENT).clamp_min(SMALLEST_SCALE)
-    x = x / scale
+    return _rounded(x / scale, to) * scale
+
+
+def _rounded(x: Tensor, to: Format) -> Tensor:
+    """X to nearest even; it is not beyond the format's largest number."""
     # The distance of neighbours: relative to the power of two below x, but never less than that of subnormals.
     below = _power_of_two(torch.frexp(x).exponent - 1)
     step = (2 * to.roundoff * below).clamp_min(2 * to.underflow)
-    return (x / step).round() * step * scale
+    return (x / step).round() * step
 
 
 def _power_of_two(exponent: Tensor) -> Tensor:

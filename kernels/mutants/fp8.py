@@ -48,8 +48,8 @@ FP8 = (
         "the scale of a block of v is applied to the sum over all blocks before it, too",
         Edit(
             KERNEL,
-            "acc = acc * alpha[:, None] + _product(p8, tl.trans(v_tile)) * v_unit",
-            "acc = (acc * alpha[:, None] + _product(p8, tl.trans(v_tile))) * v_unit",
+            "acc = acc * alpha[:, None] + fp8_product(p8, tl.trans(v_tile)) * v_unit",
+            "acc = (acc * alpha[:, None] + fp8_product(p8, tl.trans(v_tile))) * v_unit",
         ),
     ),
     _mutant(

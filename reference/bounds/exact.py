@@ -107,8 +107,9 @@ def exact(
     unit_k: float | Tensor = 1.0
     if quantisation is not None:
         q, k, v = dequantised(q, k, v, quantisation)
-        unit_q = fold(block_scales(q, quantisation.block_q), k.shape[1])
-        unit_k = block_scales(k, quantisation.block_k)
+        if not quantisation.only_v:
+            unit_q = fold(block_scales(q, quantisation.block_q), k.shape[1])
+            unit_k = block_scales(k, quantisation.block_k)
     q, k, v = fold(q.double(), k.shape[1]), k.double(), v.double()
     scores = (q @ k.mT).mul_(sm_scale)
     size = hide(operand_size(q, product_floor * unit_q) @ operand_size(k, product_floor * unit_k).mT, seen)

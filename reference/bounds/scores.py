@@ -48,7 +48,7 @@ def weight_error(
     shift_terms * U |shift|.
     """
     a = arithmetic
-    relative = a.accumulation(e.q.shape[-1]) + 8 * FP32_ROUNDOFF + 2 * a.operand_rounding
+    relative = a.score_accumulation(e.q.shape[-1]) + 8 * FP32_ROUNDOFF + 2 * a.operand_rounding
     lost = e.overflow
     offset = extra + (a.exp_error + (4 + shift_terms) * FP32_ROUNDOFF * shift.abs())
     if a.k_prescaled:

@@ -63,17 +63,19 @@ def alone(trial: Trial, p: Problem, first: Outputs, allowed: dict[str, Tensor]) 
 
 
 def relaunched(trial: Trial, p: Problem, first: Outputs, allowed: dict[str, Tensor]) -> None:
-    """Every launch setting moved on to its next declared value, which may round in other places."""
+    """Every launch setting moved on to its next declared value, which may round in other places.
+
+    But for those that inputs are quantised by: rounded to other numbers, they are another question.
+    """
     declared = trial.kernel.capabilities.launch
     if not declared:
         return
-    launch = {}
+    other = trial
     for name, values in declared.items():
         at = values.index(trial.launch[name]) if trial.launch.get(name) in values else 0
-        launch[name] = values[(at + 1) % len(values)]
-    other = trial.with_launch(launch)
-    if other.arithmetic.quantisation != trial.arithmetic.quantisation:
-        return  # that is another question: operands are rounded to other numbers
+        moved = trial.with_launch({**other.launch, name: values[(at + 1) % len(values)]})
+        if moved.arithmetic.quantisation == trial.arithmetic.quantisation:
+            other = moved
     bound = twice(allowed, allowances(other, p, gradients=first.dq is not None))
     agree(other, "another launch setting gives the same {}", other.gradients(p), first, bound)
 

@@ -76,7 +76,7 @@ def sizes(trial: Trial, p: Problem) -> Sizes:
     rescalings = math.ceil(terms / a.tile_min) + 1
     # score error, 4|S| + 4|S - lse| + 5|lse|, the rescalings, l's own sum and logarithm, |lse| <= score + log n
     weight = (
-        a.accumulation(head_dim) * score
+        a.score_accumulation(head_dim) * score
         + 2 * a.operand_rounding * score
         + FP32_ROUNDOFF * (17 * score + 9 * length)
         + (rescalings + 2) * (a.exp_error + 2 * FP32_ROUNDOFF)

@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from reference.arithmetic import BFLOAT16, Arithmetic, Format
+from reference.arithmetic import BFLOAT16, FORMATS, HOPPER_FP8_TERMS, Arithmetic, Format
 from reference.dropout import keep_mask
 from reference.heads import fold, unfold
 from reference.masks import blocks, visible
@@ -47,11 +47,17 @@ LOG2_E, LN_2 = torch.tensor(1 / math.log(2)), torch.tensor(math.log(2))
 TENSOR_CORE_TERMS = 16
 """Products that Hopper's tensor cores add up before they truncate (Khattak & Mikaitis 2025)."""
 
+FP8 = {"float8_e4m3": torch.float8_e4m3fn, "float8_e5m2": torch.float8_e5m2}
+
 
 def cast(x: Tensor, to: Format) -> Tensor:
     """Float32 ``x`` rounded to a value of the format."""
     if to.name in ("float16", "bfloat16"):
         return x.to(getattr(torch, to.name)).float()
+    name = to.name.split()[-1]
+    if name in FP8:  # perhaps scaled
+        factor = FORMATS[name].maximum / to.maximum
+        return (x * factor).to(FP8[name]).float() / factor
     dropped = {"float32": 0, "tf32": 13, "tf32_truncated": 13, "bfloat16_truncated": 16}[to.name]
     half = 0 if to.truncates or dropped == 0 else 1 << (dropped - 1)
     bits = (x.contiguous().view(torch.int32) + half) & -(1 << dropped)
@@ -76,6 +82,17 @@ def aligned(x: Tensor, y: Tensor, smallest_normal: float = 2.0**-14, bits: int =
     of_x, of_y = (torch.frexp(z).exponent.clamp_min(lowest) - 1 for z in (x, y))
     last = torch.exp2(((of_x + of_y).amax(-1, keepdim=True) - bits).double())
     return ((x * y / last).trunc() * last).sum(-1)
+
+
+def in_few_bits(x: Tensor) -> Tensor:
+    """The sum over dimension -2 as a Hopper's fp8 tensor cores make it: 13 bits of the largest, then of the sum."""
+
+    def unit(top: Tensor) -> Tensor:
+        return torch.exp2(torch.frexp(top).exponent.double() - 14)
+
+    of_terms = unit(x.abs().amax(-2, keepdim=True))
+    total = ((x / of_terms).trunc() * of_terms).sum(-2)
+    return (total / unit(total)).trunc() * unit(total)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,7 +253,7 @@ class Emulator:
         return cast(k * torch.tensor(self._scale / math.log(2)), self.arithmetic.weights)
 
     def _products(self, q: Tensor, keys: Tensor) -> Tensor:
-        products = self._dot(q, keys.mT)
+        products = self._dot(q, keys.mT, few_bits=self.arithmetic.score_accumulate is None)
         return cast(products, self.arithmetic.output) if self.bug == "scores_16bit" else products
 
     def _exponent(self, products: Tensor, shift: Tensor) -> Tensor:
@@ -260,10 +277,19 @@ class Emulator:
     def _divide(self, x: Tensor, y: Tensor) -> Tensor:
         return (x.double() / y.double() * (1 + self._noise(x, self.arithmetic.div_error).double())).float()
 
-    def _dot(self, x: Tensor, y: Tensor, acc: Tensor | None = None) -> Tensor:
-        """Float32 acc + x @ y."""
+    def _dot(self, x: Tensor, y: Tensor, acc: Tensor | None = None, *, few_bits: bool = True) -> Tensor:
+        """Float32 acc + x @ y, of 8-bit operands where ``accumulate_terms`` is given, and few_bits true."""
         acc = torch.zeros(*x.shape[:-1], y.shape[-1]) if acc is None else acc
-        terms = x.shape[-1]
+        terms, together = x.shape[-1], self.arithmetic.accumulate_terms
+        if few_bits and together is not None:
+            for first in range(0, terms, together):
+                total = torch.zeros_like(acc, dtype=torch.float64)
+                for at in range(first, min(first + together, terms), HOPPER_FP8_TERMS):
+                    some = slice(at, min(at + HOPPER_FP8_TERMS, first + together, terms))
+                    products = x[..., some, None].double() * y[..., None, some, :]
+                    total = in_few_bits(torch.cat([total[..., None, :], products], -2))
+                acc = acc + total.float()
+            return acc
         if self.sums == "gemm":
             return acc + x @ y
         if self.sums == "truncated":

@@ -15,8 +15,14 @@ from reference import safe_softmax
 from reference.arithmetic import (
     BFLOAT16,
     BFLOAT16_TRUNCATED,
+    FLOAT8_E4M3,
+    FLOAT8_E5M2,
     FLOAT16,
     FLOAT32,
+    FORMATS,
+    FP32_ROUNDOFF,
+    HOPPER_FP8_ROUNDOFF,
+    HOPPER_FP8_TERMS,
     TF32,
     TF32_TRUNCATED,
     Arithmetic,
@@ -266,6 +272,67 @@ def test_declared_variants_stay_within_both_rules(variant: str, arithmetic: str,
     assert_within(r, RULE_1)
     assert_within(r, RULE_2)
     assert_within(r, RULE_1, teacher_forced=False)
+
+
+_FP8_SUMS: dict[str, Any] = {"output": FLOAT32, "accumulate": HOPPER_FP8_ROUNDOFF}
+FP8_ARITHMETIC = {
+    "all in e4m3": (
+        FLOAT8_E4M3,
+        Arithmetic(weights=FLOAT8_E4M3.scaled(256.0), accumulate_terms=HOPPER_FP8_TERMS, **_FP8_SUMS),
+    ),
+    "P and v in e5m2": (
+        FLOAT16,
+        Arithmetic(
+            weights=FLOAT8_E5M2,
+            accumulate_terms=2 * HOPPER_FP8_TERMS,
+            score_accumulate=FP32_ROUNDOFF,
+            **_FP8_SUMS,
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("arithmetic", FP8_ARITHMETIC)
+def test_products_of_8_bit_operands_stay_within_both_rules(arithmetic: str, family: str) -> None:
+    """A forward alone, of operands that are 8-bit numbers already."""
+    of_q, a = FP8_ARITHMETIC[arithmetic]
+    of_v = FORMATS[a.weights.name.split()[-1]]
+    choose = random.Random(f"{arithmetic} {family}")
+    generator = torch.Generator().manual_seed(choose.randrange(2**31))
+
+    def to(form: Format, x: Tensor) -> Tensor:
+        return cast(x.clamp(-form.maximum, form.maximum), form)
+
+    for _ in range(3):
+        x = FAMILIES[family](
+            normal(generator, 1, 1, 2, choose.randint(1, 40), choose.randint(1, 160), choose.choice([16, 64]))
+        )
+        q, k, v = to(of_q, x.q), to(of_q, x.k), to(of_v, x.v)
+        options: dict[str, Any] = {"causal": choose.random() < 0.5, "sm_scale": q.shape[3] ** -0.5}
+        tile = choose.choice([32, 64, 128])
+        out, lse = Emulator(arithmetic=a, tile_k=tile, generator=generator, **options).forward(q, k, v)
+        e = exact(q, k, v, **options)
+        for rule in (RULE_1, RULE_2):
+            b = forward_bounds(e, a, **rule)
+            assert error_over_bound(fold(out, 1), e.out, b.out, FLOAT32.maximum).max() <= 1, rule
+            assert error_over_bound(fold(lse, 1), e.lse, b.lse, math.inf).max() <= 1, rule
+
+
+@pytest.mark.parametrize("terms", [1, 2, 31, 32, 33, 64, 65, 150])
+@pytest.mark.parametrize("arithmetic", FP8_ARITHMETIC)
+def test_sums_of_8_bit_products_err_as_declared(arithmetic: str, terms: int) -> None:
+    a = FP8_ARITHMETIC[arithmetic][1]
+    generator = torch.Generator().manual_seed(0)
+    # A product of 1, and smaller ones, all of which lose bits to it.
+    x = torch.exp2(-11 - 2 * torch.rand(40, terms, generator=generator))
+    x[:, 0] = 1.0
+    y = torch.ones(terms, 1)
+    found = Emulator(arithmetic=a, sm_scale=1.0)._dot(x, y).double()
+    exactly = x.double() @ y.double()
+    ratio = (found - exactly).abs() / (a.accumulation(terms) * exactly)
+    assert ratio.max() <= 1
+    assert terms == 1 or ratio.max() > 0.3
 
 
 @pytest.mark.parametrize("family", FAMILIES)

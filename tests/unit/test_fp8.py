@@ -195,4 +195,4 @@ def test_a_gpu_without_fp8_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         device = torch.device("cuda", 0)
 
     with pytest.raises(NotImplementedError, match=r"q: on an A100, compute capability \(8, 0\), expected"):
-        module._check_fp8(OnCuda())  # type: ignore[arg-type]  # only the device is asked for
+        module.check_fp8(OnCuda())  # type: ignore[arg-type]  # only the device is asked for
