@@ -24,6 +24,7 @@ REGISTERED: Mapping[str, str] = {
     "flash_v2": "kernels.flash_v2:KERNEL",
     "flash_v2_atomic": "kernels.flash_v2_atomic:KERNEL",
     "flash_v2_staged": "kernels.flash_v2_staged:KERNEL",
+    "flash_v2_persistent": "kernels.flash_v2_persistent:KERNEL",
     "decode": "kernels.decode:KERNEL",
     "flash_v3": "kernels.flash_v3:KERNEL",
     "flash_v3_gluon": "kernels.flash_v3_gluon:KERNEL",

@@ -18,6 +18,7 @@ from kernels.mutants.fp8 import FP8
 from kernels.mutants.launcher import LAUNCHER
 from kernels.mutants.lse import LSE
 from kernels.mutants.padding import PADDING
+from kernels.mutants.persistent import PERSISTENT
 from kernels.mutants.ring import RING
 from kernels.mutants.staged import STAGED
 from kernels.mutants.varlen import VARLEN
@@ -35,6 +36,7 @@ MUTANTS = (
     *FLASH_V3_GLUON,
     *FP8,
     *PADDING,
+    *PERSISTENT,
     *RING,
     *STAGED,
     *VARLEN,

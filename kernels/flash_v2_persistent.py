@@ -1,0 +1,303 @@
+"""FlashAttention-2's forward pass by a fixed number of programs, its accumulator in column slices.
+
+Dao 2023, algorithm 1, as ``kernels.flash_v2``, with three changes that kernels for recent GPUs make:
+
+*Persistent programs* (FlashAttention-3, Shah et al. 2024, section 3.1; Triton's tutorial 09). A launch has as
+many programs as the GPU has multiprocessors, whatever the shape. Task t, a query tile of one head, is done by
+program t modulo their number. Under a causal mask the tasks that see the most keys come first, of all heads, so
+that what is left for the end is short.
+
+*Column slices.* The product of P and v, and the accumulator with it, is made in slices of ``block_d`` columns:
+no more than one slice of v is held at a time, which at a head_dim of 256 is what keeps a kernel small.
+
+*v in fp8.* With ``v_dtype="float8_e5m2"``, v and P are rounded to e5m2 for their product, on tensor cores that
+are faster at it; scores are computed as ever. Nothing is scaled: values of v beyond 57344 become that; of those
+below 2^-14, and of weights that small beside their row's largest, little is left.
+
+Forward only. out and lse are what ``flash_v2.backward`` takes, though with v in fp8 its gradients, of v as it is, are
+not quite those of this.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels import flash_v2
+from kernels.contract import AttentionKernel, Capabilities
+from kernels.flash_v2 import Settings, normalise
+from kernels.fp8 import check_fp8, fp8_product, to_fp8
+from kernels.launching import check_settings, is_aligned, launch, row_strides
+from kernels.tiles import (
+    INTERPRETED,
+    LOG2E,
+    NEG_INF,
+    advance,
+    cdiv,
+    check_runnable,
+    columns_inside,
+    device_function,
+    dot,
+    kernel,
+    key_range,
+    load_tile,
+    softmax_step,
+    store_tile,
+    tile_pointers,
+)
+from kernels.validation import check_inputs
+from reference.arithmetic import (
+    FLOAT8_E5M2,
+    FP32_ROUNDOFF,
+    HOPPER_FP8_ROUNDOFF,
+    HOPPER_FP8_TERMS,
+    Arithmetic,
+    Quantisation,
+)
+
+
+def to_e5m2(v: Tensor) -> Tensor:
+    """Rounds to the nearest e5m2, ties to even; what lies beyond its largest number to that, but for infinity."""
+    limited = v.clamp(-FLOAT8_E5M2.maximum, FLOAT8_E5M2.maximum)
+    return torch.where(v.isinf(), v, limited).to(torch.float8_e5m2)
+
+
+@device_function
+def append(tiles, tile):
+    """The tuple of tiles with one more."""
+    return tiles + (tile,)  # noqa: RUF005 Triton's compiler does not unpack
+
+
+@kernel
+def _forward_kernel(
+    q,
+    k,
+    v,
+    out,
+    lse,
+    stride_qb: tl.int64,
+    stride_qh: tl.int64,
+    stride_qm: tl.int64,
+    stride_kb: tl.int64,
+    stride_kh: tl.int64,
+    stride_kn: tl.int64,
+    stride_vb: tl.int64,
+    stride_vh: tl.int64,
+    stride_vn: tl.int64,
+    heads,
+    heads_q,
+    group,
+    seqlen_q,
+    seqlen_k,
+    head_dim,
+    scale_log2,
+    CAUSAL: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    SLICE: tl.constexpr,
+    E5M2: tl.constexpr,
+    MASK_COLS: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_OWN: tl.constexpr,
+    BLOCK_LOOP: tl.constexpr,
+):
+    """Computes out and lse of every query tile whose turn it is; ``heads`` are those of the whole batch."""
+    SLICES: tl.constexpr = HEAD_DIM // SLICE
+    tiles = cdiv(seqlen_q, BLOCK_OWN)
+    cols = tl.arange(0, HEAD_DIM)
+    slice_cols = tl.arange(0, SLICE)
+    in_cols = columns_inside(cols, head_dim, q, ALIGNED)
+    keys = tl.arange(0, BLOCK_LOOP)
+    k_step = stride_kn.to(tl.int64) * BLOCK_LOOP
+    v_step = stride_vn.to(tl.int64) * BLOCK_LOOP
+
+    # Hoisted out of this loop, what the tasks have in common takes registers that spill.
+    for task in tl.range(tl.program_id(0), heads * tiles, tl.num_programs(0), disable_licm=True):
+        start_m = (tiles - 1 - task // heads) * BLOCK_OWN
+        head = (task % heads).to(tl.int64)
+        batch = head // heads_q
+        head_q = head % heads_q
+        head_kv = head_q // group
+        rows = start_m + tl.arange(0, BLOCK_OWN)
+        in_rows = rows < seqlen_q
+        q_ptrs = tile_pointers(q + batch * stride_qb + head_q * stride_qh, rows, stride_qm, cols, ALIGNED)
+        k_ptrs = tile_pointers(k + batch * stride_kb + head_kv * stride_kh, keys, stride_kn, cols, ALIGNED)
+        v_base = v + batch * stride_vb + head_kv * stride_vh
+        v_ptrs = tile_pointers(v_base, keys, stride_vn, slice_cols, ALIGNED)
+        last_key, whole, tiles_k = key_range(start_m, rows, seqlen_q, seqlen_k, CAUSAL, BLOCK_OWN, BLOCK_LOOP)
+
+        q_tile = load_tile(q_ptrs, in_rows, in_cols, True, MASK_COLS)
+        m_i = tl.full([BLOCK_OWN], NEG_INF, tl.float32)
+        l_i = tl.full([BLOCK_OWN], 0.0, tl.float32)
+        acc = ()
+        for _ in tl.static_range(SLICES):
+            acc = append(acc, tl.full([BLOCK_OWN, SLICE], 0.0, tl.float32))
+        for cut in tl.static_range(2):
+            for tile in range(whole if cut else 0, tiles_k if cut else whole):
+                start_n = tile * BLOCK_LOOP
+                in_tile = keys < seqlen_k - start_n
+                k_tile = load_tile(advance(k_ptrs, tile * k_step, ALIGNED), in_tile, in_cols, cut, MASK_COLS)
+                scores = dot(q_tile, tl.trans(k_tile), None, PRECISION) * scale_log2
+                if cut:
+                    seen = keys[None, :] <= (last_key - start_n)[:, None]
+                    scores = tl.where(seen, scores, NEG_INF)
+                p, alpha, m_i, l_i = softmax_step(scores, m_i, l_i)
+                p = to_fp8(p, tl.float8e5) if E5M2 else p.to(v.dtype.element_ty)
+                updated = ()
+                for index in tl.static_range(SLICES):
+                    in_slice = columns_inside(index * SLICE + slice_cols, head_dim, v, ALIGNED)
+                    slice_ptrs = advance(v_ptrs, tile * v_step + index * SLICE, ALIGNED)
+                    v_slice = load_tile(slice_ptrs, in_tile, in_slice, cut, MASK_COLS)
+                    scaled = acc[index] * alpha[:, None]
+                    if E5M2:
+                        updated = append(updated, scaled + fp8_product(p, v_slice))
+                    else:
+                        updated = append(updated, dot(p, v_slice, scaled, PRECISION))
+                acc = updated
+
+        out_ptrs = tile_pointers(out + head * seqlen_q * head_dim, rows, head_dim, slice_cols, ALIGNED)
+        for index in tl.static_range(SLICES):
+            in_slice = columns_inside(index * SLICE + slice_cols, head_dim, out, ALIGNED)
+            slice_ptrs = advance(out_ptrs, index * SLICE, ALIGNED)
+            out_slice, lse_rows = normalise(acc[index], m_i, l_i)
+            store_tile(slice_ptrs, out_slice, in_rows, in_slice, MASK_COLS)
+        tl.store(lse + head * seqlen_q + rows, lse_rows, mask=in_rows)
+
+
+LAUNCH: Mapping[str, tuple[Any, ...]] = {
+    "block_m": (128, 64),
+    "block_n": (64, 32),
+    "block_d": (128, 64),
+    "num_stages": (2, 1),
+    "precision": ("ieee", "tf32"),
+    "programs": (None, 1, 5),
+    "v_dtype": ("input", "float8_e5m2"),
+}
+"""Launch settings that are verified. ``forward`` says what it takes besides them."""
+
+TILES = {256: (128, 32), 512: (64, 32), 1024: (32, 32)}
+"""Largest (BLOCK_OWN, BLOCK_LOOP) by bytes in a row, as those of ``kernels.flash_v2``."""
+
+BLOCKS = (16, 32, 64, 128, 256)
+PROGRAMS_INTERPRETED = 2
+
+
+@dataclass(frozen=True)
+class _Settings(Settings):
+    """Launch settings, checked: those of ``kernels.flash_v2`` with any block, and those of this kernel."""
+
+    block_d: int
+    programs: int | None
+    v_dtype: str
+
+    def __post_init__(self) -> None:
+        blocks = dict.fromkeys(("block_m", "block_n", "block_d"), BLOCKS)
+        check_settings(vars(self), {**LAUNCH, **blocks, "programs": (self.programs,)})
+        if self.programs is not None and (not isinstance(self.programs, int) or self.programs < 1):
+            raise ValueError(f"programs: got {self.programs!r}, expected a positive integer or None")
+
+    @property
+    def e5m2(self) -> bool:
+        """Whether v and P are rounded."""
+        return self.v_dtype == "float8_e5m2"
+
+    def constants(self, q: Tensor, tiles: Mapping[int, tuple[int, int]]) -> dict[str, Any]:
+        """As those of ``kernels.flash_v2``, with the slices."""
+        constants = super().constants(q, tiles)
+        if self.e5m2:  # products of 8-bit operands sum over 32 keys at least
+            constants["BLOCK_LOOP"] = max(constants["BLOCK_LOOP"], 32)
+        return {**constants, "SLICE": min(self.block_d, constants["HEAD_DIM"]), "E5M2": self.e5m2}
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool,
+    sm_scale: float,
+    block_m: int = 128,
+    block_n: int = 64,
+    block_d: int = 128,
+    num_stages: int = 2,
+    precision: str = "ieee",
+    programs: int | None = None,
+    v_dtype: str = "input",
+) -> tuple[Tensor, Tensor]:
+    """Attention of q (batch, heads_q, seqlen_q, head_dim) to k and v (batch, heads_kv, seqlen_k, head_dim).
+
+    Arguments, results and errors are those of ``kernels.flash_v2.forward``, but for the launch settings:
+    block_m queries, block_n keys and slices of block_d columns are any of ``BLOCKS``, cut down where they
+    would not fit; programs is any positive number, None being one for each multiprocessor (interpreted,
+    PROGRAMS_INTERPRETED); v_dtype is what v and P are rounded to for their product, ``float8_e5m2`` or, as in
+    ``flash_v2``, ``input``. NotImplementedError for ``float8_e5m2`` on a GPU that has no products of it.
+    """
+    settings = _Settings(block_m, block_n, num_stages, precision, block_d, programs, v_dtype)
+    check_inputs(q, k, v, causal, sm_scale)
+    check_runnable(q)
+    if settings.e5m2:
+        check_fp8(q)
+        v = to_e5m2(v)
+        if INTERPRETED.value:  # which misreads subnormals of 8 bits
+            v = v.float()
+    batch, heads_q, seqlen_q, head_dim = q.shape
+    _, heads_kv, seqlen_k, _ = k.shape
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    constants = settings.constants(q, TILES)
+    tasks = batch * heads_q * triton.cdiv(seqlen_q, constants["BLOCK_OWN"])
+    launch(
+        _forward_kernel,
+        min(tasks, programs or _multiprocessors(q)),
+        *(q, k, v, out, lse),
+        *row_strides(q, k, v),
+        *(batch * heads_q, heads_q, heads_q // max(heads_kv, 1), seqlen_q, seqlen_k, head_dim),
+        sm_scale * LOG2E.value,
+        CAUSAL=causal,
+        ALIGNED=is_aligned(q, k, v, out),
+        **constants,
+    )
+    return out, lse
+
+
+def _multiprocessors(q: Tensor) -> int:
+    if q.device.type == "cpu":
+        return PROGRAMS_INTERPRETED
+    return torch.cuda.get_device_properties(q.device).multi_processor_count
+
+
+def _arithmetic(dtype: str, device: str, launch: Mapping[str, Any]) -> Arithmetic:
+    """That of ``flash_v2``; with v in e5m2, P as well, and of their products the sums of a Hopper's tensor cores."""
+    arithmetic = flash_v2.KERNEL.capabilities.arithmetic(dtype, device, launch)
+    if launch.get("v_dtype", "input") == "input":
+        return arithmetic
+    arithmetic = replace(
+        arithmetic, weights=FLOAT8_E5M2, quantisation=Quantisation(format=FLOAT8_E5M2, only_v=True)
+    )
+    if device == "cpu":
+        return arithmetic
+    return replace(
+        arithmetic,
+        accumulate=HOPPER_FP8_ROUNDOFF,
+        # Tiles of less than 64 rows have no instruction whose sums of 32 could be told to end there.
+        accumulate_terms=max(HOPPER_FP8_TERMS, launch.get("block_n", 64)),
+        score_accumulate=FP32_ROUNDOFF,
+    )
+
+
+KERNEL = AttentionKernel(
+    name="flash_v2_persistent",
+    forward=forward,
+    capabilities=Capabilities(
+        head_dims=tuple(range(1, 257)),
+        backward=False,
+        deterministic=("out", "lse"),
+        batch_invariant=True,
+        launch=LAUNCH,
+        arithmetic=_arithmetic,
+    ),
+)
