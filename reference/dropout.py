@@ -12,6 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from reference.heads import fold
+
 KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 ROUNDS = 10
@@ -55,3 +57,15 @@ def keep_mask(
     row = index(*rows.indices(seqlen_q)[:2])[:, None]
     word, *_ = philox((index(0, seqlen_k), row, head, torch.zeros_like(head)), seed)
     return word >= round(dropout_p * 2**32)
+
+
+def factors(
+    q: Tensor, k: Tensor, *, dropout_p: float, seed: int, rows: slice = slice(None), first_head: int = 0
+) -> Tensor:
+    """What dropout multiplies the weights of q and k with, 0 or 1 / (1 - dropout_p), in float64, folded.
+
+    ``rows`` and ``first_head`` as for ``keep_mask``.
+    """
+    shape = (*q.shape[:3], k.shape[2])
+    keep = keep_mask(shape, dropout_p=dropout_p, seed=seed, device=q.device, rows=rows, first_head=first_head)
+    return fold(keep.double() / (1.0 - dropout_p), k.shape[1])

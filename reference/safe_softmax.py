@@ -14,7 +14,7 @@ import math
 import torch
 from torch import Tensor
 
-from reference.dropout import keep_mask
+from reference.dropout import factors
 from reference.heads import fold, group_size, unfold
 from reference.masks import LOWEST, blank, blocks, contract, hide, visible
 
@@ -61,7 +61,7 @@ def forward(
         seen = visible(q.shape[2], k.shape[2], causal, alignment, q.device, rows, group, key_padding_mask)
         weights, row_max, total = _softmax(_scores(q_rows, k, seen, sm_scale))
         if dropout_p:
-            weights.mul_(_dropout(q, k, rows, dropout_p, dropout_seed))
+            weights.mul_(factors(q, k, dropout_p=dropout_p, seed=dropout_seed, rows=rows))
         out = contract(weights, v, seen if leaks else None).div_(total.clamp_min(1.0))
         outs.append(unfold(out, q.shape[1]))
         lses.append(unfold((row_max + total.log()).squeeze(-1), q.shape[1]))
@@ -107,7 +107,7 @@ def backward(
         seen = visible(q.shape[2], k.shape[2], causal, alignment, q.device, rows, group, key_padding_mask)
         scores = _scores(q_rows, k, seen, sm_scale)
         dp = dout_rows @ v.mT
-        z = _dropout(q, k, rows, dropout_p, dropout_seed) if dropout_p else None
+        z = factors(q, k, dropout_p=dropout_p, seed=dropout_seed, rows=rows) if dropout_p else None
         dp = dp if z is None else dp.mul_(z)
         # Hidden again: in a row with a NaN, P and dS are NaN where no key is seen, too.
         if out is None or lse is None:
@@ -140,18 +140,6 @@ def _chunks(q: Tensor, k: Tensor, chunk: int | None) -> list[slice]:
     """Query rows to be taken at once; one empty chunk where there is no query."""
     size = default_chunk(q.shape[0], q.shape[1], k.shape[2]) if chunk is None else chunk
     return list(blocks(q.shape[2], size)) or [slice(0, 0)]
-
-
-def _dropout(q: Tensor, k: Tensor, rows: slice, dropout_p: float, seed: int) -> Tensor:
-    """What dropout multiplies the weights of some rows with, 0 or 1 / (1 - dropout_p), folded."""
-    keep = keep_mask(
-        (*q.shape[:3], k.shape[2]),
-        dropout_p=dropout_p,
-        seed=seed,
-        device=q.device,
-        rows=rows,
-    )
-    return fold(keep.double() / (1.0 - dropout_p), k.shape[1])
 
 
 def _join(parts: list[Tensor]) -> Tensor:

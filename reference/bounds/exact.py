@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from reference.arithmetic import FP32_ROUNDOFF, Quantisation
+from reference.dropout import factors
 from reference.heads import fold, group_size
 from reference.masks import blank, hide, visible
 from reference.quantisation import block_scales, dequantised
@@ -85,16 +86,17 @@ def exact(
     product_floor: float = 0.0,
     quantisation: Quantisation | None = None,
     key_padding_mask: Tensor | None = None,
-    keep: Tensor | None = None,
     dropout_p: float = 0.0,
+    dropout_seed: int = 0,
+    first_head: int = 0,
 ) -> Exact:
     """Safe softmax attention (Milakov & Gimelshein 2018, eq. 2) with everything that bounds need kept.
 
     q is (batch, heads_q, seqlen_q, head_dim), k and v (batch, heads_kv, seqlen_k, head_dim), of any float
     dtype; where a ``quantisation`` is given, everything is of the quantised operands, and ``product_floor`` is
-    in units of a block's scale; key_padding_mask (batch, seqlen_k) bool is True where a key may be attended; keep
-    (batch, heads_q, seqlen_q, seqlen_k) bool is the mask of ``reference.dropout``, if there is one. Raises ValueError
-    where heads_q is no multiple of heads_kv, and for an alignment that there is not.
+    in units of a block's scale; key_padding_mask (batch, seqlen_k) bool is True where a key may be attended; weights
+    are dropped as ``reference.dropout`` says, first_head being that of ``keep_mask``. Raises
+    ValueError where heads_q is no multiple of heads_kv, and for an alignment that there is not.
     """
     seqlen_k = k.shape[2]
     seen = visible(
@@ -102,6 +104,9 @@ def exact(
         group=group_size(q, k),
         key_padding_mask=key_padding_mask,
     )
+    z = None
+    if dropout_p:
+        z = factors(q, k, dropout_p=dropout_p, seed=dropout_seed, first_head=first_head)
     k, v = blank(k, key_padding_mask), blank(v, key_padding_mask)
     unit_q: float | Tensor = 1.0
     unit_k: float | Tensor = 1.0
@@ -123,8 +128,6 @@ def exact(
     weights = (masked - row_max[..., None]).exp_()
     total = weights.sum(-1)
     weights.div_(total.masked_fill(empty, 1.0)[..., None])
-    keep_scale = 1.0 / (1.0 - dropout_p)
-    z = None if keep is None else fold(keep.double() * keep_scale, k.shape[1])
     return Exact(
         q=q,
         k=k,
@@ -140,5 +143,5 @@ def exact(
         empty=empty,
         overflow=~(top < FLOAT32_SAFE),
         keep=z,
-        keep_scale=keep_scale,
+        keep_scale=1.0 / (1.0 - dropout_p),
     )

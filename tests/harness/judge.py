@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from reference.bounds import Exact, backward_bounds, exact, forward_bounds
-from reference.dropout import keep_mask
 from reference.heads import fold, unfold
 from tests.harness.trial import Check, LawBroken, Outputs, Problem, Trial
 
@@ -58,15 +57,6 @@ def pieces(p: Problem, o: Outputs) -> Iterator[Piece]:
 
 def exact_of(trial: Trial, p: Problem) -> Exact:
     """The float64 quantities of a problem under the kernel's causal alignment."""
-    keep = None
-    if p.dropout_p:
-        keep = keep_mask(
-            (*p.q.shape[:3], p.k.shape[2]),
-            dropout_p=p.dropout_p,
-            seed=p.dropout_seed,
-            device=p.q.device,
-            first_head=p.first_head,
-        )
     return exact(
         p.q,
         p.k,
@@ -77,8 +67,9 @@ def exact_of(trial: Trial, p: Problem) -> Exact:
         product_floor=trial.arithmetic.product_floor,
         quantisation=trial.arithmetic.quantisation,
         key_padding_mask=p.key_padding_mask,
-        keep=keep,
         dropout_p=p.dropout_p,
+        dropout_seed=p.dropout_seed,
+        first_head=p.first_head,
     )
 
 

@@ -30,7 +30,6 @@ from reference.arithmetic import (
 )
 from reference.bounds import Exact, backward_bounds, exact, forward_bounds
 from reference.bounds.accumulation import SAFETY
-from reference.dropout import keep_mask
 from reference.heads import fold, unfold
 from strategies.case import Case
 from strategies.padding import FAMILIES as PADDINGS
@@ -175,10 +174,8 @@ def run(kernel: Emulator, x: Inputs) -> Run:
         alignment=kernel.alignment,
         product_floor=kernel.arithmetic.product_floor,
         key_padding_mask=kernel.key_padding_mask,
-        keep=keep_mask((*x.q.shape[:3], x.k.shape[2]), dropout_p=kernel.dropout_p, seed=kernel.dropout_seed)
-        if kernel.dropout_p
-        else None,
         dropout_p=kernel.dropout_p,
+        dropout_seed=kernel.dropout_seed,
     )
     return Run(kernel, x, e, {"out": out, "lse": lse, "dq": dq, "dk": dk, "dv": dv})
 
