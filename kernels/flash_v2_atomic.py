@@ -24,7 +24,7 @@ from torch import Tensor
 
 from kernels import flash_v2
 from kernels.contract import AttentionKernel
-from kernels.flash_v2 import Settings, forward, row_deltas
+from kernels.flash_v2 import Settings, row_deltas
 from kernels.launching import is_aligned, launch, row_strides
 from kernels.tiles import (
     LOG2E,
@@ -175,6 +175,23 @@ UNCLAIMED = flash_v2.UNCLAIMED
 """Bytes that a thread may spill, and where launch settings are not claimed to fit, as in ``kernels.flash_v2``."""
 
 
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool,
+    sm_scale: float,
+    block_m: int = 128,
+    block_n: int = 64,
+    num_stages: int = 2,
+    precision: str = "ieee",
+) -> tuple[Tensor, Tensor]:
+    """``kernels.flash_v2.forward``, without the dropout that ``backward`` here has none of."""
+    settings = Settings(block_m, block_n, num_stages, precision)
+    return flash_v2.forward(q, k, v, causal=causal, sm_scale=sm_scale, **vars(settings))
+
+
 def backward(
     dout: Tensor,
     q: Tensor,
@@ -194,7 +211,7 @@ def backward(
 
     dout, like q, is the gradient of out; out and lse are what ``forward`` returned. dk and dv are summed over
     the query heads that share a key head, in float32, and dq over the key tiles, in any order. Arguments and
-    errors are those of ``kernels.flash_v2.forward``; block_m is of keys, block_n of queries.
+    errors are those of ``forward``; block_m is of keys, block_n of queries.
     """
     settings = Settings(block_m, block_n, num_stages, precision)
     check_inputs(q, k, v, causal, sm_scale)

@@ -22,10 +22,9 @@ from torch import Tensor
 
 from kernels import flash_v2
 from kernels.contract import AttentionKernel
-from kernels.flash_v2 import FORWARD_TILES, LAUNCH, Settings
+from kernels.flash_v2 import FORWARD_TILES, LAUNCH, Settings, normalise
 from kernels.launching import is_aligned, launch, row_strides
 from kernels.tiles import (
-    LN2,
     LOG2E,
     NEG_INF,
     advance,
@@ -114,11 +113,10 @@ def _forward_kernel(
             v_tile = tl.load(advance(v_ptrs, tile * v_step, ALIGNED))
             acc = dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None], PRECISION)
 
-    # Without keys, or with scores of -inf alone, m_i = -inf and l_i = 0: out is 0 and lse -inf.
-    l_i = tl.where(l_i == 0.0, 1.0, l_i)
+    out_tile, lse_rows = normalise(acc, m_i, l_i)
     out_ptrs = tile_pointers(out + head * seqlen_q * HEAD_DIM, rows, HEAD_DIM, cols, ALIGNED)
-    tl.store(out_ptrs, (acc / l_i[:, None]).to(out.dtype.element_ty))
-    tl.store(lse + head * seqlen_q + rows, (m_i + tl.log2(l_i)) * LN2)
+    tl.store(out_ptrs, out_tile.to(out.dtype.element_ty))
+    tl.store(lse + head * seqlen_q + rows, lse_rows)
 
 
 def forward(

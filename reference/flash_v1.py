@@ -1,7 +1,7 @@
 """FlashAttention (Dao et al. 2022, arXiv 2205.14135) in float64: keys outside, queries inside.
 
-Algorithm 1 with the scaling and the mask of Algorithm 2, and Algorithm 4, both without dropout. Comments
-give the line of Algorithm 1 or 4. Heads of a group are folded into rows (``reference.masks``), so a query
+Algorithm 1 with the scaling, the mask and the dropout of Algorithm 2, and Algorithm 4. Comments give the line of
+Algorithm 1 or 4. Heads of a group are folded into rows (``reference.masks``), so a query
 block may hold rows of two heads. Non-finite inputs as in ``reference.safe_softmax``.
 """
 
@@ -10,6 +10,7 @@ import math
 import torch
 from torch import Tensor
 
+from reference.dropout import factors
 from reference.heads import fold, group_size, unfold
 from reference.masks import LOWEST, blocks, contract, hide, visible
 
@@ -28,18 +29,21 @@ def forward(
     causal: bool,
     sm_scale: float,
     alignment: str = "bottom_right",
+    dropout_p: float = 0.0,
+    dropout_seed: int = 0,
     block_q: int,
     block_k: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Algorithm 1: out like q, m and l (batch, heads_q, seqlen_q), float64.
 
     q is (batch, heads_q, seqlen_q, head_dim), k and v (batch, heads_kv, seqlen_k, head_dim), any float dtype;
-    block_q and block_k are the paper's B_r and B_c.
+    block_q and block_k are the paper's B_r and B_c; dropout is that of ``reference.dropout``.
 
     Raises ValueError for head counts, an alignment or block sizes that make no sense.
     """
     heads_q, group = q.shape[1], group_size(q, k)
     seen = visible(q.shape[2], k.shape[2], causal, alignment, q.device, group=group)
+    z = factors(q, k, dropout_p=dropout_p, seed=dropout_seed)
     q, k, v = fold(q.double(), k.shape[1]), k.double(), v.double()
     out = torch.zeros_like(q)  # line 2
     m = q.new_full((*q.shape[:-1], 1), -math.inf)  # line 2
@@ -56,7 +60,8 @@ def forward(
             m_new = torch.maximum(m_i, m_ij)  # line 11
             old, new = (torch.exp(x - m_new.clamp_min(LOWEST)) for x in (m_i, m_ij))  # line 11
             l_new = old * l_i + new * l_ij  # line 11
-            scaled = l_i * old * out_i + new * contract(p_ij, v_j, seen_ij)  # line 12
+            dropped_ij = p_ij * z[:, :, i, j]  # Algorithm 2, line 14
+            scaled = l_i * old * out_i + new * contract(dropped_ij, v_j, seen_ij)  # line 12
             out[:, :, i] = scaled / l_new.clamp_min(1.0)  # line 12; l_new is below 1 only where it is 0
             l[:, :, i], m[:, :, i] = l_new, m_new  # line 13
     return unfold(out, heads_q), unfold(m.squeeze(-1), heads_q), unfold(l.squeeze(-1), heads_q)  # line 16
@@ -75,6 +80,8 @@ def backward(
     causal: bool,
     sm_scale: float,
     alignment: str = "bottom_right",
+    dropout_p: float = 0.0,
+    dropout_seed: int = 0,
     block_q: int,
     block_k: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -84,6 +91,7 @@ def backward(
     """
     heads_q, heads_kv, group = q.shape[1], k.shape[1], group_size(q, k)
     seen = visible(q.shape[2], k.shape[2], causal, alignment, q.device, group=group)
+    z = factors(q, k, dropout_p=dropout_p, seed=dropout_seed)
     q, dout, out, m, l = (fold(x.double(), heads_kv) for x in (q, dout, out, m, l))
     k, v = k.double(), v.double()
     m, l = m[..., None].clamp_min(LOWEST), l[..., None].clamp_min(1.0)  # rows that see no key
@@ -97,8 +105,9 @@ def backward(
             seen_ji = None if seen_ij is None else seen_ij.mT
             s_ij = hide(sm_scale * (q_i @ k_j.mT), seen_ij, -math.inf)  # lines 11, 12
             p_ij = hide(torch.exp(s_ij - m_i) / l_i, seen_ij)  # line 13
-            dv_j += contract(p_ij.mT, dout_i, seen_ji)  # line 16
-            dp_ij = dout_i @ v_j.mT  # line 17
+            z_ij = z[:, :, i, j]  # line 14
+            dv_j += contract((p_ij * z_ij).mT, dout_i, seen_ji)  # lines 15, 16
+            dp_ij = dout_i @ v_j.mT * z_ij  # lines 17, 18
             delta_i = (dout_i * out_i).sum(-1, keepdim=True)  # line 19
             ds_ij = hide(p_ij * (dp_ij - delta_i), seen_ij)  # line 20
             dq[:, :, i] += sm_scale * contract(ds_ij, k_j, seen_ij)  # line 21

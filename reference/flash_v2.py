@@ -1,7 +1,7 @@
 """FlashAttention-2 (Dao 2023, arXiv 2307.08691) in float64: queries outside, one division at the end.
 
-Algorithms 1 and 2, with sm_scale and the causal mask, which the paper leaves out of them. Comments give the
-line of the algorithm. Heads of a group are folded into rows (``reference.masks``), so a query block may hold
+Algorithms 1 and 2, with sm_scale, the causal mask and dropout, which the paper leaves out of them. Comments give
+the line of the algorithm. Heads of a group are folded into rows (``reference.masks``), so a query block may hold
 rows of two heads. Non-finite inputs as in ``reference.safe_softmax``.
 """
 
@@ -10,6 +10,7 @@ import math
 import torch
 from torch import Tensor
 
+from reference.dropout import factors
 from reference.heads import fold, group_size, unfold
 from reference.masks import LOWEST, blocks, contract, hide, visible
 
@@ -23,18 +24,21 @@ def forward(
     causal: bool,
     sm_scale: float,
     alignment: str = "bottom_right",
+    dropout_p: float = 0.0,
+    dropout_seed: int = 0,
     block_q: int,
     block_k: int,
 ) -> tuple[Tensor, Tensor]:
     """Algorithm 1: out like q and lse (batch, heads_q, seqlen_q), float64.
 
     q is (batch, heads_q, seqlen_q, head_dim), k and v (batch, heads_kv, seqlen_k, head_dim), any float dtype;
-    block_q and block_k are the paper's B_r and B_c.
+    block_q and block_k are the paper's B_r and B_c; dropout is that of ``reference.dropout``.
 
     Raises ValueError for head counts, an alignment or block sizes that make no sense.
     """
     heads_q, group = q.shape[1], group_size(q, k)
     seen = visible(q.shape[2], k.shape[2], causal, alignment, q.device, group=group)
+    z = factors(q, k, dropout_p=dropout_p, seed=dropout_seed)
     q, k, v = fold(q.double(), k.shape[1]), k.double(), v.double()
     out = torch.empty_like(q)  # line 2
     lse = q.new_empty(q.shape[:-1])  # line 2
@@ -51,7 +55,10 @@ def forward(
             p_ij = torch.exp(s_ij - m_new.clamp_min(LOWEST))  # line 9
             alpha = torch.exp(m - m_new.clamp_min(LOWEST))  # line 9
             l = alpha * l + p_ij.sum(-1, keepdim=True)  # line 9
-            acc = alpha * acc + contract(p_ij, v_j, seen_ij)  # line 10; the paper's exponent -1 is a misprint
+            dropped_ij = p_ij * z[:, :, i, j]
+            acc = alpha * acc + contract(
+                dropped_ij, v_j, seen_ij
+            )  # line 10; the paper's exponent -1 is a misprint
             m = m_new
         out[:, :, i] = acc / l.clamp_min(1.0)  # lines 12, 14; l is below 1 only where a row sees no key
         lse[:, :, i] = (m + l.log()).squeeze(-1)  # lines 13, 15
@@ -70,6 +77,8 @@ def backward(
     causal: bool,
     sm_scale: float,
     alignment: str = "bottom_right",
+    dropout_p: float = 0.0,
+    dropout_seed: int = 0,
     block_q: int,
     block_k: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -79,6 +88,7 @@ def backward(
     """
     heads_q, heads_kv, group = q.shape[1], k.shape[1], group_size(q, k)
     seen = visible(q.shape[2], k.shape[2], causal, alignment, q.device, group=group)
+    z = factors(q, k, dropout_p=dropout_p, seed=dropout_seed)
     q, dout, out, lse = (fold(x.double(), heads_kv) for x in (q, dout, out, lse))
     k, v, lse = k.double(), v.double(), lse[..., None].clamp_min(LOWEST)
     dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)  # line 3
@@ -92,8 +102,9 @@ def backward(
             seen_ji = None if seen_ij is None else seen_ij.mT
             s_ij = hide(sm_scale * (q_i @ k_j.mT), seen_ij, -math.inf)  # line 10
             p_ij = hide(torch.exp(s_ij - lse_i), seen_ij)  # line 11
-            dv_j += contract(p_ij.mT, dout_i, seen_ji)  # line 12
-            dp_ij = dout_i @ v_j.mT  # line 13
+            z_ij = z[:, :, i, j]
+            dv_j += contract((p_ij * z_ij).mT, dout_i, seen_ji)  # line 12
+            dp_ij = dout_i @ v_j.mT * z_ij  # line 13
             ds_ij = hide(p_ij * (dp_ij - delta_i), seen_ij)  # line 14
             dq[:, :, i] += sm_scale * contract(ds_ij, k_j, seen_ij)  # line 15
             dk_j += sm_scale * contract(ds_ij.mT, q_i, seen_ji)  # line 16

@@ -1,4 +1,4 @@
-"""Times every kernel forward and backward beside PyTorch's, in one run: ``python -m tests.bench [--quick]``.
+"""Times every kernel forward and backward beside PyTorch's: ``python -m tests.bench [--quick] [-k SERIES]``.
 
 Medians of ``triton.testing.do_bench``, which empties the L2 cache before each call. Each provider is timed at a
 shape before the next shape comes, so that ratios are of one temperature.
@@ -6,7 +6,7 @@ shape before the next shape comes, so that ratios are of one temperature.
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,8 @@ Timer = Callable[[Callable[[], Any]], float]
 
 def time_all(
     chosen: Sequence[Shape], providers: Mapping[str, Provider], device: str, timer: Timer
-) -> list[Timing]:
+) -> Iterator[Timing]:
     """Every provider at every shape; one that refuses, or has no memory, is noted with its reason."""
-    timings = []
     for shape in chosen:
         made = torch.Generator(device).manual_seed(0)
 
@@ -50,19 +49,23 @@ def time_all(
                     taken, reason = (timer(call), "") if call else (None, "no backward")
                 except Exception as error:  # whatever way others refuse a shape in
                     taken, reason = None, f"{type(error).__name__}: {error}"[:300]
-                timings.append(Timing(shape, direction, name, taken, reason))
+                yield Timing(shape, direction, name, taken, reason)
         print(".", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
-    return timings
 
 
 def main() -> None:
     """Time, print, write."""
     parser = argparse.ArgumentParser(prog="tox -e bench --", description="speed of kernels beside PyTorch's")
     parser.add_argument("--quick", action="store_true", help="a few shapes: minutes")
+    parser.add_argument("-k", metavar="SERIES", default="", help="shapes of the series whose name has this")
     parser.add_argument("--kernel", action="append", metavar="SPEC", help="repeatable (default: all of ours)")
     parser.add_argument("--report-dir", default="reports", metavar="DIR", type=Path)
     asked = parser.parse_args()
+    chosen = [shape for shape in shapes(quick=asked.quick) if asked.k in shape.series]
+    if not chosen:
+        series = ", ".join(dict.fromkeys(shape.series for shape in shapes(quick=asked.quick)))
+        parser.error(f"-k: got {asked.k!r}, expected a part of one of these names: {series}")
     if not torch.cuda.is_available():
         print(
             "bench: torch finds no GPU here, and times of Triton's interpreter mean nothing: nothing is timed"
@@ -81,11 +84,13 @@ def main() -> None:
         "cudnn": str(torch.backends.cudnn.version()),
     }
     print(", ".join(f"{name} {value}" for name, value in environment.items()))
-    timings = time_all(
-        shapes(quick=asked.quick), providers, "cuda", lambda call: do_bench(call, return_mode="median")
-    )
-    show(timings, list(providers))
-    write(asked.report_dir, environment, timings)
+    timings: list[Timing] = []
+    try:
+        for timing in time_all(chosen, providers, "cuda", lambda call: do_bench(call, return_mode="median")):
+            timings.append(timing)  # an interrupted run keeps what it has
+    finally:
+        show(timings, list(providers))
+        write(asked.report_dir, environment, timings)
     refusals = dict.fromkeys((t.provider, t.direction, t.refusal) for t in timings if t.refusal)
     for provider, direction, reason in refusals:
         print(f"{provider} {direction}: not everywhere, {reason.partition(chr(10))[0]}")

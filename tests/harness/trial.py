@@ -39,6 +39,17 @@ class CannotRun(Exception):
     """The case can't be run here, through no fault of the kernel."""
 
 
+def device_answers(device: str) -> bool:
+    """Whether the device still does: an illegal address ends the process's context for good."""
+    if device == "cpu":
+        return True
+    try:
+        torch.cuda.synchronize()
+    except Exception:
+        return False
+    return True
+
+
 @dataclass(frozen=True)
 class Problem:
     """The arguments of one kernel call. Shapes and meaning: ``kernels.contract``; dout is like q."""
@@ -225,7 +236,8 @@ class Trial:
             if isinstance(e, MemoryError) or "out of memory" in str(e):
                 raise CannotRun(f"out of memory in the kernel: {e}") from e
             claim = f"a claimed case runs without an exception, but the kernel raised {type(e).__name__}: {e}"
-            self.fail(claim, kind="exception", call=number, detail=traceback.format_exc(limit=-6))
+            kind = "exception" if device_answers(self.device) else "fault"
+            self.fail(claim, kind=kind, call=number, detail=traceback.format_exc(limit=-6))
 
     def _check_contract(self, p: Problem, outputs: Outputs, *, backward: bool) -> None:
         c = self.kernel.capabilities

@@ -11,7 +11,8 @@ class Finding:
     Attributes:
         claim: the sentence that is false.
         kind: "error" (beyond its bound), "nonfinite" (NaN or infinity where a number belongs), "exception",
-            "contract" (shape, dtype), "memory", "accepted" (should have been refused), "died" or "hung".
+            "fault" (one after which the device answers no more: an illegal or misaligned address), "contract"
+            (shape, dtype), "memory", "accepted" (should have been refused), "died" or "hung".
         tensor: which output (or input) is wrong; "" where none is.
         index: the worst element; expected, actual, allowed: its value, the kernel's, the largest error a
             correct kernel can have there; ratio: error over allowed.

@@ -24,7 +24,7 @@ from kernels.contract import AttentionKernel
 from reference import safe_softmax
 from strategies.case import from_json
 from tests.harness.repro import Recorder, script
-from tests.harness.trial import CannotRun, LawBroken, Refused, Trial
+from tests.harness.trial import CannotRun, LawBroken, Refused, Trial, device_answers
 from tests.harness.verdict import Finding, Verdict
 
 PACKAGES = ("torch", "triton", "numpy", "hypothesis")
@@ -53,14 +53,8 @@ class Worker:
         return json.dumps({**answer, "fatal": not self.is_sound()})
 
     def is_sound(self) -> bool:
-        """Whether the device still answers: an illegal address ends the process's context for good."""
-        if self.device == "cpu":
-            return True
-        try:
-            torch.cuda.synchronize()
-        except Exception:
-            return False
-        return True
+        """Whether the process can be trusted with another request."""
+        return device_answers(self.device)
 
     def kernel(self, request: dict[str, Any]) -> AttentionKernel:
         """The kernel a request names."""

@@ -13,7 +13,8 @@ from tests.mutation.schedule import LAWS, SAMPLE, is_quick
 from tests.mutation.shrinking import shrink
 from tests.mutation.summary import Planted, Recorder, Sound
 
-SEEDS = 5
+SEEDS = 3
+"""What two cores have time for in a full run, beside the operators."""
 ALL_CAUGHT = 300
 """Examples in which 95 % of the bugs are caught."""
 

@@ -39,7 +39,7 @@ def test_from_shapes_to_a_table(tmp_path, monkeypatch) -> None:
         called.append(call())
         return 2.0 if len(called) < 3 else 1.0
 
-    timings = time_all([SMALL], providers, "cpu", timer)
+    timings = list(time_all([SMALL], providers, "cpu", timer))
     assert [(t.provider, t.direction, t.milliseconds) for t in timings] == [
         ("flash_v2", "forward", 2.0),
         ("flash_v2", "backward", 2.0),
@@ -74,3 +74,30 @@ def test_without_a_gpu_it_says_so(capsys, monkeypatch) -> None:
     monkeypatch.setattr("sys.argv", ["bench", "--quick"])
     main()
     assert "no GPU" in capsys.readouterr().out
+
+
+def test_an_interrupted_run_keeps_what_it_has(tmp_path, capsys, monkeypatch) -> None:
+    def interrupted(chosen, providers, device, timer):
+        yield Timing(chosen[0], "forward", "SDPA flash", 1.0)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "an abacus")
+    monkeypatch.setattr("tests.bench.__main__.time_all", interrupted)
+    monkeypatch.setattr(
+        "sys.argv", ["bench", "-k", "decode", "--kernel", "flash_v2", "--report-dir", f"{tmp_path}/x"]
+    )
+    with pytest.raises(KeyboardInterrupt):
+        main()
+    (timing,) = json.loads((tmp_path / "x" / "bench.json").read_text())["timings"]
+    assert timing["shape"]["series"] == "decode, batch 1"
+    assert "SDPA flash" in capsys.readouterr().out
+
+
+def test_a_series_that_is_not_there_is_named(capsys, monkeypatch) -> None:
+    monkeypatch.setattr("sys.argv", ["bench", "-k", "training"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "-k: got 'training', expected a part of one of these names: head_dim 16, full, " in (
+        capsys.readouterr().err
+    )

@@ -37,3 +37,11 @@ def test_bits_of_dq_alone_are_not_claimed() -> None:
 def test_atomic_adds_come_on_top_of_what_flash_v2_rounds() -> None:
     arithmetic = KERNEL.capabilities.arithmetic("float32", "cuda", {"precision": "tf32"})
     assert (arithmetic.dq_atomic, arithmetic.weights) == (True, TF32_TRUNCATED)
+
+
+def test_neither_pass_takes_dropout() -> None:
+    asked: dict[str, Any] = {"causal": False, "sm_scale": 1.0, "dropout_p": 0.5}
+    with pytest.raises(TypeError, match="dropout_p"):
+        KERNEL.forward(Q, K, V, **asked)
+    with pytest.raises(TypeError, match="dropout_p"):
+        backward(DOUT, Q, K, V, OUT, LSE, **asked)

@@ -20,16 +20,17 @@ import pytest
 import torch
 
 from kernels.contract import AttentionKernel
+from kernels.registry import load
 from reference.bounds.accumulation import SAFETY
 from strategies.case import Case, to_json
 from tests.harness import plan as planning
-from tests.harness import report
+from tests.harness import report, trial
 from tests.harness.child import ROOT, Child, ChildDied, HarnessError
 from tests.harness.journal import Journal, examples_done, set_aside_unfinished
 from tests.harness.progress import progress
 from tests.harness.subject import KernelFailure, KernelInfo, Subject
 from tests.harness.tally import Tally
-from tests.harness.trial import Check, Outputs, Problem, Trial
+from tests.harness.trial import Check, LawBroken, Outputs, Problem, Trial
 from tests.harness.verdict import Finding, Verdict
 from tests.unit.toys import CLAIMS, ROWS, sound
 
@@ -112,6 +113,23 @@ class TestChild:
         assert child.process is None
         monkeypatch.undo()
         assert child.ask({"do": "environment"}) == before
+
+    @pytest.mark.parametrize(
+        ("answers", "kind"), [(True, "exception"), (False, "fault")], ids=["alive", "lost"]
+    )
+    def test_an_exception_that_ends_the_device_is_a_fault(
+        self, monkeypatch: pytest.MonkeyPatch, answers: bool, kind: str
+    ) -> None:
+        monkeypatch.setattr(trial, "device_answers", lambda device: answers)
+        with pytest.raises(LawBroken) as broken:
+            law("forward")(Trial(load(f"{TOYS}:faulting", ()), CASE, "cpu", SAFETY))
+        assert broken.value.finding.kind == kind
+
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="a device fault needs a GPU")
+    def test_a_device_fault_is_a_finding_and_the_child_is_replaced(self, subject_of: SubjectOf) -> None:
+        on_gpu = Child("cuda:0")
+        assert finding_of(subject_of("faulting", child=on_gpu), "forward", CASE).kind == "fault"
+        assert on_gpu.process is None
 
     def test_a_crash_is_a_finding_and_the_child_is_replaced(self, subject_of: SubjectOf) -> None:
         subject = subject_of("crashing")

@@ -68,6 +68,12 @@ def test_an_exception_counts_only_where_it_is_the_bug() -> None:
     assert raising.attempt("mutant", 0, 10, raises=True).finding == RAISED.finding
 
 
+def test_a_fault_of_the_device_counts() -> None:
+    fault = Verdict(status="broken", finding=Finding(claim="it runs", kind="fault"))
+    attempt = campaign(lambda spec, n: fault if spec == "mutant" else HELD).attempt("mutant", 0, 10)
+    assert (attempt.examples, attempt.finding) == (1, fault.finding)
+
+
 def test_a_mutant_that_raises_on_some_cases_and_holds_on_the_others_only_raised() -> None:
     attempt = campaign(lambda spec, n: RAISED if spec == "mutant" and n == 3 else HELD).attempt(
         "mutant", 0, 10

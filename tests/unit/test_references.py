@@ -3,7 +3,7 @@
 import itertools
 import math
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
@@ -35,11 +35,19 @@ class Inputs:
     causal: bool
     sm_scale: float
     alignment: str
+    dropout_p: float = 0.0
+    dropout_seed: int = 7
 
     @property
     def options(self) -> dict[str, Any]:
         """Keywords that every reference takes."""
-        return {"causal": self.causal, "sm_scale": self.sm_scale, "alignment": self.alignment}
+        return {
+            "causal": self.causal,
+            "sm_scale": self.sm_scale,
+            "alignment": self.alignment,
+            "dropout_p": self.dropout_p,
+            "dropout_seed": self.dropout_seed,
+        }
 
 
 def inputs(
@@ -134,7 +142,7 @@ def tolerances(x: Inputs) -> Results:
     of n terms by n u. So weights are off by t = u (4 n + (head_dim + 8)(max A + 1)), n the longer axis;
     lse by t, and its own rounding; out by 2 t P|v|, numerator and denominator. dS = P (dP - delta) has terms
     of size P (|dout||v|^T + |dout| P|v|), each off by 4 t of that at most. Two evaluations: 8 t, for all.
-    Weights below 2^-1022 have no relative accuracy: 1e-290 more.
+    Weights below 2^-1022 have no relative accuracy: 1e-290 more. Dropout multiplies by 1 / (1 - dropout_p) at most.
     """
     group = x.q.shape[1] // x.k.shape[1]
     q, dout = x.q.double(), x.dout.double()
@@ -147,7 +155,7 @@ def tolerances(x: Inputs) -> Results:
     p = torch.softmax(scores, -1).nan_to_num(0.0)
     largest = size.max().item() if size.numel() else 0.0
     terms = max(group * q.shape[2], k.shape[2])
-    t = 8 * ROUNDOFF * (4 * terms + (q.shape[3] + 8) * (largest + 1))
+    t = 8 * ROUNDOFF * (4 * terms + (q.shape[3] + 8) * (largest + 1)) / (1 - x.dropout_p)
     out = p @ v.abs()
     ds = p * (dout.abs() @ v.abs().mT + (dout.abs() * out).sum(-1, keepdim=True)) * abs(x.sm_scale)
     dq, dk, dv = ds @ k.abs(), ds.mT @ q.abs(), p.mT @ dout.abs()
@@ -165,8 +173,9 @@ def assert_close(actual: Results, expected: Results, allowed: Results, label: st
 
 
 @HEAVY
-@given(CASES, st.integers(1, 17), st.integers(1, 17), st.integers(1, 17))
-def test_all_references_agree(x: Inputs, block_q: int, block_k: int, chunk: int) -> None:
+@given(CASES, st.sampled_from((0.0, 0.3)), st.integers(1, 17), st.integers(1, 17), st.integers(1, 17))
+def test_all_references_agree(x: Inputs, dropout_p: float, block_q: int, block_k: int, chunk: int) -> None:
+    x = replace(x, dropout_p=dropout_p)
     expected, allowed = by_softmax(x), tolerances(x)
     others = {
         "chunked": by_softmax(x, chunk),

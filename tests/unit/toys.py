@@ -66,6 +66,13 @@ def raising(q, k, v, *, causal, sm_scale):
     return sound(q, k, v, causal=causal, sm_scale=sm_scale)
 
 
+def faulting(q, k, v, *, causal, sm_scale):
+    """An index past the end, which a GPU answers with the end of the context."""
+    if has_bug(q):
+        return q.flatten()[torch.tensor([q.numel()], device=q.device)].view(q.shape)
+    return sound(q, k, v, causal=causal, sm_scale=sm_scale)
+
+
 def misshapen(q, k, v, *, causal, sm_scale):
     """Out in another dtype."""
     out, lse = sound(q, k, v, causal=causal, sm_scale=sm_scale)
