@@ -46,16 +46,29 @@ def best_of_others(timings: Sequence[Timing]) -> float:
 
 
 def tables(timings: Sequence[Timing], providers: Sequence[str]) -> list[Table]:
-    """A table for each direction: TFLOPS, and of ours the ratio to the best of the others."""
+    """A table for each series and direction: TFLOPS of each shape, and of ours the ratio to the best other."""
     made = []
-    for direction in ("forward", "backward"):
-        rows = []
-        for shape in dict.fromkeys(t.shape for t in timings):
-            here = {t.provider: t for t in timings if t.shape == shape and t.direction == direction}
-            if any(t.milliseconds for t in here.values()):
-                best = best_of_others(list(here.values()))
-                rows.append((str(shape), *(_cell(here.get(name), best) for name in providers)))
-        made.append(make_table((f"{direction}, TFLOPS (ratio to the best of the others)", *providers), rows))
+    for series, direction in dict.fromkeys((t.shape.series, t.direction) for t in timings):
+        columns: dict[Shape, dict[str, Timing]] = {}
+        for t in timings:
+            if (t.shape.series, t.direction) == (series, direction) and t.milliseconds:
+                columns.setdefault(t.shape, {})[t.provider] = t
+        if columns:
+            rows = [
+                (
+                    name,
+                    *(
+                        _cell(column.get(name), best_of_others([*column.values()]))
+                        for column in columns.values()
+                    ),
+                )
+                for name in providers
+                if any(name in column for column in columns.values())
+            ]
+            table = make_table(("TFLOPS (ratio)", *(shape.lengths for shape in columns)), rows)
+            table.title = f"{direction}: {next(iter(columns)).sizes}"
+            table.title_justify = "left"
+            made.append(table)
     return made
 
 

@@ -22,10 +22,17 @@ class Shape:
         pairs = self.batch * self.heads_q * self.seqlen_q * self.seqlen_k
         return 4.0 * pairs * self.head_dim * (0.5 if self.causal else 1.0)
 
-    def __str__(self) -> str:
-        heads = f"{self.heads_q}" if self.heads_q == self.heads_kv else f"{self.heads_q}/{self.heads_kv}"
-        mask = "causal" if self.causal else "full"
-        return f"{self.batch} x {heads} x ({self.seqlen_q}, {self.seqlen_k}) x {self.head_dim} {mask}"
+    @property
+    def sizes(self) -> str:
+        """What the shapes of a series have in common."""
+        heads = f"{self.heads_q}" if self.heads_q == self.heads_kv else f"{self.heads_q} on {self.heads_kv}"
+        mask = "causal" if self.causal else "no mask"
+        return f"batch {self.batch}, heads {heads}, head_dim {self.head_dim}, {mask}"
+
+    @property
+    def lengths(self) -> str:
+        """What they differ in."""
+        return f"({self.seqlen_q}, {self.seqlen_k})"
 
 
 BACKWARD_FLOPS = 2.5
@@ -54,7 +61,7 @@ def shapes(*, quick: bool) -> list[Shape]:
         for n in ((4096,) if quick else (16, 64, 256, 1024, 4096, 16384))
     ]
     small = [
-        Shape("small, unequal", 4, 48, 48, n_q, n_k, 64)
+        Shape(f"small, seqlen_q {n_q}", 4, 48, 48, n_q, n_k, 64)
         for n_q in ((1, 1024) if quick else (1, 16, 64, 256, 1024))
         for n_k in ((1024,) if quick else (16, 64, 256, 1024))
     ]
