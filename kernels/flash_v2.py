@@ -644,7 +644,7 @@ _LARGEST_FMA_TILE = (32, 16)
 
 SPILLS = {
     "gfx942": 1280,
-    "sm_80 unaligned": 6144,  # loads one element wide, each with an address of its own
+    "sm_80 unaligned": 6176,  # loads one element wide, each with an address of its own
     "unaligned": 2784,
     "num_stages=1": 448,
     "masked": 128,  # Philox's words, and products of twice their width
