@@ -57,6 +57,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--report-dir", default="reports", metavar="DIR", help="where reports go (default: reports)"
     )
+    group.addoption(
+        "--shrink-seconds",
+        type=float,
+        metavar="S",
+        help="time for the smallest case of each failure (default: 50; 16 on a GPU)",
+    )
+    group.addoption(
+        "--shrink-calls",
+        type=int,
+        metavar="N",
+        help="runs of the kernel for it, after those of Hypothesis (default: 4000)",
+    )
+    group.addoption(
+        "--corpus",
+        metavar="DIR",
+        help="run the cases below this folder first (case.json of reports), each kernel those that it claims",
+    )
     group.addoption("--replay", metavar="PATH", help="run the case of one report (its case.json) again")
 
 

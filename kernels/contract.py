@@ -115,6 +115,33 @@ class Capabilities:
 
 
 @dataclass(frozen=True, kw_only=True)
+class KnownFailure:
+    """A bug that is known: cases that meet it are not run, but for one, which must still fail.
+
+    Attributes:
+        what: the bug, in words.
+        issue: where it is reported upstream; "" where it is not yet.
+        laws: those that it breaks; the stored case breaks the first.
+        case: the stored case, as fields of ``strategies.case.Case``.
+        where: values of fields of a case which, all together, meet it; without any, every case does.
+        device: "cpu" or "cuda".
+        torch: the versions of PyTorch that have it, as beginnings of a version.
+    """
+
+    what: str
+    issue: str = ""
+    laws: tuple[str, ...]
+    case: Mapping[str, Any]
+    where: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    device: str
+    torch: tuple[str, ...]
+
+    def is_of(self, device_type: str, torch_version: str) -> bool:
+        """Whether it is to be expected there."""
+        return device_type == self.device and torch_version.startswith(self.torch)
+
+
+@dataclass(frozen=True, kw_only=True)
 class AttentionKernel:
     """A kernel under verification.
 
@@ -125,6 +152,7 @@ class AttentionKernel:
         backward: ``backward(dout, q, k, v, out, lse, *, causal, sm_scale, **launch) -> (dq, dk, dv)``, or
             None.
         capabilities: what the kernel claims.
+        known_failures: what it claims and, as is known, does not keep.
 
     A kernel refuses a case by raising NotImplementedError.
     """
@@ -133,3 +161,4 @@ class AttentionKernel:
     forward: Callable[..., Any]
     capabilities: Capabilities
     backward: Callable[..., Any] | None = None
+    known_failures: tuple[KnownFailure, ...] = ()

@@ -47,7 +47,8 @@ def load(spec: str, claims: Iterable[str] = ()) -> AttentionKernel:
     """The kernel that ``spec`` names, its capabilities overridden by ``claims`` (``key=value`` each).
 
     The attribute is an AttentionKernel, any object with ``name``, ``forward``, ``capabilities`` and perhaps
-    ``backward``, or a plain function ``f(q, k, v, *, causal, sm_scale)`` returning ``out`` or ``(out, lse)``.
+    ``backward`` and ``known_failures``, or a plain function ``f(q, k, v, *, causal, sm_scale)`` returning ``out``
+    or ``(out, lse)``.
     A plain function is wrapped, with the claims of ``PLAIN_FUNCTION``: its forward always returns a pair.
 
     Raises:
@@ -172,6 +173,7 @@ def _as_kernel(spec: str, found: Any, function_name: str) -> AttentionKernel:
             forward=found.forward,
             backward=getattr(found, "backward", None),
             capabilities=found.capabilities,
+            known_failures=getattr(found, "known_failures", ()),
         )
     if not callable(found):
         raise SpecError(

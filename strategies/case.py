@@ -7,7 +7,7 @@ import json
 import math
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeVar, get_type_hints
 
 VERSION = 3
@@ -33,7 +33,7 @@ class Spike:
     value: float | str
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Case:
     """One run of a kernel. ``sm_scale=None`` stands for 1 / sqrt(head_dim).
 
@@ -65,6 +65,11 @@ class Case:
     spikes: tuple[Spike, ...] = ()
     launch: tuple[tuple[str, Any], ...] = ()
 
+    def __repr__(self) -> str:
+        """The fields that are not the default; pastes back as Python."""
+        shown = (f"{f.name}={value!r}" for f in fields(self) if (value := getattr(self, f.name)) != f.default)
+        return f"Case({', '.join(shown)})"
+
     @property
     def heads_q(self) -> int:
         """Number of query heads."""
@@ -74,6 +79,11 @@ class Case:
     def scale(self) -> float:
         """The sm_scale that the kernel is called with."""
         return 1.0 / math.sqrt(self.head_dim) if self.sm_scale is None else self.sm_scale
+
+    @property
+    def blocks(self) -> dict[str, int]:
+        """The launch settings that are rows of a tile."""
+        return {name: value for name, value in self.launch if name.startswith("block_")}
 
     @property
     def dropout_seed(self) -> int:

@@ -78,15 +78,20 @@ def backward_bounds(
     safe, scaled = FLOAT32_SAFE / max(1.0, scale), last + 4 * FP32_ROUNDOFF
     dq_bound = (dq_error * (1 + last)).add_(dq.value.abs(), alpha=scaled).mul_(scale).add_(dq_floor)
     dq_bound = dq_bound.masked_fill_(e.empty[..., None], 0.0)
+    # Before it is scaled, or after.
+    largest = a.output.maximum / max(1.0, scale)
+    dq_lost = t.rows_lost | ~(dq.size < safe) | _overflows(dq.size, stores_of_keys, largest)
+    dk_lost = t.keys_lost | ~(dk.size < safe) | _overflows(dk.size, stores_of_rows, largest)
+    dv_lost = t.values_lost | _overflows(dv.size, stores_of_rows, a.output.maximum)
     dk_bound = (dk.error * (1 + last)).add_(dk.value.abs(), alpha=scaled).mul_(scale).add_(dk_floor)
     dv_bound = (dv.error * (1 + last)).add_(dv.value.abs(), alpha=last).add_(dv_floor)
     return GradientBounds(
         dq=dq.value * e.sm_scale,
         dk=dk.value * e.sm_scale,
         dv=dv.value,
-        dq_bound=dq_bound.masked_fill_(t.rows_lost | ~(dq.size < safe), math.inf),
-        dk_bound=dk_bound.masked_fill_(t.keys_lost | ~(dk.size < safe), math.inf),
-        dv_bound=dv_bound.masked_fill_(t.values_lost, math.inf),
+        dq_bound=dq_bound.masked_fill_(dq_lost, math.inf),
+        dk_bound=dk_bound.masked_fill_(dk_lost, math.inf),
+        dv_bound=dv_bound.masked_fill_(dv_lost, math.inf),
     )
 
 
@@ -238,6 +243,11 @@ def _stores(terms: int, terms_per_store: int | None) -> int:
     query head rounded before the sum over the group are one such rounding of all of them.
     """
     return 0 if terms_per_store is None else terms // terms_per_store
+
+
+def _overflows(size: Tensor, stores: int, largest: float) -> Tensor:
+    """Where a running sum of terms of this size, stored in between, may exceed what it is stored in."""
+    return ~(size < largest) if stores else torch.zeros_like(size, dtype=torch.bool)
 
 
 def atomic_flush(a: Arithmetic, keys: int) -> float:

@@ -9,6 +9,7 @@ from hypothesis import settings
 
 from kernels.registry import REGISTERED
 from tests.harness import report
+from tests.harness.budget import CALLS, SECONDS, ShrinkBudget
 from tests.harness.child import Child
 from tests.harness.journal import Journal, set_aside_unfinished
 from tests.harness.report import PROPERTIES, Replay
@@ -31,8 +32,10 @@ class Plan:
     journal: Journal
     unfinished: list[Path]
     replay: Replay | None
+    corpus: tuple[Replay, ...]
     minutes: float | None
     max_seqlen: int | None
+    shrinking: ShrinkBudget
     workers: int
 
     def close(self) -> None:
@@ -51,11 +54,11 @@ def make_plan(config: pytest.Config) -> Plan:
     """Check every option and ask a child what the kernels claim. Raises pytest.UsageError, in one line."""
     worker = getattr(config, "workerinput", {"workerid": "main", "workercount": 1})
     device = chosen_device(config)
-    for option in ("examples", "minutes", "max_seqlen"):
+    for option in ("examples", "minutes", "max_seqlen", "shrink_seconds", "shrink_calls"):
         value = config.getoption(option)
         if value is not None and not value > 0:
             raise pytest.UsageError(f"--{option.replace('_', '-')}: got {value}, expected a positive number")
-    replay = _replay(config)
+    replay, corpus = _replay(config), _corpus(config)
     child = Child(device)
     kernels, unavailable = _kernels(config, child, replay)
     report_dir = Path(config.getoption("--report-dir"))
@@ -77,8 +80,13 @@ def make_plan(config: pytest.Config) -> Plan:
         journal=journal,
         unfinished=unfinished,
         replay=replay,
+        corpus=corpus,
         minutes=None if replay else config.getoption("--minutes"),
         max_seqlen=config.getoption("--max-seqlen"),
+        shrinking=ShrinkBudget(
+            config.getoption("--shrink-seconds") or SECONDS[device.partition(":")[0]],
+            config.getoption("--shrink-calls") or CALLS,
+        ),
         workers=worker["workercount"],
     )
 
@@ -103,6 +111,20 @@ def _replay(config: pytest.Config) -> Replay | None:
         return report.read(Path(path)) if path else None
     except ValueError as e:
         raise pytest.UsageError(f"--replay {e}") from None
+
+
+def _corpus(config: pytest.Config) -> tuple[Replay, ...]:
+    """The cases of a folder. One that can't be read ends the run: silently left out, a bug might come back."""
+    folder = config.getoption("--corpus")
+    if not folder:
+        return ()
+    paths = sorted(Path(folder).rglob("*.json"))
+    if not paths:
+        raise pytest.UsageError(f"--corpus: got {folder!r}, expected a folder with the case.json of reports")
+    try:
+        return tuple(report.read(path) for path in paths)
+    except ValueError as e:
+        raise pytest.UsageError(f"--corpus {e}") from None
 
 
 def _kernels(

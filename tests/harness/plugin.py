@@ -6,10 +6,13 @@ import random
 import time
 from collections.abc import Callable, Generator
 from contextlib import suppress
+from dataclasses import asdict
+from functools import partial
 
 import hypothesis
 import pytest
 
+from tests.harness.bugs import Bug
 from tests.harness.plan import Plan, covers_properties, header, make_plan
 from tests.harness.progress import LiveLine
 from tests.harness.subject import KernelFailure, Subject, TimeUp
@@ -89,6 +92,8 @@ def subject(request: pytest.FixtureRequest) -> Subject:
         journal=plan.journal,
         max_seqlen=plan.max_seqlen,
         replay=replay,
+        corpus=plan.corpus,
+        shrinking=plan.shrinking,
     )
 
 
@@ -102,38 +107,48 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     start = time.perf_counter()
     subject.begin()
     try:
+        failures = subject.known_that_hold(pyfuncitem.module.law)
+        failures += search(partial(corpus_cases, law=pyfuncitem.module.law), subject)
         if plan.minutes is None:
-            failures = search(pyfuncitem.obj, subject)
+            subject.begin_search()
+            failures += search(pyfuncitem.obj, subject)
         else:
             items = sum("subject" in getattr(item, "fixturenames", ()) for item in pyfuncitem.session.items)
             share = plan.minutes * 60 * plan.workers / items
-            failures = fuzz(pyfuncitem, subject, start + share)
+            failures += fuzz(pyfuncitem, subject, start + share)
     finally:
         subject.tally.add_seconds({"total": time.perf_counter() - start})
     # Only what the user needs to read: no frame of ours, nor of Hypothesis.
     if failures:
-        pytest.fail("\n\n".join(map(readable, failures)), pytrace=False)
+        pytest.fail("\n\n".join(failures), pytrace=False)
     if complaint := subject.complaint():
         pytest.fail(complaint, pytrace=False)
     return True
 
 
-def search(test: Callable[..., None], subject: Subject) -> list[KernelFailure]:
-    """Run a property test, which is one Hypothesis run; the distinct failures that it shrank."""
+def corpus_cases(subject: Subject, law: Callable[..., None]) -> None:
+    """The corpus, in the place of a Hypothesis run."""
+    for case in subject.corpus_cases(law):
+        with suppress(KernelFailure):  # the subject keeps it
+            subject.uphold(law, case)
+
+
+def search(test: Callable[..., None], subject: Subject) -> list[str]:
+    """Run a property test, which is one Hypothesis run; its distinct failures, shrunk, as a user reads them."""
     try:
         test(subject=subject)
     except (KernelFailure, BaseExceptionGroup) as e:
-        return leaves(e)
+        reraise_ours(e)
     finally:
         subject.finish_search()
-    return []
+    return subject.messages()
 
 
-def fuzz(item: pytest.Function, subject: Subject, deadline: float) -> list[KernelFailure]:
+def fuzz(item: pytest.Function, subject: Subject, deadline: float) -> list[str]:
     """Hypothesis runs with fresh seeds until the deadline; what fails is kept, and the run goes on."""
     seed = item.config.getoption("--hypothesis-seed")
     seeds = random.Random(None if seed is None else f"{seed} {item.nodeid}")
-    failures: list[KernelFailure] = []
+    failures: list[str] = []
     subject.deadline = deadline
     try:
         while True:
@@ -144,18 +159,13 @@ def fuzz(item: pytest.Function, subject: Subject, deadline: float) -> list[Kerne
         return failures
 
 
-def leaves(e: BaseException) -> list[KernelFailure]:
-    """The kernel failures in an exception; anything else is ours, and raised."""
+def reraise_ours(e: BaseException) -> None:
+    """Let go of kernel failures, which the subject keeps; anything else is ours, and raised."""
     if isinstance(e, BaseExceptionGroup):
-        return [leaf for part in e.exceptions for leaf in leaves(part)]
-    if isinstance(e, KernelFailure):
-        return [e]
-    raise e
-
-
-def readable(failure: KernelFailure) -> str:
-    """The message, and what Hypothesis says of the example."""
-    return "\n".join([str(failure), *getattr(failure, "__notes__", ())])
+        for part in e.exceptions:
+            reraise_ours(part)
+    elif not isinstance(e, KernelFailure):
+        raise e
 
 
 @pytest.hookimpl(wrapper=True)
@@ -175,7 +185,7 @@ def pytest_runtest_makereport(
                 "law": item.path.stem.removeprefix("test_"),
                 "dtype": subject.dtype,
                 "tally": subject.tally.to_dict(),
-                "reports": [str(failure.folder) for failure in subject.failures.values()],
+                "bugs": [asdict(Bug.of(failure)) for failure in subject.failures.values()],
             }
         )
     return result

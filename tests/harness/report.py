@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from strategies.case import Case, from_json, to_json
+from tests.harness import picture
+from tests.harness.explain import UNEXPLAINED, Explanation
 from tests.harness.verdict import Finding
 
 FORMAT = 1
@@ -20,6 +22,10 @@ LAWS = tuple(sorted(path.stem.removeprefix("test_") for path in PROPERTIES.glob(
 
 DETAIL_LINES = 12
 """Of a traceback or a dead process's stderr, in the message of a test; the report has all that was kept."""
+
+
+PICTURE = "error.png"
+NO_PICTURE = f"{PICTURE}: not drawn, matplotlib is not installed"
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,7 @@ class Failure:
     case: Case
     finding: Finding
     environment: dict[str, str]
+    explanation: Explanation = UNEXPLAINED
 
     @property
     def digest(self) -> str:
@@ -88,6 +95,8 @@ def message(failure: Failure, report_dir: Path) -> str:
     """The text of the failing test."""
     lines = [headline(failure)]
     lines += [f"  {label:16s} {text}" for label, text in facts(failure)]
+    if told := failure.explanation.lines():
+        lines += ["  what is known", *(f"    {line}" for line in told)]
     detail = failure.finding.detail.strip().splitlines()[-DETAIL_LINES:]
     if detail:
         lines += ["  detail", *(f"    {line}" for line in detail)]
@@ -101,12 +110,16 @@ def markdown(failure: Failure, report_dir: Path, has_script: bool) -> str:
     """``report.md``: one screen that can be pasted into an issue."""
     lines = [f"### {headline(failure)}", "", "| | |", "| --- | --- |"]
     lines += [f"| {label} | {_code(text)} |" for label, text in facts(failure)]
+    if told := failure.explanation.lines():
+        lines += ["", *(f"- {_code(line)}" for line in told)]
     if failure.finding.detail:
         lines += ["", *(f"    {line}" for line in failure.finding.detail.strip().splitlines())]
     lines += ["", f"Replay: `{replay_line(failure, report_dir)}`"]
     if has_script:
         path = report_dir / failure.folder / "repro.py"
         lines += ["", f"Without Flashproof: `python {path}` (exits 1 while the bug is there)"]
+    if failure.explanation.pictures:
+        lines += ["", f"![error over bound]({PICTURE})" if picture.can_draw() else NO_PICTURE]
     return "\n".join(lines) + "\n"
 
 
@@ -127,7 +140,10 @@ def record(spec: str, claims: tuple[str, ...], law: str, case: Case) -> dict[str
 
 
 def write(failure: Failure, report_dir: Path, script: str | None = None) -> None:
-    """Write or replace the report folder. Each file appears whole or not at all."""
+    """Write or replace the report folder. Each file appears whole or not at all.
+
+    A picture is drawn where there is something to see, and matplotlib to draw it.
+    """
     folder = report_dir / failure.folder
     folder.mkdir(parents=True, exist_ok=True)
     content = {
@@ -141,6 +157,11 @@ def write(failure: Failure, report_dir: Path, script: str | None = None) -> None
         (folder / "repro.py").unlink(missing_ok=True)  # of a larger case
     else:
         write_whole(folder / "repro.py", script)
+    (folder / PICTURE).unlink(missing_ok=True)
+    if failure.explanation.pictures and picture.can_draw():
+        partial = folder / f"{PICTURE}.{os.getpid()}.partial"
+        picture.draw(partial, headline(failure), failure.explanation.pictures, failure.case.blocks)
+        partial.replace(folder / PICTURE)
 
 
 @dataclass(frozen=True)

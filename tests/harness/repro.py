@@ -291,7 +291,7 @@ def _right(f: Finding, dtype: str) -> str:
     if abs(float(f.expected or 0)) + float(f.allowed or 0) >= largest:
         # Either may have been rounded to infinity.
         clipped = [f"max(-{largest}, min({largest}, {x}))" for x in "ae"]
-        return f"not math.isnan(a) and abs({clipped[0]} - {clipped[1]}) <= allowed"
+        return f"a == e or (not math.isnan(a) and abs({clipped[0]} - {clipped[1]}) <= allowed)"
     return "a == e or abs(a - e) <= allowed"
 
 

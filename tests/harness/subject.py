@@ -2,8 +2,9 @@
 
 import math
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,23 +12,23 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from kernels.contract import Capabilities
+from kernels.contract import Capabilities, KnownFailure
 from reference.bounds.accumulation import SAFETY, SHRINKING_SAFETY
 from strategies.case import Case
-from strategies.cases import cases
+from strategies.cases import cases, is_claimed
 from tests.harness import report
+from tests.harness.budget import EXPLAIN_SECONDS, SECONDS, BudgetSpent, ShrinkBudget, meter
 from tests.harness.child import Child, ChildDied
+from tests.harness.explain import Seen, explain
 from tests.harness.journal import Journal
-from tests.harness.report import Failure
+from tests.harness.known import known_failure, meets, stored_case
+from tests.harness.reduce import reduced
+from tests.harness.report import Failure, Replay
 from tests.harness.tally import Tally
 from tests.harness.verdict import Finding, Verdict
 
 MOST_REFUSED = 0.9
 """A kernel that may refuse still fails when it refuses more than this share of what it claims."""
-
-
-SHRINK_SECONDS = {"cpu": 30.0, "cuda": 20.0}
-"""How long smaller cases are looked for after a failure: each crash or hang costs the start of a process."""
 
 
 class TimeUp(BaseException):
@@ -61,6 +62,7 @@ class KernelInfo:
     name: str
     capabilities: Capabilities
     printed: dict[str, str]
+    known_failures: tuple[KnownFailure, ...] = ()
 
     @classmethod
     def ask(cls, child: Child, spec: str, claims: tuple[str, ...]) -> "KernelInfo":
@@ -80,7 +82,8 @@ class KernelInfo:
             for name, value in answer["claims"].items()
         }
         values["launch"] = {name: tuple(choices) for name, choices in values["launch"].items()}
-        return cls(spec, claims, answer["name"], Capabilities(**values), answer["printed"])
+        known = tuple(known_failure(fields) for fields in answer["known_failures"])
+        return cls(spec, claims, answer["name"], Capabilities(**values), answer["printed"], known)
 
     def finding(self, verdict: Verdict) -> Finding | None:
         """What a verdict holds against the kernel: a refusal, too, where it claims to refuse nothing."""
@@ -90,11 +93,16 @@ class KernelInfo:
         return verdict.finding
 
 
+def name_of(law: Callable[..., None]) -> str:
+    """The name of a law, by its module."""
+    return law.__module__.rpartition(".test_")[2]
+
+
 class Subject:
     """One kernel at one dtype in one process.
 
     A case under a law is run in ``child`` after it was noted in ``journal``; a failure's report goes below
-    ``report_dir``. With ``replay``, that one case is all that is drawn.
+    ``report_dir``. With ``replay``, that one case is all that is drawn; of ``corpus``, cases are run before any is.
     """
 
     # No dataclass: Hypothesis prints those field by field.
@@ -109,6 +117,8 @@ class Subject:
         journal: Journal,
         max_seqlen: int | None = None,
         replay: Case | None = None,
+        corpus: Sequence[Replay] = (),
+        shrinking: ShrinkBudget | None = None,
     ) -> None:
         self.info = info
         self.dtype = dtype
@@ -118,7 +128,9 @@ class Subject:
         self.journal = journal
         self.max_seqlen = max_seqlen
         self.replay = replay
+        self.corpus = corpus
         self.device_type = child.device.partition(":")[0]
+        self.shrinking = shrinking or ShrinkBudget(SECONDS[self.device_type])
         self.deadline = math.inf
         self.strategies: dict[tuple[Any, ...], st.SearchStrategy[Case]] = {}
         self.begin()
@@ -140,6 +152,15 @@ class Subject:
                 self.info.capabilities, dtype=self.dtype, device_type=self.device_type, **options
             )
         return self.strategies[key]
+
+    def corpus_cases(self, law: Callable[..., None]) -> list[Case]:
+        """Those of the corpus, of a law and this dtype, that the kernel claims."""
+        return [
+            kept.case
+            for kept in self.corpus
+            if (kept.law, kept.case.dtype) == (name_of(law), self.dtype)
+            and is_claimed(kept.case, self.info.capabilities)
+        ]
 
     def requires(self, claim: str) -> None:
         """Skip the test, and say so, where the kernel doesn't claim what it is about."""
@@ -164,7 +185,12 @@ class Subject:
             raise TimeUp
         if time.perf_counter() > self.shrink_until and case not in self.broken:
             return  # what is smallest so far stays: Hypothesis takes every smaller case as one that holds
-        name = law.__module__.rpartition(".test_")[2]
+        name = name_of(law)
+        if self.replay is None and any(
+            name in known.laws and meets(case, known) for known in self.info.known_failures
+        ):
+            self.tally.known += 1
+            return
         # Hypothesis runs a failing case again: it must fail again, also by the rule for fresh data.
         finding = self.broken.get(case) or self._run(name, case)
         if finding is None:
@@ -175,16 +201,37 @@ class Subject:
             return
         if case not in self.broken:
             report.write(failure, self.report_dir)
-        self.shrink_until = min(self.shrink_until, time.perf_counter() + SHRINK_SECONDS[self.device_type])
+        self.shrink_until = min(self.shrink_until, time.perf_counter() + self.shrinking.seconds / 2)
         self.broken[case] = finding
         self.failures[failure.digest] = failure
         raise failure_type(finding.kind, finding.tensor)(failure, report.message(failure, self.report_dir))
 
     def finish_search(self) -> None:
-        """End a Hypothesis run: write the stand-alone scripts of what it found."""
-        for digest in self.failures.keys() - self.reported:
-            failure = self.failures[digest]
+        """End a Hypothesis run: shrink what it found further, and write the stand-alone scripts."""
+        for digest in [digest for digest in self.failures if digest not in self.reported]:
+            if self.replay is None:
+                self._reduce(digest)
+            failure = self.failures[digest] = self._explained(self.failures[digest])
             report.write(failure, self.report_dir, self._script(failure))
+
+    def messages(self) -> list[str]:
+        """The failures of this Hypothesis run, as a user reads them."""
+        new = (failure for digest, failure in self.failures.items() if digest not in self.reported)
+        return [report.message(failure, self.report_dir) for failure in new]
+
+    def known_that_hold(self, law: Callable[..., None]) -> list[str]:
+        """Complaints about known failures of a law whose stored case holds by now."""
+        stored = [
+            (known, stored_case(known)) for known in self.info.known_failures if known.laws[0] == name_of(law)
+        ]
+        return [
+            f"{self.info.name}: a known failure is gone: {known.what}\n"
+            f"  remove it from known_failures: its case holds: {case!r}"
+            for known, case in stored
+            if self.replay is None
+            and case.dtype == self.dtype
+            and self.info.finding(self._try(known.laws[0], case)) is None
+        ]
 
     def complaint(self) -> str:
         """What is wrong with the item as a whole: a kernel that refused nearly everything."""
@@ -197,16 +244,65 @@ class Subject:
             "claim less with --claims, or mend the kernel"
         )
 
+    def _reduce(self, digest: str) -> None:
+        """Look for smaller cases that fail in the same way; each that is found replaces the report."""
+        spend = meter(self.shrinking.seconds / 2, self.shrinking.calls)
+
+        def fails(case: Case) -> bool:
+            spend()
+            smaller = self._alike(self.failures[digest], case)
+            if smaller is None:
+                return False
+            report.write(smaller, self.report_dir)
+            self.failures[digest] = smaller
+            return True
+
+        with suppress(BudgetSpent):
+            reduced(self.failures[digest].case, fails, self.info.capabilities)
+
+    def _explained(self, failure: Failure) -> Failure:
+        """The failure with what can be told of it."""
+        spend = meter(EXPLAIN_SECONDS[self.device_type])
+
+        def fails(case: Case) -> bool:
+            spend()
+            return self._alike(failure, case) is not None
+
+        def look(case: Case) -> Seen | None:
+            if not fails(case):
+                return None
+            request = report.record(failure.spec, failure.claims, failure.law, case)
+            answer = self.child.ask({"do": "look", **request, "safety": SAFETY}, self.child.run_seconds)
+            return Seen(tuple(answer["sentences"]), tuple(answer["pictures"]))
+
+        with suppress(ChildDied):
+            return replace(failure, explanation=explain(failure.case, fails, look, self.info.capabilities))
+        return failure
+
+    def _alike(self, failure: Failure, case: Case) -> Failure | None:
+        """The same failure on another case; None where that holds, or fails in another way."""
+        finding = self._run(failure.law, case)
+        if finding is None or (finding.tensor, finding.kind) != (
+            failure.finding.tensor,
+            failure.finding.kind,
+        ):
+            return None
+        return replace(failure, case=case, finding=finding)
+
     def _run(self, law: str, case: Case) -> Finding | None:
-        """One new case: journal, launch, count."""
+        """One new case: run and count it."""
+        verdict = self._try(law, case)
+        self.tally.add(verdict, case)
+        return self.info.finding(verdict)
+
+    def _try(self, law: str, case: Case) -> Verdict:
+        """Journal and launch."""
         record = report.record(self.info.spec, self.info.claims, law, case)
         self.journal.note(record)
         # A search for a smaller case climbs err/bound: rule 2 needs a wider margin from the first failure on.
         safety = SHRINKING_SAFETY if self.broken else SAFETY
         compile_key = (self.info.spec, law, case.dtype, case.head_dim, case.causal, case.launch)
-        verdict = self.child.run({**record, "safety": safety}, compile_key, self.journal.sync)
-        self.tally.add(verdict, case)
-        return self.info.finding(verdict)
+        return self.child.run({**record, "safety": safety}, compile_key, self.journal.sync)
 
     def _script(self, failure: Failure) -> str | None:
         """The stand-alone script of a failure; None where its calls could not be made a second time."""

@@ -1,6 +1,7 @@
 """The results of a run: ``summary.json`` as it grows, and the table at the end."""
 
 import json
+import os
 from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
@@ -9,9 +10,11 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
+from tests.harness.bugs import Bug, annotation, distinct
 from tests.harness.plan import Plan
 from tests.harness.report import write_whole
 from tests.harness.tally import Tally
+from tests.harness.verdict import as_number
 
 FORMAT = 1
 WIDTH = 130
@@ -24,7 +27,7 @@ class Summary:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.tallies: dict[tuple[str, str, str], Tally] = {}
-        self.broken: dict[tuple[str, str, str], set[str]] = {}
+        self.broken: dict[tuple[str, str, str], list[Bug]] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Take the counts that an item's report carries, and write the file anew."""
@@ -34,7 +37,7 @@ class Summary:
         key = (counts["kernel"], counts["law"], counts["dtype"])
         self.tallies.setdefault(key, Tally()).merge(Tally.from_dict(counts["tally"]))
         if report.failed:
-            self.broken.setdefault(key, set()).update(counts["reports"])
+            self.broken.setdefault(key, []).extend(map(Bug.from_dict, counts["bugs"]))
         write_whole(self.plan.report_dir / "summary.json", json.dumps(self.to_dict(), indent=1) + "\n")
 
     def to_dict(self) -> dict[str, Any]:
@@ -42,9 +45,20 @@ class Summary:
         return {
             "flashproof": FORMAT,
             "environment": self.plan.environment,
-            "kernels": {info.name: {"spec": info.spec, "claims": info.printed} for info in self.plan.kernels},
+            "kernels": {
+                info.name: {
+                    "spec": info.spec,
+                    "claims": info.printed,
+                    "known_failures": [f"{known.what} ({known.issue})" for known in info.known_failures],
+                }
+                for info in self.plan.kernels
+            },
             "not_run": self.plan.unavailable,
             "results": [self._row(key) for key in sorted(self.tallies)],
+            "bugs": [
+                {**asdict(group[0]), "ratio": as_number(group[0].ratio), "failures": len(group)}
+                for group in self.bugs()
+            ],
             "error_over_bound": self.distribution(),
         }
 
@@ -52,15 +66,18 @@ class Summary:
         kernel, law, dtype = key
         fields = asdict(self.tallies[key])
         del fields["histogram"]
-        reports = sorted(self.broken.get(key, ()))
+        reports = sorted({bug.folder for bug in self.broken.get(key, ())})
         names = {"kernel": kernel, "property": law, "dtype": dtype}
         return {**names, "verdict": self._verdict(key), "reports": reports, **fields}
 
     def _verdict(self, key: tuple[str, str, str]) -> str:
-        """Broken, held, or not tried: no example came to a verdict."""
+        """Broken; held; known: a known failure meets all that was drawn; not tried: no example came to a verdict."""
+        tally = self.tallies[key]
         if key in self.broken:
             return "broken"
-        return "held" if self.tallies[key].examples else "not tried"
+        if tally.examples:
+            return "held"
+        return "known" if tally.known else "not tried"
 
     def distribution(self) -> list[dict[str, Any]]:
         """Largest error over bound of an example: its median, 99.9th percentile and maximum, by tensor."""
@@ -87,10 +104,17 @@ class Summary:
         """Print the tables: results, distribution, where the time went."""
         if not self.tallies:
             return
-        for table in (self._results(), self._distribution(), self._times()):
+        for table in (self._results(), self._distribution(), self._times(), self._bugs()):
             if not table.row_count:
                 continue
             print_table(terminalreporter, table)
+        for info in self.plan.kernels:
+            for known in info.known_failures:
+                told = known.issue or "not reported upstream yet"
+                terminalreporter.write_line(f"known failure of {info.name}: {known.what} ({told})")
+        if os.environ.get("GITHUB_ACTIONS") == "true":
+            for group in self.bugs():
+                terminalreporter.write_line(annotation(group))
         terminalreporter.write_line("")
         terminalreporter.write_line(f"summary: {self.plan.report_dir / 'summary.json'}")
 
@@ -100,10 +124,23 @@ class Summary:
         for key in sorted(self.tallies):
             tally = self.tallies[key]
             worst = f"{tally.worst:.3f} {tally.worst_tensor}" if tally.worst_tensor else "-"
-            refused = str(tally.refusals) + (f" (+{tally.skipped} not run)" if tally.skipped else "")
-            verdict = " ".join([self._verdict(key), *sorted(self.broken.get(key, ()))])
-            rows.append((*key, str(tally.examples), refused, worst, verdict))
+            left_out = {"not run": tally.skipped, "known": tally.known}
+            refused = " ".join(
+                [str(tally.refusals), *(f"(+{count} {what})" for what, count in left_out.items() if count)]
+            )
+            rows.append((*key, str(tally.examples), refused, worst, self._verdict(key)))
         return make_table(columns, rows)
+
+    def bugs(self) -> list[list[Bug]]:
+        """The failures of each distinct bug, worst first."""
+        return distinct(bug for bugs in self.broken.values() for bug in bugs)
+
+    def _bugs(self) -> Table:
+        rows = [
+            (group[0].headline, str(len(group)), ", ".join(group[0].matters) or "-", group[0].folder)
+            for group in self.bugs()
+        ]
+        return make_table(("bug", "failures", "what matters", "report"), rows)
 
     def _distribution(self) -> Table:
         rows = [

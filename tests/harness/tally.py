@@ -18,7 +18,8 @@ class Tally:
     """What happened to one kernel under one law.
 
     ``examples`` are the cases that came to a verdict, ``broken`` those of them that broke the law (those that
-    were tried to find a smaller one, too), ``refusals`` and ``skipped`` the others, with ``reasons``.
+    were tried to find a smaller one, too), ``refusals`` and ``skipped`` the others, with ``reasons``; ``known`` are
+    those left out, as a known failure meets them.
     ``worst``, ``worst_tensor`` and ``worst_case`` are the largest error over bound of any example that held;
     ``histogram`` counts examples by that ratio, for each tensor, and ``largest`` is its largest; ``seconds``
     splits the time into "kernel", "check" and "tensors" (in the child) and "total" (drawing included).
@@ -28,6 +29,7 @@ class Tally:
     broken: int = 0
     refusals: int = 0
     skipped: int = 0
+    known: int = 0
     worst: float = 0.0
     worst_tensor: str = ""
     worst_case: str = ""
@@ -67,6 +69,7 @@ class Tally:
         self.broken += other.broken
         self.refusals += other.refusals
         self.skipped += other.skipped
+        self.known += other.known
         if other.worst > self.worst:
             self.worst, self.worst_tensor, self.worst_case = other.worst, other.worst_tensor, other.worst_case
         self.add_seconds(other.seconds)

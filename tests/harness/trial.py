@@ -17,9 +17,10 @@ from torch import Tensor
 
 from kernels.contract import AttentionKernel
 from reference.arithmetic import Arithmetic
-from strategies.case import Case
+from strategies.case import TENSORS, Case
 from strategies.tensors import Tensors, tensors
 from tests.harness.compare import describe, error_over_bound
+from tests.harness.pattern import Compared
 from tests.harness.verdict import Finding
 
 
@@ -163,6 +164,8 @@ class Trial:
     margin: float = math.nan
     calls: list[Call] = field(default_factory=list)
     worst: dict[str, float] = field(default_factory=dict)
+    compared: list[Compared] = field(default_factory=list)
+    """The outputs of the whole problem that broke the law, with those judged beside them."""
     seconds: dict[str, float] = field(default_factory=lambda: {"kernel": 0.0, "tensors": 0.0})
 
     def __post_init__(self) -> None:
@@ -260,6 +263,15 @@ class Trial:
                     claim = f"{name}.{what} is {actual}, but should be {wanted}"
                     self.fail(claim, kind="contract", tensor=name, call=outputs.call)
 
+    def changed_input(self) -> Finding | None:
+        """That the kernel wrote to one of its inputs: what it gave is then judged by what it should not have had."""
+        for name, fresh in ((name, getattr(tensors(self.case, self.device), name)) for name in TENSORS):
+            wrong = _bits(getattr(self.windows, name).tensor) != _bits(fresh.tensor)
+            if bool(wrong.any()):
+                claim = f"{name} is never written, but {int(wrong.sum())} of its elements changed"
+                return Finding(claim=claim, kind="memory", tensor=name, wrong=int(wrong.sum()))
+        return None
+
     def fail(self, claim: str, **fields: Any) -> None:
         """Raise LawBroken for something that is no comparison of numbers."""
         raise LawBroken(Finding(claim=claim, **fields))
@@ -276,6 +288,11 @@ class Trial:
             at = largest.index(max(largest))
             c, ratio = checks[at], ratios[at]
             finding = describe(c.claim, c.tensor, c.actual, c.expected, c.bound, ratio)
+            self.compared = [
+                Compared(c.tensor, c.actual.double(), c.expected, c.bound, ratio)
+                for c, ratio in zip(checks, ratios, strict=True)
+                if not c.expression and c.other is None and len(c.actual) == self.case.batch
+            ]
             batch, head, *rest = finding.index
             index = (batch + c.origin[0], head + c.origin[1], *rest)
             raise LawBroken(
@@ -294,6 +311,10 @@ class Trial:
         """Settle checks and remember how close they came."""
         for tensor, ratio in self.settle(checks).items():
             self.worst[tensor] = max(self.worst.get(tensor, 0.0), ratio)
+
+
+def _bits(x: Tensor) -> Tensor:
+    return x.contiguous().view({2: torch.int16, 4: torch.int32}[x.element_size()])
 
 
 def run_kernel(kernel: AttentionKernel, p: Problem, launch: Mapping[str, Any], *, backward: bool) -> Outputs:

@@ -5,12 +5,13 @@ One JSON object a line on stdin and stdout; whatever a kernel prints goes to std
 
 import importlib
 import json
+import math
 import os
 import platform
 import sys
 import time
 import traceback
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -23,6 +24,8 @@ from kernels.claims import describe as describe_claims
 from kernels.contract import AttentionKernel
 from reference import safe_softmax
 from strategies.case import from_json
+from tests.harness import pattern
+from tests.harness.poison import PoisonedAllocations
 from tests.harness.repro import Recorder, script
 from tests.harness.trial import CannotRun, LawBroken, Refused, Trial, device_answers
 from tests.harness.verdict import Finding, Verdict
@@ -85,12 +88,29 @@ class Worker:
             "name": kernel.name,
             "claims": {**claims, "launch": dict(c.launch)},
             "printed": describe_claims(c, device_type),
+            "known_failures": [
+                {**asdict(known), "where": dict(known.where), "case": dict(known.case)}
+                for known in kernel.known_failures
+                if known.is_of(device_type, torch.__version__)
+            ],
         }
 
     def do_run(self, request: dict[str, Any]) -> dict[str, Any]:
         """Try one case under one law."""
         verdict, _ = self.attempt(request, self.kernel(request), Trial)
         return verdict.to_dict()
+
+    def do_look(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Try one case under one law, and tell what its wrong elements look like."""
+        verdict, trial = self.attempt(request, self.kernel(request), Trial)
+        compared = trial.compared if trial else []
+        case = from_json(json.dumps(request["case"]))
+        numbers = pattern.known_numbers(case.scale, case.group)
+        return {
+            **verdict.to_dict(),
+            "sentences": pattern.sentences(compared, case.blocks, numbers),
+            "pictures": [pattern.picture(c) for c in compared if bool(c.wrong.any())],
+        }
 
     def do_repro(self, request: dict[str, Any]) -> dict[str, Any]:
         """Run the case once more and write the stand-alone script of the calls that were made.
@@ -102,12 +122,26 @@ class Worker:
         if finding.kind in ("died", "hung"):
             kernel = _stand_in(kernel)
         _, recorder = self.attempt(request, kernel, Recorder)
+        if self.depends_on_memory(request, kernel):
+            with PoisonedAllocations(math.nan):
+                _, recorder = self.attempt(request, kernel, Recorder)
         if not isinstance(recorder, Recorder):
             return {"text": None}
         if len(recorder.source.calls) <= max(finding.call, finding.other or 0):
             return {"text": None}  # it did not fail where it had failed
         named = {name: request[name] for name in ("law", "title", "seconds")}
         return {"text": script(recorder, finding, spec=request["kernel"], **named)}
+
+    def depends_on_memory(self, request: dict[str, Any], kernel: AttentionKernel) -> bool:
+        """Whether a case fails by what happens to be in or around fresh memory: no longer where that is 0, and guarded.
+
+        A new process finds other things there; the law ``memory`` brings its own.
+        """
+        if request["law"] == "memory":
+            return False
+        with PoisonedAllocations(0.0):
+            verdict, _ = self.attempt(request, kernel, Trial)
+        return verdict.finding is None
 
     def attempt(
         self, request: dict[str, Any], kernel: AttentionKernel, trial_of: type[Trial]
@@ -124,7 +158,8 @@ class Worker:
             law(trial)
             outcome = {"status": "held", "worst": trial.worst}
         except LawBroken as broken:
-            outcome = {"status": "broken", "finding": broken.finding}
+            changed = trial.changed_input() if trial and broken.finding.expected is not None else None
+            outcome = {"status": "broken", "finding": changed or broken.finding}
         except Refused as refused:
             outcome = {"status": "refused", "reason": str(refused)}
         except CannotRun as reason:

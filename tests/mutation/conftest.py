@@ -23,10 +23,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--seeds",
         type=int,
         metavar="N",
-        help="mutation: seeds for each planted bug (default: 5, of a quick profile 1)",
+        help="mutation: seeds for each planted bug (default: 3, of a quick profile 1)",
     )
     group.addoption(
-        "--shrink", action="store_true", help="mutation: also time the search for the smallest case"
+        "--shrink",
+        action="store_true",
+        help="mutation: also look for the smallest case, time that, and check the report",
     )
     group.addoption(
         "--compare",

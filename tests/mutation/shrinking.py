@@ -1,24 +1,42 @@
-"""What a failure costs up to its smallest case: a property test, run as a user runs it."""
+"""What a failure costs up to its smallest case, and what its report is worth: a property test as a user runs it."""
 
+import subprocess
+import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import hypothesis
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernels.registry import REGISTERED
+from strategies.case import TENSORS, Case
+from strategies.tensors import tensors
+from tests.harness import report
 from tests.harness.journal import Journal
 from tests.harness.plugin import search
 from tests.harness.subject import KernelInfo, Subject
 from tests.mutation.campaign import Campaign
 from tests.mutation.schedule import module_of
 
+SCRIPT_SECONDS = 300.0
 
-def shrink(campaign: Campaign, spec: str, law: str, dtype: str, seed: int, limit: int) -> float:
-    """Seconds until Hypothesis is done and the report written, the first failure included.
 
-    Raises AssertionError where the law's test does not find the failure by itself, in ``limit`` examples.
+@dataclass(frozen=True)
+class Shrunk:
+    """Seconds until the report was written, the first failure included, and the entries of its case that are not 0."""
+
+    seconds: float
+    entries: int
+
+
+def shrink(campaign: Campaign, spec: str, law: str, dtype: str, seed: int, limit: int) -> Shrunk:
+    """Find, shrink and report a bug of ``campaign``'s kernel.
+
+    Raises AssertionError where the law's test does not find the failure by itself, in ``limit`` examples, and where a
+    report does not hold what it promises.
     """
     # Without a database: it would remember the failures of one mutant for the next.
     inner = getattr(module_of(law), f"test_{law}").hypothesis.inner_test
@@ -33,8 +51,43 @@ def shrink(campaign: Campaign, spec: str, law: str, dtype: str, seed: int, limit
             journal=Journal(Path(folder) / "journal.json"),
         )
         start = time.perf_counter()
-        failures = search(hypothesis.seed(seed)(test), subject)
+        found = search(hypothesis.seed(seed)(test), subject)
         seconds = time.perf_counter() - start
         subject.journal.close()
-    assert failures, f"{law} on {dtype} does not find {spec} by itself"
-    return seconds
+        assert found, f"{law} on {dtype} does not find {spec} by itself"
+        failures = list(subject.failures.values())
+        for failure in failures:
+            check_report(campaign, Path(folder) / failure.folder)
+    return Shrunk(seconds, max(entries(failure.case) for failure in failures))
+
+
+def entries(case: Case) -> int:
+    """How many numbers of all tensors are not 0."""
+    made = tensors(case, "cpu")
+    return sum(int(getattr(made, tensor).tensor.count_nonzero()) for tensor in TENSORS)
+
+
+def check_report(campaign: Campaign, folder: Path) -> None:
+    """The case fails again; the script exits 1, and 0 with the kernel without the bug in place of the mutant."""
+    known = report.read(folder / "case.json")
+    assert campaign.run(known.kernel, known.law, known.case).finding, f"{known.case} does not fail again"
+    mutant, sound = (
+        "importlib.import_module({!r}).{}".format(*spec.split(":"))
+        for spec in (known.kernel, REGISTERED[campaign.info.spec])
+    )
+    text = (folder / "repro.py").read_text()
+    assert mutant in text
+    assert (status := _status(text)) == 1, f"repro.py ends with {status} on {known.kernel}: {known.case}"
+    status = _status(text.replace(mutant, sound))
+    assert status == 0, f"repro.py ends with {status} on {campaign.info.spec}: {known.case}"
+
+
+def _status(script: str) -> int:
+    """The exit status of a script, run in an empty folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "repro.py"
+        path.write_text(script)
+        done = subprocess.run(
+            [sys.executable, path.name], cwd=folder, capture_output=True, timeout=SCRIPT_SECONDS, check=False
+        )
+    return done.returncode

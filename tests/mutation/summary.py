@@ -28,6 +28,7 @@ class Planted:
     examples: int
     seconds: float
     shrink_seconds: float = math.nan
+    entries: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,6 +168,7 @@ class MutationSummary:
                 f"{quantile(seconds, 0.95):.1f}",
             ),
             ("seconds to the smallest case", *_shrinking(self.planted)),
+            ("entries that are not 0 in it", *_entries(self.planted)),
             ("examples without an alarm on the kernel itself", str(sum(r.examples for r in self.sound)), ""),
         ]
         return make_table(("all planted bugs", "median", "95 %"), rows)
@@ -210,6 +212,11 @@ def _shrinking(records: list[Planted]) -> tuple[str, str]:
     if not seconds:
         return "-", "-"
     return f"{statistics.median(seconds):.1f}", f"{quantile(seconds, 0.95):.1f}"
+
+
+def _entries(records: list[Planted]) -> tuple[str, str]:
+    entries = [r.entries for r in records if not math.isnan(r.shrink_seconds)]
+    return (f"{statistics.median(entries):.0f}", f"{quantile(entries, 0.95):.0f}") if entries else ("-", "-")
 
 
 def quantile(values: Sequence[float], share: float) -> float:

@@ -10,7 +10,7 @@ from kernels.mutants import CATALOGUE
 from kernels.mutants.mutant import Mutant
 from tests.mutation.campaign import Campaign
 from tests.mutation.schedule import LAWS, SAMPLE, is_quick
-from tests.mutation.shrinking import shrink
+from tests.mutation.shrinking import Shrunk, shrink
 from tests.mutation.summary import Planted, Recorder, Sound
 
 SEEDS = 3
@@ -65,11 +65,11 @@ def test_planted_bug_is_caught(
     missed = []
     for seed in seeds(pytestconfig):
         attempt = campaign.attempt(spec, seed, limit, raises=mutant.raises)
-        shrinking = math.nan
+        shrunk = Shrunk(math.nan, 0)
         if attempt.case is None:
             missed.append(seed)
         elif pytestconfig.getoption("--shrink"):
-            shrinking = shrink(campaign, spec, attempt.law, attempt.case.dtype, seed, limit)
+            shrunk = shrink(campaign, spec, attempt.law, attempt.case.dtype, seed, limit)
         recorder.add(
             Planted(
                 name=mutant.name,
@@ -77,7 +77,8 @@ def test_planted_bug_is_caught(
                 law=attempt.law,
                 examples=attempt.examples,
                 seconds=attempt.seconds,
-                shrink_seconds=shrinking,
+                shrink_seconds=shrunk.seconds,
+                entries=shrunk.entries,
             )
         )
     assert not missed, f"{mutant.what}: not caught in {limit} examples with seeds {missed}"

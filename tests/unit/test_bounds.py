@@ -579,3 +579,17 @@ def test_the_emulators_casts_err_by_up_to_a_roundoff(to: Format) -> None:
         return
     assert 0.9 * to.roundoff <= relative.abs().max() <= to.roundoff
     assert (relative <= 0).all() == to.truncates
+
+
+@pytest.mark.parametrize(("stored", "finite"), [(None, True), (1, False)])
+def test_what_is_stored_on_the_way_may_overflow_there(stored: int | None, finite: bool) -> None:
+    """60000 + 60000 - 60000 is a float16, and its running sum is none."""
+    q, k = torch.zeros(1, 1, 3, 1), torch.zeros(1, 1, 1, 1)
+    dout = torch.tensor([6e4, 6e4, -6e4]).view(1, 1, 3, 1)
+    e = exact(q, k, k, causal=False, sm_scale=1.0)
+    arithmetic = replace(ARITHMETIC["float16"], dk_dv_rows=stored)
+    b = backward_bounds(e, dout.double(), arithmetic, forward=forward_bounds(e, arithmetic))
+    assert b.dv.item() == 6e4
+    assert bool(b.dv_bound.isfinite().all()) == finite
+    assert bool(b.dk_bound.isfinite().all())
+    assert bool(b.dq_bound.isfinite().all())

@@ -22,16 +22,19 @@ import torch
 from kernels.contract import AttentionKernel
 from kernels.registry import load
 from reference.bounds.accumulation import SAFETY
-from strategies.case import Case, to_json
+from strategies.case import Case, Spike, to_json
 from tests.harness import plan as planning
 from tests.harness import report, trial
+from tests.harness.budget import ShrinkBudget
 from tests.harness.child import ROOT, Child, ChildDied, HarnessError
 from tests.harness.journal import Journal, examples_done, set_aside_unfinished
 from tests.harness.progress import progress
+from tests.harness.repro import _right
 from tests.harness.subject import KernelFailure, KernelInfo, Subject
 from tests.harness.tally import Tally
 from tests.harness.trial import Check, LawBroken, Outputs, Problem, Trial
 from tests.harness.verdict import Finding, Verdict
+from tests.harness.worker import Worker
 from tests.unit.toys import CLAIMS, ROWS, sound
 
 TOYS = Path(__file__).with_name("toys.py")
@@ -97,6 +100,7 @@ class TestChild:
             ("raising", "forward", "exception"),
             ("misshapen", "forward", "contract"),
             ("writing", "memory", "memory"),
+            ("overwriting", "forward", "memory"),
             ("ACCEPTING", "rejection", "accepted"),
             ("REFUSING", "forward", "refused"),
         ],
@@ -182,7 +186,7 @@ class TestChild:
 
 
 class Recorded:
-    """A child that remembers what was in the journal when a case was sent, and answers as told."""
+    """A child that remembers what was in the journal when a case was sent, and answers as told, then that all holds."""
 
     device = "cpu"
     run_seconds = compile_seconds = 1.0
@@ -197,7 +201,7 @@ class Recorded:
         self.requests.append(request)
         self.journaled.append(json.loads(self.journal.read_text()))
         meanwhile()
-        return self.answers.pop(0)
+        return self.answers.pop(0) if self.answers else HELD
 
     def ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
         raise ChildDied("it is not there", hung=False, stderr="")
@@ -240,10 +244,11 @@ class TestSubject:
 
     def test_what_is_reported_is_not_shrunk_again(self, recorded: Any) -> None:
         other = Verdict(status="broken", finding=Finding(claim="so", kind="error", tensor="lse"))
-        subject, _ = recorded(BROKEN, BROKEN, other)
+        subject, child = recorded(BROKEN)
         finding_of(subject, "forward", CASE)
         subject.finish_search()
         subject.begin_search()
+        child.answers = [BROKEN, other]
         subject.uphold(law("forward"), SMALL)
         assert finding_of(subject, "forward", CASE).tensor == "lse"
         assert len(subject.failures) == 2
@@ -256,6 +261,25 @@ class TestSubject:
         (failure,) = subject.failures.values()
         written = {path.name for path in (tmp_path / "reports" / failure.folder).iterdir()}
         assert written == {"case.json", "report.md"}
+
+    def test_what_a_known_failure_meets_is_left_out(self, subject_of: SubjectOf) -> None:
+        subject = subject_of("KNOWN")
+        assert [known.what for known in subject.info.known_failures] == [
+            "a row is half as large again",
+            "nothing at all without keys",
+        ]
+        subject.uphold(law("forward"), CASE)
+        assert (subject.tally.known, subject.tally.examples) == (1, 0)
+        assert finding_of(subject, "forward", replace(CASE, seqlen_k=3)).kind == "error"
+        assert finding_of(subject, "backward", CASE).kind == "error"
+
+    def test_a_known_failure_that_is_gone_is_a_complaint(self, subject_of: SubjectOf) -> None:
+        subject = subject_of("KNOWN")
+        (complaint,) = subject.known_that_hold(law("forward"))
+        assert complaint.startswith("known: a known failure is gone: nothing at all without keys\n")
+        assert "seqlen_k=0" in complaint
+        assert subject.tally.examples == 0
+        assert subject.known_that_hold(law("backward")) == []
 
     def test_refusals_are_counted(self, subject_of: SubjectOf) -> None:
         subject = subject_of("refusing_some")
@@ -383,8 +407,26 @@ def test_a_script_compares_what_the_law_compared() -> None:
     assert len({claim for claim, _ in seen}) >= 14, sorted(seen)
 
 
+@pytest.mark.parametrize(("name", "depends"), [("unwritten", True), ("wrong", False)])
+def test_a_script_brings_its_memory_where_the_failure_depends_on_it(name: str, depends: bool) -> None:
+    """Of a row that nobody has written, fresh memory of zeros says what it should."""
+    case = replace(CASE, v_values="zeros" if depends else "normal")
+    request = {"law": "forward", "case": json.loads(to_json(case)), "safety": SAFETY}
+    kernel = load(f"{TOYS}:{name}", ())
+    assert Worker("cpu").depends_on_memory(request, kernel) == depends
+    assert not Worker("cpu").depends_on_memory({**request, "law": "memory"}, kernel)
+
+
+@pytest.mark.parametrize(("actual", "right"), [(-math.inf, True), (0.0, False), (math.nan, False)])
+def test_a_script_knows_an_lse_of_minus_infinity(actual: float, right: bool) -> None:
+    finding = Finding(claim="", kind="error", tensor="lse", expected="-inf", actual="0.0", allowed=0.0)
+    values = {"a": actual, "e": -math.inf, "allowed": 0.0, "inf": math.inf, "math": math}
+    assert bool(eval(_right(finding, "float16"), values)) == right
+
+
 def test_tensors_of_a_script_have_the_layout_of_the_case(subject_of: SubjectOf, tmp_path: Path) -> None:
     subject = subject_of("wrong")
+    subject.shrinking = ShrinkBudget(seconds=0.0)  # the layouts do not matter, and would go
     case = replace(CASE, q_layout="offset", k_layout="gap", v_layout="expanded_rows", dtype="float32")
     finding_of(subject, "forward", case)
     subject.finish_search()
@@ -669,21 +711,24 @@ class TestCommandLine:
         toys.write_text(TOYS.read_text())
         kernels = ["--kernel", "toys.py:sound", "--kernel", "toys.py:wrong", "-k", "test_forward and float32"]
         options = ["--minutes=0.1", "--examples=20", "-n2", "--hypothesis-seed=1", "--junitxml=junit.xml"]
-        run = pytest_run(tmp_path, *kernels, *options, CI="1")
+        run = pytest_run(tmp_path, *kernels, *options, CI="1", GITHUB_ACTIONS="true")
         assert run.returncode == pytest.ExitCode.TESTS_FAILED, run.stdout + run.stderr
         text = run.stdout
         assert re.search(r"flashproof: cpu \(.*\), torch .*, triton .*, hypothesis ", text)
         assert "profile: fuzz, 20 examples, seed: 1" in text
         assert "kernel toys.wrong: dtypes=float16, bfloat16, float32; " in text
         assert re.search(r"toys.sound +forward +float32 +\d+ +0 +\d\.\d+ \w+ +held", text)
-        assert re.search(r"toys.wrong +forward +float32 +\d+ +0 .* broken toys.wrong/forward-", text)
-        assert "Draw 1: Case(" in text
+        assert re.search(r"toys.wrong +forward +float32 +\d+ +0 .* broken", text)
+        bug = "toys.wrong: law `forward` is broken, out is wrong (float32)"
+        assert re.search(rf"^{re.escape(bug)} +2 +seqlen_q.* toys.wrong/forward-", text, re.MULTILINE)
+        (annotation,) = re.findall("^::error title=(.*?)::2 failures; matters: seqlen_q", text, re.MULTILINE)
+        assert annotation == bug.replace(":", "%3A").replace(",", "%2C")
         assert not re.search(r"^\S+\.py:\d+: ", text, re.MULTILINE), "a frame of a traceback"
 
         # Each of the two workers has found it, shrunk it, and gone on.
         smallest, *others = set(re.findall("smallest case +(.*)", text))
         assert others == []
-        assert eval(smallest, {"Case": Case}).seqlen_q == ROWS
+        assert eval(smallest, {"Case": Case, "Spike": Spike}).seqlen_q == ROWS
         assert smallest in (tmp_path / "junit.xml").read_text()
         summary = json.loads((tmp_path / "reports/summary.json").read_text())
         assert summary["environment"]["device"] == "cpu"
@@ -698,12 +743,32 @@ class TestCommandLine:
 
         (report_folder,) = rows["toys.wrong"]["reports"]
         folder = tmp_path / "reports" / report_folder
-        assert {path.name for path in folder.iterdir()} == {"case.json", "report.md", "repro.py"}
+        assert {path.name for path in folder.iterdir()} - {"error.png"} == {
+            "case.json",
+            "report.md",
+            "repro.py",
+        }
+        assert "seqlen_q: fails with 3, 4" in (folder / "report.md").read_text()
         (line,) = set(re.findall("replay +python -m pytest tests/properties (.*)", text))
         replay = pytest_run(tmp_path, *line.split(), "-q")
         assert replay.returncode == pytest.ExitCode.TESTS_FAILED
         assert smallest in replay.stdout
+        corpus = ["--corpus", str(folder), "--examples=1", "-q", *kernels[2:]]
+        again = pytest_run(tmp_path, *corpus)
+        assert again.returncode == pytest.ExitCode.TESTS_FAILED
+        assert smallest in again.stdout
         toys.write_text(TOYS.read_text().replace("MENDED = False", "MENDED = True"))
         replay = pytest_run(tmp_path, *line.split(), "-q")
         assert replay.returncode == pytest.ExitCode.OK, replay.stdout
         assert "1 passed" in replay.stdout
+        assert pytest_run(tmp_path, *corpus).returncode == pytest.ExitCode.OK
+
+    def test_a_corpus_that_cannot_be_read_is_one_line(self, tmp_path: Path) -> None:
+        (tmp_path / "cases").mkdir()
+        empty = pytest_run(tmp_path, "--corpus", "cases")
+        assert empty.returncode == pytest.ExitCode.USAGE_ERROR
+        assert "--corpus: got 'cases', expected a folder with the case.json of reports" in empty.stderr
+        (tmp_path / "cases" / "case.json").write_text("{")
+        truncated = pytest_run(tmp_path, "--corpus", "cases")
+        assert truncated.returncode == pytest.ExitCode.USAGE_ERROR
+        assert "--corpus cases/case.json: is not JSON" in truncated.stderr

@@ -10,7 +10,7 @@ import time
 
 import torch
 
-from kernels.contract import AttentionKernel, Capabilities
+from kernels.contract import AttentionKernel, Capabilities, KnownFailure
 from reference import safe_softmax
 
 MENDED = False
@@ -84,6 +84,14 @@ def writing(q, k, v, *, causal, sm_scale):
     if has_bug(q):
         q.detach().mul_(0.0)
     return sound(q, k, v, causal=causal, sm_scale=sm_scale)
+
+
+def overwriting(q, k, v, *, causal, sm_scale):
+    """The right answer, and then v in place of what it was."""
+    out, lse = sound(q, k, v, causal=causal, sm_scale=sm_scale)
+    if has_bug(q):
+        v.detach().add_(1.0)
+    return out, lse
 
 
 def unwritten(q, k, v, *, causal, sm_scale):
@@ -173,6 +181,26 @@ def accepting(q, k, v, *, causal, sm_scale):
 
 CLAIMS = Capabilities(dtypes=("float32",), validates=False)
 REFUSING = AttentionKernel(name="refusing", forward=refusing_claimed, capabilities=CLAIMS)
+KNOWN = AttentionKernel(
+    name="known",
+    forward=wrong,
+    capabilities=CLAIMS,
+    known_failures=tuple(
+        KnownFailure(
+            what=what,
+            laws=("forward",),
+            case={"seqlen_q": ROWS, "seqlen_k": seqlen_k, "dtype": "float32"},
+            where={"seqlen_k": (seqlen_k,)},
+            device=device,
+            torch=("",),
+        )
+        for what, seqlen_k, device in (
+            ("a row is half as large again", 2, "cpu"),
+            ("nothing at all without keys", 0, "cpu"),
+            ("not here", 1, "cuda"),
+        )
+    ),
+)
 FORGETFUL = AttentionKernel(name="forgetful", forward=Forgetful(), capabilities=CLAIMS)
 ACCEPTING = AttentionKernel(
     name="accepting", forward=accepting, capabilities=Capabilities(dtypes=("float32",), deterministic=())

@@ -1,0 +1,95 @@
+"""Why a case fails, as far as it can be told: what its wrong elements have in common, and which fields matter."""
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kernels.contract import Capabilities
+from strategies.case import TENSORS, Case
+from strategies.cases import is_claimed
+from tests.harness.budget import BudgetSpent
+from tests.harness.vary import Field, fields
+
+FURTHER = 70
+"""So many more queries and keys make a tile more, whole or not, of most sizes."""
+WIDE = 16
+"""Columns in which one that is wrong stands out."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What is known of a failure beyond its numbers.
+
+    Attributes:
+        sentences: what follows from the wrong elements of the case, or of a larger one that fails alike.
+        fields: those of the case that were varied.
+        pictures: error over bound of each wrong tensor, as ``tests.harness.pattern.picture`` has it.
+    """
+
+    sentences: tuple[str, ...] = ()
+    fields: tuple[Field, ...] = ()
+    pictures: tuple[dict[str, Any], ...] = ()
+
+    def lines(self) -> list[str]:
+        """As text: what is seen, which fields matter, which do not, and the claims that would exclude the case."""
+        matter = [field for field in self.fields if field.matters]
+        without = [field.name for field in self.fields if not field.matters]
+        told = list(self.sentences)
+        for field in matter:
+            fails = ", ".join((field.value, *field.fails))
+            told.append(f"{field.name}: fails with {fails}; holds with {', '.join(field.holds)}")
+        if without:
+            told.append(f"fails all the same with other values of {', '.join(without)}")
+        told += [
+            f"{field.name} {field.value} was never meant? --claims {field.claim}"
+            for field in matter
+            if field.claim
+        ]
+        return told
+
+
+UNEXPLAINED = Explanation()
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the wrong elements of a failing case look like."""
+
+    sentences: tuple[str, ...]
+    pictures: tuple[dict[str, Any], ...]
+
+
+def explain(
+    case: Case, fails: Callable[[Case], bool], look: Callable[[Case], Seen | None], capabilities: Capabilities
+) -> Explanation:
+    """Explain a failing case.
+
+    ``fails`` tells whether a case fails as this one does, ``look`` what is seen there, or None where it holds; either
+    may raise BudgetSpent, which ends the search with what is known by then.
+    """
+    known = Explanation()
+    with suppress(BudgetSpent):
+        seen = next((found for larger in _larger(case, capabilities) if (found := look(larger))), None)
+        if seen:
+            known = replace(known, sentences=seen.sentences, pictures=seen.pictures)
+        for field in fields(case, fails, capabilities):
+            known = replace(known, fields=(*known.fields, field))
+    return known
+
+
+def _larger(case: Case, capabilities: Capabilities) -> Iterator[Case]:
+    """Cases in which more elements can be wrong, the largest first, then the case itself.
+
+    What is left of a case after shrinking shows one wrong element, and nothing of where others would be.
+    """
+    wide = next((x for x in capabilities.head_dims if x >= WIDE), case.head_dim)
+    dense: dict[str, Any] = {f"{tensor}_values": "normal" for tensor in TENSORS}
+    more: dict[str, Any] = {"batch": max(2, case.batch), "heads_kv": max(2, case.heads_kv)}
+    longer: dict[str, Any] = {"seqlen_q": case.seqlen_q + FURTHER, "seqlen_k": case.seqlen_k + FURTHER}
+    wider: dict[str, Any] = {"head_dim": max(wide, case.head_dim)}
+    for changes in ({**more, **longer, **wider}, {**more, **longer}, longer, more, {}):
+        larger = replace(case, spikes=(), **dense, **changes)
+        if is_claimed(larger, capabilities):
+            yield larger
+    yield case

@@ -1,0 +1,24 @@
+"""Known failures: which cases meet one, and the one case of each that is run every time."""
+
+from typing import Any
+
+from kernels.contract import KnownFailure
+from strategies.case import Case, Spike
+
+
+def known_failure(fields: dict[str, Any]) -> KnownFailure:
+    """Inverse of ``asdict``, after JSON too (which turns tuples into lists)."""
+    tuples = {name: tuple(fields[name]) for name in ("laws", "torch")}
+    where = {name: tuple(values) for name, values in fields["where"].items()}
+    return KnownFailure(**{**fields, **tuples, "where": where})
+
+
+def meets(case: Case, known: KnownFailure) -> bool:
+    """Whether a case under one of its laws is one of those that fail."""
+    return all(getattr(case, name) in values for name, values in known.where.items())
+
+
+def stored_case(known: KnownFailure) -> Case:
+    """The case that is run every time."""
+    spikes = (Spike(x["tensor"], tuple(x["index"]), x["value"]) for x in known.case.get("spikes", ()))
+    return Case(**{**known.case, "spikes": tuple(spikes)})

@@ -1,0 +1,147 @@
+"""What the wrong elements of a tensor have in common, in words. Each sentence follows from the numbers, or is not said.
+
+An element can only witness for its place if an error as large as itself would have been seen there: rows of a
+gradient that are 0 say nothing of whether their row is treated rightly.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+LISTED = 4
+"""So many indices are named one by one."""
+WITNESSES = 4
+"""So many elements must agree on a factor."""
+
+AXES = {"out": "query", "lse": "query", "dq": "query", "dk": "key", "dv": "key"}
+"""What a row of a tensor belongs to."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A tensor as it was judged: float64, (batch, heads, rows, columns) or, of lse, without columns."""
+
+    tensor: str
+    actual: Tensor
+    expected: Tensor
+    bound: Tensor
+    ratio: Tensor
+
+    @property
+    def wrong(self) -> Tensor:
+        """Which elements are further off than they may be."""
+        return self.ratio > 1
+
+    @property
+    def telling(self) -> Tensor:
+        """Which elements are wrong, or would be if they were 0."""
+        return self.wrong | (self.expected.abs() > self.bound)
+
+
+def sentences(
+    compared: Sequence[Compared], blocks: Mapping[str, int], numbers: Mapping[str, float]
+) -> list[str]:
+    """Of the tensors judged together: which are wrong, where, and how.
+
+    ``blocks`` are the launch settings that are rows of a tile; ``numbers`` what a factor may be called by.
+    """
+    wrong = [c for c in compared if bool(c.wrong.any())]
+    told = []
+    right = [c.tensor for c in compared if c not in wrong and bool(c.telling.any())]
+    if right:
+        names = " and ".join(c.tensor for c in wrong)
+        told.append(f"{names} {'is' if len(wrong) == 1 else 'are'} wrong; {', '.join(right)} as expected")
+    for c in wrong:
+        told += [f"{c.tensor}: {text}" for text in (*_places(c, blocks), *_values(c, numbers))]
+    return told
+
+
+def _places(c: Compared, blocks: Mapping[str, int]) -> list[str]:
+    """Along each axis, where all wrong elements are, if right ones are elsewhere."""
+    side = AXES[c.tensor]
+    names = ["batch element", f"{side} head", side, "column"]
+    told = []
+    for axis, name in zip(range(c.wrong.dim()), names, strict=False):
+        others = [other for other in range(c.wrong.dim()) if other != axis]
+        wrong = c.wrong.any(others) if others else c.wrong
+        telling = c.telling.any(others) if others else c.telling
+        text = _where(wrong.tolist(), telling.tolist(), name, blocks if name == side else {})
+        if text:
+            told.append(text)
+    return told
+
+
+def _where(wrong: list[bool], telling: list[bool], name: str, blocks: Mapping[str, int]) -> str:
+    """In words, the indices that are wrong, if others would have told."""
+    at = [index for index, bad in enumerate(wrong) if bad]
+    fine = [index for index, tells in enumerate(telling) if tells and not wrong[index]]
+    if not at or not fine:
+        return ""
+    plural = "queries" if name == "query" else f"{name}s"
+    first, last, size = at[0], at[-1], len(wrong)
+    if len(at) == 1:
+        return f"only the last {name}, {first}" if first == size - 1 else f"only {name} {first}"
+    if all(index < first for index in fine):
+        whole = [f"{block}, {rows}" for block, rows in blocks.items() if first % rows == 0]
+        return f"only {plural} from {first} on" + (
+            f" (a multiple of {' and of '.join(whole)})" if whole else ""
+        )
+    if all(index > last for index in fine):
+        return f"only {plural} up to {last}"
+    if len(at) <= LISTED:
+        return f"only {plural} {', '.join(map(str, at[:-1]))} and {at[-1]}"
+    return ""
+
+
+def _values(c: Compared, numbers: Mapping[str, float]) -> list[str]:
+    """What the wrong elements are: NaN, 0, or the exact ones times a factor."""
+    actual, expected, bound = (x[c.wrong] for x in (c.actual, c.expected, c.bound))
+    if bool(actual.isnan().all()):
+        return ["every wrong element is NaN"]
+    if bool(actual.isinf().all()):
+        return ["every wrong element is infinite"]
+    if bool((actual == 0).all()):
+        return ["every wrong element is 0"]
+    if not bool(actual.isfinite().all()) or len(actual) < WITNESSES or len(expected.unique()) < WITNESSES:
+        return []
+    # The largest element tells the factor best; the others must agree within their bounds.
+    at = int(expected.abs().argmax())
+    if float(expected[at]) == 0:
+        return []
+    factor = float(actual[at] / expected[at])
+    slack = (1 + abs(factor)) * bound + bound[at] / expected[at].abs() * expected.abs()
+    if not bool(((actual - factor * expected).abs() <= slack).all()):
+        return []
+    off = float(bound[at] / expected[at].abs())
+    called = [text for text, number in numbers.items() if abs(factor - number) <= off + 1e-6 * abs(number)]
+    return [
+        f"every wrong element is {factor:.4g} times what it should be" + (f" ({called[0]})" if called else "")
+    ]
+
+
+def known_numbers(sm_scale: float, group: int) -> dict[str, float]:
+    """What kernels forget, square or invert, by name; those that are 1 are left out."""
+    numbers = {
+        "2": 2.0,
+        "1/2": 0.5,
+        "-1": -1.0,
+        "ln 2": math.log(2.0),
+        "log2 e": math.log2(math.e),
+        "sm_scale": sm_scale,
+        "1 / sm_scale": 1.0 / sm_scale if sm_scale else math.inf,
+        "the group": float(group),
+        "1 / the group": 1.0 / group,
+    }
+    return {name: number for name, number in numbers.items() if number != 1.0}
+
+
+def picture(c: Compared) -> dict[str, Any]:
+    """Error over bound by row and column, the largest of all heads and batch elements: for JSON."""
+    flat = c.ratio if c.ratio.dim() == 4 else c.ratio[..., None]
+    largest = flat.flatten(0, 1).amax(0) if flat.numel() else flat.new_zeros(flat.shape[2:])
+    values = torch.nan_to_num(largest.float(), posinf=3e38)
+    return {"tensor": c.tensor, "side": AXES[c.tensor], "ratio": values.tolist()}

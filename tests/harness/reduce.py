@@ -1,0 +1,188 @@
+"""Deep shrinking: from a failing case to the smallest, in sizes and in data, that fails in the same way.
+
+Hypothesis shrinks the choices that a case was drawn by, and the entries of a tensor are none of them. Here they
+are: a tensor becomes zeros with single entries set, of which as many go as can (delta debugging: Zeller and
+Hildebrandt, *Simplifying and Isolating Failure-Inducing Input*, 2002), and what is left becomes simple numbers;
+then sizes and settings are tried again.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from kernels.contract import Capabilities
+from strategies.case import TENSORS, Case, Spike
+from strategies.cases import is_claimed
+from strategies.tensors import tensors
+from strategies.values import FAMILIES
+
+SIZES = ("batch", "heads_kv", "group", "seqlen_q", "seqlen_k", "head_dim")
+MOST_ENTRIES = 2**13
+"""A tensor with more entries than this is not written out: each run carries them all."""
+SIMPLE = (1.0, -1.0, 2.0, -2.0, 4.0, -4.0)
+"""Values of an entry, simplest first."""
+
+Fails = Callable[[Case], bool]
+Step = Callable[[Case, Capabilities], Iterator[Case]]
+
+
+def reduced(case: Case, fails: Fails, capabilities: Capabilities) -> Case:
+    """The smallest case found: no change that is tried leaves it failing.
+
+    ``fails`` tells of a case that the kernel claims whether it fails as ``case`` does; an exception of its own
+    ends the search.
+    """
+    search = _Search(fails, capabilities)
+    while True:
+        before = case
+        for step in (_plainer, _shorter):
+            case = search.descend(case, step)
+        for tensor in TENSORS:
+            case = _with_fewer_entries(case, tensor, search)
+        case = search.descend(case, _simpler)
+        if case == before:
+            return case
+
+
+class _Search:
+    """Asks about each claimed case once."""
+
+    def __init__(self, fails: Fails, capabilities: Capabilities) -> None:
+        self.fails = fails
+        self.capabilities = capabilities
+        self.known: dict[Case, bool] = {}
+
+    def accepts(self, case: Case) -> bool:
+        """Whether the case is claimed, and fails."""
+        if case not in self.known:
+            self.known[case] = is_claimed(case, self.capabilities) and self.fails(case)
+        return self.known[case]
+
+    def descend(self, case: Case, step: Step) -> Case:
+        """Go to the first neighbour that fails, and on from there."""
+        while True:
+            smaller = next((x for x in step(case, self.capabilities) if x != case and self.accepts(x)), None)
+            if smaller is None:
+                return case
+            case = smaller
+
+
+def _plainer(case: Case, capabilities: Capabilities) -> Iterator[Case]:
+    """One setting at its simplest, one tensor of a simpler family, one entry less."""
+    fields: dict[str, Any] = {
+        "causal": False,
+        "sm_scale": None,
+        "key_padding": "none",
+        "dropout_p": 0.0,
+        "seed": 0,
+    }
+    fields |= {f"{tensor}_layout": "contiguous" for tensor in TENSORS}
+    for name, value in fields.items():
+        yield _with(case, {name: value})
+    for at, (name, _) in enumerate(case.launch):
+        simplest = (name, capabilities.launch[name][0])
+        yield replace(case, launch=(*case.launch[:at], simplest, *case.launch[at + 1 :]))
+    for tensor in TENSORS:
+        name = f"{tensor}_values"
+        for family in FAMILIES[: FAMILIES.index(getattr(case, name))]:
+            yield _with(case, {name: family})
+    for at in range(len(case.spikes)):
+        yield replace(case, spikes=case.spikes[:at] + case.spikes[at + 1 :])
+
+
+def _with(case: Case, fields: Mapping[str, Any]) -> Case:
+    return replace(case, **fields)
+
+
+def _shorter(case: Case, capabilities: Capabilities) -> Iterator[Case]:
+    """One size, or both lengths, at the smallest, halfway there, or one less."""
+    for name in SIZES:
+        for value in _smaller(getattr(case, name), _values_of(name, capabilities)):
+            yield _with(case, {name: value})
+    for less in _smaller(min(case.seqlen_q, case.seqlen_k), range(2**30)):
+        cut = min(case.seqlen_q, case.seqlen_k) - less
+        yield replace(case, seqlen_q=case.seqlen_q - cut, seqlen_k=case.seqlen_k - cut)
+
+
+def _values_of(name: str, capabilities: Capabilities) -> Sequence[int]:
+    if name == "head_dim":
+        return capabilities.head_dims
+    if name in ("seqlen_q", "seqlen_k"):
+        return range(capabilities.min_seqlen, 2**30)
+    return range(1, 2**30)
+
+
+def _smaller(value: int, allowed: Sequence[int]) -> Iterator[int]:
+    """Allowed values below: the smallest, then nearer and nearer ones, up to the next below."""
+    below = allowed.index(value) if value in allowed else 0
+    step = below
+    while step:
+        yield allowed[below - step]
+        step //= 2
+
+
+def _with_fewer_entries(case: Case, tensor: str, search: _Search) -> Case:
+    """Written out entry by entry, without those that the failure does not need."""
+    kept, others = _entries(case, tensor)
+    if kept is None or not kept:
+        return case
+    plain = _with(case, {f"{tensor}_values": "zeros"})
+
+    def with_entries(entries: Sequence[Spike]) -> Case:
+        return replace(plain, spikes=(*others, *entries))
+
+    if not search.accepts(with_entries(kept)):
+        return case
+    size = len(kept)
+    while size:
+        at = 0
+        while at < len(kept):
+            fewer = kept[:at] + kept[at + size :]
+            if search.accepts(with_entries(fewer)):
+                kept = fewer
+            else:
+                at += size
+        size //= 2
+    return with_entries(kept)
+
+
+def _entries(case: Case, tensor: str) -> tuple[list[Spike] | None, list[Spike]]:
+    """The entries of a tensor that are not 0, None if they are too many, and the spikes of the others."""
+    others = [spike for spike in case.spikes if spike.tensor != tensor]
+    if math.prod(case.shape(tensor)) > MOST_ENTRIES:
+        return None, others
+    values = getattr(tensors(case, "cpu"), tensor).tensor
+    found = [
+        Spike(tensor, tuple(index), _number(values[tuple(index)].item()))
+        for index in values.nonzero().tolist()
+    ]
+    return found, others
+
+
+def _number(value: float) -> float | str:
+    return value if math.isfinite(value) else str(value)
+
+
+def _simpler(case: Case, capabilities: Capabilities) -> Iterator[Case]:
+    """One entry with a simpler value."""
+    for at, spike in enumerate(case.spikes):
+        for value in _simpler_values(spike.value):
+            yield replace(
+                case, spikes=(*case.spikes[:at], replace(spike, value=value), *case.spikes[at + 1 :])
+            )
+
+
+def _simpler_values(value: float | str) -> Iterator[float]:
+    """Of a finite number: 1, -1 and their like, then itself rounded to a power of two or an integer."""
+    if isinstance(value, str) or value == 0.0:
+        return
+    if value in SIMPLE:
+        yield from SIMPLE[: SIMPLE.index(value)]
+        return
+    yield from SIMPLE
+    power = math.copysign(2.0 ** round(math.log2(abs(value))), value)
+    if value != power:
+        yield power
+        if value != round(value):
+            yield float(round(value)) or power

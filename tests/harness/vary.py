@@ -1,0 +1,106 @@
+"""Which fields of a failing case matter: each changed in turn, by itself, to its simplest and its nearest values."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kernels.contract import Capabilities
+from strategies.case import TENSORS, Case
+from strategies.cases import is_claimed
+
+SIZES = ("batch", "heads_kv", "group", "seqlen_q", "seqlen_k", "head_dim")
+LENGTHS = ("seqlen_q", "seqlen_k")
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field with its value, and the other values with which the case still fails, and with which it holds.
+
+    ``claim`` is the ``--claims`` by which a kernel that was never meant for the value says so; "" where there is none.
+    """
+
+    name: str
+    value: str
+    fails: tuple[str, ...]
+    holds: tuple[str, ...]
+    claim: str = ""
+
+    @property
+    def matters(self) -> bool:
+        """Whether the failure goes away with another value."""
+        return bool(self.holds)
+
+
+def fields(case: Case, fails: Callable[[Case], bool], capabilities: Capabilities) -> Iterator[Field]:
+    """Every field that the kernel claims other values of, in the order of the case; ``fails`` as for ``reduced``."""
+    for name, value, others in _others(case, capabilities):
+        tried = [(_text(x), changed) for x, changed in others if is_claimed(changed, capabilities)]
+        outcomes = {text: fails(changed) for text, changed in tried}
+        if outcomes:
+            held = tuple(text for text, failed in outcomes.items() if not failed)
+            yield Field(
+                name=name,
+                value=_text(value),
+                fails=tuple(text for text, failed in outcomes.items() if failed),
+                holds=held,
+                claim=_claim_without(name, case, capabilities) if held else "",
+            )
+
+
+def _others(case: Case, c: Capabilities) -> Iterator[tuple[str, Any, list[tuple[Any, Case]]]]:
+    """Each field, its value, and the other values to try with their cases."""
+    for name in SIZES:
+        value = getattr(case, name)
+        allowed = c.head_dims if name == "head_dim" else range(0 if name in LENGTHS else 1, 2 * value + 2)
+        yield _changed(case, name, _near(value, allowed))
+    if case.seqlen_q != case.seqlen_k:
+        both = max(case.seqlen_q, case.seqlen_k)
+        yield "lengths", "unequal", [("equal", replace(case, seqlen_q=both, seqlen_k=both))]
+    yield _changed(case, "dtype", [x for x in c.dtypes if x != case.dtype])
+    yield _changed(case, "causal", [not case.causal])
+    yield _changed(case, "sm_scale", [x for x in (None, 1.0, -1.0) if x != case.sm_scale])
+    yield _changed(case, "key_padding", ["none"] if case.key_padding != "none" else [])
+    yield _changed(case, "dropout_p", [0.0] if case.dropout_p else [])
+    for tensor in TENSORS:
+        name = f"{tensor}_layout"
+        yield _changed(case, name, ["bnhd" if getattr(case, name) == "contiguous" else "contiguous"])
+    for name, value in case.launch:
+        others = [x for x in c.launch[name] if x != value]
+        yield name, value, [(x, replace(case, launch=_with_setting(case, name, x))) for x in others]
+
+
+def _changed(case: Case, name: str, values: Sequence[Any]) -> tuple[str, Any, list[tuple[Any, Case]]]:
+    return name, getattr(case, name), [(x, replace(case, **{name: x})) for x in values]
+
+
+def _with_setting(case: Case, name: str, value: Any) -> tuple[tuple[str, Any], ...]:
+    return tuple((other, value if other == name else x) for other, x in case.launch)
+
+
+def _near(value: int, allowed: Sequence[int]) -> list[int]:
+    """The smallest allowed value, those next to this one, and the largest."""
+    at = list(allowed).index(value)
+    near = (allowed[0], *allowed[max(at - 1, 0) : at], *allowed[at + 1 : at + 2], allowed[-1])
+    return [x for x in dict.fromkeys(near) if x != value]
+
+
+def _text(value: Any) -> str:
+    return "default" if value is None else str(value)
+
+
+def _claim_without(name: str, case: Case, c: Capabilities) -> str:
+    """The claim that leaves out this value of the field, where one does and a kernel might be meant so."""
+    if name in LENGTHS:
+        return "min_seqlen=1" if getattr(case, name) == 0 else ""
+    if name == "lengths":
+        return "causal_unequal_lengths=false" if case.causal else "unequal_lengths=false"
+    if name == "head_dim":
+        powers = [x for x in c.head_dims if x.bit_count() == 1]
+        return "" if case.head_dim in powers else f"head_dims={','.join(map(str, powers))}"
+    if name.endswith("_layout"):
+        return f"layouts={','.join(x for x in c.layouts if x != getattr(case, name))}"
+    if name == "sm_scale":
+        return "sm_scale=positive" if case.scale <= 0 else ""
+    return {"group": "grouped_heads=false", "key_padding": "key_padding=false", "dropout_p": "dropout=0"}.get(
+        name, ""
+    )

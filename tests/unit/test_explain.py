@@ -1,0 +1,214 @@
+"""What a report says beyond numbers: each sentence is said where the data shows it, and not where it does not."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.claims import parse_claims
+from kernels.contract import Capabilities
+from strategies.case import Case, Spike
+from strategies.cases import is_claimed
+from tests.harness import picture
+from tests.harness.budget import BudgetSpent, meter
+from tests.harness.bugs import Bug, annotation, distinct
+from tests.harness.explain import Explanation, Seen, explain
+from tests.harness.pattern import Compared, known_numbers, sentences
+from tests.harness.pattern import picture as picture_of
+from tests.harness.vary import Field, fields
+
+EXACT = torch.randn(2, 4, 96, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+BLOCKS = {"block_m": 64, "block_n": 32}
+
+
+def compared(actual: Tensor, tensor: str = "out", expected: Tensor = EXACT) -> Compared:
+    bound = torch.full_like(expected, 1e-3)
+    ratio = ((actual - expected).abs() / bound).nan_to_num(math.inf)
+    return Compared(tensor, actual, expected, bound, ratio)
+
+
+def told(actual: Tensor, tensor: str = "out") -> list[str]:
+    return sentences([compared(actual, tensor)], BLOCKS, known_numbers(0.3, 2))
+
+
+def with_noise(*where: slice | int) -> Tensor:
+    """Wrong there, by amounts that have nothing in common."""
+    actual = EXACT.clone()
+    actual[where] += 1.0 + torch.rand(actual[where].shape, dtype=torch.float64)
+    return actual
+
+
+EVERY = slice(None)
+
+
+@pytest.mark.parametrize(
+    ("actual", "expected"),
+    [
+        (
+            with_noise(EVERY, EVERY, slice(64, None)),
+            ["only queries from 64 on (a multiple of block_m, 64 and of block_n, 32)"],
+        ),
+        (with_noise(EVERY, EVERY, slice(33, None)), ["only queries from 33 on"]),
+        (with_noise(EVERY, EVERY, slice(5)), ["only queries up to 4"]),
+        (with_noise(EVERY, EVERY, 95), ["only the last query, 95"]),
+        (with_noise(EVERY, EVERY, EVERY, 3), ["only column 3"]),
+        (with_noise(EVERY, slice(2, None)), ["only query heads from 2 on"]),
+        (with_noise(1), ["only the last batch element, 1"]),
+        (with_noise(), []),
+        (2.0 * EXACT, ["every wrong element is 2 times what it should be (2)"]),
+        (EXACT * math.log(2.0), ["every wrong element is 0.6931 times what it should be (ln 2)"]),
+        (EXACT * 0.3, ["every wrong element is 0.3 times what it should be (sm_scale)"]),
+        (EXACT * 1.23, ["every wrong element is 1.23 times what it should be"]),
+        (0.0 * EXACT, ["every wrong element is 0"]),
+        (EXACT * math.nan, ["every wrong element is NaN"]),
+    ],
+    ids=lambda x: "wrong" if isinstance(x, Tensor) else "-".join(x)[:40],
+)
+def test_what_wrong_elements_have_in_common(actual: Tensor, expected: list[str]) -> None:
+    assert told(actual) == [f"out: {text}" for text in expected]
+
+
+def test_rows_of_gradients_of_keys_are_keys() -> None:
+    assert told(with_noise(EVERY, EVERY, 95), "dk") == ["dk: only the last key, 95"]
+
+
+def test_elements_that_could_not_tell_are_no_witnesses() -> None:
+    """Where the exact value is 0 and so is the kernel's, nothing shows whether that row is treated rightly."""
+    expected = EXACT.clone()
+    expected[:, :, :64] = 0.0
+    actual = expected.clone()
+    actual[:, :, 64:] += 1.0 + torch.rand(2, 4, 32, 8, dtype=torch.float64)
+    assert sentences([compared(actual, expected=expected)], BLOCKS, {}) == []
+
+
+def test_what_is_right_beside_it_is_named() -> None:
+    judged = [compared(with_noise(), "dq"), compared(EXACT, "dk"), compared(EXACT, "dv")]
+    assert sentences(judged, BLOCKS, {}) == ["dq is wrong; dk, dv as expected"]
+
+
+def test_a_picture_has_the_largest_error_of_all_heads() -> None:
+    made = picture_of(compared(with_noise(1, 2, 64, 3)))
+    ratio = torch.tensor(made["ratio"])
+    assert (made["tensor"], made["side"], tuple(ratio.shape)) == ("out", "query", (96, 8))
+    assert ratio.nonzero().tolist() == [[64, 3]]
+
+
+def test_the_picture_is_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="pictures are drawn with matplotlib, which is not installed")
+    pictures = [picture_of(compared(with_noise(EVERY, EVERY, 95))), picture_of(compared(with_noise(), "dk"))]
+    picture.draw(tmp_path / "error.png", "a title", pictures, BLOCKS)
+    assert (tmp_path / "error.png").read_bytes().startswith(b"\x89PNG")
+
+
+CLAIMS = Capabilities(
+    head_dims=(16, 64, 72), key_padding=True, dropout=(0.0, 0.1), launch={"block_m": (64, 128)}
+)
+CASE = Case(
+    heads_kv=2,
+    group=2,
+    seqlen_q=3,
+    seqlen_k=65,
+    head_dim=72,
+    causal=True,
+    sm_scale=-1.0,
+    key_padding="right",
+    dropout_p=0.1,
+    k_layout="gap",
+    launch=(("block_m", 128),),
+)
+
+
+@pytest.mark.parametrize(
+    ("fails", "name", "held", "claim"),
+    [
+        (lambda c: c.group > 1, "group", "1", "grouped_heads=false"),
+        (lambda c: c.seqlen_k > 64, "seqlen_k", "0", ""),
+        (lambda c: c.seqlen_q != c.seqlen_k, "lengths", "equal", "causal_unequal_lengths=false"),
+        (lambda c: c.head_dim == 72, "head_dim", "16", "head_dims=16,64"),
+        (lambda c: c.causal, "causal", "False", ""),
+        (lambda c: c.scale < 0, "sm_scale", "default", "sm_scale=positive"),
+        (lambda c: c.key_padding != "none", "key_padding", "none", "key_padding=false"),
+        (lambda c: c.dropout_p > 0, "dropout_p", "0.0", "dropout=0"),
+        (
+            lambda c: c.k_layout == "gap",
+            "k_layout",
+            "contiguous",
+            "layouts=contiguous,bnhd,packed,offset,expanded,expanded_rows,huge",
+        ),
+        (lambda c: c.dtype == "float32", "dtype", "float16", ""),
+        (lambda c: dict(c.launch)["block_m"] == 128, "block_m", "64", ""),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_the_field_that_matters_is_found(
+    fails: Callable[[Case], bool], name: str, held: str, claim: str
+) -> None:
+    assert fails(CASE)
+    found = {field.name: field for field in fields(CASE, fails, CLAIMS)}
+    assert held in found[name].holds
+    assert found[name].claim == claim
+    others = {field.name for field in found.values() if field.matters} - {name}
+    assert others <= {"seqlen_q", "seqlen_k", "lengths"}
+    if claim:
+        assert not is_claimed(CASE, parse_claims([claim], CLAIMS))
+
+
+def test_an_explanation_in_lines() -> None:
+    explanation = Explanation(
+        sentences=("out: only column 3",),
+        fields=(
+            Field("group", "2", fails=("3",), holds=("1",), claim="grouped_heads=false"),
+            Field("batch", "1", fails=("2",), holds=()),
+        ),
+    )
+    assert explanation.lines() == [
+        "out: only column 3",
+        "group: fails with 2, 3; holds with 1",
+        "fails all the same with other values of batch",
+        "group 2 was never meant? --claims grouped_heads=false",
+    ]
+
+
+def test_a_larger_case_is_looked_at_where_it_fails_alike() -> None:
+    small = Case(seqlen_k=65, v_values="zeros", spikes=(Spike("v", (0, 0, 0, 0), 1.0),))
+    looked: list[Case] = []
+
+    def look(case: Case) -> Seen | None:
+        looked.append(case)
+        return Seen(("seen",), ()) if case.batch == 1 else None
+
+    found = explain(small, lambda case: True, look, Capabilities(head_dims=(16, 64)))
+    assert found.sentences == ("seen",)
+    assert looked[-1].v_values == "normal"
+    assert looked[-1].seqlen_k > 65
+    assert not looked[-1].spikes
+
+
+def test_what_is_known_when_the_budget_is_spent_is_told() -> None:
+    spend = meter(60.0, calls=3)
+
+    def fails(case: Case) -> bool:
+        spend()
+        return True
+
+    found = explain(Case(), fails, lambda case: None, Capabilities())
+    assert [field.name for field in found.fields] == ["batch"]
+    with pytest.raises(BudgetSpent):
+        spend()
+
+
+BUG = Bug("k", "forward", "out", ("causal",), "k: law `forward` is broken", 3.0, "k/forward-1")
+
+
+def test_failures_of_one_bug_are_told_once_the_worst_first() -> None:
+    twin = Bug("k", "forward", "out", ("causal",), "in another dtype", 5.0, "k/forward-2")
+    other = Bug("k", "forward", "out", ("group",), "another", math.inf, "k/forward-3")
+    assert distinct([BUG, twin, other]) == [[other], [twin, BUG]]
+
+
+def test_an_annotation_is_one_line() -> None:
+    line = annotation([BUG])
+    assert line == ("::error title=k%3A law `forward` is broken::1 failures; matters: causal; k/forward-1")

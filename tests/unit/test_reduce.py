@@ -1,0 +1,117 @@
+"""Deep shrinking: what is left of a case is what its failure needs."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+
+from kernels.contract import Capabilities
+from strategies.case import TENSORS, Case, Spike
+from strategies.cases import is_claimed
+from strategies.tensors import tensors
+from tests.harness.reduce import reduced
+
+CLAIMS = Capabilities(
+    head_dims=(16, 64, 72, 128), key_padding=True, dropout=(0.0, 0.1), launch={"block_m": (64, 128)}
+)
+LARGE = Case(
+    batch=2,
+    heads_kv=3,
+    group=2,
+    seqlen_q=70,
+    seqlen_k=131,
+    head_dim=72,
+    dtype="float16",
+    causal=True,
+    sm_scale=0.3,
+    key_padding="right",
+    dropout_p=0.1,
+    k_layout="gap",
+    dout_values="huge",
+    seed=7,
+    spikes=(Spike("k", (0, 0, 0, 0), 1e4),),
+    launch=(("block_m", 128),),
+)
+
+
+def entry(case: Case, tensor: str) -> float:
+    """The largest entry of the tensor's last row."""
+    x = getattr(tensors(case, "cpu"), tensor).tensor
+    return float(x[:, :, -1].abs().max()) if x.numel() else 0.0
+
+
+def long_keys(case: Case) -> bool:
+    return case.seqlen_k > 64
+
+
+def wide_heads(case: Case) -> bool:
+    return case.head_dim > 64 and entry(case, "v") > 0
+
+
+def a_product(case: Case) -> bool:
+    return min(entry(case, "q"), entry(case, "k")) > 0 and case.causal
+
+
+def grouped(case: Case) -> bool:
+    return case.group > 1 and entry(case, "dout") > 0.5
+
+
+@pytest.mark.parametrize(
+    ("fails", "smallest", "entries"),
+    [
+        (long_keys, {"seqlen_k": 65}, 0),
+        (wide_heads, {"head_dim": 72, "seqlen_k": 1}, 1),
+        (a_product, {"causal": True, "head_dim": 16}, 2),
+        (grouped, {"group": 2, "seqlen_q": 1}, 1),
+    ],
+    ids=lambda x: getattr(x, "__name__", ""),
+)
+def test_what_is_left_is_what_the_failure_needs(
+    fails: Callable[[Case], bool], smallest: dict[str, object], entries: int
+) -> None:
+    case = reduced(LARGE, fails, CLAIMS)
+    assert fails(case)
+    assert {name: getattr(case, name) for name in smallest} == smallest
+    assert [spike.value for spike in case.spikes] == [1.0] * entries
+    assert {getattr(case, f"{tensor}_values") for tensor in TENSORS} == {"zeros"}
+    needed = {
+        name for name, value in vars(case).items() if value not in (vars(Case(dtype="float16"))[name], 0, 1)
+    }
+    assert needed <= {*smallest, "spikes", "launch", *(f"{tensor}_values" for tensor in TENSORS)}
+
+
+def test_values_become_simple_numbers() -> None:
+    def fails(case: Case) -> bool:
+        return entry(case, "v") > 100
+
+    start = Case(seqlen_k=9, head_dim=64, dtype="float16", v_values="huge")
+    (spike,) = reduced(start, fails, CLAIMS).spikes
+    assert spike.tensor == "v"
+    assert math.log2(abs(float(spike.value))).is_integer() or float(spike.value).is_integer()
+
+
+def test_only_what_is_claimed_is_tried_and_nothing_twice() -> None:
+    claims = Capabilities(head_dims=(72,), causal=(True,), min_seqlen=3, unequal_lengths=False)
+    start = Case(seqlen_q=90, seqlen_k=90, head_dim=72, causal=True, sm_scale=0.3)
+    asked: list[Case] = []
+
+    def fails(case: Case) -> bool:
+        asked.append(case)
+        return True
+
+    case = reduced(start, fails, claims)
+    assert (case.seqlen_q, case.seqlen_k, case.head_dim, case.causal) == (3, 3, 72, True)
+    assert all(is_claimed(x, claims) for x in asked)
+    assert len(set(asked)) == len(asked)
+
+
+def test_a_case_that_fails_only_as_it_is_stays_as_it_is() -> None:
+    assert reduced(LARGE, lambda case: case == LARGE, CLAIMS) == LARGE
+
+
+def test_the_search_ends_with_an_exception_of_the_caller() -> None:
+    def fails(case: Case) -> bool:
+        raise TimeoutError
+
+    with pytest.raises(TimeoutError):
+        reduced(LARGE, fails, CLAIMS)
