@@ -136,6 +136,9 @@ class KnownFailure:
     device: str
     torch: tuple[str, ...]
 
+    def __str__(self) -> str:
+        return f"{self.what} ({self.issue or 'not reported upstream yet'})"
+
     def is_of(self, device_type: str, torch_version: str) -> bool:
         """Whether it is to be expected there."""
         return device_type == self.device and torch_version.startswith(self.torch)

@@ -16,6 +16,9 @@ FURTHER = 70
 WIDE = 16
 """Columns in which one that is wrong stands out."""
 
+COMES_AND_GOES = "the same case does not fail on every run"
+EVER_OTHER = "the same case fails by other numbers on every run"
+
 
 @dataclass(frozen=True)
 class Explanation:
@@ -61,21 +64,35 @@ class Seen:
 
 
 def explain(
-    case: Case, fails: Callable[[Case], bool], look: Callable[[Case], Seen | None], capabilities: Capabilities
+    case: Case,
+    fails: Callable[[Case], bool],
+    look: Callable[[Case], Seen | None] | None,
+    capabilities: Capabilities,
 ) -> Explanation:
     """Explain a failing case.
 
     ``fails`` tells whether a case fails as this one does, ``look`` what is seen there, or None where it holds; either
-    may raise BudgetSpent, which ends the search with what is known by then.
+    may raise BudgetSpent, which ends the search with what is known by then. There is no ``look`` where no number is
+    wrong.
     """
     known = Explanation()
     with suppress(BudgetSpent):
-        seen = next((found for larger in _larger(case, capabilities) if (found := look(larger))), None)
-        if seen:
-            known = replace(known, sentences=seen.sentences, pictures=seen.pictures)
+        if look:
+            larger = (look(other) for other in _larger(case, capabilities))
+            seen = next((found for found in larger if found), Seen((), ()))
+            known = Explanation(seen.sentences, pictures=seen.pictures)
+            known = replace(known, sentences=(*seen.sentences, *_repeated(case, look)))
         for field in fields(case, fails, capabilities):
             known = replace(known, fields=(*known.fields, field))
     return known
+
+
+def _repeated(case: Case, look: Callable[[Case], Seen | None]) -> list[str]:
+    """Whether the case itself is so on every run, in words where it is not."""
+    first, second = look(case), look(case)
+    if first is None or second is None:
+        return [COMES_AND_GOES]
+    return [] if first == second else [EVER_OTHER]
 
 
 def _larger(case: Case, capabilities: Capabilities) -> Iterator[Case]:

@@ -5,6 +5,8 @@ import json
 import os
 import re
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -159,9 +161,8 @@ def write(failure: Failure, report_dir: Path, script: str | None = None) -> None
         write_whole(folder / "repro.py", script)
     (folder / PICTURE).unlink(missing_ok=True)
     if failure.explanation.pictures and picture.can_draw():
-        partial = folder / f"{PICTURE}.{os.getpid()}.partial"
-        picture.draw(partial, headline(failure), failure.explanation.pictures, failure.case.blocks)
-        partial.replace(folder / PICTURE)
+        with whole(folder / PICTURE) as partial:
+            picture.draw(partial, headline(failure), failure.explanation.pictures, failure.case.blocks)
 
 
 @dataclass(frozen=True)
@@ -204,6 +205,16 @@ def read(path: Path) -> Replay:
 
 def write_whole(path: Path, text: str) -> None:
     """Write a file so that a reader sees the old text or the new, never half."""
+    with whole(path) as partial:
+        partial.write_text(text)
+
+
+@contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """A path to write to, which takes the place of ``path`` at the end, or goes where that could not be reached."""
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    partial.write_text(text)
-    partial.replace(path)
+    try:
+        yield partial
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -176,6 +176,7 @@ class Subject:
     def begin_search(self) -> None:
         """Start a new Hypothesis run: failures of those before are reported, and not shrunk again."""
         self.broken: dict[Case, Finding] = {}
+        self.unwritten: list[str] = []
         self.shrink_until = math.inf
         self.reported = set(self.failures)
 
@@ -200,7 +201,7 @@ class Subject:
         if failure.digest in self.reported:
             return
         if case not in self.broken:
-            report.write(failure, self.report_dir)
+            self._write(failure)
         self.shrink_until = min(self.shrink_until, time.perf_counter() + self.shrinking.seconds / 2)
         self.broken[case] = finding
         self.failures[failure.digest] = failure
@@ -212,12 +213,12 @@ class Subject:
             if self.replay is None:
                 self._reduce(digest)
             failure = self.failures[digest] = self._explained(self.failures[digest])
-            report.write(failure, self.report_dir, self._script(failure))
+            self._write(failure, self._script(failure))
 
     def messages(self) -> list[str]:
         """The failures of this Hypothesis run, as a user reads them."""
         new = (failure for digest, failure in self.failures.items() if digest not in self.reported)
-        return [report.message(failure, self.report_dir) for failure in new]
+        return [report.message(failure, self.report_dir) for failure in new] + self.unwritten
 
     def known_that_hold(self, law: Callable[..., None]) -> list[str]:
         """Complaints about known failures of a law whose stored case holds by now."""
@@ -253,7 +254,7 @@ class Subject:
             smaller = self._alike(self.failures[digest], case)
             if smaller is None:
                 return False
-            report.write(smaller, self.report_dir)
+            self._write(smaller)
             self.failures[digest] = smaller
             return True
 
@@ -275,8 +276,10 @@ class Subject:
             answer = self.child.ask({"do": "look", **request, "safety": SAFETY}, self.child.run_seconds)
             return Seen(tuple(answer["sentences"]), tuple(answer["pictures"]))
 
+        # Where no number is wrong there is nothing to look at; the process may end with each run, and take seconds.
+        looks = None if failure.finding.actual is None else look
         with suppress(ChildDied):
-            return replace(failure, explanation=explain(failure.case, fails, look, self.info.capabilities))
+            return replace(failure, explanation=explain(failure.case, fails, looks, self.info.capabilities))
         return failure
 
     def _alike(self, failure: Failure, case: Case) -> Failure | None:
@@ -288,6 +291,13 @@ class Subject:
         ):
             return None
         return replace(failure, case=case, finding=finding)
+
+    def _write(self, failure: Failure, script: str | None = None) -> None:
+        """Write the report; where that can't be done the run goes on, and says so beside the failure."""
+        try:
+            report.write(failure, self.report_dir, script)
+        except OSError as e:
+            self.unwritten = [f"report not written: {self.report_dir / failure.folder}: {e.strerror}"]
 
     def _run(self, law: str, case: Case) -> Finding | None:
         """One new case: run and count it."""

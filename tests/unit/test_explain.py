@@ -182,9 +182,28 @@ def test_a_larger_case_is_looked_at_where_it_fails_alike() -> None:
 
     found = explain(small, lambda case: True, look, Capabilities(head_dims=(16, 64)))
     assert found.sentences == ("seen",)
-    assert looked[-1].v_values == "normal"
-    assert looked[-1].seqlen_k > 65
-    assert not looked[-1].spikes
+    *_, larger, again, once_more = looked
+    assert larger.v_values == "normal"
+    assert larger.seqlen_k > 65
+    assert not larger.spikes
+    assert again == once_more == small
+
+
+@pytest.mark.parametrize(
+    ("answers", "sentence"),
+    [
+        ([Seen((), ()), None], "the same case does not fail on every run"),
+        (
+            [Seen((), ({"ratio": 2.0},)), Seen((), ({"ratio": 3.0},))],
+            "the same case fails by other numbers on every run",
+        ),
+    ],
+    ids=["comes and goes", "ever other"],
+)
+def test_a_failure_that_is_not_the_same_on_every_run(answers: list[Seen | None], sentence: str) -> None:
+    seen = iter([Seen((), ()), *answers])
+    found = explain(Case(), lambda case: True, lambda case: next(seen), Capabilities(head_dims=(16,)))
+    assert found.sentences == (sentence,)
 
 
 def test_what_is_known_when_the_budget_is_spent_is_told() -> None:
@@ -194,7 +213,7 @@ def test_what_is_known_when_the_budget_is_spent_is_told() -> None:
         spend()
         return True
 
-    found = explain(Case(), fails, lambda case: None, Capabilities())
+    found = explain(Case(), fails, lambda case: Seen((), ()), Capabilities())
     assert [field.name for field in found.fields] == ["batch"]
     with pytest.raises(BudgetSpent):
         spend()

@@ -1,5 +1,6 @@
 """The harness end to end: children that crash and hang, refusals, reports, scripts, command lines."""
 
+import errno
 import importlib
 import itertools
 import json
@@ -143,6 +144,14 @@ class TestChild:
         subject.uphold(law("forward"), SMALL)
         assert subject.tally.examples == 2
 
+    def test_of_a_crash_the_fields_are_varied_too(self, subject_of: SubjectOf) -> None:
+        subject = subject_of("crashing")
+        subject.shrinking = ShrinkBudget(seconds=0.0)
+        finding_of(subject, "forward", CASE)
+        subject.finish_search()
+        (failure,) = subject.failures.values()
+        assert failure.explanation.fields
+
     def test_a_hang_is_a_finding(self, subject_of: SubjectOf) -> None:
         impatient = Child("cpu", run_seconds=1.0, compile_seconds=0.0)
         finding = finding_of(subject_of("hanging", child=impatient), "forward", CASE)
@@ -261,6 +270,24 @@ class TestSubject:
         (failure,) = subject.failures.values()
         written = {path.name for path in (tmp_path / "reports" / failure.folder).iterdir()}
         assert written == {"case.json", "report.md"}
+
+    def test_a_full_disk_leaves_what_was_there_and_is_told(
+        self, recorded: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        subject, _ = recorded(BROKEN)
+        finding_of(subject, "forward", CASE)
+        (failure,) = subject.failures.values()
+        folder = tmp_path / "reports" / failure.folder
+        before = {path.name: path.read_bytes() for path in folder.iterdir()}
+
+        def full(path: Path, text: str) -> int:
+            path.touch()
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(Path, "write_text", full)
+        subject.finish_search()
+        assert subject.messages()[-1] == f"report not written: {folder}: No space left on device"
+        assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
     def test_what_a_known_failure_meets_is_left_out(self, subject_of: SubjectOf) -> None:
         subject = subject_of("KNOWN")
