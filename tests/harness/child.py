@@ -74,18 +74,31 @@ class Child:
         atexit.register(self.close)
 
     def run(self, request: dict[str, Any], compile_key: Any, meanwhile: Callable[[], None]) -> Verdict:
-        """Run a case, and do ``meanwhile`` as it runs. A child that dies or hangs is a verdict, no error."""
-        limit = self.run_seconds + (0.0 if compile_key in self.compiled else self.compile_seconds)
+        """Run a case, and do ``meanwhile`` as it runs. A child that dies or hangs is a verdict, no error.
+
+        Raises HarnessError where Flashproof itself fails, in a new process as well: of an old one any kernel that ran
+        there may have spoiled the memory.
+        """
         try:
-            self._send({"do": "run", **request})
-            meanwhile()
-            answer = self._receive(limit)
+            try:
+                answer = self._answer_to(request, compile_key, meanwhile)
+            except HarnessError:
+                self.close()
+                answer = self._answer_to(request, compile_key, meanwhile)
         except ChildDied as death:
             kind = "hung" if death.hung else "died"
             claim = f"a claimed case runs to its end, but {death}"
             return Verdict(status="broken", finding=Finding(claim=claim, kind=kind, detail=death.stderr))
         self.compiled.add(compile_key)
         return Verdict.from_dict(answer)
+
+    def _answer_to(
+        self, request: dict[str, Any], compile_key: Any, meanwhile: Callable[[], None]
+    ) -> dict[str, Any]:
+        limit = self.run_seconds + (0.0 if compile_key in self.compiled else self.compile_seconds)
+        self._send({"do": "run", **request})
+        meanwhile()
+        return self._receive(limit)
 
     def ask(self, request: dict[str, Any], seconds: float | None = None) -> dict[str, Any]:
         """Send one request and wait for its answer. Raises ChildDied, and HarnessError."""

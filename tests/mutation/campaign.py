@@ -74,10 +74,15 @@ class Campaign:
     def keeps(self, law: str, case: Case) -> bool:
         """Whether the kernel itself keeps the law on the case; not where it may refuse the case, and does.
 
-        Raises FalseAlarm where it breaks the law.
+        Raises FalseAlarm where it breaks the law, in a new process too.
         """
         if (law, case) not in self.sound:
             self.sound[law, case] = self.run(self.info.spec, law, case)
+            if (
+                self.sound[law, case].finding is not None
+            ):  # a mutant may have spoiled the memory of the process
+                self.child.close()
+                self.sound[law, case] = self.run(self.info.spec, law, case)
         verdict = self.sound[law, case]
         if verdict.finding is not None:
             raise FalseAlarm(f"{self.info.spec} itself breaks {law} on {case}: {verdict.finding}")

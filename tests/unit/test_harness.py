@@ -136,6 +136,25 @@ class TestChild:
         assert finding_of(subject_of("faulting", child=on_gpu), "forward", CASE).kind == "fault"
         assert on_gpu.process is None
 
+    def test_an_error_of_ours_in_an_old_process_is_tried_in_a_new_one(
+        self, child: Child, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        request = {"kernel": f"{TOYS}:sound", "claims": [], "law": "forward", "safety": SAFETY}
+        request |= {"case": json.loads(to_json(CASE))}
+        child.ask({"do": "environment"})
+        before, receive = child.process, child._receive
+        spoiled = iter([HarnessError("TypeError: unsupported operand type(s) for &: 'Tensor' and 'Tensor'")])
+
+        def spoiled_once(seconds: float) -> dict[str, Any]:
+            answer = receive(seconds)
+            for error in spoiled:
+                raise error
+            return answer
+
+        monkeypatch.setattr(child, "_receive", spoiled_once)
+        assert child.run(request, "key", lambda: None).status == "held"
+        assert child.process is not before
+
     def test_a_crash_is_a_finding_and_the_child_is_replaced(self, subject_of: SubjectOf) -> None:
         subject = subject_of("crashing")
         finding = finding_of(subject, "forward", CASE)

@@ -33,6 +33,10 @@ class Answers:
     def __init__(self, answer: Callable[[str, int], Verdict]) -> None:
         self.answer = answer
         self.count: dict[str, int] = {}
+        self.closed = 0
+
+    def close(self) -> None:
+        self.closed += 1
 
     def run(self, request: dict[str, Any], key: Any, meanwhile: Callable[[], None]) -> Verdict:
         spec = request["kernel"]
@@ -54,6 +58,14 @@ def test_a_mutant_is_caught_by_its_first_broken_law() -> None:
     )
     assert (attempt.examples, attempt.law, attempt.finding) == (3, ROUND[2], BROKEN.finding)
     assert isinstance(attempt.case, Case)
+
+
+def test_an_alarm_in_a_process_that_a_mutant_has_spoiled_is_none() -> None:
+    spoiled = campaign(lambda spec, n: BROKEN if spec == "mutant" or n == 1 else HELD)
+    assert spoiled.attempt("mutant", 0, 10).finding == BROKEN.finding
+    assert cast(Any, spoiled.child).closed == 1
+    with pytest.raises(FalseAlarm):
+        campaign(lambda spec, n: BROKEN).attempt("mutant", 0, 10)
 
 
 def test_a_mutant_that_holds_survives() -> None:
