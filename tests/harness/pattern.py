@@ -85,6 +85,9 @@ def _where(wrong: list[bool], telling: list[bool], name: str, blocks: Mapping[st
     first, last, size = at[0], at[-1], len(wrong)
     if len(at) == 1:
         return f"only the last {name}, {first}" if first == size - 1 else f"only {name} {first}"
+    listed = f"only {plural} {', '.join(map(str, at[:-1]))} and {at[-1]}" if len(at) <= LISTED else ""
+    if listed and name.endswith(("head", "element")):  # of which there are few, and no tiles
+        return listed
     if all(index < first for index in fine):
         whole = [f"{block}, {rows}" for block, rows in blocks.items() if first % rows == 0]
         return f"only {plural} from {first} on" + (
@@ -92,9 +95,7 @@ def _where(wrong: list[bool], telling: list[bool], name: str, blocks: Mapping[st
         )
     if all(index > last for index in fine):
         return f"only {plural} up to {last}"
-    if len(at) <= LISTED:
-        return f"only {plural} {', '.join(map(str, at[:-1]))} and {at[-1]}"
-    return ""
+    return listed
 
 
 def _values(c: Compared, numbers: Mapping[str, float]) -> list[str]:

@@ -120,11 +120,12 @@ class Worker:
         finding = Finding(**request["finding"])
         kernel = self.kernel(request)
         if finding.kind in ("died", "hung"):
-            kernel = _stand_in(kernel)
-        _, recorder = self.attempt(request, kernel, Recorder)
-        if self.depends_on_memory(request, kernel):
+            _, recorder = self.attempt(request, _stand_in(kernel), Recorder)
+        elif self.depends_on_memory(request, kernel):
             with PoisonedAllocations(math.nan):
                 _, recorder = self.attempt(request, kernel, Recorder)
+        else:
+            _, recorder = self.attempt(request, kernel, Recorder)
         if not isinstance(recorder, Recorder):
             return {"text": None}
         if len(recorder.source.calls) <= max(finding.call, finding.other or 0):
