@@ -18,7 +18,9 @@ def meets(case: Case, known: KnownFailure) -> bool:
     return all(getattr(case, name) in values for name, values in known.where.items())
 
 
-def stored_case(known: KnownFailure) -> Case:
-    """The case that is run every time."""
+def stored_case(known: KnownFailure) -> Case | None:
+    """The case that is run every time, if there is one."""
+    if known.case is None:
+        return None
     spikes = (Spike(x["tensor"], tuple(x["index"]), x["value"]) for x in known.case.get("spikes", ()))
     return Case(**{**known.case, "spikes": tuple(spikes)})

@@ -230,6 +230,7 @@ class Subject:
             f"  remove it from known_failures: its case holds: {case!r}"
             for known, case in stored
             if self.replay is None
+            and case is not None
             and case.dtype == self.dtype
             and self.info.finding(self._try(known.laws[0], case)) is None
         ]

@@ -89,7 +89,7 @@ class Worker:
             "claims": {**claims, "launch": dict(c.launch)},
             "printed": describe_claims(c, device_type),
             "known_failures": [
-                {**asdict(known), "where": dict(known.where), "case": dict(known.case)}
+                asdict(known)
                 for known in kernel.known_failures
                 if known.is_of(device_type, torch.__version__)
             ],

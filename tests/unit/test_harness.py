@@ -313,6 +313,7 @@ class TestSubject:
         assert [known.what for known in subject.info.known_failures] == [
             "a row is half as large again",
             "nothing at all without keys",
+            "now and then",
         ]
         subject.uphold(law("forward"), CASE)
         assert (subject.tally.known, subject.tally.examples) == (1, 0)
