@@ -14,6 +14,8 @@ VERSION = 3
 ADDED = {"dropout_p": 2, "key_padding": 3}
 """Fields that older versions lack, and have at their default, with the version that brought them."""
 TENSORS = ("q", "k", "v", "dout")
+SIZES = ("batch", "heads_kv", "group", "seqlen_q", "seqlen_k", "head_dim")
+"""The fields of a case that its tensors' shapes follow from."""
 NONFINITE = ("nan", "inf", "-inf")
 
 Record = TypeVar("Record")

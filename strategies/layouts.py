@@ -42,8 +42,7 @@ class Window:
 
     def bits(self) -> Tensor:
         """A copy of the region as integers; equal before and after a launch that wrote nothing."""
-        integer = {2: torch.int16, 4: torch.int32}[self.region.element_size()]
-        return self.region.view(integer).clone()
+        return bits(self.region).clone()
 
     def inside(self) -> Tensor:
         """Which elements of the region belong to the tensor: bool, (blocks, width)."""
@@ -60,6 +59,11 @@ class Window:
         kept = entries.clone()
         self.region.fill_(margin_value)
         entries.copy_(kept)
+
+
+def bits(x: Tensor) -> Tensor:
+    """A tensor whose last dimension is dense as integers, equal where bits are: NaN to itself, and not 0 to -0."""
+    return x.view({2: torch.int16, 4: torch.int32}[x.element_size()])
 
 
 def place(

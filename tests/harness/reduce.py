@@ -12,12 +12,11 @@ from dataclasses import replace
 from typing import Any
 
 from kernels.contract import Capabilities
-from strategies.case import TENSORS, Case, Spike
+from strategies.case import SIZES, TENSORS, Case, Spike
 from strategies.cases import is_claimed
 from strategies.tensors import tensors
 from strategies.values import FAMILIES
 
-SIZES = ("batch", "heads_kv", "group", "seqlen_q", "seqlen_k", "head_dim")
 MOST_ENTRIES = 2**13
 """A tensor with more entries than this is not written out: each run carries them all."""
 SIMPLE = (1.0, -1.0, 2.0, -2.0, 4.0, -4.0)

@@ -36,10 +36,10 @@ class TimeUp(BaseException):
 
 
 class KernelFailure(AssertionError):
-    """A kernel broke a law. ``failure`` is the record of it; the text is the message a user reads."""
+    """A kernel broke a law. ``failure`` is the record of it; what a user reads is made of the smallest one."""
 
-    def __init__(self, failure: Failure, text: str) -> None:
-        super().__init__(text)
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(report.headline(failure))
         self.failure = failure
 
 
@@ -205,7 +205,7 @@ class Subject:
         self.shrink_until = min(self.shrink_until, time.perf_counter() + self.shrinking.seconds / 2)
         self.broken[case] = finding
         self.failures[failure.digest] = failure
-        raise failure_type(finding.kind, finding.tensor)(failure, report.message(failure, self.report_dir))
+        raise failure_type(finding.kind, finding.tensor)(failure)
 
     def finish_search(self) -> None:
         """End a Hypothesis run: shrink what it found further, and write the stand-alone scripts."""

@@ -5,10 +5,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kernels.contract import Capabilities
-from strategies.case import TENSORS, Case
+from strategies.case import SIZES, TENSORS, Case
 from strategies.cases import is_claimed
 
-SIZES = ("batch", "heads_kv", "group", "seqlen_q", "seqlen_k", "head_dim")
 LENGTHS = ("seqlen_q", "seqlen_k")
 
 

@@ -77,12 +77,11 @@ class Campaign:
         Raises FalseAlarm where it breaks the law, in a new process too.
         """
         if (law, case) not in self.sound:
-            self.sound[law, case] = self.run(self.info.spec, law, case)
-            if (
-                self.sound[law, case].finding is not None
-            ):  # a mutant may have spoiled the memory of the process
+            verdict = self.run(self.info.spec, law, case)
+            if verdict.finding:  # a mutant may have spoiled the memory of the process
                 self.child.close()
-                self.sound[law, case] = self.run(self.info.spec, law, case)
+                verdict = self.run(self.info.spec, law, case)
+            self.sound[law, case] = verdict
         verdict = self.sound[law, case]
         if verdict.finding is not None:
             raise FalseAlarm(f"{self.info.spec} itself breaks {law} on {case}: {verdict.finding}")
