@@ -17,6 +17,7 @@ from torch.nn.attention.flex_attention import (
     flex_attention,
 )
 
+from kernels import known_failures
 from kernels.contract import AttentionKernel, Capabilities, Launch, flash_arithmetic
 from reference.arithmetic import Arithmetic
 
@@ -68,6 +69,7 @@ def _arithmetic(dtype: str, device: str, launch: Launch) -> Arithmetic:
 KERNEL = AttentionKernel(
     name="flex_attention",
     forward=_forward,
+    known_failures=known_failures.FLEX_ATTENTION,
     capabilities=Capabilities(
         # On CUDA: "embedding dimension of the query, key, and value must be at least 16". All larger ones are
         # taken, but each is a compilation of its own: hence a few.

@@ -10,20 +10,13 @@ on unequal lengths.
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from kernels.contract import (
-    LAYOUTS,
-    AttentionKernel,
-    Capabilities,
-    KnownFailure,
-    Launch,
-    flash_arithmetic,
-)
+from kernels import known_failures
+from kernels.contract import LAYOUTS, AttentionKernel, Capabilities, Launch, flash_arithmetic
 from reference.arithmetic import FLOAT32, FP32_ROUNDOFF, Arithmetic, Format
 
 _REFUSALS = ("No available kernel", "No viable backend", "overflows")
@@ -134,49 +127,10 @@ _FUSED = replace(
     min_seqlen=1,
 )
 
-_ZEROS: dict[str, Any] = {
-    "dtype": "float16",
-    **dict.fromkeys(("q_values", "k_values", "v_values", "dout_values"), "zeros"),
-}
-_NAN_IN_LAST_KEY = ({"tensor": "k", "index": (0, 0, 1, 0), "value": "nan"},)
-_LARGE_SUMS = tuple(
-    {"tensor": "dout", "index": (0, head, 0, 0), "value": value}
-    for head, value in enumerate((5e4, 5e4, -6e4))
-)
-_ANY_LAW = (
-    "forward",
-    "backward",
-    "identities",
-    "invariance",
-    "composition",
-    "exact",
-    "determinism",
-    "memory",
-    "special",
-)
-
 MATH = AttentionKernel(
     name="sdpa_math",
     forward=partial(_forward, SDPBackend.MATH),
-    known_failures=(
-        KnownFailure(
-            what="NaN or infinity behind the causal mask makes rows NaN that do not see it: the mask is added",
-            issue="https://github.com/pytorch/pytorch/issues/101967",
-            laws=("special",),
-            case={**_ZEROS, "seqlen_k": 2, "causal": True, "spikes": _NAN_IN_LAST_KEY},
-            where={"causal": (True,)},
-            device="cpu",
-            torch=("2.13",),
-        ),
-        KnownFailure(
-            what="without keys, out and dq are uninitialised memory",
-            laws=_ANY_LAW,
-            case=None,
-            where={"seqlen_k": (0,)},
-            device="cpu",
-            torch=("2.13",),
-        ),
-    ),
+    known_failures=known_failures.MATH,
     # It answers more than is claimed here: float64, and any head_dim.
     capabilities=replace(_PUBLIC, validates=False, arithmetic=_math_arithmetic),
 )
@@ -184,40 +138,7 @@ MATH = AttentionKernel(
 FLASH = AttentionKernel(
     name="sdpa_flash",
     forward=partial(_forward, SDPBackend.FLASH_ATTENTION),
-    known_failures=(
-        KnownFailure(
-            what="under a causal mask a scale that is not positive gives NaN: -inf is scaled",
-            laws=_ANY_LAW,
-            case={**_ZEROS, "seqlen_q": 2, "seqlen_k": 2, "causal": True, "sm_scale": 0.0},
-            where={"causal": (True,), "sm_scale": (0.0, -0.125, -1.0)},
-            device="cpu",
-            torch=("2.13",),
-        ),
-        KnownFailure(
-            what="NaN in q or k gives out 0",
-            issue="https://github.com/pytorch/pytorch/issues/141128",
-            laws=("special",),
-            case={**_ZEROS, "spikes": _NAN_IN_LAST_KEY},
-            device="cpu",
-            torch=("2.13",),
-        ),
-        KnownFailure(
-            what="dk and dv of grouped heads are summed in float16: 50000 + 50000 - 60000 is infinite",
-            laws=("backward", "identities", "invariance", "composition", "determinism", "memory", "special"),
-            case={**_ZEROS, "group": 3, "spikes": _LARGE_SUMS},
-            where={"dtype": ("float16",), "group": tuple(range(2, 9))},
-            device="cpu",
-            torch=("2.13",),
-        ),
-        KnownFailure(
-            what="v of another length than k is accepted",
-            issue="https://github.com/pytorch/pytorch/pull/193728",
-            laws=("rejection",),
-            case=_ZEROS,
-            device="cpu",
-            torch=("2.13",),
-        ),
-    ),
+    known_failures=known_failures.FLASH,
     capabilities=replace(
         _FUSED,
         # On CUDA: "Expected query, key and value to all be of dtype: {Half, BFloat16}."
@@ -237,6 +158,7 @@ _UNGROUPED = replace(_FUSED, grouped_heads=False)
 EFFICIENT = AttentionKernel(
     name="sdpa_efficient",
     forward=partial(_forward, SDPBackend.EFFICIENT_ATTENTION),
+    known_failures=known_failures.EFFICIENT,
     capabilities=replace(
         _UNGROUPED,
         # "Mem efficient attention requires last dimension of inputs to be divisible by 8" (4 for float32).
@@ -251,6 +173,7 @@ EFFICIENT = AttentionKernel(
 CUDNN = AttentionKernel(
     name="sdpa_cudnn",
     forward=partial(_forward, SDPBackend.CUDNN_ATTENTION),
+    known_failures=known_failures.CUDNN,
     capabilities=replace(
         _UNGROUPED,
         # "Expected query, key and value to all be of dtype: {Half, BFloat16}."

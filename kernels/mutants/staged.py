@@ -36,8 +36,12 @@ STAGED = (
         "staged_first_tile_twice",
         "the first key tile counts twice where several precede the diagonal",
         Edit(KERNEL, RANGE, "range(whole if diagonal else whole // 4 * -1, tiles_k if diagonal else whole)"),
-        Edit(KERNEL, "k_tile = tl.load(advance(k_ptrs, tile", "k_tile = tl.load(advance(k_ptrs, abs(tile)"),
-        Edit(KERNEL, "v_tile = tl.load(advance(v_ptrs, tile", "v_tile = tl.load(advance(v_ptrs, abs(tile)"),
+        Edit(
+            KERNEL, "k_tile = tl.load(advance(k_ptrs, tile", "k_tile = tl.load(advance(k_ptrs, max(tile, 0)"
+        ),
+        Edit(
+            KERNEL, "v_tile = tl.load(advance(v_ptrs, tile", "v_tile = tl.load(advance(v_ptrs, max(tile, 0)"
+        ),
     ),
     _bug(
         "staged_diagonal_unmasked",

@@ -232,7 +232,7 @@ class Subject:
             if self.replay is None
             and case is not None
             and case.dtype == self.dtype
-            and self.info.finding(self._try(known.laws[0], case)) is None
+            and self._holds(known.laws[0], case)
         ]
 
     def complaint(self) -> str:
@@ -314,6 +314,11 @@ class Subject:
         safety = SHRINKING_SAFETY if self.broken else SAFETY
         compile_key = (self.info.spec, law, case.dtype, case.head_dim, case.causal, case.launch)
         return self.child.run({**record, "safety": safety}, compile_key, self.journal.sync)
+
+    def _holds(self, law: str, case: Case) -> bool:
+        """Whether a case could be run, which a device with too little memory left does not, and did not fail."""
+        verdict = self._try(law, case)
+        return verdict.status != "skipped" and self.info.finding(verdict) is None
 
     def _script(self, failure: Failure) -> str | None:
         """The stand-alone script of a failure; None where its calls could not be made a second time."""
