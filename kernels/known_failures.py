@@ -8,9 +8,8 @@ from typing import Any
 
 from kernels.contract import KnownFailure
 
-_CPU = ("2.13",)
-_H200 = ("2.11",)
-"""Releases of PyTorch that the entries were seen on."""
+_ON_CPU: dict[str, Any] = {"device": "cpu", "torch": ("2.13",)}
+_ON_H200: dict[str, Any] = {"device": "cuda", "torch": ("2.11",)}
 
 _ANY_LAW = (
     "forward",
@@ -39,28 +38,24 @@ def _in_last_of_two_keys(value: str) -> dict[str, Any]:
     return {"seqlen_k": 2, "spikes": ({"tensor": "k", "index": (0, 0, 1, 0), "value": value},)}
 
 
-def _behind_the_mask(device: str, torch: tuple[str, ...]) -> KnownFailure:
-    return KnownFailure(
-        what="NaN or infinity behind the causal mask makes rows NaN that do not see it: the mask is added",
-        issue="https://github.com/pytorch/pytorch/issues/101967",
-        laws=("special",),
-        case={**_ZEROS, **_in_last_of_two_keys("nan"), "causal": True},
-        where={"causal": (True,)},
-        device=device,
-        torch=torch,
-    )
-
-
 MATH = (
-    _behind_the_mask("cpu", _CPU),
-    _behind_the_mask("cuda", _H200),
+    *(
+        KnownFailure(
+            what="NaN or infinity behind the causal mask makes rows NaN that do not see it: the mask is added",
+            issue="https://github.com/pytorch/pytorch/issues/101967",
+            laws=("special",),
+            case={**_ZEROS, **_in_last_of_two_keys("nan"), "causal": True},
+            where={"causal": (True,)},
+            **seen,
+        )
+        for seen in (_ON_CPU, _ON_H200)
+    ),
     KnownFailure(
         what="without keys, out and dq are uninitialised memory",
         laws=_ANY_LAW,
         case=None,
         where={"seqlen_k": (0,)},
-        device="cpu",
-        torch=_CPU,
+        **_ON_CPU,
     ),
     *(
         KnownFailure(
@@ -68,23 +63,11 @@ MATH = (
             laws=laws,
             case={**_SMALL, "dtype": "float32", "seqlen_q": 2, "seqlen_k": 2, f"{tensor}_layout": "huge"},
             where={"dtype": ("float32",), f"{tensor}_layout": ("huge",)},
-            device="cuda",
-            torch=_H200,
+            **_ON_H200,
         )
         for tensor, laws in (("v", _ANY_LAW), ("dout", _OF_GRADIENTS))
     ),
 )
-
-
-def _nan_gives_zero(device: str, torch: tuple[str, ...]) -> KnownFailure:
-    return KnownFailure(
-        what="NaN in q or k gives out 0",
-        issue="https://github.com/pytorch/pytorch/issues/141128",
-        laws=("special",),
-        case={**_ZEROS, **_in_last_of_two_keys("nan")},
-        device=device,
-        torch=torch,
-    )
 
 
 _LARGE_SUMS = tuple(
@@ -93,23 +76,39 @@ _LARGE_SUMS = tuple(
 )
 
 FLASH = (
-    _nan_gives_zero("cpu", _CPU),
-    _nan_gives_zero("cuda", _H200),
+    *(
+        KnownFailure(
+            what="NaN in q or k gives out 0",
+            issue="https://github.com/pytorch/pytorch/issues/141128",
+            laws=("special",),
+            case={**_ZEROS, **_in_last_of_two_keys("nan")},
+            **seen,
+        )
+        for seen in (_ON_CPU, _ON_H200)
+    ),
+    *(
+        KnownFailure(
+            what="dk and dv of grouped heads are summed in float16: 50000 + 50000 - 60000 is infinite",
+            laws=_OF_GRADIENTS,
+            case={**_ZEROS, "group": 3, "spikes": _LARGE_SUMS},
+            where={"dtype": ("float16",), "group": tuple(range(2, 9))},
+            **seen,
+        )
+        for seen in (_ON_CPU, _ON_H200)
+    ),
     KnownFailure(
         what="under a causal mask a scale that is not positive gives NaN: -inf is scaled",
         laws=_ANY_LAW,
         case={**_ZEROS, "seqlen_q": 2, "seqlen_k": 2, "causal": True, "sm_scale": 0.0},
         where={"causal": (True,), "sm_scale": _NOT_POSITIVE},
-        device="cpu",
-        torch=_CPU,
+        **_ON_CPU,
     ),
     KnownFailure(
         what="under a mask or past a ragged end a scale that is not positive gives NaN: -inf is scaled",
         laws=_ANY_LAW,
         case={**_SMALL, "sm_scale": 0.0},
         where={"sm_scale": _NOT_POSITIVE},
-        device="cuda",
-        torch=_H200,
+        **_ON_H200,
     ),
     *(
         KnownFailure(
@@ -118,8 +117,7 @@ FLASH = (
             case={**_SMALL, f"{tensor}_layout": "offset"},
             # Other head_dims are padded, and thereby copied, before the kernel runs.
             where={"head_dim": _MULTIPLES_OF_8, f"{tensor}_layout": _UNALIGNED},
-            device="cuda",
-            torch=_H200,
+            **_ON_H200,
         )
         for tensor, laws in (
             ("q", _ANY_LAW),
@@ -129,32 +127,22 @@ FLASH = (
         )
     ),
     KnownFailure(
-        what="dk and dv of grouped heads are summed in float16: 50000 + 50000 - 60000 is infinite",
-        laws=("backward", "identities", "invariance", "composition", "determinism", "memory", "special"),
-        case={**_ZEROS, "group": 3, "spikes": _LARGE_SUMS},
-        where={"dtype": ("float16",), "group": tuple(range(2, 9))},
-        device="cpu",
-        torch=_CPU,
-    ),
-    KnownFailure(
         what="v of another length than k is accepted",
         issue="https://github.com/pytorch/pytorch/pull/193728",
         laws=("rejection",),
         case=_ZEROS,
-        device="cpu",
-        torch=_CPU,
+        **_ON_CPU,
     ),
 )
 
 EFFICIENT = (
     *(
         KnownFailure(
-            what=f"{tensor} with a head stride of nearly 2^31: illegal memory access",
-            laws=_OF_GRADIENTS,
+            what=f"{tensor} with element offsets past 2^31, each stride below it: illegal memory access",
+            laws=(*_OF_GRADIENTS, "forward", "exact"),
             case={**_SMALL, "seqlen_q": 1, "seqlen_k": 1, "heads_kv": 3, f"{tensor}_layout": "huge"},
-            where={"heads_kv": (2, 3), f"{tensor}_layout": ("huge",)},
-            device="cuda",
-            torch=_H200,
+            where={f"{tensor}_layout": ("huge",)},
+            **_ON_H200,
         )
         for tensor in "qkv"
     ),
@@ -163,8 +151,7 @@ EFFICIENT = (
         laws=("special",),
         case={**_SMALL, **_in_last_of_two_keys("inf"), "dtype": "float32", "seqlen_q": 2},
         where={"dtype": ("float32",)},
-        device="cuda",
-        torch=_H200,
+        **_ON_H200,
     ),
 )
 
@@ -174,8 +161,7 @@ CUDNN = (
         laws=_ANY_LAW,
         case={**_SMALL, "sm_scale": 0.0},
         where={"sm_scale": _NOT_POSITIVE},
-        device="cuda",
-        torch=_H200,
+        **_ON_H200,
     ),
     *(
         KnownFailure(
@@ -183,8 +169,7 @@ CUDNN = (
             laws=_ANY_LAW,
             case={**_SMALL, f"{tensor}_layout": "offset"},
             where={f"{tensor}_layout": _UNALIGNED},
-            device="cuda",
-            torch=_H200,
+            **_ON_H200,
         )
         for tensor in "qkv"
     ),
@@ -194,8 +179,7 @@ CUDNN = (
             laws=_ANY_LAW,
             case={**_SMALL, "seqlen_q": 2, "seqlen_k": 2, f"{tensor}_layout": "huge"},
             where={f"{tensor}_layout": ("huge",)},
-            device="cuda",
-            torch=_H200,
+            **_ON_H200,
         )
         for tensor in "qkv"
     ),
@@ -204,26 +188,39 @@ CUDNN = (
         laws=_OF_GRADIENTS,
         case={**_SMALL, "dout_layout": "packed"},
         where={"dout_layout": (*_UNALIGNED, "packed", "expanded_rows", "huge")},
-        device="cuda",
-        torch=_H200,
+        **_ON_H200,
+    ),
+    KnownFailure(
+        what="dv is wrong where batch and heads of q, k, v and dout lie in memory in another order",
+        laws=("invariance",),
+        case={**_SMALL, "batch": 2, "heads_kv": 3, "seqlen_k": 15, "head_dim": 104},
+        where={"batch": (2, 3), "heads_kv": (2, 3)},
+        **_ON_H200,
     ),
     KnownFailure(
         what="grouped heads, which are not claimed, are taken, and can crash the process",
         laws=("rejection",),
         case=_SMALL,
-        device="cuda",
-        torch=_H200,
+        **_ON_H200,
     ),
 )
 
-FLEX_ATTENTION = tuple(
+FLEX_ATTENTION = (
+    *(
+        KnownFailure(
+            what=f"{tensor} with huge strides: generated Triton does not compile, or an illegal memory access",
+            laws=_ANY_LAW,
+            case={**_SMALL, f"{tensor}_layout": "huge"},
+            where={f"{tensor}_layout": ("huge",)},
+            **_ON_H200,
+        )
+        for tensor in "qkv"
+    ),
     KnownFailure(
-        what=f"{tensor} with huge strides: generated Triton that does not compile, or an illegal memory access",
+        what="few queries of grouped heads, head_dim 128: NoValidChoicesError",
         laws=_ANY_LAW,
-        case={**_SMALL, f"{tensor}_layout": "huge"},
-        where={f"{tensor}_layout": ("huge",)},
-        device="cuda",
-        torch=_H200,
-    )
-    for tensor in "qkv"
+        case={"dtype": "bfloat16", "group": 8, "seqlen_q": 63, "seqlen_k": 189, "head_dim": 128},
+        where={"group": tuple(range(2, 9)), "head_dim": (128,)},
+        **_ON_H200,
+    ),
 )
