@@ -164,15 +164,11 @@ def repeated_heads(trial: Trial, base: Outputs, allowed: dict[str, Tensor]) -> N
 
     same = ("out", "lse", "dq")
     both = twice({name: allowed[name] for name in same}, bound)
-    agree(
-        trial,
-        "repeating the key heads of a group leaves {} as it was",
-        got,
-        base,
-        both,
-        only=same,
-        exactly=True,
-    )
+    # Where a group shares a tile, rows take another place in it; interpreted, products are those of the CPU's BLAS,
+    # which may round them otherwise there.
+    exactly = p.q.device.type != "cpu"
+    claim = "repeating the key heads of a group leaves {} as it was"
+    agree(trial, claim, got, base, both, only=same, exactly=exactly)
     if got.dk is not None and got.dv is not None:
         sums = {"dk": summed(got.dk), "dv": summed(got.dv)}
         # A copy's gradient may overflow the output's format where the sum over the copies does not.
