@@ -23,11 +23,9 @@ ROOT = Path(__file__).parents[2]
 START_SECONDS = 300.0
 """Imports of torch and Triton, many at a time on a busy machine."""
 
-RUN_SECONDS = 60.0
-"""A case that needs nothing compiled takes milliseconds on a GPU, and seconds interpreted."""
-
-COMPILE_SECONDS = 240.0
-"""On top of it for a case whose kernels are compiled first, with many processes compiling at a time."""
+RUN_SECONDS = {"cpu": 120.0, "cuda": 300.0}
+"""Of one case, by device type. Interpreted it takes seconds; on a GPU milliseconds, but which case makes a kernel
+compile anew is not to be known from outside, and many processes may be compiling at a time."""
 
 STDERR_TAIL = 4000
 """Characters of a dead child's stderr that are kept."""
@@ -49,31 +47,27 @@ class HarnessError(Exception):
 class Child:
     """A child on one device ("cpu", "cuda:0"), started when first asked and again after it died.
 
-    ``run_seconds`` limits a case that needs nothing new compiled, ``compile_seconds`` is added for one that
-    does: the first with its ``compile_key``. ``start_seconds`` limits everything else. ``worker`` is the module
-    that the child runs, given the device.
+    ``run_seconds`` limits a case, by default ``RUN_SECONDS`` of the device type, and ``start_seconds`` everything
+    else. ``worker`` is the module that the child runs, given the device.
     """
 
     def __init__(
         self,
         device: str,
         *,
-        run_seconds: float = RUN_SECONDS,
-        compile_seconds: float = COMPILE_SECONDS,
+        run_seconds: float | None = None,
         start_seconds: float = START_SECONDS,
         worker: str = "tests.harness.worker",
     ) -> None:
         self.device = device
         self.worker = worker
-        self.run_seconds = run_seconds
-        self.compile_seconds = compile_seconds
+        self.run_seconds = RUN_SECONDS[device.partition(":")[0]] if run_seconds is None else run_seconds
         self.start_seconds = start_seconds
         self.process: subprocess.Popen[bytes] | None = None
-        self.compiled: set[Any] = set()
         self.buffer = b""
         atexit.register(self.close)
 
-    def run(self, request: dict[str, Any], compile_key: Any, meanwhile: Callable[[], None]) -> Verdict:
+    def run(self, request: dict[str, Any], meanwhile: Callable[[], None]) -> Verdict:
         """Run a case, and do ``meanwhile`` as it runs. A child that dies or hangs is a verdict, no error.
 
         Raises HarnessError where Flashproof itself fails, in a new process as well: of an old one any kernel that ran
@@ -81,24 +75,20 @@ class Child:
         """
         try:
             try:
-                answer = self._answer_to(request, compile_key, meanwhile)
+                answer = self._answer_to(request, meanwhile)
             except HarnessError:
                 self.close()
-                answer = self._answer_to(request, compile_key, meanwhile)
+                answer = self._answer_to(request, meanwhile)
         except ChildDied as death:
             kind = "hung" if death.hung else "died"
             claim = f"a claimed case runs to its end, but {death}"
             return Verdict(status="broken", finding=Finding(claim=claim, kind=kind, detail=death.stderr))
-        self.compiled.add(compile_key)
         return Verdict.from_dict(answer)
 
-    def _answer_to(
-        self, request: dict[str, Any], compile_key: Any, meanwhile: Callable[[], None]
-    ) -> dict[str, Any]:
-        limit = self.run_seconds + (0.0 if compile_key in self.compiled else self.compile_seconds)
+    def _answer_to(self, request: dict[str, Any], meanwhile: Callable[[], None]) -> dict[str, Any]:
         self._send({"do": "run", **request})
         meanwhile()
-        return self._receive(limit)
+        return self._receive(self.run_seconds)
 
     def ask(self, request: dict[str, Any], seconds: float | None = None) -> dict[str, Any]:
         """Send one request and wait for its answer. Raises ChildDied, and HarnessError."""
@@ -126,7 +116,6 @@ class Child:
             stderr=self.stderr,
         )
         self.buffer = b""
-        self.compiled.clear()
         self.ask({"do": "environment"})
 
     def _send(self, request: dict[str, Any]) -> None:

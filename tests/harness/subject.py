@@ -312,8 +312,7 @@ class Subject:
         self.journal.note(record)
         # A search for a smaller case climbs err/bound: rule 2 needs a wider margin from the first failure on.
         safety = SHRINKING_SAFETY if self.broken else SAFETY
-        compile_key = (self.info.spec, law, case.dtype, case.head_dim, case.causal, case.launch)
-        return self.child.run({**record, "safety": safety}, compile_key, self.journal.sync)
+        return self.child.run({**record, "safety": safety}, self.journal.sync)
 
     def _holds(self, law: str, case: Case) -> bool:
         """Whether a case could be run, which a device with too little memory left does not, and did not fail."""
@@ -328,7 +327,7 @@ class Subject:
             "safety": SAFETY,
             "finding": asdict(failure.finding),
             "title": report.headline(failure),
-            "seconds": self.child.run_seconds + self.child.compile_seconds,
+            "seconds": self.child.run_seconds,
         }
         try:
             return self.child.ask(request, request["seconds"])["text"]

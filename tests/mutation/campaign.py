@@ -90,6 +90,5 @@ class Campaign:
     def run(self, spec: str, law: str, case: Case) -> Verdict:
         """One example. A refusal of what is claimed is a finding."""
         record: dict[str, Any] = report.record(spec, self.info.claims, law, case)
-        key = (spec, law, case.dtype, case.head_dim, case.causal, case.launch)
-        verdict = self.child.run({**record, "safety": SAFETY}, key, lambda: None)
+        verdict = self.child.run({**record, "safety": SAFETY}, lambda: None)
         return replace(verdict, finding=self.info.finding(verdict))

@@ -10,7 +10,7 @@ from kernels.mutants import CATALOGUE
 from kernels.mutants.mutant import KERNEL
 from tests.harness.child import Child
 from tests.harness.plan import chosen_device
-from tests.harness.subject import KernelInfo
+from tests.harness.subject import KernelInfo, Unavailable
 from tests.mutation.campaign import Campaign
 from tests.mutation.schedule import Schedule
 from tests.mutation.summary import MutationSummary, Recorder
@@ -23,7 +23,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--seeds",
         type=int,
         metavar="N",
-        help="mutation: seeds for each planted bug (default: 3, of a quick profile 1)",
+        help="mutation: seeds for each planted bug (default: 2, of a quick profile 1)",
     )
     group.addoption(
         "--shrink",
@@ -73,7 +73,10 @@ def campaigns(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Campai
 
     @cache
     def of(spec: str) -> Campaign:
-        info = KernelInfo.ask(child, spec, tuple(config.getoption("--claims")))
+        try:
+            info = KernelInfo.ask(child, spec, tuple(config.getoption("--claims")))
+        except Unavailable as e:
+            pytest.skip(str(e))
         return Campaign(info, child, Schedule(info.capabilities, child.device.partition(":")[0]))
 
     yield of

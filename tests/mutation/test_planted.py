@@ -13,7 +13,7 @@ from tests.mutation.schedule import LAWS, SAMPLE, is_quick
 from tests.mutation.shrinking import Shrunk, shrink
 from tests.mutation.summary import Planted, Recorder, Sound
 
-SEEDS = 3
+SEEDS = 2
 """What two cores have time for in a full run, beside the operators."""
 ALL_CAUGHT = 300
 """Examples in which 95 % of the bugs are caught."""

@@ -152,7 +152,7 @@ class TestChild:
             return answer
 
         monkeypatch.setattr(child, "_receive", spoiled_once)
-        assert child.run(request, "key", lambda: None).status == "held"
+        assert child.run(request, lambda: None).status == "held"
         assert child.process is not before
 
     def test_a_crash_is_a_finding_and_the_child_is_replaced(self, subject_of: SubjectOf) -> None:
@@ -172,19 +172,11 @@ class TestChild:
         assert failure.explanation.fields
 
     def test_a_hang_is_a_finding(self, subject_of: SubjectOf) -> None:
-        impatient = Child("cpu", run_seconds=1.0, compile_seconds=0.0)
+        impatient = Child("cpu", run_seconds=1.0)
         finding = finding_of(subject_of("hanging", child=impatient), "forward", CASE)
         assert finding.kind == "hung"
         assert "still running after 1 s" in finding.claim
         assert impatient.process is None
-
-    def test_time_to_compile_is_granted_once_for_a_key(self, subject_of: SubjectOf) -> None:
-        # The kernel takes a second at every call, which only the limit of the first covers.
-        impatient = Child("cpu", run_seconds=0.5, compile_seconds=300.0)
-        subject = subject_of("slow", child=impatient)
-        subject.uphold(law("forward"), SMALL)
-        assert finding_of(subject, "forward", CASE).kind == "hung"
-        impatient.close()
 
     def test_output_and_input_of_a_kernel_do_not_mix_with_answers(self, subject_of: SubjectOf) -> None:
         subject_of("talking").uphold(law("forward"), CASE)
@@ -192,7 +184,7 @@ class TestChild:
     def test_an_error_of_the_harness_is_not_blamed_on_the_kernel(self, child: Child) -> None:
         request = report.record(f"{TOYS}:sound", (), "nonsense", CASE)
         with pytest.raises(HarnessError, match=r"No module named 'tests.properties.test_nonsense'"):
-            child.run({**request, "safety": 4.0}, None, lambda: None)
+            child.run({**request, "safety": 4.0}, lambda: None)
 
     def test_a_kernel_that_ends_its_process_on_import_is_a_one_line_error(
         self, child: Child, tmp_path: Path
@@ -217,7 +209,7 @@ class Recorded:
     """A child that remembers what was in the journal when a case was sent, and answers as told, then that all holds."""
 
     device = "cpu"
-    run_seconds = compile_seconds = 1.0
+    run_seconds = 1.0
 
     def __init__(self, journal: Path, *answers: Verdict) -> None:
         self.journal = journal
@@ -225,7 +217,7 @@ class Recorded:
         self.journaled: list[dict[str, Any]] = []
         self.requests: list[dict[str, Any]] = []
 
-    def run(self, request: dict[str, Any], compile_key: Any, meanwhile: Callable[[], None]) -> Verdict:
+    def run(self, request: dict[str, Any], meanwhile: Callable[[], None]) -> Verdict:
         self.requests.append(request)
         self.journaled.append(json.loads(self.journal.read_text()))
         meanwhile()
@@ -370,15 +362,15 @@ def test_a_stand_alone_script_exits_1_until_the_kernel_is_mended(
 ) -> None:
     toys = tmp_path / "toys.py"
     toys.write_text(TOYS.read_text())
-    patient = (child.run_seconds, child.compile_seconds)
+    patient = child.run_seconds
     if name == "hanging":
-        child.run_seconds, child.compile_seconds = 3.0, 0.0
+        child.run_seconds = 3.0
     try:
         subject = subject_of(name, toys)
         finding_of(subject, law_name, CASES.get(name, CASE))
         subject.finish_search()
     finally:
-        child.run_seconds, child.compile_seconds = patient
+        child.run_seconds = patient
     (failure,) = subject.failures.values()
     script = tmp_path / "reports" / failure.folder / "repro.py"
     assert exit_status(script, tmp_path) == 1

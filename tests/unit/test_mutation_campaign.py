@@ -38,7 +38,7 @@ class Answers:
     def close(self) -> None:
         self.closed += 1
 
-    def run(self, request: dict[str, Any], key: Any, meanwhile: Callable[[], None]) -> Verdict:
+    def run(self, request: dict[str, Any], meanwhile: Callable[[], None]) -> Verdict:
         spec = request["kernel"]
         self.count[spec] = self.count.get(spec, 0) + 1
         return self.answer(spec, self.count[spec])

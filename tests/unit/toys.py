@@ -119,12 +119,6 @@ def hanging(q, k, v, *, causal, sm_scale):
     return sound(q, k, v, causal=causal, sm_scale=sm_scale)
 
 
-def slow(q, k, v, *, causal, sm_scale):
-    """Takes its time, as a compiler does."""
-    time.sleep(1)
-    return sound(q, k, v, causal=causal, sm_scale=sm_scale)
-
-
 def talking(q, k, v, *, causal, sm_scale):
     """Prints, in Python and below it, and asks for input."""
     print("flash!")
