@@ -9,6 +9,7 @@ from kernels.contract import Capabilities
 from strategies.case import TENSORS, Case
 from strategies.cases import is_claimed
 from tests.harness.budget import BudgetSpent
+from tests.harness.cause import FEATURES, causes
 from tests.harness.vary import Field, fields
 
 FURTHER = 70
@@ -27,18 +28,22 @@ class Explanation:
     Attributes:
         sentences: what follows from the wrong elements of the case, or of a larger one that fails alike.
         fields: those of the case that were varied.
+        causes: the features of the case that it points to.
         pictures: error over bound of each wrong tensor, as ``tests.harness.pattern.picture`` has it.
     """
 
     sentences: tuple[str, ...] = ()
     fields: tuple[Field, ...] = ()
+    causes: tuple[str, ...] = ()
     pictures: tuple[dict[str, Any], ...] = ()
 
     def lines(self) -> list[str]:
-        """As text: what is seen, which fields matter, which do not, and the claims that would exclude the case."""
+        """As text: causes, what is seen, which fields matter and which do not, the claims that exclude the case."""
         matter = [field for field in self.fields if field.matters]
         without = [field.name for field in self.fields if not field.matters]
-        told = list(self.sentences)
+        named = ", ".join(FEATURES.get(cause, cause) for cause in self.causes)
+        told = [f"points to: {named}"] if named else []
+        told += self.sentences
         for field in matter:
             fails = ", ".join((field.value, *field.fails))
             told.append(f"{field.name}: fails with {fails}; holds with {', '.join(field.holds)}")
@@ -84,7 +89,7 @@ def explain(
             known = replace(known, sentences=(*seen.sentences, *_repeated(case, look)))
         for field in fields(case, fails, capabilities):
             known = replace(known, fields=(*known.fields, field))
-    return known
+    return replace(known, causes=tuple(causes(case, known.fields, capabilities.launch)))
 
 
 def _repeated(case: Case, look: Callable[[Case], Seen | None]) -> list[str]:

@@ -9,6 +9,8 @@ from strategies.case import SIZES, TENSORS, Case
 from strategies.cases import is_claimed
 
 LENGTHS = ("seqlen_q", "seqlen_k")
+TILES_OF = {"seqlen_q": "block_m", "seqlen_k": "block_n"}
+"""Of a length, the launch setting that is the rows of its tiles."""
 
 
 @dataclass(frozen=True)
@@ -33,14 +35,14 @@ class Field:
 def fields(case: Case, fails: Callable[[Case], bool], capabilities: Capabilities) -> Iterator[Field]:
     """Every field that the kernel claims other values of, in the order of the case; ``fails`` as for ``reduced``."""
     for name, value, others in _others(case, capabilities):
-        tried = [(_text(x), changed) for x, changed in others if is_claimed(changed, capabilities)]
-        outcomes = {text: fails(changed) for text, changed in tried}
+        tried = [(text(x), changed) for x, changed in others if is_claimed(changed, capabilities)]
+        outcomes = {other: fails(changed) for other, changed in tried}
         if outcomes:
-            held = tuple(text for text, failed in outcomes.items() if not failed)
+            held = tuple(other for other, failed in outcomes.items() if not failed)
             yield Field(
                 name=name,
-                value=_text(value),
-                fails=tuple(text for text, failed in outcomes.items() if failed),
+                value=text(value),
+                fails=tuple(other for other, failed in outcomes.items() if failed),
                 holds=held,
                 claim=_claim_without(name, case, capabilities) if held else "",
             )
@@ -51,10 +53,11 @@ def _others(case: Case, c: Capabilities) -> Iterator[tuple[str, Any, list[tuple[
     for name in SIZES:
         value = getattr(case, name)
         allowed = c.head_dims if name == "head_dim" else range(0 if name in LENGTHS else 1, 2 * value + 2)
-        yield _changed(case, name, _near(value, allowed))
+        block = case.blocks.get(TILES_OF.get(name, ""), 0)
+        yield _changed(case, name, _distinct(value, *_near(value, allowed), *_whole_tiles(value, block)))
     if case.seqlen_q != case.seqlen_k:
-        both = max(case.seqlen_q, case.seqlen_k)
-        yield "lengths", "unequal", [("equal", replace(case, seqlen_q=both, seqlen_k=both))]
+        both = [x for x in (case.seqlen_q, case.seqlen_k) if x]
+        yield "lengths", "unequal", [(f"both {x}", replace(case, seqlen_q=x, seqlen_k=x)) for x in both]
     yield _changed(case, "dtype", [x for x in c.dtypes if x != case.dtype])
     yield _changed(case, "causal", [not case.causal])
     yield _changed(case, "sm_scale", [x for x in (None, 1.0, -1.0) if x != case.sm_scale])
@@ -79,11 +82,20 @@ def _with_setting(case: Case, name: str, value: Any) -> tuple[tuple[str, Any], .
 def _near(value: int, allowed: Sequence[int]) -> list[int]:
     """The smallest allowed value, those next to this one, and the largest."""
     at = list(allowed).index(value)
-    near = (allowed[0], *allowed[max(at - 1, 0) : at], *allowed[at + 1 : at + 2], allowed[-1])
-    return [x for x in dict.fromkeys(near) if x != value]
+    return [allowed[0], *allowed[max(at - 1, 0) : at], *allowed[at + 1 : at + 2], allowed[-1]]
 
 
-def _text(value: Any) -> str:
+def _whole_tiles(length: int, block: int) -> list[int]:
+    """The whole tiles that it fills, and those that it lies in; none where tiles are not known."""
+    return [tiles * block for tiles in (length // block, -(-length // block)) if tiles] if block else []
+
+
+def _distinct(value: int, *others: int) -> list[int]:
+    return [x for x in dict.fromkeys(others) if x != value]
+
+
+def text(value: Any) -> str:
+    """A value of a field in words."""
     return "default" if value is None else str(value)
 
 

@@ -19,6 +19,7 @@ from tests.harness.journal import Journal
 from tests.harness.plugin import search
 from tests.harness.subject import KernelInfo, Subject
 from tests.mutation.campaign import Campaign
+from tests.mutation.diagnosis import named
 from tests.mutation.schedule import module_of
 
 SCRIPT_SECONDS = 300.0
@@ -26,10 +27,17 @@ SCRIPT_SECONDS = 300.0
 
 @dataclass(frozen=True)
 class Shrunk:
-    """Seconds until the report was written, the first failure included, and the entries of its case that are not 0."""
+    """A bug's report.
+
+    Attributes:
+        seconds: until it was written, the first failure included.
+        entries: those of its case that are not 0.
+        named: what it points to, as ``tests.mutation.diagnosis`` has it.
+    """
 
     seconds: float
     entries: int
+    named: tuple[str, ...] = ()
 
 
 def shrink(campaign: Campaign, spec: str, law: str, dtype: str, seed: int, limit: int) -> Shrunk:
@@ -58,7 +66,8 @@ def shrink(campaign: Campaign, spec: str, law: str, dtype: str, seed: int, limit
         failures = list(subject.failures.values())
         for failure in failures:
             check_report(campaign, Path(folder) / failure.folder)
-    return Shrunk(seconds, max(entries(failure.case) for failure in failures))
+    words = {word for failure in failures for word in named(failure.explanation)}
+    return Shrunk(seconds, max(entries(failure.case) for failure in failures), tuple(sorted(words)))
 
 
 def entries(case: Case) -> int:

@@ -20,7 +20,11 @@ PROPERTY = "flashproof mutation"
 
 @dataclass(frozen=True, kw_only=True)
 class Planted:
-    """One planted bug under one seed; ``law`` is "" where it was missed."""
+    """One planted bug under one seed; ``law`` is "" where it was missed.
+
+    ``named`` is what its report points to, and ``diagnosis`` what the catalogue says to that: right, none or wrong; ""
+    where there is no report.
+    """
 
     name: str
     seed: int
@@ -29,6 +33,8 @@ class Planted:
     seconds: float
     shrink_seconds: float = math.nan
     entries: int = 0
+    named: str = ""
+    diagnosis: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,6 +175,8 @@ class MutationSummary:
             ),
             ("seconds to the smallest case", *_shrinking(self.planted)),
             ("entries that are not 0 in it", *_entries(self.planted)),
+            ("reports that name the cause", _diagnoses(self.planted, "right"), ""),
+            ("reports that name a wrong one", _diagnoses(self.planted, "wrong"), ""),
             ("examples without an alarm on the kernel itself", str(sum(r.examples for r in self.sound)), ""),
         ]
         return make_table(("all planted bugs", "median", "95 %"), rows)
@@ -217,6 +225,11 @@ def _shrinking(records: list[Planted]) -> tuple[str, str]:
 def _entries(records: list[Planted]) -> tuple[str, str]:
     entries = [r.entries for r in records if not math.isnan(r.shrink_seconds)]
     return (f"{statistics.median(entries):.0f}", f"{quantile(entries, 0.95):.0f}") if entries else ("-", "-")
+
+
+def _diagnoses(records: list[Planted], diagnosis: str) -> str:
+    found = [r.diagnosis for r in records if r.diagnosis]
+    return f"{found.count(diagnosis)} of {len(found)}" if found else "-"
 
 
 def quantile(values: Sequence[float], share: float) -> float:

@@ -7,8 +7,10 @@ import pytest
 from hypothesis import settings
 
 from kernels.mutants import CATALOGUE
+from kernels.mutants.causes import CAUSES
 from kernels.mutants.mutant import Mutant
 from tests.mutation.campaign import Campaign
+from tests.mutation.diagnosis import judged
 from tests.mutation.schedule import LAWS, SAMPLE, is_quick
 from tests.mutation.shrinking import Shrunk, shrink
 from tests.mutation.summary import Planted, Recorder, Sound
@@ -62,14 +64,17 @@ def test_planted_bug_is_caught(
         pytest.skip(f"{mutant.name} shows on {mutant.device} alone")
     limit = budget(campaign)
     spec = f"kernels.mutants:{mutant.name}"
-    missed = []
+    missed, misled = [], []
     for seed in seeds(pytestconfig):
         attempt = campaign.attempt(spec, seed, limit, raises=mutant.raises)
-        shrunk = Shrunk(math.nan, 0)
+        shrunk, diagnosis = Shrunk(math.nan, 0), ""
         if attempt.case is None:
             missed.append(seed)
         elif pytestconfig.getoption("--shrink"):
             shrunk = shrink(campaign, spec, attempt.law, attempt.case.dtype, seed, limit)
+            diagnosis = judged(shrunk.named, CAUSES[mutant.name])
+            if diagnosis == "wrong":
+                misled.append(f"{seed}: {', '.join(shrunk.named)}")
         recorder.add(
             Planted(
                 name=mutant.name,
@@ -79,6 +84,9 @@ def test_planted_bug_is_caught(
                 seconds=attempt.seconds,
                 shrink_seconds=shrunk.seconds,
                 entries=shrunk.entries,
+                named=", ".join(shrunk.named),
+                diagnosis=diagnosis,
             )
         )
     assert not missed, f"{mutant.what}: not caught in {limit} examples with seeds {missed}"
+    assert not misled, f"{mutant.what}: the report points to what it is not, by seed: {misled}"

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from strategies.cases import is_claimed
 from tests.harness import picture
 from tests.harness.budget import BudgetSpent, meter
 from tests.harness.bugs import Bug, annotation, distinct
+from tests.harness.cause import causes
 from tests.harness.explain import Explanation, Seen, explain
 from tests.harness.pattern import Compared, known_numbers, sentences
 from tests.harness.pattern import picture as picture_of
@@ -128,7 +130,7 @@ CASE = Case(
     [
         (lambda c: c.group > 1, "group", "1", "grouped_heads=false"),
         (lambda c: c.seqlen_k > 64, "seqlen_k", "0", ""),
-        (lambda c: c.seqlen_q != c.seqlen_k, "lengths", "equal", "causal_unequal_lengths=false"),
+        (lambda c: c.seqlen_q != c.seqlen_k, "lengths", "both 65", "causal_unequal_lengths=false"),
         (lambda c: c.head_dim == 72, "head_dim", "16", "head_dims=16,64"),
         (lambda c: c.causal, "causal", "False", ""),
         (lambda c: c.scale < 0, "sm_scale", "default", "sm_scale=positive"),
@@ -158,6 +160,45 @@ def test_the_field_that_matters_is_found(
         assert not is_claimed(CASE, parse_claims([claim], CLAIMS))
 
 
+TILED = Case(
+    seqlen_q=129,
+    seqlen_k=33,
+    head_dim=72,
+    dtype="float16",
+    launch=(("block_m", 128), ("block_n", 32), ("splits", 2)),
+)
+TILED_CLAIMS = Capabilities(
+    head_dims=(16, 64, 72), launch={"block_m": (64, 128), "block_n": (32, 64), "splits": (1, 2)}
+)
+
+
+@pytest.mark.parametrize(
+    ("case", "fails", "expected"),
+    [
+        (CASE, lambda c: c.group > 1, ["group"]),
+        (CASE, lambda c: c.causal and c.scale < 0, ["causal", "sm_scale"]),
+        (CASE, lambda c: c.k_layout == "gap", ["k_layout"]),
+        (CASE, lambda c: c.dtype == "float32", []),
+        (CASE, lambda c: True, []),
+        (TILED, lambda c: c.dtype == "float16", ["dtype"]),
+        (TILED, lambda c: c.head_dim == 72, ["odd_head_dim"]),
+        (TILED, lambda c: c.head_dim > 16, ["head_dim"]),
+        (TILED, lambda c: c.seqlen_k % 32, ["key_tail"]),
+        (TILED, lambda c: c.seqlen_k > dict(c.launch)["block_n"], ["key_tiles"]),
+        (TILED, lambda c: c.seqlen_q > dict(c.launch)["block_m"], ["query_tiles"]),
+        (TILED, lambda c: c.seqlen_q > 100, []),
+        (TILED, lambda c: dict(c.launch)["splits"] > 1, ["splits"]),
+        (replace(TILED, seqlen_k=0), lambda c: c.seqlen_k == 0, ["no_keys"]),
+        (Case(seqlen_k=33), lambda c: c.seqlen_k % 32, []),
+    ],
+)
+def test_what_a_failure_points_to(case: Case, fails: Callable[[Case], bool], expected: list[str]) -> None:
+    assert fails(case)
+    claims = TILED_CLAIMS if case.seqlen_q == TILED.seqlen_q else CLAIMS
+    found = causes(case, list(fields(case, fails, claims)), claims.launch)
+    assert [cause for cause in found if cause != "lengths"] == expected
+
+
 def test_an_explanation_in_lines() -> None:
     explanation = Explanation(
         sentences=("out: only column 3",),
@@ -165,8 +206,10 @@ def test_an_explanation_in_lines() -> None:
             Field("group", "2", fails=("3",), holds=("1",), claim="grouped_heads=false"),
             Field("batch", "1", fails=("2",), holds=()),
         ),
+        causes=("group", "splits"),
     )
     assert explanation.lines() == [
+        "points to: grouped heads, splits",
         "out: only column 3",
         "group: fails with 2, 3; holds with 1",
         "fails all the same with other values of batch",

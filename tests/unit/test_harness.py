@@ -11,6 +11,7 @@ import re
 import runpy
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -162,6 +163,17 @@ class TestChild:
         assert "signal 11" in finding.claim
         subject.uphold(law("forward"), SMALL)
         assert subject.tally.examples == 2
+
+    def test_a_crash_while_shrinking_leaves_what_was_smallest(
+        self, subject_of: SubjectOf, tmp_path: Path
+    ) -> None:
+        subject = subject_of("crashing_on_one_key")
+        finding_of(subject, "forward", replace(CASE, batch=2, seqlen_k=5))
+        subject.finish_search()
+        (failure,) = subject.failures.values()
+        assert failure.finding.kind == "error"
+        assert (failure.case.batch, failure.case.seqlen_q, failure.case.seqlen_k) == (1, ROWS, 2)
+        assert report.read(tmp_path / "reports" / failure.folder / "case.json").case == failure.case
 
     def test_of_a_crash_the_fields_are_varied_too(self, subject_of: SubjectOf) -> None:
         subject = subject_of("crashing")
@@ -744,6 +756,20 @@ class TestCommandLine:
         assert run.returncode == pytest.ExitCode.USAGE_ERROR
         assert (run.stdout + run.stderr).strip() == "ERROR: --examples: got 0, expected a positive number"
         assert list(tmp_path.iterdir()) == []
+
+    def test_a_run_that_is_killed_while_shrinking_has_a_whole_report(self, tmp_path: Path) -> None:
+        (tmp_path / "toys.py").write_text(TOYS.read_text())
+        command = [sys.executable, "-m", "pytest", str(ROOT / "tests/properties/test_forward.py")]
+        options = ["--device=cpu", "--kernel=toys.py:wrong", "--shrink-seconds=600"]
+        run = subprocess.Popen([*command, *options], cwd=tmp_path, stdout=subprocess.DEVNULL)
+        while not (found := list(tmp_path.glob("reports/toys.wrong/*/case.json"))):
+            assert run.poll() is None, "it ended without a report"
+            time.sleep(0.05)
+        run.kill()
+        run.wait()
+        kept = report.read(found[0])
+        assert (kept.kernel, kept.law) == ("toys.py:wrong", "forward")
+        assert kept.case.seqlen_q >= ROWS
 
     def test_a_run_its_report_and_its_replay(self, tmp_path: Path) -> None:
         toys = tmp_path / "toys.py"

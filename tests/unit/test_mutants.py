@@ -11,10 +11,14 @@ import torch
 from kernels import mutants, registry
 from kernels.flash_v2 import KERNEL
 from kernels.mutants import CATALOGUE, MUTANTS
+from kernels.mutants.causes import CAUSES
 from kernels.mutants.equivalent import EQUIVALENT, HOLES
 from kernels.mutants.mutant import Edit, load_module, source_of
 from strategies.case import Case
+from tests.harness.cause import FEATURES
+from tests.harness.pattern import known_numbers
 from tests.harness.trial import Trial, run_kernel
+from tests.mutation.diagnosis import FACTS
 from tests.mutation.targets import targets
 
 
@@ -37,6 +41,13 @@ def test_catalogue_is_what_it_says() -> None:
     assert sum(name.startswith("lse_") for name in CATALOGUE) >= 10
     assert sum(m.subtle for m in CATALOGUE.values()) >= 15
     assert all(m.what and name == m.name for name, m in CATALOGUE.items())
+
+
+def test_every_bug_has_its_causes_in_known_words() -> None:
+    assert CAUSES.keys() == CATALOGUE.keys()
+    for name, words in CAUSES.items():
+        settings = CATALOGUE[name].load().capabilities.launch
+        assert set(words) <= {*FEATURES, *FACTS, *settings, *known_numbers(0.3, 2)}, name
 
 
 @pytest.mark.parametrize("name", CATALOGUE)

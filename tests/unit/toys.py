@@ -112,6 +112,13 @@ def crashing(q, k, v, *, causal, sm_scale):
     return sound(q, k, v, causal=causal, sm_scale=sm_scale)
 
 
+def crashing_on_one_key(q, k, v, *, causal, sm_scale):
+    """One row is half as large again; with a single key, address 0 is read as well."""
+    if has_bug(q) and k.shape[2] == 1:
+        ctypes.string_at(0)
+    return wrong(q, k, v, causal=causal, sm_scale=sm_scale)
+
+
 def hanging(q, k, v, *, causal, sm_scale):
     """Never comes back."""
     while has_bug(q):

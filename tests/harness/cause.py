@@ -1,0 +1,91 @@
+"""What a failure points to: the features of its smallest case without which it goes away.
+
+The case has been shrunk, so that a feature which is still there can't be left out by itself. A length alone is not
+named, since most failures need some rows; how it lies to the tiles is.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from strategies.case import TENSORS, Case
+from tests.harness.vary import TILES_OF, Field, text
+
+FEATURES = {
+    "batch": "several batch elements",
+    "heads_kv": "several key heads",
+    "group": "grouped heads",
+    "no_queries": "no queries",
+    "query_tail": "a last tile of queries that is not full",
+    "query_tiles": "several tiles of queries",
+    "no_keys": "no keys",
+    "key_tail": "a last tile of keys that is not full",
+    "key_tiles": "several tiles of keys",
+    "head_dim": "head_dim",
+    "odd_head_dim": "a head_dim that is no power of two",
+    "lengths": "unequal lengths",
+    "dtype": "the dtype",
+    "causal": "the causal mask",
+    "sm_scale": "sm_scale",
+    "key_padding": "the key padding mask",
+    "dropout_p": "dropout",
+    **{f"{tensor}_layout": f"the memory layout of {tensor}" for tensor in TENSORS},
+}
+"""What can be named, in the words of a report. Launch settings are named as they are."""
+
+
+def causes(case: Case, fields: Sequence[Field], launch: Mapping[str, tuple[Any, ...]]) -> list[str]:
+    """Features, or launch settings; none where nothing can be told. ``launch`` are the settings that are claimed."""
+    found = [(x.name, cause) for x in fields if x.matters for cause in _of_a_field(case, x, launch)]
+    # Where tiles tell, that they are smaller or larger with another setting is no news.
+    tiled = {TILES_OF[name] for name, _ in found if name in TILES_OF}
+    return [cause for name, cause in found if name not in tiled]
+
+
+def _of_a_field(case: Case, field: Field, launch: Mapping[str, tuple[Any, ...]]) -> list[str]:
+    if field.name in TILES_OF:
+        return _of_a_length(field, case.blocks.get(TILES_OF[field.name], 0))
+    if field.name == "head_dim":
+        return _of_head_dim(field)
+    if field.name == "lengths":  # each length may matter by itself: only then do both, to each other
+        return [] if field.fails else ["lengths"]
+    simple = launch[field.name][0] if field.name in launch else SIMPLE[field.name]
+    # Larger errors are allowed where fewer bits are kept: what shows in float32 alone may be wrong everywhere.
+    return [field.name] if text(simple) in field.holds else []
+
+
+SIMPLE: dict[str, Any] = {
+    "batch": 1,
+    "heads_kv": 1,
+    "group": 1,
+    "dtype": "float32",
+    "causal": False,
+    "sm_scale": None,
+    "key_padding": "none",
+    "dropout_p": 0.0,
+    **{f"{tensor}_layout": "contiguous" for tensor in TENSORS},
+}
+"""The value of a field that a case is shrunk to; one which holds there needs another."""
+
+
+def _of_a_length(field: Field, block: int) -> list[str]:
+    """Which side of a line all lengths that fail are on, if one that holds is on the other."""
+    rows = "query" if field.name == "seqlen_q" else "key"
+    fails, holds = _numbers(field)
+    if fails == [0]:
+        return ["no_queries" if rows == "query" else "no_keys"]
+    if block and all(x % block for x in fails) and any(x and x % block == 0 for x in holds):
+        return [f"{rows}_tail"]
+    if block and all(x > block for x in fails) and any(0 < x <= block for x in holds):
+        return [f"{rows}_tiles"]
+    return []
+
+
+def _of_head_dim(field: Field) -> list[str]:
+    fails, holds = _numbers(field)
+    if all(x.bit_count() > 1 for x in fails) and any(x.bit_count() == 1 for x in holds):
+        return ["odd_head_dim"]
+    return ["head_dim"] if min(holds) < min(fails) else []
+
+
+def _numbers(field: Field) -> tuple[list[int], list[int]]:
+    return [int(x) for x in (field.value, *field.fails)], [int(x) for x in field.holds]
