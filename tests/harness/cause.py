@@ -10,6 +10,9 @@ from typing import Any
 from strategies.case import TENSORS, Case
 from tests.harness.vary import TILES_OF, Field, text
 
+FEW_COLUMNS = 16
+"""So many may be needed by the numbers of a case alone."""
+
 FEATURES = {
     "batch": "several batch elements",
     "heads_kv": "several key heads",
@@ -73,6 +76,8 @@ def _of_a_length(field: Field, block: int) -> list[str]:
     fails, holds = _numbers(field)
     if fails == [0]:
         return ["no_queries" if rows == "query" else "no_keys"]
+    if len(fails) < 2:  # a single length tells no side of a line
+        return []
     if block and all(x % block for x in fails) and any(x and x % block == 0 for x in holds):
         return [f"{rows}_tail"]
     if block and all(x > block for x in fails) and any(0 < x <= block for x in holds):
@@ -84,7 +89,7 @@ def _of_head_dim(field: Field) -> list[str]:
     fails, holds = _numbers(field)
     if all(x.bit_count() > 1 for x in fails) and any(x.bit_count() == 1 for x in holds):
         return ["odd_head_dim"]
-    return ["head_dim"] if min(holds) < min(fails) else []
+    return ["head_dim"] if min(holds) < min(fails) > FEW_COLUMNS else []
 
 
 def _numbers(field: Field) -> tuple[list[int], list[int]]:

@@ -23,7 +23,7 @@ PROPERTIES = Path(__file__).parents[1] / "properties"
 LAWS = tuple(sorted(path.stem.removeprefix("test_") for path in PROPERTIES.glob("test_*.py")))
 
 DETAIL_LINES = 12
-"""Of a traceback or a dead process's stderr, in the message of a test; the report has all that was kept."""
+"""Of a traceback or a dead process's stderr, in what is read; case.json has all that was kept."""
 
 
 PICTURE = "error.png"
@@ -86,6 +86,11 @@ def facts(failure: Failure) -> list[tuple[str, str]]:
     return rows
 
 
+def last_of_detail(failure: Failure) -> list[str]:
+    """The end of a traceback or a dead process's stderr."""
+    return failure.finding.detail.strip().splitlines()[-DETAIL_LINES:]
+
+
 def replay_line(failure: Failure, report_dir: Path) -> str:
     """The command that runs the case of a report again."""
     device = failure.environment["device"].partition(":")[0]
@@ -99,8 +104,7 @@ def message(failure: Failure, report_dir: Path) -> str:
     lines += [f"  {label:16s} {text}" for label, text in facts(failure)]
     if told := failure.explanation.lines():
         lines += ["  what is known", *(f"    {line}" for line in told)]
-    detail = failure.finding.detail.strip().splitlines()[-DETAIL_LINES:]
-    if detail:
+    if detail := last_of_detail(failure):
         lines += ["  detail", *(f"    {line}" for line in detail)]
     path = report_dir / failure.folder / "report.md"
     return "\n".join(
@@ -114,8 +118,8 @@ def markdown(failure: Failure, report_dir: Path, has_script: bool) -> str:
     lines += [f"| {label} | {_code(text)} |" for label, text in facts(failure)]
     if told := failure.explanation.lines():
         lines += ["", *(f"- {_code(line)}" for line in told)]
-    if failure.finding.detail:
-        lines += ["", *(f"    {line}" for line in failure.finding.detail.strip().splitlines())]
+    if detail := last_of_detail(failure):
+        lines += ["", *(f"    {line}" for line in detail)]
     lines += ["", f"Replay: `{replay_line(failure, report_dir)}`"]
     if has_script:
         path = report_dir / failure.folder / "repro.py"

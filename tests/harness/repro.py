@@ -23,7 +23,7 @@ from tests.harness.trial import Problem, Trial
 from tests.harness.verdict import Finding
 
 LITERAL_ELEMENTS = 64
-"""Tensors up to this size are written as numbers; larger ones as compressed bytes."""
+"""Tensors up to this size are written as numbers; larger ones by the few that are not 0, else as compressed bytes."""
 
 MARGIN = 4096
 """Elements of poison behind each tensor: reading them is part of some bugs."""
@@ -54,9 +54,12 @@ DEVICE = {device!r}
 watched = []  # the inputs and what lies around them
 
 
-def numbers(dtype, data):
+def numbers(dtype, count, data):
     if isinstance(data, list):
         return torch.tensor(data, dtype=dtype)
+    if isinstance(data, dict):  # by place, what is not 0
+        places, values = torch.tensor(list(data), dtype=torch.long), torch.tensor(list(data.values()), dtype=dtype)
+        return torch.zeros(count, dtype=dtype).index_put((places,), values)
     return torch.frombuffer(bytearray(zlib.decompress(base64.b64decode(data))), dtype=dtype)
 
 
@@ -69,7 +72,7 @@ def window(dtype, shape, stride, offset, data, around=nan):
         storage.fill_(around)
     once = [1 if s == 0 and n else n for n, s in zip(shape, stride)]
     entries = storage.as_strided(once, stride, offset)
-    entries.copy_(numbers(dtype, data).reshape(once))
+    entries.copy_(numbers(dtype, entries.numel(), data).reshape(once))
     watched.append(storage if small else entries)
     return storage.as_strided(shape, stride, offset)
 
@@ -319,8 +322,11 @@ def _window(x: Tensor, poison: float | None) -> str:
     """The expression that builds a tensor with its strides and the poison around it."""
     sizes = [1 if step == 0 and size else size for size, step in zip(x.shape, x.stride(), strict=True)]
     flat = x.detach().as_strided(sizes, x.stride()).cpu().contiguous().flatten()
+    places = ((flat != 0) | flat.signbit()).nonzero().flatten()
     if flat.numel() <= LITERAL_ELEMENTS:
         data = repr(flat.tolist())
+    elif len(places) <= LITERAL_ELEMENTS:
+        data = repr(dict(zip(places.tolist(), flat[places].tolist(), strict=True)))
     else:
         data = repr(base64.b64encode(zlib.compress(flat.view(torch.uint8).numpy().tobytes())).decode())
     around = "" if poison is None or math.isnan(poison) else f", around={poison}"

@@ -168,7 +168,7 @@ TILED = Case(
     launch=(("block_m", 128), ("block_n", 32), ("splits", 2)),
 )
 TILED_CLAIMS = Capabilities(
-    head_dims=(16, 64, 72), launch={"block_m": (64, 128), "block_n": (32, 64), "splits": (1, 2)}
+    head_dims=(1, 16, 64, 72), launch={"block_m": (64, 128), "block_n": (32, 64), "splits": (1, 2)}
 )
 
 
@@ -183,6 +183,8 @@ TILED_CLAIMS = Capabilities(
         (TILED, lambda c: c.dtype == "float16", ["dtype"]),
         (TILED, lambda c: c.head_dim == 72, ["odd_head_dim"]),
         (TILED, lambda c: c.head_dim > 16, ["head_dim"]),
+        (replace(TILED, head_dim=16), lambda c: c.head_dim > 1, []),
+        (TILED, lambda c: c.seqlen_k == 33, []),
         (TILED, lambda c: c.seqlen_k % 32, ["key_tail"]),
         (TILED, lambda c: c.seqlen_k > dict(c.launch)["block_n"], ["key_tiles"]),
         (TILED, lambda c: c.seqlen_q > dict(c.launch)["block_m"], ["query_tiles"]),

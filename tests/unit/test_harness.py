@@ -31,7 +31,7 @@ from tests.harness.budget import ShrinkBudget
 from tests.harness.child import ROOT, Child, ChildDied, HarnessError
 from tests.harness.journal import Journal, examples_done, set_aside_unfinished
 from tests.harness.progress import progress
-from tests.harness.repro import _right
+from tests.harness.repro import PROGRAM, _right, _window
 from tests.harness.subject import KernelFailure, KernelInfo, Subject
 from tests.harness.tally import Tally
 from tests.harness.trial import Check, LawBroken, Outputs, Problem, Trial
@@ -491,6 +491,31 @@ def test_tensors_of_a_script_have_the_layout_of_the_case(subject_of: SubjectOf, 
         ("dout", "(48, 48, 16, 1)"),
     ]
     assert int(windows[0][3]) % 64 == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "written"),
+    [
+        ([1.0, -0.0, math.inf], "[1.0, -0.0, inf]"),
+        ([0.0] * 100, "{}"),
+        ([0.0] * 98 + [-0.0, 2.0], "{98: -0.0, 99: 2.0}"),
+        ([0.5] * 100, "'eJ"),
+    ],
+    ids=["few", "zeros", "sparse", "many"],
+)
+def test_the_numbers_of_a_tensor_come_back(values: list[float], written: str) -> None:
+    x = torch.tensor(values, dtype=torch.bfloat16)
+    line = _window(x.reshape(1, 1, -1, 1), None)
+    assert f", {written}" in line
+    scope: dict[str, Any] = {"__file__": __file__}
+    functions = PROGRAM[PROGRAM.index("watched = []") : PROGRAM.index("def call(")]
+    exec(
+        "import base64, torch, zlib\nfrom math import inf, nan\nDEVICE = 'cpu'\n"
+        + functions.format(margin=8, filled=1024),
+        scope,
+    )
+    made = eval(line, scope)
+    assert made.flatten().view(torch.int16).tolist() == x.view(torch.int16).tolist()
 
 
 class TestReport:
