@@ -76,9 +76,9 @@ def explain(
 ) -> Explanation:
     """Explain a failing case.
 
-    ``fails`` tells whether a case fails as this one does, ``look`` what is seen there, or None where it holds; either
-    may raise BudgetSpent, which ends the search with what is known by then. There is no ``look`` where no number is
-    wrong.
+    ``fails`` tells whether a case breaks the law, ``look`` what is seen where it fails as this one does, else None;
+    either may raise BudgetSpent, which ends the search with what is known by then. There is no ``look`` where no
+    number is wrong.
     """
     known = Explanation()
     with suppress(BudgetSpent):

@@ -267,11 +267,13 @@ class Subject:
         spend = meter(EXPLAIN_SECONDS[self.device_type])
 
         def fails(case: Case) -> bool:
+            # In any way: a field does not matter where the same bug makes another tensor wrong without it.
             spend()
-            return self._alike(failure, case) is not None
+            return self._run(failure.law, case) is not None
 
         def look(case: Case) -> Seen | None:
-            if not fails(case):
+            spend()
+            if self._alike(failure, case) is None:
                 return None
             request = report.record(failure.spec, failure.claims, failure.law, case)
             answer = self.child.ask({"do": "look", **request, "safety": SAFETY}, self.child.run_seconds)

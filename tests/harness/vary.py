@@ -33,7 +33,7 @@ class Field:
 
 
 def fields(case: Case, fails: Callable[[Case], bool], capabilities: Capabilities) -> Iterator[Field]:
-    """Every field that the kernel claims other values of, in the order of the case; ``fails`` as for ``reduced``."""
+    """Every field that the kernel claims other values of, in the order of the case; ``fails`` as for ``explain``."""
     for name, value, others in _others(case, capabilities):
         tried = [(text(x), changed) for x, changed in others if is_claimed(changed, capabilities)]
         outcomes = {other: fails(changed) for other, changed in tried}
