@@ -7,11 +7,17 @@ named, since most failures need some rows; how it lies to the tiles is.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from strategies.case import TENSORS, Case
-from tests.harness.vary import TILES_OF, Field, text
+from strategies.case import SIZES, TENSORS, Case
+from tests.harness.vary import SIMPLE, TILES_OF, Field, text
 
 FEW_COLUMNS = 16
 """So many may be needed by the numbers of a case alone."""
+
+FEW_ENTRIES = 16
+"""A case with more entries set was not shrunk to its end."""
+
+SETTINGS = SIMPLE.keys() - set(SIZES)
+"""What does not change the shape of a tensor."""
 
 FEATURES = {
     "batch": "several batch elements",
@@ -38,10 +44,24 @@ FEATURES = {
 
 def causes(case: Case, fields: Sequence[Field], launch: Mapping[str, tuple[Any, ...]]) -> list[str]:
     """Features, or launch settings; none where nothing can be told. ``launch`` are the settings that are claimed."""
-    found = [(x.name, cause) for x in fields if x.matters for cause in _of_a_field(case, x, launch)]
+    found = [
+        (x.name, cause)
+        for x in fields
+        if x.matters and (x.name in SETTINGS or _sizes_tell(case))
+        for cause in _of_a_field(case, x, launch)
+    ]
+    if ("causal", "causal") in found:  # another length moves the diagonal
+        found = [(name, cause) for name, cause in found if name not in TILES_OF or cause.startswith("no_")]
     # Where tiles tell, that they are smaller or larger with another setting is no news.
     tiled = {TILES_OF[name] for name, _ in found if name in TILES_OF}
     return [cause for name, cause in found if name not in tiled]
+
+
+def _sizes_tell(case: Case) -> bool:
+    """Whether another size changes nothing else: neither the numbers, nor strides that follow from it."""
+    plain = all(getattr(case, f"{tensor}_values") in ("zeros", "ones") for tensor in TENSORS)
+    dense = all(getattr(case, f"{tensor}_layout") == "contiguous" for tensor in TENSORS)
+    return plain and dense and len(case.spikes) <= FEW_ENTRIES
 
 
 def _of_a_field(case: Case, field: Field, launch: Mapping[str, tuple[Any, ...]]) -> list[str]:
@@ -56,20 +76,6 @@ def _of_a_field(case: Case, field: Field, launch: Mapping[str, tuple[Any, ...]])
     return [field.name] if text(simple) in field.holds else []
 
 
-SIMPLE: dict[str, Any] = {
-    "batch": 1,
-    "heads_kv": 1,
-    "group": 1,
-    "dtype": "float32",
-    "causal": False,
-    "sm_scale": None,
-    "key_padding": "none",
-    "dropout_p": 0.0,
-    **{f"{tensor}_layout": "contiguous" for tensor in TENSORS},
-}
-"""The value of a field that a case is shrunk to; one which holds there needs another."""
-
-
 def _of_a_length(field: Field, block: int) -> list[str]:
     """Which side of a line all lengths that fail are on, if one that holds is on the other."""
     rows = "query" if field.name == "seqlen_q" else "key"
@@ -78,7 +84,7 @@ def _of_a_length(field: Field, block: int) -> list[str]:
         return ["no_queries" if rows == "query" else "no_keys"]
     if len(fails) < 2:  # a single length tells no side of a line
         return []
-    if block and all(x % block for x in fails) and any(x and x % block == 0 for x in holds):
+    if block and all(x % block for x in fails) and sum(x and x % block == 0 for x in holds) > 1:
         return [f"{rows}_tail"]
     if block and all(x > block for x in fails) and any(0 < x <= block for x in holds):
         return [f"{rows}_tiles"]

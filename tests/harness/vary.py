@@ -12,6 +12,19 @@ LENGTHS = ("seqlen_q", "seqlen_k")
 TILES_OF = {"seqlen_q": "block_m", "seqlen_k": "block_n"}
 """Of a length, the launch setting that is the rows of its tiles."""
 
+SIMPLE: dict[str, Any] = {
+    "batch": 1,
+    "heads_kv": 1,
+    "group": 1,
+    "dtype": "float32",
+    "causal": False,
+    "sm_scale": None,
+    "key_padding": "none",
+    "dropout_p": 0.0,
+    **{f"{tensor}_layout": "contiguous" for tensor in TENSORS},
+}
+"""The value that a field is shrunk to. A case that holds with it needs another."""
+
 
 @dataclass(frozen=True)
 class Field:
@@ -33,8 +46,15 @@ class Field:
 
 
 def fields(case: Case, fails: Callable[[Case], bool], capabilities: Capabilities) -> Iterator[Field]:
-    """Every field that the kernel claims other values of, in the order of the case; ``fails`` as for ``explain``."""
-    for name, value, others in _others(case, capabilities):
+    """Every field that the kernel claims other values of, first those that are not at their simplest.
+
+    ``fails`` as for ``explain``.
+    """
+    simple = {**SIMPLE, **{name: values[0] for name, values in capabilities.launch.items()}}
+    in_order = sorted(
+        _others(case, capabilities), key=lambda field: field[1] == simple.get(field[0], field[1])
+    )
+    for name, value, others in in_order:
         tried = [(text(x), changed) for x, changed in others if is_claimed(changed, capabilities)]
         outcomes = {other: fails(changed) for other, changed in tried}
         if outcomes:
@@ -86,8 +106,11 @@ def _near(value: int, allowed: Sequence[int]) -> list[int]:
 
 
 def _whole_tiles(length: int, block: int) -> list[int]:
-    """The whole tiles that it fills, and those that it lies in; none where tiles are not known."""
-    return [tiles * block for tiles in (length // block, -(-length // block)) if tiles] if block else []
+    """The whole tiles that it fills, those that it lies in, and one more; none where tiles are not known."""
+    if not block:
+        return []
+    filled, touched = length // block, -(-length // block)
+    return [tiles * block for tiles in (filled, touched, touched + 1) if tiles]
 
 
 def _distinct(value: int, *others: int) -> list[int]:

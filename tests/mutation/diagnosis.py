@@ -7,10 +7,13 @@ from kernels.contract import OUTPUTS
 from tests.harness.explain import Explanation
 
 TENSORS = re.compile(r"^([a-z, ]+) (?:is|are) wrong; ")
-PLACE = re.compile(r": only the (last \w+)")
+PLACE = re.compile(r": only the (last [a-z ]+), ")
 FACTOR = re.compile(r" times what it should be \((.+)\)$")
 
-FACTS = (*OUTPUTS, "last query", "last key", "last column")
+FACTS = (
+    *OUTPUTS,
+    *(f"last {place}" for place in ("query", "key", "column", "batch element", "query head", "key head")),
+)
 """Where it shows. That may be the cause; where it is not, nothing wrong has been said."""
 
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from kernels.claims import parse_claims
 from kernels.contract import Capabilities
-from strategies.case import Case, Spike
+from strategies.case import TENSORS, Case, Spike
 from strategies.cases import is_claimed
 from tests.harness import picture
 from tests.harness.budget import BudgetSpent, meter
@@ -160,7 +161,9 @@ def test_the_field_that_matters_is_found(
         assert not is_claimed(CASE, parse_claims([claim], CLAIMS))
 
 
+ZEROS: dict[str, Any] = {f"{tensor}_values": "zeros" for tensor in TENSORS}
 TILED = Case(
+    **ZEROS,
     seqlen_q=129,
     seqlen_k=33,
     head_dim=72,
@@ -175,7 +178,13 @@ TILED_CLAIMS = Capabilities(
 @pytest.mark.parametrize(
     ("case", "fails", "expected"),
     [
-        (CASE, lambda c: c.group > 1, ["group"]),
+        (replace(CASE, k_layout="contiguous", **ZEROS), lambda c: c.group > 1, ["group"]),
+        (CASE, lambda c: c.group > 1, []),
+        (
+            replace(TILED, v_layout="bnhd", heads_kv=2),
+            lambda c: c.heads_kv > 1 and c.v_layout == "bnhd",
+            ["v_layout"],
+        ),
         (CASE, lambda c: c.causal and c.scale < 0, ["causal", "sm_scale"]),
         (CASE, lambda c: c.k_layout == "gap", ["k_layout"]),
         (CASE, lambda c: c.dtype == "float32", []),
