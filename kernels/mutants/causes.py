@@ -92,7 +92,7 @@ CAUSES: Mapping[str, tuple[str, ...]] = {
     "delta_of_first_batch": ("batch", "dq"),
     "lse_read_in_base_2": ("dq", "dk", "dv"),
     "lse_of_first_batch": ("batch", "dq"),
-    "lse_of_first_member": ("group", "dk", "dv"),
+    "lse_of_first_member": ("group", "heads_kv", "batch", "dk", "dv"),
     "backward_weights_in_base_e": ("dq", "dk", "dv"),
     "backward_padding_overflows": ("key_tail", "dq"),
     "dk_dv_top_left": ("causal", "lengths", "dk", "dv"),

@@ -267,9 +267,10 @@ class Subject:
         spend = meter(EXPLAIN_SECONDS[self.device_type])
 
         def fails(case: Case) -> bool:
-            # In any way: a field does not matter where the same bug makes another tensor wrong without it.
+            # In any way: a field does not matter where the same bug makes another tensor wrong without it. And in
+            # poisoned memory, or which fields matter would depend on what happens to lie where nothing was written.
             spend()
-            return self._run(failure.law, case) is not None
+            return self._run(failure.law, case, poisoned=True) is not None
 
         def look(case: Case) -> Seen | None:
             spend()
@@ -302,19 +303,19 @@ class Subject:
         except OSError as e:
             self.unwritten = [f"report not written: {self.report_dir / failure.folder}: {e.strerror}"]
 
-    def _run(self, law: str, case: Case) -> Finding | None:
+    def _run(self, law: str, case: Case, *, poisoned: bool = False) -> Finding | None:
         """One new case: run and count it."""
-        verdict = self._try(law, case)
+        verdict = self._try(law, case, poisoned=poisoned)
         self.tally.add(verdict, case)
         return self.info.finding(verdict)
 
-    def _try(self, law: str, case: Case) -> Verdict:
-        """Journal and launch."""
+    def _try(self, law: str, case: Case, *, poisoned: bool = False) -> Verdict:
+        """Journal and launch; ``poisoned`` as in ``tests.harness.worker``."""
         record = report.record(self.info.spec, self.info.claims, law, case)
         self.journal.note(record)
         # A search for a smaller case climbs err/bound: rule 2 needs a wider margin from the first failure on.
         safety = SHRINKING_SAFETY if self.broken else SAFETY
-        return self.child.run({**record, "safety": safety}, self.journal.sync)
+        return self.child.run({**record, "safety": safety, "poisoned": poisoned}, self.journal.sync)
 
     def _holds(self, law: str, case: Case) -> bool:
         """Whether a case could be run, which a device with too little memory left does not, and did not fail."""

@@ -133,6 +133,8 @@ def _claim_without(name: str, case: Case, c: Capabilities) -> str:
         return "" if case.head_dim in powers else f"head_dims={','.join(map(str, powers))}"
     if name.endswith("_layout"):
         return f"layouts={','.join(x for x in c.layouts if x != getattr(case, name))}"
+    if name == "group" and case.group == 1:
+        return ""
     if name == "sm_scale":
         return "sm_scale=positive" if case.scale <= 0 else ""
     return {"group": "grouped_heads=false", "key_padding": "key_padding=false", "dropout_p": "dropout=0"}.get(

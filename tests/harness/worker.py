@@ -11,6 +11,7 @@ import platform
 import sys
 import time
 import traceback
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -96,8 +97,10 @@ class Worker:
         }
 
     def do_run(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Try one case under one law."""
-        verdict, _ = self.attempt(request, self.kernel(request), Trial)
+        """Try one case under one law; ``poisoned``, where memory that is allocated is full of NaN."""
+        poisoned = request.get("poisoned") and request["law"] != "memory"  # which brings its own
+        with PoisonedAllocations(math.nan) if poisoned else nullcontext():
+            verdict, _ = self.attempt(request, self.kernel(request), Trial)
         return verdict.to_dict()
 
     def do_look(self, request: dict[str, Any]) -> dict[str, Any]:
