@@ -3,6 +3,7 @@
 import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -48,7 +49,7 @@ def draw(path: Path, title: str, pictures: Sequence[Mapping[str, Any]], blocks: 
         axes.set(title=f"{picture['tensor']}, worst at x", xlabel="column", ylabel=label)
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    figure.suptitle(title, fontsize=10)
+    figure.suptitle(fill(title, width=int(14 * size[0])), fontsize=10)
     figure.colorbar(image, ax=panels[0], label="error / bound, largest of all heads")
     figure.savefig(path, dpi=110, format="png")
     plt.close(figure)

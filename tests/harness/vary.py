@@ -59,12 +59,14 @@ def fields(case: Case, fails: Callable[[Case], bool], capabilities: Capabilities
         outcomes = {other: fails(changed) for other, changed in tried}
         if outcomes:
             held = tuple(other for other, failed in outcomes.items() if not failed)
+            # Lengths that may be equal and fail are no case for a claim.
+            excluded = held and (name != "lengths" or len(held) == len(outcomes))
             yield Field(
                 name=name,
                 value=text(value),
                 fails=tuple(other for other, failed in outcomes.items() if failed),
                 holds=held,
-                claim=_claim_without(name, case, capabilities) if held else "",
+                claim=_claim_without(name, case, capabilities) if excluded else "",
             )
 
 
