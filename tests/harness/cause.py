@@ -19,16 +19,19 @@ FEW_ENTRIES = 16
 SETTINGS = SIMPLE.keys() - set(SIZES)
 """What does not change the shape of a tensor."""
 
+STRUCTURE = SETTINGS - {"dtype", "sm_scale"}
+"""What does not change the numbers of a tensor either."""
+
 FEATURES = {
     "batch": "several batch elements",
     "heads_kv": "several key heads",
     "group": "grouped heads",
     "no_queries": "no queries",
     "query_tail": "a last tile of queries that is not full",
-    "query_tiles": "several tiles of queries",
+    "query_tiles": "the number of tiles of queries",
     "no_keys": "no keys",
     "key_tail": "a last tile of keys that is not full",
-    "key_tiles": "several tiles of keys",
+    "key_tiles": "the number of tiles of keys",
     "head_dim": "head_dim",
     "odd_head_dim": "a head_dim that is no power of two",
     "lengths": "unequal lengths",
@@ -44,14 +47,17 @@ FEATURES = {
 
 def causes(case: Case, fields: Sequence[Field], launch: Mapping[str, tuple[Any, ...]]) -> list[str]:
     """Features, or launch settings; none where nothing can be told. ``launch`` are the settings that are claimed."""
+    # The default scale follows from head_dim.
+    scale_tells = any(x.name == "sm_scale" and x.value == "default" and "1.0" in x.holds for x in fields)
     found = [
         (x.name, cause)
         for x in fields
         if x.matters and (x.name in SETTINGS or _sizes_tell(case))
+        if not (x.name == "head_dim" and scale_tells)
         for cause in _of_a_field(case, x, launch)
     ]
-    if ("dtype", "dtype") in found:  # another number may be rounded the right way by luck
-        return ["dtype"]
+    if ("dtype", "dtype") in found:  # other numbers may be rounded the right way by luck
+        return [name for name, _ in found if name in STRUCTURE] or ["dtype"]
     if ("causal", "causal") in found:  # another length moves the diagonal
         found = [(name, cause) for name, cause in found if name not in TILES_OF or cause.startswith("no_")]
     # Where tiles tell, that they are smaller or larger with another setting is no news.
@@ -74,6 +80,10 @@ def _of_a_field(case: Case, field: Field, launch: Mapping[str, tuple[Any, ...]])
     if field.name == "lengths":
         # Not where one is 0, or matters by itself, or single numbers are set, which lie elsewhere from the corner then.
         return [] if field.fails or len(field.holds) < 2 or case.spikes else ["lengths"]
+    if (
+        field.name == "sm_scale" and field.value == "default"
+    ):  # forgotten, or applied twice: of 1 there is no telling
+        return ["sm_scale"] if field.holds == ("1.0",) and field.fails else []
     simple = launch[field.name][0] if field.name in launch else SIMPLE[field.name]
     # Larger errors are allowed where fewer bits are kept: what shows in float32 alone may be wrong everywhere.
     return [field.name] if text(simple) in field.holds else []
@@ -89,9 +99,9 @@ def _of_a_length(field: Field, block: int) -> list[str]:
         return []
     if block and all(x % block for x in fails) and sum(x and x % block == 0 for x in holds) > 1:
         return [f"{rows}_tail"]
-    if block and all(x > block for x in fails) and any(0 < x <= block for x in holds):
-        return [f"{rows}_tiles"]
-    return []
+    second = all(x > block for x in fails) and any(0 < x <= block for x in holds)
+    border = block and min(fails) >= block and min(fails) % block in (0, 1) and max(holds) == min(fails) - 1
+    return [f"{rows}_tiles"] if block and (second or border) else []
 
 
 def _of_head_dim(field: Field) -> list[str]:

@@ -164,6 +164,14 @@ class TestChild:
         subject.uphold(law("forward"), SMALL)
         assert subject.tally.examples == 2
 
+    def test_what_is_not_written_shows_on_every_run_in_poisoned_memory(
+        self, subject_of: SubjectOf, child: Child
+    ) -> None:
+        request = report.record(subject_of("unwritten").info.spec, (), "forward", CASE)
+        finding = child.run({**request, "safety": SAFETY, "poisoned": True}, lambda: None).finding
+        assert finding is not None
+        assert finding.actual == "nan"
+
     def test_a_crash_while_shrinking_leaves_what_was_smallest(
         self, subject_of: SubjectOf, tmp_path: Path
     ) -> None:
@@ -331,6 +339,13 @@ class TestSubject:
         assert "seqlen_k=0" in complaint
         assert subject.tally.examples == 0
         assert subject.known_that_hold(law("backward")) == []
+
+    def test_a_known_failure_that_finds_no_memory_is_not_gone(
+        self, subject_of: SubjectOf, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        subject = subject_of("KNOWN")
+        monkeypatch.setattr(subject.child, "run", lambda *_: Verdict(status="skipped", reason="no memory"))
+        assert subject.known_that_hold(law("forward")) == []
 
     def test_refusals_are_counted(self, subject_of: SubjectOf) -> None:
         subject = subject_of("refusing_some")
