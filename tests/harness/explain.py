@@ -87,6 +87,8 @@ def explain(
             seen = next((found for found in larger if found), Seen((), ()))
             known = Explanation(seen.sentences, pictures=seen.pictures)
             known = replace(known, sentences=(*seen.sentences, *_repeated(case, look)))
+        elif not (fails(case) and fails(case)):
+            return Explanation((COMES_AND_GOES,))
         for field in fields(case, fails, capabilities):
             known = replace(known, fields=(*known.fields, field))
     return replace(known, causes=tuple(causes(case, known.fields, capabilities.launch)))

@@ -265,6 +265,18 @@ def test_a_failure_that_is_not_the_same_on_every_run(answers: list[Seen | None],
     assert found.sentences == (sentence,)
 
 
+def test_of_a_crash_that_comes_and_goes_nothing_else_is_told() -> None:
+    answers = iter([True, False])
+    found = explain(CASE, lambda case: next(answers), None, CLAIMS)
+    assert found == Explanation(("the same case does not fail on every run",))
+
+
+def test_what_goes_away_with_any_change_points_to_nothing() -> None:
+    varied = list(fields(TILED, lambda case: False, TILED_CLAIMS))
+    assert all(field.matters for field in varied)
+    assert causes(TILED, varied, TILED_CLAIMS.launch) == []
+
+
 def test_what_is_known_when_the_budget_is_spent_is_told() -> None:
     spend = meter(60.0, calls=3)
 
