@@ -124,7 +124,7 @@ class Worker:
         kernel = self.kernel(request)
         if finding.kind in ("died", "hung"):
             _, recorder = self.attempt(request, _stand_in(kernel), Recorder)
-        elif self.depends_on_memory(request, kernel):
+        elif self.depends_on_memory(request, kernel, finding.tensor):
             with PoisonedAllocations(math.nan):
                 _, recorder = self.attempt(request, kernel, Recorder)
         else:
@@ -136,8 +136,8 @@ class Worker:
         named = {name: request[name] for name in ("law", "title", "seconds")}
         return {"text": script(recorder, finding, spec=request["kernel"], **named)}
 
-    def depends_on_memory(self, request: dict[str, Any], kernel: AttentionKernel) -> bool:
-        """Whether a case fails by what happens to be in or around fresh memory: no longer where that is 0, and guarded.
+    def depends_on_memory(self, request: dict[str, Any], kernel: AttentionKernel, tensor: str) -> bool:
+        """Whether ``tensor`` is wrong by what is in or around fresh memory: no longer where that is 0, and guarded.
 
         A new process finds other things there; the law ``memory`` brings its own.
         """
@@ -145,7 +145,7 @@ class Worker:
             return False
         with PoisonedAllocations(0.0):
             verdict, _ = self.attempt(request, kernel, Trial)
-        return verdict.finding is None
+        return verdict.finding is None or verdict.finding.tensor != tensor
 
     def attempt(
         self, request: dict[str, Any], kernel: AttentionKernel, trial_of: type[Trial]

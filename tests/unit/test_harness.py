@@ -473,14 +473,16 @@ def test_a_script_compares_what_the_law_compared() -> None:
     assert len({claim for claim, _ in seen}) >= 14, sorted(seen)
 
 
-@pytest.mark.parametrize(("name", "depends"), [("unwritten", True), ("wrong", False)])
+@pytest.mark.parametrize(
+    ("name", "depends"), [("unwritten", True), ("unwritten_with_wrong_lse", True), ("wrong", False)]
+)
 def test_a_script_brings_its_memory_where_the_failure_depends_on_it(name: str, depends: bool) -> None:
     """Of a row that nobody has written, fresh memory of zeros says what it should."""
     case = replace(CASE, v_values="zeros" if depends else "normal")
     request = {"law": "forward", "case": json.loads(to_json(case)), "safety": SAFETY}
     kernel = load(f"{TOYS}:{name}", ())
-    assert Worker("cpu").depends_on_memory(request, kernel) == depends
-    assert not Worker("cpu").depends_on_memory({**request, "law": "memory"}, kernel)
+    assert Worker("cpu").depends_on_memory(request, kernel, "out") == depends
+    assert not Worker("cpu").depends_on_memory({**request, "law": "memory"}, kernel, "out")
 
 
 @pytest.mark.parametrize(("actual", "right"), [(-math.inf, True), (0.0, False), (math.nan, False)])

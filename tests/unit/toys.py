@@ -105,6 +105,12 @@ def unwritten(q, k, v, *, causal, sm_scale):
     return partly, lse
 
 
+def unwritten_with_wrong_lse(q, k, v, *, causal, sm_scale):
+    """One row of out is left as it was allocated, and one of lse is 1 too large."""
+    out, lse = unwritten(q, k, v, causal=causal, sm_scale=sm_scale)
+    return out, lse + 1.0 if has_bug(q) else lse
+
+
 def crashing(q, k, v, *, causal, sm_scale):
     """Reads address 0."""
     if has_bug(q):
