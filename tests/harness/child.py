@@ -23,9 +23,12 @@ ROOT = Path(__file__).parents[2]
 START_SECONDS = 300.0
 """Imports of torch and Triton, many at a time on a busy machine."""
 
-RUN_SECONDS = {"cpu": 120.0, "cuda": 300.0}
-"""Of one case, by device type. Interpreted it takes seconds; on a GPU milliseconds, but which case makes a kernel
-compile anew is not to be known from outside, and many processes may be compiling at a time."""
+RUN_SECONDS = {"cpu": 120.0, "cuda": 300.0, "none": 300.0}
+"""Of one case, by device type; none is of a child that compiles, and runs nothing.
+
+Interpreted a case takes seconds; on a GPU milliseconds, but which case makes a kernel compile anew is not to be known
+from outside, and many processes may be compiling at a time.
+"""
 
 STDERR_TAIL = 4000
 """Characters of a dead child's stderr that are kept."""
