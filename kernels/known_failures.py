@@ -1,7 +1,7 @@
 """What fails in PyTorch's kernels, by release and device: each found by this suite, and left out of its runs since.
 
-Each entry was seen to fail on every tensor, dtype or length that it names; ``where`` may cover more than fails,
-never less.
+The stored case of an entry is one that was seen to fail there. ``where`` is as wide as fields of a case can say it:
+it may cover cases that hold.
 """
 
 from typing import Any

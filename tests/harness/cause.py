@@ -82,9 +82,8 @@ def _of_a_field(case: Case, field: Field, launch: Mapping[str, tuple[Any, ...]])
     if field.name == "lengths":
         # Not where one is 0, or matters by itself, or single numbers are set, which lie elsewhere from the corner then.
         return [] if field.fails or len(field.holds) < 2 or case.spikes else ["lengths"]
-    if (
-        field.name == "sm_scale" and field.value == "default"
-    ):  # forgotten, or applied twice: of 1 there is no telling
+    if field.name == "sm_scale" and field.value == "default":
+        # Forgotten, or applied twice: of 1 there is no telling.
         return ["sm_scale"] if field.holds == ("1.0",) and field.fails else []
     simple = launch[field.name][0] if field.name in launch else SIMPLE[field.name]
     # Larger errors are allowed where fewer bits are kept: what shows in float32 alone may be wrong everywhere.
@@ -97,13 +96,13 @@ def _of_a_length(field: Field, block: int) -> list[str]:
     fails, holds = _numbers(field)
     if fails == [0]:
         return ["no_queries" if rows == "query" else "no_keys"]
-    if len(fails) < 2:  # a single length tells no side of a line
+    if not block or len(fails) < 2:  # a single length tells no side of a line
         return []
-    if block and all(x % block for x in fails) and sum(x and x % block == 0 for x in holds) > 1:
+    if all(x % block for x in fails) and sum(x and x % block == 0 for x in holds) > 1:
         return [f"{rows}_tail"]
     second = all(x > block for x in fails) and any(0 < x <= block for x in holds)
-    border = block and min(fails) >= block and min(fails) % block in (0, 1) and max(holds) == min(fails) - 1
-    return [f"{rows}_tiles"] if block and (second or border) else []
+    border = min(fails) >= block and min(fails) % block in (0, 1) and max(holds) == min(fails) - 1
+    return [f"{rows}_tiles"] if second or border else []
 
 
 def _of_head_dim(field: Field) -> list[str]:

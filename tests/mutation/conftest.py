@@ -75,7 +75,7 @@ def campaigns(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Campai
     def of(spec: str) -> Campaign:
         try:
             info = KernelInfo.ask(child, spec, tuple(config.getoption("--claims")))
-        except Unavailable as e:
+        except Unavailable as e:  # which says why; on a GPU its bugs are run
             pytest.skip(str(e))
         return Campaign(info, child, Schedule(info.capabilities, child.device.partition(":")[0]))
 

@@ -806,7 +806,7 @@ class TestCommandLine:
         run = subprocess.Popen([*command, *options], cwd=tmp_path, stdout=subprocess.DEVNULL)
         while not (found := list(tmp_path.glob("reports/toys.wrong/*/case.json"))):
             assert run.poll() is None, "it ended without a report"
-            time.sleep(0.05)
+            time.sleep(0.05)  # no time is asserted: it waits for the first report, however long that takes
         run.kill()
         run.wait()
         kept = report.read(found[0])
