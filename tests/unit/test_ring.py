@@ -17,6 +17,7 @@ BATCH, HEADS_KV, GROUP, HEAD_DIM = 2, 1, 2, 16
 CASES = {
     2: (((21, 21), (21, 21), True, torch.bfloat16), ((9, 30), (30, 5), False, torch.float32)),
     3: (((11, 11, 11), (11, 11, 11), True, torch.float32), ((4, 0, 17), (0, 9, 20), True, torch.float32)),
+    4: (((16,) * 4, (16,) * 4, True, torch.bfloat16), ((7, 1, 0, 13), (5, 0, 9, 2), False, torch.float32)),
 }
 """By number of ranks: their shares of seqlen_q and of seqlen_k, causal, dtype."""
 
@@ -75,7 +76,7 @@ def in_one_process(queries: tuple[int, ...], keys: tuple[int, ...], causal: bool
     ]
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", CASES)
 def test_processes_give_the_bits_of_one(size: int) -> None:
     if DEVICE == "cuda" and torch.cuda.device_count() < size:
         pytest.skip(f"{size} processes need as many GPUs")
