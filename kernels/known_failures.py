@@ -171,6 +171,32 @@ EFFICIENT = (
         where={"dtype": ("float32",)},
         **_ON_H200,
     ),
+    KnownFailure(
+        what="one query, or the one of the last tile, whose k and v are one head expanded, sees keys behind the causal"
+        " mask: kernel_forward.h drops the mask where there is 1 query, which is right for the other corner alone",
+        laws=(
+            "forward",
+            "identities",
+            "invariance",
+            "composition",
+            "exact",
+            "determinism",
+            "memory",
+            "special",
+        ),
+        case={
+            **_ZEROS,
+            "dtype": "float32",
+            "head_dim": 8,
+            "seqlen_k": 2,
+            "causal": True,
+            "k_layout": "expanded",
+            "v_layout": "expanded",
+            "spikes": ({"tensor": "v", "index": (0, 0, 1, 7), "value": 1.0},),
+        },
+        where={"causal": (True,), "k_layout": ("expanded",), "v_layout": ("expanded",)},
+        **_ON_H200,
+    ),
 )
 
 CUDNN = (
@@ -191,37 +217,41 @@ CUDNN = (
         )
         for tensor in "qkv"
     ),
+    KnownFailure(
+        what="dout that is not aligned to 16 bytes: the launch fails, or the CUDA context is lost",
+        laws=_OF_GRADIENTS,
+        case={**_SMALL, "dout_layout": "offset"},
+        where={"dout_layout": _UNALIGNED},
+        **_ON_H200,
+    ),
     *(
         KnownFailure(
             what=f"{tensor} with a stride of 2^31 elements or more gives NaN",
-            laws=_ANY_LAW,
+            laws=laws,
             case={**_SMALL, "seqlen_q": 2, "seqlen_k": 2, f"{tensor}_layout": "huge"},
             where={f"{tensor}_layout": ("huge",)},
             **_ON_H200,
         )
-        for tensor in "qkv"
+        for tensor, laws in (
+            ("q", _ANY_LAW),
+            ("k", _ANY_LAW),
+            ("v", _ANY_LAW),
+            ("dout", _OF_GRADIENTS),
+        )
     ),
-    KnownFailure(
-        what="dout whose strides are not those of out: NaN, or the launch fails and the CUDA context is lost",
-        laws=_OF_GRADIENTS,
-        case={**_SMALL, "dout_layout": "packed"},
-        where={"dout_layout": (*_UNALIGNED, "packed", "expanded_rows", "huge")},
-        **_ON_H200,
-    ),
-    KnownFailure(
-        what="dv is wrong where batch and heads of q, k, v and dout lie in memory in another order",
-        laws=("invariance",),
-        case={
-            **_ZEROS,
-            "dout_values": "normal",
-            "batch": 2,
-            "heads_kv": 3,
-            "seqlen_q": 3,
-            "seqlen_k": 15,
-            "head_dim": 104,
-        },
-        where={"batch": (2, 3), "heads_kv": (2, 3)},
-        **_ON_H200,
+    *(
+        KnownFailure(
+            what="dout is read by the strides it had in the first call of a process with the same q, k and v: MHA.cpp"
+            " keeps the plan of a backward, which has dout's strides in it, by those of q, k and v alone",
+            laws=laws,
+            case=None,  # which of them fail depends on the calls before
+            where=where,
+            **_ON_H200,
+        )
+        for laws, where in (
+            (_OF_GRADIENTS, {"dout_layout": ("bnhd", "packed", "expanded", "expanded_rows")}),
+            (("invariance",), {"batch": (2, 3), "heads_kv": (2, 3)}),
+        )
     ),
     KnownFailure(
         what="grouped heads, which are not claimed, are taken, and can crash the process",
