@@ -91,6 +91,8 @@ def judge_backward(trial: Trial, p: Problem, o: Outputs, expressions: Mapping[st
 
     ``expressions`` as in ``judge_forward``.
     """
+    # At the exact out and lse, delta is what the kernel's own out says, or its weights.
+    arithmetic = trial.arithmetic if trial.apart else replace(trial.arithmetic, delta="either")
     for piece in pieces(p, o):
         if piece.outputs.dq is None:
             return
@@ -101,7 +103,7 @@ def judge_backward(trial: Trial, p: Problem, o: Outputs, expressions: Mapping[st
             claim: str, piece: Piece = piece, e: Exact = e, known: dict[str, Any] = known, **rule: Any
         ) -> list[Check]:
             dout = fold(piece.problem.dout, piece.problem.heads_kv).double()
-            b = backward_bounds(e, dout, trial.arithmetic, **known, **rule)
+            b = backward_bounds(e, dout, arithmetic, **known, **rule)
             expected = {"dq": (b.dq, b.dq_bound), "dk": (b.dk, b.dk_bound), "dv": (b.dv, b.dv_bound)}
             return _checks(trial, piece, claim, expected, expressions)
 
@@ -111,7 +113,7 @@ def judge_backward(trial: Trial, p: Problem, o: Outputs, expressions: Mapping[st
 def own_results(trial: Trial, piece: Piece, e: Exact) -> dict[str, Any]:
     """The kernel's own out and lse, at which its backward is judged; else the bounds of the forward."""
     o = piece.outputs
-    if trial.kernel.backward is None or o.lse is None:
+    if trial.kernel.backward is None or o.lse is None or not trial.apart:
         return {"forward": forward_bounds(e, trial.arithmetic)}
     heads_kv = piece.problem.heads_kv
     out, lse = fold(o.out, heads_kv).double(), fold(o.lse, heads_kv).double()

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from kernels import registry
 from tests.harness import poison
@@ -196,14 +195,19 @@ class Source:
     tensors: list[str] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
 
-    def add(self, problem: Problem, launch: Mapping[str, Any], *, gradients: bool) -> None:
+    def add(
+        self,
+        problem: Problem,
+        launch: Mapping[str, Any],
+        memory: PoisonedAllocations | None,
+        *,
+        gradients: bool,
+    ) -> None:
         """Write a call down as it is now; the kernel may change what it is given."""
-        mode = _get_current_dispatch_mode()
-        poison = mode.value if isinstance(mode, PoisonedAllocations) else None
-        fenced = isinstance(mode, PoisonedAllocations) and mode.fenced
+        poison = memory.value if memory else None
         arguments = [self._tensor(role, getattr(problem, role), poison) for role in ("q", "k", "v", "dout")]
         options = {"gradients": gradients, **problem.options, **launch}
-        if fenced:
+        if memory and memory.fenced:
             options["fenced"] = True
         arguments += [f"{name}={_literal(value)}" for name, value in options.items()]
         function = "call(" if poison is None else f"poisoned({poison}, "
@@ -225,14 +229,18 @@ class Source:
 
 @dataclass
 class Recorder(Trial):
-    """A trial that also writes its calls down as source."""
+    """A trial that also writes its calls down as source; the memory of each, where a law or ``with_memory`` asks."""
 
+    with_memory: bool = False
     source: Source = field(default_factory=Source)
 
-    def record(self, problem: Problem, *, backward: bool) -> int:
+    def record(self, problem: Problem, memory: PoisonedAllocations | None = None, *, backward: bool) -> int:
         """Write a call down before it is made."""
-        self.source.add(problem, self.launch, gradients=backward and self.kernel.capabilities.backward)
-        return super().record(problem, backward=backward)
+        if memory is None and self.with_memory:
+            memory = PoisonedAllocations(self.fill)
+        gradients = backward and self.kernel.capabilities.backward
+        self.source.add(problem, self.launch, memory, gradients=gradients)
+        return super().record(problem, memory, backward=backward)
 
 
 def script(trial: Recorder, finding: Finding, *, law: str, spec: str, title: str, seconds: float) -> str:
@@ -243,7 +251,7 @@ def script(trial: Recorder, finding: Finding, *, law: str, spec: str, title: str
     source = trial.source
     if law == "rejection":  # each of its calls is meant to fail: only the one that didn't is made
         source = source.only(finding.call)
-    ends_process = finding.kind in ("died", "hung")
+    ends_process = finding.kind in ("died", "hung", "memory")  # what is written anywhere may end it
     root, module, attribute = _locate(spec)
     device = torch.device(trial.device).type
     is_poisoned = any(call.startswith("poisoned") for call in source.calls)

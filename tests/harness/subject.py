@@ -267,10 +267,9 @@ class Subject:
         spend = meter(EXPLAIN_SECONDS[self.device_type])
 
         def fails(case: Case) -> bool:
-            # In any way: a field does not matter where the same bug makes another tensor wrong without it. And in
-            # poisoned memory, or which fields matter would depend on what happens to lie where nothing was written.
+            # In any way: a field does not matter where the same bug makes another tensor wrong without it.
             spend()
-            return self._run(failure.law, case, poisoned=True) is not None
+            return self._run(failure.law, case) is not None
 
         def look(case: Case) -> Seen | None:
             spend()
@@ -303,19 +302,19 @@ class Subject:
         except OSError as e:
             self.unwritten = [f"report not written: {self.report_dir / failure.folder}: {e.strerror}"]
 
-    def _run(self, law: str, case: Case, *, poisoned: bool = False) -> Finding | None:
+    def _run(self, law: str, case: Case) -> Finding | None:
         """One new case: run and count it."""
-        verdict = self._try(law, case, poisoned=poisoned)
+        verdict = self._try(law, case)
         self.tally.add(verdict, case)
         return self.info.finding(verdict)
 
-    def _try(self, law: str, case: Case, *, poisoned: bool = False) -> Verdict:
-        """Journal and launch; ``poisoned`` as in ``tests.harness.worker``."""
+    def _try(self, law: str, case: Case) -> Verdict:
+        """Journal and launch."""
         record = report.record(self.info.spec, self.info.claims, law, case)
         self.journal.note(record)
         # A search for a smaller case climbs err/bound: rule 2 needs a wider margin from the first failure on.
         safety = SHRINKING_SAFETY if self.broken else SAFETY
-        return self.child.run({**record, "safety": safety, "poisoned": poisoned}, self.journal.sync)
+        return self.child.run({**record, "safety": safety}, self.journal.sync)
 
     def _holds(self, law: str, case: Case) -> bool:
         """Whether a case could be run, which a device with too little memory left does not, and did not fail."""
@@ -324,15 +323,16 @@ class Subject:
 
     def _script(self, failure: Failure) -> str | None:
         """The stand-alone script of a failure; None where its calls could not be made a second time."""
+        seconds = self.child.run_seconds
         request = {
             "do": "repro",
             **report.record(failure.spec, failure.claims, failure.law, failure.case),
             "safety": SAFETY,
-            "finding": asdict(failure.finding),
             "title": report.headline(failure),
-            "seconds": self.child.run_seconds,
+            "seconds": seconds,
         }
-        try:
-            return self.child.ask(request, request["seconds"])["text"]
-        except ChildDied:  # a crash that comes and goes; the report stands without a script
-            return None
+        for kind in (failure.finding.kind, "died"):  # where a crash comes and goes, as if it had come
+            with suppress(ChildDied):
+                finding = asdict(replace(failure.finding, kind=kind))
+                return self.child.ask({**request, "finding": finding}, seconds)["text"]
+        return None

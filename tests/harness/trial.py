@@ -22,6 +22,7 @@ from strategies.layouts import bits
 from strategies.tensors import Tensors, tensors
 from tests.harness.compare import describe, error_over_bound
 from tests.harness.pattern import Compared
+from tests.harness.poison import PoisonedAllocations
 from tests.harness.verdict import Finding
 
 
@@ -156,13 +157,20 @@ class Check:
 
 @dataclass
 class Trial:
-    """A case being tried. ``safety`` is the number of deviations of the probable bounds (rule 2)."""
+    """A case being tried.
+
+    ``safety`` is the number of deviations of the probable bounds (rule 2). ``margin`` lies around the inputs, and
+    ``fill`` in the memory that the kernel allocates: what is not written is wrong on every run, in every process.
+    ``apart`` is whether a backward is judged at the out and lse of its own forward, right or wrong.
+    """
 
     kernel: AttentionKernel
     case: Case
     device: str
     safety: float
     margin: float = math.nan
+    fill: float = math.nan
+    apart: bool = True
     calls: list[Call] = field(default_factory=list)
     worst: dict[str, float] = field(default_factory=dict)
     compared: list[Compared] = field(default_factory=list)
@@ -208,20 +216,29 @@ class Trial:
         """Call the kernel for out and lse."""
         return self._call(problem or self.problem, backward=False)
 
-    def gradients(self, problem: Problem | None = None) -> Outputs:
-        """Call the kernel forward and backward."""
-        return self._call(problem or self.problem, backward=True)
+    def gradients(
+        self, problem: Problem | None = None, *, memory: PoisonedAllocations | None = None
+    ) -> Outputs:
+        """Call the kernel forward and backward, if asked in memory of a kind."""
+        return self._call(problem or self.problem, backward=True, memory=memory)
 
-    def record(self, problem: Problem, *, backward: bool) -> int:
+    def record(self, problem: Problem, memory: PoisonedAllocations | None = None, *, backward: bool) -> int:
         """Remember a call, for its reproduction; returns its number."""
         self.calls.append(Call(problem, self.launch, backward))
         return len(self.calls) - 1
 
-    def _call(self, problem: Problem, *, backward: bool) -> Outputs:
-        number = self.record(problem, backward=backward)
+    def _call(
+        self, problem: Problem, *, backward: bool, memory: PoisonedAllocations | None = None
+    ) -> Outputs:
+        number = self.record(problem, memory, backward=backward)
         start = time.perf_counter()
         with self._blame_kernel(number):
-            outputs = run_kernel(self.kernel, problem, self.launch, backward=backward)
+            try:
+                with memory or PoisonedAllocations(self.fill):
+                    outputs = run_kernel(self.kernel, problem, self.launch, backward=backward)
+            except NotImplementedError:
+                # A refusal; or code of torch.compile, which can't be run under a dispatch mode.
+                outputs = run_kernel(self.kernel, problem, self.launch, backward=backward)
             if self.device != "cpu":
                 torch.cuda.synchronize()
         self.seconds["kernel"] += time.perf_counter() - start

@@ -5,13 +5,12 @@ One JSON object a line on stdin and stdout; whatever a kernel prints goes to std
 
 import importlib
 import json
-import math
 import os
 import platform
 import sys
 import time
 import traceback
-from contextlib import nullcontext
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -26,7 +25,6 @@ from kernels.contract import AttentionKernel
 from reference import safe_softmax
 from strategies.case import from_json
 from tests.harness import pattern
-from tests.harness.poison import PoisonedAllocations
 from tests.harness.repro import Recorder, script
 from tests.harness.trial import CannotRun, LawBroken, Refused, Trial, device_answers
 from tests.harness.verdict import Finding, Verdict
@@ -97,10 +95,8 @@ class Worker:
         }
 
     def do_run(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Try one case under one law; ``poisoned``, where memory that is allocated is full of NaN."""
-        poisoned = request.get("poisoned") and request["law"] != "memory"  # which brings its own
-        with PoisonedAllocations(math.nan) if poisoned else nullcontext():
-            verdict, _ = self.attempt(request, self.kernel(request), Trial)
+        """Try one case under one law."""
+        verdict, _ = self.attempt(request, self.kernel(request), Trial)
         return verdict.to_dict()
 
     def do_look(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -124,11 +120,10 @@ class Worker:
         kernel = self.kernel(request)
         if finding.kind in ("died", "hung"):
             _, recorder = self.attempt(request, _stand_in(kernel), Recorder)
-        elif self.depends_on_memory(request, kernel, finding.tensor):
-            with PoisonedAllocations(math.nan):
-                _, recorder = self.attempt(request, kernel, Recorder)
         else:
-            _, recorder = self.attempt(request, kernel, Recorder)
+            tells = self.depends_on_memory(request, kernel, finding.tensor)
+            _, recorder = self.attempt(request, kernel, partial(Recorder, with_memory=tells))
+            finding = self.from_outside(request, kernel, finding)
         if not isinstance(recorder, Recorder):
             return {"text": None}
         if len(recorder.source.calls) <= max(finding.call, finding.other or 0):
@@ -136,19 +131,24 @@ class Worker:
         named = {name: request[name] for name in ("law", "title", "seconds")}
         return {"text": script(recorder, finding, spec=request["kernel"], **named)}
 
-    def depends_on_memory(self, request: dict[str, Any], kernel: AttentionKernel, tensor: str) -> bool:
-        """Whether ``tensor`` is wrong by what is in or around fresh memory: no longer where that is 0, and guarded.
+    def from_outside(self, request: dict[str, Any], kernel: AttentionKernel, finding: Finding) -> Finding:
+        """A wrong gradient beside the exact one, if it is wrong beside that too.
 
-        A new process finds other things there; the law ``memory`` brings its own.
+        At an out and lse that are wrong themselves, right is what the kernel without the bug does not give.
         """
-        if request["law"] == "memory":
-            return False
-        with PoisonedAllocations(0.0):
-            verdict, _ = self.attempt(request, kernel, Trial)
+        verdict, _ = self.attempt(request, kernel, partial(Trial, apart=False))
+        return verdict.finding if verdict.finding and verdict.finding.tensor == finding.tensor else finding
+
+    def depends_on_memory(self, request: dict[str, Any], kernel: AttentionKernel, tensor: str) -> bool:
+        """Whether ``tensor`` is wrong by what is in fresh memory: no longer where that is 0.
+
+        A new process finds other things there than NaN.
+        """
+        verdict, _ = self.attempt(request, kernel, partial(Trial, fill=0.0))
         return verdict.finding is None or verdict.finding.tensor != tensor
 
     def attempt(
-        self, request: dict[str, Any], kernel: AttentionKernel, trial_of: type[Trial]
+        self, request: dict[str, Any], kernel: AttentionKernel, trial_of: Callable[..., Trial]
     ) -> tuple[Verdict, Trial | None]:
         """Run a law on a case; the trial is None where not even its tensors could be had."""
         law = importlib.import_module(f"tests.properties.test_{request['law']}").law

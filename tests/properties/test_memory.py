@@ -15,7 +15,7 @@ from strategies.layouts import Window
 from tests.harness.poison import PoisonedAllocations, behind_fence
 from tests.harness.relate import agree, allowances, of_a_repeat
 from tests.harness.subject import Subject
-from tests.harness.trial import Outputs, Refused, Trial
+from tests.harness.trial import Outputs, Trial
 
 FINITE_POISON = 1280.0
 """Far from any input's typical size, and exact in every dtype."""
@@ -45,12 +45,7 @@ def run(trial: Trial, poison: float) -> Outputs:
     """One call with poisoned allocations; inputs, their margins and the guards must be as before."""
     before = {name: window(trial, name).bits() for name in INPUTS}
     allocations = PoisonedAllocations(poison)
-    try:
-        with allocations:
-            got = trial.gradients()
-    except Refused:
-        # Compiled code (torch.compile) can't be run under a dispatch mode: its allocations stay as they are.
-        got = trial.gradients()
+    got = trial.gradients(memory=allocations)
     for name in INPUTS:
         changed = window(trial, name).bits() != before[name]
         if bool(changed.any()):
@@ -72,8 +67,8 @@ def run_fenced(trial: Trial) -> None:
     p = trial.problem
     q, k, v, dout = (behind_fence(window(trial, name).tensor) for name in INPUTS)
     mask = None if p.key_padding_mask is None else behind_fence(p.key_padding_mask)
-    with PoisonedAllocations(float("nan"), fenced=True):
-        trial.gradients(replace(p, q=q, k=k, v=v, dout=dout, key_padding_mask=mask))
+    problem = replace(p, q=q, k=k, v=v, dout=dout, key_padding_mask=mask)
+    trial.gradients(problem, memory=PoisonedAllocations(float("nan"), fenced=True))
 
 
 @given(data=st.data())

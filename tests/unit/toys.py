@@ -222,6 +222,22 @@ def masked(q, k, v, *, key_padding_mask=None, **options):
     return out.to(q.dtype), lse.float()
 
 
+def lse_too_large(q, k, v, **options):
+    """The right out, beside an lse that is 1 too large."""
+    out, lse = safe_softmax.forward(q, k, v, **options)
+    return out.to(q.dtype), lse.float() + (1.0 if has_bug(q) else 0.0)
+
+
+def twice_the_gradients(dout, q, k, v, out, lse, **options):
+    """Twice what the exact out and lse say, which is not twice what an lse says that is too large."""
+    return tuple(
+        (2.0 if has_bug(q) else 1.0) * x.to(q.dtype) for x in safe_softmax.backward(dout, q, k, v, **options)
+    )
+
+
+WRONG_THROUGHOUT = AttentionKernel(
+    name="wrong throughout", forward=lse_too_large, backward=twice_the_gradients, capabilities=CLAIMS
+)
 MASKED = AttentionKernel(
     name="masked",
     forward=masked,
