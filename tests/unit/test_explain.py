@@ -80,6 +80,20 @@ def test_rows_of_gradients_of_keys_are_keys() -> None:
     assert told(with_noise(EVERY, EVERY, 95), "dk") == ["dk: only the last key, 95"]
 
 
+@pytest.mark.parametrize(
+    ("bound", "group", "name"),
+    [(1e-3, 3, " (2)"), (1e-3, 2, ""), (0.5, 3, "")],
+    ids=["sharp", "two names fit", "not sharp"],
+)
+def test_a_factor_is_named_where_it_is_known_well_and_by_one_name(
+    bound: float, group: int, name: str
+) -> None:
+    c = replace(compared(2.0 * EXACT), bound=torch.full_like(EXACT, bound))
+    assert sentences([c], BLOCKS, known_numbers(0.3, group)) == [
+        f"out: every wrong element is 2 times what it should be{name}"
+    ]
+
+
 def test_elements_that_could_not_tell_are_no_witnesses() -> None:
     """Where the exact value is 0 and so is the kernel's, nothing shows whether that row is treated rightly."""
     expected = EXACT.clone()
@@ -187,6 +201,8 @@ TILED_CLAIMS = Capabilities(
         ),
         (CASE, lambda c: c.causal and c.scale < 0, ["causal", "sm_scale"]),
         (CASE, lambda c: c.k_layout == "gap", ["k_layout"]),
+        (replace(TILED, v_layout="expanded"), lambda c: c.v_layout == "expanded", ["v_layout"]),
+        (replace(CASE, v_layout="expanded"), lambda c: c.v_layout == "expanded", []),
         (CASE, lambda c: c.dtype == "float32", []),
         (CASE, lambda c: True, []),
         (TILED, lambda c: c.dtype == "float16", ["dtype"]),
@@ -211,6 +227,41 @@ def test_what_a_failure_points_to(case: Case, fails: Callable[[Case], bool], exp
     claims = TILED_CLAIMS if case.seqlen_q == TILED.seqlen_q else CLAIMS
     found = causes(case, list(fields(case, fails, claims)), claims.launch)
     assert [cause for _, cause in found if cause != "lengths"] == expected
+
+
+def test_a_feature_that_more_numbers_can_do_without_is_not_named() -> None:
+    """Few numbers may be right without dropout by luck, where larger cases are wrong without it, too."""
+    claims = replace(CLAIMS, head_dims=(16,))
+    case = Case(head_dim=16, causal=True, dropout_p=0.1, **ZEROS)
+
+    def by_luck(c: Case) -> bool:
+        return c.causal and (c.dropout_p > 0 or c.v_values == "normal")
+
+    assert explain(case, by_luck, None, claims).causes == ("causal",)
+    assert explain(case, lambda c: c.causal and c.dropout_p > 0, None, claims).causes == (
+        "causal",
+        "dropout_p",
+    )
+
+
+def test_nothing_is_pointed_to_when_the_budget_is_spent_before_the_end() -> None:
+    claims = replace(CLAIMS, head_dims=(16,))
+    case = Case(head_dim=16, causal=True, **ZEROS)
+    calls = 0
+
+    def counted(c: Case) -> bool:
+        nonlocal calls
+        calls += 1
+        return c.causal
+
+    assert explain(case, counted, None, claims).causes == ("causal",)
+    spend = meter(60.0, calls=calls - 1)
+
+    def fails(c: Case) -> bool:
+        spend()
+        return c.causal
+
+    assert explain(case, fails, None, claims).causes == ()
 
 
 def test_an_explanation_in_lines() -> None:
