@@ -132,12 +132,14 @@ class Worker:
         return {"text": script(recorder, finding, spec=request["kernel"], **named)}
 
     def from_outside(self, request: dict[str, Any], kernel: AttentionKernel, finding: Finding) -> Finding:
-        """A wrong gradient beside the exact one, if it is wrong beside that too.
+        """What is wrong beside exact results: a gradient, else the out or lse by which it had been judged.
 
         At an out and lse that are wrong themselves, right is what the kernel without the bug does not give.
         """
-        verdict, _ = self.attempt(request, kernel, partial(Trial, apart=False))
-        return verdict.finding if verdict.finding and verdict.finding.tensor == finding.tensor else finding
+        laws = ("backward", "forward") if request["law"] == "backward" else (request["law"],)
+        trial_of = partial(Trial, apart=False)
+        found = (self.attempt({**request, "law": law}, kernel, trial_of)[0].finding for law in laws)
+        return next(filter(None, found), finding)
 
     def depends_on_memory(self, request: dict[str, Any], kernel: AttentionKernel, tensor: str) -> bool:
         """Whether ``tensor`` is wrong by what is in fresh memory: no longer where that is 0.
