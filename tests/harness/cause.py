@@ -25,7 +25,10 @@ EXPANDED = ("expanded", "expanded_rows")
 SETTINGS = SIMPLE.keys() - set(SIZES)
 """What does not change the shape of a tensor."""
 
-STRUCTURE = SETTINGS - {"dtype", "sm_scale"}
+NUMERIC = {"dtype", "sm_scale"}
+"""What changes all scores, or how they are rounded."""
+
+STRUCTURE = SETTINGS - NUMERIC
 """What does not change the numbers of a tensor either."""
 
 FEATURES = {

@@ -9,7 +9,7 @@ from kernels.contract import Capabilities
 from strategies.case import SIZES, TENSORS, Case
 from strategies.cases import is_claimed
 from tests.harness.budget import BudgetSpent
-from tests.harness.cause import FEATURES, causes
+from tests.harness.cause import FEATURES, NUMERIC, causes
 from tests.harness.vary import Field, fields
 
 FURTHER = 70
@@ -96,8 +96,11 @@ def explain(
         for field in fields(case, fails, capabilities):
             known = replace(known, fields=(*known.fields, field))
         found = causes(case, known.fields, capabilities.launch)
-        needed = [cause for field, cause in found if not any(map(fails, _without(field, capabilities)))]
-        known = replace(known, causes=tuple(needed))
+        needed = [x for x in found if not any(map(fails, _without(x[0], capabilities)))]
+        if any(field.name in NUMERIC for field, _ in needed) and not fails(next(_larger(case, capabilities))):
+            # It takes numbers such as these, which have others in another dtype, or with another scale.
+            needed = [x for x in needed if x[0].name not in NUMERIC]
+        known = replace(known, causes=tuple(cause for _, cause in needed))
     return known
 
 

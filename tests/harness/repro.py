@@ -243,15 +243,17 @@ class Recorder(Trial):
         return super().record(problem, memory, backward=backward)
 
 
-def script(trial: Recorder, finding: Finding, *, law: str, spec: str, title: str, seconds: float) -> str:
+def script(
+    trial: Recorder, finding: Finding, *, guarded: bool, law: str, spec: str, title: str, seconds: float
+) -> str:
     """The program that makes the trial's calls again and checks what was wrong.
 
-    ``seconds`` is how long a program that hangs may run.
+    ``guarded`` is one that may end its process, as a crash does; ``seconds`` is how long one that hangs may run.
     """
     source = trial.source
     if law == "rejection":  # each of its calls is meant to fail: only the one that didn't is made
         source = source.only(finding.call)
-    ends_process = finding.kind in ("died", "hung", "memory")  # what is written anywhere may end it
+    ends_process = guarded or finding.kind in ("died", "hung")
     root, module, attribute = _locate(spec)
     device = torch.device(trial.device).type
     is_poisoned = any(call.startswith("poisoned") for call in source.calls)

@@ -118,18 +118,23 @@ class Worker:
         """
         finding = Finding(**request["finding"])
         kernel = self.kernel(request)
+        guarded = False
         if finding.kind in ("died", "hung"):
             _, recorder = self.attempt(request, _stand_in(kernel), Recorder)
         else:
             tells = self.depends_on_memory(request, kernel, finding.tensor)
             _, recorder = self.attempt(request, kernel, partial(Recorder, with_memory=tells))
             finding = self.from_outside(request, kernel, finding)
+            memory, _ = self.attempt({**request, "law": "memory"}, kernel, Trial)
+            guarded = (
+                memory.finding is not None and memory.finding.kind == "memory"
+            )  # what it writes to may matter
         if not isinstance(recorder, Recorder):
             return {"text": None}
         if len(recorder.source.calls) <= max(finding.call, finding.other or 0):
             return {"text": None}  # it did not fail where it had failed
         named = {name: request[name] for name in ("law", "title", "seconds")}
-        return {"text": script(recorder, finding, spec=request["kernel"], **named)}
+        return {"text": script(recorder, finding, guarded=guarded, spec=request["kernel"], **named)}
 
     def from_outside(self, request: dict[str, Any], kernel: AttentionKernel, finding: Finding) -> Finding:
         """What is wrong beside exact results: a gradient, else the out or lse by which it had been judged.

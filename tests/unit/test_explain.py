@@ -244,6 +244,17 @@ def test_a_feature_that_more_numbers_can_do_without_is_not_named() -> None:
     )
 
 
+def test_a_dtype_is_not_named_where_it_takes_special_numbers() -> None:
+    claims = Capabilities(head_dims=(16,), dtypes=("float16", "float32"))
+    case = Case(head_dim=16, dtype="float16", **ZEROS)
+
+    def of_zeros(c: Case) -> bool:
+        return c.dtype == "float16" and c.v_values == "zeros"
+
+    assert explain(case, of_zeros, None, claims).causes == ()
+    assert explain(case, lambda c: c.dtype == "float16", None, claims).causes == ("dtype",)
+
+
 def test_nothing_is_pointed_to_when_the_budget_is_spent_before_the_end() -> None:
     claims = replace(CLAIMS, head_dims=(16,))
     case = Case(head_dim=16, causal=True, **ZEROS)
