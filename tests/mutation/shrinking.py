@@ -46,6 +46,7 @@ def shrink(campaign: Campaign, spec: str, law: str, dtype: str, seed: int, limit
     Raises AssertionError where the law's test does not find the failure by itself, in ``limit`` examples, and where a
     report does not hold what it promises.
     """
+    campaign.child.close()  # its memory may have been spoiled as the bug was looked for
     # Without a database: it would remember the failures of one mutant for the next.
     inner = getattr(module_of(law), f"test_{law}").hypothesis.inner_test
     test = settings(database=None, max_examples=limit)(given(data=st.data())(inner))
