@@ -126,9 +126,8 @@ class Worker:
             _, recorder = self.attempt(request, kernel, partial(Recorder, with_memory=tells))
             finding = self.from_outside(request, kernel, finding)
             memory, _ = self.attempt({**request, "law": "memory"}, kernel, Trial)
-            guarded = (
-                memory.finding is not None and memory.finding.kind == "memory"
-            )  # what it writes to may matter
+            # What is written elsewhere may end the process.
+            guarded = memory.finding is not None and memory.finding.kind == "memory"
         if not isinstance(recorder, Recorder):
             return {"text": None}
         if len(recorder.source.calls) <= max(finding.call, finding.other or 0):
