@@ -107,9 +107,10 @@ FLASH_V1 = (
     _planted(
         "dq_kept_in_the_inputs_dtype",
         "dq is rounded to the inputs' dtype at every key block",
-        LAUNCH_BACKWARD,
-        FLOAT32,
-        FLOAT32.replace("torch.float32", "q.dtype"),
+        BACKWARD,
+        OF_DQ,
+        # In a tensor of that dtype the product would find a sum of another type, which Triton refuses.
+        f"{OF_DQ}.to(q_tile.dtype)",
         subtle=True,
     ),
     _planted("dq_not_scaled", "dq is not scaled", LAUNCH_BACKWARD, "acc * sm_scale", "acc"),
