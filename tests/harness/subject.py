@@ -323,7 +323,8 @@ class Subject:
 
     def _script(self, failure: Failure) -> str | None:
         """The stand-alone script of a failure; None where its calls could not be made a second time."""
-        seconds = self.child.run_seconds
+        # Whoever waits for a script to show a hang has not the patience that a new kernel's compilation gets.
+        seconds = min(self.child.run_seconds, self.child.start_seconds)
         request = {
             "do": "repro",
             **report.record(failure.spec, failure.claims, failure.law, failure.case),

@@ -21,6 +21,7 @@ from strategies.case import TENSORS, Case
 from strategies.layouts import bits
 from strategies.tensors import Tensors, tensors
 from tests.harness.compare import describe, error_over_bound
+from tests.harness.device import device_answers, wait_for_device
 from tests.harness.pattern import Compared
 from tests.harness.poison import PoisonedAllocations
 from tests.harness.verdict import Finding
@@ -40,17 +41,6 @@ class Refused(Exception):
 
 class CannotRun(Exception):
     """The case can't be run here, through no fault of the kernel."""
-
-
-def device_answers(device: str) -> bool:
-    """Whether the device still does: an illegal address ends the process's context for good."""
-    if device == "cpu":
-        return True
-    try:
-        torch.cuda.synchronize()
-    except Exception:
-        return False
-    return True
 
 
 @dataclass(frozen=True)
@@ -239,8 +229,7 @@ class Trial:
             except NotImplementedError:
                 # A refusal; or code of torch.compile, which can't be run under a dispatch mode.
                 outputs = run_kernel(self.kernel, problem, self.launch, backward=backward)
-            if self.device != "cpu":
-                torch.cuda.synchronize()
+            wait_for_device(self.device)
         self.seconds["kernel"] += time.perf_counter() - start
         outputs = replace(outputs, call=number)
         self._check_contract(problem, outputs, backward=backward)

@@ -25,8 +25,9 @@ from kernels.contract import AttentionKernel
 from reference import safe_softmax
 from strategies.case import from_json
 from tests.harness import pattern
+from tests.harness.device import device_answers
 from tests.harness.repro import Recorder, script
-from tests.harness.trial import CannotRun, LawBroken, Refused, Trial, device_answers
+from tests.harness.trial import CannotRun, LawBroken, Refused, Trial
 from tests.harness.verdict import Finding, Verdict
 
 PACKAGES = ("torch", "triton", "numpy", "hypothesis")

@@ -27,8 +27,9 @@ from reference.bounds.accumulation import SAFETY
 from strategies.case import Case, Spike, to_json
 from tests.harness import plan as planning
 from tests.harness import report, trial
-from tests.harness.budget import ShrinkBudget
+from tests.harness.budget import EXPLAIN_SECONDS, ShrinkBudget
 from tests.harness.child import ROOT, Child, ChildDied, HarnessError
+from tests.harness.device import OVERRAN
 from tests.harness.journal import Journal, examples_done, set_aside_unfinished
 from tests.harness.progress import progress
 from tests.harness.repro import PROGRAM, _right, _window
@@ -178,7 +179,11 @@ class TestChild:
         assert (failure.case.batch, failure.case.seqlen_q, failure.case.seqlen_k) == (1, ROWS, 2)
         assert report.read(tmp_path / "reports" / failure.folder / "case.json").case == failure.case
 
-    def test_of_a_crash_the_fields_are_varied_too(self, subject_of: SubjectOf) -> None:
+    def test_of_a_crash_the_fields_are_varied_too(
+        self, subject_of: SubjectOf, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        # Each variation starts a process, on a busy machine for seconds.
+        monkeypatch.setitem(EXPLAIN_SECONDS, "cpu", 100.0)
         subject = subject_of("crashing")
         subject.shrinking = ShrinkBudget(seconds=0.0)
         finding_of(subject, "forward", CASE)
@@ -192,6 +197,19 @@ class TestChild:
         assert finding.kind == "hung"
         assert "still running after 1 s" in finding.claim
         assert impatient.process is None
+
+    def test_a_hang_of_the_device_is_a_finding(self, subject_of: SubjectOf) -> None:
+        finding = finding_of(subject_of("hanging_on_the_device"), "forward", CASE)
+        assert finding.kind == "hung"
+        assert "the device was still running" in finding.claim
+
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="a device that hangs is a GPU")
+    def test_a_process_whose_device_hangs_is_ended(self) -> None:
+        program = (
+            "import torch; from tests.harness.device import wait_for_device; "
+            "torch.cuda._sleep(1 << 36); wait_for_device('cuda', seconds=0.5)"
+        )
+        assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False).returncode == OVERRAN
 
     def test_output_and_input_of_a_kernel_do_not_mix_with_answers(self, subject_of: SubjectOf) -> None:
         subject_of("talking").uphold(law("forward"), CASE)
@@ -224,7 +242,7 @@ class Recorded:
     """A child that remembers what was in the journal when a case was sent, and answers as told, then that all holds."""
 
     device = "cpu"
-    run_seconds = 1.0
+    run_seconds = start_seconds = 1.0
 
     def __init__(self, journal: Path, *answers: Verdict) -> None:
         self.journal = journal

@@ -12,6 +12,7 @@ import torch
 
 from kernels.contract import AttentionKernel, Capabilities, KnownFailure
 from reference import safe_softmax
+from tests.harness.device import wait_for_device
 
 MENDED = False
 ROWS = 3
@@ -129,6 +130,13 @@ def hanging(q, k, v, *, causal, sm_scale):
     """Never comes back."""
     while has_bug(q):
         time.sleep(1)
+    return sound(q, k, v, causal=causal, sm_scale=sm_scale)
+
+
+def hanging_on_the_device(q, k, v, *, causal, sm_scale):
+    """Comes back, but what it has launched never ends."""
+    torch.cuda.synchronize = lambda device=None: time.sleep(60)
+    wait_for_device("cuda", seconds=0.1)
     return sound(q, k, v, causal=causal, sm_scale=sm_scale)
 
 
