@@ -1,8 +1,8 @@
 """What each planted bug is a bug of: what a report of it may point to, written before any report was seen.
 
-Seven lacked words, which a report had right: ``running_maximum_from_minus_10000``, ``running_maximum_from_zero``,
-``lse_lane_not_written``, ``dk_dv_diagonal_masked``, ``v1_first_block_late``, ``ring_seen_by_all_one_late`` and
-``sees_the_next_sequence``.
+Ten lacked words, which a report had right: ``running_maximum_from_minus_10000``, ``running_maximum_from_zero``,
+``lse_lane_not_written``, ``dk_dv_diagonal_masked``, ``v1_first_block_late``, ``ring_seen_by_all_one_late``,
+``sees_the_next_sequence``, ``delta_of_another_sequence``, and ``dropout_not_scaled`` of two kernels.
 
 Features of a case are those of ``tests.harness.cause.FEATURES`` and launch settings; a tensor stands for being wrong
 where the others that are judged with it are not; other words are factors or places that a report can name. A bug of
@@ -179,7 +179,7 @@ CAUSES: Mapping[str, tuple[str, ...]] = {
     "dropout_rows_and_keys_swapped": ("dropout_p", "dk", "dv"),
     "dropout_of_first_member": ("dropout_p", "group", "dk", "dv"),
     "dropout_by_head_alone": ("dropout_p", "batch", "dq"),
-    "dropout_not_scaled": ("dropout_p", "out"),
+    "dropout_not_scaled": ("dropout_p", "out", "1 - dropout_p"),
     "dropout_not_scaled_in_dq": ("dropout_p", "dq"),
     "dropout_not_in_dp": ("dropout_p", "dk"),
     "dropout_in_ds": ("dropout_p", "dk"),
@@ -188,7 +188,7 @@ CAUSES: Mapping[str, tuple[str, ...]] = {
     "dropout_seed_of_32_bits": ("dropout_p",),
     "dropout_threshold_rounded": ("dropout_p",),
     "v1_dropout_of_another_mask_in_backward": ("dropout_p",),
-    "v1_dropout_not_scaled": ("dropout_p", "out"),
+    "v1_dropout_not_scaled": ("dropout_p", "out", "1 - dropout_p"),
     "v1_dropout_not_in_dv": ("dropout_p", "dv"),
     "v1_dropout_of_the_block": ("dropout_p", "query_tiles"),
     "v1_out_not_rescaled": ("key_tiles", "out"),
@@ -293,7 +293,7 @@ CAUSES: Mapping[str, tuple[str, ...]] = {
     "lse_of_equal_lengths": ("lse",),
     "empty_sequence_counts_one_key": (),
     "unseen_keys_keep_scratch": ("dk", "dv", "no_queries"),
-    "delta_of_another_sequence": (),
+    "delta_of_another_sequence": ("batch",),
     "dq_by_lengths_of_keys": ("dq",),
     "group_of_the_first_head": ("group", "heads_kv"),
     "grid_by_lengths_of_queries": ("dk", "dv"),

@@ -9,7 +9,7 @@ from kernels.contract import Capabilities
 from strategies.case import SIZES, TENSORS, Case
 from strategies.cases import is_claimed
 from tests.harness.budget import BudgetSpent
-from tests.harness.cause import FEATURES, NUMERIC, causes
+from tests.harness.cause import FEATURES, causes
 from tests.harness.vary import Field, fields
 
 FURTHER = 70
@@ -96,22 +96,25 @@ def explain(
         for field in fields(case, fails, capabilities):
             known = replace(known, fields=(*known.fields, field))
         found = causes(case, known.fields, capabilities.launch)
-        needed = [x for x in found if not any(map(fails, _without(x[0], capabilities)))]
-        if any(field.name in NUMERIC for field, _ in needed) and not fails(next(_larger(case, capabilities))):
-            # It takes numbers such as these, which have others in another dtype, or with another scale.
-            needed = [x for x in needed if x[0].name not in NUMERIC]
-        known = replace(known, causes=tuple(cause for _, cause in needed))
+        needed = [
+            cause
+            for field, cause in found
+            if fails(_with_more(case, field, capabilities))
+            and not fails(_with_more(field.held[-1], field, capabilities))
+        ]
+        known = replace(known, causes=tuple(needed))
     return known
 
 
-def _without(field: Field, capabilities: Capabilities) -> Iterator[Case]:
-    """A case that holds without a feature, with more numbers and other sizes: it may have held by its few numbers."""
-    held = field.held[-1]
-    larger = next(_larger(held, capabilities))
+def _with_more(case: Case, field: Field, capabilities: Capabilities) -> Case:
+    """The case with more numbers and other sizes than that of the field.
+
+    Few numbers may hold by luck without a feature, and with it be wrong because they are such numbers.
+    """
+    larger = next(_larger(case, capabilities))
     if field.name in SIZES:
-        larger = replace(larger, **{field.name: getattr(held, field.name)})
-    if is_claimed(larger, capabilities):
-        yield larger
+        larger = replace(larger, **{field.name: getattr(case, field.name)})
+    return larger if is_claimed(larger, capabilities) else case
 
 
 def _repeated(case: Case, look: Callable[[Case], Seen | None]) -> list[str]:

@@ -125,7 +125,7 @@ def _values(c: Compared, numbers: Mapping[str, float]) -> list[str]:
     return [f"every wrong element is {factor:.4g} times what it should be{name}"]
 
 
-def known_numbers(sm_scale: float, group: int) -> dict[str, float]:
+def known_numbers(sm_scale: float, group: int, dropout_p: float) -> dict[str, float]:
     """What kernels forget, square or invert, by name; those that are 1 are left out."""
     numbers = {
         "2": 2.0,
@@ -137,6 +137,8 @@ def known_numbers(sm_scale: float, group: int) -> dict[str, float]:
         "1 / sm_scale": 1.0 / sm_scale if sm_scale else math.inf,
         "the group": float(group),
         "1 / the group": 1.0 / group,
+        "1 - dropout_p": 1.0 - dropout_p,
+        "1 / (1 - dropout_p)": 1.0 / (1.0 - dropout_p) if dropout_p < 1.0 else math.inf,
     }
     return {name: number for name, number in numbers.items() if number != 1.0}
 

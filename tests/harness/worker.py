@@ -105,7 +105,7 @@ class Worker:
         verdict, trial = self.attempt(request, self.kernel(request), Trial)
         compared = trial.compared if trial else []
         case = from_json(json.dumps(request["case"]))
-        numbers = pattern.known_numbers(case.scale, case.group)
+        numbers = pattern.known_numbers(case.scale, case.group, case.dropout_p)
         return {
             **verdict.to_dict(),
             "sentences": pattern.sentences(compared, case.blocks, numbers),

@@ -34,7 +34,7 @@ def compared(actual: Tensor, tensor: str = "out", expected: Tensor = EXACT) -> C
 
 
 def told(actual: Tensor, tensor: str = "out") -> list[str]:
-    return sentences([compared(actual, tensor)], BLOCKS, known_numbers(0.3, 3))
+    return sentences([compared(actual, tensor)], BLOCKS, known_numbers(0.3, 3, 0.25))
 
 
 def with_noise(*where: slice | int) -> Tensor:
@@ -89,7 +89,7 @@ def test_a_factor_is_named_where_it_is_known_well_and_by_one_name(
     bound: float, group: int, name: str
 ) -> None:
     c = replace(compared(2.0 * EXACT), bound=torch.full_like(EXACT, bound))
-    assert sentences([c], BLOCKS, known_numbers(0.3, group)) == [
+    assert sentences([c], BLOCKS, known_numbers(0.3, group, 0.0)) == [
         f"out: every wrong element is 2 times what it should be{name}"
     ]
 
@@ -242,6 +242,14 @@ def test_a_feature_that_more_numbers_can_do_without_is_not_named() -> None:
         "causal",
         "dropout_p",
     )
+
+
+def test_a_size_is_named_where_other_numbers_fail_at_it_too() -> None:
+    """Another size has other numbers, and they may be what it takes."""
+    case = Case(head_dim=16, seqlen_k=0, **ZEROS)
+    claims = Capabilities(head_dims=(16,))
+    assert explain(case, lambda c: c.seqlen_k == 0, None, claims).causes == ("no_keys",)
+    assert explain(case, lambda c: c.seqlen_k == 0 and c.v_values == "zeros", None, claims).causes == ()
 
 
 def test_a_dtype_is_not_named_where_it_takes_special_numbers() -> None:
