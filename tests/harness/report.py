@@ -58,7 +58,8 @@ class Failure:
 def headline(failure: Failure) -> str:
     """One line: law, tensor, kind."""
     f = failure.finding
-    what = f"{f.tensor} is wrong" if f.tensor else f.kind
+    wrong = "is not finite" if f.kind == "nonfinite" else "is wrong"
+    what = f"{f.tensor} {wrong}" if f.tensor else f.kind
     return f"{failure.kernel}: law `{failure.law}` is broken, {what} ({failure.case.dtype})"
 
 
