@@ -3,10 +3,12 @@
 One JSON object a line on stdin and stdout; whatever a kernel prints goes to stderr.
 """
 
+import ctypes
 import importlib
 import json
 import os
 import platform
+import signal
 import sys
 import time
 import traceback
@@ -31,6 +33,9 @@ from tests.harness.trial import CannotRun, LawBroken, Refused, Trial
 from tests.harness.verdict import Finding, Verdict
 
 PACKAGES = ("torch", "triton", "numpy", "hypothesis")
+
+PR_SET_PDEATHSIG = 1
+"""As in linux/prctl.h."""
 
 CACHED_BYTES = 2**31
 """Memory beyond this goes back to the device between cases: a huge storage is gigabytes, and processes share it."""
@@ -226,7 +231,8 @@ def serve(worker: Worker) -> None:
 
 
 def main(device: str) -> None:
-    """Serve on a device."""
+    """Serve on a device, and end with the parent: killed in the middle of a hang, it can't end this process itself."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     torch.set_num_threads(1)
     if device != "cpu":
         torch.cuda.set_device(device)

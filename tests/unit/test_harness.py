@@ -198,6 +198,23 @@ class TestChild:
         assert "still running after 1 s" in finding.claim
         assert impatient.process is None
 
+    def test_a_child_that_hangs_ends_with_its_parent(self, tmp_path: Path) -> None:
+        request = report.record(f"{TOYS}:hanging", (), "forward", CASE)
+        program = (
+            "from tests.harness.child import Child; child = Child('cpu')\n"
+            "def meanwhile(): print(child.process.pid, flush=True)\n"
+            f"child.run({request | {'safety': 4.0}}, meanwhile)"
+        )
+        with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE) as parent:
+            assert parent.stdout is not None
+            pid = int(parent.stdout.readline())
+            assert runs(pid)
+            parent.kill()
+        for _ in range(300):
+            if runs(pid):
+                time.sleep(0.1)
+        assert not runs(pid)
+
     def test_a_hang_of_the_device_is_a_finding(self, subject_of: SubjectOf) -> None:
         finding = finding_of(subject_of("hanging_on_the_device"), "forward", CASE)
         assert finding.kind == "hung"
@@ -417,6 +434,14 @@ def test_a_stand_alone_script_exits_1_until_the_kernel_is_mended(
     assert exit_status(script, tmp_path) == 1
     toys.write_text(TOYS.read_text().replace("MENDED = False", "MENDED = True"))
     assert exit_status(script, tmp_path) == 0
+
+
+def runs(pid: int) -> bool:
+    """Whether a process is there, and no zombie, which has no command line."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes() != b""
+    except OSError:
+        return False
 
 
 def exit_status(script: Path, folder: Path) -> int:
