@@ -198,7 +198,7 @@ class TestChild:
         assert "still running after 1 s" in finding.claim
         assert impatient.process is None
 
-    def test_a_child_that_hangs_ends_with_its_parent(self, tmp_path: Path) -> None:
+    def test_a_child_that_hangs_ends_with_its_parent(self) -> None:
         request = report.record(f"{TOYS}:hanging", (), "forward", CASE)
         program = (
             "from tests.harness.child import Child; child = Child('cpu')\n"
@@ -210,7 +210,7 @@ class TestChild:
             pid = int(parent.stdout.readline())
             assert runs(pid)
             parent.kill()
-        for _ in range(300):
+        for _ in range(300):  # half a minute at most: no one tells when a grandchild is gone
             if runs(pid):
                 time.sleep(0.1)
         assert not runs(pid)

@@ -135,6 +135,7 @@ def hanging(q, k, v, *, causal, sm_scale):
 
 def hanging_on_the_device(q, k, v, *, causal, sm_scale):
     """Comes back, but what it has launched never ends."""
+    # Stands in for a device, so that this end of it is tested without one.
     torch.cuda.synchronize = lambda device=None: time.sleep(60)
     wait_for_device("cuda", seconds=0.1)
     return sound(q, k, v, causal=causal, sm_scale=sm_scale)
