@@ -19,17 +19,17 @@ FEW_ENTRIES = 16
 CONSTANT = ("zeros", "ones")
 """Values of a tensor that stay what they are in another shape or layout."""
 
+UNSCALED = ("zeros",)
+"""Values of which no score is made, whatever it is scaled with and however many columns it is the sum of."""
+
 EXPANDED = ("expanded", "expanded_rows")
 """Layouts that repeat the numbers of a part."""
 
-SETTINGS = SIMPLE.keys() - set(SIZES)
-"""What does not change the shape of a tensor."""
+SCORING = {"head_dim", "sm_scale"}
+"""What changes all scores."""
 
-NUMERIC = {"dtype", "sm_scale"}
-"""What changes all scores, or how they are rounded."""
-
-STRUCTURE = SETTINGS - NUMERIC
-"""What does not change the numbers of a tensor either."""
+STRUCTURE = SIMPLE.keys() - set(SIZES) - SCORING - {"dtype"}
+"""What changes neither shapes nor scores, nor how numbers are rounded."""
 
 FEATURES = {
     "batch": "several batch elements",
@@ -68,7 +68,7 @@ def causes(
     found = [
         (x, cause)
         for x in fields
-        if x.matters and (x.name in SETTINGS or _sizes_tell(case))
+        if x.matters and _tells(case, x.name)
         if not (x.name == "head_dim" and scale_tells)
         for cause in _of_a_field(case, x, launch)
     ]
@@ -83,9 +83,12 @@ def causes(
     return [(x, cause) for x, cause in found if x.name not in tiled]
 
 
-def _sizes_tell(case: Case) -> bool:
-    """Whether another size changes nothing else: neither the numbers, nor strides that follow from it."""
-    plain = all(getattr(case, f"{tensor}_values") in CONSTANT for tensor in TENSORS)
+def _tells(case: Case, name: str) -> bool:
+    """Whether another value of a field changes nothing else: neither the numbers, nor strides that follow from it."""
+    if name in STRUCTURE or name == "dtype":
+        return True
+    neutral = UNSCALED if name in SCORING else CONSTANT
+    plain = all(getattr(case, f"{tensor}_values") in neutral for tensor in TENSORS)
     dense = all(getattr(case, f"{tensor}_layout") == "contiguous" for tensor in TENSORS)
     return plain and dense and len(case.spikes) <= FEW_ENTRIES
 
