@@ -122,7 +122,8 @@ class KnownFailure:
         what: the bug, in words.
         issue: where it is reported upstream; "" where it is not yet.
         laws: those that it breaks; the stored case breaks the first.
-        case: the stored case, as fields of ``strategies.case.Case``; None where a failure comes and goes.
+        case: the stored case, as fields of ``strategies.case.Case``; None where a failure comes and goes, or takes
+            longer than one would wait for.
         where: values of fields of a case which, all together, meet it; without any, every case does.
         device: "cpu" or "cuda".
         torch: the versions of PyTorch that have it, as beginnings of a version.

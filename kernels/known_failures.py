@@ -1,7 +1,7 @@
 """What fails in PyTorch's kernels, by release and device: each found by this suite, and left out of its runs since.
 
-The stored case of an entry is one that was seen to fail there. ``where`` is as wide as fields of a case can say it:
-it may cover cases that hold.
+The stored case of an entry, where it has one, was seen to fail there. ``where`` is as wide as fields of a case can
+say it: it may cover cases that hold.
 """
 
 from typing import Any
@@ -267,5 +267,16 @@ FLEX_ATTENTION = (
         },
         where={"group": _GROUPED, "causal": (True,)},
         **_ON_H200,
+    ),
+    *(
+        KnownFailure(
+            what="fewer than 128 float32 queries are one tile, with all heads of their group: it compiles for 9 to "
+            "30 minutes, or does not fit",
+            laws=_ANY_LAW,
+            case=None,  # it would take longer than all others together
+            where={"dtype": ("float32",), "seqlen_q": tuple(range(1, 128)), **wide},
+            **_ON_H200,
+        )
+        for wide in ({"group": _GROUPED}, {"head_dim": (128,)})
     ),
 )
