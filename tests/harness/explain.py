@@ -112,8 +112,10 @@ def _with_more(case: Case, field: Field, capabilities: Capabilities) -> Case:
     Few numbers may hold by luck without a feature, and with it be wrong because they are such numbers.
     """
     larger = next(_larger(case, capabilities))
-    if field.name in SIZES:
-        larger = replace(larger, **{field.name: getattr(case, field.name)})
+    # The default scale follows from head_dim.
+    size = "head_dim" if field.name == "sm_scale" else field.name
+    if size in SIZES:
+        larger = replace(larger, **{size: getattr(case, size)})
     return larger if is_claimed(larger, capabilities) else case
 
 

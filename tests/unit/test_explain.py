@@ -258,6 +258,12 @@ def test_a_size_is_named_where_other_numbers_fail_at_it_too() -> None:
     assert explain(case, lambda c: c.seqlen_k == 0 and c.v_values == "zeros", None, claims).causes == ()
 
 
+def test_a_scale_is_named_where_the_default_one_was_taken_for_it() -> None:
+    case = Case(head_dim=1, sm_scale=0.5, **ZEROS)
+    claims = Capabilities(head_dims=(1, 16))
+    assert explain(case, lambda c: c.scale != c.head_dim**-0.5, None, claims).causes == ("sm_scale",)
+
+
 def test_a_dtype_is_not_named_where_it_takes_special_numbers() -> None:
     claims = Capabilities(head_dims=(16,), dtypes=("float16", "float32"))
     case = Case(head_dim=16, dtype="float16", **ZEROS)
