@@ -12,8 +12,8 @@ from tests.harness import report
 from tests.harness.budget import CALLS, SECONDS, ShrinkBudget
 from tests.harness.child import Child
 from tests.harness.journal import Journal, set_aside_unfinished
+from tests.harness.kernel_info import KernelInfo, Unavailable
 from tests.harness.report import PROPERTIES, Replay
-from tests.harness.subject import KernelInfo, Unavailable
 
 JOURNALS = ".journal"
 """The folder of the journals, in the report directory."""

@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from kernels.contract import Capabilities, KnownFailure
 from reference.bounds.accumulation import SAFETY, SHRINKING_SAFETY
 from strategies.case import Case
 from strategies.cases import cases, is_claimed
@@ -21,7 +20,8 @@ from tests.harness.budget import EXPLAIN_SECONDS, SECONDS, BudgetSpent, ShrinkBu
 from tests.harness.child import Child, ChildDied
 from tests.harness.explain import Seen, explain
 from tests.harness.journal import Journal
-from tests.harness.known import known_failure, meets, stored_case
+from tests.harness.kernel_info import KernelInfo
+from tests.harness.known import meets, stored_case
 from tests.harness.reduce import reduced
 from tests.harness.report import Failure, Replay
 from tests.harness.tally import Tally
@@ -47,50 +47,6 @@ class KernelFailure(AssertionError):
 def failure_type(kind: str, tensor: str) -> type[KernelFailure]:
     """A type for each way to fail: Hypothesis tells bugs apart by type, and shrinks each by itself."""
     return type(f"KernelFailure_{kind}_{tensor}".rstrip("_"), (KernelFailure,), {})
-
-
-class Unavailable(ValueError):
-    """A registered kernel that can't run on a device."""
-
-
-@dataclass(frozen=True)
-class KernelInfo:
-    """What the parent knows of a kernel; the kernel itself is only in the child."""
-
-    spec: str
-    claims: tuple[str, ...]
-    name: str
-    capabilities: Capabilities
-    printed: dict[str, str]
-    known_failures: tuple[KnownFailure, ...] = ()
-
-    @classmethod
-    def ask(cls, child: Child, spec: str, claims: tuple[str, ...]) -> "KernelInfo":
-        """Describe a kernel by way of the child. Raises ValueError, in one line, if it can't be had."""
-        try:
-            answer = child.ask({"do": "describe", "kernel": spec, "claims": claims})
-        except ChildDied as death:
-            raise ValueError(
-                f"kernel {spec!r}: expected a kernel that can be imported, but {death}"
-            ) from death
-        if "unavailable" in answer:
-            raise Unavailable(f"kernel {spec!r}: {answer['unavailable']}")
-        if "error" in answer:
-            raise ValueError(answer["error"])
-        values: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in answer["claims"].items()
-        }
-        values["launch"] = {name: tuple(choices) for name, choices in values["launch"].items()}
-        known = tuple(known_failure(fields) for fields in answer["known_failures"])
-        return cls(spec, claims, answer["name"], Capabilities(**values), answer["printed"], known)
-
-    def finding(self, verdict: Verdict) -> Finding | None:
-        """What a verdict holds against the kernel: a refusal, too, where it claims to refuse nothing."""
-        if verdict.status == "refused" and not self.capabilities.may_refuse:
-            claim = f"a claimed case is not refused, but NotImplementedError was raised: {verdict.reason}"
-            return Finding(claim=claim, kind="refused")
-        return verdict.finding
 
 
 def name_of(law: Callable[..., None]) -> str:

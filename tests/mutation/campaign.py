@@ -8,7 +8,7 @@ from reference.bounds.accumulation import SAFETY
 from strategies.case import Case
 from tests.harness import report
 from tests.harness.child import Child
-from tests.harness.subject import KernelInfo
+from tests.harness.kernel_info import KernelInfo
 from tests.harness.verdict import Finding, Verdict
 from tests.mutation.schedule import Schedule
 

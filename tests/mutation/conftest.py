@@ -9,8 +9,8 @@ import pytest
 from kernels.mutants import CATALOGUE
 from kernels.mutants.mutant import KERNEL
 from tests.harness.child import Child
+from tests.harness.kernel_info import KernelInfo, Unavailable
 from tests.harness.plan import chosen_device
-from tests.harness.subject import KernelInfo, Unavailable
 from tests.mutation.campaign import Campaign
 from tests.mutation.schedule import Schedule
 from tests.mutation.summary import MutationSummary, Recorder

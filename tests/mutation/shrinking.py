@@ -16,8 +16,9 @@ from strategies.case import TENSORS, Case
 from strategies.tensors import tensors
 from tests.harness import report
 from tests.harness.journal import Journal
+from tests.harness.kernel_info import KernelInfo
 from tests.harness.plugin import search
-from tests.harness.subject import KernelInfo, Subject
+from tests.harness.subject import Subject
 from tests.mutation.campaign import Campaign
 from tests.mutation.diagnosis import named
 from tests.mutation.schedule import module_of

@@ -31,9 +31,10 @@ from tests.harness.budget import EXPLAIN_SECONDS, ShrinkBudget
 from tests.harness.child import ROOT, Child, ChildDied, HarnessError
 from tests.harness.device import OVERRAN
 from tests.harness.journal import Journal, examples_done, set_aside_unfinished
+from tests.harness.kernel_info import KernelInfo
 from tests.harness.progress import progress
 from tests.harness.repro import PROGRAM, _right, _window
-from tests.harness.subject import KernelFailure, KernelInfo, Subject
+from tests.harness.subject import KernelFailure, Subject
 from tests.harness.tally import Tally
 from tests.harness.trial import Check, LawBroken, Outputs, Problem, Trial
 from tests.harness.verdict import Finding, Verdict

@@ -1,0 +1,53 @@
+"""A kernel's name, claims and known failures, as its child process tells them."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from kernels.contract import Capabilities, KnownFailure
+from tests.harness.child import Child, ChildDied
+from tests.harness.known import known_failure
+from tests.harness.verdict import Finding, Verdict
+
+
+class Unavailable(ValueError):
+    """A registered kernel that can't run on a device."""
+
+
+@dataclass(frozen=True)
+class KernelInfo:
+    """What the parent knows of a kernel; the kernel itself is only in the child."""
+
+    spec: str
+    claims: tuple[str, ...]
+    name: str
+    capabilities: Capabilities
+    printed: dict[str, str]
+    known_failures: tuple[KnownFailure, ...] = ()
+
+    @classmethod
+    def ask(cls, child: Child, spec: str, claims: tuple[str, ...]) -> "KernelInfo":
+        """Describe a kernel by way of the child. Raises ValueError, in one line, if it can't be had."""
+        try:
+            answer = child.ask({"do": "describe", "kernel": spec, "claims": claims})
+        except ChildDied as death:
+            raise ValueError(
+                f"kernel {spec!r}: expected a kernel that can be imported, but {death}"
+            ) from death
+        if "unavailable" in answer:
+            raise Unavailable(f"kernel {spec!r}: {answer['unavailable']}")
+        if "error" in answer:
+            raise ValueError(answer["error"])
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in answer["claims"].items()
+        }
+        values["launch"] = {name: tuple(choices) for name, choices in values["launch"].items()}
+        known = tuple(known_failure(fields) for fields in answer["known_failures"])
+        return cls(spec, claims, answer["name"], Capabilities(**values), answer["printed"], known)
+
+    def finding(self, verdict: Verdict) -> Finding | None:
+        """What a verdict holds against the kernel: a refusal, too, where it claims to refuse nothing."""
+        if verdict.status == "refused" and not self.capabilities.may_refuse:
+            claim = f"a claimed case is not refused, but NotImplementedError was raised: {verdict.reason}"
+            return Finding(claim=claim, kind="refused")
+        return verdict.finding
