@@ -22,6 +22,9 @@ TELLING_SCALE = 0.3
 
 COMES_AND_GOES = "the same case does not fail on every run"
 EVER_OTHER = "the same case fails by other numbers on every run"
+HOLDS_ALONE = (
+    "in a new process the case holds: what else is in memory makes the difference; hence no repro.py"
+)
 
 
 @dataclass(frozen=True)

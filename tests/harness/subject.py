@@ -1,6 +1,7 @@
 """A kernel as the property tests see it: draw its cases, uphold a law on one."""
 
 import math
+import subprocess
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -18,12 +19,13 @@ from strategies.cases import cases, is_claimed
 from tests.harness import report
 from tests.harness.budget import EXPLAIN_SECONDS, SECONDS, BudgetSpent, ShrinkBudget, meter
 from tests.harness.child import Child, ChildDied
-from tests.harness.explain import Seen, explain
+from tests.harness.explain import HOLDS_ALONE, Seen, explain
 from tests.harness.journal import Journal
 from tests.harness.kernel_info import KernelInfo
 from tests.harness.known import meets, stored_case
 from tests.harness.reduce import reduced
 from tests.harness.report import Failure, Replay
+from tests.harness.standalone import exit_status
 from tests.harness.tally import Tally
 from tests.harness.verdict import Finding, Verdict
 
@@ -165,11 +167,13 @@ class Subject:
 
     def finish_search(self) -> None:
         """End a Hypothesis run: shrink what it found further, and write the stand-alone scripts."""
+        smallest: list[Case] = []
         for digest in [digest for digest in self.failures if digest not in self.reported]:
             if self.replay is None:
-                self._reduce(digest)
-            failure = self.failures[digest] = self._explained(self.failures[digest])
-            self._write(failure, self._script(failure))
+                smallest.append(self._reduce(digest, smallest))
+            failure, script = self._scripted(self._explained(self.failures[digest]))
+            self.failures[digest] = failure
+            self._write(failure, script)
 
     def messages(self) -> list[str]:
         """The failures of this Hypothesis run, as a user reads them."""
@@ -202,8 +206,11 @@ class Subject:
             "claim less with --claims, or mend the kernel"
         )
 
-    def _reduce(self, digest: str) -> None:
-        """Look for smaller cases that fail in the same way; each that is found replaces the report."""
+    def _reduce(self, digest: str, smallest: Sequence[Case]) -> Case:
+        """Look for smaller cases that fail in the same way; each that is found replaces the report.
+
+        One of ``smallest``, of other failures, comes first: a bug often shows in several tensors of a case.
+        """
         spend = meter(self.shrinking.seconds / 2, self.shrinking.calls)
 
         def fails(case: Case) -> bool:
@@ -216,7 +223,9 @@ class Subject:
             return True
 
         with suppress(BudgetSpent):
+            any(map(fails, smallest))
             reduced(self.failures[digest].case, fails, self.info.capabilities)
+        return self.failures[digest].case
 
     def _explained(self, failure: Failure) -> Failure:
         """The failure with what can be told of it."""
@@ -276,6 +285,18 @@ class Subject:
         """Whether a case could be run, which a device with too little memory left does not, and did not fail."""
         verdict = self._try(law, case)
         return verdict.status != "skipped" and self.info.finding(verdict) is None
+
+    def _scripted(self, failure: Failure) -> tuple[Failure, str | None]:
+        """The failure with its stand-alone script, or with why there is none: one that exits 0 would call it mended."""
+        script = self._script(failure)
+        # A script that hangs as the kernel does shows it; waiting for that again shows nothing more.
+        if script is not None and failure.finding.kind != "hung":
+            with suppress(subprocess.TimeoutExpired):
+                if exit_status(script, self.child.run_seconds) == 0:
+                    known = failure.explanation
+                    told = replace(known, sentences=(*known.sentences, HOLDS_ALONE))
+                    return replace(failure, explanation=told), None
+        return failure, script
 
     def _script(self, failure: Failure) -> str | None:
         """The stand-alone script of a failure; None where its calls could not be made a second time."""

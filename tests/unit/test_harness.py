@@ -30,6 +30,7 @@ from tests.harness import report, trial
 from tests.harness.budget import EXPLAIN_SECONDS, ShrinkBudget
 from tests.harness.child import ROOT, Child, ChildDied, HarnessError
 from tests.harness.device import OVERRAN
+from tests.harness.explain import HOLDS_ALONE
 from tests.harness.journal import Journal, examples_done, set_aside_unfinished
 from tests.harness.kernel_info import KernelInfo
 from tests.harness.progress import progress
@@ -435,6 +436,18 @@ def test_a_stand_alone_script_exits_1_until_the_kernel_is_mended(
     assert exit_status(script, tmp_path) == 1
     toys.write_text(TOYS.read_text().replace("MENDED = False", "MENDED = True"))
     assert exit_status(script, tmp_path) == 0
+
+
+def test_a_script_that_holds_is_left_out_and_the_report_says_so(
+    subject_of: SubjectOf, tmp_path: Path
+) -> None:
+    subject = subject_of("wrong_in_company")
+    finding_of(subject, "forward", CASE)
+    subject.finish_search()
+    (failure,) = subject.failures.values()
+    folder = tmp_path / "reports" / failure.folder
+    assert not (folder / "repro.py").exists()
+    assert HOLDS_ALONE in (folder / "report.md").read_text()
 
 
 def runs(pid: int) -> bool:

@@ -54,6 +54,12 @@ def nonfinite(q, k, v, *, causal, sm_scale):
     return torch.where(rows == ROWS - 1, torch.nan, out) if has_bug(q) else out, lse
 
 
+def wrong_in_company(q, k, v, *, causal, sm_scale):
+    """Wrong in the process that verifies it alone, as a kernel is by what else lies in memory."""
+    out, lse = sound(q, k, v, causal=causal, sm_scale=sm_scale)
+    return 1.5 * out if sys.argv[0].endswith("worker.py") and has_bug(q) else out, lse
+
+
 def wrong_gradient(q, k, v, *, causal, sm_scale):
     """The right out, with half of dout added to dq."""
     out, lse = sound(q, k, v, causal=causal, sm_scale=sm_scale)

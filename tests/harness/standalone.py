@@ -1,0 +1,17 @@
+"""A stand-alone script, run as its reader will: in a new process, in an empty folder."""
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+NAME = "repro.py"
+
+
+def exit_status(script: str, seconds: float) -> int:
+    """The exit status of a script. Raises subprocess.TimeoutExpired where it takes longer than ``seconds``."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / NAME).write_text(script)
+        return subprocess.run(
+            [sys.executable, NAME], cwd=folder, capture_output=True, timeout=seconds, check=False
+        ).returncode
