@@ -291,8 +291,8 @@ class Subject:
         script = self._script(failure)
         # A script that hangs as the kernel does shows it; waiting for that again shows nothing more.
         if script is not None and failure.finding.kind != "hung":
-            with suppress(subprocess.TimeoutExpired):
-                if exit_status(script, self.child.run_seconds) == 0:
+            with suppress(OSError, subprocess.TimeoutExpired):  # then it goes as it is
+                if exit_status(script, self._script_seconds()) == 0:
                     known = failure.explanation
                     told = replace(known, sentences=(*known.sentences, HOLDS_ALONE))
                     return replace(failure, explanation=told), None
@@ -300,8 +300,7 @@ class Subject:
 
     def _script(self, failure: Failure) -> str | None:
         """The stand-alone script of a failure; None where its calls could not be made a second time."""
-        # Whoever waits for a script to show a hang has not the patience that a new kernel's compilation gets.
-        seconds = min(self.child.run_seconds, self.child.start_seconds)
+        seconds = self._script_seconds()
         request = {
             "do": "repro",
             **report.record(failure.spec, failure.claims, failure.law, failure.case),
@@ -314,3 +313,7 @@ class Subject:
                 finding = asdict(replace(failure.finding, kind=kind))
                 return self.child.ask({**request, "finding": finding}, seconds)["text"]
         return None
+
+    def _script_seconds(self) -> float:
+        """How long a script may take: who waits for one has not the patience that a new kernel's compilation gets."""
+        return min(self.child.run_seconds, self.child.start_seconds)
