@@ -10,7 +10,7 @@ from strategies.case import SIZES, TENSORS, Case
 from strategies.cases import is_claimed
 from tests.harness.budget import BudgetSpent
 from tests.harness.cause import FEATURES, causes
-from tests.harness.vary import Field, fields
+from tests.harness.vary import LENGTHS, Field, fields
 
 FURTHER = 70
 """So many more queries and keys make a tile more, whole or not, of most sizes."""
@@ -79,12 +79,14 @@ def explain(
     fails: Callable[[Case], bool],
     look: Callable[[Case], Seen | None] | None,
     capabilities: Capabilities,
+    *,
+    lengths_tell: bool = True,
 ) -> Explanation:
     """Explain a failing case.
 
     ``fails`` tells whether a case breaks the law, ``look`` what is seen where it fails as this one does, else None;
     either may raise BudgetSpent, which ends the search with what is known by then. There is no ``look`` where no
-    number is wrong.
+    number is wrong. Lengths tell nothing where a law draws others, up to them.
     """
     known = Explanation()
     with suppress(BudgetSpent):
@@ -102,7 +104,8 @@ def explain(
         needed = [
             cause
             for field, cause in found
-            if fails(_with_more(case, field, capabilities))
+            if (lengths_tell or field.name not in (*LENGTHS, "lengths"))
+            and fails(_with_more(case, field, capabilities))
             and not fails(_with_more(field.held[-1], field, capabilities))
         ]
         known = replace(known, causes=tuple(needed))

@@ -247,7 +247,10 @@ class Subject:
         # Where no number is wrong there is nothing to look at; the process may end with each run, and take seconds.
         looks = None if failure.finding.actual is None else look
         with suppress(ChildDied):
-            return replace(failure, explanation=explain(failure.case, fails, looks, self.info.capabilities))
+            told = explain(
+                failure.case, fails, looks, self.info.capabilities, lengths_tell=failure.law != "ragged"
+            )
+            return replace(failure, explanation=told)
         return failure
 
     def _alike(self, failure: Failure, case: Case) -> Failure | None:

@@ -255,6 +255,7 @@ def test_a_size_is_named_where_other_numbers_fail_at_it_too() -> None:
     case = Case(head_dim=16, seqlen_k=0, **ZEROS)
     claims = Capabilities(head_dims=(16,))
     assert explain(case, lambda c: c.seqlen_k == 0, None, claims).causes == ("no_keys",)
+    assert explain(case, lambda c: c.seqlen_k == 0, None, claims, lengths_tell=False).causes == ()
     assert explain(case, lambda c: c.seqlen_k == 0 and c.v_values == "zeros", None, claims).causes == ()
 
 
