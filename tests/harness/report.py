@@ -14,6 +14,7 @@ from typing import Any
 from strategies.case import Case, from_json, to_json
 from tests.harness import picture
 from tests.harness.explain import UNEXPLAINED, Explanation
+from tests.harness.standalone import SCRIPT
 from tests.harness.verdict import Finding
 
 FORMAT = 1
@@ -123,7 +124,7 @@ def markdown(failure: Failure, report_dir: Path, has_script: bool) -> str:
         lines += ["", *(f"    {line}" for line in detail)]
     lines += ["", f"Replay: `{replay_line(failure, report_dir)}`"]
     if has_script:
-        path = report_dir / failure.folder / "repro.py"
+        path = report_dir / failure.folder / SCRIPT
         lines += ["", f"Without Flashproof: `python {path}` (exits 1 while the bug is there)"]
     if failure.explanation.pictures:
         lines += ["", f"![error over bound]({PICTURE})" if picture.can_draw() else NO_PICTURE]
@@ -161,9 +162,9 @@ def write(failure: Failure, report_dir: Path, script: str | None = None) -> None
     write_whole(folder / "case.json", json.dumps(content, indent=1) + "\n")
     write_whole(folder / "report.md", markdown(failure, report_dir, script is not None))
     if script is None:
-        (folder / "repro.py").unlink(missing_ok=True)  # of a larger case
+        (folder / SCRIPT).unlink(missing_ok=True)  # of a larger case
     else:
-        write_whole(folder / "repro.py", script)
+        write_whole(folder / SCRIPT, script)
     (folder / PICTURE).unlink(missing_ok=True)
     if failure.explanation.pictures and picture.can_draw():
         with whole(folder / PICTURE) as partial:

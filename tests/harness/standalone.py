@@ -5,13 +5,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-NAME = "repro.py"
+SCRIPT = "repro.py"
 
 
 def exit_status(script: str, seconds: float) -> int:
     """The exit status of a script. Raises subprocess.TimeoutExpired where it takes longer than ``seconds``."""
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / NAME).write_text(script)
+        (Path(folder) / SCRIPT).write_text(script)
         return subprocess.run(
-            [sys.executable, NAME], cwd=folder, capture_output=True, timeout=seconds, check=False
+            [sys.executable, SCRIPT], cwd=folder, capture_output=True, timeout=seconds, check=False
         ).returncode

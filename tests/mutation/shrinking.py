@@ -16,7 +16,7 @@ from tests.harness import report
 from tests.harness.journal import Journal
 from tests.harness.kernel_info import KernelInfo
 from tests.harness.plugin import search
-from tests.harness.standalone import NAME, exit_status
+from tests.harness.standalone import SCRIPT, exit_status
 from tests.harness.subject import Subject
 from tests.mutation.campaign import Campaign
 from tests.mutation.diagnosis import named
@@ -67,7 +67,7 @@ def shrink(campaign: Campaign, spec: str, law: str, dtype: str, seed: int, limit
         failures = list(subject.failures.values())
         folders = [Path(folder) / failure.folder for failure in failures]
         # Of several tensors that a bug spoils, one may be wrong by what else happens to be in memory: without a script.
-        scripted = [path for path in folders if (path / NAME).exists()]
+        scripted = [path for path in folders if (path / SCRIPT).exists()]
         assert scripted, f"no script of {spec}: {[failure.case for failure in failures]}"
         for path in scripted:
             check_report(campaign, path)
@@ -89,7 +89,7 @@ def check_report(campaign: Campaign, folder: Path) -> None:
         "importlib.import_module({!r}).{}".format(*spec.split(":"))
         for spec in (known.kernel, REGISTERED[campaign.info.spec])
     )
-    text = (folder / NAME).read_text()
+    text = (folder / SCRIPT).read_text()
     assert mutant in text
     status = exit_status(text, SCRIPT_SECONDS)
     assert status == 1, f"repro.py ends with {status} on {known.kernel}: {known.case}"
