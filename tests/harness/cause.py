@@ -69,7 +69,7 @@ def causes(
         (x, cause)
         for x in fields
         if x.matters and _tells(case, x.name)
-        if not (x.name == "head_dim" and scale_tells)
+        if not (x.name == "head_dim" and (scale_tells or _has_tiles_of_its_own(case)))
         for cause in _of_a_field(case, x, launch)
     ]
     named = {x.name for x, _ in found}
@@ -81,6 +81,11 @@ def causes(
     # Where tiles tell, that they are smaller or larger with another setting is no news.
     tiled = {TILES_OF[x.name] for x, _ in found if x.name in TILES_OF}
     return [(x, cause) for x, cause in found if x.name not in tiled]
+
+
+def _has_tiles_of_its_own(case: Case) -> bool:
+    """Whether a kernel may tile several rows as it likes, which by head_dim is what most do."""
+    return max(case.seqlen_q, case.seqlen_k) > 1 and not case.blocks.keys() >= set(TILES_OF.values())
 
 
 def _tells(case: Case, name: str) -> bool:

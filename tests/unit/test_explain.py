@@ -215,6 +215,8 @@ TILED_CLAIMS = Capabilities(
         (TILED, lambda c: c.head_dim > 16, ["head_dim"]),
         (replace(TILED, k_values="ones"), lambda c: c.head_dim > 16, []),
         (replace(TILED, head_dim=16), lambda c: c.head_dim > 1, []),
+        (replace(TILED, launch=()), lambda c: c.head_dim > 16, []),
+        (replace(TILED, launch=(), seqlen_q=1, seqlen_k=1), lambda c: c.head_dim > 16, ["head_dim"]),
         (TILED, lambda c: c.seqlen_k == 33, []),
         (TILED, lambda c: c.seqlen_k % 32, ["key_tail"]),
         (TILED, lambda c: c.seqlen_k > dict(c.launch)["block_n"], ["key_tiles"]),
@@ -230,7 +232,7 @@ TILED_CLAIMS = Capabilities(
 )
 def test_what_a_failure_points_to(case: Case, fails: Callable[[Case], bool], expected: list[str]) -> None:
     assert fails(case)
-    claims = TILED_CLAIMS if case.seqlen_q == TILED.seqlen_q else CLAIMS
+    claims = TILED_CLAIMS if case.dtype == TILED.dtype else CLAIMS
     found = causes(case, list(fields(case, fails, claims)), claims.launch)
     assert [cause for _, cause in found if cause != "lengths"] == expected
 
