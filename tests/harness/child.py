@@ -48,6 +48,10 @@ class HarnessError(Exception):
     """Flashproof itself went wrong in the child; the text is its traceback there."""
 
 
+class DeviceLost(HarnessError):
+    """It went wrong on a device that answers no more, as after the fault of a kernel that ran there before."""
+
+
 class Child:
     """A child on one device ("cpu", "cuda:0"), started when first asked and again after it died.
 
@@ -147,10 +151,11 @@ class Child:
                 raise ChildDied(claim, hung=True, stderr=stderr) from None
             how = f"signal {-code}" if code < 0 else f"status {code}"
             raise ChildDied(f"the process ended with {how}", hung=False, stderr=stderr) from None
-        if answer.pop("fatal"):
+        is_lost = answer.pop("fatal")
+        if is_lost:
             self.close()
         if "raised" in answer:
-            raise HarnessError(answer["raised"])
+            raise (DeviceLost if is_lost else HarnessError)(answer["raised"])
         return answer
 
     def _read_line(self, seconds: float) -> bytes:

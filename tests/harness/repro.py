@@ -253,7 +253,7 @@ def script(
     source = trial.source
     if law == "rejection":  # each of its calls is meant to fail: only the one that didn't is made
         source = source.only(finding.call)
-    ends_process = guarded or finding.kind in ("died", "hung")
+    ends_process = guarded or finding.ends_process
     root, module, attribute = _locate(spec)
     device = torch.device(trial.device).type
     is_poisoned = any(call.startswith("poisoned") for call in source.calls)

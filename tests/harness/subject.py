@@ -18,7 +18,7 @@ from strategies.case import Case
 from strategies.cases import cases, is_claimed
 from tests.harness import report
 from tests.harness.budget import EXPLAIN_SECONDS, SECONDS, BudgetSpent, ShrinkBudget, meter
-from tests.harness.child import Child, ChildDied
+from tests.harness.child import Child, ChildDied, DeviceLost
 from tests.harness.explain import HOLDS_ALONE, Seen, explain
 from tests.harness.journal import Journal
 from tests.harness.kernel_info import KernelInfo
@@ -312,7 +312,7 @@ class Subject:
             "seconds": seconds,
         }
         for kind in (failure.finding.kind, "died"):  # where a crash comes and goes, as if it had come
-            with suppress(ChildDied):
+            with suppress(ChildDied, DeviceLost):
                 finding = asdict(replace(failure.finding, kind=kind))
                 return self.child.ask({**request, "finding": finding}, seconds)["text"]
         return None

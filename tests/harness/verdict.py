@@ -46,6 +46,11 @@ class Finding:
     def __post_init__(self) -> None:
         object.__setattr__(self, "index", tuple(self.index))
 
+    @property
+    def ends_process(self) -> bool:
+        """Whether nothing else can be asked of the process in which it was found."""
+        return self.kind in ("fault", "died", "hung")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:

@@ -125,7 +125,7 @@ class Worker:
         finding = Finding(**request["finding"])
         kernel = self.kernel(request)
         guarded = False
-        if finding.kind in ("died", "hung"):
+        if finding.ends_process:
             _, recorder = self.attempt(request, _stand_in(kernel), Recorder)
         else:
             tells = self.depends_on_memory(request, kernel, finding.tensor)

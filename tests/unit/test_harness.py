@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +28,7 @@ from strategies.case import Case, Spike, to_json
 from tests.harness import plan as planning
 from tests.harness import report, trial
 from tests.harness.budget import EXPLAIN_SECONDS, ShrinkBudget
-from tests.harness.child import ROOT, Child, ChildDied, HarnessError
+from tests.harness.child import ROOT, Child, ChildDied, DeviceLost, HarnessError
 from tests.harness.device import OVERRAN
 from tests.harness.explain import HOLDS_ALONE
 from tests.harness.journal import Journal, examples_done, set_aside_unfinished
@@ -135,10 +135,23 @@ class TestChild:
         assert broken.value.finding.kind == kind
 
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="a device fault needs a GPU")
-    def test_a_device_fault_is_a_finding_and_the_child_is_replaced(self, subject_of: SubjectOf) -> None:
+    def test_a_device_fault_is_a_finding_and_the_child_is_replaced(
+        self, subject_of: SubjectOf, tmp_path: Path
+    ) -> None:
         on_gpu = Child("cuda:0")
-        assert finding_of(subject_of("faulting", child=on_gpu), "forward", CASE).kind == "fault"
+        subject = subject_of("faulting", child=on_gpu)
+        assert finding_of(subject, "forward", CASE).kind == "fault"
         assert on_gpu.process is None
+        subject.finish_search()
+        (failure,) = subject.failures.values()
+        assert exit_status(tmp_path / "reports" / failure.folder / "repro.py", tmp_path) == 1
+
+    @pytest.mark.parametrize("kind", ["fault", "died"])
+    def test_a_script_is_written_without_a_call_that_ends_the_process(self, child: Child, kind: str) -> None:
+        finding = asdict(Finding(claim="it runs", kind=kind))
+        request = report.record(f"{TOYS}:crashing", (), "forward", CASE)
+        request |= {"do": "repro", "safety": SAFETY, "finding": finding, "title": "", "seconds": 9.0}
+        assert "--inside" in child.ask(request)["text"]
 
     def test_an_error_of_ours_in_an_old_process_is_tried_in_a_new_one(
         self, child: Child, monkeypatch: pytest.MonkeyPatch
@@ -333,6 +346,23 @@ class TestSubject:
         (failure,) = subject.failures.values()
         written = {path.name for path in (tmp_path / "reports" / failure.folder).iterdir()}
         assert written == {"case.json", "report.md"}
+
+    def test_a_device_lost_on_the_way_to_a_script_is_as_a_crash(
+        self, subject_of: SubjectOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        subject = subject_of("wrong")
+        finding_of(subject, "forward", CASE)
+        ask = subject.child.ask
+
+        def lost(request: dict[str, Any], seconds: float | None = None) -> dict[str, Any]:
+            if request["do"] == "repro" and request["finding"]["kind"] == "error":
+                raise DeviceLost("CUDA error: misaligned address")
+            return ask(request, seconds)
+
+        monkeypatch.setattr(subject.child, "ask", lost)
+        subject.finish_search()
+        (failure,) = subject.failures.values()
+        assert "--inside" in (tmp_path / "reports" / failure.folder / "repro.py").read_text()
 
     def test_a_full_disk_leaves_what_was_there_and_is_told(
         self, recorded: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
