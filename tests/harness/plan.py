@@ -16,6 +16,7 @@ from tests.harness.kernel_info import KernelInfo, Unavailable
 from tests.harness.report import PROPERTIES, Replay
 
 JOURNALS = ".journal"
+SUMMARY = "summary.json"
 """The folder of the journals, in the report directory."""
 
 
@@ -114,11 +115,12 @@ def _replay(config: pytest.Config) -> Replay | None:
 
 
 def _corpus(config: pytest.Config) -> tuple[Replay, ...]:
-    """The cases of a folder. One that can't be read ends the run: silently left out, a bug might come back."""
+    """The cases of a folder, that of reports included. One that can't be read ends the run: a bug might come back."""
     folder = config.getoption("--corpus")
     if not folder:
         return ()
-    paths = sorted(Path(folder).rglob("*.json"))
+    found = sorted(Path(folder).rglob("*.json"))
+    paths = [path for path in found if path.name != SUMMARY and path.parent.name != JOURNALS]
     if not paths:
         raise pytest.UsageError(f"--corpus: got {folder!r}, expected a folder with the case.json of reports")
     try:

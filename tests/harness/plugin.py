@@ -108,9 +108,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     subject.begin()
     try:
         failures = subject.known_that_hold(pyfuncitem.module.law)
-        failures += search(partial(corpus_cases, law=pyfuncitem.module.law), subject)
+        for case in subject.corpus_cases(pyfuncitem.module.law):
+            failures += search(partial(Subject.uphold, law=pyfuncitem.module.law, case=case), subject)
         if plan.minutes is None:
-            subject.begin_search()
             failures += search(pyfuncitem.obj, subject)
         else:
             items = sum("subject" in getattr(item, "fixturenames", ()) for item in pyfuncitem.session.items)
@@ -126,19 +126,16 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     return True
 
 
-def corpus_cases(subject: Subject, law: Callable[..., None]) -> None:
-    """The corpus, in the place of a Hypothesis run."""
-    for case in subject.corpus_cases(law):
-        with suppress(KernelFailure):  # the subject keeps it
-            subject.uphold(law, case)
-
-
 def search(test: Callable[..., None], subject: Subject) -> list[str]:
     """Run a property test, which is one Hypothesis run; its distinct failures, shrunk, as a user reads them."""
+    subject.begin_search()
     try:
-        test(subject=subject)
+        test(subject)
     except (KernelFailure, BaseExceptionGroup) as e:
         reraise_ours(e)
+    except TimeUp:
+        if not subject.broken:
+            raise
     finally:
         subject.finish_search()
     return subject.messages()
@@ -152,7 +149,6 @@ def fuzz(item: pytest.Function, subject: Subject, deadline: float) -> list[str]:
     subject.deadline = deadline
     try:
         while True:
-            subject.begin_search()
             hypothesis.seed(seeds.getrandbits(64))(item.obj)
             failures += search(item.obj, subject)
     except TimeUp:

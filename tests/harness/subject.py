@@ -34,7 +34,7 @@ MOST_REFUSED = 0.9
 
 
 class TimeUp(BaseException):
-    """The deadline of a subject is over. No Exception, which Hypothesis would take for a failure."""
+    """The time for a Hypothesis run is over. No Exception, which Hypothesis would take for a failure."""
 
 
 class KernelFailure(AssertionError):
@@ -140,10 +140,8 @@ class Subject:
 
     def uphold(self, law: Callable[..., None], case: Case) -> None:
         """Run ``law`` on ``case`` in the child. Raises KernelFailure where it is broken, TimeUp when late."""
-        if not self.broken and time.perf_counter() > self.deadline:
-            raise TimeUp
-        if time.perf_counter() > self.shrink_until and case not in self.broken:
-            return  # what is smallest so far stays: Hypothesis takes every smaller case as one that holds
+        if time.perf_counter() > (self.shrink_until if self.broken else self.deadline):
+            raise TimeUp  # what is smallest so far stays
         name = name_of(law)
         if self.replay is None and any(
             name in known.laws and meets(case, known) for known in self.info.known_failures

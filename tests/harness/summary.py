@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.harness.bugs import Bug, annotation, distinct
-from tests.harness.plan import Plan
+from tests.harness.plan import SUMMARY, Plan
 from tests.harness.report import write_whole
 from tests.harness.tally import Tally
 from tests.harness.verdict import as_number
@@ -28,7 +28,7 @@ class Summary:
         self.plan = plan
         self.tallies: dict[tuple[str, str, str], Tally] = {}
         self.broken: dict[tuple[str, str, str], list[Bug]] = {}
-        self.path = plan.report_dir / "summary.json"
+        self.path = plan.report_dir / SUMMARY
         self.unwritten = ""
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

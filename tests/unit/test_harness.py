@@ -33,6 +33,7 @@ from tests.harness.device import OVERRAN
 from tests.harness.explain import HOLDS_ALONE
 from tests.harness.journal import Journal, examples_done, set_aside_unfinished
 from tests.harness.kernel_info import KernelInfo
+from tests.harness.plugin import search
 from tests.harness.progress import progress
 from tests.harness.repro import PROGRAM, _right, _window
 from tests.harness.subject import KernelFailure, Subject
@@ -363,6 +364,18 @@ class TestSubject:
         subject.finish_search()
         (failure,) = subject.failures.values()
         assert "--inside" in (tmp_path / "reports" / failure.folder / "repro.py").read_text()
+
+    def test_a_search_ends_with_the_time_for_smaller_cases(self, recorded: Any) -> None:
+        subject, _ = recorded(BROKEN)
+        subject.shrinking = ShrinkBudget(seconds=0.0)
+
+        def shrinking(subject: Subject) -> None:
+            finding_of(subject, "forward", CASE)
+            subject.uphold(law("forward"), SMALL)
+            pytest.fail("a smaller case was run")
+
+        (message,) = search(shrinking, subject)
+        assert repr(CASE) in message
 
     def test_a_full_disk_leaves_what_was_there_and_is_told(
         self, recorded: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -944,7 +957,7 @@ class TestCommandLine:
         replay = pytest_run(tmp_path, *line.split(), "-q")
         assert replay.returncode == pytest.ExitCode.TESTS_FAILED
         assert smallest in replay.stdout
-        corpus = ["--corpus", str(folder), "--examples=1", "-q", *kernels[2:]]
+        corpus = ["--corpus", "reports", "--examples=1", "-q", *kernels[2:]]
         again = pytest_run(tmp_path, *corpus)
         assert again.returncode == pytest.ExitCode.TESTS_FAILED
         assert smallest in again.stdout
@@ -953,6 +966,18 @@ class TestCommandLine:
         assert replay.returncode == pytest.ExitCode.OK, replay.stdout
         assert "1 passed" in replay.stdout
         assert pytest_run(tmp_path, *corpus).returncode == pytest.ExitCode.OK
+
+    def test_every_case_of_a_corpus_is_run(self, tmp_path: Path) -> None:
+        spec = f"{TOYS}:raising_on_one_key"
+        (tmp_path / "cases").mkdir()
+        for i, case in enumerate((CASE, replace(CASE, seqlen_k=1))):
+            (tmp_path / f"cases/{i}.json").write_text(json.dumps(report.record(spec, (), "forward", case)))
+        options = ["--kernel", spec, "-k", "forward and float32", "--examples=1", "--shrink-seconds=0.001"]
+        text = pytest_run(tmp_path, "--corpus=cases", *options).stdout
+        assert re.findall(r"^\S+ law `forward` is broken, (.*) \(float32\)$", text, re.MULTILINE) == [
+            "out is wrong",
+            "exception",
+        ]
 
     def test_a_corpus_that_cannot_be_read_is_one_line(self, tmp_path: Path) -> None:
         (tmp_path / "cases").mkdir()

@@ -132,6 +132,13 @@ def crashing_on_one_key(q, k, v, *, causal, sm_scale):
     return wrong(q, k, v, causal=causal, sm_scale=sm_scale)
 
 
+def raising_on_one_key(q, k, v, *, causal, sm_scale):
+    """One row is half as large again; of a single key there is an exception."""
+    if has_bug(q) and k.shape[2] == 1:
+        raise RuntimeError("one key")
+    return wrong(q, k, v, causal=causal, sm_scale=sm_scale)
+
+
 def hanging(q, k, v, *, causal, sm_scale):
     """Never comes back."""
     while has_bug(q):
