@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 SECONDS = {"cpu": 50.0, "cuda": 16.0}
 """By device type, how long smaller cases are looked for: each crash or hang costs the start of a process."""
-EXPLAIN_SECONDS = {"cpu": 10.0, "cuda": 4.0}
+EXPLAIN_SECONDS = 10.0
 CALLS = 4000
 
 
@@ -17,10 +17,20 @@ class BudgetSpent(Exception):
 
 @dataclass(frozen=True)
 class ShrinkBudget:
-    """The time for the smallest case, half of which is Hypothesis's, and the runs of the kernel after its."""
+    """The time for the smallest case, and the runs of the kernel after Hypothesis's."""
 
     seconds: float
     calls: int = CALLS
+
+    @property
+    def drawing_seconds(self) -> float:
+        """A quarter: Hypothesis shrinks the choices that a case was drawn by, in more calls than its fields need."""
+        return self.seconds / 4
+
+    @property
+    def reducing_seconds(self) -> float:
+        """The rest is for fields and entries."""
+        return self.seconds - self.drawing_seconds
 
 
 def meter(seconds: float, calls: float = math.inf) -> Callable[[], None]:

@@ -158,7 +158,7 @@ class Subject:
             return
         if case not in self.broken:
             self._write(failure)
-        self.shrink_until = min(self.shrink_until, time.perf_counter() + self.shrinking.seconds / 2)
+        self.shrink_until = min(self.shrink_until, time.perf_counter() + self.shrinking.drawing_seconds)
         self.broken[case] = finding
         self.failures[failure.digest] = failure
         raise failure_type(finding.kind, finding.tensor)(failure)
@@ -209,7 +209,7 @@ class Subject:
 
         One of ``smallest``, of other failures, comes first: a bug often shows in several tensors of a case.
         """
-        spend = meter(self.shrinking.seconds / 2, self.shrinking.calls)
+        spend = meter(self.shrinking.reducing_seconds, self.shrinking.calls)
 
         def fails(case: Case) -> bool:
             spend()
@@ -227,7 +227,7 @@ class Subject:
 
     def _explained(self, failure: Failure) -> Failure:
         """The failure with what can be told of it."""
-        spend = meter(EXPLAIN_SECONDS[self.device_type])
+        spend = meter(EXPLAIN_SECONDS)
 
         def fails(case: Case) -> bool:
             # In any way: a field does not matter where the same bug makes another tensor wrong without it.

@@ -27,7 +27,7 @@ from reference.bounds.accumulation import SAFETY
 from strategies.case import Case, Spike, to_json
 from tests.harness import plan as planning
 from tests.harness import report, trial
-from tests.harness.budget import EXPLAIN_SECONDS, ShrinkBudget
+from tests.harness.budget import ShrinkBudget
 from tests.harness.child import ROOT, Child, ChildDied, DeviceLost, HarnessError
 from tests.harness.device import OVERRAN
 from tests.harness.explain import HOLDS_ALONE
@@ -199,7 +199,7 @@ class TestChild:
         self, subject_of: SubjectOf, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         # Each variation starts a process, on a busy machine for seconds.
-        monkeypatch.setitem(EXPLAIN_SECONDS, "cpu", 100.0)
+        monkeypatch.setattr("tests.harness.subject.EXPLAIN_SECONDS", 100.0)
         subject = subject_of("crashing")
         subject.shrinking = ShrinkBudget(seconds=0.0)
         finding_of(subject, "forward", CASE)
