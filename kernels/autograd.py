@@ -32,9 +32,15 @@ class _Attention(torch.autograd.Function):
 def attention(kernel: AttentionKernel, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
     """``kernel.forward``, (out, lse), differentiable in q, k and v; lse has no gradient.
 
-    ``options`` are those of the kernel: causal, sm_scale and launch settings. A kernel without a backward is
-    called as it is.
+    ``options`` are those of the kernel: causal, sm_scale and launch settings. A kernel without a backward of its own
+    is called as it is; one that claims no gradients refuses tensors that require them with NotImplementedError.
     """
+    if not kernel.capabilities.backward and torch.is_grad_enabled():
+        for name, tensor in (("q", q), ("k", k), ("v", v)):
+            if tensor.requires_grad:
+                raise NotImplementedError(
+                    f"{name}: it requires grad, and {kernel.name} has no backward: call it under torch.no_grad()"
+                )
     if kernel.backward is None:
         return kernel.forward(q, k, v, **options)
     return _Attention.apply(kernel, options, q, k, v)

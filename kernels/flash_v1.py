@@ -61,7 +61,13 @@ from kernels.tiles import (
     tile_pointers,
     weights,
 )
-from kernels.validation import check_dropout, check_gradient_inputs, check_inputs, check_key_padding_mask
+from kernels.validation import (
+    check_dropout,
+    check_gradient_inputs,
+    check_inputs,
+    check_key_padding_mask,
+    default_scale,
+)
 from reference.arithmetic import TF32_TRUNCATED, Arithmetic
 
 # Compile keys and 64-bit offsets: as in ``kernels.flash_v2``.
@@ -477,7 +483,7 @@ def flash_v1(
     sm_scale is 1 / sqrt(head_dim) unless given; ``options`` are key_padding_mask, dropout_p,
     dropout_seed and settings of ``LAUNCH``.
     """
-    sm_scale = 1.0 / math.sqrt(q.shape[-1]) if sm_scale is None else sm_scale
+    sm_scale = default_scale(q) if sm_scale is None else sm_scale
     out, lse = attention(KERNEL, q, k, v, causal=causal, sm_scale=sm_scale, **options)
     return out, lse
 

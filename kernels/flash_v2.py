@@ -23,7 +23,6 @@ Whether nan or inf behind the causal mask reaches a row that does not see it is 
 it depends on the tiles. Memory outside of the tensors never does.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -64,7 +63,13 @@ from kernels.tiles import (
     tile_pointers,
     weights,
 )
-from kernels.validation import check_dropout, check_gradient_inputs, check_inputs
+from kernels.validation import (
+    check_dropout,
+    check_gradient_inputs,
+    check_inputs,
+    check_stored_dtype,
+    default_scale,
+)
 from reference.arithmetic import TF32_TRUNCATED, Arithmetic
 
 # Compile keys: dtype, PRECISION, HEAD_DIM (padded), MASK_COLS (head_dim is not HEAD_DIM), CAUSAL, DROPOUT, ALIGNED
@@ -697,6 +702,7 @@ def forward(
     settings = Settings(block_m, block_n, num_stages, precision)
     check_inputs(q, k, v, causal, sm_scale)
     check_dropout(dropout_p, dropout_seed)
+    check_stored_dtype("out_dtype", out_dtype)
     check_runnable(q)
     batch, heads_q, seqlen_q, head_dim = q.shape
     _, heads_kv, seqlen_k, _ = k.shape
@@ -745,6 +751,7 @@ def backward(
     settings = Settings(block_m, block_n, num_stages, precision)
     check_inputs(q, k, v, causal, sm_scale)
     check_dropout(dropout_p, dropout_seed)
+    check_stored_dtype("grad_dtype", grad_dtype)
     check_runnable(q)
     check_gradient_inputs(dout, q, out, lse)
     batch, heads_q, seqlen_q, head_dim = q.shape
@@ -841,7 +848,7 @@ def flash_v2(
 
     sm_scale is 1 / sqrt(head_dim) unless given; ``options`` are dropout_p, dropout_seed and settings of ``LAUNCH``.
     """
-    sm_scale = 1.0 / math.sqrt(q.shape[-1]) if sm_scale is None else sm_scale
+    sm_scale = default_scale(q) if sm_scale is None else sm_scale
     out, lse = attention(KERNEL, q, k, v, causal=causal, sm_scale=sm_scale, **options)
     return out, lse
 

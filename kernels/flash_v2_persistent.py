@@ -240,7 +240,8 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """Attention of q (batch, heads_q, seqlen_q, head_dim) to k and v (batch, heads_kv, seqlen_k, head_dim).
 
-    Arguments, results and errors are those of ``kernels.flash_v2.forward``, but for the launch settings:
+    Arguments, results and errors are those of ``kernels.flash_v2.forward``, but for dropout and out_dtype, which
+    it doesn't take, and the launch settings:
     block_m queries, block_n keys and slices of block_d columns are any of ``BLOCKS``, cut down where they
     would not fit; programs is any positive number, None being one for each multiprocessor (interpreted,
     PROGRAMS_INTERPRETED); v_dtype is what v and P are rounded to for their product, ``float8_e5m2`` or, as in

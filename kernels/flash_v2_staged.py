@@ -134,8 +134,8 @@ def forward(
     """Attention of q (batch, heads_q, seqlen_q, head_dim) to k and v (batch, heads_kv, seqlen_k, head_dim).
 
     seqlen_q is a multiple of block_m and seqlen_k of block_n, where causal both are equal; head_dim is one of
-    ``HEAD_DIMS``. Other lengths and head dims raise NotImplementedError. Everything else is as it is for
-    ``kernels.flash_v2.forward``: what is returned, the launch settings, other errors.
+    ``HEAD_DIMS``. Other lengths and head dims raise NotImplementedError. There is no dropout, and no out_dtype.
+    Everything else is as it is for ``kernels.flash_v2.forward``: what is returned, the launch settings, other errors.
     """
     settings = Settings(block_m, block_n, num_stages, precision)
     check_inputs(q, k, v, causal, sm_scale)

@@ -17,7 +17,6 @@ it took 13 to 24 % less time than without. A pipeline of three stages would make
 """
 
 import contextvars
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -42,7 +41,7 @@ from kernels.tiles import (
     key_range,
     softmax_step,
 )
-from kernels.validation import check_inputs
+from kernels.validation import check_inputs, default_scale
 from reference.arithmetic import Arithmetic
 
 
@@ -178,10 +177,7 @@ def forward(
     head_dim or layout that is not supported, RuntimeError for tensors on the CPU outside of Triton's
     interpreter.
     """
-    check_settings(
-        {"block_m": block_m, "block_n": block_n, "warp_specialize": warp_specialize},
-        {**LAUNCH, "warp_specialize": (False, True)},
-    )
+    _check_settings(block_m, block_n, warp_specialize)
     check_inputs(q, k, v, causal, sm_scale)
     check_copyable(q=q, k=k, v=v)
     check_runnable(q)
@@ -214,6 +210,13 @@ def _launch_with_memory(programs: int, *arguments: Any, **constants: Any) -> Non
     launch(_forward_kernel, programs, *arguments, **constants)
 
 
+def _check_settings(block_m: int, block_n: int, warp_specialize: bool) -> None:
+    check_settings(
+        {"block_m": block_m, "block_n": block_n, "warp_specialize": warp_specialize},
+        {**LAUNCH, "warp_specialize": (False, True)},
+    )
+
+
 def check_copyable(**tensors: Tensor) -> None:
     """Raises NotImplementedError for a tensor that the TMA cannot copy in tiles, or that it is not tried with."""
     for name, tensor in tensors.items():
@@ -240,14 +243,29 @@ def flash_v3(
 
     sm_scale is 1 / sqrt(head_dim) unless given; ``launch`` takes settings of ``LAUNCH``.
     """
-    sm_scale = 1.0 / math.sqrt(q.shape[-1]) if sm_scale is None else sm_scale
+    sm_scale = default_scale(q) if sm_scale is None else sm_scale
     out, lse = attention(KERNEL, q, k, v, causal=causal, sm_scale=sm_scale, **launch)
     return out, lse
 
 
-def _backward(*tensors: Tensor, causal: bool, sm_scale: float, **_: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """``flash_v2.backward`` at its own launch settings."""
-    return flash_v2_backward(*tensors, causal=causal, sm_scale=sm_scale)
+def _backward(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    *,
+    causal: bool,
+    sm_scale: float,
+    block_m: int = 128,
+    block_n: int = 128,
+    warp_specialize: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``flash_v2.backward``, which has launch settings of its own, of what ``forward`` takes."""
+    _check_settings(block_m, block_n, warp_specialize)
+    check_copyable(q=q, k=k, v=v)
+    return flash_v2_backward(dout, q, k, v, out, lse, causal=causal, sm_scale=sm_scale)
 
 
 def _arithmetic(dtype: str, device: str, launch: Launch) -> Arithmetic:

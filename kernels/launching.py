@@ -9,9 +9,9 @@ from torch import Tensor
 
 
 def check_settings(settings: Mapping[str, Any], declared: Mapping[str, tuple[Any, ...]]) -> None:
-    """Raises ValueError for a launch setting that is not one of its declared values."""
+    """Raises ValueError for a launch setting that is not one of its declared values, or of another type."""
     for name, values in declared.items():
-        if settings[name] not in values:
+        if not any(type(settings[name]) is type(value) and settings[name] == value for value in values):
             raise ValueError(f"{name}: got {settings[name]!r}, expected one of {values}")
 
 

@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from kernels.autograd import attention
 from kernels.registry import load
+from kernels.validation import check_like
 
 
 class KeyValueCache:
@@ -25,35 +26,37 @@ class KeyValueCache:
     """
 
     def __init__(self, capacity: int) -> None:
-        if capacity < 1:
-            raise ValueError(f"capacity: got {capacity!r}, expected 1 or more")
+        if type(capacity) is not int or capacity < 1:
+            raise ValueError(f"capacity: got {capacity!r}, expected an integer, 1 or more")
         self.capacity = capacity
         self.length = 0
         self._memory: Tensor | None = None
 
-    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Add k and v (batch, heads, positions, head_dim); all of them so far, as views of the memory.
+    def followed_by(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """All keys and values so far, then k and v (batch, heads, positions, head_dim): views of the memory.
+
+        The new ones are part of the cache once ``length`` counts them.
 
         Raises ValueError for more than the capacity, or unlike the first; RuntimeError where gradients would be
         needed through what later steps overwrite.
         """
         if k.requires_grad or v.requires_grad:
             raise RuntimeError("cache: it has no gradients, so call the module under torch.no_grad()")
+        if k.ndim != 4:
+            raise ValueError(f"k: got shape {tuple(k.shape)}, expected (batch, heads, positions, head_dim)")
         batch, heads, positions, head_dim = k.shape
-        if self._memory is None:
+        if self._memory is None or self.length == 0:
             self._memory = k.new_empty((2, batch, heads, self.capacity, head_dim))
-        _, *shape = self._memory.shape
-        if (batch, heads, head_dim) != (shape[0], shape[1], shape[3]):
-            raise ValueError(
-                f"cache: got keys of shape {tuple(k.shape)}, and the first were like {tuple(shape)}"
-            )
+        keys, values = self._memory
+        batch, heads, _, head_dim = keys.shape
+        for name, new in (("k", k), ("v", v)):
+            check_like(name, new, "cache", keys, (batch, heads, positions, head_dim), keys.dtype)
         end = self.length + positions
         if end > self.capacity:
             raise ValueError(f"cache: got {end} positions, expected at most its capacity, {self.capacity}")
-        self._memory[0, :, :, self.length : end] = k
-        self._memory[1, :, :, self.length : end] = v
-        self.length = end
-        return self._memory[0, :, :, :end], self._memory[1, :, :, :end]
+        keys[:, :, self.length : end] = k
+        values[:, :, self.length : end] = v
+        return keys[:, :, :end], values[:, :, :end]
 
 
 class MultiHeadAttention(nn.Module):
@@ -69,8 +72,9 @@ class MultiHeadAttention(nn.Module):
         device, dtype: of the parameters.
         launch: launch settings of the kernel.
 
-    Raises ValueError for sizes that do not divide, NotImplementedError for a head_dim that the kernel does not
-    claim, and what ``kernels.registry.load`` does.
+    Raises ValueError for sizes that do not divide, TypeError for a bias that is no bool and for what is no launch
+    setting of the kernel, NotImplementedError for a head_dim that it does not claim, and what
+    ``kernels.registry.load`` does.
     """
 
     def __init__(
@@ -85,12 +89,19 @@ class MultiHeadAttention(nn.Module):
         **launch: Any,
     ) -> None:
         super().__init__()
-        if num_heads < 1 or embed_dim < 1 or embed_dim % num_heads:
+        if type(num_heads) is not int or num_heads < 1:
+            raise ValueError(f"num_heads: got {num_heads!r}, expected an integer, 1 or more")
+        if type(embed_dim) is not int or embed_dim < 1 or embed_dim % num_heads:
             raise ValueError(
-                f"embed_dim: got {embed_dim}, expected a positive multiple of num_heads, {num_heads}"
+                f"embed_dim: got {embed_dim!r}, expected a positive multiple of num_heads, {num_heads}"
             )
+        if not isinstance(bias, bool):  # where torch's module takes dropout
+            raise TypeError(f"bias: got {bias!r}, expected True or False")
         self.embed_dim, self.num_heads, self.head_dim = embed_dim, num_heads, embed_dim // num_heads
         self.kernel, self.launch = load(kernel), launch
+        if unknown := launch.keys() - self.kernel.capabilities.launch.keys():
+            expected = ", ".join(self.kernel.capabilities.launch) or "no launch settings"
+            raise TypeError(f"{min(unknown)}: got {launch[min(unknown)]!r}, expected of {kernel}: {expected}")
         if self.head_dim not in self.kernel.capabilities.head_dims:
             raise NotImplementedError(
                 f"embed_dim: got {self.head_dim} for each head, which {kernel} doesn't claim"
@@ -129,7 +140,7 @@ class MultiHeadAttention(nn.Module):
                 raise ValueError(f"{name}: got shape {tuple(tensor.shape)}, expected {expected}")
         q, k, v = self._projected(query, key, value)
         if cache is not None:
-            k, v = cache.append(k, v)
+            k, v = cache.followed_by(k, v)
         if (
             causal
             and q.shape[2] != k.shape[2]
@@ -139,6 +150,8 @@ class MultiHeadAttention(nn.Module):
                 f"causal: got {q.shape[2]} queries and {k.shape[2]} keys, whose last {self.kernel.name} doesn't align"
             )
         out, _ = attention(self.kernel, q, k, v, causal=causal, sm_scale=self.head_dim**-0.5, **self.launch)
+        if cache is not None:  # only now: a call that is refused leaves it as it was
+            cache.length = k.shape[2]
         return self.out_proj(out.transpose(1, 2).flatten(2))
 
     def _projected(self, *inputs: Tensor) -> list[Tensor]:

@@ -35,7 +35,7 @@ from kernels import flash_v2
 from kernels.contract import AttentionKernel, Capabilities, flash_arithmetic
 from kernels.launching import check_settings
 from kernels.tiles import check_runnable
-from kernels.validation import check_inputs, check_like
+from kernels.validation import check_inputs, check_like, default_scale
 from reference.arithmetic import Arithmetic
 
 NEG_INF = float("-inf")
@@ -223,7 +223,7 @@ def ring_attention(
     differentiable in q, k and v, if all ranks go backward; lse has no gradient. Errors are those of
     ``flash_v2.forward``; ranks whose arguments do not fit together hang or fail as their backend does.
     """
-    sm_scale = q.shape[3] ** -0.5 if sm_scale is None else sm_scale
+    sm_scale = default_scale(q) if sm_scale is None else sm_scale
     check_inputs(q, k, v, causal, sm_scale)
     check_runnable(q)
     out, lse = _RingAttention.apply(q, k, v, causal, sm_scale, group)
@@ -241,7 +241,7 @@ class _RingAttention(torch.autograd.Function):
             rank.attend(shard, k_shard, v_shard)
         out, lse = rank.results()
         ctx.ring, ctx.rank = ring, rank
-        ctx.save_for_backward(k, v, out, lse)
+        ctx.save_for_backward(q, k, v, out, lse)
         ctx.mark_non_differentiable(lse)
         return out, lse
 
@@ -249,7 +249,7 @@ class _RingAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dout: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         ring, rank = ctx.ring, ctx.rank
-        k, v, out, lse = ctx.saved_tensors
+        rank.q, k, v, out, lse = ctx.saved_tensors  # which raises where one was modified
         rank.begin_backward(dout if dout.stride(3) == 1 else dout.contiguous(), out, lse)
         arrive: Callable[[], Tensor] | None = None
         for shard, k_shard, v_shard in ring.shards(k, v):

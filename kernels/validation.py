@@ -5,7 +5,6 @@ the contract's refusal. Every message names the argument, its value and what was
 """
 
 import math
-from numbers import Real
 
 import torch
 from torch import Tensor
@@ -36,12 +35,24 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor, causal: bool, sm_scale: float)
         raise ValueError(f"q: got {heads_q} heads, expected a multiple of k's {heads_kv}")
     if not isinstance(causal, bool):
         raise TypeError(f"causal: got {causal!r}, expected True or False")
-    if not isinstance(sm_scale, Real):
-        raise TypeError(f"sm_scale: got {sm_scale!r}, expected a real number")
-    if not abs(sm_scale) / math.log(2) <= torch.finfo(torch.float32).max:
+    if not isinstance(sm_scale, float | int):
+        raise TypeError(f"sm_scale: got {sm_scale!r}, expected a float or an int")
+    if not abs(sm_scale) <= torch.finfo(torch.float32).max * math.log(2):
         raise ValueError(
             f"sm_scale: got {sm_scale!r}, expected a number that is finite in float32, times log2 e"
         )
+
+
+def default_scale(q: Tensor) -> float:
+    """1 / sqrt(head_dim); of what is no q that ``check_inputs`` takes, 1."""
+    head_dim = q.shape[3] if isinstance(q, Tensor) and q.ndim == 4 else 1
+    return 1.0 / math.sqrt(max(head_dim, 1))
+
+
+def check_stored_dtype(name: str, dtype: torch.dtype | None) -> None:
+    """Check the dtype that results are stored in, where it is given: one of those of the inputs."""
+    if dtype is not None and str(dtype).removeprefix("torch.") not in DTYPES:
+        raise NotImplementedError(f"{name}: got {dtype!r}, expected one of {DTYPES}")
 
 
 def check_gradient_inputs(dout: Tensor, q: Tensor, out: Tensor, lse: Tensor) -> None:
@@ -63,8 +74,8 @@ def check_key_padding_mask(mask: Tensor | None, k: Tensor) -> None:
 
 def check_dropout(dropout_p: float, dropout_seed: int) -> None:
     """Check a probability below 1, by 2^-32 at least, and a seed of 63 bits."""
-    if not isinstance(dropout_p, Real):
-        raise TypeError(f"dropout_p: got {dropout_p!r}, expected a real number")
+    if not isinstance(dropout_p, float | int):
+        raise TypeError(f"dropout_p: got {dropout_p!r}, expected a float or an int")
     if not 0.0 <= dropout_p <= 1.0 - 2.0**-32:
         raise ValueError(f"dropout_p: got {dropout_p!r}, expected a probability from 0 up to 1 - 2^-32")
     if not isinstance(dropout_seed, int):

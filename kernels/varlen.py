@@ -361,6 +361,7 @@ def packed_forward(
     settings = flash_v2.Settings(block_m, block_n, num_stages, precision)
     _check(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal, sm_scale)
     (total_q, heads_q, head_dim), (total_k, heads_kv, _) = q.shape, k.shape
+    max_seqlen_q = min(max_seqlen_q, total_q)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty((heads_q, total_q), dtype=torch.float32, device=q.device)
     constants = settings.constants(_batch_of_one(q), flash_v2.FORWARD_TILES)
@@ -406,6 +407,7 @@ def packed_backward(
     settings = flash_v2.Settings(block_m, block_n, num_stages, precision)
     _check(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal, sm_scale)
     (total_q, heads_q, head_dim), (total_k, heads_kv, _) = q.shape, k.shape
+    max_seqlen_q, max_seqlen_k = min(max_seqlen_q, total_q), min(max_seqlen_k, total_k)
     check_like("dout", _batch_of_one(dout), "q", q, (1, heads_q, total_q, head_dim), q.dtype)
     check_like("out", _batch_of_one(out), "q", q, (1, heads_q, total_q, head_dim), q.dtype)
     check_like("lse", lse, "q", q, (heads_q, total_q), torch.float32)

@@ -4,6 +4,7 @@ Small: the property suite verifies the kernels at large.
 """
 
 import math
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -338,7 +339,11 @@ OUT, LSE = torch.zeros_like(Q), torch.zeros(Q.shape[:3], device=DEVICE)
         ({"sm_scale": math.nan}, ValueError, "sm_scale: got nan"),
         ({"sm_scale": math.inf}, ValueError, "sm_scale: got inf"),
         ({"sm_scale": -1e300}, ValueError, "sm_scale: got -1e[+]300"),
+        ({"sm_scale": 10**400}, ValueError, "sm_scale: got 1000"),
+        ({"sm_scale": Fraction(1, 4)}, TypeError, r"sm_scale: got Fraction\(1, 4\), expected a float"),
+        ({"dropout_p": Fraction(1, 4)}, TypeError, r"dropout_p: got Fraction\(1, 4\), expected a float"),
         ({"block_m": 48}, ValueError, "block_m: got 48, expected one of"),
+        ({"block_m": 64.0}, ValueError, "block_m: got 64.0, expected one of"),
         ({"block_n": 0}, ValueError, "block_n: got 0"),
         ({"num_stages": 9}, ValueError, "num_stages: got 9"),
         ({"precision": "tf64"}, ValueError, "precision: got 'tf64'"),
@@ -358,6 +363,19 @@ def test_forward_and_backward_refuse(change: dict[str, Any], error: type[Excepti
         forward(**arguments)
     with pytest.raises(error, match=message):
         backward(DOUT, out=OUT, lse=LSE, **arguments)
+
+
+def test_results_of_no_dtype_of_ours_are_refused() -> None:
+    with pytest.raises(NotImplementedError, match=r"out_dtype: got torch.int8, expected one of"):
+        forward(Q, K, V, causal=False, sm_scale=1.0, out_dtype=torch.int8)
+    with pytest.raises(NotImplementedError, match=r"grad_dtype: got torch.int8, expected one of"):
+        backward(DOUT, Q, K, V, OUT, LSE, causal=False, sm_scale=1.0, grad_dtype=torch.int8)
+
+
+@pytest.mark.parametrize("q", [Q[0], Q[..., :0], torch.tensor(1.0), [1.0]])
+def test_without_a_scale_q_is_checked_too(q: Any) -> None:
+    with pytest.raises((ValueError, NotImplementedError, TypeError), match="q: got "):
+        flash_v2(q, K, V)
 
 
 @pytest.mark.parametrize(

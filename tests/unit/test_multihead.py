@@ -118,8 +118,8 @@ BUGS = {
         "weights = self.in_proj_weight.chunk(3)",
         "weights = self.in_proj_weight.chunk(3)[::-1]",
     ),
-    "a cache that forgets": ("self.length = end", "self.length = positions"),
-    "old values": ("self._memory[1, :, :, self.length : end] = v", "self._memory[1, :, :, :positions] = v"),
+    "a cache that forgets": ("cache.length = k.shape[2]", "cache.length = key.shape[1]"),
+    "old values": ("values[:, :, self.length : end] = v", "values[:, :, :positions] = v"),
 }
 
 
@@ -233,9 +233,21 @@ def test_refusals() -> None:
         module(x, cache=cache)
         with pytest.raises(ValueError, match="got 8 positions, expected at most its capacity, 5"):
             module(x, cache=cache)
-        with pytest.raises(ValueError, match="the first were like"):
+        with pytest.raises(ValueError, match=r"k: got shape .*, expected .*, as cache is \(1, 3, 5, 16\)"):
             module(torch.zeros(2, 1, EMBED, device=DEVICE), cache=cache)
+        with pytest.raises(ValueError, match=r"v: got shape .*, expected .*, as cache is \(1, 3, 5, 16\)"):
+            module(x[:, :1], x[:, :1], x[:, :0], cache=cache)
+        with pytest.raises(TypeError, match="causal: got 1"):
+            module(x[:, :1], causal=1, cache=cache)
     assert cache.length == 4
+    with pytest.raises(ValueError, match=r"capacity: got 2.5"):
+        KeyValueCache(2.5)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"bias: got 0.1, expected True or False"):
+        MultiHeadAttention(EMBED, HEADS, 0.1)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"dropout: got 0.1, expected of flash_v2: block_m, block_n, "):
+        MultiHeadAttention(EMBED, HEADS, dropout=0.1)
+    with pytest.raises(NotImplementedError, match="q: it requires grad, and decode has no backward"):
+        MultiHeadAttention(EMBED, HEADS, kernel="decode", device=DEVICE)(x)
     module.kernel = replace(module.kernel, capabilities=Capabilities(causal_alignment="top_left"))
     with torch.no_grad(), pytest.raises(NotImplementedError, match="causal: got 1 queries and 5 keys"):
         module(x[:, :1], causal=True, cache=cache)

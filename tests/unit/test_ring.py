@@ -113,6 +113,21 @@ def test_one_shard_is_flash_v2(causal) -> None:
     assert torch.equal(lse[:, :, rows], expected[1])
 
 
+def test_what_is_modified_before_the_backward_is_told() -> None:
+    q, k, v, _ = (x.to(DEVICE).requires_grad_() for x in tensors(8, 8, torch.float32))
+    backend = "nccl" if DEVICE == "cuda" else "gloo"
+    dist.init_process_group(backend, rank=0, world_size=1, store=dist.HashStore())
+    try:
+        doubled = 2 * q
+        out, _ = ring.ring_attention(doubled, k, v)
+        with torch.no_grad():
+            doubled.mul_(2)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            out.sum().backward()
+    finally:
+        dist.destroy_process_group()
+
+
 def test_refusals() -> None:
     q, k, v, _ = (x.to(DEVICE) for x in tensors(8, 8, torch.float32))
     with pytest.raises(ValueError, match=r"shards: got 5, expected one of \(2, 1, 3, 4\)"):
