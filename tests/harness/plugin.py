@@ -131,11 +131,10 @@ def search(test: Callable[..., None], subject: Subject) -> list[str]:
     subject.begin_search()
     try:
         test(subject)
-    except (KernelFailure, BaseExceptionGroup) as e:
-        reraise_ours(e)
-    except TimeUp:
+    except (KernelFailure, TimeUp, BaseExceptionGroup) as e:
         if not subject.broken:
             raise
+        reraise_ours(e)
     finally:
         subject.finish_search()
     return subject.messages()
@@ -156,11 +155,11 @@ def fuzz(item: pytest.Function, subject: Subject, deadline: float) -> list[str]:
 
 
 def reraise_ours(e: BaseException) -> None:
-    """Let go of kernel failures, which the subject keeps; anything else is ours, and raised."""
+    """Let go of kernel failures, which the subject keeps, and of their time; anything else is ours, and raised."""
     if isinstance(e, BaseExceptionGroup):
         for part in e.exceptions:
             reraise_ours(part)
-    elif not isinstance(e, KernelFailure):
+    elif not isinstance(e, KernelFailure | TimeUp):
         raise e
 
 

@@ -140,7 +140,8 @@ class Subject:
 
     def uphold(self, law: Callable[..., None], case: Case) -> None:
         """Run ``law`` on ``case`` in the child. Raises KernelFailure where it is broken, TimeUp when late."""
-        if time.perf_counter() > (self.shrink_until if self.broken else self.deadline):
+        late = self.shrink_until if self.broken else self.deadline
+        if case not in self.broken and time.perf_counter() > late:
             raise TimeUp  # what is smallest so far stays
         name = name_of(law)
         if self.replay is None and any(
