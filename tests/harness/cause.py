@@ -75,7 +75,9 @@ def causes(
     named = {x.name for x, _ in found}
     if "dtype" in named:  # other numbers may be rounded the right way by luck
         structure = [(x, cause) for x, cause in found if x.name in STRUCTURE]
-        return structure or [(x, cause) for x, cause in found if x.name == "dtype"]
+        # Where a scale of its own matters too, the dtype may but set how large a number must be.
+        scaled = any(x.name == "sm_scale" and "default" in x.holds for x in fields)
+        return structure or [(x, cause) for x, cause in found if x.name == "dtype" and not scaled]
     if "causal" in named:  # another length moves the diagonal
         found = [(x, cause) for x, cause in found if x.name not in TILES_OF or cause.startswith("no_")]
     # Where tiles tell, that they are smaller or larger with another setting is no news.

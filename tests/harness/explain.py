@@ -92,8 +92,10 @@ def explain(
     with suppress(BudgetSpent):
         if look:
             others = [*_larger(case, capabilities)]
-            larger = (look(other) for other in (replace(others[0], sm_scale=TELLING_SCALE), *others))
-            seen = next((found for found in larger if found), Seen((), ()))
+            larger = ((x, look(x)) for x in (replace(others[0], sm_scale=TELLING_SCALE), *others))
+            other, seen = next(((x, found) for x, found in larger if found), (case, Seen((), ())))
+            if seen.sentences and other != case:
+                seen = replace(seen, sentences=(f"a larger case, {other}:", *seen.sentences))
             known = Explanation(seen.sentences, pictures=seen.pictures)
             known = replace(known, sentences=(*seen.sentences, *_repeated(case, look)))
         elif not (fails(case) and fails(case)):

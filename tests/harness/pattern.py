@@ -119,6 +119,9 @@ def _values(c: Compared, numbers: Mapping[str, float]) -> list[str]:
     slack = (1 + abs(factor)) * bound + bound[at] / expected[at].abs() * expected.abs()
     if not bool(((actual - factor * expected).abs() <= slack).all()):
         return []
+    # Errors of about a bound agree with any factor near 1.
+    if float((slack < abs(factor - 1) * expected.abs()).double().mean()) < 0.5:
+        return []
     off = float(bound[at] / expected[at].abs())
     called = [text for text, number in numbers.items() if abs(factor - number) <= off + 1e-6 * abs(number)]
     name = f" ({called[0]})" if len(called) == 1 and off <= SHARP * abs(factor) else ""

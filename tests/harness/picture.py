@@ -1,6 +1,6 @@
 """``error.png``: error over bound of each wrong tensor, by row and column, with the borders of tiles."""
 
-import importlib.util
+import importlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
@@ -15,8 +15,12 @@ PANEL = 4.5
 
 
 def can_draw() -> bool:
-    """Whether matplotlib is there."""
-    return importlib.util.find_spec("matplotlib") is not None
+    """Whether matplotlib is there, and can be imported."""
+    try:
+        importlib.import_module("matplotlib.pyplot")
+    except ImportError:
+        return False
+    return True
 
 
 def draw(path: Path, title: str, pictures: Sequence[Mapping[str, Any]], blocks: Mapping[str, int]) -> None:

@@ -1,6 +1,7 @@
 """What a report says beyond numbers: each sentence is said where the data shows it, and not where it does not."""
 
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -82,7 +83,7 @@ def test_rows_of_gradients_of_keys_are_keys() -> None:
 
 @pytest.mark.parametrize(
     ("bound", "group", "name"),
-    [(1e-3, 3, " (2)"), (1e-3, 2, ""), (0.5, 3, "")],
+    [(1e-3, 3, " (2)"), (1e-3, 2, ""), (0.2, 3, "")],
     ids=["sharp", "two names fit", "not sharp"],
 )
 def test_a_factor_is_named_where_it_is_known_well_and_by_one_name(
@@ -92,6 +93,14 @@ def test_a_factor_is_named_where_it_is_known_well_and_by_one_name(
     assert sentences([c], BLOCKS, known_numbers(0.3, group, 0.0)) == [
         f"out: every wrong element is 2 times what it should be{name}"
     ]
+
+
+def test_no_factor_is_told_of_what_is_wrong_by_hardly_more_than_its_bound() -> None:
+    sign = (
+        torch.rand(EXACT.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64).round() * 2
+        - 1
+    )
+    assert told(EXACT + 1.5e-3 * sign) == []
 
 
 def test_elements_that_could_not_tell_are_no_witnesses() -> None:
@@ -113,6 +122,11 @@ def test_a_picture_has_the_largest_error_of_all_heads() -> None:
     ratio = torch.tensor(made["ratio"])
     assert (made["tensor"], made["side"], tuple(ratio.shape)) == ("out", "query", (96, 8))
     assert ratio.nonzero().tolist() == [[64, 3]]
+
+
+def test_a_matplotlib_that_cannot_be_imported_draws_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+    assert not picture.can_draw()
 
 
 def test_the_picture_is_drawn(tmp_path: Path) -> None:
@@ -211,6 +225,7 @@ TILED_CLAIMS = Capabilities(
         (CASE, lambda c: c.dtype == "float32", []),
         (CASE, lambda c: True, []),
         (TILED, lambda c: c.dtype == "float16", ["dtype"]),
+        (replace(TILED, sm_scale=-1.0), lambda c: c.dtype == "float16" and c.scale < 0, []),
         (TILED, lambda c: c.head_dim == 72, ["odd_head_dim"]),
         (TILED, lambda c: c.head_dim > 16, ["head_dim"]),
         (replace(TILED, k_values="ones"), lambda c: c.head_dim > 16, []),
@@ -325,8 +340,8 @@ def test_a_larger_case_is_looked_at_where_it_fails_alike() -> None:
         return Seen(("seen",), ()) if case.batch == 1 else None
 
     found = explain(small, lambda case: True, look, Capabilities(head_dims=(16, 64)))
-    assert found.sentences == ("seen",)
     *_, larger, again, once_more = looked
+    assert found.sentences == (f"a larger case, {larger}:", "seen")
     assert larger.v_values == "normal"
     assert larger.seqlen_k > 65
     assert not larger.spikes
