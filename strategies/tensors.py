@@ -1,15 +1,20 @@
 """The tensors of a case."""
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from kernels.contract import DTYPES
+from kernels.contract import DTYPES, LAYOUTS
 from strategies.case import NONFINITE, TENSORS, Case, Spike
 from strategies.layouts import Window, place
+from strategies.padding import FAMILIES as PADDINGS
 from strategies.padding import is_spoiled, key_padding_mask
-from strategies.values import fill
+from strategies.values import FAMILIES, fill
+
+MOST_ELEMENTS = 2**31
+"""Of a tensor of a case that is read from a file."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,6 +26,28 @@ class Tensors:
     v: Window
     dout: Window
     key_padding_mask: Tensor | None = None
+
+
+def check_case(case: Case) -> None:
+    """Raises ValueError, naming the field, for a case that was read and of which no tensors can be made."""
+    names = {
+        "dtype": DTYPES,
+        "key_padding": ("none", *PADDINGS),
+        **{f"{tensor}_layout": LAYOUTS for tensor in TENSORS},
+        **{f"{tensor}_values": FAMILIES for tensor in TENSORS},
+    }
+    for name, known in names.items():
+        if getattr(case, name) not in known:
+            raise ValueError(f"case.{name}: got {getattr(case, name)!r}, expected one of {', '.join(known)}")
+    for spike in case.spikes:
+        if spike.tensor not in TENSORS:
+            raise ValueError(f"case.spikes: got {spike!r}, expected a tensor of {', '.join(TENSORS)}")
+    if case.seed >= 2**63:
+        raise ValueError(f"case.seed: got {case.seed}, expected a number below 2^63")
+    for tensor in TENSORS:
+        if math.prod(case.shape(tensor)) > MOST_ELEMENTS:
+            shape = f"{tensor} of shape {case.shape(tensor)}"
+            raise ValueError(f"case: got {shape}, expected at most {MOST_ELEMENTS} elements")
 
 
 def tensors(case: Case, device: torch.device | str, margin: float = float("nan")) -> Tensors:

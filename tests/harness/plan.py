@@ -8,6 +8,7 @@ import torch
 from hypothesis import settings
 
 from kernels.registry import REGISTERED
+from strategies.cases import is_claimed
 from tests.harness import report
 from tests.harness.budget import CALLS, SECONDS, ShrinkBudget
 from tests.harness.child import Child
@@ -109,7 +110,7 @@ def chosen_device(config: pytest.Config) -> str:
 def _replay(config: pytest.Config) -> Replay | None:
     path = config.getoption("--replay")
     try:
-        return report.read(Path(path)) if path else None
+        return None if path is None else report.read(Path(path))
     except ValueError as e:
         raise pytest.UsageError(f"--replay {e}") from None
 
@@ -117,9 +118,9 @@ def _replay(config: pytest.Config) -> Replay | None:
 def _corpus(config: pytest.Config) -> tuple[Replay, ...]:
     """The cases of a folder, that of reports included. One that can't be read ends the run: a bug might come back."""
     folder = config.getoption("--corpus")
-    if not folder:
+    if folder is None:
         return ()
-    found = sorted(Path(folder).rglob("*.json"))
+    found = sorted(Path(folder).rglob("*.json")) if folder else []
     paths = [path for path in found if path.name != SUMMARY and path.parent.name != JOURNALS]
     if not paths:
         raise pytest.UsageError(f"--corpus: got {folder!r}, expected a folder with the case.json of reports")
@@ -136,7 +137,7 @@ def _kernels(
     claims = tuple(config.getoption("--claims"))
     specs = config.getoption("--kernel")
     if replay is not None and not specs:
-        specs, claims = [replay.kernel], replay.claims
+        specs, claims = [replay.kernel], (*replay.claims, *claims)
     kernels: dict[str, KernelInfo] = {}
     unavailable = []
     for spec in specs or REGISTERED:
@@ -149,17 +150,9 @@ def _kernels(
             continue
         except ValueError as e:
             raise pytest.UsageError(str(e)) from None
-        claimed = info.capabilities.dtypes
-        if replay is not None and replay.case.dtype not in claimed:
-            raise pytest.UsageError(
-                f"--replay: got a case in {replay.case.dtype}, but {spec} claims only {', '.join(claimed)}"
-            )
-        for what, is_there, claims_it in (
-            ("dropout", replay and replay.case.dropout_p, any(info.capabilities.dropout)),
-            ("key padding", replay and replay.case.key_padding != "none", info.capabilities.key_padding),
-        ):
-            if is_there and not claims_it:
-                raise pytest.UsageError(f"--replay: got a case with {what}, which {spec} doesn't claim")
+        if replay is not None and not is_claimed(replay.case, info.capabilities):
+            printed = "; ".join(f"{key}={value}" for key, value in info.printed.items())
+            raise pytest.UsageError(f"--replay: got {replay.case!r}, but {spec} claims {printed}")
         if info.name in kernels:
             raise pytest.UsageError(
                 f"--kernel {spec}: got a second kernel called {info.name}, expected another name"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from strategies.case import Case, from_json, to_json
+from strategies.tensors import check_case
 from tests.harness import picture
 from tests.harness.explain import UNEXPLAINED, Explanation
 from tests.harness.standalone import SCRIPT
@@ -124,7 +125,7 @@ def markdown(failure: Failure, report_dir: Path, has_script: bool) -> str:
         lines += ["", *(f"    {line}" for line in detail)]
     lines += ["", f"Replay: `{replay_line(failure, report_dir)}`"]
     if has_script:
-        path = report_dir / failure.folder / SCRIPT
+        path = shlex.quote(str(report_dir / failure.folder / SCRIPT))
         lines += ["", f"Without Flashproof: `python {path}` (exits 1 while the bug is there)"]
     if failure.explanation.pictures:
         lines += ["", f"![error over bound]({PICTURE})" if picture.can_draw() else NO_PICTURE]
@@ -204,6 +205,7 @@ def read(path: Path) -> Replay:
         raise ValueError(f"{path}: claims: got {claims!r:.80}, expected key=value strings")
     try:
         case = from_json(json.dumps(content["case"]))
+        check_case(case)
     except ValueError as e:
         raise ValueError(f"{path}: {e}") from e
     return Replay(content["kernel"], claims, content["law"], case)

@@ -36,7 +36,7 @@ from tests.harness.kernel_info import KernelInfo
 from tests.harness.plugin import search
 from tests.harness.progress import progress
 from tests.harness.repro import PROGRAM, _right, _window
-from tests.harness.subject import KernelFailure, Subject
+from tests.harness.subject import KernelFailure, Subject, TimeUp
 from tests.harness.tally import Tally
 from tests.harness.trial import Check, LawBroken, Outputs, Problem, Trial
 from tests.harness.verdict import Finding, Verdict
@@ -376,6 +376,23 @@ class TestSubject:
 
         (message,) = search(shrinking, subject)
         assert repr(CASE) in message
+
+    def test_the_end_of_that_time_may_come_with_the_failures(self, recorded: Any) -> None:
+        subject, _ = recorded(BROKEN)
+
+        def replaying(subject: Subject) -> None:
+            try:
+                subject.uphold(law("forward"), CASE)
+            except KernelFailure as failure:
+                raise BaseExceptionGroup("2 distinct failures", [failure, TimeUp()]) from None
+
+        (message,) = search(replaying, subject)
+        assert repr(CASE) in message
+
+    def test_a_failing_case_fails_again_when_the_time_is_over(self, recorded: Any) -> None:
+        subject, _ = recorded(BROKEN)
+        subject.shrinking = ShrinkBudget(seconds=0.0)
+        assert finding_of(subject, "forward", CASE) == finding_of(subject, "forward", CASE)
 
     def test_a_full_disk_leaves_what_was_there_and_is_told(
         self, recorded: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -724,6 +741,18 @@ class TestReport:
                 r"claims: got \(7,\), expected key=value strings",
             ),
             (lambda text: text.replace('"seed": 0', '"seed": -1'), "case.seed: got -1, expected an integer"),
+            (
+                lambda text: text.replace('"seed": 0', f'"seed": {2**80}'),
+                "case.seed: got .*, expected a number",
+            ),
+            (
+                lambda text: text.replace('"k_layout": "contiguous"', '"k_layout": "bhdn"'),
+                "case.k_layout: got 'bhdn', expected one of contiguous, ",
+            ),
+            (
+                lambda text: text.replace('"batch": 1', '"batch": 1000000000000'),
+                r"case: got q of shape \(1000000000000, .*\), expected at most",
+            ),
         ],
     )
     def test_what_was_not_written_by_us_is_refused_in_one_line(
@@ -857,19 +886,24 @@ class TestUsageErrors:
 
     def test_a_replay_of_what_is_not_claimed(self, plan_of: Callable[..., Any], tmp_path: Path) -> None:
         path = tmp_path / "case.json"
-        path.write_text(json.dumps(report.record(f"{TOYS}:sound", ("dtypes=float16",), "forward", CASE)))
-        with pytest.raises(
-            pytest.UsageError, match=r"--replay: got a case in float32, but .* claims only float16"
-        ):
-            plan_of(replay=str(path))
-        for what, case in (
-            ("dropout", replace(CASE, dropout_p=0.1)),
-            ("key padding", replace(CASE, key_padding="left")),
+        for case in (
+            replace(CASE, dropout_p=0.1),
+            replace(CASE, key_padding="left"),
+            replace(CASE, head_dim=17),
+            replace(CASE, launch=(("block_q", 16),)),
         ):
             path.write_text(json.dumps(report.record(f"{TOYS}:sound", (), "forward", case)))
-            message = f"--replay: got a case with {what}, which .* doesn't claim"
-            with pytest.raises(pytest.UsageError, match=message):
+            with pytest.raises(pytest.UsageError) as refused:
                 plan_of(replay=str(path))
+            assert f"--replay: got {case!r}, but {TOYS}:sound claims dtypes=" in str(refused.value)
+        path.write_text(json.dumps(report.record(f"{TOYS}:sound", (), "forward", CASE)))
+        with pytest.raises(pytest.UsageError, match=r"got Case\(.*\), but .* claims dtypes=float16; "):
+            plan_of(replay=str(path), claims=["dtypes=float16"])
+
+    def test_an_empty_path_is_no_path(self, plan_of: Callable[..., Any]) -> None:
+        for option in ("replay", "corpus"):
+            with pytest.raises(pytest.UsageError, match=f"--{option}.* expected "):
+                plan_of(**{option: ""})
 
     def test_kernels_that_cannot_run_here_are_named(self, plan_of: Callable[..., Any]) -> None:
         plan = plan_of()
