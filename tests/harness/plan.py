@@ -17,8 +17,9 @@ from tests.harness.kernel_info import KernelInfo, Unavailable
 from tests.harness.report import PROPERTIES, Replay
 
 JOURNALS = ".journal"
-SUMMARY = "summary.json"
 """The folder of the journals, in the report directory."""
+SUMMARY = "summary.json"
+"""The results of a run, beside it."""
 
 
 @dataclass(frozen=True)
