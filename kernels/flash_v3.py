@@ -264,6 +264,7 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``flash_v2.backward``, which has launch settings of its own, of what ``forward`` takes."""
     _check_settings(block_m, block_n, warp_specialize)
+    check_inputs(q, k, v, causal, sm_scale)
     check_copyable(q=q, k=k, v=v)
     return flash_v2_backward(dout, q, k, v, out, lse, causal=causal, sm_scale=sm_scale)
 

@@ -42,8 +42,8 @@ def check_case(case: Case) -> None:
     for spike in case.spikes:
         if spike.tensor not in TENSORS:
             raise ValueError(f"case.spikes: got {spike!r}, expected a tensor of {', '.join(TENSORS)}")
-    if case.seed >= 2**63:
-        raise ValueError(f"case.seed: got {case.seed}, expected a number below 2^63")
+    if case.seed >= 2**32:  # as those that are drawn: the seed of dropout has twice its bits
+        raise ValueError(f"case.seed: got {case.seed}, expected a number below 2^32")
     for tensor in TENSORS:
         if math.prod(case.shape(tensor)) > MOST_ELEMENTS:
             shape = f"{tensor} of shape {case.shape(tensor)}"

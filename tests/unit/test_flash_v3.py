@@ -51,6 +51,23 @@ def test_refuses_a_setting_that_is_not_declared(forward: Callable[..., Any]) -> 
         forward(x, x, x, causal=False, sm_scale=0.3, block_m=100)
 
 
+def test_the_backward_refuses_what_the_forward_does(forward: Callable[..., Any]) -> None:
+    if forward is flash_v3_gluon.forward:
+        pytest.skip("its backward is flash_v2's own")
+    backward = flash_v3.KERNEL.backward
+    assert backward is not None
+    options = {"causal": False, "sm_scale": 0.3}
+    x, wide, lse = tensor(1, 1, 5, 16), tensor(1, 1, 5, 20), tensor(1, 1, 5, dtype=torch.float32)
+    with pytest.raises(TypeError, match="dropout_p"):
+        backward(x, x, x, x, x, lse, dropout_p=0.5, **options)
+    with pytest.raises(ValueError, match="block_m: got 100"):
+        backward(x, x, x, x, x, lse, block_m=100, **options)
+    with pytest.raises(NotImplementedError, match="q: got head_dim 20, expected a multiple of 8"):
+        backward(wide, wide, wide, wide, wide, lse, **options)
+    with pytest.raises(TypeError, match="k: got list, expected a "):
+        backward(x, x, [1.0], x, x, lse, **options)
+
+
 def test_says_where_it_runs(forward: Callable[..., Any]) -> None:
     if forward is flash_v3.forward:
         assert unavailable_reason("flash_v3", DEVICE) is None
