@@ -30,7 +30,7 @@ class KeyValueCache:
             raise ValueError(f"capacity: got {capacity!r}, expected an integer, 1 or more")
         self.capacity = capacity
         self.length = 0
-        self._memory: Tensor | None = None
+        self._memory = torch.empty(0)
 
     def followed_by(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """All keys and values so far, then k and v (batch, heads, positions, head_dim): views of the memory.
@@ -44,14 +44,13 @@ class KeyValueCache:
             raise RuntimeError("cache: it has no gradients, so call the module under torch.no_grad()")
         if k.ndim != 4:
             raise ValueError(f"k: got shape {tuple(k.shape)}, expected (batch, heads, positions, head_dim)")
-        batch, heads, positions, head_dim = k.shape
-        if self._memory is None or self.length == 0:
-            self._memory = k.new_empty((2, batch, heads, self.capacity, head_dim))
+        if self.length == 0:
+            self._memory = k.new_empty((2, *k.shape[:2], self.capacity, k.shape[3]))
         keys, values = self._memory
-        batch, heads, _, head_dim = keys.shape
+        shape = (*keys.shape[:2], k.shape[2], keys.shape[3])
         for name, new in (("k", k), ("v", v)):
-            check_like(name, new, "cache", keys, (batch, heads, positions, head_dim), keys.dtype)
-        end = self.length + positions
+            check_like(name, new, "cache", keys, shape, keys.dtype)
+        end = self.length + k.shape[2]
         if end > self.capacity:
             raise ValueError(f"cache: got {end} positions, expected at most its capacity, {self.capacity}")
         keys[:, :, self.length : end] = k
@@ -100,8 +99,9 @@ class MultiHeadAttention(nn.Module):
         self.embed_dim, self.num_heads, self.head_dim = embed_dim, num_heads, embed_dim // num_heads
         self.kernel, self.launch = load(kernel), launch
         if unknown := launch.keys() - self.kernel.capabilities.launch.keys():
+            name = min(unknown)
             expected = ", ".join(self.kernel.capabilities.launch) or "no launch settings"
-            raise TypeError(f"{min(unknown)}: got {launch[min(unknown)]!r}, expected of {kernel}: {expected}")
+            raise TypeError(f"{name}: got {launch[name]!r}, expected of {kernel}: {expected}")
         if self.head_dim not in self.kernel.capabilities.head_dims:
             raise NotImplementedError(
                 f"embed_dim: got {self.head_dim} for each head, which {kernel} doesn't claim"

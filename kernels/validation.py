@@ -12,6 +12,7 @@ from torch import Tensor
 from kernels.contract import DTYPES
 
 MAX_HEAD_DIM = 256
+_DTYPES = tuple(getattr(torch, name) for name in DTYPES)
 
 
 def check_inputs(q: Tensor, k: Tensor, v: Tensor, causal: bool, sm_scale: float) -> None:
@@ -23,7 +24,7 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor, causal: bool, sm_scale: float)
             raise ValueError(
                 f"{name}: got shape {tuple(tensor.shape)}, expected (batch, heads, seqlen, head_dim)"
             )
-    if str(q.dtype).removeprefix("torch.") not in DTYPES:
+    if q.dtype not in _DTYPES:
         raise NotImplementedError(f"q: got dtype {q.dtype}, expected one of {DTYPES}")
     if not 1 <= q.shape[3] <= MAX_HEAD_DIM:
         raise NotImplementedError(f"q: got head_dim {q.shape[3]}, expected 1 to {MAX_HEAD_DIM}")
@@ -51,7 +52,7 @@ def default_scale(q: Tensor) -> float:
 
 def check_stored_dtype(name: str, dtype: torch.dtype | None) -> None:
     """Check the dtype that results are stored in, where it is given: one of those of the inputs."""
-    if dtype is not None and str(dtype).removeprefix("torch.") not in DTYPES:
+    if dtype is not None and dtype not in _DTYPES:
         raise NotImplementedError(f"{name}: got {dtype!r}, expected one of {DTYPES}")
 
 

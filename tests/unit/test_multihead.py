@@ -119,7 +119,7 @@ BUGS = {
         "weights = self.in_proj_weight.chunk(3)[::-1]",
     ),
     "a cache that forgets": ("cache.length = k.shape[2]", "cache.length = key.shape[1]"),
-    "old values": ("values[:, :, self.length : end] = v", "values[:, :, :positions] = v"),
+    "old values": ("values[:, :, self.length : end] = v", "values[:, :, : k.shape[2]] = v"),
 }
 
 
@@ -241,9 +241,9 @@ def test_refusals() -> None:
             module(x[:, :1], causal=1, cache=cache)
     assert cache.length == 4
     with pytest.raises(ValueError, match=r"capacity: got 2.5"):
-        KeyValueCache(2.5)  # type: ignore[arg-type]
+        KeyValueCache(2.5)  # type: ignore[arg-type]  # which is what it refuses
     with pytest.raises(TypeError, match=r"bias: got 0.1, expected True or False"):
-        MultiHeadAttention(EMBED, HEADS, 0.1)  # type: ignore[arg-type]
+        MultiHeadAttention(EMBED, HEADS, 0.1)  # type: ignore[arg-type]  # as torch's module takes dropout
     with pytest.raises(TypeError, match=r"dropout: got 0.1, expected of flash_v2: block_m, block_n, "):
         MultiHeadAttention(EMBED, HEADS, dropout=0.1)
     with pytest.raises(NotImplementedError, match="q: it requires grad, and decode has no backward"):
