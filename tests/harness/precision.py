@@ -1,21 +1,33 @@
 """Which less precise design, if any, would explain a result that no design of full precision does."""
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 
+from torch import Tensor
+
+from reference import safe_softmax
+from reference.arithmetic import FP32_ROUNDOFF
 from reference.family import less_precise
-from tests.harness.trial import CannotRun, LawBroken, Refused, Trial
+from reference.heads import fold, unfold
+from reference.masks import hide, visible
+from tests.harness.trial import CannotRun, LawBroken, Outputs, Problem, Refused, Trial
 from tests.harness.verdict import Finding
 
 NUMBERS = ("error", "nonfinite")
 """The kinds of a finding that another arithmetic may explain."""
+
+FURTHER = 2.0
+"""A design that misses a result by this much more than another is not the kernel's."""
 
 
 def with_explanations(finding: Finding, trial: Trial | None, law: Callable[[Trial], None]) -> Finding:
     """The finding with the claims that would explain it; without any where the kernel declares its arithmetic."""
     if trial is None or trial.kernel.capabilities.designs is None or finding.kind not in NUMBERS:
         return finding
-    return replace(finding, explained_by=tuple(explanations(trial, law)))
+    claims = list(explanations(trial, law))
+    return replace(finding, explained_by=tuple(likeliest(trial, claims)))
 
 
 def explanations(trial: Trial, law: Callable[[Trial], None]) -> Iterator[str]:
@@ -26,3 +38,73 @@ def explanations(trial: Trial, law: Callable[[Trial], None]) -> Iterator[str]:
         except (LawBroken, Refused, CannotRun):
             continue
         yield claim
+
+
+def likeliest(trial: Trial, claims: list[str]) -> list[str]:
+    """The claims without those that a rival excels: bounds alone do not tell a scaled q from a scaled k.
+
+    Rivals are told apart by what exact arithmetic makes of the operands that their design rounds, beside what the
+    first call returned.
+    """
+    if len(RIVALS.keys() & set(claims)) < 2 or not trial.given:
+        return claims
+    problem, given = trial.calls[0].problem, trial.given[0]
+    missed = {claim: miss(trial, problem, given, RIVALS[claim]) for claim in claims if claim in RIVALS}
+    limit = FURTHER * min(missed.values()) + 8 * FP32_ROUNDOFF
+    return [claim for claim in claims if missed.get(claim, 0.0) <= limit]
+
+
+Design = Callable[..., Tensor]
+"""(problem, "out" or "lse", alignment) -> what exact arithmetic gives for operands that are rounded as a design does."""
+
+
+def miss(trial: Trial, p: Problem, given: Outputs, designs: tuple[Design, ...]) -> float:
+    """How far lse, else out, is from the nearest of some designs: the root of its mean square, by entry of size 1."""
+    name = "out" if given.lse is None else "lse"
+    actual = getattr(given, name).double()
+
+    def distance(design: Design) -> float:
+        expected = design(p, name, alignment=trial.alignment)
+        square = ((actual - expected) / (1 + expected.abs())).square()
+        return math.sqrt(square[square.isfinite()].mean().nan_to_num(0.0).item())
+
+    return min(map(distance, designs))
+
+
+def _exactly(p: Problem, name: str, *, alignment: str) -> Tensor:
+    """Out or lse of a problem in float64."""
+    options = {**p.options, "alignment": alignment}
+    return dict(zip(("out", "lse"), safe_softmax.forward(p.q, p.k, p.v, **options), strict=True))[name]
+
+
+def _prescaled(operand: str, base: float, p: Problem, name: str, *, alignment: str) -> Tensor:
+    """The same with an operand that is multiplied by sm_scale and ``base``, and rounded to the inputs' dtype."""
+    factor = p.sm_scale * base or 1.0
+    x = getattr(p, operand)
+    rounded = (x.float() * factor).to(x.dtype).double() / factor
+    return _exactly(replace(p, **{operand: rounded}), name, alignment=alignment)
+
+
+def _summed_rounded(p: Problem, name: str, *, alignment: str) -> Tensor:
+    """The same with a softmax whose sum is taken over weights in the inputs' dtype, relative to the largest."""
+    out_or_lse = _exactly(p, name, alignment=alignment)
+    if p.k.shape[2] == 0:
+        return out_or_lse
+    scores = fold(p.q, p.heads_kv).double() @ p.k.double().mT * p.sm_scale
+    group = p.heads_q // p.heads_kv
+    seen = visible(p.q.shape[2], p.k.shape[2], p.causal, alignment, p.q.device, group=group)
+    scores = hide(scores, seen, -math.inf)
+    weights = (scores - scores.amax(-1, keepdim=True)).exp().nan_to_num(0.0)
+    grown = unfold(weights.to(p.q.dtype).double().sum(-1) / weights.sum(-1), p.heads_q)
+    return out_or_lse + grown.log() if name == "lse" else out_or_lse / grown[..., None]
+
+
+LOG2_E = 1 / math.log(2)
+
+RIVALS: Mapping[str, tuple[Design, ...]] = {
+    "exp_error=1e-4": (_exactly,),
+    "l_from_rounded_p=true": (_summed_rounded,),
+    "k_prescaled=true": tuple(partial(_prescaled, "k", base) for base in (1.0, LOG2_E)),
+    "q_prescaled=true": tuple(partial(_prescaled, "q", base) for base in (1.0, LOG2_E)),
+}
+"""Claims whose bounds are alike, with what exact arithmetic gives for the operands as each design rounds them."""

@@ -71,6 +71,11 @@ class Problem:
             options |= {"dropout_p": self.dropout_p, "dropout_seed": self.dropout_seed}
         return options
 
+    def is_like(self, other: "Problem") -> bool:
+        """Whether every tensor has the same strides and bits, and every option the same value."""
+        mine, others = ({**vars(p), **p.options} for p in (self, other))
+        return mine.keys() == others.keys() and all(_same(mine[name], others[name]) for name in mine)
+
     def with_keys(self, keys: Any) -> "Problem":
         """The problem with these keys alone, of all sequences."""
         mask = self.key_padding_mask
@@ -126,6 +131,11 @@ class Call:
     launch: Mapping[str, Any]
     backward: bool
 
+    def is_like(self, other: "Call") -> bool:
+        """Whether the two calls have the same bits in everything."""
+        same_way = (self.launch, self.backward) == (other.launch, other.backward)
+        return same_way and self.problem.is_like(other.problem)
+
 
 @dataclass(frozen=True)
 class Check:
@@ -166,8 +176,8 @@ class Trial:
     calls: list[Call] = field(default_factory=list)
     given: list[Outputs] = field(default_factory=list)
     """What the calls returned."""
-    answers: Iterator[Outputs] = field(default_factory=lambda: iter(()))
-    """What the first calls return without being made, where the trial is a replay."""
+    answered: list[tuple[Call, Outputs]] = field(default_factory=list)
+    """Calls with what they returned, where the trial is a replay."""
     explained: dict[str, int] = field(default_factory=dict)
     """Which member of a family explained the last call, by factor: it is tried first for the next."""
     designs: set[str] = field(default_factory=set)
@@ -221,10 +231,10 @@ class Trial:
         return other
 
     def replayed(self, family: Family) -> "Trial":
-        """The trial once more, as if the kernel were of another family: its calls have the answers that they had."""
+        """The trial once more, as if the kernel were of another family; calls that it has made are not made again."""
         other = copy.copy(self)
         other.family = family
-        other.calls, other.answers = [], iter([*self.given])
+        other.calls, other.answered = [], [*zip(self.calls, self.given, strict=False)]
         other.worst, other.explained, other.designs, other.idle = {}, {}, set(), {}
         return other
 
@@ -247,8 +257,9 @@ class Trial:
         self, problem: Problem, *, backward: bool, memory: PoisonedAllocations | None = None
     ) -> Outputs:
         number = self.record(problem, memory, backward=backward)
-        if (known := next(self.answers, None)) is not None:
-            return known
+        for made, answer in self.answered:
+            if made.is_like(self.calls[number]):
+                return replace(answer, call=number)
         start = time.perf_counter()
         with self._blame_kernel(number):
             try:
@@ -377,6 +388,16 @@ def run_kernel(kernel: AttentionKernel, p: Problem, launch: Mapping[str, Any], *
         return Outputs(out, lse, None, None, None, 0)
     dq, dk, dv = torch.autograd.grad(out, leaves, p.dout, materialize_grads=True)
     return Outputs(out.detach(), lse, dq, dk, dv, 0)
+
+
+def _same(x: Any, y: Any) -> bool:
+    """Whether two arguments of a call are alike; tensors in shape, strides and bits."""
+    if not (isinstance(x, Tensor) and isinstance(y, Tensor)):
+        return type(x) is type(y) and x == y
+    if x is y:
+        return True
+    alike = (x.shape, x.stride(), x.dtype) == (y.shape, y.stride(), y.dtype)
+    return alike and torch.equal(*(z if z.dtype == torch.bool else bits(z) for z in (x, y)))
 
 
 def _pair(returned: Any) -> tuple[Tensor, Tensor | None]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from reference.arithmetic import FP32_ROUNDOFF, PARTIAL_STORES, Arithmetic
 from reference.bounds.backward import atomic_flush
 from reference.bounds.exact import FLOAT32_SAFE
-from reference.bounds.forward import merge_error
+from reference.bounds.forward import merge_error, part_error
 from reference.bounds.scores import LARGEST_EXPONENT
 from reference.heads import fold, unfold
 from reference.masks import visible
@@ -84,6 +84,8 @@ def sizes(trial: Trial, p: Problem) -> Sizes:
         + a.log_error * max(1.0, length)
         + a.div_error
     )
+    if a.merged > 1:
+        weight = weight + part_error(a, score, terms)
     if a.k_prescaled:
         weight = weight + a.weights.roundoff * score + a.weights.underflow * q.abs().sum(-1)
     if a.q_prescaled:
@@ -159,8 +161,7 @@ def hull(trial: Trial, s: Sizes, got: Outputs) -> list[Check]:
         + a.div_error
         + a.output.roundoff
     )
-    relative = with_coarse_sums(a, relative)
-    bound = relative * 1.01 * s.largest_v + a.output.underflow + terms * 2.0**-126
+    bound = with_coarse_sums(a, s, relative) * 1.01 * s.largest_v + a.output.underflow + terms * 2.0**-126
     nearest = torch.minimum(torch.maximum(out, low), high)
     nearest = unfold(torch.where(out.isnan(), low, nearest), trial.case.heads_q)
     bound = unfold(bound.expand_as(out), trial.case.heads_q)
@@ -182,10 +183,16 @@ def hull(trial: Trial, s: Sizes, got: Outputs) -> list[Check]:
     ]
 
 
-def with_coarse_sums(a: Arithmetic, relative: float) -> float:
-    """How far out may be from its hull, where l is the sum of rounded P, or it and parts of out are rounded too."""
+def with_coarse_sums(a: Arithmetic, s: Sizes, relative: float) -> Tensor:
+    """How far out may be from its hull, (B, H, R, 1), relative to the largest v.
+
+    Weights do not sum to 1 where l is the sum of rounded P, where parts have weights of their own, and where l or the
+    out of a part is rounded as well.
+    """
     relative += (4 * a.rounded_scores + PARTIAL_STORES * a.rounded_partials) * a.output.roundoff
-    return 2 * relative if a.l_from_rounded_p else relative
+    relative = 2 * relative if a.l_from_rounded_p else relative
+    of_parts = part_error(a, s.score, s.k.shape[2]) if a.merged > 1 else 0.0
+    return (torch.zeros_like(s.score) + relative + of_parts)[..., None]
 
 
 def ones(trial: Trial, p: Problem, s: Sizes) -> list[Check]:
@@ -200,13 +207,10 @@ def ones(trial: Trial, p: Problem, s: Sizes) -> list[Check]:
         + a.div_error
         + a.output.roundoff
     )
-    bound = 1.01 * with_coarse_sums(a, relative)
+    bound = 1.01 * with_coarse_sums(a, s, relative)
     expected = s.live[: p.q.shape[2], None].double().expand_as(got.out)
-    return [
-        Check(
-            "v = 1 gives out = 1", "out", got.out, expected, torch.full_like(expected, bound), call=got.call
-        )
-    ]
+    allowed = unfold(bound.expand(*s.score.shape, 1), p.heads_q).expand_as(expected)
+    return [Check("v = 1 gives out = 1", "out", got.out, expected, allowed, call=got.call)]
 
 
 def stores(terms: int, terms_per_store: int | None) -> int:
