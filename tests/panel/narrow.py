@@ -83,7 +83,7 @@ def q_prescaled(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: floa
 def multihead_attention(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float
 ) -> tuple[Tensor, Tensor]:
-    """nn.MultiheadAttention: ``q * scaling`` in the inputs' dtype; autograd stores that product's gradient, then scales.
+    """nn.MultiheadAttention: ``q * scaling`` is rounded to the inputs' dtype, and so is the gradient of that product.
 
     Claims: q_prescaled=true
     """

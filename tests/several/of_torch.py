@@ -175,7 +175,11 @@ P_IN_FLOAT16 = Bug(
     name="p_in_float16",
     what="P is rounded to float16 whatever the inputs' dtype is",
     edits=(
-        Edit(f"{EAGER}:float32", "p = torch.softmax(masked(s, seen), -1)", "p = torch.softmax(masked(s, seen), -1).half().float()"),
+        Edit(
+            f"{EAGER}:float32",
+            "p = torch.softmax(masked(s, seen), -1)",
+            "p = torch.softmax(masked(s, seen), -1).half().float()",
+        ),
     ),
     tensors=("out", *GRADIENTS),
     law="forward",
@@ -186,13 +190,17 @@ P_IN_FLOAT16 = Bug(
 
 TORCH = (
     Several("tails", f"{FLASH}:v2", (TAIL_UNMASKED, DV_OF_FIRST_HEAD, LSE_IN_BASE_2)),
-    Several("corners", f"{FLASH}:v2_tiles_of_128", (CAUSAL_OFF_BY_ONE, SCALE_WITHOUT_SIGN, K_BY_STRIDES_OF_V)),
+    Several(
+        "corners", f"{FLASH}:v2_tiles_of_128", (CAUSAL_OFF_BY_ONE, SCALE_WITHOUT_SIGN, K_BY_STRIDES_OF_V)
+    ),
     Several("far", f"{FLASH}:v2", (CRASH_OF_HUGE_STRIDES, DELTA_OF_64_COLUMNS, NAN_TO_ZERO)),
     Several("wide", f"{FLASH}:v1", (CRASH_OF_HEAD_DIM_128, DK_UP_TO_256_KEYS, DEFAULT_SCALE_IN_BACKWARD)),
     Several("empty", f"{FLASH}:base_2", (CRASH_OF_EMPTY_ROWS, DOUT_TAKEN_FOR_CONTIGUOUS, LSE_IN_BASE_2)),
     Several("heads", f"{FLASH}:flex", (WRONG_HEAD_MAP, DQ_OF_WHOLE_TILES)),
     Several(
-        "precision", f"{FLASH}:v2_without_lse", (P_IN_BFLOAT16, LAST_BATCH_READS_FIRST, DOUT_TAKEN_FOR_CONTIGUOUS)
+        "precision",
+        f"{FLASH}:v2_without_lse",
+        (P_IN_BFLOAT16, LAST_BATCH_READS_FIRST, DOUT_TAKEN_FOR_CONTIGUOUS),
     ),
     Several("deep", f"{FLASH}:v2_scaled_ds", (DQ_OF_DEEP_ROWS, CAUSAL_TOP_LEFT)),
     Several("lazy", f"{FLASH}:v4_lazy_rescaling", (SUM_NOT_RESCALED, DV_OF_FIRST_HEAD, SCALE_WITHOUT_SIGN)),

@@ -21,9 +21,7 @@ TAIL_UNMASKED = Bug(
 CAUSAL_LOOP_TOO_SHORT = Bug(
     name="causal_loop_too_short",
     what="the causal loop over the keys ends as if both lengths were equal",
-    edits=(
-        Edit(f"{TUTORIAL}:_forward", "start + BLOCK_M + seqlen_k - seqlen_q)", "start + BLOCK_M)"),
-    ),
+    edits=(Edit(f"{TUTORIAL}:_forward", "start + BLOCK_M + seqlen_k - seqlen_q)", "start + BLOCK_M)"),),
     tensors=ALL,
     law="backward",
     case=Case(seqlen_k=96, causal=True),
@@ -45,7 +43,7 @@ DELTA_OF_FIRST_SEQUENCE = Bug(
 FIRST_HEAD_OF_GROUP = Bug(
     name="first_head_of_group",
     what="dk and dv are those of a group's first query head",
-    edits=(Edit(OF_KEYS, "for member in range(0, group):", "for member in range(0, 1):"),),
+    edits=(Edit(OF_KEYS, "for member in range(group):", "for member in range(1):"),),
     tensors=("dk", "dv"),
     law="backward",
     case=Case(group=2, seqlen_q=2, seqlen_k=2),
@@ -106,9 +104,7 @@ LAST_KEYS_IN_NO_SPLIT = Bug(
 V_OF_WRONG_HEAD = Bug(
     name="v_of_wrong_head",
     what="query head h reads v of key head h % heads_kv, and k of the right one",
-    edits=(
-        Edit(f"{SPLIT}:_part", "(head // group) * stride_vh", "(head % (heads // group)) * stride_vh"),
-    ),
+    edits=(Edit(f"{SPLIT}:_part", "(head // group) * stride_vh", "(head % (heads // group)) * stride_vh"),),
     tensors=("out", "dq", "dk"),
     law="forward",
     case=Case(heads_kv=2, group=2),

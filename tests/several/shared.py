@@ -99,7 +99,13 @@ SCALE_WITHOUT_SIGN = Bug(
 DEFAULT_SCALE_IN_BACKWARD = Bug(
     name="default_scale_in_backward",
     what="the backward takes 1 / sqrt(head_dim) whatever sm_scale is",
-    edits=(Edit(f"{HEADS}:_each_head", HEADS_OF_BACKWARD, HEADS_OF_BACKWARD.replace("o.sm_scale", "q.shape[3] ** -0.5")),),
+    edits=(
+        Edit(
+            f"{HEADS}:_each_head",
+            HEADS_OF_BACKWARD,
+            HEADS_OF_BACKWARD.replace("o.sm_scale", "q.shape[3] ** -0.5"),
+        ),
+    ),
     tensors=GRADIENTS,
     law="backward",
     case=Case(seqlen_q=2, seqlen_k=2, sm_scale=1.0),
@@ -164,8 +170,9 @@ NAN_TO_ZERO = Bug(
     law="special",
     case=Case(spikes=(Spike("q", (0, 0, 0, 0), "nan"),)),
     fields=("spikes",),
-    can_show=lambda case: any(isinstance(spike.value, str) for spike in case.spikes)
-    or "huge" in (case.q_values, case.k_values),
+    can_show=lambda case: (
+        any(isinstance(spike.value, str) for spike in case.spikes) or "huge" in (case.q_values, case.k_values)
+    ),
 )
 
 

@@ -16,7 +16,9 @@ from tests.several import KERNELS
 from tests.several.bug import Bug, Several
 
 BUGS = [
-    pytest.param(kernel, bug, id=f"{kernel.name}-{bug.name}") for kernel in KERNELS.values() for bug in kernel.bugs
+    pytest.param(kernel, bug, id=f"{kernel.name}-{bug.name}")
+    for kernel in KERNELS.values()
+    for bug in kernel.bugs
 ]
 EXAMPLES = 30
 """Drawn cases on which a bug may show only if its record says so."""
