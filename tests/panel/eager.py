@@ -114,13 +114,14 @@ def chunks_by_autograd(
     Claims: none
     """
     seen = seen_keys(q, k, causal)
+    queries = q.float()
     k, v = (for_each_query_head(x.float(), q) for x in (k, v))
     values: list[Tensor] = []
     sums: list[Tensor] = []
     tops: list[Tensor] = []
     for start in range(0, max(1, k.shape[2]), CHUNK):
         keys = slice(start, start + CHUNK)
-        s = torch.where(seen[:, keys], q.float() @ k[:, :, keys].mT * sm_scale, -torch.inf)
+        s = torch.where(seen[:, keys], queries @ k[:, :, keys].mT * sm_scale, -torch.inf)
         top = s.detach().amax(-1, keepdim=True) if s.shape[-1] else s.new_full((*s.shape[:-1], 1), -torch.inf)
         p = torch.exp(s - finite_shift(top))
         values.append(p @ v[:, :, keys])
