@@ -10,7 +10,7 @@ from tests.panel.heads import Heads, attend, finite_shift, for_each_query_head, 
 
 
 def masked(s: Tensor, seen: Tensor) -> Tensor:
-    """Scores with -inf where a key is not seen, and 0 in rows that see none, whose softmax and gradients are NaN else."""
+    """Scores with -inf where a key is not seen, but 0 throughout a row that sees none, whose softmax would be NaN."""
     live = seen.any(-1, keepdim=True)
     return torch.where(seen, s, torch.where(live, -torch.inf, 0.0).to(s.dtype))
 
@@ -40,8 +40,7 @@ def float32(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -
 def repeated_heads(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float
 ) -> tuple[Tensor, Tensor]:
-    """``repeat_kv`` of model files: k and v are copied for each query head as they are, so autograd stores each copy's
-    gradient in the inputs' dtype before their sum.
+    """``repeat_kv`` of model files: k and v are repeated in the inputs' dtype, in which autograd sums their gradients.
 
     Claims: none
     """
@@ -115,14 +114,19 @@ def chunks_by_autograd(
     Claims: none
     """
     seen = seen_keys(q, k, causal)
+    queries = q.float()
     k, v = (for_each_query_head(x.float(), q) for x in (k, v))
-    values, sums, tops = [], [], []
+    values: list[Tensor] = []
+    sums: list[Tensor] = []
+    tops: list[Tensor] = []
     for start in range(0, max(1, k.shape[2]), CHUNK):
         keys = slice(start, start + CHUNK)
-        s = torch.where(seen[:, keys], q.float() @ k[:, :, keys].mT * sm_scale, -torch.inf)
+        s = torch.where(seen[:, keys], queries @ k[:, :, keys].mT * sm_scale, -torch.inf)
         top = s.detach().amax(-1, keepdim=True) if s.shape[-1] else s.new_full((*s.shape[:-1], 1), -torch.inf)
         p = torch.exp(s - finite_shift(top))
-        values, sums, tops = [*values, p @ v[:, :, keys]], [*sums, p.sum(-1, keepdim=True)], [*tops, top]
+        values.append(p @ v[:, :, keys])
+        sums.append(p.sum(-1, keepdim=True))
+        tops.append(top)
     top = torch.stack(tops).amax(0)
     factors = torch.exp(torch.stack(tops) - finite_shift(top))
     l = (torch.stack(sums) * factors).sum(0)

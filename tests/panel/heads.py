@@ -73,9 +73,7 @@ class Options:
     store_each_head: bool = False
 
 
-Gradients = Callable[
-    [Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Options], tuple[Tensor, Tensor, Tensor]
-]
+Gradients = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Options], tuple[Tensor, Tensor, Tensor]]
 """dout, q, k, v, out, lse and the options of a call to dq, dk and dv as they are stored."""
 
 

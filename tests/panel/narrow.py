@@ -83,7 +83,7 @@ def q_prescaled(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: floa
 def multihead_attention(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float
 ) -> tuple[Tensor, Tensor]:
-    """nn.MultiheadAttention: ``q * scaling`` in the inputs' dtype; autograd stores that product's gradient, then scales.
+    """nn.MultiheadAttention: ``q * scaling`` is rounded to the inputs' dtype, and so is the gradient of that product.
 
     Claims: q_prescaled=true
     """
@@ -184,9 +184,10 @@ def polynomial_exp(
 
 
 def to_tf32(x: Tensor) -> Tensor:
-    """Float32 numbers with 10 fraction bits, rounded to nearest; NaN and infinities as they are."""
-    bits = (x.contiguous().view(torch.int32) + (1 << 12)) & ~0x1FFF
-    return torch.where(x.isfinite(), bits.view(torch.float32), x)
+    """Float32 numbers with 10 fraction bits, rounded to nearest but never to infinity; others stay as they are."""
+    bits = x.contiguous().view(torch.int32)
+    nearest, towards_0 = (y.view(torch.float32) for y in ((bits + (1 << 12)) & ~0x1FFF, bits & ~0x1FFF))
+    return torch.where(x.isfinite(), torch.where(nearest.isfinite(), nearest, towards_0), x)
 
 
 def tf32_product(x: Tensor, y: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tests.panel.flash import online_softmax, recomputed
-from tests.panel.heads import Heads, attend
+from tests.panel.heads import Heads, attend, not_zero
 
 
 def of_keys(heads: Heads, keys: slice) -> tuple[Tensor, Tensor]:
@@ -21,24 +21,30 @@ def equal_parts(heads: Heads, parts: int) -> list[slice]:
     return heads.tiles(max(1, math.ceil(heads.k.shape[2] / parts)))
 
 
-def merged(outs: list[Tensor], lses: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """The mean of the parts' outs, weighted by exp(lse of the part - lse of all)."""
+def merged(outs: list[Tensor], lses: list[Tensor], *, normalised: bool = False) -> tuple[Tensor, Tensor]:
+    """The mean of the parts' outs, weighted by exp(lse of the part - lse of all), which sum to 1 but for rounding.
+
+    ``normalised`` divides by the sum of the weights.
+    """
     lse = torch.stack(lses).logsumexp(0)
     weights = torch.exp(torch.stack(lses) - lse.masked_fill(lse == -torch.inf, 0.0))
-    return (weights * torch.stack(outs)).sum(0), lse
+    out = (weights * torch.stack(outs)).sum(0)
+    return out / not_zero(weights.sum(0)) if normalised else out, lse
 
 
-def split(heads: Heads, *, parts: int, stored_in_dtype: bool = False) -> tuple[Tensor, Tensor]:
+def split(
+    heads: Heads, *, parts: int, stored_in_dtype: bool = False, normalised: bool = False
+) -> tuple[Tensor, Tensor]:
     """Parts of equal length, each part's out kept in float32 or stored in the inputs' dtype."""
     results = [of_keys(heads, keys) for keys in equal_parts(heads, parts)]
     if not results:
         return of_keys(heads, slice(0, 0))
     outs = [heads.rounded(out) if stored_in_dtype else out for out, _ in results]
-    return merged(outs, [lse for _, lse in results])
+    return merged(outs, [lse for _, lse in results], normalised=normalised)
 
 
 def split_4(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> tuple[Tensor, Tensor]:
-    """Flash-Decoding with 4 splits of the keys, whose partial results are float32.
+    """Flash-Decoding in CUDA: 4 splits in float32, weighted by exp(lse of the split - lse), and not divided again.
 
     Claims: none
     """
@@ -47,11 +53,11 @@ def split_4(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -
 
 
 def split_8(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> tuple[Tensor, Tensor]:
-    """Flash-Decoding with 8 splits of the keys, whose partial results are float32.
+    """FlashInfer's merge of states: 8 splits in float32, whose weighted sum is divided by the sum of the weights.
 
     Claims: none
     """
-    forward = partial(split, parts=8)
+    forward = partial(split, parts=8, normalised=True)
     return attend(q, k, v, causal=causal, sm_scale=sm_scale, forward=forward, backward=recomputed)
 
 

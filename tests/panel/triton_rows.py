@@ -70,9 +70,7 @@ def _forward(
         tl.store(Lse + at, m + tl.log(l), mask=rows < seqlen_q)
 
 
-def launch_forward(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, sm_scale: float
-) -> tuple[Tensor, Tensor]:
+def launch_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, sm_scale: float) -> tuple[Tensor, Tensor]:
     """Out (contiguous) and lse. Raises NotImplementedError for more than MOST_KEYS keys."""
     batch, heads, seqlen_q, head_dim = q.shape
     seqlen_k = k.shape[2]

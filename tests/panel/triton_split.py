@@ -97,13 +97,13 @@ def _merge(
         out += weight[:, None] * part
         total += weight
     out = out / tl.where(total == 0.0, 1.0, total)[:, None]
-    tl.store(Out + row[:, None] * HEAD_DIM + cols[None, :], out.to(Out.dtype.element_ty), mask=inside[:, None])
+    tl.store(
+        Out + row[:, None] * HEAD_DIM + cols[None, :], out.to(Out.dtype.element_ty), mask=inside[:, None]
+    )
     tl.store(Lse + row, top + tl.log(total), mask=inside)
 
 
-def launch_forward(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, sm_scale: float
-) -> tuple[Tensor, Tensor]:
+def launch_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, sm_scale: float) -> tuple[Tensor, Tensor]:
     """Out (contiguous) and lse, from four parts of the keys in float32."""
     batch, heads, seqlen_q, head_dim = q.shape
     seqlen_k, rows = k.shape[2], batch * heads * seqlen_q

@@ -58,7 +58,9 @@ def _forward(
     for start_n in range(0, end, BLOCK_N):
         n = start_n + keys
         offsets = n.to(tl.int64)
-        k = tl.load(k_base + offsets[None, :] * stride_kn + cols[:, None], mask=n[None, :] < seqlen_k, other=0.0)
+        k = tl.load(
+            k_base + offsets[None, :] * stride_kn + cols[:, None], mask=n[None, :] < seqlen_k, other=0.0
+        )
         s = tl.dot(q, k, input_precision="ieee") * qk_scale
         seen = n[None, :] < seqlen_k
         if CAUSAL:
@@ -68,20 +70,24 @@ def _forward(
         shift = tl.where(m_new == float("-inf"), 0.0, m_new)
         p = tl.exp2(s - shift[:, None])
         alpha = tl.exp2(m_i - shift)
-        v = tl.load(v_base + offsets[:, None] * stride_vn + cols[None, :], mask=n[:, None] < seqlen_k, other=0.0)
+        v = tl.load(
+            v_base + offsets[:, None] * stride_vn + cols[None, :], mask=n[:, None] < seqlen_k, other=0.0
+        )
         l_i = l_i * alpha + tl.sum(p, 1)
         acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None], input_precision="ieee")
         m_i = m_new
     lse = (m_i + tl.log2(l_i)) * 0.6931471805599453
     out = acc / tl.where(l_i == 0.0, 1.0, l_i)[:, None]
     at = tl.program_id(1).to(tl.int64) * seqlen_q + rows
-    tl.store(Out + at[:, None] * HEAD_DIM + cols[None, :], out.to(Out.dtype.element_ty), mask=rows[:, None] < seqlen_q)
+    tl.store(
+        Out + at[:, None] * HEAD_DIM + cols[None, :],
+        out.to(Out.dtype.element_ty),
+        mask=rows[:, None] < seqlen_q,
+    )
     tl.store(Lse + at, lse, mask=rows < seqlen_q)
 
 
-def launch_forward(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, sm_scale: float
-) -> tuple[Tensor, Tensor]:
+def launch_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, sm_scale: float) -> tuple[Tensor, Tensor]:
     """Out (contiguous) and lse, by one program for each block of rows."""
     batch, heads, seqlen_q, head_dim = q.shape
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)

@@ -74,7 +74,9 @@ def _gradients_of_queries(
         ds = p * (dp - delta[:, None])
         dq += tl.dot(ds.to(k.dtype), k, input_precision="ieee")
     dq = dq * sm_scale
-    tl.store(DQ + at[:, None] * HEAD_DIM + cols[None, :], dq.to(DQ.dtype.element_ty), mask=rows[:, None] < seqlen_q)
+    tl.store(
+        DQ + at[:, None] * HEAD_DIM + cols[None, :], dq.to(DQ.dtype.element_ty), mask=rows[:, None] < seqlen_q
+    )
 
 
 @triton.jit
@@ -117,7 +119,7 @@ def _gradients_of_keys(
     v = _tile(V + batch * stride_vb + head_kv * stride_vh, n, stride_vn, cols, seqlen_k)
     dk = tl.zeros([BLOCK, HEAD_DIM], tl.float32)
     dv = tl.zeros([BLOCK, HEAD_DIM], tl.float32)
-    for member in range(0, group):
+    for member in range(group):
         head = head_kv * group + member
         first = (batch * heads + head) * seqlen_q
         for start_m in range(0, seqlen_q, BLOCK):
@@ -159,9 +161,7 @@ def launch_backward(
         _gradients_of_queries[grid](q, k, v, dout, lse, delta, dq, options.sm_scale, *arguments, **constants)
     if seqlen_k:
         grid = (triton.cdiv(seqlen_k, BLOCK), batch * heads_kv)
-        _gradients_of_keys[grid](
-            q, k, v, dout, lse, delta, dk, dv, options.sm_scale, *arguments, **constants
-        )
+        _gradients_of_keys[grid](q, k, v, dout, lse, delta, dk, dv, options.sm_scale, *arguments, **constants)
     return dq, dk, dv
 
 

@@ -1,0 +1,91 @@
+"""Kernels with several planted bugs, as data: a sound function of the panel, and edits of its source for each bug."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from kernels.mutants.mutant import Edit, load_module, source_of
+from strategies.case import Case
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bug:
+    """One bug of a kernel, independent of its others.
+
+    Attributes:
+        name: unique within the kernel, an identifier.
+        what: the bug in words.
+        edits: what it changes of the sound function's source.
+        tensors: which outputs it makes wrong; none where it ends the process.
+        law: the law that shows it on ``case``.
+        case: a small case on which this bug shows, and none of the kernel's others makes the same tensors wrong.
+        fields: the fields of a case that decide whether it shows.
+        can_show: whether it can show on a case; where this is False, it never does.
+        kind: the kind of finding, where it is not always "error" or "nonfinite".
+    """
+
+    name: str
+    what: str
+    edits: tuple[Edit, ...]
+    tensors: tuple[str, ...] = ()
+    law: str
+    case: Case
+    fields: tuple[str, ...]
+    can_show: Callable[[Case], bool]
+    kind: str = ""
+
+    @property
+    def ends_process(self) -> bool:
+        """Whether nothing can be asked of a process in which it showed."""
+        return self.kind == "died"
+
+
+@dataclass(frozen=True)
+class Several:
+    """A kernel with several bugs.
+
+    Attributes:
+        name: unique, an identifier.
+        base: the sound function, as ``--kernel`` takes it.
+        bugs: what is planted in it.
+    """
+
+    name: str
+    base: str
+    bugs: tuple[Bug, ...]
+
+    @property
+    def spec(self) -> str:
+        """The kernel with all of its bugs, as ``--kernel`` takes it."""
+        return f"tests.several:{self.name}"
+
+    def only(self, bug: Bug) -> str:
+        """The kernel with one of its bugs alone, as ``--kernel`` takes it."""
+        return f"{self.spec}__only__{bug.name}"
+
+    def without(self, bug: Bug) -> str:
+        """The kernel with all of its bugs but one, as ``--kernel`` takes it."""
+        return f"{self.spec}__without__{bug.name}"
+
+    def chosen(self, which: str, bug: str) -> tuple[Bug, ...]:
+        """The bugs that ``only`` and ``without`` mean, and all of them where neither is asked for."""
+        kept = {"only": lambda name: name == bug, "without": lambda name: name != bug}.get(which)
+        return self.bugs if kept is None else tuple(b for b in self.bugs if kept(b.name))
+
+    def load(self, bugs: Iterable[Bug]) -> Callable[..., Any]:
+        """The plain function with these bugs."""
+        texts: dict[str, str] = {}
+        for edit in (edit for bug in bugs for edit in bug.edits):
+            texts[edit.module] = edit.apply(texts.get(edit.module) or source_of(edit.module))
+        entry, _, function = self.base.partition(":")
+        return getattr(load_module(entry, dict(sorted(texts.items(), key=_imported_first))), function)
+
+
+def _imported_first(item: tuple[str, str]) -> int:
+    """Modules that others import have to be edited before them."""
+    return IMPORT_ORDER.index(item[0])
+
+
+HEADS, FLASH, EAGER, PARTS = (f"tests.panel.{name}" for name in ("heads", "flash", "eager", "parts"))
+TUTORIAL, SPLIT, V2 = (f"tests.panel.triton_{name}" for name in ("tutorial", "split", "v2"))
+IMPORT_ORDER = (HEADS, FLASH, EAGER, PARTS, TUTORIAL, SPLIT, V2)
