@@ -216,5 +216,6 @@ class PlainFunction:
         self.function = function
 
     def __call__(self, q: Any, k: Any, v: Any, **options: Any) -> tuple[Any, ...]:
+        """Call the function. A tuple, of whatever length, is returned as it is."""
         result = self.function(q, k, v, **options)
         return result if isinstance(result, tuple) else (result, None)

@@ -56,11 +56,9 @@ def mismatch(function: Callable[..., Any], names: tuple[str, ...]) -> str | None
     return None
 
 
-def is_about_arguments(error: TypeError, names: tuple[str, ...]) -> bool:
-    """Whether a TypeError says that a call cannot be made like that: where a wrapper passes anything on, only a call tells."""
-    message = str(error)
-    unknown = any(f"unexpected keyword argument '{name}'" in message for name in names)
-    return unknown or "takes no keyword arguments" in message
+def rejects_keyword(error: TypeError, names: tuple[str, ...]) -> bool:
+    """Whether a TypeError says that one of the keywords is not known, to the function or to one that it wraps."""
+    return any(f"unexpected keyword argument '{name}'" in str(error) for name in names)
 
 
 def _shortened(signature: inspect.Signature) -> str:

@@ -3,6 +3,7 @@
 Such a mistake is one of the call and not of the numbers: it is told once, before every law finds it for itself.
 """
 
+import traceback
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from kernels.contract import AttentionKernel, Capabilities
 from kernels.registry import PlainFunction
-from kernels.signature import expected, is_about_arguments, keywords
+from kernels.signature import expected, keywords, rejects_keyword
 from reference import safe_softmax
 from strategies.case import Case
 from strategies.tensors import tensors
@@ -22,6 +23,9 @@ SEQLEN = 16
 
 NEAR = 0.05
 """An answer whose largest error is below this is one to that question: entries are about 1, and of 16 bits."""
+
+FRAMES_OF_OURS = 2
+"""A traceback of so many frames, those of ``probe`` and ``PlainFunction``, has none of the function that was called."""
 
 DIMENSIONS = ("batch", "heads", "seqlen", "head_dim")
 OTHER_ORDER = "(batch, seqlen, heads, head_dim)"
@@ -108,16 +112,8 @@ def _error(out: Tensor, answer: Tensor) -> float:
 
 def _of_the_call(error: TypeError, names: tuple[str, ...]) -> str | None:
     """What is told of a TypeError: it may be about how the function is called, or a bug within it."""
-    frames = 0
-    trace = error.__traceback__
-    while trace is not None:
-        frames, trace = frames + 1, trace.tb_next
-    raised_by_the_call_itself = frames <= FRAMES_OF_OURS
-    if not raised_by_the_call_itself and not is_about_arguments(error, names):
+    raised_inside = len(traceback.extract_tb(error.__traceback__)) > FRAMES_OF_OURS
+    if raised_inside and not rejects_keyword(error, names):
         return None
     text = " ".join(str(error).split())
     return f"expected a function {expected(names)}, but the call raised TypeError: {text:.200}"
-
-
-FRAMES_OF_OURS = 2
-"""A traceback that ends in ``PlainFunction`` has this function ``probe`` and that, and none of the kernel's."""

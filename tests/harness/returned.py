@@ -20,8 +20,10 @@ def out_and_lse(returned: Any) -> tuple[Tensor, Tensor | None]:
 
 def three_gradients(returned: Any) -> tuple[Tensor, Tensor, Tensor]:
     """``(dq, dk, dv)``, as a backward of its own returns them. Raises WrongKind for anything else."""
-    if not isinstance(returned, tuple | list) or len(returned) != 3:
+    if not isinstance(returned, tuple | list):
         raise WrongKind(f"returned {described(returned)} from its backward, expected (dq, dk, dv)")
+    if len(returned) != 3:
+        raise WrongKind(f"returned {len(returned)} values from its backward, expected (dq, dk, dv)")
     dq, dk, dv = returned
     return dq, dk, dv
 
