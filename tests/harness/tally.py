@@ -13,7 +13,7 @@ MOST_REASONS = 10
 """Of the reasons given for refusals, which may name each case's sizes, so many are kept."""
 
 MOST_CASES = 100
-"""Of the cases refused, and of those answered, so many different ones are kept."""
+"""Of the cases refused in an item, and of those answered, so many different ones are kept."""
 
 
 @dataclass
@@ -89,8 +89,8 @@ class Tally:
             self.largest[tensor] = max(self.largest.get(tensor, 0.0), ratio)
         for reason, count in other.reasons.items():
             self.reasons[reason] = self.reasons.get(reason, 0) + count
-        self.refused_cases += other.refused_cases
-        self.answered_cases += other.answered_cases
+        self.refused_cases = list(dict.fromkeys([*self.refused_cases, *other.refused_cases]))
+        self.answered_cases = list(dict.fromkeys([*self.answered_cases, *other.answered_cases]))
 
     def quantile(self, tensor: str, share: float) -> float:
         """The ratio that ``share`` of the examples of a tensor stay under (upper edge of its bin)."""
