@@ -18,6 +18,7 @@ from typing import Any
 
 from kernels.claims import PLAIN_FUNCTION, parse_claims
 from kernels.contract import AttentionKernel, Capabilities
+from kernels.signature import expected, keywords, mismatch
 
 REGISTERED: Mapping[str, str] = {
     "flash_v1": "kernels.flash_v1:KERNEL",
@@ -52,16 +53,20 @@ def load(spec: str, claims: Iterable[str] = ()) -> AttentionKernel:
     A plain function is wrapped, with the claims of ``PLAIN_FUNCTION``: its forward always returns a pair.
 
     Raises:
-        SpecError: unknown name, no such module, file or attribute, an import that fails, or not a kernel.
+        SpecError: unknown name, no such module, file or attribute, an import that fails, not a kernel, or a plain
+            function that cannot be called by the contract.
         ClaimError: a claim that cannot be read.
     """
     location, attribute = locate(spec)
     module = _import(spec, location)
-    if not hasattr(module, attribute):
+    if (found := _attribute(spec, module, attribute, location)) is _ABSENT:
         raise SpecError(f"kernel {spec!r}: no {attribute!r} in {location}; {_what_it_has(module)}")
     module_name = location.removesuffix(".py").replace("/", ".").rpartition(".")[2]
-    kernel = _as_kernel(spec, getattr(module, attribute), f"{module_name}.{attribute}")
-    return replace(kernel, capabilities=parse_claims(claims, kernel.capabilities))
+    kernel = _as_kernel(spec, found, f"{module_name}.{attribute}")
+    kernel = replace(kernel, capabilities=parse_claims(claims, kernel.capabilities))
+    if isinstance(kernel.forward, PlainFunction):
+        _check_signature(spec, kernel.forward.function, kernel.capabilities)
+    return kernel
 
 
 def locate(spec: str) -> tuple[str, str]:
@@ -91,6 +96,26 @@ def unavailable_reason(kernel_name: str, device_type: str) -> str | None:
     except ImportError as error:
         return f"cannot be imported: {_one_line(error)}"
     return getattr(module, "UNAVAILABLE", {}).get((kernel_name, device_type))
+
+
+_ABSENT = object()
+"""Stands for an attribute that a module lacks."""
+
+
+def _attribute(spec: str, module: ModuleType, attribute: str, location: str) -> Any:
+    """The attribute, or ``_ABSENT``. A module may import its attributes only when they are asked for."""
+    try:
+        return getattr(module, attribute, _ABSENT)
+    except Exception as error:
+        raise SpecError(
+            f"kernel {spec!r}: looking up {attribute!r} in {location} raised {_one_line(error)}"
+        ) from error
+
+
+def _check_signature(spec: str, function: Callable[..., Any], capabilities: Capabilities) -> None:
+    names = keywords(capabilities)
+    if (found := mismatch(function, names)) is not None:
+        raise SpecError(f"kernel {spec!r}: expected a function {expected(names)}, got {found}")
 
 
 def _no_such_name(name: str) -> str:
@@ -162,7 +187,8 @@ def _one_line(error: BaseException) -> str:
 
 
 def _as_kernel(spec: str, found: Any, function_name: str) -> AttentionKernel:
-    if all(hasattr(found, field) for field in ("name", "forward", "capabilities")):
+    is_instance = not isinstance(found, type)
+    if is_instance and all(hasattr(found, field) for field in ("name", "forward", "capabilities")):
         if not isinstance(found.capabilities, Capabilities):
             raise SpecError(
                 f"kernel {spec!r}: expected capabilities of type Capabilities, "
@@ -177,18 +203,19 @@ def _as_kernel(spec: str, found: Any, function_name: str) -> AttentionKernel:
         )
     if not callable(found):
         raise SpecError(
-            f"kernel {spec!r}: expected an AttentionKernel or a function f(q, k, v, *, causal, sm_scale), "
+            f"kernel {spec!r}: expected an AttentionKernel or a function {expected()}, "
             f"got {type(found).__name__}"
         )
-    return AttentionKernel(name=function_name, forward=_PairReturning(found), capabilities=PLAIN_FUNCTION)
+    return AttentionKernel(name=function_name, forward=PlainFunction(found), capabilities=PLAIN_FUNCTION)
 
 
-class _PairReturning:
+class PlainFunction:
     """A plain function as a kernel's forward: ``out`` alone becomes ``(out, None)``."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
 
-    def __call__(self, q: Any, k: Any, v: Any, *, causal: bool, sm_scale: float) -> tuple[Any, Any]:
-        result = self.function(q, k, v, causal=causal, sm_scale=sm_scale)
+    def __call__(self, q: Any, k: Any, v: Any, **options: Any) -> tuple[Any, ...]:
+        """Call the function. A tuple, of whatever length, is returned as it is."""
+        result = self.function(q, k, v, **options)
         return result if isinstance(result, tuple) else (result, None)

@@ -8,6 +8,9 @@ from tests.harness.child import Child, ChildDied
 from tests.harness.known import known_failure
 from tests.harness.verdict import Finding, Verdict
 
+PROBE_SECONDS = 60.0
+"""The time that the first call of a plain function may take, compilation included."""
+
 
 class Unavailable(ValueError):
     """A registered kernel that can't run on a device."""
@@ -44,6 +47,19 @@ class KernelInfo:
         values["launch"] = {name: tuple(choices) for name, choices in values["launch"].items()}
         known = tuple(known_failure(fields) for fields in answer["known_failures"])
         return cls(spec, claims, answer["name"], Capabilities(**values), answer["printed"], known)
+
+    def check_returned(self, child: Child) -> None:
+        """Call a plain function once, in the child. Raises ValueError, in one line, if what it returns is no answer.
+
+        A call that ends the process, or takes too long, is left to the laws: they tell it with a case.
+        """
+        request = {"do": "probe", "kernel": self.spec, "claims": self.claims}
+        try:
+            told = child.ask(request, PROBE_SECONDS)["told"]
+        except ChildDied:
+            return
+        if told is not None:
+            raise ValueError(f"kernel {self.spec!r}: {told}")
 
     def finding(self, verdict: Verdict) -> Finding | None:
         """What a verdict holds against the kernel: a refusal, too, where it claims to refuse nothing."""

@@ -144,6 +144,8 @@ def _kernels(
     for spec in specs or REGISTERED:
         try:
             info = KernelInfo.ask(child, spec, claims)
+            if replay is None and not hasattr(config, "workerinput"):
+                info.check_returned(child)
         except Unavailable as e:
             if specs:
                 raise pytest.UsageError(str(e)) from None

@@ -24,13 +24,11 @@ from tests.harness.journal import Journal
 from tests.harness.kernel_info import KernelInfo
 from tests.harness.known import meets, stored_case
 from tests.harness.reduce import reduced
+from tests.harness.refusals import is_mostly_refused, was_not_run
 from tests.harness.report import Failure, Replay
 from tests.harness.standalone import exit_status
 from tests.harness.tally import Tally
 from tests.harness.verdict import Finding, Verdict
-
-MOST_REFUSED = 0.9
-"""A kernel that may refuse still fails when it refuses more than this share of what it claims."""
 
 
 class TimeUp(BaseException):
@@ -195,15 +193,12 @@ class Subject:
         ]
 
     def complaint(self) -> str:
-        """What is wrong with the item as a whole: a kernel that refused nearly everything."""
-        refused, tried = self.tally.refusals, self.tally.examples + self.tally.refusals
-        if self.failures or refused <= MOST_REFUSED * tried:
+        """Why the item shows nothing, or nearly nothing; what the run says of it is told once for the kernel."""
+        if self.failures:
             return ""
-        reasons = ", ".join(list(self.tally.reasons)[:3]) or "no reason given"
-        return (
-            f"{self.info.name} refused {refused} of {tried} cases that it claims ({reasons}); "
-            "claim less with --claims, or mend the kernel"
-        )
+        if was_not_run(self.tally):
+            return f"none of the cases of {self.info.name} could be run here"
+        return f"{self.info.name} refused nearly all cases" if is_mostly_refused(self.tally) else ""
 
     def _reduce(self, digest: str, smallest: Sequence[Case]) -> Case:
         """Look for smaller cases that fail in the same way; each that is found replaces the report.

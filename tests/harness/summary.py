@@ -12,6 +12,7 @@ from rich.table import Table
 
 from tests.harness.bugs import Bug, annotation, distinct
 from tests.harness.plan import SUMMARY, Plan
+from tests.harness.refusals import complaint
 from tests.harness.report import write_whole
 from tests.harness.tally import Tally
 from tests.harness.verdict import as_number
@@ -46,6 +47,19 @@ class Summary:
         except OSError as e:
             self.unwritten = f", not written: {e.strerror}"
 
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """A run in which a kernel answers too little is not green."""
+        if session.exitstatus == pytest.ExitCode.OK and self.complaints():
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def complaints(self) -> list[str]:
+        """One line for each kernel that answers too little of what it claims."""
+        told = []
+        for info in self.plan.kernels:
+            tallies = {key[1:]: tally for key, tally in self.tallies.items() if key[0] == info.name}
+            told.append(complaint(info.name, tallies, info.capabilities))
+        return [line for line in told if line is not None]
+
     def to_dict(self) -> dict[str, Any]:
         """The content of summary.json."""
         return {
@@ -65,13 +79,15 @@ class Summary:
                 {**asdict(group[0]), "ratio": as_number(group[0].ratio), "failures": len(group)}
                 for group in self.bugs()
             ],
+            "complaints": self.complaints(),
             "error_over_bound": self.distribution(),
         }
 
     def _row(self, key: tuple[str, str, str]) -> dict[str, Any]:
         kernel, law, dtype = key
         fields = asdict(self.tallies[key])
-        del fields["histogram"]
+        for name in ("histogram", "refused_cases", "answered_cases"):
+            del fields[name]
         reports = sorted({bug.folder for bug in self.broken.get(key, ())})
         names = {"kernel": kernel, "property": law, "dtype": dtype}
         return {**names, "verdict": self._verdict(key), "reports": reports, **fields}
@@ -117,6 +133,8 @@ class Summary:
         for info in self.plan.kernels:
             for known in info.known_failures:
                 terminalreporter.write_line(f"known failure of {info.name}: {known}")
+        for line in self.complaints():
+            terminalreporter.write_line(f"\n{line}", red=True)
         if os.environ.get("GITHUB_ACTIONS") == "true":
             for group in self.bugs():
                 terminalreporter.write_line(annotation(group))

@@ -1,9 +1,9 @@
 """Counts of what was tried, which merge over examples, items and processes."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from strategies.case import Case
+from strategies.case import TENSORS, Case
 from tests.harness.verdict import Verdict
 
 BINS = 1000
@@ -11,6 +11,9 @@ BINS = 1000
 
 MOST_REASONS = 10
 """Of the reasons given for refusals, which may name each case's sizes, so many are kept."""
+
+MOST_CASES = 100
+"""Of the cases refused in an item, and of those answered, so many different ones are kept."""
 
 
 @dataclass
@@ -23,6 +26,7 @@ class Tally:
     ``worst``, ``worst_tensor`` and ``worst_case`` are the largest error over bound of any example that held;
     ``histogram`` counts examples by that ratio, for each tensor, and ``largest`` is its largest; ``seconds``
     splits the time into "kernel", "check" and "tensors" (in the child) and "total" (drawing included).
+    ``refused_cases`` and ``answered_cases`` are some of the cases, without their numbers: claims speak of the rest.
     """
 
     examples: int = 0
@@ -37,6 +41,8 @@ class Tally:
     histogram: dict[str, dict[int, int]] = field(default_factory=dict)
     largest: dict[str, float] = field(default_factory=dict)
     reasons: dict[str, int] = field(default_factory=dict)
+    refused_cases: list[Case] = field(default_factory=list)
+    answered_cases: list[Case] = field(default_factory=list)
 
     def add(self, verdict: Verdict, case: Case) -> None:
         """Count one case."""
@@ -45,10 +51,12 @@ class Tally:
             self.reasons[verdict.reason] = self.reasons.get(verdict.reason, 0) + 1
         if verdict.status == "refused":
             self.refusals += 1
+            _keep(case, self.refused_cases)
         elif verdict.status == "skipped":
             self.skipped += 1
         else:
             self.examples += 1
+            _keep(case, self.answered_cases)
             self.broken += verdict.status == "broken"
         for tensor, ratio in verdict.worst.items():
             bins = self.histogram.setdefault(tensor, {})
@@ -81,6 +89,8 @@ class Tally:
             self.largest[tensor] = max(self.largest.get(tensor, 0.0), ratio)
         for reason, count in other.reasons.items():
             self.reasons[reason] = self.reasons.get(reason, 0) + count
+        self.refused_cases = list(dict.fromkeys([*self.refused_cases, *other.refused_cases]))
+        self.answered_cases = list(dict.fromkeys([*self.answered_cases, *other.answered_cases]))
 
     def quantile(self, tensor: str, share: float) -> float:
         """The ratio that ``share`` of the examples of a tensor stay under (upper edge of its bin)."""
@@ -93,12 +103,33 @@ class Tally:
         return 1.0
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
+        """For JSON: of the cases that are kept, only the fields that are not the default."""
+        kept = {
+            name: list(map(_to_fields, getattr(self, name))) for name in ("refused_cases", "answered_cases")
+        }
+        return {**asdict(self), **kept}
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> "Tally":
         """Inverse of ``to_dict``, after JSON too (which turns bins into strings)."""
+        kept = {name: list(map(_from_fields, fields[name])) for name in ("refused_cases", "answered_cases")}
         tally = cls()
-        tally.merge(cls(**fields))
+        tally.merge(cls(**{**fields, **kept}))
         return tally
+
+
+def _keep(case: Case, cases: list[Case]) -> None:
+    """Add the case without its numbers, if there is room and it is not there."""
+    if len(cases) < MOST_CASES:
+        numbers: dict[str, Any] = {f"{tensor}_values": "normal" for tensor in TENSORS}
+        plain = replace(case, seed=0, spikes=(), **numbers)
+        if plain not in cases:
+            cases.append(plain)
+
+
+def _to_fields(case: Case) -> dict[str, Any]:
+    return {f.name: value for f in fields(case) if (value := getattr(case, f.name)) != f.default}
+
+
+def _from_fields(changed: dict[str, Any]) -> Case:
+    return Case(**{**changed, "launch": tuple(map(tuple, changed.get("launch", ())))})

@@ -26,6 +26,7 @@ from tests.harness.compare import describe, error_over_bound
 from tests.harness.device import device_answers, wait_for_device
 from tests.harness.pattern import Compared
 from tests.harness.poison import PoisonedAllocations
+from tests.harness.returned import WrongKind, departure, out_and_lse, three_gradients
 from tests.harness.verdict import Finding
 
 
@@ -281,6 +282,8 @@ class Trial:
             yield
         except NotImplementedError as e:
             raise Refused(str(e)) from e
+        except WrongKind as e:
+            self.fail(f"a kernel returns what its contract says, but it {e}", kind="contract", call=number)
         except Exception as e:
             # Triton says it with a RuntimeError, where it loads a kernel.
             if isinstance(e, MemoryError) or "out of memory" in str(e):
@@ -293,22 +296,18 @@ class Trial:
         c = self.kernel.capabilities
         claimed = {"out": True, "lse": c.lse and not c.may_refuse}
         claimed |= dict.fromkeys(("dq", "dk", "dv"), backward and c.backward and not c.may_refuse)
+        shapes = {"out": p.q.shape, "lse": p.q.shape[:3], "dq": p.q.shape, "dk": p.k.shape, "dv": p.v.shape}
         for name, is_claimed in claimed.items():
             value = getattr(outputs, name)
-            if not isinstance(value, Tensor) and (is_claimed or value is not None):
-                claim = f"{name} is a tensor, but {value!r:.80} was returned"
-                self.fail(claim, kind="contract", tensor=name, call=outputs.call)
-        shapes = {"out": p.q.shape, "lse": p.q.shape[:3], "dq": p.q.shape, "dk": p.k.shape, "dv": p.v.shape}
-        for name, tensor in outputs.named().items():
-            expected = torch.float32 if name == "lse" else p.q.dtype
-            for what, actual, wanted in (
-                ("shape", tuple(tensor.shape), tuple(shapes[name])),
-                ("dtype", tensor.dtype, expected),
-                ("device", tensor.device.type, p.q.device.type),
-            ):
-                if actual != wanted:
+            if isinstance(value, Tensor):
+                dtype = torch.float32 if name == "lse" else p.q.dtype
+                if found := departure(value, shapes[name], dtype, p.q.device.type):
+                    what, actual, wanted = found
                     claim = f"{name}.{what} is {actual}, but should be {wanted}"
                     self.fail(claim, kind="contract", tensor=name, call=outputs.call)
+            elif is_claimed or value is not None:
+                claim = f"{name} is a tensor, but {value!r:.80} was returned"
+                self.fail(claim, kind="contract", tensor=name, call=outputs.call)
 
     def changed_input(self) -> Finding | None:
         """That the kernel wrote to one of its inputs: what it gave is then judged by what it should not have had."""
@@ -370,21 +369,25 @@ class Trial:
 
 
 def run_kernel(kernel: AttentionKernel, p: Problem, launch: Mapping[str, Any], *, backward: bool) -> Outputs:
-    """Call a kernel by its contract; gradients come from its own backward, else from autograd."""
+    """Call a kernel by its contract; gradients come from its own backward, else from autograd.
+
+    An ``out`` that has not the shape of q is returned without gradients. Raises WrongKind, and what the kernel raises.
+    """
     options = {**p.options, **launch}
     if not backward or not kernel.capabilities.backward:
         with torch.no_grad():
-            out, lse = _pair(kernel.forward(p.q, p.k, p.v, **options))
+            out, lse = out_and_lse(kernel.forward(p.q, p.k, p.v, **options))
         return Outputs(out, lse, None, None, None, 0)
     if kernel.backward is not None:
         with torch.no_grad():
-            out, lse = _pair(kernel.forward(p.q, p.k, p.v, **options))
-            dq, dk, dv = kernel.backward(p.dout, p.q, p.k, p.v, out, lse, **options)
+            out, lse = out_and_lse(kernel.forward(p.q, p.k, p.v, **options))
+            returned = kernel.backward(p.dout, p.q, p.k, p.v, out, lse, **options)
+        dq, dk, dv = three_gradients(returned)
         return Outputs(out, lse, dq, dk, dv, 0)
     leaves = [x.detach().requires_grad_() for x in (p.q, p.k, p.v)]
-    out, lse = _pair(kernel.forward(*leaves, **options))
+    out, lse = out_and_lse(kernel.forward(*leaves, **options))
     lse = None if lse is None else lse.detach()
-    if not out.requires_grad:
+    if not out.requires_grad or out.shape != p.q.shape:
         return Outputs(out, lse, None, None, None, 0)
     dq, dk, dv = torch.autograd.grad(out, leaves, p.dout, materialize_grads=True)
     return Outputs(out.detach(), lse, dq, dk, dv, 0)
@@ -398,8 +401,3 @@ def _same(x: Any, y: Any) -> bool:
         return True
     alike = (x.shape, x.stride(), x.dtype) == (y.shape, y.stride(), y.dtype)
     return alike and torch.equal(*(z if z.dtype == torch.bool else bits(z) for z in (x, y)))
-
-
-def _pair(returned: Any) -> tuple[Tensor, Tensor | None]:
-    """``out`` or ``(out, lse)``."""
-    return returned if isinstance(returned, tuple) else (returned, None)

@@ -29,6 +29,7 @@ from strategies.case import from_json
 from tests.harness import pattern
 from tests.harness.device import device_answers
 from tests.harness.precision import with_explanations
+from tests.harness.probe import probe
 from tests.harness.repro import Recorder, script
 from tests.harness.trial import CannotRun, LawBroken, Refused, Trial
 from tests.harness.verdict import Finding, Verdict
@@ -103,6 +104,10 @@ class Worker:
                 if known.is_of(device_type, torch.__version__)
             ],
         }
+
+    def do_probe(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Why a plain function does not fit the contract, as far as one call tells; None where nothing is told."""
+        return {"told": probe(self.kernel(request), self.device)}
 
     def do_run(self, request: dict[str, Any]) -> dict[str, Any]:
         """Try one case under one law."""

@@ -1,0 +1,135 @@
+"""The claims that set some cases apart from others: ``key=value`` with which none of the first is claimed."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+
+from kernels.claims import parse_claims
+from kernels.contract import LAYOUTS, Capabilities
+from strategies.case import TENSORS, Case
+from strategies.cases import is_claimed
+
+MULTIPLES = (2, 4, 8, 16, 32, 64, 128)
+"""What kernels want lengths and head dimensions to be multiples of."""
+
+DENSE = ("contiguous", "bnhd", "packed")
+"""Layouts without expanded, misaligned or huge strides."""
+
+MOST_LOST = 0.5
+"""A claim that excludes this share of the cases inside as well does not tell one kind of case from the other."""
+
+
+def narrower(outside: Sequence[Case], inside: Sequence[Case], capabilities: Capabilities) -> str | None:
+    """The claim that excludes all cases of ``outside``, some of those ``inside`` not, and of them as few as possible.
+
+    None where there is none, also where each excludes ``MOST_LOST`` of ``inside``. Cases that are not claimed by
+    ``capabilities`` count as excluded already. Of claims that exclude equally many, the first candidate is returned.
+    """
+    claimed = [case for case in inside if is_claimed(case, capabilities)]
+    best, fewest = None, len(claimed) * MOST_LOST
+    for claim in candidates(outside, claimed, capabilities):
+        narrowed = parse_claims([claim], capabilities)
+        if any(is_claimed(case, narrowed) for case in outside):
+            continue
+        lost = sum(not is_claimed(case, narrowed) for case in claimed)
+        if lost < fewest:
+            best, fewest = claim, lost
+    return best
+
+
+def narrowing(outside: Sequence[Case], inside: Sequence[Case], capabilities: Capabilities) -> tuple[str, ...]:
+    """Claims that together exclude all cases of ``outside`` and none ``inside``; none at all where there are no such.
+
+    Each is the one that excludes most of those that are left; the first of equals.
+    """
+    left, claims = list(outside), list[str]()
+    while left and inside:
+        narrowed = [
+            (claim, parse_claims([claim], capabilities)) for claim in candidates((), inside, capabilities)
+        ]
+        harmless = [(claim, c) for claim, c in narrowed if all(is_claimed(case, c) for case in inside)]
+        remaining = {claim: [case for case in left if is_claimed(case, c)] for claim, c in harmless}
+        best = min(remaining, key=lambda claim: len(remaining[claim]), default=None)
+        if best is None or len(remaining[best]) == len(left):
+            return ()
+        left, capabilities = remaining[best], parse_claims([best], capabilities)
+        claims.append(best)
+    return tuple(claims)
+
+
+def candidates(outside: Sequence[Case], inside: Sequence[Case], capabilities: Capabilities) -> Iterator[str]:
+    """Claims that are narrower than ``capabilities``, each a value for one key; the least narrow come first."""
+    c = capabilities
+    if c.causal_unequal_lengths:
+        yield "causal_unequal_lengths=false"
+    if c.sm_scale == "any":
+        yield "sm_scale=positive"
+    if c.key_padding:
+        yield "key_padding=false"
+    if len(c.dropout) > 1:
+        yield "dropout=0"
+    if c.grouped_heads:
+        yield "grouped_heads=false"
+    yield from _min_seqlens(outside, inside, c.min_seqlen)
+    yield from _layouts(inside, c.layouts)
+    yield from _dtypes(outside, inside, c.dtypes)
+    yield from _head_dims(outside, inside, c.head_dims)
+    if c.unequal_lengths:
+        yield "unequal_lengths=false"
+    yield from (f"seqlen_multiple={m}" for m in MULTIPLES if m > c.seqlen_multiple)
+    if len(c.causal) > 1:
+        yield "causal=false"
+        yield "causal=true"
+
+
+def _min_seqlens(outside: Sequence[Case], inside: Sequence[Case], claimed: int) -> Iterator[str]:
+    """Above the shorter lengths outside and not above those inside: what kernels are written for, else any."""
+    least = 1 + max((min(case.seqlen_q, case.seqlen_k) for case in outside), default=claimed)
+    shortest = (min(case.seqlen_q, case.seqlen_k) for case in inside)
+    most = min((length for length in shortest if length >= least), default=least)
+    for seqlen in (*(m for m in MULTIPLES if least <= m <= most), least):
+        if seqlen > claimed:
+            yield f"min_seqlen={seqlen}"
+
+
+def _layouts(inside: Sequence[Case], claimed: tuple[str, ...]) -> Iterator[str]:
+    """All but one; all that occur inside; those with dense rows; the first alone."""
+    occurring = {getattr(case, f"{tensor}_layout") for case in inside for tensor in TENSORS}
+    kept = [{*claimed} - {layout} for layout in claimed]
+    for layouts in (*kept, occurring, {*DENSE}, {*LAYOUTS[:1]}):
+        remaining = [layout for layout in claimed if layout in layouts]
+        if 0 < len(remaining) < len(claimed):
+            yield f"layouts={','.join(remaining)}"
+
+
+def _dtypes(outside: Sequence[Case], inside: Sequence[Case], claimed: tuple[str, ...]) -> Iterator[str]:
+    """Those that don't occur outside; those that occur inside."""
+    without, within = ({case.dtype for case in cases} for cases in (outside, inside))
+    for choice in ({*claimed} - without, {*claimed} & within):
+        if choice and len(choice) < len(claimed):
+            yield f"dtypes={','.join(dtype for dtype in claimed if dtype in choice)}"
+
+
+def _head_dims(outside: Sequence[Case], inside: Sequence[Case], claimed: tuple[int, ...]) -> Iterator[str]:
+    """What kernels are written for: powers of two, multiples, up to a power of two. Else what the cases leave."""
+    without = {case.head_dim for case in outside}
+    within = {case.head_dim for case in inside} - without
+    usual = {
+        tuple(d for d in claimed if d.bit_count() == 1),
+        *(tuple(d for d in claimed if d % m == 0) for m in MULTIPLES),
+        *(tuple(d for d in claimed if d <= m) for m in MULTIPLES),
+    }
+    left = (
+        tuple(d for d in claimed if d < min(without, default=0)),
+        tuple(d for d in claimed if d > max(without, default=0)),
+        tuple(d for d in claimed if d in within),
+    )
+    for choice in (*sorted(usual, key=lambda choice: (-len(choice), choice)), *left):
+        if choice and not without.intersection(choice):
+            yield f"head_dims={_ranges(choice)}"
+
+
+def _ranges(numbers: Iterable[int]) -> str:
+    """Numbers in ascending order as ``--claims head_dims`` reads them: runs of three and more as ``first-last``."""
+    runs = [[n for _, n in run] for _, run in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])]
+    parts = ([f"{run[0]}-{run[-1]}"] if len(run) > 2 else map(str, run) for run in runs)
+    return ",".join(part for run in parts for part in run)

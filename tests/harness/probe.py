@@ -1,0 +1,119 @@
+"""One call of a plain function before any case is drawn: is what it returns the kind of thing that a kernel returns?
+
+Such a mistake is one of the call and not of the numbers: it is told once, before every law finds it for itself.
+"""
+
+import traceback
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.contract import AttentionKernel, Capabilities
+from kernels.registry import PlainFunction
+from kernels.signature import expected, keywords, rejects_keyword
+from reference import safe_softmax
+from strategies.case import Case
+from strategies.tensors import tensors
+from tests.harness.device import wait_for_device
+from tests.harness.returned import WrongKind, departure, out_and_lse
+
+SEQLEN = 16
+"""The length of both sequences, where the claims allow it."""
+
+NEAR = 0.05
+"""An answer whose largest error is below this is one to that question: entries are about 1, and of 16 bits."""
+
+FRAMES_OF_OURS = 2
+"""A traceback of so many frames, those of ``probe`` and ``PlainFunction``, has none of the function that was called."""
+
+DIMENSIONS = ("batch", "heads", "seqlen", "head_dim")
+OTHER_ORDER = "(batch, seqlen, heads, head_dim)"
+
+
+def probe(kernel: AttentionKernel, device: str) -> str | None:
+    """What is wrong with what a plain function returns for the simplest case that it claims; None for nothing.
+
+    Nothing is told of kernels that state their own claims, and of calls that raise an exception: the laws report it,
+    with a case. Only that the function cannot be called like this is told here.
+    """
+    if not isinstance(kernel.forward, PlainFunction):
+        return None
+    case = simplest_case(kernel.capabilities)
+    windows = tensors(case, device)
+    q, k, v = (window.tensor for window in (windows.q, windows.k, windows.v))
+    options: dict[str, Any] = {"causal": case.causal, "sm_scale": case.scale}
+    try:
+        with torch.no_grad():
+            returned = kernel.forward(q, k, v, **options)
+        wait_for_device(device)
+        out, lse = out_and_lse(returned)
+    except WrongKind as error:
+        return str(error)
+    except TypeError as error:
+        return _of_the_call(error, keywords(kernel.capabilities))
+    except Exception:
+        return None
+    return wrong_form(out, lse, q) or _wrong_order(out, q, k, v, kernel.capabilities, options)
+
+
+def simplest_case(capabilities: Capabilities) -> Case:
+    """Two heads of a short sequence, not causal if that is claimed, in the first claimed head_dim and dtype."""
+    c = capabilities
+    seqlen = -(-max(SEQLEN, c.min_seqlen) // c.seqlen_multiple) * c.seqlen_multiple
+    return Case(
+        heads_kv=2,
+        seqlen_q=seqlen,
+        seqlen_k=seqlen,
+        head_dim=c.head_dims[0],
+        dtype=c.dtypes[0],
+        causal=min(c.causal),
+    )
+
+
+def wrong_form(out: Tensor, lse: Tensor | None, q: Tensor) -> str | None:
+    """Which of shape, dtype and device is not the contract's, of out or lse; None where all are."""
+    shapes = {"out": q.shape, "lse": q.shape[:3]}
+    dtypes = {"out": q.dtype, "lse": torch.float32}
+    for name, tensor in {"out": out, "lse": lse}.items():
+        if tensor is None:
+            continue
+        if found := departure(tensor, shapes[name], dtypes[name], q.device.type):
+            what, actual, wanted = found
+            return f"returned {name} of {what} {actual}, expected {wanted}{_explained(what, actual, wanted)}"
+    return None
+
+
+def _explained(what: str, actual: Any, wanted: Any) -> str:
+    """The dimensions by name, and whether heads and seqlen stand in each other's place."""
+    if what != "shape":
+        return ""
+    names = f", which is ({', '.join(DIMENSIONS[: len(wanted)])})"
+    swapped = (wanted[0], wanted[2], wanted[1], *wanted[3:])
+    return f"{names}: it has the shape for tensors of {OTHER_ORDER}" if actual == swapped else names
+
+
+def _wrong_order(
+    out: Tensor, q: Tensor, k: Tensor, v: Tensor, capabilities: Capabilities, options: dict[str, Any]
+) -> str | None:
+    """Whether the answer is wrong as it stands, and right for tensors whose dimensions are heads and seqlen in turn."""
+    options = {**options, "alignment": capabilities.causal_alignment}
+    asked, _ = safe_softmax.forward(q, k, v, **options)
+    swapped, _ = safe_softmax.forward(*(x.transpose(1, 2) for x in (q, k, v)), **options)
+    if _error(out, asked) < NEAR or _error(out, swapped.transpose(1, 2)) >= NEAR:
+        return None
+    order = f"({', '.join(DIMENSIONS)})"
+    return f"returned the answer for tensors of {OTHER_ORDER}, expected the one for {order}"
+
+
+def _error(out: Tensor, answer: Tensor) -> float:
+    return float((out.double() - answer).abs().max().nan_to_num(nan=torch.inf))
+
+
+def _of_the_call(error: TypeError, names: tuple[str, ...]) -> str | None:
+    """What is told of a TypeError: it may be about how the function is called, or a bug within it."""
+    raised_inside = len(traceback.extract_tb(error.__traceback__)) > FRAMES_OF_OURS
+    if raised_inside and not rejects_keyword(error, names):
+        return None
+    text = " ".join(str(error).split())
+    return f"expected a function {expected(names)}, but the call raised TypeError: {text:.200}"
