@@ -55,7 +55,7 @@ def likeliest(trial: Trial, claims: list[str]) -> list[str]:
 
 
 Design = Callable[..., Tensor]
-"""(problem, "out" or "lse", alignment) -> what exact arithmetic gives for operands that are rounded as a design does."""
+"""(problem, "out" or "lse", alignment) -> what exact arithmetic gives for operands rounded as a design does."""
 
 
 def miss(trial: Trial, p: Problem, given: Outputs, designs: tuple[Design, ...]) -> float:
