@@ -18,7 +18,7 @@ from kernels.contract import (
     Launch,
     flash_arithmetic,
 )
-from reference.arithmetic import FLOAT32, FP32_ROUNDOFF, TF32_TRUNCATED, Arithmetic
+from reference.arithmetic import FLOAT32, FP32_ROUNDOFF, TF32_TRUNCATED, Arithmetic, Format
 from reference.family import Family, full_precision
 
 
@@ -153,6 +153,7 @@ _ARITHMETIC: Mapping[str, _Values] = {
     "normalised_first": _BOOLEAN,
     "partial_results": _BOOLEAN,
     "merged": _integer(1),
+    "merged_by_lse": _BOOLEAN,
     "l_from_rounded_p": _BOOLEAN,
     "rounded_partials": _BOOLEAN,
     "k_prescaled": _BOOLEAN,
@@ -284,10 +285,11 @@ def describe(capabilities: Capabilities, device_type: str | None = None) -> dict
 
 
 def _designs(family: Family) -> str:
-    """The one arithmetic that is declared, or what the designs of a family share."""
-    bases = "; or ".join(map(_departures, family.bases))
-    is_open = len(family.forward) * len(family.backward) > 1
-    return f"any design of full precision: {bases}" if is_open else bases
+    """The one arithmetic that is declared; of a family, what its bases have that the first has not."""
+    first, *others = family.bases
+    if len(family.forward) * len(family.backward) == 1:
+        return "; or ".join(map(_departures, family.bases))
+    return "; or with ".join(["any design of full precision", *(_changes(other, first) for other in others)])
 
 
 def _yes(claimed: bool) -> str:
@@ -302,15 +304,22 @@ def _sequence(values: tuple[Any, ...]) -> str:
 
 
 def _departures(arithmetic: Arithmetic) -> str:
-    """The weights' format, then each field that is not the default; of one that is true the name alone."""
+    """The weights' format, then each field that is not the default."""
     plain = Arithmetic(weights=arithmetic.weights, output=arithmetic.output)
-    changed = {name: value for name, value in vars(arithmetic).items() if value != getattr(plain, name)}
-    names = [name if value is True else f"{name} {_number(value)}" for name, value in changed.items()]
-    return ", ".join([f"weights {arithmetic.weights.name}", *names])
+    changes = _changes(arithmetic, plain)
+    return f"weights {arithmetic.weights.name}" + (f", {changes}" if changes else "")
+
+
+def _changes(arithmetic: Arithmetic, other: Arithmetic) -> str:
+    """Each field in which one arithmetic differs from another; of one that is true the name alone."""
+    changed = {name: value for name, value in vars(arithmetic).items() if value != getattr(other, name)}
+    return ", ".join(name if value is True else f"{name} {_number(value)}" for name, value in changed.items())
 
 
 def _number(value: Any) -> str:
-    """Powers of two as such, other floats in six digits, and anything else as it is."""
+    """Powers of two as such, other floats in six digits, formats by name, and anything else as it is."""
+    if isinstance(value, Format):
+        return value.name
     if not isinstance(value, float):
         return str(value)
     mantissa, exponent = math.frexp(value)

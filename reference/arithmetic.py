@@ -150,6 +150,8 @@ class Arithmetic:
             ``reference.bounds.forward``.
         merged: so many parts of the keys give results of their own, normalised and in float32, that are merged
             through their lse.
+        merged_by_lse: out is the sum of these with weights exp(lse_s - lse), which need not sum to 1, rather than their
+            mean.
         rounded_partials: partial results, of out and of the gradients, are stored in ``output`` before they are
             merged: ``PARTIAL_STORES`` roundings of each sum instead of one.
         l_from_rounded_p: the softmax sum is taken over P after its cast.
@@ -189,6 +191,7 @@ class Arithmetic:
     normalised_first: bool = False
     partial_results: bool = False
     merged: int = 1
+    merged_by_lse: bool = False
     rounded_partials: bool = False
     l_from_rounded_p: bool = False
     k_prescaled: bool = False

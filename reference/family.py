@@ -81,7 +81,7 @@ def full_precision(base: Arithmetic) -> Family:
     """Every plausible design that rounds no more than FlashAttention-2 does, ``base`` being that in its formats."""
     base = replace(base, tile_max=ALL_KEYS)
     narrow = base.weights.name != "float32"
-    split: Changes = {"partial_results": True, "merged": MOST_PARTS}
+    split: Changes = {"partial_results": True, "merged": MOST_PARTS, "merged_by_lse": True}
     deltas = [{"delta": delta} for delta in (DELTAS if narrow else DELTAS[:2])]
     return Family(
         bases=(base,) if narrow else (base, in_tf32x3(base)),

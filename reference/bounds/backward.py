@@ -68,14 +68,14 @@ def backward_bounds(
     parts = PARTIAL_STORES * a.rounded_partials
     stores_of_rows = _stores(rows, a.dk_dv_rows) + dk_first + parts
     stores_of_keys = _stores(keys, a.dq_keys) + dq_first + parts
-    of_rows = math.expm1((stores_of_rows + (heads > 1)) * last)
+    of_rows = math.expm1(stores_of_rows * last)
     of_rows += a.weights.roundoff if a.q_prescaled or a.rounded_scores else 0.0
     of_keys = math.expm1(stores_of_keys * last)
     of_keys += a.weights.roundoff if a.k_prescaled or a.rounded_scores else 0.0
     dv = _product(t.weights.transposed(), dout, a, of_rows, safety, clustered)
     dq = _product(t.grad_s, e.k, a, of_keys, safety, clustered)
     dk = _product(t.grad_s.transposed(), e.q, a, of_rows, safety, clustered)
-    dq_error, dk_error = dq.error, dk.error
+    dq_error, dk_error, dv_error = dq.error, dk.error, dv.error
     # dq is accumulated with round(k * sm_scale * log2 e) in units of ln 2, dk with round(q * sm_scale).
     below = a.weights.underflow / max(scale, 1e-300)
     if a.k_prescaled or a.rounded_scores:
@@ -98,11 +98,13 @@ def backward_bounds(
     dk_lost = t.keys_lost | ~(dk.size < safe) | _overflows(dk.size, stores_of_rows, largest)
     dv_lost = t.values_lost | _overflows(dv.size, stores_of_rows, a.output.maximum)
     if heads > 1:
-        dk_parts, dv_parts = (_size_of_parts(x, y, e.group) for x, y in ((t.grad_s, e.q), (t.weights, dout)))
-        dk_lost |= ~((dk_parts + dk_error) * scale * (1 + last) < a.output.maximum)
-        dv_lost |= ~((dv_parts + dv.error) * (1 + last) < a.output.maximum)
+        dk_parts = _size_of_parts(t.grad_s, e.q, e.group) + dk_error
+        dv_parts = _size_of_parts(t.weights, dout, e.group) + dv_error
+        dk_error, dv_error = dk_error + last * dk_parts, dv_error + last * dv_parts
+        dk_lost |= ~(dk_parts * scale * (1 + last) < a.output.maximum)
+        dv_lost |= ~(dv_parts * (1 + last) < a.output.maximum)
     dk_bound = (dk_error * (1 + last)).add_(dk.value.abs(), alpha=scaled).mul_(scale).add_(dk_floor)
-    dv_bound = (dv.error * (1 + last)).add_(dv.value.abs(), alpha=last).add_(dv_floor)
+    dv_bound = (dv_error * (1 + last)).add_(dv.value.abs(), alpha=last).add_(dv_floor)
     return GradientBounds(
         dq=dq.value * e.sm_scale,
         dk=dk.value * e.sm_scale,
@@ -118,10 +120,10 @@ class _Operand:
     """One side of a matrix product, (B, H, R, N).
 
     Its value, |value|, the error it has before its cast and by underflow in the cast; the weights P, and
-    which entries are seen. Entries of equal P may round alike even where they differ: dS = P (dP - delta),
-    and over a uniform P a dP of few bits is a lattice, all of whose points can lie at the same offset from
-    the grid of the cast (found on fp16 with head_dim 1: 256 keys of equal weight, all of whose dS rounded
-    upwards).
+    which entries are seen; how many casts it errs by, which are 2 where dS is made from a P that was cast. Entries
+    of equal P may round alike even where they differ: dS = P (dP - delta), and over a uniform P a dP of few bits is
+    a lattice, all of whose points can lie at the same offset from the grid of the cast (found on fp16 with head_dim
+    1: 256 keys of equal weight, all of whose dS rounded upwards).
     """
 
     value: Tensor
@@ -129,10 +131,11 @@ class _Operand:
     error: Tensor
     weights: Tensor
     seen: Tensor | None
+    casts: int = 1
 
     def transposed(self) -> "_Operand":
         seen = None if self.seen is None else self.seen.mT
-        return _Operand(self.value.mT, self.size.mT, self.error.mT, self.weights.mT, seen)
+        return _Operand(self.value.mT, self.size.mT, self.error.mT, self.weights.mT, seen, self.casts)
 
 
 @dataclass(frozen=True)
@@ -188,7 +191,7 @@ def _terms(
     else:
         out, out_error = e.out, None if forward is None else forward.out
         delta = (p * grad_p).sum(-1, keepdim=True)
-    sums = _Sums(dout, out, out_error, p, of_products, of_grad_p)
+    sums = _Sums(dout, out, out_error, p, p * grad_p.abs(), of_products, of_grad_p)
     delta_error = _delta_error(e, a, err, sums, safety, clustered)
     grad_s = (grad_p - delta) * p
     size = grad_s.abs()
@@ -196,9 +199,9 @@ def _terms(
     # Weight errors times errors of dP and delta; roundings of dP - delta and of the product; the cast of P,
     # where dS is made from what it left; exp2's flush of weights below 2^-126 to 0.
     of_delta = (1 + err.largest) * delta_error + 3 * FP32_ROUNDOFF * delta.abs()
-    cast, below = (a.weights.roundoff, a.weights.underflow) if a.ds_from_rounded_p else (0.0, 0.0)
+    below = a.weights.underflow if a.ds_from_rounded_p else 0.0
     of_delta = of_delta + rounded * (2 * delta.abs() + delta_error)
-    cast += 2 * rounded  # dS before and after it is scaled
+    cast = 2 * rounded  # dS before and after it is scaled
     below += 4 * a.weights.underflow if a.rounded_scores else 0.0
     flush = (SUBNORMAL_FLUSH + below) * (1 + largest(hide(products, e.seen), -1) + delta.abs() + delta_error)
     error = (
@@ -228,7 +231,14 @@ def _terms(
         weights=_Operand(
             dropped, dropped, _with_underflow(dropped, of_dropped, a, 1.0 / e.keep_scale, e.seen), p, e.seen
         ),
-        grad_s=_Operand(grad_s, size, _with_underflow(size, error, a, smallest_unit, e.seen), p, e.seen),
+        grad_s=_Operand(
+            grad_s,
+            size,
+            _with_underflow(size, error, a, smallest_unit, e.seen),
+            p,
+            e.seen,
+            casts=1 + a.ds_from_rounded_p,
+        ),
         rows_lost=row_lost | cast_lost.any(-1, keepdim=True),
         keys_lost=row_lost.any(-2, keepdim=True) | cast_lost.any(-2)[..., None],
         values_lost=weights_lost.any(-2, keepdim=True) | ~(size_dout < FLOAT32_SAFE),
@@ -246,14 +256,15 @@ def _with_underflow(size: Tensor, error: Tensor, a: Arithmetic, unit: float, see
 class _Sums:
     """What delta is the sum of: out (B, H, R, D) times dout, or P times dP (B, H, R, N).
 
-    ``out_error`` is None where out is the kernel's own; ``of_products`` is P B, and ``of_grad_p`` the relative error
-    of dP.
+    ``out_error`` is None where out is the kernel's own; ``of_terms`` is P |dP|, ``of_products`` is P B, relative to
+    which dP errs by ``of_grad_p``.
     """
 
     dout: Tensor
     out: Tensor
     out_error: Tensor | None
     p: Tensor
+    of_terms: Tensor
     of_products: Tensor
     of_grad_p: float
 
@@ -279,26 +290,33 @@ def _delta_by_out(e: Exact, a: Arithmetic, err: WeightError, s: _Sums) -> Tensor
 
 
 def _delta_by_probabilities(e: Exact, a: Arithmetic, err: WeightError, s: _Sums) -> Tensor:
-    """Error of the sum of P * dP over the keys."""
-    relative = err.largest + e.k.shape[-2] * FP32_ROUNDOFF + (1 + err.largest) * s.of_grad_p
-    return relative * s.of_products.sum(-1, keepdim=True)
+    """Error of the sum of P * dP over the keys: of each P, of the sum, and of each dP."""
+    of_weights = (err.largest + e.k.shape[-2] * FP32_ROUNDOFF) * s.of_terms.sum(-1, keepdim=True)
+    return of_weights + (1 + err.largest) * s.of_grad_p * s.of_products.sum(-1, keepdim=True)
 
 
 def _delta_by_casts(
     e: Exact, a: Arithmetic, err: WeightError, s: _Sums, safety: float | None, clustered: bool
 ) -> Tensor:
-    """What the casts of P add to that, and the sums, merges and division that out has before it is stored."""
+    """What the casts of P add to that, and the sums, merges and division that out has before it is stored.
+
+    Of both the cast errs by sum_j c_j dP_j, c_j being the cast error of P_j: out, before it is stored, errs by
+    sum_j c_j v_j, and dout . v_j is dP_j.
+    """
     terms = e.k.shape[-2]
-    size = s.of_products.sum(-1, keepdim=True)
-    cast = a.weights.roundoff * (1 + err.largest) * size
+    size, cast = s.of_terms.sum(-1, keepdim=True), a.weights.roundoff * (1 + err.largest)
+    of_casts = cast * size
     if safety is not None:
-        squares = s.of_products.square()
+        squares = s.of_terms.square()
         if clustered:
             squares = squares * multiplicity(s.p.clamp_min(TINY).log(), e.seen, a.weights.roundoff)
-        cast = torch.minimum(cast, safety * a.weights.roundoff * squares.sum(-1, keepdim=True).sqrt())
-    flush = a.weights.underflow * hide(s.of_products / s.p.clamp_min(TINY), e.seen).sum(-1, keepdim=True)
+        of_casts = torch.minimum(of_casts, safety * cast * squares.sum(-1, keepdim=True).sqrt())
+    of_casts = of_casts * (1 + s.of_grad_p)
+    products = s.of_products / s.p.clamp_min(TINY)
+    flush = a.weights.underflow * hide(products, e.seen).sum(-1, keepdim=True)
     merges = merge_error(replace(a, partial_results=True), terms)
-    return cast + flush + (sum_error(a, terms) + merges + a.div_error) * size
+    of_sums = (a.accumulation(terms) + merges) * s.of_products.sum(-1, keepdim=True)
+    return of_casts + flush + of_sums + (sum_error(a, terms) + a.div_error) * size
 
 
 def _size_of_parts(x: _Operand, y: Tensor, group: int) -> Tensor:
@@ -337,18 +355,18 @@ def _product(
     value, of_error = x.value @ y, x.error @ size_y
     partial_sum = (x.size @ size_y).add_(of_error)
     always = a.operand_rounding + stores
-    error = torch.add(of_error, partial_sum, alpha=always + cast + terms * a.accumulate)
+    error = torch.add(of_error, partial_sum, alpha=always + x.casts * cast + terms * a.accumulate)
     if safety is not None:
         squares = x.size * x.size
         if clustered:
             squares = squares * multiplicity(x.weights.clamp_min(TINY).log(), x.seen, cast)
         root, size = (squares @ (y * y)).sqrt_(), value.abs() + of_error
-        probable = of_error.mul_(1 + cast).add_(root, alpha=safety * cast)
+        probable = of_error.mul_(1 + x.casts * cast).add_(root, alpha=safety * math.sqrt(x.casts) * cast)
         probable.add_(probable_accumulation(terms, size, root), alpha=a.accumulate)
         if always:
             probable.add_(partial_sum, alpha=always)
         if a.weights.truncates:
-            probable.add_(size, alpha=cast)
+            probable.add_(size, alpha=x.casts * cast)
         error = torch.minimum(error, probable)
     return _Product(value, error, partial_sum)
 

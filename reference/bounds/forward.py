@@ -19,7 +19,8 @@ the quotient and its product may flush a subnormal, which later steps only make 
 m are those of the running sum: lse is as it is without merging.
 
 Where ``Arithmetic.merged`` parts of the keys give an out_s and lse_s each, and out is their mean with weights
-exp(lse_s - mu), mu a running maximum, each part's weights share one more factor 1 + t: ``part_error``.
+exp(lse_s - mu), mu a running maximum, each part's weights share one more factor 1 + t: ``part_error``. Where it is
+their sum with weights exp(lse_s - lse) (``Arithmetic.merged_by_lse``), it may leave the hull by as much.
 
 Under dropout out is the sum of P_j z_j v_j, with z_j of 0 or 1 / (1 - p) known exactly: the mask is the
 reference's, bit for bit. All of the above holds with z_j v_j for v_j, which then differs by row: P z stands wherever
@@ -184,6 +185,12 @@ def _out_bound(
     relative = a.weights.roundoff + a.operand_rounding + 2 * a.accumulation(terms) + 2 * s.of_sum + of_merges
     relative = relative + e.of_keep + PARTIAL_STORES * a.rounded_partials * a.output.roundoff
     anywhere = torch.maximum(high - e.out, e.out - low) + size_hull * (relative + a.weights.underflow * terms)
+    if a.merged_by_lse:
+        of_parts = torch.as_tensor(part_error(a, largest(e.score_size, -1), terms))
+        anywhere = anywhere + size_hull * torch.expm1(
+            of_parts.nan_to_num(math.inf).clamp_max(LARGEST_EXPONENT)
+        )
+        anywhere = anywhere.masked_fill(~(of_parts < LARGEST_EXPONENT), math.inf)
     last = a.output.roundoff + a.div_error
     # At most one merge for each key, of two operations.
     floor = a.output.underflow + terms * (3 if a.partial_results else 1) * SUBNORMAL_FLUSH

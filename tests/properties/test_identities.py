@@ -84,7 +84,7 @@ def sizes(trial: Trial, p: Problem) -> Sizes:
         + a.log_error * max(1.0, length)
         + a.div_error
     )
-    if a.merged > 1:
+    if a.merged_by_lse:
         weight = weight + part_error(a, score, terms)
     if a.k_prescaled:
         weight = weight + a.weights.roundoff * score + a.weights.underflow * q.abs().sum(-1)
@@ -191,7 +191,7 @@ def with_coarse_sums(a: Arithmetic, s: Sizes, relative: float) -> Tensor:
     """
     relative += (4 * a.rounded_scores + PARTIAL_STORES * a.rounded_partials) * a.output.roundoff
     relative = 2 * relative if a.l_from_rounded_p else relative
-    of_parts = part_error(a, s.score, s.k.shape[2]) if a.merged > 1 else 0.0
+    of_parts = part_error(a, s.score, s.k.shape[2]) if a.merged_by_lse else 0.0
     return (torch.zeros_like(s.score) + relative + of_parts)[..., None]
 
 

@@ -251,47 +251,79 @@ def test_every_capability_can_be_claimed() -> None:
     from kernels.claims import _CAPABILITIES
 
     fields = {field.name for field in dataclasses.fields(Capabilities)}
-    assert set(_CAPABILITIES) == fields - {"launch", "arithmetic"}
+    assert set(_CAPABILITIES) == fields - {"launch", "arithmetic", "designs"}
 
 
-@pytest.mark.parametrize(
-    ("claim", "field", "value"),
-    [
-        ("l_from_rounded_p=true", "l_from_rounded_p", True),
-        ("k_prescaled=true", "k_prescaled", True),
-        ("dk_dv_per_head=false", "dk_dv_per_head", False),
-        ("delta=probabilities", "delta", "probabilities"),
-        ("exp_error=1e-4", "exp_error", 1e-4),
-        ("operand_rounding=0.001", "operand_rounding", 0.001),
-        ("tile_max=512", "tile_max", 512),
-    ],
-)
-def test_arithmetic_claim_changes_one_field_of_what_the_base_returns(
+ARITHMETIC_CLAIMS = [
+    ("l_from_rounded_p=true", "l_from_rounded_p", True),
+    ("k_prescaled=true", "k_prescaled", True),
+    ("exp_error=1e-4", "exp_error", 1e-4),
+    ("operand_rounding=0.001", "operand_rounding", 0.001),
+    ("tile_max=512", "tile_max", 512),
+]
+
+
+@pytest.mark.parametrize(("claim", "field", "value"), ARITHMETIC_CLAIMS)
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_arithmetic_claim_changes_one_field_of_what_is_declared(
+    claim: str, field: str, value: Any, device: str
+) -> None:
+    declared = Capabilities()
+    claimed = parse_claims([claim], declared)
+    for dtype in claimed.dtypes:
+        base = declared.arithmetic(dtype, device, {})
+        assert claimed.arithmetic(dtype, device, {}) == dataclasses.replace(base, **{field: value})
+
+
+@pytest.mark.parametrize(("claim", "field", "value"), ARITHMETIC_CLAIMS)
+def test_arithmetic_claim_adds_members_to_the_family_of_a_plain_function(
     claim: str, field: str, value: Any
 ) -> None:
     claimed = parse_claims([claim], PLAIN_FUNCTION)
     for dtype in claimed.dtypes:
-        for device in ("cpu", "cuda"):
-            base = PLAIN_FUNCTION.arithmetic(dtype, device, {})
-            assert claimed.arithmetic(dtype, device, {}) == dataclasses.replace(base, **{field: value})
+        usual, family = (c.family(dtype, "cuda", {}) for c in (PLAIN_FUNCTION, claimed))
+        added = [dataclasses.replace(base, **{field: value}) for base in usual.bases]
+        assert family.bases == (*usual.bases, *added)
+        assert (family.forward, family.backward) == (usual.forward, usual.backward)
 
 
-def test_precision_concerns_float32_on_a_gpu_alone() -> None:
-    tf32 = parse_claims(["precision=tf32"], PLAIN_FUNCTION).arithmetic
-    ieee = parse_claims(["precision=ieee"], PLAIN_FUNCTION).arithmetic
+def test_arithmetic_claim_for_one_dtype_alone() -> None:
+    claimed = parse_claims(["float16:k_prescaled=true"], PLAIN_FUNCTION)
+    assert [base.k_prescaled for base in claimed.family("float16", "cpu", {}).bases] == [False, True]
+    assert claimed.family("bfloat16", "cpu", {}) == PLAIN_FUNCTION.family("bfloat16", "cpu", {})
+
+
+def test_claim_of_what_members_differ_in_keeps_those_that_have_it() -> None:
+    family = parse_claims(["delta=probabilities"], PLAIN_FUNCTION).family("float16", "cpu", {})
+    assert {way["delta"] for way in family.backward} == {"probabilities"}
+    assert family.bases == PLAIN_FUNCTION.family("float16", "cpu", {}).bases
+
+
+def test_precision_concerns_float32_alone() -> None:
+    tf32, ieee = (
+        parse_claims([f"precision={precision}"], Capabilities()).arithmetic for precision in ("tf32", "ieee")
+    )
     assert (tf32("float32", "cuda", {}).weights.name, tf32("float32", "cuda", {}).operand_rounding) == (
         "tf32_truncated",
         2.0**-10,
     )
-    assert tf32("float32", "cpu", {}) == ieee("float32", "cuda", {})
+    assert tf32("float32", "cpu", {}) == ieee(
+        "float32", "cuda", {}
+    )  # interpreted, products are those of IEEE
     assert ieee("float32", "cuda", {}).weights.name == "float32"
-    assert tf32("float16", "cuda", {}) == PLAIN_FUNCTION.arithmetic("float16", "cuda", {})
+    assert tf32("float16", "cuda", {}) == Capabilities().arithmetic("float16", "cuda", {})
+
+
+def test_precision_of_a_plain_function_may_be_emulated_on_the_cpu() -> None:
+    bases = parse_claims(["precision=tf32"], PLAIN_FUNCTION).family("float32", "cpu", {}).bases
+    assert "tf32_truncated" in [base.weights.name for base in bases]
 
 
 def test_claims_add_up_and_the_last_of_a_key_holds() -> None:
     claimed = parse_claims(["lse=false", "min_seqlen=1", "lse=true", "exp_error=0.5"], PLAIN_FUNCTION)
     assert (claimed.lse, claimed.min_seqlen) == (True, 1)
-    assert parse_claims(["delta=out"], claimed).arithmetic("float16", "cpu", {}).exp_error == 0.5
+    again = parse_claims(["delta=out"], claimed).family("float16", "cpu", {})
+    assert [base.exp_error == 0.5 for base in again.bases] == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -318,11 +350,13 @@ def test_claims_add_up_and_the_last_of_a_key_holds() -> None:
         ("dropout=1", "got '1', expected probabilities from 0 up to 1"),
         ("deterministic=dp", "all or none, or some of out,lse,dq,dk,dv"),
         ("precision=fp8", "ieee or tf32"),
-        ("delta=dout", "out or probabilities or either"),
+        ("delta=dout", "out or probabilities or weights"),
         ("exp_error=nan", "a relative error"),
         ("exp_error=-1e-3", "a relative error"),
         ("exp_error=2ulp", "a relative error"),
         ("tile_min=0", "an integer of at least 1"),
+        ("float8:k_prescaled=true", "got dtype 'float8', expected one of float16, bfloat16, float32"),
+        ("float16:causal=true", "got 'causal' for one dtype, expected one of precision"),
     ],
 )
 def test_claim_that_cannot_be_read(claim: str, told: str) -> None:
@@ -344,23 +378,22 @@ def test_describe_prints_every_claim_shortly() -> None:
         PLAIN_FUNCTION, head_dims=tuple(range(1, 257)), launch={"block_m": (32, 64), "precision": ("ieee",)}
     )
     lines = describe(claimed, "cuda")
-    fields = {field.name for field in dataclasses.fields(Capabilities)} - {"arithmetic"}
+    fields = {field.name for field in dataclasses.fields(Capabilities)} - {"arithmetic", "designs"}
     assert set(lines) == fields | {f"arithmetic {dtype}" for dtype in claimed.dtypes}
     assert all(0 < len(text) <= 120 and "\n" not in text for text in lines.values())
     assert lines["head_dims"] == "1, 2, ..., 256"
     assert lines["deterministic"] == "none"
     assert lines["launch"] == "block_m 32 or 64, precision ieee"
-    assert (
-        lines["arithmetic float16"]
-        == "weights float16, smallest_operand 2^-14, normalised_first, delta either, ds_from_rounded_p, "
-        "ds_scaled, dk_dv_per_head"
-    )
+    assert lines["arithmetic float16"] == "any design of full precision"
+    added = describe(parse_claims(["float16:k_prescaled=true"], claimed), "cuda")
+    assert added["arithmetic float16"] == "any design of full precision; or with k_prescaled"
+    assert added["arithmetic bfloat16"] == lines["arithmetic bfloat16"]
 
 
 def test_describe_shows_an_overridden_arithmetic() -> None:
-    claimed = parse_claims(["dtypes=float32", "precision=tf32"], PLAIN_FUNCTION)
+    claimed = parse_claims(["dtypes=float32", "precision=tf32"], Capabilities())
     assert "weights tf32_truncated, operand_rounding" in describe(claimed, "cuda")["arithmetic float32"]
-    assert "weights float32, " in describe(claimed, "cpu")["arithmetic float32"]
+    assert "weights float32" in describe(claimed, "cpu")["arithmetic float32"]
     assert "arithmetic float32" not in describe(claimed)
 
 

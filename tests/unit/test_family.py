@@ -1,0 +1,247 @@
+"""Families of designs: their members, their envelope, and how a call is judged by them."""
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.claims import PLAIN_FUNCTION
+from kernels.contract import AttentionKernel, Capabilities, flash_arithmetic
+from reference.arithmetic import FLOAT16, FLOAT32, Arithmetic
+from reference.bounds import backward_bounds, exact, forward_bounds
+from reference.family import LESS_PRECISE, Family, full_precision, less_precise, widest
+from reference.heads import fold
+from strategies.case import Case, Spike
+from tests.harness.judge import judge
+from tests.harness.trial import LawBroken, Trial
+
+DTYPES = ("float16", "bfloat16", "float32")
+
+
+def plain(dtype: str) -> Family:
+    return PLAIN_FUNCTION.family(dtype, "cuda", {})
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("sm_scale", [0.125, 1e-4, 30.0, -1.0])
+def test_envelope_is_at_least_as_wide_as_every_member(dtype: str, sm_scale: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, dout = (torch.randn(1, 4, 9, 16, generator=generator).to(getattr(torch, dtype)) for _ in range(2))
+    k, v = (3 * torch.randn(1, 2, 33, 16, generator=generator).to(getattr(torch, dtype)) for _ in range(2))
+    e = exact(q, k, v, causal=True, sm_scale=sm_scale)
+    family = plain(dtype)
+    widest_of_all = bounds(e, fold(dout, 2).double(), family.envelope)
+    for base, forward, backward in itertools.product(family.bases, family.forward, family.backward):
+        member = bounds(e, fold(dout, 2).double(), replace(base, **forward, **backward))
+        for name, bound in member.items():
+            assert bool((bound <= widest_of_all[name] * (1 + 1e-12)).all()), (name, forward, backward)
+
+
+def bounds(e: Any, dout: Tensor, a: Arithmetic) -> dict[str, Tensor]:
+    f = forward_bounds(e, a)
+    b = backward_bounds(e, dout, a, forward=f)
+    return {"out": f.out, "lse": f.lse, "dq": b.dq_bound, "dk": b.dk_bound, "dv": b.dv_bound}
+
+
+def test_widest_of_one_is_itself() -> None:
+    a = flash_arithmetic("float16", "cuda", {})
+    assert widest([a]) == a
+
+
+def test_widest_takes_the_larger_error_of_each_field() -> None:
+    a = Arithmetic(weights=FLOAT16, output=FLOAT16, tile_min=32, dq_keys=64, delta="out")
+    b = Arithmetic(weights=FLOAT32, output=FLOAT16, tile_min=16, exp_error=1e-3, delta="probabilities")
+    both = widest([a, b])
+    assert (both.weights.roundoff, both.tile_min, both.dq_keys) == (FLOAT16.roundoff, 16, 64)
+    assert (both.exp_error, both.delta) == (1e-3, "any")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_less_precise_members_keep_the_other_factors(dtype: str) -> None:
+    family = plain(dtype)
+    found = dict(less_precise(family))
+    assert found
+    assert found.keys() <= LESS_PRECISE.keys()
+    assert all((x.forward, x.backward) == (family.forward, family.backward) for x in found.values())
+
+
+# What follows are the false alarms of the first audit of strangers' kernels, as directed cases.
+
+
+def kernel(arithmetic: Arithmetic | None = None, **roundings: Any) -> AttentionKernel:
+    """A plain function of some design, or one that declares its arithmetic and has a backward of its own."""
+    if arithmetic is None:
+        function = Design(**roundings)
+        return AttentionKernel(name="plain", forward=function.by_autograd, capabilities=PLAIN_FUNCTION)
+    design = Design(**roundings)
+    claims = Capabilities(arithmetic=lambda dtype, device, launch: arithmetic)
+    return AttentionKernel(
+        name="declared", forward=design.forward, backward=design.backward, capabilities=claims
+    )
+
+
+class Design:
+    """Attention over whole rows in float32, with the roundings of a design in its backward."""
+
+    def __init__(self, *, ds_scaled: bool = False, per_head: bool = False, delta: str = "out") -> None:
+        self.ds_scaled, self.per_head, self.delta = ds_scaled, per_head, delta
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float
+    ) -> tuple[Tensor, Tensor]:
+        s = self.scores(q, k, causal, sm_scale)
+        lse = s.logsumexp(-1)
+        p = (s - lse[..., None]).exp()
+        group = q.shape[1] // k.shape[1]
+        return (p @ v.float().repeat_interleave(group, 1)).to(q.dtype), lse
+
+    def scores(self, q: Tensor, k: Tensor, causal: bool, sm_scale: float) -> Tensor:
+        group = q.shape[1] // k.shape[1]
+        s = q.float() @ k.float().repeat_interleave(group, 1).mT * sm_scale
+        rows, keys = s.shape[-2:]
+        return s.masked_fill(torch.ones(rows, keys).tril(keys - rows) == 0, -torch.inf) if causal else s
+
+    def backward(
+        self,
+        dout: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        *,
+        causal: bool,
+        sm_scale: float,
+    ) -> tuple[Tensor, ...]:
+        group, dtype = q.shape[1] // k.shape[1], q.dtype
+        p = (self.scores(q, k, causal, sm_scale) - lse[..., None]).exp()
+        dp = dout.float() @ v.float().repeat_interleave(group, 1).mT
+        delta = (dout.float() * out.float()).sum(-1, True) if self.delta == "out" else (p * dp).sum(-1, True)
+        before, after = (sm_scale, 1.0) if self.ds_scaled else (1.0, sm_scale)
+        ds = (p * (dp - delta) * before).to(dtype).float()
+        dq = ds @ k.float().repeat_interleave(group, 1) * after
+        dk, dv = ds.mT @ q.float() * after, p.to(dtype).float().mT @ dout.float()
+        if self.per_head:
+            dk, dv = dk.to(dtype).float(), dv.to(dtype).float()
+        summed = (x.unflatten(1, (-1, group)).sum(2).to(dtype) for x in (dk, dv))
+        return (dq.to(dtype), *summed)
+
+    def by_autograd(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> Any:
+        design = self
+
+        class Function(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+                out, lse = design.forward(q, k, v, causal=causal, sm_scale=sm_scale)
+                ctx.save_for_backward(q, k, v, out, lse)
+                ctx.mark_non_differentiable(lse)
+                return out, lse
+
+            @staticmethod
+            def backward(ctx: Any, *grads: Any) -> Any:
+                dout, _ = grads
+                return design.backward(dout, *ctx.saved_tensors, causal=causal, sm_scale=sm_scale)
+
+        return Function.apply(q, k, v)
+
+
+ZEROS: dict[str, Any] = dict.fromkeys(("q_values", "k_values", "v_values", "dout_values"), "zeros")
+
+OVERFLOWING_DS = Case(
+    **ZEROS,
+    seqlen_k=2,
+    dtype="float16",
+    sm_scale=0.25,
+    spikes=(Spike("v", (0, 0, 0, 0), 1000.0), Spike("dout", (0, 0, 0, 0), 1000.0)),
+)
+OVERFLOWING_HEADS = Case(
+    **ZEROS,
+    group=2,
+    dtype="float16",
+    spikes=tuple(
+        Spike("dout", (0, head, 0, column), value)
+        for head, column, value in ((0, 0, 50304.0), (0, 1, 32768.0), (1, 0, 0.0), (1, 1, -32768.0))
+    ),
+)
+"""Heads whose dv are (50304, 32768) and (0, -32768): their parts are finite here, and infinite when doubled."""
+
+
+def judged(k: AttentionKernel, case: Case) -> Trial:
+    trial = Trial(k, case, "cpu", 4.0)
+    judge(trial, trial.problem, trial.gradients())
+    return trial
+
+
+@pytest.mark.parametrize("ds_scaled", [False, True])
+def test_ds_that_overflows_before_or_after_it_is_scaled(ds_scaled: bool) -> None:
+    judged(kernel(ds_scaled=ds_scaled), OVERFLOWING_DS)
+
+
+def test_heads_that_overflow_where_their_sum_does_not() -> None:
+    doubled = replace(
+        OVERFLOWING_HEADS,
+        seqlen_q=2,
+        spikes=tuple(
+            Spike(s.tensor, (0, s.index[1], row, s.index[3]), s.value)
+            for s in OVERFLOWING_HEADS.spikes
+            for row in (0, 1)
+        ),
+    )
+    judged(kernel(per_head=True), doubled)
+    with pytest.raises(LawBroken, match="dv"):
+        judged(kernel(flash_arithmetic("float16", "cpu", {}), per_head=True), doubled)
+    declared = replace(flash_arithmetic("float16", "cpu", {}), dk_dv_per_head=True)
+    judged(kernel(declared, per_head=True), doubled)
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("design", [{"delta": "probabilities"}, {"ds_scaled": True}, {"per_head": True}])
+def test_plain_functions_of_other_designs_hold(seed: int, dtype: str, design: dict[str, Any]) -> None:
+    judged(kernel(**design), Case(group=2, seqlen_q=40, seqlen_k=90, head_dim=32, dtype=dtype, seed=seed))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_declared_delta_is_that_of_the_judgement(seed: int) -> None:
+    case = Case(seqlen_q=70, seqlen_k=130, head_dim=64, dtype="bfloat16", seed=seed, q_values="wide")
+    usual = flash_arithmetic("bfloat16", "cuda", {})
+    judged(kernel(replace(usual, delta="probabilities"), delta="probabilities"), case)
+    with pytest.raises(LawBroken, match=r"dq|dk"):
+        judged(kernel(usual, delta="probabilities"), case)
+
+
+def test_a_call_is_broken_where_no_single_member_explains_all_of_it() -> None:
+    """Of two bases each explains one tensor: neither explains both."""
+    usual = flash_arithmetic("float32", "cpu", {})
+    loose_out = replace(usual, output=FLOAT16)
+    family = Family((loose_out, replace(usual, log_error=1.0)))
+
+    claims = replace(PLAIN_FUNCTION, backward=False, designs=lambda dtype, device, launch: family)
+
+    def off_by(of_out: float, of_lse: float) -> AttentionKernel:
+        def forward(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+            out, lse = Design().forward(q, k, v, **options)
+            return out * (1 + of_out), lse + of_lse
+
+        return AttentionKernel(name="both", forward=forward, capabilities=claims)
+
+    case = Case(seqlen_q=5, seqlen_k=40)
+    judged(off_by(1e-4, 0.0), case)
+    judged(off_by(0.0, 1e-2), case)
+    with pytest.raises(LawBroken):
+        judged(off_by(1e-4, 1e-2), case)
+
+
+def test_what_explained_the_calls_is_told() -> None:
+    case = Case(seqlen_q=70, seqlen_k=130, head_dim=64, dtype="float16", sm_scale=1e-4)
+    trial = judged(kernel(ds_scaled=True), case)
+    assert "ds_scaled=True" in trial.designs
+
+
+def test_family_of_float32_has_no_casts_to_differ_in() -> None:
+    family = full_precision(flash_arithmetic("float32", "cuda", {}))
+    assert not any("ds_from_rounded_p" in way for way in family.backward)
+    assert [base.weights.name for base in family.bases] == ["float32", "tf32x3"]
