@@ -161,7 +161,7 @@ def numpy_dtype(dtype: tl.dtype) -> np.dtype[Any]:
 _original_numpy_dtype = interpreter._get_np_dtype
 
 
-class Builder:
+class Builder(InterpreterBuilder):
     """The methods of ``InterpreterBuilder`` that take the place of its own."""
 
     def binary_op(self, lhs: TensorHandle, rhs: TensorHandle, op: Any) -> TensorHandle:
@@ -244,8 +244,8 @@ class Builder:
     def create_atomic_rmw(
         self, op: Any, ptr: TensorHandle, val: TensorHandle, mask: TensorHandle, sem: Any, scope: Any
     ) -> TensorHandle:
-        """What memory held before it was changed. Sums of 16 bits are made here: Triton's have float32 alone."""
-        if op != interpreter._ir.ATOMIC_OP.FADD or val.dtype.scalar.name not in ("bf16", "fp16"):
+        """What memory held before it was changed. Sums of bfloat16 are made here: Triton's refuse patterns."""
+        if op != interpreter._ir.ATOMIC_OP.FADD or val.dtype.scalar.name != "bf16":
             return _original_atomic_rmw(self, op, ptr, val, mask, sem, scope)
         pointers, patterns, chosen = (
             np.ascontiguousarray(np.broadcast_to(x.data, val.data.shape)).ravel() for x in (ptr, val, mask)
@@ -283,7 +283,7 @@ _original_fma = InterpreterBuilder.create_fma
 _original_atomic_rmw = InterpreterBuilder.create_atomic_rmw
 
 
-class Reduction:
+class Reduction(ReduceOps):
     """The methods of ``ReduceOps`` that take the place of its own."""
 
     def apply_impl(self, input: tuple[Any, ...]) -> Any:  # noqa: A002
@@ -300,7 +300,7 @@ class Reduction:
         return REDUCTIONS.get(name) if is_triton_s and dtype.name not in PATTERNS else None
 
     def generic_reduce(self, input: tuple[Any, ...]) -> list[Any]:  # noqa: A002
-        """The reduction by its function, called with one half of the entries and their neighbours, until one is left."""
+        """The reduction by its function, called with every second entry and its neighbour, until one is left."""
         axis = 0 if self.axis is None else self.axis
         dtypes, shape = [x.dtype for x in input], input[0].handle.data.shape
         parts = [x.handle.data.ravel() if self.axis is None else x.handle.data for x in input]
@@ -396,10 +396,10 @@ class LanguagePatch:
 _original_patch = interpreter._patch_lang
 
 
-class BooleanOperators(interpreter.ASTTransformer):  # type: ignore[misc]
+class BooleanOperators(ast.NodeTransformer):
     """Rewrites ``and``, ``or`` and ``not``, of which Python makes one bool, to what they are of tiles."""
 
-    def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:  # noqa: N802
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
         """``a and b`` becomes ``_both(a, lambda: b)``."""
         self.generic_visit(node)
         name = "_both" if isinstance(node.op, ast.And) else "_either"
@@ -409,12 +409,23 @@ class BooleanOperators(interpreter.ASTTransformer):  # type: ignore[misc]
             first = ast.copy_location(ast.Call(ast.Name(name, ast.Load()), [first, later], []), node)
         return first
 
-    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:  # noqa: N802
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
         """``not a`` becomes ``_inverse(a)``."""
         self.generic_visit(node)
         if not isinstance(node.op, ast.Not):
             return node
         return ast.copy_location(ast.Call(ast.Name("_inverse", ast.Load()), [node.operand], []), node)
+
+
+class Rewriter:
+    """What a kernel's source goes through before it is interpreted."""
+
+    def visit(self, tree: ast.AST) -> ast.AST:
+        """Boolean operators first, then what Triton rewrites."""
+        return _original_rewriter.visit(BooleanOperators().visit(tree))
+
+
+_original_rewriter = interpreter.FunctionRewriter.ast_transformer
 
 
 def both(first: Any, second: Callable[[], Any]) -> Any:
@@ -476,7 +487,7 @@ def repair() -> None:
             if callable(method):
                 setattr(replaced, name, method)
     interpreter._get_np_dtype = numpy_dtype
-    interpreter.FunctionRewriter.ast_transformer = BooleanOperators()
+    interpreter.FunctionRewriter.ast_transformer = Rewriter()
     # What a rewritten kernel finds among its globals.
     interpreter._both, interpreter._either, interpreter._inverse = both, either, inverse
     interpreter._patch_lang = LanguagePatch().enter

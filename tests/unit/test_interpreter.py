@@ -156,7 +156,7 @@ def _binary(x, y, out, OP: tl.constexpr, COUNT: tl.constexpr):
     elif OP == "where":
         c = tl.where(a < b, a, b)
     elif OP == "between":
-        c = tl.where((a < b and a > -b) or not (a == a), a, b)
+        c = tl.where((a < b and a > -b) or not (a >= b or a < b), a, b)
     elif OP == "lt":
         c = a < b
     elif OP == "le":
@@ -182,7 +182,7 @@ BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "maximum_nan": torch.maximum,
     "minimum_nan": torch.minimum,
     "where": lambda a, b: torch.where(a < b, a, b),
-    "between": lambda a, b: torch.where(((a < b) & (a > -b)) | a.isnan(), a, b),
+    "between": lambda a, b: torch.where(((a < b) & (a > -b)) | a.isnan() | b.isnan(), a, b),
     "lt": torch.lt,
     "le": torch.le,
     "gt": torch.gt,
@@ -314,7 +314,10 @@ def _dot(x, y, z, out, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, PRECIS
     a = tl.load(x + m[:, None] * K + k[None, :])
     b = tl.load(y + n[:, None] * K + k[None, :])
     c = tl.load(z + m[:, None] * N + n[None, :])
-    tl.store(out + m[:, None] * N + n[None, :], tl.dot(a, tl.trans(b), c, input_precision=PRECISION))
+    tl.store(
+        out + m[:, None] * N + n[None, :],
+        tl.dot(a, tl.trans(b), c, input_precision=PRECISION, out_dtype=c.dtype),
+    )
 
 
 @pytest.mark.parametrize("precision", ["ieee", "tf32"])
@@ -391,31 +394,38 @@ def _reduce(x, out, OP: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
     tl.store(out + tl.arange(0, M), c.to(out.dtype.element_ty))
 
 
-def test_reductions() -> None:
-    m, n = 64, 64
-    for dtype in WIDE:
-        x = patterns(dtype, m * n).reshape(m, n)
-        x[0], x[1, 5:] = math.nan, math.nan
-        largest = torch.where(x.isnan(), -math.inf, x).amax(1).where(~x.isnan().all(1), math.nan)
-        smallest = torch.where(x.isnan(), math.inf, x).amin(1).where(~x.isnan().all(1), math.nan)
-        options = {"shape": (m,), "out": x.dtype, "M": m, "N": n}
-        assert_same(run(_reduce, x, OP="max", **options), largest)
-        assert_same(run(_reduce, x, OP="min", **options), smallest)
-        numbers = x.nan_to_num(0.0, 1.0, -1.0).clamp(-100, 100)
-        of_numbers = run(_reduce, numbers, OP="reduce", **options)
-        assert_same(of_numbers, numbers.amax(1))
-        roundoff = torch.finfo(x.dtype).eps
-        total = run(_reduce, numbers, OP="sum", **options).double()
-        allowed = roundoff * math.log2(n) * numbers.double().abs().sum(1)
-        assert bool(((total - numbers.double().sum(1)).abs() <= allowed).all())
-        first = run(_reduce, numbers, OP="argmax", **options | {"out": torch.int32})
-        assert_same(first, numbers.float().argmax(1))
+def reduced(op: str, x: Tensor, out: torch.dtype | None = None) -> Tensor:
+    """One reduction of the rows of x."""
+    m, n = x.shape
+    return run(_reduce, x, out=out or x.dtype, shape=(m,), OP=op, M=m, N=n)
+
+
+@pytest.mark.parametrize("dtype", WIDE)
+def test_maxima_leave_nan_out(dtype: str) -> None:
+    x = patterns(dtype, 4096).reshape(64, 64)
+    x[0], x[1, 5:] = math.nan, math.nan
+    empty = x.isnan().all(1)
+    assert_same(
+        reduced("max", x), x.nan_to_num(-math.inf, math.inf, -math.inf).amax(1).where(~empty, math.nan)
+    )
+    assert_same(
+        reduced("min", x), x.nan_to_num(math.inf, math.inf, -math.inf).amin(1).where(~empty, math.nan)
+    )
+
+
+@pytest.mark.parametrize("dtype", WIDE)
+def test_reductions_of_numbers(dtype: str) -> None:
+    x = patterns(dtype, 4096).reshape(64, 64).nan_to_num(0.0, 1.0, -1.0).clamp(-100, 100)
+    assert_same(reduced("reduce", x), x.amax(1))
+    assert_same(reduced("argmax", x, torch.int32), x.float().argmax(1))
+    allowed = torch.finfo(x.dtype).eps * math.log2(64) * x.double().abs().sum(1)
+    assert bool(((reduced("sum", x).double() - x.double().sum(1)).abs() <= allowed).all())
 
 
 def test_a_reduction_of_two_tensors() -> None:
-    x = patterns("float32", 64 * 32, seed=3).reshape(64, 32).nan_to_num(0.0, 1.0, -1.0).clamp(-20, 20)
-    actual = run(_reduce, x, OP="merged", out=torch.float32, shape=(64,), M=64, N=32)
-    assert_same(actual, torch.logsumexp(x.double() * math.log(2), 1) / math.log(2), 2.0**-20, 2.0**-20)
+    x = patterns("float32", 2048, seed=3).reshape(64, 32).nan_to_num(0.0, 1.0, -1.0).clamp(-20, 20)
+    expected = torch.logsumexp(x.double() * math.log(2), 1) / math.log(2)
+    assert_same(reduced("merged", x), expected, 2.0**-20, 2.0**-20)
 
 
 @triton.jit
