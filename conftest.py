@@ -1,20 +1,19 @@
 """Options and Hypothesis profiles. The rest of the pytest plugin is ``tests.harness.plugin``."""
 
-import importlib
-import importlib.util
 import os
 
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, settings
 
+from tests.harness.interpreting import repair_interpreter
+
 pytest_plugins = ["tests.harness.plugin"]
 
 if not torch.cuda.is_available():
     # Unit tests call Triton kernels in this process; Triton reads this when a kernel is imported.
     os.environ.setdefault("TRITON_INTERPRET", "1")
-    if importlib.util.find_spec("triton"):
-        importlib.import_module("tests.harness.interpreter").repair()
+    repair_interpreter()
 
 # Under CI Hypothesis loads its "ci" profile, and a profile without a parent inherits its derandomize=True and
 # database=None: a nightly job would repeat itself for ever. Hangs are caught by the child's time limits, not

@@ -28,6 +28,7 @@ from reference import safe_softmax
 from strategies.case import from_json
 from tests.harness import pattern
 from tests.harness.device import device_answers
+from tests.harness.interpreting import repair_interpreter
 from tests.harness.repro import Recorder, script
 from tests.harness.trial import CannotRun, LawBroken, Refused, Trial
 from tests.harness.verdict import Finding, Verdict
@@ -234,7 +235,9 @@ def main(device: str) -> None:
     """Serve on a device, and end with the parent: killed in the middle of a hang, it can't end this process itself."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     torch.set_num_threads(1)
-    if device != "cpu":
+    if device == "cpu":
+        repair_interpreter()
+    else:
         torch.cuda.set_device(device)
         torch.backends.cuda.matmul.allow_tf32 = False
     serve(Worker(device))
