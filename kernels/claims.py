@@ -5,7 +5,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from kernels.contract import (
@@ -14,30 +14,35 @@ from kernels.contract import (
     OUTPUTS,
     ArithmeticOf,
     Capabilities,
+    FamilyOf,
     Launch,
     flash_arithmetic,
 )
-from reference.arithmetic import FLOAT32, TF32_TRUNCATED, Arithmetic
+from reference.arithmetic import FLOAT32, FP32_ROUNDOFF, TF32_TRUNCATED, Arithmetic
+from reference.family import Family, full_precision
 
 
 class ClaimError(ValueError):
     """A ``key=value`` claim that cannot be read: one line with the claim, its value and what was expected."""
 
 
-def plain_function_arithmetic(dtype: str, device: str, launch: Launch) -> Arithmetic:
-    """FlashAttention-2's arithmetic, widened where implementations differ, since the source is not known."""
-    return replace(
-        flash_arithmetic(dtype, device, launch),
-        delta="either",
-        dk_dv_per_head=True,
-        normalised_first=True,
-        ds_from_rounded_p=True,
-        ds_scaled=True,
-    )
+def plain_function_designs(dtype: str, device: str, launch: Launch) -> Family:
+    """Every design of full precision: the source of a plain function is not known."""
+    return _unknown_design(dtype, device)
+
+
+@cache
+def _unknown_design(dtype: str, device: str) -> Family:
+    base = flash_arithmetic(dtype, device, {})
+    if (dtype, device) == ("bfloat16", "cpu"):
+        # PyTorch's products on a CPU take subnormal operands as 0, as VDPBF16PS and AMX do (Intel, Architecture
+        # Instruction Set Extensions); ``Arithmetic.operand_floor`` makes that of it.
+        base = replace(base, operand_rounding=FP32_ROUNDOFF)
+    return full_precision(base)
 
 
 PLAIN_FUNCTION = Capabilities(
-    deterministic=(), validates=False, may_refuse=True, arithmetic=plain_function_arithmetic
+    deterministic=(), validates=False, may_refuse=True, designs=plain_function_designs
 )
 """Claims of a plain function ``f(q, k, v, *, causal, sm_scale)``: the contract itself, and nothing beyond it.
 
@@ -149,8 +154,12 @@ _ARITHMETIC: Mapping[str, _Values] = {
     "partial_results": _BOOLEAN,
     "merged": _integer(1),
     "l_from_rounded_p": _BOOLEAN,
+    "rounded_partials": _BOOLEAN,
     "k_prescaled": _BOOLEAN,
-    "delta": _one_of("out", "probabilities", "either"),
+    "q_prescaled": _BOOLEAN,
+    "rounded_scores": _BOOLEAN,
+    "delta": _one_of("out", "probabilities", "weights"),
+    "saved_weights": _BOOLEAN,
     "ds_from_rounded_p": _BOOLEAN,
     "ds_scaled": _BOOLEAN,
     "dk_dv_per_head": _BOOLEAN,
@@ -168,45 +177,76 @@ _FLOAT32_PRECISION: Mapping[str, Mapping[str, Any]] = {
 def parse_claims(claims: Iterable[str], base: Capabilities) -> Capabilities:
     """``base`` with each ``key=value`` of ``claims`` put in place; the last of two values for one key holds.
 
-    Keys are the fields of ``Capabilities`` except ``launch``, and, put over what ``base.arithmetic`` returns,
-    ``precision`` (of float32 dot products: ieee or tf32) and the fields of ``Arithmetic`` except its formats.
+    Keys are the fields of ``Capabilities`` except ``launch``, and, for what ``base.arithmetic`` returns,
+    ``precision`` (of float32 dot products: ieee or tf32) and the fields of ``Arithmetic`` except its formats. Of a
+    kernel that declares its arithmetic they are put in place; to the family of a plain function they add the
+    members that have them. Before those of the arithmetic may stand a dtype, for which alone they hold:
+    ``float16:k_prescaled=true``.
 
     Raises:
         ClaimError: no such key, or a value that the key does not take.
     """
     capabilities: dict[str, Any] = {}
-    arithmetic: dict[str, Any] = {}
+    arithmetic: dict[str, dict[str, Any]] = {dtype: {} for dtype in DTYPES}
     for claim in claims:
-        key, value = _read(claim)
-        (arithmetic if key in _ARITHMETIC else capabilities)[key] = value
-    if arithmetic:
-        capabilities["arithmetic"] = partial(_overridden, base.arithmetic, arithmetic)
+        dtypes, key, value = _read(claim)
+        if key in _ARITHMETIC:
+            for dtype in dtypes:
+                arithmetic[dtype][key] = value
+        else:
+            capabilities[key] = value
+    if any(arithmetic.values()):
+        if base.designs is None:
+            capabilities["arithmetic"] = partial(_overridden, base.arithmetic, arithmetic)
+        else:
+            capabilities["designs"] = partial(_extended, base.designs, arithmetic)
     return replace(base, **capabilities)
 
 
-def _read(claim: str) -> tuple[str, Any]:
+def _read(claim: str) -> tuple[tuple[str, ...], str, Any]:
+    """The dtypes that a claim is about, its key and its value."""
     keys = {**_CAPABILITIES, **_ARITHMETIC}
-    key, separator, text = (part.strip() for part in claim.partition("="))
+    left, separator, text = (part.strip() for part in claim.partition("="))
+    dtype, colon, key = left.rpartition(":")
     if not separator:
         raise ClaimError(f"claim {claim!r}: expected key=value, such as head_dims=64,128")
     if key not in keys:
         close = difflib.get_close_matches(key, keys)
         raise ClaimError(f"claim {claim!r}: no key {key!r}, expected one of {', '.join(close or keys)}")
+    if colon and dtype not in DTYPES:
+        raise ClaimError(f"claim {claim!r}: got dtype {dtype!r}, expected one of {', '.join(DTYPES)}")
+    if colon and key not in _ARITHMETIC:
+        names = ", ".join(_ARITHMETIC)
+        raise ClaimError(f"claim {claim!r}: got {key!r} for one dtype, expected one of {names}")
     try:
-        return key, keys[key].read(text.lower())
+        return (dtype,) if colon else DTYPES, key, keys[key].read(text.lower())
     except (ValueError, KeyError):
         raise ClaimError(f"claim {key}: got {text!r}, expected {keys[key].expected}") from None
 
 
-def _overridden(
-    base: ArithmeticOf, changes: Mapping[str, Any], dtype: str, device: str, launch: Launch
-) -> Arithmetic:
-    changes = dict(changes)
-    precision = changes.pop("precision", None)
+ByDtype = Mapping[str, Mapping[str, Any]]
+"""What is claimed of the arithmetic at each dtype."""
+
+
+def _overridden(base: ArithmeticOf, by_dtype: ByDtype, dtype: str, device: str, launch: Launch) -> Arithmetic:
+    """A declared arithmetic with what is claimed of it."""
     # On the CPU, Triton's interpreter ignores the precision asked for: dot products are IEEE float32.
-    if precision is not None and dtype == "float32":
-        changes = {**_FLOAT32_PRECISION["ieee" if device == "cpu" else precision], **changes}
-    return replace(base(dtype, device, launch), **changes)
+    ieee = {"precision": "ieee"} if device == "cpu" and "precision" in by_dtype[dtype] else {}
+    return replace(base(dtype, device, launch), **_fields({**by_dtype[dtype], **ieee}, dtype))
+
+
+def _extended(base: FamilyOf, by_dtype: ByDtype, dtype: str, device: str, launch: Launch) -> Family:
+    """A family with the members of which this is claimed."""
+    return base(dtype, device, launch).claimed(_fields(by_dtype[dtype], dtype))
+
+
+def _fields(claimed: Mapping[str, Any], dtype: str) -> dict[str, Any]:
+    """Claims as fields of ``Arithmetic``: a precision is several, of float32 alone."""
+    changes = dict(claimed)
+    precision = changes.pop("precision", None)
+    return (
+        changes if precision is None or dtype != "float32" else {**_FLOAT32_PRECISION[precision], **changes}
+    )
 
 
 def describe(capabilities: Capabilities, device_type: str | None = None) -> dict[str, str]:
@@ -239,8 +279,15 @@ def describe(capabilities: Capabilities, device_type: str | None = None) -> dict
     if device_type is None:
         return lines
     launch = {name: values[0] for name, values in c.launch.items()}
-    arithmetic = {f"arithmetic {dtype}": c.arithmetic(dtype, device_type, launch) for dtype in c.dtypes}
-    return {**lines, **{name: _departures(a) for name, a in arithmetic.items()}}
+    families = {f"arithmetic {dtype}": c.family(dtype, device_type, launch) for dtype in c.dtypes}
+    return {**lines, **{name: _designs(family) for name, family in families.items()}}
+
+
+def _designs(family: Family) -> str:
+    """The one arithmetic that is declared, or what the designs of a family share."""
+    bases = "; or ".join(map(_departures, family.bases))
+    is_open = len(family.forward) * len(family.backward) > 1
+    return f"any design of full precision: {bases}" if is_open else bases
 
 
 def _yes(claimed: bool) -> str:

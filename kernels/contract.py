@@ -20,6 +20,7 @@ from reference.arithmetic import (
     FP32_ROUNDOFF,
     Arithmetic,
 )
+from reference.family import Family
 
 DTYPES = ("float16", "bfloat16", "float32")
 LAYOUTS = ("contiguous", "bnhd", "packed", "gap", "offset", "expanded", "expanded_rows", "huge")
@@ -29,6 +30,8 @@ SMALLEST_NORMAL = {"float16": 2.0**-14, "bfloat16": 2.0**-126}
 Launch = Mapping[str, Any]
 ArithmeticOf = Callable[[str, str, Launch], Arithmetic]
 """(dtype, device type, launch settings) -> what the kernel may round then."""
+FamilyOf = Callable[[str, str, Launch], Family]
+"""The same of a kernel whose source is not known: which designs it may have."""
 
 
 def flash_arithmetic(dtype: str, device: str, launch: Launch) -> Arithmetic:
@@ -88,6 +91,7 @@ class Capabilities:
             everything is refused. So for plain functions, whose claims are ours and not theirs.
         launch: launch settings that ``forward`` and ``backward`` take as keywords, with their values.
         arithmetic: what may be rounded, for a dtype, a device type and launch settings.
+        designs: where the source is not known, the designs that the kernel may have; ``arithmetic`` is then not used.
     """
 
     dtypes: tuple[str, ...] = DTYPES
@@ -112,6 +116,13 @@ class Capabilities:
     may_refuse: bool = False
     launch: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     arithmetic: ArithmeticOf = flash_arithmetic
+    designs: FamilyOf | None = None
+
+    def family(self, dtype: str, device: str, launch: Launch) -> Family:
+        """The designs of which one has to explain what the kernel gives; of a declared arithmetic that alone."""
+        if self.designs is None:
+            return Family((self.arithmetic(dtype, device, launch),))
+        return self.designs(dtype, device, launch)
 
 
 @dataclass(frozen=True, kw_only=True)

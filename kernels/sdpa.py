@@ -9,7 +9,7 @@ on unequal lengths.
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -17,7 +17,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from kernels import known_failures
 from kernels.contract import LAYOUTS, AttentionKernel, Capabilities, Launch, flash_arithmetic
-from reference.arithmetic import FLOAT32, FP32_ROUNDOFF, Arithmetic, Format
+from reference.arithmetic import FLOAT32, FP32_ROUNDOFF, Arithmetic
+from reference.family import ALL_KEYS, Family, full_precision, in_tf32x3
 
 _REFUSALS = ("No available kernel", "No viable backend", "overflows")
 """What the RuntimeError says when the one backend that is enabled does not take the inputs or strides."""
@@ -43,10 +44,6 @@ def _rounding_to_nearest(dtype: str, device: str, launch: Launch) -> Arithmetic:
     return flash_arithmetic(dtype, "cuda", launch)
 
 
-_ALL_KEYS = 2**31
-"""Tile size of a softmax that takes every key at once."""
-
-
 def _math_arithmetic(dtype: str, device: str, launch: Launch) -> Arithmetic:
     """Float32 throughout: softmax over whole rows, and its derivative from the probabilities it saved.
 
@@ -59,8 +56,8 @@ def _math_arithmetic(dtype: str, device: str, launch: Launch) -> Arithmetic:
         # q and k are each multiplied by sqrt(|sm_scale|), rounded, and the product is rounded again.
         operand_rounding=2 * FP32_ROUNDOFF,
         normalised_first=True,
-        tile_min=_ALL_KEYS,
-        tile_max=_ALL_KEYS,
+        tile_min=ALL_KEYS,
+        tile_max=ALL_KEYS,
         delta="probabilities",
     )
 
@@ -89,10 +86,6 @@ def _flash_arithmetic(dtype: str, device: str, launch: Launch) -> Arithmetic:
     return arithmetic
 
 
-_TF32X3 = Format("tf32x3", 2.0**-21, 2.0**-126, FLOAT32.maximum)
-"""Float32 through CUTLASS's OpMultiplyAddFastF32: two tf32 halves, without the product of the small ones."""
-
-
 def _efficient_arithmetic(dtype: str, device: str, launch: Launch) -> Arithmetic:
     # Outputs wider than its tile are rescaled from block to block. The backward reads P back from where it
     # stored it in 16 bits ("tmp [RF] <- (accum [RF] - Di [smem]) * attn_T.T [smem]"), and scales dS before
@@ -103,9 +96,17 @@ def _efficient_arithmetic(dtype: str, device: str, launch: Launch) -> Arithmetic
         ds_from_rounded_p=True,
         ds_scaled=True,
     )
-    if dtype != "float32":
-        return arithmetic
-    return replace(arithmetic, weights=_TF32X3, operand_rounding=_TF32X3.roundoff)
+    return in_tf32x3(arithmetic) if dtype == "float32" else arithmetic
+
+
+@cache
+def _closed_source(dtype: str) -> Family:
+    return full_precision(_rounding_to_nearest(dtype, "cuda", {}))
+
+
+def _cudnn_designs(dtype: str, device: str, launch: Launch) -> Family:
+    """Any design of full precision: cuDNN's source is not public."""
+    return _closed_source(dtype)
 
 
 _PUBLIC = Capabilities(
@@ -182,7 +183,7 @@ CUDNN = AttentionKernel(
         head_dims=tuple(head_dim for head_dim in _MULTIPLES_OF_8 if head_dim <= 128),
         # "cudnn SDPA does not support key/value sequence length 1."
         min_seqlen=2,
-        arithmetic=_rounding_to_nearest,
+        designs=_cudnn_designs,
     ),
 )
 

@@ -55,6 +55,8 @@ FLOAT16 = Format("float16", 2.0**-11, 2.0**-25, 65504.0)
 BFLOAT16 = Format("bfloat16", 2.0**-8, 2.0**-126, 3.3895313892515355e38)
 FLOAT32 = Format("float32", FP32_ROUNDOFF, 2.0**-126, 3.4028234663852886e38)
 TF32 = Format("tf32", 2.0**-11, 2.0**-126, 3.4028234663852886e38)
+# Float32 as two tf32 halves, without the product of the small ones (CUTLASS's OpMultiplyAddFastF32, tf32x3).
+TF32X3 = Format("tf32x3", 2.0**-21, 2.0**-126, 3.4028234663852886e38)
 # Hopper's wgmma ignores the low 13 bits of a float32 operand: a truncation, so the error doubles.
 TF32_TRUNCATED = Format("tf32_truncated", 2.0**-10, 2.0**-126, 3.4028234663852886e38, truncates=True)
 # Triton's interpreter casts float32 to bfloat16 by dropping 16 bits, and gets subnormals wrong both ways.
@@ -70,6 +72,7 @@ FORMATS = {
         BFLOAT16,
         FLOAT32,
         TF32,
+        TF32X3,
         TF32_TRUNCATED,
         BFLOAT16_TRUNCATED,
         FLOAT8_E4M3,
@@ -116,6 +119,10 @@ SMALLEST_SCALE = 2.0**-100
 """Blocks whose entries all lie below 2^-92 are quantised as if they did not: products of scales stay normal."""
 
 
+PARTIAL_STORES = 8
+"""Of a sum whose parts are stored in few bits, as many are merged one after the other at most."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Arithmetic:
     """The roundings a kernel may commit. A wider declaration gives a wider bound, so widening is reviewed.
@@ -143,14 +150,23 @@ class Arithmetic:
             ``reference.bounds.forward``.
         merged: so many parts of the keys give results of their own, normalised and in float32, that are merged
             through their lse.
+        rounded_partials: partial results, of out and of the gradients, are stored in ``output`` before they are
+            merged: ``PARTIAL_STORES`` roundings of each sum instead of one.
         l_from_rounded_p: the softmax sum is taken over P after its cast.
-        k_prescaled: scores are the product of q with ``round(k * sm_scale * log2 e)``.
-        delta: rowsum(dout * out) from the stored ``out``; rowsum(P * dP) from the ``probabilities``; or
-            ``either``, for a kernel whose source is not known.
+        k_prescaled: scores are the product of q with ``round(k * sm_scale * log2 e)``, and the gradient of that
+            product may be stored before it is scaled.
+        q_prescaled: likewise of ``round(q * sm_scale)``, or of ``round(q * sm_scale * log2 e)``, with k.
+        rounded_scores: everything between two matrix products is in the format of the weights: scores before and
+            after they are scaled, dP, and dS before and after it is scaled.
+        delta: rowsum(dout * out) from the stored ``out``; rowsum(P * dP) from the ``probabilities`` in float32; the
+            same from the ``weights``, which are P after its cast (and out before it is stored); or ``any`` of these,
+            in an envelope (``reference.family``).
+        saved_weights: the backward has P of the forward, and does not make it from the scores and the stored lse.
         ds_from_rounded_p: dS is the product of dP - delta with P as it was cast for its own product with dout.
-        ds_scaled: dS is multiplied by sm_scale before its cast, so that a small scale makes it underflow.
-        dk_dv_per_head: with grouped heads, each query head's dk and dv is rounded to ``output`` before
-            the sum over the group.
+        ds_scaled: dS is multiplied by sm_scale before its cast, so that a small scale makes it underflow and a large
+            one overflow; or ``any``, either way, in an envelope.
+        dk_dv_per_head: with grouped heads, each query head's dk and dv is stored in ``output`` before the sum over
+            the group, where it may overflow although the sum does not.
         dk_dv_rows, dq_keys: running sums of dk and dv are rounded to ``output`` after every so many query rows,
             that of dq after every so many keys; None where they stay in float32 to the end.
         dq_atomic: dq is summed over key tiles by float32 atomic adds, which flush subnormals (PTX ISA, atom.add).
@@ -173,11 +189,15 @@ class Arithmetic:
     normalised_first: bool = False
     partial_results: bool = False
     merged: int = 1
+    rounded_partials: bool = False
     l_from_rounded_p: bool = False
     k_prescaled: bool = False
-    delta: Literal["out", "probabilities", "either"] = "out"
+    q_prescaled: bool = False
+    rounded_scores: bool = False
+    delta: Literal["out", "probabilities", "weights", "any"] = "out"
+    saved_weights: bool = False
     ds_from_rounded_p: bool = False
-    ds_scaled: bool = False
+    ds_scaled: bool | Literal["any"] = False
     dk_dv_per_head: bool = False
     dk_dv_rows: int | None = None
     dq_keys: int | None = None
@@ -198,6 +218,13 @@ class Arithmetic:
     def score_accumulation(self, terms: int) -> float:
         """``accumulation`` of a score."""
         return self.accumulation(terms) if self.score_accumulate is None else terms * self.score_accumulate
+
+    def ds_units(self, sm_scale: float) -> tuple[float, float]:
+        """The smallest and the largest of what dS may be multiplied by before its cast."""
+        scaled = abs(sm_scale) or 1.0
+        if self.ds_scaled == "any" or self.rounded_scores:
+            return min(1.0, scaled), max(1.0, scaled)
+        return (scaled, scaled) if self.ds_scaled else (1.0, 1.0)
 
     @property
     def operand_floor(self) -> float:

@@ -1,8 +1,12 @@
 """Bounds of dq, dk and dv.
 
-A kernel with a backward of its own is judged at its own stored out and lse ("teacher-forced"), so that an
-error is blamed where it was made. Where lse is not to be had, the exact ones are used and the forward's
-bounds are carried through: lse's into every weight, out's into delta.
+Gradients are judged at the kernel's own stored out and lse ("teacher-forced") wherever they follow from them, so
+that an error is blamed where it was made. Where one is not to be had, or does not enter, the exact one is used and
+the forward's bound is carried through: lse's into every weight, out's into delta.
+
+What is stored per query head in the output's format (``Arithmetic.dk_dv_per_head``) rounds, underflows and overflows
+there. The sum over the group may be finite where a head's part is not, and so may its partial sums: an element is
+lost where the sizes of the parts together reach the largest number of the format.
 
 Notation, besides that of the package: B = |dout| |v|^T >= |dP|, (B, H, R, N).
 
@@ -13,15 +17,15 @@ sum of dout * out as ever.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from reference.arithmetic import FP32_ROUNDOFF, Arithmetic
+from reference.arithmetic import FP32_ROUNDOFF, PARTIAL_STORES, Arithmetic
 from reference.bounds.accumulation import multiplicity, probable_accumulation
 from reference.bounds.exact import FLOAT32_SAFE, Exact, largest, operand_size
-from reference.bounds.forward import SUBNORMAL_FLUSH, ForwardBounds
+from reference.bounds.forward import SUBNORMAL_FLUSH, ForwardBounds, merge_error, sum_error
 from reference.bounds.scores import LARGEST_EXPONENT, WeightError, weight_error
 from reference.masks import hide
 
@@ -52,28 +56,38 @@ def backward_bounds(
     """Gradients and their bounds, by rule 1 (``safety=None``) or rule 2, which is never above rule 1.
 
     ``dout`` (B, H, R, D) is folded and float64, and so are ``out`` and ``lse``, which are the kernel's own
-    (teacher-forced). Without them, ``forward`` holds the rule-1 bounds of the exact ones. ``safety`` and
-    ``clustered`` are those of ``forward_bounds``. Raises ValueError where neither is given.
+    (teacher-forced). For one that is not given, ``forward`` holds the rule-1 bounds of the exact one. ``safety`` and
+    ``clustered`` are those of ``forward_bounds``. Raises ValueError where one is missing, and ``forward`` too.
     """
     a, rows, keys = arithmetic, e.q.shape[-2], e.k.shape[-2]
-    t = _terms(e, dout, a, out, lse, forward)
+    t = _terms(e, dout, a, out, lse, forward, safety, clustered)
     scale, last = abs(e.sm_scale), a.output.roundoff
-    stores_of_rows, stores_of_keys = _stores(rows, a.dk_dv_rows), _stores(keys, a.dq_keys)
-    of_rows = math.expm1((stores_of_rows + a.dk_dv_per_head) * last)
-    of_keys = math.expm1(stores_of_keys * last) + (a.weights.roundoff if a.k_prescaled else 0.0)
+    heads = e.group if a.dk_dv_per_head else 1
+    # Where an operand was scaled and rounded, its gradient may be stored before that is scaled.
+    dq_first, dk_first = a.q_prescaled or a.rounded_scores, a.k_prescaled or a.rounded_scores
+    parts = PARTIAL_STORES * a.rounded_partials
+    stores_of_rows = _stores(rows, a.dk_dv_rows) + dk_first + parts
+    stores_of_keys = _stores(keys, a.dq_keys) + dq_first + parts
+    of_rows = math.expm1((stores_of_rows + (heads > 1)) * last)
+    of_rows += a.weights.roundoff if a.q_prescaled or a.rounded_scores else 0.0
+    of_keys = math.expm1(stores_of_keys * last)
+    of_keys += a.weights.roundoff if a.k_prescaled or a.rounded_scores else 0.0
     dv = _product(t.weights.transposed(), dout, a, of_rows, safety, clustered)
     dq = _product(t.grad_s, e.k, a, of_keys, safety, clustered)
     dk = _product(t.grad_s.transposed(), e.q, a, of_rows, safety, clustered)
-    dq_error = dq.error
-    if a.k_prescaled:
-        # dq is accumulated with round(k * sm_scale * log2 e), in units of ln 2
-        below = a.weights.underflow * math.log(2) / max(scale, 1e-300)
+    dq_error, dk_error = dq.error, dk.error
+    # dq is accumulated with round(k * sm_scale * log2 e) in units of ln 2, dk with round(q * sm_scale).
+    below = a.weights.underflow / max(scale, 1e-300)
+    if a.k_prescaled or a.rounded_scores:
         dq_error = dq_error + below * t.grad_s.size.sum(-1, keepdim=True)
+    if a.q_prescaled or a.rounded_scores:
+        dk_error = dk_error + below * t.grad_s.size.sum(-2)[..., None]
 
-    # What is stored may underflow each time: dq and dk before or after they are scaled.
-    floor, heads = a.output.underflow, rows if a.dk_dv_per_head else 1
-    dq_floor = (1 + stores_of_keys * max(1.0, scale)) * floor + scale * atomic_flush(a, keys)
-    dk_floor = (heads + stores_of_rows * max(1.0, scale)) * floor
+    # What is stored may underflow each time: dq and dk before or after they are scaled, by log2 e too.
+    floor = a.output.underflow
+    scale_back = scale / math.log(2) if a.k_prescaled or a.q_prescaled else scale
+    dq_floor = (1 + stores_of_keys * max(1.0, scale_back)) * floor + scale * atomic_flush(a, keys)
+    dk_floor = (heads + stores_of_rows * max(1.0, scale_back)) * floor
     dv_floor = (heads + stores_of_rows) * floor + rows * SUBNORMAL_FLUSH
     safe, scaled = FLOAT32_SAFE / max(1.0, scale), last + 4 * FP32_ROUNDOFF
     dq_bound = (dq_error * (1 + last)).add_(dq.value.abs(), alpha=scaled).mul_(scale).add_(dq_floor)
@@ -83,7 +97,11 @@ def backward_bounds(
     dq_lost = t.rows_lost | ~(dq.size < safe) | _overflows(dq.size, stores_of_keys, largest)
     dk_lost = t.keys_lost | ~(dk.size < safe) | _overflows(dk.size, stores_of_rows, largest)
     dv_lost = t.values_lost | _overflows(dv.size, stores_of_rows, a.output.maximum)
-    dk_bound = (dk.error * (1 + last)).add_(dk.value.abs(), alpha=scaled).mul_(scale).add_(dk_floor)
+    if heads > 1:
+        dk_parts, dv_parts = (_size_of_parts(x, y, e.group) for x, y in ((t.grad_s, e.q), (t.weights, dout)))
+        dk_lost |= ~((dk_parts + dk_error) * scale * (1 + last) < a.output.maximum)
+        dv_lost |= ~((dv_parts + dv.error) * (1 + last) < a.output.maximum)
+    dk_bound = (dk_error * (1 + last)).add_(dk.value.abs(), alpha=scaled).mul_(scale).add_(dk_floor)
     dv_bound = (dv.error * (1 + last)).add_(dv.value.abs(), alpha=last).add_(dv_floor)
     return GradientBounds(
         dq=dq.value * e.sm_scale,
@@ -144,25 +162,34 @@ def _terms(
     out: Tensor | None,
     lse: Tensor | None,
     forward: ForwardBounds | None,
+    safety: float | None,
+    clustered: bool,
 ) -> _Terms:
-    if out is not None and lse is not None:
-        shift = lse.masked_fill(e.empty, 0.0)
-        p = hide(torch.exp(e.scores - shift[..., None]), e.seen).masked_fill(e.empty[..., None], 0.0)
-        extra, out_error = torch.zeros_like(shift), None
-    elif forward is not None:
-        out, shift, p = e.out, e.lse.masked_fill(e.empty, 0.0), e.weights
-        extra, out_error = forward.lse + a.div_error, forward.out
-    else:
+    if forward is None and (out is None or lse is None):
         raise ValueError("backward_bounds needs the kernel's out and lse, or the forward bounds")
+    shift = (e.lse if lse is None else lse).masked_fill(e.empty, 0.0)
+    if lse is None:
+        p, extra = e.weights, forward.lse + a.div_error  # type: ignore[union-attr]  # checked above
+    else:
+        p = hide(torch.exp(e.scores - shift[..., None]), e.seen).masked_fill(e.empty[..., None], 0.0)
+        extra = torch.zeros_like(shift)
     err = weight_error(e, a, shift=shift, extra=extra, shift_terms=2.0)
     grad_p = e.dropped(dout @ e.v.mT)
     undropped = operand_size(dout, a.product_floor) @ operand_size(e.v, a.product_floor).mT
     products = e.dropped(undropped)
     # dP's dot product, and its own rounding: |dP| <= B
     of_grad_p = e.q.shape[-1] * a.accumulate + 2 * a.operand_rounding + FP32_ROUNDOFF + e.of_keep
-    delta = (out * dout).sum(-1, keepdim=True)
+    rounded = a.weights.roundoff if a.rounded_scores else 0.0
+    of_grad_p += 2 * rounded  # once as a product, once as its distance to delta
     of_products = products * p
-    delta_error = _delta_error(e, dout, out, out_error, a, err, of_products, of_grad_p)
+    out_error = None
+    if a.delta == "out" and out is not None:
+        delta = (out * dout).sum(-1, keepdim=True)
+    else:
+        out, out_error = e.out, None if forward is None else forward.out
+        delta = (p * grad_p).sum(-1, keepdim=True)
+    sums = _Sums(dout, out, out_error, p, of_products, of_grad_p)
+    delta_error = _delta_error(e, a, err, sums, safety, clustered)
     grad_s = (grad_p - delta) * p
     size = grad_s.abs()
     relative = torch.addcmul(err.intercept, err.slope, e.score_size)
@@ -170,6 +197,9 @@ def _terms(
     # where dS is made from what it left; exp2's flush of weights below 2^-126 to 0.
     of_delta = (1 + err.largest) * delta_error + 3 * FP32_ROUNDOFF * delta.abs()
     cast, below = (a.weights.roundoff, a.weights.underflow) if a.ds_from_rounded_p else (0.0, 0.0)
+    of_delta = of_delta + rounded * (2 * delta.abs() + delta_error)
+    cast += 2 * rounded  # dS before and after it is scaled
+    below += 4 * a.weights.underflow if a.rounded_scores else 0.0
     flush = (SUBNORMAL_FLUSH + below) * (1 + largest(hide(products, e.seen), -1) + delta.abs() + delta_error)
     error = (
         ((relative + FP32_ROUNDOFF + cast * (1 + err.largest)) * size)
@@ -178,17 +208,18 @@ def _terms(
         .add_(flush)
     )
     error = hide(error, e.seen)
-    # dS is cast before its product with sm_scale, or after it.
-    unit = abs(e.sm_scale) if a.ds_scaled and e.sm_scale else 1.0
+    smallest_unit, largest_unit = a.ds_units(e.sm_scale)
     # An overflow of S, dP or delta spoils all of a row's dS, and through the sum over rows every dk; an
     # overflow in the cast of dS one row and one key. Masked pairs count: their weight is 0, but 0 * inf is
     # NaN, and whether it is computed depends on the tiles.
-    cast_lost = ~(size + error < min(a.weights.maximum / unit, FLOAT32_SAFE))
+    cast_lost = ~(size + error < min(a.weights.maximum / largest_unit, FLOAT32_SAFE))
     size_delta = (out.abs() * dout.abs()).sum(-1, keepdim=True) + delta_error
     # A lse that large scores have left off by more than e^50 says nothing of the weights.
     weights_lost = err.lost | ~(err.log < LARGEST_EXPONENT)
     largest_product = largest(undropped, -1) * e.keep_scale
     row_lost = weights_lost | ~((largest_product < FLOAT32_SAFE) & (size_delta < FLOAT32_SAFE))
+    if a.rounded_scores:
+        row_lost |= ~(largest(grad_p.abs(), -1) * (1 + of_grad_p) < a.weights.maximum)
     dropped, size_dout = e.dropped(p), dout.abs().sum(-2, keepdim=True) * e.keep_scale
     if e.keep is not None:
         relative = relative + e.of_keep * (1 + relative)
@@ -197,7 +228,7 @@ def _terms(
         weights=_Operand(
             dropped, dropped, _with_underflow(dropped, of_dropped, a, 1.0 / e.keep_scale, e.seen), p, e.seen
         ),
-        grad_s=_Operand(grad_s, size, _with_underflow(size, error, a, unit, e.seen), p, e.seen),
+        grad_s=_Operand(grad_s, size, _with_underflow(size, error, a, smallest_unit, e.seen), p, e.seen),
         rows_lost=row_lost | cast_lost.any(-1, keepdim=True),
         keys_lost=row_lost.any(-2, keepdim=True) | cast_lost.any(-2)[..., None],
         values_lost=weights_lost.any(-2, keepdim=True) | ~(size_dout < FLOAT32_SAFE),
@@ -211,36 +242,76 @@ def _with_underflow(size: Tensor, error: Tensor, a: Arithmetic, unit: float, see
     return error.add_(low if seen is None else low & seen, alpha=underflow)
 
 
+@dataclass(frozen=True)
+class _Sums:
+    """What delta is the sum of: out (B, H, R, D) times dout, or P times dP (B, H, R, N).
+
+    ``out_error`` is None where out is the kernel's own; ``of_products`` is P B, and ``of_grad_p`` the relative error
+    of dP.
+    """
+
+    dout: Tensor
+    out: Tensor
+    out_error: Tensor | None
+    p: Tensor
+    of_products: Tensor
+    of_grad_p: float
+
+
 def _delta_error(
-    e: Exact,
-    dout: Tensor,
-    out: Tensor,
-    out_error: Tensor | None,
-    a: Arithmetic,
-    err: WeightError,
-    of_products: Tensor,
-    of_grad_p: float,
+    e: Exact, a: Arithmetic, err: WeightError, s: _Sums, safety: float | None, clustered: bool
 ) -> Tensor:
-    """Error of delta, (B, H, R, 1): sum of dout * out over the head dimension, or of P * dP over the keys."""
-    size = operand_size(dout, a.operand_floor)
-    size_out = operand_size(out, a.operand_floor)
-    by_out = e.q.shape[-1] * FP32_ROUNDOFF * (size_out * size).sum(-1, keepdim=True)
-    if out_error is None:
-        return by_out
-    by_out = by_out + (out_error * size).sum(-1, keepdim=True)
-    if a.delta == "out":
-        return by_out
+    """Error of delta, (B, H, R, 1), as ``Arithmetic.delta`` says that it is made; the largest of all for ``any``."""
+    ways = {"out": _delta_by_out, "probabilities": _delta_by_probabilities}
+    if a.delta in ways:
+        return ways[a.delta](e, a, err, s)
+    by_weights = _delta_by_probabilities(e, a, err, s) + _delta_by_casts(e, a, err, s, safety, clustered)
+    return by_weights if a.delta == "weights" else torch.maximum(by_weights, _delta_by_out(e, a, err, s))
+
+
+def _delta_by_out(e: Exact, a: Arithmetic, err: WeightError, s: _Sums) -> Tensor:
+    """Error of the sum of dout * out over the head dimension, and that of out itself."""
+    size = operand_size(s.dout, a.operand_floor)
+    error = (
+        e.q.shape[-1] * FP32_ROUNDOFF * (operand_size(s.out, a.operand_floor) * size).sum(-1, keepdim=True)
+    )
+    return error if s.out_error is None else error + (s.out_error * size).sum(-1, keepdim=True)
+
+
+def _delta_by_probabilities(e: Exact, a: Arithmetic, err: WeightError, s: _Sums) -> Tensor:
+    """Error of the sum of P * dP over the keys."""
+    relative = err.largest + e.k.shape[-2] * FP32_ROUNDOFF + (1 + err.largest) * s.of_grad_p
+    return relative * s.of_products.sum(-1, keepdim=True)
+
+
+def _delta_by_casts(
+    e: Exact, a: Arithmetic, err: WeightError, s: _Sums, safety: float | None, clustered: bool
+) -> Tensor:
+    """What the casts of P add to that, and the sums, merges and division that out has before it is stored."""
     terms = e.k.shape[-2]
-    relative = err.largest + terms * FP32_ROUNDOFF + (1 + err.largest) * of_grad_p
-    by_p = relative * of_products.sum(-1, keepdim=True)
-    return by_p if a.delta == "probabilities" else torch.maximum(by_out, by_p)
+    size = s.of_products.sum(-1, keepdim=True)
+    cast = a.weights.roundoff * (1 + err.largest) * size
+    if safety is not None:
+        squares = s.of_products.square()
+        if clustered:
+            squares = squares * multiplicity(s.p.clamp_min(TINY).log(), e.seen, a.weights.roundoff)
+        cast = torch.minimum(cast, safety * a.weights.roundoff * squares.sum(-1, keepdim=True).sqrt())
+    flush = a.weights.underflow * hide(s.of_products / s.p.clamp_min(TINY), e.seen).sum(-1, keepdim=True)
+    merges = merge_error(replace(a, partial_results=True), terms)
+    return cast + flush + (sum_error(a, terms) + merges + a.div_error) * size
+
+
+def _size_of_parts(x: _Operand, y: Tensor, group: int) -> Tensor:
+    """The sizes of the products x^T y of each query head, summed over the group: (B, H, N, D)."""
+    by_head = x.value.unflatten(-2, (group, -1)).mT @ y.unflatten(-2, (group, -1))
+    return by_head.abs().sum(-3)
 
 
 def _stores(terms: int, terms_per_store: int | None) -> int:
     """How often a running sum is rounded to the output's format before it is scaled and stored for good.
 
     Each time it errs by a roundoff of the sum of sizes so far, earlier stores included. dk and dv of each
-    query head rounded before the sum over the group are one such rounding of all of them.
+    query head, rounded before the sum over a group of several, are one such rounding of all of them.
     """
     return 0 if terms_per_store is None else terms // terms_per_store
 

@@ -23,8 +23,9 @@ class Exact:
     q (B, H, R, D), k and v (B, H, N, D); scores S, score_size A and weights P (B, H, R, N), A and P 0 where
     a row does not see a key; row_max, lse (B, H, R); out (B, H, R, D); seen (R, N) bool, under key padding
     (B, 1, R or 1, N), or None where every key is seen; empty (B, H, R) bool: rows that see no key; overflow
-    (B, H, R) bool: rows whose products may leave float32; keep (B, H, R, N), what dropout multiplies weights with,
-    0 or keep_scale = 1 / (1 - dropout_p), or None where there is none.
+    (B, H, R) bool: rows whose products may leave float32; group: how many query heads read a key head; keep
+    (B, H, R, N), what dropout multiplies weights with, 0 or keep_scale = 1 / (1 - dropout_p), or None where there
+    is none.
     """
 
     q: Tensor
@@ -40,6 +41,7 @@ class Exact:
     seen: Tensor | None
     empty: Tensor
     overflow: Tensor
+    group: int = 1
     keep: Tensor | None = None
     keep_scale: float = 1.0
 
@@ -98,10 +100,10 @@ def exact(
     are dropped as ``reference.dropout`` says, first_head being that of ``keep_mask``. Raises
     ValueError where heads_q is no multiple of heads_kv, and for an alignment that there is not.
     """
-    seqlen_k = k.shape[2]
+    seqlen_k, group = k.shape[2], group_size(q, k)
     seen = visible(
         *(q.shape[2], seqlen_k, causal, alignment, q.device),
-        group=group_size(q, k),
+        group=group,
         key_padding_mask=key_padding_mask,
     )
     z = None
@@ -142,6 +144,7 @@ def exact(
         seen=seen,
         empty=empty,
         overflow=~(top < FLOAT32_SAFE),
+        group=group,
         keep=z,
         keep_scale=1.0 / (1.0 - dropout_p),
     )

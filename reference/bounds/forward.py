@@ -37,7 +37,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from reference.arithmetic import FP32_ROUNDOFF, Arithmetic
+from reference.arithmetic import FP32_ROUNDOFF, PARTIAL_STORES, Arithmetic
 from reference.bounds.accumulation import PARTIAL_SUM_DEVIATIONS, multiplicity, probable_accumulation
 from reference.bounds.exact import FLOAT32_SAFE, Exact, largest, operand_size
 from reference.bounds.scores import LARGEST_EXPONENT, WeightError, rescalings, weight_error
@@ -142,6 +142,8 @@ def _lse_bound(e: Exact, a: Arithmetic, err: WeightError, s: _Sums) -> Tensor:
     """Error of l, as a logarithm (never above the largest error of any weight), then of the logarithm."""
     of_weights = torch.minimum(s.drift / (1 - s.drift.clamp_max(0.5)), err.log)
     size = a.log_error * (e.lse - e.row_max).abs().clamp_min(1.0)
+    if a.rounded_scores:  # and so may be the logarithm
+        size = size + a.weights.roundoff * (e.row_max.abs() + e.lse.abs()) + a.weights.underflow
     return (of_weights + s.of_sum)[..., 0] + size + FP32_ROUNDOFF * (3 * e.row_max.abs() + 2 * e.lse.abs())
 
 
@@ -172,17 +174,20 @@ def _out_bound(
             probable += s.cast * size_out
         cast_and_sum = torch.minimum(cast_and_sum, probable)
     error = error + cast_and_sum
+    if a.rounded_partials:  # of the out of a part, whose weights sum to 1
+        error = error + PARTIAL_STORES * (a.output.roundoff * partial_sum + a.output.underflow)
     error = error / (1 - s.drift - s.of_sum).clamp_min(1e-3)
     # A weight of 0 times an error of e^50 is no bound.
     error = error.masked_fill(~(err.log < LARGEST_EXPONENT), math.inf)
     low, high = hull(e)
     size_hull = torch.maximum(low.abs(), high.abs())
     relative = a.weights.roundoff + a.operand_rounding + 2 * a.accumulation(terms) + 2 * s.of_sum + of_merges
-    relative = relative + e.of_keep
+    relative = relative + e.of_keep + PARTIAL_STORES * a.rounded_partials * a.output.roundoff
     anywhere = torch.maximum(high - e.out, e.out - low) + size_hull * (relative + a.weights.underflow * terms)
     last = a.output.roundoff + a.div_error
     # At most one merge for each key, of two operations.
     floor = a.output.underflow + terms * (3 if a.partial_results else 1) * SUBNORMAL_FLUSH
+    floor = floor + PARTIAL_STORES * a.rounded_partials * a.output.underflow
     bound = torch.minimum(error, anywhere) * (1 + last) + last * size_out + FLOAT64_SLACK * size_hull + floor
     # The unnormalised accumulator holds up to seqlen_k times the largest v.
     return bound.masked_fill(size_hull * terms >= FLOAT32_SAFE, math.inf)

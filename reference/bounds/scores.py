@@ -57,6 +57,18 @@ def weight_error(
         offset = offset + a.weights.underflow * math.log(2) * e.q.abs().sum(-1)
         top = largest(e.k.abs().flatten(-2), -1) * abs(e.sm_scale) / math.log(2)
         lost = lost | (top >= a.weights.maximum)
+    if a.q_prescaled:
+        relative += a.weights.roundoff
+        offset = offset + a.weights.underflow * largest(e.k.abs().sum(-1), -1)
+        top = e.q.abs().amax(-1) * abs(e.sm_scale) / math.log(2)
+        lost = lost | (top >= a.weights.maximum)
+    if a.rounded_scores:
+        # An operand that is scaled, the product, the product that is scaled, and its distance to the maximum (2 A);
+        # then the exponential, their sum and the quotient, each relative to the weight.
+        relative += 5 * a.weights.roundoff
+        offset = offset + 4 * a.weights.roundoff + 2 * a.weights.underflow * max(1.0, abs(e.sm_scale))
+        top = largest((e.q @ e.k.mT).abs(), -1)[..., 0] * max(1.0, abs(e.sm_scale))
+        lost = lost | ~(top * (1 + 5 * a.weights.roundoff) < a.weights.maximum)
     offset = offset[..., None]
     log = relative * largest(e.score_size, -1) + offset
     # NaN and infinity (an overflow of the score itself) become the largest error as well.

@@ -21,9 +21,8 @@ def allowances(trial: Trial, p: Problem, *, gradients: bool) -> dict[str, Tensor
     forward = forward_bounds(e, trial.arithmetic)
     found = {"out": unfold(forward.out, p.heads_q), "lse": unfold(forward.lse, p.heads_q)}
     if gradients:
-        # A kernel with a backward of its own reads its stored out and lse, so their errors come on top.
-        arithmetic = replace(trial.arithmetic, delta="either")
-        b = backward_bounds(e, fold(p.dout, p.heads_kv).double(), arithmetic, forward=forward)
+        # A backward that reads the stored out and lse has their errors on top of its own.
+        b = backward_bounds(e, fold(p.dout, p.heads_kv).double(), trial.arithmetic, forward=forward)
         found |= {"dq": unfold(b.dq_bound, p.heads_q), "dk": b.dk_bound, "dv": b.dv_bound}
     return found
 

@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from kernels.contract import AttentionKernel
 from reference.arithmetic import Arithmetic
+from reference.family import Family
 from strategies.case import TENSORS, Case
 from strategies.layouts import bits
 from strategies.tensors import Tensors, tensors
@@ -163,6 +165,16 @@ class Trial:
     fill: float = math.nan
     apart: bool = True
     calls: list[Call] = field(default_factory=list)
+    given: list[Outputs] = field(default_factory=list)
+    """What the calls returned."""
+    answers: Iterator[Outputs] = field(default_factory=lambda: iter(()))
+    """What the first calls return without being made, where the trial is a replay."""
+    explained: dict[str, int] = field(default_factory=dict)
+    """Which member of a family explained the last call, by factor: it is tried first for the next."""
+    designs: set[str] = field(default_factory=set)
+    """What the members that explained the calls have in common with no other, in words."""
+    idle: dict[str, bool] = field(default_factory=dict)
+    """For each tensor that was judged, whether the case tests nothing of it: an answer of 0 would hold."""
     worst: dict[str, float] = field(default_factory=dict)
     compared: list[Compared] = field(default_factory=list)
     """The outputs of the whole problem that broke the law, with those judged beside them."""
@@ -186,11 +198,16 @@ class Trial:
         )
         self.launch: dict[str, Any] = dict(self.case.launch)
 
+    @cached_property
+    def family(self) -> Family:
+        """The designs of which one has to explain what the kernel gives."""
+        device = torch.device(self.device).type
+        return self.kernel.capabilities.family(self.case.dtype, device, self.launch)
+
     @property
     def arithmetic(self) -> Arithmetic:
-        """What the kernel declares to round for this case."""
-        device = torch.device(self.device).type
-        return self.kernel.capabilities.arithmetic(self.case.dtype, device, self.launch)
+        """The most that any of these designs rounds for this case."""
+        return self.family.envelope
 
     @property
     def alignment(self) -> str:
@@ -201,6 +218,15 @@ class Trial:
         """The same trial, calls and counts included, with other launch settings."""
         other = copy.copy(self)
         other.launch = launch
+        other.__dict__.pop("family", None)  # it may depend on them
+        return other
+
+    def replayed(self, family: Family) -> "Trial":
+        """The trial once more, as if the kernel were of another family: its calls have the answers that they had."""
+        other = copy.copy(self)
+        other.family = family
+        other.calls, other.answers = [], iter([*self.given])
+        other.worst, other.explained, other.designs, other.idle = {}, {}, set(), {}
         return other
 
     def forward(self, problem: Problem | None = None) -> Outputs:
@@ -222,6 +248,8 @@ class Trial:
         self, problem: Problem, *, backward: bool, memory: PoisonedAllocations | None = None
     ) -> Outputs:
         number = self.record(problem, memory, backward=backward)
+        if (known := next(self.answers, None)) is not None:
+            return known
         start = time.perf_counter()
         with self._blame_kernel(number):
             try:
@@ -234,6 +262,7 @@ class Trial:
         self.seconds["kernel"] += time.perf_counter() - start
         outputs = replace(outputs, call=number)
         self._check_contract(problem, outputs, backward=backward)
+        self.given.append(outputs)
         return outputs
 
     @contextmanager
@@ -320,6 +349,12 @@ class Trial:
                 )
             )
         return worst
+
+    def note_idle(self, checks: list[Check]) -> None:
+        """Remember of which tensors an answer of 0 would pass these checks; of those in pieces, where all do."""
+        nothing = [(c.expected.abs() <= c.bound).all() for c in checks]
+        for check, idle in zip(checks, torch.stack(nothing).tolist() if nothing else [], strict=True):
+            self.idle[check.tensor] = idle and self.idle.get(check.tensor, True)
 
     def hold(self, checks: list[Check]) -> None:
         """Settle checks and remember how close they came."""

@@ -22,6 +22,8 @@ class Finding:
             tensors of that call, where it isn't one of them as it is.
         other, other_expression: the same for ``expected``, where two calls are compared.
         detail: a traceback, the end of a crashed process's stderr.
+        explained_by: claims with any one of which this is no error, the smallest first: of a design that is less
+            precise than FlashAttention-2.
     """
 
     claim: str
@@ -42,9 +44,11 @@ class Finding:
     expression: str = ""
     other_expression: str = ""
     detail: str = ""
+    explained_by: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "index", tuple(self.index))
+        for name in ("index", "explained_by"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
 
     @property
     def ends_process(self) -> bool:
@@ -58,7 +62,9 @@ class Verdict:
 
     ``status`` is "held", "broken", "refused" (NotImplementedError) or "skipped" (the case could not be run
     here; ``reason`` says why). ``worst`` has the largest error over bound for each tensor; ``seconds`` the
-    time spent in "kernel" (launches), "check" (references, bounds, comparisons) and "tensors".
+    time spent in "kernel" (launches), "check" (references, bounds, comparisons) and "tensors". ``designs`` are those of
+    a family that explained what was judged, each by a field of ``Arithmetic`` and its value; ``idle`` says, of each
+    tensor that was judged, whether the case tests nothing of it: an answer of 0 would hold.
     """
 
     status: str
@@ -66,6 +72,8 @@ class Verdict:
     finding: Finding | None = None
     reason: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
+    designs: list[str] = field(default_factory=list)
+    idle: dict[str, bool] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""

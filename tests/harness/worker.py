@@ -29,6 +29,7 @@ from strategies.case import from_json
 from tests.harness import pattern
 from tests.harness.device import device_answers
 from tests.harness.interpreting import repair_interpreter
+from tests.harness.precision import with_explanations
 from tests.harness.repro import Recorder, script
 from tests.harness.trial import CannotRun, LawBroken, Refused, Trial
 from tests.harness.verdict import Finding, Verdict
@@ -48,6 +49,7 @@ class Worker:
     def __init__(self, device: str) -> None:
         self.device = device
         self.kernels: dict[tuple[str, ...], AttentionKernel] = {}
+        self.explained: dict[tuple[str, str], dict[str, int]] = {}
 
     def answer(self, line: str) -> str:
         """Do what a request asks in ``do``; an error of Flashproof itself is an answer too.
@@ -89,7 +91,9 @@ class Worker:
         except ValueError as e:
             return {"error": str(e)}
         c = kernel.capabilities
-        claims = {name: getattr(c, name) for name in c.__dataclass_fields__ if name != "arithmetic"}
+        claims = {
+            name: getattr(c, name) for name in c.__dataclass_fields__ if name not in ("arithmetic", "designs")
+        }
         return {
             "name": kernel.name,
             "claims": {**claims, "launch": dict(c.launch)},
@@ -172,11 +176,15 @@ class Worker:
         outcome: dict[str, Any]
         try:
             trial = trial_of(kernel, from_json(json.dumps(request["case"])), self.device, request["safety"])
+            trial.explained = self.explained.setdefault((kernel.name, trial.case.dtype), {})
             law(trial)
             outcome = {"status": "held", "worst": trial.worst}
         except LawBroken as broken:
             changed = trial.changed_input() if trial and broken.finding.expected is not None else None
-            outcome = {"status": "broken", "finding": changed or broken.finding}
+            outcome = {
+                "status": "broken",
+                "finding": changed or with_explanations(broken.finding, trial, law),
+            }
         except Refused as refused:
             outcome = {"status": "refused", "reason": str(refused)}
         except CannotRun as reason:
@@ -186,6 +194,7 @@ class Worker:
         if trial is not None:
             check = time.perf_counter() - start - sum(trial.seconds.values())
             outcome["seconds"] = {**trial.seconds, "check": check}
+            outcome |= {"designs": sorted(trial.designs), "idle": trial.idle}
         return Verdict(**outcome), trial
 
 

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.arithmetic import FP32_ROUNDOFF
+from reference.arithmetic import FP32_ROUNDOFF, PARTIAL_STORES
 from reference.bounds.exact import FLOAT32_SAFE
 from reference.bounds.forward import merge_error, part_error
 from reference.masks import blank, visible
@@ -53,7 +53,7 @@ def generator(trial: Trial) -> torch.Generator:
 def means(trial: Trial) -> None:
     """Q = 0: out is the mean of the visible integers, lse the logarithm of their number."""
     p, a = trial.problem, trial.arithmetic
-    top = 0.5 * a.weights.maximum if a.k_prescaled else FLOAT32_SAFE
+    top = 0.5 * a.weights.maximum if a.k_prescaled or a.rounded_scores else FLOAT32_SAFE
     if blank(p.k, p.key_padding_mask).double().abs().amax() * max(1.0, abs(p.sm_scale)) >= top:
         return  # sm_scale may be multiplied to k first, and 0 * inf is NaN
     v = torch.randint(-8, 9, p.v.shape, generator=generator(trial)).to(p.v)
@@ -69,13 +69,13 @@ def means(trial: Trial) -> None:
     # P = 1 and all sums are integers below 2^24: only the division and the store round
     bound = (a.div_error + a.output.roundoff * (1 + a.div_error)) * expected.abs() + a.output.underflow
     of_parts = float(part_error(a, 0.0, p.k.shape[2])) if a.merged > 1 else 0.0
-    if a.normalised_first or a.partial_results or of_parts:
+    coarse = (4 * a.rounded_scores + PARTIAL_STORES * a.rounded_partials) * a.output.roundoff
+    if a.normalised_first or a.partial_results or of_parts or coarse:
         # P = 1 / n is rounded twice, and its products with v are summed as they come; so are partial means
         size = mean(v.abs())
         terms = p.k.shape[2]
-        relative = (
-            a.weights.roundoff + a.div_error + terms * a.accumulate + merge_error(a, terms) + 2 * of_parts
-        )
+        relative = a.weights.roundoff + a.div_error + terms * a.accumulate + merge_error(a, terms)
+        relative += 2 * of_parts + coarse
         bound = bound + relative * size + a.weights.underflow * size * counts
     checks = [
         Check("q = 0 gives the mean of the values seen", "out", got.out, expected, bound, call=got.call)
@@ -83,6 +83,7 @@ def means(trial: Trial) -> None:
     if got.lse is not None:
         lse = counts[..., 0].log().expand_as(got.lse)
         error = a.log_error * lse.abs().clamp_min(1.0) + 3 * FP32_ROUNDOFF * lse.abs() + of_parts
+        error = error + a.rounded_scores * a.weights.roundoff * (1 + lse.abs())
         error = torch.where(lse == -torch.inf, 0.0, error)
         claim = "q = 0 gives the logarithm of the number of keys seen"
         checks.append(Check(claim, "lse", got.lse, lse, error, call=got.call))
@@ -100,7 +101,13 @@ def one_hot(trial: Trial) -> None:
     factor = 2.0 ** math.ceil(math.log2(SCORE_GAP / abs(scale)))
     v = _on_tf32_grid(blank(settled(trial).problem.v, p.key_padding_mask))
     largest_v = v.double().abs().amax()
-    if active > head_dim or factor > torch.finfo(p.q.dtype).max or largest_v * seqlen_k >= FLOAT32_SAFE:
+    scores_end = torch.finfo(p.q.dtype).max if trial.arithmetic.rounded_scores else math.inf
+    if (
+        active > head_dim
+        or factor * active >= scores_end
+        or factor > torch.finfo(p.q.dtype).max
+        or largest_v * seqlen_k >= FLOAT32_SAFE
+    ):
         return  # more keys than sign vectors; or sums over keys that weigh nothing in the end may overflow
     index = torch.arange(seqlen_k)
     signs = 1.0 - 2.0 * (index[:, None] >> (torch.arange(active) % bits) & 1)

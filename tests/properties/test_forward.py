@@ -8,14 +8,14 @@ lse in another base.
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.harness.judge import judge_forward
+from tests.harness.judge import judge
 from tests.harness.subject import Subject
 from tests.harness.trial import Trial
 
 
 def law(trial: Trial) -> None:
     """Judge out and lse of one call."""
-    judge_forward(trial, trial.problem, trial.forward())
+    judge(trial, trial.problem, trial.forward())
 
 
 @given(data=st.data())

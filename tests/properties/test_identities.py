@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from reference.arithmetic import FP32_ROUNDOFF
+from reference.arithmetic import FP32_ROUNDOFF, PARTIAL_STORES, Arithmetic
 from reference.bounds.backward import atomic_flush
 from reference.bounds.exact import FLOAT32_SAFE
 from reference.bounds.forward import merge_error
@@ -86,6 +86,13 @@ def sizes(trial: Trial, p: Problem) -> Sizes:
     )
     if a.k_prescaled:
         weight = weight + a.weights.roundoff * score + a.weights.underflow * q.abs().sum(-1)
+    if a.q_prescaled:
+        weight = (
+            weight + a.weights.roundoff * score + a.weights.underflow * k.abs().sum(-1).amax(-1, keepdim=True)
+        )
+    if a.rounded_scores:
+        floors = 2 * a.weights.underflow * max(1.0, abs(p.sm_scale))
+        weight = weight + a.weights.roundoff * (5 * score + 4) + floors
     if a.l_from_rounded_p:
         weight = weight + a.weights.roundoff + terms * a.weights.underflow
     known = not weight.numel() or float(weight.amax()) < LARGEST_EXPONENT
@@ -94,10 +101,10 @@ def sizes(trial: Trial, p: Problem) -> Sizes:
     grad_p = dout.norm(dim=-1) * value
     # dS: weights (2 |dP| each), casts, dP's and delta's dot products, the stored out inside delta
     stored = 2 * weight + a.weights.roundoff + a.operand_rounding + a.output.roundoff + terms * a.accumulate
-    stored = stored + merge_error(a, terms)
-    casts = (2 + a.ds_from_rounded_p) * a.weights.roundoff
+    stored = stored + merge_error(a, terms) + PARTIAL_STORES * a.rounded_partials * a.output.roundoff
+    casts = (2 + a.ds_from_rounded_p + 6 * a.rounded_scores) * a.weights.roundoff
     relative = 2 * weight + casts + 2 * head_dim * a.accumulate + 6 * FP32_ROUNDOFF
-    floor = terms * a.weights.underflow * (1 + grad_p)
+    floor = terms * a.weights.underflow / min(a.ds_units(p.sm_scale)) * (1 + grad_p)
     grad_s = (
         (2 * relative + 4 * a.operand_rounding + stored) * grad_p + floor + terms * 2.0**-126 * (1 + grad_p)
     )
@@ -113,6 +120,10 @@ def sizes(trial: Trial, p: Problem) -> Sizes:
     safe = safe and float(dout.abs().sum(-2).amax()) < half and math.isfinite(peak)
     if a.k_prescaled:
         safe = safe and float(key.amax()) * abs(p.sm_scale) < half
+    if a.q_prescaled:
+        safe = safe and float(q.norm(dim=-1).amax()) * abs(p.sm_scale) < half
+    if a.rounded_scores:
+        safe = safe and float(product.amax()) * max(1.0, abs(p.sm_scale)) < half
     return Sizes(q, k, v, dout, live, score, weight, largest_v, grad_p, grad_s + out_floor, safe, known)
 
 
@@ -148,8 +159,7 @@ def hull(trial: Trial, s: Sizes, got: Outputs) -> list[Check]:
         + a.div_error
         + a.output.roundoff
     )
-    if a.l_from_rounded_p:
-        relative = 2 * relative
+    relative = with_coarse_sums(a, relative)
     bound = relative * 1.01 * s.largest_v + a.output.underflow + terms * 2.0**-126
     nearest = torch.minimum(torch.maximum(out, low), high)
     nearest = unfold(torch.where(out.isnan(), low, nearest), trial.case.heads_q)
@@ -172,20 +182,25 @@ def hull(trial: Trial, s: Sizes, got: Outputs) -> list[Check]:
     ]
 
 
+def with_coarse_sums(a: Arithmetic, relative: float) -> float:
+    """How far out may be from its hull, where l is the sum of rounded P, or it and parts of out are rounded too."""
+    relative += (4 * a.rounded_scores + PARTIAL_STORES * a.rounded_partials) * a.output.roundoff
+    return 2 * relative if a.l_from_rounded_p else relative
+
+
 def ones(trial: Trial, p: Problem, s: Sizes) -> list[Check]:
     """V = 1 gives out = 1 on rows that see a key."""
     got = trial.forward(replace(p, v=torch.ones_like(p.v)))
     a, terms = trial.arithmetic, s.k.shape[2]
-    bound = (
+    relative = (
         a.weights.roundoff
         + 2 * a.accumulation(terms)
         + terms * (a.weights.underflow + FP32_ROUNDOFF)
         + merge_error(a, terms)
         + a.div_error
         + a.output.roundoff
-    ) * 1.01
-    if a.l_from_rounded_p:
-        bound *= 2
+    )
+    bound = 1.01 * with_coarse_sums(a, relative)
     expected = s.live[: p.q.shape[2], None].double().expand_as(got.out)
     return [
         Check(
@@ -207,11 +222,13 @@ def sums_of_gradients(
     scale = abs(p.sm_scale)
     dq, dk, dv = fold(dq, p.heads_kv).double(), dk.double(), dv.double()
     last = a.output.roundoff + 4 * FP32_ROUNDOFF
-    stores_of_rows, stores_of_keys = stores(rows, a.dk_dv_rows), stores(terms, a.dq_keys)
+    more = 2 * (a.k_prescaled or a.q_prescaled or a.rounded_scores) + PARTIAL_STORES * a.rounded_partials
+    stores_of_rows, stores_of_keys = stores(rows, a.dk_dv_rows) + more, stores(terms, a.dq_keys) + more
     of_rows = a.output.roundoff * (stores_of_rows + a.dk_dv_per_head)
     of_keys = a.output.roundoff * stores_of_keys
     heads = p.heads_q // p.heads_kv if a.dk_dv_per_head else 0
-    tiny = a.output.underflow * (1 + heads + max(stores_of_rows, stores_of_keys)) + rows * 2.0**-126
+    times = 1 + heads + max(stores_of_rows, stores_of_keys) * max(1.0, 2 * scale)
+    tiny = a.output.underflow * times + rows * 2.0**-126
     accumulated = rows * a.accumulate + of_rows
 
     # sum_j dk_j = sm_scale sum_i (sum_j dS_ij) q_i, and the inner sum is 0
@@ -227,8 +244,7 @@ def sums_of_gradients(
     dv_bound = (of_weights[..., None] * size_dout).sum(-2) + last * dv.abs().sum(-2) + terms * tiny
     # both sides are sm_scale sum_ij dS_ij q_i.k_j; the two passes round dS each for itself
     summed = max(accumulated, terms * a.accumulate + of_keys) + a.operand_rounding
-    if a.k_prescaled:
-        summed += a.weights.roundoff
+    summed += (a.k_prescaled + a.q_prescaled + 2 * a.rounded_scores) * a.weights.roundoff
     inner = (s.score * (s.grad_s + summed * size_s)).sum(-1)
     rounded = (last * (dq * s.q).abs()).sum((-2, -1)) + (last * (dk * s.k).abs()).sum((-2, -1))
     tiny_dq = tiny + scale * atomic_flush(a, terms)

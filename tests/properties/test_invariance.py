@@ -109,7 +109,9 @@ def moved_power_of_two(trial: Trial, base: Outputs, allowed: dict[str, Tensor]) 
     products = [x.double().abs() for x in (p.q, p.k)]
     smallest = [float(torch.where(x > 0, x, torch.inf).amin()) for x in products]
     exact = bool((q.double() == p.q.double() * 4).all()) and smallest[0] * smallest[1] > 2.0**-100
-    if not exact or not 2.0**-60 < abs(p.sm_scale) < 2.0**60 or trial.arithmetic.k_prescaled:
+    a = trial.arithmetic
+    rounds_between = a.k_prescaled or a.q_prescaled or a.rounded_scores
+    if not exact or not 2.0**-60 < abs(p.sm_scale) < 2.0**60 or rounds_between:
         return  # an underflow or overflow would differ
     normal = smallest[0] >= torch.finfo(p.q.dtype).tiny
     got = trial.forward(replace(p, q=q, sm_scale=p.sm_scale / 4))

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from strategies.cases import DEFAULT_BLOCK
-from tests.harness.judge import judge_backward, judge_forward
+from tests.harness.judge import judge
 from tests.harness.subject import Subject
 from tests.harness.trial import Trial
 
@@ -51,7 +51,7 @@ def filled_in_part(trial: Trial, chance: random.Random) -> None:
         alone = replace(p, q=p.q[here], k=p.k[here, :, :n], v=p.v[here, :, :n], dout=p.dout[here])
         expressions = {name: f"{name}[{b}:{b + 1}]" for name in outputs.named()}
         of_this: dict[str, Any] = {name: x[here] for name, x in outputs.named().items()}
-        judge_forward(trial, alone, replace(outputs, **of_this), expressions)
+        judge(trial, alone, replace(outputs, **of_this), expressions)
 
 
 def end_to_end(trial: Trial, chance: random.Random) -> None:
@@ -76,8 +76,7 @@ def end_to_end(trial: Trial, chance: random.Random) -> None:
         expressions = {name: f"{name}[:, :, {x.start}:{x.stop}]" for name, x in at.items()}
         of_this: dict[str, Any] = {name: x[:, :, at[name]] for name, x in outputs.named().items()}
         part = replace(outputs, **of_this)
-        judge_forward(trial, alone, part, expressions)
-        judge_backward(trial, alone, part, expressions)
+        judge(trial, alone, part, expressions)
 
 
 def cuts(trial: Trial, block: str, total: int, sequences: int, chance: random.Random) -> list[int]:

@@ -4,13 +4,12 @@
 a plain function whose gradients come from autograd.
 """
 
-from dataclasses import replace
 from itertools import product
 
 import torch
 from torch import Tensor
 
-from kernels.claims import PLAIN_FUNCTION, plain_function_arithmetic
+from kernels.claims import PLAIN_FUNCTION
 from kernels.contract import AttentionKernel, Capabilities, Launch, flash_arithmetic
 from reference.arithmetic import Arithmetic
 from reference.masks import blocks, visible
@@ -145,11 +144,6 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float)
     return torch.where(live, p @ v, 0.0).to(q.dtype), lse
 
 
-def _plain_arithmetic(dtype: str, device: str, launch: Launch) -> Arithmetic:
-    return plain_function_arithmetic(dtype, "cuda", launch)
-
-
 def plain() -> AttentionKernel:
     """``attention`` with the claims of a plain function."""
-    claims = replace(PLAIN_FUNCTION, arithmetic=_plain_arithmetic)
-    return AttentionKernel(name="plain", forward=attention, capabilities=claims)
+    return AttentionKernel(name="plain", forward=attention, capabilities=PLAIN_FUNCTION)

@@ -1,0 +1,59 @@
+"""Sound attention as strangers write it: what every bound is tested by.
+
+None of the functions that keep full precision may raise an alarm under the default claims, and each of the others holds
+under the claim that its docstring ends with.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Member:
+    """A sound plain function.
+
+    Attributes:
+        spec: where it is, as ``--kernel`` takes it.
+        claims: what it does less precisely than FlashAttention-2, as ``--claims`` takes it.
+        is_triton: it launches Triton kernels, which the CPU interprets.
+    """
+
+    spec: str
+    claims: tuple[str, ...] = ()
+    is_triton: bool = False
+
+    @property
+    def name(self) -> str:
+        """Module and function."""
+        return self.spec.removeprefix("tests.panel.").replace(":", ".")
+
+
+def _of(module: str, *functions: str, claims: tuple[str, ...] = (), is_triton: bool = False) -> list[Member]:
+    return [Member(f"tests.panel.{module}:{function}", claims, is_triton) for function in functions]
+
+
+FULL_PRECISION = (
+    *_of("flash", "v1", "v2", "v2_tiles_of_128", "v2_without_lse", "v2_scaled_ds", "v2_delta_from_p"),
+    *_of("flash", "v2_stores_each_head", "cutlass", "keys_from_last_to_first", "base_2"),
+    *_of("flash", "v4_lazy_rescaling", "two_passes", "flex"),
+    *_of("eager", "float32", "repeated_heads", "normalised_weights", "saved_cast_weights"),
+    *_of("eager", "recomputed_from_rows", "chunks_by_autograd"),
+    *_of("parts", "split_4", "split_8", "ring"),
+    *_of("narrow", "tf32x3"),
+    *_of("triton_tutorial", "attention", is_triton=True),
+    *_of("triton_split", "attention", is_triton=True),
+    *_of("triton_rows", "attention", is_triton=True),
+    *_of("triton_v2", "attention", is_triton=True),
+)
+
+LESS_PRECISION = (
+    *_of("narrow", "k_prescaled", claims=("k_prescaled=true",)),
+    *_of("narrow", "k_prescaled_in_float16", claims=("float16:k_prescaled=true",)),
+    *_of("narrow", "q_prescaled", "multihead_attention", claims=("q_prescaled=true",)),
+    *_of("narrow", "l_from_rounded_p", claims=("l_from_rounded_p=true",)),
+    *_of("narrow", "model_file", "rounded_scores", claims=("rounded_scores=true",)),
+    *_of("narrow", "polynomial_exp", claims=("exp_error=1e-4",)),
+    *_of("narrow", "tf32", claims=("precision=tf32",)),
+    *_of("parts", "split_4_in_16_bits", "cascade", "ring_of_stored_parts", claims=("rounded_partials=true",)),
+)
+
+PANEL = FULL_PRECISION + LESS_PRECISION

@@ -1,0 +1,171 @@
+"""What the panel's designs in PyTorch share: the heads of one call in float32, and the frame of a backward of its own.
+
+Each design rounds where its GPU original does: values are float32 tensors, and a cast to the inputs' dtype and
+back stands for storing them in that dtype.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+LOG2_E = 1.0 / math.log(2.0)
+LN_2 = math.log(2.0)
+
+
+@dataclass(frozen=True)
+class Heads:
+    """One call, with k and v repeated so that each query head has its own.
+
+    Attributes:
+        q: (batch, heads_q, seqlen_q, head_dim) float32.
+        k, v: (batch, heads_q, seqlen_k, head_dim) float32.
+        seen: (seqlen_q, seqlen_k) bool, True where a query sees a key.
+        sm_scale: what products of q and k are multiplied with.
+        dtype: of the inputs, out and gradients.
+        product: how two float32 matrices are multiplied.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    seen: Tensor
+    sm_scale: float
+    dtype: torch.dtype
+    product: Callable[[Tensor, Tensor], Tensor] = torch.matmul
+
+    def rounded(self, x: Tensor) -> Tensor:
+        """Float32 ``x`` with its values rounded to the inputs' dtype."""
+        return x.to(self.dtype).float()
+
+    def scores(self, keys: slice = slice(None)) -> Tensor:
+        """Scaled scores of some keys, (batch, heads_q, seqlen_q, keys) float32, -inf where a key is not seen."""
+        s = self.product(self.q, self.k[:, :, keys].mT) * self.sm_scale
+        return torch.where(self.seen[:, keys], s, -torch.inf)
+
+    def tiles(self, size: int) -> list[slice]:
+        """Slices of ``size`` keys that cover all keys, the last one shorter."""
+        seqlen_k = self.k.shape[2]
+        return [slice(start, min(start + size, seqlen_k)) for start in range(0, seqlen_k, size)]
+
+
+Forward = Callable[[Heads], tuple[Tensor, Tensor]]
+"""Heads to out (like q) and lse (batch, heads_q, seqlen_q, 1), float32, before out is stored."""
+
+Backward = Callable[[Heads, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+"""Heads, dout, out as it was stored, and lse to dq, dk and dv of each query head, float32, scaled, not yet stored."""
+
+
+Launch = Callable[[Tensor, Tensor, Tensor, bool, float], tuple[Tensor, Tensor]]
+"""q, k, v, causal and sm_scale to out as it is stored and lse (batch, heads_q, seqlen_q)."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a call is made with beside its tensors, and whether each query head's dk and dv are stored on their own."""
+
+    causal: bool
+    sm_scale: float
+    store_each_head: bool = False
+
+
+Gradients = Callable[
+    [Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Options], tuple[Tensor, Tensor, Tensor]
+]
+"""dout, q, k, v, out, lse and the options of a call to dq, dk and dv as they are stored."""
+
+
+def seen_keys(q: Tensor, k: Tensor, causal: bool) -> Tensor:
+    """Which keys each query sees, (seqlen_q, seqlen_k) bool: all, or causal with the corner at the bottom right."""
+    seqlen_q, seqlen_k = q.shape[2], k.shape[2]
+    every = torch.ones(seqlen_q, seqlen_k, dtype=torch.bool, device=q.device)
+    return every.tril(seqlen_k - seqlen_q) if causal else every
+
+
+def for_each_query_head(x: Tensor, q: Tensor) -> Tensor:
+    """K or v with its heads repeated to those of q."""
+    return x.repeat_interleave(q.shape[1] // x.shape[1], 1)
+
+
+def heads_of(q: Tensor, k: Tensor, v: Tensor, causal: bool, sm_scale: float) -> Heads:
+    """The heads of a call, in float32."""
+    k, v = (for_each_query_head(x, q).float() for x in (k, v))
+    return Heads(q.float(), k, v, seen_keys(q, k, causal), sm_scale, q.dtype)
+
+
+def not_zero(l: Tensor) -> Tensor:
+    """Softmax sums to divide by: 1 where a row sees no key."""
+    return l.masked_fill(l == 0.0, 1.0)
+
+
+def finite_shift(m: Tensor) -> Tensor:
+    """Row maxima to subtract: 0 where a row has seen no key, as -inf - -inf is NaN."""
+    return m.masked_fill(m == -torch.inf, 0.0)
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool,
+    sm_scale: float,
+    forward: Forward,
+    backward: Backward,
+    store_each_head: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """(out, lse) of a design with a backward of its own.
+
+    ``store_each_head`` rounds dk and dv of each query head to the inputs' dtype before the sum over a group.
+    """
+
+    def launch(q: Tensor, k: Tensor, v: Tensor, causal: bool, sm_scale: float) -> tuple[Tensor, Tensor]:
+        out, lse = forward(heads_of(q, k, v, causal, sm_scale))
+        return out.to(q.dtype), lse[..., 0].contiguous()
+
+    options = Options(causal, sm_scale, store_each_head)
+    return _Attention.apply(q, k, v, options, launch, partial(_each_head, backward))
+
+
+def attend_by_launch(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float, launch: Launch, backward: Backward
+) -> tuple[Tensor, Tensor]:
+    """(out, lse) of a design whose forward is a kernel of its own, and whose backward is one of PyTorch."""
+    return _Attention.apply(q, k, v, Options(causal, sm_scale), launch, partial(_each_head, backward))
+
+
+def attend_by_launches(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float, launch: Launch, gradients: Gradients
+) -> tuple[Tensor, Tensor]:
+    """(out, lse) of a design both of whose passes are kernels of their own."""
+    return _Attention.apply(q, k, v, Options(causal, sm_scale), launch, gradients)
+
+
+def _each_head(
+    backward: Backward, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, o: Options
+) -> tuple[Tensor, Tensor, Tensor]:
+    heads = heads_of(q, k, v, o.causal, o.sm_scale)
+    dq, dk, dv = backward(heads, dout.float(), out.float(), lse[..., None])
+    if o.store_each_head:
+        dk, dv = heads.rounded(dk), heads.rounded(dv)
+    dk, dv = (x.unflatten(1, (k.shape[1], -1)).sum(2) for x in (dk, dv))
+    return dq.to(q.dtype), dk.to(q.dtype), dv.to(q.dtype)
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
+        q, k, v, ctx.options, launch, ctx.gradients = arguments
+        out, lse = launch(q, k, v, ctx.options.causal, ctx.options.sm_scale)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.mark_non_differentiable(lse)
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, *dout_and_dlse: Any) -> tuple[Tensor | None, ...]:
+        dq, dk, dv = ctx.gradients(dout_and_dlse[0], *ctx.saved_tensors, ctx.options)
+        return dq, dk, dv, None, None, None

@@ -1,0 +1,230 @@
+"""Designs that keep less than FlashAttention-2 does, each by the claim that says so; and tf32x3, which does not."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from tests.panel.eager import blank_empty_rows, lse_of, masked
+from tests.panel.flash import online_softmax, recomputed
+from tests.panel.heads import (
+    LN_2,
+    LOG2_E,
+    Backward,
+    Forward,
+    Heads,
+    attend,
+    finite_shift,
+    for_each_query_head,
+    not_zero,
+    seen_keys,
+)
+
+Gradients = tuple[Tensor, Tensor, Tensor]
+
+
+def with_scaled_keys(heads: Heads) -> Heads:
+    """K multiplied by sm_scale and log2(e), and rounded; scores are then in base 2."""
+    return replace(heads, k=heads.rounded(heads.k * (heads.sm_scale * LOG2_E)), sm_scale=LN_2)
+
+
+def k_prescaled(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> tuple[Tensor, Tensor]:
+    """Triton's tutorial since 2023: k is scaled by sm_scale * log2(e) and rounded, in the backward for dq as well.
+
+    Claims: k_prescaled=true
+    """
+
+    def forward(heads: Heads) -> tuple[Tensor, Tensor]:
+        return online_softmax(with_scaled_keys(heads), block=64)
+
+    def backward(heads: Heads, dout: Tensor, out: Tensor, lse: Tensor) -> Gradients:
+        dq, dk, dv = recomputed(with_scaled_keys(heads), dout, out, lse)
+        return dq, dk * (heads.sm_scale * LOG2_E), dv
+
+    return attend(q, k, v, causal=causal, sm_scale=sm_scale, forward=forward, backward=backward)
+
+
+def k_prescaled_in_float16(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float
+) -> tuple[Tensor, Tensor]:
+    """A kernel with a path of its own for float16, where k is scaled and rounded; other dtypes take FlashAttention-2.
+
+    Claims: float16:k_prescaled=true
+    """
+    if q.dtype == torch.float16:
+        return k_prescaled(q, k, v, causal=causal, sm_scale=sm_scale)
+    forward = partial(online_softmax, block=64)
+    return attend(q, k, v, causal=causal, sm_scale=sm_scale, forward=forward, backward=recomputed)
+
+
+def with_scaled_queries(heads: Heads) -> Heads:
+    """Q multiplied by sm_scale and rounded."""
+    return replace(heads, q=heads.rounded(heads.q * heads.sm_scale), sm_scale=1.0)
+
+
+def q_prescaled(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> tuple[Tensor, Tensor]:
+    """Triton's tutorial of 2022 and its many copies: q is scaled and rounded once, before the loop over the keys.
+
+    Claims: q_prescaled=true
+    """
+
+    def forward(heads: Heads) -> tuple[Tensor, Tensor]:
+        return online_softmax(with_scaled_queries(heads), block=64)
+
+    def backward(heads: Heads, dout: Tensor, out: Tensor, lse: Tensor) -> Gradients:
+        dq, dk, dv = recomputed(with_scaled_queries(heads), dout, out, lse)
+        return dq * heads.sm_scale, dk, dv
+
+    return attend(q, k, v, causal=causal, sm_scale=sm_scale, forward=forward, backward=backward)
+
+
+def multihead_attention(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float
+) -> tuple[Tensor, Tensor]:
+    """nn.MultiheadAttention: ``q * scaling`` in the inputs' dtype; autograd stores that product's gradient, then scales.
+
+    Claims: q_prescaled=true
+    """
+    seen = seen_keys(q, k, causal)
+    k, v = (for_each_query_head(x.float(), q) for x in (k, v))
+    s = (q * sm_scale).float() @ k.mT
+    p = torch.softmax(masked(s, seen), -1)
+    return blank_empty_rows(p @ v, seen).to(q.dtype), lse_of(s, seen)
+
+
+def l_from_rounded_p(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float
+) -> tuple[Tensor, Tensor]:
+    """Kernels that append a column of ones to v: the softmax sum is one more product with P after its cast.
+
+    Claims: l_from_rounded_p=true
+    """
+
+    def forward(heads: Heads) -> tuple[Tensor, Tensor]:
+        m = torch.full_like(heads.q[..., :1], -torch.inf)
+        l, acc = torch.zeros_like(m), torch.zeros_like(heads.q)
+        for keys in heads.tiles(64):
+            s = heads.scores(keys)
+            m_new = torch.maximum(m, s.amax(-1, keepdim=True))
+            shift = finite_shift(m_new)
+            p, alpha = heads.rounded(torch.exp(s - shift)), torch.exp(m - shift)
+            l = l * alpha + p.sum(-1, keepdim=True)
+            acc = acc * alpha + heads.product(p, heads.v[:, :, keys])
+            m = m_new
+        return acc / not_zero(l), m + l.log()
+
+    return attend(q, k, v, causal=causal, sm_scale=sm_scale, forward=forward, backward=recomputed)
+
+
+def model_file(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> tuple[Tensor, Tensor]:
+    """``eager_attention_forward`` of transformers: scores, P, dP and dS in the inputs' dtype, the softmax in float32.
+
+    Claims: rounded_scores=true
+    """
+    seen = seen_keys(q, k, causal)
+    k, v = (for_each_query_head(x, q) for x in (k, v))
+    s = (q.float() @ k.float().mT).to(q.dtype) * sm_scale
+    p = torch.softmax(masked(s, seen), -1, dtype=torch.float32).to(q.dtype)
+    out = p.float() @ v.float()
+    return blank_empty_rows(out, seen).to(q.dtype), lse_of(s, seen)
+
+
+def rounded_scores(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float
+) -> tuple[Tensor, Tensor]:
+    """A GEMM that scales and stores its scores in the inputs' dtype, before a softmax and products in float32.
+
+    Claims: rounded_scores=true
+    """
+    seen = seen_keys(q, k, causal)
+    k, v = (for_each_query_head(x.float(), q) for x in (k, v))
+    s = (q.float() @ k.mT * sm_scale).to(q.dtype).float()
+    p = torch.softmax(masked(s, seen), -1)
+    return blank_empty_rows(p @ v, seen).to(q.dtype), lse_of(s, seen)
+
+
+POLYNOMIAL = (0.077119089663028717, 0.22756439447402954, 0.69514614343643188, 1.0)
+"""FlashAttention-4's exp2 on [0, 1), highest degree first, with a relative error of 8.8e-5."""
+
+
+def exp_by_polynomial(x: Tensor) -> Tensor:
+    """Exp of float32 numbers up to 0, by powers of two and a polynomial of degree 3; 0 for -inf."""
+    y = (x * LOG2_E).clamp_min(-127.0)
+    whole = y.floor()
+    fraction, power = y - whole, torch.zeros_like(y)
+    for coefficient in POLYNOMIAL:
+        power = power * fraction + coefficient
+    return torch.where(x == -torch.inf, 0.0, torch.ldexp(power, whole))
+
+
+def polynomial_exp(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float
+) -> tuple[Tensor, Tensor]:
+    """FlashAttention-4 on Blackwell: weights are powers of two times a polynomial of degree 3.
+
+    Claims: exp_error=1e-4
+    """
+
+    def forward(heads: Heads) -> tuple[Tensor, Tensor]:
+        m = torch.full_like(heads.q[..., :1], -torch.inf)
+        l, acc = torch.zeros_like(m), torch.zeros_like(heads.q)
+        for keys in heads.tiles(128):
+            s = heads.scores(keys)
+            m_new = torch.maximum(m, s.amax(-1, keepdim=True))
+            shift = finite_shift(m_new)
+            p, alpha = exp_by_polynomial(s - shift), torch.exp(m - shift)
+            l = l * alpha + p.sum(-1, keepdim=True)
+            acc = acc * alpha + heads.product(heads.rounded(p), heads.v[:, :, keys])
+            m = m_new
+        return acc / not_zero(l), m + l.log()
+
+    return attend(q, k, v, causal=causal, sm_scale=sm_scale, forward=forward, backward=recomputed)
+
+
+def to_tf32(x: Tensor) -> Tensor:
+    """Float32 numbers with 10 fraction bits, rounded to nearest; NaN and infinities as they are."""
+    bits = (x.contiguous().view(torch.int32) + (1 << 12)) & ~0x1FFF
+    return torch.where(x.isfinite(), bits.view(torch.float32), x)
+
+
+def tf32_product(x: Tensor, y: Tensor) -> Tensor:
+    """A product of tf32 operands summed in float32."""
+    return to_tf32(x) @ to_tf32(y)
+
+
+def tf32x3_product(x: Tensor, y: Tensor) -> Tensor:
+    """Three tf32 products of the operands' high and low parts, which together have 21 bits."""
+    high_x, high_y = to_tf32(x), to_tf32(y)
+    low_x, low_y = ((a - b).nan_to_num(0.0, 0.0, 0.0) for a, b in ((x, high_x), (y, high_y)))
+    return tf32_product(low_x, high_y) + tf32_product(high_x, low_y) + high_x @ high_y
+
+
+def multiplied_by(
+    product: Callable[[Tensor, Tensor], Tensor], forward: Forward, backward: Backward
+) -> tuple[Forward, Backward]:
+    """The two passes of a design with all products of float32 inputs taken by ``product``."""
+
+    def changed(heads: Heads) -> Heads:
+        return replace(heads, product=product) if heads.dtype == torch.float32 else heads
+
+    return lambda heads: forward(changed(heads)), lambda heads, *rest: backward(changed(heads), *rest)
+
+
+def tf32(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> tuple[Tensor, Tensor]:
+    """FlashAttention-2 in Triton with ``tl.dot``'s default on float32 inputs: operands are rounded to tf32.
+
+    Claims: precision=tf32
+    """
+    forward, backward = multiplied_by(tf32_product, partial(online_softmax, block=64), recomputed)
+    return attend(q, k, v, causal=causal, sm_scale=sm_scale, forward=forward, backward=backward)
+
+
+def tf32x3(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> tuple[Tensor, Tensor]:
+    """FlashAttention-2 in Triton with ``input_precision="tf32x3"`` on float32 inputs.
+
+    Claims: none
+    """
+    forward, backward = multiplied_by(tf32x3_product, partial(online_softmax, block=64), recomputed)
+    return attend(q, k, v, causal=causal, sm_scale=sm_scale, forward=forward, backward=backward)

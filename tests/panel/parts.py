@@ -1,0 +1,113 @@
+"""Attention over parts of the keys whose results are merged through their lse: split-KV, cascade, ring."""
+
+import math
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from tests.panel.flash import online_softmax, recomputed
+from tests.panel.heads import Heads, attend
+
+
+def of_keys(heads: Heads, keys: slice) -> tuple[Tensor, Tensor]:
+    """Out and lse of FlashAttention-2 over some keys alone."""
+    values = {**vars(heads), "k": heads.k[:, :, keys], "v": heads.v[:, :, keys]}
+    return online_softmax(Heads(**{**values, "seen": heads.seen[:, keys]}), block=64)
+
+
+def equal_parts(heads: Heads, parts: int) -> list[slice]:
+    """As many slices of equal length that cover the keys, the last ones shorter or left out."""
+    return heads.tiles(max(1, math.ceil(heads.k.shape[2] / parts)))
+
+
+def merged(outs: list[Tensor], lses: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """The mean of the parts' outs, weighted by exp(lse of the part - lse of all)."""
+    lse = torch.stack(lses).logsumexp(0)
+    weights = torch.exp(torch.stack(lses) - lse.masked_fill(lse == -torch.inf, 0.0))
+    return (weights * torch.stack(outs)).sum(0), lse
+
+
+def split(heads: Heads, *, parts: int, stored_in_dtype: bool = False) -> tuple[Tensor, Tensor]:
+    """Parts of equal length, each part's out kept in float32 or stored in the inputs' dtype."""
+    results = [of_keys(heads, keys) for keys in equal_parts(heads, parts)]
+    if not results:
+        return of_keys(heads, slice(0, 0))
+    outs = [heads.rounded(out) if stored_in_dtype else out for out, _ in results]
+    return merged(outs, [lse for _, lse in results])
+
+
+def split_4(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> tuple[Tensor, Tensor]:
+    """Flash-Decoding with 4 splits of the keys, whose partial results are float32.
+
+    Claims: none
+    """
+    forward = partial(split, parts=4)
+    return attend(q, k, v, causal=causal, sm_scale=sm_scale, forward=forward, backward=recomputed)
+
+
+def split_8(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> tuple[Tensor, Tensor]:
+    """Flash-Decoding with 8 splits of the keys, whose partial results are float32.
+
+    Claims: none
+    """
+    forward = partial(split, parts=8)
+    return attend(q, k, v, causal=causal, sm_scale=sm_scale, forward=forward, backward=recomputed)
+
+
+def split_4_in_16_bits(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float
+) -> tuple[Tensor, Tensor]:
+    """Split-KV of paged attention kernels that store each split's out in the inputs' dtype.
+
+    Claims: rounded_partials=true
+    """
+    forward = partial(split, parts=4, stored_in_dtype=True)
+    return attend(q, k, v, causal=causal, sm_scale=sm_scale, forward=forward, backward=recomputed)
+
+
+def cascade(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> tuple[Tensor, Tensor]:
+    """Cascade attention of vLLM: a prefix of whole pages and the rest, both stored in the inputs' dtype, then merged.
+
+    Claims: rounded_partials=true
+    """
+
+    def forward(heads: Heads) -> tuple[Tensor, Tensor]:
+        at = heads.k.shape[2] // 2 // 16 * 16
+        results = [of_keys(heads, keys) for keys in (slice(0, at), slice(at, None))]
+        return merged([heads.rounded(out) for out, _ in results], [lse for _, lse in results])
+
+    return attend(q, k, v, causal=causal, sm_scale=sm_scale, forward=forward, backward=recomputed)
+
+
+def ring_forward(heads: Heads, *, stored_in_dtype: bool) -> tuple[Tensor, Tensor]:
+    """Four devices, each with a part of the keys; a step moves out towards the part's by sigmoid(lse of it - lse)."""
+    out, lse = torch.zeros_like(heads.q), torch.full_like(heads.q[..., :1], -torch.inf)
+    for keys in equal_parts(heads, 4):
+        part, part_lse = of_keys(heads, keys)
+        part = heads.rounded(part) if stored_in_dtype else part
+        both = torch.logaddexp(lse, part_lse)
+        share = torch.exp(part_lse - both.masked_fill(both == -torch.inf, 0.0))
+        rest = torch.exp(lse - both.masked_fill(both == -torch.inf, 0.0))
+        out, lse = rest * out + share * part, both
+    return out, lse
+
+
+def ring(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> tuple[Tensor, Tensor]:
+    """Ring attention (Liu et al. 2023) over four devices, with out and lse accumulated in float32.
+
+    Claims: none
+    """
+    forward = partial(ring_forward, stored_in_dtype=False)
+    return attend(q, k, v, causal=causal, sm_scale=sm_scale, forward=forward, backward=recomputed)
+
+
+def ring_of_stored_parts(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float
+) -> tuple[Tensor, Tensor]:
+    """ring-flash-attention: each step's out comes from a FlashAttention call, which stores it in the inputs' dtype.
+
+    Claims: rounded_partials=true
+    """
+    forward = partial(ring_forward, stored_in_dtype=True)
+    return attend(q, k, v, causal=causal, sm_scale=sm_scale, forward=forward, backward=recomputed)
