@@ -6,11 +6,14 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, settings
 
+from tests.harness.interpreting import repair_interpreter
+
 pytest_plugins = ["tests.harness.plugin"]
 
 if not torch.cuda.is_available():
     # Unit tests call Triton kernels in this process; Triton reads this when a kernel is imported.
     os.environ.setdefault("TRITON_INTERPRET", "1")
+    repair_interpreter()
 
 # Under CI Hypothesis loads its "ci" profile, and a profile without a parent inherits its derandomize=True and
 # database=None: a nightly job would repeat itself for ever. Hangs are caught by the child's time limits, not

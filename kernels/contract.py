@@ -12,14 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from reference.arithmetic import (
-    BFLOAT16,
-    BFLOAT16_TRUNCATED,
-    FLOAT16,
-    FLOAT32,
-    FP32_ROUNDOFF,
-    Arithmetic,
-)
+from reference.arithmetic import BFLOAT16, FLOAT16, FLOAT32, Arithmetic
 from reference.family import Family
 
 DTYPES = ("float16", "bfloat16", "float32")
@@ -37,20 +30,12 @@ FamilyOf = Callable[[str, str, Launch], Family]
 def flash_arithmetic(dtype: str, device: str, launch: Launch) -> Arithmetic:
     """FlashAttention-2's arithmetic: float32 softmax and accumulation, P and dS cast to the input's dtype.
 
-    On the CPU, bfloat16 casts may truncate, as those of Triton's interpreter do. It also misreads subnormals,
-    by up to 2^-126: operands are not exact, which ``Arithmetic.operand_floor`` turns into that.
     On a GPU, tensor cores take the products of operands of 16 bits.
     """
-    formats = {
-        "float16": FLOAT16,
-        "bfloat16": BFLOAT16_TRUNCATED if device == "cpu" else BFLOAT16,
-        "float32": FLOAT32,
-    }
-    interpreted = device == "cpu" and dtype == "bfloat16"
+    formats = {"float16": FLOAT16, "bfloat16": BFLOAT16, "float32": FLOAT32}
     return Arithmetic(
         weights=formats[dtype],
         output=formats[dtype],
-        operand_rounding=FP32_ROUNDOFF if interpreted else 0.0,
         smallest_operand=0.0 if device == "cpu" else SMALLEST_NORMAL.get(dtype, 0.0),
     )
 

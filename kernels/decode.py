@@ -31,7 +31,6 @@ from kernels.tiles import (
     INTERPRETED,
     LOG2E,
     NEG_INF,
-    cdiv,
     check_runnable,
     columns_inside,
     kernel,
@@ -78,7 +77,7 @@ def _split_kernel(
     BLOCK_LOOP: tl.constexpr,
 ):
     """Computes out and lse (splits, batch, heads_q, seqlen_q) of a query tile over one split of the keys."""
-    tiles_m = cdiv(seqlen_q * group, BLOCK_OWN)
+    tiles_m = tl.cdiv(seqlen_q * group, BLOCK_OWN)
     split = tl.program_id(0) % splits
     start = tl.program_id(0) // splits % tiles_m * BLOCK_OWN
     head = (tl.program_id(0) // splits // tiles_m).to(tl.int64)
@@ -104,7 +103,7 @@ def _split_kernel(
         start // group, queries, seqlen_q, seqlen_k, CAUSAL, BLOCK_OWN, BLOCK_LOOP
     )
     # A causal mask moves no border between splits: their bits would depend on what else is in the tile.
-    tiles_k = cdiv(seqlen_k, BLOCK_LOOP)
+    tiles_k = tl.cdiv(seqlen_k, BLOCK_LOOP)
     first = split * tiles_k // splits
     end = tl.minimum((split + 1) * tiles_k // splits, tiles_seen)
     whole = tl.minimum(tl.maximum(whole, first), end)

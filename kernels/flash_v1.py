@@ -49,7 +49,6 @@ from kernels.tiles import (
     LOG2E,
     NEG_INF,
     advance,
-    cdiv,
     check_runnable,
     columns_inside,
     dot,
@@ -133,7 +132,7 @@ def _forward_kernel(
     out_step = head_dim.to(tl.int64) * BLOCK_M
     dropout = (dropout_seed, threshold, keep_scale, head)
 
-    for j in range(cdiv(seqlen_k, BLOCK_N)):  # line 6
+    for j in range(tl.cdiv(seqlen_k, BLOCK_N)):  # line 6
         start_n = j * BLOCK_N
         in_keys = keys < seqlen_k - start_n
         attended = in_keys
@@ -145,7 +144,7 @@ def _forward_kernel(
         first = 0
         if CAUSAL:
             first = tl.maximum(start_n - (seqlen_k - seqlen_q), 0) // BLOCK_M
-        for i in range(first, cdiv(seqlen_q, BLOCK_M)):  # line 8
+        for i in range(first, tl.cdiv(seqlen_q, BLOCK_M)):  # line 8
             start_m = i * BLOCK_M
             last_key = tl.full([BLOCK_M], seqlen_k - 1, tl.int32)
             if CAUSAL:
@@ -249,7 +248,7 @@ def _backward_kernel(
     out_step = head_dim.to(tl.int64) * BLOCK_N
     dropout = (dropout_seed, threshold, keep_scale, head * group)
 
-    for j in range(cdiv(seqlen_k, BLOCK_N)):  # line 6
+    for j in range(tl.cdiv(seqlen_k, BLOCK_N)):  # line 6
         start_n = j * BLOCK_N
         in_keys = keys < seqlen_k - start_n
         attended = in_keys
@@ -264,7 +263,7 @@ def _backward_kernel(
         if CAUSAL:
             first = tl.maximum(start_n - (seqlen_k - seqlen_q), 0) // BLOCK_M
         # One loop over heads and blocks, as a loop inside of a loop takes registers that spill.
-        blocks = tl.maximum(cdiv(seqlen_q, BLOCK_M) - first, 0)
+        blocks = tl.maximum(tl.cdiv(seqlen_q, BLOCK_M) - first, 0)
         for index in range(group * blocks):  # line 9
             member = index // blocks
             start_m = (first + index % blocks) * BLOCK_M

@@ -48,16 +48,13 @@ from kernels.tiles import (
     LOG2E,
     NEG_INF,
     advance,
-    cdiv,
     check_runnable,
     columns_inside,
-    device_function,
     dot,
     dropout_factors,
     kernel,
     key_range,
     load_tile,
-    row_sum,
     softmax_step,
     store_tile,
     tile_pointers,
@@ -82,7 +79,7 @@ from reference.arithmetic import TF32_TRUNCATED, Arithmetic
 # cuts.
 
 
-@device_function
+@triton.jit
 def attend(
     q_tile,
     k_ptrs,
@@ -137,7 +134,7 @@ def attend(
     return acc, m_i, l_i
 
 
-@device_function
+@triton.jit
 def normalise(acc, m_i, l_i):
     """What ``attend`` returns as out, and lse, the natural logarithm: 0 and -inf where it saw no key."""
     l_i = tl.where(l_i == 0.0, 1.0, l_i)
@@ -179,7 +176,7 @@ def _forward_kernel(
     BLOCK_LOOP: tl.constexpr,
 ):
     """Computes out and lse of a query tile, looping over key tiles (algorithm 1)."""
-    tiles = cdiv(seqlen_q, BLOCK_OWN)
+    tiles = tl.cdiv(seqlen_q, BLOCK_OWN)
     # Under a causal mask the last tiles see the most keys, so they start first.
     start_m = (tiles - 1 - tl.program_id(0) % tiles) * BLOCK_OWN
     head = (tl.program_id(0) // tiles).to(tl.int64)
@@ -251,7 +248,7 @@ def _delta_kernel(
     Without ALIGNED: the order of the sum follows from the width of the loads, and gradients must not depend
     on where in memory a row lies.
     """
-    tiles = cdiv(seqlen_q, BLOCK_OWN)
+    tiles = tl.cdiv(seqlen_q, BLOCK_OWN)
     head = (tl.program_id(0) // tiles).to(tl.int64)
     batch = head // heads_q
     head_q = head % heads_q
@@ -268,11 +265,11 @@ def _delta_kernel(
 
     # With lse = inf, exp2(score - lse) is 0: so are the weights of a row that sees no key.
     row_lse = tl.where(row_lse == NEG_INF, float("inf"), row_lse * LOG2E)
-    tl.store(delta + head * seqlen_q + rows, row_sum(do_tile * o_tile), mask=in_rows)
+    tl.store(delta + head * seqlen_q + rows, tl.sum(do_tile * o_tile, 1), mask=in_rows)
     tl.store(lse_log2 + head * seqlen_q + rows, row_lse, mask=in_rows)
 
 
-@device_function
+@triton.jit
 def gradients_of_keys(
     k_tile,
     v_tile,
@@ -319,11 +316,11 @@ def gradients_of_keys(
     first = 0
     diagonal = 0
     full = seqlen_q // BLOCK_ROWS
-    tiles_q = cdiv(seqlen_q, BLOCK_ROWS)
+    tiles_q = tl.cdiv(seqlen_q, BLOCK_ROWS)
     if CAUSAL:
         first_row = keys - offset
         first = tl.maximum(start_n - offset, 0) // BLOCK_ROWS
-        diagonal = cdiv(tl.maximum(start_n + BLOCK_KEYS - 1 - offset, 0), BLOCK_ROWS)
+        diagonal = tl.cdiv(tl.maximum(start_n + BLOCK_KEYS - 1 - offset, 0), BLOCK_ROWS)
         diagonal = tl.minimum(diagonal, tiles_q)
     cut_tiles = diagonal - first + tiles_q - tl.maximum(diagonal, full)
     whole_tiles = tl.maximum(full - diagonal, 0)
@@ -431,7 +428,7 @@ def _dk_dv_kernel(
     Scores are held transposed, (keys, rows), so that P and dS enter their products as they are. Keys past
     seqlen_k need no mask, as results of different keys never meet.
     """
-    tiles = cdiv(seqlen_k, BLOCK_OWN)
+    tiles = tl.cdiv(seqlen_k, BLOCK_OWN)
     # Under a causal mask the first tiles are seen by the most rows: they start first as they are.
     start_n = tl.program_id(0) % tiles * BLOCK_OWN
     head = (tl.program_id(0) // tiles).to(tl.int64)
@@ -487,7 +484,7 @@ def _dk_dv_kernel(
     store_tile(dv_ptrs, dv_tile, in_keys, in_cols, MASK_COLS)
 
 
-@device_function
+@triton.jit
 def gradient_of_queries(
     q_tile,
     do_tile,
@@ -578,7 +575,7 @@ def _dq_kernel(
     BLOCK_LOOP: tl.constexpr,
 ):
     """Computes dq of a query tile, looping over key tiles as the forward pass does (algorithm 2)."""
-    tiles = cdiv(seqlen_q, BLOCK_OWN)
+    tiles = tl.cdiv(seqlen_q, BLOCK_OWN)
     start_m = (tiles - 1 - tl.program_id(0) % tiles) * BLOCK_OWN
     head = (tl.program_id(0) // tiles).to(tl.int64)
     batch = head // (heads_kv * group)

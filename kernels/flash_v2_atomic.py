@@ -29,7 +29,6 @@ from kernels.launching import is_aligned, launch, row_strides
 from kernels.tiles import (
     LOG2E,
     advance,
-    cdiv,
     check_runnable,
     columns_inside,
     dot,
@@ -85,7 +84,7 @@ def _backward_kernel(
 
     Scores are held transposed, (keys, rows), so that P and dS enter the products of dv and dk as they are.
     """
-    tiles = cdiv(seqlen_k, BLOCK_OWN)
+    tiles = tl.cdiv(seqlen_k, BLOCK_OWN)
     # Under a causal mask the first tiles are seen by the most rows: they start first as they are.
     start_n = tl.program_id(0) % tiles * BLOCK_OWN
     head = (tl.program_id(0) // tiles).to(tl.int64)
@@ -109,7 +108,7 @@ def _backward_kernel(
         offset = seqlen_k - seqlen_q
         first_row = keys - offset
         first = tl.maximum(start_n - offset, 0) // BLOCK_LOOP
-    tiles_q = tl.maximum(cdiv(seqlen_q, BLOCK_LOOP) - first, 0)
+    tiles_q = tl.maximum(tl.cdiv(seqlen_q, BLOCK_LOOP) - first, 0)
 
     head_q = head_kv * group
     q_ptrs = tile_pointers(q + batch * stride_qb + head_q * stride_qh, rows, stride_qm, cols, ALIGNED)

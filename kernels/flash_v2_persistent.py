@@ -30,17 +30,14 @@ from torch import Tensor
 from kernels import flash_v2
 from kernels.contract import AttentionKernel, Capabilities
 from kernels.flash_v2 import Settings, normalise
-from kernels.fp8 import check_fp8, fp8_product, to_fp8
+from kernels.fp8 import check_fp8, fp8_product
 from kernels.launching import check_settings, is_aligned, launch, row_strides
 from kernels.tiles import (
-    INTERPRETED,
     LOG2E,
     NEG_INF,
     advance,
-    cdiv,
     check_runnable,
     columns_inside,
-    device_function,
     dot,
     kernel,
     key_range,
@@ -66,7 +63,7 @@ def to_e5m2(v: Tensor) -> Tensor:
     return torch.where(v.isinf(), v, limited).to(torch.float8_e5m2)
 
 
-@device_function
+@triton.jit
 def append(tiles, tile):
     """The tuple of tiles with one more."""
     return tiles + (tile,)  # noqa: RUF005 Triton's compiler does not unpack
@@ -107,7 +104,7 @@ def _forward_kernel(
 ):
     """Computes out and lse of every query tile whose turn it is; ``heads`` are those of the whole batch."""
     SLICES: tl.constexpr = HEAD_DIM // SLICE
-    tiles = cdiv(seqlen_q, BLOCK_OWN)
+    tiles = tl.cdiv(seqlen_q, BLOCK_OWN)
     cols = tl.arange(0, HEAD_DIM)
     slice_cols = tl.arange(0, SLICE)
     in_cols = columns_inside(cols, head_dim, q, ALIGNED)
@@ -146,7 +143,7 @@ def _forward_kernel(
                     seen = keys[None, :] <= (last_key - start_n)[:, None]
                     scores = tl.where(seen, scores, NEG_INF)
                 p, alpha, m_i, l_i = softmax_step(scores, m_i, l_i)
-                p = to_fp8(p, tl.float8e5) if E5M2 else p.to(v.dtype.element_ty)
+                p = p.to(tl.float8e5 if E5M2 else v.dtype.element_ty)
                 updated = ()
                 for index in tl.static_range(SLICES):
                     in_slice = columns_inside(index * SLICE + slice_cols, head_dim, v, ALIGNED)
@@ -253,8 +250,6 @@ def forward(
     if settings.e5m2:
         check_fp8(q)
         v = to_e5m2(v)
-        if INTERPRETED.value:  # which misreads subnormals of 8 bits
-            v = v.float()
     batch, heads_q, seqlen_q, head_dim = q.shape
     _, heads_kv, seqlen_k, _ = k.shape
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)

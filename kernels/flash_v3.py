@@ -34,7 +34,6 @@ from kernels.tiles import (
     LN2,
     LOG2E,
     NEG_INF,
-    cdiv,
     check_runnable,
     dot,
     kernel,
@@ -74,7 +73,7 @@ def _forward_kernel(
     BLOCK_LOOP: tl.constexpr,
 ):
     """Computes out and lse of a query tile, looping over key tiles (algorithm 1)."""
-    tiles = cdiv(seqlen_q, BLOCK_OWN)
+    tiles = tl.cdiv(seqlen_q, BLOCK_OWN)
     # Under a causal mask the last tiles see the most keys, so they start first.
     end_m = (tiles - tl.program_id(0) % tiles) * BLOCK_OWN
     start_m = end_m - BLOCK_OWN

@@ -35,14 +35,11 @@ from torch import Tensor
 from kernels.contract import AttentionKernel, Capabilities, flash_arithmetic
 from kernels.launching import check_settings, is_aligned, launch, padded_head_dim
 from kernels.tiles import (
-    INTERPRETED,
     LN2,
     LOG2E,
     NEG_INF,
     advance,
-    cdiv,
     check_runnable,
-    device_function,
     kernel,
     key_range,
     softmax_step,
@@ -136,22 +133,7 @@ def rotated(x: Tensor) -> Tensor:
     return x
 
 
-@device_function
-def to_fp8(tile, FORMAT: tl.constexpr):
-    """Casts non-negative float32 numbers to an 8-bit format, to nearest even."""
-    if INTERPRETED:
-        # The interpreter's cast loses carries, 127 becomes 64. Here the rounding is done in float32: a sum with
-        # a number 2^b as large drops b bits (Dekker's splitting), one with a constant all below a fixed place.
-        big = tile * (2.0 ** (23 - FORMAT.fp_mantissa_width) + 1.0)
-        place = 1.5 * 2.0 ** (24 - FORMAT.exponent_bias - FORMAT.fp_mantissa_width)
-        smallest_normal = 2.0 ** (1 - FORMAT.exponent_bias)
-        tile = tl.where(tile < smallest_normal, (tile + place) - place, big - (big - tile))
-    else:
-        tile = tile.to(FORMAT)
-    return tile
-
-
-@device_function
+@triton.jit
 def fp8_product(a, b):
     """The float32 product of tiles of 8-bit numbers."""
     # A Hopper sums them in 14 bits: those of one instruction, and what they come to in float32.
@@ -188,13 +170,13 @@ def _forward_kernel(
     q, k and v are what ``quantise`` returned, in blocks of SCALE_M rows of q and SCALE_N of k and v, so tiles
     are whole; v is transposed, as fp8 tensor cores want the dimension that is summed over to run fastest.
     """
-    tiles_m = cdiv(seqlen_q, BLOCK_M)
+    tiles_m = tl.cdiv(seqlen_q, BLOCK_M)
     # Under a causal mask the last tiles see the most keys, so they start first.
     start_m = (tiles_m - 1 - tl.program_id(0) % tiles_m) * BLOCK_M
     head = (tl.program_id(0) // tiles_m).to(tl.int64)
     head_kv = head // group
-    scales_m = cdiv(seqlen_q, SCALE_M)
-    scales_n = cdiv(seqlen_k, SCALE_N)
+    scales_m = tl.cdiv(seqlen_q, SCALE_M)
+    scales_n = tl.cdiv(seqlen_k, SCALE_N)
     padded_k = scales_n * SCALE_N
 
     cols = tl.arange(0, HEAD_DIM)
@@ -225,7 +207,7 @@ def _forward_kernel(
             p, alpha, m_i, l_i = softmax_step(scores, m_i, l_i)
             v_tile = tl.load(advance(v_ptrs, tile * BLOCK_N, True))
             v_unit = tl.load(v_scale + head_kv * scales_n + tile * BLOCK_N // SCALE_N) / P_SCALE
-            p8 = to_fp8(p * P_SCALE, FORMAT)
+            p8 = (p * P_SCALE).to(FORMAT)
             acc = acc * alpha[:, None] + fp8_product(p8, tl.trans(v_tile)) * v_unit
 
     # A row that sees no key has m_i = -inf and l_i = 0: out is 0 and lse -inf.
@@ -273,8 +255,6 @@ def forward(
     q8, q_scale = quantise(q, block_m, scaling, dtype, rotate=rotate)
     k8, k_scale = quantise(k, block_n, scaling, dtype, rotate=rotate)
     v8, v_scale = quantise(v, block_n, scaling, dtype, rotate=False)
-    if INTERPRETED.value:  # which misreads subnormals of 8 bits
-        q8, k8, v8 = q8.float(), k8.float(), v8.float()
     # M / columns was what q and k were multiplied with, instead of M / sqrt(columns).
     unit = sm_scale * padded if rotate else sm_scale
     # Beside the sum over tiles, registers hold that of one tile, and that of one instruction.

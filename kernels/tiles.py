@@ -40,37 +40,7 @@ def kernel(fn: Callable[..., None], jit: Callable[..., Any] = triton.jit) -> Any
     return jit(fn, do_not_specialize=runtime, do_not_specialize_on_alignment=runtime)
 
 
-def device_function(fn: Callable[..., Any]) -> Any:
-    """``triton.jit`` for a function that kernels call.
-
-    Interpreted, the function is left as it is: the interpreter patches all of ``triton.language`` on each
-    call of a jitted one, which takes longer than the call.
-    """
-    return fn if INTERPRETED.value else triton.jit(fn)
-
-
-# What follows stands in for tl.cdiv, tl.max and tl.sum, which are jitted functions themselves.
-
-
-@device_function
-def cdiv(dividend, divisor):
-    """The quotient of two positive integers, rounded up."""
-    return (dividend + divisor - 1) // divisor
-
-
-@device_function
-def row_max(tile):
-    """Largest entry of each row; a nan counts only where the whole row is nan."""
-    return tl.reduce(tile, 1, tl.standard._elementwise_max)
-
-
-@device_function
-def row_sum(tile):
-    """Sum of each row."""
-    return tl.reduce(tile, 1, tl.standard._sum_combine)
-
-
-@device_function
+@triton.jit
 def tile_pointers(base, rows, row_stride, cols, ALIGNED: tl.constexpr):
     """Pointers to a tile, ``base`` pointing to the matrix, whose columns are adjacent.
 
@@ -82,7 +52,7 @@ def tile_pointers(base, rows, row_stride, cols, ALIGNED: tl.constexpr):
     return row_ptrs + cols[None, :]
 
 
-@device_function
+@triton.jit
 def columns_inside(cols, head_dim, base, ALIGNED: tl.constexpr):
     """Which columns are in the matrix. ``ALIGNED`` promises that its rows are a multiple of 16 bytes wide."""
     inside = cols < head_dim
@@ -91,7 +61,7 @@ def columns_inside(cols, head_dim, base, ALIGNED: tl.constexpr):
     return inside
 
 
-@device_function
+@triton.jit
 def advance(pointers, offset, ALIGNED: tl.constexpr):
     """Pointers ``offset`` elements further on, by a sum of whole strides."""
     pointers += offset
@@ -100,7 +70,7 @@ def advance(pointers, offset, ALIGNED: tl.constexpr):
     return pointers
 
 
-@device_function
+@triton.jit
 def load_tile(pointers, in_rows, in_cols, MASK_ROWS: tl.constexpr, MASK_COLS: tl.constexpr):
     """The tile, with 0 outside of in_rows and in_cols where these are to be masked."""
     if MASK_ROWS and MASK_COLS:
@@ -114,7 +84,7 @@ def load_tile(pointers, in_rows, in_cols, MASK_ROWS: tl.constexpr, MASK_COLS: tl
     return tile
 
 
-@device_function
+@triton.jit
 def store_tile(pointers, tile, in_rows, in_cols, MASK_COLS: tl.constexpr):
     """Casts the tile to what the pointers point to, and stores its part in in_rows and in_cols."""
     mask = in_rows[:, None]
@@ -123,17 +93,13 @@ def store_tile(pointers, tile, in_rows, in_cols, MASK_COLS: tl.constexpr):
     tl.store(pointers, tile.to(pointers.dtype.element_ty), mask=mask)
 
 
-@device_function
+@triton.jit
 def dot(a, b, acc, PRECISION: tl.constexpr):
     """The float32 sum of acc, which may be None, and a @ b."""
-    if INTERPRETED:
-        # The interpreter multiplies the bit patterns of bfloat16; in float32 the products are the same.
-        a = a.to(tl.float32)
-        b = b.to(tl.float32)
     return tl.dot(a, b, acc, input_precision=PRECISION)
 
 
-@device_function
+@triton.jit
 def softmax_step(scores, m_i, l_i):
     """One step of the online softmax in base 2 (Milakov and Gimelshein 2018, algorithm 3).
 
@@ -141,22 +107,22 @@ def softmax_step(scores, m_i, l_i):
     Returns the weights relative to the new maximum, the factor that brings earlier ones to it, the new m_i
     and the new l_i.
     """
-    m_new = tl.maximum(m_i, row_max(scores))
+    m_new = tl.maximum(m_i, tl.max(scores, 1))
     # A row that has seen no key yet has a maximum of -inf, and -inf - -inf is nan.
     shift = tl.where(m_new == NEG_INF, 0.0, m_new)
     p = tl.exp2(scores - shift[:, None])
     alpha = tl.exp2(m_i - shift)
-    return p, alpha, m_new, l_i * alpha + row_sum(p)
+    return p, alpha, m_new, l_i * alpha + tl.sum(p, 1)
 
 
-@device_function
+@triton.jit
 def weights(scores, row_lse):
     """P from scaled scores and lse, both in base 2; nan where either is."""
     # Rounded, lse may lie below the largest score: far below, when that is huge, but P never exceeds 1.
     return tl.exp2(tl.minimum(scores - row_lse, 0.0, propagate_nan=tl.PropagateNan.ALL))
 
 
-@device_function
+@triton.jit
 def dropout_factors(dropout, member, rows, keys):
     """What dropout multiplies weights with: keep_scale, or 0 where word 0 of Philox 4x32-10 is below a threshold.
 
@@ -185,7 +151,7 @@ def dropout_factors(dropout, member, rows, keys):
     return tl.where(c0 >= threshold.to(tl.uint32), keep_scale, 0.0)
 
 
-@device_function
+@triton.jit
 def key_range(
     start_m,
     rows,
@@ -202,10 +168,10 @@ def key_range(
     """
     last_key = tl.full([BLOCK_ROWS], seqlen_k - 1, tl.int32)
     whole = seqlen_k // BLOCK_KEYS
-    tiles = cdiv(seqlen_k, BLOCK_KEYS)
+    tiles = tl.cdiv(seqlen_k, BLOCK_KEYS)
     if CAUSAL:
         offset = seqlen_k - seqlen_q
         last_key = rows + offset
         whole = tl.minimum(tl.maximum(start_m + offset + 1, 0) // BLOCK_KEYS, whole)
-        tiles = tl.minimum(cdiv(tl.maximum(start_m + offset + BLOCK_ROWS, 0), BLOCK_KEYS), tiles)
+        tiles = tl.minimum(tl.cdiv(tl.maximum(start_m + offset + BLOCK_ROWS, 0), BLOCK_KEYS), tiles)
     return last_key, whole, tiles

@@ -26,10 +26,8 @@ from kernels.flash_v2 import attend, gradient_of_queries, gradients_of_keys, nor
 from kernels.launching import is_aligned, launch
 from kernels.tiles import (
     LOG2E,
-    cdiv,
     check_runnable,
     columns_inside,
-    device_function,
     kernel,
     key_range,
     load_tile,
@@ -39,7 +37,7 @@ from kernels.tiles import (
 from kernels.validation import check_inputs, check_lengths, check_like
 
 
-@device_function
+@triton.jit
 def sequence(cu_seqlens, index, total):
     """Where a sequence begins, int64, and how long it is: within ``total``, whatever cu_seqlens holds."""
     begin = tl.minimum(tl.maximum(tl.load(cu_seqlens + index), 0), total)
@@ -78,7 +76,7 @@ def _forward_kernel(
     BLOCK_LOOP: tl.constexpr,
 ):
     """Computes out (total_q, heads_q, head_dim) and lse (heads_q, total_q) of a query tile."""
-    tiles = cdiv(max_seqlen_q, BLOCK_OWN)
+    tiles = tl.cdiv(max_seqlen_q, BLOCK_OWN)
     # Under a causal mask the last tiles see the most keys, so they start first.
     start_m = (tiles - 1 - tl.program_id(0) % tiles) * BLOCK_OWN
     head = tl.program_id(0) // tiles
@@ -166,7 +164,7 @@ def _dk_dv_kernel(
     BLOCK_LOOP: tl.constexpr,
 ):
     """Computes dk and dv (total_k, heads_kv, head_dim) of a key tile."""
-    tiles = cdiv(max_seqlen_k, BLOCK_OWN)
+    tiles = tl.cdiv(max_seqlen_k, BLOCK_OWN)
     start_n = tl.program_id(0) % tiles * BLOCK_OWN
     head = tl.program_id(0) // tiles
     head_kv = (head % heads_kv).to(tl.int64)
@@ -259,7 +257,7 @@ def _dq_kernel(
     BLOCK_LOOP: tl.constexpr,
 ):
     """Computes dq (total_q, heads_q, head_dim) of a query tile."""
-    tiles = cdiv(max_seqlen_q, BLOCK_OWN)
+    tiles = tl.cdiv(max_seqlen_q, BLOCK_OWN)
     start_m = (tiles - 1 - tl.program_id(0) % tiles) * BLOCK_OWN
     heads_q = heads_kv * group
     head = tl.program_id(0) // tiles

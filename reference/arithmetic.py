@@ -59,8 +59,6 @@ TF32 = Format("tf32", 2.0**-11, 2.0**-126, 3.4028234663852886e38)
 TF32X3 = Format("tf32x3", 2.0**-21, 2.0**-126, 3.4028234663852886e38)
 # Hopper's wgmma ignores the low 13 bits of a float32 operand: a truncation, so the error doubles.
 TF32_TRUNCATED = Format("tf32_truncated", 2.0**-10, 2.0**-126, 3.4028234663852886e38, truncates=True)
-# Triton's interpreter casts float32 to bfloat16 by dropping 16 bits, and gets subnormals wrong both ways.
-BFLOAT16_TRUNCATED = Format("bfloat16_truncated", 2.0**-7, 2.0**-125, 3.3895313892515355e38, truncates=True)
 # OCP 8-bit formats (Micikevicius et al. 2022, arXiv 2209.05433). e4m3 has no infinity.
 FLOAT8_E4M3 = Format("float8_e4m3", 2.0**-4, 2.0**-10, 448.0)
 FLOAT8_E5M2 = Format("float8_e5m2", 2.0**-3, 2.0**-17, 57344.0)
@@ -74,7 +72,6 @@ FORMATS = {
         TF32,
         TF32X3,
         TF32_TRUNCATED,
-        BFLOAT16_TRUNCATED,
         FLOAT8_E4M3,
         FLOAT8_E5M2,
     )

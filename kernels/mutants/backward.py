@@ -22,7 +22,7 @@ DS_OF_ROWS = "ds = p * (dp - row_delta[:, None])"
 DK_STORE = "store_tile(dk_ptrs, dk_tile * sm_scale, in_keys, in_cols, MASK_COLS)"
 DV_STORE = "store_tile(dv_ptrs, dv_tile, in_keys, in_cols, MASK_COLS)"
 DQ_STORE = "store_tile(dq_ptrs, dq_tile * sm_scale, in_rows, in_cols, MASK_COLS)"
-DELTA_STORE = "tl.store(delta + head * seqlen_q + rows, row_sum(do_tile * o_tile), mask=in_rows)"
+DELTA_STORE = "tl.store(delta + head * seqlen_q + rows, tl.sum(do_tile * o_tile, 1), mask=in_rows)"
 DO_POINTERS = (
     "do_ptrs = tile_pointers(dout + batch * stride_dob + head_q * stride_doh, rows, stride_dom, cols, "
 )
@@ -32,12 +32,12 @@ BACKWARD = (
     Mutant(
         "delta_of_dout_alone",
         "delta is the sum of dout squared",
-        (Edit(DELTA, "row_sum(do_tile * o_tile)", "row_sum(do_tile * do_tile)"),),
+        (Edit(DELTA, "tl.sum(do_tile * o_tile, 1)", "tl.sum(do_tile * do_tile, 1)"),),
     ),
     Mutant(
         "delta_zero",
         "delta is 0",
-        (Edit(DELTA, "row_sum(do_tile * o_tile)", "row_sum(do_tile * o_tile) * 0.0"),),
+        (Edit(DELTA, "tl.sum(do_tile * o_tile, 1)", "tl.sum(do_tile * o_tile, 1) * 0.0"),),
     ),
     Mutant(
         "delta_rounded",
@@ -45,8 +45,8 @@ BACKWARD = (
         (
             Edit(
                 DELTA,
-                "row_sum(do_tile * o_tile)",
-                "row_sum(do_tile * o_tile).to(dout.dtype.element_ty).to(tl.float32)",
+                "tl.sum(do_tile * o_tile, 1)",
+                "tl.sum(do_tile * o_tile, 1).to(dout.dtype.element_ty).to(tl.float32)",
             ),
         ),
         subtle=True,
@@ -164,7 +164,7 @@ BACKWARD = (
         (
             Edit(
                 OF_KEYS,
-                "diagonal = cdiv(tl.maximum(start_n + BLOCK_KEYS - 1 - offset, 0), BLOCK_ROWS)",
+                "diagonal = tl.cdiv(tl.maximum(start_n + BLOCK_KEYS - 1 - offset, 0), BLOCK_ROWS)",
                 "diagonal = tl.maximum(start_n + BLOCK_KEYS - 1 - offset, 0) // BLOCK_ROWS",
             ),
         ),
@@ -182,7 +182,7 @@ BACKWARD = (
             Edit(
                 OF_KEYS,
                 "first = tl.maximum(start_n - offset, 0) // BLOCK_ROWS",
-                "first = cdiv(tl.maximum(start_n - offset, 0), BLOCK_ROWS)",
+                "first = tl.cdiv(tl.maximum(start_n - offset, 0), BLOCK_ROWS)",
             ),
         ),
     ),
@@ -194,7 +194,7 @@ BACKWARD = (
     Mutant(
         "dk_dv_tail_unmasked",
         "the tail of the query rows counts as a whole tile",
-        (Edit(OF_KEYS, "full = seqlen_q // BLOCK_ROWS", "full = cdiv(seqlen_q, BLOCK_ROWS)"),),
+        (Edit(OF_KEYS, "full = seqlen_q // BLOCK_ROWS", "full = tl.cdiv(seqlen_q, BLOCK_ROWS)"),),
         source=f"{FLASH}/issues/443",
     ),
     Mutant(

@@ -13,7 +13,7 @@ DECODE = (
     Mutant(
         "splits_overlap",
         "a tile on the border of two splits counts in both",
-        (Edit(KERNEL, END, "end = tl.minimum(cdiv((split + 1) * tiles_k, splits), tiles_seen)"),),
+        (Edit(KERNEL, END, "end = tl.minimum(tl.cdiv((split + 1) * tiles_k, splits), tiles_seen)"),),
         kernel="decode",
     ),
     Mutant(

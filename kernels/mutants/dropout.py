@@ -63,7 +63,7 @@ DROPOUT = (
             Edit(
                 ATTEND,
                 f"p *= {Z}",
-                f"z = {Z}\n                l_i -= row_sum(tl.where(z == 0.0, p, 0.0))\n                p *= z",
+                f"z = {Z}\n                l_i -= tl.sum(tl.where(z == 0.0, p, 0.0), 1)\n                p *= z",
             ),
         ),
     ),

@@ -132,34 +132,34 @@ gradients_of_keys
   first_row = keys - offset
 - first = tl.maximum(start_n - offset, 0) // BLOCK_ROWS
 + pass
-  diagonal = cdiv(tl.maximum(start_n + BLOCK_KEYS - 1 - offset, 0), BLOCK_ROWS)""",
+  diagonal = tl.cdiv(tl.maximum(start_n + BLOCK_KEYS - 1 - offset, 0), BLOCK_ROWS)""",
             """\
 gradients_of_keys
   first_row = keys - offset
 - first = tl.maximum(start_n - offset, 0) // BLOCK_ROWS
 + first = tl.maximum(start_n - offset, 1) // BLOCK_ROWS
-  diagonal = cdiv(tl.maximum(start_n + BLOCK_KEYS - 1 - offset, 0), BLOCK_ROWS)""",
+  diagonal = tl.cdiv(tl.maximum(start_n + BLOCK_KEYS - 1 - offset, 0), BLOCK_ROWS)""",
             """\
 gradients_of_keys
   first = tl.maximum(start_n - offset, 0) // BLOCK_ROWS
-- diagonal = cdiv(tl.maximum(start_n + BLOCK_KEYS - 1 - offset, 0), BLOCK_ROWS)
-+ diagonal = cdiv(tl.maximum(start_n + BLOCK_KEYS - offset, 0), BLOCK_ROWS)
+- diagonal = tl.cdiv(tl.maximum(start_n + BLOCK_KEYS - 1 - offset, 0), BLOCK_ROWS)
++ diagonal = tl.cdiv(tl.maximum(start_n + BLOCK_KEYS - offset, 0), BLOCK_ROWS)
   diagonal = tl.minimum(diagonal, tiles_q)""",
             """\
 gradients_of_keys
   first = tl.maximum(start_n - offset, 0) // BLOCK_ROWS
-- diagonal = cdiv(tl.maximum(start_n + BLOCK_KEYS - 1 - offset, 0), BLOCK_ROWS)
-+ diagonal = cdiv(tl.maximum(start_n + BLOCK_KEYS - 1 - offset, 1), BLOCK_ROWS)
+- diagonal = tl.cdiv(tl.maximum(start_n + BLOCK_KEYS - 1 - offset, 0), BLOCK_ROWS)
++ diagonal = tl.cdiv(tl.maximum(start_n + BLOCK_KEYS - 1 - offset, 1), BLOCK_ROWS)
   diagonal = tl.minimum(diagonal, tiles_q)""",
             """\
 gradients_of_keys
-  diagonal = cdiv(tl.maximum(start_n + BLOCK_KEYS - 1 - offset, 0), BLOCK_ROWS)
+  diagonal = tl.cdiv(tl.maximum(start_n + BLOCK_KEYS - 1 - offset, 0), BLOCK_ROWS)
 - diagonal = tl.minimum(diagonal, tiles_q)
 + diagonal = tiles_q
   cut_tiles = diagonal - first + tiles_q - tl.maximum(diagonal, full)""",
             """\
 gradients_of_keys
-  diagonal = cdiv(tl.maximum(start_n + BLOCK_KEYS - 1 - offset, 0), BLOCK_ROWS)
+  diagonal = tl.cdiv(tl.maximum(start_n + BLOCK_KEYS - 1 - offset, 0), BLOCK_ROWS)
 - diagonal = tl.minimum(diagonal, tiles_q)
 + diagonal = tl.maximum(diagonal, tiles_q)
   cut_tiles = diagonal - first + tiles_q - tl.maximum(diagonal, full)""",
@@ -168,30 +168,30 @@ key_range
   last_key = rows + offset
 - whole = tl.minimum(tl.maximum(start_m + offset + 1, 0) // BLOCK_KEYS, whole)
 + whole = tl.minimum(tl.maximum(start_m + offset, 0) // BLOCK_KEYS, whole)
-  tiles = tl.minimum(cdiv(tl.maximum(start_m + offset + BLOCK_ROWS, 0), BLOCK_KEYS), tiles)""",
+  tiles = tl.minimum(tl.cdiv(tl.maximum(start_m + offset + BLOCK_ROWS, 0), BLOCK_KEYS), tiles)""",
             """\
 key_range
   whole = tl.minimum(tl.maximum(start_m + offset + 1, 0) // BLOCK_KEYS, whole)
-- tiles = tl.minimum(cdiv(tl.maximum(start_m + offset + BLOCK_ROWS, 0), BLOCK_KEYS), tiles)
+- tiles = tl.minimum(tl.cdiv(tl.maximum(start_m + offset + BLOCK_ROWS, 0), BLOCK_KEYS), tiles)
 + pass
   return last_key, whole, tiles""",
             """\
 key_range
   whole = tl.minimum(tl.maximum(start_m + offset + 1, 0) // BLOCK_KEYS, whole)
-- tiles = tl.minimum(cdiv(tl.maximum(start_m + offset + BLOCK_ROWS, 0), BLOCK_KEYS), tiles)
-+ tiles = tl.maximum(cdiv(tl.maximum(start_m + offset + BLOCK_ROWS, 0), BLOCK_KEYS), tiles)
+- tiles = tl.minimum(tl.cdiv(tl.maximum(start_m + offset + BLOCK_ROWS, 0), BLOCK_KEYS), tiles)
++ tiles = tl.maximum(tl.cdiv(tl.maximum(start_m + offset + BLOCK_ROWS, 0), BLOCK_KEYS), tiles)
   return last_key, whole, tiles""",
             """\
 key_range
   whole = tl.minimum(tl.maximum(start_m + offset + 1, 0) // BLOCK_KEYS, whole)
-- tiles = tl.minimum(cdiv(tl.maximum(start_m + offset + BLOCK_ROWS, 0), BLOCK_KEYS), tiles)
-+ tiles = cdiv(tl.maximum(start_m + offset + BLOCK_ROWS, 0), BLOCK_KEYS)
+- tiles = tl.minimum(tl.cdiv(tl.maximum(start_m + offset + BLOCK_ROWS, 0), BLOCK_KEYS), tiles)
++ tiles = tl.cdiv(tl.maximum(start_m + offset + BLOCK_ROWS, 0), BLOCK_KEYS)
   return last_key, whole, tiles""",
             """\
 key_range
   whole = tl.minimum(tl.maximum(start_m + offset + 1, 0) // BLOCK_KEYS, whole)
-- tiles = tl.minimum(cdiv(tl.maximum(start_m + offset + BLOCK_ROWS, 0), BLOCK_KEYS), tiles)
-+ tiles = tl.minimum(cdiv(tl.maximum(start_m + offset + BLOCK_ROWS, 1), BLOCK_KEYS), tiles)
+- tiles = tl.minimum(tl.cdiv(tl.maximum(start_m + offset + BLOCK_ROWS, 0), BLOCK_KEYS), tiles)
++ tiles = tl.minimum(tl.cdiv(tl.maximum(start_m + offset + BLOCK_ROWS, 1), BLOCK_KEYS), tiles)
   return last_key, whole, tiles""",
         ),
     ),
@@ -310,7 +310,7 @@ advance
         (
             """\
 gradients_of_keys
-  diagonal = cdiv(tl.maximum(start_n + BLOCK_KEYS - 1 - offset, 0), BLOCK_ROWS)
+  diagonal = tl.cdiv(tl.maximum(start_n + BLOCK_KEYS - 1 - offset, 0), BLOCK_ROWS)
 - diagonal = tl.minimum(diagonal, tiles_q)
 + pass
   cut_tiles = diagonal - first + tiles_q - tl.maximum(diagonal, full)""",
@@ -325,30 +325,24 @@ key_range
   last_key = rows + offset
 - whole = tl.minimum(tl.maximum(start_m + offset + 1, 0) // BLOCK_KEYS, whole)
 + whole = tl.maximum(start_m + offset + 1, 0) // BLOCK_KEYS
-  tiles = tl.minimum(cdiv(tl.maximum(start_m + offset + BLOCK_ROWS, 0), BLOCK_KEYS), tiles)""",
+  tiles = tl.minimum(tl.cdiv(tl.maximum(start_m + offset + BLOCK_ROWS, 0), BLOCK_KEYS), tiles)""",
             """\
 key_range
   whole = tl.minimum(tl.maximum(start_m + offset + 1, 0) // BLOCK_KEYS, whole)
-- tiles = tl.minimum(cdiv(tl.maximum(start_m + offset + BLOCK_ROWS, 0), BLOCK_KEYS), tiles)
-+ tiles = tl.minimum(cdiv(start_m + offset + BLOCK_ROWS, BLOCK_KEYS), tiles)
+- tiles = tl.minimum(tl.cdiv(tl.maximum(start_m + offset + BLOCK_ROWS, 0), BLOCK_KEYS), tiles)
++ tiles = tl.minimum(tl.cdiv(start_m + offset + BLOCK_ROWS, BLOCK_KEYS), tiles)
   return last_key, whole, tiles""",
         ),
     ),
     Argument(
-        "Interpreted, operands are float32 already or become so, and a product knows no precision.",
+        "Interpreted, a product knows no precision.",
         (
             '''\
 dot
   """The float32 sum of acc, which may be None, and a @ b."""
-- if INTERPRETED:
-+ if True:
-  # The interpreter multiplies the bit patterns of bfloat16; in float32 the products are the same.''',
-            """\
-dot
-  b = b.to(tl.float32)
 - return tl.dot(a, b, acc, input_precision=PRECISION)
 + return tl.dot(a, b, acc)
-  """,
+  ''',
         ),
         device="cpu",
     ),
@@ -360,7 +354,7 @@ key_range
   last_key = rows + offset
 - whole = tl.minimum(tl.maximum(start_m + offset + 1, 0) // BLOCK_KEYS, whole)
 + whole = tl.minimum(tl.maximum(start_m + offset + 1, 1) // BLOCK_KEYS, whole)
-  tiles = tl.minimum(cdiv(tl.maximum(start_m + offset + BLOCK_ROWS, 0), BLOCK_KEYS), tiles)""",
+  tiles = tl.minimum(tl.cdiv(tl.maximum(start_m + offset + BLOCK_ROWS, 0), BLOCK_KEYS), tiles)""",
         ),
     ),
     Argument(
@@ -439,7 +433,7 @@ _delta_kernel
   # With lse = inf, exp2(score - lse) is 0: so are the weights of a row that sees no key.
 - row_lse = tl.where(row_lse == NEG_INF, float("inf"), row_lse * LOG2E)
 + row_lse = row_lse * LOG2E
-  tl.store(delta + head * seqlen_q + rows, row_sum(do_tile * o_tile), mask=in_rows)""",
+  tl.store(delta + head * seqlen_q + rows, tl.sum(do_tile * o_tile, 1), mask=in_rows)""",
         ),
     ),
     Argument(

@@ -75,7 +75,7 @@ FORWARD = (
     Mutant(
         "tail_tile_dropped",
         "keys past the last whole tile are left out",
-        (Edit(RANGE, "tiles = cdiv(seqlen_k, BLOCK_KEYS)\n", "tiles = seqlen_k // BLOCK_KEYS\n"),),
+        (Edit(RANGE, "tiles = tl.cdiv(seqlen_k, BLOCK_KEYS)\n", "tiles = seqlen_k // BLOCK_KEYS\n"),),
     ),
     Mutant(
         "one_lane_dropped",
@@ -161,7 +161,7 @@ FORWARD = (
             Edit(
                 RANGE,
                 "tl.maximum(start_m + offset + 1, 0) // BLOCK_KEYS",
-                "cdiv(tl.maximum(start_m + offset + 1, 0), BLOCK_KEYS)",
+                "tl.cdiv(tl.maximum(start_m + offset + 1, 0), BLOCK_KEYS)",
             ),
         ),
     ),
@@ -192,7 +192,7 @@ FORWARD = (
     Mutant(
         "sum_not_rescaled",
         "the softmax sum is not brought to the new maximum",
-        (Edit(STEP, "l_i * alpha + row_sum(p)", "l_i + row_sum(p)"),),
+        (Edit(STEP, "l_i * alpha + tl.sum(p, 1)", "l_i + tl.sum(p, 1)"),),
     ),
     Mutant(
         "alpha_inverted",
@@ -202,7 +202,7 @@ FORWARD = (
     Mutant(
         "maximum_of_the_tile",
         "the maximum is that of the tile alone, so that a tile without a visible key forgets all before it",
-        (Edit(STEP, "tl.maximum(m_i, row_max(scores))", "row_max(scores)"),),
+        (Edit(STEP, "tl.maximum(m_i, tl.max(scores, 1))", "tl.max(scores, 1)"),),
     ),
     Mutant(
         "empty_tile_is_nan",
@@ -294,7 +294,7 @@ FORWARD = (
     Mutant(
         "sum_of_rounded_weights",
         "the softmax sum is taken over P rounded to float16",
-        (Edit(STEP, "row_sum(p)\n", "row_sum(p.to(tl.float16).to(tl.float32))\n"),),
+        (Edit(STEP, "tl.sum(p, 1)\n", "tl.sum(p.to(tl.float16).to(tl.float32), 1)\n"),),
         subtle=True,
     ),
     Mutant(

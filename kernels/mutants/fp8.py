@@ -134,13 +134,13 @@ FP8 = (
         "fp8_p_not_scaled",
         "P is cast as it is: weights below 2^-6 lose their bits",
         Edit(KERNEL, ") / P_SCALE", ")"),
-        Edit(KERNEL, "to_fp8(p * P_SCALE, FORMAT)", "to_fp8(p, FORMAT)"),
+        Edit(KERNEL, "(p * P_SCALE).to(FORMAT)", "p.to(FORMAT)"),
         subtle=True,
     ),
     _mutant(
         "fp8_p_in_e5m2",
         "P is cast to e5m2 whatever the format",
-        Edit(KERNEL, "to_fp8(p * P_SCALE, FORMAT)", "to_fp8(p * P_SCALE, tl.float8e5)"),
+        Edit(KERNEL, "(p * P_SCALE).to(FORMAT)", "(p * P_SCALE).to(tl.float8e5)"),
         subtle=True,
     ),
     _mutant(

@@ -4,11 +4,13 @@ import base64
 import importlib.util
 import inspect
 import math
+import sys
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from textwrap import indent
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from torch import Tensor
 from kernels import registry
 from tests.harness import poison
 from tests.harness.child import ROOT
+from tests.harness.interpreting import REPAIRED
 from tests.harness.poison import PoisonedAllocations
 from tests.harness.trial import Problem, Trial
 from tests.harness.verdict import Finding
@@ -118,6 +121,13 @@ faulthandler.dump_traceback_later({seconds}, exit=True)
 
 INTERPRET = """
 os.environ["TRITON_INTERPRET"] = "1"  # read when a Triton kernel is imported
+"""
+
+REPAIR = """
+# What follows repairs Triton's interpreter, up to the call of repair.
+{source}
+
+repair()
 """
 
 POISONED = '''\
@@ -261,7 +271,7 @@ def script(
         title=title,
         claim=indent(finding.claim, "# ", lambda line: True),
         guard=GUARD if ends_process else "",
-        interpret=INTERPRET if device == "cpu" else "",
+        interpret=_interpret(spec) if device == "cpu" else "",
         # The last is for kernels that state their claims, with what is in kernels.contract.
         folders=list(dict.fromkeys([root, str(ROOT)])),
         module=module,
@@ -319,6 +329,33 @@ def _locate(spec: str) -> tuple[str, str, str]:
     assert found.origin is not None
     depth = target.count(".") + (Path(found.origin).name == "__init__.py")
     return str(Path(found.origin).resolve().parents[depth]), target, attribute
+
+
+def _interpret(spec: str) -> str:
+    """The lines that a kernel needs on the CPU; of Triton, if it is of Triton, a repaired interpreter as well."""
+    if not uses_triton(registry.module_of(spec)):
+        return INTERPRET
+    return INTERPRET + REPAIR.format(source=inspect.getsource(importlib.import_module(REPAIRED)))
+
+
+def uses_triton(module: ModuleType) -> bool:
+    """Whether a module, or any that it has names from, has functions of Triton."""
+    known, waiting = {module.__name__}, [module]
+    while waiting:
+        for value in vars(waiting.pop()).values():
+            name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+            package = str(name).partition(".")[0]
+            if package == "triton":
+                return True
+            if (
+                name in known
+                or name not in sys.modules
+                or package in (*sys.stdlib_module_names, "torch", "numpy")
+            ):
+                continue
+            known.add(name)
+            waiting.append(sys.modules[name])
+    return False
 
 
 def _literal(option: Any) -> str:

@@ -24,6 +24,7 @@ from strategies.layouts import bits
 from strategies.tensors import Tensors, tensors
 from tests.harness.compare import describe, error_over_bound
 from tests.harness.device import device_answers, wait_for_device
+from tests.harness.interpreting import why_not_here
 from tests.harness.pattern import Compared
 from tests.harness.poison import PoisonedAllocations
 from tests.harness.returned import WrongKind, departure, out_and_lse, three_gradients
@@ -288,6 +289,9 @@ class Trial:
             # Triton says it with a RuntimeError, where it loads a kernel.
             if isinstance(e, MemoryError) or "out of memory" in str(e):
                 raise CannotRun(f"out of memory in the kernel: {e}") from e
+            reason = why_not_here(e) if self.device == "cpu" else None
+            if reason is not None:
+                raise CannotRun(reason) from e
             claim = f"a claimed case runs without an exception, but the kernel raised {type(e).__name__}: {e}"
             kind = "exception" if device_answers(self.device) else "fault"
             self.fail(claim, kind=kind, call=number, detail=traceback.format_exc(limit=-6))

@@ -28,6 +28,7 @@ from reference import safe_softmax
 from strategies.case import from_json
 from tests.harness import pattern
 from tests.harness.device import device_answers
+from tests.harness.interpreting import repair_interpreter
 from tests.harness.precision import with_explanations
 from tests.harness.probe import probe
 from tests.harness.repro import Recorder, script
@@ -248,7 +249,9 @@ def main(device: str) -> None:
     """Serve on a device, and end with the parent: killed in the middle of a hang, it can't end this process itself."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     torch.set_num_threads(1)
-    if device != "cpu":
+    if device == "cpu":
+        repair_interpreter()
+    else:
         torch.cuda.set_device(device)
         torch.backends.cuda.matmul.allow_tf32 = False
     serve(Worker(device))

@@ -58,7 +58,7 @@ def cast(x: Tensor, to: Format) -> Tensor:
     if name in FP8:  # perhaps scaled
         factor = FORMATS[name].maximum / to.maximum
         return (x * factor).to(FP8[name]).float() / factor
-    dropped = {"float32": 0, "tf32": 13, "tf32_truncated": 13, "bfloat16_truncated": 16}[to.name]
+    dropped = {"float32": 0, "tf32": 13, "tf32_truncated": 13}[to.name]
     half = 0 if to.truncates or dropped == 0 else 1 << (dropped - 1)
     bits = (x.contiguous().view(torch.int32) + half) & -(1 << dropped)
     return torch.where(x.isfinite(), bits.view(torch.float32), x)

@@ -10,21 +10,13 @@ import torch
 from torch import Tensor
 
 from kernels.claims import PLAIN_FUNCTION
-from kernels.contract import AttentionKernel, Capabilities, Launch, flash_arithmetic
-from reference.arithmetic import Arithmetic
+from kernels.contract import AttentionKernel, Capabilities
 from reference.masks import blocks, visible
-
-
-def _rounding_to_nearest(dtype: str, device: str, launch: Launch) -> Arithmetic:
-    """PyTorch's casts to bfloat16 do not truncate, unlike those of Triton's interpreter."""
-    return flash_arithmetic(dtype, "cuda", launch)
-
 
 CLAIMS = Capabilities(
     head_dims=(16, 32, 40, 64),
     batch_invariant=True,
     launch={"block_n": (64, 16)},
-    arithmetic=_rounding_to_nearest,
 )
 
 

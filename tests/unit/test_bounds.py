@@ -14,7 +14,6 @@ from torch import Tensor
 from reference import safe_softmax
 from reference.arithmetic import (
     BFLOAT16,
-    BFLOAT16_TRUNCATED,
     FLOAT8_E4M3,
     FLOAT8_E5M2,
     FLOAT16,
@@ -44,7 +43,6 @@ UNCLUSTERED: dict[str, Any] = {"safety": SAFETY, "clustered": False}
 ARITHMETIC = {
     "float16": Arithmetic(weights=FLOAT16, output=FLOAT16),
     "bfloat16": Arithmetic(weights=BFLOAT16, output=BFLOAT16),
-    "bfloat16_truncated": Arithmetic(weights=BFLOAT16_TRUNCATED, output=BFLOAT16_TRUNCATED),
     "float32": Arithmetic(weights=FLOAT32, output=FLOAT32),
     "tf32": Arithmetic(weights=TF32, output=FLOAT32, operand_rounding=TF32.roundoff),
     "tf32_truncated": Arithmetic(
@@ -57,7 +55,6 @@ INPUTS = {
     "float16": FLOAT16,
     "float16_to_float32": FLOAT16,
     "bfloat16": BFLOAT16,
-    "bfloat16_truncated": BFLOAT16,
 }
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -262,7 +259,7 @@ def test_correct_kernels_stay_within_both_rules(arithmetic: str, family: str) ->
 
 
 @pytest.mark.parametrize("family", ["normal", "duplicated_keys", "small", "large_logits"])
-@pytest.mark.parametrize("arithmetic", ["float16", "bfloat16_truncated", "float32"])
+@pytest.mark.parametrize("arithmetic", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_declared_variants_stay_within_both_rules(variant: str, arithmetic: str, family: str) -> None:
     r = problem(arithmetic, family, 10, VARIANTS[variant])
@@ -333,7 +330,7 @@ def test_sums_of_8_bit_products_err_as_declared(arithmetic: str, terms: int) -> 
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("arithmetic", ["float16", "bfloat16_truncated", "float32"])
+@pytest.mark.parametrize("arithmetic", ["float16", "bfloat16", "float32"])
 def test_dropout_stays_within_both_rules(arithmetic: str, family: str) -> None:
     for seed, dropout_p in enumerate((0.1, 0.9)):
         r = problem(arithmetic, family, 50 + seed, {"partial_results": bool(seed)}, dropout_p=dropout_p)
@@ -386,7 +383,7 @@ def test_atomic_adds_lose_a_subnormal_each_time() -> None:
     assert torch.equal(atomic.dk_bound, plain.dk_bound)
 
 
-@pytest.mark.parametrize("arithmetic", ["bfloat16_truncated", "float16"])
+@pytest.mark.parametrize("arithmetic", ["bfloat16", "float16"])
 def test_complete_sums_may_be_rounded_before_and_after_they_are_scaled(arithmetic: str) -> None:
     generator = torch.Generator().manual_seed(0)
     a = replace(ARITHMETIC[arithmetic], dk_dv_rows=2, dq_keys=2)
@@ -569,7 +566,7 @@ def test_backward_needs_the_kernels_results_or_the_forward_bounds() -> None:
         backward_bounds(e, x.dout.double(), ARITHMETIC["float32"])
 
 
-@pytest.mark.parametrize("to", [FLOAT16, BFLOAT16, BFLOAT16_TRUNCATED, TF32, TF32_TRUNCATED, FLOAT32])
+@pytest.mark.parametrize("to", [FLOAT16, BFLOAT16, TF32, TF32_TRUNCATED, FLOAT32])
 def test_the_emulators_casts_err_by_up_to_a_roundoff(to: Format) -> None:
     x = torch.rand(100_000, generator=torch.Generator().manual_seed(0)) + 1
     relative = (cast(x, to).double() - x.double()) / x.double()

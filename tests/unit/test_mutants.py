@@ -68,9 +68,9 @@ def test_an_unknown_bug_is_no_kernel() -> None:
 
 def test_an_edit_whose_line_is_gone_is_an_error() -> None:
     with pytest.raises(
-        ValueError, match=r"kernels\.tiles:cdiv: expected once, found 0 times: 'no such line'"
+        ValueError, match=r"kernels\.tiles:advance: expected once, found 0 times: 'no such line'"
     ):
-        Edit("kernels.tiles:cdiv", "no such line", "").apply(source_of("kernels.tiles"))
+        Edit("kernels.tiles:advance", "no such line", "").apply(source_of("kernels.tiles"))
 
 
 def test_a_bug_in_what_the_kernel_imports_reaches_it_and_nothing_else() -> None:

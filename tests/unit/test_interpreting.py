@@ -1,0 +1,89 @@
+"""What the harness makes of kernels of Triton on the CPU."""
+
+import importlib
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernels.registry import load, module_of
+from reference.bounds.accumulation import SAFETY
+from strategies.case import Case, to_json
+from tests.harness.repro import uses_triton
+from tests.harness.standalone import exit_status
+from tests.harness.trial import Trial
+from tests.harness.verdict import Verdict
+from tests.harness.worker import Worker
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="runs kernels in this process, interpreted")
+
+TOYS = Path(__file__).with_name("triton_toys.py")
+CASE = Case(batch=1, heads_kv=2, seqlen_q=33, seqlen_k=33, head_dim=16, dtype="bfloat16", seed=3)
+
+
+def request_of(spec: str) -> dict[str, object]:
+    """A request of the forward law on CASE."""
+    case = json.loads(to_json(CASE))
+    return {"kernel": spec, "claims": [], "law": "forward", "case": case, "safety": SAFETY}
+
+
+def verdict_of(spec: str) -> Verdict:
+    """What a child on the CPU answers."""
+    return Worker("cpu").attempt(request_of(spec), load(spec, ()), Trial)[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("assembly", "Triton's interpreter can't run inline assembly (tl.inline_asm_elementwise)"),
+        ("library", "Triton's interpreter can't run libdevice.erfcx, a function of a device library"),
+        ("by_name", "Triton's interpreter can't run functions imported from triton.language by name"),
+        ("of_gluon", "Triton's interpreter can't run a Gluon kernel"),
+        ("asks_for_a_gpu", "the kernel asks for a GPU, and there is none"),
+    ],
+)
+def test_what_the_interpreter_cannot_run_is_no_bug(name: str, reason: str) -> None:
+    verdict = verdict_of(f"{TOYS}:{name}")
+    assert (verdict.status, verdict.finding) == ("skipped", None)
+    assert verdict.reason.startswith(reason)
+    assert verdict.reason.endswith("; verify this kernel on a GPU")
+    assert "\n" not in verdict.reason
+
+
+def test_a_mistake_of_the_kernel_is_one() -> None:
+    verdict = verdict_of(f"{TOYS}:wrong")
+    assert verdict.finding is not None
+    assert verdict.finding.kind == "exception"
+
+
+def test_a_plain_kernel_in_bfloat16_is_right_but_for_its_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = f"{TOYS}:attention"
+    verdict = verdict_of(spec)
+    assert verdict.finding is not None
+    assert verdict.finding.index[2] == 0
+    monkeypatch.setattr(module_of(spec), "MENDED", True)
+    assert verdict_of(spec).status == "held"
+
+
+def test_a_script_repairs_the_interpreter_by_itself(tmp_path: Path) -> None:
+    toys = tmp_path / "toys.py"
+    toys.write_text(TOYS.read_text())
+    finding = verdict_of(f"{toys}:attention").finding
+    assert finding is not None
+    request = {**request_of(f"{toys}:attention"), "finding": asdict(finding), "title": "", "seconds": 60.0}
+    text = Worker("cpu").do_repro(request)["text"]
+    assert "from tests" not in text
+    assert exit_status(text, 60.0) == 1
+    toys.write_text(TOYS.read_text().replace("MENDED = False", "MENDED = True"))
+    assert exit_status(text, 60.0) == 0
+    assert exit_status(text.replace("\nrepair()\n", "\n"), 60.0) == 1  # patterns are multiplied
+
+
+@pytest.mark.parametrize(
+    ("module", "uses"),
+    [("kernels.flash_v2", True), ("kernels.ring", True), ("kernels.sdpa", False), ("tests.unit.toys", False)],
+)
+def test_only_scripts_of_triton_carry_the_repair(module: str, uses: bool) -> None:
+    assert uses_triton(importlib.import_module(module)) == uses
