@@ -34,11 +34,11 @@ VALUES = (
 MODERATE_VALUES = ("zeros", "ones", "normal", "integers", "duplicates")
 SPIKES = (*(1.0, -1.0, 0.0, 4.0, 10.0, 100.0, -100.0) * 8, 1e4, 3e38)
 MAX_SPIKES = 4
-ORDINARY = 15
+ORDINARY = 11
 """Of a case with extreme values in one tensor there are so many without."""
 ALIKE, ONE_DIFFERS, MIXTURES = 3, 2, 1
 """How often all tensors have one layout, one has another, each has its own: mixtures are hardly ever met twice."""
-TILE_SHARES = (8, 8, 4, 4, 2, 1)
+TILE_SHARES = (1, 2, 4, 4, 8, 8)
 """Most interpreted cases keep to a fraction of the most tiles: bugs show in few, and time is proportional to them."""
 FEWEST_TILES = 2
 HUGE = {

@@ -32,6 +32,11 @@ WAITING = pytest.StashKey[bool]()
 SUBJECTS = pytest.StashKey[dict[tuple[str, str], Subject]]()
 """By kernel and dtype: what one turn has reported the next does not report again."""
 
+RUN = 8
+"""Examples of a Hypothesis run, after the simplest case of all, which it begins with, and which is tried but once.
+
+A tenth of a longer run are variants of the simplest case: of 400 cases drawn by twenties 21 had the same values.
+"""
 ENOUGH = 10
 """Of so many cases of a law, drawn in one process, it is told whether nearly everything was refused."""
 
@@ -240,14 +245,13 @@ def take_turn(item: pytest.Function, subject: Subject) -> list[str]:
     repeats = turn.number > 0
     try:
         while (missing := turn.examples - subject.generated) > 0:
-            # Hypothesis begins with the simplest case, which the first run has tried.
-            test = of_examples(item.obj, missing + repeats)
+            test = of_examples(item.obj, min(missing, RUN) + repeats)
             if repeats:
                 hypothesis.seed(seeds.getrandbits(64))(test)
-            found = search(test, subject, without_simplest=repeats)
-            if not found:  # all that there is to draw was drawn
+            before = subject.generated
+            failures += search(test, subject, without_simplest=repeats)
+            if subject.generated == before:  # nothing else can be drawn
                 break
-            failures += found
             repeats = True
     except TimeUp:
         subject.tally.undrawn += turn.examples - subject.generated
@@ -257,7 +261,7 @@ def take_turn(item: pytest.Function, subject: Subject) -> list[str]:
 def fuzz(item: pytest.Function, subject: Subject) -> list[str]:
     """Hypothesis runs with fresh seeds until the item's time is up; what fails is kept, and the run goes on."""
     seeds, repeats = seeds_of(item), turn_of(item).number > 0
-    test = of_examples(item.obj, settings().max_examples)
+    test = of_examples(item.obj, RUN + 1)
     failures: list[str] = []
     try:
         while True:
