@@ -51,6 +51,8 @@ DEFAULT_BLOCK = 64
 MOST_WORK = 2**22
 
 T = TypeVar("T")
+Heads = tuple[int, int, int]
+"""(batch, heads_kv, group) of a case."""
 Four = tuple[str, ...]
 """A name for each of ``TENSORS``."""
 
@@ -60,6 +62,7 @@ def cases(
     *,
     dtype: str,
     device_type: str = "cpu",
+    heads: tuple[Heads, ...] | None = None,
     max_seqlen: int | None = None,
     max_tiles: int = 32,
     max_work: int = MOST_WORK,
@@ -73,6 +76,7 @@ def cases(
         capabilities: the kernel's claims.
         dtype: one of ``capabilities.dtypes``.
         device_type: ``cpu`` or ``cuda``.
+        heads: the (batch, heads_kv, group) that are drawn; by default any of some small ones.
         max_seqlen: the longest sequence; by default ``MAX_SEQLEN`` of the device type.
         max_tiles: on the CPU, the most tiles of the score matrix, over all heads: what an interpreter's time
             is proportional to. Their size is that of the launch settings block_m and block_n, else 64. Most cases
@@ -100,12 +104,10 @@ def cases(
     drawn = st.builds(
         _of_parts,
         pair,
+        _heads(capabilities) if heads is None else st.sampled_from(heads),
         _layouts(_claimed_layouts(capabilities)),
         values,
         st.sampled_from(HUGE[device_type] if "huge" in capabilities.layouts else ((),)),
-        batch=st.sampled_from(BATCHES),
-        heads_kv=st.sampled_from(HEADS_KV),
-        group=st.sampled_from(GROUPS if capabilities.grouped_heads else (1,)),
         head_dim=head_dims(capabilities.head_dims),
         dtype=st.just(dtype),
         causal=st.sampled_from(capabilities.causal),
@@ -224,9 +226,15 @@ def _pair(smallest: int, largest: int, seqlen_q: int, drawn: int | tuple[int, in
     return seqlen_q, min(max(seqlen_k, smallest), largest)
 
 
+def _heads(capabilities: Capabilities) -> SearchStrategy[Heads]:
+    groups = st.sampled_from(GROUPS if capabilities.grouped_heads else (1,))
+    return st.tuples(st.sampled_from(BATCHES), st.sampled_from(HEADS_KV), groups)
+
+
 def _of_parts(
-    pair: tuple[int, int], layouts: Four, values: Four, huge: tuple[str, ...], **fields: Any
+    pair: tuple[int, int], heads: Heads, layouts: Four, values: Four, huge: tuple[str, ...], **fields: Any
 ) -> Case:
+    fields |= dict(zip(("batch", "heads_kv", "group"), heads, strict=True))
     fields |= {f"{tensor}_layout": layout for tensor, layout in zip(TENSORS, layouts, strict=True)}
     fields |= {f"{tensor}_values": family for tensor, family in zip(TENSORS, values, strict=True)}
     fields |= {f"{tensor}_layout": "huge" for tensor in huge}

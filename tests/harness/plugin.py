@@ -196,8 +196,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         return None
     plan = pyfuncitem.config.stash[PLAN]
     start, turn, law = time.perf_counter(), turn_of(pyfuncitem), pyfuncitem.module.law
-    claims = turn.claims(subject.info.capabilities, subject.device_type, f"{plan.seed} {subject}")
-    subject.begin(claims, seconds_of(pyfuncitem, plan))
+    focus = turn.focus(subject.info.capabilities, subject.device_type, f"{plan.seed} {subject}")
+    subject.begin(focus, seconds_of(pyfuncitem, plan))
     try:
         failures = once(subject, law) if turn.number == 0 else []
         failures += (take_turn if plan.minutes is None else fuzz)(pyfuncitem, subject)

@@ -826,10 +826,11 @@ class TestTally:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ((0, 1.0, 200, None), "0 of 200 examples"),
-        ((50, 10.0, 200, None), "50 of 200 examples, 5.0 examples/s, 0:30 left"),
-        ((300, 10.0, 200, None), "300 of 200 examples, 30.0 examples/s, 0:00 left"),
-        ((50, 10.0, 200, 600.0), "50 examples, 5.0 examples/s, 9:50 left"),
+        ((0, 1.0, 200, math.inf), "0 of 200 examples"),
+        ((50, 10.0, 200, math.inf), "50 of 200 examples, 5.0 examples/s, 0:30 left"),
+        ((50, 10.0, 200, 20.0), "50 of 200 examples, 5.0 examples/s, 0:20 left"),
+        ((300, 10.0, 200, math.inf), "300 of 200 examples, 30.0 examples/s, 0:00 left"),
+        ((50, 10.0, None, 590.0), "50 examples, 5.0 examples/s, 9:50 left"),
     ],
 )
 def test_the_live_line(arguments: tuple[Any, ...], text: str) -> None:
@@ -860,6 +861,8 @@ class TestUsageErrors:
             ({"claims": ["head_dims=0"]}, "claim head_dims: got '0', expected integers .*"),
             ({"examples": 0}, "--examples: got 0, expected a positive number"),
             ({"minutes": math.nan}, "--minutes: got nan, expected a positive number"),
+            ({"time_limit": -1.0}, "--time-limit: got -1.0, expected a positive number"),
+            ({"time_limit": 4.0, "minutes": 4.0}, "--time-limit: got 4.0, expected none with --minutes"),
             ({"max_seqlen": -1}, "--max-seqlen: got -1, expected a positive number"),
             ({"replay": "missing.json"}, "--replay missing.json: can't be read .*"),
         ],
