@@ -94,6 +94,7 @@ class LiveLine:
         if properties and not self.items:
             self.items = properties
             self.started = time.monotonic()
+            self.plan.clock.start()
             self.thread.start()
 
     def _watch(self) -> None:

@@ -72,11 +72,20 @@ class TestTime:
         assert budget.seconds == pytest.approx(10.0, abs=0.5)
         assert budget.calls == 7
 
+    def test_the_time_begins_with_the_first_example(self) -> None:
+        clock = Clock(seconds=60.0)
+        assert clock.left == 60.0
+        clock.start()
+        until = clock.until
+        clock.start()
+        assert clock.until == until
+        assert clock.left < 60.0
+
     def test_after_the_end_little_is_left_and_then_nothing(self) -> None:
-        late = Clock(seconds=60.0, started=time.time() - 60.0)
+        late = Clock(seconds=60.0, until=time.perf_counter())
         assert late.left == 0.0
         assert ShrinkBudget(50.0).within(late).seconds == LEAST_SECONDS
-        over = Clock(seconds=60.0, started=time.time() - 61.0 - GRACE_SECONDS)
+        over = Clock(seconds=60.0, until=time.perf_counter() - 1.0 - GRACE_SECONDS)
         assert ShrinkBudget(50.0).within(over).seconds == 0.0
 
 
