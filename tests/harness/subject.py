@@ -16,8 +16,17 @@ from hypothesis import strategies as st
 from reference.bounds.accumulation import SAFETY, SHRINKING_SAFETY
 from strategies.case import Case
 from strategies.cases import cases, is_claimed
+from strategies.focus import Focus
 from tests.harness import report
-from tests.harness.budget import EXPLAIN_SECONDS, SECONDS, BudgetSpent, ShrinkBudget, meter
+from tests.harness.budget import (
+    EXPLAIN_SECONDS,
+    LEAST_SECONDS,
+    SECONDS,
+    BudgetSpent,
+    Clock,
+    ShrinkBudget,
+    meter,
+)
 from tests.harness.child import Child, ChildDied, DeviceLost
 from tests.harness.explain import HOLDS_ALONE, Seen, explain
 from tests.harness.journal import Journal
@@ -75,6 +84,7 @@ class Subject:
         replay: Case | None = None,
         corpus: Sequence[Replay] = (),
         shrinking: ShrinkBudget | None = None,
+        clock: Clock | None = None,
     ) -> None:
         self.info = info
         self.dtype = dtype
@@ -87,8 +97,10 @@ class Subject:
         self.corpus = corpus
         self.device_type = child.device.partition(":")[0]
         self.shrinking = shrinking or ShrinkBudget(SECONDS[self.device_type])
-        self.deadline = math.inf
+        self.clock = clock or Clock()
         self.strategies: dict[tuple[Any, ...], st.SearchStrategy[Case]] = {}
+        self.failures: dict[str, Failure] = {}
+        self.told: set[str] = set()
         self.begin()
 
     def __repr__(self) -> str:
@@ -102,10 +114,14 @@ class Subject:
         if self.max_seqlen is not None:
             options["max_seqlen"] = self.max_seqlen
         # Asked for at every example: Hypothesis takes longer to look at a new strategy than to draw from it.
-        key = tuple(sorted(options.items()))
+        key = (repr(self.focus), *sorted(options.items()))
         if key not in self.strategies:
             self.strategies[key] = cases(
-                self.info.capabilities, dtype=self.dtype, device_type=self.device_type, **options
+                self.focus.capabilities,
+                heads=self.focus.heads,
+                dtype=self.dtype,
+                device_type=self.device_type,
+                **options,
             )
         return self.strategies[key]
 
@@ -123,24 +139,38 @@ class Subject:
         if not getattr(self.info.capabilities, claim):
             pytest.skip(f"{self.info.name} does not claim {claim}")
 
-    def begin(self) -> None:
-        """Start a new item: forget its counts and failures."""
+    def begin(self, focus: Focus | None = None, seconds: float = math.inf) -> None:
+        """Start a new item: draw from ``focus``, by default all that the kernel claims, for so many seconds.
+
+        Failures of the items before are reported, and neither shrunk nor told again.
+        """
         self.tally = Tally()
-        self.failures: dict[str, Failure] = {}
+        self.generated = 0
+        self.focus = focus or Focus(self.info.capabilities)
+        self.deadline = time.perf_counter() + seconds
+        self.told |= set(self.failures)
+        self.failures = {}
         self.begin_search()
 
-    def begin_search(self) -> None:
-        """Start a new Hypothesis run: failures of those before are reported, and not shrunk again."""
+    def begin_search(self, *, without_simplest: bool = False) -> None:
+        """Start a new Hypothesis run: failures of those before are reported, and not shrunk again.
+
+        ``without_simplest`` leaves out its first case, which is the simplest of all that can be drawn.
+        """
+        self.leaves_out_next = without_simplest
         self.broken: dict[Case, Finding] = {}
         self.unwritten: list[str] = []
         self.shrink_until = math.inf
-        self.reported = set(self.failures)
+        self.reported = self.told | set(self.failures)
 
     def uphold(self, law: Callable[..., None], case: Case) -> None:
         """Run ``law`` on ``case`` in the child. Raises KernelFailure where it is broken, TimeUp when late."""
-        late = self.shrink_until if self.broken else self.deadline
-        if case not in self.broken and time.perf_counter() > late:
+        if case not in self.broken and self._is_late():
             raise TimeUp  # what is smallest so far stays
+        if self.leaves_out_next:
+            self.leaves_out_next = False
+            return
+        self.generated += not self.broken
         name = name_of(law)
         if self.replay is None and any(
             name in known.laws and meets(case, known) for known in self.info.known_failures
@@ -157,7 +187,8 @@ class Subject:
             return
         if case not in self.broken:
             self._write(failure)
-        self.shrink_until = min(self.shrink_until, time.perf_counter() + self.shrinking.drawing_seconds)
+        until = time.perf_counter() + self.shrinking.within(self.clock).drawing_seconds
+        self.shrink_until = min(self.shrink_until, until)
         self.broken[case] = finding
         self.failures[failure.digest] = failure
         raise failure_type(finding.kind, finding.tensor)(failure)
@@ -200,12 +231,19 @@ class Subject:
             return f"none of the cases of {self.info.name} could be run here"
         return f"{self.info.name} refused nearly all cases" if is_mostly_refused(self.tally) else ""
 
+    def _is_late(self) -> bool:
+        """Whether the time is up: for smaller cases, or for examples, of which the first needs only the run's time."""
+        if self.broken:
+            return time.perf_counter() > self.shrink_until
+        return self.clock.left <= 0 or (self.tally.drawn > 0 and time.perf_counter() > self.deadline)
+
     def _reduce(self, digest: str, smallest: Sequence[Case]) -> Case:
         """Look for smaller cases that fail in the same way; each that is found replaces the report.
 
         One of ``smallest``, of other failures, comes first: a bug often shows in several tensors of a case.
         """
-        spend = meter(self.shrinking.reducing_seconds, self.shrinking.calls)
+        budget = self.shrinking.within(self.clock)
+        spend = meter(budget.reducing_seconds, budget.calls)
 
         def fails(case: Case) -> bool:
             spend()
@@ -223,7 +261,7 @@ class Subject:
 
     def _explained(self, failure: Failure) -> Failure:
         """The failure with what can be told of it."""
-        spend = meter(EXPLAIN_SECONDS)
+        spend = meter(self.clock.cut(EXPLAIN_SECONDS))
 
         def fails(case: Case) -> bool:
             # In any way: a field does not matter where the same bug makes another tensor wrong without it.
@@ -313,4 +351,4 @@ class Subject:
 
     def _script_seconds(self) -> float:
         """How long a script may take: who waits for one has not the patience that a new kernel's compilation gets."""
-        return min(self.child.run_seconds, self.child.start_seconds)
+        return max(LEAST_SECONDS, self.clock.cut(min(self.child.run_seconds, self.child.start_seconds)))

@@ -141,13 +141,26 @@ class Summary:
         terminalreporter.write_line("")
         terminalreporter.write_line(f"summary: {self.path}{self.unwritten}")
 
+    def so_far(self) -> Table:
+        """A line for each kernel, a column for each law: the examples that held over all dtypes, or broken."""
+        laws = sorted({law for _, law, _ in self.tallies})
+        names = sorted({kernel for kernel, _, _ in self.tallies})
+        rows = [(kernel, *(self._state(kernel, law) for law in laws)) for kernel in names]
+        return make_table(("kernel", *laws), rows)
+
+    def _state(self, kernel: str, law: str) -> str:
+        keys = [key for key in self.tallies if key[:2] == (kernel, law)]
+        if any(key in self.broken for key in keys):
+            return "broken"
+        return str(sum(self.tallies[key].examples for key in keys) or "-")
+
     def _results(self) -> Table:
         columns = ("kernel", "property", "dtype", "examples", "refused", "worst err/bound", "verdict")
         rows = []
         for key in sorted(self.tallies):
             tally = self.tallies[key]
             worst = f"{tally.worst:.3f} {tally.worst_tensor}" if tally.worst_tensor else "-"
-            left_out = {"not run": tally.skipped, "known": tally.known}
+            left_out = {"not run": tally.skipped, "known": tally.known, "time up": tally.undrawn}
             refused = " ".join(
                 [str(tally.refusals), *(f"(+{count} {what})" for what, count in left_out.items() if count)]
             )
@@ -199,11 +212,16 @@ class Summary:
 
 def print_table(reporter: pytest.TerminalReporter, table: Table) -> None:
     """Write a table to pytest's terminal, a line apart from what is above."""
-    console = Console(width=WIDTH, no_color=not reporter.hasmarkup)
+    reporter.write_line("")
+    reporter.write_line(rendered(table, colour=reporter.hasmarkup))
+
+
+def rendered(table: Table, *, colour: bool) -> str:
+    """The lines of a table."""
+    console = Console(width=WIDTH, no_color=not colour)
     with console.capture() as text:
         console.print(table)
-    reporter.write_line("")
-    reporter.write_line(text.get().rstrip())
+    return text.get().rstrip()
 
 
 def make_table(columns: Iterable[str], rows: Iterable[tuple[str, ...]]) -> Table:

@@ -22,7 +22,7 @@ class Tally:
 
     ``examples`` are the cases that came to a verdict, ``broken`` those of them that broke the law (those that
     were tried to find a smaller one, too), ``refusals`` and ``skipped`` the others, with ``reasons``; ``known`` are
-    those left out, as a known failure meets them.
+    those left out, as a known failure meets them; ``undrawn`` those that the time was up for.
     ``worst``, ``worst_tensor`` and ``worst_case`` are the largest error over bound of any example that held;
     ``histogram`` counts examples by that ratio, for each tensor, and ``largest`` is its largest; ``seconds``
     splits the time into "kernel", "check" and "tensors" (in the child) and "total" (drawing included).
@@ -34,6 +34,7 @@ class Tally:
     refusals: int = 0
     skipped: int = 0
     known: int = 0
+    undrawn: int = 0
     worst: float = 0.0
     worst_tensor: str = ""
     worst_case: str = ""
@@ -43,6 +44,11 @@ class Tally:
     reasons: dict[str, int] = field(default_factory=dict)
     refused_cases: list[Case] = field(default_factory=list)
     answered_cases: list[Case] = field(default_factory=list)
+
+    @property
+    def drawn(self) -> int:
+        """All cases that were drawn."""
+        return self.examples + self.refusals + self.skipped + self.known
 
     def add(self, verdict: Verdict, case: Case) -> None:
         """Count one case."""
@@ -78,6 +84,7 @@ class Tally:
         self.refusals += other.refusals
         self.skipped += other.skipped
         self.known += other.known
+        self.undrawn += other.undrawn
         if other.worst > self.worst:
             self.worst, self.worst_tensor, self.worst_case = other.worst, other.worst_tensor, other.worst_case
         self.add_seconds(other.seconds)
