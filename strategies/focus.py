@@ -1,6 +1,7 @@
 """Narrowed claims: cases that are drawn from few of them share compiled code."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -36,23 +37,31 @@ def without_huge_strides(capabilities: Capabilities) -> Capabilities:
 
 
 def focused(capabilities: Capabilities, width: int, chance: Random) -> Focus:
-    """Few head dims, layouts and values of each launch setting: one of each at width 0, then 2, 4, 8 and so on.
+    """One head_dim, one layout and one value of each launch setting, and ``width`` times two where there was one.
 
-    Narrower than ``WIDE`` it also has as few numbers of heads, and every other time lengths that are all multiples
-    of 16. ``chance`` decides which, so that other processes, and later rounds, draw others.
+    So 2 ** ``width`` combinations of them, each a compilation. Narrower than ``WIDE`` a focus also has as few numbers
+    of heads, and every other time lengths that are all multiples of 16. ``chance`` decides which, so that other
+    processes, and later rounds, draw others.
     """
-    c, count = capabilities, 2**width
+    c = capabilities
+    axes = ("head_dims", "layouts", "dropout", *c.launch)
+    doubled = Counter(chance.choices(axes, k=width))
+
+    def some(name: str, values: Sequence[T]) -> tuple[T, ...]:
+        return _some(values, 2 ** doubled[name], chance)
+
     narrow = replace(
         c,
-        head_dims=_some(c.head_dims, count, chance),
-        layouts=_some(c.layouts, count, chance),
-        launch={name: _some(values, count, chance) for name, values in c.launch.items()},
+        head_dims=some("head_dims", c.head_dims),
+        layouts=some("layouts", c.layouts),
+        dropout=some("dropout", c.dropout),
+        launch={name: some(name, values) for name, values in c.launch.items()},
     )
     if width >= WIDE:
         return Focus(narrow)
     if chance.random() < 0.5:
         narrow = replace(narrow, seqlen_multiple=math.lcm(c.seqlen_multiple, WHOLE_TILES))
-    return Focus(narrow, _some(HEADS if c.grouped_heads else UNGROUPED, count, chance))
+    return Focus(narrow, _some(HEADS if c.grouped_heads else UNGROUPED, 2**width, chance))
 
 
 def _some(values: Sequence[T], count: int, chance: Random) -> tuple[T, ...]:

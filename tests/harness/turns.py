@@ -39,7 +39,7 @@ class Turn:
 
     ``number`` tells it from the other turns of its law and dtype, and ``round`` says how wide it draws. It has at
     most ``examples``, None where only the clock ends it; ``weight`` is its share of the time beside other turns.
-    In the ``last`` round all that is claimed is drawn.
+    In the ``last`` round huge strides are drawn as well.
     """
 
     number: int
@@ -51,14 +51,13 @@ class Turn:
     def focus(self, capabilities: Capabilities, device_type: str, seed: object) -> Focus:
         """What the turn draws from: on a GPU few compiled variants, more in each round, other ones for each number.
 
-        An interpreter compiles nothing, so there every turn draws from all claims but huge strides.
+        An interpreter compiles nothing, so there every turn draws from all claims; and so does the last turn of so
+        many examples, as it has no others beside it to draw what it leaves out.
         """
-        if self.last:
-            return Focus(capabilities)
-        without = without_huge_strides(capabilities)
-        if device_type == "cpu":
-            return Focus(without)
-        return focused(without, self.round, Random(f"{seed} {self.number}"))
+        claims = capabilities if self.last else without_huge_strides(capabilities)
+        if device_type == "cpu" or (self.last and self.examples is not None):
+            return Focus(claims)
+        return focused(claims, self.round, Random(f"{seed} {self.number}"))
 
 
 def turns_of_examples(examples: int) -> tuple[Turn, ...]:

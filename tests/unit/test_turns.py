@@ -95,7 +95,8 @@ class TestFocus:
         narrow = focused(CLAIMS, width, Random(width)).capabilities
         assert set(narrow.head_dims) <= set(CLAIMS.head_dims)
         assert set(narrow.layouts) <= set(CLAIMS.layouts)
-        assert len(narrow.head_dims) == min(2**width, len(CLAIMS.head_dims))
+        sizes = [len(x) for x in (narrow.head_dims, narrow.layouts, narrow.dropout, *narrow.launch.values())]
+        assert math.prod(sizes) <= 2**width
         assert all(set(narrow.launch[name]) <= set(values) for name, values in CLAIMS.launch.items())
 
     def test_foci_together_reach_all_that_is_claimed(self) -> None:
@@ -111,8 +112,8 @@ class TestFocus:
         heads = focused(replace(CLAIMS, grouped_heads=False), 2, Random(0)).heads
         assert {group for *_, group in heads or ()} == {1}
 
-    def test_a_wide_focus_is_all_that_is_claimed(self) -> None:
-        assert focused(CLAIMS, 4, Random(0)) == Focus(CLAIMS)
+    def test_a_very_wide_focus_is_all_that_is_claimed(self) -> None:
+        assert focused(CLAIMS, 100, Random(0)) == Focus(CLAIMS)
 
     def test_a_multiple_that_is_claimed_stays_one(self) -> None:
         claims = replace(CLAIMS, seqlen_multiple=24)
