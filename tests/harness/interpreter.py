@@ -474,7 +474,7 @@ def take_first_config(self: Autotuner, *args: Any, **kwargs: Any) -> list[float]
 
 def device_library_function(name: str) -> Any:
     """A function of a device library, by the one that NumPy has under its name, if that gives numbers."""
-    op = getattr(np, name.removeprefix("fast_").removesuffix("f"), None) or getattr(np, name, None)
+    op: Any = getattr(np, name.removeprefix("fast_").removesuffix("f"), None) or getattr(np, name, None)
 
     is_known = isinstance(op, np.ufunc) and not op.types[0].endswith("?")
 
