@@ -14,7 +14,10 @@ import triton.language as tl
 from torch import Tensor
 
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
-"""Kernels run in Triton's interpreter, on the CPU. Decided when this module is imported."""
+"""Kernels run in Triton's interpreter, on the CPU. Decided when this module is imported.
+
+Triton's own is wrong in bfloat16 and in 8 bits: ``tests.harness.interpreter`` repairs it.
+"""
 
 NEG_INF = tl.constexpr(float("-inf"))
 LOG2E = tl.constexpr(1.4426950408889634)

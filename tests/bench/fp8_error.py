@@ -17,6 +17,7 @@ from torch import Tensor
 
 from kernels import flash_v2, fp8
 from reference import safe_softmax
+from tests.harness.interpreting import repair_interpreter
 
 LENGTHS = {"cpu": (1024, 2048), "cuda": (1024, 2048, 4096, 8192, 16384)}
 """By device type: what an interpreter has time for, or all."""
@@ -47,6 +48,8 @@ def errors(seqlen: int, head_dim: int, heads: int, seed: int, device: str) -> di
 def main() -> None:
     """Print the table, a line for each length as it is done."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cpu":
+        repair_interpreter()
     parser = argparse.ArgumentParser(description="RMSE of fp8 attention against float64, data with outliers")
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS[device])
     parser.add_argument("--head-dim", type=int, default=128)

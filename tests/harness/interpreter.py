@@ -361,31 +361,41 @@ _tensors: dict[str, dict[str, Any]] = {}
 _original_tensor = tl.tensor.__init__
 
 
+Change = tuple[object, str, object, object]
+"""The owner of an attribute, its name, what it was, and what it is while a kernel is interpreted."""
+
+
+def changes_of(scope: Any) -> list[Change]:
+    """What Triton's own patch changed, each attribute once: it patches some of them twice."""
+    changes: dict[tuple[int, str], Change] = {}
+    for owner, name, original in scope._changes:
+        changes.setdefault((id(owner), name), (owner, name, original, vars(owner)[name]))
+    return list(changes.values())
+
+
 class LanguagePatch:
     """``triton.language`` while a kernel is interpreted; the outermost call alone patches and restores it."""
 
     def __init__(self) -> None:
-        self.changes: list[tuple[object, str, object, object]] = []
-        self.depth = 0
+        self.changes: list[Change] = []
+        self.is_patched = False
 
     def enter(self, fn: Any) -> "LanguagePatch | types.SimpleNamespace":
         """What ``restore`` takes back; called for a kernel, and for each jitted function that it calls."""
-        if self.depth:
+        if self.is_patched:
             return types.SimpleNamespace(restore=lambda: None)
         if self.changes:
             for owner, name, _, patched in self.changes:
                 setattr(owner, name, patched)
         else:
             scope = _original_patch(types.SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
-            raw = {(id(o), name): original for o, name, original in reversed(scope._changes)}
-            owners = {(id(o), name): (o, name) for o, name, _ in scope._changes}
-            self.changes = [(*owners[key], raw[key], vars(owners[key][0])[key[1]]) for key in owners]
-        self.depth = 1
+            self.changes = changes_of(scope)
+        self.is_patched = True
         return self
 
     def restore(self) -> None:
         """The language as it was."""
-        self.depth = 0
+        self.is_patched = False
         for owner, name, original, _ in self.changes:
             if original is interpreter._MISSING:
                 delattr(owner, name)
@@ -463,18 +473,17 @@ def take_first_config(self: Autotuner, *args: Any, **kwargs: Any) -> list[float]
 
 
 def device_library_function(name: str) -> Any:
-    """A function of a device library, by the one that NumPy has under its name."""
-    op = getattr(np, name.removeprefix("fast_").removesuffix("f"), None) or getattr(np, name, None)
+    """A function of a device library, by the one that NumPy has under its name, if that gives numbers."""
+    op: Any = getattr(np, name.removeprefix("fast_").removesuffix("f"), None) or getattr(np, name, None)
+
+    is_known = isinstance(op, np.ufunc) and not op.types[0].endswith("?")
 
     def call(*args: Any, **_: Any) -> tl.tensor:
-        if not isinstance(op, np.ufunc) or op.nin != len(args):
+        if not is_known or op.nin != len(args):
             raise NotImplementedError(f"libdevice.{name} not supported in interpreter mode")
         tensors = [interpreter.interpreter_semantic.to_tensor(x) for x in args]
         shaped = max(tensors, key=lambda x: x.handle.data.size)
         result = op(*(x.handle.data for x in tensors))
-        if result.dtype == np.bool_:
-            result = result.astype(np.int32)
-            return tl.tensor(TensorHandle(result, tl.int32), shaped.type.with_element_ty(tl.int32))
         return tl.tensor(handle_of(result, shaped.dtype), shaped.type)
 
     return call

@@ -11,6 +11,7 @@ import torch.multiprocessing as mp
 from torch import Tensor
 
 from kernels import flash_v2, ring
+from tests.harness.interpreting import repair_interpreter
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BATCH, HEADS_KV, GROUP, HEAD_DIM = 2, 1, 2, 16
@@ -34,6 +35,8 @@ def one_rank(number: int, size: int, folder: str) -> None:
     torch.set_num_threads(1)
     if DEVICE == "cuda":
         torch.cuda.set_device(number)
+    else:
+        repair_interpreter()
     store = dist.FileStore(f"{folder}/store", size)
     backend = "nccl" if DEVICE == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=number, world_size=size)
