@@ -19,8 +19,8 @@ MAX_SEQLEN = {"cpu": 300, "cuda": 512}
 
 # In each tuple the simplest value comes first, and what is written several times is drawn as often.
 TILES = (16, 32, 64, 128)
-BATCHES = (1, 1, 1, 2, 3)
-HEADS_KV = (1, 1, 1, 2, 3)
+BATCHES = (1, 1, 2, 3)
+HEADS_KV = (1, 1, 2, 3)
 GROUPS = (1, 1, 1, 1, 2, 2, 3, 4, 5, 8)
 SM_SCALES = (*(None,) * 14, *(1.0, 0.5, 0.3, 0.0, -0.125, -1.0) * 2, 1e-4, 30.0)
 EXTREME_VALUES = ("huge", "subnormal")
@@ -32,9 +32,9 @@ VALUES = (
     *("positive", "negative") * 2,
 )
 MODERATE_VALUES = ("zeros", "ones", "normal", "integers", "duplicates")
-SPIKES = (*(1.0, -1.0, 0.0, 4.0, 10.0, 100.0, -100.0) * 8, 1e4, 3e38)
+SPIKES = (*(1.0, -1.0, 0.0, 4.0, 10.0, 100.0, -100.0) * 12, 1e4, 3e38)
 MAX_SPIKES = 4
-ORDINARY = 11
+ORDINARY = 15
 """Of a case with extreme values in one tensor there are so many without."""
 ALIKE, ONE_DIFFERS, MIXTURES = 3, 2, 1
 """How often all tensors have one layout, one has another, each has its own: mixtures are hardly ever met twice."""
@@ -355,15 +355,18 @@ def _shorter(capabilities: Capabilities, name: str, case: Case, **limits: Any) -
     step = math.lcm(_blocks(case)[name == "seqlen_k"], capabilities.seqlen_multiple)
     shortest = max(1, capabilities.min_seqlen)
     while not _is_affordable(case, **limits) and getattr(case, name) - step >= shortest:
-        case = replace(case, **{name: getattr(case, name) - step})
+        shorter: dict[str, Any] = {name: getattr(case, name) - step}
+        case = replace(case, **shorter)
     return case
 
 
 def _with_fewer_heads(case: Case, **limits: Any) -> Case:
     """Heads give way to lengths: left to chance alone, whoever has many tiles would be left out."""
-    for fewer in ({"batch": 1}, {"heads_kv": 1}, {"group": 1}):
+    names = ("batch", "heads_kv", "group")
+    for place in range(len(names)):  # which is the first to go is left to the seed
         if not _is_affordable(case, **limits):
-            case = replace(case, **fewer)  # type: ignore[arg-type]  # mypy takes a field's type for all
+            one: dict[str, Any] = {names[(place + case.seed) % len(names)]: 1}
+            case = replace(case, **one)
     return case
 
 
