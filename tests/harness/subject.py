@@ -261,7 +261,7 @@ class Subject:
 
     def _explained(self, failure: Failure) -> Failure:
         """The failure with what can be told of it."""
-        spend = meter(self.clock.cut(EXPLAIN_SECONDS))
+        spend = meter(self.clock.share(EXPLAIN_SECONDS))
 
         def fails(case: Case) -> bool:
             # In any way: a field does not matter where the same bug makes another tensor wrong without it.
