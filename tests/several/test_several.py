@@ -23,6 +23,8 @@ BUGS = [
 EXAMPLES = 30
 """Drawn cases on which a bug may show only if its record says so."""
 SEED = 2
+DIRECT = ("forward", "backward")
+"""Laws that judge the outputs of the case itself; the others make further cases of it, which may lie elsewhere."""
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +61,8 @@ def test_its_case_shows_nothing_without_it(kernel: Several, bug: Bug, campaign: 
 def test_shows_only_where_its_record_says(kernel: Several, bug: Bug, campaign: Campaign) -> None:
     assert bug.can_show(bug.case)
     for law, case in campaign.schedule.examples(SEED, EXAMPLES):
+        if law not in DIRECT:
+            continue
         finding = campaign.run(kernel.only(bug), law, case).finding
         if finding is None or campaign.run(kernel.base, law, case).finding is not None:
             continue
