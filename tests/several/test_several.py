@@ -20,7 +20,7 @@ BUGS = [
     for kernel in KERNELS.values()
     for bug in kernel.bugs
 ]
-EXAMPLES, QUICK_EXAMPLES = 200, 20
+EXAMPLES, QUICK_EXAMPLES = 200, 10
 """Examples, of which those of two laws are tried, on which a bug may show only if its record says so."""
 SEED = 2
 DIRECT = ("forward", "backward")
