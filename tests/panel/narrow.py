@@ -196,10 +196,16 @@ def tf32_product(x: Tensor, y: Tensor) -> Tensor:
 
 
 def tf32x3_product(x: Tensor, y: Tensor) -> Tensor:
-    """Three tf32 products of the operands' high and low parts, which together have 21 bits."""
+    """Three tf32 products of the operands' high and low parts, which have 21 bits together.
+
+    Sums of the high parts that are infinite or NaN stay as they are: low parts would make -inf NaN.
+    """
     high_x, high_y = to_tf32(x), to_tf32(y)
     low_x, low_y = ((a - b).nan_to_num(0.0, 0.0, 0.0) for a, b in ((x, high_x), (y, high_y)))
-    return tf32_product(low_x, high_y) + tf32_product(high_x, low_y) + high_x @ high_y
+    high = high_x @ high_y
+    return torch.where(
+        high.isfinite(), tf32_product(low_x, high_y) + tf32_product(high_x, low_y) + high, high
+    )
 
 
 def multiplied_by(

@@ -68,7 +68,7 @@ def split_4_in_16_bits(
 
     Claims: rounded_partials=true
     """
-    forward = partial(split, parts=4, stored_in_dtype=True)
+    forward = partial(split, parts=4, stored_in_dtype=True, normalised=True)
     return attend(q, k, v, causal=causal, sm_scale=sm_scale, forward=forward, backward=recomputed)
 
 
@@ -81,7 +81,8 @@ def cascade(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -
     def forward(heads: Heads) -> tuple[Tensor, Tensor]:
         at = heads.k.shape[2] // 2 // 16 * 16
         results = [of_keys(heads, keys) for keys in (slice(0, at), slice(at, None))]
-        return merged([heads.rounded(out) for out, _ in results], [lse for _, lse in results])
+        outs, lses = [heads.rounded(out) for out, _ in results], [lse for _, lse in results]
+        return merged(outs, lses, normalised=True)
 
     return attend(q, k, v, causal=causal, sm_scale=sm_scale, forward=forward, backward=recomputed)
 

@@ -16,7 +16,8 @@ class Bug:
         name: unique within the kernel, an identifier.
         what: the bug in words.
         edits: what it changes of the sound function's source.
-        tensors: which outputs it makes wrong; none where it ends the process.
+        tensors: which outputs of a call it makes wrong; none where it ends the process. Laws that compute one tensor
+            from another may call that one wrong.
         law: the law that shows it on ``case``.
         case: a small case on which this bug shows, and none of the kernel's others makes the same tensors wrong.
         fields: the fields of a case that decide whether it shows.
