@@ -5,7 +5,8 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -44,12 +45,20 @@ class Failure:
     finding: Finding
     environment: dict[str, str]
     explanation: Explanation = UNEXPLAINED
+    number: int = 0
+    """How many other bugs were known that have all of law, dtype, tensor and kind in common with it."""
 
     @property
     def digest(self) -> str:
         """Names the bug rather than the case, so that a smaller case replaces a larger one."""
-        bug = (self.spec, self.claims, self.law, self.case.dtype, self.finding.tensor, self.finding.kind)
+        bug = (*self.kin, self.number) if self.number else self.kin
         return hashlib.sha256(repr(bug).encode()).hexdigest()[:10]
+
+    @property
+    def kin(self) -> tuple[Any, ...]:
+        """What it may have in common with other bugs of the kernel."""
+        f = self.finding
+        return (self.spec, self.claims, self.law, self.case.dtype, f.tensor, f.kind)
 
     @property
     def folder(self) -> Path:
@@ -76,6 +85,7 @@ def facts(failure: Failure) -> list[tuple[str, str]]:
             ("actual", str(f.actual)),
             ("allowed error", str(f.allowed)),
             ("error / allowed", str(f.ratio)),
+            ("how large", f"{f.ulps} ulps of {failure.case.dtype}, {f.relative} of {f.tensor}'s norm"),
             (
                 "wrong elements",
                 f"{f.wrong} of {f.total}; in {f.tensor}: {f.nan} NaN, {f.posinf} +inf, {f.neginf} -inf",
@@ -170,6 +180,22 @@ def write(failure: Failure, report_dir: Path, script: str | None = None) -> None
     if failure.explanation.pictures and picture.can_draw():
         with whole(folder / PICTURE) as partial:
             picture.draw(partial, headline(failure), failure.explanation.pictures, failure.case.blocks)
+
+
+def remove(failure: Failure, report_dir: Path) -> None:
+    """Take away a report folder: its bug is told of in another."""
+    shutil.rmtree(report_dir / failure.folder, ignore_errors=True)
+
+
+SEEN = "\n### How bad, and where else\n\n"
+"""The heading of the part of ``report.md`` that is known when the run is over."""
+
+
+def add_to_report(folder: Path, lines: Iterable[str]) -> None:
+    """Put what the whole run has seen of a bug at the end of its ``report.md``, in place of what was there before."""
+    path = folder / "report.md"
+    text = path.read_text().partition(SEEN)[0]
+    write_whole(path, text + SEEN + "".join(f"- {_code(line)}\n" for line in lines))
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,8 @@ from strategies.cases import is_claimed
 LENGTHS = ("seqlen_q", "seqlen_k")
 TILES_OF = {"seqlen_q": "block_m", "seqlen_k": "block_n"}
 """Of a length, the launch setting that is the rows of its tiles."""
+VALUES_OF = {f"{tensor}_values": tensor for tensor in TENSORS}
+"""Of the family of a tensor's numbers, the tensor."""
 
 SIMPLE: dict[str, Any] = {
     "batch": 1,
@@ -98,6 +100,45 @@ def _others(case: Case, c: Capabilities) -> Iterator[tuple[str, Any, list[tuple[
 
 def _changed(case: Case, name: str, values: Sequence[Any]) -> tuple[str, Any, list[tuple[Any, Case]]]:
     return name, getattr(case, name), [(x, replace(case, **{name: x})) for x in values]
+
+
+def value_of(case: Case, name: str) -> Any:
+    """The value of a field, a launch setting, or one of what follows from several fields.
+
+    Those are "lengths", whether both are equal, "layouts", whether all are alike, "huge", whether any layout is, and
+    "q_values" and their like: the family of a tensor's numbers, and "set" where single entries of it are set.
+    """
+    layouts = {getattr(case, f"{tensor}_layout") for tensor in TENSORS}
+    if name == "layouts":
+        return "alike" if len(layouts) == 1 else "unlike"
+    if name == "lengths":
+        return "equal" if case.seqlen_q == case.seqlen_k else "unequal"
+    if name == "huge":
+        return "huge" in layouts
+    if name in VALUES_OF and any(spike.tensor == VALUES_OF[name] for spike in case.spikes):
+        return "set"
+    settings = dict(case.launch)
+    return settings[name] if name in settings else getattr(case, name)
+
+
+def with_value(case: Case, name: str, value: Any) -> Case:
+    """The case with another value of what ``value_of`` tells.
+
+    For "lengths" it is the length that both get; layouts that are "alike" are contiguous, as those are that are huge.
+    """
+    if name == "lengths":
+        return replace(case, seqlen_q=value, seqlen_k=value)
+    if name == "layouts":
+        return replace(case, **{f"{tensor}_layout": "contiguous" for tensor in TENSORS})
+    if name == "huge":
+        layouts = {f"{tensor}_layout" for tensor in TENSORS}
+        return replace(case, **{x: "contiguous" for x in layouts if getattr(case, x) == "huge"})
+    if name in VALUES_OF:
+        spikes = tuple(spike for spike in case.spikes if spike.tensor != VALUES_OF[name])
+        return replace(case, spikes=spikes, **{name: value})
+    if name in dict(case.launch):
+        return replace(case, launch=_with_setting(case, name, value))
+    return replace(case, **{name: value})
 
 
 def _with_setting(case: Case, name: str, value: Any) -> tuple[tuple[str, Any], ...]:

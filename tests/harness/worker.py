@@ -171,6 +171,7 @@ class Worker:
         outcome: dict[str, Any]
         try:
             trial = trial_of(kernel, from_json(json.dumps(request["case"])), self.device, request["safety"])
+            trial.ignored = frozenset(request.get("ignored", ()))
             law(trial)
             outcome = {"status": "held", "worst": trial.worst}
         except LawBroken as broken:
@@ -184,7 +185,7 @@ class Worker:
             outcome = {"status": "skipped", "reason": f"no memory for the references: {e}"}
         if trial is not None:
             check = time.perf_counter() - start - sum(trial.seconds.values())
-            outcome["seconds"] = {**trial.seconds, "check": check}
+            outcome |= {"seconds": {**trial.seconds, "check": check}, "beside": tuple(sorted(trial.beside))}
         return Verdict(**outcome), trial
 
 

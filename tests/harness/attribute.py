@@ -1,0 +1,154 @@
+"""Whether known bugs explain a failure: with another value of any field that a bug needs, it must go away."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from kernels.contract import Capabilities
+from strategies.case import Case
+from strategies.cases import is_claimed
+from tests.harness.bugs import Bug, Need, wrong_tensors
+from tests.harness.vary import LENGTHS, TILES_OF, VALUES_OF, value_of, with_value
+from tests.harness.verdict import NUMBERS, Finding
+
+MOST_VALUES = 4
+"""So many values of a field are tried."""
+
+Try = Callable[[str, Case, frozenset[str]], Finding | None]
+"""Runs a law on a case, some tensors not being judged; what it finds, or None."""
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A law that does not hold on a case, ``ignored`` being the tensors that were not judged."""
+
+    law: str
+    case: Case
+    finding: Finding
+    ignored: frozenset[str] = frozenset()
+
+
+@dataclass
+class Outcome:
+    """What is left of a failure when known bugs have explained their part: None if nothing is."""
+
+    rest: Broken | None
+    blamed: list[Bug] = field(default_factory=list)
+
+
+def attribute(broken: Broken, bugs: Sequence[Bug], run: Try, capabilities: Capabilities) -> Outcome:
+    """Take out of a failure what known bugs explain.
+
+    A bug explains a failure if the failure is gone with another value of any of the fields that the bug needs. If it
+    is still there, another bug is in the case, and the search goes on without the first. Tensors that the bug is not
+    known to spoil are judged once more by themselves.
+    """
+    outcome = Outcome(broken)
+    # Bugs that need most are the most particular, and tried first.
+    left = sorted(bugs, key=lambda bug: -len(bug.needs))
+    while left and outcome.rest is not None:
+        bug = left.pop(0)
+        if not bug.could_break(outcome.rest.finding):
+            continue
+        still = _without(bug, outcome.rest, run, capabilities)
+        if still is not None:
+            outcome.rest = still
+            continue
+        outcome.blamed.append(bug)
+        outcome.rest = _beside(bug, outcome.rest, run)
+    return outcome
+
+
+def _without(bug: Bug, broken: Broken, run: Try, capabilities: Capabilities) -> Broken | None:
+    """What still fails without one of the bug's needs; None if all of them cure the case."""
+    if not all(_is_present(need, bug, broken.case) for need in bug.needs):
+        return broken
+    for need in bug.needs:
+        still = None
+        for cured in cures(need, broken.case, capabilities):
+            finding = run(broken.law, cured, broken.ignored)
+            if finding is None:
+                break
+            still = still or Broken(broken.law, cured, finding, broken.ignored)
+        else:
+            return still or broken
+    return None
+
+
+def _is_present(need: Need, bug: Bug, case: Case) -> bool:
+    """Whether a case may have what is needed: a length is read by its tiles, which other settings change."""
+    if need.name in LENGTHS and case.blocks != bug.failure.case.blocks:
+        return True
+    return value_of(case, need.name) not in need.holds
+
+
+def _beside(bug: Bug, broken: Broken, run: Try) -> Broken | None:
+    """What is wrong in tensors that the bug is not known to spoil, judged without those that it does."""
+    others = wrong_tensors(broken.finding) - set(bug.tensors)
+    if bug.is_huge or broken.finding.kind not in NUMBERS or not others:
+        return None
+    ignored = broken.ignored | set(bug.tensors)
+    finding = run(broken.law, broken.case, ignored)
+    return None if finding is None else Broken(broken.law, broken.case, finding, ignored)
+
+
+def cures(need: Need, case: Case, capabilities: Capabilities) -> Iterator[Case]:
+    """The case with values of a field that hold, as far as the kernel claims them; a length's nearest to its own."""
+    tried = 0
+    for value in _values(need, case):
+        cured = with_value(case, need.name, value)
+        if cured != case and is_claimed(cured, capabilities) and tried < MOST_VALUES:
+            tried += 1
+            yield cured
+
+
+def _values(need: Need, case: Case) -> list[object]:
+    if need.name == "lengths":
+        return [x for x in dict.fromkeys((case.seqlen_k, case.seqlen_q)) if x]
+    if need.name not in LENGTHS:
+        return list(need.holds)
+    own = getattr(case, need.name)
+    block = case.blocks.get(TILES_OF[need.name], 0)
+    whole = [own // block * block] if block else []
+    other = case.seqlen_k if need.name == "seqlen_q" else case.seqlen_q
+    near = sorted(need.holds, key=lambda value: abs(value - own))
+    # Nothing is wrong in an empty tensor: 0 cures anything.
+    return [x for x in dict.fromkeys([*whole, *near[:2], other, *near[2:]]) if x]
+
+
+def is_same(known: Bug, bug: Bug, run: Try, capabilities: Capabilities) -> bool:
+    """Whether a bug that was found by itself is one that is known: it needs nothing else, and goes away with it."""
+    if known.is_huge and bug.is_huge:
+        return True
+    if not {need.name for need in bug.needs} <= {need.name for need in known.needs}:
+        return False
+    failure = bug.failure
+    finding = run(failure.law, failure.case, frozenset())
+    if finding is None or not known.could_break(finding):
+        return False
+    return _without(known, Broken(failure.law, failure.case, finding), run, capabilities) is None
+
+
+def needs_of(
+    fields: Sequence[Need], witnesses: Sequence[Case], fails: Callable[[Case], bool], capabilities: Capabilities
+) -> tuple[Need, ...]:
+    """Those of the fields without which none of the failing ``witnesses`` fails.
+
+    In a small case much matters by accident: other sizes are other numbers. What a bug needs, it needs in each case.
+    """
+    candidates = [*fields, *(_numbers(witnesses[0], name) for name in VALUES_OF)]
+    return tuple(
+        need
+        for need in candidates
+        if need is not None and all(_is_needed(need, witness, fails, capabilities) for witness in witnesses)
+    )
+
+
+def _numbers(case: Case, name: str) -> Need | None:
+    """The numbers of a tensor as a field, where they are not normal."""
+    value = value_of(case, name)
+    return None if value == "normal" else Need(name, (value,), ("normal",))
+
+
+def _is_needed(need: Need, case: Case, fails: Callable[[Case], bool], capabilities: Capabilities) -> bool:
+    """Whether another value of a field cures a case."""
+    return any(not fails(cured) for cured in cures(need, case, capabilities))

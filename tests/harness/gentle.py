@@ -1,0 +1,109 @@
+"""The smallest case of a failure that ends the process: each run costs the start of another, so few are made.
+
+Fields are put at their simplest together, a group at a time. What can't be, the failure needs.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from kernels.contract import Capabilities
+from strategies.case import TENSORS, Case
+from strategies.cases import is_claimed
+from tests.harness.bugs import Need
+from tests.harness.vary import LENGTHS, value_of, with_value
+
+RUNS = 10
+"""So many at most, halvings of a length included: together they take a minute or two."""
+
+SHORT = 16
+"""A length at which few rows are left, though none of the kernel's special cases of one or two."""
+
+HALVINGS = 3
+
+LAYOUT_FIELDS = tuple(f"{tensor}_layout" for tensor in TENSORS)
+
+
+def gently_reduced(
+    case: Case, fails: Callable[[Case], bool], capabilities: Capabilities
+) -> Iterator[tuple[Case, tuple[Need, ...]]]:
+    """Ever smaller cases that fail, each with what is known by then to be needed. ``fails`` may end the search."""
+    needs: tuple[Need, ...] = ()
+    for group in _groups(case, capabilities):
+        smaller = _put(case, group)
+        if smaller == case or not is_claimed(smaller, capabilities):
+            continue
+        if fails(smaller):
+            case = smaller
+        else:
+            case, found = _without_one(case, group, fails, capabilities)
+            for need in found:
+                if need.name in LENGTHS:
+                    case, need = _nearer(case, need, fails, capabilities)
+                needs += (need,)
+        yield case, needs
+
+
+def _groups(case: Case, capabilities: Capabilities) -> Iterator[dict[str, Any]]:
+    """Fields with their simplest values, those together that a failure hardly ever needs."""
+    yield dict.fromkeys(LAYOUT_FIELDS, "contiguous")
+    simple = {name: values[0] for name, values in capabilities.launch.items() if name in dict(case.launch)}
+    yield {
+        **simple,
+        **{f"{tensor}_values": "normal" for tensor in TENSORS},
+        "batch": 1,
+        "heads_kv": 1,
+        "sm_scale": None,
+        "key_padding": "none",
+        "dropout_p": 0.0,
+    }
+    yield {"group": 1}
+    yield {"causal": False}
+    yield {name: min(SHORT, getattr(case, name)) for name in ("seqlen_q", "seqlen_k")}
+    yield {"head_dim": min(capabilities.head_dims)}
+
+
+def _put(case: Case, group: dict[str, Any]) -> Case:
+    for name, value in group.items():
+        case = with_value(case, name, value)
+    return case
+
+
+def _without_one(
+    case: Case, group: dict[str, Any], fails: Callable[[Case], bool], capabilities: Capabilities
+) -> tuple[Case, tuple[Need, ...]]:
+    """The case with as much of a group at its simplest as goes; what does not go is needed.
+
+    Each field is left as it is by itself first: mostly one of them is to blame.
+    """
+    changed = [name for name, value in group.items() if value_of(case, name) != value]
+    if len(changed) > 1:
+        for name in changed:
+            others = _put(case, {other: value for other, value in group.items() if other != name})
+            if is_claimed(others, capabilities) and fails(others):
+                return others, (_need(others, name, group[name]),)
+        huge = [name for name in changed if getattr(case, name) == "huge"] if group.keys() == set(LAYOUT_FIELDS) else []
+        return case, (_need(case, huge[0], "contiguous"),) if huge else ()
+    return case, tuple(_need(case, name, group[name]) for name in changed)
+
+
+def _nearer(
+    case: Case, need: Need, fails: Callable[[Case], bool], capabilities: Capabilities
+) -> tuple[Case, Need]:
+    """The length that fails and the one that holds brought nearer to each other, by halves."""
+    for _ in range(HALVINGS):
+        middle = (getattr(case, need.name) + max(need.holds)) // 2
+        halved = with_value(case, need.name, middle)
+        if not is_claimed(halved, capabilities):
+            break
+        if fails(halved):
+            case, need = halved, replace(need, fails=(middle,))
+        else:
+            need = replace(need, holds=(*need.holds, middle))
+    return case, need
+
+
+def _need(case: Case, name: str, simple: Any) -> Need:
+    if name in LAYOUT_FIELDS and getattr(case, name) == "huge":
+        return Need("huge", (True,), (False,))
+    return Need(name, (value_of(case, name),), (simple,))

@@ -1,0 +1,310 @@
+"""The investigation of one failure: its smallest case, what it needs, how bad it is, and a script that shows it."""
+
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from reference.bounds.accumulation import SHRINKING_SAFETY
+from strategies.case import TENSORS, Case
+from strategies.cases import is_claimed
+from tests.harness.attribute import Broken, attribute, needs_of
+from tests.harness.budget import EXPLAIN_SECONDS, BudgetSpent, ShrinkBudget, meter
+from tests.harness.bugs import Bug, Need, Severity, Sightings, wrong_tensors
+from tests.harness.child import ChildDied, DeviceLost
+from tests.harness.explain import HOLDS_ALONE, Explanation, Seen, explain
+from tests.harness.gentle import RUNS, gently_reduced
+from tests.harness.offers import offered
+from tests.harness.ordinary import ordinary_cases
+from tests.harness.reduce import reduced
+from tests.harness.report import Failure, headline
+from tests.harness.runs import Runs
+from tests.harness.standalone import exit_status
+from tests.harness.vary import LENGTHS, Field, fields, value_of
+from tests.harness.verdict import NUMBERS, Finding
+
+PLAIN_LAWS = ("forward", "backward")
+"""The laws that are told first of a bug that breaks several: they say what is wrong in the fewest words."""
+
+NO_PLAIN_LAW = ("special", "rejection", "ragged")
+"""Laws whose cases mean nothing, or something else, to the plain ones."""
+
+NEEDS_SECONDS = 10.0
+"""For what a bug needs, beyond what explains its case."""
+SEVERITY_SECONDS = 8.0
+"""For the ordinary cases, and for other claims."""
+FEW_CRASHES = 3
+"""So many ordinary cases are run of a failure that ends the process."""
+SHRUNK_CASES = 40
+"""Of the cases that fail on the way to the smallest, so many are kept: they are much alike."""
+
+
+@dataclass
+class Investigation:
+    """One failure of a kernel, beside the bugs that are known of it.
+
+    ``until`` is when it must be over, on the clock of ``time.perf_counter``; ``write`` takes the report, which
+    is replaced by that of each smaller case. ``ordinary`` remembers the kernel's answers to ordinary cases.
+    """
+
+    runs: Runs
+    failure: Failure
+    ignored: frozenset[str]
+    known: Sequence[Bug]
+    shrinking: ShrinkBudget
+    write: Callable[[Failure, str | None], None]
+    number_of: Callable[[Failure], int]
+    until: float = float("inf")
+    ordinary: dict[tuple[str, Case], Finding | None] = field(default_factory=dict)
+    held: Sequence[tuple[str, Case]] = ()
+    cases: Sightings = field(default_factory=Sightings)
+    answers: dict[tuple[str, Case], Finding | None] = field(default_factory=dict)
+    needs: tuple[Need, ...] = ()
+
+    def bug(self, *, shrink: bool = True) -> Bug:
+        """All that can be told within the time; as it is without ``shrink``, where only one case is of interest."""
+        drawn = self.failure
+        if shrink:
+            self.in_a_plain_law()
+        self.failure = replace(self.failure, number=self.number_of(self.failure))
+        first = self.failure
+        self.write(self.failure, None)
+        gently = self.failure.finding.ends_process
+        if shrink:
+            (self.reduce_gently if gently else self.reduce)()
+        if not gently:
+            self.explain()
+        bug = Bug(self.failure, tensors=tuple(sorted(wrong_tensors(self.failure.finding))), needs=self.needs)
+        if shrink and not gently:
+            bug = self.with_needs(bug, first)
+        failure, script = self.scripted(bug.failure)
+        self.write(failure, script)
+        bug = replace(bug, failure=failure)
+        self.cases.keep([(drawn.law, drawn.case)])
+        return self.with_severity(bug) if shrink else bug
+
+    def spender(self, seconds: float, calls: float = float("inf")) -> Callable[[], None]:
+        """A meter that ends with the investigation's time at the latest."""
+        return meter(min(seconds, self.until - time.perf_counter()), calls)
+
+    def in_a_plain_law(self) -> None:
+        """Go over to forward or backward where one of them is broken on the case in the same way."""
+        failure = self.failure
+        if failure.law in (*PLAIN_LAWS, *NO_PLAIN_LAW) or failure.finding.kind not in NUMBERS:
+            return
+        for law in PLAIN_LAWS:
+            finding = self.runs.hard(law, failure.case, self.ignored)
+            if finding and finding.kind in NUMBERS and finding.tensor == failure.finding.tensor:
+                self.failure = replace(failure, law=law, finding=finding)
+                return
+
+    def new(self, case: Case, law: str | None = None) -> Finding | None:
+        """What is found in a case that no known bug explains."""
+        law = law or self.failure.law
+        finding = self.answers[law, case] = self._new(case, law)
+        return finding
+
+    def _new(self, case: Case, law: str) -> Finding | None:
+        finding = self.runs.hard(law, case, self.ignored, safety=SHRINKING_SAFETY)
+        suspects = [bug for bug in self.known if finding and bug.could_break(finding) and bug.is_met(case)]
+        if finding is None or not suspects:
+            return finding
+        run = partial(self.runs.hard, safety=SHRINKING_SAFETY)
+        broken = Broken(law, case, finding, self.ignored)
+        rest = attribute(broken, suspects, run, self.runs.info.capabilities).rest
+        return finding if rest is not None and rest.finding == finding else None
+
+    def alike(self, case: Case) -> Failure | None:
+        """The same failure on another case; None where that holds, or fails in another way."""
+        finding, mine = self.new(case), self.failure.finding
+        if finding is None or (finding.tensor, finding.kind) != (mine.tensor, mine.kind):
+            return None
+        return replace(self.failure, case=case, finding=finding)
+
+    def fails_alike(self, spend: Callable[[], None], case: Case) -> bool:
+        """Whether a smaller case fails as this does; if so it takes its place."""
+        spend()
+        smaller = self.alike(case)
+        if smaller is None:
+            return False
+        self.failure = smaller
+        self.write(smaller, None)
+        if len(self.cases.cases) < SHRUNK_CASES:
+            self.cases.keep([(smaller.law, case)])
+        return True
+
+    def reduce(self) -> None:
+        """Look for smaller cases that fail in the same way."""
+        fails = partial(self.fails_alike, self.spender(self.shrinking.reducing_seconds, self.shrinking.calls))
+        with suppress(BudgetSpent):
+            reduced(self.failure.case, fails, self.runs.info.capabilities)
+
+    def reduce_gently(self) -> None:
+        """The same in few runs, each of which ends a process; what does not go is what it needs."""
+        first = self.failure.case
+        fails = partial(self.fails_alike, self.spender(self.shrinking.seconds, RUNS))
+        with suppress(BudgetSpent):
+            for _, needs in gently_reduced(first, fails, self.runs.info.capabilities):
+                self.needs = needs
+        self.needs = tuple(self.beside_those_held(need) for need in self.needs)
+        fields = tuple(self.as_field(need) for need in self.needs)
+        self.failure = replace(self.failure, explanation=Explanation(fields=fields))
+
+    def beside_those_held(self, need: Need) -> Need:
+        """The need with the lengths of cases that were drawn and held, as long as they are on one side."""
+        if need.name not in LENGTHS:
+            return need
+        least = need.fails[0]
+        lengths = [getattr(case, need.name) for law, case in self.held if law == self.failure.law]
+        below = [x for x in lengths if x < least]
+        return replace(need, holds=tuple(dict.fromkeys([*need.holds, *below])))
+
+    def as_field(self, need: Need) -> Field:
+        """A need as a report tells of it."""
+        return Field(need.name, str(need.fails[0]), (), tuple(map(str, need.holds)))
+
+    def explain(self) -> None:
+        """What can be told of the case."""
+        spend = self.spender(EXPLAIN_SECONDS)
+        failure = self.failure
+
+        def fails(case: Case) -> bool:
+            # In any way: a field does not matter where the same bug makes another tensor wrong without it.
+            spend()
+            return self.new(case) is not None
+
+        def look(case: Case) -> Seen | None:
+            spend()
+            return None if self.alike(case) is None else self.runs.look(failure.law, case, self.ignored)
+
+        # Where no number is wrong there is nothing to look at.
+        looks = None if failure.finding.actual is None else look
+        with suppress(ChildDied):
+            tell = failure.law != "ragged"
+            told = explain(failure.case, fails, looks, self.runs.info.capabilities, lengths_tell=tell)
+            self.failure = replace(failure, explanation=told)
+
+    def with_needs(self, bug: Bug, first: Failure) -> Bug:
+        """The bug with the fields that it needs, and all tensors that are wrong with it."""
+        spend = self.spender(NEEDS_SECONDS + self.shrinking.drawing_seconds)
+        failure, capabilities = bug.failure, self.runs.info.capabilities
+        seen: set[str] = set()
+
+        def fails(case: Case) -> bool:
+            # In the same tensor: in others another bug may show, which is not known yet.
+            if (failure.law, case) not in self.answers:
+                spend()
+                self.new(case)
+            finding = self.answers[failure.law, case]
+            return finding is not None and is_in_common(failure.finding, finding)
+
+        with suppress(BudgetSpent):
+            witnesses = [failure.case]
+            for witness in (first.case, failure.explanation.larger):
+                if witness and witness not in witnesses and fails(witness):
+                    witnesses.append(witness)
+            varied = [x for x in fields(failure.case, fails, capabilities) if x.matters]
+            matter = [need for x in varied for need in self.as_needs(x, fails)]
+            found = needs_of(matter, witnesses, fails, capabilities)
+            bug = replace(bug, needs=without_accidents(found))
+            for witness in witnesses:
+                spend()
+                seen |= self.tensors_wrong(witness)
+        return replace(bug, tensors=tuple(sorted({*bug.tensors, *seen})))
+
+    def as_needs(self, varied: Field, fails: Callable[[Case], bool]) -> Iterator[Need]:
+        """A field that matters as a need: of layouts it is tried whether they may all be alike, or only not huge."""
+        case, name = self.failure.case, varied.name
+        own = value_of(case, name)
+        if name == "lengths":
+            yield Need(name, (own,), ("equal",))
+        elif own == "huge":
+            yield Need("huge", (True,), (False,))
+        elif name.endswith("_layout") and value_of(case, "layouts") == "unlike":
+            alike = replace(case, **{f"{tensor}_layout": own for tensor in TENSORS})
+            if own != "contiguous" and is_claimed(alike, self.runs.info.capabilities) and fails(alike):
+                yield Need(name, (own,), tuple(value_of(held, name) for held in varied.held))
+            else:
+                yield Need("layouts", ("unlike",), ("alike",))
+        else:
+            holds = tuple(value_of(held, name) for held in varied.held)
+            # Nothing is wrong in an empty tensor.
+            if name not in LENGTHS or any(holds):
+                yield Need(name, (own,), holds)
+
+    def tensors_wrong(self, case: Case) -> set[str]:
+        """All tensors that are wrong in a case by its own law and by the plain ones."""
+        own = self.failure.law
+        laws = {own: None} if own in NO_PLAIN_LAW else dict.fromkeys((own, *PLAIN_LAWS))
+        if self.failure.finding.kind not in NUMBERS:
+            laws = {own: None}
+        found = (self.new(case, law) for law in laws)
+        return {
+            tensor
+            for finding in found
+            if finding and finding.signature == self.failure.finding.signature
+            for tensor in wrong_tensors(finding)
+        }
+
+    def scripted(self, failure: Failure) -> tuple[Failure, str | None]:
+        """The failure with its script, or with why there is none: one that exits 0 would call it mended."""
+        script = self.script(failure)
+        # A script that hangs as the kernel does shows it; waiting for that again shows nothing more.
+        if script is not None and failure.finding.kind != "hung":
+            with suppress(OSError, subprocess.TimeoutExpired):  # then it goes as it is
+                if exit_status(script, self.runs.script_seconds) == 0:
+                    known = failure.explanation
+                    told = replace(known, sentences=(*known.sentences, HOLDS_ALONE))
+                    return replace(failure, explanation=told), None
+        return failure, script
+
+    def script(self, failure: Failure) -> str | None:
+        """The stand-alone script of a failure, if its calls can be made a second time."""
+        for kind in (failure.finding.kind, "died"):  # where a crash comes and goes, as if it had come
+            with suppress(ChildDied, DeviceLost):
+                finding = asdict(replace(failure.finding, kind=kind))
+                return self.runs.script(failure.law, failure.case, finding, headline(failure))
+        return None
+
+    def with_severity(self, bug: Bug) -> Bug:
+        """The bug with the share of ordinary cases that show it, and the claims with which it would be none."""
+        ends = bug.failure.finding.ends_process
+        spend = self.spender(SEVERITY_SECONDS, FEW_CRASHES if ends else float("inf"))
+        shown = tried = 0
+        dtype = bug.failure.case.dtype
+        with suppress(BudgetSpent):
+            for case in ordinary_cases(self.runs.info.capabilities, dtype, self.runs.device_type):
+                finding = self.ordinary_answer(spend, bug.failure.law, case)
+                tried += 1
+                shown += finding is not None and bug.could_break(finding) and bug.is_met(case)
+        held, failing = self.held_apart_from(bug), self.cases.cases
+        offers = offered(failing, held, self.runs, self.spender(0.0 if ends else SEVERITY_SECONDS))
+        return replace(bug, severity=Severity(shown, tried), offers=offers)
+
+    def held_apart_from(self, bug: Bug) -> list[tuple[str, Case]]:
+        """Cases that held: drawn, ordinary, or found as its fields were varied."""
+        varied = [(bug.failure.law, case) for x in bug.failure.explanation.fields for case in x.held]
+        return [*self.held, *varied, *(ran for ran, finding in self.ordinary.items() if finding is None)]
+
+    def ordinary_answer(self, spend: Callable[[], None], law: str, case: Case) -> Finding | None:
+        """What is found in an ordinary case, which is run once for all bugs."""
+        if (law, case) not in self.ordinary:
+            spend()
+            self.ordinary[law, case] = self.runs.hard(law, case, self.ignored)
+        return self.ordinary[law, case]
+
+
+def is_in_common(mine: Finding, other: Finding) -> bool:
+    """Whether two findings are of one kind and, where numbers are wrong, of one tensor."""
+    return mine.signature == other.signature and (mine.tensor == "" or mine.tensor in wrong_tensors(other))
+
+
+def without_accidents(needs: Sequence[Need]) -> tuple[Need, ...]:
+    """Needs, each once; the dtype only where ordinary numbers show the bug: special ones are special to a format."""
+    unique: dict[Any, Need] = {need.name: need for need in needs}
+    if any(name.endswith("_values") for name in unique):
+        unique.pop("dtype", None)
+    return tuple(unique.values())

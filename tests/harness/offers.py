@@ -1,0 +1,99 @@
+"""Which other claim would be true: one under which every failing case of a bug holds, or that excludes them all."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+
+from kernels.claims import parse_claims
+from kernels.contract import Capabilities
+from strategies.case import TENSORS, Case
+from strategies.cases import is_claimed
+from tests.harness.budget import BudgetSpent
+from tests.harness.bugs import TOP_LEFT
+from tests.harness.runs import Runs
+
+SWITCHES = (
+    "unequal_lengths=false",
+    "causal_unequal_lengths=false",
+    "grouped_heads=false",
+    "sm_scale=positive",
+    "min_seqlen=1",
+    "key_padding=false",
+    "dropout=0",
+)
+"""Claims that exclude cases whatever these are."""
+
+FEW = 12
+"""So many failing cases are run under another claim before it is offered; the rest follow as time allows."""
+
+Ran = tuple[str, Case]
+
+
+def offered(
+    failing: Sequence[Ran], held: Sequence[Ran], runs: Runs, spend: Callable[[], None]
+) -> tuple[str, ...]:
+    """Claims that would be true, as far as the cases known by now tell; ``spend`` may end the runs for it."""
+    capabilities = runs.info.capabilities
+    cases, holding = [case for _, case in failing], [case for _, case in held]
+    claims = [*excluding(cases, holding, capabilities)]
+    with suppress(BudgetSpent):
+        if may_be_top_left(cases, capabilities) and not failing_under(TOP_LEFT, failing[:FEW], runs, spend):
+            claims.insert(0, TOP_LEFT)
+    return tuple(claims)
+
+
+def may_be_top_left(cases: Iterable[Case], capabilities: Capabilities) -> bool:
+    """Whether the corner of the causal mask could make the difference in all cases."""
+    return capabilities.causal_alignment != "top_left" and all(
+        case.causal and case.seqlen_q != case.seqlen_k for case in cases
+    )
+
+
+def failing_under(claim: str, cases: Sequence[Ran], runs: Runs, spend: Callable[[], None]) -> list[Ran]:
+    """The first case that fails under another claim, in a list; none where all hold. Raises BudgetSpent."""
+    for law, case in cases:
+        spend()
+        if runs.hard(law, case, claims=(claim,)) is not None:
+            return [(law, case)]
+    return []
+
+
+def excluding(failing: Sequence[Case], held: Sequence[Case], capabilities: Capabilities) -> Iterator[str]:
+    """The claim that excludes all failing cases and the fewest that hold, if there is one that leaves some of these."""
+    found = []
+    for claim in candidates(failing, capabilities):
+        narrow = parse_claims([claim], capabilities)
+        if any(is_claimed(case, narrow) for case in failing):
+            continue
+        left = sum(is_claimed(case, narrow) for case in held)
+        if left:
+            found.append((-left, len(found), claim))
+    yield from [claim for _, _, claim in sorted(found)[:1]]
+
+
+def candidates(failing: Sequence[Case], capabilities: Capabilities) -> Iterator[str]:
+    """Claims narrower than those that are made, by which a kernel may have been meant."""
+    c = capabilities
+    yield from SWITCHES
+    if len({case.head_dim for case in failing}) > 1 or len(failing) == 1:
+        powers = [x for x in c.head_dims if x.bit_count() == 1]
+        if powers != list(c.head_dims):
+            yield f"head_dims={','.join(map(str, powers))}"
+    rest = [x for x in c.head_dims if x not in {case.head_dim for case in failing}]
+    if rest:
+        yield f"head_dims={','.join(map(str, rest))}"
+    layouts = hitting(failing)
+    if layouts and "contiguous" not in layouts:
+        yield f"layouts={','.join(x for x in c.layouts if x not in layouts)}"
+    dtypes = [x for x in c.dtypes if x not in {case.dtype for case in failing}]
+    if dtypes:
+        yield f"dtypes={','.join(dtypes)}"
+
+
+def hitting(failing: Sequence[Case]) -> set[str]:
+    """Layouts, few of them, one of which each case has; contiguous only where there is no other."""
+    chosen: set[str] = set()
+    left = [{getattr(case, f"{tensor}_layout") for tensor in TENSORS} for case in failing]
+    while left := [layouts for layouts in left if not layouts & chosen]:
+        counts = {x: sum(x in layouts for layouts in left) for layouts in left for x in layouts}
+        chosen.add(max(counts, key=lambda x: (x != "contiguous", counts[x])))
+    return chosen
