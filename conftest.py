@@ -52,6 +52,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--minutes", type=float, metavar="M", help="fuzz: fresh random cases until the time is up"
     )
     group.addoption(
+        "--time-limit",
+        type=float,
+        metavar="MINUTES",
+        help="end after so many minutes, though not all examples are drawn (default: 4 for each kernel, none where "
+        "--examples, --minutes or --hypothesis-profile is given)",
+    )
+    group.addoption(
         "--max-seqlen", type=int, metavar="N", help="largest length drawn (default: 300; 512 on a GPU)"
     )
     group.addoption(

@@ -22,12 +22,25 @@ TILES = (16, 32, 64, 128)
 BATCHES = (1, 1, 1, 1, 1, 2, 3)
 HEADS_KV = (1, 1, 1, 1, 1, 2, 3)
 GROUPS = (1, 1, 1, 1, 1, 1, 2, 3, 4, 5, 8)
-SM_SCALES = (*(None,) * 10, 1.0, 0.5, 0.3, 0.0, -0.125, -1.0, 1e-4, 30.0)
+SM_SCALES = (*(None,) * 14, *(1.0, 0.5, 0.3, 0.0, -0.125, -1.0) * 2, 1e-4, 30.0)
+EXTREME_VALUES = ("huge", "subnormal")
+"""Families at the ends of a dtype's range. Met by another of them, or by a spike, they leave nothing to be wrong."""
 # Two tensors of one sign must meet for rows of logits at one end of the range.
-VALUES = (*FAMILIES, *("normal",) * 4, *("positive", "negative") * 2)
+VALUES = (
+    *(family for family in FAMILIES if family not in EXTREME_VALUES),
+    *("normal",) * 4,
+    *("positive", "negative") * 2,
+)
 MODERATE_VALUES = ("zeros", "ones", "normal", "integers", "duplicates")
-SPIKES = (1.0, -1.0, 0.0, 4.0, 10.0, 100.0, -100.0, 1e4, 3e38)
+SPIKES = (*(1.0, -1.0, 0.0, 4.0, 10.0, 100.0, -100.0) * 8, 1e4, 3e38)
 MAX_SPIKES = 4
+ORDINARY = 15
+"""Of a case with extreme values in one tensor there are so many without."""
+ALIKE, ONE_DIFFERS, MIXTURES = 3, 2, 1
+"""How often all tensors have one layout, one has another, each has its own: mixtures are hardly ever met twice."""
+TILE_SHARES = (8, 8, 4, 4, 2, 1)
+"""Most interpreted cases keep to a fraction of the most tiles: bugs show in few, and time is proportional to them."""
+FEWEST_TILES = 2
 HUGE = {
     "cpu": (*((),) * 10, *((name,) for name in TENSORS), *(TENSORS,) * 3),
     "cuda": (*((),) * 60, *((name,) for name in TENSORS)),
@@ -35,8 +48,11 @@ HUGE = {
 """Which tensors have huge strides together, by device type. Memory that is never touched costs a CPU nothing; a
 GPU has to find gigabytes for each, and the time to get them."""
 DEFAULT_BLOCK = 64
+MOST_WORK = 2**22
 
 T = TypeVar("T")
+Four = tuple[str, ...]
+"""A name for each of ``TENSORS``."""
 
 
 def cases(
@@ -46,7 +62,7 @@ def cases(
     device_type: str = "cpu",
     max_seqlen: int | None = None,
     max_tiles: int = 32,
-    max_work: int = 2**22,
+    max_work: int = MOST_WORK,
     nonfinite: bool = False,
     key_padding: bool = False,
     dropout: bool = False,
@@ -59,7 +75,8 @@ def cases(
         device_type: ``cpu`` or ``cuda``.
         max_seqlen: the longest sequence; by default ``MAX_SEQLEN`` of the device type.
         max_tiles: on the CPU, the most tiles of the score matrix, over all heads: what an interpreter's time
-            is proportional to. Their size is that of the launch settings block_m and block_n, else 64.
+            is proportional to. Their size is that of the launch settings block_m and block_n, else 64. Most cases
+            keep to a fraction of it.
         max_work: the most entries of the score matrix, over all heads: what a reference's time follows.
         nonfinite: one or two entries, of otherwise moderate tensors, are NaN or infinite.
         key_padding: keys may be padded, where that is claimed; else none are.
@@ -72,18 +89,19 @@ def cases(
     if device_type not in MAX_SEQLEN:
         raise ValueError(f"device_type: got {device_type!r}, expected one of {tuple(MAX_SEQLEN)}")
     pair = claimed_length_pairs(capabilities, MAX_SEQLEN[device_type] if max_seqlen is None else max_seqlen)
-    layout = st.sampled_from(_claimed_layouts(capabilities))
     if nonfinite:
-        values = st.sampled_from(MODERATE_VALUES)
+        values = _each_of_four(st.sampled_from(MODERATE_VALUES))
         entries = st.builds(_present, spikes(NONFINITE), st.one_of(st.none(), spikes(NONFINITE)))
     else:
-        values = st.sampled_from(VALUES)
+        values = _values()
         # Places that may stay empty, since an element of a list takes too many choices to be deleted at once.
         entry = st.one_of(st.none(), spikes(SPIKES))
         entries = st.one_of(st.just(()), st.builds(_present, *[entry] * MAX_SPIKES))
     drawn = st.builds(
         _of_parts,
         pair,
+        _layouts(_claimed_layouts(capabilities)),
+        values,
         st.sampled_from(HUGE[device_type] if "huge" in capabilities.layouts else ((),)),
         batch=st.sampled_from(BATCHES),
         heads_kv=st.sampled_from(HEADS_KV),
@@ -94,13 +112,16 @@ def cases(
         sm_scale=st.sampled_from(_claimed_scales(capabilities)),
         key_padding=_key_padding(capabilities) if key_padding else st.just("none"),
         dropout_p=_dropout(capabilities) if dropout else st.just(0.0),
-        **{f"{tensor}_layout": layout for tensor in TENSORS},
-        **{f"{tensor}_values": values for tensor in TENSORS},
         seed=st.integers(0, 2**32 - 1),
         spikes=entries,
         launch=_launch_settings(capabilities),
     )
     limits: dict[str, Any] = {"max_tiles": max_tiles if device_type == "cpu" else None, "max_work": max_work}
+    if device_type == "cpu":
+        fewest = [max(min(FEWEST_TILES, max_tiles), max_tiles // share) for share in TILE_SHARES]
+        drawn = st.builds(
+            partial(_with_fewer_tiles, capabilities), drawn, st.sampled_from(fewest), st.booleans()
+        )
     claimed = drawn.map(partial(_with_claimed_lengths, capabilities))
     return _independent(
         claimed.map(partial(_with_fewer_heads, **limits)).filter(partial(_is_affordable, **limits))
@@ -136,6 +157,15 @@ def _independent(strategy: SearchStrategy[T]) -> SearchStrategy[T]:
     return st.lists(strategy, min_size=1, max_size=1, unique=True).map(_only)
 
 
+def _often(strategy: SearchStrategy[T], times: int) -> list[SearchStrategy[T]]:
+    """The strategy so many times for ``one_of``, which takes one and the same but once."""
+    return [strategy.map(_same) for _ in range(times)]
+
+
+def _same(value: T) -> T:
+    return value
+
+
 def _only(values: list[T]) -> T:
     return values[0]
 
@@ -147,9 +177,8 @@ def lengths(tiles: Iterable[int], smallest: int, largest: int) -> SearchStrategy
         for tile in sorted(set(tiles))
         if smallest < tile < largest
     ]
-    return st.one_of(
-        st.integers(smallest, min(smallest + 5, largest)), st.integers(smallest, largest), *near_tiles * 2
-    )
+    few, some = st.integers(smallest, min(smallest + 5, largest)), st.integers(smallest, largest)
+    return st.one_of(few, some, *(copy for near in near_tiles for copy in _often(near, 2)))
 
 
 def claimed_length_pairs(capabilities: Capabilities, largest: int) -> SearchStrategy[tuple[int, int]]:
@@ -161,7 +190,7 @@ def claimed_length_pairs(capabilities: Capabilities, largest: int) -> SearchStra
     smallest, largest = -(-capabilities.min_seqlen // multiple), largest // multiple
     # Of so few lengths, 0 would be every third.
     some = length_pairs(tiles, max(smallest, min(1, largest)), largest)
-    return st.one_of(length_pairs(tiles, smallest, largest), *[some] * 5).map(partial(_times, multiple))
+    return st.one_of(length_pairs(tiles, smallest, largest), *_often(some, 5)).map(partial(_times, multiple))
 
 
 def _times(multiple: int, pair: tuple[int, int]) -> tuple[int, int]:
@@ -195,9 +224,43 @@ def _pair(smallest: int, largest: int, seqlen_q: int, drawn: int | tuple[int, in
     return seqlen_q, min(max(seqlen_k, smallest), largest)
 
 
-def _of_parts(pair: tuple[int, int], huge: tuple[str, ...], **fields: Any) -> Case:
+def _of_parts(
+    pair: tuple[int, int], layouts: Four, values: Four, huge: tuple[str, ...], **fields: Any
+) -> Case:
+    fields |= {f"{tensor}_layout": layout for tensor, layout in zip(TENSORS, layouts, strict=True)}
+    fields |= {f"{tensor}_values": family for tensor, family in zip(TENSORS, values, strict=True)}
     fields |= {f"{tensor}_layout": "huge" for tensor in huge}
     return Case(seqlen_q=pair[0], seqlen_k=pair[1], **fields)
+
+
+def _each_of_four(strategy: SearchStrategy[str]) -> SearchStrategy[Four]:
+    """One for each tensor."""
+    return st.tuples(*[strategy] * len(TENSORS))
+
+
+def _values() -> SearchStrategy[Four]:
+    """A family for each tensor: any moderate ones or, seldom, one at an end of the range among moderate ones."""
+    extreme = st.builds(
+        _with_one,
+        _each_of_four(st.sampled_from(MODERATE_VALUES)),
+        st.integers(0, len(TENSORS) - 1),
+        st.sampled_from(EXTREME_VALUES),
+    )
+    return st.one_of(*_often(_each_of_four(st.sampled_from(VALUES)), ORDINARY), extreme)
+
+
+def _layouts(claimed: tuple[str, ...]) -> SearchStrategy[Four]:
+    """A layout for each tensor: one for all or one that differs, as models have them, seldom any mixture."""
+    layout = st.sampled_from(claimed)
+    alike = layout.map(lambda name: (name,) * len(TENSORS))
+    one_differs = st.builds(_with_one, alike, st.integers(0, len(TENSORS) - 1), layout)
+    return st.one_of(
+        *_often(alike, ALIKE), *_often(one_differs, ONE_DIFFERS), *_often(_each_of_four(layout), MIXTURES)
+    )
+
+
+def _with_one(four: Four, place: int, other: str) -> Four:
+    return (*four[:place], other, *four[place + 1 :])
 
 
 def _near_tiles(tile: int, length: int) -> int:
@@ -268,6 +331,32 @@ def _with_claimed_lengths(capabilities: Capabilities, case: Case) -> Case:
     return case if may_differ else replace(case, seqlen_k=case.seqlen_q)
 
 
+def _with_fewer_tiles(capabilities: Capabilities, case: Case, max_tiles: int, lengths_first: bool) -> Case:
+    """The case with so many tiles at most: shorter by whole tiles, and where that is not enough of fewer heads.
+
+    With fewer heads before it is shorter unless ``lengths_first``.
+    """
+    if lengths_first:
+        case = _shorter(capabilities, case, max_tiles)
+    case = _with_fewer_heads(case, max_tiles=max_tiles, max_work=MOST_WORK)
+    return _shorter(capabilities, case, max_tiles)
+
+
+def _shorter(capabilities: Capabilities, case: Case, max_tiles: int) -> Case:
+    """The case without whole tiles of queries and keys, the more numerous first; ends of tiles stay where they are."""
+    steps = {
+        "seqlen_q": math.lcm(_blocks(case)[0], capabilities.seqlen_multiple),
+        "seqlen_k": math.lcm(_blocks(case)[1], capabilities.seqlen_multiple),
+    }
+    while not _is_affordable(case, max_tiles=max_tiles, max_work=MOST_WORK):
+        longer = max(steps, key=lambda name: getattr(case, name) / steps[name])
+        length = getattr(case, longer) - steps[longer]
+        if length < max(1, capabilities.min_seqlen):
+            break
+        case = replace(case, **{longer: length})
+    return case
+
+
 def _with_fewer_heads(case: Case, **limits: Any) -> Case:
     """Heads give way to lengths: left to chance alone, whoever has many tiles would be left out."""
     for fewer in ({"batch": 1}, {"heads_kv": 1}, {"group": 1}):
@@ -276,13 +365,15 @@ def _with_fewer_heads(case: Case, **limits: Any) -> Case:
     return case
 
 
+def _blocks(case: Case) -> tuple[int, int]:
+    """Rows and keys of a tile."""
+    launch = dict(case.launch)
+    return launch.get("block_m", DEFAULT_BLOCK), launch.get("block_n", DEFAULT_BLOCK)
+
+
 def _is_affordable(case: Case, *, max_tiles: int | None, max_work: int) -> bool:
     """Within the limits."""
     heads = case.batch * case.heads_q
-    launch = dict(case.launch)
-    tiles = (
-        heads
-        * math.ceil(case.seqlen_q / launch.get("block_m", DEFAULT_BLOCK))
-        * math.ceil(case.seqlen_k / launch.get("block_n", DEFAULT_BLOCK))
-    )
+    block_m, block_n = _blocks(case)
+    tiles = heads * math.ceil(case.seqlen_q / block_m) * math.ceil(case.seqlen_k / block_n)
     return (max_tiles is None or tiles <= max_tiles) and heads * case.seqlen_q * case.seqlen_k <= max_work

@@ -63,13 +63,14 @@ def _without(bug: Bug, broken: Broken, run: Try, capabilities: Capabilities) -> 
     if not all(_is_present(need, bug, broken.case) for need in bug.needs):
         return broken
     for need in bug.needs:
-        still = None
-        for cured in cures(need, broken.case, capabilities):
-            finding = run(broken.law, cured, broken.ignored)
-            if finding is None:
+        still, cured = None, 0
+        for changed in cures(need, broken.case, capabilities):
+            finding = run(broken.law, changed, broken.ignored)
+            cured += finding is None
+            still = still or (finding and Broken(broken.law, changed, finding, broken.ignored))
+            if need.cures_by_all == bool(finding):
                 break
-            still = still or Broken(broken.law, cured, finding, broken.ignored)
-        else:
+        if not cured or (still and need.cures_by_all):
             return still or broken
     return None
 
@@ -129,7 +130,10 @@ def is_same(known: Bug, bug: Bug, run: Try, capabilities: Capabilities) -> bool:
 
 
 def needs_of(
-    fields: Sequence[Need], witnesses: Sequence[Case], fails: Callable[[Case], bool], capabilities: Capabilities
+    fields: Sequence[Need],
+    witnesses: Sequence[Case],
+    fails: Callable[[Case], bool],
+    capabilities: Capabilities,
 ) -> tuple[Need, ...]:
     """Those of the fields without which none of the failing ``witnesses`` fails.
 
@@ -150,5 +154,8 @@ def _numbers(case: Case, name: str) -> Need | None:
 
 
 def _is_needed(need: Need, case: Case, fails: Callable[[Case], bool], capabilities: Capabilities) -> bool:
-    """Whether another value of a field cures a case."""
-    return any(not fails(cured) for cured in cures(need, case, capabilities))
+    """Whether other values of a field cure a case."""
+    outcomes = (not fails(cured) for cured in cures(need, case, capabilities))
+    if need.cures_by_all:
+        return all(found := list(outcomes)) and bool(found)
+    return any(outcomes)

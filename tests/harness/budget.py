@@ -3,12 +3,40 @@
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 SECONDS = {"cpu": 50.0, "cuda": 16.0}
 """By device type, how long smaller cases are looked for: each crash or hang costs the start of a process."""
 EXPLAIN_SECONDS = 10.0
 CALLS = 4000
+
+
+GRACE_SECONDS = 20.0
+"""How long after its end a run may still be busy with the report of a failure."""
+LEAST_SECONDS = 4.0
+"""What the search for the smallest case of a failure may take however late in a run it comes."""
+MOST_OF_THE_REST = 1 / 8
+"""The share of the time left that one failure's smallest case may take, so that other laws get their turns."""
+
+
+@dataclass
+class Clock:
+    """The time that a run may take: ``seconds`` from the moment it ``started``, by ``time.time()``.
+
+    Without ``seconds`` a run ends when all is drawn.
+    """
+
+    seconds: float = math.inf
+    started: float = field(default_factory=time.time)
+
+    @property
+    def left(self) -> float:
+        """Seconds left to draw examples, infinite without an end."""
+        return max(0.0, self.started + self.seconds - time.time())
+
+    def cut(self, seconds: float) -> float:
+        """So many seconds, or as many as the run may still be busy with a report."""
+        return min(seconds, max(0.0, self.started + self.seconds + GRACE_SECONDS - time.time()))
 
 
 class BudgetSpent(Exception):
@@ -21,6 +49,11 @@ class ShrinkBudget:
 
     seconds: float
     calls: int = CALLS
+
+    def within(self, clock: Clock) -> "ShrinkBudget":
+        """This budget, cut to what the run has time for."""
+        most = max(LEAST_SECONDS, MOST_OF_THE_REST * clock.left)
+        return replace(self, seconds=clock.cut(min(self.seconds, most)))
 
     @property
     def drawing_seconds(self) -> float:

@@ -33,6 +33,11 @@ class Need:
         """Whether it is of many values, of which few were tried."""
         return self.name in LENGTHS or self.name in VALUES_OF
 
+    @property
+    def cures_by_all(self) -> bool:
+        """Whether all other values must cure a case: of equal lengths the short ones may do so for being short."""
+        return self.name == "lengths"
+
     def is_met(self, case: Case) -> bool:
         """Whether a case may show the bug, as far as this field tells."""
         value = value_of(case, self.name)
@@ -109,7 +114,10 @@ class Bug:
         """For JSON, without what only the report needs."""
         f = self.failure
         return {
-            **{name: getattr(f, name) for name in ("spec", "kernel", "claims", "law", "environment", "number")},
+            **{
+                name: getattr(f, name)
+                for name in ("spec", "kernel", "claims", "law", "environment", "number")
+            },
             "case": to_json(f.case),
             "finding": asdict(f.finding),
             "tensors": self.tensors,
@@ -202,7 +210,7 @@ class Sightings:
 
 
 def told(bug: Bug, seen: Sightings) -> list[str]:
-    """How bad a bug is, where it showed and which claims would be true, in lines."""
+    """How bad a bug is, and where it showed, in lines."""
     lines = [f"shows in {_share(bug.severity)}{_size(bug.failure.finding)}"] if bug.severity.tried else []
     if seen.total:
         places = [seen.names(place) for place in (0, 1, 2)]
@@ -210,12 +218,7 @@ def told(bug: Bug, seen: Sightings) -> list[str]:
         lines.append(f"{seen.total} failing example{'s' * (seen.total > 1)}: {where}")
     if bug.needs:
         lines.append(f"only with {', '.join(map(_need, bug.needs))}")
-    return [*lines, *(_offer(claim, len(seen.cases)) for claim in bug.offers)]
-
-
-def _offer(claim: str, failing: int) -> str:
-    what = "hold" if claim == TOP_LEFT else "are excluded"
-    return f"--claims {claim}: all {failing} failing cases {what}"
+    return lines
 
 
 def _share(severity: Severity) -> str:

@@ -82,7 +82,11 @@ def _without_one(
             others = _put(case, {other: value for other, value in group.items() if other != name})
             if is_claimed(others, capabilities) and fails(others):
                 return others, (_need(others, name, group[name]),)
-        huge = [name for name in changed if getattr(case, name) == "huge"] if group.keys() == set(LAYOUT_FIELDS) else []
+        huge = (
+            [name for name in changed if getattr(case, name) == "huge"]
+            if group.keys() == set(LAYOUT_FIELDS)
+            else []
+        )
         return case, (_need(case, huge[0], "contiguous"),) if huge else ()
     return case, tuple(_need(case, name, group[name]) for name in changed)
 

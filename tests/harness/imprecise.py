@@ -98,10 +98,13 @@ def sentence(imprecise: Imprecise, claimed: Iterable[str]) -> str:
     off = f"{tensor} up to {imprecise.ulps[tensor]:.3g} ulps off"
     common = imprecise.common
     if not common:
-        return f"{imprecise.total} calls are less precise than FlashAttention-2, {off}; no one claim explains all of them"
+        what = f"{imprecise.total} calls are less precise than FlashAttention-2, {off}"
+        return f"{what}; no one claim explains all of them"
     claim = common[0]
     dtypes = sorted(imprecise.claims)
     prefixes = [f"{dtype}:" for dtype in dtypes] if set(claimed) - set(dtypes) else [""]
     options = " ".join(f"--claims {prefix}{claim}" for prefix in prefixes)
     name = claim.removesuffix("=true")
-    return f"consistent with `{name}`: less precise than FlashAttention-2, {off}; if that is meant, `{options}`"
+    return (
+        f"consistent with `{name}`: less precise than FlashAttention-2, {off}; if that is meant, `{options}`"
+    )

@@ -1,7 +1,6 @@
 """The investigation of one failure: its smallest case, what it needs, how bad it is, and a script that shows it."""
 
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -12,7 +11,7 @@ from reference.bounds.accumulation import SHRINKING_SAFETY
 from strategies.case import TENSORS, Case
 from strategies.cases import is_claimed
 from tests.harness.attribute import Broken, attribute, needs_of
-from tests.harness.budget import EXPLAIN_SECONDS, BudgetSpent, ShrinkBudget, meter
+from tests.harness.budget import EXPLAIN_SECONDS, LEAST_SECONDS, BudgetSpent, Clock, ShrinkBudget, meter
 from tests.harness.bugs import Bug, Need, Severity, Sightings, wrong_tensors
 from tests.harness.child import ChildDied, DeviceLost
 from tests.harness.explain import HOLDS_ALONE, Explanation, Seen, explain
@@ -46,8 +45,8 @@ SHRUNK_CASES = 40
 class Investigation:
     """One failure of a kernel, beside the bugs that are known of it.
 
-    ``until`` is when it must be over, on the clock of ``time.perf_counter``; ``write`` takes the report, which
-    is replaced by that of each smaller case. ``ordinary`` remembers the kernel's answers to ordinary cases.
+    ``clock`` is that of the run, after whose end it must soon be over; ``write`` takes the report, which is replaced
+    by that of each smaller case. ``ordinary`` remembers the kernel's answers to ordinary cases.
     """
 
     runs: Runs
@@ -57,7 +56,7 @@ class Investigation:
     shrinking: ShrinkBudget
     write: Callable[[Failure, str | None], None]
     number_of: Callable[[Failure], int]
-    until: float = float("inf")
+    clock: Clock = field(default_factory=Clock)
     ordinary: dict[tuple[str, Case], Finding | None] = field(default_factory=dict)
     held: Sequence[tuple[str, Case]] = ()
     cases: Sightings = field(default_factory=Sightings)
@@ -67,6 +66,7 @@ class Investigation:
     def bug(self, *, shrink: bool = True) -> Bug:
         """All that can be told within the time; as it is without ``shrink``, where only one case is of interest."""
         drawn = self.failure
+        self.shrinking = self.shrinking.within(self.clock)
         if shrink:
             self.in_a_plain_law()
         self.failure = replace(self.failure, number=self.number_of(self.failure))
@@ -88,7 +88,7 @@ class Investigation:
 
     def spender(self, seconds: float, calls: float = float("inf")) -> Callable[[], None]:
         """A meter that ends with the investigation's time at the latest."""
-        return meter(min(seconds, self.until - time.perf_counter()), calls)
+        return meter(self.clock.cut(seconds), calls)
 
     def in_a_plain_law(self) -> None:
         """Go over to forward or backward where one of them is broken on the case in the same way."""
@@ -101,19 +101,21 @@ class Investigation:
                 self.failure = replace(failure, law=law, finding=finding)
                 return
 
-    def new(self, case: Case, law: str | None = None) -> Finding | None:
-        """What is found in a case that no known bug explains."""
+    def found(self, case: Case, law: str | None = None) -> Finding | None:
+        """What is found in a case, whatever the reason. The answer is remembered."""
         law = law or self.failure.law
-        finding = self.answers[law, case] = self._new(case, law)
+        finding = self.runs.hard(law, case, self.ignored, safety=SHRINKING_SAFETY)
+        self.answers[law, case] = finding
         return finding
 
-    def _new(self, case: Case, law: str) -> Finding | None:
-        finding = self.runs.hard(law, case, self.ignored, safety=SHRINKING_SAFETY)
+    def new(self, case: Case, law: str | None = None) -> Finding | None:
+        """What is found in a case that no known bug explains."""
+        finding = self.found(case, law)
         suspects = [bug for bug in self.known if finding and bug.could_break(finding) and bug.is_met(case)]
         if finding is None or not suspects:
             return finding
         run = partial(self.runs.hard, safety=SHRINKING_SAFETY)
-        broken = Broken(law, case, finding, self.ignored)
+        broken = Broken(law or self.failure.law, case, finding, self.ignored)
         rest = attribute(broken, suspects, run, self.runs.info.capabilities).rest
         return finding if rest is not None and rest.finding == finding else None
 
@@ -172,9 +174,10 @@ class Investigation:
         failure = self.failure
 
         def fails(case: Case) -> bool:
-            # In any way: a field does not matter where the same bug makes another tensor wrong without it.
+            # In any way: a field does not matter where the same bug makes another tensor wrong without it. Where
+            # a known bug does, nothing is known of the field.
             spend()
-            return self.new(case) is not None
+            return self.found(case) is not None
 
         def look(case: Case) -> Seen | None:
             spend()
@@ -197,14 +200,14 @@ class Investigation:
             # In the same tensor: in others another bug may show, which is not known yet.
             if (failure.law, case) not in self.answers:
                 spend()
-                self.new(case)
+                self.found(case)
             finding = self.answers[failure.law, case]
             return finding is not None and is_in_common(failure.finding, finding)
 
         with suppress(BudgetSpent):
             witnesses = [failure.case]
             for witness in (first.case, failure.explanation.larger):
-                if witness and witness not in witnesses and fails(witness):
+                if witness and witness not in witnesses and self.new(witness):
                     witnesses.append(witness)
             varied = [x for x in fields(failure.case, fails, capabilities) if x.matters]
             matter = [need for x in varied for need in self.as_needs(x, fails)]
@@ -255,7 +258,7 @@ class Investigation:
         # A script that hangs as the kernel does shows it; waiting for that again shows nothing more.
         if script is not None and failure.finding.kind != "hung":
             with suppress(OSError, subprocess.TimeoutExpired):  # then it goes as it is
-                if exit_status(script, self.runs.script_seconds) == 0:
+                if exit_status(script, self.script_seconds) == 0:
                     known = failure.explanation
                     told = replace(known, sentences=(*known.sentences, HOLDS_ALONE))
                     return replace(failure, explanation=told), None
@@ -266,8 +269,14 @@ class Investigation:
         for kind in (failure.finding.kind, "died"):  # where a crash comes and goes, as if it had come
             with suppress(ChildDied, DeviceLost):
                 finding = asdict(replace(failure.finding, kind=kind))
-                return self.runs.script(failure.law, failure.case, finding, headline(failure))
+                title, seconds = headline(failure), self.script_seconds
+                return self.runs.script(failure.law, failure.case, finding, title, seconds)
         return None
+
+    @property
+    def script_seconds(self) -> float:
+        """How long a script may take: who waits for one has not the patience that a new kernel's compilation gets."""
+        return max(LEAST_SECONDS, self.clock.cut(self.runs.script_seconds))
 
     def with_severity(self, bug: Bug) -> Bug:
         """The bug with the share of ordinary cases that show it, and the claims with which it would be none."""
@@ -281,7 +290,7 @@ class Investigation:
                 tried += 1
                 shown += finding is not None and bug.could_break(finding) and bug.is_met(case)
         held, failing = self.held_apart_from(bug), self.cases.cases
-        offers = offered(failing, held, self.runs, self.spender(0.0 if ends else SEVERITY_SECONDS))
+        offers = offered(bug.needs, failing, held, self.runs, self.spender(0.0 if ends else SEVERITY_SECONDS))
         return replace(bug, severity=Severity(shown, tried), offers=offers)
 
     def held_apart_from(self, bug: Bug) -> list[tuple[str, Case]]:

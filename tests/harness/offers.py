@@ -8,19 +8,20 @@ from kernels.contract import Capabilities
 from strategies.case import TENSORS, Case
 from strategies.cases import is_claimed
 from tests.harness.budget import BudgetSpent
-from tests.harness.bugs import TOP_LEFT
+from tests.harness.bugs import TOP_LEFT, Need
 from tests.harness.runs import Runs
 
-SWITCHES = (
-    "unequal_lengths=false",
-    "causal_unequal_lengths=false",
-    "grouped_heads=false",
-    "sm_scale=positive",
-    "min_seqlen=1",
-    "key_padding=false",
-    "dropout=0",
-)
-"""Claims that exclude cases whatever these are."""
+SWITCHES = {
+    "lengths": ("unequal_lengths=false", "causal_unequal_lengths=false"),
+    "group": ("grouped_heads=false",),
+    "heads_kv": ("grouped_heads=false",),
+    "sm_scale": ("sm_scale=positive",),
+    "seqlen_q": ("min_seqlen=1",),
+    "seqlen_k": ("min_seqlen=1",),
+    "key_padding": ("key_padding=false",),
+    "dropout_p": ("dropout=0",),
+}
+"""By a field that a bug needs, the claims that exclude values of it, whatever the cases are."""
 
 FEW = 12
 """So many failing cases are run under another claim before it is offered; the rest follow as time allows."""
@@ -29,12 +30,12 @@ Ran = tuple[str, Case]
 
 
 def offered(
-    failing: Sequence[Ran], held: Sequence[Ran], runs: Runs, spend: Callable[[], None]
+    needs: Sequence[Need], failing: Sequence[Ran], held: Sequence[Ran], runs: Runs, spend: Callable[[], None]
 ) -> tuple[str, ...]:
     """Claims that would be true, as far as the cases known by now tell; ``spend`` may end the runs for it."""
     capabilities = runs.info.capabilities
     cases, holding = [case for _, case in failing], [case for _, case in held]
-    claims = [*excluding(cases, holding, capabilities)]
+    claims = [*excluding(needs, cases, holding, capabilities)]
     with suppress(BudgetSpent):
         if may_be_top_left(cases, capabilities) and not failing_under(TOP_LEFT, failing[:FEW], runs, spend):
             claims.insert(0, TOP_LEFT)
@@ -57,10 +58,12 @@ def failing_under(claim: str, cases: Sequence[Ran], runs: Runs, spend: Callable[
     return []
 
 
-def excluding(failing: Sequence[Case], held: Sequence[Case], capabilities: Capabilities) -> Iterator[str]:
+def excluding(
+    needs: Sequence[Need], failing: Sequence[Case], held: Sequence[Case], capabilities: Capabilities
+) -> Iterator[str]:
     """The claim that excludes all failing cases and the fewest that hold, if there is one that leaves some of these."""
-    found = []
-    for claim in candidates(failing, capabilities):
+    found: list[tuple[int, int, str]] = []
+    for claim in candidates(needs, failing, capabilities):
         narrow = parse_claims([claim], capabilities)
         if any(is_claimed(case, narrow) for case in failing):
             continue
@@ -70,23 +73,26 @@ def excluding(failing: Sequence[Case], held: Sequence[Case], capabilities: Capab
     yield from [claim for _, _, claim in sorted(found)[:1]]
 
 
-def candidates(failing: Sequence[Case], capabilities: Capabilities) -> Iterator[str]:
-    """Claims narrower than those that are made, by which a kernel may have been meant."""
-    c = capabilities
-    yield from SWITCHES
-    if len({case.head_dim for case in failing}) > 1 or len(failing) == 1:
-        powers = [x for x in c.head_dims if x.bit_count() == 1]
-        if powers != list(c.head_dims):
-            yield f"head_dims={','.join(map(str, powers))}"
-    rest = [x for x in c.head_dims if x not in {case.head_dim for case in failing}]
-    if rest:
-        yield f"head_dims={','.join(map(str, rest))}"
-    layouts = hitting(failing)
-    if layouts and "contiguous" not in layouts:
-        yield f"layouts={','.join(x for x in c.layouts if x not in layouts)}"
-    dtypes = [x for x in c.dtypes if x not in {case.dtype for case in failing}]
-    if dtypes:
-        yield f"dtypes={','.join(dtypes)}"
+def candidates(needs: Sequence[Need], failing: Sequence[Case], capabilities: Capabilities) -> Iterator[str]:
+    """Claims narrower than those that are made, by which a kernel may have been meant: of the fields that it needs."""
+    names = {need.name for need in needs}
+    for name in SWITCHES.keys() & names:
+        yield from SWITCHES[name]
+    if "head_dim" in names:
+        seen = {case.head_dim for case in failing}
+        for kept in ([x for x in capabilities.head_dims if x.bit_count() == 1], capabilities.head_dims):
+            yield from _listed("head_dims", [x for x in kept if x not in seen])
+    if "dtype" in names:
+        seen_dtypes = {case.dtype for case in failing}
+        yield from _listed("dtypes", [x for x in capabilities.dtypes if x not in seen_dtypes])
+    if any("layout" in name or name == "huge" for name in names):
+        layouts = hitting(failing)
+        if "contiguous" not in layouts:
+            yield from _listed("layouts", [x for x in capabilities.layouts if x not in layouts])
+
+
+def _listed(key: str, values: Sequence[object]) -> list[str]:
+    return [f"{key}={','.join(map(str, values))}"] if values else []
 
 
 def hitting(failing: Sequence[Case]) -> set[str]:

@@ -1,5 +1,7 @@
 """What a run covers: kernels, device, seeds and times, decided once before anything is collected."""
 
+import math
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,14 +12,20 @@ from hypothesis import settings
 from kernels.registry import REGISTERED
 from strategies.cases import is_claimed
 from tests.harness import report
-from tests.harness.budget import CALLS, SECONDS, ShrinkBudget
+from tests.harness.budget import CALLS, SECONDS, Clock, ShrinkBudget
 from tests.harness.child import Child
 from tests.harness.journal import Journal, set_aside_unfinished
 from tests.harness.kernel_info import KernelInfo, Unavailable
-from tests.harness.report import PROPERTIES, Replay
+from tests.harness.ledger import LEDGER
+from tests.harness.report import LAWS, PROPERTIES, Replay
+from tests.harness.turns import Turn, turns_of_examples, turns_of_seconds
 
 JOURNALS = ".journal"
 """The folder of the journals, in the report directory."""
+STARTED = "flashproof_started"
+"""The key of what pytest-xdist hands to its workers that holds the time when the run began."""
+MINUTES_PER_KERNEL = 4.0
+"""What a run takes at most where nothing else is asked for."""
 SUMMARY = "summary.json"
 """The results of a run, beside it."""
 
@@ -37,6 +45,9 @@ class Plan:
     replay: Replay | None
     corpus: tuple[Replay, ...]
     minutes: float | None
+    clock: Clock
+    turns: tuple[Turn, ...]
+    seed: int | None
     max_seqlen: int | None
     shrinking: ShrinkBudget
     workers: int
@@ -56,11 +67,16 @@ def covers_properties(config: pytest.Config) -> bool:
 def make_plan(config: pytest.Config) -> Plan:
     """Check every option and ask a child what the kernels claim. Raises pytest.UsageError, in one line."""
     worker = getattr(config, "workerinput", {"workerid": "main", "workercount": 1})
+    started = worker.get(STARTED, time.time())
     device = chosen_device(config)
-    for option in ("examples", "minutes", "max_seqlen", "shrink_seconds", "shrink_calls"):
+    for option in ("examples", "minutes", "time_limit", "max_seqlen", "shrink_seconds", "shrink_calls"):
         value = config.getoption(option)
         if value is not None and not value > 0:
             raise pytest.UsageError(f"--{option.replace('_', '-')}: got {value}, expected a positive number")
+    if config.getoption("minutes") and config.getoption("time_limit"):
+        raise pytest.UsageError(
+            f"--time-limit: got {config.getoption('time_limit')}, expected none with --minutes"
+        )
     replay, corpus = _replay(config), _corpus(config)
     child = Child(device)
     kernels, unavailable = _kernels(config, child, replay)
@@ -68,11 +84,16 @@ def make_plan(config: pytest.Config) -> Plan:
     try:
         (report_dir / JOURNALS).mkdir(parents=True, exist_ok=True)
         unfinished = set_aside_unfinished(report_dir / JOURNALS) if worker["workerid"] == "main" else []
+        if worker["workerid"] == "main":
+            (report_dir / JOURNALS / LEDGER).unlink(missing_ok=True)
         journal = Journal(report_dir / JOURNALS / f"{worker['workerid']}.json")
     except OSError as e:
         raise pytest.UsageError(
             f"--report-dir: got {str(report_dir)!r}, expected a folder that can be written ({e.strerror})"
         ) from None
+    minutes = None if replay else config.getoption("--minutes")
+    limit = minutes or (None if replay else _time_limit(config, len(kernels)))
+    combinations = len(LAWS) * sum(len(info.capabilities.dtypes) for info in kernels)
     return Plan(
         kernels=kernels,
         unavailable=unavailable,
@@ -84,7 +105,10 @@ def make_plan(config: pytest.Config) -> Plan:
         unfinished=unfinished,
         replay=replay,
         corpus=corpus,
-        minutes=None if replay else config.getoption("--minutes"),
+        minutes=minutes,
+        clock=Clock(60 * limit if limit else math.inf, started),
+        turns=_turns(minutes, replay, worker["workercount"], combinations),
+        seed=config.getoption("--hypothesis-seed"),
         max_seqlen=config.getoption("--max-seqlen"),
         shrinking=ShrinkBudget(
             config.getoption("--shrink-seconds") or SECONDS[device.partition(":")[0]],
@@ -92,6 +116,23 @@ def make_plan(config: pytest.Config) -> Plan:
         ),
         workers=worker["workercount"],
     )
+
+
+def _time_limit(config: pytest.Config, kernels: int) -> float | None:
+    """Minutes that a run by examples may take, None without a limit."""
+    if config.getoption("--time-limit"):
+        return float(config.getoption("--time-limit"))
+    asked = any(config.getoption(option) for option in ("--examples", "--hypothesis-profile"))
+    return None if asked else MINUTES_PER_KERNEL * kernels
+
+
+def _turns(minutes: float | None, replay: Replay | None, workers: int, combinations: int) -> tuple[Turn, ...]:
+    """The turns of each law, dtype and kernel."""
+    if replay is not None:
+        return (Turn(0, 0, weight=1, last=True, examples=1),)
+    if minutes is not None:
+        return turns_of_seconds(60 * minutes, workers, combinations)
+    return turns_of_examples(settings().max_examples)
 
 
 def chosen_device(config: pytest.Config) -> str:
@@ -164,6 +205,15 @@ def _kernels(
     return tuple(kernels.values()), tuple(unavailable)
 
 
+def _time_told(plan: Plan) -> str:
+    """The time that a run takes, for its header."""
+    if plan.minutes is not None:
+        return f"for {plan.minutes:g} minutes"
+    if math.isinf(plan.clock.seconds):
+        return "no time limit"
+    return f"at most {plan.clock.seconds / 60:g} minutes (--time-limit)"
+
+
 def header(plan: Plan, config: pytest.Config) -> list[str]:
     """Lines of pytest's header."""
     env = plan.environment
@@ -172,7 +222,7 @@ def header(plan: Plan, config: pytest.Config) -> list[str]:
     lines = [
         f"flashproof: {plan.device} ({env['device_name']}), {versions}",
         f"profile: {settings.get_current_profile_name()}, "
-        f"{settings().max_examples} examples, seed: {'random' if seed is None else seed}",
+        f"{settings().max_examples} examples, seed: {'random' if seed is None else seed}, {_time_told(plan)}",
     ]
     for info in plan.kernels:
         claims = "; ".join(f"{key}={value}" for key, value in info.printed.items())

@@ -2,23 +2,36 @@
 
 import io
 import json
+import math
 import random
 import time
 from collections.abc import Callable, Generator
 from contextlib import suppress
-from dataclasses import asdict
 from functools import partial
+from typing import Any
 
 import hypothesis
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from tests.harness.bugs import Bug
-from tests.harness.plan import Plan, covers_properties, header, make_plan
+from tests.harness.kernel_info import KernelInfo
+from tests.harness.plan import STARTED, Plan, covers_properties, header, make_plan
 from tests.harness.progress import LiveLine
-from tests.harness.subject import KernelFailure, Subject, TimeUp
+from tests.harness.subject import Subject, TimeUp
 from tests.harness.summary import Summary
+from tests.harness.turns import Turn, rank, seconds_for
 
 PLAN = pytest.StashKey[Plan]()
+ORDER = pytest.StashKey[list[pytest.Item]]()
+"""The property tests in the order in which they are run."""
+WAITING = pytest.StashKey[bool]()
+"""Whether the time of the run begins with the next property test."""
+SUBJECTS = pytest.StashKey[dict[tuple[str, str], Subject]]()
+"""By kernel and dtype: what one turn has reported the next does not report again."""
+
+ENOUGH = 10
+"""Of so many cases of a law, drawn in one process, it is told whether nearly everything was refused."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -32,11 +45,21 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         return
     if config.getoption("dist", "no") != "no":
         plan.child.close()  # the workers of pytest-xdist have their own
-    config.pluginmanager.register(Summary(plan))
+    if getattr(config.option, "maxschedchunk", 0) is None:
+        config.option.maxschedchunk = 1  # the turns are taken in their order, by all workers of pytest-xdist
+    summary = Summary(plan)
+    config.pluginmanager.register(summary)
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     if reporter is not None:
         with suppress(io.UnsupportedOperation):  # stdout is no file: nobody watches
-            config.pluginmanager.register(LiveLine(plan, reporter))
+            config.pluginmanager.register(LiveLine(plan, summary, reporter))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a worker of pytest-xdist when the run began."""
+    if PLAN in node.config.stash:
+        node.workerinput[STARTED] = node.config.stash[PLAN].clock.started
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -51,37 +74,97 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """One item for each kernel and dtype; when fuzzing, as many shards of it as there are workers."""
+    """One item for each kernel, dtype and turn."""
     if "subject" not in metafunc.fixturenames:
         return
     plan = metafunc.config.stash.get(PLAN, None)
     if plan is None:
         raise pytest.UsageError("the property tests were not given by their path: expected tests/properties")
-    shards = plan.workers if plan.minutes else 1
     choices = [
-        pytest.param((info, dtype), id=f"{info.name}-{dtype}" + (f"-{shard}" if shards > 1 else ""))
+        pytest.param(
+            (info, dtype, turn),
+            id=f"{info.name}-{dtype}" + (f"-{turn.number}" if len(plan.turns) > 1 else ""),
+        )
         for info in plan.kernels
         for dtype in info.capabilities.dtypes
-        for shard in range(shards)
+        for turn in plan.turns
         if plan.replay is None or plan.replay.case.dtype == dtype
     ]
     metafunc.parametrize("subject", choices, indirect=True, scope="session")
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep only the law of a replayed report."""
+    """Keep only the law of a replayed report; else sort the property tests by their rounds."""
     plan = config.stash.get(PLAN, None)
-    if plan is not None and plan.replay is not None:
+    if plan is None:
+        return
+    if plan.replay is not None:
         name = f"test_{plan.replay.law}"
         config.hook.pytest_deselected(items=[item for item in items if item.path.stem != name])
         items[:] = [item for item in items if item.path.stem == name]
+    in_turn = iter(sorted(filter(is_property, items), key=place_in_run))
+    items[:] = [next(in_turn) if is_property(item) else item for item in items]
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Where other tests are run as well, the time of the property tests begins with the first of them."""
+    plan = session.config.stash.get(PLAN, None)
+    if plan is not None:
+        properties = list(filter(is_property, session.items))
+        session.config.stash[ORDER] = properties
+        session.config.stash[WAITING] = len(properties) < len(session.items)
+
+
+def is_property(item: pytest.Item) -> bool:
+    """Whether an item is a turn of a law."""
+    return "subject" in getattr(item, "fixturenames", ())
+
+
+def turn_of(item: Any) -> Turn:
+    """The turn that an item is."""
+    turn: Turn = item.callspec.params["subject"][2]
+    return turn
+
+
+def law_of(item: pytest.Item) -> str:
+    """The name of the law that an item is about."""
+    return item.path.stem.removeprefix("test_")
+
+
+def place_in_run(item: pytest.Item) -> tuple[int, int]:
+    """Round by round, cheap laws first; dtypes and kernels stay in their order, turns of one round together.
+
+    Processes that take neighbours then compile different variants of a kernel.
+    """
+    return turn_of(item).round, rank(law_of(item))
+
+
+def seconds_of(item: pytest.Item, plan: Plan) -> float:
+    """How long an item may take. An early turn by examples may take longer, as later ones make good for it."""
+    items = item.config.stash[ORDER]
+    if item.config.stash[WAITING]:
+        plan.clock.started, item.config.stash[WAITING] = time.time(), False
+    if math.isinf(plan.clock.seconds):
+        return math.inf
+    turn = turn_of(item)
+    patience = 1.0 if plan.minutes else plan.turns[-1].round + 1.0 - turn.round
+    weights = [turn_of(other).weight for other in items]
+    return seconds_for(items.index(item), weights, plan.clock.left, plan.workers, patience)
 
 
 @pytest.fixture(scope="session")
 def subject(request: pytest.FixtureRequest) -> Subject:
     """The kernel and dtype of an item. Session-wide, for Hypothesis runs an item's body many times."""
-    plan = request.config.stash[PLAN]
-    info, dtype = request.param
+    info, dtype, _ = request.param
+    subjects = request.config.stash.setdefault(SUBJECTS, {})
+    if (info.name, dtype) not in subjects:
+        subjects[info.name, dtype] = make_subject(request.config.stash[PLAN], info, dtype)
+    return subjects[info.name, dtype]
+
+
+def make_subject(plan: Plan, info: KernelInfo, dtype: str) -> Subject:
+    """The subject of all turns of a kernel at a dtype in this process."""
     replay = plan.replay.case if plan.replay else None
     return Subject(
         info,
@@ -94,73 +177,104 @@ def subject(request: pytest.FixtureRequest) -> Subject:
         replay=replay,
         corpus=plan.corpus,
         shrinking=plan.shrinking,
+        clock=plan.clock,
     )
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run an item's body once; when fuzzing, again and again until its share of the time is up."""
+    """Run an item's body for its turn; when fuzzing, again and again until its share of the time is up."""
     subject = pyfuncitem.funcargs.get("subject")
     if not isinstance(subject, Subject):
         return None
     plan = pyfuncitem.config.stash[PLAN]
-    start = time.perf_counter()
-    subject.begin()
+    start, turn, law = time.perf_counter(), turn_of(pyfuncitem), pyfuncitem.module.law
+    claims = turn.claims(subject.info.capabilities, subject.device_type, f"{plan.seed} {subject}")
+    subject.begin(claims, seconds_of(pyfuncitem, plan))
     try:
-        failures = subject.known_that_hold(pyfuncitem.module.law)
-        for case in subject.corpus_cases(pyfuncitem.module.law):
-            failures += search(partial(Subject.uphold, law=pyfuncitem.module.law, case=case), subject)
-        if plan.minutes is None:
-            failures += search(pyfuncitem.obj, subject)
-        else:
-            items = sum("subject" in getattr(item, "fixturenames", ()) for item in pyfuncitem.session.items)
-            share = plan.minutes * 60 * plan.workers / items
-            failures += fuzz(pyfuncitem, subject, start + share)
+        failures = once(subject, law) if turn.number == 0 else []
+        failures += (take_turn if plan.minutes is None else fuzz)(pyfuncitem, subject)
+        subject.finish()
+        failures += subject.messages()
     finally:
         subject.tally.add_seconds({"total": time.perf_counter() - start})
     # Only what the user needs to read: no frame of ours, nor of Hypothesis.
     if failures:
         pytest.fail("\n\n".join(failures), pytrace=False)
-    if complaint := subject.complaint():
+    if complaint := subject.complaint(law_of(pyfuncitem), min(ENOUGH, settings().max_examples // 2)):
         pytest.fail(complaint, pytrace=False)
+    if not subject.tally.drawn:
+        pytest.skip("the time of the run was up")
     return True
 
 
-def search(test: Callable[..., None], subject: Subject) -> list[str]:
-    """Run a property test, which is one Hypothesis run; its distinct failures, shrunk, as a user reads them."""
-    subject.begin_search()
-    try:
-        test(subject)
-    except (KernelFailure, TimeUp, BaseExceptionGroup) as e:
-        if not subject.broken:
-            raise
-        reraise_ours(e)
-    finally:
-        subject.finish_search()
+def once(subject: Subject, law: Callable[..., None]) -> list[str]:
+    """What a law's first turn begins with: known failures, and the cases of the corpus."""
+    failures = subject.known_that_hold(law)
+    for case in subject.corpus_cases(law):
+        failures += search(partial(Subject.uphold, law=law, case=case), subject)
+    return failures
+
+
+def search(test: Callable[..., None], subject: Subject, *, without_simplest: bool = False) -> list[str]:
+    """Run a property test, which is one Hypothesis run; what it finds that is new, as a user reads it.
+
+    Raises TimeUp when late; what was found by then is told after the item.
+    """
+    subject.begin_search(without_simplest=without_simplest)
+    test(subject)
     return subject.messages()
 
 
-def fuzz(item: pytest.Function, subject: Subject, deadline: float) -> list[str]:
-    """Hypothesis runs with fresh seeds until the deadline; what fails is kept, and the run goes on."""
-    seed = item.config.getoption("--hypothesis-seed")
-    seeds = random.Random(None if seed is None else f"{seed} {item.nodeid}")
+def take_turn(item: pytest.Function, subject: Subject) -> list[str]:
+    """As many examples as the turn has, unless the time is up before: the search goes on after a failure.
+
+    The first turn tries the examples again that failed in an earlier session, as Hypothesis does.
+    """
+    turn, seeds, failures = turn_of(item), seeds_of(item), list[str]()
+    assert turn.examples is not None
+    repeats = turn.number > 0
+    try:
+        while (missing := turn.examples - subject.generated) > 0:
+            # Hypothesis begins with the simplest case, which the first run has tried.
+            test = of_examples(item.obj, missing + repeats)
+            if repeats:
+                hypothesis.seed(seeds.getrandbits(64))(test)
+            found = search(test, subject, without_simplest=repeats)
+            if not found:  # all that there is to draw was drawn
+                break
+            failures += found
+            repeats = True
+    except TimeUp:
+        subject.tally.undrawn += turn.examples - subject.generated
+    return failures
+
+
+def fuzz(item: pytest.Function, subject: Subject) -> list[str]:
+    """Hypothesis runs with fresh seeds until the item's time is up; what fails is kept, and the run goes on."""
+    seeds, repeats = seeds_of(item), turn_of(item).number > 0
+    test = of_examples(item.obj, settings().max_examples)
     failures: list[str] = []
-    subject.deadline = deadline
     try:
         while True:
-            hypothesis.seed(seeds.getrandbits(64))(item.obj)
-            failures += search(item.obj, subject)
+            failures += search(
+                hypothesis.seed(seeds.getrandbits(64))(test), subject, without_simplest=repeats
+            )
+            repeats = True
     except TimeUp:
         return failures
 
 
-def reraise_ours(e: BaseException) -> None:
-    """Let go of kernel failures, which the subject keeps, and of their time; anything else is ours, and raised."""
-    if isinstance(e, BaseExceptionGroup):
-        for part in e.exceptions:
-            reraise_ours(part)
-    elif not isinstance(e, KernelFailure | TimeUp):
-        raise e
+def of_examples(test: Callable[..., None], number: int) -> Callable[..., None]:
+    """A property test with another number of examples."""
+    inner = test.hypothesis.inner_test  # type: ignore[attr-defined]  # given has made it
+    return settings(max_examples=number)(given(data=st.data())(inner))
+
+
+def seeds_of(item: pytest.Function) -> random.Random:
+    """The seeds of an item's Hypothesis runs: the same in each session where --hypothesis-seed is given."""
+    seed = item.config.getoption("--hypothesis-seed")
+    return random.Random(None if seed is None else f"{seed} {item.nodeid}")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -175,12 +289,6 @@ def pytest_runtest_makereport(
         if crash is not None:  # what pytest's short summary repeats, in CI to its last line
             crash.message = crash.message.partition("\n")[0]
         result.flashproof = json.dumps(  # type: ignore[attr-defined]  # TestReport carries extra fields
-            {
-                "kernel": subject.info.name,
-                "law": item.path.stem.removeprefix("test_"),
-                "dtype": subject.dtype,
-                "tally": subject.tally.to_dict(),
-                "bugs": [asdict(Bug.of(failure)) for failure in subject.failures.values()],
-            }
+            {"law": law_of(item), **subject.results()}
         )
     return result

@@ -1,4 +1,4 @@
-"""The live line: examples so far, examples per second, time left."""
+"""The live line: examples so far, examples per second, time left; and above it, after a minute, a first table."""
 
 import os
 import sys
@@ -11,6 +11,7 @@ from hypothesis import settings
 from tests.harness.journal import examples_done
 from tests.harness.plan import JOURNALS, Plan
 from tests.harness.report import PROPERTIES
+from tests.harness.summary import Summary, rendered
 
 LIVE_SECONDS = 0.5
 """How often the line is drawn anew on a terminal."""
@@ -18,18 +19,18 @@ LIVE_SECONDS = 0.5
 LOG_SECONDS = 30.0
 """How often a log that is no terminal gets a line of its own."""
 
+TABLE_SECONDS = 60.0
+"""When the first table is shown."""
+
 ERASE = "\r\x1b[K"
 
 
-def progress(done: int, elapsed: float, total: int, seconds: float | None) -> str:
-    """The text of the line, ``seconds`` being those of a run that goes on until the time is up."""
-    if seconds is not None:
-        left = seconds - elapsed
-    elif done:
-        left = elapsed * (total / done - 1)
-    else:
+def progress(done: int, elapsed: float, total: int | None, seconds: float) -> str:
+    """The text of the line. ``total`` examples end the run, None where only the clock does, in so many ``seconds``."""
+    if total is not None and not done:
         return f"{done} of {total} examples"
-    of_all = "" if seconds is not None else f" of {total}"
+    of_all = "" if total is None else f" of {total}"
+    left = seconds if total is None else min(seconds, elapsed * (total / done - 1))
     minutes, rest = divmod(max(0, int(left)), 60)
     return f"{done}{of_all} examples, {done / elapsed:.1f} examples/s, {minutes}:{rest:02d} left"
 
@@ -40,12 +41,15 @@ class LiveLine:
     Made before the first test runs, while stdout is not captured yet.
     """
 
-    def __init__(self, plan: Plan, reporter: pytest.TerminalReporter) -> None:
+    def __init__(self, plan: Plan, summary: Summary, reporter: pytest.TerminalReporter) -> None:
+        self.plan = plan
+        self.summary = summary
         self.journals = plan.report_dir / JOURNALS
-        self.seconds = None if plan.minutes is None else plan.minutes * 60
         self.writer = reporter.config.get_terminal_writer()
         self.stdout = os.fdopen(os.dup(sys.stdout.fileno()), "w")
         self.items = 0
+        self.started = 0.0
+        self.shown = False
         self.stopped = threading.Event()
         self.thread = threading.Thread(target=self._watch, daemon=True)
         # pytest -v has lines of its own, which a live one would be drawn over.
@@ -70,9 +74,13 @@ class LiveLine:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """What failed gets a line above the live one."""
+        """What failed gets a line above the live one; the first table has all that was known after a minute."""
         if self.live and report.failed:
             self._write(f"{ERASE}FAILED {report.nodeid}\n")
+        if self.started and not self.shown and time.monotonic() - self.started >= TABLE_SECONDS:
+            self.shown = True
+            table = rendered(self.summary.so_far(), colour=self.live)
+            self._write(f"{ERASE if self.live else chr(10)}so far, examples that held:\n{table}\n")
 
     def pytest_sessionfinish(self) -> None:
         """Take the line away."""
@@ -85,14 +93,15 @@ class LiveLine:
         properties = sum(PROPERTIES.name in nodeid for nodeid in ids)
         if properties and not self.items:
             self.items = properties
+            self.started = time.monotonic()
             self.thread.start()
 
     def _watch(self) -> None:
-        start = time.monotonic()
-        total = self.items * settings().max_examples
+        by_clock = self.plan.minutes is not None
+        total = None if by_clock else self.items * settings().max_examples // len(self.plan.turns)
         while not self.stopped.wait(LIVE_SECONDS if self.live else LOG_SECONDS):
             done = examples_done(self.journals)
-            line = progress(done, time.monotonic() - start, total, self.seconds)
+            line = progress(done, time.monotonic() - self.started, total, self.plan.clock.left)
             if self.live:
                 self._write(f"{ERASE}{line}")
             else:

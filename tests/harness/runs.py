@@ -71,16 +71,21 @@ class Runs:
         answer = self.child.ask(request, self.child.run_seconds)
         return Seen(tuple(answer["sentences"]), tuple(answer["pictures"]))
 
-    def script(self, law: str, case: Case, finding: dict[str, Any], title: str) -> str | None:
+    def script(self, law: str, case: Case, finding: dict[str, Any], title: str, seconds: float) -> str | None:
         """A stand-alone script; None where the calls could not be made a second time. Raises ChildDied, DeviceLost."""
-        seconds = self.script_seconds
-        request = {"do": "repro", **self.record(law, case), "safety": SAFETY, "title": title, "seconds": seconds}
+        request = {
+            "do": "repro",
+            **self.record(law, case),
+            "safety": SAFETY,
+            "title": title,
+            "seconds": seconds,
+        }
         text: str | None = self.child.ask({**request, "finding": finding}, seconds)["text"]
         return text
 
     @property
     def script_seconds(self) -> float:
-        """How long a script may take: who waits for one has not the patience that a new kernel's compilation gets."""
+        """How long a script may take, compilation included."""
         return min(self.child.run_seconds, self.child.start_seconds)
 
     @property
@@ -91,5 +96,3 @@ class Runs:
     def record(self, law: str, case: Case, claims: tuple[str, ...] = ()) -> dict[str, Any]:
         """What names a run."""
         return report.record(self.info.spec, (*self.info.claims, *claims), law, case)
-
-

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
+from kernels.contract import Capabilities
 from strategies.case import Case
 from strategies.cases import cases, is_claimed
 from tests.harness import report
 from tests.harness.attribute import Broken, attribute, is_same
-from tests.harness.budget import SECONDS, ShrinkBudget
+from tests.harness.budget import SECONDS, Clock, ShrinkBudget
 from tests.harness.bugs import Bug, Sightings, told, with_tensors
 from tests.harness.child import Child
 from tests.harness.elsewhere import Closed, elsewhere
@@ -34,7 +35,7 @@ MOST_REFUSED = 0.9
 """A kernel that may refuse still fails when it refuses more than this share of what it claims."""
 
 MOST_BLAMED = 5
-"""After so many failures of an item that one bug explains, cases with all that it needs are run without that."""
+"""After so many failures that one bug explains, cases with all that it needs are run without that."""
 
 MOST_HELD = 200
 """So many of the cases that held are remembered: claims that would be true must not exclude all of them."""
@@ -61,7 +62,7 @@ class Subject:
     investigated at once, and the search goes on. With ``replay``, that one case is all that is drawn; of ``corpus``,
     cases are run before any is.
 
-    ``deadline`` ends the search, and ``until`` all investigations, on the clock of ``time.perf_counter``.
+    ``clock`` ends the search, and soon after it all investigations.
     """
 
     # No dataclass: Hypothesis prints those field by field.
@@ -78,6 +79,7 @@ class Subject:
         replay: Case | None = None,
         corpus: Sequence[Replay] = (),
         shrinking: ShrinkBudget | None = None,
+        clock: Clock | None = None,
     ) -> None:
         self.info = info
         self.dtype = dtype
@@ -89,8 +91,12 @@ class Subject:
         self.replay = replay
         self.corpus = corpus
         self.shrinking = shrinking or ShrinkBudget(SECONDS[self.runs.device_type])
-        self.deadline = math.inf
-        self.until = math.inf
+        self.clock = clock or Clock()
+        self.drawn_claims = info.capabilities
+        self.refused: dict[str, Tally] = {}
+        self.failures: dict[str, Failure] = {}
+        self.told: set[tuple[str, str]] = set()
+        self.blamed: dict[str, int] = {}
         self.strategies: dict[tuple[Any, ...], st.SearchStrategy[Case]] = {}
         self.bugs: dict[str, Bug] = {}
         self.ordinary: dict[tuple[str, Case], Finding | None] = {}
@@ -108,10 +114,10 @@ class Subject:
         if self.max_seqlen is not None:
             options["max_seqlen"] = self.max_seqlen
         # Asked for at every example: Hypothesis takes longer to look at a new strategy than to draw from it.
-        key = tuple(sorted(options.items()))
+        key = (repr(self.drawn_claims), *sorted(options.items()))
         if key not in self.strategies:
             self.strategies[key] = cases(
-                self.info.capabilities, dtype=self.dtype, device_type=self.runs.device_type, **options
+                self.drawn_claims, dtype=self.dtype, device_type=self.device_type, **options
             )
         return self.strategies[key]
 
@@ -129,15 +135,33 @@ class Subject:
         if not getattr(self.info.capabilities, claim):
             pytest.skip(f"{self.info.name} does not claim {claim}")
 
-    def begin(self) -> None:
-        """Start a new item: forget its counts and failures. Bugs of the kernel stay known."""
+    def begin(self, claims: Capabilities | None = None, seconds: float = math.inf) -> None:
+        """Start a new item: draw from ``claims``, by default all of the kernel's, for so many seconds.
+
+        What the items before have found stays known.
+        """
         self.runs.begin()
-        self.failures: dict[str, Failure] = {}
+        self.generated = 0
+        self.drawn_claims = claims or self.info.capabilities
+        self.deadline = time.perf_counter() + seconds
+        self.begin_search()
         self.seen: dict[str, Sightings] = {}
         self.imprecise = Imprecise()
         self.held: deque[tuple[str, Case]] = deque(maxlen=MOST_HELD)
         self.waiting: list[Broken] = []
         self.unread: list[str] = []
+
+    def begin_search(self, *, without_simplest: bool = False) -> None:
+        """Start a new Hypothesis run.
+
+        ``without_simplest`` leaves out its first case, which is the simplest of all that can be drawn.
+        """
+        self.leaves_out_next = without_simplest
+
+    @property
+    def device_type(self) -> str:
+        """``cpu`` or ``cuda``."""
+        return self.runs.device_type
 
     @property
     def tally(self) -> Tally:
@@ -149,8 +173,12 @@ class Subject:
 
         Raises TimeUp when late.
         """
-        if time.perf_counter() > self.deadline:
+        if self._is_late():
             raise TimeUp
+        if self.leaves_out_next:
+            self.leaves_out_next = False
+            return
+        self.generated += 1
         name = name_of(law)
         self.learn()
         open_case = case if self.replay is not None else self._moved(name, case)
@@ -180,7 +208,7 @@ class Subject:
 
     def finish(self) -> None:
         """End an item: failures that wait for the investigation of another process are sorted when that is over."""
-        while self.waiting and time.perf_counter() < self.until:
+        while self.waiting and self.clock.cut(POLL_SECONDS) > 0:
             self.learn()
             time.sleep(POLL_SECONDS if self.waiting else 0.0)
         waiting, self.waiting = self.waiting, []
@@ -218,16 +246,23 @@ class Subject:
             and self.runs.holds(known.laws[0], case)
         ]
 
-    def complaint(self) -> str:
-        """What is wrong with the item as a whole: a kernel that refused nearly everything."""
-        refused, tried = self.tally.refusals, self.tally.examples + self.tally.refusals
-        if self.seen or refused <= MOST_REFUSED * tried:
+    def complaint(self, law: str = "", enough: int = 1) -> str:
+        """What is wrong with a law's items in this process: of ``enough`` cases nearly everything was refused."""
+        tally = self.refused.setdefault(law, Tally())
+        before = tally.refusals + tally.examples >= enough
+        tally.merge(self.tally)
+        refused, tried = tally.refusals, tally.examples + tally.refusals
+        if before or tried < enough or self.seen or refused <= MOST_REFUSED * tried:
             return ""
-        reasons = ", ".join(list(self.tally.reasons)[:3]) or "no reason given"
+        reasons = ", ".join(list(tally.reasons)[:3]) or "no reason given"
         return (
             f"{self.info.name} refused {refused} of {tried} cases that it claims ({reasons}); "
             "claim less with --claims, or mend the kernel"
         )
+
+    def _is_late(self) -> bool:
+        """Whether the time for examples is up; the first of an item needs only the run's time."""
+        return self.clock.left <= 0 or (self.tally.drawn > 0 and time.perf_counter() > self.deadline)
 
     def _moved(self, law: str, case: Case) -> Case | None:
         """The case, or one near it that meets nothing that is known to fail; None where there is none."""
@@ -249,7 +284,7 @@ class Subject:
             return True
         # What only lengths or numbers tell, or nothing at all, no other case stands for.
         is_named = any(not need.is_numeric for need in bug.needs)
-        return is_named and bug.key in self.seen and self.seen[bug.key].total >= MOST_BLAMED
+        return is_named and self.blamed.get(bug.key, 0) >= MOST_BLAMED
 
     def _ignored(self) -> frozenset[str]:
         """The tensors that are wrong in every case: what else is wrong can be seen if these are not judged."""
@@ -312,7 +347,7 @@ class Subject:
                 self.shrinking,
                 self._write,
                 self._number,
-                until=self.until,
+                clock=self.clock,
                 ordinary=self.ordinary,
                 held=tuple(self.held),
             )
@@ -338,13 +373,16 @@ class Subject:
 
     def _blame(self, bug: Bug, law: str, case: Case, tensor: str) -> None:
         """Count one failing example for a bug, and tell of it when the item shows it first."""
-        if bug.key not in self.seen:
+        if (bug.key, law) not in self.told:
+            self.told.add((bug.key, law))
             self.unread.append(self._told(bug, law))
+        self.blamed[bug.key] = self.blamed.get(bug.key, 0) + 1
         self.seen.setdefault(bug.key, Sightings()).add(law, case, tensor)
 
     def _told(self, bug: Bug, law: str) -> str:
-        if bug.key in self.failures:
-            more = (f"    {line}" for line in told(bug, Sightings()))
+        if sum(key == bug.key for key, _ in self.told) == 1 and bug.key in self.failures:
+            offers = (f"was never meant? --claims {claim}" for claim in bug.offers)
+            more = (f"    {line}" for line in (*told(bug, Sightings()), *offers))
             return "\n".join([report.message(bug.failure, self.report_dir), *more])
         path = self.report_dir / bug.failure.folder / "report.md"
         what = f"{self.info.name}: law `{law}` is broken ({self.dtype}) by a bug that is reported already"

@@ -129,16 +129,20 @@ def with_value(case: Case, name: str, value: Any) -> Case:
     if name == "lengths":
         return replace(case, seqlen_q=value, seqlen_k=value)
     if name == "layouts":
-        return replace(case, **{f"{tensor}_layout": "contiguous" for tensor in TENSORS})
+        return _with(case, {f"{tensor}_layout": "contiguous" for tensor in TENSORS})
     if name == "huge":
-        layouts = {f"{tensor}_layout" for tensor in TENSORS}
-        return replace(case, **{x: "contiguous" for x in layouts if getattr(case, x) == "huge"})
+        names = [f"{tensor}_layout" for tensor in TENSORS]
+        return _with(case, {x: "contiguous" for x in names if getattr(case, x) == "huge"})
     if name in VALUES_OF:
         spikes = tuple(spike for spike in case.spikes if spike.tensor != VALUES_OF[name])
-        return replace(case, spikes=spikes, **{name: value})
+        return _with(case, {"spikes": spikes, name: value})
     if name in dict(case.launch):
         return replace(case, launch=_with_setting(case, name, value))
-    return replace(case, **{name: value})
+    return _with(case, {name: value})
+
+
+def _with(case: Case, fields: dict[str, Any]) -> Case:
+    return replace(case, **fields)
 
 
 def _with_setting(case: Case, name: str, value: Any) -> tuple[tuple[str, Any], ...]:
