@@ -120,9 +120,12 @@ def is_same(known: Bug, bug: Bug, run: Try, capabilities: Capabilities) -> bool:
     """Whether a bug that was found by itself is one that is known: it needs nothing else, and goes away with it."""
     if known.is_huge and bug.is_huge:
         return True
-    if not {need.name for need in bug.needs} <= {need.name for need in known.needs}:
-        return False
+    mine, theirs = {need.name for need in bug.needs}, {need.name for need in known.needs}
     failure = bug.failure
+    if failure.finding.ends_process and known.could_break(failure.finding) and mine & theirs:
+        return True  # each run to make sure would end a process
+    if not mine <= theirs:
+        return False
     finding = run(failure.law, failure.case, frozenset())
     if finding is None or not known.could_break(finding):
         return False

@@ -21,6 +21,11 @@ SHORT = 16
 
 HALVINGS = 3
 
+GENERAL = "gap"
+"""A layout that has strides of its own in every shape."""
+AMBIGUOUS = ("bnhd", "packed", "offset")
+"""Layouts that may have the strides of contiguous tensors, as where there is one head."""
+
 LAYOUT_FIELDS = tuple(f"{tensor}_layout" for tensor in TENSORS)
 
 
@@ -81,14 +86,27 @@ def _without_one(
         for name in changed:
             others = _put(case, {other: value for other, value in group.items() if other != name})
             if is_claimed(others, capabilities) and fails(others):
-                return others, (_need(others, name, group[name]),)
+                return _in_most_general_layout(others, name, fails, capabilities, group[name])
         huge = (
             [name for name in changed if getattr(case, name) == "huge"]
             if group.keys() == set(LAYOUT_FIELDS)
             else []
         )
         return case, (_need(case, huge[0], "contiguous"),) if huge else ()
-    return case, tuple(_need(case, name, group[name]) for name in changed)
+    if changed:
+        return _in_most_general_layout(case, changed[0], fails, capabilities, group[changed[0]])
+    return case, ()
+
+
+def _in_most_general_layout(
+    case: Case, name: str, fails: Callable[[Case], bool], capabilities: Capabilities, simple: Any
+) -> tuple[Case, tuple[Need, ...]]:
+    """What a field needs; a layout with the strides of another in a small case gives way to one with its own."""
+    if name in LAYOUT_FIELDS and getattr(case, name) in AMBIGUOUS:
+        general = with_value(case, name, GENERAL)
+        if is_claimed(general, capabilities) and fails(general):
+            case = general
+    return case, (_need(case, name, simple),)
 
 
 def _nearer(

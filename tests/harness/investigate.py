@@ -15,14 +15,14 @@ from tests.harness.budget import EXPLAIN_SECONDS, LEAST_SECONDS, BudgetSpent, Cl
 from tests.harness.bugs import Bug, Need, Severity, Sightings, wrong_tensors
 from tests.harness.child import ChildDied, DeviceLost
 from tests.harness.explain import HOLDS_ALONE, Explanation, Seen, explain
-from tests.harness.gentle import RUNS, gently_reduced
+from tests.harness.gentle import AMBIGUOUS, GENERAL, LAYOUT_FIELDS, RUNS, gently_reduced
 from tests.harness.offers import offered
 from tests.harness.ordinary import ordinary_cases
 from tests.harness.reduce import reduced
 from tests.harness.report import Failure, headline
 from tests.harness.runs import Runs
 from tests.harness.standalone import exit_status
-from tests.harness.vary import LENGTHS, Field, fields, value_of
+from tests.harness.vary import LENGTHS, Field, fields, value_of, with_value
 from tests.harness.verdict import NUMBERS, Finding
 
 PLAIN_LAWS = ("forward", "backward")
@@ -142,6 +142,12 @@ class Investigation:
         """Look for smaller cases that fail in the same way."""
         fails = partial(self.fails_alike, self.spender(self.shrinking.reducing_seconds, self.shrinking.calls))
         with suppress(BudgetSpent):
+            for name in LAYOUT_FIELDS:  # with strides of its own a tensor may lose its heads
+                general = with_value(self.failure.case, name, GENERAL)
+                if getattr(self.failure.case, name) in AMBIGUOUS and is_claimed(
+                    general, self.runs.info.capabilities
+                ):
+                    fails(general)
             reduced(self.failure.case, fails, self.runs.info.capabilities)
 
     def reduce_gently(self) -> None:

@@ -63,7 +63,7 @@ def excluding(
 ) -> Iterator[str]:
     """The claim that excludes all failing cases and the fewest that hold, if there is one that leaves some of these."""
     found: list[tuple[int, int, str]] = []
-    for claim in candidates(needs, failing, capabilities):
+    for claim in candidates(needs, failing, held, capabilities):
         narrow = parse_claims([claim], capabilities)
         if any(is_claimed(case, narrow) for case in failing):
             continue
@@ -73,7 +73,9 @@ def excluding(
     yield from [claim for _, _, claim in sorted(found)[:1]]
 
 
-def candidates(needs: Sequence[Need], failing: Sequence[Case], capabilities: Capabilities) -> Iterator[str]:
+def candidates(
+    needs: Sequence[Need], failing: Sequence[Case], held: Sequence[Case], capabilities: Capabilities
+) -> Iterator[str]:
     """Claims narrower than those that are made, by which a kernel may have been meant: of the fields that it needs."""
     names = {need.name for need in needs}
     for name in SWITCHES.keys() & names:
@@ -85,21 +87,12 @@ def candidates(needs: Sequence[Need], failing: Sequence[Case], capabilities: Cap
     if "dtype" in names:
         seen_dtypes = {case.dtype for case in failing}
         yield from _listed("dtypes", [x for x in capabilities.dtypes if x not in seen_dtypes])
-    if any("layout" in name or name == "huge" for name in names):
-        layouts = hitting(failing)
-        if "contiguous" not in layouts:
-            yield from _listed("layouts", [x for x in capabilities.layouts if x not in layouts])
+    if "huge" in names:
+        yield from _listed("layouts", [x for x in capabilities.layouts if x != "huge"])
+    for name in names & {f"{tensor}_layout" for tensor in TENSORS}:
+        fine = {getattr(case, name) for case in held} - {getattr(case, name) for case in failing}
+        yield from _listed("layouts", [x for x in capabilities.layouts if x in fine])
 
 
 def _listed(key: str, values: Sequence[object]) -> list[str]:
     return [f"{key}={','.join(map(str, values))}"] if values else []
-
-
-def hitting(failing: Sequence[Case]) -> set[str]:
-    """Layouts, few of them, one of which each case has; contiguous only where there is no other."""
-    chosen: set[str] = set()
-    left = [{getattr(case, f"{tensor}_layout") for tensor in TENSORS} for case in failing]
-    while left := [layouts for layouts in left if not layouts & chosen]:
-        counts = {x: sum(x in layouts for layouts in left) for layouts in left for x in layouts}
-        chosen.add(max(counts, key=lambda x: (x != "contiguous", counts[x])))
-    return chosen

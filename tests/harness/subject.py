@@ -37,6 +37,9 @@ MOST_REFUSED = 0.9
 MOST_BLAMED = 5
 """After so many failures that one bug explains, cases with all that it needs are run without that."""
 
+MOST_ENDED = 3
+"""After so many ends of a process for which no field is to blame, nothing is run any more."""
+
 MOST_HELD = 200
 """So many of the cases that held are remembered: claims that would be true must not exclude all of them."""
 
@@ -281,7 +284,7 @@ class Subject:
     def _is_closed(self, bug: Bug) -> bool:
         """Whether cases that meet a bug are to be run elsewhere: it ends processes, or was seen often enough."""
         if bug.failure.finding.ends_process:
-            return True
+            return bool(bug.needs) or self.blamed.get(bug.key, 0) >= MOST_ENDED
         # What only lengths or numbers tell, or nothing at all, no other case stands for.
         is_named = any(not need.is_numeric for need in bug.needs)
         return is_named and self.blamed.get(bug.key, 0) >= MOST_BLAMED
