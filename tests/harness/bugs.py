@@ -13,6 +13,9 @@ from tests.harness.verdict import NUMBERS, Finding
 TOP_LEFT = "causal_alignment=top_left"
 """The claim that changes what is right, and excludes nothing."""
 
+MANY_ULPS = 1e6
+"""From here on units in the last place tell nothing: a number is plainly wrong."""
+
 MOST_CASES = 200
 """So many of its failing cases are kept of a bug: claims are tried on them."""
 
@@ -231,7 +234,8 @@ def _size(finding: Finding) -> str:
         return ""
     if math.isinf(float(finding.relative)):
         return "; not finite"
-    return f"; {float(finding.ulps):.3g} ulps off, {float(finding.relative):.2g} of {finding.tensor}'s norm"
+    ulps = f"{float(finding.ulps):.3g} ulps off, " if float(finding.ulps) < MANY_ULPS else ""
+    return f"; {ulps}{float(finding.relative):.2g} of {finding.tensor}'s norm"
 
 
 def _need(need: Need) -> str:
@@ -307,6 +311,14 @@ def annotation(bug: Bug, seen: Sightings) -> str:
 
 def _escaped(text: str) -> str:
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def in_common(known: Bug, again: Bug) -> Bug:
+    """A bug that ends the process and was met once more: it needs only what both cases have."""
+    case = again.failure.case
+    names = {need.name for need in again.needs}
+    kept = tuple(need for need in known.needs if need.name in names and need.is_met(case))
+    return replace(known, needs=kept)
 
 
 def with_tensors(bug: Bug, tensors: Iterable[str]) -> Bug:

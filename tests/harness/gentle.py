@@ -38,6 +38,8 @@ def gently_reduced(
         smaller = _put(case, group)
         if smaller == case or not is_claimed(smaller, capabilities):
             continue
+        if group.keys() <= set(LENGTHS) and any(need.name == "lengths" for need in needs):
+            continue  # of unequal lengths, short ones tell nothing more
         if fails(smaller):
             case = smaller
         else:
@@ -64,7 +66,9 @@ def _groups(case: Case, capabilities: Capabilities) -> Iterator[dict[str, Any]]:
     }
     yield {"group": 1}
     yield {"causal": False}
-    yield {name: min(SHORT, getattr(case, name)) for name in ("seqlen_q", "seqlen_k")}
+    longest = max(case.seqlen_q, case.seqlen_k)
+    yield {"lengths": longest} if case.seqlen_q != case.seqlen_k else {}
+    yield {name: min(SHORT, getattr(case, name)) for name in LENGTHS}
     yield {"head_dim": min(capabilities.head_dims)}
 
 
@@ -126,6 +130,8 @@ def _nearer(
 
 
 def _need(case: Case, name: str, simple: Any) -> Need:
+    if name == "lengths":
+        return Need(name, ("unequal",), ("equal",))
     if name in LAYOUT_FIELDS and getattr(case, name) == "huge":
         return Need("huge", (True,), (False,))
     return Need(name, (value_of(case, name),), (simple,))

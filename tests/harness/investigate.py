@@ -10,7 +10,7 @@ from typing import Any
 from reference.bounds.accumulation import SHRINKING_SAFETY
 from strategies.case import TENSORS, Case
 from strategies.cases import is_claimed
-from tests.harness.attribute import Broken, attribute, needs_of
+from tests.harness.attribute import Broken, attribute, cures, needs_of
 from tests.harness.budget import EXPLAIN_SECONDS, LEAST_SECONDS, BudgetSpent, Clock, ShrinkBudget, meter
 from tests.harness.bugs import Bug, Need, Severity, Sightings, wrong_tensors
 from tests.harness.child import ChildDied, DeviceLost
@@ -37,6 +37,8 @@ SEVERITY_SECONDS = 8.0
 """For the ordinary cases, and for other claims."""
 FEW_CRASHES = 3
 """So many ordinary cases are run of a failure that ends the process."""
+VARIED = 12
+"""So many cases with another value of a field tell which tensors a bug that needs nothing spoils in all of them."""
 SHRUNK_CASES = 40
 """Of the cases that fail on the way to the smallest, so many are kept: they are much alike."""
 
@@ -77,7 +79,8 @@ class Investigation:
             (self.reduce_gently if gently else self.reduce)()
         if not gently:
             self.explain()
-        bug = Bug(self.failure, tensors=tuple(sorted(wrong_tensors(self.failure.finding))), needs=self.needs)
+        named = (self.failure.finding.tensor,) if self.failure.finding.tensor else ()
+        bug = Bug(self.failure, tensors=named, needs=self.needs)
         if shrink and not gently:
             bug = self.with_needs(bug, first)
         failure, script = self.scripted(bug.failure)
@@ -219,10 +222,42 @@ class Investigation:
             matter = [need for x in varied for need in self.as_needs(x, fails)]
             found = needs_of(matter, witnesses, fails, capabilities)
             bug = replace(bug, needs=without_accidents(found))
-            for witness in witnesses:
-                spend()
-                seen |= self.tensors_wrong(witness)
+            seen = self.tensors_of(bug, witnesses, spend)
         return replace(bug, tensors=tuple(sorted({*bug.tensors, *seen})))
+
+    def tensors_of(self, bug: Bug, witnesses: Sequence[Case], spend: Callable[[], None]) -> set[str]:
+        """All tensors that are wrong because of the bug, by its own law and by the plain ones.
+
+        Those that are wrong without what it needs are another bug's. If it needs nothing, it spoils a tensor in
+        every case or not at all.
+        """
+        own = self.failure.law
+        beside = () if own in NO_PLAIN_LAW or self.failure.finding.kind not in NUMBERS else PLAIN_LAWS
+        found: set[str] = set()
+        for law in dict.fromkeys((own, *beside)):
+            if not bug.needs:
+                varied = [case for (ran, case), finding in self.answers.items() if ran == own and finding]
+                found |= set.intersection(
+                    *(self.wrong(x, law, spend) for x in [*witnesses, *varied[:VARIED]])
+                )
+                continue
+            for witness in witnesses:
+                wrong = self.wrong(witness, law, spend)
+                for need in bug.needs:
+                    cured = list(cures(need, witness, self.runs.info.capabilities))[:1] if wrong else []
+                    for case in cured:
+                        wrong = wrong - self.wrong(case, law, spend)
+                found |= wrong
+        return found
+
+    def wrong(self, case: Case, law: str, spend: Callable[[], None]) -> set[str]:
+        """The tensors that are wrong in a case."""
+        if (law, case) not in self.answers:
+            spend()
+            self.found(case, law)
+        finding = self.answers[law, case]
+        same = finding is not None and finding.signature == self.failure.finding.signature
+        return wrong_tensors(finding) if finding and same else set()
 
     def as_needs(self, varied: Field, fails: Callable[[Case], bool]) -> Iterator[Need]:
         """A field that matters as a need: of layouts it is tried whether they may all be alike, or only not huge."""
@@ -243,20 +278,6 @@ class Investigation:
             # Nothing is wrong in an empty tensor.
             if name not in LENGTHS or any(holds):
                 yield Need(name, (own,), holds)
-
-    def tensors_wrong(self, case: Case) -> set[str]:
-        """All tensors that are wrong in a case by its own law and by the plain ones."""
-        own = self.failure.law
-        laws = {own: None} if own in NO_PLAIN_LAW else dict.fromkeys((own, *PLAIN_LAWS))
-        if self.failure.finding.kind not in NUMBERS:
-            laws = {own: None}
-        found = (self.new(case, law) for law in laws)
-        return {
-            tensor
-            for finding in found
-            if finding and finding.signature == self.failure.finding.signature
-            for tensor in wrong_tensors(finding)
-        }
 
     def scripted(self, failure: Failure) -> tuple[Failure, str | None]:
         """The failure with its script, or with why there is none: one that exits 0 would call it mended."""

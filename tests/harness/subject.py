@@ -16,7 +16,7 @@ from strategies.cases import cases, is_claimed
 from tests.harness import report
 from tests.harness.attribute import Broken, attribute, is_same
 from tests.harness.budget import SECONDS, Clock, ShrinkBudget
-from tests.harness.bugs import Bug, Sightings, told, with_tensors
+from tests.harness.bugs import Bug, Sightings, in_common, told, with_tensors
 from tests.harness.child import Child
 from tests.harness.elsewhere import Closed, elsewhere
 from tests.harness.imprecise import Call, Imprecise
@@ -366,6 +366,8 @@ class Subject:
         for known in self.bugs.values():
             if is_same(known, bug, self.runs.hard, self.info.capabilities):
                 report.remove(bug.failure, self.report_dir)
+                if bug.failure.finding.ends_process:
+                    return in_common(known, bug)
                 return with_tensors(known, bug.tensors)
         self.failures[bug.key] = bug.failure
         return bug
