@@ -13,6 +13,7 @@ from tests.harness.verdict import NUMBERS, Finding
 TOP_LEFT = "causal_alignment=top_left"
 """The claim that changes what is right, and excludes nothing."""
 
+SMALLEST_TILE = 16
 MANY_ULPS = 1e6
 """From here on units in the last place tell nothing: a number is plainly wrong."""
 
@@ -48,9 +49,12 @@ class Need:
             return value not in self.holds
         # On the side of the lengths that fail, where all that hold are on the other.
         if all(x < self.fails[0] for x in self.holds):
-            return value > max(self.holds)
+            return bool(value > max(self.holds))
+        whole = min(filter(None, self.holds), default=0)
+        if whole >= SMALLEST_TILE and not any(x % whole for x in self.holds) and self.fails[0] % whole:
+            return bool(value % whole)
         if all(x > self.fails[0] for x in self.holds):
-            return value < min(self.holds)
+            return bool(value < min(self.holds))
         return value not in self.holds
 
 
@@ -243,7 +247,7 @@ def _need(need: Need) -> str:
     if need.name == "huge":
         return "huge strides"
     if need.name in VALUES_OF:
-        return f"special numbers in {VALUES_OF[need.name]}"
+        return f"special numbers in {' or '.join(VALUES_OF[need.name])}"
     if need.name == "lengths":
         return "unequal lengths"
     if need.name in LENGTHS:

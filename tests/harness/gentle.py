@@ -11,7 +11,7 @@ from kernels.contract import Capabilities
 from strategies.case import TENSORS, Case
 from strategies.cases import is_claimed
 from tests.harness.bugs import Need
-from tests.harness.vary import LENGTHS, value_of, with_value
+from tests.harness.vary import LENGTHS, VALUES_OF, value_of, with_value
 
 RUNS = 10
 """So many at most, halvings of a length included: together they take a minute or two."""
@@ -57,7 +57,7 @@ def _groups(case: Case, capabilities: Capabilities) -> Iterator[dict[str, Any]]:
     simple = {name: values[0] for name, values in capabilities.launch.items() if name in dict(case.launch)}
     yield {
         **simple,
-        **{f"{tensor}_values": "normal" for tensor in TENSORS},
+        **dict.fromkeys(VALUES_OF, "normal"),
         "batch": 1,
         "heads_kv": 1,
         "sm_scale": None,

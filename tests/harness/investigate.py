@@ -37,7 +37,13 @@ SEVERITY_SECONDS = 8.0
 """For the ordinary cases, and for other claims."""
 FEW_CRASHES = 3
 """So many ordinary cases are run of a failure that ends the process."""
-VARIED = 12
+TILES = (32, 64, 128)
+"""Lengths at which a kernel's last tile may be full, whatever its tiles are."""
+CONTRASTS = ("causal", "group", "heads_kv", "head_dim", "seqlen_k", "seqlen_q")
+"""The fields in which ordinary cases differ."""
+CONTRASTED = 4
+"""So many ordinary cases of both kinds are compared."""
+VARIED = 20
 """So many cases with another value of a field tell which tensors a bug that needs nothing spoils in all of them."""
 SHRUNK_CASES = 40
 """Of the cases that fail on the way to the smallest, so many are kept: they are much alike."""
@@ -107,7 +113,8 @@ class Investigation:
     def found(self, case: Case, law: str | None = None) -> Finding | None:
         """What is found in a case, whatever the reason. The answer is remembered."""
         law = law or self.failure.law
-        finding = self.runs.hard(law, case, self.ignored, safety=SHRINKING_SAFETY)
+        explained = bool(self.failure.finding.explained_by)
+        finding = self.runs.hard(law, case, self.ignored, safety=SHRINKING_SAFETY, explained=explained)
         self.answers[law, case] = finding
         return finding
 
@@ -220,10 +227,25 @@ class Investigation:
                     witnesses.append(witness)
             varied = [x for x in fields(failure.case, fails, capabilities) if x.matters]
             matter = [need for x in varied for need in self.as_needs(x, fails)]
+            matter = [self.with_whole_tiles(need, fails) for need in (*matter, *self.lengths_beside(matter))]
             found = needs_of(matter, witnesses, fails, capabilities)
             bug = replace(bug, needs=without_accidents(found))
             seen = self.tensors_of(bug, witnesses, spend)
         return replace(bug, tensors=tuple(sorted({*bug.tensors, *seen})))
+
+    def lengths_beside(self, needs: Sequence[Need]) -> list[Need]:
+        """The lengths that do not matter as far as they were varied: whole tiles may tell more."""
+        case, names = self.failure.case, {need.name for need in needs}
+        return [Need(name, (getattr(case, name),), ()) for name in LENGTHS if name not in names]
+
+    def with_whole_tiles(self, need: Need, fails: Callable[[Case], bool]) -> Need:
+        """The need with those lengths among usual tiles that hold; any other field as it is."""
+        if need.name not in LENGTHS:
+            return need
+        case, capabilities = self.failure.case, self.runs.info.capabilities
+        tiles = [(x, with_value(case, need.name, x)) for x in TILES if x not in need.holds]
+        holds = [x for x, tiled in tiles if is_claimed(tiled, capabilities) and not fails(tiled)]
+        return replace(need, holds=(*need.holds, *holds))
 
     def tensors_of(self, bug: Bug, witnesses: Sequence[Case], spend: Callable[[], None]) -> set[str]:
         """All tensors that are wrong because of the bug, by its own law and by the plain ones.
@@ -316,9 +338,33 @@ class Investigation:
                 finding = self.ordinary_answer(spend, bug.failure.law, case)
                 tried += 1
                 shown += finding is not None and bug.could_break(finding) and bug.is_met(case)
+        bug = bug if ends else self.with_contrast(bug, spend)
         held, failing = self.held_apart_from(bug), self.cases.cases
         offers = offered(bug.needs, failing, held, self.runs, self.spender(0.0 if ends else SEVERITY_SECONDS))
         return replace(bug, severity=Severity(shown, tried), offers=offers)
+
+    def with_contrast(self, bug: Bug, spend: Callable[[], None]) -> Bug:
+        """A bug that seems to need nothing, with what tells an ordinary case that shows it from one that does not."""
+        answers = [(case, x) for (law, case), x in self.ordinary.items() if law == bug.failure.law]
+        showing = [case for case, x in answers if x and is_in_common(bug.failure.finding, x)]
+        without = [case for case, x in answers if x is None or not is_in_common(bug.failure.finding, x)]
+        if bug.needs or not showing or not without:
+            return bug
+
+        def fails(case: Case) -> bool:
+            spend()
+            finding = self.runs.hard(bug.failure.law, case, self.ignored)
+            return finding is not None and is_in_common(bug.failure.finding, finding)
+
+        with suppress(BudgetSpent):
+            differences = [need for case in without[:CONTRASTED] for need in contrast(showing[0], case)]
+            needs = needs_of(differences, showing[:CONTRASTED], fails, self.runs.info.capabilities)
+            bug = replace(bug, needs=without_accidents(needs))
+            if needs:
+                bug = replace(
+                    bug, tensors=tuple(sorted(self.tensors_of(bug, showing[:1], spend))) or bug.tensors
+                )
+        return bug
 
     def held_apart_from(self, bug: Bug) -> list[tuple[str, Case]]:
         """Cases that held: drawn, ordinary, or found as its fields were varied."""
@@ -331,6 +377,14 @@ class Investigation:
             spend()
             self.ordinary[law, case] = self.runs.hard(law, case, self.ignored)
         return self.ordinary[law, case]
+
+
+def contrast(showing: Case, without: Case) -> Iterator[Need]:
+    """The fields in which a case that does not show a bug differs from one that does."""
+    for name in CONTRASTS:
+        value, other = value_of(showing, name), value_of(without, name)
+        if value != other:
+            yield Need(name, (value,), (other,))
 
 
 def is_in_common(mine: Finding, other: Finding) -> bool:

@@ -53,12 +53,14 @@ class Runs:
         ignored: frozenset[str] = frozenset(),
         claims: tuple[str, ...] = (),
         safety: float = SAFETY,
+        *,
+        explained: bool = False,
     ) -> Finding | None:
-        """What is found that no lower precision would explain, in a run beside the search."""
+        """What is found in a run beside the search; if ``explained``, what a lower precision would explain as well."""
         verdict = self.verdict(law, case, ignored=ignored, claims=claims, safety=safety)
         self.tally.add_seconds(verdict.seconds)
         finding = self.info.finding(verdict)
-        return None if finding is None or finding.explained_by else finding
+        return finding if finding and (explained or not finding.explained_by) else None
 
     def holds(self, law: str, case: Case) -> bool:
         """Whether a case could be run, which a device with too little memory left does not, and did not fail."""

@@ -4,6 +4,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -304,7 +305,8 @@ class Subject:
     def _sort(self, broken: Broken) -> None:
         """Count a failure for the bugs that explain it; what is left of it is a new one, or waits."""
         known = () if self.replay is not None else tuple(self.bugs.values())
-        outcome = attribute(broken, known, self.runs.hard, self.info.capabilities)
+        run = partial(self.runs.hard, explained=bool(broken.finding.explained_by))
+        outcome = attribute(broken, known, run, self.info.capabilities)
         for bug in outcome.blamed:
             self._blame(bug, broken.law, broken.case, broken.finding.tensor)
         rest = outcome.rest

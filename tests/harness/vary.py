@@ -11,8 +11,8 @@ from strategies.cases import is_claimed
 LENGTHS = ("seqlen_q", "seqlen_k")
 TILES_OF = {"seqlen_q": "block_m", "seqlen_k": "block_n"}
 """Of a length, the launch setting that is the rows of its tiles."""
-VALUES_OF = {f"{tensor}_values": tensor for tensor in TENSORS}
-"""Of the family of a tensor's numbers, the tensor."""
+VALUES_OF = {"qk_values": ("q", "k"), "v_values": ("v",), "dout_values": ("dout",)}
+"""Fields of numbers, with their tensors: those of q and k meet in the scores, and either may make these special."""
 
 SIMPLE: dict[str, Any] = {
     "batch": 1,
@@ -106,7 +106,7 @@ def value_of(case: Case, name: str) -> Any:
     """The value of a field, a launch setting, or one of what follows from several fields.
 
     Those are "lengths", whether both are equal, "layouts", whether all are alike, "huge", whether any layout is, and
-    "q_values" and their like: the family of a tensor's numbers, and "set" where single entries of it are set.
+    those of ``VALUES_OF``: the family of the tensors' numbers, and "set" where single entries are set.
     """
     layouts = {getattr(case, f"{tensor}_layout") for tensor in TENSORS}
     if name == "layouts":
@@ -115,8 +115,10 @@ def value_of(case: Case, name: str) -> Any:
         return "equal" if case.seqlen_q == case.seqlen_k else "unequal"
     if name == "huge":
         return "huge" in layouts
-    if name in VALUES_OF and any(spike.tensor == VALUES_OF[name] for spike in case.spikes):
-        return "set"
+    if name in VALUES_OF:
+        families = [getattr(case, f"{tensor}_values") for tensor in VALUES_OF[name]]
+        is_set = any(spike.tensor in VALUES_OF[name] for spike in case.spikes)
+        return "set" if is_set else " and ".join(dict.fromkeys(families))
     settings = dict(case.launch)
     return settings[name] if name in settings else getattr(case, name)
 
@@ -134,8 +136,8 @@ def with_value(case: Case, name: str, value: Any) -> Case:
         names = [f"{tensor}_layout" for tensor in TENSORS]
         return _with(case, {x: "contiguous" for x in names if getattr(case, x) == "huge"})
     if name in VALUES_OF:
-        spikes = tuple(spike for spike in case.spikes if spike.tensor != VALUES_OF[name])
-        return _with(case, {"spikes": spikes, name: value})
+        spikes = tuple(spike for spike in case.spikes if spike.tensor not in VALUES_OF[name])
+        return _with(case, {"spikes": spikes, **{f"{x}_values": value for x in VALUES_OF[name]}})
     if name in dict(case.launch):
         return replace(case, launch=_with_setting(case, name, value))
     return _with(case, {name: value})

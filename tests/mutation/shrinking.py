@@ -75,7 +75,7 @@ def shrink(campaign: Campaign, spec: str, law: str, dtype: str, seed: int, limit
         with suppress(TimeUp):
             search(hypothesis.seed(seed)(test), subject)
         seconds = time.perf_counter() - start
-        subject.journal.close()
+        subject.runs.journal.close()
         assert subject.failures, f"{law} on {dtype} does not find {spec} by itself"
         failures = list(subject.failures.values())
         folders = [Path(folder) / failure.folder for failure in failures]

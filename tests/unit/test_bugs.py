@@ -37,13 +37,21 @@ def finding(tensors: set[str], **fields: Any) -> Finding | None:
 
 def runner(wrong: Wrong) -> Callable[[str, Case, frozenset[str]], Finding | None]:
     """Runs of a kernel of which ``wrong`` tells the tensors that are wrong in a case."""
-    return lambda law, case, ignored=frozenset(): finding(wrong(case) - ignored)
+
+    def run(law: str, case: Case, ignored: frozenset[str]) -> Finding | None:
+        return finding(wrong(case) - ignored)
+
+    return run
 
 
 def bug(case: Case, tensors: tuple[str, ...], *needs: Need, law: str = "forward", **fields: Any) -> Bug:
     known = finding(set(tensors), **fields) or Finding(claim="it runs", kind="died", **fields)
     failure = Failure("k.py:f", "k", (), law, case, known, {"device": "cpu", "device_name": "abacus"})
     return Bug(failure, tensors, needs)
+
+
+def all_laid_out(case: Case, layout: str) -> Case:
+    return replace(case, q_layout=layout, k_layout=layout, v_layout=layout, dout_layout=layout)
 
 
 CAUSAL = Need("causal", (True,), (False,))
@@ -152,6 +160,7 @@ class TestNeeds:
             (LONG, {"seqlen_k": 200}, {"seqlen_k": 30}),
             (Need("seqlen_k", (0,), (1, 2)), {"seqlen_k": 0}, {"seqlen_k": 9}),
             (Need("seqlen_k", (33,), (32, 64)), {"seqlen_k": 65}, {"seqlen_k": 64}),
+            (Need("seqlen_k", (1,), (64, 128)), {"seqlen_k": 65}, {"seqlen_k": 192}),
             (UNEQUAL, {"seqlen_k": 3}, {"seqlen_k": 70}),
             (OF_V, {"v_values": "zeros"}, {"v_values": "normal"}),
             (Need("block_m", (64,), (128,)), {}, {"launch": (("block_m", 128),)}),
@@ -193,7 +202,7 @@ class TestElsewhere:
     def test_what_is_run_instead_is_claimed(self) -> None:
         claims = replace(CLAIMS, layouts=("bnhd", "gap"), causal=(True,))
         closed = Closed((self.known(causal=(True,), q_layout=("gap",)),))
-        case = replace(CASE, **{f"{x}_layout": "gap" for x in ("q", "k", "v", "dout")})
+        case = all_laid_out(CASE, "gap")
         moved = elsewhere(case, closed, claims)
         assert moved == replace(case, q_layout="bnhd")
         assert moved is not None
@@ -231,7 +240,7 @@ class TestGently:
         assert runs <= RUNS
 
     def test_huge_strides_of_any_tensor_are_one_need(self) -> None:
-        case = replace(CASE, **{f"{x}_layout": "huge" for x in ("q", "k", "v", "dout")})
+        case = all_laid_out(CASE, "huge")
         assert self.reduced(case, lambda c: c.k_layout == "huge")[1] == ["huge"]
 
     def test_a_length_is_narrowed_down(self) -> None:

@@ -28,9 +28,11 @@ from strategies.case import Case, Spike, to_json
 from tests.harness import plan as planning
 from tests.harness import report, trial
 from tests.harness.budget import ShrinkBudget
+from tests.harness.bugs import Bug
 from tests.harness.child import ROOT, Child, ChildDied, DeviceLost, HarnessError
 from tests.harness.device import OVERRAN
 from tests.harness.explain import HOLDS_ALONE
+from tests.harness.imprecise import Call, Imprecise
 from tests.harness.journal import Journal, examples_done, set_aside_unfinished
 from tests.harness.kernel_info import KernelInfo
 from tests.harness.progress import progress
@@ -78,6 +80,12 @@ def subject_of(child: Child, tmp_path: Path) -> SubjectOf:
     return make
 
 
+@pytest.fixture
+def unscripted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scripts are not run before they are written: each would import torch."""
+    monkeypatch.setattr("tests.harness.investigate.exit_status", lambda script, seconds: 1)
+
+
 def law(name: str) -> Any:
     return importlib.import_module(f"tests.properties.test_{name}").law
 
@@ -99,6 +107,7 @@ class TestChild:
         assert 0 < subject.tally.worst < 1
         assert {"kernel", "tensors", "check"} <= subject.tally.seconds.keys()
 
+    @pytest.mark.usefixtures("unscripted")
     @pytest.mark.parametrize(
         ("name", "law_name", "kind"),
         [
@@ -175,6 +184,7 @@ class TestChild:
         assert child.run(request, lambda: None).status == "held"
         assert child.process is not before
 
+    @pytest.mark.usefixtures("unscripted")
     def test_a_crash_is_a_finding_and_the_child_is_replaced(self, subject_of: SubjectOf) -> None:
         subject = subject_of("crashing")
         subject.shrinking = ShrinkBudget(seconds=0.0)
@@ -184,9 +194,11 @@ class TestChild:
         subject.uphold(law("forward"), SMALL)
         assert subject.tally.examples == 2
 
+    @pytest.mark.usefixtures("unscripted")
     def test_what_is_not_written_is_nan_on_every_run(self, subject_of: SubjectOf) -> None:
         assert finding_of(subject_of("unwritten"), "forward", CASE).actual == "nan"
 
+    @pytest.mark.usefixtures("unscripted")
     def test_a_crash_while_shrinking_leaves_what_was_smallest(
         self, subject_of: SubjectOf, tmp_path: Path
     ) -> None:
@@ -197,6 +209,7 @@ class TestChild:
         assert (failure.case.batch, failure.case.seqlen_q, failure.case.seqlen_k) == (1, ROWS, 2)
         assert report.read(tmp_path / "reports" / failure.folder / "case.json").case == failure.case
 
+    @pytest.mark.usefixtures("unscripted")
     def test_what_a_crash_needs_is_found_in_few_runs_and_the_rest_is_run_without(
         self, subject_of: SubjectOf
     ) -> None:
@@ -212,6 +225,7 @@ class TestChild:
         assert finding_of(subject, "forward", case).kind == "error"
         assert (subject.tally.set_aside, subject.tally.moved, subject.tally.broken) == (1, 1, 2)
 
+    @pytest.mark.usefixtures("unscripted")
     def test_a_hang_is_a_finding(self, subject_of: SubjectOf) -> None:
         impatient = Child("cpu", run_seconds=1.0)
         subject = subject_of("hanging", child=impatient)
@@ -238,6 +252,7 @@ class TestChild:
                 time.sleep(0.1)
         assert not runs(pid)
 
+    @pytest.mark.usefixtures("unscripted")
     def test_a_hang_of_the_device_is_a_finding(self, subject_of: SubjectOf) -> None:
         subject = subject_of("hanging_on_the_device")
         subject.shrinking = ShrinkBudget(seconds=0.0)
@@ -303,7 +318,14 @@ class Recorded:
 
 
 HELD = Verdict(status="held")
-BROKEN = Verdict(status="broken", finding=Finding(claim="so", kind="error", tensor="out"))
+WRONG = Finding(claim="so", kind="error", tensor="out")
+BROKEN = Verdict(status="broken", finding=WRONG)
+
+
+def imprecise(*explained_by: str) -> Verdict:
+    """That a call is wrong as each of some claims would have it."""
+    fields: dict[str, Any] = {"ulps": 12.0, "ratio": 1.5, "explained_by": explained_by}
+    return Verdict(status="broken", finding=Finding(claim="so", kind="error", tensor="dq", **fields))
 
 
 class TestSubject:
@@ -329,6 +351,58 @@ class TestSubject:
         subject, child = recorded(BROKEN)
         finding_of(subject, "forward", CASE)
         assert child.requests[0]["safety"] < child.requests[1]["safety"]
+
+    def test_a_call_that_a_claim_explains_is_remembered_and_not_investigated(self, recorded: Any) -> None:
+        subject, child = recorded(imprecise("k_prescaled=true", "tf32=true"), imprecise("k_prescaled=true"))
+        for case in (CASE, SMALL):
+            subject.uphold(law("forward"), case)
+        assert len(child.requests) == 2
+        assert subject.failures == {}
+        (line,) = subject.messages()
+        assert (
+            "less precise than FlashAttention-2 (float32), as k_prescaled=true or tf32=true would have"
+            in line
+        )
+        told = Imprecise.from_dict(json.loads(json.dumps(subject.results()))["imprecise"])
+        assert (told.total, told.common) == (2, ["k_prescaled=true"])
+
+    def test_calls_that_no_one_claim_explains_are_a_bug(self, recorded: Any) -> None:
+        subject, child = recorded(imprecise("k_prescaled=true"))
+        subject.uphold(law("forward"), CASE)
+        child.answers = [imprecise("l_from_rounded_p=true")] * 3
+        assert finding_of(subject, "forward", SMALL).explained_by == ("l_from_rounded_p=true",)
+
+    def test_what_other_processes_remember_counts_too(self, recorded: Any) -> None:
+        subject, child = recorded()
+        record = Imprecise()
+        record.add(Call("forward", replace(CASE, dtype="float16"), "out", ("tf32=true",), 3.0, 2.0))
+        subject.ledger.append({"imprecise": "toys.sound", **record.to_dict()})
+        child.answers = [imprecise("k_prescaled=true")] * 3
+        assert finding_of(subject, "forward", CASE).explained_by == ("k_prescaled=true",)
+
+    def test_a_failure_waits_for_the_investigation_of_another_process(self, recorded: Any) -> None:
+        subject, child = recorded(BROKEN)
+        other = {"process": -1, "begins": "toys.sound", "time": time.time()}
+        subject.ledger.append(other)
+        subject.uphold(law("forward"), CASE)
+        assert (subject.failures, len(subject.waiting)) == ({}, 1)
+        found = report.Failure("toys.py:sound", "toys.sound", (), "backward", SMALL, WRONG, ENVIRONMENT)
+        subject.ledger.append(Bug(found, tensors=("out",)).to_dict())
+        subject.ledger.append({"process": -1, "ends": "toys.sound"})
+        subject.finish()
+        assert (subject.failures, subject.waiting, len(child.requests)) == ({}, [], 1)
+        (message,) = subject.messages()
+        assert "by a bug that is reported already" in message
+        assert subject.seen[str(found.folder)].total == 1
+
+    def test_tensors_that_are_always_wrong_are_not_judged_and_counted(self, recorded: Any) -> None:
+        subject, child = recorded(Verdict(status="held", beside=("lse",)))
+        wrong_lse = replace(WRONG, tensor="lse")
+        found = report.Failure("toys.py:sound", "toys.sound", (), "forward", SMALL, wrong_lse, ENVIRONMENT)
+        subject.ledger.append(Bug(found, tensors=("lse",)).to_dict())
+        subject.uphold(law("forward"), CASE)
+        assert child.requests[0]["ignored"] == ["lse"]
+        assert subject.seen[str(found.folder)].total == 1
 
     def test_a_report_stands_without_a_script(self, recorded: Any, tmp_path: Path) -> None:
         subject, _ = recorded(BROKEN)
@@ -373,6 +447,7 @@ class TestSubject:
         assert f"report not written: {folder}: No space left on device" in subject.messages()
         assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
+    @pytest.mark.usefixtures("unscripted")
     def test_what_a_known_failure_meets_is_left_out(self, subject_of: SubjectOf) -> None:
         subject = subject_of("KNOWN")
         assert [known.what for known in subject.info.known_failures] == [
@@ -567,6 +642,7 @@ def test_a_script_knows_an_lse_of_minus_infinity(actual: float, right: bool) -> 
     assert bool(eval(_right(finding, "float16"), values)) == right
 
 
+@pytest.mark.usefixtures("unscripted")
 def test_tensors_of_a_script_have_the_layout_of_the_case(subject_of: SubjectOf, tmp_path: Path) -> None:
     subject = subject_of("wrong")
     subject.shrinking = ShrinkBudget(seconds=0.0)  # the layouts do not matter, and would go
