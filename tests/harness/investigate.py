@@ -28,10 +28,10 @@ from tests.harness.verdict import NUMBERS, Finding
 PLAIN_LAWS = ("forward", "backward")
 """The laws that are told first of a bug that breaks several: they say what is wrong in the fewest words."""
 
-NO_PLAIN_LAW = ("special", "rejection", "ragged")
-"""Laws whose cases mean nothing, or something else, to the plain ones."""
+NO_PLAIN_LAW = ("special", "rejection", "ragged", "determinism", "memory")
+"""Laws whose cases mean nothing to the plain ones, or that are about what lies around a call."""
 
-NEEDS_SECONDS = 10.0
+NEEDS_SECONDS = 15.0
 """For what a bug needs, beyond what explains its case."""
 SEVERITY_SECONDS = 8.0
 """For the ordinary cases, and for other claims."""
@@ -43,6 +43,8 @@ CONTRASTS = ("causal", "group", "heads_kv", "head_dim", "seqlen_k", "seqlen_q")
 """The fields in which ordinary cases differ."""
 CONTRASTED = 4
 """So many ordinary cases of both kinds are compared."""
+LEAST_HASTE = 0.3
+"""The least share of their time that explanation, needs and severity get as the run comes to its end."""
 VARIED = 20
 """So many cases with another value of a field tell which tensors a bug that needs nothing spoils in all of them."""
 SHRUNK_CASES = 40
@@ -68,13 +70,16 @@ class Investigation:
     ordinary: dict[tuple[str, Case], Finding | None] = field(default_factory=dict)
     held: Sequence[tuple[str, Case]] = ()
     cases: Sightings = field(default_factory=Sightings)
+    haste: float = 1.0
     answers: dict[tuple[str, Case], Finding | None] = field(default_factory=dict)
     needs: tuple[Need, ...] = ()
 
     def bug(self, *, shrink: bool = True) -> Bug:
         """All that can be told within the time; as it is without ``shrink``, where only one case is of interest."""
         drawn = self.failure
-        self.shrinking = self.shrinking.within(self.clock)
+        whole = self.shrinking
+        self.shrinking = whole.within(self.clock)
+        self.haste = self.shrinking.seconds / whole.seconds if whole.seconds else 1.0
         if shrink:
             self.in_a_plain_law()
         self.failure = replace(self.failure, number=self.number_of(self.failure))
@@ -98,6 +103,10 @@ class Investigation:
     def spender(self, seconds: float, calls: float = float("inf")) -> Callable[[], None]:
         """A meter that ends with the investigation's time at the latest."""
         return meter(self.clock.cut(seconds), calls)
+
+    def beside_shrinking(self, seconds: float, calls: float = float("inf")) -> Callable[[], None]:
+        """A meter of so many seconds, or of the share of them that is left of the time for smaller cases."""
+        return self.spender(max(self.haste, LEAST_HASTE) * seconds, calls)
 
     def in_a_plain_law(self) -> None:
         """Go over to forward or backward where one of them is broken on the case in the same way."""
@@ -186,7 +195,7 @@ class Investigation:
 
     def explain(self) -> None:
         """What can be told of the case."""
-        spend = self.spender(EXPLAIN_SECONDS)
+        spend = self.beside_shrinking(EXPLAIN_SECONDS)
         failure = self.failure
 
         def fails(case: Case) -> bool:
@@ -208,7 +217,7 @@ class Investigation:
 
     def with_needs(self, bug: Bug, first: Failure) -> Bug:
         """The bug with the fields that it needs, and all tensors that are wrong with it."""
-        spend = self.spender(NEEDS_SECONDS + self.shrinking.drawing_seconds)
+        spend = self.beside_shrinking(NEEDS_SECONDS)
         failure, capabilities = bug.failure, self.runs.info.capabilities
         seen: set[str] = set()
 
@@ -330,7 +339,7 @@ class Investigation:
     def with_severity(self, bug: Bug) -> Bug:
         """The bug with the share of ordinary cases that show it, and the claims with which it would be none."""
         ends = bug.failure.finding.ends_process
-        spend = self.spender(SEVERITY_SECONDS, FEW_CRASHES if ends else float("inf"))
+        spend = self.beside_shrinking(SEVERITY_SECONDS, FEW_CRASHES if ends else float("inf"))
         shown = tried = 0
         dtype = bug.failure.case.dtype
         with suppress(BudgetSpent):
@@ -340,7 +349,9 @@ class Investigation:
                 shown += finding is not None and bug.could_break(finding) and bug.is_met(case)
         bug = bug if ends else self.with_contrast(bug, spend)
         held, failing = self.held_apart_from(bug), self.cases.cases
-        offers = offered(bug.needs, failing, held, self.runs, self.spender(0.0 if ends else SEVERITY_SECONDS))
+        offers = offered(
+            bug.needs, failing, held, self.runs, self.beside_shrinking(0.0 if ends else SEVERITY_SECONDS)
+        )
         return replace(bug, severity=Severity(shown, tried), offers=offers)
 
     def with_contrast(self, bug: Bug, spend: Callable[[], None]) -> Bug:

@@ -415,7 +415,6 @@ class TestSubject:
         self, subject_of: SubjectOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         subject = subject_of("wrong")
-        finding_of(subject, "forward", CASE)
         ask = subject.runs.child.ask
 
         def lost(request: dict[str, Any], seconds: float | None = None) -> dict[str, Any]:
@@ -424,6 +423,7 @@ class TestSubject:
             return ask(request, seconds)
 
         monkeypatch.setattr(subject.runs.child, "ask", lost)
+        finding_of(subject, "forward", CASE)
         (failure,) = subject.failures.values()
         assert "--inside" in (tmp_path / "reports" / failure.folder / "repro.py").read_text()
 
@@ -458,7 +458,9 @@ class TestSubject:
         subject.uphold(law("forward"), replace(CASE, seqlen_q=1, seqlen_k=0))
         assert (subject.tally.known, subject.tally.moved, subject.tally.examples) == (1, 1, 1)
         assert finding_of(subject, "forward", replace(CASE, seqlen_k=3)).kind == "error"
-        assert finding_of(subject, "backward", CASE).kind == "error"
+        subject.uphold(law("backward"), CASE)
+        (seen,) = subject.seen.values()
+        assert seen.names(0) == ("backward", "forward")
 
     def test_a_known_failure_that_is_gone_is_a_complaint(self, subject_of: SubjectOf) -> None:
         subject = subject_of("KNOWN")
@@ -994,12 +996,15 @@ class TestCommandLine:
         assert re.search(r"toys.sound +forward +float32 +\d+ +0 +\d\.\d+ \w+ +held", text)
         assert re.search(r"toys.wrong +forward +float32 +\d+ +0 .* broken", text)
         bug = "toys.wrong: law `forward` is broken, out is wrong (float32)"
-        assert re.search(rf"^{re.escape(bug)} +2 +seqlen_q.* toys.wrong/forward-", text, re.MULTILINE)
-        (annotation,) = re.findall("^::error title=(.*?)::2 failures; matters: seqlen_q", text, re.MULTILINE)
+        assert f"\n1. {bug}\n" in text
+        assert re.search(r"^   only with seqlen_q$", text, re.MULTILINE)
+        (annotation,) = re.findall(
+            r"^::error title=(.*?)::\d+ failures; matters: seqlen_q", text, re.MULTILINE
+        )
         assert annotation == bug.replace(":", "%3A").replace(",", "%2C")
         assert not re.search(r"^\S+\.py:\d+: ", text, re.MULTILINE), "a frame of a traceback"
 
-        # Each of the two workers has found it, shrunk it, and gone on.
+        # Both workers have met it, and one of them has shrunk it.
         smallest, *others = set(re.findall("smallest case +(.*)", text))
         assert others == []
         assert eval(smallest, {"Case": Case, "Spike": Spike}).seqlen_q == ROWS
@@ -1058,3 +1063,29 @@ class TestCommandLine:
         truncated = pytest_run(tmp_path, "--corpus", "cases")
         assert truncated.returncode == pytest.ExitCode.USAGE_ERROR
         assert "--corpus cases/case.json: is not JSON" in truncated.stderr
+
+    def test_three_bugs_are_three_reports(self, tmp_path: Path) -> None:
+        """Without attribution each of three bugs has a report for every law, dtype and tensor that it breaks."""
+        options = ["--kernel", f"{SEVERAL}:three", "--examples=20", "-n2", "--shrink-seconds=20"]
+        chosen = ["-k", "forward or backward or exact"]
+        run = pytest_run(tmp_path, *options, *chosen, "--hypothesis-seed=2")
+        assert run.returncode == pytest.ExitCode.TESTS_FAILED, run.stdout + run.stderr
+        summary = json.loads((tmp_path / "reports/summary.json").read_text())
+        needs = sorted(bug["matters"] for bug in summary["bugs"] if bug["rank"] == "numbers")
+        assert needs == [["causal"], ["heads_kv", "group"], ["seqlen_k"]]
+        for bug in summary["bugs"]:
+            text = (tmp_path / "reports" / bug["folder"] / "report.md").read_text()
+            assert "### How bad, and where else" in text
+            assert f"{bug['failures']} failing example" in text
+        folders = {f"several.three/{path.name}" for path in (tmp_path / "reports/several.three").iterdir()}
+        assert folders == {bug["folder"] for bug in summary["bugs"]}
+        broken = [row for row in summary["results"] if row["verdict"] == "broken"]
+        assert all(row["reports"] for row in broken)
+
+    def test_the_claim_that_would_be_true_is_offered(self, tmp_path: Path) -> None:
+        options = ["--kernel", f"{SEVERAL}:top_left", "--examples=10", "-k", "forward and float32"]
+        text = pytest_run(tmp_path, *options, "--hypothesis-seed=1").stdout
+        assert "\nbugs, the worst first: 1\n" in text
+        assert re.search(r"--claims causal_alignment=top_left: all \d+ failing cases hold", text)
+        again = pytest_run(tmp_path, *options, "--claims=causal_alignment=top_left")
+        assert again.returncode == pytest.ExitCode.OK, again.stdout
