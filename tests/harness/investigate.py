@@ -14,7 +14,7 @@ from tests.harness.attribute import Broken, attribute, cures, needs_of
 from tests.harness.budget import EXPLAIN_SECONDS, LEAST_SECONDS, BudgetSpent, Clock, ShrinkBudget, meter
 from tests.harness.bugs import Bug, Need, Severity, Sightings, wrong_tensors
 from tests.harness.child import ChildDied, DeviceLost
-from tests.harness.explain import HOLDS_ALONE, Explanation, Seen, explain
+from tests.harness.explain import COMES_AND_GOES, HOLDS_ALONE, Explanation, Seen, explain
 from tests.harness.gentle import AMBIGUOUS, GENERAL, LAYOUT_FIELDS, RUNS, gently_reduced
 from tests.harness.offers import offered
 from tests.harness.ordinary import ordinary_cases
@@ -238,7 +238,9 @@ class Investigation:
             matter = [need for x in varied for need in self.as_needs(x, fails)]
             matter = [self.with_whole_tiles(need, fails) for need in (*matter, *self.lengths_beside(matter))]
             found = needs_of(matter, witnesses, fails, capabilities)
-            bug = replace(bug, needs=without_accidents(found))
+            # What comes and goes holds by chance: no field is to blame.
+            flaky = COMES_AND_GOES in failure.explanation.sentences
+            bug = replace(bug, needs=() if flaky else without_accidents(found))
             seen = self.tensors_of(bug, witnesses, spend)
         return replace(bug, tensors=tuple(sorted({*bug.tensors, *seen})))
 

@@ -441,6 +441,7 @@ class TestSubject:
             raise OSError(errno.ENOSPC, "No space left on device")
 
         monkeypatch.setattr(Path, "write_text", full)
+        subject.learn()
         subject.bugs.clear()  # so that it is found, and written, once more
         child.answers = [BROKEN]
         subject.uphold(law("forward"), CASE)
