@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 SECONDS = {"cpu": 50.0, "cuda": 16.0}
 """By device type, how long smaller cases are looked for: each crash or hang costs the start of a process."""
@@ -11,7 +11,7 @@ EXPLAIN_SECONDS = 10.0
 CALLS = 4000
 
 
-GRACE_SECONDS = 20.0
+GRACE_SECONDS = 15.0
 """How long after its end a run may still be busy with the report of a failure."""
 LEAST_SECONDS = 4.0
 """What the search for the smallest case of a failure may take however late in a run it comes."""
@@ -21,22 +21,32 @@ MOST_OF_THE_REST = 1 / 8
 
 @dataclass
 class Clock:
-    """The time that a run may take: ``seconds`` from the moment it ``started``, by ``time.time()``.
+    """The time that a run may take: ``seconds`` from its ``start``, without which it has not begun to pass.
 
     Without ``seconds`` a run ends when all is drawn.
     """
 
     seconds: float = math.inf
-    started: float = field(default_factory=time.time)
+    until: float = math.nan
+
+    def start(self) -> None:
+        """The first example is about to be drawn; a second start changes nothing."""
+        if math.isnan(self.until):
+            self.until = time.perf_counter() + self.seconds
+
+    @property
+    def remaining(self) -> float:
+        """Seconds up to the end, negative after it."""
+        return self.seconds if math.isnan(self.until) else self.until - time.perf_counter()
 
     @property
     def left(self) -> float:
         """Seconds left to draw examples, infinite without an end."""
-        return max(0.0, self.started + self.seconds - time.time())
+        return max(0.0, self.remaining)
 
     def cut(self, seconds: float) -> float:
         """So many seconds, or as many as the run may still be busy with a report."""
-        return min(seconds, max(0.0, self.started + self.seconds + GRACE_SECONDS - time.time()))
+        return min(seconds, max(0.0, self.remaining + GRACE_SECONDS))
 
 
 class BudgetSpent(Exception):

@@ -1,7 +1,6 @@
 """What a run covers: kernels, device, seeds and times, decided once before anything is collected."""
 
 import math
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,8 +21,6 @@ from tests.harness.turns import Turn, turns_of_examples, turns_of_seconds
 
 JOURNALS = ".journal"
 """The folder of the journals, in the report directory."""
-STARTED = "flashproof_started"
-"""The key of what pytest-xdist hands to its workers that holds the time when the run began."""
 MINUTES_PER_KERNEL = 4.0
 """What a run takes at most where nothing else is asked for."""
 SUMMARY = "summary.json"
@@ -67,7 +64,6 @@ def covers_properties(config: pytest.Config) -> bool:
 def make_plan(config: pytest.Config) -> Plan:
     """Check every option and ask a child what the kernels claim. Raises pytest.UsageError, in one line."""
     worker = getattr(config, "workerinput", {"workerid": "main", "workercount": 1})
-    started = worker.get(STARTED, time.time())
     device = chosen_device(config)
     for option in ("examples", "minutes", "time_limit", "max_seqlen", "shrink_seconds", "shrink_calls"):
         value = config.getoption(option)
@@ -106,7 +102,7 @@ def make_plan(config: pytest.Config) -> Plan:
         replay=replay,
         corpus=corpus,
         minutes=minutes,
-        clock=Clock(60 * limit if limit else math.inf, started),
+        clock=Clock(60 * limit if limit else math.inf),
         turns=_turns(minutes, replay, worker["workercount"], combinations),
         seed=config.getoption("--hypothesis-seed"),
         max_seqlen=config.getoption("--max-seqlen"),

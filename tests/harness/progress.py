@@ -79,7 +79,7 @@ class LiveLine:
             self._write(f"{ERASE}FAILED {report.nodeid}\n")
         if self.started and not self.shown and time.monotonic() - self.started >= TABLE_SECONDS:
             self.shown = True
-            table = rendered(self.summary.so_far(), colour=self.live)
+            table = rendered(self.summary.so_far(), colour=bool(self.live))
             self._write(f"{ERASE if self.live else chr(10)}so far, examples that held:\n{table}\n")
 
     def pytest_sessionfinish(self) -> None:
@@ -94,6 +94,7 @@ class LiveLine:
         if properties and not self.items:
             self.items = properties
             self.started = time.monotonic()
+            self.plan.clock.start()
             self.thread.start()
 
     def _watch(self) -> None:

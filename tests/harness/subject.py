@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from kernels.contract import Capabilities
 from strategies.case import Case
 from strategies.cases import cases, is_claimed
+from strategies.focus import Focus
 from tests.harness import report
 from tests.harness.attribute import Broken, attribute, is_same
 from tests.harness.budget import SECONDS, Clock, ShrinkBudget
@@ -96,7 +96,6 @@ class Subject:
         self.corpus = corpus
         self.shrinking = shrinking or ShrinkBudget(SECONDS[self.runs.device_type])
         self.clock = clock or Clock()
-        self.drawn_claims = info.capabilities
         self.refused: dict[str, Tally] = {}
         self.failures: dict[str, Failure] = {}
         self.told: set[tuple[str, str]] = set()
@@ -118,10 +117,14 @@ class Subject:
         if self.max_seqlen is not None:
             options["max_seqlen"] = self.max_seqlen
         # Asked for at every example: Hypothesis takes longer to look at a new strategy than to draw from it.
-        key = (repr(self.drawn_claims), *sorted(options.items()))
+        key = (repr(self.focus), *sorted(options.items()))
         if key not in self.strategies:
             self.strategies[key] = cases(
-                self.drawn_claims, dtype=self.dtype, device_type=self.device_type, **options
+                self.focus.capabilities,
+                heads=self.focus.heads,
+                dtype=self.dtype,
+                device_type=self.device_type,
+                **options,
             )
         return self.strategies[key]
 
@@ -139,14 +142,14 @@ class Subject:
         if not getattr(self.info.capabilities, claim):
             pytest.skip(f"{self.info.name} does not claim {claim}")
 
-    def begin(self, claims: Capabilities | None = None, seconds: float = math.inf) -> None:
-        """Start a new item: draw from ``claims``, by default all of the kernel's, for so many seconds.
+    def begin(self, focus: Focus | None = None, seconds: float = math.inf) -> None:
+        """Start a new item: draw from ``focus``, by default all that the kernel claims, for so many seconds.
 
         What the items before have found stays known.
         """
         self.runs.begin()
         self.generated = 0
-        self.drawn_claims = claims or self.info.capabilities
+        self.focus = focus or Focus(self.info.capabilities)
         self.deadline = time.perf_counter() + seconds
         self.begin_search()
         self.seen: dict[str, Sightings] = {}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from random import Random
 
 from kernels.contract import Capabilities
-from strategies.focus import focused, without_huge_strides
+from strategies.focus import Focus, focused, without_huge_strides
 
 FEWEST = 3
 """A turn in the first round has at least this many examples."""
@@ -48,16 +48,16 @@ class Turn:
     last: bool
     examples: int | None = None
 
-    def claims(self, capabilities: Capabilities, device_type: str, seed: object) -> Capabilities:
+    def focus(self, capabilities: Capabilities, device_type: str, seed: object) -> Focus:
         """What the turn draws from: on a GPU few compiled variants, more in each round, other ones for each number.
 
         An interpreter compiles nothing, so there every turn draws from all claims but huge strides.
         """
         if self.last:
-            return capabilities
+            return Focus(capabilities)
         without = without_huge_strides(capabilities)
         if device_type == "cpu":
-            return without
+            return Focus(without)
         return focused(without, self.round, Random(f"{seed} {self.number}"))
 
 

@@ -865,10 +865,11 @@ class TestTally:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ((0, 1.0, 200, None), "0 of 200 examples"),
-        ((50, 10.0, 200, None), "50 of 200 examples, 5.0 examples/s, 0:30 left"),
-        ((300, 10.0, 200, None), "300 of 200 examples, 30.0 examples/s, 0:00 left"),
-        ((50, 10.0, 200, 600.0), "50 examples, 5.0 examples/s, 9:50 left"),
+        ((0, 1.0, 200, math.inf), "0 of 200 examples"),
+        ((50, 10.0, 200, math.inf), "50 of 200 examples, 5.0 examples/s, 0:30 left"),
+        ((50, 10.0, 200, 20.0), "50 of 200 examples, 5.0 examples/s, 0:20 left"),
+        ((300, 10.0, 200, math.inf), "300 of 200 examples, 30.0 examples/s, 0:00 left"),
+        ((50, 10.0, None, 590.0), "50 examples, 5.0 examples/s, 9:50 left"),
     ],
 )
 def test_the_live_line(arguments: tuple[Any, ...], text: str) -> None:
@@ -899,6 +900,8 @@ class TestUsageErrors:
             ({"claims": ["head_dims=0"]}, "claim head_dims: got '0', expected integers .*"),
             ({"examples": 0}, "--examples: got 0, expected a positive number"),
             ({"minutes": math.nan}, "--minutes: got nan, expected a positive number"),
+            ({"time_limit": -1.0}, "--time-limit: got -1.0, expected a positive number"),
+            ({"time_limit": 4.0, "minutes": 4.0}, "--time-limit: got 4.0, expected none with --minutes"),
             ({"max_seqlen": -1}, "--max-seqlen: got -1, expected a positive number"),
             ({"replay": "missing.json"}, "--replay missing.json: can't be read .*"),
         ],
@@ -987,14 +990,14 @@ class TestCommandLine:
         toys = tmp_path / "toys.py"
         toys.write_text(TOYS.read_text())
         kernels = ["--kernel", "toys.py:sound", "--kernel", "toys.py:wrong", "-k", "test_forward and float32"]
-        options = ["--minutes=0.2", "--examples=20", "-n2", "--hypothesis-seed=1", "--junitxml=junit.xml"]
+        options = ["--time-limit=10", "--examples=20", "-n2", "--hypothesis-seed=1", "--junitxml=junit.xml"]
         run = pytest_run(tmp_path, *kernels, *options, CI="1", GITHUB_ACTIONS="true")
         assert run.returncode == pytest.ExitCode.TESTS_FAILED, run.stdout + run.stderr
         text = run.stdout
         assert re.search(r"flashproof: cpu \(.*\), torch .*, triton .*, hypothesis ", text)
-        assert "profile: fuzz, 20 examples, seed: 1" in text
+        assert "profile: dev, 20 examples, seed: 1, at most 10 minutes (--time-limit)" in text
         assert "kernel toys.wrong: dtypes=float16, bfloat16, float32; " in text
-        assert re.search(r"toys.sound +forward +float32 +\d+ +0 +\d\.\d+ \w+ +held", text)
+        assert re.search(r"toys.sound +forward +float32 +20 +0 +\d\.\d+ \w+ +held", text)
         assert re.search(r"toys.wrong +forward +float32 +\d+ +0 .* broken", text)
         bug = "toys.wrong: law `forward` is broken, out is wrong (float32)"
         assert f"\n1. {bug}\n" in text
@@ -1042,6 +1045,33 @@ class TestCommandLine:
         assert replay.returncode == pytest.ExitCode.OK, replay.stdout
         assert "1 passed" in replay.stdout
         assert pytest_run(tmp_path, *corpus).returncode == pytest.ExitCode.OK
+
+    def test_a_run_by_the_clock_tries_everything_and_ends(self, tmp_path: Path) -> None:
+        kernels = [
+            "--kernel",
+            f"{TOYS}:sound",
+            "--kernel",
+            f"{TOYS}:wrong",
+            "-k",
+            "test_forward or test_exact",
+        ]
+        text = pytest_run(tmp_path, *kernels, "--minutes=0.1", "-n2", "--shrink-seconds=0.1").stdout
+        assert re.search(r"profile: fuzz, .*, for 0.1 minutes", text)
+        rows = json.loads((tmp_path / "reports/summary.json").read_text())["results"]
+        assert len(rows) == 2 * 2 * 3
+        tried = {row["verdict"] for row in rows}
+        assert "held" in tried
+        assert tried <= {"held", "broken"} or "the time of the run was up" in text
+
+    def test_what_the_time_was_up_for_is_told(self, tmp_path: Path) -> None:
+        options = ["--kernel", f"{TOYS}:sound", "-k", "test_forward", "--examples=9000", "--time-limit=0.05"]
+        run = pytest_run(tmp_path, *options)
+        assert run.returncode == pytest.ExitCode.OK, run.stdout
+        rows = json.loads((tmp_path / "reports/summary.json").read_text())["results"]
+        for row in rows:
+            assert row["examples"] + row["undrawn"] == 9000
+            assert row["verdict"] == ("held" if row["examples"] else "not tried")
+            assert f"(+{row['undrawn']} time up)" in run.stdout
 
     def test_every_case_of_a_corpus_is_run(self, tmp_path: Path) -> None:
         spec = f"{TOYS}:raising_on_one_key"

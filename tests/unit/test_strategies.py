@@ -29,12 +29,12 @@ Shape = tuple[int, int, int, int]
 quick = settings(database=None, deadline=None, max_examples=200, suppress_health_check=[HealthCheck.too_slow])
 
 
-def sample(strategy: SearchStrategy[Case]) -> list[Case]:
-    """The first 500 draws."""
+def sample(strategy: SearchStrategy[Case], number: int = 500) -> list[Case]:
+    """The first draws."""
     found: list[Case] = []
 
     @seed(0)
-    @settings(quick, max_examples=500, phases=[Phase.generate])
+    @settings(quick, max_examples=number, phases=[Phase.generate])
     @given(strategy)
     def draw(case: Case) -> None:
         found.append(case)
@@ -490,7 +490,7 @@ KINDS: dict[str, Condition] = {
 
 @pytest.mark.parametrize("device_type", ["cpu", "cuda"])
 def test_every_kind_of_case_is_drawn(device_type: str) -> None:
-    found = sample(cases(CLAIMS, dtype="float16", device_type=device_type))
+    found = sample(cases(CLAIMS, dtype="float16", device_type=device_type), 1000)
     assert not [name for name, holds in KINDS.items() if not any(map(holds, found))]
 
 

@@ -1,0 +1,183 @@
+"""Laws take turns, a run keeps to its time, and what is drawn together shares compiled code."""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, seed, settings
+
+from kernels.contract import Capabilities
+from strategies.case import TENSORS, Case
+from strategies.cases import BATCHES, GROUPS, HEADS_KV, cases
+from strategies.focus import Focus, focused, without_huge_strides
+from tests.harness.budget import GRACE_SECONDS, LEAST_SECONDS, Clock, ShrinkBudget
+from tests.harness.turns import LAST_ROUND, rank, seconds_for, turns_of_examples, turns_of_seconds
+
+CLAIMS = Capabilities(launch={"block_m": (64, 128), "block_n": (32, 64), "num_stages": (1, 2)})
+
+
+class TestTurns:
+    @pytest.mark.parametrize("examples", [1, 2, 5, 10, 20, 100, 2000])
+    def test_turns_grow_and_have_all_examples_together(self, examples: int) -> None:
+        sizes = [turn.examples or 0 for turn in turns_of_examples(examples)]
+        assert sum(sizes) == examples
+        assert sizes[:-1] == sorted(sizes[:-1])
+        assert min(sizes) > 0
+
+    def test_the_first_turn_has_a_few_examples_and_the_last_alone_huge_strides(self) -> None:
+        turns = turns_of_examples(100)
+        assert 3 <= (turns[0].examples or 0) <= 5
+        assert turns[-1].examples == 20
+        for turn in turns:
+            assert ("huge" in turn.focus(CLAIMS, "cpu", 0).capabilities.layouts) is turn.last
+
+    def test_every_worker_has_its_own_turn_of_a_round_by_the_clock(self) -> None:
+        turns = turns_of_seconds(600.0, workers=16, items=30)
+        assert len({turn.number for turn in turns}) == len(turns)
+        assert [turn.round for turn in turns].count(0) == 16
+        total = sum(turn.weight for turn in turns)
+        first = sum(turn.weight for turn in turns if turn.round == 0) / total * 600
+        assert 30 <= first <= 60
+        assert sum(turn.weight for turn in turns if turn.last) / total == pytest.approx(LAST_ROUND)
+
+    def test_a_short_run_is_one_round_of_everything(self) -> None:
+        (turn,) = turns_of_seconds(5.0, workers=1, items=30)
+        assert turn.last
+
+    def test_an_unknown_law_comes_last(self) -> None:
+        assert rank("forward") < rank("determinism") < rank("a law of the future")
+
+
+class TestTime:
+    def test_the_time_is_shared_by_weight_and_what_is_saved_goes_to_the_others(self) -> None:
+        weights = [1.0, 1.0, 2.0]
+        assert seconds_for(0, weights, 40.0, workers=1) == 10.0
+        assert seconds_for(1, weights, 36.0, workers=1) == 12.0
+        assert seconds_for(2, weights, 36.0, workers=1) == 36.0
+        assert seconds_for(0, weights, 40.0, workers=2) == 20.0
+
+    def test_no_turn_passes_the_end(self) -> None:
+        assert seconds_for(0, [1.0, 1.0], 10.0, workers=4, patience=5.0) == 10.0
+
+    def test_a_clock_without_an_end_cuts_nothing(self) -> None:
+        assert Clock().left == math.inf
+        assert Clock().cut(50.0) == 50.0
+        assert ShrinkBudget(50.0).within(Clock()).seconds == 50.0
+
+    def test_a_failure_takes_its_share_of_what_is_left(self) -> None:
+        budget = ShrinkBudget(50.0, calls=7).within(Clock(seconds=80.0))
+        assert budget.seconds == pytest.approx(10.0, abs=0.5)
+        assert budget.calls == 7
+
+    def test_the_time_begins_with_the_first_example(self) -> None:
+        clock = Clock(seconds=60.0)
+        assert clock.left == 60.0
+        clock.start()
+        until = clock.until
+        clock.start()
+        assert clock.until == until
+        assert clock.left < 60.0
+
+    def test_after_the_end_little_is_left_and_then_nothing(self) -> None:
+        late = Clock(seconds=60.0, until=time.perf_counter())
+        assert late.left == 0.0
+        assert ShrinkBudget(50.0).within(late).seconds == LEAST_SECONDS
+        over = Clock(seconds=60.0, until=time.perf_counter() - 1.0 - GRACE_SECONDS)
+        assert ShrinkBudget(50.0).within(over).seconds == 0.0
+
+
+class TestFocus:
+    @pytest.mark.parametrize("width", range(5))
+    def test_what_is_drawn_is_claimed(self, width: int) -> None:
+        narrow = focused(CLAIMS, width, Random(width)).capabilities
+        assert set(narrow.head_dims) <= set(CLAIMS.head_dims)
+        assert set(narrow.layouts) <= set(CLAIMS.layouts)
+        assert len(narrow.head_dims) == min(2**width, len(CLAIMS.head_dims))
+        assert all(set(narrow.launch[name]) <= set(values) for name, values in CLAIMS.launch.items())
+
+    def test_foci_together_reach_all_that_is_claimed(self) -> None:
+        found = [focused(CLAIMS, 0, Random(number)) for number in range(100)]
+        claims = [focus.capabilities for focus in found]
+        assert {narrow.head_dims for narrow in claims} == {(head_dim,) for head_dim in CLAIMS.head_dims}
+        assert {narrow.layouts for narrow in claims} == {(layout,) for layout in CLAIMS.layouts}
+        assert {narrow.seqlen_multiple for narrow in claims} == {1, 16}
+        for field, values in enumerate((BATCHES, HEADS_KV, GROUPS)):
+            assert {heads[field] for focus in found for heads in focus.heads or ()} == set(values)
+
+    def test_groups_of_heads_are_claimed(self) -> None:
+        heads = focused(replace(CLAIMS, grouped_heads=False), 2, Random(0)).heads
+        assert {group for *_, group in heads or ()} == {1}
+
+    def test_a_wide_focus_is_all_that_is_claimed(self) -> None:
+        assert focused(CLAIMS, 4, Random(0)) == Focus(CLAIMS)
+
+    def test_a_multiple_that_is_claimed_stays_one(self) -> None:
+        claims = replace(CLAIMS, seqlen_multiple=24)
+        multiples = {focused(claims, 0, Random(n)).capabilities.seqlen_multiple for n in range(20)}
+        assert multiples == {24, 48}
+
+    def test_huge_strides_stay_where_nothing_else_is_claimed(self) -> None:
+        assert without_huge_strides(Capabilities(layouts=("huge",))).layouts == ("huge",)
+
+    def test_a_narrow_turn_compiles_few_variants(self) -> None:
+        """As many as Triton would by its default specialisation, of 100 examples on a GPU."""
+        narrow = [turn.focus(CLAIMS, "cuda", 0) for turn in turns_of_seconds(600.0, workers=8, items=30)][:8]
+        compiled_by_all = compiled(Focus(CLAIMS))
+        assert sum(map(compiled, narrow)) / len(narrow) < compiled_by_all / 6
+
+
+def compiled(focus: Focus) -> int:
+    """How many variants of a plain Triton kernel 100 drawn cases compile."""
+    strategy = cases(focus.capabilities, heads=focus.heads, dtype="float16", device_type="cuda")
+    found: set[object] = set()
+
+    @seed(0)
+    @settings(
+        max_examples=100, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
+    )
+    @given(strategy)
+    def draw(case: Case) -> None:
+        found.add(variant(case))
+
+    draw()
+    return len(found)
+
+
+def variant(case: Case) -> object:
+    """What Triton compiles a kernel for: constants, the strides' order, and which integers are 1 or multiples of 16."""
+    layouts = tuple(getattr(case, f"{tensor}_layout") for tensor in TENSORS)
+    sizes = tuple(map(specialised, (case.batch, case.heads_q, case.group, case.seqlen_q, case.seqlen_k)))
+    return case.head_dim, case.causal, case.launch, layouts, sizes
+
+
+def specialised(size: int) -> str:
+    """The class of an integer argument."""
+    return "1" if size == 1 else "16" if size % 16 == 0 else "any"
+
+
+LAYOUT_KINDS: dict[str, Callable[[int], bool]] = {
+    "one for all": lambda count: count == 1,
+    "two": lambda count: count == 2,
+    "more": lambda count: count > 2,
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "least", "most"), [("one for all", 0.5, 0.75), ("two", 0.2, 0.4), ("more", 0.05, 0.2)]
+)
+def test_layouts_are_one_for_all_or_one_that_differs(kind: str, least: float, most: float) -> None:
+    found: list[int] = []
+
+    @seed(0)
+    @settings(
+        max_examples=400, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
+    )
+    @given(cases(without_huge_strides(CLAIMS), dtype="float16"))
+    def draw(case: Case) -> None:
+        found.append(len({getattr(case, f"{tensor}_layout") for tensor in TENSORS}))
+
+    draw()
+    assert least <= sum(map(LAYOUT_KINDS[kind], found)) / len(found) <= most
