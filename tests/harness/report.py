@@ -85,12 +85,15 @@ def facts(failure: Failure) -> list[tuple[str, str]]:
             ("actual", str(f.actual)),
             ("allowed error", str(f.allowed)),
             ("error / allowed", str(f.ratio)),
-            ("how large", f"{f.ulps} ulps of {failure.case.dtype}, {f.relative} of {f.tensor}'s norm"),
             (
                 "wrong elements",
                 f"{f.wrong} of {f.total}; in {f.tensor}: {f.nan} NaN, {f.posinf} +inf, {f.neginf} -inf",
             ),
         ]
+    if f.ulps is not None:
+        dtype = "float32" if f.tensor == "lse" else failure.case.dtype
+        size = f"{float(f.ulps):.3g} units in the last place of {dtype}"
+        rows.append(("how large", f"{size}; {float(f.relative or 0):.2g} of the norm of {f.tensor}"))
     rows += [
         ("smallest case", repr(failure.case)),
         ("versions", ", ".join(f"{k} {v}" for k, v in env.items() if k not in ("device", "device_name"))),

@@ -23,7 +23,7 @@ from tests.harness.runs import Runs
 from tests.harness.tally import Tally
 
 FORMAT = 1
-CONCLUDING_SECONDS = 15.0
+CONCLUDING_SECONDS = 6.0
 """For other claims, tried on the failing cases of a whole run when it is over."""
 WIDTH = 130
 """Columns of the tables, a terminal or not: logs are read side by side."""
@@ -66,7 +66,7 @@ class Summary:
         """Take in the bugs that an item has shown."""
         for bug in map(Bug.from_dict, counts["bugs"]):
             known = self.bugs.get(bug.key, bug)
-            self.bugs[bug.key] = with_tensors(known, bug.tensors)
+            self.bugs[bug.key] = with_tensors(bug, known.tensors)
         for folder, seen in counts["seen"].items():
             self.seen.setdefault(folder, Sightings()).merge(Sightings.from_dict(seen))
             self.broken.setdefault(key, set()).add(folder)
