@@ -185,7 +185,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     try:
         failures = once(subject, law) if turn.number == 0 else []
         failures += take_turn(pyfuncitem, subject)
-        subject.finish()
+        subject.finish(last=turn.last)
         failures += subject.messages()
     finally:
         subject.tally.add_seconds({"total": time.perf_counter() - start})

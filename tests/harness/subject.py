@@ -44,6 +44,9 @@ MOST_ENDED = 3
 MOST_HELD = 200
 """So many of the cases that held are remembered: claims that would be true must not exclude all of them."""
 
+WAIT_SECONDS = 3.0
+"""How long an item is held up at its end by an investigation of another process, if other items follow."""
+
 POLL_SECONDS = 0.2
 """How often is looked whether another process is through with its investigation."""
 
@@ -100,6 +103,7 @@ class Subject:
         self.failures: dict[str, Failure] = {}
         self.told: set[tuple[str, str]] = set()
         self.blamed: dict[str, int] = {}
+        self.waiting: list[Broken] = []
         self.strategies: dict[tuple[Any, ...], st.SearchStrategy[Case]] = {}
         self.bugs: dict[str, Bug] = {}
         self.ordinary: dict[tuple[str, Case], Finding | None] = {}
@@ -155,7 +159,6 @@ class Subject:
         self.seen: dict[str, Sightings] = {}
         self.imprecise = Imprecise()
         self.held: deque[tuple[str, Case]] = deque(maxlen=MOST_HELD)
-        self.waiting: list[Broken] = []
         self.unread: list[str] = []
 
     def begin_search(self, *, without_simplest: bool = False) -> None:
@@ -213,14 +216,22 @@ class Subject:
             for broken in waiting:
                 self._sort(broken)
 
-    def finish(self) -> None:
-        """End an item: failures that wait for the investigation of another process are sorted when that is over."""
-        while self.waiting and self.clock.cut(POLL_SECONDS) > 0:
+    def finish(self, *, last: bool = True) -> None:
+        """End an item: failures that wait for the investigation of another process are sorted when that is over.
+
+        Only in the ``last`` round is waited for it as long as it takes: before, the items that follow may sort them.
+        """
+        patient = time.perf_counter() + (math.inf if last else WAIT_SECONDS)
+        while self.waiting and self.clock.cut(1.0) > 0 and time.perf_counter() < patient:
             self.learn()
             time.sleep(POLL_SECONDS if self.waiting else 0.0)
-        waiting, self.waiting = self.waiting, []
-        for broken in waiting:
-            self._found(broken)
+        if not last:
+            return
+        # One of a kind: there is no time left to tell them apart.
+        kinds = {(broken.finding.tensor, broken.finding.signature): broken for broken in self.waiting}
+        self.waiting = []
+        for broken in kinds.values():
+            self._sort(broken, patient=False)
 
     def messages(self) -> list[str]:
         """What was found since this was asked last, as a user reads it."""
@@ -305,7 +316,7 @@ class Subject:
             if shared and not bug.needs:
                 self._blame(bug, law, case, shared[0])
 
-    def _sort(self, broken: Broken) -> None:
+    def _sort(self, broken: Broken, *, patient: bool = True) -> None:
         """Count a failure for the bugs that explain it; what is left of it is a new one, or waits."""
         known = () if self.replay is not None else tuple(self.bugs.values())
         run = partial(self.runs.hard, explained=bool(broken.finding.explained_by))
@@ -317,7 +328,7 @@ class Subject:
             return
         if rest.finding.explained_by and self._is_less_precise(rest):
             return
-        if self.replay is None and self.ledger.is_busy(self.info.name):
+        if patient and self.replay is None and self.ledger.is_busy(self.info.name):
             self.waiting.append(rest)
         elif self.replay is None or not self.failures:
             self._found(rest)

@@ -68,8 +68,10 @@ class Summary:
             known = self.bugs.get(bug.key, bug)
             self.bugs[bug.key] = with_tensors(bug, known.tensors)
         for folder, seen in counts["seen"].items():
-            self.seen.setdefault(folder, Sightings()).merge(Sightings.from_dict(seen))
-            self.broken.setdefault(key, set()).add(folder)
+            sightings = Sightings.from_dict(seen)
+            self.seen.setdefault(folder, Sightings()).merge(sightings)
+            for law, dtype, _ in sightings.counts:  # of an item before, if it had to wait
+                self.broken.setdefault((key[0], law, dtype), set()).add(folder)
         imprecise = Imprecise.from_dict(counts["imprecise"])
         if imprecise.total:
             self.imprecise.setdefault(counts["kernel"], Imprecise()).merge(imprecise)
