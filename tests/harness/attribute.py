@@ -60,7 +60,7 @@ def attribute(broken: Broken, bugs: Sequence[Bug], run: Try, capabilities: Capab
 
 def _without(bug: Bug, broken: Broken, run: Try, capabilities: Capabilities) -> Broken | None:
     """What still fails without one of the bug's needs; None if all of them cure the case."""
-    if not all(_is_present(need, bug, broken.case) for need in bug.needs):
+    if not all(_is_present(need, broken.case) for need in bug.needs if need.name not in LENGTHS):
         return broken
     for need in bug.needs:
         still, cured = None, 0
@@ -71,14 +71,13 @@ def _without(bug: Bug, broken: Broken, run: Try, capabilities: Capabilities) -> 
             if need.cures_by_all == bool(finding):
                 break
         if not cured or (still and need.cures_by_all):
-            return still or broken
+            # Another length than one that holds may but bring the bug into the case.
+            return still if still and _is_present(need, broken.case) else broken
     return None
 
 
-def _is_present(need: Need, bug: Bug, case: Case) -> bool:
-    """Whether a case may have what is needed: a length is read by its tiles, which other settings change."""
-    if need.name in LENGTHS and case.blocks != bug.failure.case.blocks:
-        return True
+def _is_present(need: Need, case: Case) -> bool:
+    """Whether a case may have what is needed."""
     return value_of(case, need.name) not in need.holds
 
 
@@ -124,7 +123,7 @@ def is_same(known: Bug, bug: Bug, run: Try, capabilities: Capabilities) -> bool:
     failure = bug.failure
     if failure.finding.ends_process and known.could_break(failure.finding) and mine & theirs:
         return True  # each run to make sure would end a process
-    if not mine <= theirs:
+    if not mine - set(LENGTHS) <= theirs or not (mine & theirs or mine == theirs):
         return False
     finding = run(failure.law, failure.case, frozenset())
     if finding is None or not known.could_break(finding):

@@ -7,7 +7,7 @@ from typing import Any
 
 from strategies.case import Case, from_json, to_json
 from tests.harness.report import Failure, headline
-from tests.harness.vary import LENGTHS, VALUES_OF, value_of
+from tests.harness.vary import LENGTHS, PAIR, VALUES_OF, value_of
 from tests.harness.verdict import NUMBERS, Finding
 
 TOP_LEFT = "causal_alignment=top_left"
@@ -250,7 +250,7 @@ def _need(need: Need) -> str:
         return f"special numbers in {' or '.join(VALUES_OF[need.name])}"
     if need.name == "lengths":
         return "unequal lengths"
-    if need.name in LENGTHS:
+    if need.name in LENGTHS or need.name.endswith(PAIR):
         return need.name
     value = "default" if need.fails[0] is None else need.fails[0]
     return f"{need.name} {value}"

@@ -22,7 +22,7 @@ from tests.harness.reduce import reduced
 from tests.harness.report import Failure, headline
 from tests.harness.runs import Runs
 from tests.harness.standalone import exit_status
-from tests.harness.vary import LENGTHS, Field, fields, value_of, with_value
+from tests.harness.vary import LENGTHS, PAIR, Field, fields, value_of, with_value
 from tests.harness.verdict import NUMBERS, Finding
 
 PLAIN_LAWS = ("forward", "backward")
@@ -244,6 +244,17 @@ class Investigation:
             seen = self.tensors_of(bug, witnesses, spend)
         return replace(bug, tensors=tuple(sorted({*bug.tensors, *seen})))
 
+    def pair_of(self, name: str, fails: Callable[[Case], bool]) -> str:
+        """The two layouts that must be unlike, if one matters for being unlike another's; else nothing."""
+        case, mine = self.failure.case, name.removesuffix("_layout")
+        for other in TENSORS:
+            if getattr(case, f"{other}_layout") == getattr(case, name):
+                continue
+            alike = with_value(case, f"{other}_layout", getattr(case, name))
+            if is_claimed(alike, self.runs.info.capabilities) and not fails(alike):
+                return " and ".join(sorted((mine, other))) + PAIR
+        return ""
+
     def lengths_beside(self, needs: Sequence[Need]) -> list[Need]:
         """The lengths that do not matter as far as they were varied: whole tiles may tell more."""
         case, names = self.failure.case, {need.name for need in needs}
@@ -293,19 +304,15 @@ class Investigation:
         return wrong_tensors(finding) if finding and same else set()
 
     def as_needs(self, varied: Field, fails: Callable[[Case], bool]) -> Iterator[Need]:
-        """A field that matters as a need: of layouts it is tried whether they may all be alike, or only not huge."""
+        """A field that matters as a need: a layout may matter for being another than that of another tensor."""
         case, name = self.failure.case, varied.name
         own = value_of(case, name)
         if name == "lengths":
             yield Need(name, (own,), ("equal",))
         elif own == "huge":
             yield Need("huge", (True,), (False,))
-        elif name.endswith("_layout") and value_of(case, "layouts") == "unlike":
-            alike = replace(case, **{f"{tensor}_layout": own for tensor in TENSORS})
-            if own != "contiguous" and is_claimed(alike, self.runs.info.capabilities) and fails(alike):
-                yield Need(name, (own,), tuple(value_of(held, name) for held in varied.held))
-            else:
-                yield Need("layouts", ("unlike",), ("alike",))
+        elif name.endswith("_layout") and (pair := self.pair_of(name, fails)):
+            yield Need(pair, ("other",), ("contiguous",))
         else:
             holds = tuple(value_of(held, name) for held in varied.held)
             # Nothing is wrong in an empty tensor.
@@ -406,8 +413,13 @@ def is_in_common(mine: Finding, other: Finding) -> bool:
 
 
 def without_accidents(needs: Sequence[Need]) -> tuple[Need, ...]:
-    """Needs, each once; the dtype only where ordinary numbers show the bug: special ones are special to a format."""
+    """Needs, each once, without those that others imply.
+
+    The dtype is one only where ordinary numbers show the bug: special ones are special to a format.
+    """
     unique: dict[Any, Need] = {need.name: need for need in needs}
     if any(name.endswith("_values") for name in unique):
         unique.pop("dtype", None)
+    if "lengths" in unique:  # another length of one may make both equal
+        unique = {name: need for name, need in unique.items() if name not in LENGTHS}
     return tuple(unique.values())

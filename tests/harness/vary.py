@@ -13,6 +13,8 @@ TILES_OF = {"seqlen_q": "block_m", "seqlen_k": "block_n"}
 """Of a length, the launch setting that is the rows of its tiles."""
 VALUES_OF = {"qk_values": ("q", "k"), "v_values": ("v",), "dout_values": ("dout",)}
 """Fields of numbers, with their tensors: those of q and k meet in the scores, and either may make these special."""
+PAIR = " layouts"
+"""How the name of a field ends that is the layouts of two tensors, one of which is read by the strides of the other."""
 
 SIMPLE: dict[str, Any] = {
     "batch": 1,
@@ -105,12 +107,12 @@ def _changed(case: Case, name: str, values: Sequence[Any]) -> tuple[str, Any, li
 def value_of(case: Case, name: str) -> Any:
     """The value of a field, a launch setting, or one of what follows from several fields.
 
-    Those are "lengths", whether both are equal, "layouts", whether all are alike, "huge", whether any layout is, and
+    Those are "lengths", whether both are equal, "k and v layouts" and the like, "huge", whether any layout is, and
     those of ``VALUES_OF``: the family of the tensors' numbers, and "set" where single entries are set.
     """
-    layouts = {getattr(case, f"{tensor}_layout") for tensor in TENSORS}
-    if name == "layouts":
-        return "alike" if len(layouts) == 1 else "unlike"
+    layouts = {getattr(case, f"{tensor}_layout") for tensor in _tensors_of(name)}
+    if name.endswith(PAIR):
+        return "contiguous" if layouts == {"contiguous"} else "other"
     if name == "lengths":
         return "equal" if case.seqlen_q == case.seqlen_k else "unequal"
     if name == "huge":
@@ -126,12 +128,12 @@ def value_of(case: Case, name: str) -> Any:
 def with_value(case: Case, name: str, value: Any) -> Case:
     """The case with another value of what ``value_of`` tells.
 
-    For "lengths" it is the length that both get; layouts that are "alike" are contiguous, as those are that are huge.
+    For "lengths" it is the length that both get; layouts of a pair become contiguous, as those do that are huge.
     """
     if name == "lengths":
         return replace(case, seqlen_q=value, seqlen_k=value)
-    if name == "layouts":
-        return _with(case, {f"{tensor}_layout": "contiguous" for tensor in TENSORS})
+    if name.endswith(PAIR):
+        return _with(case, {f"{tensor}_layout": "contiguous" for tensor in _tensors_of(name)})
     if name == "huge":
         names = [f"{tensor}_layout" for tensor in TENSORS]
         return _with(case, {x: "contiguous" for x in names if getattr(case, x) == "huge"})
@@ -141,6 +143,11 @@ def with_value(case: Case, name: str, value: Any) -> Case:
     if name in dict(case.launch):
         return replace(case, launch=_with_setting(case, name, value))
     return _with(case, {name: value})
+
+
+def _tensors_of(name: str) -> tuple[str, ...]:
+    """The tensors of a pair, and all of them for any other field."""
+    return tuple(name.removesuffix(PAIR).split(" and ")) if name.endswith(PAIR) else TENSORS
 
 
 def _with(case: Case, fields: dict[str, Any]) -> Case:

@@ -164,7 +164,7 @@ class TestNeeds:
             (UNEQUAL, {"seqlen_k": 3}, {"seqlen_k": 70}),
             (OF_V, {"v_values": "zeros"}, {"v_values": "normal"}),
             (Need("block_m", (64,), (128,)), {}, {"launch": (("block_m", 128),)}),
-            (Need("layouts", ("unlike",), ("alike",)), {"k_layout": "gap"}, {}),
+            (Need("k and v layouts", ("other",), ("contiguous",)), {"k_layout": "gap"}, {"q_layout": "gap"}),
         ],
     )
     def test_a_case_meets_what_it_may_show(self, need: Need, met: Any, unmet: Any) -> None:
