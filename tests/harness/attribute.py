@@ -137,16 +137,20 @@ def needs_of(
     fails: Callable[[Case], bool],
     capabilities: Capabilities,
 ) -> tuple[Need, ...]:
-    """Those of the fields without which none of the failing ``witnesses`` fails.
+    """Those of the fields without which none of the failing ``witnesses`` fails, of which the first is the smallest.
 
     In a small case much matters by accident: other sizes are other numbers. What a bug needs, it needs in each case.
+    A larger case that nothing cures has other bugs as well, and is no witness.
     """
-    candidates = [*fields, *(_numbers(witnesses[0], name) for name in VALUES_OF)]
-    return tuple(
+    numbers = (_numbers(witnesses[0], name) for name in VALUES_OF)
+    kept = [
         need
-        for need in candidates
-        if need is not None and all(_is_needed(need, witness, fails, capabilities) for witness in witnesses)
-    )
+        for need in (*fields, *filter(None, numbers))
+        if _is_needed(need, witnesses[0], fails, capabilities)
+    ]
+    for witness in witnesses[1:]:
+        kept = [need for need in kept if _is_needed(need, witness, fails, capabilities)] or kept
+    return tuple(kept)
 
 
 def _numbers(case: Case, name: str) -> Need | None:

@@ -153,6 +153,14 @@ class TestNeeds:
         assert needs_of([CAUSAL, by_luck], [small], fails, CLAIMS) == (CAUSAL, by_luck)
         assert needs_of([CAUSAL, by_luck], [small, CASE], fails, CLAIMS) == (CAUSAL,)
 
+    def test_a_case_that_nothing_cures_has_other_bugs_and_is_no_witness(self) -> None:
+        small = replace(CASE, group=1)
+
+        def fails(case: Case) -> bool:
+            return case.causal or case.group > 1
+
+        assert needs_of([CAUSAL], [small, CASE], fails, CLAIMS) == (CAUSAL,)
+
     @pytest.mark.parametrize(
         ("need", "met", "unmet"),
         [
