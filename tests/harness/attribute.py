@@ -7,7 +7,7 @@ from kernels.contract import Capabilities
 from strategies.case import Case
 from strategies.cases import is_claimed
 from tests.harness.bugs import Bug, Need, wrong_tensors
-from tests.harness.vary import LENGTHS, TILES_OF, VALUES_OF, value_of, with_value
+from tests.harness.vary import LENGTHS, PAIR, SIMPLE, TILES_OF, VALUES_OF, value_of, with_value
 from tests.harness.verdict import NUMBERS, Finding
 
 MOST_VALUES = 4
@@ -140,7 +140,8 @@ def needs_of(
     """Those of the fields without which none of the failing ``witnesses`` fails, of which the first is the smallest.
 
     In a small case much matters by accident: other sizes are other numbers. What a bug needs, it needs in each case.
-    A larger case that nothing cures has other bugs as well, and is no witness.
+    A larger case that nothing cures, or no field that the smallest case has at another value than its simplest, has
+    other bugs as well, and is no witness.
     """
     numbers = (_numbers(witnesses[0], name) for name in VALUES_OF)
     kept = [
@@ -148,9 +149,19 @@ def needs_of(
         for need in (*fields, *filter(None, numbers))
         if _is_needed(need, witnesses[0], fails, capabilities)
     ]
+    telling = {need.name for need in kept if _is_telling(need)}
     for witness in witnesses[1:]:
-        kept = [need for need in kept if _is_needed(need, witness, fails, capabilities)] or kept
+        cured = [need for need in kept if _is_needed(need, witness, fails, capabilities)]
+        if cured and (not telling or telling & {need.name for need in cured}):
+            kept = cured
     return tuple(kept)
+
+
+def _is_telling(need: Need) -> bool:
+    """Whether shrinking has left a value that it would have made simpler, had the failure not needed it."""
+    if need.name in SIMPLE:
+        return need.name != "dtype" and need.fails[0] != SIMPLE[need.name]
+    return need.name in VALUES_OF or need.name in ("lengths", "huge") or need.name.endswith(PAIR)
 
 
 def _numbers(case: Case, name: str) -> Need | None:

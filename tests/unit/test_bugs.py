@@ -161,6 +161,14 @@ class TestNeeds:
 
         assert needs_of([CAUSAL], [small, CASE], fails, CLAIMS) == (CAUSAL,)
 
+    def test_nor_is_one_that_only_a_change_of_what_is_simplest_cures(self) -> None:
+        small, scale = replace(CASE, group=1), Need("sm_scale", (None,), (1.0,))
+
+        def fails(case: Case) -> bool:
+            return (case.causal or case.group > 1) and case.sm_scale is None
+
+        assert needs_of([CAUSAL, scale], [small, CASE], fails, CLAIMS) == (CAUSAL, scale)
+
     @pytest.mark.parametrize(
         ("need", "met", "unmet"),
         [
