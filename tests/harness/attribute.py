@@ -125,10 +125,13 @@ def is_same(known: Bug, bug: Bug, run: Try, capabilities: Capabilities) -> bool:
         return True  # each run to make sure would end a process
     if not mine - set(LENGTHS) <= theirs or not (mine & theirs or mine == theirs):
         return False
-    finding = run(failure.law, failure.case, frozenset())
-    if finding is None or not known.could_break(finding):
-        return False
-    return _without(known, Broken(failure.law, failure.case, finding), run, capabilities) is None
+    # Where both need the same, a tensor of one beside those of the other is enough.
+    alike = bool(mine) and mine - set(LENGTHS) == theirs - set(LENGTHS)
+    for law in dict.fromkeys((failure.law, *(("forward", "backward") if alike else ()))):
+        finding = run(law, failure.case, frozenset())
+        if finding is not None and known.could_break(finding):
+            return _without(known, Broken(law, failure.case, finding), run, capabilities) is None
+    return False
 
 
 def needs_of(
