@@ -14,9 +14,9 @@ CALLS = 4000
 GRACE_SECONDS = 15.0
 """How long after its end a run may still be busy with the report of a failure."""
 LEAST_SECONDS = 4.0
-"""What the search for the smallest case of a failure may take however late in a run it comes."""
+"""What one part of the report of a failure may take however late in a run it comes."""
 MOST_OF_THE_REST = 1 / 8
-"""The share of the time left that one failure's smallest case may take, so that other laws get their turns."""
+"""The share of the time left that one part of a report may take, so that other laws get their turns."""
 
 
 @dataclass
@@ -48,6 +48,10 @@ class Clock:
         """So many seconds, or as many as the run may still be busy with a report."""
         return min(seconds, max(0.0, self.remaining + GRACE_SECONDS))
 
+    def share(self, seconds: float) -> float:
+        """So many seconds, or as many as one part of the report of a failure may take of what is left."""
+        return self.cut(min(seconds, max(LEAST_SECONDS, MOST_OF_THE_REST * self.left)))
+
 
 class BudgetSpent(Exception):
     """The search has taken what it may."""
@@ -62,8 +66,7 @@ class ShrinkBudget:
 
     def within(self, clock: Clock) -> "ShrinkBudget":
         """This budget, cut to what the run has time for."""
-        most = max(LEAST_SECONDS, MOST_OF_THE_REST * clock.left)
-        return replace(self, seconds=clock.cut(min(self.seconds, most)))
+        return replace(self, seconds=clock.share(self.seconds))
 
     @property
     def drawing_seconds(self) -> float:

@@ -33,6 +33,8 @@ RUN = 8
 
 A tenth of a longer run are variants of that one: of 400 cases drawn by twenties 21 had the same values.
 """
+FIRST_SECONDS = 4.0
+"""A turn of the first round has at least so long: what is imported or compiled first takes longest."""
 ENOUGH = 10
 """Of so many cases of a law, drawn in one process, it is told whether nearly everything was refused."""
 
@@ -141,7 +143,8 @@ def seconds_of(item: pytest.Item, plan: Plan) -> float:
     turn = turn_of(item)
     patience = 1.0 if plan.minutes else plan.turns[-1].round + 1.0 - turn.round
     weights = [turn_of(other).weight for other in items]
-    return seconds_for(items.index(item), weights, plan.clock.left, plan.workers, patience)
+    seconds = seconds_for(items.index(item), weights, plan.clock.left, plan.workers, patience)
+    return max(seconds, min(FIRST_SECONDS, plan.clock.left)) if turn.round == 0 else seconds
 
 
 @pytest.fixture(scope="session")

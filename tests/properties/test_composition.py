@@ -116,4 +116,4 @@ def _queries(p: Problem, rows: slice) -> Problem:
 @given(data=st.data())
 def test_composition(subject: Subject, data: st.DataObject) -> None:
     """Composition."""
-    subject.uphold(law, data.draw(subject.cases(max_tiles=128, max_seqlen=LONGEST)))
+    subject.uphold(law, data.draw(subject.cases(max_tiles=64, max_seqlen=LONGEST)))
