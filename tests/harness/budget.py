@@ -70,7 +70,7 @@ class ShrinkBudget:
 
     @property
     def drawing_seconds(self) -> float:
-        """A quarter: Hypothesis shrinks the choices that a case was drawn by, in more calls than its fields need."""
+        """A quarter is left for what the bug needs."""
         return self.seconds / 4
 
     @property

@@ -1,70 +1,330 @@
-"""Many failures, few bugs: failures that share kernel, law, tensor and the fields that matter are told once."""
+"""One bug as it is known: its smallest case, the fields that it needs, where else it shows, and how bad it is."""
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from strategies.case import Case, from_json, to_json
 from tests.harness.report import Failure, headline
+from tests.harness.vary import LENGTHS, PAIR, VALUES_OF, value_of
+from tests.harness.verdict import NUMBERS, Finding
+
+TOP_LEFT = "causal_alignment=top_left"
+"""The claim that changes what is right, and excludes nothing."""
+
+SMALLEST_TILE = 16
+MANY_ULPS = 1e6
+"""From here on units in the last place tell nothing: a number is plainly wrong."""
+
+MOST_CASES = 200
+"""So many of its failing cases are kept of a bug: claims are tried on them."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """A field, by its name in ``vary.value_of``, without whose value a bug does not show.
+
+    ``fails`` are the values with which it was seen, that of the smallest case first; ``holds`` those without it.
+    """
+
+    name: str
+    fails: tuple[Any, ...]
+    holds: tuple[Any, ...]
+
+    @property
+    def is_numeric(self) -> bool:
+        """Whether it is of many values, of which few were tried."""
+        return self.name in LENGTHS or self.name in VALUES_OF
+
+    @property
+    def cures_by_all(self) -> bool:
+        """Whether all other values must cure a case: of equal lengths the short ones may do so for being short."""
+        return self.name == "lengths"
+
+    def is_met(self, case: Case) -> bool:
+        """Whether a case may show the bug, as far as this field tells."""
+        value = value_of(case, self.name)
+        if self.name not in LENGTHS:
+            return value not in self.holds
+        # On the side of the lengths that fail, where all that hold are on the other.
+        if all(x < self.fails[0] for x in self.holds):
+            return bool(value > max(self.holds))
+        whole = min(filter(None, self.holds), default=0)
+        if whole >= SMALLEST_TILE and not any(x % whole for x in self.holds) and self.fails[0] % whole:
+            return bool(value % whole)
+        if all(x > self.fails[0] for x in self.holds):
+            return bool(value < min(self.holds))
+        return value not in self.holds
+
+
+@dataclass(frozen=True)
+class Severity:
+    """How bad a bug is: in ``shown`` of ``tried`` ordinary cases it showed. Neither is known of a bug cut short."""
+
+    shown: int = 0
+    tried: int = 0
+
+    @property
+    def share(self) -> float | None:
+        """The share of ordinary cases in which it shows."""
+        return self.shown / self.tried if self.tried else None
 
 
 @dataclass(frozen=True)
 class Bug:
-    """A failure, as far as a run's summary tells of it.
+    """A bug of a kernel, found in one law and dtype.
 
-    ``ratio`` is its error over bound, infinite where no number says how wrong it is; ``matters`` are the fields of its
-    case that do; ``folder`` is that of its report.
+    Attributes:
+        failure: its smallest case, as it is reported.
+        tensors: all that are wrong because of it; none where no tensor is named.
+        needs: the fields without which it does not show; none where it shows always.
+        severity: how often ordinary cases show it.
+        offers: claims under which its failing cases hold, or that exclude them.
     """
 
-    kernel: str
-    law: str
-    tensor: str
-    matters: tuple[str, ...]
-    headline: str
-    ratio: float
-    folder: str
+    failure: Failure
+    tensors: tuple[str, ...] = ()
+    needs: tuple[Need, ...] = ()
+    severity: Severity = Severity()
+    offers: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """What names the bug among all of a run: the folder of its report."""
+        return str(self.failure.folder)
+
+    @property
+    def is_huge(self) -> bool:
+        """Whether it needs huge strides: all that these break is one bug."""
+        return any(need.name == "huge" for need in self.needs)
+
+    @property
+    def needs_numbers(self) -> bool:
+        """Whether ordinary numbers in place of those of its case do not show it."""
+        return any(need.name in VALUES_OF for need in self.needs)
+
+    def is_met(self, case: Case) -> bool:
+        """Whether a case has all that the bug needs."""
+        return all(need.is_met(case) for need in self.needs)
+
+    def could_break(self, finding: Finding) -> bool:
+        """Whether a failure is of a kind and of tensors that the bug can be blamed for."""
+        if self.is_huge:
+            return True
+        mine = self.failure.finding
+        if mine.signature != finding.signature:
+            return False
+        return mine.kind not in NUMBERS or bool(set(self.tensors) & wrong_tensors(finding))
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, without what only the report needs."""
+        f = self.failure
+        return {
+            **{
+                name: getattr(f, name)
+                for name in ("spec", "kernel", "claims", "law", "environment", "number")
+            },
+            "case": to_json(f.case),
+            "finding": asdict(f.finding),
+            "tensors": self.tensors,
+            "needs": [asdict(need) for need in self.needs],
+            "severity": asdict(self.severity),
+            "offers": self.offers,
+        }
 
     @classmethod
-    def of(cls, failure: Failure) -> "Bug":
-        """What is told of a failure."""
-        ratio = failure.finding.ratio
+    def from_dict(cls, fields: Mapping[str, Any]) -> "Bug":
+        """Inverse of ``to_dict``, after JSON too (which turns tuples into lists)."""
+        failure = Failure(
+            spec=fields["spec"],
+            kernel=fields["kernel"],
+            claims=tuple(fields["claims"]),
+            law=fields["law"],
+            case=from_json(fields["case"]),
+            finding=Finding(**fields["finding"]),
+            environment=fields["environment"],
+            number=fields["number"],
+        )
+        needs = (Need(x["name"], tuple(x["fails"]), tuple(x["holds"])) for x in fields["needs"])
         return cls(
-            kernel=failure.kernel,
-            law=failure.law,
-            tensor=failure.finding.tensor,
-            matters=tuple(field.name for field in failure.explanation.fields if field.matters),
-            headline=headline(failure),
-            ratio=math.inf if ratio is None else float(ratio),
-            folder=str(failure.folder),
+            failure,
+            tensors=tuple(fields["tensors"]),
+            needs=tuple(needs),
+            severity=Severity(**fields["severity"]),
+            offers=tuple(fields["offers"]),
         )
 
+
+def wrong_tensors(finding: Finding) -> set[str]:
+    """All tensors that a failure has found wrong; none where it names none."""
+    return {*finding.tensors, finding.tensor} - {""}
+
+
+@dataclass
+class Sightings:
+    """Where a bug showed: failing examples by law, dtype and worst tensor, and some of their cases.
+
+    A sighting is of a law on a case as it was drawn; those that were tried to find a smaller case do not count.
+    """
+
+    counts: dict[tuple[str, str, str], int] = field(default_factory=dict)
+    cases: list[tuple[str, Case]] = field(default_factory=list)
+
+    @property
+    def total(self) -> int:
+        """How many examples failed by it."""
+        return sum(self.counts.values())
+
+    def add(self, law: str, case: Case, tensor: str) -> None:
+        """Count one failing example."""
+        key = (law, case.dtype, tensor)
+        self.counts[key] = self.counts.get(key, 0) + 1
+        self.keep([(law, case)])
+
+    def keep(self, cases: Iterable[tuple[str, Case]]) -> None:
+        """Keep failing cases, as many as are kept at all."""
+        for case in cases:
+            if len(self.cases) < MOST_CASES and case not in self.cases:
+                self.cases.append(case)
+
+    def merge(self, other: "Sightings") -> None:
+        """Add those of another item or process."""
+        for key, count in other.counts.items():
+            self.counts[key] = self.counts.get(key, 0) + count
+        self.keep(other.cases)
+
+    def names(self, place: int) -> tuple[str, ...]:
+        """The laws (0), dtypes (1) or tensors (2), the one with the most failures first."""
+        counts: dict[str, int] = {}
+        for key, count in self.counts.items():
+            if key[place]:
+                counts[key[place]] = counts.get(key[place], 0) + count
+        return tuple(sorted(counts, key=lambda name: (-counts[name], name)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "counts": [[*key, count] for key, count in self.counts.items()],
+            "cases": [[law, to_json(case)] for law, case in self.cases],
+        }
+
     @classmethod
-    def from_dict(cls, fields: dict[str, Any]) -> "Bug":
-        """Inverse of ``asdict``, after JSON too (which turns tuples into lists)."""
-        return cls(**{**fields, "matters": tuple(fields["matters"])})
+    def from_dict(cls, fields: Mapping[str, Any]) -> "Sightings":
+        """Inverse of ``to_dict``, after JSON too."""
+        counts = {(law, dtype, tensor): count for law, dtype, tensor, count in fields["counts"]}
+        return cls(counts, [(law, from_json(case)) for law, case in fields["cases"]])
 
 
-def distinct(bugs: Iterable[Bug]) -> list[list[Bug]]:
-    """The failures of each bug, the worst first; the worst bug first."""
-    groups: dict[tuple[str, str, str, tuple[str, ...]], list[Bug]] = {}
-    for bug in bugs:
-        groups.setdefault((bug.kernel, bug.law, bug.tensor, bug.matters), []).append(bug)
-    ordered = [sorted(group, key=_severity) for group in groups.values()]
-    return sorted(ordered, key=lambda group: _severity(group[0]))
+def told(bug: Bug, seen: Sightings) -> list[str]:
+    """How bad a bug is, and where it showed, in lines."""
+    lines = [f"shows in {_share(bug.severity)}{_size(bug.failure.finding)}"] if bug.severity.tried else []
+    if seen.total:
+        places = [seen.names(place) for place in (0, 1, 2)]
+        where = "; ".join(", ".join(names) for names in places if names)
+        lines.append(f"{seen.total} failing example{'s' * (seen.total > 1)}: {where}")
+    if bug.needs:
+        lines.append(f"only with {', '.join(map(_need, bug.needs))}")
+    return lines
 
 
-def _severity(bug: Bug) -> tuple[float, str]:
-    return -bug.ratio, bug.folder
+def _share(severity: Severity) -> str:
+    return f"{severity.shown} of {severity.tried} ordinary cases"
 
 
-def annotation(group: list[Bug]) -> str:
+def _size(finding: Finding) -> str:
+    """The error's size, where numbers tell."""
+    if finding.ulps is None or finding.relative is None:
+        return ""
+    if math.isinf(float(finding.relative)):
+        return "; not finite"
+    ulps = f"{float(finding.ulps):.3g} ulps off, " if float(finding.ulps) < MANY_ULPS else ""
+    return f"; {ulps}{float(finding.relative):.2g} of {finding.tensor}'s norm"
+
+
+def _need(need: Need) -> str:
+    """What is needed, in words."""
+    if need.name == "huge":
+        return "huge strides"
+    if need.name in VALUES_OF:
+        return f"special numbers in {' or '.join(VALUES_OF[need.name])}"
+    if need.name == "lengths":
+        return "unequal lengths"
+    if need.name in LENGTHS or need.name.endswith(PAIR):
+        return need.name
+    value = "default" if need.fails[0] is None else need.fails[0]
+    return f"{need.name} {value}"
+
+
+RANKS = ("numbers", "crashes", "range", "special", "imprecise", "accepted")
+"""Kinds of bugs, the worst first: wrong numbers and failures on ordinary data, the ends of the range, NaN and infinity
+in the inputs, results that are but less precise, and calls that should have been refused."""
+
+
+def rank(bug: Bug) -> str:
+    """Which of ``RANKS`` a bug is of."""
+    finding, share = bug.failure.finding, bug.severity.share
+    if finding.kind == "accepted":
+        return "accepted"
+    if finding.explained_by:
+        return "imprecise"
+    if bug.failure.law == "special":
+        return "special"
+    if share == 0 or (share is None and (bug.needs_numbers or bug.is_huge)):
+        return "range"
+    return "numbers" if finding.kind in NUMBERS else "crashes"
+
+
+def severity(bug: Bug) -> tuple[Any, ...]:
+    """Sorts bugs, the worst first: by rank, then by how often ordinary cases show it, then by the size of the error."""
+    f = bug.failure.finding
+    relative, ratio = (float("inf") if x is None else float(x) for x in (f.relative, f.ratio))
+    return RANKS.index(rank(bug)), -(bug.severity.share or 0.0), -relative, -ratio, bug.key
+
+
+def row(bug: Bug, seen: Sightings) -> dict[str, Any]:
+    """A bug as summary.json tells of it."""
+    f = bug.failure.finding
+    return {
+        "kernel": bug.failure.kernel,
+        "law": bug.failure.law,
+        "tensor": f.tensor,
+        "tensors": sorted(bug.tensors),
+        "laws": seen.names(0),
+        "dtypes": seen.names(1),
+        "failures": seen.total,
+        "headline": headline(bug.failure),
+        "matters": [need.name for need in bug.needs],
+        "folder": bug.key,
+        "rank": rank(bug),
+        "ordinary_shown": bug.severity.shown,
+        "ordinary_tried": bug.severity.tried,
+        "ratio": "inf" if f.ratio is None else f.ratio,
+        "ulps": f.ulps,
+        "relative": f.relative,
+        "offers": bug.offers,
+    }
+
+
+def annotation(bug: Bug, seen: Sightings) -> str:
     """A line that GitHub Actions shows beside a run (workflow commands, in its documentation)."""
-    worst = group[0]
-    text = f"{len(group)} failures; matters: {', '.join(worst.matters) or 'nothing that was varied'}; {worst.folder}"
-    return (
-        f"::error title={_escaped(worst.headline).replace(':', '%3A').replace(',', '%2C')}::{_escaped(text)}"
-    )
+    needs = ", ".join(need.name for need in bug.needs) or "nothing that was varied"
+    title = _escaped(headline(bug.failure)).replace(":", "%3A").replace(",", "%2C")
+    return f"::error title={title}::{_escaped(f'{seen.total} failures; matters: {needs}; {bug.key}')}"
 
 
 def _escaped(text: str) -> str:
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def in_common(known: Bug, again: Bug) -> Bug:
+    """A bug that ends the process and was met once more: it needs only what both cases have."""
+    case = again.failure.case
+    names = {need.name for need in again.needs}
+    kept = tuple(need for need in known.needs if need.name in names and need.is_met(case))
+    return replace(known, needs=kept)
+
+
+def with_tensors(bug: Bug, tensors: Iterable[str]) -> Bug:
+    """The bug, of which more tensors are known to be wrong."""
+    return replace(bug, tensors=tuple(sorted({*bug.tensors, *tensors})))

@@ -29,6 +29,7 @@ def describe(
     index = tuple(int(i) for i in torch.unravel_index(torch.tensor(worst), ratio.shape))
     values = [float(x.expand(ratio.shape)[index]) for x in (expected.double(), actual.double(), bound, ratio)]
     finite = math.isfinite(values[1]) or values[0] == values[1]
+    spacing = unit_in_the_last_place(values[0], actual.dtype)
     return Finding(
         claim=claim,
         kind="error" if finite else "nonfinite",
@@ -38,9 +39,33 @@ def describe(
         actual=as_number(values[1]),
         allowed=as_number(values[2]),
         ratio=as_number(values[3]),
+        ulps=as_number(_error(values[1] - values[0]) / spacing),
+        relative=as_number(relative_error(actual, expected)),
         wrong=int((ratio > 1).sum()),
         total=ratio.numel(),
         nan=int(actual.isnan().sum()),
         posinf=int(actual.isposinf().sum()),
         neginf=int(actual.isneginf().sum()),
     )
+
+
+def unit_in_the_last_place(value: float, dtype: torch.dtype) -> float:
+    """The distance between neighbouring numbers of a floating-point dtype at a value, that of subnormals at least."""
+    info = torch.finfo(dtype)
+    magnitude = min(abs(value), info.max) if not math.isnan(value) else 0.0
+    return info.eps * 2.0 ** math.floor(math.log2(max(magnitude, info.smallest_normal)))
+
+
+def relative_error(actual: Tensor, expected: Tensor) -> float:
+    """The norm of ``actual - expected`` over that of ``expected``; inf where only one of two elements is a number."""
+    actual, expected = actual.double(), expected.double()
+    # The difference of equal infinities is NaN.
+    error = torch.where((actual == expected) | (actual.isnan() & expected.isnan()), 0.0, actual - expected)
+    norm = float(expected[expected.isfinite()].norm())
+    size = _error(float(error.norm()))
+    return size / norm if norm else (math.inf if size else 0.0)
+
+
+def _error(difference: float) -> float:
+    """How large a difference is; infinite where it is no number."""
+    return math.inf if math.isnan(difference) else abs(difference)

@@ -36,12 +36,14 @@ class Explanation:
         fields: those of the case that were varied.
         causes: the features of the case that it points to.
         pictures: error over bound of each wrong tensor, as ``tests.harness.pattern.picture`` has it.
+        larger: a larger case with other numbers that fails alike, if one is known.
     """
 
     sentences: tuple[str, ...] = ()
     fields: tuple[Field, ...] = ()
     causes: tuple[str, ...] = ()
     pictures: tuple[dict[str, Any], ...] = ()
+    larger: Case | None = None
 
     def lines(self) -> list[str]:
         """As text: causes, what is seen, which fields matter and which do not, the claims that exclude the case."""
@@ -96,7 +98,8 @@ def explain(
             other, seen = next(((x, found) for x, found in larger if found), (case, Seen((), ())))
             if seen.sentences and other != case:
                 seen = replace(seen, sentences=(f"a larger case, {other}:", *seen.sentences))
-            known = Explanation(seen.sentences, pictures=seen.pictures)
+            larger_case = other if other != case else None
+            known = Explanation(seen.sentences, pictures=seen.pictures, larger=larger_case)
             known = replace(known, sentences=(*seen.sentences, *_repeated(case, look)))
         elif not (fails(case) and fails(case)):
             return Explanation((COMES_AND_GOES,))

@@ -15,6 +15,7 @@ from tests.harness.budget import CALLS, SECONDS, Clock, ShrinkBudget
 from tests.harness.child import Child
 from tests.harness.journal import Journal, set_aside_unfinished
 from tests.harness.kernel_info import KernelInfo, Unavailable
+from tests.harness.ledger import LEDGER
 from tests.harness.report import LAWS, PROPERTIES, Replay
 from tests.harness.turns import Turn, turns_of_examples, turns_of_seconds
 
@@ -79,6 +80,8 @@ def make_plan(config: pytest.Config) -> Plan:
     try:
         (report_dir / JOURNALS).mkdir(parents=True, exist_ok=True)
         unfinished = set_aside_unfinished(report_dir / JOURNALS) if worker["workerid"] == "main" else []
+        if worker["workerid"] == "main":
+            (report_dir / JOURNALS / LEDGER).unlink(missing_ok=True)
         journal = Journal(report_dir / JOURNALS / f"{worker['workerid']}.json")
     except OSError as e:
         raise pytest.UsageError(

@@ -7,7 +7,6 @@ import random
 import time
 from collections.abc import Callable, Generator
 from contextlib import suppress
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -16,11 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.harness.bugs import Bug
 from tests.harness.kernel_info import KernelInfo
 from tests.harness.plan import Plan, covers_properties, header, make_plan
 from tests.harness.progress import LiveLine
-from tests.harness.subject import KernelFailure, Subject, TimeUp
+from tests.harness.subject import Subject, TimeUp
 from tests.harness.summary import Summary
 from tests.harness.turns import Turn, rank, seconds_for
 
@@ -188,6 +186,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     try:
         failures = once(subject, law) if turn.number == 0 else []
         failures += take_turn(pyfuncitem, subject)
+        subject.finish(last=turn.last)
+        failures += subject.messages()
     finally:
         subject.tally.add_seconds({"total": time.perf_counter() - start})
     # Only what the user needs to read: no frame of ours, nor of Hypothesis.
@@ -209,16 +209,12 @@ def once(subject: Subject, law: Callable[..., None]) -> list[str]:
 
 
 def search(test: Callable[..., None], subject: Subject, *, without_simplest: bool = False) -> list[str]:
-    """Run a property test, which is one Hypothesis run; its distinct failures, shrunk, as a user reads them."""
+    """Run a property test, which is one Hypothesis run; what it finds that is new, as a user reads it.
+
+    Raises TimeUp when late; what was found by then is told after the item.
+    """
     subject.begin_search(without_simplest=without_simplest)
-    try:
-        test(subject)
-    except (KernelFailure, TimeUp, BaseExceptionGroup) as e:
-        if not subject.broken:
-            raise
-        reraise_ours(e)
-    finally:
-        subject.finish_search()
+    test(subject)
     return subject.messages()
 
 
@@ -254,15 +250,6 @@ def seeds_of(item: pytest.Function) -> random.Random:
     return random.Random(None if seed is None else f"{seed} {item.nodeid}")
 
 
-def reraise_ours(e: BaseException) -> None:
-    """Let go of kernel failures, which the subject keeps, and of their time; anything else is ours, and raised."""
-    if isinstance(e, BaseExceptionGroup):
-        for part in e.exceptions:
-            reraise_ours(part)
-    elif not isinstance(e, KernelFailure | TimeUp):
-        raise e
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
@@ -275,12 +262,6 @@ def pytest_runtest_makereport(
         if crash is not None:  # what pytest's short summary repeats, in CI to its last line
             crash.message = crash.message.partition("\n")[0]
         result.flashproof = json.dumps(  # type: ignore[attr-defined]  # TestReport carries extra fields
-            {
-                "kernel": subject.info.name,
-                "law": law_of(item),
-                "dtype": subject.dtype,
-                "tally": subject.tally.to_dict(),
-                "bugs": [asdict(Bug.of(failure)) for failure in subject.failures.values()],
-            }
+            {"law": law_of(item), **subject.results()}
         )
     return result

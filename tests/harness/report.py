@@ -5,7 +5,8 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -44,12 +45,20 @@ class Failure:
     finding: Finding
     environment: dict[str, str]
     explanation: Explanation = UNEXPLAINED
+    number: int = 0
+    """How many other bugs were known that have all of law, dtype, tensor and kind in common with it."""
 
     @property
     def digest(self) -> str:
         """Names the bug rather than the case, so that a smaller case replaces a larger one."""
-        bug = (self.spec, self.claims, self.law, self.case.dtype, self.finding.tensor, self.finding.kind)
+        bug = (*self.kin, self.number) if self.number else self.kin
         return hashlib.sha256(repr(bug).encode()).hexdigest()[:10]
+
+    @property
+    def kin(self) -> tuple[Any, ...]:
+        """What it may have in common with other bugs of the kernel."""
+        f = self.finding
+        return (self.spec, self.claims, self.law, self.case.dtype, f.tensor, f.kind)
 
     @property
     def folder(self) -> Path:
@@ -81,6 +90,10 @@ def facts(failure: Failure) -> list[tuple[str, str]]:
                 f"{f.wrong} of {f.total}; in {f.tensor}: {f.nan} NaN, {f.posinf} +inf, {f.neginf} -inf",
             ),
         ]
+    if f.ulps is not None:
+        dtype = "float32" if f.tensor == "lse" else failure.case.dtype
+        size = f"{float(f.ulps):.3g} units in the last place of {dtype}"
+        rows.append(("how large", f"{size}; {float(f.relative or 0):.2g} of the norm of {f.tensor}"))
     rows += [
         ("smallest case", repr(failure.case)),
         ("versions", ", ".join(f"{k} {v}" for k, v in env.items() if k not in ("device", "device_name"))),
@@ -170,6 +183,22 @@ def write(failure: Failure, report_dir: Path, script: str | None = None) -> None
     if failure.explanation.pictures and picture.can_draw():
         with whole(folder / PICTURE) as partial:
             picture.draw(partial, headline(failure), failure.explanation.pictures, failure.case.blocks)
+
+
+def remove(failure: Failure, report_dir: Path) -> None:
+    """Take away a report folder: its bug is told of in another."""
+    shutil.rmtree(report_dir / failure.folder, ignore_errors=True)
+
+
+SEEN = "\n### How bad, and where else\n\n"
+"""The heading of the part of ``report.md`` that is known when the run is over."""
+
+
+def add_to_report(folder: Path, lines: Iterable[str]) -> None:
+    """Put what the whole run has seen of a bug at the end of its ``report.md``, in place of what was there before."""
+    path = folder / "report.md"
+    text = path.read_text().partition(SEEN)[0]
+    write_whole(path, text + SEEN + "".join(f"- {_code(line)}\n" for line in lines))
 
 
 @dataclass(frozen=True)

@@ -1,61 +1,56 @@
-"""A kernel as the property tests see it: draw its cases, uphold a law on one."""
+"""A kernel as the property tests see it: draw its cases, uphold a law on one, and tell apart what breaks it."""
 
 import math
-import subprocess
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import asdict, replace
-from functools import cache
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import strategies as st
 
-from reference.bounds.accumulation import SAFETY, SHRINKING_SAFETY
 from strategies.case import Case
 from strategies.cases import cases, is_claimed
 from strategies.focus import Focus
 from tests.harness import report
-from tests.harness.budget import (
-    EXPLAIN_SECONDS,
-    LEAST_SECONDS,
-    SECONDS,
-    BudgetSpent,
-    Clock,
-    ShrinkBudget,
-    meter,
-)
-from tests.harness.child import Child, ChildDied, DeviceLost
-from tests.harness.explain import HOLDS_ALONE, Seen, explain
+from tests.harness.attribute import Broken, attribute, is_same
+from tests.harness.budget import SECONDS, Clock, ShrinkBudget
+from tests.harness.bugs import Bug, Sightings, in_common, told, with_tensors
+from tests.harness.child import Child
+from tests.harness.elsewhere import Closed, elsewhere
+from tests.harness.imprecise import Call, Imprecise
+from tests.harness.investigate import Investigation
 from tests.harness.journal import Journal
 from tests.harness.kernel_info import KernelInfo
-from tests.harness.known import meets, stored_case
-from tests.harness.reduce import reduced
+from tests.harness.known import stored_case
+from tests.harness.ledger import LEDGER, Ledger
+from tests.harness.plan import JOURNALS
 from tests.harness.refusals import is_mostly_refused, was_not_run
 from tests.harness.report import Failure, Replay
-from tests.harness.standalone import exit_status
+from tests.harness.runs import Runs
 from tests.harness.tally import Tally
-from tests.harness.verdict import Finding, Verdict
+from tests.harness.verdict import NUMBERS, Finding
+
+MOST_BLAMED = 5
+"""After so many failures that one bug explains, cases with all that it needs are run without that."""
+
+MOST_ENDED = 3
+"""After so many ends of a process for which no field is to blame, nothing is run any more."""
+
+MOST_HELD = 200
+"""So many of the cases that held are remembered: claims that would be true must not exclude all of them."""
+
+WAIT_SECONDS = 3.0
+"""How long an item is held up at its end by an investigation of another process, if other items follow."""
+
+POLL_SECONDS = 0.2
+"""How often is looked whether another process is through with its investigation."""
 
 
 class TimeUp(BaseException):
     """The time for a Hypothesis run is over. No Exception, which Hypothesis would take for a failure."""
-
-
-class KernelFailure(AssertionError):
-    """A kernel broke a law. ``failure`` is the record of it; what a user reads is made of the smallest one."""
-
-    def __init__(self, failure: Failure) -> None:
-        super().__init__(report.headline(failure))
-        self.failure = failure
-
-
-@cache
-def failure_type(kind: str, tensor: str) -> type[KernelFailure]:
-    """A type for each way to fail: Hypothesis tells bugs apart by type, and shrinks each by itself."""
-    return type(f"KernelFailure_{kind}_{tensor}".rstrip("_"), (KernelFailure,), {})
 
 
 def name_of(law: Callable[..., None]) -> str:
@@ -67,7 +62,12 @@ class Subject:
     """One kernel at one dtype in one process.
 
     A case under a law is run in ``child`` after it was noted in ``journal``; a failure's report goes below
-    ``report_dir``. With ``replay``, that one case is all that is drawn; of ``corpus``, cases are run before any is.
+    ``report_dir``, and what is known of its bug to the ledger there, from which all processes of a run learn.
+    A law that is broken raises nothing: a failure that a known bug explains is counted for it, any other is
+    investigated at once, and the search goes on. With ``replay``, that one case is all that is drawn; of ``corpus``,
+    cases are run before any is.
+
+    ``clock`` ends the search, and soon after it all investigations.
     """
 
     # No dataclass: Hypothesis prints those field by field.
@@ -88,19 +88,23 @@ class Subject:
     ) -> None:
         self.info = info
         self.dtype = dtype
-        self.child = child
+        self.runs = Runs(info, child, journal)
         self.environment = environment
         self.report_dir = report_dir
-        self.journal = journal
+        self.ledger = Ledger(report_dir / JOURNALS / LEDGER)
         self.max_seqlen = max_seqlen
         self.replay = replay
         self.corpus = corpus
-        self.device_type = child.device.partition(":")[0]
-        self.shrinking = shrinking or ShrinkBudget(SECONDS[self.device_type])
+        self.shrinking = shrinking or ShrinkBudget(SECONDS[self.runs.device_type])
         self.clock = clock or Clock()
-        self.strategies: dict[tuple[Any, ...], st.SearchStrategy[Case]] = {}
         self.failures: dict[str, Failure] = {}
-        self.told: set[str] = set()
+        self.told: set[tuple[str, str]] = set()
+        self.blamed: dict[str, int] = {}
+        self.waiting: list[Broken] = []
+        self.strategies: dict[tuple[Any, ...], st.SearchStrategy[Case]] = {}
+        self.bugs: dict[str, Bug] = {}
+        self.ordinary: dict[tuple[str, Case], Finding | None] = {}
+        self.precision = Imprecise()
         self.begin()
 
     def __repr__(self) -> str:
@@ -142,71 +146,105 @@ class Subject:
     def begin(self, focus: Focus | None = None, seconds: float = math.inf) -> None:
         """Start a new item: draw from ``focus``, by default all that the kernel claims, for so many seconds.
 
-        Failures of the items before are reported, and neither shrunk nor told again.
+        What the items before have found stays known.
         """
-        self.tally = Tally()
+        self.runs.begin()
         self.generated = 0
         self.focus = focus or Focus(self.info.capabilities)
         self.deadline = time.perf_counter() + seconds
-        self.told |= set(self.failures)
-        self.failures = {}
         self.begin_search()
+        self.seen: dict[str, Sightings] = {}
+        self.imprecise = Imprecise()
+        self.held: deque[tuple[str, Case]] = deque(maxlen=MOST_HELD)
+        self.unread: list[str] = []
 
     def begin_search(self, *, without_simplest: bool = False) -> None:
-        """Start a new Hypothesis run: failures of those before are reported, and not shrunk again.
+        """Start a new Hypothesis run.
 
         ``without_simplest`` leaves out its first case, which is the simplest of all that can be drawn.
         """
         self.leaves_out_next = without_simplest
-        self.broken: dict[Case, Finding] = {}
-        self.unwritten: list[str] = []
-        self.shrink_until = math.inf
-        self.reported = self.told | set(self.failures)
+
+    @property
+    def device_type(self) -> str:
+        """``cpu`` or ``cuda``."""
+        return self.runs.device_type
+
+    @property
+    def tally(self) -> Tally:
+        """The counts of this item."""
+        return self.runs.tally
 
     def uphold(self, law: Callable[..., None], case: Case) -> None:
-        """Run ``law`` on ``case`` in the child. Raises KernelFailure where it is broken, TimeUp when late."""
-        if case not in self.broken and self._is_late():
-            raise TimeUp  # what is smallest so far stays
+        """Run ``law`` on ``case`` in the child, or on one near it where the case is known to fail.
+
+        Raises TimeUp when late.
+        """
+        if self._is_late():
+            raise TimeUp
         if self.leaves_out_next:
             self.leaves_out_next = False
             return
-        self.generated += not self.broken
+        self.generated += 1
         name = name_of(law)
-        if self.replay is None and any(
-            name in known.laws and meets(case, known) for known in self.info.known_failures
-        ):
-            self.tally.known += 1
+        self.learn()
+        open_case = case if self.replay is not None else self._moved(name, case)
+        if open_case is None:
             return
-        # Hypothesis runs a failing case again: it must fail again, also by the rule for fresh data.
-        finding = self.broken.get(case) or self._run(name, case)
-        if finding is None:
-            return
-        info = self.info
-        failure = Failure(info.spec, info.name, info.claims, name, case, finding, self.environment)
-        if failure.digest in self.reported:
-            return
-        if case not in self.broken:
-            self._write(failure)
-        until = time.perf_counter() + self.shrinking.within(self.clock).drawing_seconds
-        self.shrink_until = min(self.shrink_until, until)
-        self.broken[case] = finding
-        self.failures[failure.digest] = failure
-        raise failure_type(finding.kind, finding.tensor)(failure)
+        ignored = self._ignored()
+        verdict = self.runs.drawn(name, open_case, ignored)
+        self._blame_beside(name, open_case, verdict.beside)
+        finding = self.info.finding(verdict)
+        if finding is not None:
+            self._sort(Broken(name, open_case, finding, ignored))
+        elif verdict.status == "held":
+            self.held.append((name, open_case))
 
-    def finish_search(self) -> None:
-        """End a Hypothesis run: shrink what it found further, and write the stand-alone scripts."""
-        smallest: list[Case] = []
-        for digest in [digest for digest in self.failures if digest not in self.reported]:
-            if self.replay is None:
-                smallest.append(self._reduce(digest, smallest))
-            failure, script = self._scripted(self._explained(self.failures[digest]))
-            self.failures[digest] = failure
-            self._write(failure, script)
+    def learn(self) -> None:
+        """Take in what other processes have found, and sort the failures that waited for it."""
+        for record in self.ledger.news():
+            if record.get("kernel") == self.info.name:
+                bug = Bug.from_dict(record)
+                self.bugs[bug.key] = with_tensors(bug, self.bugs.get(bug.key, bug).tensors)
+            elif record.get("imprecise") == self.info.name:
+                self.precision.merge(Imprecise.from_dict(record))
+        if self.waiting and not self.ledger.is_busy(self.info.name):
+            waiting, self.waiting = self.waiting, []
+            for broken in waiting:
+                self._sort(broken)
+
+    def finish(self, *, last: bool = True) -> None:
+        """End an item: failures that wait for the investigation of another process are sorted when that is over.
+
+        Only in the ``last`` round is waited for it as long as it takes: before, the items that follow may sort them.
+        """
+        patient = time.perf_counter() + (math.inf if last else WAIT_SECONDS)
+        while self.waiting and self.clock.cut(1.0) > 0 and time.perf_counter() < patient:
+            self.learn()
+            time.sleep(POLL_SECONDS if self.waiting else 0.0)
+        if not last:
+            return
+        # One of a kind: there is no time left to tell them apart.
+        kinds = {(broken.finding.tensor, broken.finding.signature): broken for broken in self.waiting}
+        self.waiting = []
+        for broken in kinds.values():
+            self._sort(broken, patient=False)
 
     def messages(self) -> list[str]:
-        """The failures of this Hypothesis run, as a user reads them."""
-        new = (failure for digest, failure in self.failures.items() if digest not in self.reported)
-        return [report.message(failure, self.report_dir) for failure in new] + self.unwritten
+        """What was found since this was asked last, as a user reads it."""
+        told, self.unread = self.unread, []
+        return told
+
+    def results(self) -> dict[str, Any]:
+        """What the item found, for the summary: its counts, where bugs showed, and those that are new."""
+        return {
+            "kernel": self.info.name,
+            "dtype": self.dtype,
+            "tally": self.tally.to_dict(),
+            "bugs": [self.bugs[key].to_dict() for key in self.seen if key in self.bugs],
+            "seen": {key: seen.to_dict() for key, seen in self.seen.items()},
+            "imprecise": self.imprecise.to_dict(),
+        }
 
     def known_that_hold(self, law: Callable[..., None]) -> list[str]:
         """Complaints about known failures of a law whose stored case holds by now."""
@@ -220,135 +258,157 @@ class Subject:
             if self.replay is None
             and case is not None
             and case.dtype == self.dtype
-            and self._holds(known.laws[0], case)
+            and self.runs.holds(known.laws[0], case)
         ]
 
     def complaint(self) -> str:
         """Why the item shows nothing, or nearly nothing; what the run says of it is told once for the kernel."""
-        if self.failures:
+        if self.seen:
             return ""
         if was_not_run(self.tally):
             return f"none of the cases of {self.info.name} could be run here"
         return f"{self.info.name} refused nearly all cases" if is_mostly_refused(self.tally) else ""
 
     def _is_late(self) -> bool:
-        """Whether the time is up: for smaller cases, or for examples, of which the first needs only the run's time."""
-        if self.broken:
-            return time.perf_counter() > self.shrink_until
+        """Whether the time for examples is up; the first of an item needs only the run's time."""
         return self.clock.left <= 0 or (self.tally.drawn > 0 and time.perf_counter() > self.deadline)
 
-    def _reduce(self, digest: str, smallest: Sequence[Case]) -> Case:
-        """Look for smaller cases that fail in the same way; each that is found replaces the report.
+    def _moved(self, law: str, case: Case) -> Case | None:
+        """The case, or one near it that meets nothing that is known to fail; None where there is none."""
+        known = Closed(tuple(x for x in self.info.known_failures if law in x.laws))
+        closed = Closed(known.known, tuple(filter(self._is_closed, self.bugs.values())))
+        if not closed.is_met(case):
+            return case
+        found = elsewhere(case, closed, self.info.capabilities)
+        if known.is_met(case):
+            self.tally.known += 1
+        else:
+            self.tally.set_aside += 1
+        self.tally.moved += found is not None
+        return found
 
-        One of ``smallest``, of other failures, comes first: a bug often shows in several tensors of a case.
-        """
-        budget = self.shrinking.within(self.clock)
-        spend = meter(budget.reducing_seconds, budget.calls)
+    def _is_closed(self, bug: Bug) -> bool:
+        """Whether cases that meet a bug are to be run elsewhere: it ends processes, or was seen often enough."""
+        if bug.failure.finding.ends_process:
+            return bool(bug.needs) or self.blamed.get(bug.key, 0) >= MOST_ENDED
+        # What only lengths or numbers tell, or nothing at all, no other case stands for.
+        is_named = any(not need.is_numeric for need in bug.needs)
+        return is_named and self.blamed.get(bug.key, 0) >= MOST_BLAMED
 
-        def fails(case: Case) -> bool:
-            spend()
-            smaller = self._alike(self.failures[digest], case)
-            if smaller is None:
-                return False
-            self._write(smaller)
-            self.failures[digest] = smaller
-            return True
+    def _ignored(self) -> frozenset[str]:
+        """The tensors that are wrong in every case: what else is wrong can be seen if these are not judged."""
+        always = [
+            bug
+            for bug in self.bugs.values()
+            if not bug.needs and bug.severity.share in (None, 1.0) and bug.failure.finding.kind in NUMBERS
+        ]
+        return frozenset(tensor for bug in always for tensor in bug.tensors)
 
-        with suppress(BudgetSpent):
-            any(map(fails, smallest))
-            reduced(self.failures[digest].case, fails, self.info.capabilities)
-        return self.failures[digest].case
+    def _blame_beside(self, law: str, case: Case, beside: Sequence[str]) -> None:
+        """Count a case in which tensors are wrong that are so always."""
+        for bug in list(self.bugs.values()):
+            shared = [tensor for tensor in beside if tensor in bug.tensors]
+            if shared and not bug.needs:
+                self._blame(bug, law, case, shared[0])
 
-    def _explained(self, failure: Failure) -> Failure:
-        """The failure with what can be told of it."""
-        spend = meter(self.clock.share(EXPLAIN_SECONDS))
+    def _sort(self, broken: Broken, *, patient: bool = True) -> None:
+        """Count a failure for the bugs that explain it; what is left of it is a new one, or waits."""
+        known = () if self.replay is not None else tuple(self.bugs.values())
+        run = partial(self.runs.hard, explained=bool(broken.finding.explained_by))
+        outcome = attribute(broken, known, run, self.info.capabilities)
+        for bug in outcome.blamed:
+            self._blame(bug, broken.law, broken.case, broken.finding.tensor)
+        rest = outcome.rest
+        if rest is None:
+            return
+        if rest.finding.explained_by and self._is_less_precise(rest):
+            return
+        if patient and self.replay is None and self.ledger.is_busy(self.info.name):
+            self.waiting.append(rest)
+        elif self.replay is None or not self.failures:
+            self._found(rest)
 
-        def fails(case: Case) -> bool:
-            # In any way: a field does not matter where the same bug makes another tensor wrong without it.
-            spend()
-            return self._run(failure.law, case) is not None
-
-        def look(case: Case) -> Seen | None:
-            spend()
-            if self._alike(failure, case) is None:
-                return None
-            request = report.record(failure.spec, failure.claims, failure.law, case)
-            answer = self.child.ask({"do": "look", **request, "safety": SAFETY}, self.child.run_seconds)
-            return Seen(tuple(answer["sentences"]), tuple(answer["pictures"]))
-
-        # Where no number is wrong there is nothing to look at; the process may end with each run, and take seconds.
-        looks = None if failure.finding.actual is None else look
-        with suppress(ChildDied):
-            told = explain(
-                failure.case, fails, looks, self.info.capabilities, lengths_tell=failure.law != "ragged"
+    def _is_less_precise(self, broken: Broken) -> bool:
+        """Remember a call that is less precise than claimed, if one claim can explain it and all others so far."""
+        call = Call.of(broken.law, broken.case, broken.finding)
+        if not self.precision.explains_also(call):
+            return False
+        before = self.precision.claims.get(self.dtype)
+        self.precision.add(call)
+        if not self.imprecise.total:
+            self.unread.append(
+                f"{self.info.name}: law `{broken.law}`: {call.tensor} is less precise than FlashAttention-2 "
+                f"({self.dtype}), as {' or '.join(call.explained_by)} would have it; the summary tells of all calls"
             )
-            return replace(failure, explanation=told)
-        return failure
+        self.imprecise.add(call)
+        if self.precision.claims[self.dtype] != before:
+            one = Imprecise()
+            one.add(call)
+            told = {"counts": {self.dtype: 0}, "calls": []}
+            self.ledger.append({"imprecise": self.info.name, **one.to_dict(), **told})
+        return True
 
-    def _alike(self, failure: Failure, case: Case) -> Failure | None:
-        """The same failure on another case; None where that holds, or fails in another way."""
-        finding = self._run(failure.law, case)
-        if finding is None or (finding.tensor, finding.kind) != (
-            failure.finding.tensor,
-            failure.finding.kind,
-        ):
-            return None
-        return replace(failure, case=case, finding=finding)
+    def _found(self, broken: Broken) -> None:
+        """Investigate a failure that no known bug explains."""
+        info, law, case = self.info, broken.law, broken.case
+        failure = Failure(info.spec, info.name, info.claims, law, case, broken.finding, self.environment)
+        with self.ledger.investigating(info.name):
+            investigation = Investigation(
+                self.runs,
+                failure,
+                broken.ignored,
+                tuple(self.bugs.values()),
+                self.shrinking,
+                self._write,
+                self._number,
+                clock=self.clock,
+                ordinary=self.ordinary,
+                held=tuple(self.held),
+            )
+            bug = investigation.bug(shrink=self.replay is None)
+            bug = self._known_as(bug)
+            self.bugs[bug.key] = bug
+            self.ledger.append(bug.to_dict())
+        self._blame(bug, law, case, broken.finding.tensor)
+        self.seen[bug.key].keep(investigation.cases.cases)
 
-    def _write(self, failure: Failure, script: str | None = None) -> None:
+    def _known_as(self, bug: Bug) -> Bug:
+        """The bug that is known already, if this is it, seen in other tensors; else a new one."""
+        for known in self.bugs.values():
+            if is_same(known, bug, self.runs.hard, self.info.capabilities):
+                report.remove(bug.failure, self.report_dir)
+                if bug.failure.finding.ends_process:
+                    return in_common(known, bug)
+                return with_tensors(known, bug.tensors)
+        self.failures[bug.key] = bug.failure
+        return bug
+
+    def _number(self, failure: Failure) -> int:
+        """How many known bugs would have the same folder."""
+        return sum(known.failure.kin == failure.kin for known in self.bugs.values())
+
+    def _blame(self, bug: Bug, law: str, case: Case, tensor: str) -> None:
+        """Count one failing example for a bug, and tell of it when the item shows it first."""
+        if (bug.key, law) not in self.told:
+            self.told.add((bug.key, law))
+            self.unread.append(self._told(bug, law))
+        self.blamed[bug.key] = self.blamed.get(bug.key, 0) + 1
+        self.seen.setdefault(bug.key, Sightings()).add(law, case, tensor)
+
+    def _told(self, bug: Bug, law: str) -> str:
+        if sum(key == bug.key for key, _ in self.told) == 1 and bug.key in self.failures:
+            offers = (f"was never meant? --claims {claim}" for claim in bug.offers)
+            more = (f"    {line}" for line in (*told(bug, Sightings()), *offers))
+            return "\n".join([report.message(bug.failure, self.report_dir), *more])
+        path = self.report_dir / bug.failure.folder / "report.md"
+        what = f"{self.info.name}: law `{law}` is broken ({self.dtype}) by a bug that is reported already"
+        return f"{what}\n  {'report':16s} {path}"
+
+    def _write(self, failure: Failure, script: str | None) -> None:
         """Write the report; where that can't be done the run goes on, and says so beside the failure."""
         try:
             report.write(failure, self.report_dir, script)
         except OSError as e:
-            self.unwritten = [f"report not written: {self.report_dir / failure.folder}: {e.strerror}"]
-
-    def _run(self, law: str, case: Case) -> Finding | None:
-        """One new case: run and count it."""
-        verdict = self._try(law, case)
-        self.tally.add(verdict, case)
-        return self.info.finding(verdict)
-
-    def _try(self, law: str, case: Case) -> Verdict:
-        """Journal and launch."""
-        record = report.record(self.info.spec, self.info.claims, law, case)
-        self.journal.note(record)
-        # A search for a smaller case climbs err/bound: rule 2 needs a wider margin from the first failure on.
-        safety = SHRINKING_SAFETY if self.broken else SAFETY
-        return self.child.run({**record, "safety": safety}, self.journal.sync)
-
-    def _holds(self, law: str, case: Case) -> bool:
-        """Whether a case could be run, which a device with too little memory left does not, and did not fail."""
-        verdict = self._try(law, case)
-        return verdict.status != "skipped" and self.info.finding(verdict) is None
-
-    def _scripted(self, failure: Failure) -> tuple[Failure, str | None]:
-        """The failure with its stand-alone script, or with why there is none: one that exits 0 would call it mended."""
-        script = self._script(failure)
-        # A script that hangs as the kernel does shows it; waiting for that again shows nothing more.
-        if script is not None and failure.finding.kind != "hung":
-            with suppress(OSError, subprocess.TimeoutExpired):  # then it goes as it is
-                if exit_status(script, self._script_seconds()) == 0:
-                    known = failure.explanation
-                    told = replace(known, sentences=(*known.sentences, HOLDS_ALONE))
-                    return replace(failure, explanation=told), None
-        return failure, script
-
-    def _script(self, failure: Failure) -> str | None:
-        """The stand-alone script of a failure; None where its calls could not be made a second time."""
-        seconds = self._script_seconds()
-        request = {
-            "do": "repro",
-            **report.record(failure.spec, failure.claims, failure.law, failure.case),
-            "safety": SAFETY,
-            "title": report.headline(failure),
-            "seconds": seconds,
-        }
-        for kind in (failure.finding.kind, "died"):  # where a crash comes and goes, as if it had come
-            with suppress(ChildDied, DeviceLost):
-                finding = asdict(replace(failure.finding, kind=kind))
-                return self.child.ask({**request, "finding": finding}, seconds)["text"]
-        return None
-
-    def _script_seconds(self) -> float:
-        """How long a script may take: who waits for one has not the patience that a new kernel's compilation gets."""
-        return max(LEAST_SECONDS, self.clock.cut(min(self.child.run_seconds, self.child.start_seconds)))
+            line = f"report not written: {self.report_dir / failure.folder}: {e.strerror}"
+            if line not in self.unread:
+                self.unread.append(line)

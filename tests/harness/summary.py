@@ -2,7 +2,9 @@
 
 import json
 import os
-from collections.abc import Iterable
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -10,14 +12,20 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from tests.harness.bugs import Bug, annotation, distinct
+from tests.harness.budget import meter
+from tests.harness.bugs import Bug, Sightings, annotation, with_tensors
+from tests.harness.bugs import row as row_of
+from tests.harness.conclude import Concluded, merged, replaced, with_offers
+from tests.harness.imprecise import Imprecise, sentence
 from tests.harness.plan import SUMMARY, Plan
 from tests.harness.refusals import complaint
-from tests.harness.report import write_whole
+from tests.harness.report import add_to_report, write_whole
+from tests.harness.runs import Runs
 from tests.harness.tally import Tally
-from tests.harness.verdict import as_number
 
 FORMAT = 1
+CONCLUDING_SECONDS = 6.0
+"""For other claims, tried on the failing cases of a whole run when it is over."""
 WIDTH = 130
 """Columns of the tables, a terminal or not: logs are read side by side."""
 
@@ -28,7 +36,12 @@ class Summary:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.tallies: dict[tuple[str, str, str], Tally] = {}
-        self.broken: dict[tuple[str, str, str], list[Bug]] = {}
+        self.bugs: dict[str, Bug] = {}
+        self.seen: dict[str, Sightings] = {}
+        self.broken: dict[tuple[str, str, str], set[str]] = {}
+        self.imprecise: dict[str, Imprecise] = {}
+        self.less_precise: set[tuple[str, str, str]] = set()
+        self.concluded: list[Concluded] = []
         self.path = plan.report_dir / SUMMARY
         self.unwritten = ""
 
@@ -39,18 +52,57 @@ class Summary:
         counts = json.loads(report.flashproof)
         key = (counts["kernel"], counts["law"], counts["dtype"])
         self.tallies.setdefault(key, Tally()).merge(Tally.from_dict(counts["tally"]))
-        if report.failed:
-            self.broken.setdefault(key, []).extend(map(Bug.from_dict, counts["bugs"]))
+        self._learn(key, counts)
+        self._write()
+
+    def _write(self) -> None:
+        """Write summary.json anew."""
         try:
             write_whole(self.path, json.dumps(self.to_dict(), indent=1) + "\n")
             self.unwritten = ""
         except OSError as e:
             self.unwritten = f", not written: {e.strerror}"
 
+    def _learn(self, key: tuple[str, str, str], counts: dict[str, Any]) -> None:
+        """Take in the bugs that an item has shown."""
+        for bug in map(Bug.from_dict, counts["bugs"]):
+            known = self.bugs.get(bug.key, bug)
+            self.bugs[bug.key] = with_tensors(bug, known.tensors)
+        for folder, seen in counts["seen"].items():
+            sightings = Sightings.from_dict(seen)
+            self.seen.setdefault(folder, Sightings()).merge(sightings)
+            for law, dtype, _ in sightings.counts:  # of an item before, if it had to wait
+                self.broken.setdefault((key[0], law, dtype), set()).add(folder)
+        imprecise = Imprecise.from_dict(counts["imprecise"])
+        if imprecise.total:
+            self.imprecise.setdefault(counts["kernel"], Imprecise()).merge(imprecise)
+            self.less_precise.add(key)
+
+    @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """A run in which a kernel answers too little is not green."""
+        """End with what the whole run knows. A run in which a kernel answers too little is not green."""
+        self._conclude(session)
         if session.exitstatus == pytest.ExitCode.OK and self.complaints():
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def _conclude(self, session: pytest.Session) -> None:
+        """Tell apart the bugs of all processes, and write what the whole run knows of each into its report."""
+        infos = {info.name: info for info in self.plan.kernels}
+        spend = meter(self.plan.clock.cut(CONCLUDING_SECONDS))
+        for one in merged(self.bugs, self.seen):
+            runs = Runs(infos[one.bug.failure.kernel], self.plan.child, self.plan.journal)
+            self.concluded.append(with_offers(one, runs, spend))
+        reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+        for failed in reporter.stats.get("failed", ()) if reporter else ():
+            failed.longrepr = replaced(str(failed.longrepr), self.concluded)
+        if not self.tallies:
+            return
+        with suppress(OSError):
+            for one in self.concluded:
+                for twin in one.twins:
+                    shutil.rmtree(self.plan.report_dir / twin, ignore_errors=True)
+                add_to_report(self.plan.report_dir / one.bug.key, one.lines()[1:])
+        self._write()
 
     def complaints(self) -> list[str]:
         """One line for each kernel that answers too little of what it claims."""
@@ -76,10 +128,11 @@ class Summary:
             "not_run": self.plan.unavailable,
             "results": [self._row(key) for key in sorted(self.tallies)],
             "bugs": [
-                {**asdict(group[0]), "ratio": as_number(group[0].ratio), "failures": len(group)}
-                for group in self.bugs()
+                {**row_of(one.bug, one.seen), "offers": one.offers}
+                for one in self.concluded or merged(self.bugs, self.seen)
             ],
             "complaints": self.complaints(),
+            "less_precise": {kernel: self._sentence(kernel) for kernel in sorted(self.imprecise)},
             "error_over_bound": self.distribution(),
         }
 
@@ -88,15 +141,18 @@ class Summary:
         fields = asdict(self.tallies[key])
         for name in ("histogram", "refused_cases", "answered_cases"):
             del fields[name]
-        reports = sorted({bug.folder for bug in self.broken.get(key, ())})
+        twins = {twin: one.bug.key for one in self.concluded for twin in one.twins}
+        reports = sorted({twins.get(folder, folder) for folder in self.broken.get(key, ())})
         names = {"kernel": kernel, "property": law, "dtype": dtype}
         return {**names, "verdict": self._verdict(key), "reports": reports, **fields}
 
     def _verdict(self, key: tuple[str, str, str]) -> str:
-        """Broken; held; known: a known failure meets all that was drawn; not tried: no example came to a verdict."""
+        """Broken, less precise than claimed, held, known (a known failure meets all that was drawn), or not tried."""
         tally = self.tallies[key]
         if key in self.broken:
             return "broken"
+        if key in self.less_precise:
+            return "less precise"
         if tally.examples:
             return "held"
         return "known" if tally.known else "not tried"
@@ -126,7 +182,7 @@ class Summary:
         """Print the tables: results, distribution, where the time went."""
         if not self.tallies:
             return
-        for table in (self._results(), self._distribution(), self._times(), self._bugs()):
+        for table in (self._results(), self._distribution(), self._times()):
             if not table.row_count:
                 continue
             print_table(terminalreporter, table)
@@ -136,8 +192,10 @@ class Summary:
         for line in self.complaints():
             terminalreporter.write_line(f"\n{line}", red=True)
         if os.environ.get("GITHUB_ACTIONS") == "true":
-            for group in self.bugs():
-                terminalreporter.write_line(annotation(group))
+            for one in self.concluded:
+                terminalreporter.write_line(annotation(one.bug, one.seen))
+        for line in self._bugs():
+            terminalreporter.write_line(line)
         terminalreporter.write_line("")
         terminalreporter.write_line(f"summary: {self.path}{self.unwritten}")
 
@@ -160,23 +218,35 @@ class Summary:
         for key in sorted(self.tallies):
             tally = self.tallies[key]
             worst = f"{tally.worst:.3f} {tally.worst_tensor}" if tally.worst_tensor else "-"
-            left_out = {"not run": tally.skipped, "known": tally.known, "time up": tally.undrawn}
+            left_out = {
+                "not run": tally.skipped,
+                "known": tally.known,
+                "set aside": tally.set_aside,
+                "of these run elsewhere": tally.moved,
+                "time up": tally.undrawn,
+            }
             refused = " ".join(
                 [str(tally.refusals), *(f"(+{count} {what})" for what, count in left_out.items() if count)]
             )
             rows.append((*key, str(tally.examples), refused, worst, self._verdict(key)))
         return make_table(columns, rows)
 
-    def bugs(self) -> list[list[Bug]]:
-        """The failures of each distinct bug, worst first."""
-        return distinct(bug for bugs in self.broken.values() for bug in bugs)
+    def _bugs(self) -> Iterator[str]:
+        """Each bug in a few lines, the worst first; what is but less precise comes last."""
+        if self.concluded:
+            yield ""
+            yield f"bugs, the worst first: {len(self.concluded)}"
+        for number, one in enumerate(self.concluded, 1):
+            first, *rest = one.lines()
+            yield f"{number}. {first}"
+            yield from (f"   {line}" for line in (*rest, f"report: {self.plan.report_dir / one.bug.key}"))
+        for kernel in sorted(self.imprecise):
+            yield f"{kernel}: {self._sentence(kernel)}"
 
-    def _bugs(self) -> Table:
-        rows = [
-            (group[0].headline, str(len(group)), ", ".join(group[0].matters) or "-", group[0].folder)
-            for group in self.bugs()
-        ]
-        return make_table(("bug", "failures", "what matters", "report"), rows)
+    def _sentence(self, kernel: str) -> str:
+        """What is told of a kernel that is less precise."""
+        dtypes = {key[2] for key, tally in self.tallies.items() if key[0] == kernel and tally.examples}
+        return sentence(self.imprecise[kernel], dtypes)
 
     def _distribution(self) -> Table:
         rows = [

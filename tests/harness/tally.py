@@ -20,9 +20,10 @@ MOST_CASES = 100
 class Tally:
     """What happened to one kernel under one law.
 
-    ``examples`` are the cases that came to a verdict, ``broken`` those of them that broke the law (those that
-    were tried to find a smaller one, too), ``refusals`` and ``skipped`` the others, with ``reasons``; ``known`` are
-    those left out, as a known failure meets them; ``undrawn`` those that the time was up for.
+    ``examples`` are the drawn cases that came to a verdict, ``broken`` those of them that broke the law,
+    ``refusals`` and ``skipped`` the others, with ``reasons``. ``known`` are those that a known failure meets and
+    ``set_aside`` those that a bug found in this run does; ``moved`` of both were run with other values of the fields
+    that do so, and are examples. ``undrawn`` are those that the time was up for.
     ``worst``, ``worst_tensor`` and ``worst_case`` are the largest error over bound of any example that held;
     ``histogram`` counts examples by that ratio, for each tensor, and ``largest`` is its largest; ``seconds``
     splits the time into "kernel", "check" and "tensors" (in the child) and "total" (drawing included).
@@ -34,6 +35,8 @@ class Tally:
     refusals: int = 0
     skipped: int = 0
     known: int = 0
+    set_aside: int = 0
+    moved: int = 0
     undrawn: int = 0
     worst: float = 0.0
     worst_tensor: str = ""
@@ -48,7 +51,7 @@ class Tally:
     @property
     def drawn(self) -> int:
         """All cases that were drawn."""
-        return self.examples + self.refusals + self.skipped + self.known
+        return self.examples + self.refusals + self.skipped + self.known + self.set_aside
 
     def add(self, verdict: Verdict, case: Case) -> None:
         """Count one case."""
@@ -84,6 +87,8 @@ class Tally:
         self.refusals += other.refusals
         self.skipped += other.skipped
         self.known += other.known
+        self.set_aside += other.set_aside
+        self.moved += other.moved
         self.undrawn += other.undrawn
         if other.worst > self.worst:
             self.worst, self.worst_tensor, self.worst_case = other.worst, other.worst_tensor, other.worst_case

@@ -165,7 +165,8 @@ class Trial:
 
     ``safety`` is the number of deviations of the probable bounds (rule 2). ``margin`` lies around the inputs, and
     ``fill`` in the memory that the kernel allocates: what is not written is wrong on every run, in every process.
-    ``apart`` is whether a backward is judged at the out and lse of its own forward, right or wrong.
+    ``apart`` is whether a backward is judged at the out and lse of its own forward, right or wrong. Tensors in
+    ``ignored`` are compared, but break no law: those that are wrong are noted in ``beside``.
     """
 
     kernel: AttentionKernel
@@ -175,6 +176,8 @@ class Trial:
     margin: float = math.nan
     fill: float = math.nan
     apart: bool = True
+    ignored: frozenset[str] = frozenset()
+    beside: set[str] = field(default_factory=set)
     calls: list[Call] = field(default_factory=list)
     given: list[Outputs] = field(default_factory=list)
     """What the calls returned."""
@@ -334,6 +337,11 @@ class Trial:
         ratios = [error_over_bound(c.actual, c.expected, c.bound, c.maximum) for c in checks]
         tops = [r.max() if r.numel() else r.new_zeros(()) for r in ratios]
         largest: list[float] = torch.stack(tops).tolist() if tops else []
+        wrong = {c.tensor for c, top in zip(checks, largest, strict=True) if top > 1.0}
+        self.beside |= wrong & self.ignored
+        judged = [at for at, c in enumerate(checks) if c.tensor not in self.ignored]
+        checks, ratios = [checks[at] for at in judged], [ratios[at] for at in judged]
+        largest = [largest[at] for at in judged]
         worst: dict[str, float] = {}
         for check, top in zip(checks, largest, strict=True):
             worst[check.tensor] = max(worst.get(check.tensor, 0.0), top)
@@ -351,6 +359,7 @@ class Trial:
             raise LawBroken(
                 replace(
                     finding,
+                    tensors=tuple(dict.fromkeys(c.tensor for c in checks if c.tensor in wrong)),
                     index=index,
                     call=c.call,
                     expression=c.expression,

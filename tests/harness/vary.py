@@ -11,6 +11,10 @@ from strategies.cases import is_claimed
 LENGTHS = ("seqlen_q", "seqlen_k")
 TILES_OF = {"seqlen_q": "block_m", "seqlen_k": "block_n"}
 """Of a length, the launch setting that is the rows of its tiles."""
+VALUES_OF = {"qk_values": ("q", "k"), "v_values": ("v",), "dout_values": ("dout",)}
+"""Fields of numbers, with their tensors: those of q and k meet in the scores, and either may make these special."""
+PAIR = " layouts"
+"""How the name of a field ends that is the layouts of two tensors, one of which is read by the strides of the other."""
 
 SIMPLE: dict[str, Any] = {
     "batch": 1,
@@ -98,6 +102,56 @@ def _others(case: Case, c: Capabilities) -> Iterator[tuple[str, Any, list[tuple[
 
 def _changed(case: Case, name: str, values: Sequence[Any]) -> tuple[str, Any, list[tuple[Any, Case]]]:
     return name, getattr(case, name), [(x, replace(case, **{name: x})) for x in values]
+
+
+def value_of(case: Case, name: str) -> Any:
+    """The value of a field, a launch setting, or one of what follows from several fields.
+
+    Those are "lengths", whether both are equal, "k and v layouts" and the like, "huge", whether any layout is, and
+    those of ``VALUES_OF``: the family of the tensors' numbers, and "set" where single entries are set.
+    """
+    layouts = {getattr(case, f"{tensor}_layout") for tensor in _tensors_of(name)}
+    if name.endswith(PAIR):
+        return "contiguous" if layouts == {"contiguous"} else "other"
+    if name == "lengths":
+        return "equal" if case.seqlen_q == case.seqlen_k else "unequal"
+    if name == "huge":
+        return "huge" in layouts
+    if name in VALUES_OF:
+        families = [getattr(case, f"{tensor}_values") for tensor in VALUES_OF[name]]
+        is_set = any(spike.tensor in VALUES_OF[name] for spike in case.spikes)
+        return "set" if is_set else " and ".join(dict.fromkeys(families))
+    settings = dict(case.launch)
+    return settings[name] if name in settings else getattr(case, name)
+
+
+def with_value(case: Case, name: str, value: Any) -> Case:
+    """The case with another value of what ``value_of`` tells.
+
+    For "lengths" it is the length that both get; layouts of a pair become contiguous, as those do that are huge.
+    """
+    if name == "lengths":
+        return replace(case, seqlen_q=value, seqlen_k=value)
+    if name.endswith(PAIR):
+        return _with(case, {f"{tensor}_layout": "contiguous" for tensor in _tensors_of(name)})
+    if name == "huge":
+        names = [f"{tensor}_layout" for tensor in TENSORS]
+        return _with(case, {x: "contiguous" for x in names if getattr(case, x) == "huge"})
+    if name in VALUES_OF:
+        spikes = tuple(spike for spike in case.spikes if spike.tensor not in VALUES_OF[name])
+        return _with(case, {"spikes": spikes, **{f"{x}_values": value for x in VALUES_OF[name]}})
+    if name in dict(case.launch):
+        return replace(case, launch=_with_setting(case, name, value))
+    return _with(case, {name: value})
+
+
+def _tensors_of(name: str) -> tuple[str, ...]:
+    """The tensors of a pair, and all of them for any other field."""
+    return tuple(name.removesuffix(PAIR).split(" and ")) if name.endswith(PAIR) else TENSORS
+
+
+def _with(case: Case, fields: dict[str, Any]) -> Case:
+    return replace(case, **fields)
 
 
 def _with_setting(case: Case, name: str, value: Any) -> tuple[tuple[str, Any], ...]:

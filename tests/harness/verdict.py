@@ -3,6 +3,11 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+NUMBERS = ("error", "nonfinite")
+"""The kinds of findings that are of numbers compared."""
+ENDS = ("fault", "died", "hung")
+"""Those after which nothing else can be asked of the process in which they were found."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
@@ -13,11 +18,16 @@ class Finding:
         kind: "error" (beyond its bound), "nonfinite" (NaN or infinity where a number belongs), "exception",
             "fault" (one after which the device answers no more: an illegal or misaligned address), "contract"
             (shape, dtype), "memory", "accepted" (should have been refused), "died" or "hung".
-        tensor: which output (or input) is wrong; "" where none is.
+        tensor: which output (or input) is wrong; "" where none is. Of several it is the one with the largest ratio,
+            and ``tensors`` are all that were wrong in the same comparison.
         index: the worst element; expected, actual, allowed: its value, the kernel's, the largest error a
             correct kernel can have there; ratio: error over allowed.
         wrong, total, nan, posinf, neginf: how many elements are out of bounds, of how many; how many of the
             kernel's are not finite.
+        ulps: the error at the worst element, in units in the last place that the output's dtype has at the expected
+            value; relative: the norm of the error over the norm of the expected tensor.
+        explained_by: claims, each of which would explain all of the call that broke the law: the kernel may be meant
+            to be less precise than was claimed for it.
         call: which of the trial's kernel calls produced ``actual``; expression: how it is computed from the
             tensors of that call, where it isn't one of them as it is.
         other, other_expression: the same for ``expected``, where two calls are compared.
@@ -29,11 +39,14 @@ class Finding:
     claim: str
     kind: str
     tensor: str = ""
+    tensors: tuple[str, ...] = ()
     index: tuple[int, ...] = ()
     expected: float | str | None = None
     actual: float | str | None = None
     allowed: float | str | None = None
     ratio: float | str | None = None
+    ulps: float | str | None = None
+    relative: float | str | None = None
     wrong: int = 0
     total: int = 0
     nan: int = 0
@@ -47,13 +60,24 @@ class Finding:
     explained_by: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("index", "explained_by"):
+        for name in ("index", "tensors", "explained_by"):  # JSON turns tuples into lists
             object.__setattr__(self, name, tuple(getattr(self, name)))
 
     @property
     def ends_process(self) -> bool:
         """Whether nothing else can be asked of the process in which it was found."""
-        return self.kind in ("fault", "died", "hung")
+        return self.kind in ENDS
+
+    @property
+    def signature(self) -> tuple[str, ...]:
+        """What two findings of one bug have in common: of exceptions their type, of a contract the tensor."""
+        if self.kind in NUMBERS:
+            return ("numbers",)
+        if self.ends_process:
+            return ("ends",)
+        if self.kind == "exception":
+            return (self.kind, self.claim.partition(":")[0])
+        return (self.kind, self.tensor)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,15 +86,17 @@ class Verdict:
 
     ``status`` is "held", "broken", "refused" (NotImplementedError) or "skipped" (the case could not be run
     here; ``reason`` says why). ``worst`` has the largest error over bound for each tensor; ``seconds`` the
-    time spent in "kernel" (launches), "check" (references, bounds, comparisons) and "tensors". ``designs`` are those of
-    a family that explained what was judged, each by a field of ``Arithmetic`` and its value; ``idle`` says, of each
-    tensor that was judged, whether the case tests nothing of it: an answer of 0 would hold.
+    time spent in "kernel" (launches), "check" (references, bounds, comparisons) and "tensors". ``beside`` are the
+    tensors that are wrong too, and that were not to be judged, since they are known to be wrong in every case.
+    ``designs`` are those of a family that explained what was judged, each by a field of ``Arithmetic`` and its value;
+    ``idle`` says, of each tensor that was judged, whether the case tests nothing of it: an answer of 0 would hold.
     """
 
     status: str
     worst: dict[str, float] = field(default_factory=dict)
     finding: Finding | None = None
     reason: str = ""
+    beside: tuple[str, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)
     designs: list[str] = field(default_factory=list)
     idle: dict[str, bool] = field(default_factory=dict)
@@ -83,6 +109,7 @@ class Verdict:
     def from_dict(cls, fields: dict[str, Any]) -> "Verdict":
         """Inverse of ``to_dict``."""
         finding = fields.pop("finding")
+        fields["beside"] = tuple(fields.get("beside", ()))
         return cls(finding=Finding(**finding) if finding else None, **fields)
 
 

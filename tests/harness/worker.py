@@ -182,6 +182,7 @@ class Worker:
         try:
             trial = trial_of(kernel, from_json(json.dumps(request["case"])), self.device, request["safety"])
             trial.explained = self.explained.setdefault((kernel.name, trial.case.dtype), {})
+            trial.ignored = frozenset(request.get("ignored", ()))
             law(trial)
             outcome = {"status": "held", "worst": trial.worst}
         except LawBroken as broken:
@@ -200,6 +201,7 @@ class Worker:
             check = time.perf_counter() - start - sum(trial.seconds.values())
             outcome["seconds"] = {**trial.seconds, "check": check}
             outcome |= {"designs": sorted(trial.designs), "idle": trial.idle}
+            outcome["beside"] = tuple(sorted(trial.beside))
         return Verdict(**outcome), trial
 
 

@@ -17,7 +17,6 @@ from strategies.case import TENSORS, Case, Spike
 from strategies.cases import is_claimed
 from tests.harness import picture
 from tests.harness.budget import BudgetSpent, meter
-from tests.harness.bugs import Bug, annotation, distinct
 from tests.harness.cause import causes
 from tests.harness.explain import Explanation, Seen, explain
 from tests.harness.pattern import Compared, known_numbers, sentences
@@ -388,17 +387,3 @@ def test_what_is_known_when_the_budget_is_spent_is_told() -> None:
     assert [field.name for field in found.fields] == ["batch"]
     with pytest.raises(BudgetSpent):
         spend()
-
-
-BUG = Bug("k", "forward", "out", ("causal",), "k: law `forward` is broken", 3.0, "k/forward-1")
-
-
-def test_failures_of_one_bug_are_told_once_the_worst_first() -> None:
-    twin = Bug("k", "forward", "out", ("causal",), "in another dtype", 5.0, "k/forward-2")
-    other = Bug("k", "forward", "out", ("group",), "another", math.inf, "k/forward-3")
-    assert distinct([BUG, twin, other]) == [[other], [twin, BUG]]
-
-
-def test_an_annotation_is_one_line() -> None:
-    line = annotation([BUG])
-    assert line == ("::error title=k%3A law `forward` is broken::1 failures; matters: causal; k/forward-1")

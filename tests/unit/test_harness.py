@@ -28,15 +28,16 @@ from strategies.case import Case, Spike, to_json
 from tests.harness import plan as planning
 from tests.harness import report, trial
 from tests.harness.budget import ShrinkBudget
+from tests.harness.bugs import Bug
 from tests.harness.child import ROOT, Child, ChildDied, DeviceLost, HarnessError
 from tests.harness.device import OVERRAN
 from tests.harness.explain import HOLDS_ALONE
+from tests.harness.imprecise import Call, Imprecise
 from tests.harness.journal import Journal, examples_done, set_aside_unfinished
 from tests.harness.kernel_info import KernelInfo
-from tests.harness.plugin import search
 from tests.harness.progress import progress
 from tests.harness.repro import PROGRAM, _right, _window
-from tests.harness.subject import KernelFailure, Subject, TimeUp
+from tests.harness.subject import Subject
 from tests.harness.tally import Tally
 from tests.harness.trial import Check, LawBroken, Outputs, Problem, Trial
 from tests.harness.verdict import Finding, Verdict
@@ -44,6 +45,7 @@ from tests.harness.worker import Worker
 from tests.unit.toys import CLAIMS, ROWS, sound
 
 TOYS = Path(__file__).with_name("toys.py")
+SEVERAL = Path(__file__).with_name("several.py")
 SMALL = Case(seqlen_q=ROWS - 1, seqlen_k=2)
 CASE = Case(seqlen_q=ROWS, seqlen_k=2)
 ENVIRONMENT = {"device": "cpu", "device_name": "abacus", "torch": "2.0"}
@@ -78,15 +80,22 @@ def subject_of(child: Child, tmp_path: Path) -> SubjectOf:
     return make
 
 
+@pytest.fixture
+def unscripted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scripts are not run before they are written: each would import torch."""
+    monkeypatch.setattr("tests.harness.investigate.exit_status", lambda script, seconds: 1)
+
+
 def law(name: str) -> Any:
     return importlib.import_module(f"tests.properties.test_{name}").law
 
 
 def finding_of(subject: Subject, law_name: str, case: Case) -> Finding:
-    """What ``uphold`` raises."""
-    with pytest.raises(KernelFailure) as failed:
-        subject.uphold(law(law_name), case)
-    return failed.value.failure.finding
+    """What ``uphold`` finds that is new."""
+    known = set(subject.failures)
+    subject.uphold(law(law_name), case)
+    (new,) = subject.failures.keys() - known
+    return subject.failures[new].finding
 
 
 class TestChild:
@@ -98,6 +107,7 @@ class TestChild:
         assert 0 < subject.tally.worst < 1
         assert {"kernel", "tensors", "check"} <= subject.tally.seconds.keys()
 
+    @pytest.mark.usefixtures("unscripted")
     @pytest.mark.parametrize(
         ("name", "law_name", "kind"),
         [
@@ -112,7 +122,9 @@ class TestChild:
         ],
     )
     def test_each_kind_of_finding(self, subject_of: SubjectOf, name: str, law_name: str, kind: str) -> None:
-        assert finding_of(subject_of(name), law_name, CASE).kind == kind
+        subject = subject_of(name)
+        subject.shrinking = ShrinkBudget(seconds=0.0)
+        assert finding_of(subject, law_name, CASE).kind == kind
 
     def test_a_child_whose_device_no_longer_answers_is_replaced(
         self, child: Child, monkeypatch: pytest.MonkeyPatch
@@ -143,7 +155,6 @@ class TestChild:
         subject = subject_of("faulting", child=on_gpu)
         assert finding_of(subject, "forward", CASE).kind == "fault"
         assert on_gpu.process is None
-        subject.finish_search()
         (failure,) = subject.failures.values()
         assert exit_status(tmp_path / "reports" / failure.folder / "repro.py", tmp_path) == 1
 
@@ -173,43 +184,53 @@ class TestChild:
         assert child.run(request, lambda: None).status == "held"
         assert child.process is not before
 
+    @pytest.mark.usefixtures("unscripted")
     def test_a_crash_is_a_finding_and_the_child_is_replaced(self, subject_of: SubjectOf) -> None:
         subject = subject_of("crashing")
+        subject.shrinking = ShrinkBudget(seconds=0.0)
         finding = finding_of(subject, "forward", CASE)
         assert finding.kind == "died"
         assert "signal 11" in finding.claim
         subject.uphold(law("forward"), SMALL)
         assert subject.tally.examples == 2
 
+    @pytest.mark.usefixtures("unscripted")
     def test_what_is_not_written_is_nan_on_every_run(self, subject_of: SubjectOf) -> None:
         assert finding_of(subject_of("unwritten"), "forward", CASE).actual == "nan"
 
+    @pytest.mark.usefixtures("unscripted")
     def test_a_crash_while_shrinking_leaves_what_was_smallest(
         self, subject_of: SubjectOf, tmp_path: Path
     ) -> None:
         subject = subject_of("crashing_on_one_key")
         finding_of(subject, "forward", replace(CASE, batch=2, seqlen_k=5))
-        subject.finish_search()
         (failure,) = subject.failures.values()
         assert failure.finding.kind == "error"
         assert (failure.case.batch, failure.case.seqlen_q, failure.case.seqlen_k) == (1, ROWS, 2)
         assert report.read(tmp_path / "reports" / failure.folder / "case.json").case == failure.case
 
-    def test_of_a_crash_the_fields_are_varied_too(
-        self, subject_of: SubjectOf, monkeypatch: pytest.MonkeyPatch
+    @pytest.mark.usefixtures("unscripted")
+    def test_what_a_crash_needs_is_found_in_few_runs_and_the_rest_is_run_without(
+        self, subject_of: SubjectOf
     ) -> None:
-        # Each variation starts a process, on a busy machine for seconds.
-        monkeypatch.setattr("tests.harness.subject.EXPLAIN_SECONDS", 100.0)
-        subject = subject_of("crashing")
-        subject.shrinking = ShrinkBudget(seconds=0.0)
-        finding_of(subject, "forward", CASE)
-        subject.finish_search()
-        (failure,) = subject.failures.values()
-        assert failure.explanation.fields
+        subject = subject_of("behind_a_crash", SEVERAL)
+        subject.shrinking = ShrinkBudget(
+            seconds=100.0
+        )  # each run starts a process, on a busy machine for seconds
+        case = replace(CASE, batch=2, heads_kv=3, causal=True, q_layout="bnhd", v_layout="gap", sm_scale=-1.0)
+        assert finding_of(subject, "forward", case).kind == "died"
+        (bug,) = subject.bugs.values()
+        assert [need.name for need in bug.needs] == ["v_layout"]
+        assert subject.runs.journal.done < 20
+        assert finding_of(subject, "forward", case).kind == "error"
+        assert (subject.tally.set_aside, subject.tally.moved, subject.tally.broken) == (1, 1, 2)
 
+    @pytest.mark.usefixtures("unscripted")
     def test_a_hang_is_a_finding(self, subject_of: SubjectOf) -> None:
         impatient = Child("cpu", run_seconds=1.0)
-        finding = finding_of(subject_of("hanging", child=impatient), "forward", CASE)
+        subject = subject_of("hanging", child=impatient)
+        subject.shrinking = ShrinkBudget(seconds=0.0)
+        finding = finding_of(subject, "forward", CASE)
         assert finding.kind == "hung"
         assert "still running after 1 s" in finding.claim
         assert impatient.process is None
@@ -231,8 +252,11 @@ class TestChild:
                 time.sleep(0.1)
         assert not runs(pid)
 
+    @pytest.mark.usefixtures("unscripted")
     def test_a_hang_of_the_device_is_a_finding(self, subject_of: SubjectOf) -> None:
-        finding = finding_of(subject_of("hanging_on_the_device"), "forward", CASE)
+        subject = subject_of("hanging_on_the_device")
+        subject.shrinking = ShrinkBudget(seconds=0.0)
+        finding = finding_of(subject, "forward", CASE)
         assert finding.kind == "hung"
         assert "the device was still running" in finding.claim
 
@@ -294,7 +318,14 @@ class Recorded:
 
 
 HELD = Verdict(status="held")
-BROKEN = Verdict(status="broken", finding=Finding(claim="so", kind="error", tensor="out"))
+WRONG = Finding(claim="so", kind="error", tensor="out")
+BROKEN = Verdict(status="broken", finding=WRONG)
+
+
+def imprecise(*explained_by: str) -> Verdict:
+    """That a call is wrong as each of some claims would have it."""
+    fields: dict[str, Any] = {"ulps": 12.0, "ratio": 1.5, "explained_by": explained_by}
+    return Verdict(status="broken", finding=Finding(claim="so", kind="error", tensor="dq", **fields))
 
 
 class TestSubject:
@@ -303,7 +334,7 @@ class TestSubject:
         def make(*answers: Verdict) -> tuple[Subject, Recorded]:
             subject = subject_of("sound")
             child = Recorded(tmp_path / "journal.json", *answers)
-            subject.child = child  # type: ignore[assignment]  # what it uses of it
+            subject.runs.child = child  # type: ignore[assignment]  # what it uses of it
             return subject, child
 
         return make
@@ -316,34 +347,66 @@ class TestSubject:
         assert [entry["law"] for entry in child.journaled] == ["forward", "backward"]
         assert child.journaled[1]["case"] == json.loads(to_json(SMALL))
 
-    def test_a_failing_case_fails_again_without_a_launch(self, recorded: Any) -> None:
+    def test_rule_2_is_wider_in_the_investigation_of_a_failure(self, recorded: Any) -> None:
         subject, child = recorded(BROKEN)
-        for _ in range(2):
-            finding_of(subject, "forward", CASE)
-        assert len(child.requests) == 1
-
-    def test_rule_2_is_wider_from_the_first_failure_on(self, recorded: Any) -> None:
-        subject, child = recorded(BROKEN, HELD)
         finding_of(subject, "forward", CASE)
-        subject.uphold(law("forward"), SMALL)
         assert child.requests[0]["safety"] < child.requests[1]["safety"]
 
-    def test_what_is_reported_is_not_shrunk_again(self, recorded: Any) -> None:
-        other = Verdict(status="broken", finding=Finding(claim="so", kind="error", tensor="lse"))
+    def test_a_call_that_a_claim_explains_is_remembered_and_not_investigated(self, recorded: Any) -> None:
+        subject, child = recorded(imprecise("k_prescaled=true", "tf32=true"), imprecise("k_prescaled=true"))
+        for case in (CASE, SMALL):
+            subject.uphold(law("forward"), case)
+        assert len(child.requests) == 2
+        assert subject.failures == {}
+        (line,) = subject.messages()
+        assert (
+            "less precise than FlashAttention-2 (float32), as k_prescaled=true or tf32=true would have"
+            in line
+        )
+        told = Imprecise.from_dict(json.loads(json.dumps(subject.results()))["imprecise"])
+        assert (told.total, told.common) == (2, ["k_prescaled=true"])
+
+    def test_calls_that_no_one_claim_explains_are_a_bug(self, recorded: Any) -> None:
+        subject, child = recorded(imprecise("k_prescaled=true"))
+        subject.uphold(law("forward"), CASE)
+        child.answers = [imprecise("l_from_rounded_p=true")] * 3
+        assert finding_of(subject, "forward", SMALL).explained_by == ("l_from_rounded_p=true",)
+
+    def test_what_other_processes_remember_counts_too(self, recorded: Any) -> None:
+        subject, child = recorded()
+        record = Imprecise()
+        record.add(Call("forward", replace(CASE, dtype="float16"), "out", ("tf32=true",), 3.0, 2.0))
+        subject.ledger.append({"imprecise": "toys.sound", **record.to_dict()})
+        child.answers = [imprecise("k_prescaled=true")] * 3
+        assert finding_of(subject, "forward", CASE).explained_by == ("k_prescaled=true",)
+
+    def test_a_failure_waits_for_the_investigation_of_another_process(self, recorded: Any) -> None:
         subject, child = recorded(BROKEN)
-        finding_of(subject, "forward", CASE)
-        subject.finish_search()
-        subject.begin_search()
-        child.answers = [BROKEN, other]
-        subject.uphold(law("forward"), SMALL)
-        assert finding_of(subject, "forward", CASE).tensor == "lse"
-        assert len(subject.failures) == 2
-        assert subject.tally.broken == 3
+        other = {"process": -1, "begins": "toys.sound", "time": time.time()}
+        subject.ledger.append(other)
+        subject.uphold(law("forward"), CASE)
+        assert (subject.failures, len(subject.waiting)) == ({}, 1)
+        found = report.Failure("toys.py:sound", "toys.sound", (), "backward", SMALL, WRONG, ENVIRONMENT)
+        subject.ledger.append(Bug(found, tensors=("out",)).to_dict())
+        subject.ledger.append({"process": -1, "ends": "toys.sound"})
+        subject.finish()
+        assert (subject.failures, subject.waiting, len(child.requests)) == ({}, [], 1)
+        (message,) = subject.messages()
+        assert "by a bug that is reported already" in message
+        assert subject.seen[str(found.folder)].total == 1
+
+    def test_tensors_that_are_always_wrong_are_not_judged_and_counted(self, recorded: Any) -> None:
+        subject, child = recorded(Verdict(status="held", beside=("lse",)))
+        wrong_lse = replace(WRONG, tensor="lse")
+        found = report.Failure("toys.py:sound", "toys.sound", (), "forward", SMALL, wrong_lse, ENVIRONMENT)
+        subject.ledger.append(Bug(found, tensors=("lse",)).to_dict())
+        subject.uphold(law("forward"), CASE)
+        assert child.requests[0]["ignored"] == ["lse"]
+        assert subject.seen[str(found.folder)].total == 1
 
     def test_a_report_stands_without_a_script(self, recorded: Any, tmp_path: Path) -> None:
         subject, _ = recorded(BROKEN)
         finding_of(subject, "forward", CASE)
-        subject.finish_search()
         (failure,) = subject.failures.values()
         written = {path.name for path in (tmp_path / "reports" / failure.folder).iterdir()}
         assert written == {"case.json", "report.md"}
@@ -352,52 +415,22 @@ class TestSubject:
         self, subject_of: SubjectOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         subject = subject_of("wrong")
-        finding_of(subject, "forward", CASE)
-        ask = subject.child.ask
+        ask = subject.runs.child.ask
 
         def lost(request: dict[str, Any], seconds: float | None = None) -> dict[str, Any]:
             if request["do"] == "repro" and request["finding"]["kind"] == "error":
                 raise DeviceLost("CUDA error: misaligned address")
             return ask(request, seconds)
 
-        monkeypatch.setattr(subject.child, "ask", lost)
-        subject.finish_search()
+        monkeypatch.setattr(subject.runs.child, "ask", lost)
+        finding_of(subject, "forward", CASE)
         (failure,) = subject.failures.values()
         assert "--inside" in (tmp_path / "reports" / failure.folder / "repro.py").read_text()
-
-    def test_a_search_ends_with_the_time_for_smaller_cases(self, recorded: Any) -> None:
-        subject, _ = recorded(BROKEN)
-        subject.shrinking = ShrinkBudget(seconds=0.0)
-
-        def shrinking(subject: Subject) -> None:
-            finding_of(subject, "forward", CASE)
-            subject.uphold(law("forward"), SMALL)
-            pytest.fail("a smaller case was run")
-
-        (message,) = search(shrinking, subject)
-        assert repr(CASE) in message
-
-    def test_the_end_of_that_time_may_come_with_the_failures(self, recorded: Any) -> None:
-        subject, _ = recorded(BROKEN)
-
-        def replaying(subject: Subject) -> None:
-            try:
-                subject.uphold(law("forward"), CASE)
-            except KernelFailure as failure:
-                raise BaseExceptionGroup("2 distinct failures", [failure, TimeUp()]) from None
-
-        (message,) = search(replaying, subject)
-        assert repr(CASE) in message
-
-    def test_a_failing_case_fails_again_when_the_time_is_over(self, recorded: Any) -> None:
-        subject, _ = recorded(BROKEN)
-        subject.shrinking = ShrinkBudget(seconds=0.0)
-        assert finding_of(subject, "forward", CASE) == finding_of(subject, "forward", CASE)
 
     def test_a_full_disk_leaves_what_was_there_and_is_told(
         self, recorded: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        subject, _ = recorded(BROKEN)
+        subject, child = recorded(BROKEN)
         finding_of(subject, "forward", CASE)
         (failure,) = subject.failures.values()
         folder = tmp_path / "reports" / failure.folder
@@ -408,10 +441,14 @@ class TestSubject:
             raise OSError(errno.ENOSPC, "No space left on device")
 
         monkeypatch.setattr(Path, "write_text", full)
-        subject.finish_search()
-        assert subject.messages()[-1] == f"report not written: {folder}: No space left on device"
+        subject.learn()
+        subject.bugs.clear()  # so that it is found, and written, once more
+        child.answers = [BROKEN]
+        subject.uphold(law("forward"), CASE)
+        assert f"report not written: {folder}: No space left on device" in subject.messages()
         assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
+    @pytest.mark.usefixtures("unscripted")
     def test_what_a_known_failure_meets_is_left_out(self, subject_of: SubjectOf) -> None:
         subject = subject_of("KNOWN")
         assert [known.what for known in subject.info.known_failures] == [
@@ -419,10 +456,12 @@ class TestSubject:
             "nothing at all without keys",
             "now and then",
         ]
-        subject.uphold(law("forward"), CASE)
-        assert (subject.tally.known, subject.tally.examples) == (1, 0)
+        subject.uphold(law("forward"), replace(CASE, seqlen_q=1, seqlen_k=0))
+        assert (subject.tally.known, subject.tally.moved, subject.tally.examples) == (1, 1, 1)
         assert finding_of(subject, "forward", replace(CASE, seqlen_k=3)).kind == "error"
-        assert finding_of(subject, "backward", CASE).kind == "error"
+        subject.uphold(law("backward"), CASE)
+        (seen,) = subject.seen.values()
+        assert seen.names(0) == ("backward", "forward")
 
     def test_a_known_failure_that_is_gone_is_a_complaint(self, subject_of: SubjectOf) -> None:
         subject = subject_of("KNOWN")
@@ -436,7 +475,9 @@ class TestSubject:
         self, subject_of: SubjectOf, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         subject = subject_of("KNOWN")
-        monkeypatch.setattr(subject.child, "run", lambda *_: Verdict(status="skipped", reason="no memory"))
+        monkeypatch.setattr(
+            subject.runs.child, "run", lambda *_: Verdict(status="skipped", reason="no memory")
+        )
         assert subject.known_that_hold(law("forward")) == []
 
     def test_refusals_are_counted(self, subject_of: SubjectOf) -> None:
@@ -490,7 +531,6 @@ def test_a_stand_alone_script_exits_1_until_the_kernel_is_mended(
         subject.shrinking = ShrinkBudget(seconds=0.0)
     try:
         finding_of(subject, law_name, CASES.get(name, CASE))
-        subject.finish_search()
     finally:
         child.run_seconds = patient
     (failure,) = subject.failures.values()
@@ -505,7 +545,6 @@ def test_a_script_that_holds_is_left_out_and_the_report_says_so(
 ) -> None:
     subject = subject_of("wrong_in_company")
     finding_of(subject, "forward", CASE)
-    subject.finish_search()
     (failure,) = subject.failures.values()
     folder = tmp_path / "reports" / failure.folder
     assert not (folder / "repro.py").exists()
@@ -606,12 +645,12 @@ def test_a_script_knows_an_lse_of_minus_infinity(actual: float, right: bool) -> 
     assert bool(eval(_right(finding, "float16"), values)) == right
 
 
+@pytest.mark.usefixtures("unscripted")
 def test_tensors_of_a_script_have_the_layout_of_the_case(subject_of: SubjectOf, tmp_path: Path) -> None:
     subject = subject_of("wrong")
     subject.shrinking = ShrinkBudget(seconds=0.0)  # the layouts do not matter, and would go
     case = replace(CASE, q_layout="offset", k_layout="gap", v_layout="expanded_rows", dtype="float32")
     finding_of(subject, "forward", case)
-    subject.finish_search()
     (failure,) = subject.failures.values()
     text = (tmp_path / "reports" / failure.folder / "repro.py").read_text()
     windows = re.findall(r"^(\w+)0 = window\(torch.float32, (\(.*?\)), (\(.*?\)), (\d+)", text, re.MULTILINE)
@@ -961,14 +1000,15 @@ class TestCommandLine:
         assert re.search(r"toys.sound +forward +float32 +20 +0 +\d\.\d+ \w+ +held", text)
         assert re.search(r"toys.wrong +forward +float32 +\d+ +0 .* broken", text)
         bug = "toys.wrong: law `forward` is broken, out is wrong (float32)"
-        assert re.search(rf"^{re.escape(bug)} +[12] +seqlen_q.* toys.wrong/forward-", text, re.MULTILINE)
+        assert f"\n1. {bug}\n" in text
+        assert re.search(r"^   only with seqlen_q$", text, re.MULTILINE)
         (annotation,) = re.findall(
-            "^::error title=(.*?)::[12] failures; matters: seqlen_q", text, re.MULTILINE
+            r"^::error title=(.*?)::\d+ failures; matters: seqlen_q", text, re.MULTILINE
         )
         assert annotation == bug.replace(":", "%3A").replace(",", "%2C")
         assert not re.search(r"^\S+\.py:\d+: ", text, re.MULTILINE), "a frame of a traceback"
 
-        # A worker that has found it has shrunk it, and gone on.
+        # Both workers have met it, and one of them has shrunk it.
         smallest, *others = set(re.findall("smallest case +(.*)", text))
         assert others == []
         assert eval(smallest, {"Case": Case, "Spike": Spike}).seqlen_q == ROWS
@@ -1054,3 +1094,29 @@ class TestCommandLine:
         truncated = pytest_run(tmp_path, "--corpus", "cases")
         assert truncated.returncode == pytest.ExitCode.USAGE_ERROR
         assert "--corpus cases/case.json: is not JSON" in truncated.stderr
+
+    def test_three_bugs_are_three_reports(self, tmp_path: Path) -> None:
+        """Without attribution each of three bugs has a report for every law, dtype and tensor that it breaks."""
+        options = ["--kernel", f"{SEVERAL}:three", "--examples=20", "-n2", "--shrink-seconds=20"]
+        chosen = ["-k", "forward or backward"]
+        run = pytest_run(tmp_path, *options, *chosen, "--hypothesis-seed=2")
+        assert run.returncode == pytest.ExitCode.TESTS_FAILED, run.stdout + run.stderr
+        summary = json.loads((tmp_path / "reports/summary.json").read_text())
+        needs = sorted(bug["matters"] for bug in summary["bugs"] if bug["rank"] == "numbers")
+        assert needs == [["causal"], ["heads_kv", "group"], ["seqlen_k"]]
+        for bug in summary["bugs"]:
+            text = (tmp_path / "reports" / bug["folder"] / "report.md").read_text()
+            assert "### How bad, and where else" in text
+            assert f"{bug['failures']} failing example" in text
+        folders = {f"several.three/{path.name}" for path in (tmp_path / "reports/several.three").iterdir()}
+        assert folders == {bug["folder"] for bug in summary["bugs"]}
+        broken = [row for row in summary["results"] if row["verdict"] == "broken"]
+        assert all(row["reports"] for row in broken)
+
+    def test_the_claim_that_would_be_true_is_offered(self, tmp_path: Path) -> None:
+        options = ["--kernel", f"{SEVERAL}:top_left", "--examples=10", "-k", "forward and float32"]
+        text = pytest_run(tmp_path, *options, "--hypothesis-seed=1").stdout
+        assert "\nbugs, the worst first: 1\n" in text
+        assert re.search(r"--claims causal_alignment=top_left: all \d+ failing cases hold", text)
+        again = pytest_run(tmp_path, *options, "--claims=causal_alignment=top_left")
+        assert again.returncode == pytest.ExitCode.OK, again.stdout

@@ -1,0 +1,95 @@
+"""The bugs of a whole run: those of all processes, each once, the worst first, with the claims that would be true."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from kernels.claims import parse_claims
+from strategies.cases import is_claimed
+from tests.harness.budget import BudgetSpent
+from tests.harness.bugs import TOP_LEFT, Bug, Sightings, severity, told, with_tensors
+from tests.harness.offers import failing_under
+from tests.harness.report import headline
+from tests.harness.runs import Runs
+from tests.harness.verdict import NUMBERS
+
+
+@dataclass(frozen=True)
+class Concluded:
+    """A bug, where it showed, the lines that offer other claims, and the folders of reports of the same bug."""
+
+    bug: Bug
+    seen: Sightings
+    offers: tuple[str, ...] = ()
+    twins: tuple[str, ...] = ()
+
+    def lines(self) -> list[str]:
+        """The bug as the end of a run tells of it."""
+        return [headline(self.bug.failure), *told(self.bug, self.seen), *self.offers]
+
+
+def merged(bugs: Mapping[str, Bug], seen: Mapping[str, Sightings]) -> list[Concluded]:
+    """Each bug once, the worst first: two processes may have found the same at the same time."""
+    groups: list[list[Bug]] = []
+    for bug in sorted(bugs.values(), key=severity):
+        group = next((group for group in groups if are_same(group[0], bug)), None)
+        if group is None:
+            groups.append([bug])
+        else:
+            group.append(bug)
+    return [_one(group, seen) for group in groups]
+
+
+def _one(group: list[Bug], seen: Mapping[str, Sightings]) -> Concluded:
+    everything = Sightings()
+    for bug in group:
+        everything.merge(seen.get(bug.key, Sightings()))
+    worst = with_tensors(group[0], (tensor for bug in group for tensor in bug.tensors))
+    return Concluded(worst, everything, twins=tuple(bug.key for bug in group[1:]))
+
+
+def are_same(one: Bug, other: Bug) -> bool:
+    """Whether two bugs of different processes are one: they need the same, and the same tensors are wrong."""
+    mine, theirs = one.failure, other.failure
+    if mine.kernel != theirs.kernel:
+        return False
+    if one.is_huge and other.is_huge:
+        return True
+    return (
+        mine.finding.signature == theirs.finding.signature
+        and {need.name for need in one.needs} == {need.name for need in other.needs}
+        and (mine.finding.kind not in NUMBERS or bool(set(one.tensors) & set(other.tensors)))
+    )
+
+
+def with_offers(concluded: Concluded, runs: Runs, spend: Callable[[], None]) -> Concluded:
+    """The bug with those of its offers that are true of all failing cases of the run; ``spend`` may end the runs."""
+    lines = tuple(
+        line for claim in concluded.bug.offers for line in _offer(claim, concluded.seen, runs, spend)
+    )
+    return replace(concluded, offers=lines)
+
+
+def _offer(claim: str, seen: Sightings, runs: Runs, spend: Callable[[], None]) -> Iterator[str]:
+    if claim != TOP_LEFT:
+        narrow = parse_claims([claim], runs.info.capabilities)
+        if not any(is_claimed(case, narrow) for _, case in seen.cases):
+            yield f"--claims {claim}: all {len(seen.cases)} failing cases are excluded"
+        return
+    held = 0
+    with suppress(BudgetSpent):
+        for ran in seen.cases:
+            if failing_under(claim, [ran], runs, spend):
+                return
+            held += 1
+    tried = "" if held == len(seen.cases) else f" of {len(seen.cases)} that were tried"
+    if held:
+        yield f"--claims {claim}: all {held} failing cases{tried} hold"
+
+
+def replaced(text: str, concluded: Iterable[Concluded]) -> str:
+    """A text in which reports are named that are told of in another."""
+    for one in concluded:
+        for twin in one.twins:
+            text = text.replace(twin, one.bug.key)
+    return text

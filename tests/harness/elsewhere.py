@@ -1,0 +1,91 @@
+"""Where a case is run that would meet what is known to fail: with other values of the fields that make it fail."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from kernels.contract import LAYOUTS, Capabilities, KnownFailure
+from strategies.case import TENSORS, Case
+from strategies.cases import is_claimed
+from tests.harness.attribute import cures
+from tests.harness.bugs import Bug
+from tests.harness.known import meets
+from tests.harness.vary import SIMPLE, with_value
+
+IN_ORDER = (
+    *(f"{tensor}_layout" for tensor in TENSORS),
+    *("sm_scale", "key_padding", "dropout_p", "group", "heads_kv", "batch", "causal", "head_dim"),
+    *("seqlen_q", "seqlen_k"),
+)
+"""The fields of a known failure that are changed, first those that cost the least of what a case tries."""
+
+SMALL_LENGTHS = range(1, 513)
+"""Where a length is looked for that a known failure does not have."""
+
+MOST_STEPS = 8
+"""So many fields are changed at most: one known failure may lead to another."""
+
+
+@dataclass(frozen=True)
+class Closed:
+    """What is not to be run under a law: known failures, and bugs found in this run."""
+
+    known: tuple[KnownFailure, ...]
+    bugs: tuple[Bug, ...] = ()
+
+    def is_met(self, case: Case) -> bool:
+        """Whether a case is one of those."""
+        return any(meets(case, known) for known in self.known) or any(bug.is_met(case) for bug in self.bugs)
+
+    def exits(self, case: Case, capabilities: Capabilities) -> Iterator[Case]:
+        """The case with one field changed so that it does not meet the first of what it meets."""
+        for known in self.known:
+            if meets(case, known):
+                return (yield from _out_of(known, case, capabilities))
+        for bug in self.bugs:
+            if bug.is_met(case):
+                return (yield from _away_from(bug, case, capabilities))
+        return None
+
+
+def elsewhere(case: Case, closed: Closed, capabilities: Capabilities) -> Case | None:
+    """The case, or one near it that meets nothing of what is closed and is claimed; None where there is none.
+
+    Its dtype stays.
+    """
+    for _ in range(MOST_STEPS):
+        if not closed.is_met(case):
+            return case
+        found = next(closed.exits(case, capabilities), None)
+        if found is None:
+            return None
+        case = found
+    return None
+
+
+def _out_of(known: KnownFailure, case: Case, capabilities: Capabilities) -> Iterator[Case]:
+    for name in (name for name in IN_ORDER if name in known.where):
+        for value in _values(name, case, capabilities):
+            changed = with_value(case, name, value)
+            if value not in known.where[name] and is_claimed(changed, capabilities):
+                yield changed
+
+
+def _values(name: str, case: Case, capabilities: Capabilities) -> Iterable[Any]:
+    """Other values of a field, the simplest first; of a size, the nearest."""
+    own = getattr(case, name)
+    if name.endswith("_layout"):
+        return [x for x in LAYOUTS if x != "huge"]
+    if name == "causal":
+        return [not own]
+    if name in ("head_dim", "seqlen_q", "seqlen_k"):
+        allowed = capabilities.head_dims if name == "head_dim" else SMALL_LENGTHS
+        return sorted(allowed, key=lambda value: abs(value - own))
+    return [SIMPLE[name], 1.0] if name == "sm_scale" else [SIMPLE[name]]
+
+
+def _away_from(bug: Bug, case: Case, capabilities: Capabilities) -> Iterator[Case]:
+    for need in bug.needs:
+        for changed in cures(need, case, capabilities):
+            if not bug.is_met(changed):
+                yield changed

@@ -1,0 +1,137 @@
+"""The smallest case of a failure that ends the process: each run costs the start of another, so few are made.
+
+Fields are put at their simplest together, a group at a time. What can't be, the failure needs.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from kernels.contract import Capabilities
+from strategies.case import TENSORS, Case
+from strategies.cases import is_claimed
+from tests.harness.bugs import Need
+from tests.harness.vary import LENGTHS, VALUES_OF, value_of, with_value
+
+RUNS = 10
+"""So many at most, halvings of a length included: together they take a minute or two."""
+
+SHORT = 16
+"""A length at which few rows are left, though none of the kernel's special cases of one or two."""
+
+HALVINGS = 3
+
+GENERAL = "gap"
+"""A layout that has strides of its own in every shape."""
+AMBIGUOUS = ("bnhd", "packed", "offset")
+"""Layouts that may have the strides of contiguous tensors, as where there is one head."""
+
+LAYOUT_FIELDS = tuple(f"{tensor}_layout" for tensor in TENSORS)
+
+
+def gently_reduced(
+    case: Case, fails: Callable[[Case], bool], capabilities: Capabilities
+) -> Iterator[tuple[Case, tuple[Need, ...]]]:
+    """Ever smaller cases that fail, each with what is known by then to be needed. ``fails`` may end the search."""
+    needs: tuple[Need, ...] = ()
+    for group in _groups(case, capabilities):
+        smaller = _put(case, group)
+        if smaller == case or not is_claimed(smaller, capabilities):
+            continue
+        if group.keys() <= set(LENGTHS) and any(need.name == "lengths" for need in needs):
+            continue  # of unequal lengths, short ones tell nothing more
+        if fails(smaller):
+            case = smaller
+        else:
+            case, found = _without_one(case, group, fails, capabilities)
+            for need in found:
+                if need.name in LENGTHS:
+                    case, need = _nearer(case, need, fails, capabilities)
+                needs += (need,)
+        yield case, needs
+
+
+def _groups(case: Case, capabilities: Capabilities) -> Iterator[dict[str, Any]]:
+    """Fields with their simplest values, those together that a failure hardly ever needs."""
+    yield dict.fromkeys(LAYOUT_FIELDS, "contiguous")
+    simple = {name: values[0] for name, values in capabilities.launch.items() if name in dict(case.launch)}
+    yield {
+        **simple,
+        **dict.fromkeys(VALUES_OF, "normal"),
+        "batch": 1,
+        "heads_kv": 1,
+        "sm_scale": None,
+        "key_padding": "none",
+        "dropout_p": 0.0,
+    }
+    yield {"group": 1}
+    yield {"causal": False}
+    longest = max(case.seqlen_q, case.seqlen_k)
+    yield {"lengths": longest} if case.seqlen_q != case.seqlen_k else {}
+    yield {name: min(SHORT, getattr(case, name)) for name in LENGTHS}
+    yield {"head_dim": min(capabilities.head_dims)}
+
+
+def _put(case: Case, group: dict[str, Any]) -> Case:
+    for name, value in group.items():
+        case = with_value(case, name, value)
+    return case
+
+
+def _without_one(
+    case: Case, group: dict[str, Any], fails: Callable[[Case], bool], capabilities: Capabilities
+) -> tuple[Case, tuple[Need, ...]]:
+    """The case with as much of a group at its simplest as goes; what does not go is needed.
+
+    Each field is left as it is by itself first: mostly one of them is to blame.
+    """
+    changed = [name for name, value in group.items() if value_of(case, name) != value]
+    if len(changed) > 1:
+        for name in changed:
+            others = _put(case, {other: value for other, value in group.items() if other != name})
+            if is_claimed(others, capabilities) and fails(others):
+                return _in_most_general_layout(others, name, fails, capabilities, group[name])
+        huge = (
+            [name for name in changed if getattr(case, name) == "huge"]
+            if group.keys() == set(LAYOUT_FIELDS)
+            else []
+        )
+        return case, (_need(case, huge[0], "contiguous"),) if huge else ()
+    if changed:
+        return _in_most_general_layout(case, changed[0], fails, capabilities, group[changed[0]])
+    return case, ()
+
+
+def _in_most_general_layout(
+    case: Case, name: str, fails: Callable[[Case], bool], capabilities: Capabilities, simple: Any
+) -> tuple[Case, tuple[Need, ...]]:
+    """What a field needs; a layout with the strides of another in a small case gives way to one with its own."""
+    if name in LAYOUT_FIELDS and getattr(case, name) in AMBIGUOUS:
+        general = with_value(case, name, GENERAL)
+        if is_claimed(general, capabilities) and fails(general):
+            case = general
+    return case, (_need(case, name, simple),)
+
+
+def _nearer(
+    case: Case, need: Need, fails: Callable[[Case], bool], capabilities: Capabilities
+) -> tuple[Case, Need]:
+    """The length that fails and the one that holds brought nearer to each other, by halves."""
+    for _ in range(HALVINGS):
+        middle = (getattr(case, need.name) + max(need.holds)) // 2
+        halved = with_value(case, need.name, middle)
+        if not is_claimed(halved, capabilities):
+            break
+        if fails(halved):
+            case, need = halved, replace(need, fails=(middle,))
+        else:
+            need = replace(need, holds=(*need.holds, middle))
+    return case, need
+
+
+def _need(case: Case, name: str, simple: Any) -> Need:
+    if name == "lengths":
+        return Need(name, ("unequal",), ("equal",))
+    if name in LAYOUT_FIELDS and getattr(case, name) == "huge":
+        return Need("huge", (True,), (False,))
+    return Need(name, (value_of(case, name),), (simple,))

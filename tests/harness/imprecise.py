@@ -1,0 +1,110 @@
+"""Results that are less precise than was claimed, as one claim would have it: one finding for the whole kernel."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from strategies.case import Case, from_json, to_json
+from tests.harness.verdict import Finding
+
+MOST_CASES = 20
+"""So many calls are remembered of an item."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call that broke its bounds, and that each of ``explained_by`` would explain."""
+
+    law: str
+    case: Case
+    tensor: str
+    explained_by: tuple[str, ...]
+    ulps: float
+    ratio: float
+
+    @classmethod
+    def of(cls, law: str, case: Case, finding: Finding) -> "Call":
+        """What is remembered of a finding."""
+        ulps, ratio = (float(x or 0.0) for x in (finding.ulps, finding.ratio))
+        return cls(law, case, finding.tensor, finding.explained_by, ulps, ratio)
+
+
+@dataclass
+class Imprecise:
+    """The calls of an item, or of a kernel: what explains all of them, by dtype, and the largest errors."""
+
+    claims: dict[str, list[str]] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    ulps: dict[str, float] = field(default_factory=dict)
+    calls: list[Call] = field(default_factory=list)
+
+    @property
+    def total(self) -> int:
+        """How many calls."""
+        return sum(self.counts.values())
+
+    @property
+    def common(self) -> list[str]:
+        """The claims, each of which explains every call."""
+        found = list(self.claims.values())
+        return [claim for claim in (found[0] if found else ()) if all(claim in others for others in found)]
+
+    def explains_also(self, call: Call) -> bool:
+        """Whether some claim explains all calls and one more."""
+        return not self.total or any(claim in call.explained_by for claim in self.common)
+
+    def add(self, call: Call) -> None:
+        """Remember a call."""
+        dtype = call.case.dtype
+        known = self.claims.get(dtype, list(call.explained_by))
+        self.claims[dtype] = [claim for claim in known if claim in call.explained_by]
+        self.counts[dtype] = self.counts.get(dtype, 0) + 1
+        self.ulps[call.tensor] = max(self.ulps.get(call.tensor, 0.0), call.ulps)
+        if len(self.calls) < MOST_CASES:
+            self.calls.append(call)
+
+    def merge(self, other: "Imprecise") -> None:
+        """Add those of another item or process."""
+        for dtype, claims in other.claims.items():
+            known = self.claims.get(dtype, claims)
+            self.claims[dtype] = [claim for claim in known if claim in claims]
+            self.counts[dtype] = self.counts.get(dtype, 0) + other.counts[dtype]
+        for tensor, ulps in other.ulps.items():
+            self.ulps[tensor] = max(self.ulps.get(tensor, 0.0), ulps)
+        self.calls += other.calls[: MOST_CASES - len(self.calls)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        calls = [[call.law, to_json(call.case), call.tensor, call.ulps, call.ratio] for call in self.calls]
+        return {"claims": self.claims, "counts": self.counts, "ulps": self.ulps, "calls": calls}
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> "Imprecise":
+        """Inverse of ``to_dict``, after JSON too."""
+        calls = [
+            Call(law, from_json(case), tensor, (), ulps, ratio)
+            for law, case, tensor, ulps, ratio in fields["calls"]
+        ]
+        return cls(fields["claims"], fields["counts"], fields["ulps"], calls)
+
+
+def sentence(imprecise: Imprecise, claimed: Iterable[str]) -> str:
+    """The finding in a line, ``claimed`` being the dtypes of which examples were run.
+
+    Claims are prefixed by the dtypes that need them, where the others do without. Without a claim that explains all
+    of the calls, the line says so.
+    """
+    tensor = max(imprecise.ulps, key=lambda name: imprecise.ulps[name])
+    off = f"{tensor} up to {imprecise.ulps[tensor]:.3g} ulps off"
+    common = imprecise.common
+    if not common:
+        what = f"{imprecise.total} calls are less precise than FlashAttention-2, {off}"
+        return f"{what}; no one claim explains all of them"
+    claim = common[0]
+    dtypes = sorted(imprecise.claims)
+    prefixes = [f"{dtype}:" for dtype in dtypes] if set(claimed) - set(dtypes) else [""]
+    options = " ".join(f"--claims {prefix}{claim}" for prefix in prefixes)
+    name = claim.removesuffix("=true")
+    return (
+        f"consistent with `{name}`: less precise than FlashAttention-2, {off}; if that is meant, `{options}`"
+    )

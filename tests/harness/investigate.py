@@ -1,0 +1,425 @@
+"""The investigation of one failure: its smallest case, what it needs, how bad it is, and a script that shows it."""
+
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from reference.bounds.accumulation import SHRINKING_SAFETY
+from strategies.case import TENSORS, Case
+from strategies.cases import is_claimed
+from tests.harness.attribute import Broken, attribute, cures, needs_of
+from tests.harness.budget import EXPLAIN_SECONDS, LEAST_SECONDS, BudgetSpent, Clock, ShrinkBudget, meter
+from tests.harness.bugs import Bug, Need, Severity, Sightings, wrong_tensors
+from tests.harness.child import ChildDied, DeviceLost
+from tests.harness.explain import COMES_AND_GOES, HOLDS_ALONE, Explanation, Seen, explain
+from tests.harness.gentle import AMBIGUOUS, GENERAL, LAYOUT_FIELDS, RUNS, gently_reduced
+from tests.harness.offers import offered
+from tests.harness.ordinary import ordinary_cases
+from tests.harness.reduce import reduced
+from tests.harness.report import Failure, headline
+from tests.harness.runs import Runs
+from tests.harness.standalone import exit_status
+from tests.harness.vary import LENGTHS, PAIR, Field, fields, value_of, with_value
+from tests.harness.verdict import NUMBERS, Finding
+
+PLAIN_LAWS = ("forward", "backward")
+"""The laws that are told first of a bug that breaks several: they say what is wrong in the fewest words."""
+
+NO_PLAIN_LAW = ("special", "rejection", "ragged", "determinism", "memory")
+"""Laws whose cases mean nothing to the plain ones, or that are about what lies around a call."""
+
+NEEDS_SECONDS = 15.0
+"""For what a bug needs, beyond what explains its case."""
+SEVERITY_SECONDS = 8.0
+"""For the ordinary cases, and for other claims."""
+FEW_CRASHES = 3
+"""So many ordinary cases are run of a failure that ends the process."""
+TILES = (32, 64, 128)
+"""Lengths at which a kernel's last tile may be full, whatever its tiles are."""
+CONTRASTS = ("causal", "group", "heads_kv", "head_dim", "seqlen_k", "seqlen_q")
+"""The fields in which ordinary cases differ."""
+CONTRASTED = 4
+"""So many ordinary cases of both kinds are compared."""
+LEAST_HASTE = 0.3
+"""The least share of their time that explanation, needs and severity get as the run comes to its end."""
+VARIED = 20
+"""So many cases with another value of a field tell which tensors a bug that needs nothing spoils in all of them."""
+SHRUNK_CASES = 40
+"""Of the cases that fail on the way to the smallest, so many are kept: they are much alike."""
+
+
+@dataclass
+class Investigation:
+    """One failure of a kernel, beside the bugs that are known of it.
+
+    ``clock`` is that of the run, after whose end it must soon be over; ``write`` takes the report, which is replaced
+    by that of each smaller case. ``ordinary`` remembers the kernel's answers to ordinary cases.
+    """
+
+    runs: Runs
+    failure: Failure
+    ignored: frozenset[str]
+    known: Sequence[Bug]
+    shrinking: ShrinkBudget
+    write: Callable[[Failure, str | None], None]
+    number_of: Callable[[Failure], int]
+    clock: Clock = field(default_factory=Clock)
+    ordinary: dict[tuple[str, Case], Finding | None] = field(default_factory=dict)
+    held: Sequence[tuple[str, Case]] = ()
+    cases: Sightings = field(default_factory=Sightings)
+    haste: float = 1.0
+    answers: dict[tuple[str, Case], Finding | None] = field(default_factory=dict)
+    needs: tuple[Need, ...] = ()
+
+    def bug(self, *, shrink: bool = True) -> Bug:
+        """All that can be told within the time; as it is without ``shrink``, where only one case is of interest."""
+        drawn = self.failure
+        whole = self.shrinking
+        self.shrinking = whole.within(self.clock)
+        self.haste = self.shrinking.seconds / whole.seconds if whole.seconds else 1.0
+        if shrink:
+            self.in_a_plain_law()
+        self.failure = replace(self.failure, number=self.number_of(self.failure))
+        first = self.failure
+        self.write(self.failure, None)
+        gently = self.failure.finding.ends_process
+        if shrink:
+            (self.reduce_gently if gently else self.reduce)()
+        if not gently:
+            self.explain()
+        named = (self.failure.finding.tensor,) if self.failure.finding.tensor else ()
+        bug = Bug(self.failure, tensors=named, needs=self.needs)
+        if shrink and not gently:
+            bug = self.with_needs(bug, first)
+        failure, script = self.scripted(bug.failure)
+        self.write(failure, script)
+        bug = replace(bug, failure=failure)
+        self.cases.keep([(drawn.law, drawn.case)])
+        return self.with_severity(bug) if shrink else bug
+
+    def spender(self, seconds: float, calls: float = float("inf")) -> Callable[[], None]:
+        """A meter that ends with the investigation's time at the latest."""
+        return meter(self.clock.cut(seconds), calls)
+
+    def beside_shrinking(self, seconds: float, calls: float = float("inf")) -> Callable[[], None]:
+        """A meter of so many seconds, or of the share of them that is left of the time for smaller cases."""
+        return self.spender(max(self.haste, LEAST_HASTE) * seconds, calls)
+
+    def in_a_plain_law(self) -> None:
+        """Go over to forward or backward where one of them is broken on the case in the same way."""
+        failure = self.failure
+        if failure.law in (*PLAIN_LAWS, *NO_PLAIN_LAW) or failure.finding.kind not in NUMBERS:
+            return
+        for law in PLAIN_LAWS:
+            finding = self.runs.hard(law, failure.case, self.ignored)
+            if finding and finding.kind in NUMBERS and finding.tensor == failure.finding.tensor:
+                self.failure = replace(failure, law=law, finding=finding)
+                return
+
+    def found(self, case: Case, law: str | None = None) -> Finding | None:
+        """What is found in a case, whatever the reason. The answer is remembered."""
+        law = law or self.failure.law
+        explained = bool(self.failure.finding.explained_by)
+        finding = self.runs.hard(law, case, self.ignored, safety=SHRINKING_SAFETY, explained=explained)
+        self.answers[law, case] = finding
+        return finding
+
+    def new(self, case: Case, law: str | None = None) -> Finding | None:
+        """What is found in a case that no known bug explains."""
+        finding = self.found(case, law)
+        suspects = [bug for bug in self.known if finding and bug.could_break(finding) and bug.is_met(case)]
+        if finding is None or not suspects:
+            return finding
+        run = partial(self.runs.hard, safety=SHRINKING_SAFETY)
+        broken = Broken(law or self.failure.law, case, finding, self.ignored)
+        rest = attribute(broken, suspects, run, self.runs.info.capabilities).rest
+        return finding if rest is not None and rest.finding == finding else None
+
+    def alike(self, case: Case) -> Failure | None:
+        """The same failure on another case; None where that holds, or fails in another way."""
+        finding, mine = self.new(case), self.failure.finding
+        if finding is None or (finding.tensor, finding.kind) != (mine.tensor, mine.kind):
+            return None
+        return replace(self.failure, case=case, finding=finding)
+
+    def fails_alike(self, spend: Callable[[], None], case: Case) -> bool:
+        """Whether a smaller case fails as this does; if so it takes its place."""
+        spend()
+        smaller = self.alike(case)
+        if smaller is None:
+            return False
+        self.failure = smaller
+        self.write(smaller, None)
+        if len(self.cases.cases) < SHRUNK_CASES:
+            self.cases.keep([(smaller.law, case)])
+        return True
+
+    def reduce(self) -> None:
+        """Look for smaller cases that fail in the same way."""
+        fails = partial(self.fails_alike, self.spender(self.shrinking.reducing_seconds, self.shrinking.calls))
+        with suppress(BudgetSpent):
+            for name in LAYOUT_FIELDS:  # with strides of its own a tensor may lose its heads
+                general = with_value(self.failure.case, name, GENERAL)
+                if getattr(self.failure.case, name) in AMBIGUOUS and is_claimed(
+                    general, self.runs.info.capabilities
+                ):
+                    fails(general)
+            reduced(self.failure.case, fails, self.runs.info.capabilities)
+
+    def reduce_gently(self) -> None:
+        """The same in few runs, each of which ends a process; what does not go is what it needs."""
+        first = self.failure.case
+        fails = partial(self.fails_alike, self.spender(self.shrinking.seconds, RUNS))
+        with suppress(BudgetSpent):
+            for _, needs in gently_reduced(first, fails, self.runs.info.capabilities):
+                self.needs = needs
+        self.needs = tuple(self.beside_those_held(need) for need in self.needs)
+        fields = tuple(self.as_field(need) for need in self.needs)
+        self.failure = replace(self.failure, explanation=Explanation(fields=fields))
+
+    def beside_those_held(self, need: Need) -> Need:
+        """The need with the lengths of cases that were drawn and held, as long as they are on one side."""
+        if need.name not in LENGTHS:
+            return need
+        least = need.fails[0]
+        lengths = [getattr(case, need.name) for law, case in self.held if law == self.failure.law]
+        below = [x for x in lengths if x < least]
+        return replace(need, holds=tuple(dict.fromkeys([*need.holds, *below])))
+
+    def as_field(self, need: Need) -> Field:
+        """A need as a report tells of it."""
+        return Field(need.name, str(need.fails[0]), (), tuple(map(str, need.holds)))
+
+    def explain(self) -> None:
+        """What can be told of the case."""
+        spend = self.beside_shrinking(EXPLAIN_SECONDS)
+        failure = self.failure
+
+        def fails(case: Case) -> bool:
+            # In any way: a field does not matter where the same bug makes another tensor wrong without it. Where
+            # a known bug does, nothing is known of the field.
+            spend()
+            return self.found(case) is not None
+
+        def look(case: Case) -> Seen | None:
+            spend()
+            return None if self.alike(case) is None else self.runs.look(failure.law, case, self.ignored)
+
+        # Where no number is wrong there is nothing to look at.
+        looks = None if failure.finding.actual is None else look
+        with suppress(ChildDied):
+            tell = failure.law != "ragged"
+            told = explain(failure.case, fails, looks, self.runs.info.capabilities, lengths_tell=tell)
+            self.failure = replace(failure, explanation=told)
+
+    def with_needs(self, bug: Bug, first: Failure) -> Bug:
+        """The bug with the fields that it needs, and all tensors that are wrong with it."""
+        spend = self.beside_shrinking(NEEDS_SECONDS)
+        failure, capabilities = bug.failure, self.runs.info.capabilities
+        seen: set[str] = set()
+
+        def fails(case: Case) -> bool:
+            # In the same tensor: in others another bug may show, which is not known yet.
+            if (failure.law, case) not in self.answers:
+                spend()
+                self.found(case)
+            finding = self.answers[failure.law, case]
+            return finding is not None and is_in_common(failure.finding, finding)
+
+        with suppress(BudgetSpent):
+            witnesses = [failure.case]
+            for witness in (first.case, failure.explanation.larger):
+                if witness and witness not in witnesses and self.new(witness):
+                    witnesses.append(witness)
+            varied = [x for x in fields(failure.case, fails, capabilities) if x.matters]
+            matter = [need for x in varied for need in self.as_needs(x, fails)]
+            matter = [self.with_whole_tiles(need, fails) for need in (*matter, *self.lengths_beside(matter))]
+            found = needs_of(matter, witnesses, fails, capabilities)
+            # What comes and goes holds by chance: no field is to blame.
+            flaky = COMES_AND_GOES in failure.explanation.sentences
+            bug = replace(bug, needs=() if flaky else without_accidents(found))
+            seen = self.tensors_of(bug, witnesses, spend)
+        return replace(bug, tensors=tuple(sorted({*bug.tensors, *seen})))
+
+    def pair_of(self, name: str, fails: Callable[[Case], bool]) -> str:
+        """The two layouts that must be unlike, if one matters for being unlike another's; else nothing."""
+        case, mine = self.failure.case, name.removesuffix("_layout")
+        for other in TENSORS:
+            if getattr(case, f"{other}_layout") == getattr(case, name):
+                continue
+            alike = with_value(case, f"{other}_layout", getattr(case, name))
+            if is_claimed(alike, self.runs.info.capabilities) and not fails(alike):
+                return " and ".join(sorted((mine, other))) + PAIR
+        return ""
+
+    def lengths_beside(self, needs: Sequence[Need]) -> list[Need]:
+        """The lengths that do not matter as far as they were varied: whole tiles may tell more."""
+        case, names = self.failure.case, {need.name for need in needs}
+        return [Need(name, (getattr(case, name),), ()) for name in LENGTHS if name not in names]
+
+    def with_whole_tiles(self, need: Need, fails: Callable[[Case], bool]) -> Need:
+        """The need with those lengths among usual tiles that hold; any other field as it is."""
+        if need.name not in LENGTHS:
+            return need
+        case, capabilities = self.failure.case, self.runs.info.capabilities
+        tiles = [(x, with_value(case, need.name, x)) for x in TILES if x not in need.holds]
+        holds = [x for x, tiled in tiles if is_claimed(tiled, capabilities) and not fails(tiled)]
+        return replace(need, holds=(*need.holds, *holds))
+
+    def tensors_of(self, bug: Bug, witnesses: Sequence[Case], spend: Callable[[], None]) -> set[str]:
+        """All tensors that are wrong because of the bug, by its own law and by the plain ones.
+
+        Those that are wrong without what it needs are another bug's. If it needs nothing, it spoils a tensor in
+        every case or not at all.
+        """
+        own = self.failure.law
+        beside = () if own in NO_PLAIN_LAW or self.failure.finding.kind not in NUMBERS else PLAIN_LAWS
+        found: set[str] = set()
+        for law in dict.fromkeys((own, *beside)):
+            if not bug.needs:
+                varied = [case for (ran, case), finding in self.answers.items() if ran == own and finding]
+                found |= set.intersection(
+                    *(self.wrong(x, law, spend) for x in [*witnesses, *varied[:VARIED]])
+                )
+                continue
+            for witness in witnesses:
+                wrong = self.wrong(witness, law, spend)
+                for need in bug.needs:
+                    cured = list(cures(need, witness, self.runs.info.capabilities))[:1] if wrong else []
+                    for case in cured:
+                        wrong = wrong - self.wrong(case, law, spend)
+                found |= wrong
+        return found
+
+    def wrong(self, case: Case, law: str, spend: Callable[[], None]) -> set[str]:
+        """The tensors that are wrong in a case."""
+        if (law, case) not in self.answers:
+            spend()
+            self.found(case, law)
+        finding = self.answers[law, case]
+        same = finding is not None and finding.signature == self.failure.finding.signature
+        return wrong_tensors(finding) if finding and same else set()
+
+    def as_needs(self, varied: Field, fails: Callable[[Case], bool]) -> Iterator[Need]:
+        """A field that matters as a need: a layout may matter for being another than that of another tensor."""
+        case, name = self.failure.case, varied.name
+        own = value_of(case, name)
+        if name == "lengths":
+            yield Need(name, (own,), ("equal",))
+        elif own == "huge":
+            yield Need("huge", (True,), (False,))
+        elif name.endswith("_layout") and (pair := self.pair_of(name, fails)):
+            yield Need(pair, ("other",), ("contiguous",))
+        else:
+            holds = tuple(value_of(held, name) for held in varied.held)
+            # Nothing is wrong in an empty tensor.
+            if name not in LENGTHS or any(holds):
+                yield Need(name, (own,), holds)
+
+    def scripted(self, failure: Failure) -> tuple[Failure, str | None]:
+        """The failure with its script, or with why there is none: one that exits 0 would call it mended."""
+        script = self.script(failure)
+        # A script that hangs as the kernel does shows it; waiting for that again shows nothing more.
+        if script is not None and failure.finding.kind != "hung":
+            with suppress(OSError, subprocess.TimeoutExpired):  # then it goes as it is
+                if exit_status(script, self.script_seconds) == 0:
+                    known = failure.explanation
+                    told = replace(known, sentences=(*known.sentences, HOLDS_ALONE))
+                    return replace(failure, explanation=told), None
+        return failure, script
+
+    def script(self, failure: Failure) -> str | None:
+        """The stand-alone script of a failure, if its calls can be made a second time."""
+        for kind in (failure.finding.kind, "died"):  # where a crash comes and goes, as if it had come
+            with suppress(ChildDied, DeviceLost):
+                finding = asdict(replace(failure.finding, kind=kind))
+                title, seconds = headline(failure), self.script_seconds
+                return self.runs.script(failure.law, failure.case, finding, title, seconds)
+        return None
+
+    @property
+    def script_seconds(self) -> float:
+        """How long a script may take: who waits for one has not the patience that a new kernel's compilation gets."""
+        return max(LEAST_SECONDS, self.clock.cut(self.runs.script_seconds))
+
+    def with_severity(self, bug: Bug) -> Bug:
+        """The bug with the share of ordinary cases that show it, and the claims with which it would be none."""
+        ends = bug.failure.finding.ends_process
+        spend = self.beside_shrinking(SEVERITY_SECONDS, FEW_CRASHES if ends else float("inf"))
+        shown = tried = 0
+        dtype = bug.failure.case.dtype
+        with suppress(BudgetSpent):
+            for case in ordinary_cases(self.runs.info.capabilities, dtype, self.runs.device_type):
+                finding = self.ordinary_answer(spend, bug.failure.law, case)
+                tried += 1
+                shown += finding is not None and bug.could_break(finding) and bug.is_met(case)
+        bug = bug if ends else self.with_contrast(bug, spend)
+        held, failing = self.held_apart_from(bug), self.cases.cases
+        offers = offered(
+            bug.needs, failing, held, self.runs, self.beside_shrinking(0.0 if ends else SEVERITY_SECONDS)
+        )
+        return replace(bug, severity=Severity(shown, tried), offers=offers)
+
+    def with_contrast(self, bug: Bug, spend: Callable[[], None]) -> Bug:
+        """A bug that seems to need nothing, with what tells an ordinary case that shows it from one that does not."""
+        answers = [(case, x) for (law, case), x in self.ordinary.items() if law == bug.failure.law]
+        showing = [case for case, x in answers if x and is_in_common(bug.failure.finding, x)]
+        without = [case for case, x in answers if x is None or not is_in_common(bug.failure.finding, x)]
+        if bug.needs or not showing or not without:
+            return bug
+
+        def fails(case: Case) -> bool:
+            spend()
+            finding = self.runs.hard(bug.failure.law, case, self.ignored)
+            return finding is not None and is_in_common(bug.failure.finding, finding)
+
+        with suppress(BudgetSpent):
+            differences = [need for case in without[:CONTRASTED] for need in contrast(showing[0], case)]
+            needs = needs_of(differences, showing[:CONTRASTED], fails, self.runs.info.capabilities)
+            bug = replace(bug, needs=without_accidents(needs))
+            if needs:
+                bug = replace(
+                    bug, tensors=tuple(sorted(self.tensors_of(bug, showing[:1], spend))) or bug.tensors
+                )
+        return bug
+
+    def held_apart_from(self, bug: Bug) -> list[tuple[str, Case]]:
+        """Cases that held: drawn, ordinary, or found as its fields were varied."""
+        varied = [(bug.failure.law, case) for x in bug.failure.explanation.fields for case in x.held]
+        return [*self.held, *varied, *(ran for ran, finding in self.ordinary.items() if finding is None)]
+
+    def ordinary_answer(self, spend: Callable[[], None], law: str, case: Case) -> Finding | None:
+        """What is found in an ordinary case, which is run once for all bugs."""
+        if (law, case) not in self.ordinary:
+            spend()
+            self.ordinary[law, case] = self.runs.hard(law, case, self.ignored)
+        return self.ordinary[law, case]
+
+
+def contrast(showing: Case, without: Case) -> Iterator[Need]:
+    """The fields in which a case that does not show a bug differs from one that does."""
+    for name in CONTRASTS:
+        value, other = value_of(showing, name), value_of(without, name)
+        if value != other:
+            yield Need(name, (value,), (other,))
+
+
+def is_in_common(mine: Finding, other: Finding) -> bool:
+    """Whether two findings are of one kind and, where numbers are wrong, of one tensor."""
+    return mine.signature == other.signature and (mine.tensor == "" or mine.tensor in wrong_tensors(other))
+
+
+def without_accidents(needs: Sequence[Need]) -> tuple[Need, ...]:
+    """Needs, each once, without those that others imply.
+
+    The dtype is one only where ordinary numbers show the bug: special ones are special to a format.
+    """
+    unique: dict[Any, Need] = {need.name: need for need in needs}
+    if any(name.endswith("_values") for name in unique):
+        unique.pop("dtype", None)
+    if "lengths" in unique:  # another length of one may make both equal
+        unique = {name: need for name, need in unique.items() if name not in LENGTHS}
+    return tuple(unique.values())

@@ -1,0 +1,78 @@
+"""What the processes of a run tell each other of the bugs they found: a file to which each appends lines of JSON."""
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+LEDGER = "bugs.jsonl"
+"""The file, beside the journals."""
+
+PATIENCE = 150.0
+"""Seconds after which an investigation that another process has begun is taken for dead."""
+
+
+class Ledger:
+    """One process's view of the file. Where it can't be written, the process knows its own bugs alone."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.offset = 0
+        self.open: dict[tuple[str, int], float] = {}
+        with suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Add one line. A single write to a file opened for appending does not mix with those of others."""
+        line = json.dumps({"process": os.getpid(), **record}, separators=(",", ":")) + "\n"
+        with suppress(OSError):
+            file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            try:
+                os.write(file, line.encode())
+            finally:
+                os.close(file)
+
+    def news(self) -> list[dict[str, Any]]:
+        """The records that were added since this was asked last, those of this process included."""
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self.offset)
+                text = file.read()
+        except OSError:
+            return []
+        whole = text[: text.rfind(b"\n") + 1]
+        self.offset += len(whole)
+        records = []
+        for line in whole.splitlines():
+            with suppress(ValueError):
+                records.append(json.loads(line))
+        for record in records:
+            self._follow(record)
+        return records
+
+    def is_busy(self, kernel: str) -> bool:
+        """Whether another process investigates a failure of a kernel."""
+        now = time.time()
+        return any(
+            name == kernel and process != os.getpid() and now - since < PATIENCE
+            for (name, process), since in self.open.items()
+        )
+
+    @contextmanager
+    def investigating(self, kernel: str) -> Iterator[None]:
+        """Tell the others that a failure of a kernel is investigated."""
+        self.append({"begins": kernel, "time": time.time()})
+        try:
+            yield
+        finally:
+            self.append({"ends": kernel})
+
+    def _follow(self, record: Mapping[str, Any]) -> None:
+        """Keep track of who investigates."""
+        if "begins" in record:
+            self.open[record["begins"], record["process"]] = record["time"]
+        elif "ends" in record:
+            self.open.pop((record["ends"], record["process"]), None)

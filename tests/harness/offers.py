@@ -1,0 +1,98 @@
+"""Which other claim would be true: one under which every failing case of a bug holds, or that excludes them all."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+
+from kernels.claims import parse_claims
+from kernels.contract import Capabilities
+from strategies.case import TENSORS, Case
+from strategies.cases import is_claimed
+from tests.harness.budget import BudgetSpent
+from tests.harness.bugs import TOP_LEFT, Need
+from tests.harness.runs import Runs
+
+SWITCHES = {
+    "lengths": ("unequal_lengths=false", "causal_unequal_lengths=false"),
+    "group": ("grouped_heads=false",),
+    "heads_kv": ("grouped_heads=false",),
+    "sm_scale": ("sm_scale=positive",),
+    "seqlen_q": ("min_seqlen=1",),
+    "seqlen_k": ("min_seqlen=1",),
+    "key_padding": ("key_padding=false",),
+    "dropout_p": ("dropout=0",),
+}
+"""By a field that a bug needs, the claims that exclude values of it, whatever the cases are."""
+
+FEW = 12
+"""So many failing cases are run under another claim before it is offered; the rest follow as time allows."""
+
+Ran = tuple[str, Case]
+
+
+def offered(
+    needs: Sequence[Need], failing: Sequence[Ran], held: Sequence[Ran], runs: Runs, spend: Callable[[], None]
+) -> tuple[str, ...]:
+    """Claims that would be true, as far as the cases known by now tell; ``spend`` may end the runs for it."""
+    capabilities = runs.info.capabilities
+    cases, holding = [case for _, case in failing], [case for _, case in held]
+    claims = [*excluding(needs, cases, holding, capabilities)]
+    with suppress(BudgetSpent):
+        if may_be_top_left(cases, capabilities) and not failing_under(TOP_LEFT, failing[:FEW], runs, spend):
+            claims.insert(0, TOP_LEFT)
+    return tuple(claims)
+
+
+def may_be_top_left(cases: Iterable[Case], capabilities: Capabilities) -> bool:
+    """Whether the corner of the causal mask could make the difference in all cases."""
+    return capabilities.causal_alignment != "top_left" and all(
+        case.causal and case.seqlen_q != case.seqlen_k for case in cases
+    )
+
+
+def failing_under(claim: str, cases: Sequence[Ran], runs: Runs, spend: Callable[[], None]) -> list[Ran]:
+    """The first case that fails under another claim, in a list; none where all hold. Raises BudgetSpent."""
+    for law, case in cases:
+        spend()
+        if runs.hard(law, case, claims=(claim,)) is not None:
+            return [(law, case)]
+    return []
+
+
+def excluding(
+    needs: Sequence[Need], failing: Sequence[Case], held: Sequence[Case], capabilities: Capabilities
+) -> Iterator[str]:
+    """The claim that excludes all failing cases and the fewest that hold, if there is one that leaves some of these."""
+    found: list[tuple[int, int, str]] = []
+    for claim in candidates(needs, failing, held, capabilities):
+        narrow = parse_claims([claim], capabilities)
+        if any(is_claimed(case, narrow) for case in failing):
+            continue
+        left = sum(is_claimed(case, narrow) for case in held)
+        if left:
+            found.append((-left, len(found), claim))
+    yield from [claim for _, _, claim in sorted(found)[:1]]
+
+
+def candidates(
+    needs: Sequence[Need], failing: Sequence[Case], held: Sequence[Case], capabilities: Capabilities
+) -> Iterator[str]:
+    """Claims narrower than those that are made, by which a kernel may have been meant: of the fields that it needs."""
+    names = {need.name for need in needs}
+    for name in SWITCHES.keys() & names:
+        yield from SWITCHES[name]
+    if "head_dim" in names:
+        seen = {case.head_dim for case in failing}
+        for kept in ([x for x in capabilities.head_dims if x.bit_count() == 1], capabilities.head_dims):
+            yield from _listed("head_dims", [x for x in kept if x not in seen])
+    if "dtype" in names:
+        seen_dtypes = {case.dtype for case in failing}
+        yield from _listed("dtypes", [x for x in capabilities.dtypes if x not in seen_dtypes])
+    if "huge" in names:
+        yield from _listed("layouts", [x for x in capabilities.layouts if x != "huge"])
+    for name in names & {f"{tensor}_layout" for tensor in TENSORS}:
+        fine = {getattr(case, name) for case in held} - {getattr(case, name) for case in failing}
+        yield from _listed("layouts", [x for x in capabilities.layouts if x in fine])
+
+
+def _listed(key: str, values: Sequence[object]) -> list[str]:
+    return [f"{key}={','.join(map(str, values))}"] if values else []

@@ -1,0 +1,100 @@
+"""Runs of one kernel in one child: each case is journaled before it is launched, and counted."""
+
+from typing import Any
+
+from reference.bounds.accumulation import SAFETY
+from strategies.case import Case
+from tests.harness import report
+from tests.harness.child import Child
+from tests.harness.explain import Seen
+from tests.harness.journal import Journal
+from tests.harness.kernel_info import KernelInfo
+from tests.harness.tally import Tally
+from tests.harness.verdict import Finding, Verdict
+
+
+class Runs:
+    """What can be asked of a kernel. ``tally`` counts the cases; a new item gets a new one."""
+
+    def __init__(self, info: KernelInfo, child: Child, journal: Journal) -> None:
+        self.info = info
+        self.child = child
+        self.journal = journal
+        self.begin()
+
+    def begin(self) -> None:
+        """Start to count anew."""
+        self.tally = Tally()
+
+    def verdict(
+        self,
+        law: str,
+        case: Case,
+        *,
+        ignored: frozenset[str] = frozenset(),
+        claims: tuple[str, ...] = (),
+        safety: float = SAFETY,
+    ) -> Verdict:
+        """Run a law on a case, tensors in ``ignored`` not being judged, with more ``claims`` than are made."""
+        record = self.record(law, case, claims)
+        self.journal.note(record)
+        return self.child.run({**record, "ignored": sorted(ignored), "safety": safety}, self.journal.sync)
+
+    def drawn(self, law: str, case: Case, ignored: frozenset[str]) -> Verdict:
+        """Run a case of the search, and count it."""
+        verdict = self.verdict(law, case, ignored=ignored)
+        self.tally.add(verdict, case)
+        return verdict
+
+    def hard(
+        self,
+        law: str,
+        case: Case,
+        ignored: frozenset[str] = frozenset(),
+        claims: tuple[str, ...] = (),
+        safety: float = SAFETY,
+        *,
+        explained: bool = False,
+    ) -> Finding | None:
+        """What is found in a run beside the search; if ``explained``, what a lower precision would explain as well."""
+        verdict = self.verdict(law, case, ignored=ignored, claims=claims, safety=safety)
+        self.tally.add_seconds(verdict.seconds)
+        finding = self.info.finding(verdict)
+        return finding if finding and (explained or not finding.explained_by) else None
+
+    def holds(self, law: str, case: Case) -> bool:
+        """Whether a case could be run, which a device with too little memory left does not, and did not fail."""
+        verdict = self.verdict(law, case)
+        return verdict.status != "skipped" and self.info.finding(verdict) is None
+
+    def look(self, law: str, case: Case, ignored: frozenset[str]) -> Seen:
+        """What the wrong elements of a case look like. Raises ChildDied."""
+        request = {"do": "look", **self.record(law, case), "ignored": sorted(ignored), "safety": SAFETY}
+        answer = self.child.ask(request, self.child.run_seconds)
+        return Seen(tuple(answer["sentences"]), tuple(answer["pictures"]))
+
+    def script(self, law: str, case: Case, finding: dict[str, Any], title: str, seconds: float) -> str | None:
+        """A stand-alone script; None where the calls could not be made a second time. Raises ChildDied, DeviceLost."""
+        request = {
+            "do": "repro",
+            **self.record(law, case),
+            "safety": SAFETY,
+            "title": title,
+            "seconds": seconds,
+        }
+        text: str | None = self.child.ask({**request, "finding": finding}, seconds)["text"]
+        return text
+
+    @property
+    def script_seconds(self) -> float:
+        """How long a script may take, compilation included."""
+        return min(self.child.run_seconds, self.child.start_seconds)
+
+    @property
+    def device_type(self) -> str:
+        """``cpu`` or ``cuda``."""
+        return self.child.device.partition(":")[0]
+
+    def record(self, law: str, case: Case, claims: tuple[str, ...] = ()) -> dict[str, Any]:
+        """What names a run."""
+        return report.record(self.info.spec, (*self.info.claims, *claims), law, case)

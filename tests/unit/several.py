@@ -1,0 +1,44 @@
+"""Plain kernels with several bugs each, that a run must tell apart."""
+
+import ctypes
+
+import torch
+
+from tests.unit.toys import sound
+
+
+def three(q, k, v, *, causal, sm_scale):
+    """The causal corner is one key too far left; groups read other key heads; lse is in base 2 past 100 keys."""
+    seqlen_q, seqlen_k = q.shape[2], k.shape[2]
+    if q.shape[1] > k.shape[1] > 1:
+        k, v = k.flip(1), v.flip(1)
+    if causal and seqlen_k:
+        out, lse = with_corner(q, k, v, sm_scale, seqlen_k - seqlen_q - 1)
+    else:
+        out, lse = sound(q, k, v, causal=causal, sm_scale=sm_scale)
+    return out, lse * 1.4427 if seqlen_k > 100 else lse
+
+
+def with_corner(q, k, v, sm_scale, diagonal):
+    """Attention under a causal mask with its corner anywhere."""
+    group = q.shape[1] // k.shape[1]
+    keys, values = (x.float().repeat_interleave(group, 1) for x in (k, v))
+    unseen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).triu(1 + diagonal)
+    scores = (q.float() @ keys.transpose(-1, -2) * sm_scale).masked_fill(unseen, -torch.inf)
+    lse = torch.logsumexp(scores, -1)
+    p = torch.softmax(scores, -1).masked_fill(lse[..., None] == -torch.inf, 0.0)
+    return (p.to(q.dtype).float() @ values).to(q.dtype), lse
+
+
+def behind_a_crash(q, k, v, *, causal, sm_scale):
+    """Rows of v that are further apart than they are long end the process; a negative scale loses its sign."""
+    if not v.is_contiguous() and v.stride(2) > v.shape[3]:
+        ctypes.string_at(0)
+    return sound(q, k, v, causal=causal, sm_scale=abs(sm_scale))
+
+
+def top_left(q, k, v, *, causal, sm_scale):
+    """Right for a causal mask in the other corner."""
+    if not causal or not k.shape[2]:
+        return sound(q, k, v, causal=causal, sm_scale=sm_scale)
+    return with_corner(q, k, v, sm_scale, 0)

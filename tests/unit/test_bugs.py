@@ -1,0 +1,412 @@
+"""Bugs told apart: kernels that are functions of a case, which say at once which tensors are wrong in it."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernels.contract import Capabilities, KnownFailure
+from strategies.case import Case, Spike
+from strategies.cases import is_claimed
+from tests.harness.attribute import Broken, attribute, is_same, needs_of
+from tests.harness.bugs import Bug, Need, Severity, Sightings, annotation, rank, severity, told
+from tests.harness.conclude import merged, replaced
+from tests.harness.elsewhere import Closed, elsewhere
+from tests.harness.gentle import RUNS, gently_reduced
+from tests.harness.imprecise import Call, Imprecise, sentence
+from tests.harness.ledger import Ledger
+from tests.harness.offers import excluding
+from tests.harness.ordinary import ORDINARY, ordinary_cases
+from tests.harness.report import Failure
+from tests.harness.verdict import Finding
+
+CLAIMS = Capabilities(head_dims=(16, 64), launch={"block_m": (64, 128)})
+CASE = Case(seqlen_q=70, seqlen_k=90, group=2, heads_kv=2, causal=True, launch=(("block_m", 64),))
+
+Wrong = Callable[[Case], set[str]]
+
+
+def finding(tensors: set[str], **fields: Any) -> Finding | None:
+    """That these tensors are wrong."""
+    names = tuple(sorted(tensors))
+    return Finding(claim="so", kind="error", tensor=names[0], tensors=names, **fields) if names else None
+
+
+def runner(wrong: Wrong) -> Callable[[str, Case, frozenset[str]], Finding | None]:
+    """Runs of a kernel of which ``wrong`` tells the tensors that are wrong in a case."""
+
+    def run(law: str, case: Case, ignored: frozenset[str]) -> Finding | None:
+        return finding(wrong(case) - ignored)
+
+    return run
+
+
+def bug(case: Case, tensors: tuple[str, ...], *needs: Need, law: str = "forward", **fields: Any) -> Bug:
+    known = finding(set(tensors), **fields) or Finding(claim="it runs", kind="died", **fields)
+    failure = Failure("k.py:f", "k", (), law, case, known, {"device": "cpu", "device_name": "abacus"})
+    return Bug(failure, tensors, needs)
+
+
+def all_laid_out(case: Case, layout: str) -> Case:
+    return replace(case, q_layout=layout, k_layout=layout, v_layout=layout, dout_layout=layout)
+
+
+CAUSAL = Need("causal", (True,), (False,))
+GROUP = Need("group", (2,), (1,))
+LONG = Need("seqlen_k", (65,), (0, 64))
+UNEQUAL = Need("lengths", ("unequal",), ("equal",))
+OF_V = Need("v_values", ("set",), ("normal",))
+
+
+def causal(case: Case) -> set[str]:
+    return {"out"} if case.causal else set()
+
+
+def grouped(case: Case) -> set[str]:
+    return {"out"} if case.group > 1 else set()
+
+
+def long_lse(case: Case) -> set[str]:
+    return {"lse"} if case.seqlen_k > 64 else set()
+
+
+def any_of(*bugs: Wrong) -> Wrong:
+    return lambda case: set().union(*(wrong(case) for wrong in bugs))
+
+
+class TestAttribution:
+    def left(self, wrong: Wrong, case: Case, *known: Bug) -> tuple[Broken | None, list[Bug]]:
+        run = runner(wrong)
+        found = run("forward", case, frozenset())
+        assert found is not None
+        outcome = attribute(Broken("forward", case, found), known, run, CLAIMS)
+        return outcome.rest, outcome.blamed
+
+    def test_a_failure_that_goes_away_without_what_a_bug_needs_is_explained(self) -> None:
+        known = bug(CASE, ("out",), CAUSAL)
+        assert self.left(causal, CASE, known) == (None, [known])
+
+    def test_what_is_still_wrong_is_another_bug_without_the_first(self) -> None:
+        rest, blamed = self.left(any_of(causal, grouped), CASE, bug(CASE, ("out",), CAUSAL))
+        assert blamed == []
+        assert rest is not None
+        assert rest.case == replace(CASE, causal=False)
+
+    def test_two_known_bugs_in_one_case_explain_it(self) -> None:
+        known = [bug(CASE, ("out",), CAUSAL), bug(CASE, ("out",), GROUP)]
+        rest, blamed = self.left(any_of(causal, grouped), CASE, *known)
+        assert rest is None
+        assert blamed == [known[1]]
+
+    def test_a_case_without_what_a_bug_needs_is_not_explained_by_it(self) -> None:
+        case = replace(CASE, causal=False)
+        rest, blamed = self.left(grouped, case, bug(CASE, ("out",), CAUSAL))
+        assert (rest and rest.case, blamed) == (case, [])
+
+    def test_other_tensors_are_not_explained(self) -> None:
+        rest, _ = self.left(long_lse, CASE, bug(CASE, ("out",), CAUSAL))
+        assert rest is not None
+
+    def test_tensors_beside_those_of_the_bug_are_judged_by_themselves(self) -> None:
+        wrong = any_of(causal, lambda case: {"lse"} if case.causal and case.group > 1 else set())
+        rest, blamed = self.left(wrong, CASE, known := bug(CASE, ("out",), CAUSAL))
+        assert blamed == [known]
+        assert rest is not None
+        assert (rest.finding.tensor, rest.ignored) == ("lse", {"out"})
+
+    def test_a_bug_that_needs_nothing_explains_all_of_its_tensors(self) -> None:
+        known = bug(CASE, ("out",))
+        assert self.left(causal, CASE, known) == (None, [known])
+
+    def test_a_length_is_tried_near_its_own(self) -> None:
+        case = replace(CASE, seqlen_k=300)
+        assert self.left(long_lse, case, bug(CASE, ("lse",), LONG))[0] is None
+
+    def test_of_unequal_lengths_all_equal_ones_must_hold(self) -> None:
+        short = bug(CASE, ("lse",), UNEQUAL)
+        rest, _ = self.left(long_lse, replace(CASE, seqlen_q=10), short)
+        assert rest is not None
+
+    def test_numbers_of_a_tensor_are_a_field(self) -> None:
+        case = replace(CASE, spikes=(Spike("v", (0, 0, 0, 0), 1e4),))
+        known = bug(case, ("out",), OF_V)
+        assert self.left(lambda c: {"out"} if c.spikes else set(), case, known)[0] is None
+        assert self.left(causal, CASE, known)[0] is not None
+
+    def test_huge_strides_are_one_bug_whatever_they_break(self) -> None:
+        known = bug(CASE, (), Need("huge", (True,), (False,)))
+        case = replace(CASE, v_layout="huge")
+        assert self.left(lambda c: {"dq"} if c.v_layout == "huge" else set(), case, known) == (None, [known])
+
+
+class TestNeeds:
+    def test_what_matters_in_the_small_case_alone_is_an_accident(self) -> None:
+        small = replace(CASE, seqlen_q=1, seqlen_k=1, head_dim=16)
+
+        def fails(case: Case) -> bool:
+            return case.causal and (case.seqlen_k > 1 or case.head_dim == 16)
+
+        by_luck = Need("head_dim", (16,), (64,))
+        assert needs_of([CAUSAL, by_luck], [small], fails, CLAIMS) == (CAUSAL, by_luck)
+        assert needs_of([CAUSAL, by_luck], [small, CASE], fails, CLAIMS) == (CAUSAL,)
+
+    def test_a_case_that_nothing_cures_has_other_bugs_and_is_no_witness(self) -> None:
+        small = replace(CASE, group=1)
+
+        def fails(case: Case) -> bool:
+            return case.causal or case.group > 1
+
+        assert needs_of([CAUSAL], [small, CASE], fails, CLAIMS) == (CAUSAL,)
+
+    def test_nor_is_one_that_only_a_change_of_what_is_simplest_cures(self) -> None:
+        small, scale = replace(CASE, group=1), Need("sm_scale", (None,), (1.0,))
+
+        def fails(case: Case) -> bool:
+            return (case.causal or case.group > 1) and case.sm_scale is None
+
+        assert needs_of([CAUSAL, scale], [small, CASE], fails, CLAIMS) == (CAUSAL, scale)
+
+    @pytest.mark.parametrize(
+        ("need", "met", "unmet"),
+        [
+            (CAUSAL, {"causal": True}, {"causal": False}),
+            (LONG, {"seqlen_k": 200}, {"seqlen_k": 30}),
+            (Need("seqlen_k", (0,), (1, 2)), {"seqlen_k": 0}, {"seqlen_k": 9}),
+            (Need("seqlen_k", (33,), (32, 64)), {"seqlen_k": 65}, {"seqlen_k": 64}),
+            (Need("seqlen_k", (1,), (64, 128)), {"seqlen_k": 65}, {"seqlen_k": 192}),
+            (UNEQUAL, {"seqlen_k": 3}, {"seqlen_k": 70}),
+            (OF_V, {"v_values": "zeros"}, {"v_values": "normal"}),
+            (Need("block_m", (64,), (128,)), {}, {"launch": (("block_m", 128),)}),
+            (Need("k and v layouts", ("other",), ("contiguous",)), {"k_layout": "gap"}, {"q_layout": "gap"}),
+        ],
+    )
+    def test_a_case_meets_what_it_may_show(self, need: Need, met: Any, unmet: Any) -> None:
+        assert need.is_met(replace(CASE, **met))
+        assert not need.is_met(replace(CASE, **unmet))
+
+    def test_the_same_bug_needs_nothing_else_and_goes_away_alike(self) -> None:
+        known, again = bug(CASE, ("out", "dq"), CAUSAL), bug(replace(CASE, group=1), ("out",), CAUSAL)
+        run = runner(causal)
+        assert is_same(known, again, run, CLAIMS)
+        assert not is_same(known, bug(CASE, ("out",), CAUSAL, GROUP), run, CLAIMS)
+        assert not is_same(bug(CASE, ("lse",), CAUSAL), again, run, CLAIMS)
+        assert (
+            not is_same(known, again, runner(any_of(causal, grouped)), CLAIMS)
+            or again.failure.case.group == 1
+        )
+
+
+class TestElsewhere:
+    def known(self, **where: tuple[Any, ...]) -> KnownFailure:
+        return KnownFailure(what="", laws=("forward",), case=None, where=where, device="cpu", torch=("",))
+
+    def test_a_case_of_a_known_failure_is_run_with_a_field_that_holds(self) -> None:
+        closed = Closed((self.known(k_layout=("gap", "offset")), self.known(causal=(True,), sm_scale=(0.0,))))
+        case = replace(CASE, k_layout="gap", q_layout="gap", sm_scale=0.0)
+        assert elsewhere(case, closed, CLAIMS) == replace(case, k_layout="contiguous", sm_scale=None)
+
+    def test_a_case_that_meets_nothing_stays(self) -> None:
+        assert elsewhere(CASE, Closed((self.known(group=(3,)),)), CLAIMS) == CASE
+
+    @pytest.mark.parametrize("where", [{}, {"dtype": ("float32",)}])
+    def test_a_case_that_cannot_be_told_apart_is_left_out(self, where: Any) -> None:
+        assert elsewhere(CASE, Closed((self.known(**where),)), CLAIMS) is None
+
+    def test_what_is_run_instead_is_claimed(self) -> None:
+        claims = replace(CLAIMS, layouts=("bnhd", "gap"), causal=(True,))
+        closed = Closed((self.known(causal=(True,), q_layout=("gap",)),))
+        case = all_laid_out(CASE, "gap")
+        moved = elsewhere(case, closed, claims)
+        assert moved == replace(case, q_layout="bnhd")
+        assert moved is not None
+        assert is_claimed(moved, claims)
+
+    def test_a_size_moves_to_the_nearest(self) -> None:
+        closed = Closed((self.known(seqlen_k=tuple(range(80, 100))),))
+        moved = elsewhere(CASE, closed, CLAIMS)
+        assert moved is not None
+        assert moved.seqlen_k in (79, 100)
+
+    def test_a_bug_is_left_by_one_of_what_it_needs(self) -> None:
+        closed = Closed((), (bug(CASE, (), CAUSAL, GROUP),))
+        moved = elsewhere(CASE, closed, CLAIMS)
+        assert moved == replace(CASE, causal=False)
+
+
+class TestGently:
+    def reduced(self, case: Case, fails: Callable[[Case], bool]) -> tuple[Case, list[str], int]:
+        runs: list[Case] = []
+
+        def counted(case: Case) -> bool:
+            runs.append(case)
+            return fails(case)
+
+        *_, (smallest, needs) = gently_reduced(case, counted, CLAIMS)
+        return smallest, [need.name for need in needs], len(runs)
+
+    def test_one_layout_is_found_in_few_runs(self) -> None:
+        case = replace(CASE, q_layout="bnhd", v_layout="gap", k_values="wide", head_dim=64)
+        smallest, needs, runs = self.reduced(case, lambda c: c.v_layout == "gap")
+        assert needs == ["v_layout"]
+        assert smallest == replace(case, q_layout="contiguous", k_values="normal", seqlen_q=16, seqlen_k=16,
+            heads_kv=1, group=1, causal=False, head_dim=16)  # fmt: skip
+        assert runs <= RUNS
+
+    def test_huge_strides_of_any_tensor_are_one_need(self) -> None:
+        case = all_laid_out(CASE, "huge")
+        assert self.reduced(case, lambda c: c.k_layout == "huge")[1] == ["huge"]
+
+    def test_a_length_is_narrowed_down(self) -> None:
+        case = replace(CASE, seqlen_k=290)
+        smallest, needs, runs = self.reduced(case, lambda c: c.seqlen_k > 128)
+        assert needs == ["seqlen_k"]
+        assert 128 < smallest.seqlen_k < 200
+        assert runs <= RUNS + 3
+
+
+class TestSeverity:
+    ORDINARY = Severity(10, 20)
+
+    def test_wrong_numbers_on_ordinary_data_come_first(self) -> None:
+        one = bug(CASE, ("out",), CAUSAL, relative=0.1, ratio=10.0)
+        worst = replace(one, severity=self.ORDINARY)
+        smaller = replace(bug(CASE, ("out",), relative=0.01), severity=self.ORDINARY)
+        crash = replace(bug(CASE, ()), severity=self.ORDINARY)
+        at_the_end = replace(one, severity=Severity(0, 20))
+        special = replace(bug(CASE, ("dq",), law="special"), severity=Severity(0, 20))
+        less = replace(bug(CASE, ("dq",), explained_by=("tf32",)), severity=self.ORDINARY)
+        accepted = replace(one, failure=replace(one.failure, finding=Finding(claim="", kind="accepted")))
+        in_order = [worst, smaller, crash, at_the_end, special, less, accepted]
+        shuffled = [in_order[i] for i in (4, 1, 6, 0, 5, 2, 3)]
+        assert sorted(shuffled, key=severity) == in_order
+        assert [rank(x) for x in in_order[2:]] == ["crashes", "range", "special", "imprecise", "accepted"]
+
+    def test_a_bug_in_lines(self) -> None:
+        seen = Sightings()
+        for dtype in ("float16", "float16", "float32"):
+            seen.add("forward", replace(CASE, dtype=dtype), "out")
+        one = replace(bug(CASE, ("out",), CAUSAL, OF_V, ulps=3.0, relative=0.5), severity=self.ORDINARY)
+        assert told(one, seen) == [
+            "shows in 10 of 20 ordinary cases; 3 ulps off, 0.5 of out's norm",
+            "3 failing examples: forward; float16, float32; out",
+            "only with causal True, special numbers in v",
+        ]
+        assert annotation(one, seen).startswith("::error title=k%3A law `forward` is broken%2C out is wrong")
+
+    def test_what_is_shared_comes_back(self) -> None:
+        one = replace(bug(CASE, ("out",), CAUSAL, LONG), severity=self.ORDINARY, offers=("min_seqlen=1",))
+        assert Bug.from_dict(json.loads(json.dumps(one.to_dict()))) == one
+        seen = Sightings()
+        seen.add("forward", CASE, "out")
+        assert Sightings.from_dict(json.loads(json.dumps(seen.to_dict()))) == seen
+
+    def test_ordinary_cases_are_claimed_and_the_same_every_time(self) -> None:
+        claims = replace(CLAIMS, causal_unequal_lengths=False)
+        drawn = ordinary_cases(claims, "float16", "cpu")
+        assert drawn == ordinary_cases(claims, "float16", "cpu")
+        assert len(drawn) == ORDINARY
+        assert {case.causal for case in drawn} == {False, True}
+        assert all(is_claimed(case, claims) and case.sm_scale is None for case in drawn)
+        assert {case.q_values for case in drawn} == {"normal"}
+
+
+class TestConclusion:
+    def test_two_processes_that_found_one_bug_tell_of_it_once(self) -> None:
+        one = replace(bug(CASE, ("out", "dq"), CAUSAL), severity=Severity(9, 20))
+        twin = bug(CASE, ("dq",), CAUSAL, law="backward")
+        other = bug(CASE, ("dq",), GROUP, law="backward")
+        other = replace(other, failure=replace(other.failure, number=1))
+        seen = {one.key: Sightings(), twin.key: Sightings()}
+        seen[twin.key].add("backward", CASE, "dq")
+        found = merged({x.key: x for x in (one, twin, other)}, seen)
+        assert [x.bug.key for x in found] == [one.key, other.key]
+        assert found[0].seen.total == 1
+        assert found[0].twins == (twin.key,)
+        assert replaced(f"see {twin.key}/report.md", found) == f"see {one.key}/report.md"
+
+
+class TestOffers:
+    def test_the_claim_that_excludes_all_that_fail_and_the_fewest_that_hold(self) -> None:
+        failing = [replace(CASE, seqlen_q=n) for n in (3, 5)]
+        held = [replace(CASE, seqlen_q=90), replace(CASE, causal=False)]
+        assert list(excluding([UNEQUAL], failing, held, CLAIMS)) == ["causal_unequal_lengths=false"]
+        assert list(excluding([GROUP], failing, [replace(CASE, group=1)], CLAIMS)) == ["grouped_heads=false"]
+
+    def test_a_claim_that_leaves_nothing_is_not_offered(self) -> None:
+        assert list(excluding([GROUP], [CASE], [CASE], CLAIMS)) == []
+        assert list(excluding([CAUSAL], [CASE], [replace(CASE, causal=False)], CLAIMS)) == []
+
+    def test_layouts_that_held_are_left(self) -> None:
+        need = Need("k_layout", ("gap",), ("contiguous",))
+        held = [CASE, replace(CASE, k_layout="bnhd")]
+        assert list(excluding([need], [replace(CASE, k_layout="gap")], held, CLAIMS)) == [
+            "layouts=contiguous,bnhd"
+        ]
+
+
+class TestLessPrecise:
+    def call(self, *explained_by: str, dtype: str = "float16", ulps: float = 2.0) -> Call:
+        return Call("backward", replace(CASE, dtype=dtype), "dq", explained_by, ulps, 1.5)
+
+    def test_one_claim_that_explains_every_call_is_one_finding(self) -> None:
+        all_calls = Imprecise()
+        for call in (self.call("k_prescaled=true", "tf32=true"), self.call("k_prescaled=true", ulps=12.0)):
+            assert all_calls.explains_also(call)
+            all_calls.add(call)
+        assert sentence(all_calls, ["float16"]) == (
+            "consistent with `k_prescaled`: less precise than FlashAttention-2, dq up to 12 ulps off; "
+            "if that is meant, `--claims k_prescaled=true`"
+        )
+        assert "`--claims float16:k_prescaled=true`" in sentence(all_calls, ["float16", "float32"])
+
+    def test_a_call_that_needs_another_claim_is_none_of_them(self) -> None:
+        all_calls = Imprecise()
+        all_calls.add(self.call("k_prescaled=true"))
+        assert not all_calls.explains_also(self.call("l_from_rounded_p=true", dtype="float32"))
+
+    def test_what_items_remember_merges(self) -> None:
+        one, two = Imprecise(), Imprecise()
+        one.add(self.call("a=true", "b=true"))
+        two.add(self.call("b=true", dtype="float32", ulps=7.0))
+        one.merge(Imprecise.from_dict(json.loads(json.dumps(two.to_dict()))))
+        assert (one.total, one.common, one.ulps) == (2, ["b=true"], {"dq": 7.0})
+
+
+class TestLedger:
+    def test_processes_read_what_others_wrote(self, tmp_path: Path) -> None:
+        one, two = Ledger(tmp_path / "x" / "bugs.jsonl"), Ledger(tmp_path / "x" / "bugs.jsonl")
+        one.append({"kernel": "k"})
+        assert [record["kernel"] for record in two.news()] == ["k"]
+        assert two.news() == []
+
+    def test_half_a_line_is_read_when_it_is_whole(self, tmp_path: Path) -> None:
+        path = tmp_path / "bugs.jsonl"
+        path.write_text('{"a": 1, "process": 1}\n{"a": 2, ')
+        ledger = Ledger(path)
+        assert [record["a"] for record in ledger.news()] == [1]
+        path.write_text('{"a": 1, "process": 1}\n{"a": 2, "process": 1}\n')
+        assert [record["a"] for record in ledger.news()] == [2]
+
+    def test_an_investigation_of_another_process_is_waited_for(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        one, two = Ledger(tmp_path / "bugs.jsonl"), Ledger(tmp_path / "bugs.jsonl")
+        with one.investigating("k"):
+            two.news()
+            assert not two.is_busy("k")  # it is this process's own
+            monkeypatch.setattr("tests.harness.ledger.os.getpid", lambda: 1)
+            assert two.is_busy("k")
+            assert not two.is_busy("another")
+            monkeypatch.undo()
+        two.news()
+        monkeypatch.setattr("tests.harness.ledger.os.getpid", lambda: 1)
+        assert not two.is_busy("k")
+
+    def test_a_folder_that_cannot_be_written_is_no_error(self, tmp_path: Path) -> None:
+        (tmp_path / "file").touch()
+        ledger = Ledger(tmp_path / "file" / "bugs.jsonl")
+        ledger.append({})
+        assert ledger.news() == []
