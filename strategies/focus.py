@@ -53,7 +53,7 @@ def focused(capabilities: Capabilities, width: int, chance: Random) -> Focus:
     narrow = replace(
         c,
         head_dims=some("head_dims", c.head_dims),
-        layouts=some("layouts", c.layouts),
+        layouts=_with_huge(c, some("layouts", without_huge_strides(c).layouts)),
         dropout=some("dropout", c.dropout),
         launch={name: some(name, values) for name, values in c.launch.items()},
     )
@@ -62,6 +62,11 @@ def focused(capabilities: Capabilities, width: int, chance: Random) -> Focus:
     if chance.random() < 0.5:
         narrow = replace(narrow, seqlen_multiple=math.lcm(c.seqlen_multiple, WHOLE_TILES))
     return Focus(narrow, _some(HEADS if c.grouped_heads else UNGROUPED, 2**width, chance))
+
+
+def _with_huge(capabilities: Capabilities, layouts: tuple[str, ...]) -> tuple[str, ...]:
+    """Layouts with that of huge strides where it is claimed: it is drawn beside others, and seldom."""
+    return tuple(layout for layout in capabilities.layouts if layout in (*layouts, "huge"))
 
 
 def _some(values: Sequence[T], count: int, chance: Random) -> tuple[T, ...]:
