@@ -11,7 +11,7 @@ EXPLAIN_SECONDS = 10.0
 CALLS = 4000
 
 
-GRACE_SECONDS = 15.0
+GRACE_SECONDS = 10.0
 """How long after its end a run may still be busy with the report of a failure."""
 LEAST_SECONDS = 4.0
 """What one part of the report of a failure may take however late in a run it comes."""
