@@ -72,16 +72,6 @@ MATH = (
 )
 
 
-_LARGE_SUMS = tuple(
-    {"tensor": "dout", "index": (0, head, 0, 0), "value": value}
-    for head, value in enumerate((5e4, 5e4, -6e4))
-)
-
-_LARGE_PARTS = tuple(
-    {"tensor": "dout", "index": (0, head, row, 0), "value": value}
-    for head, row, value in ((0, 1, 32768.0), (1, 0, -48192.0), (1, 1, -34720.0))
-)
-
 FLASH = (
     *(
         KnownFailure(
@@ -92,28 +82,6 @@ FLASH = (
             **seen,
         )
         for keys, seen in ((1, _ON_CPU), (2, _ON_H200))
-    ),
-    KnownFailure(
-        what="dk and dv of grouped heads are summed in float16: 50000 + 50000 - 60000 is infinite",
-        laws=_OF_GRADIENTS,
-        case={**_ZEROS, "group": 3, "spikes": _LARGE_SUMS},
-        where={"dtype": ("float16",), "group": _GROUPED},
-        **_ON_CPU,
-    ),
-    KnownFailure(
-        what="parts of dk and dv of grouped heads are stored in float16 before they are summed: -65552 is infinite",
-        laws=_OF_GRADIENTS,
-        case={
-            **_ZEROS,
-            "group": 2,
-            "seqlen_q": 2,
-            "seqlen_k": 2,
-            "head_dim": 1,
-            "causal": True,
-            "spikes": _LARGE_PARTS,
-        },
-        where={"dtype": ("float16",), "group": _GROUPED},
-        **_ON_H200,
     ),
     KnownFailure(
         what="under a causal mask a scale that is not positive gives NaN: -inf is scaled",

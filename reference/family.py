@@ -96,6 +96,29 @@ def full_precision(base: Arithmetic) -> Family:
     )
 
 
+WORDS: Mapping[str, Mapping[Any, str]] = {
+    "normalised_first": {False: "P cast before the division", True: "P cast after the division"},
+    "partial_results": {False: "", True: "parts of the keys merged"},
+    "ds_scaled": {False: "dS unscaled at its cast", True: "dS scaled at its cast"},
+    "delta": {
+        "out": "delta from out",
+        "probabilities": "delta from P dP",
+        "weights": "delta from P dP after P's cast",
+    },
+    "dk_dv_per_head": {False: "", True: "dk and dv stored per head"},
+    "saved_weights": {False: "", True: "P kept from the forward"},
+    "ds_from_rounded_p": {False: "", True: "dS from P after its cast"},
+}
+"""What the fields in which members of a family differ say of a design; nothing of what is usual and has no name."""
+
+
+def in_words(ways: tuple[Changes, ...], way: Changes) -> str:
+    """One way of a factor of a family: what it is, in each field in which the ways of the factor differ."""
+    plain = Arithmetic(weights=TF32X3, output=TF32X3)
+    fields_ = [name for name in WORDS if any(name in other for other in ways)]
+    return ", ".join(filter(None, (WORDS[name][way.get(name, getattr(plain, name))] for name in fields_)))
+
+
 def in_tf32x3(base: Arithmetic) -> Arithmetic:
     """Float32 products as three of tf32."""
     return replace(base, weights=TF32X3, operand_rounding=TF32X3.roundoff)

@@ -16,7 +16,7 @@ from torch import Tensor
 from kernels.contract import OUTPUTS
 from reference.arithmetic import Arithmetic
 from reference.bounds import Exact, backward_bounds, exact, forward_bounds
-from reference.family import Changes, widest
+from reference.family import Changes, in_words, widest
 from reference.heads import fold, unfold
 from tests.harness.trial import Check, LawBroken, Outputs, Problem, Trial
 
@@ -157,7 +157,7 @@ def explain(
     trial: Trial,
     factor: str,
     base: Arithmetic,
-    ways: Sequence[Changes],
+    ways: tuple[Changes, ...],
     checks: Callable[..., list[Check]],
 ) -> None:
     """Find a way to round with which all ``checks`` hold, the one that held last first.
@@ -178,7 +178,8 @@ def explain(
             failed.add((broken.finding.tensor, signature(broken.finding.tensor, way)))
         else:
             trial.explained[factor] = at
-            trial.designs |= {f"{name}={value}" for name, value in ways[at].items()}
+            if len(ways) > 1:
+                trial.designs.add(in_words(ways, ways[at]))
             return
     raise nearest(breaches)
 

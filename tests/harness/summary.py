@@ -132,6 +132,7 @@ class Summary:
                 for one in self.concluded or merged(self.bugs, self.seen)
             ],
             "complaints": self.complaints(),
+            "consistent_with": self.designs(),
             "less_precise": {kernel: self._sentence(kernel) for kernel in sorted(self.imprecise)},
             "error_over_bound": self.distribution(),
         }
@@ -164,6 +165,8 @@ class Summary:
             for tensor, bins in tally.histogram.items():
                 if law in ("forward", "backward"):
                     part = Tally(histogram={tensor: bins}, largest={tensor: tally.largest[tensor]})
+                    part.judged = {tensor: tally.judged.get(tensor, 0)}
+                    part.idle = {tensor: tally.idle.get(tensor, 0)}
                     merged.setdefault((kernel, dtype, tensor), Tally()).merge(part)
         return [
             {
@@ -174,6 +177,7 @@ class Summary:
                 "median": tally.quantile(tensor, 0.5),
                 "p99.9": tally.quantile(tensor, 0.999),
                 "maximum": tally.largest[tensor],
+                "tests_nothing": tally.idle[tensor] / max(1, tally.judged[tensor]),
             }
             for (kernel, dtype, tensor), tally in sorted(merged.items())
         ]
@@ -189,6 +193,8 @@ class Summary:
         for info in self.plan.kernels:
             for known in info.known_failures:
                 terminalreporter.write_line(f"known failure of {info.name}: {known}")
+        for kernel, told in self.designs().items():
+            terminalreporter.write_line(f"{kernel} is consistent with: {told}")
         for line in self.complaints():
             terminalreporter.write_line(f"\n{line}", red=True)
         if os.environ.get("GITHUB_ACTIONS") == "true":
@@ -255,11 +261,26 @@ class Summary:
                 f"{r['median']:.3f}",
                 f"{r['p99.9']:.3f}",
                 f"{r['maximum']:.4f}",
+                f"{100 * r['tests_nothing']:.0f} %",
             )
             for r in self.distribution()
         ]
         columns = ("kernel", "dtype", "tensor", "examples", "median err/bound", "99.9 %", "maximum")
-        return make_table(columns, rows)
+        return make_table((*columns, "tests nothing"), rows)
+
+    def designs(self) -> dict[str, str]:
+        """For each kernel that declares no arithmetic, the designs that explain it, the most frequent first."""
+        counts: dict[str, Tally] = {}
+        for (kernel, _, _), tally in self.tallies.items():
+            counts.setdefault(kernel, Tally()).merge(Tally(designs=tally.designs))
+        ordered = {
+            kernel: sorted(x.designs, key=x.designs.__getitem__, reverse=True) for kernel, x in counts.items()
+        }
+        return {
+            kernel: "; ".join(f"{name} ({counts[kernel].designs[name]} examples)" for name in names)
+            for kernel, names in ordered.items()
+            if names
+        }
 
     def _times(self) -> Table:
         rows = []

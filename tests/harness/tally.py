@@ -1,5 +1,6 @@
 """Counts of what was tried, which merge over examples, items and processes."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
@@ -27,6 +28,8 @@ class Tally:
     ``worst``, ``worst_tensor`` and ``worst_case`` are the largest error over bound of any example that held;
     ``histogram`` counts examples by that ratio, for each tensor, and ``largest`` is its largest; ``seconds``
     splits the time into "kernel", "check" and "tensors" (in the child) and "total" (drawing included).
+    ``judged`` and ``idle`` count, for each tensor, the examples in which it was held to its bounds, and those of them
+    that test nothing of it; ``designs`` counts them by the member of a family that explained them.
     ``refused_cases`` and ``answered_cases`` are some of the cases, without their numbers: claims speak of the rest.
     """
 
@@ -45,6 +48,9 @@ class Tally:
     histogram: dict[str, dict[int, int]] = field(default_factory=dict)
     largest: dict[str, float] = field(default_factory=dict)
     reasons: dict[str, int] = field(default_factory=dict)
+    judged: dict[str, int] = field(default_factory=dict)
+    idle: dict[str, int] = field(default_factory=dict)
+    designs: dict[str, int] = field(default_factory=dict)
     refused_cases: list[Case] = field(default_factory=list)
     answered_cases: list[Case] = field(default_factory=list)
 
@@ -67,6 +73,9 @@ class Tally:
             self.examples += 1
             _keep(case, self.answered_cases)
             self.broken += verdict.status == "broken"
+        _count(self.judged, dict.fromkeys(verdict.idle, 1))
+        _count(self.idle, {tensor: int(idle) for tensor, idle in verdict.idle.items()})
+        _count(self.designs, dict.fromkeys(verdict.designs, 1))
         for tensor, ratio in verdict.worst.items():
             bins = self.histogram.setdefault(tensor, {})
             at = min(int(ratio * BINS), BINS)
@@ -99,8 +108,8 @@ class Tally:
                 mine[int(at)] = mine.get(int(at), 0) + count
         for tensor, ratio in other.largest.items():
             self.largest[tensor] = max(self.largest.get(tensor, 0.0), ratio)
-        for reason, count in other.reasons.items():
-            self.reasons[reason] = self.reasons.get(reason, 0) + count
+        for name in ("reasons", "judged", "idle", "designs"):
+            _count(getattr(self, name), getattr(other, name))
         self.refused_cases = list(dict.fromkeys([*self.refused_cases, *other.refused_cases]))
         self.answered_cases = list(dict.fromkeys([*self.answered_cases, *other.answered_cases]))
 
@@ -128,6 +137,12 @@ class Tally:
         tally = cls()
         tally.merge(cls(**{**fields, **kept}))
         return tally
+
+
+def _count(counts: dict[str, int], more: Mapping[str, int]) -> None:
+    """Add counts to those of the same names."""
+    for name, count in more.items():
+        counts[name] = counts.get(name, 0) + count
 
 
 def _keep(case: Case, cases: list[Case]) -> None:

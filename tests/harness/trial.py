@@ -186,7 +186,7 @@ class Trial:
     explained: dict[str, int] = field(default_factory=dict)
     """Which member of a family explained the last call, by factor: it is tried first for the next."""
     designs: set[str] = field(default_factory=set)
-    """What the members that explained the calls have in common with no other, in words."""
+    """The members of a family that explained the calls, in words."""
     idle: dict[str, bool] = field(default_factory=dict)
     """For each tensor that was judged, whether the case tests nothing of it: an answer of 0 would hold."""
     worst: dict[str, float] = field(default_factory=dict)

@@ -88,8 +88,8 @@ class Verdict:
     here; ``reason`` says why). ``worst`` has the largest error over bound for each tensor; ``seconds`` the
     time spent in "kernel" (launches), "check" (references, bounds, comparisons) and "tensors". ``beside`` are the
     tensors that are wrong too, and that were not to be judged, since they are known to be wrong in every case.
-    ``designs`` are those of a family that explained what was judged, each by a field of ``Arithmetic`` and its value;
-    ``idle`` says, of each tensor that was judged, whether the case tests nothing of it: an answer of 0 would hold.
+    ``designs`` are the members of a family that explained what was judged, in words; ``idle`` says, of each tensor
+    that was judged, whether the case tests nothing of it: an answer of 0 would hold.
     """
 
     status: str

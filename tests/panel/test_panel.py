@@ -74,11 +74,6 @@ def names(claims: tuple[str, ...]) -> set[str]:
     return {claim.rpartition(":")[2] for claim in claims}
 
 
-def explained_by(finding: Finding) -> tuple[str, ...]:
-    """The claims under which the finding would not be one."""
-    return getattr(finding, "explained_by", ())
-
-
 @pytest.mark.parametrize("member", PANEL, ids=lambda member: member.name)
 def test_holds_under_its_claims(member: Member, campaigns: EachClaim) -> None:
     found = list(alarms(campaigns(member.spec, member.claims), budget(member)))
@@ -88,7 +83,7 @@ def test_holds_under_its_claims(member: Member, campaigns: EachClaim) -> None:
 @pytest.mark.parametrize("member", LESS_PRECISION, ids=lambda member: member.name)
 def test_alarms_under_the_default_claims_name_its_own(member: Member, campaigns: EachClaim) -> None:
     found = alarms(campaigns(member.spec, ()), budget(member))
-    unexplained = [alarm for alarm in found if not names(member.claims) & names(explained_by(alarm[2]))]
+    unexplained = [alarm for alarm in found if not names(member.claims) & names(alarm[2].explained_by)]
     assert not unexplained, told(unexplained)
 
 
