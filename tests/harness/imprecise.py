@@ -1,10 +1,12 @@
 """Results that are less precise than was claimed, as one claim would have it: one finding for the whole kernel."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from reference.family import concerns
 from strategies.case import Case, from_json, to_json
+from tests.harness.bugs import Bug
 from tests.harness.verdict import Finding
 
 MOST_CASES = 20
@@ -48,6 +50,12 @@ class Imprecise:
         """The claims, each of which explains every call."""
         found = list(self.claims.values())
         return [claim for claim in (found[0] if found else ()) if all(claim in others for others in found)]
+
+    def are_of(self, bugs: Sequence[Bug]) -> bool:
+        """Whether each call that is remembered meets all that some bug needs, and is wrong in a tensor of it."""
+        return all(
+            any(call.tensor in bug.tensors and bug.is_met(call.case) for bug in bugs) for call in self.calls
+        )
 
     def explains_also(self, call: Call) -> bool:
         """Whether some claim explains all calls and one more."""
@@ -102,7 +110,8 @@ def sentence(imprecise: Imprecise, claimed: Iterable[str]) -> str:
         return f"{what}; no one claim explains all of them"
     claim = common[0]
     dtypes = sorted(imprecise.claims)
-    prefixes = [f"{dtype}:" for dtype in dtypes] if set(claimed) - set(dtypes) else [""]
+    without = {dtype for dtype in claimed if concerns(claim, dtype)} - set(dtypes)
+    prefixes = [f"{dtype}:" for dtype in dtypes] if without else [""]
     options = " ".join(f"--claims {prefix}{claim}" for prefix in prefixes)
     name = claim.removesuffix("=true")
     return (

@@ -92,6 +92,12 @@ class Summary:
         for one in merged(self.bugs, self.seen):
             runs = Runs(infos[one.bug.failure.kernel], self.plan.child, self.plan.journal)
             self.concluded.append(with_offers(one, runs, spend))
+        bugs = [one.bug for one in self.concluded]
+        self.imprecise = {
+            kernel: calls
+            for kernel, calls in self.imprecise.items()
+            if not calls.are_of([bug for bug in bugs if bug.failure.kernel == kernel])
+        }
         reporter = session.config.pluginmanager.get_plugin("terminalreporter")
         for failed in reporter.stats.get("failed", ()) if reporter else ():
             failed.longrepr = replaced(str(failed.longrepr), self.concluded)

@@ -360,7 +360,15 @@ class TestLessPrecise:
             "consistent with `k_prescaled`: less precise than FlashAttention-2, dq up to 12 ulps off; "
             "if that is meant, `--claims k_prescaled=true`"
         )
-        assert "`--claims float16:k_prescaled=true`" in sentence(all_calls, ["float16", "float32"])
+        assert sentence(all_calls, ["float16", "float32"]) == sentence(all_calls, ["float16"])
+        assert "`--claims float16:k_prescaled=true`" in sentence(all_calls, ["float16", "bfloat16"])
+
+    def test_calls_that_a_bug_explains_are_not_told_of(self) -> None:
+        all_calls = Imprecise()
+        all_calls.add(self.call("k_prescaled=true"))
+        assert all_calls.are_of([bug(CASE, ("dq", "dk"))])
+        assert not all_calls.are_of([bug(CASE, ("dv",))])
+        assert not all_calls.are_of([bug(CASE, ("dq",), Need("causal", (False,), (True,)))])
 
     def test_a_call_that_needs_another_claim_is_none_of_them(self) -> None:
         all_calls = Imprecise()
