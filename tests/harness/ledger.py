@@ -22,6 +22,7 @@ class Ledger:
         self.path = path
         self.offset = 0
         self.open: dict[tuple[str, int], float] = {}
+        self.unread: list[dict[str, Any]] = []
         with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
 
@@ -37,38 +38,47 @@ class Ledger:
 
     def news(self) -> list[dict[str, Any]]:
         """The records that were added since this was asked last, those of this process included."""
-        try:
-            with self.path.open("rb") as file:
-                file.seek(self.offset)
-                text = file.read()
-        except OSError:
-            return []
-        whole = text[: text.rfind(b"\n") + 1]
-        self.offset += len(whole)
-        records = []
-        for line in whole.splitlines():
-            with suppress(ValueError):
-                records.append(json.loads(line))
-        for record in records:
-            self._follow(record)
-        return records
+        self._read()
+        told, self.unread = self.unread, []
+        return told
 
     def is_busy(self, kernel: str) -> bool:
-        """Whether another process investigates a failure of a kernel."""
-        now = time.time()
-        return any(
-            name == kernel and process != os.getpid() and now - since < PATIENCE
-            for (name, process), since in self.open.items()
-        )
+        """Whether another process investigates a failure of a kernel, or has found a bug of it that is not read yet."""
+        self._read()
+        now, mine = time.time(), os.getpid()
+        found = any(record.get("kernel") == kernel and record["process"] != mine for record in self.unread)
+        for (name, process), since in self.open.items():  # in the order in which they have begun
+            if name == kernel and process == mine:
+                break
+            if name == kernel and now - since < PATIENCE:
+                return True
+        return found
 
     @contextmanager
     def investigating(self, kernel: str) -> Iterator[None]:
-        """Tell the others that a failure of a kernel is investigated."""
+        """Tell the others that a failure of a kernel is investigated; of two that begin at once the first goes on."""
         self.append({"begins": kernel, "time": time.time()})
         try:
             yield
         finally:
             self.append({"ends": kernel})
+            self._read()
+
+    def _read(self) -> None:
+        """Take in what was added to the file."""
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self.offset)
+                text = file.read()
+        except OSError:
+            return
+        whole = text[: text.rfind(b"\n") + 1]
+        self.offset += len(whole)
+        for line in whole.splitlines():
+            with suppress(ValueError):
+                record = json.loads(line)
+                self._follow(record)
+                self.unread.append(record)
 
     def _follow(self, record: Mapping[str, Any]) -> None:
         """Keep track of who investigates."""

@@ -323,10 +323,16 @@ class Subject:
             return
         if rest.finding.explained_by and self._is_less_precise(rest):
             return
-        if patient and self.replay is None and self.ledger.is_busy(self.info.name):
-            self.waiting.append(rest)
-        elif self.replay is None or not self.failures:
-            self._found(rest)
+        if self.replay is not None:
+            if not self.failures:
+                self._found(rest)
+            return
+        if not (patient and self.ledger.is_busy(self.info.name)):
+            with self.ledger.investigating(self.info.name):
+                if not (patient and self.ledger.is_busy(self.info.name)):
+                    self._found(rest)
+                    return
+        self.waiting.append(rest)
 
     def _is_less_precise(self, broken: Broken) -> bool:
         """Remember a call that is less precise than claimed, if one claim can explain it and all others so far."""
@@ -352,23 +358,22 @@ class Subject:
         """Investigate a failure that no known bug explains."""
         info, law, case = self.info, broken.law, broken.case
         failure = Failure(info.spec, info.name, info.claims, law, case, broken.finding, self.environment)
-        with self.ledger.investigating(info.name):
-            investigation = Investigation(
-                self.runs,
-                failure,
-                broken.ignored,
-                tuple(self.bugs.values()),
-                self.shrinking,
-                self._write,
-                self._number,
-                clock=self.clock,
-                ordinary=self.ordinary,
-                held=tuple(self.held),
-            )
-            bug = investigation.bug(shrink=self.replay is None)
-            bug = self._known_as(bug)
-            self.bugs[bug.key] = bug
-            self.ledger.append(bug.to_dict())
+        investigation = Investigation(
+            self.runs,
+            failure,
+            broken.ignored,
+            tuple(self.bugs.values()),
+            self.shrinking,
+            self._write,
+            self._number,
+            clock=self.clock,
+            ordinary=self.ordinary,
+            held=tuple(self.held),
+        )
+        bug = investigation.bug(shrink=self.replay is None)
+        bug = self._known_as(bug)
+        self.bugs[bug.key] = bug
+        self.ledger.append(bug.to_dict())
         self._blame(bug, law, case, broken.finding.tensor)
         self.seen[bug.key].keep(investigation.cases.cases)
 
