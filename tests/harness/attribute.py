@@ -123,6 +123,9 @@ def is_same(known: Bug, bug: Bug, run: Try, capabilities: Capabilities) -> bool:
     failure = bug.failure
     if failure.finding.ends_process and known.could_break(failure.finding) and mine & theirs:
         return True  # each run to make sure would end a process
+    both = known.is_met(failure.case) and bug.is_met(known.failure.case)
+    if mine == theirs and mine - set(LENGTHS) and both and known.could_break(failure.finding):
+        return True  # beside a third bug, whose failure would be left without what they need
     if not mine - set(LENGTHS) <= theirs or not (mine & theirs or mine == theirs):
         return False
     # Where both need the same, a tensor of one beside those of the other is enough.

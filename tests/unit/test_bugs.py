@@ -198,6 +198,12 @@ class TestNeeds:
             or again.failure.case.group == 1
         )
 
+    def test_bugs_that_need_the_same_in_one_tensor_are_one_whatever_else_is_wrong(self) -> None:
+        known, again = bug(CASE, ("out", "lse"), CAUSAL), bug(replace(CASE, seqlen_k=7), ("out",), CAUSAL)
+        always = runner(any_of(causal, lambda case: {"out"}))
+        assert is_same(known, again, always, CLAIMS)
+        assert not is_same(known, bug(CASE, ("dv",), CAUSAL), always, CLAIMS)
+
 
 class TestElsewhere:
     def known(self, **where: tuple[Any, ...]) -> KnownFailure:
