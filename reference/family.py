@@ -64,12 +64,11 @@ class Family:
 
 def _with(changes: Changes, factor: tuple[Changes, ...]) -> tuple[Changes, ...]:
     """Those of a factor that agree with the claims, or all of it where none does."""
-    plain = Arithmetic(weights=TF32X3, output=TF32X3)
 
     def agrees(member: Changes) -> bool:
         named = {name for other in factor for name in other}
         return all(
-            member.get(name, getattr(plain, name)) == value
+            member.get(name, getattr(Arithmetic, name)) == value
             for name, value in changes.items()
             if name in named
         )
@@ -114,9 +113,10 @@ WORDS: Mapping[str, Mapping[Any, str]] = {
 
 def in_words(ways: tuple[Changes, ...], way: Changes) -> str:
     """One way of a factor of a family: what it is, in each field in which the ways of the factor differ."""
-    plain = Arithmetic(weights=TF32X3, output=TF32X3)
     fields_ = [name for name in WORDS if any(name in other for other in ways)]
-    return ", ".join(filter(None, (WORDS[name][way.get(name, getattr(plain, name))] for name in fields_)))
+    return ", ".join(
+        filter(None, (WORDS[name][way.get(name, getattr(Arithmetic, name))] for name in fields_))
+    )
 
 
 def in_tf32x3(base: Arithmetic) -> Arithmetic:
