@@ -1,7 +1,9 @@
 """Whether known bugs explain a failure: with another value of any field that a bug needs, it must go away."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 from kernels.contract import Capabilities
 from strategies.case import Case
@@ -19,12 +21,16 @@ Try = Callable[[str, Case, frozenset[str]], Finding | None]
 
 @dataclass(frozen=True)
 class Broken:
-    """A law that does not hold on a case, ``ignored`` being the tensors that were not judged."""
+    """A law that does not hold on a case, ``ignored`` being the tensors that were not judged.
+
+    ``sizes`` are those of the calls that were made which are not of the case's, as ``Trial.sizes`` has them.
+    """
 
     law: str
     case: Case
     finding: Finding
     ignored: frozenset[str] = frozenset()
+    sizes: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass
@@ -38,9 +44,9 @@ class Outcome:
 def attribute(broken: Broken, bugs: Sequence[Bug], run: Try, capabilities: Capabilities) -> Outcome:
     """Take out of a failure what known bugs explain.
 
-    A bug explains a failure if the failure is gone with another value of any of the fields that the bug needs. If it
-    is still there, another bug is in the case, and the search goes on without the first. Tensors that the bug is not
-    known to spoil are judged once more by themselves.
+    A bug explains a failure if the bug's tensors are right with another value of any of the fields that it needs. If
+    they are still wrong, another bug is in the case, and the search goes on without the first. Tensors that the bug
+    is not known to spoil are judged once more by themselves.
     """
     outcome = Outcome(broken)
     # Bugs that need most are the most particular, and tried first.
@@ -49,31 +55,47 @@ def attribute(broken: Broken, bugs: Sequence[Bug], run: Try, capabilities: Capab
         bug = left.pop(0)
         if not bug.could_break(outcome.rest.finding):
             continue
-        still = _without(bug, outcome.rest, run, capabilities)
-        if still is not None:
-            outcome.rest = still
-            continue
-        outcome.blamed.append(bug)
-        outcome.rest = _beside(bug, outcome.rest, run)
+        cured = _without(bug, outcome.rest, run, capabilities)
+        if cured.is_explained:
+            outcome.blamed.append(bug)
+            outcome.rest = _beside(bug, outcome.rest, run) or cured.rest
+        elif cured.rest is not None:
+            outcome.rest = cured.rest
     return outcome
 
 
-def _without(bug: Bug, broken: Broken, run: Try, capabilities: Capabilities) -> Broken | None:
-    """What still fails without one of the bug's needs; None if all of them cure the case."""
+@dataclass(frozen=True)
+class _Cured:
+    """Whether a bug explains its part of a failure, and what still fails without what the bug needs, if anything."""
+
+    is_explained: bool
+    rest: Broken | None = None
+
+
+def _without(bug: Bug, broken: Broken, run: Try, capabilities: Capabilities) -> _Cured:
+    """What becomes of a failure without each of the bug's needs."""
     if not all(_is_present(need, broken.case) for need in bug.needs if need.name not in LENGTHS):
-        return broken
+        return _Cured(False)
+    other = None
     for need in bug.needs:
         still, cured = None, 0
         for changed in cures(need, broken.case, capabilities):
             finding = run(broken.law, changed, broken.ignored)
-            cured += finding is None
-            still = still or (finding and Broken(broken.law, changed, finding, broken.ignored))
-            if need.cures_by_all == bool(finding):
+            left = None if finding is None else Broken(broken.law, changed, finding, broken.ignored)
+            shows = finding is not None and bug.could_break(finding)
+            if finding is not None and finding.ends_process and not shows:
+                continue  # it tells nothing of what else is in the case
+            if shows:
+                still = still or left
+            else:
+                cured += 1
+                other = other or left
+            if need.cures_by_all == shows:
                 break
         if not cured or (still and need.cures_by_all):
             # Another length than one that holds may but bring the bug into the case.
-            return still if still and _is_present(need, broken.case) else broken
-    return None
+            return _Cured(False, still if _is_present(need, broken.case) else None)
+    return _Cured(True, other)
 
 
 def _is_present(need: Need, case: Case) -> bool:
@@ -116,25 +138,34 @@ def _values(need: Need, case: Case) -> list[object]:
 
 
 def is_same(known: Bug, bug: Bug, run: Try, capabilities: Capabilities) -> bool:
-    """Whether a bug that was found by itself is one that is known: it needs nothing else, and goes away with it."""
-    if known.is_huge and bug.is_huge:
+    """Whether two bugs that were found by themselves are one: the smallest case of each is cured as the other is."""
+    if (known.is_huge and bug.is_huge) or known.is_like(bug):
         return True
-    mine, theirs = {need.name for need in bug.needs}, {need.name for need in known.needs}
-    failure = bug.failure
-    if failure.finding.ends_process and known.could_break(failure.finding) and mine & theirs:
-        return True  # each run to make sure would end a process
-    both = known.is_met(failure.case) and bug.is_met(known.failure.case)
-    if mine == theirs and mine - set(LENGTHS) and both and known.could_break(failure.finding):
-        return True  # beside a third bug, whose failure would be left without what they need
-    if not mine - set(LENGTHS) <= theirs or not (mine & theirs or mine == theirs):
+    if not known.is_kin(bug):
         return False
-    # Where both need the same, a tensor of one beside those of the other is enough.
-    alike = bool(mine) and mine - set(LENGTHS) == theirs - set(LENGTHS)
-    for law in dict.fromkeys((failure.law, *(("forward", "backward") if alike else ()))):
-        finding = run(law, failure.case, frozenset())
-        if finding is not None and known.could_break(finding):
-            return _without(known, Broken(law, failure.case, finding), run, capabilities) is None
-    return False
+    if bug.failure.finding.ends_process:  # each run to make sure would end a process
+        return bool({need.name for need in bug.needs} & {need.name for need in known.needs})
+    both = ((known, bug), (bug, known))
+    return all(_is_cured_as(one, other, run, capabilities) for one, other in both)
+
+
+def _is_cured_as(one: Bug, other: Bug, run: Try, capabilities: Capabilities) -> bool:
+    """Whether the smallest case of a bug is cured by what cures another: by all of its needs that tell, if any do."""
+    f = one.failure
+    if not other.needs:  # as far as is known: what it is not known to spoil may be wrong otherwise
+        return other.could_break(f.finding) and f.finding.tensor in (*other.tensors, "")
+    telling = [need for need in other.needs if need.is_telling]
+    outcomes = (
+        _is_present(need, f.case) and _is_needed(need, f.case, partial(_shows, one, run), capabilities)
+        for need in telling or other.needs
+    )
+    return all(outcomes) if telling else any(outcomes)
+
+
+def _shows(bug: Bug, run: Try, case: Case) -> bool:
+    """Whether a case fails under a bug's law in what the bug can be blamed for."""
+    finding = run(bug.failure.law, case, frozenset())
+    return finding is not None and bug.could_break(finding)
 
 
 def needs_of(

@@ -9,7 +9,10 @@ SECONDS = {"cpu": 50.0, "cuda": 16.0}
 """By device type, how long smaller cases are looked for: each crash or hang costs the start of a process."""
 EXPLAIN_SECONDS = 10.0
 CALLS = 4000
-
+LEAST_CALLS = 60
+"""What one part of the report of a failure may cost on a machine that is too busy for more in its time."""
+PATIENCE = 2.5
+"""So many times its seconds such a part may take for that."""
 
 GRACE_SECONDS = 10.0
 """How long after its end a run may still be busy with the report of a failure."""
@@ -79,14 +82,20 @@ class ShrinkBudget:
         return self.seconds - self.drawing_seconds
 
 
-def meter(seconds: float, calls: float = math.inf) -> Callable[[], None]:
-    """A function to call before each run; it raises BudgetSpent once the seconds or the calls are used up."""
-    until, made = time.perf_counter() + seconds, 0
+def meter(seconds: float, calls: float = math.inf, most: float | None = None) -> Callable[[], None]:
+    """A function to call before each run; it raises BudgetSpent once the seconds or the calls are used up.
+
+    A busy machine does less in the same time: ``LEAST_CALLS`` may take up to ``most`` seconds, by default no more
+    than all others.
+    """
+    start, made = time.perf_counter(), 0
 
     def spend() -> None:
         nonlocal made
         made += 1
-        if made > calls or time.perf_counter() > until:
+        passed = time.perf_counter() - start
+        limit = seconds if made > LEAST_CALLS or most is None else most
+        if made > calls or passed > limit:
             raise BudgetSpent
 
     return spend

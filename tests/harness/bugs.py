@@ -38,6 +38,11 @@ class Need:
         return self.name in LENGTHS or self.name in VALUES_OF
 
     @property
+    def is_telling(self) -> bool:
+        """Whether it can't matter by accident, as lengths, numbers and how they are rounded may in a small case."""
+        return not self.is_numeric and self.name != "dtype"
+
+    @property
     def cures_by_all(self) -> bool:
         """Whether all other values must cure a case: of equal lengths the short ones may do so for being short."""
         return self.name == "lengths"
@@ -108,6 +113,11 @@ class Bug:
         """Whether a case has all that the bug needs."""
         return all(need.is_met(case) for need in self.needs)
 
+    def end_of(self, case: Case) -> Finding | None:
+        """How a case ends the process by this bug, as far as is known; None where nothing is."""
+        finding = self.failure.finding
+        return finding if finding.ends_process and self.needs and self.is_met(case) else None
+
     def could_break(self, finding: Finding) -> bool:
         """Whether a failure is of a kind and of tensors that the bug can be blamed for."""
         if self.is_huge:
@@ -116,6 +126,20 @@ class Bug:
         if mine.signature != finding.signature:
             return False
         return mine.kind not in NUMBERS or bool(set(self.tensors) & wrong_tensors(finding))
+
+    def is_kin(self, other: "Bug") -> bool:
+        """Whether both may be one bug by the kind of their failures and by the tensors that are wrong."""
+        mine, theirs = self.failure.finding, other.failure.finding
+        if mine.signature != theirs.signature:
+            return False
+        return mine.kind not in NUMBERS or are_kindred(set(self.tensors), set(other.tensors))
+
+    def is_like(self, other: "Bug") -> bool:
+        """Whether both are one bug as far as needs tell that matter by themselves: each case has what both need."""
+        mine, theirs = ({need.name for need in bug.needs} for bug in (self, other))
+        cases = (self.failure.case, other.failure.case)
+        met = all(bug.is_met(case) for bug in (self, other) for case in cases)
+        return self.is_kin(other) and mine == theirs and met and any(x.is_telling for x in self.needs)
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON, without what only the report needs."""
@@ -154,6 +178,15 @@ class Bug:
             severity=Severity(**fields["severity"]),
             offers=tuple(fields["offers"]),
         )
+
+
+def are_kindred(some: set[str], others: set[str]) -> bool:
+    """Whether one mistake may have made all of these tensors wrong.
+
+    A wrong forward may make anything wrong. An lse that is wrong beside a right out is a mistake of its own, since
+    gradients are judged at it; so are gradients.
+    """
+    return bool(some & others) or "out" in some | others or "lse" not in some | others
 
 
 def wrong_tensors(finding: Finding) -> set[str]:

@@ -11,7 +11,6 @@ from tests.harness.bugs import TOP_LEFT, Bug, Sightings, severity, told, with_te
 from tests.harness.offers import failing_under
 from tests.harness.report import headline
 from tests.harness.runs import Runs
-from tests.harness.verdict import NUMBERS
 
 
 @dataclass(frozen=True)
@@ -28,16 +27,28 @@ class Concluded:
         return [headline(self.bug.failure), *told(self.bug, self.seen), *self.offers]
 
 
-def merged(bugs: Mapping[str, Bug], seen: Mapping[str, Sightings]) -> list[Concluded]:
-    """Each bug once, the worst first: two processes may have found the same at the same time."""
+def merged(
+    bugs: Mapping[str, Bug], seen: Mapping[str, Sightings], is_same: Callable[[Bug, Bug], bool] | None = None
+) -> list[Concluded]:
+    """Each bug once, the worst first: two processes may have found the same at the same time.
+
+    ``is_same`` tells of two bugs of one kernel whether they are one; without it, what is known of them does.
+    """
     groups: list[list[Bug]] = []
     for bug in sorted(bugs.values(), key=severity):
-        group = next((group for group in groups if are_same(group[0], bug)), None)
+        group = next((group for group in groups if _are_one(group[0], bug, is_same)), None)
         if group is None:
             groups.append([bug])
         else:
             group.append(bug)
     return [_one(group, seen) for group in groups]
+
+
+def _are_one(one: Bug, other: Bug, is_same: Callable[[Bug, Bug], bool] | None) -> bool:
+    """Whether two bugs are one."""
+    if one.failure.kernel != other.failure.kernel:
+        return False
+    return one.is_like(other) or bool(is_same and is_same(one, other))
 
 
 def _one(group: list[Bug], seen: Mapping[str, Sightings]) -> Concluded:
@@ -46,20 +57,6 @@ def _one(group: list[Bug], seen: Mapping[str, Sightings]) -> Concluded:
         everything.merge(seen.get(bug.key, Sightings()))
     worst = with_tensors(group[0], (tensor for bug in group for tensor in bug.tensors))
     return Concluded(worst, everything, twins=tuple(bug.key for bug in group[1:]))
-
-
-def are_same(one: Bug, other: Bug) -> bool:
-    """Whether two bugs of different processes are one: they need the same, and the same tensors are wrong."""
-    mine, theirs = one.failure, other.failure
-    if mine.kernel != theirs.kernel:
-        return False
-    if one.is_huge and other.is_huge:
-        return True
-    return (
-        mine.finding.signature == theirs.finding.signature
-        and {need.name for need in one.needs} == {need.name for need in other.needs}
-        and (mine.finding.kind not in NUMBERS or bool(set(one.tensors) & set(other.tensors)))
-    )
 
 
 def with_offers(concluded: Concluded, runs: Runs, spend: Callable[[], None]) -> Concluded:

@@ -11,25 +11,28 @@ from reference.bounds.accumulation import SHRINKING_SAFETY
 from strategies.case import TENSORS, Case
 from strategies.cases import is_claimed
 from tests.harness.attribute import Broken, attribute, cures, needs_of
-from tests.harness.budget import EXPLAIN_SECONDS, LEAST_SECONDS, BudgetSpent, Clock, ShrinkBudget, meter
-from tests.harness.bugs import Bug, Need, Severity, Sightings, wrong_tensors
+from tests.harness.budget import (
+    EXPLAIN_SECONDS,
+    LEAST_SECONDS,
+    PATIENCE,
+    BudgetSpent,
+    Clock,
+    ShrinkBudget,
+    meter,
+)
+from tests.harness.bugs import Bug, Need, Severity, Sightings, are_kindred, wrong_tensors
 from tests.harness.child import ChildDied, DeviceLost
 from tests.harness.explain import COMES_AND_GOES, HOLDS_ALONE, Explanation, Seen, explain
 from tests.harness.gentle import AMBIGUOUS, GENERAL, LAYOUT_FIELDS, RUNS, gently_reduced
 from tests.harness.offers import offered
 from tests.harness.ordinary import ordinary_cases
+from tests.harness.plainly import NO_PLAIN_LAW, PLAIN_LAWS
 from tests.harness.reduce import reduced
 from tests.harness.report import Failure, headline
 from tests.harness.runs import Runs
 from tests.harness.standalone import exit_status
 from tests.harness.vary import LENGTHS, PAIR, Field, fields, value_of, with_value
 from tests.harness.verdict import NUMBERS, Finding
-
-PLAIN_LAWS = ("forward", "backward")
-"""The laws that are told first of a bug that breaks several: they say what is wrong in the fewest words."""
-
-NO_PLAIN_LAW = ("special", "rejection", "ragged", "determinism", "memory")
-"""Laws whose cases mean nothing to the plain ones, or that are about what lies around a call."""
 
 NEEDS_SECONDS = 15.0
 """For what a bug needs, beyond what explains its case."""
@@ -43,10 +46,10 @@ CONTRASTS = ("causal", "group", "heads_kv", "head_dim", "seqlen_k", "seqlen_q")
 """The fields in which ordinary cases differ."""
 CONTRASTED = 4
 """So many ordinary cases of both kinds are compared."""
+ORDINARY_JUDGED = 8
+"""So many ordinary cases tell which tensors a bug that needs nothing spoils."""
 LEAST_HASTE = 0.3
 """The least share of their time that explanation, needs and severity get as the run comes to its end."""
-VARIED = 20
-"""So many cases with another value of a field tell which tensors a bug that needs nothing spoils in all of them."""
 SHRUNK_CASES = 40
 """Of the cases that fail on the way to the smallest, so many are kept: they are much alike."""
 
@@ -80,8 +83,6 @@ class Investigation:
         whole = self.shrinking
         self.shrinking = whole.within(self.clock)
         self.haste = self.shrinking.seconds / whole.seconds if whole.seconds else 1.0
-        if shrink:
-            self.in_a_plain_law()
         self.failure = replace(self.failure, number=self.number_of(self.failure))
         first = self.failure
         self.write(self.failure, None)
@@ -90,8 +91,7 @@ class Investigation:
             (self.reduce_gently if gently else self.reduce)()
         if not gently:
             self.explain()
-        named = (self.failure.finding.tensor,) if self.failure.finding.tensor else ()
-        bug = Bug(self.failure, tensors=named, needs=self.needs)
+        bug = self.as_it_is
         if shrink and not gently:
             bug = self.with_needs(bug, first)
         failure, script = self.scripted(bug.failure)
@@ -100,24 +100,19 @@ class Investigation:
         self.cases.keep([(drawn.law, drawn.case)])
         return self.with_severity(bug) if shrink else bug
 
+    @property
+    def as_it_is(self) -> Bug:
+        """The bug with what is known by now."""
+        named = (self.failure.finding.tensor,) if self.failure.finding.tensor else ()
+        return Bug(self.failure, tensors=named, needs=self.needs)
+
     def spender(self, seconds: float, calls: float = float("inf")) -> Callable[[], None]:
         """A meter that ends with the investigation's time at the latest."""
-        return meter(self.clock.cut(seconds), calls)
+        return meter(self.clock.cut(seconds), calls, self.clock.cut(PATIENCE * seconds))
 
     def beside_shrinking(self, seconds: float, calls: float = float("inf")) -> Callable[[], None]:
         """A meter of so many seconds, or of the share of them that is left of the time for smaller cases."""
         return self.spender(max(self.haste, LEAST_HASTE) * seconds, calls)
-
-    def in_a_plain_law(self) -> None:
-        """Go over to forward or backward where one of them is broken on the case in the same way."""
-        failure = self.failure
-        if failure.law in (*PLAIN_LAWS, *NO_PLAIN_LAW) or failure.finding.kind not in NUMBERS:
-            return
-        for law in PLAIN_LAWS:
-            finding = self.runs.hard(law, failure.case, self.ignored)
-            if finding and finding.kind in NUMBERS and finding.tensor == failure.finding.tensor:
-                self.failure = replace(failure, law=law, finding=finding)
-                return
 
     def found(self, case: Case, law: str | None = None) -> Finding | None:
         """What is found in a case, whatever the reason. The answer is remembered."""
@@ -227,7 +222,8 @@ class Investigation:
                 spend()
                 self.found(case)
             finding = self.answers[failure.law, case]
-            return finding is not None and is_in_common(failure.finding, finding)
+            # What ends the process cures nothing.
+            return finding is not None and (finding.ends_process or is_in_common(failure.finding, finding))
 
         with suppress(BudgetSpent):
             witnesses = [failure.case]
@@ -241,7 +237,7 @@ class Investigation:
             # What comes and goes holds by chance: no field is to blame.
             flaky = COMES_AND_GOES in failure.explanation.sentences
             bug = replace(bug, needs=() if flaky else without_accidents(found))
-            seen = self.tensors_of(bug, witnesses, spend)
+            seen = self.tensors_of(bug, witnesses, spend) if bug.needs else self.always_wrong(spend)
         return replace(bug, tensors=tuple(sorted({*bug.tensors, *seen})))
 
     def pair_of(self, name: str, fails: Callable[[Case], bool]) -> str:
@@ -272,19 +268,12 @@ class Investigation:
     def tensors_of(self, bug: Bug, witnesses: Sequence[Case], spend: Callable[[], None]) -> set[str]:
         """All tensors that are wrong because of the bug, by its own law and by the plain ones.
 
-        Those that are wrong without what it needs are another bug's. If it needs nothing, it spoils a tensor in
-        every case or not at all.
+        Those that are wrong without what it needs are another bug's.
         """
         own = self.failure.law
         beside = () if own in NO_PLAIN_LAW or self.failure.finding.kind not in NUMBERS else PLAIN_LAWS
         found: set[str] = set()
         for law in dict.fromkeys((own, *beside)):
-            if not bug.needs:
-                varied = [case for (ran, case), finding in self.answers.items() if ran == own and finding]
-                found |= set.intersection(
-                    *(self.wrong(x, law, spend) for x in [*witnesses, *varied[:VARIED]])
-                )
-                continue
             for witness in witnesses:
                 wrong = self.wrong(witness, law, spend)
                 for need in bug.needs:
@@ -293,6 +282,22 @@ class Investigation:
                         wrong = wrong - self.wrong(case, law, spend)
                 found |= wrong
         return found
+
+    def always_wrong(self, spend: Callable[[], None]) -> set[str]:
+        """The tensors that a bug which needs nothing spoils: those that are wrong in each ordinary case that shows it.
+
+        Cases that were made small to show one tensor tell nothing of others.
+        """
+        finding, info = self.failure.finding, self.runs.info
+        own, law = finding.tensor, self.failure.law
+        if not own or law in NO_PLAIN_LAW:
+            return set()
+        law = "backward" if info.capabilities.backward else law
+        ordinary = ordinary_cases(info.capabilities, self.failure.case.dtype, self.runs.device_type)
+        found = [self.wrong(case, law, spend) for case in ordinary[:ORDINARY_JUDGED]]
+        showing = [wrong for wrong in found if own in wrong]
+        always = set.intersection(*showing) if showing else set()
+        return {tensor for tensor in always if are_kindred({own}, {tensor}) or "out" in always}
 
     def wrong(self, case: Case, law: str, spend: Callable[[], None]) -> set[str]:
         """The tensors that are wrong in a case."""
@@ -374,7 +379,9 @@ class Investigation:
         def fails(case: Case) -> bool:
             spend()
             finding = self.runs.hard(bug.failure.law, case, self.ignored)
-            return finding is not None and is_in_common(bug.failure.finding, finding)
+            return finding is not None and (
+                finding.ends_process or is_in_common(bug.failure.finding, finding)
+            )
 
         with suppress(BudgetSpent):
             differences = [need for case in without[:CONTRASTED] for need in contrast(showing[0], case)]

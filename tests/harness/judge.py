@@ -98,15 +98,31 @@ def judge_piece(trial: Trial, piece: Piece, e: Exact, expressions: Mapping[str, 
     bases = range(len(family.bases))
     breaches: list[LawBroken] = []
     for at in sorted(bases, key=lambda at: at != trial.explained.get("base", 0)):
-        try:
-            of_forward(trial, piece, e, family.bases[at], expressions)
-            of_gradients(trial, piece, e, family.bases[at], expressions)
-        except LawBroken as broken:
-            breaches.append(broken)
-        else:
+        broken = of_both_passes(trial, piece, e, family.bases[at], expressions)
+        if broken is None:
             trial.explained["base"] = at
             return
+        breaches.append(broken)
     raise nearest(breaches)
+
+
+def of_both_passes(
+    trial: Trial, piece: Piece, e: Exact, base: Arithmetic, expressions: Mapping[str, str]
+) -> LawBroken | None:
+    """How a base of the family is broken, by out and lse first; its ``tensors`` are all that are wrong."""
+    first: LawBroken | None = None
+    for judged in (of_forward, of_gradients):
+        compared = trial.compared
+        try:
+            judged(trial, piece, e, base, expressions)
+        except LawBroken as broken:
+            if first is None:
+                first = broken
+            else:
+                tensors = (*first.finding.tensors, *broken.finding.tensors)
+                first = LawBroken(replace(first.finding, tensors=tensors))
+                trial.compared = compared
+    return first
 
 
 def of_forward(
@@ -167,25 +183,36 @@ def explain(
     """Find a way to round with which all ``checks`` hold, the one that held last first.
 
     Raises LawBroken, as the nearest way has it, where there is none. A way that differs from one that failed in
-    nothing that the failing tensor depends on is not tried.
+    nothing that the failing tensor depends on is not tried, nor are others where not even the widest bounds hold.
     """
     failed: set[tuple[str, tuple[Any, ...]]] = set()
+    hopeless: dict[tuple[Any, ...], bool] = {}
     breaches: list[LawBroken] = []
     for at in sorted(range(len(ways)), key=lambda at: at != trial.explained.get(factor, 0)):
         way = replace(base, **ways[at])
         if any((tensor, signature(tensor, way)) in failed for tensor in OUTPUTS):
+            continue
+        if hopeless.get(sources(way)):
             continue
         try:
             _both_rules(trial, partial(checks, way))
         except LawBroken as broken:
             breaches.append(broken)
             failed.add((broken.finding.tensor, signature(broken.finding.tensor, way)))
+            if sources(way) not in hopeless:
+                alike = [x for x in (replace(base, **y) for y in ways) if sources(x) == sources(way)]
+                hopeless[sources(way)] = not _holds(trial, partial(checks, widest(alike)))
         else:
             trial.explained[factor] = at
             if len(ways) > 1:
                 trial.designs.add(in_words(ways, ways[at]))
             return
     raise nearest(breaches)
+
+
+def sources(a: Arithmetic) -> tuple[Any, ...]:
+    """What gradients follow from, the kernel's own out and lse or not: where this differs, so does what is right."""
+    return (a.saved_weights, a.delta)
 
 
 def signature(tensor: str, a: Arithmetic) -> tuple[Any, ...]:
@@ -232,6 +259,15 @@ def _checks(
             )
         )
     return found
+
+
+def _holds(trial: Trial, checks: Callable[..., list[Check]]) -> bool:
+    """Whether all checks hold, of which the trial remembers nothing."""
+    try:
+        _both_rules(trial.replayed(trial.family), checks)
+    except LawBroken:
+        return False
+    return True
 
 
 def _both_rules(trial: Trial, checks: Callable[..., list[Check]]) -> None:

@@ -46,7 +46,7 @@ class PoisonedAllocations(TorchDispatchMode):
     ) -> Any:
         """Fill and guard what comes from an allocating operator."""
         result = func(*args, **(kwargs or {}))
-        if func not in _EMPTY or not result.is_floating_point() or result.numel() == 0:
+        if func not in _EMPTY or not result.is_floating_point() or result.numel() == 0 or result.is_meta:
             return result
         item = result.element_size()
         inside = result.untyped_storage().nbytes() // item

@@ -1,10 +1,12 @@
 """Runs of one kernel in one child: each case is journaled before it is launched, and counted."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from reference.bounds.accumulation import SAFETY
 from strategies.case import Case
 from tests.harness import report
+from tests.harness.bugs import Bug
 from tests.harness.child import Child
 from tests.harness.explain import Seen
 from tests.harness.journal import Journal
@@ -14,12 +16,18 @@ from tests.harness.verdict import Finding, Verdict
 
 
 class Runs:
-    """What can be asked of a kernel. ``tally`` counts the cases; a new item gets a new one."""
+    """What can be asked of a kernel. ``tally`` counts the cases; a new item gets a new one.
 
-    def __init__(self, info: KernelInfo, child: Child, journal: Journal) -> None:
+    ``bugs`` are those that are known: what is known to end the process is not run to find out about something else.
+    """
+
+    def __init__(
+        self, info: KernelInfo, child: Child, journal: Journal, bugs: Mapping[str, Bug] | None = None
+    ) -> None:
         self.info = info
         self.child = child
         self.journal = journal
+        self.bugs = {} if bugs is None else bugs
         self.begin()
 
     def begin(self) -> None:
@@ -57,6 +65,9 @@ class Runs:
         explained: bool = False,
     ) -> Finding | None:
         """What is found in a run beside the search; if ``explained``, what a lower precision would explain as well."""
+        ends = next(filter(None, (bug.end_of(case) for bug in self.bugs.values())), None)
+        if ends is not None and not claims:
+            return ends
         verdict = self.verdict(law, case, ignored=ignored, claims=claims, safety=safety)
         self.tally.add_seconds(verdict.seconds)
         finding = self.info.finding(verdict)

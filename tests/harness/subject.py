@@ -18,7 +18,7 @@ from tests.harness import report
 from tests.harness.attribute import Broken, attribute, is_same
 from tests.harness.budget import SECONDS, Clock, ShrinkBudget
 from tests.harness.bugs import Bug, Sightings, in_common, told, with_tensors
-from tests.harness.child import Child
+from tests.harness.child import Child, HarnessError
 from tests.harness.elsewhere import Closed, elsewhere
 from tests.harness.imprecise import Call, Imprecise
 from tests.harness.investigate import Investigation
@@ -26,6 +26,7 @@ from tests.harness.journal import Journal
 from tests.harness.kernel_info import KernelInfo
 from tests.harness.known import stored_case
 from tests.harness.ledger import LEDGER, Ledger
+from tests.harness.plainly import plainly
 from tests.harness.plan import JOURNALS
 from tests.harness.refusals import is_mostly_refused, was_not_run
 from tests.harness.report import Failure, Replay
@@ -88,7 +89,8 @@ class Subject:
     ) -> None:
         self.info = info
         self.dtype = dtype
-        self.runs = Runs(info, child, journal)
+        self.bugs: dict[str, Bug] = {}
+        self.runs = Runs(info, child, journal, self.bugs)
         self.environment = environment
         self.report_dir = report_dir
         self.ledger = Ledger(report_dir / JOURNALS / LEDGER)
@@ -102,7 +104,6 @@ class Subject:
         self.blamed: dict[str, int] = {}
         self.waiting: list[Broken] = []
         self.strategies: dict[tuple[Any, ...], st.SearchStrategy[Case]] = {}
-        self.bugs: dict[str, Bug] = {}
         self.ordinary: dict[tuple[str, Case], Finding | None] = {}
         self.precision = Imprecise()
         self.begin()
@@ -196,7 +197,7 @@ class Subject:
         self._blame_beside(name, open_case, verdict.beside)
         finding = self.info.finding(verdict)
         if finding is not None:
-            self._sort(Broken(name, open_case, finding, ignored))
+            self._sort(Broken(name, open_case, finding, ignored, tuple(verdict.sizes)))
         elif verdict.status == "held":
             self.held.append((name, open_case))
 
@@ -315,7 +316,8 @@ class Subject:
         """Count a failure for the bugs that explain it; what is left of it is a new one, or waits."""
         known = () if self.replay is not None else tuple(self.bugs.values())
         run = partial(self.runs.hard, explained=bool(broken.finding.explained_by))
-        outcome = attribute(broken, known, run, self.info.capabilities)
+        told = broken if self.replay is not None else plainly(broken, run, self.info.capabilities)
+        outcome = attribute(told, known, run, self.info.capabilities)
         for bug in outcome.blamed:
             self._blame(bug, broken.law, broken.case, broken.finding.tensor)
         rest = outcome.rest
@@ -370,7 +372,11 @@ class Subject:
             ordinary=self.ordinary,
             held=tuple(self.held),
         )
-        bug = investigation.bug(shrink=self.replay is None)
+        try:
+            bug = investigation.bug(shrink=self.replay is None)
+        except HarnessError as e:  # what is found is not lost
+            self.unread.append(f"Flashproof itself failed as it looked into a failure of {info.name}: {e}")
+            bug = investigation.as_it_is
         bug = self._known_as(bug)
         self.bugs[bug.key] = bug
         self.ledger.append(bug.to_dict())

@@ -12,7 +12,8 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from tests.harness.budget import meter
+from tests.harness.attribute import is_same
+from tests.harness.budget import BudgetSpent, meter
 from tests.harness.bugs import Bug, Sightings, annotation, with_tensors
 from tests.harness.bugs import row as row_of
 from tests.harness.conclude import Concluded, merged, replaced, with_offers
@@ -89,9 +90,17 @@ class Summary:
         """Tell apart the bugs of all processes, and write what the whole run knows of each into its report."""
         infos = {info.name: info for info in self.plan.kernels}
         spend = meter(self.plan.clock.cut(CONCLUDING_SECONDS))
-        for one in merged(self.bugs, self.seen):
-            runs = Runs(infos[one.bug.failure.kernel], self.plan.child, self.plan.journal)
-            self.concluded.append(with_offers(one, runs, spend))
+        runs = {name: Runs(info, self.plan.child, self.plan.journal) for name, info in infos.items()}
+
+        def one_and_the_same(known: Bug, bug: Bug) -> bool:
+            with suppress(BudgetSpent):
+                spend()
+                of_kernel = runs[bug.failure.kernel]
+                return is_same(known, bug, of_kernel.hard, of_kernel.info.capabilities)
+            return False
+
+        for one in merged(self.bugs, self.seen, one_and_the_same):
+            self.concluded.append(with_offers(one, runs[one.bug.failure.kernel], spend))
         bugs = [one.bug for one in self.concluded]
         self.imprecise = {
             kernel: calls

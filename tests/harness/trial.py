@@ -228,6 +228,26 @@ class Trial:
         """The corner that the kernel's causal mask is anchored to."""
         return self.kernel.capabilities.causal_alignment
 
+    @property
+    def sizes(self) -> list[dict[str, Any]]:
+        """Of the calls that were made, the sizes and options that are not the case's, by the names of its fields."""
+        found: list[dict[str, Any]] = []
+        for p in (call.problem for call in self.calls):
+            batch, heads_kv, seqlen_k, head_dim = p.k.shape
+            fields = {
+                "batch": batch,
+                "heads_kv": heads_kv,
+                "group": p.heads_q // max(1, heads_kv),
+                "seqlen_q": p.q.shape[2],
+                "seqlen_k": seqlen_k,
+                "head_dim": head_dim,
+                "causal": p.causal,
+                "sm_scale": self.case.sm_scale if p.sm_scale == self.case.scale else p.sm_scale,
+            }
+            if fields not in found and any(getattr(self.case, name) != x for name, x in fields.items()):
+                found.append(fields)
+        return found
+
     def with_launch(self, launch: dict[str, Any]) -> "Trial":
         """The same trial, calls and counts included, with other launch settings."""
         other = copy.copy(self)
@@ -240,7 +260,7 @@ class Trial:
         other = copy.copy(self)
         other.family = family
         other.calls, other.answered = [], [*zip(self.calls, self.given, strict=False)]
-        other.worst, other.explained, other.designs, other.idle = {}, {}, set(), {}
+        other.worst, other.explained, other.designs, other.idle, other.beside = {}, {}, set(), {}, set()
         return other
 
     def forward(self, problem: Problem | None = None) -> Outputs:

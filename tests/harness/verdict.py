@@ -89,7 +89,8 @@ class Verdict:
     time spent in "kernel" (launches), "check" (references, bounds, comparisons) and "tensors". ``beside`` are the
     tensors that are wrong too, and that were not to be judged, since they are known to be wrong in every case.
     ``designs`` are the members of a family that explained what was judged, in words; ``idle`` says, of each tensor
-    that was judged, whether the case tests nothing of it: an answer of 0 would hold.
+    that was judged, whether the case tests nothing of it: an answer of 0 would hold. ``sizes`` are those of the calls
+    of a law that is broken, as ``Trial.sizes`` has them.
     """
 
     status: str
@@ -100,6 +101,7 @@ class Verdict:
     seconds: dict[str, float] = field(default_factory=dict)
     designs: list[str] = field(default_factory=list)
     idle: dict[str, bool] = field(default_factory=dict)
+    sizes: list[dict[str, Any]] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""

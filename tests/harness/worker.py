@@ -190,6 +190,7 @@ class Worker:
             outcome = {
                 "status": "broken",
                 "finding": changed or with_explanations(broken.finding, trial, law),
+                "sizes": trial.sizes if trial else [],
             }
         except Refused as refused:
             outcome = {"status": "refused", "reason": str(refused)}

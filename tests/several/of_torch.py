@@ -34,7 +34,7 @@ TAIL_UNMASKED = Bug(
         Edit(
             SOFTMAX,
             SUM_OF_P,
-            f"{SUM_OF_P}\n        if heads.seen.all():\n"
+            f"{SUM_OF_P}\n        if heads.seen.all() and keys.stop - keys.start < block:\n"
             "            l = l + (block - (keys.stop - keys.start)) * torch.exp(-shift)",
         ),
     ),

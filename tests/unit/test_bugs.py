@@ -1,7 +1,7 @@
 """Bugs told apart: kernels that are functions of a case, which say at once which tensors are wrong in it."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from tests.harness.imprecise import Call, Imprecise, sentence
 from tests.harness.ledger import Ledger
 from tests.harness.offers import excluding
 from tests.harness.ordinary import ORDINARY, ordinary_cases
+from tests.harness.plainly import plainly
 from tests.harness.report import Failure
 from tests.harness.verdict import Finding
 
@@ -192,7 +193,7 @@ class TestNeeds:
         run = runner(causal)
         assert is_same(known, again, run, CLAIMS)
         assert not is_same(known, bug(CASE, ("out",), CAUSAL, GROUP), run, CLAIMS)
-        assert not is_same(bug(CASE, ("lse",), CAUSAL), again, run, CLAIMS)
+        assert not is_same(bug(CASE, ("lse",), CAUSAL), bug(CASE, ("dq",), CAUSAL), run, CLAIMS)
         assert (
             not is_same(known, again, runner(any_of(causal, grouped)), CLAIMS)
             or again.failure.case.group == 1
@@ -202,7 +203,43 @@ class TestNeeds:
         known, again = bug(CASE, ("out", "lse"), CAUSAL), bug(replace(CASE, seqlen_k=7), ("out",), CAUSAL)
         always = runner(any_of(causal, lambda case: {"out"}))
         assert is_same(known, again, always, CLAIMS)
-        assert not is_same(known, bug(CASE, ("dv",), CAUSAL), always, CLAIMS)
+        assert not is_same(bug(CASE, ("lse",), CAUSAL), bug(CASE, ("dv",), CAUSAL), always, CLAIMS)
+
+    def test_bugs_of_one_tensor_that_go_away_by_different_fields_are_two(self) -> None:
+        of_group, of_mask = bug(CASE, ("out",), GROUP), bug(replace(CASE, group=1), ("out",), CAUSAL)
+        assert not is_same(of_group, of_mask, runner(any_of(causal, grouped)), CLAIMS)
+
+    def test_an_lse_that_is_always_wrong_is_not_what_makes_gradients_wrong(self) -> None:
+        always = runner(lambda case: {"lse", "dv"})
+        assert not is_same(bug(CASE, ("lse",)), bug(CASE, ("dv",), law="backward"), always, CLAIMS)
+        assert is_same(bug(CASE, ("lse",)), bug(replace(CASE, group=1), ("lse",)), always, CLAIMS)
+
+
+class TestPlainly:
+    PART: Mapping[str, Any] = {"seqlen_k": 30, "causal": False}
+
+    def told(self, wrong: Wrong, law: str = "composition", **fields: Any) -> Broken:
+        failed = finding({"out"})
+        assert failed is not None
+        return plainly(Broken(law, CASE, failed, sizes=(self.PART,), **fields), runner(wrong), CLAIMS)
+
+    def test_a_call_of_another_size_that_is_wrong_by_itself_is_told(self) -> None:
+        told = self.told(lambda case: {"out"} if case.seqlen_k == 30 else set())
+        assert (told.law, told.case) == ("forward", replace(CASE, seqlen_k=30, causal=False))
+
+    def test_the_case_itself_comes_first(self) -> None:
+        assert self.told(causal).case == CASE
+
+    def test_parts_are_put_together_by_an_lse_that_is_known_to_be_wrong(self) -> None:
+        told = self.told(lambda case: {"lse"}, ignored=frozenset({"lse"}))
+        assert (told.law, told.finding.tensor, told.ignored) == ("forward", "lse", frozenset())
+
+    def test_calls_that_are_right_by_themselves_leave_the_law_to_tell(self) -> None:
+        assert self.told(lambda case: set()).law == "composition"
+
+    @pytest.mark.parametrize("law", ["special", "backward"])
+    def test_other_laws_tell_of_themselves(self, law: str) -> None:
+        assert self.told(causal, law).law == law
 
 
 class TestElsewhere:

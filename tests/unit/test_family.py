@@ -15,7 +15,7 @@ from reference.bounds import backward_bounds, exact, forward_bounds
 from reference.family import LESS_PRECISE, Family, full_precision, less_precise, widest
 from reference.heads import fold
 from strategies.case import Case, Spike
-from tests.harness.judge import judge
+from tests.harness.judge import judge, sources
 from tests.harness.trial import LawBroken, Trial
 
 DTYPES = ("float16", "bfloat16", "float32")
@@ -38,6 +38,36 @@ def test_envelope_is_at_least_as_wide_as_every_member(dtype: str, sm_scale: floa
         member = bounds(e, fold(dout, 2).double(), replace(base, **forward, **backward))
         for name, bound in member.items():
             assert bool((bound <= widest_of_all[name] * (1 + 1e-12)).all()), (name, forward, backward)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rule", [{}, {"safety": 4.0, "clustered": False}])
+@pytest.mark.parametrize(
+    "read", sorted({sources(replace(plain("float16").bases[0], **way)) for way in plain("float16").backward})
+)
+def test_ways_that_read_the_same_results_have_widest_bounds(
+    dtype: str, rule: dict[str, Any], read: tuple[bool, str]
+) -> None:
+    """At the kernel's own out and lse, which may be wrong, what is right follows from these alone."""
+    generator = torch.Generator().manual_seed(1)
+    q, dout = (torch.randn(1, 4, 9, 16, generator=generator).to(getattr(torch, dtype)) for _ in range(2))
+    k, v = (3 * torch.randn(1, 2, 33, 16, generator=generator).to(getattr(torch, dtype)) for _ in range(2))
+    e = exact(q, k, v, causal=True, sm_scale=0.125)
+    family = plain(dtype)
+    own: dict[str, Any] = {"out": 1.1 * e.out}
+    own |= {"forward": forward_bounds(e, family.envelope)} if read[0] else {"lse": e.lse + 0.1}
+    for base in family.bases:
+        ways = [replace(base, **way) for way in family.backward]
+        alike = [way for way in ways if sources(way) == read]
+        if not alike:
+            continue  # float32 has no cast of P
+        largest = backward_bounds(e, fold(dout, 2).double(), widest(alike), **own, **rule)
+        for way in alike:
+            member = backward_bounds(e, fold(dout, 2).double(), way, **own, **rule)
+            for name in ("dq", "dk", "dv"):
+                assert torch.equal(getattr(member, name), getattr(largest, name)), (name, way)
+                bound, most = (getattr(b, f"{name}_bound") for b in (member, largest))
+                assert bool((bound <= most * (1 + 1e-12)).all()), (name, way)
 
 
 def bounds(e: Any, dout: Tensor, a: Arithmetic) -> dict[str, Tensor]:
@@ -211,6 +241,24 @@ def test_declared_delta_is_that_of_the_judgement(seed: int) -> None:
     judged(kernel(replace(usual, delta="probabilities"), delta="probabilities"), case)
     with pytest.raises(LawBroken, match=r"dq|dk"):
         judged(kernel(usual, delta="probabilities"), case)
+
+
+def test_a_wrong_forward_does_not_hide_wrong_gradients() -> None:
+    design = Design()
+
+    def forward(*tensors: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+        out, lse = design.forward(*tensors, **options)
+        return out, lse + 1.0
+
+    def backward(*tensors: Tensor, **options: Any) -> tuple[Tensor, ...]:
+        dq, dk, dv = design.backward(*tensors, **options)
+        return dq, dk, 2 * dv
+
+    wrong = AttentionKernel(name="wrong", forward=forward, backward=backward, capabilities=Capabilities())
+    with pytest.raises(LawBroken) as broken:
+        judged(wrong, Case(seqlen_q=9, seqlen_k=33, dtype="float16"))
+    assert broken.value.finding.tensor == "lse"
+    assert set(broken.value.finding.tensors) == {"lse", "dv"}
 
 
 def test_a_call_is_broken_where_no_single_member_explains_all_of_it() -> None:

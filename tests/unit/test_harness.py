@@ -184,6 +184,18 @@ class TestChild:
         assert child.run(request, lambda: None).status == "held"
         assert child.process is not before
 
+    def test_what_is_found_is_kept_where_we_fail_ourselves(
+        self, subject_of: SubjectOf, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def failing(*_: Any) -> None:
+            raise HarnessError("TypeError: of ours")
+
+        subject = subject_of("wrong")
+        monkeypatch.setattr(subject.runs, "script", failing)
+        assert finding_of(subject, "forward", CASE).tensor == "out"
+        assert len(subject.bugs) == 1
+        assert any("TypeError: of ours" in message for message in subject.messages())
+
     @pytest.mark.usefixtures("unscripted")
     def test_a_crash_is_a_finding_and_the_child_is_replaced(self, subject_of: SubjectOf) -> None:
         subject = subject_of("crashing")

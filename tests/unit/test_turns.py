@@ -13,7 +13,15 @@ from kernels.contract import Capabilities
 from strategies.case import TENSORS, Case
 from strategies.cases import BATCHES, GROUPS, HEADS_KV, cases
 from strategies.focus import Focus, focused, without_huge_strides
-from tests.harness.budget import GRACE_SECONDS, LEAST_SECONDS, Clock, ShrinkBudget
+from tests.harness.budget import (
+    GRACE_SECONDS,
+    LEAST_CALLS,
+    LEAST_SECONDS,
+    BudgetSpent,
+    Clock,
+    ShrinkBudget,
+    meter,
+)
 from tests.harness.turns import LAST_ROUND, rank, seconds_for, turns_of_examples, turns_of_seconds
 
 CLAIMS = Capabilities(launch={"block_m": (64, 128), "block_n": (32, 64), "num_stages": (1, 2)})
@@ -87,6 +95,22 @@ class TestTime:
         assert ShrinkBudget(50.0).within(late).seconds == LEAST_SECONDS
         over = Clock(seconds=60.0, until=time.perf_counter() - 1.0 - GRACE_SECONDS)
         assert ShrinkBudget(50.0).within(over).seconds == 0.0
+
+    def test_a_meter_that_is_up_ends_what_it_measures(self) -> None:
+        spend = meter(seconds=0.0)
+        with pytest.raises(BudgetSpent):
+            spend()
+        spend = meter(seconds=60.0, calls=1)
+        spend()
+        with pytest.raises(BudgetSpent):
+            spend()
+
+    def test_on_a_busy_machine_a_few_calls_may_take_longer(self) -> None:
+        spend = meter(seconds=0.0, most=60.0)
+        for _ in range(LEAST_CALLS):
+            spend()
+        with pytest.raises(BudgetSpent):
+            spend()
 
 
 class TestFocus:

@@ -1,0 +1,55 @@
+"""A failure of a law that compares calls, as a plain law tells of it where one of the calls is wrong by itself."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from kernels.contract import Capabilities
+from strategies.case import Case
+from strategies.cases import is_claimed
+from tests.harness.attribute import Broken, Try
+from tests.harness.bugs import are_kindred, wrong_tensors
+from tests.harness.verdict import NUMBERS
+
+PLAIN_LAWS = ("forward", "backward")
+"""The laws that are told first of a bug that breaks several: they say what is wrong in the fewest words."""
+
+NO_PLAIN_LAW = ("special", "rejection", "ragged", "determinism", "memory")
+"""Laws whose cases mean nothing to the plain ones, or that are about what lies around a call."""
+
+MOST_SCORES = 2**22
+"""A case with more scores than this takes long to judge, and is tried with one head of one sequence."""
+
+EVERYTHING: frozenset[str] = frozenset()
+"""No tensor is ignored: parts are put together by an lse that may be known to be wrong."""
+
+
+def plainly(broken: Broken, run: Try, capabilities: Capabilities) -> Broken:
+    """The failure of a plain law on the case, or on one of the size of a call that was made; else the failure itself.
+
+    A law that compares calls makes some of other lengths or heads than the case has, and what a bug needs is seen in
+    those.
+    """
+    if broken.law in (*PLAIN_LAWS, *NO_PLAIN_LAW) or broken.finding.kind not in NUMBERS:
+        return broken
+    for case in _cases(broken, capabilities):
+        for law in PLAIN_LAWS if capabilities.backward else PLAIN_LAWS[:1]:
+            finding = run(law, case, EVERYTHING)
+            if finding is None or finding.kind not in NUMBERS:
+                continue
+            if are_kindred(wrong_tensors(finding), wrong_tensors(broken.finding)):
+                return Broken(law, case, finding)
+    return broken
+
+
+def _cases(broken: Broken, capabilities: Capabilities) -> Iterator[Case]:
+    """The case itself, and one with other numbers for each call of another size."""
+    for fields in ({}, *broken.sizes):
+        case = replace(broken.case, **fields, spikes=()) if fields else broken.case
+        if _scores(case) > MOST_SCORES:
+            case = replace(case, batch=1, heads_kv=1, group=1, spikes=())
+        if is_claimed(case, capabilities) and _scores(case) <= MOST_SCORES:
+            yield case
+
+
+def _scores(case: Case) -> int:
+    return case.batch * case.heads_q * case.seqlen_q * case.seqlen_k

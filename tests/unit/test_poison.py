@@ -1,0 +1,28 @@
+"""Memory that tells: what is left unwritten, and what is written beside an allocation."""
+
+import torch
+
+from tests.harness.poison import PoisonedAllocations
+
+
+def test_what_is_not_written_is_poison() -> None:
+    with PoisonedAllocations(float("nan")) as memory:
+        assert bool(torch.empty(3, 5).isnan().all())
+    assert memory.broken_guards() == 0
+
+
+def test_what_is_written_behind_the_end_is_seen() -> None:
+    with PoisonedAllocations(float("nan")) as memory:
+        x = torch.empty(4)
+    storage, _, last = memory.guarded[0]
+    storage[last] = 0.0
+    assert x.shape == (4,)
+    assert memory.broken_guards() == 1
+
+
+def test_shapes_without_memory_are_left_alone() -> None:
+    with PoisonedAllocations(float("nan")) as memory:
+        assert torch.empty(2, 3, device="meta").stride() == (3, 1)
+        assert torch.empty(0).numel() == 0
+    assert memory.guarded == []
+    assert memory.broken_guards() == 0
