@@ -44,9 +44,10 @@ class Outcome:
 def attribute(broken: Broken, bugs: Sequence[Bug], run: Try, capabilities: Capabilities) -> Outcome:
     """Take out of a failure what known bugs explain.
 
-    A bug explains a failure if the bug's tensors are right with another value of any of the fields that it needs. If
-    they are still wrong, another bug is in the case, and the search goes on without the first. Tensors that the bug
-    is not known to spoil are judged once more by themselves.
+    A bug explains a failure if the bug's tensors are right with another value of any of the fields that it needs; of
+    lengths and numbers, which may matter by accident, only where it needs nothing else. If they are still wrong,
+    another bug is in the case, and the search goes on without the first. Tensors that the bug is not known to spoil
+    are judged once more by themselves.
     """
     outcome = Outcome(broken)
     # Bugs that need most are the most particular, and tried first.
@@ -74,10 +75,13 @@ class _Cured:
 
 def _without(bug: Bug, broken: Broken, run: Try, capabilities: Capabilities) -> _Cured:
     """What becomes of a failure without each of the bug's needs."""
+    telling = [need for need in bug.needs if need.is_telling]
+    if telling and not bug.is_met(broken.case):
+        return _Cured(False)
     if not all(_is_present(need, broken.case) for need in bug.needs if need.name not in LENGTHS):
         return _Cured(False)
     other = None
-    for need in bug.needs:
+    for need in telling or bug.needs:
         still, cured = None, 0
         for changed in cures(need, broken.case, capabilities):
             finding = run(broken.law, changed, broken.ignored)
@@ -143,6 +147,10 @@ def is_same(known: Bug, bug: Bug, run: Try, capabilities: Capabilities) -> bool:
         return True
     if not known.is_kin(bug):
         return False
+    for one, other in ((known, bug), (bug, known)):
+        tells = any(need.is_telling for need in other.needs)
+        if one.is_everywhere and not tells and other.failure.finding.tensor in one.tensors:
+            return True  # in the smallest case lengths and numbers may matter by accident
     if bug.failure.finding.ends_process:  # each run to make sure would end a process
         return bool({need.name for need in bug.needs} & {need.name for need in known.needs})
     both = ((known, bug), (bug, known))
@@ -155,8 +163,9 @@ def _is_cured_as(one: Bug, other: Bug, run: Try, capabilities: Capabilities) -> 
     if not other.needs:  # as far as is known: what it is not known to spoil may be wrong otherwise
         return other.could_break(f.finding) and f.finding.tensor in (*other.tensors, "")
     telling = [need for need in other.needs if need.is_telling]
+    fails = partial(_shows, one, run)
     outcomes = (
-        _is_present(need, f.case) and _is_needed(need, f.case, partial(_shows, one, run), capabilities)
+        _is_present(need, f.case) and _is_needed(need, f.case, fails, capabilities)
         for need in telling or other.needs
     )
     return all(outcomes) if telling else any(outcomes)

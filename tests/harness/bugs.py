@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from strategies.case import Case, from_json, to_json
+from strategies.case import SIZES, Case, from_json, to_json
 from tests.harness.report import Failure, headline
-from tests.harness.vary import LENGTHS, PAIR, VALUES_OF, value_of
+from tests.harness.vary import LENGTHS, PAIR, SCORES, VALUES_OF, value_of
 from tests.harness.verdict import NUMBERS, Finding
 
 TOP_LEFT = "causal_alignment=top_left"
@@ -105,9 +105,14 @@ class Bug:
         return any(need.name == "huge" for need in self.needs)
 
     @property
+    def is_everywhere(self) -> bool:
+        """Whether it shows in every case, as far as ordinary ones tell."""
+        return not self.needs and self.severity.share == 1.0
+
+    @property
     def needs_numbers(self) -> bool:
         """Whether ordinary numbers in place of those of its case do not show it."""
-        return any(need.name in VALUES_OF for need in self.needs)
+        return any(need.name in (*VALUES_OF, SCORES) for need in self.needs)
 
     def is_met(self, case: Case) -> bool:
         """Whether a case has all that the bug needs."""
@@ -283,6 +288,8 @@ def _need(need: Need) -> str:
         return f"special numbers in {' or '.join(VALUES_OF[need.name])}"
     if need.name == "lengths":
         return "unequal lengths"
+    if need.name == SCORES:
+        return "large or special scores"
     if need.name in LENGTHS or need.name.endswith(PAIR):
         return need.name
     value = "default" if need.fails[0] is None else need.fails[0]
@@ -350,12 +357,17 @@ def _escaped(text: str) -> str:
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
-def in_common(known: Bug, again: Bug) -> Bug:
-    """A bug that ends the process and was met once more: it needs only what both cases have."""
+def in_parts(bug: Bug) -> Bug:
+    """A bug as laws meet it that call a kernel with parts of a case: whatever sizes this has."""
+    needs = tuple(need for need in bug.needs if need.name not in (*SIZES, "lengths"))
+    return replace(bug, needs=needs or bug.needs)
+
+
+def met_again(known: Bug, again: Bug) -> Bug:
+    """A bug that was found once more: it needs nothing that the other case does not have, and spoils its tensors."""
     case = again.failure.case
-    names = {need.name for need in again.needs}
-    kept = tuple(need for need in known.needs if need.name in names and need.is_met(case))
-    return replace(known, needs=kept)
+    needs = tuple(need for need in known.needs if need.is_met(case))
+    return replace(with_tensors(known, again.tensors), needs=needs)
 
 
 def with_tensors(bug: Bug, tensors: Iterable[str]) -> Bug:

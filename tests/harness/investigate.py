@@ -31,7 +31,7 @@ from tests.harness.reduce import reduced
 from tests.harness.report import Failure, headline
 from tests.harness.runs import Runs
 from tests.harness.standalone import exit_status
-from tests.harness.vary import LENGTHS, PAIR, Field, fields, value_of, with_value
+from tests.harness.vary import LENGTHS, PAIR, SCORES, Field, fields, value_of, with_value
 from tests.harness.verdict import NUMBERS, Finding
 
 NEEDS_SECONDS = 15.0
@@ -44,6 +44,9 @@ TILES = (32, 64, 128)
 """Lengths at which a kernel's last tile may be full, whatever its tiles are."""
 CONTRASTS = ("causal", "group", "heads_kv", "head_dim", "seqlen_k", "seqlen_q")
 """The fields in which ordinary cases differ."""
+OF_ROUNDINGS = 2.0**-7
+"""A relative error below this may be that of a format of few bits."""
+COUNTS = ("batch", "heads_kv", "group")
 CONTRASTED = 4
 """So many ordinary cases of both kinds are compared."""
 ORDINARY_JUDGED = 8
@@ -75,6 +78,7 @@ class Investigation:
     cases: Sightings = field(default_factory=Sightings)
     haste: float = 1.0
     answers: dict[tuple[str, Case], Finding | None] = field(default_factory=dict)
+    judged: dict[tuple[str, Case], Finding | None] = field(default_factory=dict)
     needs: tuple[Need, ...] = ()
 
     def bug(self, *, shrink: bool = True) -> Bug:
@@ -233,10 +237,13 @@ class Investigation:
             varied = [x for x in fields(failure.case, fails, capabilities) if x.matters]
             matter = [need for x in varied for need in self.as_needs(x, fails)]
             matter = [self.with_whole_tiles(need, fails) for need in (*matter, *self.lengths_beside(matter))]
+            larger = failure.explanation.larger
+            if larger in witnesses and is_small(failure.finding):
+                witnesses = [larger]  # few numbers may be rounded the right way with any other size or layout
             found = needs_of(matter, witnesses, fails, capabilities)
             # What comes and goes holds by chance: no field is to blame.
             flaky = COMES_AND_GOES in failure.explanation.sentences
-            bug = replace(bug, needs=() if flaky else without_accidents(found))
+            bug = replace(bug, needs=() if flaky else without_accidents(self.by_scores(found)))
             seen = self.tensors_of(bug, witnesses, spend) if bug.needs else self.always_wrong(spend)
         return replace(bug, tensors=tuple(sorted({*bug.tensors, *seen})))
 
@@ -283,6 +290,13 @@ class Investigation:
                 found |= wrong
         return found
 
+    def by_scores(self, needs: Sequence[Need]) -> list[Need]:
+        """Needs in which what makes scores large is one where NaN is the matter: the scale or the numbers may do so."""
+        made = [need for need in needs if need.name in ("sm_scale", "qk_values")]
+        if self.failure.finding.kind != "nonfinite" or not made:
+            return list(needs)
+        return [*(need for need in needs if need not in made), Need(SCORES, ("other",), ("ordinary",))]
+
     def always_wrong(self, spend: Callable[[], None]) -> set[str]:
         """The tensors that a bug which needs nothing spoils: those that are wrong in each ordinary case that shows it.
 
@@ -301,10 +315,12 @@ class Investigation:
 
     def wrong(self, case: Case, law: str, spend: Callable[[], None]) -> set[str]:
         """The tensors that are wrong in a case."""
-        if (law, case) not in self.answers:
+        if (law, case) not in self.judged:
             spend()
-            self.found(case, law)
-        finding = self.answers[law, case]
+            # What a lower precision would explain is wrong as well.
+            options: dict[str, Any] = {"safety": SHRINKING_SAFETY, "explained": True}
+            self.judged[law, case] = self.runs.hard(law, case, self.ignored, **options)
+        finding = self.judged[law, case]
         same = finding is not None and finding.signature == self.failure.finding.signature
         return wrong_tensors(finding) if finding and same else set()
 
@@ -320,6 +336,8 @@ class Investigation:
             yield Need(pair, ("other",), ("contiguous",))
         else:
             holds = tuple(value_of(held, name) for held in varied.held)
+            if name in COUNTS:  # of more of them, what is wrong may be another
+                holds = tuple(x for x in holds if x < own) or holds
             # Nothing is wrong in an empty tensor.
             if name not in LENGTHS or any(holds):
                 yield Need(name, (own,), holds)
@@ -359,6 +377,8 @@ class Investigation:
         with suppress(BudgetSpent):
             for case in ordinary_cases(self.runs.info.capabilities, dtype, self.runs.device_type):
                 finding = self.ordinary_answer(spend, bug.failure.law, case)
+                if finding and finding.ends_process and not ends:
+                    continue  # it tells nothing of another bug
                 tried += 1
                 shown += finding is not None and bug.could_break(finding) and bug.is_met(case)
         bug = bug if ends else self.with_contrast(bug, spend)
@@ -414,6 +434,11 @@ def contrast(showing: Case, without: Case) -> Iterator[Need]:
             yield Need(name, (value,), (other,))
 
 
+def is_small(finding: Finding) -> bool:
+    """Whether an error is of the size of roundings."""
+    return finding.relative is not None and float(finding.relative) < OF_ROUNDINGS
+
+
 def is_in_common(mine: Finding, other: Finding) -> bool:
     """Whether two findings are of one kind and, where numbers are wrong, of one tensor."""
     return mine.signature == other.signature and (mine.tensor == "" or mine.tensor in wrong_tensors(other))
@@ -426,6 +451,8 @@ def without_accidents(needs: Sequence[Need]) -> tuple[Need, ...]:
     """
     unique: dict[Any, Need] = {need.name: need for need in needs}
     if any(name.endswith("_values") for name in unique):
+        unique.pop("dtype", None)
+    if SCORES in unique:
         unique.pop("dtype", None)
     if "lengths" in unique:  # another length of one may make both equal
         unique = {name: need for name, need in unique.items() if name not in LENGTHS}

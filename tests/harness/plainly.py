@@ -23,20 +23,27 @@ EVERYTHING: frozenset[str] = frozenset()
 """No tensor is ignored: parts are put together by an lse that may be known to be wrong."""
 
 
+def is_plain(law: str) -> bool:
+    """Whether no plain law tells more of what breaks this one."""
+    return law in (*PLAIN_LAWS, *NO_PLAIN_LAW)
+
+
 def plainly(broken: Broken, run: Try, capabilities: Capabilities) -> Broken:
     """The failure of a plain law on the case, or on one of the size of a call that was made; else the failure itself.
 
     A law that compares calls makes some of other lengths or heads than the case has, and what a bug needs is seen in
     those.
     """
-    if broken.law in (*PLAIN_LAWS, *NO_PLAIN_LAW) or broken.finding.kind not in NUMBERS:
+    if is_plain(broken.law) or broken.finding.kind not in NUMBERS:
         return broken
     for case in _cases(broken, capabilities):
         for law in PLAIN_LAWS if capabilities.backward else PLAIN_LAWS[:1]:
             finding = run(law, case, EVERYTHING)
             if finding is None or finding.kind not in NUMBERS:
                 continue
-            if are_kindred(wrong_tensors(finding), wrong_tensors(broken.finding)):
+            wrong = wrong_tensors(finding)
+            # Equations between gradients do not hold at an lse that is wrong.
+            if are_kindred(wrong, wrong_tensors(broken.finding)) or (case == broken.case and "lse" in wrong):
                 return Broken(law, case, finding)
     return broken
 

@@ -25,11 +25,38 @@ FURTHER = 2.0
 
 
 def with_explanations(finding: Finding, trial: Trial | None, law: Callable[[Trial], None]) -> Finding:
-    """The finding with the claims that would explain it; without any where the kernel declares its arithmetic."""
+    """The finding with the claims that would explain it; without any where the kernel declares its arithmetic.
+
+    Where the claims explain some of the tensors that are wrong, the finding is that of the others.
+    """
     if trial is None or trial.kernel.capabilities.designs is None or finding.kind not in NUMBERS:
         return finding
-    claims = list(explanations(trial, law))
-    return replace(finding, explained_by=tuple(likeliest(trial, claims)))
+    left = unexplained(trial, law)
+    if left is None:
+        claims = list(explanations(trial, law))
+        return replace(finding, explained_by=tuple(likeliest(trial, claims)))
+    explained = set(finding.tensors) - set(left.tensors)
+    if finding.tensor not in explained:
+        return finding
+    others = trial.replayed(trial.family)
+    others.ignored = trial.ignored | explained
+    try:
+        law(others)
+    except LawBroken as broken:
+        trial.compared = others.compared
+        return broken.finding
+    return finding
+
+
+def unexplained(trial: Trial, law: Callable[[Trial], None]) -> Finding | None:
+    """What is wrong with the largest error that any less precise design may have; None where nothing is."""
+    widest_of_all = widest(base for _, family in less_precise(trial.family) for base in family.bases)
+    with suppress(Refused, CannotRun):
+        try:
+            law(trial.replayed(replace(trial.family, bases=(widest_of_all,))))
+        except LawBroken as broken:
+            return broken.finding
+    return None
 
 
 def explanations(trial: Trial, law: Callable[[Trial], None]) -> Iterator[str]:
@@ -38,14 +65,7 @@ def explanations(trial: Trial, law: Callable[[Trial], None]) -> Iterator[str]:
     Some laws allow for the worst that could add up, by which a claim would excuse much that it does not explain. So
     a call of the whole problem has to be within its bounds as well.
     """
-    families = dict(less_precise(trial.family))
-    any_of_them = widest(base for family in families.values() for base in family.bases)
-    with suppress(Refused, CannotRun):
-        try:
-            law(trial.replayed(replace(trial.family, bases=(any_of_them,))))
-        except LawBroken:
-            return
-    for claim, family in families.items():
+    for claim, family in less_precise(trial.family):
         with suppress(LawBroken, Refused, CannotRun):
             law(trial.replayed(family))
             if all(bool(x.isfinite().all()) for x in (trial.problem.q, trial.problem.k, trial.problem.v)):

@@ -17,7 +17,7 @@ from strategies.focus import Focus
 from tests.harness import report
 from tests.harness.attribute import Broken, attribute, is_same
 from tests.harness.budget import SECONDS, Clock, ShrinkBudget
-from tests.harness.bugs import Bug, Sightings, in_common, told, with_tensors
+from tests.harness.bugs import Bug, Sightings, in_parts, met_again, told, with_tensors
 from tests.harness.child import Child, HarnessError
 from tests.harness.elsewhere import Closed, elsewhere
 from tests.harness.imprecise import Call, Imprecise
@@ -26,7 +26,7 @@ from tests.harness.journal import Journal
 from tests.harness.kernel_info import KernelInfo
 from tests.harness.known import stored_case
 from tests.harness.ledger import LEDGER, Ledger
-from tests.harness.plainly import plainly
+from tests.harness.plainly import is_plain, plainly
 from tests.harness.plan import JOURNALS
 from tests.harness.refusals import is_mostly_refused, was_not_run
 from tests.harness.report import Failure, Replay
@@ -277,7 +277,8 @@ class Subject:
     def _moved(self, law: str, case: Case) -> Case | None:
         """The case, or one near it that meets nothing that is known to fail; None where there is none."""
         known = Closed(tuple(x for x in self.info.known_failures if law in x.laws))
-        closed = Closed(known.known, tuple(filter(self._is_closed, self.bugs.values())))
+        bugs = filter(self._is_closed, self.bugs.values())
+        closed = Closed(known.known, tuple(bugs if is_plain(law) else map(in_parts, bugs)))
         if not closed.is_met(case):
             return case
         found = elsewhere(case, closed, self.info.capabilities)
@@ -315,6 +316,11 @@ class Subject:
     def _sort(self, broken: Broken, *, patient: bool = True) -> None:
         """Count a failure for the bugs that explain it; what is left of it is a new one, or waits."""
         known = () if self.replay is not None else tuple(self.bugs.values())
+        if not is_plain(broken.law) and broken.finding.ends_process:
+            for bug in known:
+                if in_parts(bug).end_of(broken.case):
+                    self._blame(bug, broken.law, broken.case, "")
+                    return
         run = partial(self.runs.hard, explained=bool(broken.finding.explained_by))
         told = broken if self.replay is not None else plainly(broken, run, self.info.capabilities)
         outcome = attribute(told, known, run, self.info.capabilities)
@@ -386,13 +392,31 @@ class Subject:
     def _known_as(self, bug: Bug) -> Bug:
         """The bug that is known already, if this is it, seen in other tensors; else a new one."""
         for known in self.bugs.values():
-            if is_same(known, bug, self.runs.hard, self.info.capabilities):
+            if is_same(known, bug, partial(self.runs.hard, explained=True), self.info.capabilities):
                 report.remove(bug.failure, self.report_dir)
-                if bug.failure.finding.ends_process:
-                    return in_common(known, bug)
+                if is_plain(bug.failure.law):
+                    return met_again(known, bug)
                 return with_tensors(known, bug.tensors)
+        blamed = self._blamed_for_smallest(bug.failure)
+        if blamed is not None:
+            report.remove(bug.failure, self.report_dir)
+            return blamed
         self.failures[bug.key] = bug.failure
         return bug
+
+    def _blamed_for_smallest(self, f: Failure) -> Bug | None:
+        """The known bug by which a call is wrong that a law which compares calls makes of its smallest case."""
+        if not self.bugs or is_plain(f.law):
+            return None
+        verdict = self.runs.verdict(f.law, f.case)
+        if verdict.finding is None:
+            return None
+        run, capabilities = self.runs.hard, self.info.capabilities
+        told = plainly(Broken(f.law, f.case, verdict.finding, sizes=tuple(verdict.sizes)), run, capabilities)
+        if told.law == f.law:
+            return None
+        outcome = attribute(told, tuple(self.bugs.values()), run, capabilities)
+        return outcome.blamed[0] if outcome.rest is None and outcome.blamed else None
 
     def _number(self, failure: Failure) -> int:
         """How many known bugs would have the same folder."""

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import pytest
@@ -96,7 +97,8 @@ class Summary:
             with suppress(BudgetSpent):
                 spend()
                 of_kernel = runs[bug.failure.kernel]
-                return is_same(known, bug, of_kernel.hard, of_kernel.info.capabilities)
+                run = partial(of_kernel.hard, explained=True)
+                return is_same(known, bug, run, of_kernel.info.capabilities)
             return False
 
         for one in merged(self.bugs, self.seen, one_and_the_same):

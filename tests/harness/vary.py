@@ -13,6 +13,8 @@ TILES_OF = {"seqlen_q": "block_m", "seqlen_k": "block_n"}
 """Of a length, the launch setting that is the rows of its tiles."""
 VALUES_OF = {"qk_values": ("q", "k"), "v_values": ("v",), "dout_values": ("dout",)}
 """Fields of numbers, with their tensors: those of q and k meet in the scores, and either may make these special."""
+SCORES = "scores"
+"""The name of what sm_scale and the numbers of q and k say together: how large scores are."""
 PAIR = " layouts"
 """How the name of a field ends that is the layouts of two tensors, one of which is read by the strides of the other."""
 
@@ -107,8 +109,8 @@ def _changed(case: Case, name: str, values: Sequence[Any]) -> tuple[str, Any, li
 def value_of(case: Case, name: str) -> Any:
     """The value of a field, a launch setting, or one of what follows from several fields.
 
-    Those are "lengths", whether both are equal, "k and v layouts" and the like, "huge", whether any layout is, and
-    those of ``VALUES_OF``: the family of the tensors' numbers, and "set" where single entries are set.
+    Those are "lengths", whether both are equal, "k and v layouts" and the like, "huge", whether any layout is,
+    ``SCORES``, and those of ``VALUES_OF``: the family of the tensors' numbers, and "set" where single entries are set.
     """
     layouts = {getattr(case, f"{tensor}_layout") for tensor in _tensors_of(name)}
     if name.endswith(PAIR):
@@ -117,6 +119,9 @@ def value_of(case: Case, name: str) -> Any:
         return "equal" if case.seqlen_q == case.seqlen_k else "unequal"
     if name == "huge":
         return "huge" in layouts
+    if name == SCORES:
+        is_ordinary = case.sm_scale is None and value_of(case, "qk_values") == "normal"
+        return "ordinary" if is_ordinary else "other"
     if name in VALUES_OF:
         families = [getattr(case, f"{tensor}_values") for tensor in VALUES_OF[name]]
         is_set = any(spike.tensor in VALUES_OF[name] for spike in case.spikes)
@@ -137,6 +142,8 @@ def with_value(case: Case, name: str, value: Any) -> Case:
     if name == "huge":
         names = [f"{tensor}_layout" for tensor in TENSORS]
         return _with(case, {x: "contiguous" for x in names if getattr(case, x) == "huge"})
+    if name == SCORES:
+        return replace(with_value(case, "qk_values", "normal"), sm_scale=None)
     if name in VALUES_OF:
         spikes = tuple(spike for spike in case.spikes if spike.tensor not in VALUES_OF[name])
         return _with(case, {"spikes": spikes, **{f"{x}_values": value for x in VALUES_OF[name]}})
