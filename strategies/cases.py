@@ -22,20 +22,22 @@ TILES = (16, 32, 64, 128)
 BATCHES = (1, 1, 2, 3)
 HEADS_KV = (1, 1, 2, 3)
 GROUPS = (1, 1, 1, 1, 2, 2, 3, 4, 5, 8)
-SM_SCALES = (*(None,) * 14, *(1.0, 0.5, 0.3, 0.0, -0.125, -1.0) * 2, 1e-4, 30.0)
+SM_SCALES = (*(None,) * 30, *(1.0, 0.5, 0.3, -0.125, -1.0) * 5, 0.0, 1e-4, 30.0)
 EXTREME_VALUES = ("huge", "subnormal")
 """Families at the ends of a dtype's range. Met by another of them, or by a spike, they leave nothing to be wrong."""
+FLAT_VALUES = ("zeros", "ones", "constant")
+"""Families of which all rows are alike: in k or v they leave a gradient of 0 to q and k, in dout to everything."""
 # Two tensors of one sign must meet for rows of logits at one end of the range.
 VALUES = (
-    *(family for family in FAMILIES if family not in EXTREME_VALUES),
-    *("normal",) * 4,
-    *("positive", "negative") * 2,
+    *(family for family in FAMILIES if family not in (*EXTREME_VALUES, *FLAT_VALUES)),
+    *("normal",) * 6,
+    *("positive", "negative"),
 )
-MODERATE_VALUES = ("zeros", "ones", "normal", "integers", "duplicates")
+MODERATE_VALUES = ("normal", "integers", "duplicates")
 SPIKES = (*(1.0, -1.0, 0.0, 4.0, 10.0, 100.0, -100.0) * 12, 1e4, 3e38)
 MAX_SPIKES = 4
-ORDINARY = 15
-"""Of a case with extreme values in one tensor there are so many without."""
+ORDINARY = 28
+"""Of a case with extreme values in one tensor, and of one with flat values, there are so many without."""
 ALIKE, ONE_DIFFERS, MIXTURES = 3, 2, 1
 """How often all tensors have one layout, one has another, each has its own: mixtures are hardly ever met twice."""
 TILE_SHARES = (1, 4, 4, 8, 8, 8)
@@ -176,13 +178,13 @@ def _only(values: list[T]) -> T:
 
 
 def lengths(tiles: Iterable[int], smallest: int, largest: int) -> SearchStrategy[int]:
-    """Lengths of a sequence: the smallest few, any, and up to three whole tiles, one row more or less."""
+    """Lengths of a sequence: the smallest ten, any, and up to three whole tiles, one row more or less."""
     near_tiles = [
         st.integers(tile, min(4 * tile, largest) - 1).map(partial(_near_tiles, tile))
         for tile in sorted(set(tiles))
         if smallest < tile < largest
     ]
-    few, some = st.integers(smallest, min(smallest + 5, largest)), st.integers(smallest, largest)
+    few, some = st.integers(smallest, min(smallest + 9, largest)), st.integers(smallest, largest)
     return st.one_of(few, some, *(copy for near in near_tiles for copy in _often(near, 2)))
 
 
@@ -250,20 +252,20 @@ def _each_of_four(strategy: SearchStrategy[str]) -> SearchStrategy[Four]:
 
 
 def _values() -> SearchStrategy[Four]:
-    """A family for each tensor: any moderate ones or, seldom, one at an end of the range among moderate ones."""
-    extreme = st.builds(
-        _with_one,
-        _each_of_four(st.sampled_from(MODERATE_VALUES)),
-        st.integers(0, len(TENSORS) - 1),
-        st.sampled_from(EXTREME_VALUES),
-    )
-    return st.one_of(*_often(_each_of_four(st.sampled_from(VALUES)), ORDINARY), extreme)
+    """A family for each tensor: any that vary or, seldom, one that is flat or at an end of the range among those."""
+    place = st.integers(0, len(TENSORS) - 1)
+    usual, moderate = (_each_of_four(st.sampled_from(x)) for x in (VALUES, MODERATE_VALUES))
+    flat = st.builds(_with_one, usual, place, st.sampled_from(FLAT_VALUES))
+    extreme = st.builds(_with_one, moderate, place, st.sampled_from(EXTREME_VALUES))
+    return st.one_of(*_often(usual, ORDINARY), flat, extreme)
 
 
 def _layouts(claimed: tuple[str, ...]) -> SearchStrategy[Four]:
     """A layout for each tensor: one for all or one that differs, as models have them, seldom any mixture."""
     layout = st.sampled_from(claimed)
-    alike = layout.map(lambda name: (name,) * len(TENSORS))
+    # Rows that are one row leave nothing to a gradient of the scores: one tensor at a time has such.
+    of_all = [name for name in claimed if name != "expanded_rows"] or list(claimed)
+    alike = st.sampled_from(of_all).map(lambda name: (name,) * len(TENSORS))
     one_differs = st.builds(_with_one, alike, st.integers(0, len(TENSORS) - 1), layout)
     return st.one_of(
         *_often(alike, ALIKE), *_often(one_differs, ONE_DIFFERS), *_often(_each_of_four(layout), MIXTURES)
@@ -319,9 +321,10 @@ def _declared_blocks(capabilities: Capabilities) -> tuple[int, ...]:
 
 
 def _claimed_layouts(capabilities: Capabilities) -> tuple[str, ...]:
-    """The first, contiguous, is drawn oftener. Huge strides are drawn for all tensors at once."""
+    """The first, contiguous, is drawn oftener, rows that are one row seldom, and huge strides by themselves."""
     claimed = tuple(layout for layout in LAYOUTS if layout in capabilities.layouts and layout != "huge")
-    return (*claimed[:1] * 3, *claimed)
+    several = tuple(layout for layout in claimed if layout != "expanded_rows")
+    return (*claimed[:1] * 4, *several, *claimed)
 
 
 def _claimed_scales(capabilities: Capabilities) -> tuple[float | None, ...]:
@@ -351,9 +354,12 @@ def _with_fewer_tiles(capabilities: Capabilities, max_tiles: int, kept: str, cas
 
 
 def _shorter(capabilities: Capabilities, name: str, case: Case, **limits: Any) -> Case:
-    """The case without whole tiles of queries or keys, as far as it needs: the ends of tiles stay where they are."""
+    """The case without whole tiles of queries or keys, as far as it needs: the ends of tiles stay where they are.
+
+    Of two rows or more: one key has all the weight, and leaves nothing to a gradient of the scores.
+    """
     step = math.lcm(_blocks(case)[name == "seqlen_k"], capabilities.seqlen_multiple)
-    shortest = max(1, capabilities.min_seqlen)
+    shortest = max(2, capabilities.min_seqlen)
     while not _is_affordable(case, **limits) and getattr(case, name) - step >= shortest:
         shorter: dict[str, Any] = {name: getattr(case, name) - step}
         case = replace(case, **shorter)

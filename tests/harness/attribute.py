@@ -9,7 +9,7 @@ from kernels.contract import Capabilities
 from strategies.case import Case
 from strategies.cases import is_claimed
 from tests.harness.bugs import Bug, Need, wrong_tensors
-from tests.harness.vary import LENGTHS, PAIR, SIMPLE, TILES_OF, VALUES_OF, value_of, with_value
+from tests.harness.vary import LENGTHS, PAIR, SCORES, SIMPLE, TILES_OF, VALUES_OF, value_of, with_value
 from tests.harness.verdict import NUMBERS, Finding
 
 MOST_VALUES = 4
@@ -166,9 +166,15 @@ def _is_cured_as(one: Bug, other: Bug, run: Try, capabilities: Capabilities) -> 
     fails = partial(_shows, one, run)
     outcomes = (
         _is_present(need, f.case) and _is_needed(need, f.case, fails, capabilities)
-        for need in telling or other.needs
+        for need in map(partial(_as_in, one), telling or other.needs)
     )
     return all(outcomes) if telling else any(outcomes)
+
+
+def _as_in(bug: Bug, need: Need) -> Need:
+    """The need as a bug has it: what one has of sm_scale alone another has of all that makes scores large."""
+    of_scores = next((mine for mine in bug.needs if mine.name == SCORES), need)
+    return of_scores if need.name == "sm_scale" else need
 
 
 def _shows(bug: Bug, run: Try, case: Case) -> bool:

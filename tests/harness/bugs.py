@@ -17,6 +17,9 @@ SMALLEST_TILE = 16
 MANY_ULPS = 1e6
 """From here on units in the last place tell nothing: a number is plainly wrong."""
 
+ENOUGH = 8
+"""Ordinary cases that tell whether a bug shows in all of them."""
+
 MOST_CASES = 200
 """So many of its failing cases are kept of a bug: claims are tried on them."""
 
@@ -107,7 +110,8 @@ class Bug:
     @property
     def is_everywhere(self) -> bool:
         """Whether it shows in every case, as far as ordinary ones tell."""
-        return not self.needs and self.severity.share == 1.0
+        s = self.severity
+        return not self.needs and s.shown == s.tried >= ENOUGH
 
     @property
     def needs_numbers(self) -> bool:

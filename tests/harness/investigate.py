@@ -20,7 +20,7 @@ from tests.harness.budget import (
     ShrinkBudget,
     meter,
 )
-from tests.harness.bugs import Bug, Need, Severity, Sightings, are_kindred, wrong_tensors
+from tests.harness.bugs import ENOUGH, Bug, Need, Severity, Sightings, are_kindred, wrong_tensors
 from tests.harness.child import ChildDied, DeviceLost
 from tests.harness.explain import COMES_AND_GOES, HOLDS_ALONE, Explanation, Seen, explain
 from tests.harness.gentle import AMBIGUOUS, GENERAL, LAYOUT_FIELDS, RUNS, gently_reduced
@@ -291,11 +291,16 @@ class Investigation:
         return found
 
     def by_scores(self, needs: Sequence[Need]) -> list[Need]:
-        """Needs in which what makes scores large is one where NaN is the matter: the scale or the numbers may do so."""
+        """Needs in which what makes scores large is one: the scale or the numbers of q and k may do so."""
         made = [need for need in needs if need.name in ("sm_scale", "qk_values")]
-        if self.failure.finding.kind != "nonfinite" or not made:
+        if not made or (len(made) == 1 and made[0].name == "sm_scale" and not self.is_nonfinite):
             return list(needs)
         return [*(need for need in needs if need not in made), Need(SCORES, ("other",), ("ordinary",))]
+
+    @property
+    def is_nonfinite(self) -> bool:
+        """Whether NaN or infinity is the matter, which large scores make whatever they come from."""
+        return self.failure.finding.kind == "nonfinite"
 
     def always_wrong(self, spend: Callable[[], None]) -> set[str]:
         """The tensors that a bug which needs nothing spoils: those that are wrong in each ordinary case that shows it.
@@ -372,7 +377,7 @@ class Investigation:
         """The bug with the share of ordinary cases that show it, and the claims with which it would be none."""
         ends = bug.failure.finding.ends_process
         spend = self.beside_shrinking(SEVERITY_SECONDS, FEW_CRASHES if ends else float("inf"))
-        shown = tried = 0
+        shown = tried = common = 0
         dtype = bug.failure.case.dtype
         with suppress(BudgetSpent):
             for case in ordinary_cases(self.runs.info.capabilities, dtype, self.runs.device_type):
@@ -381,12 +386,24 @@ class Investigation:
                     continue  # it tells nothing of another bug
                 tried += 1
                 shown += finding is not None and bug.could_break(finding) and bug.is_met(case)
+                common += finding is not None and is_in_common(bug.failure.finding, finding)
+        if common == tried >= ENOUGH and not any(need.is_telling for need in bug.needs):
+            return self.everywhere(bug, tried)
         bug = bug if ends else self.with_contrast(bug, spend)
         held, failing = self.held_apart_from(bug), self.cases.cases
         offers = offered(
             bug.needs, failing, held, self.runs, self.beside_shrinking(0.0 if ends else SEVERITY_SECONDS)
         )
         return replace(bug, severity=Severity(shown, tried), offers=offers)
+
+    def everywhere(self, bug: Bug, tried: int) -> Bug:
+        """A bug that every ordinary case shows: lengths and numbers matter by accident in its smallest case."""
+        always: set[str] = set()
+        with suppress(BudgetSpent):
+            always = self.always_wrong(self.beside_shrinking(SEVERITY_SECONDS))
+        named = {self.failure.finding.tensor} - {""}
+        tensors = tuple(sorted(always | named))
+        return replace(bug, needs=(), tensors=tensors, severity=Severity(tried, tried))
 
     def with_contrast(self, bug: Bug, spend: Callable[[], None]) -> Bug:
         """A bug that seems to need nothing, with what tells an ordinary case that shows it from one that does not."""

@@ -16,6 +16,9 @@ PLAIN_LAWS = ("forward", "backward")
 NO_PLAIN_LAW = ("special", "rejection", "ragged", "determinism", "memory")
 """Laws whose cases mean nothing to the plain ones, or that are about what lies around a call."""
 
+UNTOLD = ("rejection", "ragged", "memory")
+"""Those of them of which plain laws can tell nothing at all: of the others a case is left that they understand."""
+
 MOST_SCORES = 2**22
 """A case with more scores than this takes long to judge, and is tried with one head of one sequence."""
 
@@ -25,7 +28,7 @@ EVERYTHING: frozenset[str] = frozenset()
 
 def is_plain(law: str) -> bool:
     """Whether no plain law tells more of what breaks this one."""
-    return law in (*PLAIN_LAWS, *NO_PLAIN_LAW)
+    return law in (*PLAIN_LAWS, *UNTOLD)
 
 
 def plainly(broken: Broken, run: Try, capabilities: Capabilities) -> Broken:
@@ -49,9 +52,10 @@ def plainly(broken: Broken, run: Try, capabilities: Capabilities) -> Broken:
 
 
 def _cases(broken: Broken, capabilities: Capabilities) -> Iterator[Case]:
-    """The case itself, and one with other numbers for each call of another size."""
-    for fields in ({}, *broken.sizes):
-        case = replace(broken.case, **fields, spikes=()) if fields else broken.case
+    """The case itself, where its numbers are finite, and one with other numbers for each call of another size."""
+    finite = tuple(spike for spike in broken.case.spikes if not isinstance(spike.value, str))
+    for fields in ({"spikes": finite}, *({**size, "spikes": ()} for size in broken.sizes)):
+        case = replace(broken.case, **fields)
         if _scores(case) > MOST_SCORES:
             case = replace(case, batch=1, heads_kv=1, group=1, spikes=())
         if is_claimed(case, capabilities) and _scores(case) <= MOST_SCORES:

@@ -300,9 +300,7 @@ class Subject:
     def _ignored(self) -> frozenset[str]:
         """The tensors that are wrong in every case: what else is wrong can be seen if these are not judged."""
         always = [
-            bug
-            for bug in self.bugs.values()
-            if not bug.needs and bug.severity.share in (None, 1.0) and bug.failure.finding.kind in NUMBERS
+            bug for bug in self.bugs.values() if bug.is_everywhere and bug.failure.finding.kind in NUMBERS
         ]
         return frozenset(tensor for bug in always for tensor in bug.tensors)
 

@@ -12,16 +12,29 @@ from kernels.contract import Capabilities, KnownFailure
 from strategies.case import Case, Spike
 from strategies.cases import is_claimed
 from tests.harness.attribute import Broken, attribute, is_same, needs_of
-from tests.harness.bugs import Bug, Need, Severity, Sightings, annotation, rank, severity, told
+from tests.harness.bugs import (
+    Bug,
+    Need,
+    Severity,
+    Sightings,
+    annotation,
+    in_parts,
+    met_again,
+    rank,
+    severity,
+    told,
+)
 from tests.harness.conclude import merged, replaced
 from tests.harness.elsewhere import Closed, elsewhere
 from tests.harness.gentle import RUNS, gently_reduced
 from tests.harness.imprecise import Call, Imprecise, sentence
+from tests.harness.investigate import is_small
 from tests.harness.ledger import Ledger
 from tests.harness.offers import excluding
 from tests.harness.ordinary import ORDINARY, ordinary_cases
 from tests.harness.plainly import plainly
 from tests.harness.report import Failure
+from tests.harness.vary import SCORES, with_value
 from tests.harness.verdict import Finding
 
 CLAIMS = Capabilities(head_dims=(16, 64), launch={"block_m": (64, 128)})
@@ -214,6 +227,44 @@ class TestNeeds:
         assert not is_same(bug(CASE, ("lse",)), bug(CASE, ("dv",), law="backward"), always, CLAIMS)
         assert is_same(bug(CASE, ("lse",)), bug(replace(CASE, group=1), ("lse",)), always, CLAIMS)
 
+    def test_a_bug_that_is_met_again_needs_no_more_than_both_cases_have(self) -> None:
+        known = bug(replace(CASE, seqlen_k=65), ("out",), CAUSAL, LONG)
+        again = bug(replace(CASE, seqlen_k=9), ("out", "dq"), CAUSAL)
+        assert met_again(known, again).needs == (CAUSAL,)
+        assert met_again(known, again).tensors == ("dq", "out")
+
+    def test_in_a_tensor_that_is_always_wrong_lengths_matter_by_accident(self) -> None:
+        always = replace(bug(CASE, ("lse",)), severity=Severity(20, 20))
+        assert is_same(always, bug(replace(CASE, seqlen_k=65), ("lse",), LONG), runner(long_lse), CLAIMS)
+
+    def test_a_bug_shows_everywhere_if_enough_cases_tell_so(self) -> None:
+        assert replace(bug(CASE, ("lse",)), severity=Severity(20, 20)).is_everywhere
+        assert not replace(bug(CASE, ("lse",)), severity=Severity(1, 1)).is_everywhere
+        assert not replace(bug(CASE, ("lse",)), severity=Severity(19, 20)).is_everywhere
+        assert not replace(bug(CASE, ("lse",), CAUSAL), severity=Severity(20, 20)).is_everywhere
+
+    def test_small_errors_are_those_of_roundings(self) -> None:
+        known = Finding(claim="so", kind="error", tensor="out", relative=1e-3)
+        assert is_small(known)
+        assert not is_small(replace(known, relative=0.1))
+        assert not is_small(replace(known, relative=None))
+
+    def test_scores_are_large_by_their_scale_or_by_their_numbers(self) -> None:
+        need = Need(SCORES, ("other",), ("ordinary",))
+        by_scale, by_numbers = replace(CASE, sm_scale=30.0), replace(CASE, k_values="positive")
+        assert need.is_met(by_scale)
+        assert need.is_met(by_numbers)
+        assert not need.is_met(CASE)
+        assert with_value(by_scale, SCORES, "ordinary") == CASE
+        assert with_value(by_numbers, SCORES, "ordinary") == CASE
+
+    def test_laws_that_call_with_parts_meet_a_crash_at_any_size(self) -> None:
+        crash = bug(replace(CASE, seqlen_q=91), (), CAUSAL, UNEQUAL)
+        equal = replace(CASE, seqlen_q=90)
+        assert crash.end_of(equal) is None
+        assert in_parts(crash).end_of(equal) == crash.failure.finding
+        assert in_parts(crash).end_of(replace(equal, causal=False)) is None
+
 
 class TestPlainly:
     PART: Mapping[str, Any] = {"seqlen_k": 30, "causal": False}
@@ -237,7 +288,20 @@ class TestPlainly:
     def test_calls_that_are_right_by_themselves_leave_the_law_to_tell(self) -> None:
         assert self.told(lambda case: set()).law == "composition"
 
-    @pytest.mark.parametrize("law", ["special", "backward"])
+    def test_equations_between_gradients_do_not_hold_at_a_wrong_lse(self) -> None:
+        failed = finding({"dk"})
+        assert failed is not None
+        told = plainly(Broken("identities", CASE, failed), runner(lambda case: {"lse"}), CLAIMS)
+        assert (told.law, told.finding.tensor) == ("forward", "lse")
+
+    def test_what_is_wrong_without_nan_as_well_is_told_so(self) -> None:
+        failed = finding({"out"})
+        assert failed is not None
+        case = replace(CASE, spikes=(Spike("v", (0, 0, 0, 0), "nan"), Spike("q", (0, 0, 0, 0), 4.0)))
+        told = plainly(Broken("special", case, failed), runner(causal), CLAIMS)
+        assert (told.law, told.case) == ("forward", replace(case, spikes=case.spikes[1:]))
+
+    @pytest.mark.parametrize("law", ["memory", "backward"])
     def test_other_laws_tell_of_themselves(self, law: str) -> None:
         assert self.told(causal, law).law == law
 

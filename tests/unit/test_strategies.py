@@ -490,7 +490,7 @@ KINDS: dict[str, Condition] = {
 
 @pytest.mark.parametrize("device_type", ["cpu", "cuda"])
 def test_every_kind_of_case_is_drawn(device_type: str) -> None:
-    found = sample(cases(CLAIMS, dtype="float16", device_type=device_type), 1000)
+    found = sample(cases(CLAIMS, dtype="float16", device_type=device_type), 2500)
     assert not [name for name, holds in KINDS.items() if not any(map(holds, found))]
 
 
@@ -556,10 +556,6 @@ SIMPLEST = Case(
     seqlen_k=0,
     head_dim=1,
     dtype="float16",
-    q_values="zeros",
-    k_values="zeros",
-    v_values="zeros",
-    dout_values="zeros",
     launch=(("block_m", 16), ("block_n", 32), ("num_warps", 4), ("num_stages", 1)),
 )
 
