@@ -22,7 +22,7 @@ TILES = (16, 32, 64, 128)
 BATCHES = (1, 1, 2, 3)
 HEADS_KV = (1, 1, 2, 3)
 GROUPS = (1, 1, 1, 1, 2, 2, 3, 4, 5, 8)
-SM_SCALES = (*(None,) * 30, *(1.0, 0.5, 0.3, -0.125, -1.0) * 5, 0.0, 1e-4, 30.0)
+SM_SCALES = (*(None,) * 45, *(1.0, 0.5, 0.3, -0.125, -1.0) * 8, 0.0, 1e-4, 30.0)
 EXTREME_VALUES = ("huge", "subnormal")
 """Families at the ends of a dtype's range. Met by another of them, or by a spike, they leave nothing to be wrong."""
 FLAT_VALUES = ("zeros", "ones", "constant")

@@ -178,9 +178,11 @@ def _as_in(bug: Bug, need: Need) -> Need:
 
 
 def _shows(bug: Bug, run: Try, case: Case) -> bool:
-    """Whether a case fails under a bug's law in what the bug can be blamed for."""
-    finding = run(bug.failure.law, case, frozenset())
-    return finding is not None and bug.could_break(finding)
+    """Whether a case fails under a bug's law in what the bug can be blamed for; one of NaN, by NaN again."""
+    finding, mine = run(bug.failure.law, case, frozenset()), bug.failure.finding
+    if finding is None or not bug.could_break(finding):
+        return False
+    return mine.kind != "nonfinite" or finding.kind == mine.kind
 
 
 def needs_of(

@@ -237,6 +237,22 @@ class TestNeeds:
         always = replace(bug(CASE, ("lse",)), severity=Severity(20, 20))
         assert is_same(always, bug(replace(CASE, seqlen_k=65), ("lse",), LONG), runner(long_lse), CLAIMS)
 
+    def test_bugs_of_nan_are_one_beside_wrong_numbers(self) -> None:
+        """The smallest case of each is cured of NaN, though a third bug goes on making wrong numbers of it."""
+        of_mask = runner(lambda case: {"out"})
+
+        def run(law: str, case: Case, ignored: frozenset[str]) -> Finding | None:
+            found = of_mask(law, case, ignored)
+            return found and replace(found, kind="nonfinite" if case.causal else "error")
+
+        def nan(*needs: Need) -> Bug:
+            known = bug(CASE, ("out",), *needs)
+            finding = replace(known.failure.finding, kind="nonfinite")
+            return replace(known, failure=replace(known.failure, finding=finding))
+
+        assert is_same(nan(CAUSAL), nan(CAUSAL, LONG), run, CLAIMS)
+        assert not is_same(bug(CASE, ("out",), CAUSAL), bug(CASE, ("out",), GROUP), run, CLAIMS)
+
     def test_a_bug_shows_everywhere_if_enough_cases_tell_so(self) -> None:
         assert replace(bug(CASE, ("lse",)), severity=Severity(20, 20)).is_everywhere
         assert not replace(bug(CASE, ("lse",)), severity=Severity(1, 1)).is_everywhere
