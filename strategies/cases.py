@@ -45,7 +45,7 @@ TILE_SHARES = (1, 4, 4, 8, 8, 8)
 FEWEST_TILES = 3
 CUT = ("seqlen_q", "seqlen_k", "heads")
 """What a case has less of where it has too many tiles, in this order but for what it keeps as long as can be."""
-KEPT = ("heads", "heads", "seqlen_q", "seqlen_k")
+KEPT = ("heads", "seqlen_q", "seqlen_k", "seqlen_k")
 HUGE = {
     "cpu": (*((),) * 10, *((name,) for name in TENSORS), *(TENSORS,) * 3),
     "cuda": (*((),) * 60, *((name,) for name in TENSORS)),

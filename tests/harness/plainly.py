@@ -16,7 +16,7 @@ PLAIN_LAWS = ("forward", "backward")
 NO_PLAIN_LAW = ("special", "rejection", "ragged", "determinism", "memory")
 """Laws whose cases mean nothing to the plain ones, or that are about what lies around a call."""
 
-UNTOLD = ("rejection", "ragged", "memory")
+UNTOLD = ("rejection", "ragged", "memory", "determinism")
 """Those of them of which plain laws can tell nothing at all: of the others a case is left that they understand."""
 
 MOST_SCORES = 2**22

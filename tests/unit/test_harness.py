@@ -28,7 +28,7 @@ from strategies.case import Case, Spike, to_json
 from tests.harness import plan as planning
 from tests.harness import report, trial
 from tests.harness.budget import ShrinkBudget
-from tests.harness.bugs import Bug
+from tests.harness.bugs import Bug, Severity
 from tests.harness.child import ROOT, Child, ChildDied, DeviceLost, HarnessError
 from tests.harness.device import OVERRAN
 from tests.harness.explain import HOLDS_ALONE
@@ -411,7 +411,8 @@ class TestSubject:
         subject, child = recorded(Verdict(status="held", beside=("lse",)))
         wrong_lse = replace(WRONG, tensor="lse")
         found = report.Failure("toys.py:sound", "toys.sound", (), "forward", SMALL, wrong_lse, ENVIRONMENT)
-        subject.ledger.append(Bug(found, tensors=("lse",)).to_dict())
+        everywhere = Bug(found, tensors=("lse",), severity=Severity(20, 20))
+        subject.ledger.append(everywhere.to_dict())
         subject.uphold(law("forward"), CASE)
         assert child.requests[0]["ignored"] == ["lse"]
         assert subject.seen[str(found.folder)].total == 1
