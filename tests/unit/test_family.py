@@ -41,7 +41,7 @@ def test_envelope_is_at_least_as_wide_as_every_member(dtype: str, sm_scale: floa
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rule", [{}, {"safety": 4.0, "clustered": False}])
+@pytest.mark.parametrize("rule", [{}, {"safety": 4.0}, {"safety": 4.0, "clustered": False}])
 @pytest.mark.parametrize(
     "read", sorted({sources(replace(plain("float16").bases[0], **way)) for way in plain("float16").backward})
 )
@@ -68,6 +68,24 @@ def test_ways_that_read_the_same_results_have_widest_bounds(
                 assert torch.equal(getattr(member, name), getattr(largest, name)), (name, way)
                 bound, most = (getattr(b, f"{name}_bound") for b in (member, largest))
                 assert bool((bound <= most * (1 + 1e-12)).all()), (name, way)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rule", [{}, {"safety": 4.0}, {"safety": 4.0, "clustered": False}])
+@pytest.mark.parametrize("seqlen_k", [33, 300])
+def test_ways_of_a_forward_have_widest_bounds(dtype: str, rule: dict[str, Any], seqlen_k: int) -> None:
+    generator = torch.Generator().manual_seed(2)
+    q = torch.randn(1, 4, 9, 16, generator=generator).to(getattr(torch, dtype))
+    k, v = (3 * torch.randn(1, 2, seqlen_k, 16, generator=generator).to(q.dtype) for _ in range(2))
+    e = exact(q, k, v, causal=True, sm_scale=0.125)
+    family = plain(dtype)
+    for base in family.bases:
+        ways = [replace(base, **way) for way in family.forward]
+        largest = forward_bounds(e, widest(ways), **rule)
+        for way in ways:
+            member = forward_bounds(e, way, **rule)
+            assert bool((member.out <= largest.out * (1 + 1e-12)).all()), way
+            assert bool((member.lse <= largest.lse * (1 + 1e-12)).all()), way
 
 
 def bounds(e: Any, dout: Tensor, a: Arithmetic) -> dict[str, Tensor]:
