@@ -108,7 +108,7 @@ WORDS: Mapping[str, Mapping[Any, str]] = {
     "saved_weights": {False: "", True: "P kept from the forward"},
     "ds_from_rounded_p": {False: "", True: "dS from P after its cast"},
 }
-"""What the fields in which members of a family differ say of a design; nothing of what is usual and has no name."""
+"""What to say of a design, for each field in which members of a family differ; an empty text says nothing."""
 
 
 def in_words(ways: tuple[Changes, ...], way: Changes) -> str:

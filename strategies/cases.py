@@ -263,7 +263,7 @@ def _values() -> SearchStrategy[Four]:
 def _layouts(claimed: tuple[str, ...]) -> SearchStrategy[Four]:
     """A layout for each tensor: one for all or one that differs, as models have them, seldom any mixture."""
     layout = st.sampled_from(claimed)
-    # Rows that are one row leave nothing to a gradient of the scores: one tensor at a time has such.
+    # If the rows of k or v are all one row, dq and dk test nothing, so not all tensors get this layout at once.
     of_all = [name for name in claimed if name != "expanded_rows"] or list(claimed)
     alike = st.sampled_from(of_all).map(lambda name: (name,) * len(TENSORS))
     one_differs = st.builds(_with_one, alike, st.integers(0, len(TENSORS) - 1), layout)

@@ -23,7 +23,7 @@ Try = Callable[[str, Case, frozenset[str]], Finding | None]
 class Broken:
     """A law that does not hold on a case, ``ignored`` being the tensors that were not judged.
 
-    ``sizes`` are those of the calls that were made which are not of the case's, as ``Trial.sizes`` has them.
+    ``sizes`` are the sizes and options of calls that differ from the case, as ``Trial.sizes`` has them.
     """
 
     law: str
@@ -67,7 +67,10 @@ def attribute(broken: Broken, bugs: Sequence[Bug], run: Try, capabilities: Capab
 
 @dataclass(frozen=True)
 class _Cured:
-    """Whether a bug explains its part of a failure, and what still fails without what the bug needs, if anything."""
+    """Whether a bug explains its part of a failure.
+
+    ``rest`` is what fails after a field that the bug needs was changed.
+    """
 
     is_explained: bool
     rest: Broken | None = None
@@ -158,7 +161,10 @@ def is_same(known: Bug, bug: Bug, run: Try, capabilities: Capabilities) -> bool:
 
 
 def _is_cured_as(one: Bug, other: Bug, run: Try, capabilities: Capabilities) -> bool:
-    """Whether the smallest case of a bug is cured by what cures another: by all of its needs that tell, if any do."""
+    """Whether changes that cure the other bug cure the smallest case of this one.
+
+    All needs of the other bug that tell bugs apart must cure it; if none does, one need of any kind is enough.
+    """
     f = one.failure
     if not other.needs:  # as far as is known: what it is not known to spoil may be wrong otherwise
         return other.could_break(f.finding) and f.finding.tensor in (*other.tensors, "")
@@ -172,13 +178,13 @@ def _is_cured_as(one: Bug, other: Bug, run: Try, capabilities: Capabilities) -> 
 
 
 def _as_in(bug: Bug, need: Need) -> Need:
-    """The need as a bug has it: what one has of sm_scale alone another has of all that makes scores large."""
+    """The need itself; a need of sm_scale becomes the one of large scores if this bug has that instead."""
     of_scores = next((mine for mine in bug.needs if mine.name == SCORES), need)
     return of_scores if need.name == "sm_scale" else need
 
 
 def _shows(bug: Bug, run: Try, case: Case) -> bool:
-    """Whether a case fails under a bug's law in what the bug can be blamed for; one of NaN, by NaN again."""
+    """Whether a case shows a bug again: under its law, in its tensors, and with NaN or infinity if it made these."""
     finding, mine = run(bug.failure.law, case, frozenset()), bug.failure.finding
     if finding is None or not bug.could_break(finding):
         return False
@@ -203,7 +209,7 @@ def needs_of(
         for need in (*fields, *filter(None, numbers))
         if _is_needed(need, witnesses[0], fails, capabilities)
     ]
-    telling = {need.name for need in kept if _is_telling(need)}
+    telling = {need.name for need in kept if _resisted_shrinking(need)}
     for witness in witnesses[1:]:
         cured = [need for need in kept if _is_needed(need, witness, fails, capabilities)]
         if cured and (not telling or telling & {need.name for need in cured}):
@@ -211,7 +217,7 @@ def needs_of(
     return tuple(kept)
 
 
-def _is_telling(need: Need) -> bool:
+def _resisted_shrinking(need: Need) -> bool:
     """Whether shrinking has left a value that it would have made simpler, had the failure not needed it."""
     if need.name in SIMPLE:
         return need.name != "dtype" and need.fails[0] != SIMPLE[need.name]

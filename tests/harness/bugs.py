@@ -42,7 +42,10 @@ class Need:
 
     @property
     def is_telling(self) -> bool:
-        """Whether it can't matter by accident, as lengths, numbers and how they are rounded may in a small case."""
+        """Whether the field tells bugs apart.
+
+        Lengths, numbers and the dtype do not: they may matter in a small case by chance.
+        """
         return not self.is_numeric and self.name != "dtype"
 
     @property
@@ -144,7 +147,10 @@ class Bug:
         return mine.kind not in NUMBERS or are_kindred(set(self.tensors), set(other.tensors))
 
     def is_like(self, other: "Bug") -> bool:
-        """Whether both are one bug as far as needs tell that matter by themselves: each case has what both need."""
+        """Whether both are one bug by their records alone.
+
+        They need the same fields, and each case meets the needs of both.
+        """
         mine, theirs = ({need.name for need in bug.needs} for bug in (self, other))
         cases = (self.failure.case, other.failure.case)
         met = all(bug.is_met(case) for bug in (self, other) for case in cases)
@@ -362,13 +368,16 @@ def _escaped(text: str) -> str:
 
 
 def in_parts(bug: Bug) -> Bug:
-    """A bug as laws meet it that call a kernel with parts of a case: whatever sizes this has."""
+    """The bug without its needs of sizes: a law that calls the kernel with parts of a case may meet it at any size."""
     needs = tuple(need for need in bug.needs if need.name not in (*SIZES, "lengths"))
     return replace(bug, needs=needs or bug.needs)
 
 
 def met_again(known: Bug, again: Bug) -> Bug:
-    """A bug that was found once more: it needs nothing that the other case does not have, and spoils its tensors."""
+    """A known bug after it was found again.
+
+    It has the tensors of both, and no needs that the second case does not meet.
+    """
     case = again.failure.case
     needs = tuple(need for need in known.needs if need.is_met(case))
     return replace(with_tensors(known, again.tensors), needs=needs)

@@ -47,6 +47,7 @@ CONTRASTS = ("causal", "group", "heads_kv", "head_dim", "seqlen_k", "seqlen_q")
 OF_ROUNDINGS = 2.0**-7
 """A relative error below this may be that of a format of few bits."""
 COUNTS = ("batch", "heads_kv", "group")
+"""Fields in which a larger value may move what is wrong to where the numbers hide it: smaller values tell more."""
 CONTRASTED = 4
 """So many ordinary cases of both kinds are compared."""
 ORDINARY_JUDGED = 8
@@ -118,22 +119,22 @@ class Investigation:
         """A meter of so many seconds, or of the share of them that is left of the time for smaller cases."""
         return self.spender(max(self.haste, LEAST_HASTE) * seconds, calls)
 
-    def found(self, case: Case, law: str | None = None) -> Finding | None:
+    def found(self, case: Case) -> Finding | None:
         """What is found in a case, whatever the reason. The answer is remembered."""
-        law = law or self.failure.law
+        law = self.failure.law
         explained = bool(self.failure.finding.explained_by)
         finding = self.runs.hard(law, case, self.ignored, safety=SHRINKING_SAFETY, explained=explained)
         self.answers[law, case] = finding
         return finding
 
-    def new(self, case: Case, law: str | None = None) -> Finding | None:
+    def new(self, case: Case) -> Finding | None:
         """What is found in a case that no known bug explains."""
-        finding = self.found(case, law)
+        finding = self.found(case)
         suspects = [bug for bug in self.known if finding and bug.could_break(finding) and bug.is_met(case)]
         if finding is None or not suspects:
             return finding
         run = partial(self.runs.hard, safety=SHRINKING_SAFETY)
-        broken = Broken(law or self.failure.law, case, finding, self.ignored)
+        broken = Broken(self.failure.law, case, finding, self.ignored)
         rest = attribute(broken, suspects, run, self.runs.info.capabilities).rest
         return finding if rest is not None and rest.finding == finding else None
 
@@ -226,8 +227,7 @@ class Investigation:
                 spend()
                 self.found(case)
             finding = self.answers[failure.law, case]
-            # What ends the process cures nothing.
-            return finding is not None and (finding.ends_process or is_in_common(failure.finding, finding))
+            return is_not_cured(failure.finding, finding)
 
         with suppress(BudgetSpent):
             witnesses = [failure.case]
@@ -291,7 +291,10 @@ class Investigation:
         return found
 
     def by_scores(self, needs: Sequence[Need]) -> list[Need]:
-        """Needs in which what makes scores large is one: the scale or the numbers of q and k may do so."""
+        """The needs with one for large scores in place of sm_scale and the numbers of q and k.
+
+        A large scale and large numbers make the same scores.
+        """
         made = [need for need in needs if need.name in ("sm_scale", "qk_values")]
         if not made or (len(made) == 1 and made[0].name == "sm_scale" and not self.is_nonfinite):
             return list(needs)
@@ -303,9 +306,9 @@ class Investigation:
         return self.failure.finding.kind == "nonfinite"
 
     def always_wrong(self, spend: Callable[[], None]) -> set[str]:
-        """The tensors that a bug which needs nothing spoils: those that are wrong in each ordinary case that shows it.
+        """The tensors that are wrong in every ordinary case in which this failure's own tensor is wrong.
 
-        Cases that were made small to show one tensor tell nothing of others.
+        This is asked for a bug that needs no field. Small cases do not tell: they were made to show one tensor alone.
         """
         finding, info = self.failure.finding, self.runs.info
         own, law = finding.tensor, self.failure.law
@@ -397,7 +400,10 @@ class Investigation:
         return replace(bug, severity=Severity(shown, tried), offers=offers)
 
     def everywhere(self, bug: Bug, tried: int) -> Bug:
-        """A bug that every ordinary case shows: lengths and numbers matter by accident in its smallest case."""
+        """The bug without needs, as every ordinary case shows it.
+
+        Its smallest case had lengths or numbers that matter by chance.
+        """
         always: set[str] = set()
         with suppress(BudgetSpent):
             always = self.always_wrong(self.beside_shrinking(SEVERITY_SECONDS))
@@ -416,9 +422,7 @@ class Investigation:
         def fails(case: Case) -> bool:
             spend()
             finding = self.runs.hard(bug.failure.law, case, self.ignored)
-            return finding is not None and (
-                finding.ends_process or is_in_common(bug.failure.finding, finding)
-            )
+            return is_not_cured(bug.failure.finding, finding)
 
         with suppress(BudgetSpent):
             differences = [need for case in without[:CONTRASTED] for need in contrast(showing[0], case)]
@@ -459,6 +463,11 @@ def is_small(finding: Finding) -> bool:
 def is_in_common(mine: Finding, other: Finding) -> bool:
     """Whether two findings are of one kind and, where numbers are wrong, of one tensor."""
     return mine.signature == other.signature and (mine.tensor == "" or mine.tensor in wrong_tensors(other))
+
+
+def is_not_cured(mine: Finding, found: Finding | None) -> bool:
+    """Whether a changed case still fails as before; one that ends the process tells nothing, and is taken for such."""
+    return found is not None and (found.ends_process or is_in_common(mine, found))
 
 
 def without_accidents(needs: Sequence[Need]) -> tuple[Need, ...]:

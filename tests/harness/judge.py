@@ -109,7 +109,7 @@ def judge_piece(trial: Trial, piece: Piece, e: Exact, expressions: Mapping[str, 
 def of_both_passes(
     trial: Trial, piece: Piece, e: Exact, base: Arithmetic, expressions: Mapping[str, str]
 ) -> LawBroken | None:
-    """How a base of the family is broken, by out and lse first; its ``tensors`` are all that are wrong."""
+    """The first breach, out and lse coming before the gradients, with all wrong tensors of both; None if all hold."""
     first: LawBroken | None = None
     for judged in (of_forward, of_gradients):
         compared = trial.compared
@@ -211,7 +211,7 @@ def explain(
 
 
 def sources(a: Arithmetic) -> tuple[Any, ...]:
-    """What gradients follow from, the kernel's own out and lse or not: where this differs, so does what is right."""
+    """The fields that decide from which of a call's results its gradients follow, and with that what is right."""
     return (a.saved_weights, a.delta)
 
 
@@ -262,7 +262,7 @@ def _checks(
 
 
 def _holds(trial: Trial, checks: Callable[..., list[Check]]) -> bool:
-    """Whether all checks hold, of which the trial remembers nothing."""
+    """Whether all checks hold. What the trial has recorded stays as it is."""
     try:
         _both_rules(trial.replayed(trial.family), checks)
     except LawBroken:

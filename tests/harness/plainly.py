@@ -17,7 +17,7 @@ NO_PLAIN_LAW = ("special", "rejection", "ragged", "determinism", "memory")
 """Laws whose cases mean nothing to the plain ones, or that are about what lies around a call."""
 
 UNTOLD = ("rejection", "ragged", "memory", "determinism")
-"""Those of them of which plain laws can tell nothing at all: of the others a case is left that they understand."""
+"""Laws whose failures are always told by themselves. Of a case of ``special`` a plain law runs what is finite."""
 
 MOST_SCORES = 2**22
 """A case with more scores than this takes long to judge, and is tried with one head of one sequence."""
@@ -27,15 +27,15 @@ EVERYTHING: frozenset[str] = frozenset()
 
 
 def is_plain(law: str) -> bool:
-    """Whether no plain law tells more of what breaks this one."""
+    """Whether failures of a law are told by itself, and never by a plain law in its place."""
     return law in (*PLAIN_LAWS, *UNTOLD)
 
 
 def plainly(broken: Broken, run: Try, capabilities: Capabilities) -> Broken:
     """The failure of a plain law on the case, or on one of the size of a call that was made; else the failure itself.
 
-    A law that compares calls makes some of other lengths or heads than the case has, and what a bug needs is seen in
-    those.
+    A law that compares calls also makes calls with other lengths or heads than the case has. A bug may show in one of
+    those alone, and what it needs is then a matter of that call's sizes.
     """
     if is_plain(broken.law) or broken.finding.kind not in NUMBERS:
         return broken

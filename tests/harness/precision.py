@@ -15,17 +15,14 @@ from reference.heads import fold, unfold
 from reference.masks import hide, visible
 from tests.harness.judge import judge
 from tests.harness.trial import CannotRun, LawBroken, Outputs, Problem, Refused, Trial
-from tests.harness.verdict import Finding
-
-NUMBERS = ("error", "nonfinite")
-"""The kinds of a finding that another arithmetic may explain."""
+from tests.harness.verdict import NUMBERS, Finding
 
 FURTHER = 2.0
 """A design that misses a result by this much more than another is not the kernel's."""
 
 
 def with_explanations(finding: Finding, trial: Trial | None, law: Callable[[Trial], None]) -> Finding:
-    """The finding with the claims that would explain it; without any where the kernel declares its arithmetic.
+    """The finding, with the claims that would explain it. A kernel that declares its arithmetic gets no claims.
 
     Where the claims explain some of the tensors that are wrong, the finding is that of the others.
     """

@@ -230,7 +230,10 @@ class Trial:
 
     @property
     def sizes(self) -> list[dict[str, Any]]:
-        """Of the calls that were made, the sizes and options that are not the case's, by the names of its fields."""
+        """Sizes and options of the calls made so far, each once, named as fields of a case.
+
+        Calls that have the sizes and options of the case itself are left out.
+        """
         found: list[dict[str, Any]] = []
         for p in (call.problem for call in self.calls):
             batch, heads_kv, seqlen_k, head_dim = p.k.shape
