@@ -90,7 +90,7 @@ def _without(bug: Bug, broken: Broken, run: Try, capabilities: Capabilities) -> 
             finding = run(broken.law, changed, broken.ignored)
             left = None if finding is None else Broken(broken.law, changed, finding, broken.ignored)
             shows = finding is not None and bug.could_break(finding)
-            if finding is not None and finding.ends_process and not shows:
+            if finding is not None and finding.hides_numbers and not shows:
                 continue  # it tells nothing of what else is in the case
             if shows:
                 still = still or left

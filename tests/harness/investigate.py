@@ -385,7 +385,7 @@ class Investigation:
         with suppress(BudgetSpent):
             for case in ordinary_cases(self.runs.info.capabilities, dtype, self.runs.device_type):
                 finding = self.ordinary_answer(spend, bug.failure.law, case)
-                if finding and finding.ends_process and not ends:
+                if finding and finding.hides_numbers and not is_in_common(bug.failure.finding, finding):
                     continue  # it tells nothing of another bug
                 tried += 1
                 shown += finding is not None and bug.could_break(finding) and bug.is_met(case)
@@ -466,8 +466,8 @@ def is_in_common(mine: Finding, other: Finding) -> bool:
 
 
 def is_not_cured(mine: Finding, found: Finding | None) -> bool:
-    """Whether a changed case still fails as before; one that ends the process tells nothing, and is taken for such."""
-    return found is not None and (found.ends_process or is_in_common(mine, found))
+    """Whether a changed case may still fail as before: one that fails so that no numbers come back tells nothing."""
+    return found is not None and (found.hides_numbers or is_in_common(mine, found))
 
 
 def without_accidents(needs: Sequence[Need]) -> tuple[Need, ...]:

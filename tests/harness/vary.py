@@ -56,17 +56,22 @@ class Field:
 def fields(case: Case, fails: Callable[[Case], bool], capabilities: Capabilities) -> Iterator[Field]:
     """Every field that the kernel claims other values of, first those that are not at their simplest.
 
-    ``fails`` as for ``explain``.
+    ``fails`` as for ``explain``. That lengths are unequal is no field where other unequal lengths hold, of which the
+    same one is the longer.
     """
     simple = {**SIMPLE, **{name: values[0] for name, values in capabilities.launch.items()}}
     in_order = sorted(
         _others(case, capabilities), key=lambda field: field[1] == simple.get(field[0], field[1])
     )
+    holding: list[Case] = []
     for name, value, others in in_order:
+        if name == "lengths" and any(_is_unequal_as(case, other) for other in holding):
+            continue
         tried = [(text(x), changed) for x, changed in others if is_claimed(changed, capabilities)]
         outcomes = [(other, changed, fails(changed)) for other, changed in tried]
         if outcomes:
             held = tuple(changed for _, changed, failed in outcomes if not failed)
+            holding += held
             # Lengths that may be equal and fail are no case for a claim.
             excluded = held and (name != "lengths" or len(held) == len(outcomes))
             yield Field(
@@ -100,6 +105,12 @@ def _others(case: Case, c: Capabilities) -> Iterator[tuple[str, Any, list[tuple[
     for name, value in case.launch:
         others = [x for x in c.launch[name] if x != value]
         yield name, value, [(x, replace(case, launch=_with_setting(case, name, x))) for x in others]
+
+
+def _is_unequal_as(case: Case, other: Case) -> bool:
+    """Whether the other case has unequal lengths as well, none of them 0, and the same one is the longer."""
+    lengths = (other.seqlen_q, other.seqlen_k)
+    return 0 < min(lengths) < max(lengths) and (lengths[0] < lengths[1]) == (case.seqlen_q < case.seqlen_k)
 
 
 def _changed(case: Case, name: str, values: Sequence[Any]) -> tuple[str, Any, list[tuple[Any, Case]]]:

@@ -26,8 +26,6 @@ class Finding:
             kernel's are not finite.
         ulps: the error at the worst element, in units in the last place that the output's dtype has at the expected
             value; relative: the norm of the error over the norm of the expected tensor.
-        explained_by: claims, each of which would explain all of the call that broke the law: the kernel may be meant
-            to be less precise than was claimed for it.
         call: which of the trial's kernel calls produced ``actual``; expression: how it is computed from the
             tensors of that call, where it isn't one of them as it is.
         other, other_expression: the same for ``expected``, where two calls are compared.
@@ -67,6 +65,11 @@ class Finding:
     def ends_process(self) -> bool:
         """Whether nothing else can be asked of the process in which it was found."""
         return self.kind in ENDS
+
+    @property
+    def hides_numbers(self) -> bool:
+        """Whether no numbers came back that could be judged, right or wrong."""
+        return self.ends_process or self.kind in ("exception", "contract")
 
     @property
     def signature(self) -> tuple[str, ...]:

@@ -275,6 +275,20 @@ def test_a_size_is_named_where_other_numbers_fail_at_it_too() -> None:
     assert explain(case, lambda c: c.seqlen_k == 0 and c.v_values == "zeros", None, claims).causes == ()
 
 
+@pytest.mark.parametrize(
+    ("fails", "expected"),
+    [
+        (lambda c: c.seqlen_q > c.seqlen_k, True),
+        (lambda c: c.seqlen_q >= 3 and c.seqlen_k == 1, False),  # it holds with 3 queries and 2 keys
+    ],
+)
+def test_unequal_lengths_matter_only_if_others_fail_too(
+    fails: Callable[[Case], bool], expected: bool
+) -> None:
+    told = fields(Case(seqlen_q=3, seqlen_k=1), fails, Capabilities())
+    assert any(field.name == "lengths" for field in told) == expected
+
+
 def test_a_scale_is_named_where_the_default_one_was_taken_for_it() -> None:
     case = Case(head_dim=1, sm_scale=0.5, **ZEROS)
     claims = Capabilities(head_dims=(1, 16))
