@@ -149,12 +149,18 @@ class Bug:
     def is_like(self, other: "Bug") -> bool:
         """Whether both are one bug by their records alone.
 
-        They need the same fields, and each case meets the needs of both.
+        They need the same fields, and each case meets the needs of both; or neither needs any, as far as is known,
+        and each has the tensor that is most wrong in the other.
         """
         mine, theirs = ({need.name for need in bug.needs} for bug in (self, other))
+        if not self.is_kin(other) or mine != theirs:
+            return False
+        if not mine:
+            both = ((self, other), (other, self))
+            return all(one.failure.finding.tensor in (*two.tensors, "") for one, two in both)
         cases = (self.failure.case, other.failure.case)
         met = all(bug.is_met(case) for bug in (self, other) for case in cases)
-        return self.is_kin(other) and mine == theirs and met and any(x.is_telling for x in self.needs)
+        return met and any(x.is_telling for x in self.needs)
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON, without what only the report needs."""

@@ -47,7 +47,7 @@ CONTRASTS = ("causal", "group", "heads_kv", "head_dim", "seqlen_k", "seqlen_q")
 OF_ROUNDINGS = 2.0**-7
 """A relative error below this may be that of a format of few bits."""
 COUNTS = ("batch", "heads_kv", "group")
-"""Fields in which a larger value may move what is wrong to where the numbers hide it: smaller values tell more."""
+"""Fields in which another value may move what is wrong to where the numbers hide it: that of 1 tells most."""
 CONTRASTED = 4
 """So many ordinary cases of both kinds are compared."""
 ORDINARY_JUDGED = 8
@@ -344,8 +344,8 @@ class Investigation:
             yield Need(pair, ("other",), ("contiguous",))
         else:
             holds = tuple(value_of(held, name) for held in varied.held)
-            if name in COUNTS:  # of more of them, what is wrong may be another
-                holds = tuple(x for x in holds if x < own) or holds
+            if name in COUNTS:  # of any number but one, what is wrong may be another
+                holds = tuple(x for x in holds if x == 1) or holds
             # Nothing is wrong in an empty tensor.
             if name not in LENGTHS or any(holds):
                 yield Need(name, (own,), holds)

@@ -227,6 +227,13 @@ class TestNeeds:
         assert not is_same(bug(CASE, ("lse",)), bug(CASE, ("dv",), law="backward"), always, CLAIMS)
         assert is_same(bug(CASE, ("lse",)), bug(replace(CASE, group=1), ("lse",)), always, CLAIMS)
 
+    def test_bugs_of_one_tensor_that_need_nothing_are_one_without_a_run(self) -> None:
+        """At the end of a run there is no time for more."""
+        known = bug(CASE, ("dk", "dq"))
+        assert known.is_like(bug(replace(CASE, group=1), ("dk",)))
+        assert not known.is_like(bug(CASE, ("dq",)))
+        assert not known.is_like(bug(CASE, ("dk",), CAUSAL))
+
     def test_a_bug_that_is_met_again_needs_no_more_than_both_cases_have(self) -> None:
         known = bug(replace(CASE, seqlen_k=65), ("out",), CAUSAL, LONG)
         again = bug(replace(CASE, seqlen_k=9), ("out", "dq"), CAUSAL)
