@@ -1,11 +1,7 @@
 """How functions are met that do not fit: one line says what was expected, and what answers nothing is not green."""
 
 import json
-import os
 import re
-import subprocess
-import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +13,7 @@ from kernels.registry import SpecError, load
 from reference.bounds.accumulation import SAFETY
 from strategies.case import Case
 from strategies.cases import is_claimed
-from tests.harness.child import ROOT, Child
+from tests.harness.child import Child
 from tests.harness.kernel_info import KernelInfo
 from tests.harness.probe import probe, simplest_case
 from tests.harness.refusals import complaint, merged
@@ -25,18 +21,11 @@ from tests.harness.tally import MOST_CASES, Tally
 from tests.harness.trial import LawBroken, Trial
 from tests.harness.verdict import Verdict
 from tests.properties import test_backward, test_forward
+from tests.unit.running import TOYS, pytest_run
 from tests.unit.toys import CLAIMS, sound
 
 STRANGERS = Path(__file__).with_name("strangers.py")
-TOYS = Path(__file__).with_name("toys.py")
 EXPECTED = "expected a function f(q, k, v, *, causal, sm_scale), "
-
-
-@pytest.fixture(scope="module")
-def child() -> Iterator[Child]:
-    child = Child("cpu")
-    yield child
-    child.close()
 
 
 class TestSignature:
@@ -310,18 +299,6 @@ class TestComplaint:
         assert found.refused_cases[3] == Case(seqlen_q=3, launch=(("block_m", 16),))
         again = Tally.from_dict(found.to_dict())
         assert again == found
-
-
-def pytest_run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run pytest on the property tests as a user does."""
-    return subprocess.run(
-        [sys.executable, "-m", "pytest", str(ROOT / "tests/properties"), "--device", "cpu", *arguments],
-        cwd=folder,
-        env={k: v for k, v in os.environ.items() if k != "PYTEST_ADDOPTS"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
 
 
 class TestCommandLine:

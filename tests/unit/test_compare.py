@@ -11,7 +11,7 @@ from strategies.case import Case
 from tests.harness.compare import describe, error_over_bound, relative_error, unit_in_the_last_place
 from tests.harness.trial import Check, LawBroken, Trial
 from tests.harness.verdict import Finding
-from tests.unit.test_harness import TOYS
+from tests.unit.running import TOYS
 
 
 @pytest.mark.parametrize(

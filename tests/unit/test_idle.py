@@ -10,7 +10,7 @@ from kernels.registry import load
 from strategies.cases import cases
 from tests.harness.judge import judge
 from tests.harness.trial import Trial
-from tests.unit.test_strategies import sample
+from tests.unit.drawing import sample
 
 MOST_IDLE = 0.2
 """Of few cases: of a thousand about a tenth are idle in dq and dk, and less in all others."""

@@ -13,6 +13,8 @@ from reference import safe_softmax
 from reference.bounds import exact
 from reference.bounds.forward import hull
 from reference.heads import unfold
+from strategies.case import Case
+from strategies.padding import FAMILIES, key_padding_mask
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BATCH, GROUP, ROWS, KEYS = 3, 2, 70, 100
@@ -118,3 +120,24 @@ def test_refusals(mask: Any, error: type[Exception], message: str) -> None:
         forward(Q, K, V, **options)
     with pytest.raises(error, match=message):
         backward(DOUT, Q, K, V, Q, Q[..., 0], **options)
+
+
+def test_masks_of_keys_are_of_every_kind() -> None:
+    masks = [
+        key_padding_mask(Case(batch=3, seqlen_k=100, key_padding=family, seed=start))
+        for family in FAMILIES
+        for start in range(30)
+    ]
+    rows = torch.cat([mask for mask in masks if mask is not None])
+    assert rows.shape == (3 * 30 * len(FAMILIES), 100)
+    # All keys; none; one; sequences that begin late; a whole tile of 32 in the middle that nobody attends.
+    whole = rows.unfold(1, 32, 32).any(2)
+    for kind in (
+        rows.all(1),
+        ~rows.any(1),
+        rows.sum(1) == 1,
+        ~rows[:, 0] & rows[:, -1],
+        whole[:, 0] & ~whole[:, 1],
+    ):
+        assert kind.any()
+    assert any(mask is not None and not torch.equal(mask[0], mask[1]) for mask in masks)

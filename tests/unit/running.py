@@ -1,0 +1,66 @@
+"""What several test files share: small cases, and toys run by the harness, by pytest or by a script."""
+
+import importlib
+import multiprocessing
+import os
+import runpy
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from strategies.case import Case
+from tests.harness.child import ROOT
+from tests.harness.subject import Subject
+from tests.harness.verdict import Finding
+from tests.unit.toys import ROWS
+
+TOYS = Path(__file__).with_name("toys.py")
+SEVERAL = Path(__file__).with_name("several.py")
+SMALL = Case(seqlen_q=ROWS - 1, seqlen_k=2)
+CASE = Case(seqlen_q=ROWS, seqlen_k=2)
+ENVIRONMENT = {"device": "cpu", "device_name": "abacus", "torch": "2.0"}
+SubjectOf = Callable[..., Subject]
+
+
+def law(name: str) -> Any:
+    return importlib.import_module(f"tests.properties.test_{name}").law
+
+
+def finding_of(subject: Subject, law_name: str, case: Case) -> Finding:
+    """What ``uphold`` finds that is new."""
+    known = set(subject.failures)
+    subject.uphold(law(law_name), case)
+    (new,) = subject.failures.keys() - known
+    return subject.failures[new].finding
+
+
+def exit_status(script: Path, folder: Path) -> int:
+    """Of the script in a process of its own, forked from one that has imported what takes the time."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "torch._dynamo"])
+    empty = folder / "empty"
+    empty.mkdir(exist_ok=True)
+    process = context.Process(target=run_in, args=(empty, script))
+    process.start()
+    process.join()
+    assert process.exitcode is not None
+    return process.exitcode
+
+
+def run_in(folder: Path, script: Path) -> None:
+    os.chdir(folder)
+    runpy.run_path(str(script), run_name="__main__")
+
+
+def pytest_run(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run pytest on the property tests as a user does."""
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", str(ROOT / "tests/properties"), "--device", "cpu", *arguments],
+        cwd=folder,
+        env={k: v for k, v in os.environ.items() if k != "PYTEST_ADDOPTS"} | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )

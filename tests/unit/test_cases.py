@@ -1,0 +1,273 @@
+"""Every kind of case is drawn, only what is claimed, and a failing one shrinks to the simplest."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import Phase, find, given, settings
+from hypothesis.strategies import SearchStrategy
+
+from kernels.contract import LAYOUTS, Capabilities
+from strategies.case import NONFINITE, TENSORS, Case, Spike
+from strategies.cases import MODERATE_VALUES, cases
+from strategies.padding import FAMILIES as PADDINGS
+from strategies.values import FAMILIES
+from tests.unit.drawing import CLAIMS, quick, sample
+
+Condition = Callable[[Case], bool]
+
+
+def minimal(strategy: SearchStrategy[Case], condition: Condition) -> Case:
+    """What a case that meets the condition shrinks to."""
+    options = settings(quick, max_examples=2000, phases=[Phase.generate, Phase.shrink])
+    return find(strategy, condition, settings=options, random=Random(1))
+
+
+def masked_places(case: Case) -> set[str]:
+    """Which of the key tiles that a causal tile of queries cannot see there are: first, middle, last."""
+    launch = dict(case.launch)
+    if not case.causal:
+        return set()
+    tiles = range(0, case.seqlen_k, launch["block_n"])
+    places = set()
+    for start in range(0, case.seqlen_q, launch["block_m"]):
+        last_row = min(start + launch["block_m"], case.seqlen_q) - 1
+        seen = last_row + case.seqlen_k - case.seqlen_q
+        for index, tile in enumerate(tiles):
+            if tile > seen:
+                places.add("first" if index == 0 else "last" if index == len(tiles) - 1 else "middle")
+    return places
+
+
+def one_sided_logits(case: Case) -> int:
+    """The sign that all logits have, 0 where they have both."""
+    signs = {"positive": 1, "negative": -1}
+    scale = math.copysign(1, case.scale) if abs(case.scale) > 0.1 else 0
+    return int(signs.get(case.q_values, 0) * signs.get(case.k_values, 0) * scale)
+
+
+def has(field: str, value: object) -> Condition:
+    return lambda case: getattr(case, field) == value
+
+
+def has_setting(name: str, value: object) -> Condition:
+    return lambda case: (name, value) in case.launch
+
+
+def masks(place: str) -> Condition:
+    return lambda case: place in masked_places(case)
+
+
+def has_spikes(count: int) -> Condition:
+    return lambda case: len(case.spikes) == count
+
+
+KINDS: dict[str, Condition] = {
+    **{f"seqlen_q={n}": has("seqlen_q", n) for n in (0, 1, 15, 16, 17, 63, 64, 65)},
+    **{f"seqlen_k={n}": has("seqlen_k", n) for n in (0, 1, 31, 32, 33, 63, 64, 65)},
+    "several tiles and a half": lambda case: case.seqlen_k > 128 and 16 <= case.seqlen_k % 64 <= 48,
+    "more queries than keys": lambda case: case.seqlen_q > case.seqlen_k > 0,
+    "more keys than queries": lambda case: case.seqlen_k > case.seqlen_q > 0,
+    "equal lengths": lambda case: case.seqlen_k == case.seqlen_q > 1,
+    "causal": has("causal", True),
+    "full": has("causal", False),
+    "rows without a key": lambda case: case.causal and case.seqlen_q > case.seqlen_k > 0,
+    **{f"{place} tile masked": masks(place) for place in ("first", "middle", "last")},
+    **{f"head_dim={d}": has("head_dim", d) for d in CLAIMS.head_dims},
+    **{f"group={g}": has("group", g) for g in (1, 2, 3, 4, 5, 8)},
+    "heads_kv = group > 1": lambda case: case.heads_kv == case.group > 1,
+    "heads_kv < group": lambda case: 1 < case.heads_kv < case.group,
+    "heads_kv > group": lambda case: case.heads_kv > case.group > 1,
+    **{f"{name}: {family}": has(f"{name}_values", family) for name in TENSORS for family in FAMILIES},
+    "logits far below 0": lambda case: one_sided_logits(case) < 0,
+    "logits far above 0": lambda case: one_sided_logits(case) > 0,
+    "weights of padded keys overflow": lambda case: one_sided_logits(case) < 0 and case.seqlen_k % 64 > 0,
+    "default scale": has("sm_scale", None),
+    "zero scale": has("sm_scale", 0.0),
+    "no power of two": has("sm_scale", 0.3),
+    "negative scale": lambda case: case.scale < 0,
+    "tiny scale": lambda case: 0 < case.scale < 1e-3,
+    "large scale": lambda case: case.scale > 10,
+    **{f"{name}: {layout}": has(f"{name}_layout", layout) for name in TENSORS for layout in LAYOUTS},
+    "k laid out unlike v": lambda case: case.k_layout != case.v_layout,
+    **{
+        f"{name}={value}": has_setting(name, value)
+        for name, values in CLAIMS.launch.items()
+        for value in values
+    },
+    **{f"{count} spikes": has_spikes(count) for count in range(5)},
+}
+
+
+@pytest.mark.parametrize("device_type", ["cpu", "cuda"])
+def test_every_kind_of_case_is_drawn(device_type: str) -> None:
+    found = sample(cases(CLAIMS, dtype="float16", device_type=device_type), 2500)
+    assert not [name for name, holds in KINDS.items() if not any(map(holds, found))]
+
+
+MASKED = replace(CLAIMS, key_padding=True, dropout=(0.0, 0.1, 0.5))
+
+
+def test_masks_are_drawn_where_they_are_asked_for_and_claimed() -> None:
+    found = sample(cases(MASKED, dtype="float16", key_padding=True, dropout=True))
+    assert {case.key_padding for case in found} == {"none", *PADDINGS}
+    assert {case.dropout_p for case in found} == {0.0, 0.1, 0.5}
+    for strategy in (
+        cases(MASKED, dtype="float16"),
+        cases(CLAIMS, dtype="float16", key_padding=True, dropout=True),
+    ):
+        assert {(case.key_padding, case.dropout_p) for case in sample(strategy)} == {("none", 0.0)}
+
+
+def test_draws_are_independent() -> None:
+    found = sample(cases(CLAIMS, dtype="float16"))
+    assert len(set(found)) > 0.95 * len(found)
+    # Hypothesis gives special integers, 0 among them, a share of their own.
+    assert len({case.seed for case in found}) > 0.7 * len(found)
+
+
+SIMPLEST = Case(
+    seqlen_q=0,
+    seqlen_k=0,
+    head_dim=1,
+    dtype="float16",
+    launch=(("block_m", 16), ("block_n", 32), ("num_warps", 4), ("num_stages", 1)),
+)
+
+
+@pytest.mark.parametrize(
+    ("condition", "change"),
+    [
+        (lambda case: True, {}),
+        (lambda case: case.seqlen_k % 128 == 127, {"seqlen_k": 127}),
+        (lambda case: case.seqlen_q % 64 == 1 and case.seqlen_k > 100, {"seqlen_q": 1, "seqlen_k": 101}),
+        (
+            lambda case: case.causal and case.seqlen_q > case.seqlen_k > 33,
+            {"causal": True, "seqlen_q": 35, "seqlen_k": 34},
+        ),
+        (lambda case: case.k_values == "near_ties", {"k_values": "near_ties"}),
+        (lambda case: case.v_layout == "huge", {"v_layout": "huge"}),
+        (
+            lambda case: case.q_layout == case.k_layout == "huge",
+            {f"{name}_layout": "huge" for name in TENSORS},
+        ),
+        (lambda case: case.scale < 0, {"sm_scale": -0.125}),
+        (lambda case: case.heads_kv > 1 and case.group > 3, {"heads_kv": 2, "group": 4}),
+        (
+            lambda case: ("num_stages", 3) in case.launch,
+            {"launch": (*SIMPLEST.launch[:3], ("num_stages", 3))},
+        ),
+        (
+            lambda case: any(spike.tensor == "v" and spike.value == 100.0 for spike in case.spikes),
+            {"spikes": (Spike("v", (0, 0, 0, 0), 100.0),)},
+        ),
+    ],
+)
+def test_shrinking_ends_at_the_simplest_case(condition: Condition, change: dict[str, Any]) -> None:
+    assert minimal(cases(CLAIMS, dtype="float16"), condition) == replace(SIMPLEST, **change)
+
+
+NARROW = Capabilities(
+    dtypes=("float16",),
+    head_dims=(24,),
+    grouped_heads=False,
+    unequal_lengths=False,
+    min_seqlen=1,
+    causal=(True,),
+    sm_scale="positive",
+    layouts=("bnhd", "contiguous"),
+)
+
+
+@quick
+@given(cases(NARROW, dtype="float16", max_seqlen=40))
+def test_only_what_is_claimed_is_drawn(case: Case) -> None:
+    assert case.dtype == "float16"
+    assert case.head_dim == 24
+    assert case.group == 1
+    assert 1 <= case.seqlen_q == case.seqlen_k <= 40
+    assert case.causal
+    assert case.scale > 0
+    assert {getattr(case, f"{name}_layout") for name in TENSORS} <= {"contiguous", "bnhd"}
+    assert case.launch == ()
+
+
+@quick
+@given(cases(Capabilities(seqlen_multiple=32, min_seqlen=1), dtype="float16", max_seqlen=140))
+def test_lengths_are_multiples_where_only_those_are_claimed(case: Case) -> None:
+    assert {case.seqlen_q, case.seqlen_k} <= {32, 64, 96, 128}
+
+
+def test_multiples_differ_from_each_other() -> None:
+    found = sample(cases(Capabilities(seqlen_multiple=32), dtype="float16", max_seqlen=140))
+    assert {case.seqlen_q for case in found} == {case.seqlen_k for case in found} == {0, 32, 64, 96, 128}
+    assert any(case.seqlen_q != case.seqlen_k for case in found)
+
+
+@quick
+@given(cases(Capabilities(causal_unequal_lengths=False), dtype="float32"))
+def test_causal_lengths_are_equal_where_only_those_are_claimed(case: Case) -> None:
+    assert case.seqlen_q == case.seqlen_k or not case.causal
+
+
+def test_other_lengths_differ_where_only_causal_ones_may_not() -> None:
+    found = sample(cases(Capabilities(causal_unequal_lengths=False), dtype="float32"))
+    assert any(case.seqlen_q != case.seqlen_k for case in found)
+
+
+def score_tiles(case: Case, block_m: int, block_n: int) -> int:
+    return case.batch * case.heads_q * -(-case.seqlen_q // block_m) * -(-case.seqlen_k // block_n)
+
+
+@quick
+@given(cases(CLAIMS, dtype="float16", max_tiles=10))
+def test_interpreted_cases_keep_to_a_number_of_tiles(case: Case) -> None:
+    launch = dict(case.launch)
+    assert score_tiles(case, launch["block_m"], launch["block_n"]) <= 10
+
+
+@quick
+@given(cases(Capabilities(), dtype="float16"))
+def test_tiles_are_counted_at_64_where_none_are_declared(case: Case) -> None:
+    assert score_tiles(case, 64, 64) <= 32
+
+
+@quick
+@given(cases(CLAIMS, dtype="float16", device_type="cuda", max_work=5000))
+def test_every_case_keeps_to_the_work_and_to_one_huge_storage(case: Case) -> None:
+    assert score_tiles(case, 1, 1) <= 5000
+    assert [getattr(case, f"{name}_layout") for name in TENSORS].count("huge") <= 1
+
+
+def test_only_the_interpreter_counts_tiles() -> None:
+    found = sample(cases(Capabilities(), dtype="float16", device_type="cuda"))
+    assert any(score_tiles(case, 64, 64) > 32 for case in found)
+
+
+@quick
+@given(cases(CLAIMS, dtype="float16", nonfinite=True))
+def test_nonfinite_cases_have_a_few_such_entries_in_moderate_tensors(case: Case) -> None:
+    assert 1 <= len(case.spikes) <= 2
+    assert all(spike.value in NONFINITE for spike in case.spikes)
+    assert {getattr(case, f"{name}_values") for name in TENSORS} <= set(MODERATE_VALUES)
+
+
+@quick
+@given(cases(CLAIMS, dtype="float16"))
+def test_other_cases_are_finite(case: Case) -> None:
+    assert all(isinstance(spike.value, float) for spike in case.spikes)
+    assert len(case.spikes) <= 4
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_unclaimed_dtype_is_refused(dtype: str) -> None:
+    with pytest.raises(ValueError, match=f"dtype: got '{dtype}', expected one of the claimed"):
+        cases(NARROW, dtype=dtype)
+
+
+def test_unknown_device_type_is_refused() -> None:
+    with pytest.raises(ValueError, match="device_type: got 'tpu', expected one of"):
+        cases(CLAIMS, dtype="float16", device_type="tpu")

@@ -1,0 +1,242 @@
+"""Children that crash, hang, talk and lose their device: what becomes of the case, and of the next one."""
+
+import json
+import subprocess
+import sys
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kernels.registry import load
+from reference.bounds.accumulation import SAFETY
+from strategies.case import to_json
+from tests.harness import report, trial
+from tests.harness.budget import ShrinkBudget
+from tests.harness.child import ROOT, Child, HarnessError
+from tests.harness.device import OVERRAN
+from tests.harness.kernel_info import KernelInfo
+from tests.harness.trial import LawBroken, Trial
+from tests.harness.verdict import Finding
+from tests.unit.running import CASE, SEVERAL, SMALL, TOYS, SubjectOf, exit_status, finding_of, law
+from tests.unit.toys import ROWS
+
+
+class TestChild:
+    def test_a_sound_kernel_holds(self, subject_of: SubjectOf) -> None:
+        subject = subject_of("sound")
+        subject.uphold(law("forward"), CASE)
+        assert subject.tally.examples == 1
+        assert subject.tally.broken == 0
+        assert 0 < subject.tally.worst < 1
+        assert {"kernel", "tensors", "check"} <= subject.tally.seconds.keys()
+
+    @pytest.mark.usefixtures("unscripted")
+    @pytest.mark.parametrize(
+        ("name", "law_name", "kind"),
+        [
+            ("wrong", "forward", "error"),
+            ("nonfinite", "forward", "nonfinite"),
+            ("raising", "forward", "exception"),
+            ("misshapen", "forward", "contract"),
+            ("writing", "memory", "memory"),
+            ("overwriting", "forward", "memory"),
+            ("ACCEPTING", "rejection", "accepted"),
+            ("REFUSING", "forward", "refused"),
+        ],
+    )
+    def test_each_kind_of_finding(self, subject_of: SubjectOf, name: str, law_name: str, kind: str) -> None:
+        subject = subject_of(name)
+        subject.shrinking = ShrinkBudget(seconds=0.0)
+        assert finding_of(subject, law_name, CASE).kind == kind
+
+    def test_a_child_whose_device_no_longer_answers_is_replaced(
+        self, child: Child, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        before = child.ask({"do": "environment"})
+        monkeypatch.setattr(child, "_read_line", lambda seconds: b'{"status": "broken", "fatal": true}')
+        assert child.ask({"do": "environment"}) == {"status": "broken"}
+        assert child.process is None
+        monkeypatch.undo()
+        assert child.ask({"do": "environment"}) == before
+
+    @pytest.mark.parametrize(
+        ("answers", "kind"), [(True, "exception"), (False, "fault")], ids=["alive", "lost"]
+    )
+    def test_an_exception_that_ends_the_device_is_a_fault(
+        self, monkeypatch: pytest.MonkeyPatch, answers: bool, kind: str
+    ) -> None:
+        monkeypatch.setattr(trial, "device_answers", lambda device: answers)
+        with pytest.raises(LawBroken) as broken:
+            law("forward")(Trial(load(f"{TOYS}:faulting", ()), CASE, "cpu", SAFETY))
+        assert broken.value.finding.kind == kind
+
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="a device fault needs a GPU")
+    def test_a_device_fault_is_a_finding_and_the_child_is_replaced(
+        self, subject_of: SubjectOf, tmp_path: Path
+    ) -> None:
+        on_gpu = Child("cuda:0")
+        subject = subject_of("faulting", child=on_gpu)
+        assert finding_of(subject, "forward", CASE).kind == "fault"
+        assert on_gpu.process is None
+        (failure,) = subject.failures.values()
+        assert exit_status(tmp_path / "reports" / failure.folder / "repro.py", tmp_path) == 1
+
+    @pytest.mark.parametrize("kind", ["fault", "died"])
+    def test_a_script_is_written_without_a_call_that_ends_the_process(self, child: Child, kind: str) -> None:
+        finding = asdict(Finding(claim="it runs", kind=kind))
+        request = report.record(f"{TOYS}:crashing", (), "forward", CASE)
+        request |= {"do": "repro", "safety": SAFETY, "finding": finding, "title": "", "seconds": 9.0}
+        assert "--inside" in child.ask(request)["text"]
+
+    def test_an_error_of_ours_in_an_old_process_is_tried_in_a_new_one(
+        self, child: Child, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        request = {"kernel": f"{TOYS}:sound", "claims": [], "law": "forward", "safety": SAFETY}
+        request |= {"case": json.loads(to_json(CASE))}
+        child.ask({"do": "environment"})
+        before, receive = child.process, child._receive
+        spoiled = iter([HarnessError("TypeError: unsupported operand type(s) for &: 'Tensor' and 'Tensor'")])
+
+        def spoiled_once(seconds: float) -> dict[str, Any]:
+            answer = receive(seconds)
+            for error in spoiled:
+                raise error
+            return answer
+
+        monkeypatch.setattr(child, "_receive", spoiled_once)
+        assert child.run(request, lambda: None).status == "held"
+        assert child.process is not before
+
+    def test_what_is_found_is_kept_where_we_fail_ourselves(
+        self, subject_of: SubjectOf, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def failing(*_: Any) -> None:
+            raise HarnessError("TypeError: of ours")
+
+        subject = subject_of("wrong")
+        monkeypatch.setattr(subject.runs, "script", failing)
+        assert finding_of(subject, "forward", CASE).tensor == "out"
+        assert len(subject.bugs) == 1
+        assert any("TypeError: of ours" in message for message in subject.messages())
+
+    @pytest.mark.usefixtures("unscripted")
+    def test_a_crash_is_a_finding_and_the_child_is_replaced(self, subject_of: SubjectOf) -> None:
+        subject = subject_of("crashing")
+        subject.shrinking = ShrinkBudget(seconds=0.0)
+        finding = finding_of(subject, "forward", CASE)
+        assert finding.kind == "died"
+        assert "signal 11" in finding.claim
+        subject.uphold(law("forward"), SMALL)
+        assert subject.tally.examples == 2
+
+    @pytest.mark.usefixtures("unscripted")
+    def test_what_is_not_written_is_nan_on_every_run(self, subject_of: SubjectOf) -> None:
+        assert finding_of(subject_of("unwritten"), "forward", CASE).actual == "nan"
+
+    @pytest.mark.usefixtures("unscripted")
+    def test_a_crash_while_shrinking_leaves_what_was_smallest(
+        self, subject_of: SubjectOf, tmp_path: Path
+    ) -> None:
+        subject = subject_of("crashing_on_one_key")
+        finding_of(subject, "forward", replace(CASE, batch=2, seqlen_k=5))
+        (failure,) = subject.failures.values()
+        assert failure.finding.kind == "error"
+        assert (failure.case.batch, failure.case.seqlen_q, failure.case.seqlen_k) == (1, ROWS, 2)
+        assert report.read(tmp_path / "reports" / failure.folder / "case.json").case == failure.case
+
+    @pytest.mark.usefixtures("unscripted")
+    def test_what_a_crash_needs_is_found_in_few_runs_and_the_rest_is_run_without(
+        self, subject_of: SubjectOf
+    ) -> None:
+        subject = subject_of("behind_a_crash", SEVERAL)
+        subject.shrinking = ShrinkBudget(
+            seconds=100.0
+        )  # each run starts a process, on a busy machine for seconds
+        case = replace(CASE, batch=2, heads_kv=3, causal=True, q_layout="bnhd", v_layout="gap", sm_scale=-1.0)
+        assert finding_of(subject, "forward", case).kind == "died"
+        (bug,) = subject.bugs.values()
+        assert [need.name for need in bug.needs] == ["v_layout"]
+        assert subject.runs.journal.done < 20
+        assert finding_of(subject, "forward", case).kind == "error"
+        assert (subject.tally.set_aside, subject.tally.moved, subject.tally.broken) == (1, 1, 2)
+
+    @pytest.mark.usefixtures("unscripted")
+    def test_a_hang_is_a_finding(self, subject_of: SubjectOf) -> None:
+        impatient = Child("cpu", run_seconds=1.0)
+        subject = subject_of("hanging", child=impatient)
+        subject.shrinking = ShrinkBudget(seconds=0.0)
+        finding = finding_of(subject, "forward", CASE)
+        assert finding.kind == "hung"
+        assert "still running after 1 s" in finding.claim
+        assert impatient.process is None
+
+    def test_a_child_that_hangs_ends_with_its_parent(self) -> None:
+        request = report.record(f"{TOYS}:hanging", (), "forward", CASE)
+        program = (
+            "from tests.harness.child import Child; child = Child('cpu')\n"
+            "def meanwhile(): print(child.process.pid, flush=True)\n"
+            f"child.run({request | {'safety': 4.0}}, meanwhile)"
+        )
+        with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE) as parent:
+            assert parent.stdout is not None
+            pid = int(parent.stdout.readline())
+            assert runs(pid)
+            parent.kill()
+        for _ in range(300):  # half a minute at most: no one tells when a grandchild is gone
+            if runs(pid):
+                time.sleep(0.1)
+        assert not runs(pid)
+
+    @pytest.mark.usefixtures("unscripted")
+    def test_a_hang_of_the_device_is_a_finding(self, subject_of: SubjectOf) -> None:
+        subject = subject_of("hanging_on_the_device")
+        subject.shrinking = ShrinkBudget(seconds=0.0)
+        finding = finding_of(subject, "forward", CASE)
+        assert finding.kind == "hung"
+        assert "the device was still running" in finding.claim
+
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="a device that hangs is a GPU")
+    def test_a_process_whose_device_hangs_is_ended(self) -> None:
+        program = (
+            "import torch; from tests.harness.device import wait_for_device; "
+            "torch.cuda._sleep(1 << 36); wait_for_device('cuda', seconds=0.5)"
+        )
+        assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False).returncode == OVERRAN
+
+    def test_output_and_input_of_a_kernel_do_not_mix_with_answers(self, subject_of: SubjectOf) -> None:
+        subject_of("talking").uphold(law("forward"), CASE)
+
+    def test_an_error_of_the_harness_is_not_blamed_on_the_kernel(self, child: Child) -> None:
+        request = report.record(f"{TOYS}:sound", (), "nonsense", CASE)
+        with pytest.raises(HarnessError, match=r"No module named 'tests.properties.test_nonsense'"):
+            child.run({**request, "safety": 4.0}, lambda: None)
+
+    def test_a_kernel_that_ends_its_process_on_import_is_a_one_line_error(
+        self, child: Child, tmp_path: Path
+    ) -> None:
+        (tmp_path / "fatal.py").write_text("import os\nos._exit(7)\n")
+        with pytest.raises(ValueError, match=r"fatal.py:f'.* ended with status 7$"):
+            KernelInfo.ask(child, f"{tmp_path}/fatal.py:f", ())
+
+    def test_a_folder_called_tests_does_not_hide_ours(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "tests").mkdir()
+        (tmp_path / "tests" / "__init__.py").write_text("raise RuntimeError\n")
+        (tmp_path / "mine.py").write_text("def f(q, k, v, *, causal, sm_scale):\n    return q\n")
+        monkeypatch.chdir(tmp_path)
+        child = Child("cpu")
+        assert KernelInfo.ask(child, "mine:f", ()).name == "mine.f"
+        child.close()
+
+
+def runs(pid: int) -> bool:
+    """Whether a process is there, and no zombie, which has no command line."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes() != b""
+    except OSError:
+        return False

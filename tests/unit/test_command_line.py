@@ -1,0 +1,179 @@
+"""Whole runs of pytest, as a user types them."""
+
+import json
+import re
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from strategies.case import Case, Spike
+from tests.harness import report
+from tests.harness.child import ROOT
+from tests.unit.running import CASE, SEVERAL, TOYS, pytest_run
+from tests.unit.toys import ROWS
+
+
+class TestCommandLine:
+    def test_a_usage_error_with_workers_is_status_4_and_one_line(self, tmp_path: Path) -> None:
+        run = pytest_run(tmp_path, "-n2", "--examples", "0", "-p", "no:cacheprovider")
+        assert run.returncode == pytest.ExitCode.USAGE_ERROR
+        assert (run.stdout + run.stderr).strip() == "ERROR: --examples: got 0, expected a positive number"
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_run_that_is_killed_while_shrinking_has_a_whole_report(self, tmp_path: Path) -> None:
+        (tmp_path / "toys.py").write_text(TOYS.read_text())
+        command = [sys.executable, "-m", "pytest", str(ROOT / "tests/properties/test_forward.py")]
+        options = ["--device=cpu", "--kernel=toys.py:wrong", "--shrink-seconds=600"]
+        run = subprocess.Popen([*command, *options], cwd=tmp_path, stdout=subprocess.DEVNULL)
+        while not (found := list(tmp_path.glob("reports/toys.wrong/*/case.json"))):
+            assert run.poll() is None, "it ended without a report"
+            time.sleep(0.05)  # no time is asserted: it waits for the first report, however long that takes
+        run.kill()
+        run.wait()
+        kept = report.read(found[0])
+        assert (kept.kernel, kept.law) == ("toys.py:wrong", "forward")
+        assert kept.case.seqlen_q >= ROWS
+
+    def test_a_run_its_report_and_its_replay(self, tmp_path: Path) -> None:
+        toys = tmp_path / "toys.py"
+        toys.write_text(TOYS.read_text())
+        kernels = ["--kernel", "toys.py:sound", "--kernel", "toys.py:wrong", "-k", "test_forward and float32"]
+        options = ["--time-limit=10", "--examples=20", "-n2", "--hypothesis-seed=1", "--junitxml=junit.xml"]
+        run = pytest_run(tmp_path, *kernels, *options, CI="1", GITHUB_ACTIONS="true")
+        assert run.returncode == pytest.ExitCode.TESTS_FAILED, run.stdout + run.stderr
+        text = run.stdout
+        assert re.search(r"flashproof: cpu \(.*\), torch .*, triton .*, hypothesis ", text)
+        assert "profile: dev, 20 examples, seed: 1, at most 10 minutes (--time-limit)" in text
+        assert "kernel toys.wrong: dtypes=float16, bfloat16, float32; " in text
+        assert re.search(r"toys.sound +forward +float32 +20 +0 +\d\.\d+ \w+ +held", text)
+        assert re.search(r"toys.wrong +forward +float32 +\d+ +0 .* broken", text)
+        bug = "toys.wrong: law `forward` is broken, out is wrong (float32)"
+        assert f"\n1. {bug}\n" in text
+        assert re.search(r"^   only with seqlen_q$", text, re.MULTILINE)
+        (annotation,) = re.findall(
+            r"^::error title=(.*?)::\d+ failures; matters: seqlen_q", text, re.MULTILINE
+        )
+        assert annotation == bug.replace(":", "%3A").replace(",", "%2C")
+        assert not re.search(r"^\S+\.py:\d+: ", text, re.MULTILINE), "a frame of a traceback"
+
+        # Both workers have met it, and one of them has shrunk it.
+        smallest, *others = set(re.findall("smallest case +(.*)", text))
+        assert others == []
+        assert eval(smallest, {"Case": Case, "Spike": Spike}).seqlen_q == ROWS
+        assert smallest in (tmp_path / "junit.xml").read_text()
+        summary = json.loads((tmp_path / "reports/summary.json").read_text())
+        assert summary["environment"]["device"] == "cpu"
+        assert summary["kernels"]["toys.sound"]["claims"]["lse"] == "yes"
+        rows = {row["kernel"]: row for row in summary["results"]}
+        assert {name: row["verdict"] for name, row in rows.items()} == {
+            "toys.sound": "held",
+            "toys.wrong": "broken",
+        }
+        assert rows["toys.wrong"]["examples"] > rows["toys.wrong"]["broken"] > 0
+        assert rows["toys.sound"]["worst_case"].startswith("Case(")
+
+        (report_folder,) = rows["toys.wrong"]["reports"]
+        folder = tmp_path / "reports" / report_folder
+        assert {path.name for path in folder.iterdir()} - {"error.png"} == {
+            "case.json",
+            "report.md",
+            "repro.py",
+        }
+        assert "seqlen_q: fails with 3, 4" in (folder / "report.md").read_text()
+        (line,) = set(re.findall("replay +python -m pytest tests/properties (.*)", text))
+        replay = pytest_run(tmp_path, *line.split(), "-q")
+        assert replay.returncode == pytest.ExitCode.TESTS_FAILED
+        assert smallest in replay.stdout
+        corpus = ["--corpus", "reports", "--examples=1", "-q", *kernels[2:]]
+        again = pytest_run(tmp_path, *corpus)
+        assert again.returncode == pytest.ExitCode.TESTS_FAILED
+        assert smallest in again.stdout
+        toys.write_text(TOYS.read_text().replace("MENDED = False", "MENDED = True"))
+        replay = pytest_run(tmp_path, *line.split(), "-q")
+        assert replay.returncode == pytest.ExitCode.OK, replay.stdout
+        assert "1 passed" in replay.stdout
+        assert pytest_run(tmp_path, *corpus).returncode == pytest.ExitCode.OK
+
+    def test_a_run_by_the_clock_tries_everything_and_ends(self, tmp_path: Path) -> None:
+        kernels = [
+            "--kernel",
+            f"{TOYS}:sound",
+            "--kernel",
+            f"{TOYS}:wrong",
+            "-k",
+            "test_forward or test_exact",
+        ]
+        text = pytest_run(tmp_path, *kernels, "--minutes=0.1", "-n2", "--shrink-seconds=0.1").stdout
+        assert re.search(r"profile: fuzz, .*, for 0.1 minutes", text)
+        rows = json.loads((tmp_path / "reports/summary.json").read_text())["results"]
+        assert len(rows) == 2 * 2 * 3
+        tried = {row["verdict"] for row in rows}
+        assert "held" in tried
+        assert tried <= {"held", "broken"} or "the time of the run was up" in text
+
+    def test_what_the_time_was_up_for_is_told(self, tmp_path: Path) -> None:
+        options = ["--kernel", f"{TOYS}:sound", "-k", "test_forward", "--examples=9000", "--time-limit=0.05"]
+        run = pytest_run(tmp_path, *options)
+        assert run.returncode == pytest.ExitCode.OK, run.stdout
+        rows = json.loads((tmp_path / "reports/summary.json").read_text())["results"]
+        for row in rows:
+            assert row["examples"] + row["undrawn"] == 9000
+            assert row["verdict"] == ("held" if row["examples"] else "not tried")
+            assert f"(+{row['undrawn']} time up)" in run.stdout
+
+    def test_every_case_of_a_corpus_is_run(self, tmp_path: Path) -> None:
+        spec = f"{TOYS}:raising_on_one_key"
+        (tmp_path / "cases").mkdir()
+        for i, case in enumerate((CASE, replace(CASE, seqlen_k=1))):
+            (tmp_path / f"cases/{i}.json").write_text(json.dumps(report.record(spec, (), "forward", case)))
+        options = ["--kernel", spec, "-k", "forward and float32", "--examples=1", "--hypothesis-seed=1"]
+        text = pytest_run(tmp_path, "--corpus=cases", *options).stdout
+        assert re.findall(r"^\S+ law `forward` is broken, (.*) \(float32\)$", text, re.MULTILINE) == [
+            "out is wrong",
+            "exception",
+        ]
+        summary = json.loads((tmp_path / "reports/summary.json").read_text())
+        # Where one bug raises, nothing is known of the other: with one key no number comes back.
+        matters = {bug["tensor"]: bug["matters"] for bug in summary["bugs"]}
+        assert matters == {"out": ["seqlen_q"], "": ["seqlen_q", "seqlen_k"]}
+
+    def test_a_corpus_that_cannot_be_read_is_one_line(self, tmp_path: Path) -> None:
+        (tmp_path / "cases").mkdir()
+        empty = pytest_run(tmp_path, "--corpus", "cases")
+        assert empty.returncode == pytest.ExitCode.USAGE_ERROR
+        assert "--corpus: got 'cases', expected a folder with the case.json of reports" in empty.stderr
+        (tmp_path / "cases" / "case.json").write_text("{")
+        truncated = pytest_run(tmp_path, "--corpus", "cases")
+        assert truncated.returncode == pytest.ExitCode.USAGE_ERROR
+        assert "--corpus cases/case.json: is not JSON" in truncated.stderr
+
+    def test_three_bugs_are_three_reports(self, tmp_path: Path) -> None:
+        """Without attribution each of three bugs has a report for every law, dtype and tensor that it breaks."""
+        options = ["--kernel", f"{SEVERAL}:three", "--examples=20", "-n2", "--shrink-seconds=20"]
+        chosen = ["-k", "forward or backward"]
+        run = pytest_run(tmp_path, *options, *chosen, "--hypothesis-seed=2")
+        assert run.returncode == pytest.ExitCode.TESTS_FAILED, run.stdout + run.stderr
+        summary = json.loads((tmp_path / "reports/summary.json").read_text())
+        needs = {tuple(sorted(bug["matters"])) for bug in summary["bugs"] if bug["rank"] == "numbers"}
+        assert needs == {("causal",), ("group", "heads_kv"), ("seqlen_k",)}
+        assert len(summary["bugs"]) == 3
+        for bug in summary["bugs"]:
+            text = (tmp_path / "reports" / bug["folder"] / "report.md").read_text()
+            assert "### How bad, and where else" in text
+            assert f"{bug['failures']} failing example" in text
+        folders = {f"several.three/{path.name}" for path in (tmp_path / "reports/several.three").iterdir()}
+        assert folders == {bug["folder"] for bug in summary["bugs"]}
+        broken = [row for row in summary["results"] if row["verdict"] == "broken"]
+        assert all(row["reports"] for row in broken)
+
+    def test_the_claim_that_would_be_true_is_offered(self, tmp_path: Path) -> None:
+        options = ["--kernel", f"{SEVERAL}:top_left", "--examples=10", "-k", "forward and float32"]
+        text = pytest_run(tmp_path, *options, "--hypothesis-seed=1").stdout
+        assert "\nbugs, the worst first: 1\n" in text
+        assert re.search(r"--claims causal_alignment=top_left: all \d+ failing cases hold", text)
+        again = pytest_run(tmp_path, *options, "--claims=causal_alignment=top_left")
+        assert again.returncode == pytest.ExitCode.OK, again.stdout

@@ -1,0 +1,31 @@
+"""The journal of cases that are launched: one that was not finished can be replayed."""
+
+from pathlib import Path
+
+from tests.harness import report
+from tests.harness.journal import Journal, examples_done, set_aside_unfinished
+from tests.unit.running import CASE
+
+
+class TestJournal:
+    RECORD = report.record("toys.py:f", (), "forward", CASE)
+
+    def test_a_case_that_was_not_finished_can_be_replayed(self, tmp_path: Path) -> None:
+        folder = tmp_path / "journals"
+        folder.mkdir()
+        journal = Journal(folder / "gw0.json")
+        journal.note(self.RECORD | {"kernel": "a much longer name than that of the last one"})
+        journal.note(self.RECORD)
+        journal.sync()
+        finished = Journal(folder / "gw1.json")
+        finished.note(self.RECORD)
+        finished.close()
+        assert examples_done(folder) == 3
+        (path,) = set_aside_unfinished(folder)
+        assert path == tmp_path / "unfinished-gw0.json"
+        assert report.read(path).case == CASE
+        assert list(folder.iterdir()) == []
+
+    def test_half_a_line_is_skipped(self, tmp_path: Path) -> None:
+        (tmp_path / "gw0.json").write_text('{"done": 3, "ke')
+        assert examples_done(tmp_path) == 0

@@ -1,0 +1,189 @@
+"""Stand-alone scripts: they fail while the bug is there, and compare what the law compared."""
+
+import itertools
+import json
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kernels.contract import AttentionKernel
+from kernels.registry import load
+from reference.bounds.accumulation import SAFETY
+from strategies.case import Case, to_json
+from tests.harness.budget import ShrinkBudget
+from tests.harness.child import Child
+from tests.harness.explain import HOLDS_ALONE
+from tests.harness.repro import PROGRAM, _right, _window
+from tests.harness.trial import Check, Outputs, Problem, Trial
+from tests.harness.verdict import Finding
+from tests.harness.worker import Worker
+from tests.unit.running import CASE, TOYS, SubjectOf, exit_status, finding_of, law
+from tests.unit.toys import CLAIMS, sound
+
+SCRIPTS = [
+    ("wrong", "forward"),
+    ("nonfinite", "forward"),
+    ("raising", "forward"),
+    ("misshapen", "forward"),
+    ("writing", "memory"),
+    ("unwritten", "memory"),
+    ("ACCEPTING", "rejection"),
+    ("REFUSING", "forward"),
+    ("FORGETFUL", "determinism"),
+    ("wrong_gradient", "identities"),
+    ("WRONG_THROUGHOUT", "backward"),
+    ("crashing", "forward"),
+    ("hanging", "forward"),
+    ("MASKED", "forward"),
+]
+CASES = {"MASKED": replace(CASE, seqlen_k=9, key_padding="scattered", dropout_p=0.5, seed=6)}
+
+
+@pytest.mark.parametrize(("name", "law_name"), SCRIPTS)
+def test_a_stand_alone_script_exits_1_until_the_kernel_is_mended(
+    subject_of: SubjectOf, child: Child, tmp_path: Path, name: str, law_name: str
+) -> None:
+    toys = tmp_path / "toys.py"
+    toys.write_text(TOYS.read_text())
+    patient = child.run_seconds
+    subject = subject_of(name, toys)
+    if name == "hanging":
+        child.run_seconds = 5.0
+        # On a busy machine a case that holds may take that long in a new process: no other than CASE is to be reported.
+        subject.shrinking = ShrinkBudget(seconds=0.0)
+    try:
+        finding_of(subject, law_name, CASES.get(name, CASE))
+    finally:
+        child.run_seconds = patient
+    (failure,) = subject.failures.values()
+    script = tmp_path / "reports" / failure.folder / "repro.py"
+    assert exit_status(script, tmp_path) == 1
+    toys.write_text(TOYS.read_text().replace("MENDED = False", "MENDED = True"))
+    assert exit_status(script, tmp_path) == 0
+
+
+def test_a_script_that_holds_is_left_out_and_the_report_says_so(
+    subject_of: SubjectOf, tmp_path: Path
+) -> None:
+    subject = subject_of("wrong_in_company")
+    finding_of(subject, "forward", CASE)
+    (failure,) = subject.failures.values()
+    folder = tmp_path / "reports" / failure.folder
+    assert not (folder / "repro.py").exists()
+    assert HOLDS_ALONE in (folder / "report.md").read_text()
+
+
+class Witness(Trial):
+    """A trial that works out each check's two sides once more, by the expressions that a script gets."""
+
+    def _call(self, problem: Problem, **how: Any) -> Outputs:
+        outputs = super()._call(problem, **how)
+        inputs = {"q": problem.q, "k": problem.k, "v": problem.v, "dout": problem.dout}
+        results.append(inputs | outputs.named())
+        assert len(results) == len(self.calls)
+        return outputs
+
+    def settle(self, checks: list[Check]) -> dict[str, float]:
+        for c in checks:
+            self.compare(c.expression or c.tensor, c.call, c.actual)
+            if c.other is not None:
+                self.compare(c.other_expression or c.tensor, c.other, c.expected)
+                seen.add((c.claim, c.tensor))
+        return super().settle(checks)
+
+    @staticmethod
+    def compare(expression: str, call: int, side: torch.Tensor) -> None:
+        value = eval(expression, {"torch": torch, "results": results}, results[call]).double()
+        # A part of the rows, with the same indices, is a side too. Sums of float64 differ by their order.
+        torch.testing.assert_close(value[tuple(map(slice, side.shape))], side.double(), rtol=1e-9, atol=1e-9)
+
+
+results: list[dict[str, torch.Tensor]] = []
+seen: set[tuple[str, str]] = set()
+
+
+def test_a_script_compares_what_the_law_compared() -> None:
+    seen.clear()
+    kernel = AttentionKernel(name="sound", forward=sound, capabilities=CLAIMS)
+    for causal, shape in itertools.product((False, True), ((5, 7), (7, 5))):
+        case = Case(
+            batch=2,
+            heads_kv=3,
+            group=2,
+            seqlen_q=shape[0],
+            seqlen_k=shape[1],
+            causal=causal,
+            q_layout="gap",
+            seed=9,
+        )
+        for name in ("identities", "invariance", "composition", "determinism", "memory"):
+            results.clear()
+            law(name)(Witness(kernel, case, "cpu", SAFETY))
+    # both sides of each of these come from the kernel, and a mended one gives another number for both
+    assert len({claim for claim, _ in seen}) >= 14, sorted(seen)
+
+
+@pytest.mark.parametrize(
+    ("name", "depends"), [("unwritten", True), ("unwritten_with_wrong_lse", True), ("wrong", False)]
+)
+def test_a_script_brings_its_memory_where_the_failure_depends_on_it(name: str, depends: bool) -> None:
+    """Of a row that nobody has written, fresh memory of zeros says what it should."""
+    case = replace(CASE, v_values="zeros" if depends else "normal")
+    request = {"law": "forward", "case": json.loads(to_json(case)), "safety": SAFETY}
+    kernel = load(f"{TOYS}:{name}", ())
+    assert Worker("cpu").depends_on_memory(request, kernel, "out") == depends
+
+
+@pytest.mark.parametrize(("actual", "right"), [(-math.inf, True), (0.0, False), (math.nan, False)])
+def test_a_script_knows_an_lse_of_minus_infinity(actual: float, right: bool) -> None:
+    finding = Finding(claim="", kind="error", tensor="lse", expected="-inf", actual="0.0", allowed=0.0)
+    values = {"a": actual, "e": -math.inf, "allowed": 0.0, "inf": math.inf, "math": math}
+    assert bool(eval(_right(finding, "float16"), values)) == right
+
+
+@pytest.mark.usefixtures("unscripted")
+def test_tensors_of_a_script_have_the_layout_of_the_case(subject_of: SubjectOf, tmp_path: Path) -> None:
+    subject = subject_of("wrong")
+    subject.shrinking = ShrinkBudget(seconds=0.0)  # the layouts do not matter, and would go
+    case = replace(CASE, q_layout="offset", k_layout="gap", v_layout="expanded_rows", dtype="float32")
+    finding_of(subject, "forward", case)
+    (failure,) = subject.failures.values()
+    text = (tmp_path / "reports" / failure.folder / "repro.py").read_text()
+    windows = re.findall(r"^(\w+)0 = window\(torch.float32, (\(.*?\)), (\(.*?\)), (\d+)", text, re.MULTILINE)
+    assert [(name, stride) for name, _, stride, _ in windows] == [
+        ("q", "(48, 48, 16, 1)"),
+        ("k", "(50, 43, 19, 1)"),
+        ("v", "(0, 0, 0, 1)"),
+        ("dout", "(48, 48, 16, 1)"),
+    ]
+    assert int(windows[0][3]) % 64 == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "written"),
+    [
+        ([1.0, -0.0, math.inf], "[1.0, -0.0, inf]"),
+        ([0.0] * 100, "{}"),
+        ([0.0] * 98 + [-0.0, 2.0], "{98: -0.0, 99: 2.0}"),
+        ([0.5] * 100, "'eJ"),
+    ],
+    ids=["few", "zeros", "sparse", "many"],
+)
+def test_the_numbers_of_a_tensor_come_back(values: list[float], written: str) -> None:
+    x = torch.tensor(values, dtype=torch.bfloat16)
+    line = _window(x.reshape(1, 1, -1, 1), None)
+    assert f", {written}" in line
+    scope: dict[str, Any] = {"__file__": __file__}
+    functions = PROGRAM[PROGRAM.index("watched = []") : PROGRAM.index("def call(")]
+    exec(
+        "import base64, torch, zlib\nfrom math import inf, nan\nDEVICE = 'cpu'\n"
+        + functions.format(margin=8, filled=1024),
+        scope,
+    )
+    made = eval(line, scope)
+    assert made.flatten().view(torch.int16).tolist() == x.view(torch.int16).tolist()

@@ -1,0 +1,231 @@
+"""What is kept, left out, told and investigated of the cases that one kernel is tried with."""
+
+import errno
+import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from strategies.case import Case, to_json
+from tests.harness import report
+from tests.harness.bugs import Bug, Severity
+from tests.harness.child import ChildDied, DeviceLost
+from tests.harness.imprecise import Call, Imprecise
+from tests.harness.subject import Subject
+from tests.harness.verdict import Finding, Verdict
+from tests.unit.running import (
+    CASE,
+    ENVIRONMENT,
+    SMALL,
+    SubjectOf,
+    finding_of,
+    law,
+)
+
+
+class Recorded:
+    """A child that remembers what was in the journal when a case was sent, and answers as told, then that all holds."""
+
+    device = "cpu"
+    run_seconds = start_seconds = 1.0
+
+    def __init__(self, journal: Path, *answers: Verdict) -> None:
+        self.journal = journal
+        self.answers = list(answers)
+        self.journaled: list[dict[str, Any]] = []
+        self.requests: list[dict[str, Any]] = []
+
+    def run(self, request: dict[str, Any], meanwhile: Callable[[], None]) -> Verdict:
+        self.requests.append(request)
+        self.journaled.append(json.loads(self.journal.read_text()))
+        meanwhile()
+        return self.answers.pop(0) if self.answers else HELD
+
+    def ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
+        raise ChildDied("it is not there", hung=False, stderr="")
+
+
+HELD = Verdict(status="held")
+WRONG = Finding(claim="so", kind="error", tensor="out")
+BROKEN = Verdict(status="broken", finding=WRONG)
+
+
+def imprecise(*explained_by: str) -> Verdict:
+    """That a call is wrong as each of some claims would have it."""
+    fields: dict[str, Any] = {"ulps": 12.0, "ratio": 1.5, "explained_by": explained_by}
+    return Verdict(status="broken", finding=Finding(claim="so", kind="error", tensor="dq", **fields))
+
+
+class TestSubject:
+    @pytest.fixture
+    def recorded(self, subject_of: SubjectOf, tmp_path: Path) -> Callable[..., tuple[Subject, Recorded]]:
+        def make(*answers: Verdict) -> tuple[Subject, Recorded]:
+            subject = subject_of("sound")
+            child = Recorded(tmp_path / "journal.json", *answers)
+            subject.runs.child = child  # type: ignore[assignment]  # what it uses of it
+            return subject, child
+
+        return make
+
+    def test_a_case_is_journaled_before_it_is_launched(self, recorded: Any) -> None:
+        subject, child = recorded(HELD, HELD)
+        subject.uphold(law("forward"), CASE)
+        subject.uphold(law("backward"), SMALL)
+        assert [entry["done"] for entry in child.journaled] == [1, 2]
+        assert [entry["law"] for entry in child.journaled] == ["forward", "backward"]
+        assert child.journaled[1]["case"] == json.loads(to_json(SMALL))
+
+    def test_rule_2_is_wider_in_the_investigation_of_a_failure(self, recorded: Any) -> None:
+        subject, child = recorded(BROKEN)
+        finding_of(subject, "forward", CASE)
+        assert child.requests[0]["safety"] < child.requests[1]["safety"]
+
+    def test_a_call_that_a_claim_explains_is_remembered_and_not_investigated(self, recorded: Any) -> None:
+        subject, child = recorded(imprecise("k_prescaled=true", "tf32=true"), imprecise("k_prescaled=true"))
+        for case in (CASE, SMALL):
+            subject.uphold(law("forward"), case)
+        assert len(child.requests) == 2
+        assert subject.failures == {}
+        (line,) = subject.messages()
+        assert (
+            "less precise than FlashAttention-2 (float32), as k_prescaled=true or tf32=true would have"
+            in line
+        )
+        told = Imprecise.from_dict(json.loads(json.dumps(subject.results()))["imprecise"])
+        assert (told.total, told.common) == (2, ["k_prescaled=true"])
+
+    def test_calls_that_no_one_claim_explains_are_a_bug(self, recorded: Any) -> None:
+        subject, child = recorded(imprecise("k_prescaled=true"))
+        subject.uphold(law("forward"), CASE)
+        child.answers = [imprecise("l_from_rounded_p=true")] * 3
+        assert finding_of(subject, "forward", SMALL).explained_by == ("l_from_rounded_p=true",)
+
+    def test_what_other_processes_remember_counts_too(self, recorded: Any) -> None:
+        subject, child = recorded()
+        record = Imprecise()
+        record.add(Call("forward", replace(CASE, dtype="float16"), "out", ("tf32=true",), 3.0, 2.0))
+        subject.ledger.append({"imprecise": "toys.sound", **record.to_dict()})
+        child.answers = [imprecise("k_prescaled=true")] * 3
+        assert finding_of(subject, "forward", CASE).explained_by == ("k_prescaled=true",)
+
+    def test_a_failure_waits_for_the_investigation_of_another_process(self, recorded: Any) -> None:
+        subject, child = recorded(BROKEN)
+        other = {"process": -1, "begins": "toys.sound", "time": time.time()}
+        subject.ledger.append(other)
+        subject.uphold(law("forward"), CASE)
+        assert (subject.failures, len(subject.waiting)) == ({}, 1)
+        found = report.Failure("toys.py:sound", "toys.sound", (), "backward", SMALL, WRONG, ENVIRONMENT)
+        subject.ledger.append(Bug(found, tensors=("out",)).to_dict())
+        subject.ledger.append({"process": -1, "ends": "toys.sound"})
+        subject.finish()
+        assert (subject.failures, subject.waiting, len(child.requests)) == ({}, [], 1)
+        (message,) = subject.messages()
+        assert "by a bug that is reported already" in message
+        assert subject.seen[str(found.folder)].total == 1
+
+    def test_tensors_that_are_always_wrong_are_not_judged_and_counted(self, recorded: Any) -> None:
+        subject, child = recorded(Verdict(status="held", beside=("lse",)))
+        wrong_lse = replace(WRONG, tensor="lse")
+        found = report.Failure("toys.py:sound", "toys.sound", (), "forward", SMALL, wrong_lse, ENVIRONMENT)
+        everywhere = Bug(found, tensors=("lse",), severity=Severity(20, 20))
+        subject.ledger.append(everywhere.to_dict())
+        subject.uphold(law("forward"), CASE)
+        assert child.requests[0]["ignored"] == ["lse"]
+        assert subject.seen[str(found.folder)].total == 1
+
+    def test_a_report_stands_without_a_script(self, recorded: Any, tmp_path: Path) -> None:
+        subject, _ = recorded(BROKEN)
+        finding_of(subject, "forward", CASE)
+        (failure,) = subject.failures.values()
+        written = {path.name for path in (tmp_path / "reports" / failure.folder).iterdir()}
+        assert written == {"case.json", "report.md"}
+
+    def test_a_device_lost_on_the_way_to_a_script_is_as_a_crash(
+        self, subject_of: SubjectOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        subject = subject_of("wrong")
+        ask = subject.runs.child.ask
+
+        def lost(request: dict[str, Any], seconds: float | None = None) -> dict[str, Any]:
+            if request["do"] == "repro" and request["finding"]["kind"] == "error":
+                raise DeviceLost("CUDA error: misaligned address")
+            return ask(request, seconds)
+
+        monkeypatch.setattr(subject.runs.child, "ask", lost)
+        finding_of(subject, "forward", CASE)
+        (failure,) = subject.failures.values()
+        assert "--inside" in (tmp_path / "reports" / failure.folder / "repro.py").read_text()
+
+    def test_a_full_disk_leaves_what_was_there_and_is_told(
+        self, recorded: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        subject, child = recorded(BROKEN)
+        finding_of(subject, "forward", CASE)
+        (failure,) = subject.failures.values()
+        folder = tmp_path / "reports" / failure.folder
+        before = {path.name: path.read_bytes() for path in folder.iterdir()}
+
+        def full(path: Path, text: str) -> int:
+            path.touch()
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(Path, "write_text", full)
+        subject.learn()
+        subject.bugs.clear()  # so that it is found, and written, once more
+        child.answers = [BROKEN]
+        subject.uphold(law("forward"), CASE)
+        assert f"report not written: {folder}: No space left on device" in subject.messages()
+        assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+    @pytest.mark.usefixtures("unscripted")
+    def test_what_a_known_failure_meets_is_left_out(self, subject_of: SubjectOf) -> None:
+        subject = subject_of("KNOWN")
+        assert [known.what for known in subject.info.known_failures] == [
+            "a row is half as large again",
+            "nothing at all without keys",
+            "now and then",
+        ]
+        subject.uphold(law("forward"), replace(CASE, seqlen_q=1, seqlen_k=0))
+        assert (subject.tally.known, subject.tally.moved, subject.tally.examples) == (1, 1, 1)
+        assert finding_of(subject, "forward", replace(CASE, seqlen_k=3)).kind == "error"
+        subject.uphold(law("backward"), CASE)
+        (seen,) = subject.seen.values()
+        assert seen.names(0) == ("backward", "forward")
+
+    def test_a_known_failure_that_is_gone_is_a_complaint(self, subject_of: SubjectOf) -> None:
+        subject = subject_of("KNOWN")
+        (complaint,) = subject.known_that_hold(law("forward"))
+        assert complaint.startswith("known: a known failure is gone: nothing at all without keys\n")
+        assert "seqlen_k=0" in complaint
+        assert subject.tally.examples == 0
+        assert subject.known_that_hold(law("backward")) == []
+
+    def test_a_known_failure_that_finds_no_memory_is_not_gone(
+        self, subject_of: SubjectOf, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        subject = subject_of("KNOWN")
+        monkeypatch.setattr(
+            subject.runs.child, "run", lambda *_: Verdict(status="skipped", reason="no memory")
+        )
+        assert subject.known_that_hold(law("forward")) == []
+
+    def test_refusals_are_counted(self, subject_of: SubjectOf) -> None:
+        subject = subject_of("refusing_some")
+        for causal in (False, True, True):
+            subject.uphold(law("forward"), Case(causal=causal))
+        assert (subject.tally.examples, subject.tally.refusals) == (1, 2)
+        assert subject.tally.reasons == {"no mask": 2}
+        assert subject.complaint() == ""
+
+    def test_refusing_everything_is_a_complaint(self, subject_of: SubjectOf) -> None:
+        subject = subject_of("refusing_all")
+        for seed in range(3):
+            subject.uphold(law("forward"), Case(seed=seed))
+        assert subject.complaint() == "toys.refusing_all refused nearly all cases"
+
+    def test_hypothesis_prints_it_in_one_word(self, subject_of: SubjectOf) -> None:
+        assert repr(subject_of("sound")) == "<toys.sound float32>"

@@ -1,0 +1,37 @@
+"""Counts of a run, and how those of several processes become one."""
+
+import json
+
+import pytest
+
+from strategies.case import Case
+from tests.harness.tally import Tally
+from tests.harness.verdict import Finding, Verdict
+from tests.unit.running import CASE
+
+
+class TestTally:
+    def test_counts_merge_over_processes(self) -> None:
+        one, two, both = Tally(), Tally(), Tally()
+        verdicts = [
+            Verdict(status="held", worst={"out": 0.25, "lse": 0.125}, seconds={"kernel": 1.0}),
+            Verdict(status="held", worst={"out": 0.5}, seconds={"kernel": 2.0}),
+            Verdict(status="broken", finding=Finding(claim="so", kind="error", tensor="out")),
+            Verdict(status="refused", reason="no"),
+            Verdict(status="skipped", reason="no memory"),
+        ]
+        for number, verdict in enumerate(verdicts):
+            both.add(verdict, Case(seed=number))
+            (one, two)[number % 2].add(verdict, Case(seed=number))
+        one.merge(Tally.from_dict(json.loads(json.dumps(two.to_dict()))))
+        assert one == both
+        assert (one.examples, one.broken, one.refusals, one.skipped) == (3, 1, 1, 1)
+        assert (one.worst, one.worst_tensor, one.worst_case) == (0.5, "out", repr(Case(seed=1)))
+        assert one.seconds == {"kernel": 3.0}
+
+    def test_quantiles_are_upper_edges_of_bins(self) -> None:
+        tally = Tally()
+        for ratio in (0.1, 0.2, 0.3, 0.9):
+            tally.add(Verdict(status="held", worst={"out": ratio}), CASE)
+        assert tally.quantile("out", 0.5) == pytest.approx(0.201)  # the bin that 0.2 is in, a thousandth wide
+        assert tally.quantile("out", 1.0) == pytest.approx(0.901)
