@@ -89,14 +89,14 @@ class Quantisation:
     their row.
 
     Attributes:
-        format: of the quantised entries.
-        block_q, block_k: rows of q, and of k and v, that share a scale; None: all rows of a head.
+        format: the format of the quantised entries.
+        block_q, block_k: rows of q, and of k and v, that share a scale. None: all rows of a head share one.
         rotation: q and k, padded with zeros to a power of two and 32 columns at least, are multiplied by a
             random-sign Hadamard matrix first: column j is negated where bit j of ``rotation`` is set, then
-            transformed in float32, halved before each step, from neighbouring columns outward. None: they
-            are not.
-        only_v: of all this, v alone is rounded, as it is: entries beyond the format's largest become that, those
-            that are not finite stay.
+            the rows are transformed in float32, halved before each step, from neighbouring columns outward.
+            None: they are not rotated.
+        only_v: v alone is rounded, without a scale: entries beyond the format's largest become that, and entries
+            that are not finite stay as they are. q and k are not quantised.
     """
 
     format: Format
@@ -113,11 +113,11 @@ class Quantisation:
 
 
 SMALLEST_SCALE = 2.0**-100
-"""Blocks whose entries all lie below 2^-92 are quantised as if they did not: products of scales stay normal."""
+"""The smallest scale of a block, which blocks get whose entries all lie below 2^-92: products of scales stay normal."""
 
 
 PARTIAL_STORES = 8
-"""Of a sum whose parts are stored in few bits, as many are merged one after the other at most."""
+"""At most this many parts of a sum are merged one after the other, where each part is stored in the output's format."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,43 +131,47 @@ class Arithmetic:
             16-bit inputs; 2^-10 for float32 inputs through Hopper's tf32).
         accumulate: roundoff of one step of a float32 accumulation: 1 unit for any order of IEEE additions
             and for Hopper's and Blackwell's tensor cores, 1.4 on A100, 3 on V100 (Fasi et al. 2021).
-        smallest_operand: the smallest normal number of the inputs, where tensor cores sum their products: those
-            are aligned by the exponents of the operands, and a subnormal has that of the smallest normal number,
-            so that as many bits less are left of its products. Quantised, in units of a block's scale.
-        accumulate_terms: so many products are summed with that roundoff, and their sums in IEEE float32; None
-            where one accumulation takes them all.
+        smallest_operand: the smallest normal number of the inputs' format, where tensor cores sum their products.
+            These align products by the exponents of the operands, and a subnormal operand has the exponent of the
+            smallest normal number, so that its products keep fewer bits. If the inputs are quantised, this is in
+            units of a block's scale.
+        accumulate_terms: how many products are summed with roundoff ``accumulate``; their sums are then added in
+            IEEE float32. None: one accumulation takes all products.
         score_accumulate: the roundoff of one step of a score, where its operands are wider than those of the other
-            products, and it is one accumulation; None where it is like them.
+            products and one accumulation takes them all. None: scores are summed like other products.
         exp_error, log_error, div_error: relative errors of the elementary functions.
         tile_min, tile_max: smallest and largest number of keys that one step of the softmax loop takes.
-        normalised_first: P is divided by l before its cast and its product with v (softmax as a whole, then a
+        normalised_first: P is divided by l before it is cast and multiplied by v (softmax as a whole, then a
             matrix product), rather than the product by l at the end.
         partial_results: results over parts of the keys are divided by their own l and then merged (V1, split
             keys), so that even sums of integers do not come out exact. Each merge rounds what it has so far:
             ``reference.bounds.forward``.
-        merged: so many parts of the keys give results of their own, normalised and in float32, that are merged
+        merged: the number of parts of the keys that give normalised float32 results of their own, which are merged
             through their lse.
-        merged_by_lse: out is the sum of these with weights exp(lse_s - lse), which need not sum to 1, rather than their
-            mean.
+        merged_by_lse: out is the sum of these results with weights exp(lse_s - lse), which need not sum to 1, rather
+            than their weighted mean.
         rounded_partials: partial results, of out and of the gradients, are stored in ``output`` before they are
             merged: ``PARTIAL_STORES`` roundings of each sum instead of one.
         l_from_rounded_p: the softmax sum is taken over P after its cast.
         k_prescaled: scores are the product of q with ``round(k * sm_scale * log2 e)``, and the gradient of that
             product may be stored before it is scaled.
-        q_prescaled: likewise of ``round(q * sm_scale)``, or of ``round(q * sm_scale * log2 e)``, with k.
+        q_prescaled: scores are the product of k with ``round(q * sm_scale)`` or ``round(q * sm_scale * log2 e)``,
+            and the gradient of that product may be stored before it is scaled.
         rounded_scores: everything between two matrix products is in the format of the weights: scores before and
             after they are scaled, dP, and dS before and after it is scaled.
-        delta: rowsum(dout * out) from the stored ``out``; rowsum(P * dP) from the ``probabilities`` in float32; the
-            same from the ``weights``, which are P after its cast (and out before it is stored); or ``any`` of these,
-            in an envelope (``reference.family``).
-        saved_weights: the backward has P of the forward, and does not make it from the scores and the stored lse.
+        delta: how delta is computed: rowsum(dout * out) from the stored ``out``; rowsum(P * dP) from the
+            ``probabilities`` in float32; rowsum(P * dP) from the ``weights``, which are P after its cast (or
+            rowsum(dout * out) before out is stored); or ``any`` of these, in an envelope (``reference.family``).
+        saved_weights: the backward reads the P that the forward saved, rather than making it from the scores and the
+            stored lse.
         ds_from_rounded_p: dS is the product of dP - delta with P as it was cast for its own product with dout.
         ds_scaled: dS is multiplied by sm_scale before its cast, so that a small scale makes it underflow and a large
+            one overflow. ``any``, in an envelope: it may or may not be.
             one overflow; or ``any``, either way, in an envelope.
         dk_dv_per_head: with grouped heads, each query head's dk and dv is stored in ``output`` before the sum over
             the group, where it may overflow although the sum does not.
         dk_dv_rows, dq_keys: running sums of dk and dv are rounded to ``output`` after every so many query rows,
-            that of dq after every so many keys; None where they stay in float32 to the end.
+            that of dq after every so many keys. None: they stay in float32 to the end.
         dq_atomic: dq is summed over key tiles by float32 atomic adds, which flush subnormals (PTX ISA, atom.add).
         quantisation: how q, k and v are quantised. Results are judged at the quantised operands: what is lost
             in them is the algorithm's error, not the kernel's.
@@ -206,21 +210,21 @@ class Arithmetic:
 
     @property
     def rotates(self) -> bool:
-        """Q and k are rotated before they are quantised: no input is then certain to pass unchanged."""
+        """Whether q and k are rotated before they are quantised, so that no input is certain to pass unchanged."""
         return self.quantisation is not None and self.quantisation.rotation is not None
 
     def accumulation(self, terms: int) -> float:
-        """Error of a sum of products, relative to the sum of their sizes."""
+        """Error of a sum of ``terms`` products, relative to the sum of their sizes."""
         if self.accumulate_terms is None:
             return terms * self.accumulate
         return min(terms, self.accumulate_terms) * self.accumulate + terms * FP32_ROUNDOFF
 
     def score_accumulation(self, terms: int) -> float:
-        """``accumulation`` of a score."""
+        """Error of a score, a sum of ``terms`` products, relative to the sum of their sizes."""
         return self.accumulation(terms) if self.score_accumulate is None else terms * self.score_accumulate
 
     def ds_units(self, sm_scale: float) -> tuple[float, float]:
-        """The smallest and the largest of what dS may be multiplied by before its cast."""
+        """Return the smallest and the largest factor by which dS may be multiplied before its cast."""
         scaled = abs(sm_scale) or 1.0
         if self.ds_scaled == "any" or self.rounded_scores:
             return min(1.0, scaled), max(1.0, scaled)
@@ -228,15 +232,15 @@ class Arithmetic:
 
     @property
     def operand_floor(self) -> float:
-        """Below this ``operand_rounding`` is no bound: a subnormal loses up to 2^-126 when it is rounded."""
+        """Operands smaller than this may err by more than ``operand_rounding``: rounding a subnormal loses 2^-126."""
         return 2.0**-126 / self.operand_rounding if self.operand_rounding else 0.0
 
     @property
     def product_floor(self) -> float:
-        """In products of two inputs, q k^T and dout v^T, sums err as if no operand but 0 were smaller than this.
+        """In products of two inputs, q k^T and dout v^T, sums err as if every nonzero operand were at least this large.
 
-        In those of P and dS with an input, 16 products of float16 lose 2^-35 of the largest weight for all their
-        subnormals. Already the cast of that weight may lose as much, 2^-11 of the smallest subnormal. So it is in
-        8 bits: 32 products of e5m2 lose 2^-22, and the cast 2^-3 of 2^-16.
+        Products of P or dS with an input need no such floor. For all their subnormals, 16 products of float16 lose
+        2^-35 of the largest weight, and the cast of that weight alone may lose as much, 2^-11 of the smallest
+        subnormal. The same holds in 8 bits: 32 products of e5m2 lose 2^-22, and the cast 2^-3 of 2^-16.
         """
         return max(self.operand_floor, self.smallest_operand)

@@ -1,9 +1,9 @@
 """Which weights dropout keeps: Philox 4x32-10 on the weight's place, in plain PyTorch.
 
 John K. Salmon, Mark A. Moraes, Ron O. Dror and David E. Shaw, *Parallel Random Numbers: As Easy as 1, 2, 3*
-(2011), section 3. The counter is (key, row, batch * heads_q + head, 0) and the Philox key the 64-bit seed, so
-a weight's fate follows from its place alone: not from tiles, nor from what was drawn before it. It is kept where
-the first of the four 32-bit words is at least ``round(dropout_p * 2**32)``, and multiplied by
+(2011), section 3. The counter is (key, row, batch * heads_q + head, 0) and the Philox key is the 64-bit seed, so
+whether a weight is kept follows from its place alone: neither tiles nor earlier draws matter. A weight is kept if
+the first of the four 32-bit words is at least ``round(dropout_p * 2**32)``, and then multiplied by
 1 / (1 - dropout_p).
 """
 
@@ -23,11 +23,11 @@ WORD = 0xFFFFFFFF
 def philox(
     counter: tuple[Tensor, Tensor, Tensor, Tensor], seed: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The four 32-bit words, in int64, of counters given likewise; all are broadcast against each other."""
+    """Return the four 32-bit words of Philox for four counter words: int64 tensors, broadcast against each other."""
     c0, c1, c2, c3 = counter
     k0, k1 = seed & WORD, seed >> 32 & WORD
     for _ in range(ROUNDS):
-        # Wrapped around, a product of int64 still has the right 64 bits.
+        # A product of int64 that wraps around still has the right 64 bits.
         product0, product1 = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]
         c0, c1 = (product1 >> 32 & WORD) ^ c1 ^ k0, product1 & WORD
         c2, c3 = (product0 >> 32 & WORD) ^ c3 ^ k1, product0 & WORD
@@ -44,9 +44,10 @@ def keep_mask(
     rows: slice = slice(None),
     first_head: int = 0,
 ) -> Tensor:
-    """Which weights are kept: bool of ``shape`` (batch, heads_q, seqlen_q, seqlen_k), only the query ``rows`` of it.
+    """Return which weights are kept: bool, (batch, heads_q, the selected query ``rows``, seqlen_k).
 
-    ``first_head`` is batch * heads_q + head of the first head, where they are a part of a larger problem.
+    ``shape`` is (batch, heads_q, seqlen_q, seqlen_k). Where these heads are part of a larger problem, ``first_head`` is
+    the first one's number there, batch * heads_q + head.
     """
     batch, heads_q, seqlen_q, seqlen_k = shape
 
@@ -62,9 +63,9 @@ def keep_mask(
 def factors(
     q: Tensor, k: Tensor, *, dropout_p: float, seed: int, rows: slice = slice(None), first_head: int = 0
 ) -> Tensor:
-    """What dropout multiplies the weights of q and k with, 0 or 1 / (1 - dropout_p), in float64, folded.
+    """Return the float64 factors 0 or 1 / (1 - dropout_p) that dropout multiplies the weights of q and k with.
 
-    ``rows`` and ``first_head`` as for ``keep_mask``.
+    Query heads are folded into rows (``reference.heads``). ``rows`` and ``first_head`` are those of ``keep_mask``.
     """
     shape = (*q.shape[:3], k.shape[2])
     keep = keep_mask(shape, dropout_p=dropout_p, seed=seed, device=q.device, rows=rows, first_head=first_head)

@@ -1,12 +1,14 @@
-"""Kernels whose source is not known: every arithmetic that a plausible design of them has.
+"""Kernels whose source is not known: every arithmetic that a plausible design of such a kernel has.
 
 A member of a family is one design, and its bounds are exactly its own. A call is right if one member explains all of
-it; that is tighter than the largest bound over all members, and sound where one call runs one code path. A family is
-kept as its factors: ``bases``, each with every one of ``forward`` and every one of ``backward``, as what a forward
-rounds does not enter the bounds of gradients that are judged at its own results.
+it; that is tighter than the largest bound over all members, and sound where one call runs one code path.
 
-Laws that compare calls with each other, and judge neither, use the ``envelope``: an arithmetic whose bounds are at
-least those of every member.
+A family is stored as three factors: its members combine each of ``bases`` with each of ``forward`` and each of
+``backward``. The last two are independent, because gradients are judged at the kernel's own out and lse, whose bounds
+do not enter those of the gradients.
+
+Laws that compare calls with each other, rather than with the truth, use the ``envelope``: an arithmetic whose bounds
+are at least those of every member.
 """
 
 import itertools
@@ -24,7 +26,7 @@ ALL_KEYS = 2**31
 """Tile size of a softmax that takes every key at once."""
 
 MOST_PARTS = 32
-"""Parts of the keys that give results of their own: split-KV kernels use as many as that for lengths up to 4096."""
+"""The most parts of the keys that a split-KV kernel handles separately, at lengths up to 4096."""
 
 DELTAS = ("out", "probabilities", "weights")
 
@@ -34,9 +36,9 @@ class Family:
     """The designs that a kernel may have, the usual one first.
 
     Attributes:
-        bases: what forward and backward share.
-        forward: what a forward may have beside.
-        backward: what a backward may have beside.
+        bases: what the forward and the backward have in common.
+        forward: changes to a base that a forward may have.
+        backward: changes to a base that a backward may have.
     """
 
     bases: tuple[Arithmetic, ...]
@@ -51,9 +53,10 @@ class Family:
         )
 
     def claimed(self, changes: Changes) -> "Family":
-        """The family of a kernel of which these fields are claimed.
+        """Return the family of a kernel of which these fields are claimed.
 
-        Of what members differ in, those with the claimed value stay. Other claims add a member to each base.
+        Where members differ in a claimed field, those with the claimed value stay. Claims of other fields add to
+        each base a copy with the claimed values.
         """
         forward, backward = (_with(changes, factor) for factor in (self.forward, self.backward))
         known = {name for factor in (*self.forward, *self.backward) for name in factor}
@@ -63,7 +66,7 @@ class Family:
 
 
 def _with(changes: Changes, factor: tuple[Changes, ...]) -> tuple[Changes, ...]:
-    """Those of a factor that agree with the claims, or all of it where none does."""
+    """Return the members of a factor that agree with the claims, or all of them if none does."""
 
     def agrees(member: Changes) -> bool:
         named = {name for other in factor for name in other}
@@ -77,7 +80,7 @@ def _with(changes: Changes, factor: tuple[Changes, ...]) -> tuple[Changes, ...]:
 
 
 def full_precision(base: Arithmetic) -> Family:
-    """Every plausible design that rounds no more than FlashAttention-2 does, ``base`` being that in its formats."""
+    """Return every plausible design that rounds no more than FlashAttention-2, whose arithmetic ``base`` is."""
     base = replace(base, tile_max=ALL_KEYS)
     narrow = base.weights.name != "float32"
     split: Changes = {"partial_results": True, "merged": MOST_PARTS, "merged_by_lse": True}
@@ -108,11 +111,11 @@ WORDS: Mapping[str, Mapping[Any, str]] = {
     "saved_weights": {False: "", True: "P kept from the forward"},
     "ds_from_rounded_p": {False: "", True: "dS from P after its cast"},
 }
-"""What to say of a design, for each field in which members of a family differ; an empty text says nothing."""
+"""How a design is described: the text for each value of a field in which members differ; empty texts say nothing."""
 
 
 def in_words(ways: tuple[Changes, ...], way: Changes) -> str:
-    """One way of a factor of a family: what it is, in each field in which the ways of the factor differ."""
+    """Describe ``way``, one of the ``ways`` of a family's factor, by the fields in which these differ."""
     fields_ = [name for name in WORDS if any(name in other for other in ways)]
     return ", ".join(
         filter(None, (WORDS[name][way.get(name, getattr(Arithmetic, name))] for name in fields_))
@@ -120,17 +123,17 @@ def in_words(ways: tuple[Changes, ...], way: Changes) -> str:
 
 
 def in_tf32x3(base: Arithmetic) -> Arithmetic:
-    """Float32 products as three of tf32."""
+    """Return the arithmetic with each float32 product made of three tf32 products."""
     return replace(base, weights=TF32X3, operand_rounding=TF32X3.roundoff)
 
 
 def _product(*factors: Iterable[Changes]) -> tuple[Changes, ...]:
-    """Every choice of one of each factor; the first factors change last."""
+    """Return every combination of one choice from each factor; the last factor varies fastest."""
     return tuple({k: v for part in choice for k, v in part.items()} for choice in itertools.product(*factors))
 
 
 def widest(members: Iterable[Arithmetic]) -> Arithmetic:
-    """The arithmetic that errs at least as much as each of these, in each of its fields."""
+    """Return the arithmetic that errs, in each of its fields, at least as much as every member."""
     members = tuple(members)
     return Arithmetic(
         **{f.name: _widest(f.name, [getattr(m, f.name) for m in members]) for f in fields(Arithmetic)}
@@ -147,7 +150,7 @@ def _widest(name: str, values: list[Any]) -> Any:
         return _widest_format(values)
     if name == "tile_min":
         return min(values)
-    # How often, where None is never: a smaller number is more often.
+    # These count terms between two roundings, None meaning that there are none: the smallest number rounds most often.
     return min(filter(None, values)) if name in ("dk_dv_rows", "dq_keys") else max(values)
 
 
@@ -170,19 +173,20 @@ LESS_PRECISE: Mapping[str, Changes] = {
     "rounded_scores=true": {"rounded_scores": True},
     "precision=tf32": {"weights": FORMATS["tf32_truncated"], "operand_rounding": 2.0**-10},
 }
-"""Claims of sound designs that round more than FlashAttention-2 does, with what they change; the smallest errors
-first, after that of out alone: whatever errs in a softmax shows in lse as well."""
+"""Claims of sound designs that round more than FlashAttention-2 does, with the fields that they change. Partial results
+come first, because they change out alone, while whatever errs in a softmax shows in lse as well. The others follow by
+the size of their errors, smallest first."""
 
 
 def concerns(claim: str, dtype: str) -> bool:
-    """Whether a less precise design rounds anything more at a dtype: float32 loses nothing by a cast to itself."""
+    """Whether a less precise design rounds more at this dtype: a cast of float32 to itself loses nothing."""
     if claim in ("exp_error=1e-4", "rounded_partials=true"):
         return True
     return (claim == "precision=tf32") == (dtype == "float32")
 
 
 def less_precise(family: Family) -> Iterator[tuple[str, Family]]:
-    """Each claim that would add members to a family of full precision, with what it adds."""
+    """Yield each claim of ``LESS_PRECISE`` that matters at the family's dtype, with the family of its designs."""
     for claim, changes in LESS_PRECISE.items():
         if concerns(claim, family.bases[0].output.name):
             yield claim, replace(family, bases=tuple(replace(base, **changes) for base in family.bases[:1]))

@@ -1,8 +1,8 @@
-"""FlashAttention (Dao et al. 2022, arXiv 2205.14135) in float64: keys outside, queries inside.
+"""FlashAttention (Dao et al. 2022, arXiv 2205.14135) in float64: the outer loop takes keys, the inner one queries.
 
-Algorithm 1 with the scaling, the mask and the dropout of Algorithm 2, and Algorithm 4. Comments give the line of
-Algorithm 1 or 4. Heads of a group are folded into rows (``reference.masks``), so a query
-block may hold rows of two heads. Non-finite inputs as in ``reference.safe_softmax``.
+This is Algorithm 1 with the scaling, the mask and the dropout of Algorithm 2, and Algorithm 4. Comments give the line
+of Algorithm 1 or 4. Heads of a group are folded into rows (``reference.heads``), so a query block may hold rows of
+two heads. Non-finite inputs are treated as in ``reference.safe_softmax``.
 """
 
 import math

@@ -1,8 +1,8 @@
-"""FlashAttention-2 (Dao 2023, arXiv 2307.08691) in float64: queries outside, one division at the end.
+"""FlashAttention-2 (Dao 2023, arXiv 2307.08691) in float64: the outer loop takes queries, and divides once at the end.
 
-Algorithms 1 and 2, with sm_scale, the causal mask and dropout, which the paper leaves out of them. Comments give
-the line of the algorithm. Heads of a group are folded into rows (``reference.masks``), so a query block may hold
-rows of two heads. Non-finite inputs as in ``reference.safe_softmax``.
+These are Algorithms 1 and 2, with sm_scale, the causal mask and dropout, which the paper leaves out of them. Comments
+give the line of the algorithm. Heads of a group are folded into rows (``reference.heads``), so a query block may hold
+rows of two heads. Non-finite inputs are treated as in ``reference.safe_softmax``.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Grouped heads: the query heads that read one key head, folded into its rows.
+"""Grouped heads: the query heads that read one key head are folded into its rows.
 
 Score matrices are then (batch, heads_kv, group * seqlen_q, seqlen_k), k and v are never repeated, and sums over
 a group come for free.

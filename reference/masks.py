@@ -1,4 +1,4 @@
-"""Blocks of the score matrix, and which of their entries count. Heads are folded: ``reference.heads``."""
+"""Blocks of the score matrix, and which of its entries count. Heads are folded as in ``reference.heads``."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ from torch import Tensor
 ALIGNMENTS = ("bottom_right", "top_left")
 
 LOWEST = torch.finfo(torch.float64).min
-"""Stands for a row maximum of -inf, which would give -inf - (-inf) = NaN; exp(-inf - LOWEST) is 0."""
+"""Replaces a row maximum of -inf, which would give -inf - (-inf) = NaN; exp(-inf - LOWEST) is 0."""
 
 
 def blocks(length: int, size: int) -> Iterator[slice]:

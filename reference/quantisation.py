@@ -11,17 +11,17 @@ from reference.arithmetic import SMALLEST_SCALE, Format, Quantisation
 from reference.masks import blocks
 
 TOP_EXPONENT = 8
-"""The largest entry of a block is brought just below 2^8, which both formats hold, as they do 2^8 itself."""
+"""A block is scaled so that its largest entry lies in [2^7, 2^8): both 8-bit formats hold these numbers, and 2^8."""
 
 SMALLEST_COLUMNS = 32
-"""The least that a product of 8-bit operands takes: narrower heads are padded to it before they are rotated."""
+"""Columns that an 8-bit matrix product needs at least. Narrower heads are padded to it before they are rotated."""
 
 
 def dequantised(q: Tensor, k: Tensor, v: Tensor, how: Quantisation) -> tuple[Tensor, Tensor, Tensor]:
-    """Q, k and v (batch, heads, seqlen, head_dim) of any float dtype, quantised and scaled back, float64.
+    """Quantise q, k and v (batch, heads, seqlen, head_dim) of any float dtype and scale them back, in float64.
 
-    Rotated q and k stay rotated, (batch, heads, seqlen, columns), for their products are what counts. The
-    rotation divides these by the number of columns, by which k is multiplied.
+    Rotated q and k stay rotated, (batch, heads, seqlen, columns), because only their products matter. The rotation
+    divides these products by the number of columns, so k is multiplied by it.
     """
     if how.only_v:
         limited = _rounded(v.double().clamp(-how.format.maximum, how.format.maximum), how.format)
@@ -36,12 +36,15 @@ def dequantised(q: Tensor, k: Tensor, v: Tensor, how: Quantisation) -> tuple[Ten
 
 
 def block_scales(x: Tensor, block: int | None) -> Tensor:
-    """What dequantised x (batch, heads, seqlen, columns) was scaled by, or twice that: (batch, heads, seqlen, 1)."""
+    """Return the scale of each row's block in dequantised x, or twice that: (batch, heads, seqlen, 1).
+
+    x is (batch, heads, seqlen, columns); None for ``block`` means that all rows of a head share a scale.
+    """
     scales = x.nan_to_num(0.0).abs().amax(-1, keepdim=True)
-    # A block's largest entry is 2^7 times its scale at least; rounded up, it may be 2^8 times.
+    # A block's largest entry is at least 2^7 times its scale, and 2^8 times where it was rounded up.
     for rows in blocks(x.shape[2], block or max(1, x.shape[2])):
         scales[:, :, rows] = scales[:, :, rows].amax(2, keepdim=True) * 2.0 ** (1 - TOP_EXPONENT)
-    # Rotated, k was multiplied by the number of columns, and so was its scale.
+    # k was multiplied by the number of columns after a rotation, and so was its scale.
     return scales.clamp_min(SMALLEST_SCALE * x.shape[-1])
 
 
@@ -50,9 +53,9 @@ def _finite_rows(x: Tensor) -> Tensor:
 
 
 def rotated(x: Tensor, signs: int) -> Tensor:
-    """H D x / columns in float32: H the Hadamard matrix (Sylvester's), D the ``signs`` on its diagonal.
+    """Return H D x / columns in float32: H is Sylvester's Hadamard matrix, D has ``signs`` on its diagonal.
 
-    Columns are those of x, padded with zeros to a power of two; entries that are not finite count as 0.
+    The columns of x are padded with zeros to a power of two; entries that are not finite count as 0.
     """
     columns = max(SMALLEST_COLUMNS, 1 << (x.shape[-1] - 1).bit_length())
     x = torch.where(x.isfinite(), x, 0.0).float()
@@ -62,7 +65,10 @@ def rotated(x: Tensor, signs: int) -> Tensor:
 
 
 def _hadamard(x: Tensor) -> Tensor:
-    """By H_2n = H_n (x) H_2: neighbours first, then the sums and the differences each for themselves."""
+    """Multiply the last dimension by H and divide by its size, halving at each step.
+
+    H_2n = H_n (x) H_2: the sums and the differences of neighbours are each transformed by H_n.
+    """
     if x.shape[-1] == 1:
         return x
     even, odd = 0.5 * x[..., 0::2], 0.5 * x[..., 1::2]
@@ -70,7 +76,7 @@ def _hadamard(x: Tensor) -> Tensor:
 
 
 def _dequantised(x: Tensor, kept: Tensor, to: Format, block: int | None) -> Tensor:
-    """X in float64, rounded block by block; NaN where not ``kept``."""
+    """Round x block by block, in float64; entries that are not ``kept`` become NaN."""
     values = torch.where(kept, x.double(), 0.0)
     parts = [
         _rounded_block(values[:, :, rows], to) for rows in blocks(x.shape[2], block or max(1, x.shape[2]))
@@ -79,20 +85,20 @@ def _dequantised(x: Tensor, kept: Tensor, to: Format, block: int | None) -> Tens
 
 
 def _rounded_block(x: Tensor, to: Format) -> Tensor:
-    """(batch, heads, rows, columns): each head divided by its scale, rounded and multiplied again."""
+    """Divide each head of x (batch, heads, rows, columns) by its scale, round it, and multiply by the scale again."""
     top = torch.frexp(x.abs().amax((2, 3), keepdim=True)).exponent
     scale = _power_of_two(top - TOP_EXPONENT).clamp_min(SMALLEST_SCALE)
     return _rounded(x / scale, to) * scale
 
 
 def _rounded(x: Tensor, to: Format) -> Tensor:
-    """X to nearest even; it is not beyond the format's largest number."""
-    # The distance of neighbours: relative to the power of two below x, but never less than that of subnormals.
+    """Round x to the nearest number of the format, ties to even. No |x| may exceed the format's largest number."""
+    # The distance of neighbours is relative to the power of two below x, but never less than that of subnormals.
     below = _power_of_two(torch.frexp(x).exponent - 1)
     step = (2 * to.roundoff * below).clamp_min(2 * to.underflow)
     return (x / step).round() * step
 
 
 def _power_of_two(exponent: Tensor) -> Tensor:
-    """2^exponent in float64, to the bit, for a normal result; nearly 0 below."""
+    """Return 2^exponent in float64: exactly where that is a normal number, and nearly 0 where it would be smaller."""
     return (exponent.clamp_min(-1022).long() + 1023 << 52).view(torch.float64)

@@ -1,7 +1,7 @@
-"""Attention by safe softmax in float64, forward and backward: what is true.
+"""Attention by safe softmax in float64, forward and backward.
 
 Forward: Milakov & Gimelshein 2018 (arXiv 1805.02867), eq. 2. Backward: the closed form of Dao et al. 2022
-(arXiv 2205.14135), appendix B.2. Plain definitions, a chunk of query rows at a time.
+(arXiv 2205.14135), appendix B.2. These plain definitions are evaluated for a chunk of query rows at a time.
 
 Non-finite inputs follow IEEE arithmetic through these definitions: a NaN reaches all that is computed from
 it, a score of +inf makes its row NaN, a score of -inf gives its key no weight. A key that a row does not see
@@ -42,13 +42,13 @@ def forward(
     dropout_seed: int = 0,
     chunk: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The output and the log-sum-exp of its rows: out like q, lse (batch, heads_q, seqlen_q), float64.
+    """Return out, like q, and lse (batch, heads_q, seqlen_q), the log-sum-exp of each row's scores, in float64.
 
     q is (batch, heads_q, seqlen_q, head_dim), k and v (batch, heads_kv, seqlen_k, head_dim), of any float
     dtype, device and strides; query head h reads key head h // (heads_q // heads_kv). ``alignment`` anchors
     the causal mask (``masks.visible``); ``chunk`` query rows of a head are taken at once (``default_chunk``).
-    Of ``key_padding_mask`` (batch, seqlen_k) bool, False keeps a key from being seen, whatever it and its value
-    are. ``dropout_p`` and ``dropout_seed`` drop weights after the softmax (``reference.dropout``).
+    Where ``key_padding_mask`` (batch, seqlen_k) bool is False, a key is not seen, whatever it and its value are.
+    ``dropout_p`` and ``dropout_seed`` drop weights after the softmax (``reference.dropout``).
 
     Raises ValueError for head counts, an alignment or a chunk that make no sense.
     """
@@ -85,12 +85,12 @@ def backward(
     lse: Tensor | None = None,
     chunk: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients: dq like q, dk and dv like k and v (summed over the heads of a group), float64.
+    """Return the gradients dq, like q, and dk and dv, like k and v (summed over the heads of a group), in float64.
 
-    dout is (batch, heads_q, seqlen_q, head_dim); q, k, v and the options are those of ``forward``. Where a
+    dout is (batch, heads_q, seqlen_q, head_dim); q, k, v and the options are those of ``forward``. If a
     kernel's own out and lse are given, shaped as ``forward`` returns them, gradients are *teacher-forced*:
     P = exp(S - lse) and delta = rowsum(dout * out). Otherwise P is the exact softmax and
-    delta = rowsum(P * dP), the same number.
+    delta = rowsum(P * dP), which is the same number for an exact out.
 
     Raises ValueError as ``forward`` does, and where only one of out and lse is given.
     """
@@ -109,7 +109,7 @@ def backward(
         dp = dout_rows @ v.mT
         z = factors(q, k, dropout_p=dropout_p, seed=dropout_seed, rows=rows) if dropout_p else None
         dp = dp if z is None else dp.mul_(z)
-        # Hidden again: in a row with a NaN, P and dS are NaN where no key is seen, too.
+        # P and dS are hidden again: in a row with a NaN they are NaN even where the row sees no key.
         if out is None or lse is None:
             weights, _, total = _softmax(scores)
             p = hide(weights.div_(total.clamp_min(1.0)), seen)
@@ -137,28 +137,28 @@ def backward(
 
 
 def _chunks(q: Tensor, k: Tensor, chunk: int | None) -> list[slice]:
-    """Query rows to be taken at once; one empty chunk where there is no query."""
+    """Return slices of the query rows to be taken at once; a single empty one if there are no queries."""
     size = default_chunk(q.shape[0], q.shape[1], k.shape[2]) if chunk is None else chunk
     return list(blocks(q.shape[2], size)) or [slice(0, 0)]
 
 
 def _join(parts: list[Tensor]) -> Tensor:
-    """The chunks along the query axis; a single one is not copied."""
+    """Join the chunks along the query axis; a single one is not copied."""
     return torch.cat(parts, 2) if len(parts) > 1 else parts[0]
 
 
 def _all_finite(*tensors: Tensor) -> bool:
-    """Whether no entry is NaN or inf, in one device synchronisation. A sum that overflows says no, too."""
+    """Whether no entry is NaN or inf, by one device synchronisation. False as well where the sum of all overflows."""
     return math.isfinite(sum(x.sum(dtype=torch.float64) for x in tensors))
 
 
 def _scores(q: Tensor, k: Tensor, seen: Tensor | None, sm_scale: float) -> Tensor:
-    """sm_scale * q k^T, -inf where a row does not see a key."""
+    """Return sm_scale * q k^T, with -inf where a row does not see a key."""
     return hide((q @ k.mT).mul_(sm_scale), seen, -math.inf)
 
 
 def _softmax(scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """exp(scores - row_max), row_max and their sum; the sum is 1 or more, or 0 where a row sees no key."""
+    """Return exp(scores - row_max), row_max and the sum over keys, which is at least 1, or 0 if no key is seen."""
     if scores.shape[-1] == 0:
         row_max = scores.new_full((*scores.shape[:-1], 1), LOWEST)
     else:

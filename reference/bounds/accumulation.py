@@ -1,4 +1,4 @@
-"""Errors of sums: dot products in any order, and how many roundings share their sign."""
+"""Error bounds of sums: dot products in any order of addition, and how many roundings share their sign."""
 
 import math
 
@@ -8,21 +8,24 @@ from torch import Tensor
 from reference.masks import hide
 
 SAFETY = 4.0
-"""Standard deviations of rule 2: Hoeffding gives 2 exp(-1.5 * 4^2) = 8e-11 per element for uniform errors."""
+"""Rule 2 allows errors of this many standard deviations. By Hoeffding's inequality, uniform errors exceed that
+with probability 2 exp(-1.5 * 4^2) = 8e-11 per element."""
 
 SHRINKING_SAFETY = 8.0
-"""Rule 2 while a failure is being shrunk: a search can raise err/bound by 3 (measured), never by this."""
+"""Standard deviations that rule 2 allows while a failure is being shrunk. A search over cases can raise err/bound by
+3 (measured), but never by enough to exceed this."""
 
 PARTIAL_SUM_DEVIATIONS = 3.0
-"""The largest partial sum of n terms in random order, in standard deviations sqrt(sum x^2) above |sum x|."""
+"""Rule 2 takes the largest partial sum of n terms in random order to be |sum x| plus this many standard
+deviations, sqrt(sum x^2) each."""
 
 CLUSTER_WINDOW = 0.25
-"""Weights within a quarter roundoff of each other round alike. Over a window of c roundoffs the mean error is
-at most u/(2c) times the fraction of values in it, which SAFETY = 1/c covers with a factor of two to spare."""
+"""Weights within a quarter roundoff of each other are taken to round alike. Over a window of c roundoffs the mean
+error is at most u/(2c) times the fraction of values in it, which SAFETY = 1/c covers with a factor of two to spare."""
 
 
 def probable_steps(terms: int) -> float:
-    """Accumulation error of ``terms`` additions in roundoffs of the largest partial sum.
+    """Return rule 2's error of ``terms`` additions, in units of one roundoff of the largest partial sum.
 
     4 sqrt(n) for round to nearest (Hoeffding) plus n/2 for the drift of tensor cores, which truncate: the
     worst drift of the published models is 0.33 n (Hopper) and 0.41 n (Ampere; Fasi et al. 2021).
@@ -31,16 +34,16 @@ def probable_steps(terms: int) -> float:
 
 
 def probable_accumulation(terms: int, value: Tensor, root: Tensor) -> Tensor:
-    """Error of sum x_i, in roundoffs, from value = |sum x_i| and root = sqrt(sum x_i^2)."""
+    """Return rule 2's error of sum x_i, in roundoffs, given value = |sum x_i| and root = sqrt(sum x_i^2)."""
     return torch.add(value, root, alpha=PARTIAL_SUM_DEVIATIONS).mul_(probable_steps(terms))
 
 
 def multiplicity(x: Tensor, seen: Tensor | None, roundoff: float) -> Tensor:
-    """For each element, how many elements of its row round the way it does; 0 where not ``seen``.
+    """Count, for each element of ``x`` (..., rows, keys), how many elements of its row round the way it does.
 
     ``x`` is on a logarithmic scale: elements within CLUSTER_WINDOW roundoffs have the same relative rounding
     error, so they add up linearly; by Cauchy-Schwarz the squared sum over a cluster is at most the sum of
-    squares times its size.
+    squares times its size. The count is 0 where an element is not ``seen``.
     """
     x = hide(x, seen, torch.inf).contiguous()
     window = CLUSTER_WINDOW * roundoff + 1e-12 * x.abs().clamp_max(1e6)  # float64 noise of equal scores

@@ -1,12 +1,13 @@
 """Bounds of dq, dk and dv.
 
-Gradients are judged at the kernel's own stored out and lse ("teacher-forced") wherever they follow from them, so
-that an error is blamed where it was made. Where one is not to be had, or does not enter, the exact one is used and
-the forward's bound is carried through: lse's into every weight, out's into delta.
+Gradients are judged at the kernel's own stored out and lse ("teacher-forced") wherever the kernel computes them from
+these, so that an error of the forward is not blamed on the backward. Where the kernel returns no out or lse, or its
+backward does not use it, the exact one takes its place and the forward's bound is carried through: the bound of lse
+into every weight, that of out into delta.
 
 What is stored per query head in the output's format (``Arithmetic.dk_dv_per_head``) rounds, underflows and overflows
-there. The sum over the group may be finite where a head's part is not, and so may its partial sums: an element is
-lost where the sizes of the parts together reach the largest number of the format.
+there. The sum over the group, and its partial sums, may be finite where the part of one head is not. An element
+counts as lost where the sizes of the parts together reach the largest number of the format.
 
 Notation, besides that of the package: B = |dout| |v|^T >= |dP|, (B, H, R, N).
 
@@ -53,17 +54,18 @@ def backward_bounds(
     safety: float | None = None,
     clustered: bool = True,
 ) -> GradientBounds:
-    """Gradients and their bounds, by rule 1 (``safety=None``) or rule 2, which is never above rule 1.
+    """Return the gradients and their bounds, by rule 1 (``safety=None``) or rule 2, which is never above rule 1.
 
-    ``dout`` (B, H, R, D) is folded and float64, and so are ``out`` and ``lse``, which are the kernel's own
-    (teacher-forced). For one that is not given, ``forward`` holds the rule-1 bounds of the exact one. ``safety`` and
-    ``clustered`` are those of ``forward_bounds``. Raises ValueError where one is missing, and ``forward`` too.
+    ``dout`` (B, H, R, D), ``out`` (B, H, R, D) and ``lse`` (B, H, R) are folded and float64; out and lse are the
+    kernel's own (teacher-forced). If either is None, the exact one is used and ``forward`` must hold its rule-1
+    bounds. ``safety`` and ``clustered`` are those of ``forward_bounds``. Raises ValueError if out or lse is missing
+    and ``forward`` is too.
     """
     a, rows, keys = arithmetic, e.q.shape[-2], e.k.shape[-2]
     t = _terms(e, dout, a, out, lse, forward, safety, clustered)
     scale, last = abs(e.sm_scale), a.output.roundoff
     heads = e.group if a.dk_dv_per_head else 1
-    # Where an operand was scaled and rounded, its gradient may be stored before that is scaled.
+    # If an operand was scaled and rounded, the gradient of the scaled operand may be stored before it is scaled back.
     dq_first, dk_first = a.q_prescaled or a.rounded_scores, a.k_prescaled or a.rounded_scores
     parts = PARTIAL_STORES * a.rounded_partials
     stores_of_rows = _stores(rows, a.dk_dv_rows) + dk_first + parts
@@ -83,7 +85,7 @@ def backward_bounds(
     if a.q_prescaled or a.rounded_scores:
         dk_error = dk_error + below * t.grad_s.size.sum(-2)[..., None]
 
-    # What is stored may underflow each time: dq and dk before or after they are scaled, by log2 e too.
+    # Each store may underflow. dq and dk may be stored before or after they are scaled, which may include log2 e.
     floor = a.output.underflow
     scale_back = scale / math.log(2) if a.k_prescaled or a.q_prescaled else scale
     dq_floor = (1 + stores_of_keys * max(1.0, scale_back)) * floor + scale * atomic_flush(a, keys)
@@ -92,7 +94,7 @@ def backward_bounds(
     safe, scaled = FLOAT32_SAFE / max(1.0, scale), last + 4 * FP32_ROUNDOFF
     dq_bound = (dq_error * (1 + last)).add_(dq.value.abs(), alpha=scaled).mul_(scale).add_(dq_floor)
     dq_bound = dq_bound.masked_fill_(e.empty[..., None], 0.0)
-    # Before it is scaled, or after.
+    # dq and dk may overflow before they are scaled, or after.
     largest = a.output.maximum / max(1.0, scale)
     dq_lost = t.rows_lost | ~(dq.size < safe) | _overflows(dq.size, stores_of_keys, largest)
     dk_lost = t.keys_lost | ~(dk.size < safe) | _overflows(dk.size, stores_of_rows, largest)
@@ -119,11 +121,11 @@ def backward_bounds(
 class _Operand:
     """One side of a matrix product, (B, H, R, N).
 
-    Its value, |value|, the error it has before its cast and by underflow in the cast; the weights P, and
-    which entries are seen; how many casts it errs by, which are 2 where dS is made from a P that was cast. Entries
-    of equal P may round alike even where they differ: dS = P (dP - delta), and over a uniform P a dP of few bits is
-    a lattice, all of whose points can lie at the same offset from the grid of the cast (found on fp16 with head_dim
-    1: 256 keys of equal weight, all of whose dS rounded upwards).
+    ``value``; ``size`` = |value|; ``error``, what it errs by before its cast and by underflow in the cast;
+    ``weights`` P; ``seen``, which entries are seen; ``casts``, how many casts it errs by: 2 where dS is made from a P
+    that was cast. Entries of equal P may round alike even where their values differ: dS = P (dP - delta), and over a
+    uniform P a dP of few bits is a lattice, all of whose points can lie at the same offset from the grid of the cast
+    (found on fp16 with head_dim 1: 256 keys of equal weight, all of whose dS rounded upwards).
     """
 
     value: Tensor
@@ -149,7 +151,7 @@ class _Product:
 
 @dataclass(frozen=True)
 class _Terms:
-    """P and dS with their errors; rows, keys and columns of v where float32 may overflow."""
+    """P and dS with their errors, and the rows, keys and columns of v that an overflow of float32 may spoil."""
 
     weights: _Operand
     grad_s: _Operand
@@ -180,7 +182,7 @@ def _terms(
     grad_p = e.dropped(dout @ e.v.mT)
     undropped = operand_size(dout, a.product_floor) @ operand_size(e.v, a.product_floor).mT
     products = e.dropped(undropped)
-    # dP's dot product, and its own rounding: |dP| <= B
+    # Relative error of dP, whose size is |dP| <= B: that of the dot product, and the rounding of its result.
     of_grad_p = e.q.shape[-1] * a.accumulate + 2 * a.operand_rounding + FP32_ROUNDOFF + e.of_keep
     rounded = a.weights.roundoff if a.rounded_scores else 0.0
     of_grad_p += 2 * rounded  # once as a product, once as its distance to delta
@@ -196,8 +198,8 @@ def _terms(
     grad_s = (grad_p - delta) * p
     size = grad_s.abs()
     relative = torch.addcmul(err.intercept, err.slope, e.score_size)
-    # Weight errors times errors of dP and delta; roundings of dP - delta and of the product; the cast of P,
-    # where dS is made from what it left; exp2's flush of weights below 2^-126 to 0.
+    # The error of dS: weight errors times errors of dP and delta; roundings of dP - delta and of the product; the cast
+    # of P, if dS is made from the P that was cast; and exp2's flush of weights below 2^-126 to 0.
     of_delta = (1 + err.largest) * delta_error + 3 * FP32_ROUNDOFF * delta.abs()
     below = a.weights.underflow if a.ds_from_rounded_p else 0.0
     of_delta = of_delta + rounded * (2 * delta.abs() + delta_error)
@@ -217,7 +219,7 @@ def _terms(
     # NaN, and whether it is computed depends on the tiles.
     cast_lost = ~(size + error < min(a.weights.maximum / largest_unit, FLOAT32_SAFE))
     size_delta = (out.abs() * dout.abs()).sum(-1, keepdim=True) + delta_error
-    # A lse that large scores have left off by more than e^50 says nothing of the weights.
+    # If large scores make lse err by LARGEST_EXPONENT or more, the weights made from it are unknown.
     weights_lost = err.lost | ~(err.log < LARGEST_EXPONENT)
     largest_product = largest(undropped, -1) * e.keep_scale
     row_lost = weights_lost | ~((largest_product < FLOAT32_SAFE) & (size_delta < FLOAT32_SAFE))
@@ -246,7 +248,7 @@ def _terms(
 
 
 def _with_underflow(size: Tensor, error: Tensor, a: Arithmetic, unit: float, seen: Tensor | None) -> Tensor:
-    """The error of entries that are cast in units of 1 / ``unit``, with underflow's where they are small."""
+    """Add what underflow may cost the small entries of what is cast in units of 1 / ``unit`` to their error."""
     underflow = a.weights.underflow / unit
     low = size < underflow / a.weights.roundoff
     return error.add_(low if seen is None else low & seen, alpha=underflow)
@@ -254,10 +256,10 @@ def _with_underflow(size: Tensor, error: Tensor, a: Arithmetic, unit: float, see
 
 @dataclass(frozen=True)
 class _Sums:
-    """What delta is the sum of: out (B, H, R, D) times dout, or P times dP (B, H, R, N).
+    """The terms that delta is the sum of: out times dout (B, H, R, D), or P times dP (B, H, R, N).
 
-    ``out_error`` is None where out is the kernel's own; ``of_terms`` is P |dP|, ``of_products`` is P B, relative to
-    which dP errs by ``of_grad_p``.
+    ``out_error`` is None if out is the kernel's own. ``of_terms`` is P |dP|. ``of_products`` is P B, and dP errs by
+    ``of_grad_p`` relative to B.
     """
 
     dout: Tensor
@@ -272,7 +274,7 @@ class _Sums:
 def _delta_error(
     e: Exact, a: Arithmetic, err: WeightError, s: _Sums, safety: float | None, clustered: bool
 ) -> Tensor:
-    """Error of delta, (B, H, R, 1), as ``Arithmetic.delta`` says that it is made; the largest of all for ``any``."""
+    """Error of delta, (B, H, R, 1), computed in the way that ``Arithmetic.delta`` names; the largest for ``any``."""
     ways = {"out": _delta_by_out, "probabilities": _delta_by_probabilities}
     if a.delta in ways:
         return ways[a.delta](e, a, err, s)
@@ -281,7 +283,7 @@ def _delta_error(
 
 
 def _delta_by_out(e: Exact, a: Arithmetic, err: WeightError, s: _Sums) -> Tensor:
-    """Error of the sum of dout * out over the head dimension, and that of out itself."""
+    """Error of delta as the sum of dout * out over the head dimension: that of the sum, and that of out itself."""
     size = operand_size(s.dout, a.operand_floor)
     error = (
         e.q.shape[-1] * FP32_ROUNDOFF * (operand_size(s.out, a.operand_floor) * size).sum(-1, keepdim=True)
@@ -290,7 +292,7 @@ def _delta_by_out(e: Exact, a: Arithmetic, err: WeightError, s: _Sums) -> Tensor
 
 
 def _delta_by_probabilities(e: Exact, a: Arithmetic, err: WeightError, s: _Sums) -> Tensor:
-    """Error of the sum of P * dP over the keys: of each P, of the sum, and of each dP."""
+    """Error of delta as the sum of P * dP over the keys: that of each P, of the sum, and of each dP."""
     of_weights = (err.largest + e.k.shape[-2] * FP32_ROUNDOFF) * s.of_terms.sum(-1, keepdim=True)
     return of_weights + (1 + err.largest) * s.of_grad_p * s.of_products.sum(-1, keepdim=True)
 
@@ -298,10 +300,10 @@ def _delta_by_probabilities(e: Exact, a: Arithmetic, err: WeightError, s: _Sums)
 def _delta_by_casts(
     e: Exact, a: Arithmetic, err: WeightError, s: _Sums, safety: float | None, clustered: bool
 ) -> Tensor:
-    """What the casts of P add to that, and the sums, merges and division that out has before it is stored.
+    """Error that delta gains from casts of P, and from the sums, merges and division that make an unstored out.
 
-    Of both the cast errs by sum_j c_j dP_j, c_j being the cast error of P_j: out, before it is stored, errs by
-    sum_j c_j v_j, and dout . v_j is dP_j.
+    The casts change delta by the same amount in both ways to compute it. With c_j the cast error of P_j, the sum of
+    P * dP changes by sum_j c_j dP_j; out, before it is stored, changes by sum_j c_j v_j, and dout . v_j is dP_j.
     """
     terms = e.k.shape[-2]
     size, cast = s.of_terms.sum(-1, keepdim=True), a.weights.roundoff * (1 + err.largest)
@@ -326,30 +328,31 @@ def _size_of_parts(x: _Operand, y: Tensor, group: int) -> Tensor:
 
 
 def _stores(terms: int, terms_per_store: int | None) -> int:
-    """How often a running sum is rounded to the output's format before it is scaled and stored for good.
+    """Count how often a running sum is rounded to the output's format before it is scaled and stored for good.
 
-    Each time it errs by a roundoff of the sum of sizes so far, earlier stores included. dk and dv of each
-    query head, rounded before the sum over a group of several, are one such rounding of all of them.
+    Each time it errs by a roundoff of the sum of sizes so far, earlier stores included. Storing dk and dv of each
+    query head before they are summed over the group is not counted here: it is one such rounding of all of them.
     """
     return 0 if terms_per_store is None else terms // terms_per_store
 
 
 def _overflows(size: Tensor, stores: int, largest: float) -> Tensor:
-    """Where a running sum of terms of this size, stored in between, may exceed what it is stored in."""
+    """Whether a running sum of this size may exceed ``largest``, its format's maximum, at an intermediate store."""
     return ~(size < largest) if stores else torch.zeros_like(size, dtype=torch.bool)
 
 
 def atomic_flush(a: Arithmetic, keys: int) -> float:
-    """What atomic adds lose of dq before it is scaled: each flushes what is added, and the sum, below 2^-126."""
+    """Absolute error of dq, before it is scaled, by atomic adds: each flushes the addend and the sum below 2^-126."""
     return 2 * math.ceil(keys / a.tile_min) * SUBNORMAL_FLUSH if a.dq_atomic else 0.0
 
 
 def _product(
     x: _Operand, y: Tensor, a: Arithmetic, stores: float, safety: float | None, clustered: bool
 ) -> _Product:
-    """Product x y, x cast to the weights' format, in a float32 sum; stores in between err by ``stores``.
+    """Return the product x y and its error: x is cast to the weights' format, and the sum is float32.
 
-    Rule 1 adds everything up; rule 2 takes casts in quadrature.
+    Intermediate stores add a relative error of ``stores``. Rule 1 adds everything up; rule 2 takes casts in
+    quadrature.
     """
     terms, cast, size_y = y.shape[-2], a.weights.roundoff, operand_size(y, a.operand_floor)
     value, of_error = x.value @ y, x.error @ size_y
@@ -372,4 +375,4 @@ def _product(
 
 
 TINY = 1e-300
-"""Stands for 0 under a logarithm."""
+"""Takes the place of 0 under a logarithm and as a divisor."""

@@ -18,14 +18,14 @@ FLOAT32_SAFE = 2.0**125
 
 @dataclass(frozen=True)
 class Exact:
-    """Forward quantities in float64, folded.
+    """The forward's quantities in float64, with query heads folded into rows (``reference.heads``).
 
     q (B, H, R, D), k and v (B, H, N, D); scores S, score_size A and weights P (B, H, R, N), A and P 0 where
     a row does not see a key; row_max, lse (B, H, R); out (B, H, R, D); seen (R, N) bool, under key padding
     (B, 1, R or 1, N), or None where every key is seen; empty (B, H, R) bool: rows that see no key; overflow
     (B, H, R) bool: rows whose products may leave float32; group: how many query heads read a key head; keep
-    (B, H, R, N), what dropout multiplies weights with, 0 or keep_scale = 1 / (1 - dropout_p), or None where there
-    is none.
+    (B, H, R, N), the factor by which dropout multiplies each weight, 0 or keep_scale = 1 / (1 - dropout_p), or None
+    without dropout.
     """
 
     q: Tensor
@@ -51,11 +51,14 @@ class Exact:
 
     @property
     def of_keep(self) -> float:
-        """Relative error of what dropout multiplies: 1 / (1 - dropout_p) is rounded, and so is the product."""
+        """Relative error that dropout adds to a weight: 1 / (1 - dropout_p) is rounded, and so is the product."""
         return 0.0 if self.keep is None else 2 * FP32_ROUNDOFF
 
     def sum_seen(self, x: Tensor) -> Tensor:
-        """Sum of ``x`` (B, H, N, D) over the keys a row sees, (B, H, R or 1, D). Causal masks are prefixes."""
+        """Sum ``x`` (B, H, N, D) over the keys that each row sees, which are a prefix under a causal mask.
+
+        Returns (B, H, R, D), or (B, H, 1, D) where every row sees every key.
+        """
         if self.seen is None:
             return x.sum(-2, keepdim=True)
         if self.seen.ndim == 4:
@@ -65,12 +68,15 @@ class Exact:
 
 
 def largest(x: Tensor, dim: int) -> Tensor:
-    """Largest entry along a dimension, which is kept and may be empty (then 0); NaN if there is one."""
+    """Return the largest entry along ``dim``, which is kept: 0 where it has no entries, NaN where one is NaN."""
     return x.amax(dim, keepdim=True) if x.shape[dim] else x.sum(dim, keepdim=True)
 
 
 def operand_size(x: Tensor, floor: float | Tensor) -> Tensor:
-    """|x| of a product's raw operand, but for zeros never below a floor that ``Arithmetic`` has."""
+    """Return |x| of a product's raw operand, raised to ``floor`` except where x is 0.
+
+    ``floor`` is ``Arithmetic.operand_floor`` or ``Arithmetic.product_floor``.
+    """
     size = x.abs()
     if isinstance(floor, float) and not floor:
         return size
@@ -92,13 +98,14 @@ def exact(
     dropout_seed: int = 0,
     first_head: int = 0,
 ) -> Exact:
-    """Safe softmax attention (Milakov & Gimelshein 2018, eq. 2) with everything that bounds need kept.
+    """Compute safe softmax attention (Milakov & Gimelshein 2018, eq. 2), keeping everything that bounds need.
 
     q is (batch, heads_q, seqlen_q, head_dim), k and v (batch, heads_kv, seqlen_k, head_dim), of any float
-    dtype; where a ``quantisation`` is given, everything is of the quantised operands, and ``product_floor`` is
-    in units of a block's scale; key_padding_mask (batch, seqlen_k) bool is True where a key may be attended; weights
-    are dropped as ``reference.dropout`` says, first_head being that of ``keep_mask``. Raises
-    ValueError where heads_q is no multiple of heads_kv, and for an alignment that there is not.
+    dtype; key_padding_mask (batch, seqlen_k) bool is True where a key may be attended. Weights are dropped as
+    ``reference.dropout`` says; first_head is that of ``keep_mask``. With a ``quantisation``, everything is computed
+    from the quantised operands, and ``product_floor`` is in units of a block's scale.
+
+    Raises ValueError if heads_q is no multiple of heads_kv, or the alignment is unknown.
     """
     seqlen_k, group = k.shape[2], group_size(q, k)
     seen = visible(

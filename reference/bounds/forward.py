@@ -16,20 +16,20 @@ first block there is nothing to divide, and the last division is every kernel's:
 acc_t being the sum over the first t blocks brought to the final maximum. It is a partial sum of the N terms, in
 rule 1 at most sum_j P_j |v_j|, in rule 2 as large as ``probable_accumulation`` takes partial sums to be. Both
 the quotient and its product may flush a subnormal, which later steps only make smaller, as l alpha <= l'. l and
-m are those of the running sum: lse is as it is without merging.
+m are those of the running sum, so that merging adds no error to lse.
 
 Where ``Arithmetic.merged`` parts of the keys give an out_s and lse_s each, and out is their mean with weights
-exp(lse_s - mu), mu a running maximum, each part's weights share one more factor 1 + t: ``part_error``. Where it is
-their sum with weights exp(lse_s - lse) (``Arithmetic.merged_by_lse``), it may leave the hull by as much.
+exp(lse_s - mu), mu a running maximum, each part's weights share one more factor 1 + t: ``part_error``. Where out is
+the sum of the parts with weights exp(lse_s - lse) (``Arithmetic.merged_by_lse``), it may leave the hull by as much.
 
 Under dropout out is the sum of P_j z_j v_j, with z_j of 0 or 1 / (1 - p) known exactly: the mask is the
 reference's, bit for bit. All of the above holds with z_j v_j for v_j, which then differs by row: P z stands wherever
 P meets v, the hull is that of the z_j v_j, within 0 and v / (1 - p), and t_j gains 2 U, for the rounding of
-1 / (1 - p) and of its product. A cast before that product underflows by as much times 1 / (1 - p). l and lse know
-nothing of dropout.
+1 / (1 - p) and of its product. A cast before that product underflows by as much times 1 / (1 - p). Dropout does not
+enter l and lse.
 
-Keys that are padded add exact zeros: with scores of -inf in a tile, or a whole tile of them, the running maximum
-stays and alpha is 1. They count as terms and in tiles all the same, for whatever else happens at each.
+A padded key adds an exact zero: its score is -inf, and even a whole tile of such keys leaves the running maximum as
+it is and alpha at 1. Wherever else roundings are counted by terms or by tiles, padded keys count like others.
 """
 
 import math
@@ -51,7 +51,7 @@ SUBNORMAL_FLUSH = 2.0**-126
 """What one flush of a float32 subnormal to zero loses."""
 
 UNDERFLOW_MARGIN = 16.0
-"""Rows with a weight within this factor of the cast's normal range count all their casts as underflowing."""
+"""If any weight of a row is within this factor of the cast's normal range, all its casts count as underflowing."""
 
 
 @dataclass(frozen=True)
@@ -85,10 +85,10 @@ def forward_bounds(
 
 @dataclass(frozen=True)
 class _Sums:
-    """What both bounds take from the rows, (B, H, R, 1) each but for ``sized``, which is P A.
+    """Quantities of a row that both bounds use, (B, H, R, 1) each except ``sized``, which is P A (B, H, R, N).
 
-    drift: relative error of l from the weights; of_sum: from its own additions. cast: relative error of the
-    cast of P; flush: the absolute one of each cast that may underflow.
+    drift: relative error of l that comes from the weights' errors. of_sum: that of l's own additions. cast: relative
+    error of the cast of P. flush: absolute error of each cast that may underflow.
     """
 
     sized: Tensor
@@ -116,9 +116,10 @@ class _Sums:
 def part_error(a: Arithmetic, top: Tensor | float, terms: int) -> Tensor | float:
     """Relative error of the weight of one of ``a.merged`` parts, whose scores are at most ``top`` in size.
 
-    Its lse_s, of size top + log n at most: the logarithm, and U (3 top + 2 |lse_s|) as in ``_lse_bound``. The
-    argument lse_s - mu of its exponential: U (2 top + log n). That exponential; the division that out_s had, by
-    the very sum that lse_s is of; for each other part a rescaling (exp2, two roundings), a product and a sum.
+    Its lse_s, of size top + log n at most, errs by its logarithm and by U (3 top + 2 |lse_s|), as in ``_lse_bound``.
+    The argument lse_s - mu of the exponential errs by U (2 top + log n). Then come the exponential; the division of
+    out_s by the same sum that lse_s is the logarithm of; and for each other part a rescaling (exp2, two roundings), a
+    product and a sum.
     """
     log_terms = math.log(max(terms, 1))
     of_lse = a.log_error * max(1.0, log_terms) + FP32_ROUNDOFF * (7 * top + 3 * log_terms)
@@ -127,20 +128,20 @@ def part_error(a: Arithmetic, top: Tensor | float, terms: int) -> Tensor | float
 
 
 def sum_error(arithmetic: Arithmetic, terms: int) -> float:
-    """Relative error of l: the additions within a tile, then one for each tile, in any order."""
+    """Relative error of l: the additions within a tile, then one addition for each tile, in any order."""
     return FP32_ROUNDOFF * min(
         terms, arithmetic.tile_max + terms / arithmetic.tile_min + arithmetic.merged - 1
     )
 
 
 def merge_error(arithmetic: Arithmetic, terms: int) -> float:
-    """Relative error of partial sums of P v from dividing them by l and multiplying them again, over all tiles."""
+    """Relative error that partial sums of P v gain over all tiles by being divided by l and multiplied by it again."""
     a, tiles = arithmetic, math.ceil(terms / arithmetic.tile_min)
     return max(0, tiles - 1) * (a.div_error + 2 * FP32_ROUNDOFF) if a.partial_results else 0.0
 
 
 def _lse_bound(e: Exact, a: Arithmetic, err: WeightError, s: _Sums) -> Tensor:
-    """Error of l, as a logarithm (never above the largest error of any weight), then of the logarithm."""
+    """Absolute error of lse (B, H, R): from the error of l (at most that of any weight), and from its logarithm."""
     of_weights = torch.minimum(s.drift / (1 - s.drift.clamp_max(0.5)), err.log)
     size = a.log_error * (e.lse - e.row_max).abs().clamp_min(1.0)
     if a.rounded_scores:  # and so may be the logarithm
@@ -175,10 +176,10 @@ def _out_bound(
             probable += s.cast * size_out
         cast_and_sum = torch.minimum(cast_and_sum, probable)
     error = error + cast_and_sum
-    if a.rounded_partials:  # of the out of a part, whose weights sum to 1
+    if a.rounded_partials:  # the rounded results are the out of each part, whose weights sum to 1
         error = error + PARTIAL_STORES * (a.output.roundoff * partial_sum + a.output.underflow)
     error = error / (1 - s.drift - s.of_sum).clamp_min(1e-3)
-    # A weight of 0 times an error of e^50 is no bound.
+    # Beyond LARGEST_EXPONENT the chord is cut, so that even a weight of 0 times its error bounds nothing.
     error = error.masked_fill(~(err.log < LARGEST_EXPONENT), math.inf)
     low, high = hull(e)
     size_hull = torch.maximum(low.abs(), high.abs())
@@ -201,10 +202,10 @@ def _out_bound(
 
 
 def hull(e: Exact) -> tuple[Tensor, Tensor]:
-    """Smallest and largest v that each row sees, (B, H, R or 1, D); anything for rows that see none.
+    """Return the smallest and largest v that each row sees, (B, H, R or 1, D); arbitrary for rows that see none.
 
-    Causal masks are prefixes of the keys: a row sees those up to its last that are attended at all. Under dropout,
-    the hull of 0 and v / (1 - p).
+    Under a causal mask a row sees the attended keys up to its last one. Under dropout the hull is that of 0 and
+    v / (1 - p).
     """
     if e.seen is None:
         low, high = e.v.amin(-2, keepdim=True), e.v.amax(-2, keepdim=True)

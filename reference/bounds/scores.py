@@ -1,8 +1,8 @@
 """Relative error of the unnormalised softmax weights: what scores, exponentials and rescaling contribute.
 
-The error of a score S_ij is at most relative * A_ij + offset_i in natural units. For a bound to stay linear
-in A, expm1 of it is taken from above by a chord: expm1(x) <= x expm1(top) / top on [0, top], top being the
-row's largest.
+The error of a score S_ij is at most relative * A_ij + offset_i in natural units, so that a weight errs by expm1 of
+that. To keep the bound linear in A, expm1 is replaced by a chord that lies above it:
+expm1(x) <= x expm1(top) / top on [0, top], where top is the row's largest error.
 """
 
 import math
@@ -16,17 +16,18 @@ from reference.bounds.exact import Exact, largest
 from reference.masks import hide
 
 LARGEST_EXPONENT = 50.0
-"""Errors are cut here: beyond e^50 a weight is unknown, and the hull of v bounds the output instead."""
+"""Largest error of a score, in natural units, that is computed with. Beyond e^50 a weight is unknown, and the hull of
+v bounds the output instead."""
 
 RECORD_TILE = 16
-"""The smallest key tile of a tensor-core kernel; running maxima are counted on tiles of this size."""
+"""Keys in the smallest key tile of a tensor-core kernel. Changes of the running maximum are counted on such tiles."""
 
 
 @dataclass(frozen=True)
 class WeightError:
-    """exp(score error) - 1 of the weights of row i is at most slope_i A_ij + intercept_i.
+    """Bound of the relative error of the weights: exp(score error) - 1 is at most slope_i A_ij + intercept_i in row i.
 
-    All are (B, H, R, 1); ``log`` and ``largest`` are the row's largest error before and after exponentiation,
+    All are (B, H, R, 1). ``log`` and ``largest`` are the row's largest error before and after exponentiation;
     ``lost`` says where scores may overflow.
     """
 
@@ -40,12 +41,12 @@ class WeightError:
 def weight_error(
     e: Exact, arithmetic: Arithmetic, *, shift: Tensor, extra: Tensor, shift_terms: float
 ) -> WeightError:
-    """Errors of exp(S - shift), shift (B, H, R) being the row maximum (forward) or lse (backward).
+    """Bound the errors of the weights exp(S - shift), shift (B, H, R) being the row maximum or, in a backward, lse.
 
-    The dot product: head_dim * U * A. Then 4 U |S| (sm_scale * log2 e, the product, base conversion, one to
-    spare) and 4 U |S - shift| (subtraction, log2 e, and the two of the rescaling arguments, which telescope):
-    at most 8 U A + 4 U |shift|. One exp2, and what the caller adds: ``extra`` (B, H, R) and
-    shift_terms * U |shift|.
+    The dot product errs by head_dim * U * A. Four roundings err by 4 U |S| (sm_scale * log2 e, the product, the
+    conversion of base, one to spare) and four by 4 U |S - shift| (the subtraction, log2 e, and the two of the
+    rescaling arguments, which telescope): together at most 8 U A + 4 U |shift|. Then come one exp2, and what the
+    caller adds: ``extra`` (B, H, R) and shift_terms * U |shift|.
     """
     a = arithmetic
     relative = a.score_accumulation(e.q.shape[-1]) + 8 * FP32_ROUNDOFF + 2 * a.operand_rounding
@@ -63,8 +64,8 @@ def weight_error(
         top = e.q.abs().amax(-1) * abs(e.sm_scale) / math.log(2)
         lost = lost | (top >= a.weights.maximum)
     if a.rounded_scores:
-        # An operand that is scaled, the product, the product that is scaled, and its distance to the maximum (2 A);
-        # then the exponential, their sum and the quotient, each relative to the weight.
+        # Five roundings: of an operand that is scaled, of the product, of the product once scaled, and of its distance
+        # to the maximum (2 A). The exponential, the sum and the quotient round relative to the weight.
         relative += 5 * a.weights.roundoff
         offset = offset + 4 * a.weights.roundoff + 2 * a.weights.underflow * max(1.0, abs(e.sm_scale))
         top = largest((e.q @ e.k.mT).abs(), -1)[..., 0] * max(1.0, abs(e.sm_scale))
@@ -79,10 +80,11 @@ def weight_error(
 
 
 def rescalings(e: Exact, arithmetic: Arithmetic) -> Tensor:
-    """How often the running maximum of a row can change, (B, H, R): each change multiplies by a rounded exp2.
+    """Bound how often the running maximum of each row can change, (B, H, R); each change multiplies by a rounded exp2.
 
-    A key tile changes the maximum only if it holds a prefix record. Counted on tiles of RECORD_TILE keys,
-    which overlap at most two of the kernel's; from either end, since kernels may walk the keys backwards.
+    A key tile changes the maximum only if it holds a record, a score above all before it. Records are counted on
+    tiles of RECORD_TILE keys, each of which overlaps at most two of the kernel's tiles, and from either end, since
+    kernels may walk the keys backwards.
     """
     seqlen_k = e.scores.shape[-1]
     most = math.ceil(seqlen_k / arithmetic.tile_min) + 1
