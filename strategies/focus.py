@@ -1,4 +1,4 @@
-"""Narrowed claims: cases that are drawn from few of them share compiled code."""
+"""Narrowed claims: cases that are drawn from a few head dims, layouts and launch settings share compiled code."""
 
 import math
 from collections import Counter
@@ -12,9 +12,9 @@ from kernels.contract import Capabilities
 from strategies.cases import BATCHES, GROUPS, HEADS_KV, Heads
 
 WHOLE_TILES = 16
-"""Triton compiles anew for an integer argument that is a multiple of it."""
+"""Triton compiles anew for an integer argument that is a multiple of this."""
 WIDE = 3
-"""From this width on lengths and numbers of heads are free."""
+"""From this width on, lengths and numbers of heads are drawn without restriction."""
 
 HEADS: tuple[Heads, ...] = tuple(product(BATCHES, HEADS_KV, GROUPS))
 UNGROUPED: tuple[Heads, ...] = tuple(product(BATCHES, HEADS_KV, (1,)))
@@ -24,24 +24,25 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Focus:
-    """What cases are drawn from: claims and, unless that is None, some (batch, heads_kv, group)."""
+    """What cases are drawn from: the claims and, unless ``heads`` is None, these values of (batch, heads_kv, group)."""
 
     capabilities: Capabilities
     heads: tuple[Heads, ...] | None = None
 
 
 def without_huge_strides(capabilities: Capabilities) -> Capabilities:
-    """The claims without the layout ``huge``, unless no other is claimed."""
+    """Return the claims without the layout ``huge``, unless that is the only one."""
     others = tuple(layout for layout in capabilities.layouts if layout != "huge")
     return replace(capabilities, layouts=others or capabilities.layouts)
 
 
 def focused(capabilities: Capabilities, width: int, chance: Random) -> Focus:
-    """One head_dim, one layout and one value of each launch setting, and ``width`` times two where there was one.
+    """Narrow the claims to one head_dim, one layout, one dropout_p and one value of each launch setting.
 
-    So 2 ** ``width`` combinations of them, each a compilation. Narrower than ``WIDE`` a focus also has as few numbers
-    of heads, and every other time lengths that are all multiples of 16. ``chance`` decides which, so that other
-    processes, and later rounds, draw others.
+    Then one of these, chosen at random, gets twice as many values, ``width`` times over: so there are
+    2 ** ``width`` combinations, each a compilation. Below a width of ``WIDE`` there are also only 2 ** ``width``
+    numbers of heads, and every other time all lengths are multiples of 16. ``chance`` makes the choices, so that
+    other processes, and later rounds, draw others.
     """
     c = capabilities
     axes = ("head_dims", "layouts", "dropout", *c.launch)
@@ -65,11 +66,11 @@ def focused(capabilities: Capabilities, width: int, chance: Random) -> Focus:
 
 
 def _with_huge(capabilities: Capabilities, layouts: tuple[str, ...]) -> tuple[str, ...]:
-    """Layouts with that of huge strides where it is claimed: it is drawn beside others, and seldom."""
+    """Add the layout ``huge`` if it is claimed: it is drawn rarely, besides the other layouts."""
     return tuple(layout for layout in capabilities.layouts if layout in (*layouts, "huge"))
 
 
 def _some(values: Sequence[T], count: int, chance: Random) -> tuple[T, ...]:
-    """``count`` of the values, or all of them, in their order."""
+    """Draw ``count`` of the values, or all if there are fewer, and keep their order."""
     chosen = chance.sample(range(len(values)), min(count, len(values)))
     return tuple(values[i] for i in sorted(chosen))

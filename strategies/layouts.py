@@ -1,7 +1,7 @@
 """Memory layouts: where in storage the entries of a tensor lie, and what lies around them.
 
-A tensor is a window in a larger storage that is filled with poison, so that a kernel which reads outside of
-its inputs computes with poison, and one which writes there is seen.
+A tensor is a window in a larger storage that is filled with poison. A kernel that reads outside of its inputs computes
+with poison, and one that writes there is found because the poison changes.
 """
 
 from collections.abc import Callable
@@ -15,10 +15,10 @@ from kernels.contract import LAYOUTS
 FAR = 2**31
 """The first element offset that a 32-bit index cannot hold."""
 
-# A tile of this many rows that starts inside of the tensor ends inside of the storage.
+# A tile of this many rows that starts inside the tensor ends inside the storage.
 MARGIN_ROWS = 128
 MARGIN_ELEMENTS = 4096
-# Margins and huge strides keep 128-byte alignment in every dtype: misalignment is the layouts offset and gap.
+# Margins and huge strides keep 128-byte alignment in every dtype; only the layouts offset and gap are misaligned.
 ALIGNMENT = 64
 
 Shape = tuple[int, int, int, int]
@@ -32,8 +32,8 @@ class Window:
     Attributes:
         tensor: the view (batch, heads, seqlen, head_dim) that a kernel is given; its last stride is 1.
         storage: the flat storage that it is a window of.
-        region: the view (blocks, width) of the storage that holds poison and the tensor: one block, or, as a
-            huge storage is never touched as a whole, one around each part of the tensor.
+        region: the view (blocks, width) of the storage that holds the poison and the tensor. It is one block, except
+            for a huge storage, which is never touched as a whole: there each part of the tensor has its block.
     """
 
     tensor: Tensor
@@ -41,11 +41,11 @@ class Window:
     region: Tensor
 
     def bits(self) -> Tensor:
-        """A copy of the region as integers; equal before and after a launch that wrote nothing."""
+        """Return a copy of the region as integers, which is equal before and after a launch that wrote nothing."""
         return bits(self.region).clone()
 
     def inside(self) -> Tensor:
-        """Which elements of the region belong to the tensor: bool, (blocks, width)."""
+        """Return which elements of the region belong to the tensor: bool, (blocks, width)."""
         mask = torch.zeros(self.region.shape, dtype=torch.bool, device=self.region.device)
         step, width = self.region.stride(0), self.region.shape[1]
         strides = [width if stride == step else stride for stride in self.tensor.stride()]
@@ -54,7 +54,7 @@ class Window:
         return mask
 
     def refill(self, margin_value: float) -> None:
-        """Replaces the poison; the tensor keeps its entries."""
+        """Replace the poison by ``margin_value``; the tensor keeps its entries."""
         entries = _distinct(self.tensor)
         kept = entries.clone()
         self.region.fill_(margin_value)
@@ -62,14 +62,14 @@ class Window:
 
 
 def bits(x: Tensor) -> Tensor:
-    """A tensor whose last dimension is dense as integers, equal where bits are: NaN to itself, and not 0 to -0."""
+    """View a tensor, whose last stride is 1, as integers: NaN then equals itself, and 0 differs from -0."""
     return x.view({2: torch.int16, 4: torch.int32}[x.element_size()])
 
 
 def place(
     data: Tensor, layout: str, *, margin_value: float = float("nan"), device: torch.device | str = "cpu"
 ) -> Window:
-    """Lays (batch, heads, seqlen, head_dim) data out in fresh storage on the device, poison around it.
+    """Lay (batch, heads, seqlen, head_dim) data out in fresh storage on the device, with poison around it.
 
     An expanded layout repeats the first slice of the data. Raises ValueError for a layout that is not one of
     ``kernels.contract.LAYOUTS``.
@@ -78,8 +78,8 @@ def place(
         raise ValueError(f"layout: got {layout!r}, expected one of {LAYOUTS}")
     batch, heads, seqlen, head_dim = data.shape
     shape = (batch, heads, seqlen, head_dim)
-    # Further than 32 bits reach, on the CPU by as much again as memory that is never touched allows: the offset
-    # of a tile ends before that of its last row.
+    # Huge strides reach beyond 32 bits. On the CPU, where untouched memory costs little, those of 16-bit tensors reach
+    # half as far again, so that the first row of the last tile lies beyond 32 bits too, and not its last row alone.
     far = FAR * 3 // 2 if data.itemsize < 4 and torch.device(device).type == "cpu" else FAR
     blocks = _far_blocks(shape, far) if layout == "huge" else _one_block(layout, shape)
 
@@ -96,7 +96,7 @@ def place(
 class _Blocks:
     """Strides of a tensor, and the equal blocks of storage that it lies in, ``step`` elements apart.
 
-    The first block starts at element ``first``, and the tensor ``margin`` elements further.
+    The first block starts at element ``first``, and the tensor starts ``margin`` elements further on.
     """
 
     strides: Strides
@@ -122,7 +122,7 @@ def _one_block(layout: str, shape: Shape) -> _Blocks:
 
 
 def _far_blocks(shape: Shape, far: int) -> _Blocks:
-    """A huge stride on one dimension, the sizes say which; a far start where none is larger than 1."""
+    """Give one dimension a huge stride; if no dimension is larger than 1, start far away. The sizes pick which."""
     margin = _margin(shape[3])
     axes = [axis for axis in range(3) if shape[axis] > 1]
     if not axes:
@@ -147,7 +147,7 @@ def _align(elements: int) -> int:
 
 
 def _distinct(tensor: Tensor) -> Tensor:
-    """The part of a tensor whose entries lie in memory of their own: one slice of each expanded dimension."""
+    """Return the part of a tensor whose entries do not share memory: one slice of each expanded dimension."""
     return tensor[tuple(slice(1) if stride == 0 else slice(None) for stride in tensor.stride())]
 
 
@@ -156,29 +156,29 @@ def _contiguous(batch: int, heads: int, seqlen: int, head_dim: int) -> Strides:
 
 
 def _bnhd(batch: int, heads: int, seqlen: int, head_dim: int) -> Strides:
-    """(batch, seqlen, heads, head_dim) in memory."""
+    """Store the tensor as (batch, seqlen, heads, head_dim)."""
     return (max(seqlen, 1) * heads * head_dim, head_dim, heads * head_dim, 1)
 
 
 def _packed(batch: int, heads: int, seqlen: int, head_dim: int) -> Strides:
-    """One of the three slices of (batch, seqlen, 3, heads, head_dim) in memory."""
+    """Store the tensor as one of the three slices of (batch, seqlen, 3, heads, head_dim)."""
     return _bnhd(batch, 3 * heads, seqlen, head_dim)
 
 
 def _gap(batch: int, heads: int, seqlen: int, head_dim: int) -> Strides:
-    """Gaps of 3, 5 and 7 elements after each row, head and batch: wider loads than one element misalign."""
+    """Leave gaps of 3, 5 and 7 elements after each row, head and batch, so that loads of several elements misalign."""
     row = head_dim + 3
     head = max(seqlen, 1) * row + 5
     return (heads * head + 7, head, row, 1)
 
 
 def _expanded(batch: int, heads: int, seqlen: int, head_dim: int) -> Strides:
-    """The first head everywhere."""
+    """Repeat the first head for every head and batch."""
     return (0, 0, head_dim, 1)
 
 
 def _expanded_rows(batch: int, heads: int, seqlen: int, head_dim: int) -> Strides:
-    """The first row everywhere, as the gradient that ``out.sum().backward()`` hands down."""
+    """Repeat the first row everywhere, like the gradient that ``out.sum().backward()`` hands down."""
     return (0, 0, 0, 1)
 
 

@@ -1,4 +1,4 @@
-"""Key padding: which keys of each sequence of a batch may be attended, by family."""
+"""Key padding: families of masks that say which keys of each sequence of a batch may be attended."""
 
 import random
 from collections.abc import Callable
@@ -13,10 +13,10 @@ SHARES = (0.02, 0.5, 0.98)
 
 
 def key_padding_mask(case: Case) -> Tensor | None:
-    """The mask of the case, (batch, seqlen_k) bool, True where a key may be attended; None without padding.
+    """Return the case's mask, (batch, seqlen_k) bool, True where a key may be attended; None without padding.
 
-    Each sequence has its own, decided by the seed; of some no key is left. Raises ValueError for a family that is
-    not known.
+    The seed decides the mask of each sequence; a sequence may be left without any key. Raises ValueError for an
+    unknown family.
     """
     if case.key_padding == "none":
         return None
@@ -28,34 +28,34 @@ def key_padding_mask(case: Case) -> Tensor | None:
 
 
 def is_spoiled(case: Case) -> bool:
-    """Whether masked keys and their values are NaN, as they are for every other seed."""
+    """Whether masked keys and their values are set to NaN, which is done for odd seeds."""
     return case.key_padding != "none" and case.seed % 2 == 1
 
 
 def _right(keys: Tensor, chance: random.Random) -> Tensor:
-    """The first keys, as many as the sequence is long."""
+    """Attend a prefix of the keys: the others are padding on the right."""
     return keys < _length(len(keys), chance)
 
 
 def _left(keys: Tensor, chance: random.Random) -> Tensor:
-    """The last keys."""
+    """Attend a suffix of the keys: the others are padding on the left."""
     return keys >= len(keys) - _length(len(keys), chance)
 
 
 def _gap(keys: Tensor, chance: random.Random) -> Tensor:
-    """All but a run of keys: some of those that follow may see none of a whole tile."""
+    """Attend all keys but a run of them, which may be a whole tile that is masked with attended keys after it."""
     start, end = sorted(_length(len(keys), chance) for _ in range(2))
     return (keys < start) | (keys >= end)
 
 
 def _scattered(keys: Tensor, chance: random.Random) -> Tensor:
-    """Any keys: few, half or nearly all."""
+    """Attend each key by chance: few of them, half, or nearly all."""
     share = chance.choice(SHARES)
     return torch.tensor([chance.random() < share for _ in keys], dtype=torch.bool)
 
 
 def _length(most: int, chance: random.Random) -> int:
-    """0, 1, around whole tiles, any, or the most."""
+    """Draw a number of keys up to ``most``: 0, 1, near a multiple of a tile, any, or ``most``."""
     tile = chance.choice(TILES)
     near_tile = chance.randint(1, max(1, most // tile)) * tile + chance.randint(-1, 1)
     return min(most, chance.choice((0, 1, near_tile, near_tile, chance.randint(0, most), most)))

@@ -1,4 +1,4 @@
-"""The tensors of a case."""
+"""Build the tensors that a case describes."""
 
 import math
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ from strategies.padding import is_spoiled, key_padding_mask
 from strategies.values import FAMILIES, fill
 
 MOST_ELEMENTS = 2**31
-"""Of a tensor of a case that is read from a file."""
+"""The most elements that a tensor may have in a case that is read from a file."""
 
 
 @dataclass(frozen=True, eq=False)
 class Tensors:
-    """Inputs of the forward and the backward, each a window in poisoned storage, and the mask of the keys, if any."""
+    """Inputs of forward and backward, each a window in poisoned storage, and the key padding mask, if any."""
 
     q: Window
     k: Window
@@ -29,7 +29,7 @@ class Tensors:
 
 
 def check_case(case: Case) -> None:
-    """Raises ValueError, naming the field, for a case that was read and of which no tensors can be made."""
+    """Raise ValueError, naming the field, for a case read from a file of which no tensors can be made."""
     names = {
         "dtype": DTYPES,
         "key_padding": ("none", *PADDINGS),
@@ -51,10 +51,11 @@ def check_case(case: Case) -> None:
 
 
 def tensors(case: Case, device: torch.device | str, margin: float = float("nan")) -> Tensors:
-    """Tensors of the case: q and dout like ``Case.shape("q")``, k and v like ``Case.shape("k")``.
+    """Build the tensors: q and dout of shape ``case.shape("q")``, k and v of shape ``case.shape("k")``.
 
-    The same case gives the same bits on every device. ``margin`` is the poison around the tensors. Raises
-    ValueError for a dtype, family, layout, padding, or a spike's tensor or value, that is not known.
+    The same case gives the same bits on every device. ``margin`` is the poison that fills the storage around the
+    tensors. Raises ValueError for an unknown dtype, family, layout or padding, or a spike of an unknown tensor or
+    value.
     """
     if case.dtype not in DTYPES:
         raise ValueError(f"dtype: got {case.dtype!r}, expected one of {DTYPES}")
@@ -73,7 +74,7 @@ def tensors(case: Case, device: torch.device | str, margin: float = float("nan")
 
 
 def _window(case: Case, name: str, device: torch.device | str, margin: float) -> Window:
-    # A generator for each tensor, so that changing one leaves the others as they were.
+    # Each tensor has a generator of its own, so that changing one leaves the others as they were.
     generator = torch.Generator().manual_seed(len(TENSORS) * case.seed + TENSORS.index(name))
     dtype = getattr(torch, case.dtype)
     data = fill(getattr(case, f"{name}_values"), case.shape(name), dtype, generator)
