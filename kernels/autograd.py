@@ -24,13 +24,13 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        # ``out.sum()`` hands down one element with strides 0.
+        # The backward of ``out.sum()`` hands down one element that is expanded with strides of 0.
         dout = dout if dout.stride(3) == 1 else dout.contiguous()
         return (None, None, *ctx.kernel.backward(dout, *ctx.saved_tensors, **ctx.options))
 
 
 def attention(kernel: AttentionKernel, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
-    """``kernel.forward``, (out, lse), differentiable in q, k and v; lse has no gradient.
+    """Call ``kernel.forward``: (out, lse), differentiable in q, k and v; lse has no gradient.
 
     ``options`` are those of the kernel: causal, sm_scale and launch settings. A kernel without a backward of its own
     is called as it is; one that claims no gradients refuses tensors that require them with NotImplementedError.

@@ -9,8 +9,8 @@ keys, so the keys are split as well:
 2. A second kernel merges the splits: out = sum_s w_s out_s with w_s = exp(lse_s - lse) and
    lse = log sum_s exp(lse_s). A split none of whose keys is seen has out 0 and lse -inf: weight 0.
 
-A cache may be longer than what is in it: ``cache_seqlens`` says for each sequence how many keys count, and the
-causal corner moves with them.
+A cache may be longer than its contents: ``cache_seqlens`` says for each sequence how many keys count, and the
+causal corner moves with that number.
 
 Where splits begin depends on the number of keys alone, so that the bits of a row depend on nothing else.
 """
@@ -76,7 +76,7 @@ def _split_kernel(
     BLOCK_OWN: tl.constexpr,
     BLOCK_LOOP: tl.constexpr,
 ):
-    """Computes out and lse (splits, batch, heads_q, seqlen_q) of a query tile over one split of the keys."""
+    """Compute out and lse (splits, batch, heads_q, seqlen_q) of a query tile over one split of the keys."""
     tiles_m = tl.cdiv(seqlen_q * group, BLOCK_OWN)
     split = tl.program_id(0) % splits
     start = tl.program_id(0) // splits % tiles_m * BLOCK_OWN
@@ -84,7 +84,7 @@ def _split_kernel(
     batch = head // heads_kv
     head_kv = head % heads_kv
 
-    # Rows of a tile are (query, member of the group) pairs, the members of a query next to each other.
+    # Rows of a tile are (query, member of the group) pairs, and the members of one query are next to each other.
     rows = start + tl.arange(0, BLOCK_OWN)
     in_rows = rows < seqlen_q * group
     queries = rows // group
@@ -102,7 +102,7 @@ def _split_kernel(
     last_key, whole, tiles_seen = key_range(
         start // group, queries, seqlen_q, seqlen_k, CAUSAL, BLOCK_OWN, BLOCK_LOOP
     )
-    # A causal mask moves no border between splits: their bits would depend on what else is in the tile.
+    # Splits begin where they would without a causal mask; else a row's bits would depend on what else is in its tile.
     tiles_k = tl.cdiv(seqlen_k, BLOCK_LOOP)
     first = split * tiles_k // splits
     end = tl.minimum((split + 1) * tiles_k // splits, tiles_seen)
@@ -150,7 +150,7 @@ def _merge_kernel(
     ALIGNED: tl.constexpr,
     BLOCK_OWN: tl.constexpr,
 ):
-    """Merges the splits of a tile of rows, of any heads: the softmax over one key a split, with lse for score."""
+    """Merge the splits of a tile of rows: a softmax over the splits, in which a split's lse is its score."""
     rows = tl.program_id(0).to(tl.int64) * BLOCK_OWN + tl.arange(0, BLOCK_OWN)
     in_rows = rows < total_rows
     cols = tl.arange(0, HEAD_DIM)
@@ -177,17 +177,17 @@ LAUNCH: Mapping[str, tuple[Any, ...]] = {
     "splits": (1, 2, 3, 7),
 }
 """Launch settings: packed rows of a query tile, keys of a key tile, and how many programs share the keys.
-``splits`` may be any other positive integer too."""
+``splits`` may also be any other positive integer."""
 
 KEYS_PER_SPLIT = 1024
-"""As many keys make a split where ``splits`` is not given: 16 programs for each of a cache's heads at 16k."""
+"""Keys of a split if ``splits`` is not given, which makes 16 programs for each of a cache's heads at 16k keys."""
 
 _LARGEST_TILE = {512: (16, 64)}
-"""Largest (BLOCK_OWN, BLOCK_LOOP) that keeps to a GPU's registers, by bytes in a row of HEAD_DIM elements. Larger
-launch settings are cut down; without an entry, all fit."""
+"""Largest (BLOCK_OWN, BLOCK_LOOP) that does not spill registers, by bytes in a row of HEAD_DIM elements. Larger launch
+settings are cut down; every tile fits rows that have no entry."""
 
 _LARGEST_FMA_TILE = (16, 16)
-"""The same for float32, whose products are one straight run of multiply-adds."""
+"""The same for float32, whose products are unrolled into one straight run of multiply-adds."""
 
 SPILLS = {
     "gfx942": 132,
@@ -196,7 +196,7 @@ SPILLS = {
     "float32": 16,
     "sm_80": 8,
 }
-"""Bytes that a thread may spill, told as in ``kernels.flash_v2`` (``tests/compile``)."""
+"""Bytes that a thread may spill, found as in ``kernels.flash_v2`` (``tests/compile``)."""
 
 
 def forward(
@@ -218,8 +218,8 @@ def forward(
 
     cache_seqlens (batch,) int32 says how many keys of each sequence count, 0 to seqlen_k; those behind are
     never read. Under a causal mask query i of sequence b sees key j when ``j <= i + cache_seqlens[b] -
-    seqlen_q``. Without it, all seqlen_k keys count. ``LAUNCH`` has the launch settings; ``splits`` is one for
-    every ``KEYS_PER_SPLIT`` keys unless given.
+    seqlen_q``. Without it, all seqlen_k keys count. ``LAUNCH`` has the launch settings; unless ``splits`` is given,
+    there is one split for every ``KEYS_PER_SPLIT`` keys.
 
     Returns out, like q, and lse (batch, heads_q, seqlen_q) float32, the natural logarithm of the softmax sum.
     Both are contiguous.
@@ -246,7 +246,7 @@ def forward(
     check_runnable(q)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    # The only split of all is the whole.
+    # A single split computes the final out and lse, so it writes there.
     partial_out, partial_lse = out, lse
     if splits > 1:
         shape = (splits * batch, heads_q, seqlen_q, head_dim)
@@ -281,7 +281,7 @@ def forward(
 
 
 def _constants(block_m: int, block_n: int, q: Tensor) -> dict[str, Any]:
-    """What ``_split_kernel`` is compiled with for q."""
+    """Return the constants that ``_split_kernel`` is compiled with for q."""
     padded = padded_head_dim(q.shape[3])
     row_bytes = padded * q.element_size()
     own, loop = block_m, block_n
@@ -299,7 +299,7 @@ def _constants(block_m: int, block_n: int, q: Tensor) -> dict[str, Any]:
 
 
 def _arithmetic(dtype: str, device: str, launch: Mapping[str, Any]) -> Arithmetic:
-    """The splits of the keys give results of their own, which are merged."""
+    """FlashAttention-2's arithmetic, with the results of the splits merged."""
     arithmetic = flash_arithmetic(dtype, device, launch)
     splits = launch.get("splits", max(LAUNCH["splits"]))
     return replace(arithmetic, tile_max=launch.get("block_n", 64), merged=splits)

@@ -112,7 +112,7 @@ def _forward_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Computes out, l and m (base 2) of a query head; they come as 0, 0 and -inf (algorithm 2, line 2)."""
+    """Compute out, l and m (base 2) of a query head, which the caller sets to 0, 0 and -inf (algorithm 2, line 2)."""
     head = tl.program_id(0).to(tl.int64)
     batch = head // heads_q
     head_q = head % heads_q
@@ -169,7 +169,7 @@ def _forward_kernel(
             acc = dot(p.to(v_tile.dtype), v_tile, out_tile * (l_i * alpha)[:, None], PRECISION)  # line 15
             out_tile = acc / tl.where(l_new == 0.0, 1.0, l_new)[:, None]
 
-            # A row that sees none of the keys stays as it is, whichever rows share its block.
+            # A row that sees none of these keys stays as it is, whichever rows share its block.
             in_rows = in_rows & (last_key >= start_n)
             store_tile(of_tile, out_tile, in_rows, in_cols, MASK_COLS)  # line 15
             tl.store(l_ptrs, l_new, mask=in_rows)  # line 16
@@ -220,7 +220,7 @@ def _backward_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Computes dk and dv of a key head, and dq / sm_scale, which comes as 0, of its query heads (algorithm 4).
+    """Compute dk and dv of a key head, and dq / sm_scale of its query heads, which the caller sets to 0 (algorithm 4).
 
     Scores are held transposed, (keys, rows), so that P and dS enter the products of dv and dk as they are.
     """
@@ -240,7 +240,7 @@ def _backward_kernel(
     dq_ptrs = tile_pointers(dq + head * group * seqlen_q * head_dim, rows, head_dim, cols, ALIGNED)
     dk_ptrs = tile_pointers(dk + head * seqlen_k * head_dim, keys, head_dim, cols, ALIGNED)
     dv_ptrs = tile_pointers(dv + head * seqlen_k * head_dim, keys, head_dim, cols, ALIGNED)
-    # Interpreted, an argument is only as wide as its value needs, whatever is declared.
+    # In Triton's interpreter an integer is only as wide as its value needs, whatever type is declared.
     q_row, q_head = stride_qm.to(tl.int64), stride_qh.to(tl.int64)
     do_row, do_head = stride_dom.to(tl.int64), stride_doh.to(tl.int64)
     k_step = stride_kn.to(tl.int64) * BLOCK_N
@@ -262,7 +262,7 @@ def _backward_kernel(
         first = 0
         if CAUSAL:
             first = tl.maximum(start_n - (seqlen_k - seqlen_q), 0) // BLOCK_M
-        # One loop over heads and blocks, as a loop inside of a loop takes registers that spill.
+        # One loop runs over heads and blocks, because nested loops take more registers, which spill.
         blocks = tl.maximum(tl.cdiv(seqlen_q, BLOCK_M) - first, 0)
         for index in range(group * blocks):  # line 9
             member = index // blocks
@@ -331,16 +331,15 @@ _LARGEST_TILE = {
         1024: (16, 16),
     },
 }
-"""Largest (BLOCK_M, BLOCK_N) that keeps to the registers of a GPU, by kernel and bytes in a row of HEAD_DIM
-elements. Larger launch settings are cut down; without an entry, all fit."""
+"""Largest (BLOCK_M, BLOCK_N) that fits the registers of a GPU, by kernel and bytes in a row of HEAD_DIM elements.
+Larger launch settings are cut down; every tile fits rows that have no entry."""
 
 _LARGEST_FMA_TILE = {512: (16, 16), 1024: (16, 16)}
-"""The same for float32 without tensor cores, whose products are one straight run of multiply-adds: (32, 16) where
-there is no entry. Rows of 1024 bytes spill even so."""
+"""The same for float32 without tensor cores, whose products are unrolled into one straight run of multiply-adds; rows
+without an entry take (32, 16). Rows of 1024 bytes spill even so."""
 
 SPILLS = {"gfx942": 960, "unaligned": 3776, "float32": 544, "sm_90": 208, "sm_100": 64}
-"""Bytes that a thread may spill: of the first entry all of whose words say something of the compilation, else 0
-(``tests/compile``)."""
+"""Bytes that a thread may spill, as described in ``kernels.flash_v2`` (``tests/compile``)."""
 
 
 def forward(
@@ -358,7 +357,7 @@ def forward(
     num_stages: int = 1,
     precision: str = "ieee",
 ) -> tuple[Tensor, Tensor]:
-    """Attention of q (batch, heads_q, seqlen_q, head_dim) to k and v (batch, heads_kv, seqlen_k, head_dim).
+    """Return attention of q (batch, heads_q, seqlen_q, head_dim) to k and v (batch, heads_kv, seqlen_k, head_dim).
 
     Query head h reads key head ``h // (heads_q // heads_kv)``. Any strides, but the last is 1. Inputs are
     float16, bfloat16 or float32, head_dim is 1 to 256, lengths may be 0; sm_scale is any finite number.
@@ -419,7 +418,7 @@ def backward(
     num_stages: int = 1,
     precision: str = "ieee",
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients (dq, dk, dv) of ``sum(dout * forward(q, k, v)[0])``, like q, k and v and contiguous.
+    """Return the gradients (dq, dk, dv) of ``sum(dout * forward(q, k, v)[0])``, like q, k and v and contiguous.
 
     dout, like q, is the gradient of out; out and lse are what ``forward`` returned. dk and dv are summed over
     the query heads that share a key head, in float32. Arguments and errors are those of ``forward``.
@@ -453,7 +452,7 @@ def backward(
 
 
 def _constants(fn: Any, q: Tensor, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The constants that the kernel ``fn`` is compiled with for q."""
+    """Return the constants that the kernel ``fn`` is compiled with for q."""
     padded = padded_head_dim(q.shape[3])
     row_bytes = padded * q.element_size()
     block_m, block_n = settings["block_m"], settings["block_n"]
@@ -465,7 +464,7 @@ def _constants(fn: Any, q: Tensor, settings: Mapping[str, Any]) -> dict[str, Any
     return {
         "HEAD_DIM": padded,
         "MASK_COLS": padded != q.shape[3],
-        # Products of 16-bit operands know no precision: one value, one compilation.
+        # Products of 16-bit operands ignore the precision, so one value for all saves compilations.
         "PRECISION": settings["precision"] if q.dtype == torch.float32 else "ieee",
         "BLOCK_M": block_m,
         "BLOCK_N": block_n,
@@ -477,7 +476,7 @@ def _constants(fn: Any, q: Tensor, settings: Mapping[str, Any]) -> dict[str, Any
 def flash_v1(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, sm_scale: float | None = None, **options: Any
 ) -> tuple[Tensor, Tensor]:
-    """``forward``, differentiable in q, k and v through ``backward``; lse has no gradient.
+    """Call ``forward``, differentiable in q, k and v through ``backward``; lse has no gradient.
 
     sm_scale is 1 / sqrt(head_dim) unless given; ``options`` are key_padding_mask, dropout_p,
     dropout_seed and settings of ``LAUNCH``.
@@ -488,7 +487,7 @@ def flash_v1(
 
 
 def _arithmetic(dtype: str, device: str, launch: Mapping[str, Any]) -> Arithmetic:
-    """Out is divided by l at each key block. Products of float32 are tf32 where asked for, not interpreted."""
+    """FlashAttention-1's: out is divided by l at each key block. Float32 products are tf32 if asked for, on a GPU."""
     block_n = launch.get("block_n", 64)
     arithmetic = replace(
         flash_arithmetic(dtype, device, launch),

@@ -17,10 +17,10 @@ A query that sees no key, or only scores of -inf, has out 0, lse -inf and gradie
 in base 2, with sm_scale * log2 e in place of sm_scale.
 
 With dropout (the first version's Algorithm 2; ``reference.dropout``) out is the sum of P_ij z_ij v_j, z being 0 or
-1 / (1 - dropout_p), and z_ij multiplies dout_i . v_j and the P of dv as well; lse and delta are what they are.
+1 / (1 - dropout_p), and z_ij multiplies dout_i . v_j and the P of dv as well; lse and delta do not change.
 
-Whether nan or inf behind the causal mask reaches a row that does not see it is left open: 0 * nan is nan, so
-it depends on the tiles. Memory outside of the tensors never does.
+It is left open whether nan or inf behind the causal mask reaches a row that does not see it: 0 * nan is nan, so
+it depends on the tiles. Memory outside of the tensors never reaches a row.
 """
 
 from collections.abc import Mapping
@@ -75,8 +75,8 @@ from reference.arithmetic import TF32_TRUNCATED, Arithmetic
 # as offsets may exceed 2^31 elements.
 #
 # A program owns a tile of BLOCK_OWN rows and accumulates its results over tiles of BLOCK_LOOP rows of the
-# other side. It loops twice: over the tiles that are seen as a whole, unmasked, and over those that an edge
-# cuts.
+# other side. It loops twice: without a mask over the tiles that are seen as a whole, and with one over those that an
+# edge cuts.
 
 
 @triton.jit
@@ -103,14 +103,14 @@ def attend(
     dropout=None,
     rows=None,
 ):
-    """Attention of a query tile to the key tiles from ``first`` up to ``end`` (FlashAttention-2, algorithm 1).
+    """Compute attention of a query tile to the key tiles from ``first`` up to ``end`` (FlashAttention-2, algorithm 1).
 
-    Those before ``whole`` are seen as a whole, and taken unmasked; of the others, row i sees the keys up to
-    last_key[i]. Pointers are those of tile 0, with rows ``keys``. For ``dropout``, if there is one, see
-    ``tiles.dropout_factors``: it takes the numbers of the query tile's ``rows``.
+    Key tiles before ``whole`` are seen as a whole and taken unmasked; in the others, row i sees the keys up to
+    last_key[i]. k_ptrs and v_ptrs point to key tile 0, whose rows are ``keys``. ``dropout``, if it is not None, is as
+    in ``tiles.dropout_factors``, which also takes the numbers of the query tile's ``rows``.
 
     Returns the accumulator (BLOCK_ROWS, HEAD_DIM), still to be divided by the sum, the maximum of the scores
-    and the sum; of a row that sees no key they are 0, -inf and 0.
+    and the sum; for a row that sees no key they are 0, -inf and 0.
     """
     k_step = stride_kn.to(tl.int64) * BLOCK_KEYS
     v_step = stride_vn.to(tl.int64) * BLOCK_KEYS
@@ -175,7 +175,7 @@ def _forward_kernel(
     BLOCK_OWN: tl.constexpr,
     BLOCK_LOOP: tl.constexpr,
 ):
-    """Computes out and lse of a query tile, looping over key tiles (algorithm 1)."""
+    """Compute out and lse of a query tile, looping over key tiles (algorithm 1)."""
     tiles = tl.cdiv(seqlen_q, BLOCK_OWN)
     # Under a causal mask the last tiles see the most keys, so they start first.
     start_m = (tiles - 1 - tl.program_id(0) % tiles) * BLOCK_OWN
@@ -243,10 +243,10 @@ def _delta_kernel(
     HEAD_DIM: tl.constexpr,
     BLOCK_OWN: tl.constexpr,
 ):
-    """Computes delta, and lse in base 2, of a query tile (algorithm 2, line 4).
+    """Compute delta, and lse in base 2, of a query tile (algorithm 2, line 4).
 
-    Without ALIGNED: the order of the sum follows from the width of the loads, and gradients must not depend
-    on where in memory a row lies.
+    There is no ALIGNED here, because the order of the sum follows from the width of the loads, and gradients must not
+    depend on where in memory a row lies.
     """
     tiles = tl.cdiv(seqlen_q, BLOCK_OWN)
     head = (tl.program_id(0) // tiles).to(tl.int64)
@@ -299,18 +299,18 @@ def gradients_of_keys(
     BLOCK_ROWS: tl.constexpr,
     dropout=None,
 ):
-    """Gradients of the key tile ``keys``, from key start_n on (FlashAttention-2, algorithm 2).
+    """Compute the gradients of the key tile ``keys``, which starts at key start_n (FlashAttention-2, algorithm 2).
 
-    Returns dk, to be multiplied with sm_scale, and dv. Loops over the query tiles of the group's heads: q_ptrs
-    and do_ptrs are those of the first head's tile 0, with rows ``rows``; delta and lse_log2 point to the first
-    head's row 0, and a head further is stride_row_head elements on. For ``dropout``, if there is one, see
-    ``tiles.dropout_factors``.
+    Returns dk, still to be multiplied by sm_scale, and dv. The loop takes the query tiles of all heads of the group:
+    q_ptrs and do_ptrs point to tile 0 of the first head, whose rows are ``rows``; delta and lse_log2 point to row 0
+    of the first head, and the next head is stride_row_head elements further on. ``dropout``, if it is not None, is as
+    in ``tiles.dropout_factors``.
 
     Scores are held transposed, (keys, rows), so that P and dS enter their products as they are. Keys past
     seqlen_k need no mask, as results of different keys never meet.
     """
-    # Of tiles_q query tiles, those before ``first`` see no key; those from ``diagonal`` on see all keys, and
-    # are whole but for the last.
+    # Of tiles_q query tiles, those before ``first`` see none of these keys; those from ``diagonal`` on see them all,
+    # and are whole but for the last.
     offset = seqlen_k - seqlen_q
     first_row = tl.full([BLOCK_KEYS], 0, tl.int32)
     first = 0
@@ -327,7 +327,7 @@ def gradients_of_keys(
 
     q_step = stride_qm.to(tl.int64) * BLOCK_ROWS
     do_step = stride_dom.to(tl.int64) * BLOCK_ROWS
-    # Interpreted, an argument is only as wide as its value needs, whatever is declared.
+    # In Triton's interpreter an integer is only as wide as its value needs, whatever type is declared.
     q_head_step = stride_qh.to(tl.int64)
     do_head_step = stride_doh.to(tl.int64)
     row_head_step = stride_row_head.to(tl.int64)
@@ -335,7 +335,7 @@ def gradients_of_keys(
     dk = tl.full([BLOCK_KEYS, HEAD_DIM], 0.0, tl.float32)
     dv = tl.full([BLOCK_KEYS, HEAD_DIM], 0.0, tl.float32)
     for cut in tl.static_range(2):
-        # One loop over heads and tiles, as a loop inside of a loop takes registers that spill.
+        # One loop runs over heads and tiles, because nested loops take more registers, which spill.
         tiles_per_head = cut_tiles if cut else whole_tiles
         for index in range(group * tiles_per_head):
             member = index // tiles_per_head
@@ -423,13 +423,13 @@ def _dk_dv_kernel(
     BLOCK_OWN: tl.constexpr,
     BLOCK_LOOP: tl.constexpr,
 ):
-    """Computes dk and dv of a key tile, looping over query tiles of the group's heads (algorithm 2).
+    """Compute dk and dv of a key tile, looping over query tiles of the group's heads (algorithm 2).
 
     Scores are held transposed, (keys, rows), so that P and dS enter their products as they are. Keys past
     seqlen_k need no mask, as results of different keys never meet.
     """
     tiles = tl.cdiv(seqlen_k, BLOCK_OWN)
-    # Under a causal mask the first tiles are seen by the most rows: they start first as they are.
+    # Under a causal mask the first tiles are seen by the most rows. They start first in any case.
     start_n = tl.program_id(0) % tiles * BLOCK_OWN
     head = (tl.program_id(0) // tiles).to(tl.int64)
     batch = head // heads_kv
@@ -510,9 +510,9 @@ def gradient_of_queries(
     dropout=None,
     rows=None,
 ):
-    """The gradient of a query tile, over the key tiles before ``end`` (FlashAttention-2, algorithm 2).
+    """Compute the gradient of a query tile over the key tiles before ``end`` (FlashAttention-2, algorithm 2).
 
-    Returns dq, to be multiplied with sm_scale. Arguments are as those of ``attend``.
+    Returns dq, still to be multiplied by sm_scale. Arguments are as those of ``attend``.
     """
     k_step = stride_kn.to(tl.int64) * BLOCK_KEYS
     v_step = stride_vn.to(tl.int64) * BLOCK_KEYS
@@ -574,7 +574,7 @@ def _dq_kernel(
     BLOCK_OWN: tl.constexpr,
     BLOCK_LOOP: tl.constexpr,
 ):
-    """Computes dq of a query tile, looping over key tiles as the forward pass does (algorithm 2)."""
+    """Compute dq of a query tile, looping over key tiles as the forward pass does (algorithm 2)."""
     tiles = tl.cdiv(seqlen_q, BLOCK_OWN)
     start_m = (tiles - 1 - tl.program_id(0) % tiles) * BLOCK_OWN
     head = (tl.program_id(0) // tiles).to(tl.int64)
@@ -638,11 +638,11 @@ pipeline, and how float32 operands are multiplied."""
 FORWARD_TILES = {1024: (32, 32)}
 DK_DV_TILES = {256: (128, 32), 512: (32, 32), 1024: (32, 32)}
 DQ_TILES = {512: (128, 32), 1024: (32, 32)}
-"""Largest (BLOCK_OWN, BLOCK_LOOP) that keeps to a Hopper's registers and shared memory, of each kernel, by bytes
-in a row of HEAD_DIM elements. Larger launch settings are cut down; without an entry, all fit."""
+"""The largest (BLOCK_OWN, BLOCK_LOOP) of each kernel that fits a Hopper's registers and shared memory, by bytes in a
+row of HEAD_DIM elements. Larger launch settings are cut down; every tile fits rows that have no entry."""
 
 _LARGEST_FMA_TILE = (32, 16)
-"""The same for float32 without tensor cores, whose products are one straight run of multiply-adds."""
+"""The largest tile for float32 without tensor cores, whose products are one straight run of multiply-adds."""
 
 SPILLS = {
     "gfx942": 1280,
@@ -653,8 +653,8 @@ SPILLS = {
     "float32": 96,
     "sm_80": 64,
 }
-"""Bytes that a thread may spill: of the first entry all of whose words say something of the compilation, else 0
-(``tests/compile``)."""
+"""Bytes that a thread may spill. The first entry counts whose words all describe the compilation; if there is none,
+nothing may be spilled (``tests/compile``)."""
 
 _OF_A_HOPPER = "tiles are cut to the shared memory of a Hopper, 227 KB; here it is less"
 UNCLAIMED = {
@@ -664,7 +664,7 @@ UNCLAIMED = {
     "gfx942 head_dim=192": _OF_A_HOPPER,
     "gfx942 head_dim=256": _OF_A_HOPPER,
 }
-"""Where launch settings are not claimed to fit, and why, likewise."""
+"""Compilations whose launch settings are not claimed to fit, described by words as in ``SPILLS``, and why."""
 
 
 def forward(
@@ -682,16 +682,15 @@ def forward(
     precision: str = "ieee",
     out_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Attention of q (batch, heads_q, seqlen_q, head_dim) to k and v (batch, heads_kv, seqlen_k, head_dim).
+    """Return attention of q (batch, heads_q, seqlen_q, head_dim) to k and v (batch, heads_kv, seqlen_k, head_dim).
 
     Query head h reads key head ``h // (heads_q // heads_kv)``. Any strides, but the last is 1. Inputs are
     float16, bfloat16 or float32, head_dim is 1 to 256, lengths may be 0; sm_scale is any finite number.
     A share dropout_p of the weights is dropped, the same for the same dropout_seed (``reference.dropout``).
     ``LAUNCH`` has the launch settings.
 
-    Returns out, like q but of ``out_dtype`` where given, and lse (batch, heads_q, seqlen_q) float32, the natural
-    logarithm of the softmax sum.
-    Both are contiguous.
+    Returns out, like q but of ``out_dtype`` if that is given, and lse (batch, heads_q, seqlen_q) float32, the natural
+    logarithm of the softmax sum. Both are contiguous.
 
     Raises TypeError or ValueError for arguments that do not fit together, NotImplementedError for a dtype or
     head_dim that is not supported, RuntimeError for tensors on the CPU outside of Triton's interpreter.
@@ -739,10 +738,10 @@ def backward(
     precision: str = "ieee",
     grad_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients (dq, dk, dv) of ``sum(dout * forward(q, k, v)[0])``, like q, k and v and contiguous.
+    """Return the gradients (dq, dk, dv) of ``sum(dout * forward(q, k, v)[0])``, like q, k and v and contiguous.
 
     dout, like q, is the gradient of out; out and lse are what ``forward`` returned. dk and dv are summed over
-    the query heads that share a key head, in float32. Gradients are of ``grad_dtype`` where given. Arguments and
+    the query heads that share a key head, in float32. Gradients have ``grad_dtype`` if that is given. Arguments and
     errors are those of ``forward``.
     """
     settings = Settings(block_m, block_n, num_stages, precision)
@@ -788,7 +787,7 @@ def backward(
 
 
 def row_deltas(dout: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-    """delta, and lse in base 2 with inf for -inf: (batch, heads_q, seqlen_q) float32 each."""
+    """Return delta, and lse in base 2 with inf in place of -inf: (batch, heads_q, seqlen_q) float32 each."""
     batch, heads_q, seqlen_q, head_dim = out.shape
     delta, lse_log2 = torch.empty((2, *lse.shape), dtype=torch.float32, device=out.device)
     padded = padded_head_dim(head_dim)
@@ -818,7 +817,7 @@ class Settings:
         check_settings(vars(self), LAUNCH)
 
     def constants(self, q: Tensor, tiles: Mapping[int, tuple[int, int]]) -> dict[str, Any]:
-        """The constants that a kernel is compiled with for q; ``tiles`` are its largest, by bytes in a row."""
+        """Return the constants that a kernel is compiled with for q; ``tiles`` has its largest, by bytes in a row."""
         padded = padded_head_dim(q.shape[3])
         row_bytes = padded * q.element_size()
         own, loop = self.block_m, self.block_n
@@ -829,7 +828,7 @@ class Settings:
         return {
             "HEAD_DIM": padded,
             "MASK_COLS": padded != q.shape[3],
-            # Products of 16-bit operands know no precision: one value, one compilation.
+            # Products of 16-bit operands ignore the precision, so one value for all saves compilations.
             "PRECISION": self.precision if q.dtype == torch.float32 else "ieee",
             "BLOCK_OWN": own,
             "BLOCK_LOOP": loop,
@@ -841,7 +840,7 @@ class Settings:
 def flash_v2(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, sm_scale: float | None = None, **options: Any
 ) -> tuple[Tensor, Tensor]:
-    """``forward``, differentiable in q, k and v through ``backward``; lse has no gradient.
+    """Call ``forward``, differentiable in q, k and v through ``backward``; lse has no gradient.
 
     sm_scale is 1 / sqrt(head_dim) unless given; ``options`` are dropout_p, dropout_seed and settings of ``LAUNCH``.
     """
@@ -851,7 +850,7 @@ def flash_v2(
 
 
 def _arithmetic(dtype: str, device: str, launch: Mapping[str, Any]) -> Arithmetic:
-    """Products of float32 are tf32 where asked for, though not interpreted."""
+    """FlashAttention-2's; float32 products are tf32 if ``precision`` says so, but not in the interpreter."""
     arithmetic = replace(flash_arithmetic(dtype, device, launch), tile_max=launch.get("block_n", 64))
     if dtype == "float32" and launch.get("precision") == "tf32" and device == "cuda":
         arithmetic = replace(arithmetic, weights=TF32_TRUNCATED, operand_rounding=2.0**-10)

@@ -80,12 +80,12 @@ def _backward_kernel(
     BLOCK_OWN: tl.constexpr,
     BLOCK_LOOP: tl.constexpr,
 ):
-    """Computes dk and dv of a key tile, and its part of dq, looping over query tiles of the group's heads.
+    """Compute dk and dv of a key tile, and its part of dq, looping over query tiles of the group's heads.
 
     Scores are held transposed, (keys, rows), so that P and dS enter the products of dv and dk as they are.
     """
     tiles = tl.cdiv(seqlen_k, BLOCK_OWN)
-    # Under a causal mask the first tiles are seen by the most rows: they start first as they are.
+    # Under a causal mask the first tiles are seen by the most rows. They start first in any case.
     start_n = tl.program_id(0) % tiles * BLOCK_OWN
     head = (tl.program_id(0) // tiles).to(tl.int64)
     batch = head // heads_kv
@@ -116,13 +116,13 @@ def _backward_kernel(
     dq_ptrs = tile_pointers(dq_sum, rows, head_dim, cols, ALIGNED)
     q_step = stride_qm.to(tl.int64) * BLOCK_LOOP
     do_step = stride_dom.to(tl.int64) * BLOCK_LOOP
-    # Interpreted, an argument is only as wide as its value needs, whatever is declared.
+    # In Triton's interpreter an integer is only as wide as its value needs, whatever type is declared.
     q_head_step = stride_qh.to(tl.int64)
     do_head_step = stride_doh.to(tl.int64)
 
     dk_acc = tl.full([BLOCK_OWN, HEAD_DIM], 0.0, tl.float32)
     dv_acc = tl.full([BLOCK_OWN, HEAD_DIM], 0.0, tl.float32)
-    # One loop over heads and tiles, as a loop inside of a loop takes registers that spill.
+    # One loop runs over heads and tiles, because nested loops take more registers, which spill.
     for index in range(group * tiles_q):
         member = index // tiles_q
         tile = first + index % tiles_q
@@ -141,7 +141,7 @@ def _backward_kernel(
             True,
             MASK_COLS,
         )
-        # Keys past seqlen_k count as well: in dq different keys meet.
+        # Keys past seqlen_k must be masked too, because dq is a sum over keys.
         seen = ((first_row - start_m)[:, None] <= rows[None, :]) & in_tile[None, :] & in_keys[:, None]
         p = weights(dot(k_tile, tl.trans(q_tile), None, PRECISION) * scale_log2, row_lse[None, :])
         p = tl.where(seen, p, 0.0)
@@ -162,8 +162,8 @@ def _backward_kernel(
 
 
 TILES = {32: (128, 32), 64: (128, 32), 128: (128, 32), 256: (64, 32), 512: (32, 32), 1024: (32, 16)}
-"""Largest (BLOCK_OWN, BLOCK_LOOP) by bytes in a row, as those of ``kernels.flash_v2``. With eight warps, whatever
-they are: the product of dq takes registers on top of those that dk and dv are kept in."""
+"""Largest (BLOCK_OWN, BLOCK_LOOP) by bytes in a row, as in ``kernels.flash_v2``. There are always eight warps, because
+the product of dq takes registers on top of those that hold dk and dv."""
 
 SPILLS = {
     "gfx942": 492,
@@ -186,7 +186,7 @@ def forward(
     num_stages: int = 2,
     precision: str = "ieee",
 ) -> tuple[Tensor, Tensor]:
-    """``kernels.flash_v2.forward``, without the dropout that ``backward`` here has none of."""
+    """Call ``kernels.flash_v2.forward`` without dropout, which the ``backward`` of this kernel does not have."""
     settings = Settings(block_m, block_n, num_stages, precision)
     return flash_v2.forward(q, k, v, causal=causal, sm_scale=sm_scale, **vars(settings))
 
@@ -206,11 +206,11 @@ def backward(
     num_stages: int = 2,
     precision: str = "ieee",
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients (dq, dk, dv) of ``sum(dout * forward(q, k, v)[0])``, like q, k and v and contiguous.
+    """Return the gradients (dq, dk, dv) of ``sum(dout * forward(q, k, v)[0])``, like q, k and v and contiguous.
 
     dout, like q, is the gradient of out; out and lse are what ``forward`` returned. dk and dv are summed over
     the query heads that share a key head, in float32, and dq over the key tiles, in any order. Arguments and
-    errors are those of ``forward``; block_m is of keys, block_n of queries.
+    errors are those of ``forward``; block_m counts keys and block_n queries.
     """
     settings = Settings(block_m, block_n, num_stages, precision)
     check_inputs(q, k, v, causal, sm_scale)

@@ -1,6 +1,6 @@
-"""FlashAttention-2's forward pass by a fixed number of programs, its accumulator in column slices.
+"""FlashAttention-2's forward pass by a fixed number of programs, with its accumulator in column slices.
 
-Dao 2023, algorithm 1, as ``kernels.flash_v2``, with three changes that kernels for recent GPUs make:
+This is Dao 2023, algorithm 1, as in ``kernels.flash_v2``, with three changes that kernels for recent GPUs make:
 
 *Persistent programs* (FlashAttention-3, Shah et al. 2024, section 3.1; Triton's tutorial 09). A launch has as
 many programs as the GPU has multiprocessors, whatever the shape. Task t, a query tile of one head, is done by
@@ -11,11 +11,11 @@ that what is left for the end is short.
 no more than one slice of v is held at a time, which at a head_dim of 256 is what keeps a kernel small.
 
 *v in fp8.* With ``v_dtype="float8_e5m2"``, v and P are rounded to e5m2 for their product, on tensor cores that
-are faster at it; scores are computed as ever. Nothing is scaled: values of v beyond 57344 become that; of those
-below 2^-14, and of weights that small beside their row's largest, little is left.
+are faster at it; scores are computed as ever. Nothing is scaled: values of v beyond 57344 become 57344. Values of v
+below 2^-14, and weights that small beside their row's largest, lose most of their precision.
 
-Forward only. out and lse are what ``flash_v2.backward`` takes, though with v in fp8 its gradients, of v as it is, are
-not quite those of this.
+Forward only. out and lse are what ``flash_v2.backward`` takes, but with v in fp8 the gradients that it gives are those
+for the unrounded v, which differ a little.
 """
 
 from collections.abc import Mapping
@@ -58,14 +58,14 @@ from reference.arithmetic import (
 
 
 def to_e5m2(v: Tensor) -> Tensor:
-    """Rounds to the nearest e5m2, ties to even; what lies beyond its largest number to that, but for infinity."""
+    """Round to the nearest e5m2 number, ties to even; finite values beyond the largest e5m2 number become that."""
     limited = v.clamp(-FLOAT8_E5M2.maximum, FLOAT8_E5M2.maximum)
     return torch.where(v.isinf(), v, limited).to(torch.float8_e5m2)
 
 
 @triton.jit
 def append(tiles, tile):
-    """The tuple of tiles with one more."""
+    """Return the tuple ``tiles`` with ``tile`` appended."""
     return tiles + (tile,)  # noqa: RUF005 Triton's compiler does not unpack
 
 
@@ -102,7 +102,7 @@ def _forward_kernel(
     BLOCK_OWN: tl.constexpr,
     BLOCK_LOOP: tl.constexpr,
 ):
-    """Computes out and lse of every query tile whose turn it is; ``heads`` are those of the whole batch."""
+    """Compute out and lse of the query tiles that are this program's tasks; ``heads`` counts all of the batch."""
     SLICES: tl.constexpr = HEAD_DIM // SLICE
     tiles = tl.cdiv(seqlen_q, BLOCK_OWN)
     cols = tl.arange(0, HEAD_DIM)
@@ -112,7 +112,7 @@ def _forward_kernel(
     k_step = stride_kn.to(tl.int64) * BLOCK_LOOP
     v_step = stride_vn.to(tl.int64) * BLOCK_LOOP
 
-    # Hoisted out of this loop, what the tasks have in common takes registers that spill.
+    # If what the tasks have in common were hoisted out of this loop, it would take registers that spill.
     for task in tl.range(tl.program_id(0), heads * tiles, tl.num_programs(0), disable_licm=True):
         start_m = (tiles - 1 - task // heads) * BLOCK_OWN
         head = (task % heads).to(tl.int64)
@@ -174,10 +174,10 @@ LAUNCH: Mapping[str, tuple[Any, ...]] = {
     "programs": (None, 1, 5),
     "v_dtype": ("input", "float8_e5m2"),
 }
-"""Launch settings that are verified. ``forward`` says what it takes besides them."""
+"""Launch settings that are verified. ``forward`` says which others it takes."""
 
 TILES = {256: (128, 32), 512: (64, 32), 1024: (32, 32)}
-"""Largest (BLOCK_OWN, BLOCK_LOOP) by bytes in a row, as those of ``kernels.flash_v2``."""
+"""Largest (BLOCK_OWN, BLOCK_LOOP) by bytes in a row, as in ``kernels.flash_v2``."""
 
 BLOCKS = (16, 32, 64, 128, 256)
 PROGRAMS_INTERPRETED = 2
@@ -195,7 +195,7 @@ UNCLAIMED = {"sm_80 v_dtype=float8_e5m2": _OF_FP8, "gfx942 v_dtype=float8_e5m2":
 
 @dataclass(frozen=True)
 class _Settings(Settings):
-    """Launch settings, checked: those of ``kernels.flash_v2`` with any block, and those of this kernel."""
+    """Launch settings, checked: those of ``kernels.flash_v2`` with any block size, and those of this kernel."""
 
     block_d: int
     programs: int | None
@@ -209,11 +209,11 @@ class _Settings(Settings):
 
     @property
     def e5m2(self) -> bool:
-        """Whether v and P are rounded."""
+        """Whether v and P are rounded to e5m2 for their product."""
         return self.v_dtype == "float8_e5m2"
 
     def constants(self, q: Tensor, tiles: Mapping[int, tuple[int, int]]) -> dict[str, Any]:
-        """As those of ``kernels.flash_v2``, with the slices."""
+        """Return the constants of ``kernels.flash_v2``, the columns of a slice, and whether v is in e5m2."""
         constants = super().constants(q, tiles)
         if self.e5m2:  # products of 8-bit operands sum over 32 keys at least
             constants["BLOCK_LOOP"] = max(constants["BLOCK_LOOP"], 32)
@@ -235,14 +235,14 @@ def forward(
     programs: int | None = None,
     v_dtype: str = "input",
 ) -> tuple[Tensor, Tensor]:
-    """Attention of q (batch, heads_q, seqlen_q, head_dim) to k and v (batch, heads_kv, seqlen_k, head_dim).
+    """Return attention of q (batch, heads_q, seqlen_q, head_dim) to k and v (batch, heads_kv, seqlen_k, head_dim).
 
-    Arguments, results and errors are those of ``kernels.flash_v2.forward``, but for dropout and out_dtype, which
-    it doesn't take, and the launch settings:
-    block_m queries, block_n keys and slices of block_d columns are any of ``BLOCKS``, cut down where they
-    would not fit; programs is any positive number, None being one for each multiprocessor (interpreted,
-    PROGRAMS_INTERPRETED); v_dtype is what v and P are rounded to for their product, ``float8_e5m2`` or, as in
-    ``flash_v2``, ``input``. NotImplementedError for ``float8_e5m2`` on a GPU that has no products of it.
+    Arguments, results and errors are those of ``kernels.flash_v2.forward``, except that there is no dropout and no
+    out_dtype, and for the launch settings. block_m queries, block_n keys and slices of block_d columns are any of
+    ``BLOCKS``, cut down where they would not fit. programs is any positive number, None being one for each
+    multiprocessor (in the interpreter, PROGRAMS_INTERPRETED). v_dtype is what v and P are rounded to for their
+    product: ``float8_e5m2`` or, as in ``flash_v2``, ``input``. Raises NotImplementedError for ``float8_e5m2`` on a
+    GPU that has no products of it.
     """
     settings = _Settings(block_m, block_n, num_stages, precision, block_d, programs, v_dtype)
     check_inputs(q, k, v, causal, sm_scale)
@@ -277,7 +277,7 @@ def _multiprocessors(q: Tensor) -> int:
 
 
 def _arithmetic(dtype: str, device: str, launch: Mapping[str, Any]) -> Arithmetic:
-    """That of ``flash_v2``; with v in e5m2, P as well, and of their products the sums of a Hopper's tensor cores."""
+    """FlashAttention-2's; if v is in e5m2 so is P, and a GPU sums their products as Hopper's tensor cores do."""
     arithmetic = flash_v2.KERNEL.capabilities.arithmetic(dtype, device, launch)
     if launch.get("v_dtype", "input") == "input":
         return arithmetic

@@ -76,7 +76,7 @@ def _forward_kernel(
     BLOCK_OWN: tl.constexpr,
     BLOCK_LOOP: tl.constexpr,
 ):
-    """Computes out and lse of a query tile. BLOCK_OWN is a multiple of BLOCK_LOOP."""
+    """Compute out and lse of a query tile. BLOCK_OWN is a multiple of BLOCK_LOOP."""
     tiles = seqlen_q // BLOCK_OWN
     # Under a causal mask the last tiles see the most keys, so they start first.
     start_m = (tiles - 1 - tl.program_id(0) % tiles) * BLOCK_OWN
@@ -94,7 +94,7 @@ def _forward_kernel(
     k_step = stride_kn.to(tl.int64) * BLOCK_LOOP
     v_step = stride_vn.to(tl.int64) * BLOCK_LOOP
 
-    # Of the key tiles, ``whole`` are seen by every row; a causal mask cuts those from there to the last row.
+    # The first ``whole`` key tiles are seen by every row. A causal mask cuts the tiles from there to the last row.
     whole = (start_m if CAUSAL else seqlen_k) // BLOCK_LOOP
     tiles_k = whole + BLOCK_OWN // BLOCK_LOOP
 
@@ -131,11 +131,11 @@ def forward(
     num_stages: int = 2,
     precision: str = "ieee",
 ) -> tuple[Tensor, Tensor]:
-    """Attention of q (batch, heads_q, seqlen_q, head_dim) to k and v (batch, heads_kv, seqlen_k, head_dim).
+    """Return attention of q (batch, heads_q, seqlen_q, head_dim) to k and v (batch, heads_kv, seqlen_k, head_dim).
 
-    seqlen_q is a multiple of block_m and seqlen_k of block_n, where causal both are equal; head_dim is one of
-    ``HEAD_DIMS``. Other lengths and head dims raise NotImplementedError. There is no dropout, and no out_dtype.
-    Everything else is as it is for ``kernels.flash_v2.forward``: what is returned, the launch settings, other errors.
+    seqlen_q is a multiple of block_m and seqlen_k of block_n, and under a causal mask both are equal; head_dim is one
+    of ``HEAD_DIMS``. Other lengths and head dims raise NotImplementedError. There is no dropout, and no out_dtype.
+    In all else it is ``kernels.flash_v2.forward``: what is returned, the launch settings, other errors.
     """
     settings = Settings(block_m, block_n, num_stages, precision)
     check_inputs(q, k, v, causal, sm_scale)

@@ -11,9 +11,9 @@ default, which are meant for Hopper, spill registers: block_n 64 does not. ``fla
 warps do what, and overlaps more. The backward pass is that of FlashAttention-2.
 
 Specialisation is off by default, and no property draws it. On an H200 with Triton 3.6.0 the first form of this
-kernel gave wrong and irreproducible results with it, for what ``_forward_kernel`` says of ``copied_m``. The present
-form answered nine shapes right there, five times with the same bits, at all tiles but 64 x 64; at the default ones
-it took 13 to 24 % less time than without. A pipeline of three stages would make it wrong again.
+kernel gave wrong and irreproducible results with it, for the reason that ``_forward_kernel`` gives at ``copied_m``. The
+present form answered nine shapes right there, five times with the same bits, at all tiles but 64 x 64; at the default
+ones it took 13 to 24 % less time than without. A pipeline of three stages would make it wrong again.
 """
 
 import contextvars
@@ -72,14 +72,14 @@ def _forward_kernel(
     BLOCK_OWN: tl.constexpr,
     BLOCK_LOOP: tl.constexpr,
 ):
-    """Computes out and lse of a query tile, looping over key tiles (algorithm 1)."""
+    """Compute out and lse of a query tile, looping over key tiles (algorithm 1)."""
     tiles = tl.cdiv(seqlen_q, BLOCK_OWN)
     # Under a causal mask the last tiles see the most keys, so they start first.
     end_m = (tiles - tl.program_id(0) % tiles) * BLOCK_OWN
     start_m = end_m - BLOCK_OWN
-    # The same number for copies, computed apart. Specialised, two parts take half of the tile each; for the second
-    # half, Triton 3.6 to 3.9 adds its first row to the row that is copied wherever else that value is used too.
-    # Used in ``rows``, of which the second half starts there already, it is added twice.
+    # The copies use the same number, computed a second time. With specialised warps, two parts take half of the tile
+    # each; for the second half, Triton 3.6 to 3.9 adds its first row to the row that is copied wherever that value is
+    # used elsewhere too. ``rows`` of the second half start there already, so it would be added twice.
     copied_m = (tiles - 1 - tl.program_id(0) % tiles) * BLOCK_OWN
     head = (tl.program_id(0) // tiles).to(tl.int64)
     batch = head // heads_q
@@ -139,7 +139,7 @@ LAUNCH: Mapping[str, tuple[Any, ...]] = {
     "block_n": (64, 128),
     "warp_specialize": (False,),
 }
-"""Launch settings: rows of a query tile and of a key tile, and whether warps are specialised, if vouched for."""
+"""Launch settings that are verified: rows of a query tile and of a key tile, and whether warps are specialised."""
 
 COPYABLE = ("contiguous", "bnhd", "packed", "expanded", "expanded_rows", "huge")
 """Layouts whose rows all start at multiples of 16 bytes."""
@@ -148,7 +148,7 @@ SPILLS = {
     "gfx942": 936,
     "sm_80": 928,
 }
-"""Bytes that a thread may spill, told as in ``kernels.flash_v2`` (``tests/compile``)."""
+"""Bytes that a thread may spill, found as in ``kernels.flash_v2`` (``tests/compile``)."""
 
 
 def forward(
@@ -162,7 +162,7 @@ def forward(
     block_n: int = 128,
     warp_specialize: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Attention of q (batch, heads_q, seqlen_q, head_dim) to k and v (batch, heads_kv, seqlen_k, head_dim).
+    """Return attention of q (batch, heads_q, seqlen_q, head_dim) to k and v (batch, heads_kv, seqlen_k, head_dim).
 
     Query head h reads key head ``h // (heads_q // heads_kv)``. Inputs are float16 or bfloat16, head_dim is a
     multiple of 8 up to 128, lengths may be 0; sm_scale is any finite number. Storage starts and strides are
@@ -195,7 +195,7 @@ def forward(
         WARP_SPECIALIZE=warp_specialize,
         BLOCK_OWN=block_m,
         BLOCK_LOOP=block_n,
-        # Specialised, these are the warps of one part; the compiler adds those of the others.
+        # With specialised warps, these are the warps of one part; the compiler adds those of the others.
         num_warps=4 if warp_specialize or block_m == 64 else 8,
         num_stages=2,
     )
@@ -203,7 +203,7 @@ def forward(
 
 
 def _launch_with_memory(programs: int, *arguments: Any, **constants: Any) -> None:
-    """``launch``, in a context of its own, where Triton is given memory for the descriptors."""
+    """Call ``launch`` in a context of its own, in which Triton is given memory for the descriptors."""
     device = arguments[0].device
     triton.set_allocator(lambda size, _, __: torch.empty(size, dtype=torch.int8, device=device))
     launch(_forward_kernel, programs, *arguments, **constants)
@@ -217,7 +217,7 @@ def _check_settings(block_m: int, block_n: int, warp_specialize: bool) -> None:
 
 
 def check_copyable(**tensors: Tensor) -> None:
-    """Raises NotImplementedError for a tensor that the TMA cannot copy in tiles, or that it is not tried with."""
+    """Raise NotImplementedError for a tensor that the TMA cannot copy in tiles, or with which it is not tested."""
     for name, tensor in tensors.items():
         if tensor.dtype not in (torch.float16, torch.bfloat16):
             raise NotImplementedError(f"{name}: got dtype {tensor.dtype}, expected float16 or bfloat16")
@@ -238,7 +238,7 @@ HEAD_DIMS = tuple(range(8, 129, 8))
 def flash_v3(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, sm_scale: float | None = None, **launch: Any
 ) -> tuple[Tensor, Tensor]:
-    """``forward``, differentiable in q, k and v through ``flash_v2.backward``; lse has no gradient.
+    """Call ``forward``, differentiable in q, k and v through ``flash_v2.backward``; lse has no gradient.
 
     sm_scale is 1 / sqrt(head_dim) unless given; ``launch`` takes settings of ``LAUNCH``.
     """
@@ -261,7 +261,7 @@ def _backward(
     block_n: int = 128,
     warp_specialize: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """``flash_v2.backward``, which has launch settings of its own, of what ``forward`` takes."""
+    """Call ``flash_v2.backward`` without the forward's launch settings, as it has its own."""
     _check_settings(block_m, block_n, warp_specialize)
     check_inputs(q, k, v, causal, sm_scale)
     check_copyable(q=q, k=k, v=v)

@@ -56,7 +56,7 @@ _tma_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_globa
 
 @dataclass_transform()
 def _record(cls: type) -> Any:
-    """A class of values that kernels handle as one, made of its fields in their order."""
+    """Make a class a group of values that kernels handle as one, with a constructor that takes its fields in order."""
 
     # From Triton 3.8 on, this is what a class without a constructor gets.
     def constructor(self: Any, *values: Any) -> None:
@@ -74,7 +74,7 @@ ROWS = gl.constexpr(64)
 
 @gluon.constexpr_function
 def _accumulator(columns, dtype):
-    """How a warp group's product of 64 rows and so many columns lies in registers."""
+    """Return how a warp group's product of 64 rows and this many columns lies in registers."""
     return gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, columns, 256 // dtype.primitive_bitwidth]
     )
@@ -82,9 +82,9 @@ def _accumulator(columns, dtype):
 
 @_record
 class _Ring:
-    """Slots for tiles in shared memory, which the producer fills and consumers free, in turn and for ever.
+    """Slots for tiles in shared memory, which the producer fills and the consumers free, in turn and for ever.
 
-    A barrier's phase, 0 or 1, tells uses of a slot apart: use ``n`` is in slot ``n % SLOTS``.
+    A barrier's phase, 0 or 1, tells uses of a slot apart: tile ``n`` is in slot ``n % SLOTS``.
     """
 
     tiles: gl.shared_memory_descriptor
@@ -94,7 +94,7 @@ class _Ring:
 
     @gluon.jit
     def fill(self, n, descriptor, coordinates):
-        """Have tile ``n`` copied into its slot as soon as all consumers have freed it."""
+        """Copy tile ``n`` into its slot as soon as all consumers have freed it."""
         slot = n % self.SLOTS
         mbarrier.wait(self.freed.index(slot), n // self.SLOTS + 1 & 1)
         mbarrier.expect(self.filled.index(slot), descriptor.block_type.nbytes)
@@ -102,7 +102,7 @@ class _Ring:
 
     @gluon.jit
     def take(self, n):
-        """Tile ``n`` as (rows, head_dim), once it is there."""
+        """Wait for tile ``n`` and return it as (rows, head_dim)."""
         slot = n % self.SLOTS
         mbarrier.wait(self.filled.index(slot), n // self.SLOTS & 1)
         tile = self.tiles.index(slot)
@@ -110,13 +110,13 @@ class _Ring:
 
     @gluon.jit
     def free(self, n):
-        """This consumer is done with tile ``n``."""
+        """Say that this consumer is done with tile ``n``."""
         mbarrier.arrive(self.freed.index(n % self.SLOTS), count=1)
 
 
 @gluon.jit
 def _tiles(descriptor, COUNT: gl.constexpr):
-    """So many of a descriptor's blocks in shared memory."""
+    """Allocate shared memory for COUNT of a descriptor's blocks."""
     shape: gl.constexpr = [COUNT] + descriptor.block_type.shape  # noqa: RUF005
     return gl.allocate_shared_memory(descriptor.dtype, shape, descriptor.layout)
 
@@ -131,16 +131,16 @@ def _barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
 
 @gluon.jit
 def _ring(descriptor, SLOTS: gl.constexpr, CONSUMERS: gl.constexpr):
-    """A ring of tiles that so many consumers read each of."""
+    """Make a ring of tiles, each of which CONSUMERS consumers read."""
     return _Ring(_tiles(descriptor, SLOTS), _barriers(SLOTS, 1), _barriers(SLOTS, CONSUMERS), SLOTS)
 
 
 @_record
 class _Tasks:
-    """Which (head, query tile) there are, and in what order they are walked.
+    """The tasks, each a (head, query tile), and the order in which they are walked.
 
-    A tile has the rows of all of a program's consumers. Under a causal mask the last tiles see the most keys, so
-    they start first; but only ``together`` heads at a time, whose keys and values stay in the L2 cache.
+    A query tile has the rows of all of a program's consumers. Under a causal mask the last tiles see the most keys,
+    so they start first; but only ``together`` heads at a time, whose keys and values stay in the L2 cache.
     """
 
     heads: gl.tensor
@@ -159,7 +159,7 @@ class _Tasks:
 
     @gluon.jit
     def get(self, task):
-        """Batch, query head, and first row of a task."""
+        """Return batch, query head, and first row of a task."""
         tiles = gl.cdiv(self.seqlen_q, self.TILE_ROWS)
         first = task // (self.together * tiles) * self.together
         walked = gl.minimum(self.together, self.heads - first)
@@ -169,9 +169,9 @@ class _Tasks:
 
     @gluon.jit
     def key_tiles(self, start_m):
-        """How many key tiles all rows of a task see as a whole, and how many any row sees any key of.
+        """Return how many key tiles all rows of a task see as a whole, and how many any row sees at least in part.
 
-        The latter is 1 at least: a task whose rows see no key takes a tile all the same, masked as a whole.
+        The latter is at least 1: a task whose rows see no key still takes one tile, which is masked as a whole.
         """
         whole = self.seqlen_k // self.BLOCK_KEYS
         tiles = gl.cdiv(self.seqlen_k, self.BLOCK_KEYS)
@@ -184,7 +184,7 @@ class _Tasks:
 
 @_record
 class _State:
-    """What producer and consumers share."""
+    """What the producer and the consumers share."""
 
     q: tma.tensor_descriptor
     k: tma.tensor_descriptor
@@ -205,7 +205,7 @@ class _State:
 
 @gluon.jit
 def _produce(s):
-    """The producer: the tiles of each task in the order in which they are needed (algorithm 1, lines 1-10)."""
+    """Run the producer: it loads the tiles of each task in the order in which they are needed (lines 1-10)."""
     loaded_q = 0
     loaded = 0
     for task in range(gl.program_id(0), s.tasks.count(), gl.num_programs(0)):
@@ -224,7 +224,7 @@ def _produce(s):
 
 @gluon.jit
 def _start_scores(q_tile, k_tile):
-    """Start q @ k^T."""
+    """Start the asynchronous product q @ k^T."""
     BLOCK_KEYS: gl.constexpr = k_tile.shape[0]
     zeros = gl.zeros([ROWS, BLOCK_KEYS], gl.float32, layout=_accumulator(BLOCK_KEYS, q_tile.dtype))
     return warpgroup_mma(q_tile, k_tile.permute((1, 0)), zeros, use_acc=False, is_async=True)
@@ -232,7 +232,7 @@ def _start_scores(q_tile, k_tile):
 
 @gluon.jit
 def _hide(scores, last_key, start_n):
-    """-inf for the keys that a row does not see."""
+    """Return the scores, with -inf for the keys that a row does not see."""
     BLOCK_KEYS: gl.constexpr = scores.shape[1]
     keys = gl.arange(0, BLOCK_KEYS, layout=gl.SliceLayout(0, scores.type.layout))
     return gl.where(keys[None, :] <= (last_key - start_n)[:, None], scores, NEG_INF)
@@ -240,10 +240,10 @@ def _hide(scores, last_key, start_n):
 
 @gluon.jit
 def _softmax_step(scores, scale, m_i, l_i):
-    """``tiles.softmax_step`` of scores * scale.
+    """Take ``tiles.softmax_step`` of scores * scale.
 
-    scale is positive, so it is the maximum that is scaled: nothing waits for the products with all the scores,
-    which then hide behind the exponentials. They are rounded as the maximum is, and never above it.
+    scale is positive, so the maximum of the unscaled scores is scaled. Nothing then waits for the products of scale
+    with all the scores, which hide behind the exponentials; they are rounded as the maximum is, and never exceed it.
     """
     m_new = gl.maximum(m_i, gl.max(scores, 1) * scale)
     shift = gl.where(m_new == NEG_INF, 0.0, m_new)
@@ -254,7 +254,7 @@ def _softmax_step(scores, scale, m_i, l_i):
 
 @gluon.jit
 def _consume(s, SELF: gl.constexpr):
-    """Consumer number SELF: 64 rows of each task (algorithm 2)."""
+    """Run consumer number SELF: it computes 64 rows of each task (algorithm 2)."""
     dtype: gl.constexpr = s.out.dtype
     BLOCK_KEYS: gl.constexpr = s.tasks.BLOCK_KEYS
     HEAD_DIM: gl.constexpr = s.out.block_type.shape[3]
@@ -349,7 +349,7 @@ def _forward_kernel(
     SLOTS: gl.constexpr,
     REGISTERS: gl.constexpr,
 ):
-    """Computes out and lse; q, k, v and out are tensor descriptors whose blocks are tiles."""
+    """Compute out and lse; q, k, v and out are tensor descriptors whose blocks are tiles."""
     BLOCK_KEYS: gl.constexpr = k.block_type.shape[2]
     tasks = _Tasks(heads, heads_q, group, together, seqlen_q, seqlen_k, CAUSAL, CONSUMERS * ROWS, BLOCK_KEYS)
     q_ring = _ring(q, CONSUMERS, 1)
@@ -376,7 +376,7 @@ def _forward_kernel(
         CONSUMERS,
         PING_PONG,
     )
-    # The first runs in the warps of the kernel itself, with the registers that the others leave.
+    # The first function runs in the warps of the kernel itself, with the registers that the others leave.
     gl.warp_specialize(
         [(_produce, (shared,)), (_consume, (shared, 0)), (_consume, (shared, 1)), (_consume, (shared, 2))][
             : CONSUMERS + 1
@@ -388,12 +388,12 @@ def _forward_kernel(
 
 @dataclass(frozen=True)
 class _Shape:
-    """What is tuned.
+    """The settings that are tuned for each head_dim.
 
     Attributes:
-        consumers: warp groups that compute.
-        ping_pong: whether they take turns.
-        registers: of each of their threads.
+        consumers: how many warp groups compute.
+        ping_pong: whether they take turns at the tensor cores.
+        registers: registers of each of their threads.
         block_keys: keys in a tile.
         slots: tiles in a ring.
     """
@@ -411,10 +411,10 @@ _SHAPES = {
     64: _Shape(consumers=3, ping_pong=True, registers=160, block_keys=128, slots=3),
     128: _Shape(consumers=2, ping_pong=False, registers=240, block_keys=128, slots=2),
 }
-"""By padded head_dim: what fits a Hopper's registers and its 227 KiB of shared memory, and was fastest of that.
+"""The settings by padded head_dim: the fastest that fit a Hopper's registers and its 227 KiB of shared memory.
 
 At head_dim 64 three consumers spill a few registers, up to 56 bytes with Triton 3.6.0, and yet beat two, which
-spill none, at 4096 and at 16384 keys on an H200. Head dims below follow suit; they were not timed.
+spill none, at 4096 and at 16384 keys on an H200. Smaller head dims use the same settings; they were not timed.
 """
 
 SPILLS = {"head_dim=64": 112}
@@ -422,11 +422,11 @@ UNCLAIMED = {"gfx942": "refused: expected a Hopper GPU"}
 """Bytes that a thread may spill, and where launch settings are not claimed to fit, as in ``kernels.flash_v2``."""
 
 _CACHED_BYTES = 2**25
-"""Keys and values of so many bytes stay in a Hopper's L2 cache, of 50 MiB, beside all else that passes it."""
+"""This many bytes of keys and values stay in a Hopper's L2 cache of 50 MiB, beside everything else that passes it."""
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> tuple[Tensor, Tensor]:
-    """Attention of q (batch, heads_q, seqlen_q, head_dim) to k and v (batch, heads_kv, seqlen_k, head_dim).
+    """Return attention of q (batch, heads_q, seqlen_q, head_dim) to k and v (batch, heads_kv, seqlen_k, head_dim).
 
     Query head h reads key head ``h // (heads_q // heads_kv)``. Inputs are float16 or bfloat16 on a Hopper GPU,
     head_dim is a multiple of 8 up to 128, lengths may be 0; sm_scale is any finite number. Storage starts and
@@ -462,7 +462,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -
         *(heads, heads_q, group, _heads_together(heads, group, k) if causal else 1),
         *(seqlen_q, seqlen_k, scale_log2),
         CAUSAL=causal,
-        # A scale that float32 does not flush to 0.
+        # The scale is positive if float32 does not flush it to 0.
         POSITIVE=scale_log2 >= torch.finfo(torch.float32).tiny,
         CONSUMERS=shape.consumers,
         PING_PONG=shape.ping_pong,
@@ -486,14 +486,14 @@ def _is_hopper(device: torch.device) -> bool:
 
 
 def _heads_together(heads: int, group: int, k: Tensor) -> int:
-    """How many of all query heads are walked together: as many as stay in the L2 cache with their k and v."""
+    """Return how many query heads are walked together: as many as stay in the L2 cache with their k and v."""
     _, _, seqlen_k, head_dim = k.shape
     fitting = _CACHED_BYTES // (2 * seqlen_k * head_dim * k.element_size())
     return min(heads, group * max(1, fitting))
 
 
 def _descriptor(tensor: Tensor, rows: int) -> TensorDescriptor:
-    """The tensor in tiles of so many rows, which reach over its edges: there loads give 0 and stores do nothing."""
+    """Describe the tensor in tiles of ``rows`` rows, which may reach over its edges: loads give 0 there."""
     block = [1, 1, rows, padded_head_dim(tensor.shape[3])]
     layout = _tile_layout(tuple(block), _DTYPES[tensor.dtype])
     return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), block, layout)
@@ -501,7 +501,7 @@ def _descriptor(tensor: Tensor, rows: int) -> TensorDescriptor:
 
 @cache
 def _tile_layout(block: tuple[int, ...], dtype: Any) -> Any:
-    """How a tile lies in shared memory."""
+    """Return how a tile lies in shared memory."""
     return gl.NVMMASharedLayout.get_default_for(list(block), dtype)
 
 
@@ -509,7 +509,7 @@ _DTYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
 
 
 def _arithmetic(dtype: str, device: str, launch: Launch) -> Arithmetic:
-    """FlashAttention-2's, but for the last division: the reciprocal of l, then a product that rounds once more."""
+    """FlashAttention-2's, except that out is multiplied by the reciprocal of l, which rounds once more."""
     arithmetic = flash_arithmetic(dtype, device, launch)
     return replace(arithmetic, tile_max=128, div_error=arithmetic.div_error + FP32_ROUNDOFF)
 
@@ -529,7 +529,7 @@ KERNEL = AttentionKernel(
 
 
 def __getattr__(name: str) -> Mapping[tuple[str, str], str]:
-    """UNAVAILABLE, made when asked for: looking at the GPU takes memory on it."""
+    """Make UNAVAILABLE when it is asked for, because looking at the GPU takes memory on it."""
     if name != "UNAVAILABLE":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     reasons = {

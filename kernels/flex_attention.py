@@ -22,7 +22,7 @@ from kernels.contract import AttentionKernel, Capabilities, Launch, flash_arithm
 from reference.arithmetic import Arithmetic
 
 _COMPILATIONS = 1024
-"""Dynamo's limit of compilations, raised: even with dynamic shapes a new dtype, head count or head_dim
+"""The limit of compilations that Dynamo is given. Even with dynamic shapes a new dtype, head count or head_dim
 compiles again, and past its own limit of 8 Dynamo raises an error or runs flex_attention uncompiled.
 """
 
@@ -35,7 +35,7 @@ def _attention(device_type: str) -> Callable[..., Any]:
 
 
 def _causal_mask(seqlen_q: int, seqlen_k: int, device: torch.device) -> BlockMask:
-    # A tensor, because a captured integer would be a constant to recompile for.
+    # The offset is a tensor, because a captured integer would be a constant: another one would compile anew.
     offset = torch.tensor(seqlen_k - seqlen_q, device=device)
 
     def visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -72,7 +72,7 @@ KERNEL = AttentionKernel(
     known_failures=known_failures.FLEX_ATTENTION,
     capabilities=Capabilities(
         # On CUDA: "embedding dimension of the query, key, and value must be at least 16". All larger ones are
-        # taken, but each is a compilation of its own: hence a few.
+        # taken, but each is a compilation of its own, so only a few are claimed.
         head_dims=(64, 128),
         # Not documented: max() over no key raises before any kernel runs.
         min_seqlen=1,

@@ -9,15 +9,15 @@ both products of attention are products of 8-bit operands, softmax and sums are 
 
 Three ways to choose the scales a, b and c:
 
-    tensor      one for all rows of a head: what the outliers of a head leave to the rest;
-    block       one for each tile of q, and of k and v, as the loop walks over tiles anyway;
+    tensor      one scale for all rows of a head: its outliers decide what precision the rest keeps;
+    block       one for each tile of q, and of k and v, which costs little as the loop walks over tiles anyway;
     hadamard    one for each tile, after incoherent processing: q and k are multiplied by the same random-sign
                 Hadamard matrix M. M M^T = I, so scores stay as they are, while an outlier is spread over all
                 columns of its row (Chee et al. 2023, QuIP).
 
 Scales are powers of two, as in the OCP microscaling formats: a division by them is exact, and the cast is all
 that is lost. With them a floating-point format keeps the relative precision of every entry down to 2^-13 (e4m3)
-or 2^-21 (e5m2) of its block's largest, whatever the scale: blocks matter below, rotation does above.
+or 2^-21 (e5m2) of its block's largest, whatever the scale. Blocks help the entries below that, rotation those above.
 
 An entry that is not finite becomes nan (e4m3 has no infinity), and takes no part in its block's scale.
 """
@@ -72,14 +72,14 @@ TOP_EXPONENT = 8
 """The largest entry of a block is scaled to just below 2^8: neither format overflows at 2^8."""
 
 SMALLEST_EXPONENT = -100
-"""Of a scale: smaller ones would leave float32 in products and reciprocals."""
+"""Smallest exponent of a scale: products and reciprocals of smaller scales would leave float32."""
 
 P_SCALE = tl.constexpr(2.0**8)
-"""P is at most 1: scaled by this before its cast, weights down to 2^-14 keep their precision in e4m3."""
+"""P is at most 1 and multiplied by this before its cast, so that weights down to 2^-14 keep their precision in e4m3."""
 
 _REFUSED = "refused: no products of the OCP's 8-bit formats there"
 UNCLAIMED = {"sm_80": _REFUSED, "gfx942": _REFUSED}
-"""Where launch settings are not claimed to fit, as in ``kernels.flash_v2`` (``tests/compile``)."""
+"""Compilations whose launch settings are not claimed to fit, as in ``kernels.flash_v2`` (``tests/compile``)."""
 
 _FORMATS = {
     "e4m3": (torch.float8_e4m3fn, tl.float8e4nv, FLOAT8_E4M3),
@@ -90,7 +90,7 @@ _FORMATS = {
 def quantise(
     x: Tensor, block: int, scaling: str, dtype: torch.dtype, *, rotate: bool
 ) -> tuple[Tensor, Tensor]:
-    """Rounds x (batch, heads, seqlen, head_dim) to the 8-bit ``dtype``, ``block`` rows at a time.
+    """Round x (batch, heads, seqlen, head_dim) to the 8-bit ``dtype``, ``block`` rows at a time.
 
     Returns the entries, (batch, heads, tiles * block, columns) with zeros past the edges of x, and the
     scales, (batch, heads, tiles) float32, by which they are to be multiplied.
@@ -106,7 +106,7 @@ def quantise(
     largest = values.abs().unflatten(2, (tiles, block)).amax((3, 4))
     if scaling == "tensor":
         largest = largest.amax(2, keepdim=True).expand(-1, -1, tiles)
-    # A power of two is its exponent, 23 bits up.
+    # The bits of a power of two in float32 are its biased exponent, shifted up by 23.
     exponent = (torch.frexp(largest).exponent - TOP_EXPONENT).clamp(min=SMALLEST_EXPONENT)
     scale = (exponent + 127 << 23).view(torch.float32)
     values = values / scale.repeat_interleave(block, 2)[..., None]
@@ -114,12 +114,12 @@ def quantise(
 
 
 def _columns(head_dim: int) -> int:
-    """Columns of a tile: products of 8-bit operands sum over 32 at least."""
+    """Return the columns of a tile: products of 8-bit operands sum over at least 32."""
     return max(32, padded_head_dim(head_dim))
 
 
 def rotated(x: Tensor) -> Tensor:
-    """Incoherent processing: x (..., columns) times a random-sign Hadamard matrix, over the number of columns.
+    """Return x (..., columns) times a random-sign Hadamard matrix, over the number of columns (incoherent processing).
 
     The fast transform halves x before each of its log2(columns) steps, so that no sum overflows.
     """
@@ -135,8 +135,8 @@ def rotated(x: Tensor) -> Tensor:
 
 @triton.jit
 def fp8_product(a, b):
-    """The float32 product of tiles of 8-bit numbers."""
-    # A Hopper sums them in 14 bits: those of one instruction, and what they come to in float32.
+    """Return the float32 product of tiles of 8-bit numbers."""
+    # A Hopper sums the products of one instruction, 32, in 14 bits; those sums are then added in float32.
     return tl.dot(a, b, max_num_imprecise_acc=32)
 
 
@@ -165,10 +165,10 @@ def _forward_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Computes out and lse of a query tile, looping over key tiles.
+    """Compute out and lse of a query tile, looping over key tiles.
 
     q, k and v are what ``quantise`` returned, in blocks of SCALE_M rows of q and SCALE_N of k and v, so tiles
-    are whole; v is transposed, as fp8 tensor cores want the dimension that is summed over to run fastest.
+    are whole. v is transposed, since fp8 tensor cores need the dimension that is summed over to be contiguous.
     """
     tiles_m = tl.cdiv(seqlen_q, BLOCK_M)
     # Under a causal mask the last tiles see the most keys, so they start first.
@@ -198,7 +198,7 @@ def _forward_kernel(
         for tile in range(whole if cut else 0, tiles_k if cut else whole):
             k_tile = tl.load(advance(k_ptrs, tile * k_step, True))
             k_unit = tl.load(k_scale + head_kv * scales_n + tile * BLOCK_N // SCALE_N)
-            # The smaller scale first: the product of two large ones may overflow where the score does not.
+            # Multiply by the smaller scale first: the product of two large ones may overflow where the score does not.
             scores = fp8_product(q_tile, tl.trans(k_tile)) * tl.minimum(q_unit, k_unit)
             scores = scores * (tl.maximum(q_unit, k_unit) * scale_log2)
             if cut:
@@ -230,7 +230,7 @@ def forward(
     block_m: int = 128,
     block_n: int = 64,
 ) -> tuple[Tensor, Tensor]:
-    """Attention of q (batch, heads_q, seqlen_q, head_dim) to k and v (batch, heads_kv, seqlen_k, head_dim).
+    """Return attention of q (batch, heads_q, seqlen_q, head_dim) to k and v (batch, heads_kv, seqlen_k, head_dim).
 
     Query head h reads key head ``h // (heads_q // heads_kv)``. Any strides, but the last is 1. Inputs are
     float16, bfloat16 or float32, and are quantised here; head_dim is 1 to 256, lengths may be 0; sm_scale is
@@ -255,9 +255,9 @@ def forward(
     q8, q_scale = quantise(q, block_m, scaling, dtype, rotate=rotate)
     k8, k_scale = quantise(k, block_n, scaling, dtype, rotate=rotate)
     v8, v_scale = quantise(v, block_n, scaling, dtype, rotate=False)
-    # M / columns was what q and k were multiplied with, instead of M / sqrt(columns).
+    # q and k were multiplied by M / columns instead of M / sqrt(columns).
     unit = sm_scale * padded if rotate else sm_scale
-    # Beside the sum over tiles, registers hold that of one tile, and that of one instruction.
+    # Registers hold the sum over tiles, that of one tile, and that of one instruction.
     rows = block_m if padded <= 64 else 64
     keys = block_n if padded <= 128 else 32
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -283,7 +283,7 @@ def forward(
 
 
 def check_fp8(q: Tensor) -> None:
-    """Raises NotImplementedError for a GPU that has no tensor cores for the OCP's 8-bit formats."""
+    """Raise NotImplementedError for a GPU that has no tensor cores for the OCP's 8-bit formats."""
     if q.device.type != "cuda":
         return
     capability = torch.cuda.get_device_capability(q.device)
@@ -296,7 +296,7 @@ def check_fp8(q: Tensor) -> None:
 
 
 def _arithmetic(dtype: str, device: str, launch: Mapping[str, Any]) -> Arithmetic:
-    """Quantised operands, P in the same 8-bit format; on a GPU the sums of a Hopper's tensor cores, the widest."""
+    """Quantised operands, with P in the same 8-bit format; on a GPU, sums as on Hopper, whose error is the largest."""
     _, _, to = _FORMATS[launch.get("format", "e4m3")]
     scaling, block_n = launch.get("scaling", "hadamard"), launch.get("block_n", 64)
     arithmetic = replace(

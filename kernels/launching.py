@@ -9,29 +9,29 @@ from torch import Tensor
 
 
 def check_settings(settings: Mapping[str, Any], declared: Mapping[str, tuple[Any, ...]]) -> None:
-    """Raises ValueError for a launch setting that is not one of its declared values, or of another type."""
+    """Raise ValueError for a launch setting that is not one of its declared values, or is of another type."""
     for name, values in declared.items():
         if not any(type(settings[name]) is type(value) and settings[name] == value for value in values):
             raise ValueError(f"{name}: got {settings[name]!r}, expected one of {values}")
 
 
 def launch(fn: Any, programs: int, *arguments: Any, **constants: Any) -> None:
-    """Run ``programs`` programs of a kernel on the device of its first argument; none where that is 0."""
+    """Run ``programs`` programs of a kernel on the device of its first argument; do nothing if that is 0."""
     if programs == 0:
         return
-    # Fused, scores * scale - m is not rounded as the maximum m was, and may be positive: with huge scores far
-    # enough for exp2 to overflow.
+    # If scores * scale - m were fused, the product would not be rounded as it was for the maximum m. The difference
+    # could then be positive, and with huge scores so large that exp2 overflows.
     with torch.cuda.device_of(arguments[0]):
         fn[(programs,)](*arguments, **constants, enable_fp_fusion=False)
 
 
 def dropout_arguments(dropout_p: float, dropout_seed: int) -> tuple[int, int, float]:
-    """What a kernel takes for dropout: seed, threshold and keep_scale of ``tiles.dropout_factors``."""
+    """Return the seed, threshold and keep_scale that ``tiles.dropout_factors`` takes."""
     return dropout_seed, round(dropout_p * 2**32), 1.0 / (1.0 - dropout_p)
 
 
 def row_strides(*tensors: Tensor) -> tuple[int, ...]:
-    """Strides of batch, head and row of each tensor, in elements."""
+    """Return the strides of batch, head and row of each tensor, in elements."""
     return tuple(stride for tensor in tensors for stride in tensor.stride()[:3])
 
 
@@ -45,5 +45,5 @@ def is_aligned(*tensors: Tensor) -> bool:
 
 
 def padded_head_dim(head_dim: int) -> int:
-    """Columns of a tile that holds rows of head_dim elements: a power of two, 16 at least."""
+    """Return the columns of a tile that holds rows of head_dim elements: a power of two, at least 16."""
     return max(16, triton.next_power_of_2(head_dim))

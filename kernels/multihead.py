@@ -33,12 +33,12 @@ class KeyValueCache:
         self._memory = torch.empty(0)
 
     def followed_by(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """All keys and values so far, then k and v (batch, heads, positions, head_dim): views of the memory.
+        """Append k and v (batch, heads, positions, head_dim) and return all keys and values so far, as views.
 
-        The new ones are part of the cache once ``length`` counts them.
+        The new ones become part of the cache only when the caller adds them to ``length``.
 
-        Raises ValueError for more than the capacity, or unlike the first; RuntimeError where gradients would be
-        needed through what later steps overwrite.
+        Raises ValueError for more positions than the capacity or shapes unlike the first, and RuntimeError for
+        tensors that require gradients, because later steps overwrite the memory.
         """
         if k.requires_grad or v.requires_grad:
             raise RuntimeError("cache: it has no gradients, so call the module under torch.no_grad()")
@@ -59,7 +59,7 @@ class KeyValueCache:
 
 
 class MultiHeadAttention(nn.Module):
-    """``torch.nn.MultiheadAttention`` with ``batch_first=True``, its attention by one of our kernels.
+    """A ``torch.nn.MultiheadAttention`` with ``batch_first=True`` whose attention is one of our kernels.
 
     The parameters have torch's names, shapes and initial distribution, so either loads the other's state.
 
@@ -71,9 +71,9 @@ class MultiHeadAttention(nn.Module):
         device, dtype: of the parameters.
         launch: launch settings of the kernel.
 
-    Raises ValueError for sizes that do not divide, TypeError for a bias that is no bool and for what is no launch
-    setting of the kernel, NotImplementedError for a head_dim that it does not claim, and what
-    ``kernels.registry.load`` does.
+    Raises ValueError for sizes that do not divide, TypeError for a bias that is no bool and for anything that is no
+    launch setting of the kernel, NotImplementedError for a head_dim that it does not claim, and the errors of
+    ``kernels.registry.load``.
     """
 
     def __init__(
@@ -124,13 +124,13 @@ class MultiHeadAttention(nn.Module):
         causal: bool = False,
         cache: KeyValueCache | None = None,
     ) -> Tensor:
-        """Attention of query (batch, seqlen_q, embed_dim) to key and value (batch, seqlen_k, embed_dim).
+        """Return attention of query (batch, seqlen_q, embed_dim) to key and value (batch, seqlen_k, embed_dim).
 
         key is query unless given, and value is key. ``causal`` aligns the last query with the last key. With a
         ``cache``, key and value are the positions that follow those in it, and are added to it; the queries see
         them all. Returns (batch, seqlen_q, embed_dim).
 
-        Raises ValueError for shapes that do not fit together, and what the kernel and the cache do.
+        Raises ValueError for shapes that do not fit together, and the errors of the kernel and the cache.
         """
         key = query if key is None else key
         value = key if value is None else value
@@ -155,7 +155,7 @@ class MultiHeadAttention(nn.Module):
         return self.out_proj(out.transpose(1, 2).flatten(2))
 
     def _projected(self, *inputs: Tensor) -> list[Tensor]:
-        """q, k and v, (batch, num_heads, seqlen, head_dim) each."""
+        """Return the projected q, k and v, (batch, num_heads, seqlen, head_dim) each."""
         weights = self.in_proj_weight.chunk(3)
         biases = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
         projected = map(functional.linear, inputs, weights, biases)

@@ -64,9 +64,9 @@ class Rank:
         self.acc = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
 
     def parts(self, shard: int, seqlen_k: int) -> Iterator[tuple[slice, slice, bool]]:
-        """Rows and keys that see each other, and whether under a causal mask aligned bottom-right.
+        """Yield rows, keys that they see, and whether a causal mask aligned bottom-right cuts these.
 
-        Of a causal shard these are first the rows that see some of its keys, then those that see all.
+        Under a causal mask, the rows that see some of a shard's keys come first, then those that see all of them.
         """
         rows = self.q.shape[2]
         if not self.causal:
@@ -80,7 +80,7 @@ class Rank:
             yield slice(all_seen, rows), slice(0, seqlen_k), False
 
     def attend(self, shard: int, k: Tensor, v: Tensor) -> None:
-        """Merge attention to the keys of a shard into what there is."""
+        """Merge attention to the keys of a shard into the running results."""
         for rows, keys, causal in self.parts(shard, k.shape[2]):
             out, lse = flash_v2.forward(
                 self.q[:, :, rows],
@@ -100,7 +100,7 @@ class Rank:
             m.copy_(m_new)
 
     def results(self) -> tuple[Tensor, Tensor]:
-        """Out, like the queries, and lse (batch, heads_q, their length); of a row that saw no key 0 and -inf."""
+        """Return out, like the queries, and lse (batch, heads_q, their length); 0 and -inf if a row saw no key."""
         out = self.acc / self.l.masked_fill(self.l == 0, 1.0)
         return out.to(self.q.dtype), (self.m + self.l.log()).squeeze(3)
 
@@ -110,7 +110,7 @@ class Rank:
         self.dq = torch.zeros_like(self.acc)
 
     def gradients(self, shard: int, k: Tensor, v: Tensor) -> Tensor:
-        """Add what a shard has to do with dq; what these queries have to do with its dk and dv, stacked."""
+        """Add a shard's part of dq; return these queries' part of its dk and dv, (2, batch, heads, keys, head_dim)."""
         dk_dv = torch.zeros((2, *k.shape), dtype=torch.float32, device=k.device)
         for rows, keys, causal in self.parts(shard, k.shape[2]):
             dq, *parts = flash_v2.backward(
@@ -134,13 +134,13 @@ class Rank:
 SPILLS, UNCLAIMED = flash_v2.SPILLS, flash_v2.UNCLAIMED
 
 LAUNCH: Mapping[str, tuple[Any, ...]] = {"shards": (2, 1, 3, 4)}
-"""Launch settings: ranks that play in one process."""
+"""Launch settings: the number of ranks, all of which run in one process."""
 
 
 def forward(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float, shards: int = 2
 ) -> tuple[Tensor, Tensor]:
-    """Attention of q (batch, heads_q, seqlen_q, head_dim) to k and v (batch, heads_kv, seqlen_k, head_dim).
+    """Return attention of q (batch, heads_q, seqlen_q, head_dim) to k and v (batch, heads_kv, seqlen_k, head_dim).
 
     Both sequences are split into ``shards`` runs that differ by one row at most. Inputs, results and errors are
     those of ``flash_v2.forward``.
@@ -164,7 +164,7 @@ def backward(
     sm_scale: float,
     shards: int = 2,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients (dq, dk, dv) of ``sum(dout * forward(q, k, v)[0])``, like q, k and v and contiguous.
+    """Return the gradients (dq, dk, dv) of ``sum(dout * forward(q, k, v)[0])``, like q, k and v and contiguous.
 
     Arguments, results and errors are those of ``flash_v2.backward``.
     """
@@ -192,7 +192,7 @@ def _ranks(q: Tensor, k: Tensor, v: Tensor, causal: bool, sm_scale: float, shard
 
 
 def _rounds(ranks: list[Rank], k: Tensor, v: Tensor) -> Iterator[tuple[Rank, int, Tensor, Tensor]]:
-    """Every rank with every shard, in the order of a ring."""
+    """Yield every rank with every shard, in the order of a ring."""
     n = len(ranks)
     shards = list(zip(k.tensor_split(n, 2), v.tensor_split(n, 2), strict=True))
     for step in range(n):
@@ -213,7 +213,7 @@ def ring_attention(
     sm_scale: float | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Attention over the sequences that the ranks of ``group`` hold between them, one shard each.
+    """Compute attention over the sequences that the ranks of ``group`` hold between them, one shard each.
 
     q (batch, heads_q, this rank's share of seqlen_q, head_dim), k and v (batch, heads_kv, its share of seqlen_k,
     head_dim). Rank r has the rows after those of rank r - 1; shares may differ. sm_scale is 1 / sqrt(head_dim)
@@ -273,7 +273,7 @@ class _Ring:
         self.queries, self.keys = zip(*(pair.tolist() for pair in lengths), strict=True)
 
     def shards(self, k: Tensor, v: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Every shard, this rank's first; while the caller is at one, the next is on its way."""
+        """Yield every shard, this rank's first; while the caller works with one, the next is on its way."""
         held = torch.stack((k, v))
         for step in range(self.size):
             shard = (self.number - step) % self.size
@@ -284,7 +284,7 @@ class _Ring:
     def pass_on(self, sent: Tensor, shard: int) -> Callable[[], Tensor]:
         """Begin to send a tensor (2, batch, heads, keys, head_dim) to the next rank.
 
-        Returns what waits for the like of ``shard``, from the rank before, to arrive.
+        Returns a function that waits for the tensor of ``shard`` from the rank before, and returns it.
         """
         if self.size == 1:
             return lambda: sent
@@ -309,7 +309,7 @@ class _Ring:
 
 
 def _arithmetic(dtype: str, device: str, launch: Mapping[str, Any]) -> Arithmetic:
-    """FlashAttention-2's of each shard; the merge in float32, its cast as torch's, which rounds to nearest."""
+    """FlashAttention-2's for each shard; shards are merged in float32, and torch's cast rounds to nearest."""
     return replace(flash_arithmetic(dtype, device, launch), tile_max=64, merged=launch.get("shards", 2))
 
 

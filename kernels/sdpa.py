@@ -21,7 +21,7 @@ from reference.arithmetic import FLOAT32, FP32_ROUNDOFF, Arithmetic
 from reference.family import ALL_KEYS, Family, full_precision, in_tf32x3
 
 _REFUSALS = ("No available kernel", "No viable backend", "overflows")
-"""What the RuntimeError says when the one backend that is enabled does not take the inputs or strides."""
+"""What the RuntimeError says if the one backend that is enabled does not take the inputs or strides."""
 
 
 def _forward(
@@ -45,7 +45,7 @@ def _rounding_to_nearest(dtype: str, device: str, launch: Launch) -> Arithmetic:
 
 
 def _math_arithmetic(dtype: str, device: str, launch: Launch) -> Arithmetic:
-    """Float32 throughout: softmax over whole rows, and its derivative from the probabilities it saved.
+    """Float32 arithmetic throughout: a softmax over whole rows, whose derivative uses the probabilities it saved.
 
     "For math backend, all intermediates are kept in torch.float if inputs are in torch.half or
     torch.bfloat16."
@@ -78,8 +78,8 @@ def _flash_arithmetic(dtype: str, device: str, launch: Launch) -> Arithmetic:
     )
     if device == "cpu":
         if dtype == "bfloat16":
-            # Its products take subnormal operands as 0: VDPBF16PS and AMX do, whatever MXCSR says (Intel, Architecture
-            # Instruction Set Extensions). Far below any other error where operands are normal.
+            # Its products take subnormal operands as 0, as VDPBF16PS and AMX do whatever MXCSR says (Intel,
+            # Architecture Instruction Set Extensions). That is far below any other error where operands are normal.
             arithmetic = replace(arithmetic, operand_rounding=FP32_ROUNDOFF)
         # The backward stores dk and dv after every 32 to 256 query rows, and dq after every 512 keys.
         return replace(arithmetic, exp_error=_CPU_EXP_ERROR, tile_max=512, dk_dv_rows=32, dq_keys=512)
@@ -87,9 +87,8 @@ def _flash_arithmetic(dtype: str, device: str, launch: Launch) -> Arithmetic:
 
 
 def _efficient_arithmetic(dtype: str, device: str, launch: Launch) -> Arithmetic:
-    # Outputs wider than its tile are rescaled from block to block. The backward reads P back from where it
-    # stored it in 16 bits ("tmp [RF] <- (accum [RF] - Di [smem]) * attn_T.T [smem]"), and scales dS before
-    # its cast.
+    # Outputs wider than its tile are rescaled from block to block. The backward reads P back from the 16 bits that it
+    # stored it in ("tmp [RF] <- (accum [RF] - Di [smem]) * attn_T.T [smem]"), and scales dS before its cast.
     arithmetic = replace(
         _rounding_to_nearest(dtype, device, launch),
         partial_results=True,

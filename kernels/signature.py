@@ -1,4 +1,4 @@
-"""How a plain function is called, and what is said of one that cannot be called like that."""
+"""The signature that a plain function must have, and the message about one that cannot be called that way."""
 
 import inspect
 from collections.abc import Callable
@@ -7,10 +7,10 @@ from typing import Any
 from kernels.contract import Capabilities
 
 POSITIONAL = ("q", "k", "v")
-"""What every function is given by position."""
+"""The parameters that every function is given by position."""
 
 REQUIRED = ("causal", "sm_scale")
-"""What every function is given by keyword."""
+"""The parameters that every function is given by keyword."""
 
 _RAGGED = {
     "": (),
@@ -24,21 +24,21 @@ MOST_CHARACTERS = 200
 
 
 def keywords(capabilities: Capabilities) -> tuple[str, ...]:
-    """The names of all keywords that a function with these claims may be called with."""
+    """Return the names of all keywords that a function with these claims may be called with."""
     padding = ("key_padding_mask",) if capabilities.key_padding else ()
     dropout = ("dropout_p", "dropout_seed") if any(capabilities.dropout) else ()
     return (*REQUIRED, *padding, *dropout, *_RAGGED[capabilities.ragged])
 
 
 def expected(names: tuple[str, ...] = REQUIRED) -> str:
-    """The signature that a plain function has to have, as it is written in Python."""
+    """Return the signature that a plain function has to have, as it is written in Python."""
     return f"f({', '.join(POSITIONAL)}, *, {', '.join(names)})"
 
 
 def mismatch(function: Callable[..., Any], names: tuple[str, ...]) -> str | None:
-    """What the function is instead, in words, where it cannot be called with q, k, v and the keywords ``names``.
+    """Describe a function that cannot be called with q, k, v and the keywords ``names``.
 
-    None where it can be called, and where its signature is not known: so for functions that are written in C.
+    Returns None if it can be called, and if its signature is not known, as for functions written in C.
     """
     name = getattr(function, "__name__", type(function).__name__)
     if inspect.isclass(function):
@@ -57,12 +57,12 @@ def mismatch(function: Callable[..., Any], names: tuple[str, ...]) -> str | None
 
 
 def rejects_keyword(error: TypeError, names: tuple[str, ...]) -> bool:
-    """Whether a TypeError says that one of the keywords is not known, to the function or to one that it wraps."""
+    """Whether a TypeError says that one of the keywords is unknown, to the function or to one that it calls."""
     return any(f"unexpected keyword argument '{name}'" in str(error) for name in names)
 
 
 def _shortened(signature: inspect.Signature) -> str:
-    """The signature in one line, without annotations."""
+    """Return the signature in one line, without annotations."""
     plain = [p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()]
     text = " ".join(str(inspect.Signature(plain)).split())
     return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}...)"

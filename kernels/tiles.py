@@ -1,4 +1,4 @@
-"""What Triton attention kernels share: how they are compiled, and the steps they take on one tile.
+"""What Triton attention kernels share: how they are compiled, and the steps that they take on one tile.
 
 A tile is a block (rows, columns) of the (seqlen, head_dim) matrix of one head. Its shape is fixed when the
 kernel is compiled, rows a power of two and columns ``head_dim`` padded to one, so it may reach over the edges
@@ -14,9 +14,9 @@ import triton.language as tl
 from torch import Tensor
 
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
-"""Kernels run in Triton's interpreter, on the CPU. Decided when this module is imported.
+"""Whether kernels run in Triton's interpreter, on the CPU; decided when this module is imported.
 
-Triton's own is wrong in bfloat16 and in 8 bits: ``tests.harness.interpreter`` repairs it.
+Triton's own interpreter is wrong in bfloat16 and in 8 bits: ``tests.harness.interpreter`` repairs it.
 """
 
 NEG_INF = tl.constexpr(float("-inf"))
@@ -25,7 +25,7 @@ LN2 = tl.constexpr(0.6931471805599453)
 
 
 def check_runnable(q: Tensor) -> None:
-    """Raises RuntimeError for a tensor on the CPU outside of the interpreter."""
+    """Raise RuntimeError for a tensor on the CPU outside of the interpreter."""
     if q.device.type == "cpu" and not INTERPRETED.value:
         raise RuntimeError(
             "q: on the CPU, where Triton only runs interpreted: set TRITON_INTERPRET=1 before importing this"
@@ -33,10 +33,11 @@ def check_runnable(q: Tensor) -> None:
 
 
 def kernel(fn: Callable[..., None], jit: Callable[..., Any] = triton.jit) -> Any:
-    """``triton.jit``, or Gluon's, with one compilation for all values of the arguments that are not ``tl.constexpr``.
+    """Apply ``triton.jit``, or Gluon's, so that values of arguments that are not ``tl.constexpr`` never recompile.
 
     By default an integer that is 1 or divisible by 16, and a pointer divisible by 16, compile anew, in every
-    combination. What this loses, wide loads and stores, ``tile_pointers`` gives back through one flag.
+    combination. This decorator loses the wide loads and stores that come with it; the flag ``ALIGNED`` of
+    ``tile_pointers`` brings them back.
     """
     parameters = inspect.signature(fn).parameters.values()
     runtime = [p.name for p in parameters if p.annotation is not tl.constexpr]
@@ -45,7 +46,7 @@ def kernel(fn: Callable[..., None], jit: Callable[..., Any] = triton.jit) -> Any
 
 @triton.jit
 def tile_pointers(base, rows, row_stride, cols, ALIGNED: tl.constexpr):
-    """Pointers to a tile, ``base`` pointing to the matrix, whose columns are adjacent.
+    """Return pointers to a tile of the matrix that ``base`` points to, whose columns are adjacent.
 
     ``ALIGNED`` promises that base and row_stride are multiples of 16 bytes.
     """
@@ -57,7 +58,7 @@ def tile_pointers(base, rows, row_stride, cols, ALIGNED: tl.constexpr):
 
 @triton.jit
 def columns_inside(cols, head_dim, base, ALIGNED: tl.constexpr):
-    """Which columns are in the matrix. ``ALIGNED`` promises that its rows are a multiple of 16 bytes wide."""
+    """Return which columns are in the matrix. ``ALIGNED`` promises that its rows are a multiple of 16 bytes wide."""
     inside = cols < head_dim
     if ALIGNED:
         inside = tl.max_constancy(inside, [128 // base.dtype.element_ty.primitive_bitwidth])
@@ -66,7 +67,7 @@ def columns_inside(cols, head_dim, base, ALIGNED: tl.constexpr):
 
 @triton.jit
 def advance(pointers, offset, ALIGNED: tl.constexpr):
-    """Pointers ``offset`` elements further on, by a sum of whole strides."""
+    """Return pointers ``offset`` elements further on, where the offset is a sum of whole strides."""
     pointers += offset
     if ALIGNED:
         pointers = tl.multiple_of(pointers, [1, 16])
@@ -89,7 +90,7 @@ def load_tile(pointers, in_rows, in_cols, MASK_ROWS: tl.constexpr, MASK_COLS: tl
 
 @triton.jit
 def store_tile(pointers, tile, in_rows, in_cols, MASK_COLS: tl.constexpr):
-    """Casts the tile to what the pointers point to, and stores its part in in_rows and in_cols."""
+    """Cast the tile to the type that the pointers point to, and store its part inside in_rows and in_cols."""
     mask = in_rows[:, None]
     if MASK_COLS:
         mask = mask & in_cols[None, :]
@@ -104,11 +105,11 @@ def dot(a, b, acc, PRECISION: tl.constexpr):
 
 @triton.jit
 def softmax_step(scores, m_i, l_i):
-    """One step of the online softmax in base 2 (Milakov and Gimelshein 2018, algorithm 3).
+    """Take one step of the online softmax in base 2 (Milakov and Gimelshein 2018, algorithm 3).
 
     scores (rows, keys) is -inf where a key is not seen; m_i and l_i (rows,) are the running maximum and sum.
-    Returns the weights relative to the new maximum, the factor that brings earlier ones to it, the new m_i
-    and the new l_i.
+    Returns the weights relative to the new maximum, the factor that brings earlier weights to the new maximum, the
+    new m_i and the new l_i.
     """
     m_new = tl.maximum(m_i, tl.max(scores, 1))
     # A row that has seen no key yet has a maximum of -inf, and -inf - -inf is nan.
@@ -120,19 +121,19 @@ def softmax_step(scores, m_i, l_i):
 
 @triton.jit
 def weights(scores, row_lse):
-    """P from scaled scores and lse, both in base 2; nan where either is."""
+    """Return P from scaled scores and lse, both in base 2; nan where either is nan."""
     # Rounded, lse may lie below the largest score: far below, when that is huge, but P never exceeds 1.
     return tl.exp2(tl.minimum(scores - row_lse, 0.0, propagate_nan=tl.PropagateNan.ALL))
 
 
 @triton.jit
 def dropout_factors(dropout, member, rows, keys):
-    """What dropout multiplies weights with: keep_scale, or 0 where word 0 of Philox 4x32-10 is below a threshold.
+    """Return the factors of dropout: keep_scale, or 0 where word 0 of Philox 4x32-10 is below the threshold.
 
     ``dropout`` is (seed, threshold, keep_scale, head), of which ``launching.dropout_arguments`` makes the first
     three; the counter of Philox (Salmon et al. 2011) is (keys, rows, head + member), heads being counted over the
-    whole batch. rows and keys are (rows, 1) and (1, keys), or the other way about. ``reference.dropout`` draws the
-    very same bits.
+    whole batch. rows and keys are (rows, 1) and (1, keys), or (1, rows) and (keys, 1). ``reference.dropout`` draws
+    the very same bits.
     """
     seed, threshold, keep_scale, head = dropout
     k0 = seed.to(tl.uint32)
@@ -148,7 +149,7 @@ def dropout_factors(dropout, member, rows, keys):
         c2 = (product0 >> 32).to(tl.uint32) ^ c3 ^ k1
         c1 = product1.to(tl.uint32)
         c3 = product0.to(tl.uint32)
-        # They wrap around, which a debug run of Triton would else take for a mistake.
+        # These sums are meant to wrap around, which a debug run of Triton would otherwise report as an overflow.
         k0 = tl.add(k0, 0x9E3779B9, sanitize_overflow=False)
         k1 = tl.add(k1, 0xBB67AE85, sanitize_overflow=False)
     return tl.where(c0 >= threshold.to(tl.uint32), keep_scale, 0.0)
@@ -164,10 +165,10 @@ def key_range(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_KEYS: tl.constexpr,
 ):
-    """Which keys the query tile ``rows``, from row start_m on, sees.
+    """Return which keys are seen by the query tile ``rows``, which starts at row start_m.
 
-    Returns the last key that each row sees; how many key tiles every row sees as a whole; and how many tiles
-    there are of which any row sees any key.
+    Returns the last key that each row sees, the number of key tiles that every row sees as a whole, and the number
+    of key tiles that any row sees at least in part.
     """
     last_key = tl.full([BLOCK_ROWS], seqlen_k - 1, tl.int32)
     whole = seqlen_k // BLOCK_KEYS

@@ -1,7 +1,7 @@
-"""The arguments of an attention call, checked before anything is launched.
+"""Checks of the arguments of an attention call, made before anything is launched.
 
-What makes no sense raises TypeError or ValueError; what makes sense but isn't supported NotImplementedError,
-the contract's refusal. Every message names the argument, its value and what was expected.
+Arguments that make no sense raise TypeError or ValueError; those that make sense but aren't supported raise
+NotImplementedError, the contract's refusal. Every message names the argument, its value and what was expected.
 """
 
 import math
@@ -45,13 +45,13 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor, causal: bool, sm_scale: float)
 
 
 def default_scale(q: Tensor) -> float:
-    """1 / sqrt(head_dim); of what is no q that ``check_inputs`` takes, 1."""
+    """Return 1 / sqrt(head_dim), or 1 for any q that ``check_inputs`` does not accept."""
     head_dim = q.shape[3] if isinstance(q, Tensor) and q.ndim == 4 else 1
     return 1.0 / math.sqrt(max(head_dim, 1))
 
 
 def check_stored_dtype(name: str, dtype: torch.dtype | None) -> None:
-    """Check the dtype that results are stored in, where it is given: one of those of the inputs."""
+    """Check the dtype that results are stored in, if one is given: it must be one of those of the inputs."""
     if dtype is not None and dtype not in _DTYPES:
         raise NotImplementedError(f"{name}: got {dtype!r}, expected one of {DTYPES}")
 
@@ -74,7 +74,7 @@ def check_key_padding_mask(mask: Tensor | None, k: Tensor) -> None:
 
 
 def check_dropout(dropout_p: float, dropout_seed: int) -> None:
-    """Check a probability below 1, by 2^-32 at least, and a seed of 63 bits."""
+    """Check that dropout_p is from 0 to 1 - 2^-32, and that dropout_seed fits into 63 bits."""
     if not isinstance(dropout_p, float | int):
         raise TypeError(f"dropout_p: got {dropout_p!r}, expected a float or an int")
     if not 0.0 <= dropout_p <= 1.0 - 2.0**-32:
@@ -88,7 +88,7 @@ def check_dropout(dropout_p: float, dropout_seed: int) -> None:
 def check_like(
     name: str, tensor: Tensor, model_name: str, model: Tensor, shape: tuple[int, ...], dtype: torch.dtype
 ) -> None:
-    """``tensor`` has this shape and dtype, the model's device, and a unit last stride."""
+    """Check that ``tensor`` has this shape and dtype, the model's device, and a unit last stride."""
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{name}: got {type(tensor).__name__}, expected a torch.Tensor")
     if tuple(tensor.shape) != tuple(shape):
@@ -103,5 +103,5 @@ def check_like(
 
 
 def check_lengths(name: str, lengths: Tensor, count: int, q: Tensor) -> None:
-    """``lengths`` is (count,) int32, on the device of q. What numbers it holds is not looked at."""
+    """Check that ``lengths`` is (count,) int32 on the device of q. The numbers in it are not checked."""
     check_like(name, lengths, "q", q, (count,), torch.int32)

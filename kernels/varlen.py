@@ -6,8 +6,8 @@ lie end to end in tensors (total, heads, head_dim): sequence b has the queries f
 ``cu_seqlens_q[b + 1]`` and sees the keys from ``cu_seqlens_k[b]`` up to ``cu_seqlens_k[b + 1]``, as many as there
 are, 0 too. A causal mask has its corner at the last query and the last key of each sequence.
 
-A program owns a tile of one sequence. Programs are as many as the longest sequence needs, for each sequence;
-those past the end of a shorter one leave at once.
+A program owns a tile of one sequence. Every sequence has as many programs as the longest one needs; those past the end
+of a shorter sequence return at once.
 """
 
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ from kernels.validation import check_inputs, check_lengths, check_like
 
 @triton.jit
 def sequence(cu_seqlens, index, total):
-    """Where a sequence begins, int64, and how long it is: within ``total``, whatever cu_seqlens holds."""
+    """Return where a sequence begins, int64, and its length: within ``total``, whatever cu_seqlens holds."""
     begin = tl.minimum(tl.maximum(tl.load(cu_seqlens + index), 0), total)
     end = tl.minimum(tl.maximum(tl.load(cu_seqlens + index + 1), begin), total)
     return begin.to(tl.int64), end - begin
@@ -75,7 +75,7 @@ def _forward_kernel(
     BLOCK_OWN: tl.constexpr,
     BLOCK_LOOP: tl.constexpr,
 ):
-    """Computes out (total_q, heads_q, head_dim) and lse (heads_q, total_q) of a query tile."""
+    """Compute out (total_q, heads_q, head_dim) and lse (heads_q, total_q) of a query tile."""
     tiles = tl.cdiv(max_seqlen_q, BLOCK_OWN)
     # Under a causal mask the last tiles see the most keys, so they start first.
     start_m = (tiles - 1 - tl.program_id(0) % tiles) * BLOCK_OWN
@@ -163,7 +163,7 @@ def _dk_dv_kernel(
     BLOCK_OWN: tl.constexpr,
     BLOCK_LOOP: tl.constexpr,
 ):
-    """Computes dk and dv (total_k, heads_kv, head_dim) of a key tile."""
+    """Compute dk and dv (total_k, heads_kv, head_dim) of a key tile."""
     tiles = tl.cdiv(max_seqlen_k, BLOCK_OWN)
     start_n = tl.program_id(0) % tiles * BLOCK_OWN
     head = tl.program_id(0) // tiles
@@ -256,7 +256,7 @@ def _dq_kernel(
     BLOCK_OWN: tl.constexpr,
     BLOCK_LOOP: tl.constexpr,
 ):
-    """Computes dq (total_q, heads_q, head_dim) of a query tile."""
+    """Compute dq (total_q, heads_q, head_dim) of a query tile."""
     tiles = tl.cdiv(max_seqlen_q, BLOCK_OWN)
     start_m = (tiles - 1 - tl.program_id(0) % tiles) * BLOCK_OWN
     heads_q = heads_kv * group
@@ -312,7 +312,7 @@ def _dq_kernel(
 
 
 LAUNCH: Mapping[str, tuple[Any, ...]] = flash_v2.LAUNCH
-"""Launch settings."""
+"""Launch settings, as in ``kernels.flash_v2``."""
 
 SPILLS = {
     "gfx942": 908,
@@ -339,13 +339,13 @@ def packed_forward(
     num_stages: int = 2,
     precision: str = "ieee",
 ) -> tuple[Tensor, Tensor]:
-    """Attention of each sequence of q (total_q, heads_q, head_dim) to its own of k and v (total_k, heads_kv, ..).
+    """Return attention of each sequence in q (total_q, heads_q, head_dim) to its own keys and values.
 
-    Query head h reads key head ``h // (heads_q // heads_kv)``. Any strides, but the last is 1. Inputs are
-    float16, bfloat16 or float32, head_dim is 1 to 256; sm_scale is any finite number.
+    k and v are (total_k, heads_kv, head_dim); query head h reads key head ``h // (heads_q // heads_kv)``. Any strides,
+    but the last is 1. Inputs are float16, bfloat16 or float32, head_dim is 1 to 256; sm_scale is any finite number.
 
-    cu_seqlens_q and cu_seqlens_k (sequences + 1,) int32 say where sequences begin: 0 first, then never less
-    than before, at last the total. max_seqlen_q and max_seqlen_k are the lengths of the longest, or more.
+    cu_seqlens_q and cu_seqlens_k (sequences + 1,) int32 say where sequences begin: the first number is 0, none is less
+    than the one before, and the last is the total. max_seqlen_q and max_seqlen_k are the longest lengths, or more.
     ``LAUNCH`` has the launch settings.
 
     Returns out, like q, and lse (heads_q, total_q) float32, the natural logarithm of the softmax sum. Both are
@@ -396,7 +396,7 @@ def packed_backward(
     num_stages: int = 2,
     precision: str = "ieee",
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients (dq, dk, dv) of ``sum(dout * packed_forward(q, k, v, ...)[0])``, like q, k and v, contiguous.
+    """Return the gradients (dq, dk, dv) of ``sum(dout * packed_forward(q, ...)[0])``, like q, k and v, contiguous.
 
     dout, like q, is the gradient of out; out and lse are what ``packed_forward`` returned. dk and dv are summed
     over the query heads that share a key head, in float32. Arguments and errors are those of
@@ -441,12 +441,12 @@ def packed_backward(
 
 
 def _batch_of_one(packed: Tensor) -> Tensor:
-    """(total, heads, head_dim) as (1, heads, total, head_dim); what is no such tensor as it is."""
+    """View (total, heads, head_dim) as (1, heads, total, head_dim); anything else is returned as it is."""
     return packed.transpose(0, 1)[None] if isinstance(packed, Tensor) and packed.ndim == 3 else packed
 
 
 def _strides(*packed: Tensor) -> tuple[int, ...]:
-    """Strides of row and head of each tensor, in elements."""
+    """Return the strides of row and head of each tensor, in elements."""
     return tuple(stride for tensor in packed for stride in tensor.stride()[:2])
 
 
@@ -501,7 +501,7 @@ def forward(
     max_seqlen_k: int | None = None,
     **launch: Any,
 ) -> tuple[Tensor, Tensor]:
-    """``packed_forward`` of q (batch, heads_q, seqlen_q, head_dim), k and v (batch, heads_kv, seqlen_k, head_dim).
+    """Call ``packed_forward`` on q, k and v that are laid out as (batch, heads, seqlen, head_dim).
 
     Without cu_seqlens, all sequences of the batch have these lengths. They are packed by view where strides
     allow it: a batch of one, or (batch, seqlen, heads, head_dim) in memory; else they are copied. With
@@ -534,7 +534,7 @@ def backward(
     max_seqlen_k: int | None = None,
     **launch: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """``packed_backward``, with the arguments of ``forward``; dq, dk and dv are like q, k and v."""
+    """Call ``packed_backward`` with the arguments of ``forward``; dq, dk and dv are like q, k and v."""
     check_inputs(q, k, v, causal, sm_scale)
     check_like("dout", dout, "q", q, q.shape, q.dtype)
     check_like("out", out, "q", q, q.shape, q.dtype)
@@ -564,7 +564,7 @@ def _lengths(
     max_seqlen_q: int | None,
     max_seqlen_k: int | None,
 ) -> tuple[Any, ...]:
-    """The last four as they are, or those of a batch of equal lengths."""
+    """Return the last four arguments as they are or, if none is given, those of a batch of equal lengths."""
     given = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     batch = q.shape[0]
     if any(x is not None for x in given):
@@ -576,12 +576,12 @@ def _lengths(
 
 
 def _packed(x: Tensor) -> Tensor:
-    """(batch, heads, seqlen, head_dim) as (batch * seqlen, heads, head_dim): a view, or a copy."""
+    """Return (batch, heads, seqlen, head_dim) as (batch * seqlen, heads, head_dim): a view, or a copy."""
     return x.transpose(1, 2).flatten(0, 1)
 
 
 def _unpacked(packed: Tensor, like: Tensor) -> Tensor:
-    """A view (batch, heads, seqlen, head_dim) of a packed tensor, with the lengths of ``like``."""
+    """Return a view (batch, heads, seqlen, head_dim) of a packed tensor, with the lengths of ``like``."""
     return packed.unflatten(0, (like.shape[0], like.shape[2])).transpose(1, 2)
 
 
