@@ -17,6 +17,8 @@ TENSORS = ("q", "k", "v", "dout")
 SIZES = ("batch", "heads_kv", "group", "seqlen_q", "seqlen_k", "head_dim")
 """The fields of a case that its tensors' shapes follow from."""
 NONFINITE = ("nan", "inf", "-inf")
+DEFAULT_BLOCK = 64
+"""Rows of a tile where no launch setting says."""
 
 Record = TypeVar("Record")
 

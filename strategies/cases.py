@@ -10,7 +10,7 @@ import hypothesis.strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from kernels.contract import LAYOUTS, Capabilities
-from strategies.case import NONFINITE, TENSORS, Case, Spike
+from strategies.case import DEFAULT_BLOCK, NONFINITE, TENSORS, Case, Spike
 from strategies.padding import FAMILIES as PADDINGS
 from strategies.values import FAMILIES
 
@@ -52,7 +52,6 @@ HUGE = {
 }
 """Which tensors have huge strides together, by device type. Memory that is never touched costs a CPU nothing; a
 GPU has to find gigabytes for each, and the time to get them."""
-DEFAULT_BLOCK = 64
 MOST_WORK = 2**22
 
 T = TypeVar("T")

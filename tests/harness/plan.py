@@ -15,8 +15,9 @@ from tests.harness.budget import CALLS, SECONDS, Clock, ShrinkBudget
 from tests.harness.child import Child
 from tests.harness.journal import Journal, set_aside_unfinished
 from tests.harness.kernel_info import KernelInfo, Unavailable
+from tests.harness.law import LAWS, PROPERTIES
 from tests.harness.ledger import LEDGER
-from tests.harness.report import LAWS, PROPERTIES, Replay
+from tests.harness.report import Replay
 from tests.harness.turns import Turn, turns_of_examples, turns_of_seconds
 
 JOURNALS = ".journal"

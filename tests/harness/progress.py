@@ -9,8 +9,8 @@ import pytest
 from hypothesis import settings
 
 from tests.harness.journal import examples_done
+from tests.harness.law import PROPERTIES
 from tests.harness.plan import JOURNALS, Plan
-from tests.harness.report import PROPERTIES
 from tests.harness.summary import Summary, rendered
 
 LIVE_SECONDS = 0.5

@@ -16,14 +16,12 @@ from strategies.case import Case, from_json, to_json
 from strategies.tensors import check_case
 from tests.harness import picture
 from tests.harness.explain import UNEXPLAINED, Explanation
+from tests.harness.law import LAWS
 from tests.harness.standalone import SCRIPT
 from tests.harness.verdict import Finding
 
 FORMAT = 1
 """Of case.json, apart from the case in it, which has a version of its own."""
-
-PROPERTIES = Path(__file__).parents[1] / "properties"
-LAWS = tuple(sorted(path.stem.removeprefix("test_") for path in PROPERTIES.glob("test_*.py")))
 
 DETAIL_LINES = 12
 """Of a traceback or a dead process's stderr, in what is read; case.json has all that was kept."""

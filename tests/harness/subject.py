@@ -3,12 +3,11 @@
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import strategies as st
 
 from strategies.case import Case
@@ -25,6 +24,7 @@ from tests.harness.investigate import Investigation
 from tests.harness.journal import Journal
 from tests.harness.kernel_info import KernelInfo
 from tests.harness.known import stored_case
+from tests.harness.law import Law
 from tests.harness.ledger import LEDGER, Ledger
 from tests.harness.plainly import is_plain, plainly
 from tests.harness.plan import JOURNALS
@@ -52,11 +52,6 @@ POLL_SECONDS = 0.2
 
 class TimeUp(BaseException):
     """The time for a Hypothesis run is over. No Exception, which Hypothesis would take for a failure."""
-
-
-def name_of(law: Callable[..., None]) -> str:
-    """The name of a law, by its module."""
-    return law.__module__.rpartition(".test_")[2]
 
 
 class Subject:
@@ -130,19 +125,14 @@ class Subject:
             )
         return self.strategies[key]
 
-    def corpus_cases(self, law: Callable[..., None]) -> list[Case]:
+    def corpus_cases(self, law: Law) -> list[Case]:
         """Those of the corpus, of a law and this dtype, that the kernel claims."""
         return [
             kept.case
             for kept in self.corpus
-            if (kept.law, kept.case.dtype) == (name_of(law), self.dtype)
+            if (kept.law, kept.case.dtype) == (law.name, self.dtype)
             and is_claimed(kept.case, self.info.capabilities)
         ]
-
-    def requires(self, claim: str) -> None:
-        """Skip the test, and say so, where the kernel doesn't claim what it is about."""
-        if not getattr(self.info.capabilities, claim):
-            pytest.skip(f"{self.info.name} does not claim {claim}")
 
     def begin(self, focus: Focus | None = None, seconds: float = math.inf) -> None:
         """Start a new item: draw from ``focus``, by default all that the kernel claims, for so many seconds.
@@ -176,7 +166,7 @@ class Subject:
         """The counts of this item."""
         return self.runs.tally
 
-    def uphold(self, law: Callable[..., None], case: Case) -> None:
+    def uphold(self, law: Law, case: Case) -> None:
         """Run ``law`` on ``case`` in the child, or on one near it where the case is known to fail.
 
         Raises TimeUp when late.
@@ -187,19 +177,18 @@ class Subject:
             self.leaves_out_next = False
             return
         self.generated += 1
-        name = name_of(law)
         self.learn()
-        open_case = case if self.replay is not None else self._moved(name, case)
+        open_case = case if self.replay is not None else self._moved(law.name, case)
         if open_case is None:
             return
         ignored = self._ignored()
-        verdict = self.runs.drawn(name, open_case, ignored)
-        self._blame_beside(name, open_case, verdict.beside)
+        verdict = self.runs.drawn(law.name, open_case, ignored)
+        self._blame_beside(law.name, open_case, verdict.beside)
         finding = self.info.finding(verdict)
         if finding is not None:
-            self._sort(Broken(name, open_case, finding, ignored, tuple(verdict.sizes)))
+            self._sort(Broken(law.name, open_case, finding, ignored, tuple(verdict.sizes)))
         elif verdict.status == "held":
-            self.held.append((name, open_case))
+            self.held.append((law.name, open_case))
 
     def learn(self) -> None:
         """Take in what other processes have found, and sort the failures that waited for it."""
@@ -247,10 +236,10 @@ class Subject:
             "imprecise": self.imprecise.to_dict(),
         }
 
-    def known_that_hold(self, law: Callable[..., None]) -> list[str]:
+    def known_that_hold(self, law: Law) -> list[str]:
         """Complaints about known failures of a law whose stored case holds by now."""
         stored = [
-            (known, stored_case(known)) for known in self.info.known_failures if known.laws[0] == name_of(law)
+            (known, stored_case(known)) for known in self.info.known_failures if known.laws[0] == law.name
         ]
         return [
             f"{self.info.name}: a known failure is gone: {known.what}\n"

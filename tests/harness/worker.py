@@ -4,7 +4,6 @@ One JSON object a line on stdin and stdout; whatever a kernel prints goes to std
 """
 
 import ctypes
-import importlib
 import json
 import os
 import platform
@@ -29,6 +28,7 @@ from strategies.case import from_json
 from tests.harness import pattern
 from tests.harness.device import device_answers
 from tests.harness.interpreting import repair_interpreter
+from tests.harness.law import law_named
 from tests.harness.precision import with_explanations
 from tests.harness.probe import probe
 from tests.harness.repro import Recorder, script
@@ -173,7 +173,7 @@ class Worker:
         self, request: dict[str, Any], kernel: AttentionKernel, trial_of: Callable[..., Trial]
     ) -> tuple[Verdict, Trial | None]:
         """Run a law on a case; the trial is None where not even its tensors could be had."""
-        law = importlib.import_module(f"tests.properties.test_{request['law']}").law
+        law = law_named(request["law"])
         if self.device != "cpu" and torch.cuda.memory_reserved() > CACHED_BYTES:
             torch.cuda.empty_cache()
         start = time.perf_counter()

@@ -4,19 +4,16 @@ They depend on the seed and on what the kernel claims, never on what it answers:
 the kernel itself, get the same ones.
 """
 
-import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
-from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
-from hypothesis import strategies as st
 
 from kernels.contract import Capabilities
 from strategies.case import Case
 from strategies.cases import cases
 from strategies.focus import without_huge_strides
-from tests.harness.trial import Trial
+from tests.harness.law import Law, law_named
 
 ROUND = (
     *("forward", "backward") * 3,
@@ -39,47 +36,19 @@ QUICK = 20
 SAMPLE = 3
 """Every so manieth planted bug."""
 
-Law = Callable[[Trial], None]
-
-
-class Collector:
-    """Stands for ``tests.harness.subject.Subject``: keeps the cases that a property test draws."""
-
-    def __init__(self, capabilities: Capabilities, dtype: str, device_type: str) -> None:
-        self.capabilities, self.dtype, self.device_type = capabilities, dtype, device_type
-        self.collected: list[Case] = []
-
-    def cases(self, **options: Any) -> st.SearchStrategy[Case]:
-        """As the subject's."""
-        return cases(self.capabilities, dtype=self.dtype, device_type=self.device_type, **options)
-
-    def requires(self, claim: str) -> None:
-        """Draw nothing for a law that is about what the kernel does not claim."""
-        if not getattr(self.capabilities, claim):
-            raise Unclaimed
-
-    def uphold(self, law: Law, case: Case) -> None:
-        """Keep the case."""
-        self.collected.append(case)
-
-
-class Unclaimed(Exception):
-    """The law does not apply to the kernel."""
-
 
 def is_quick() -> bool:
     """Whether the Hypothesis profile asks for a glance."""
     return settings().max_examples < QUICK
 
 
-def module_of(law: str) -> Any:
-    """The module of a law's property test."""
-    return importlib.import_module(f"tests.properties.test_{law}")
-
-
-def draw(law: str, collector: Collector, number: int, seed_: object) -> list[Case]:
-    """``number`` cases as the law's own test draws them, the same for the same seed; none if unclaimed."""
-    test = getattr(module_of(law), f"test_{law}").hypothesis.inner_test
+def draw(
+    law: Law, capabilities: Capabilities, dtype: str, device_type: str, number: int, seed_: object
+) -> list[Case]:
+    """``number`` cases as a run draws them for the law, the same for the same seed; none if it does not apply."""
+    drawn: list[Case] = []
+    if not law.applies_to(capabilities):
+        return drawn
 
     @seed(seed_)
     @settings(
@@ -89,15 +58,12 @@ def draw(law: str, collector: Collector, number: int, seed_: object) -> list[Cas
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
-    @given(data=st.data())
-    def run(data: st.DataObject) -> None:
-        test(subject=collector, data=data)
+    @given(case=cases(capabilities, dtype=dtype, device_type=device_type, **law.draws))
+    def run(case: Case) -> None:
+        drawn.append(case)
 
-    try:
-        run()
-    except Unclaimed:
-        return []
-    return collector.collected
+    run()
+    return drawn
 
 
 class Schedule:
@@ -126,7 +92,7 @@ class Schedule:
 
     def _draw(self, law: str, dtype: str, seed_: int, chunk: int, everything: bool) -> list[Case]:
         claims = self.capabilities if everything else without_huge_strides(self.capabilities)
-        collector = Collector(claims, dtype, self.device_type)
-        drawn = draw(law, collector, DRAWN_AT_ONCE + 1, f"{seed_} {law} {dtype} {chunk} {everything}")
+        seed_of_chunk = f"{seed_} {law} {dtype} {chunk} {everything}"
+        drawn = draw(law_named(law), claims, dtype, self.device_type, DRAWN_AT_ONCE + 1, seed_of_chunk)
         # A Hypothesis run begins with the same case whatever the seed.
         return drawn[1:]

@@ -2,27 +2,22 @@
 
 import tempfile
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-
-import hypothesis
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from kernels.registry import REGISTERED
 from strategies.case import TENSORS, Case
 from strategies.tensors import tensors
 from tests.harness import report
+from tests.harness.item import search
 from tests.harness.journal import Journal
 from tests.harness.kernel_info import KernelInfo
-from tests.harness.plugin import search
+from tests.harness.law import Law, law_named
 from tests.harness.standalone import SCRIPT, exit_status
 from tests.harness.subject import Subject, TimeUp
 from tests.mutation.campaign import Campaign
 from tests.mutation.diagnosis import named
-from tests.mutation.schedule import module_of
 
 SCRIPT_SECONDS = 300.0
 
@@ -45,7 +40,7 @@ class Shrunk:
 class OneBug(Subject):
     """A subject whose search ends with the first bug."""
 
-    def uphold(self, law: Callable[..., None], case: Case) -> None:
+    def uphold(self, law: Law, case: Case) -> None:
         """Raises TimeUp once a bug is known."""
         super().uphold(law, case)
         if self.failures:
@@ -59,9 +54,6 @@ def shrink(campaign: Campaign, spec: str, law: str, dtype: str, seed: int, limit
     report does not hold what it promises.
     """
     campaign.child.close()  # its memory may have been spoiled as the bug was looked for
-    # Without a database: it would remember the failures of one mutant for the next.
-    inner = getattr(module_of(law), f"test_{law}").hypothesis.inner_test
-    test = settings(database=None, max_examples=limit)(given(data=st.data())(inner))
     with tempfile.TemporaryDirectory() as folder:
         subject = OneBug(
             KernelInfo.ask(campaign.child, spec, ()),
@@ -73,7 +65,7 @@ def shrink(campaign: Campaign, spec: str, law: str, dtype: str, seed: int, limit
         )
         start = time.perf_counter()
         with suppress(TimeUp):
-            search(hypothesis.seed(seed)(test), subject)
+            search(law_named(law), subject, limit, seed)
         seconds = time.perf_counter() - start
         subject.runs.journal.close()
         assert subject.failures, f"{law} on {dtype} does not find {spec} by itself"

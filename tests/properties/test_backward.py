@@ -5,21 +5,12 @@ and lse where they follow from them, so that an error is blamed where it was mad
 forgotten or applied twice, masks of one pass that differ from the other's, gradients summed over the wrong heads.
 """
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from tests.harness.judge import judge
-from tests.harness.subject import Subject
+from tests.harness.law import law
 from tests.harness.trial import Trial
 
 
-def law(trial: Trial) -> None:
+@law(needs="backward", key_padding=True, dropout=True)
+def backward(trial: Trial) -> None:
     """Judge all that one call with gradients gives."""
     judge(trial, trial.problem, trial.gradients())
-
-
-@given(data=st.data())
-def test_backward(subject: Subject, data: st.DataObject) -> None:
-    """Backward."""
-    subject.requires("backward")
-    subject.uphold(law, data.draw(subject.cases(key_padding=True, dropout=True)))

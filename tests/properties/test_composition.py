@@ -8,19 +8,18 @@ when seqlen_q != seqlen_k, and long sequences treated unlike short ones, which n
 from dataclasses import replace
 
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.harness.law import law
 from tests.harness.relate import Derived, agree, allowances, claimed_length, in_claimed_layout, settled, twice
-from tests.harness.subject import Subject
 from tests.harness.trial import Outputs, Problem, Trial
 
 LONGEST = 2048
 """More than other laws draw: of two parts, each is checked as often as the whole."""
 
 
-def law(trial: Trial) -> None:
+@law(max_tiles=64, max_seqlen=LONGEST)
+def composition(trial: Trial) -> None:
     """Split at a place that the seed decides."""
     if trial.arithmetic.rotates:
         return  # parts are quantised on their own, and no rotated entry is certain to pass unchanged
@@ -111,9 +110,3 @@ def _merging(halves: list[Outputs]) -> dict[str, str]:
 
 def _queries(p: Problem, rows: slice) -> Problem:
     return replace(p, q=p.q[:, :, rows], dout=p.dout[:, :, rows])
-
-
-@given(data=st.data())
-def test_composition(subject: Subject, data: st.DataObject) -> None:
-    """Composition."""
-    subject.uphold(law, data.draw(subject.cases(max_tiles=64, max_seqlen=LONGEST)))

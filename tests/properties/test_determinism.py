@@ -8,10 +8,9 @@ reused too early, settings that break.
 
 from dataclasses import replace
 
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.harness.law import law
 from tests.harness.relate import (
     Derived,
     agree,
@@ -21,11 +20,11 @@ from tests.harness.relate import (
     of_a_repeat,
     twice,
 )
-from tests.harness.subject import Subject
 from tests.harness.trial import Outputs, Problem, Trial
 
 
-def law(trial: Trial) -> None:
+@law(key_padding=True, dropout=True, max_tiles=8)
+def determinism(trial: Trial) -> None:
     """Repeat, isolate, relaunch, feed back."""
     p = trial.problem
     first = trial.gradients()
@@ -86,9 +85,3 @@ def fed_back(trial: Trial, p: Problem) -> None:
     copied = trial.gradients(replace(p, dout=p.dout.clone()))
     bound = of_a_repeat(trial, allowances(trial, p, gradients=True))
     agree(trial, "a dout that the kernel itself wrote gives the {} of its copy", written, copied, bound)
-
-
-@given(data=st.data())
-def test_determinism(subject: Subject, data: st.DataObject) -> None:
-    """Determinism."""
-    subject.uphold(law, data.draw(subject.cases(key_padding=True, dropout=True, max_tiles=8)))

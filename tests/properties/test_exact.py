@@ -9,22 +9,21 @@ import math
 from dataclasses import replace
 
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from reference.arithmetic import FP32_ROUNDOFF, PARTIAL_STORES
 from reference.bounds.exact import FLOAT32_SAFE
 from reference.bounds.forward import merge_error, part_error
 from reference.masks import blank, visible
+from tests.harness.law import law
 from tests.harness.relate import settled
-from tests.harness.subject import Subject
 from tests.harness.trial import Check, Trial
 
 SCORE_GAP = 256.0
 """Natural-log gap between the key that a query meets and every other: exp2(-369) is 0 in float32."""
 
 
-def law(trial: Trial) -> None:
+@law(key_padding=True)
+def exact(trial: Trial) -> None:
     """Both, in the shape of the case."""
     p = trial.problem
     if 0 in p.q.shape or 0 in p.k.shape:
@@ -137,9 +136,3 @@ def _on_tf32_grid(v: torch.Tensor) -> torch.Tensor:
     if v.dtype != torch.float32:
         return v
     return (v.contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32)
-
-
-@given(data=st.data())
-def test_exact(subject: Subject, data: st.DataObject) -> None:
-    """Exact."""
-    subject.uphold(law, data.draw(subject.cases(key_padding=True)))

@@ -5,20 +5,12 @@ key. Catches wrong masks, tails, scales and heads, a lost rescaling, accumulatio
 lse in another base.
 """
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from tests.harness.judge import judge
-from tests.harness.subject import Subject
+from tests.harness.law import law
 from tests.harness.trial import Trial
 
 
-def law(trial: Trial) -> None:
+@law(key_padding=True, dropout=True)
+def forward(trial: Trial) -> None:
     """Judge out and lse of one call."""
     judge(trial, trial.problem, trial.forward())
-
-
-@given(data=st.data())
-def test_forward(subject: Subject, data: st.DataObject) -> None:
-    """Forward."""
-    subject.uphold(law, data.draw(subject.cases(key_padding=True, dropout=True)))

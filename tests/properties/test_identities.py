@@ -10,8 +10,6 @@ import math
 from dataclasses import dataclass, replace
 
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
 from reference.arithmetic import FP32_ROUNDOFF, PARTIAL_STORES, Arithmetic
@@ -21,8 +19,8 @@ from reference.bounds.forward import merge_error, part_error
 from reference.bounds.scores import LARGEST_EXPONENT
 from reference.heads import fold, unfold
 from reference.masks import visible
+from tests.harness.law import law
 from tests.harness.relate import settled
-from tests.harness.subject import Subject
 from tests.harness.trial import Check, Outputs, Problem, Trial
 
 LONGEST = 4096
@@ -129,7 +127,8 @@ def sizes(trial: Trial, p: Problem) -> Sizes:
     return Sizes(q, k, v, dout, live, score, weight, largest_v, grad_p, grad_s + out_floor, safe, known)
 
 
-def law(trial: Trial) -> None:
+@law(max_seqlen=LONGEST, max_tiles=64, max_work=MOST_SCORES)
+def identities(trial: Trial) -> None:
     """All identities on one problem."""
     trial = settled(trial)
     p = trial.problem
@@ -285,9 +284,3 @@ def sums_of_gradients(
             other=got.call,
         ),
     ]
-
-
-@given(data=st.data())
-def test_identities(subject: Subject, data: st.DataObject) -> None:
-    """Identities."""
-    subject.uphold(law, data.draw(subject.cases(max_seqlen=LONGEST, max_tiles=64, max_work=MOST_SCORES)))

@@ -10,20 +10,19 @@ between rows or heads, tiles treated unequally, masks that leak.
 from dataclasses import replace
 
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
 from reference.heads import fold, unfold
+from tests.harness.law import law
 from tests.harness.relate import Derived, agree, allowances, settled, twice
-from tests.harness.subject import Subject
 from tests.harness.trial import Outputs, Trial
 
 GRID = 2.0**-4
 """Keys are rounded to this grid and cut to [-4, 4] where a vector is added to them: sums stay exact in bfloat16."""
 
 
-def law(trial: Trial) -> None:
+@law(key_padding=True, max_tiles=8)
+def invariance(trial: Trial) -> None:
     """Every relation on one problem."""
     trial = settled(trial)
     p = trial.problem
@@ -192,9 +191,3 @@ def contiguous(trial: Trial, base: Outputs, allowed: dict[str, Tensor]) -> None:
         return
     got = trial.gradients(replace(p, **{name: x.contiguous() for name, x in tensors.items()}))
     agree(trial, "{} of strided tensors is that of contiguous ones", base, got, twice(allowed), exactly=True)
-
-
-@given(data=st.data())
-def test_invariance(subject: Subject, data: st.DataObject) -> None:
-    """Invariance."""
-    subject.uphold(law, data.draw(subject.cases(key_padding=True, max_tiles=8)))

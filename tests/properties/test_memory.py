@@ -8,13 +8,10 @@ and loads beyond the end, kernels that work in place.
 
 from dataclasses import replace
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from strategies.layouts import Window
+from tests.harness.law import law
 from tests.harness.poison import PoisonedAllocations, behind_fence
 from tests.harness.relate import agree, allowances, of_a_repeat
-from tests.harness.subject import Subject
 from tests.harness.trial import Outputs, Trial
 
 FINITE_POISON = 1280.0
@@ -23,7 +20,8 @@ FINITE_POISON = 1280.0
 INPUTS = ("q", "k", "v", "dout")
 
 
-def law(trial: Trial) -> None:
+@law(key_padding=True, dropout=True, max_tiles=16)
+def memory(trial: Trial) -> None:
     """One run with NaN, one with a number, one at the fence."""
     first = run(trial, float("nan"))
     for name in INPUTS:
@@ -69,9 +67,3 @@ def run_fenced(trial: Trial) -> None:
     mask = None if p.key_padding_mask is None else behind_fence(p.key_padding_mask)
     problem = replace(p, q=q, k=k, v=v, dout=dout, key_padding_mask=mask)
     trial.gradients(problem, memory=PoisonedAllocations(float("nan"), fenced=True))
-
-
-@given(data=st.data())
-def test_memory(subject: Subject, data: st.DataObject) -> None:
-    """Memory."""
-    subject.uphold(law, data.draw(subject.cases(key_padding=True, dropout=True, max_tiles=16)))

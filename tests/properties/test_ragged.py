@@ -13,20 +13,19 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
-from strategies.cases import DEFAULT_BLOCK
+from strategies.case import DEFAULT_BLOCK
 from tests.harness.judge import judge
-from tests.harness.subject import Subject
+from tests.harness.law import law
 from tests.harness.trial import Trial
 
 MOST_SEQUENCES = 4
 """Of those that the rows of a packed case are cut into."""
 
 
-def law(trial: Trial) -> None:
+@law(needs="ragged")
+def ragged(trial: Trial) -> None:
     """The seed decides the lengths."""
     claimed = trial.kernel.capabilities.ragged
     chance = random.Random(trial.case.seed)
@@ -95,10 +94,3 @@ def length(trial: Trial, block: str, most: int, chance: random.Random) -> int:
 def int32(numbers: list[int], device: torch.device) -> Tensor:
     """As kernels take lengths."""
     return torch.tensor(numbers, dtype=torch.int32, device=device)
-
-
-@given(data=st.data())
-def test_ragged(subject: Subject, data: st.DataObject) -> None:
-    """Ragged."""
-    subject.requires("ragged")
-    subject.uphold(law, data.draw(subject.cases()))

@@ -12,16 +12,15 @@ from functools import partial
 from typing import Any
 
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels.contract import DTYPES
-from tests.harness.subject import Subject
+from tests.harness.law import law
 from tests.harness.trial import Problem, Trial, run_kernel
 
 
-def law(trial: Trial) -> None:
+@law(needs="validates", max_tiles=8)
+def rejection(trial: Trial) -> None:
     """Each call must raise, and leave its inputs alone."""
     p = trial.problem
     if 0 in p.q.shape or 0 in p.k.shape:
@@ -114,10 +113,3 @@ def _other(dtype: torch.dtype) -> torch.dtype:
 def _mapped(p: Problem, change: Callable[[Tensor], Tensor]) -> Problem:
     changed: dict[str, Any] = {name: change(getattr(p, name)) for name in ("q", "k", "v", "dout")}
     return replace(p, **changed)
-
-
-@given(data=st.data())
-def test_rejection(subject: Subject, data: st.DataObject) -> None:
-    """Rejection."""
-    subject.requires("validates")
-    subject.uphold(law, data.draw(subject.cases(max_tiles=8)))

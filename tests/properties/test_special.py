@@ -11,21 +11,20 @@ replaced by a finite sentinel, padding that leaks, state shared between heads.
 from dataclasses import dataclass, replace
 
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
 from reference.heads import fold, unfold
 from reference.masks import visible
+from tests.harness.law import law
 from tests.harness.relate import agree, allowances, twice
-from tests.harness.subject import Subject
 from tests.harness.trial import Check, Outputs, Problem, Trial
 
 HEAVY = 1e-3
 """A weight that no arithmetic rounds to 0, where NaN or infinity must show."""
 
 
-def law(trial: Trial) -> None:
+@law(nonfinite=True, max_tiles=16)
+def special(trial: Trial) -> None:
     """Rows by what reaches them: a number, something that is none, or left open."""
     p = trial.problem
     got = trial.gradients() if trial.kernel.capabilities.backward else trial.forward()
@@ -138,9 +137,3 @@ def weightless(trial: Trial, s: Scores) -> None:
     bound = bound.masked_fill(~unfold(rows, p.heads_q), torch.inf)
     claim = "a key whose score is -inf has weight 0"
     trial.hold([Check(claim, "out", got.out, torch.zeros_like(bound), bound, call=got.call)])
-
-
-@given(data=st.data())
-def test_special(subject: Subject, data: st.DataObject) -> None:
-    """Special."""
-    subject.uphold(law, data.draw(subject.cases(nonfinite=True, max_tiles=16)))

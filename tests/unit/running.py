@@ -1,6 +1,5 @@
 """What several test files share: small cases, and toys run by the harness, by pytest or by a script."""
 
-import importlib
 import multiprocessing
 import os
 import runpy
@@ -8,10 +7,10 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from strategies.case import Case
 from tests.harness.child import ROOT
+from tests.harness.law import law_named
 from tests.harness.subject import Subject
 from tests.harness.verdict import Finding
 from tests.unit.toys import ROWS
@@ -24,14 +23,10 @@ ENVIRONMENT = {"device": "cpu", "device_name": "abacus", "torch": "2.0"}
 SubjectOf = Callable[..., Subject]
 
 
-def law(name: str) -> Any:
-    return importlib.import_module(f"tests.properties.test_{name}").law
-
-
 def finding_of(subject: Subject, law_name: str, case: Case) -> Finding:
     """What ``uphold`` finds that is new."""
     known = set(subject.failures)
-    subject.uphold(law(law_name), case)
+    subject.uphold(law_named(law_name), case)
     (new,) = subject.failures.keys() - known
     return subject.failures[new].finding
 

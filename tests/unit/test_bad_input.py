@@ -20,7 +20,8 @@ from tests.harness.refusals import complaint, merged
 from tests.harness.tally import MOST_CASES, Tally
 from tests.harness.trial import LawBroken, Trial
 from tests.harness.verdict import Verdict
-from tests.properties import test_backward, test_forward
+from tests.properties.test_backward import backward
+from tests.properties.test_forward import forward
 from tests.unit.running import TOYS, pytest_run
 from tests.unit.toys import CLAIMS, sound
 
@@ -164,14 +165,14 @@ class TestLaws:
 
     def claim_of(self, kernel: AttentionKernel, case: Case) -> str:
         with pytest.raises(LawBroken) as broken:
-            test_backward.law(Trial(kernel, case, "cpu", SAFETY))
+            backward(Trial(kernel, case, "cpu", SAFETY))
         assert broken.value.finding.kind == "contract"
         return broken.value.finding.claim
 
     def test_a_tuple_of_the_wrong_length(self) -> None:
         kernel = load(f"{STRANGERS}:three_if_causal")
         case = Case(seqlen_q=3, seqlen_k=3)
-        test_forward.law(Trial(kernel, case, "cpu", SAFETY))
+        forward(Trial(kernel, case, "cpu", SAFETY))
         claim = "a kernel returns what its contract says, but it returned a tuple of 3, expected out or (out, lse)"
         assert self.claim_of(kernel, replace(case, causal=True)) == claim
 

@@ -19,16 +19,17 @@ from tests.harness.budget import ShrinkBudget
 from tests.harness.child import ROOT, Child, HarnessError
 from tests.harness.device import OVERRAN
 from tests.harness.kernel_info import KernelInfo
+from tests.harness.law import law_named
 from tests.harness.trial import LawBroken, Trial
 from tests.harness.verdict import Finding
-from tests.unit.running import CASE, SEVERAL, SMALL, TOYS, SubjectOf, exit_status, finding_of, law
+from tests.unit.running import CASE, SEVERAL, SMALL, TOYS, SubjectOf, exit_status, finding_of
 from tests.unit.toys import ROWS
 
 
 class TestChild:
     def test_a_sound_kernel_holds(self, subject_of: SubjectOf) -> None:
         subject = subject_of("sound")
-        subject.uphold(law("forward"), CASE)
+        subject.uphold(law_named("forward"), CASE)
         assert subject.tally.examples == 1
         assert subject.tally.broken == 0
         assert 0 < subject.tally.worst < 1
@@ -71,7 +72,7 @@ class TestChild:
     ) -> None:
         monkeypatch.setattr(trial, "device_answers", lambda device: answers)
         with pytest.raises(LawBroken) as broken:
-            law("forward")(Trial(load(f"{TOYS}:faulting", ()), CASE, "cpu", SAFETY))
+            law_named("forward")(Trial(load(f"{TOYS}:faulting", ()), CASE, "cpu", SAFETY))
         assert broken.value.finding.kind == kind
 
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="a device fault needs a GPU")
@@ -130,7 +131,7 @@ class TestChild:
         finding = finding_of(subject, "forward", CASE)
         assert finding.kind == "died"
         assert "signal 11" in finding.claim
-        subject.uphold(law("forward"), SMALL)
+        subject.uphold(law_named("forward"), SMALL)
         assert subject.tally.examples == 2
 
     @pytest.mark.usefixtures("unscripted")
@@ -208,7 +209,7 @@ class TestChild:
         assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False).returncode == OVERRAN
 
     def test_output_and_input_of_a_kernel_do_not_mix_with_answers(self, subject_of: SubjectOf) -> None:
-        subject_of("talking").uphold(law("forward"), CASE)
+        subject_of("talking").uphold(law_named("forward"), CASE)
 
     def test_an_error_of_the_harness_is_not_blamed_on_the_kernel(self, child: Child) -> None:
         request = report.record(f"{TOYS}:sound", (), "nonsense", CASE)

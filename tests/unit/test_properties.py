@@ -14,8 +14,9 @@ from kernels.contract import AttentionKernel
 from kernels.flash_v2 import KERNEL as FLASH_V2
 from reference.bounds.accumulation import SAFETY
 from strategies.case import Case, Spike
+from tests.harness.law import law_named
 from tests.harness.trial import LawBroken, Trial
-from tests.mutation.schedule import LAWS, Collector, draw, module_of
+from tests.mutation.schedule import LAWS, draw
 from tests.unit.emulator import aligned
 from tests.unit.sound import CLAIMS, Sound, plain
 
@@ -27,7 +28,7 @@ ROUNDS = 10
 @cache
 def drawn(law: str, dtype: str, round_: int) -> list[Case]:
     """The same cases on every run, with the options that the law's own test passes."""
-    return draw(law, Collector(replace(CLAIMS, ragged="cache"), dtype, "cpu"), EXAMPLES, round_)
+    return draw(law_named(law), replace(CLAIMS, ragged="cache"), dtype, "cpu", EXAMPLES, round_)
 
 
 def failure(law: str, make: Callable[[], AttentionKernel], dtype: str, rounds: int = 1) -> str:
@@ -36,7 +37,7 @@ def failure(law: str, make: Callable[[], AttentionKernel], dtype: str, rounds: i
         kernel = make()
         launch = tuple(setting for setting in case.launch if setting[0] in kernel.capabilities.launch)
         try:
-            module_of(law).law(Trial(kernel, replace(case, launch=launch), "cpu", SAFETY))
+            law_named(law)(Trial(kernel, replace(case, launch=launch), "cpu", SAFETY))
         except LawBroken as broken:
             return f"{broken.finding}\n{case}"
     return ""
@@ -237,7 +238,7 @@ def test_bits_of_subnormal_scores_that_a_tensor_core_changes_are_no_finding_of_i
     p = trial.problem
     moved = trial.forward(replace(p, q=4 * p.q, sm_scale=p.sm_scale / 4)).lse
     assert not torch.equal(moved, trial.forward().lse)  # type: ignore[arg-type]  # lse is claimed
-    module_of("invariance").law(trial)
+    law_named("invariance")(trial)
 
 
 def test_products_that_overflow_before_a_scale_of_zero_are_no_finding_of_identities() -> None:
@@ -247,4 +248,4 @@ def test_products_that_overflow_before_a_scale_of_zero_are_no_finding_of_identit
     case = replace(case, v_values="zeros", dout_values="zeros")
     trial = Trial(FLASH_V2, case, "cuda" if torch.cuda.is_available() else "cpu", SAFETY)
     assert trial.forward().out.isnan().any()
-    module_of("identities").law(trial)
+    law_named("identities")(trial)

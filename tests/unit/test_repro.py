@@ -18,11 +18,12 @@ from strategies.case import Case, to_json
 from tests.harness.budget import ShrinkBudget
 from tests.harness.child import Child
 from tests.harness.explain import HOLDS_ALONE
+from tests.harness.law import law_named
 from tests.harness.repro import PROGRAM, _right, _window
 from tests.harness.trial import Check, Outputs, Problem, Trial
 from tests.harness.verdict import Finding
 from tests.harness.worker import Worker
-from tests.unit.running import CASE, TOYS, SubjectOf, exit_status, finding_of, law
+from tests.unit.running import CASE, TOYS, SubjectOf, exit_status, finding_of
 from tests.unit.toys import CLAIMS, sound
 
 SCRIPTS = [
@@ -123,7 +124,7 @@ def test_a_script_compares_what_the_law_compared() -> None:
         )
         for name in ("identities", "invariance", "composition", "determinism", "memory"):
             results.clear()
-            law(name)(Witness(kernel, case, "cpu", SAFETY))
+            law_named(name)(Witness(kernel, case, "cpu", SAFETY))
     # both sides of each of these come from the kernel, and a mended one gives another number for both
     assert len({claim for claim, _ in seen}) >= 14, sorted(seen)
 

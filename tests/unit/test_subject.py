@@ -15,6 +15,7 @@ from tests.harness import report
 from tests.harness.bugs import Bug, Severity
 from tests.harness.child import ChildDied, DeviceLost
 from tests.harness.imprecise import Call, Imprecise
+from tests.harness.law import law_named
 from tests.harness.subject import Subject
 from tests.harness.verdict import Finding, Verdict
 from tests.unit.running import (
@@ -23,7 +24,6 @@ from tests.unit.running import (
     SMALL,
     SubjectOf,
     finding_of,
-    law,
 )
 
 
@@ -73,8 +73,8 @@ class TestSubject:
 
     def test_a_case_is_journaled_before_it_is_launched(self, recorded: Any) -> None:
         subject, child = recorded(HELD, HELD)
-        subject.uphold(law("forward"), CASE)
-        subject.uphold(law("backward"), SMALL)
+        subject.uphold(law_named("forward"), CASE)
+        subject.uphold(law_named("backward"), SMALL)
         assert [entry["done"] for entry in child.journaled] == [1, 2]
         assert [entry["law"] for entry in child.journaled] == ["forward", "backward"]
         assert child.journaled[1]["case"] == json.loads(to_json(SMALL))
@@ -87,7 +87,7 @@ class TestSubject:
     def test_a_call_that_a_claim_explains_is_remembered_and_not_investigated(self, recorded: Any) -> None:
         subject, child = recorded(imprecise("k_prescaled=true", "tf32=true"), imprecise("k_prescaled=true"))
         for case in (CASE, SMALL):
-            subject.uphold(law("forward"), case)
+            subject.uphold(law_named("forward"), case)
         assert len(child.requests) == 2
         assert subject.failures == {}
         (line,) = subject.messages()
@@ -100,7 +100,7 @@ class TestSubject:
 
     def test_calls_that_no_one_claim_explains_are_a_bug(self, recorded: Any) -> None:
         subject, child = recorded(imprecise("k_prescaled=true"))
-        subject.uphold(law("forward"), CASE)
+        subject.uphold(law_named("forward"), CASE)
         child.answers = [imprecise("l_from_rounded_p=true")] * 3
         assert finding_of(subject, "forward", SMALL).explained_by == ("l_from_rounded_p=true",)
 
@@ -116,7 +116,7 @@ class TestSubject:
         subject, child = recorded(BROKEN)
         other = {"process": -1, "begins": "toys.sound", "time": time.time()}
         subject.ledger.append(other)
-        subject.uphold(law("forward"), CASE)
+        subject.uphold(law_named("forward"), CASE)
         assert (subject.failures, len(subject.waiting)) == ({}, 1)
         found = report.Failure("toys.py:sound", "toys.sound", (), "backward", SMALL, WRONG, ENVIRONMENT)
         subject.ledger.append(Bug(found, tensors=("out",)).to_dict())
@@ -133,7 +133,7 @@ class TestSubject:
         found = report.Failure("toys.py:sound", "toys.sound", (), "forward", SMALL, wrong_lse, ENVIRONMENT)
         everywhere = Bug(found, tensors=("lse",), severity=Severity(20, 20))
         subject.ledger.append(everywhere.to_dict())
-        subject.uphold(law("forward"), CASE)
+        subject.uphold(law_named("forward"), CASE)
         assert child.requests[0]["ignored"] == ["lse"]
         assert subject.seen[str(found.folder)].total == 1
 
@@ -177,7 +177,7 @@ class TestSubject:
         subject.learn()
         subject.bugs.clear()  # so that it is found, and written, once more
         child.answers = [BROKEN]
-        subject.uphold(law("forward"), CASE)
+        subject.uphold(law_named("forward"), CASE)
         assert f"report not written: {folder}: No space left on device" in subject.messages()
         assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
@@ -189,20 +189,20 @@ class TestSubject:
             "nothing at all without keys",
             "now and then",
         ]
-        subject.uphold(law("forward"), replace(CASE, seqlen_q=1, seqlen_k=0))
+        subject.uphold(law_named("forward"), replace(CASE, seqlen_q=1, seqlen_k=0))
         assert (subject.tally.known, subject.tally.moved, subject.tally.examples) == (1, 1, 1)
         assert finding_of(subject, "forward", replace(CASE, seqlen_k=3)).kind == "error"
-        subject.uphold(law("backward"), CASE)
+        subject.uphold(law_named("backward"), CASE)
         (seen,) = subject.seen.values()
         assert seen.names(0) == ("backward", "forward")
 
     def test_a_known_failure_that_is_gone_is_a_complaint(self, subject_of: SubjectOf) -> None:
         subject = subject_of("KNOWN")
-        (complaint,) = subject.known_that_hold(law("forward"))
+        (complaint,) = subject.known_that_hold(law_named("forward"))
         assert complaint.startswith("known: a known failure is gone: nothing at all without keys\n")
         assert "seqlen_k=0" in complaint
         assert subject.tally.examples == 0
-        assert subject.known_that_hold(law("backward")) == []
+        assert subject.known_that_hold(law_named("backward")) == []
 
     def test_a_known_failure_that_finds_no_memory_is_not_gone(
         self, subject_of: SubjectOf, monkeypatch: pytest.MonkeyPatch
@@ -211,12 +211,12 @@ class TestSubject:
         monkeypatch.setattr(
             subject.runs.child, "run", lambda *_: Verdict(status="skipped", reason="no memory")
         )
-        assert subject.known_that_hold(law("forward")) == []
+        assert subject.known_that_hold(law_named("forward")) == []
 
     def test_refusals_are_counted(self, subject_of: SubjectOf) -> None:
         subject = subject_of("refusing_some")
         for causal in (False, True, True):
-            subject.uphold(law("forward"), Case(causal=causal))
+            subject.uphold(law_named("forward"), Case(causal=causal))
         assert (subject.tally.examples, subject.tally.refusals) == (1, 2)
         assert subject.tally.reasons == {"no mask": 2}
         assert subject.complaint() == ""
@@ -224,7 +224,7 @@ class TestSubject:
     def test_refusing_everything_is_a_complaint(self, subject_of: SubjectOf) -> None:
         subject = subject_of("refusing_all")
         for seed in range(3):
-            subject.uphold(law("forward"), Case(seed=seed))
+            subject.uphold(law_named("forward"), Case(seed=seed))
         assert subject.complaint() == "toys.refusing_all refused nearly all cases"
 
     def test_hypothesis_prints_it_in_one_word(self, subject_of: SubjectOf) -> None:
