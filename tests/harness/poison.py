@@ -6,6 +6,8 @@ result where what is read isn't used, then ends the process.
 
 import ctypes
 import mmap
+import sys
+from types import MethodType
 from typing import Any
 
 import torch
@@ -32,6 +34,9 @@ class PoisonedAllocations(TorchDispatchMode):
 
     def __init__(self, value: float, *, fenced: bool = False) -> None:
         super().__init__()
+        if "torch._dynamo" in sys.modules:  # a kernel may be compiled, but not what fills its memory
+            uncompiled = torch.compiler.disable(type(self).__torch_dispatch__)
+            self.__torch_dispatch__ = MethodType(uncompiled, self)  # type: ignore[method-assign]
         self.value = value
         self.fenced = fenced
         self.guarded: list[tuple[Tensor, int, int]] = []
@@ -40,6 +45,11 @@ class PoisonedAllocations(TorchDispatchMode):
     def ignore_compile_internals(cls) -> bool:
         """Tells torch.compile to compile as if there were no mode; else it refuses, and goes on refusing."""
         return True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Tells PyTorch not to import torch._dynamo for each mode, which takes about as long as to import torch."""
+        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None

@@ -1,6 +1,9 @@
 """Memory that tells: what is left unwritten, and what is written beside an allocation."""
 
+from contextlib import nullcontext
+
 import torch
+from torch._dynamo.utils import counters
 
 from tests.harness.poison import PoisonedAllocations
 
@@ -26,3 +29,20 @@ def test_shapes_without_memory_are_left_alone() -> None:
         assert torch.empty(0).numel() == 0
     assert memory.guarded == []
     assert memory.broken_guards() == 0
+
+
+def test_what_fills_memory_is_not_compiled_with_a_kernel() -> None:
+    def uncompiled(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(2):
+            torch._dynamo.graph_break()  # in a loop: what is called from here may be compiled, this is not
+            x = x + torch.empty_like(x).copy_(x)
+        return x
+
+    frames = []
+    for memory in (nullcontext(), PoisonedAllocations(float("nan"))):
+        torch._dynamo.reset()
+        counters.clear()
+        with memory:
+            assert torch.compile(uncompiled, backend="eager")(torch.ones(3)).tolist() == [4.0] * 3
+        frames.append(dict(counters["frames"]))
+    assert frames[0] == frames[1]

@@ -1,0 +1,75 @@
+"""Laws as data: what is declared is found, and the child that checks laws imports nothing of what draws their cases."""
+
+import inspect
+import json
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from kernels.contract import Capabilities
+from reference.bounds.accumulation import SAFETY
+from strategies.case import Case
+from strategies.cases import cases
+from tests.harness import report
+from tests.harness.child import Child
+from tests.harness.law import LAWS, law_named
+from tests.harness.turns import CHEAP_FIRST
+
+KERNEL = """
+import json, sys
+from pathlib import Path
+from torch.nn.functional import scaled_dot_product_attention
+
+def attention(q, k, v, *, causal, sm_scale):
+    Path(__file__).with_suffix(".json").write_text(json.dumps(list(sys.modules)))
+    return scaled_dot_product_attention(q, k, v, scale=sm_scale, is_causal=causal)
+"""
+"""A kernel that writes down which modules are imported as it is called."""
+
+
+@pytest.fixture
+def child() -> Iterator[Child]:
+    child = Child("cpu")
+    yield child
+    child.close()
+
+
+def test_every_child_is_free_of_what_only_the_parent_needs(child: Child, tmp_path: Path) -> None:
+    kernel = tmp_path / "kernel.py"
+    kernel.write_text(KERNEL)
+    for law in LAWS:
+        record = report.record(f"{kernel}:attention", (), law, Case(seqlen_q=2, seqlen_k=2))
+        child.run({**record, "safety": SAFETY}, lambda: None)
+    modules = json.loads(kernel.with_suffix(".json").read_text())
+    assert "torch" in modules
+    assert {f"tests.properties.test_{law}" for law in LAWS} <= set(modules)
+    # torch._dynamo takes about as long to import as the rest of torch.
+    assert not {"pytest", "_pytest", "hypothesis", "rich", "torch._dynamo"} & set(modules)
+
+
+@pytest.mark.parametrize("name", LAWS)
+class TestEachLaw:
+    def test_is_declared_in_the_file_of_its_name(self, name: str) -> None:
+        assert law_named(name).name == name
+
+    def test_says_what_it_states_and_what_it_catches(self, name: str) -> None:
+        docstring = import_module(f"tests.properties.test_{name}").__doc__ or ""
+        assert docstring.lower().startswith(f"{name}: ")
+        assert "Catches" in docstring
+
+    def test_needs_a_claim_that_there_is_and_draws_by_options_that_there_are(self, name: str) -> None:
+        law = law_named(name)
+        assert law.needs in ("", *Capabilities.__dataclass_fields__)
+        assert law.draws.keys() <= inspect.signature(cases).parameters.keys()
+
+
+def test_a_law_applies_where_what_it_needs_is_claimed() -> None:
+    assert not law_named("backward").applies_to(Capabilities(backward=False))
+    assert law_named("backward").applies_to(Capabilities())
+    assert law_named("forward").applies_to(Capabilities(backward=False))
+
+
+def test_the_order_of_a_round_names_laws_that_there_are() -> None:
+    assert set(CHEAP_FIRST) <= set(LAWS)
