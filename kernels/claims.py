@@ -1,23 +1,22 @@
 """Claims: those of plain functions, their ``--claims key=value`` overrides, and how they are printed."""
 
 import difflib
-import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import cache, partial
-from typing import Any
+from typing import Any, Literal, get_type_hints
 
 from kernels.contract import (
+    CLAIMS,
     DTYPES,
-    LAYOUTS,
-    OUTPUTS,
     ArithmeticOf,
     Capabilities,
     FamilyOf,
     Launch,
     flash_arithmetic,
 )
+from kernels.spelling import BOOLEAN, RELATIVE_ERROR, Spelling, integer, one_of
 from reference.arithmetic import FLOAT32, FP32_ROUNDOFF, TF32_TRUNCATED, Arithmetic, Format
 from reference.family import Family, full_precision
 
@@ -52,122 +51,30 @@ Whether it returns lse, and whether gradients flow through its output, is only k
 """
 
 
-@dataclass(frozen=True)
-class _Values:
-    """The values of one key: ``read`` turns the text into a value, or raises ValueError or KeyError."""
+CAPABILITIES = {name: claim.spelling for name, claim in CLAIMS.items() if claim.spelling is not None}
+"""How each claim is spelled that can be made on the command line."""
 
-    expected: str
-    read: Callable[[str], Any]
+NOT_CLAIMED = ("smallest_operand", "accumulate_terms")
+"""Fields of ``Arithmetic`` that follow from hardware and dtype."""
 
-
-def _words(**values: Any) -> _Values:
-    return _Values(" or ".join(values), values.__getitem__)
-
-
-def _one_of(*names: str) -> _Values:
-    return _words(**{name: name for name in names})
-
-
-def _subset(names: tuple[str, ...], **words: tuple[str, ...]) -> _Values:
-    words = {"all": names, **words}
-
-    def read(text: str) -> tuple[str, ...]:
-        if text in words:
-            return words[text]
-        chosen = [name.strip() for name in text.split(",")]
-        if not set(chosen) <= set(names):
-            raise ValueError
-        return tuple(name for name in names if name in chosen)
-
-    return _Values(f"{' or '.join(words)}, or some of {','.join(names)}", read)
-
-
-def _integer(least: int) -> _Values:
-    def read(text: str) -> int:
-        if (value := int(text)) < least:
-            raise ValueError
-        return value
-
-    return _Values(f"an integer of at least {least}", read)
-
-
-def _head_dims(text: str) -> tuple[int, ...]:
-    head_dims: set[int] = set()
-    for part in text.split(","):
-        first, _, last = part.partition("-")
-        span = range(int(first), int(last or first) + 1)
-        if not span or span[0] < 1:
-            raise ValueError
-        head_dims.update(span)
-    return tuple(sorted(head_dims))
-
-
-def _probabilities(text: str) -> tuple[float, ...]:
-    values = tuple(sorted(float(part) for part in text.split(",")))
-    if not 0.0 <= values[0] <= values[-1] < 1.0:
-        raise ValueError
-    return values
-
-
-def _relative_error(text: str) -> float:
-    if not 0.0 <= (value := float(text)) < 1.0:
-        raise ValueError
-    return value
-
-
-_BOOLEAN = _words(true=True, false=False)
-_ERROR = _Values("a relative error from 0 up to 1", _relative_error)
-
-_CAPABILITIES: Mapping[str, _Values] = {
-    "dtypes": _subset(DTYPES),
-    "head_dims": _Values("integers and ranges of at least 1, such as 64,128 or 1-256", _head_dims),
-    "grouped_heads": _BOOLEAN,
-    "unequal_lengths": _BOOLEAN,
-    "min_seqlen": _integer(0),
-    "seqlen_multiple": _integer(1),
-    "causal": _words(true=(True,), false=(False,), both=(False, True)),
-    "causal_alignment": _one_of("bottom_right", "top_left"),
-    "causal_unequal_lengths": _BOOLEAN,
-    "sm_scale": _one_of("any", "positive"),
-    "layouts": _subset(LAYOUTS),
-    "key_padding": _BOOLEAN,
-    "dropout": _Values("probabilities from 0 up to 1, such as 0,0.1", _probabilities),
-    "backward": _BOOLEAN,
-    "lse": _BOOLEAN,
-    "deterministic": _subset(OUTPUTS, none=()),
-    "ragged": _words(none="", cache="cache", packed="packed"),
-    "batch_invariant": _BOOLEAN,
-    "validates": _BOOLEAN,
-    "may_refuse": _BOOLEAN,
+_BY_TYPE: Mapping[Any, Spelling] = {
+    bool: BOOLEAN,
+    bool | Literal["any"]: BOOLEAN,
+    float: RELATIVE_ERROR,
+    int: integer(1),
+    int | None: integer(1),
+    Literal["out", "probabilities", "weights", "any"]: one_of("out", "probabilities", "weights"),
 }
 
-_ARITHMETIC: Mapping[str, _Values] = {
-    "precision": _one_of("ieee", "tf32"),
-    "operand_rounding": _ERROR,
-    "accumulate": _ERROR,
-    "exp_error": _ERROR,
-    "log_error": _ERROR,
-    "div_error": _ERROR,
-    "tile_min": _integer(1),
-    "tile_max": _integer(1),
-    "normalised_first": _BOOLEAN,
-    "partial_results": _BOOLEAN,
-    "merged": _integer(1),
-    "merged_by_lse": _BOOLEAN,
-    "l_from_rounded_p": _BOOLEAN,
-    "rounded_partials": _BOOLEAN,
-    "k_prescaled": _BOOLEAN,
-    "q_prescaled": _BOOLEAN,
-    "rounded_scores": _BOOLEAN,
-    "delta": _one_of("out", "probabilities", "weights"),
-    "saved_weights": _BOOLEAN,
-    "ds_from_rounded_p": _BOOLEAN,
-    "ds_scaled": _BOOLEAN,
-    "dk_dv_per_head": _BOOLEAN,
-    "dk_dv_rows": _integer(1),
-    "dq_keys": _integer(1),
-    "dq_atomic": _BOOLEAN,
+ARITHMETIC: Mapping[str, Spelling] = {
+    "precision": one_of("ieee", "tf32"),
+    **{
+        name: _BY_TYPE[hint]
+        for name, hint in get_type_hints(Arithmetic).items()
+        if hint in _BY_TYPE and name not in NOT_CLAIMED
+    },
 }
+"""How each claim about the arithmetic is spelled."""
 
 _FLOAT32_PRECISION: Mapping[str, Mapping[str, Any]] = {
     "ieee": {"weights": FLOAT32, "operand_rounding": 0.0},
@@ -191,7 +98,7 @@ def parse_claims(claims: Iterable[str], base: Capabilities) -> Capabilities:
     arithmetic: dict[str, dict[str, Any]] = {dtype: {} for dtype in DTYPES}
     for claim in claims:
         dtypes, key, value = _read(claim)
-        if key in _ARITHMETIC:
+        if key in ARITHMETIC:
             for dtype in dtypes:
                 arithmetic[dtype][key] = value
         else:
@@ -206,7 +113,7 @@ def parse_claims(claims: Iterable[str], base: Capabilities) -> Capabilities:
 
 def _read(claim: str) -> tuple[tuple[str, ...], str, Any]:
     """The dtypes that a claim is about, its key and its value."""
-    keys = {**_CAPABILITIES, **_ARITHMETIC}
+    keys = {**CAPABILITIES, **ARITHMETIC}
     left, separator, text = (part.strip() for part in claim.partition("="))
     dtype, colon, key = left.rpartition(":")
     if not separator:
@@ -216,12 +123,12 @@ def _read(claim: str) -> tuple[tuple[str, ...], str, Any]:
         raise ClaimError(f"claim {claim!r}: no key {key!r}, expected one of {', '.join(close or keys)}")
     if colon and dtype not in DTYPES:
         raise ClaimError(f"claim {claim!r}: got dtype {dtype!r}, expected one of {', '.join(DTYPES)}")
-    if colon and key not in _ARITHMETIC:
-        names = ", ".join(_ARITHMETIC)
+    if colon and key not in ARITHMETIC:
+        names = ", ".join(ARITHMETIC)
         raise ClaimError(f"claim {claim!r}: got {key!r} for one dtype, expected one of {names}")
     try:
         return (dtype,) if colon else DTYPES, key, keys[key].read(text.lower())
-    except (ValueError, KeyError):
+    except (ValueError, KeyError, ArithmeticError):
         raise ClaimError(f"claim {key}: got {text!r}, expected {keys[key].expected}") from None
 
 
@@ -250,33 +157,24 @@ def _fields(claimed: Mapping[str, Any], dtype: str) -> dict[str, Any]:
     )
 
 
-def describe(capabilities: Capabilities, device_type: str | None = None) -> dict[str, str]:
-    """Short strings for a report's header, by claim; of a device type, each dtype's arithmetic there too."""
-    c = capabilities
-    lines = {
-        "dtypes": ", ".join(c.dtypes),
-        "head_dims": _sequence(c.head_dims),
-        "grouped_heads": _yes(c.grouped_heads),
-        "unequal_lengths": _yes(c.unequal_lengths),
-        "min_seqlen": str(c.min_seqlen),
-        "seqlen_multiple": str(c.seqlen_multiple),
-        "causal": ", ".join(_yes(causal) for causal in c.causal),
-        "causal_alignment": c.causal_alignment,
-        "causal_unequal_lengths": _yes(c.causal_unequal_lengths),
-        "sm_scale": c.sm_scale,
-        "layouts": "all" if set(c.layouts) == set(LAYOUTS) else ", ".join(c.layouts),
-        "key_padding": _yes(c.key_padding),
-        "dropout": _sequence(c.dropout),
-        "backward": _yes(c.backward),
-        "lse": _yes(c.lse),
-        "deterministic": ", ".join(c.deterministic) or "none",
-        "ragged": c.ragged or "none",
-        "batch_invariant": _yes(c.batch_invariant),
-        "validates": _yes(c.validates),
-        "may_refuse": _yes(c.may_refuse),
-        "launch": ", ".join(f"{name} {' or '.join(map(str, values))}" for name, values in c.launch.items())
-        or "none",
+def lesser(capabilities: Capabilities) -> dict[str, str]:
+    """By name, each claim with which a kernel says that it was never meant for something that is claimed here."""
+    return {
+        name: f"{name}={spelling.write(less)}"
+        for name, spelling in CAPABILITIES.items()
+        if (less := CLAIMS[name].less) is not None and less != getattr(capabilities, name)
     }
+
+
+def describe(capabilities: Capabilities, device_type: str | None = None) -> dict[str, str]:
+    """Each claim with its value as ``--claims`` reads it, and the launch settings.
+
+    For a device type, the arithmetic of each dtype is added, in words.
+    """
+    c = capabilities
+    lines = {name: spelling.write(getattr(c, name)) for name, spelling in CAPABILITIES.items()}
+    settings = (f"{name} {' or '.join(map(str, values))}" for name, values in c.launch.items())
+    lines["launch"] = ", ".join(settings) or "none"
     if device_type is None:
         return lines
     launch = {name: values[0] for name, values in c.launch.items()}
@@ -290,17 +188,6 @@ def _designs(family: Family) -> str:
     if len(family.forward) * len(family.backward) == 1:
         return "; or ".join(map(_departures, family.bases))
     return "; or with ".join(["any design of full precision", *(_changes(other, first) for other in others)])
-
-
-def _yes(claimed: bool) -> str:
-    return "yes" if claimed else "no"
-
-
-def _sequence(values: tuple[Any, ...]) -> str:
-    """``1, 2, ..., 256`` for a long run with equal steps, otherwise every value."""
-    steps = {b - a for a, b in itertools.pairwise(values)} if len(values) > 4 else set()
-    shown = (*values[:2], "...", values[-1]) if len(steps) == 1 else values
-    return ", ".join(map(str, shown))
 
 
 def _departures(arithmetic: Arithmetic) -> str:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from kernels.declaration import Claim, claim, claims_of
+from kernels.spelling import BOOLEAN, INTEGERS, PROBABILITIES, integer, one_of, subset, words
 from reference.arithmetic import BFLOAT16, FLOAT16, FLOAT32, Arithmetic
 from reference.family import Family
 
@@ -19,6 +21,13 @@ DTYPES = ("float16", "bfloat16", "float32")
 LAYOUTS = ("contiguous", "bnhd", "packed", "gap", "offset", "expanded", "expanded_rows", "huge")
 OUTPUTS = ("out", "lse", "dq", "dk", "dv")
 SMALLEST_NORMAL = {"float16": 2.0**-14, "bfloat16": 2.0**-126}
+
+RAGGED_KEYWORDS = {
+    "": (),
+    "cache": ("cache_seqlens",),
+    "packed": ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"),
+}
+"""What a kernel is called with for sequences of different lengths, by its claim ``ragged``."""
 
 Launch = Mapping[str, Any]
 ArithmeticOf = Callable[[str, str, Launch], Arithmetic]
@@ -44,70 +53,169 @@ def flash_arithmetic(dtype: str, device: str, launch: Launch) -> Arithmetic:
 class Capabilities:
     """What a kernel claims. Cases are drawn from the claims alone.
 
-    Attributes:
-        dtypes: names of torch dtypes of q, k, v, out and the gradients.
-        head_dims: head dimensions, smallest first.
-        grouped_heads: heads_q may be a multiple of heads_kv.
-        unequal_lengths: seqlen_q may differ from seqlen_k.
-        min_seqlen: smallest length (0: empty sequences are answered, not refused).
-        seqlen_multiple: both lengths are multiples of it, whatever the launch settings.
-        causal: the values of ``causal`` that are accepted.
-        causal_alignment: which corner the causal mask is anchored to when the lengths differ.
-        causal_unequal_lengths: seqlen_q may differ from seqlen_k under a causal mask too.
-        sm_scale: ``any`` float, or ``positive`` ones only.
-        layouts: memory layouts of q, k, v and dout, by their names in ``strategies.layouts``.
-        key_padding: ``forward`` and ``backward`` take a ``key_padding_mask`` (batch, seqlen_k) bool, contiguous, True
-            where a key may be attended, as FlashAttention has it (torch.nn.MultiheadAttention has the opposite).
-            Masked keys and values may hold anything; their weights and gradients are 0. Not passed without need.
-        dropout: probabilities that ``forward`` and ``backward`` take as ``dropout_p``, with a ``dropout_seed``:
-            weights are dropped as ``reference.dropout`` says. Never passed where it is 0.
-        backward: gradients are available.
-        lse: ``forward`` returns lse.
-        deterministic: the outputs that are the same, bit for bit, on every run.
-        ragged: sequences of different lengths in one call. ``cache``: forward takes ``cache_seqlens`` (batch,)
-            int32, of which sequence b has that many keys, and the causal mask its corner there. ``packed``:
-            forward and backward take ``cu_seqlens_q`` and ``cu_seqlens_k`` (sequences + 1,) int32 and
-            ``max_seqlen_q`` and ``max_seqlen_k``; batch is 1, and sequence b has the rows from
-            ``cu_seqlens_q[b]`` up to ``cu_seqlens_q[b + 1]``, and keys likewise.
-        batch_invariant: a row's bits depend on nothing but what the row sees: not on what else is in the
-            batch or in the tile, nor on how it all lies in memory.
-        validates: calls that are not claimed raise an error before anything is launched.
-        may_refuse: a claimed case may still be refused; refusals are counted, and fail only where nearly
-            everything is refused. So for plain functions, whose claims are ours and not theirs.
-        launch: launch settings that ``forward`` and ``backward`` take as keywords, with their values.
-        arithmetic: what may be rounded, for a dtype, a device type and launch settings.
-        designs: where the source is not known, the designs that the kernel may have; ``arithmetic`` is then not used.
+    Each field is declared with its meaning, from which its key on the command line, its line in a report and its
+    entry in ``docs/claims.md`` are made.
     """
 
-    dtypes: tuple[str, ...] = DTYPES
-    head_dims: tuple[int, ...] = (16, 32, 64, 128)
-    grouped_heads: bool = True
-    unequal_lengths: bool = True
-    min_seqlen: int = 0
-    seqlen_multiple: int = 1
-    causal: tuple[bool, ...] = (False, True)
-    causal_alignment: Literal["bottom_right", "top_left"] = "bottom_right"
-    causal_unequal_lengths: bool = True
-    sm_scale: Literal["any", "positive"] = "any"
-    layouts: tuple[str, ...] = LAYOUTS
-    key_padding: bool = False
-    dropout: tuple[float, ...] = (0.0,)
-    backward: bool = True
-    lse: bool = True
-    deterministic: tuple[str, ...] = OUTPUTS
-    ragged: Literal["", "cache", "packed"] = ""
-    batch_invariant: bool = False
-    validates: bool = True
-    may_refuse: bool = False
-    launch: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    arithmetic: ArithmeticOf = flash_arithmetic
-    designs: FamilyOf | None = None
+    dtypes: tuple[str, ...] = claim(
+        DTYPES,
+        "Names of the torch dtypes of q, k, v, out and the gradients.",
+        subset(DTYPES),
+        fields=("dtype",),
+        admits=lambda claimed, case: case.dtype in claimed,
+    )
+    head_dims: tuple[int, ...] = claim(
+        (16, 32, 64, 128),
+        "Head dimensions, smallest first.",
+        INTEGERS,
+        fields=("head_dim",),
+        admits=lambda claimed, case: case.head_dim in claimed,
+    )
+    causal: tuple[bool, ...] = claim(
+        (False, True),
+        "The values of `causal` that are accepted.",
+        words(true=(True,), false=(False,), both=(False, True)),
+        fields=("causal",),
+        admits=lambda claimed, case: case.causal in claimed,
+    )
+    causal_alignment: Literal["bottom_right", "top_left"] = claim(
+        "bottom_right",
+        """The corner that a causal mask is anchored to where the lengths differ. With `bottom_right`, query i sees
+        key j if `j <= i + seqlen_k - seqlen_q`; with `top_left`, if `j <= i`.""",
+        one_of("bottom_right", "top_left"),
+    )
+    causal_unequal_lengths: bool = claim(
+        True,
+        "`seqlen_q` may differ from `seqlen_k` under a causal mask, as far as `unequal_lengths` allows it at all.",
+        BOOLEAN,
+        fields=("lengths",),
+        admits=lambda claimed, case: claimed or not case.causal or case.seqlen_q == case.seqlen_k,
+        less=False,
+    )
+    unequal_lengths: bool = claim(
+        True,
+        "`seqlen_q` may differ from `seqlen_k`.",
+        BOOLEAN,
+        fields=("lengths",),
+        admits=lambda claimed, case: claimed or case.seqlen_q == case.seqlen_k,
+        less=False,
+    )
+    min_seqlen: int = claim(
+        0,
+        "The smallest length of a sequence. With 0, a call with an empty sequence is answered and not refused.",
+        integer(0),
+        fields=("seqlen_q", "seqlen_k"),
+        admits=lambda claimed, case: min(case.seqlen_q, case.seqlen_k) >= claimed,
+        less=1,
+    )
+    seqlen_multiple: int = claim(
+        1,
+        "Both lengths are multiples of this number, whatever the launch settings are.",
+        integer(1),
+        fields=("seqlen_q", "seqlen_k"),
+        admits=lambda claimed, case: case.seqlen_q % claimed == case.seqlen_k % claimed == 0,
+    )
+    sm_scale: Literal["any", "positive"] = claim(
+        "any",
+        "The values of `sm_scale` that are accepted: any float, zero and negative ones too, or positive ones only.",
+        one_of("any", "positive"),
+        fields=("sm_scale",),
+        admits=lambda claimed, case: claimed == "any" or case.scale > 0,
+        less="positive",
+    )
+    layouts: tuple[str, ...] = claim(
+        LAYOUTS,
+        "Memory layouts of q, k, v and dout, by their names in `strategies/layouts.py`.",
+        subset(LAYOUTS),
+        fields=("q_layout", "k_layout", "v_layout", "dout_layout"),
+        admits=lambda claimed, case: set(case.layouts) <= set(claimed),
+    )
+    key_padding: bool = claim(
+        False,
+        """`forward` and `backward` take a `key_padding_mask`, a contiguous bool tensor (batch, seqlen_k) that is True
+        where a key may be attended. (FlashAttention has it so; `torch.nn.MultiheadAttention` has the opposite.)
+        Masked keys and values may hold anything, NaN included; their weights and gradients are 0. The mask is not
+        passed where no key is padded.""",
+        BOOLEAN,
+        fields=("key_padding",),
+        admits=lambda claimed, case: claimed or case.key_padding == "none",
+        less=False,
+        keywords=lambda claimed: ("key_padding_mask",) if claimed else (),
+    )
+    dropout: tuple[float, ...] = claim(
+        (0.0,),
+        """The probabilities that `forward` and `backward` take as `dropout_p`, together with an integer
+        `dropout_seed`. Weights are dropped by the rule in `reference/dropout.py`. Neither is passed where the
+        probability is 0.""",
+        PROBABILITIES,
+        fields=("dropout_p",),
+        admits=lambda claimed, case: case.dropout_p in (0.0, *claimed),
+        less=(0.0,),
+        keywords=lambda claimed: ("dropout_p", "dropout_seed") if any(claimed) else (),
+    )
+    grouped_heads: bool = claim(
+        True,
+        "`heads_q` may be a multiple of `heads_kv`.",
+        BOOLEAN,
+        fields=("group",),
+        admits=lambda claimed, case: claimed or case.group == 1,
+        less=False,
+    )
+    ragged: Literal["", "cache", "packed"] = claim(
+        "",
+        """Sequences of different lengths in one call. With `cache`, `forward` takes `cache_seqlens`, an int32 tensor
+        (batch,): sequence b has its first `cache_seqlens[b]` keys, and the corner of a causal mask lies there. With
+        `packed`, `forward` and `backward` take `cu_seqlens_q` and `cu_seqlens_k`, int32 tensors (sequences + 1,), and
+        the integers `max_seqlen_q` and `max_seqlen_k`: batch is 1, and sequence b has the rows from
+        `cu_seqlens_q[b]` up to `cu_seqlens_q[b + 1]`, and likewise its keys.""",
+        words(none="", cache="cache", packed="packed"),
+        keywords=RAGGED_KEYWORDS.__getitem__,
+    )
+    backward: bool = claim(True, "The kernel gives gradients of q, k and v.", BOOLEAN)
+    lse: bool = claim(True, "`forward` returns lse beside out.", BOOLEAN)
+    deterministic: tuple[str, ...] = claim(
+        OUTPUTS,
+        "The outputs that are the same, bit for bit, whenever a call is repeated.",
+        subset(OUTPUTS, none=()),
+    )
+    batch_invariant: bool = claim(
+        False,
+        """The bits of a row depend on nothing but what the row sees: neither on what else is in the batch or in the
+        tile, nor on how the tensors lie in memory.""",
+        BOOLEAN,
+    )
+    validates: bool = claim(
+        True, "A call that is not claimed raises an error before anything is launched.", BOOLEAN
+    )
+    may_refuse: bool = claim(
+        False,
+        """A claimed case may still be refused, by `NotImplementedError`. Refusals are counted, and only a kernel that
+        refuses nearly everything fails. This is meant for plain functions, whose claims are assumed and not stated.""",
+        BOOLEAN,
+    )
+    launch: Mapping[str, tuple[Any, ...]] = claim(
+        {},
+        "The launch settings that `forward` and `backward` take as keywords, each with the values that it may have.",
+        admits=lambda claimed, case: all(value in claimed.get(name, ()) for name, value in case.launch),
+    )
+    arithmetic: ArithmeticOf = claim(
+        flash_arithmetic, "What the kernel may round, for a dtype, a device type and launch settings."
+    )
+    designs: FamilyOf | None = claim(
+        None,
+        """The designs that a kernel may have whose source is not known. The error bounds follow from these instead of
+        `arithmetic`.""",
+    )
 
     def family(self, dtype: str, device: str, launch: Launch) -> Family:
         """The designs of which one has to explain what the kernel gives; of a declared arithmetic that alone."""
         if self.designs is None:
             return Family((self.arithmetic(dtype, device, launch),))
         return self.designs(dtype, device, launch)
+
+
+CLAIMS: Mapping[str, Claim] = claims_of(Capabilities)
+"""What is declared of each field of ``Capabilities``."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,9 +2,10 @@
 
 import inspect
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
-from kernels.contract import Capabilities
+from kernels.contract import CLAIMS, Capabilities
 
 POSITIONAL = ("q", "k", "v")
 """The parameters that every function is given by position."""
@@ -12,22 +13,14 @@ POSITIONAL = ("q", "k", "v")
 REQUIRED = ("causal", "sm_scale")
 """The parameters that every function is given by keyword."""
 
-_RAGGED = {
-    "": (),
-    "cache": ("cache_seqlens",),
-    "packed": ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"),
-}
-"""The further keywords of sequences of different lengths, by the claim ``ragged``."""
-
 MOST_CHARACTERS = 200
 """The longest signature that is quoted whole in a message."""
 
 
 def keywords(capabilities: Capabilities) -> tuple[str, ...]:
     """Return the names of all keywords that a function with these claims may be called with."""
-    padding = ("key_padding_mask",) if capabilities.key_padding else ()
-    dropout = ("dropout_p", "dropout_seed") if any(capabilities.dropout) else ()
-    return (*REQUIRED, *padding, *dropout, *_RAGGED[capabilities.ragged])
+    further = (claim.keywords(getattr(capabilities, name)) for name, claim in CLAIMS.items())
+    return (*REQUIRED, *chain.from_iterable(further))
 
 
 def expected(names: tuple[str, ...] = REQUIRED) -> str:

@@ -7,15 +7,13 @@ import json
 import math
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, TypeVar, get_type_hints
 
-VERSION = 3
-ADDED = {"dropout_p": 2, "key_padding": 3}
-"""Fields that older versions lack, and have at their default, with the version that brought them."""
 TENSORS = ("q", "k", "v", "dout")
 SIZES = ("batch", "heads_kv", "group", "seqlen_q", "seqlen_k", "head_dim")
 """The fields of a case that its tensors' shapes follow from."""
+LAYOUT_FIELDS = tuple(f"{tensor}_layout" for tensor in TENSORS)
 NONFINITE = ("nan", "inf", "-inf")
 DEFAULT_BLOCK = 64
 """Rows of a tile where no launch setting says."""
@@ -37,6 +35,18 @@ class Spike:
     value: float | str
 
 
+def _declared(simplest: Any, called: str, *, tried: tuple[Any, ...] = (), since: int = 1) -> Any:
+    """A field of a case that a failure may be traced to.
+
+    Args:
+        simplest: its default, which it is shrunk to. A failure that goes away with it needs another value.
+        called: what a report calls another value.
+        tried: for an option of the call, the values that tell whether it matters, the simplest first.
+        since: the version of the JSON that brought the field; older ones have it at its default.
+    """
+    return field(default=simplest, metadata={"called": called, "tried": tried, "since": since})
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Case:
     """One run of a kernel. ``sm_scale=None`` stands for 1 / sqrt(head_dim).
@@ -46,21 +56,21 @@ class Case:
     of masks (``strategies.padding``). ``launch`` holds the kernel's own launch settings as (name, value) pairs.
     """
 
-    batch: int = 1
-    heads_kv: int = 1
-    group: int = 1
+    batch: int = _declared(1, "several batch elements")
+    heads_kv: int = _declared(1, "several key heads")
+    group: int = _declared(1, "grouped heads")
     seqlen_q: int = 1
     seqlen_k: int = 1
     head_dim: int = 16
-    dtype: str = "float32"
-    causal: bool = False
-    sm_scale: float | None = None
-    key_padding: str = "none"
-    dropout_p: float = 0.0
-    q_layout: str = "contiguous"
-    k_layout: str = "contiguous"
-    v_layout: str = "contiguous"
-    dout_layout: str = "contiguous"
+    dtype: str = _declared("float32", "the dtype")
+    causal: bool = _declared(False, "the causal mask", tried=(False, True))
+    sm_scale: float | None = _declared(None, "sm_scale", tried=(None, 1.0, -1.0))
+    key_padding: str = _declared("none", "the key padding mask", tried=("none",), since=3)
+    dropout_p: float = _declared(0.0, "dropout", tried=(0.0,), since=2)
+    q_layout: str = _declared("contiguous", "the memory layout of q")
+    k_layout: str = _declared("contiguous", "the memory layout of k")
+    v_layout: str = _declared("contiguous", "the memory layout of v")
+    dout_layout: str = _declared("contiguous", "the memory layout of dout")
     q_values: str = "normal"
     k_values: str = "normal"
     v_values: str = "normal"
@@ -78,6 +88,11 @@ class Case:
     def heads_q(self) -> int:
         """Number of query heads."""
         return self.heads_kv * self.group
+
+    @property
+    def layouts(self) -> tuple[str, ...]:
+        """The memory layouts of q, k, v and dout."""
+        return tuple(getattr(self, name) for name in LAYOUT_FIELDS)
 
     @property
     def scale(self) -> float:
@@ -105,6 +120,15 @@ class Case:
         )
 
 
+DECLARED = {x.name: x.metadata for x in fields(Case) if x.metadata}
+"""What is declared of each field that a failure may be traced to."""
+SIMPLEST: dict[str, Any] = {name: getattr(Case, name) for name in DECLARED}
+"""The value that each of these fields is shrunk to."""
+OPTIONS: dict[str, tuple[Any, ...]] = {name: x["tried"] for name, x in DECLARED.items() if x["tried"]}
+"""The options of the call among these fields, with the values that tell whether an option matters."""
+VERSION = max(x["since"] for x in DECLARED.values())
+
+
 def to_json(case: Case) -> str:
     """The case as a JSON object: its version, its fields, spikes and launch settings as objects.
 
@@ -127,7 +151,7 @@ def from_json(text: str) -> Case:
     _expect(isinstance(record, dict), "case", record, "an object")
     version = record.pop("version", None)
     _expect(type(version) is int and 1 <= version <= VERSION, "case.version", version, f"1 to {VERSION}")
-    later = {name: getattr(Case, name) for name, since in ADDED.items() if since > version}
+    later = {name: SIMPLEST[name] for name, x in DECLARED.items() if x["since"] > version}
     for name in later:
         _expect(name not in record, f"case.{name}", record.get(name), f"no such field in version {version}")
     return _read_record(Case, "case", {**later, **record})

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import hypothesis.strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from kernels.contract import LAYOUTS, Capabilities
+from kernels.contract import CLAIMS, LAYOUTS, Capabilities
 from strategies.case import DEFAULT_BLOCK, NONFINITE, TENSORS, Case, Spike
 from strategies.padding import FAMILIES as PADDINGS
 from strategies.values import FAMILIES
@@ -136,22 +136,7 @@ def cases(
 
 def is_claimed(case: Case, capabilities: Capabilities) -> bool:
     """Whether a kernel claims to answer the case: all that is drawn, and more, such as other lengths."""
-    c = capabilities
-    lengths = (case.seqlen_q, case.seqlen_k)
-    return (
-        case.dtype in c.dtypes
-        and case.head_dim in c.head_dims
-        and case.causal in c.causal
-        and (case.group == 1 or c.grouped_heads)
-        and (case.scale > 0 or c.sm_scale == "any")
-        and min(lengths) >= c.min_seqlen
-        and not any(length % c.seqlen_multiple for length in lengths)
-        and _with_claimed_lengths(c, case) == case
-        and (case.key_padding == "none" or c.key_padding)
-        and case.dropout_p in (0.0, *c.dropout)
-        and all(getattr(case, f"{tensor}_layout") in c.layouts for tensor in TENSORS)
-        and all(name in c.launch and value in c.launch[name] for name, value in case.launch)
-    )
+    return all(claim.admits(getattr(capabilities, name), case) for name, claim in CLAIMS.items())
 
 
 def _independent(strategy: SearchStrategy[T]) -> SearchStrategy[T]:

@@ -6,10 +6,10 @@ from functools import partial
 from typing import Any
 
 from kernels.contract import Capabilities
-from strategies.case import Case
+from strategies.case import SIMPLEST, Case
 from strategies.cases import is_claimed
 from tests.harness.bugs import Bug, Need, wrong_tensors
-from tests.harness.vary import LENGTHS, PAIR, SCORES, SIMPLE, TILES_OF, VALUES_OF, value_of, with_value
+from tests.harness.vary import LENGTHS, PAIR, SCORES, TILES_OF, VALUES_OF, value_of, with_value
 from tests.harness.verdict import NUMBERS, Finding
 
 MOST_VALUES = 4
@@ -219,8 +219,8 @@ def needs_of(
 
 def _resisted_shrinking(need: Need) -> bool:
     """Whether shrinking has left a value that it would have made simpler, had the failure not needed it."""
-    if need.name in SIMPLE:
-        return need.name != "dtype" and need.fails[0] != SIMPLE[need.name]
+    if need.name in SIMPLEST:
+        return need.name != "dtype" and need.fails[0] != SIMPLEST[need.name]
     return need.name in VALUES_OF or need.name in ("lengths", "huge") or need.name.endswith(PAIR)
 
 

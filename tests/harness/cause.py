@@ -7,8 +7,8 @@ named, since most failures need some rows; how it lies to the tiles is.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from strategies.case import SIZES, TENSORS, Case
-from tests.harness.vary import SIMPLE, TILES_OF, Field, text
+from strategies.case import DECLARED, SIMPLEST, SIZES, TENSORS, Case
+from tests.harness.vary import TILES_OF, Field, text
 
 FEW_COLUMNS = 16
 """So many may be needed by the numbers of a case alone."""
@@ -28,13 +28,11 @@ EXPANDED = ("expanded", "expanded_rows")
 SCORING = {"head_dim", "sm_scale"}
 """What changes all scores."""
 
-STRUCTURE = SIMPLE.keys() - set(SIZES) - SCORING - {"dtype"}
+STRUCTURE = SIMPLEST.keys() - set(SIZES) - SCORING - {"dtype"}
 """What changes neither shapes nor scores, nor how numbers are rounded."""
 
 FEATURES = {
-    "batch": "several batch elements",
-    "heads_kv": "several key heads",
-    "group": "grouped heads",
+    **{name: declared["called"] for name, declared in DECLARED.items()},
     "no_queries": "no queries",
     "query_tail": "a last tile of queries that is not full",
     "query_tiles": "the number of tiles of queries",
@@ -44,12 +42,6 @@ FEATURES = {
     "head_dim": "head_dim",
     "odd_head_dim": "a head_dim that is no power of two",
     "lengths": "unequal lengths",
-    "dtype": "the dtype",
-    "causal": "the causal mask",
-    "sm_scale": "sm_scale",
-    "key_padding": "the key padding mask",
-    "dropout_p": "dropout",
-    **{f"{tensor}_layout": f"the memory layout of {tensor}" for tensor in TENSORS},
 }
 """What can be named, in the words of a report. Launch settings are named as they are."""
 
@@ -96,7 +88,7 @@ def _tells(case: Case, name: str) -> bool:
         return True
     neutral = UNSCALED if name in SCORING else CONSTANT
     plain = all(getattr(case, f"{tensor}_values") in neutral for tensor in TENSORS)
-    dense = all(getattr(case, f"{tensor}_layout") == "contiguous" for tensor in TENSORS)
+    dense = set(case.layouts) == {"contiguous"}
     return plain and dense and len(case.spikes) <= FEW_ENTRIES
 
 
@@ -113,7 +105,7 @@ def _of_a_field(case: Case, field: Field, launch: Mapping[str, tuple[Any, ...]])
         return ["sm_scale"] if field.holds == ("1.0",) and field.fails else []
     if field.value in EXPANDED and getattr(case, field.name.replace("_layout", "_values")) not in CONSTANT:
         return []  # laid out otherwise it has other numbers
-    simple = launch[field.name][0] if field.name in launch else SIMPLE[field.name]
+    simple = launch[field.name][0] if field.name in launch else SIMPLEST[field.name]
     # Larger errors are allowed where fewer bits are kept: what shows in float32 alone may be wrong everywhere.
     return [field.name] if text(simple) in field.holds else []
 

@@ -5,17 +5,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from kernels.contract import LAYOUTS, Capabilities, KnownFailure
-from strategies.case import TENSORS, Case
+from strategies.case import LAYOUT_FIELDS, OPTIONS, SIMPLEST, Case
 from strategies.cases import is_claimed
 from tests.harness.attribute import cures
 from tests.harness.bugs import Bug
 from tests.harness.known import meets
-from tests.harness.vary import SIMPLE, with_value
+from tests.harness.vary import with_value
 
 IN_ORDER = (
-    *(f"{tensor}_layout" for tensor in TENSORS),
-    *("sm_scale", "key_padding", "dropout_p", "group", "heads_kv", "batch", "causal", "head_dim"),
-    *("seqlen_q", "seqlen_k"),
+    *LAYOUT_FIELDS,
+    *(name for name in OPTIONS if name != "causal"),
+    *("group", "heads_kv", "batch", "causal", "head_dim", "seqlen_q", "seqlen_k"),
 )
 """The fields of a known failure that are changed, first those that cost the least of what a case tries."""
 
@@ -74,14 +74,12 @@ def _out_of(known: KnownFailure, case: Case, capabilities: Capabilities) -> Iter
 def _values(name: str, case: Case, capabilities: Capabilities) -> Iterable[Any]:
     """Other values of a field, the simplest first; of a size, the nearest."""
     own = getattr(case, name)
-    if name.endswith("_layout"):
+    if name in LAYOUT_FIELDS:
         return [x for x in LAYOUTS if x != "huge"]
-    if name == "causal":
-        return [not own]
     if name in ("head_dim", "seqlen_q", "seqlen_k"):
         allowed = capabilities.head_dims if name == "head_dim" else SMALL_LENGTHS
         return sorted(allowed, key=lambda value: abs(value - own))
-    return [SIMPLE[name], 1.0] if name == "sm_scale" else [SIMPLE[name]]
+    return OPTIONS.get(name, (SIMPLEST[name],))
 
 
 def _away_from(bug: Bug, case: Case, capabilities: Capabilities) -> Iterator[Case]:

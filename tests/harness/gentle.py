@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from kernels.contract import Capabilities
-from strategies.case import TENSORS, Case
+from strategies.case import LAYOUT_FIELDS, OPTIONS, SIMPLEST, Case
 from strategies.cases import is_claimed
 from tests.harness.bugs import Need
 from tests.harness.vary import LENGTHS, VALUES_OF, value_of, with_value
@@ -25,8 +25,6 @@ GENERAL = "gap"
 """A layout that has strides of its own in every shape."""
 AMBIGUOUS = ("bnhd", "packed", "offset")
 """Layouts that may have the strides of contiguous tensors, as where there is one head."""
-
-LAYOUT_FIELDS = tuple(f"{tensor}_layout" for tensor in TENSORS)
 
 
 def gently_reduced(
@@ -55,15 +53,8 @@ def _groups(case: Case, capabilities: Capabilities) -> Iterator[dict[str, Any]]:
     """Fields with their simplest values, those together that a failure hardly ever needs."""
     yield dict.fromkeys(LAYOUT_FIELDS, "contiguous")
     simple = {name: values[0] for name, values in capabilities.launch.items() if name in dict(case.launch)}
-    yield {
-        **simple,
-        **dict.fromkeys(VALUES_OF, "normal"),
-        "batch": 1,
-        "heads_kv": 1,
-        "sm_scale": None,
-        "key_padding": "none",
-        "dropout_p": 0.0,
-    }
+    seldom = [name for name in ("batch", "heads_kv", *OPTIONS) if name != "causal"]
+    yield {**simple, **dict.fromkeys(VALUES_OF, "normal"), **{name: SIMPLEST[name] for name in seldom}}
     yield {"group": 1}
     yield {"causal": False}
     longest = max(case.seqlen_q, case.seqlen_k)

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from reference.bounds.accumulation import SHRINKING_SAFETY
-from strategies.case import TENSORS, Case
+from strategies.case import LAYOUT_FIELDS, TENSORS, Case
 from strategies.cases import is_claimed
 from tests.harness.attribute import Broken, attribute, cures, needs_of
 from tests.harness.budget import (
@@ -23,7 +23,7 @@ from tests.harness.budget import (
 from tests.harness.bugs import ENOUGH, Bug, Need, Severity, Sightings, are_kindred, wrong_tensors
 from tests.harness.child import ChildDied, DeviceLost
 from tests.harness.explain import COMES_AND_GOES, HOLDS_ALONE, Explanation, Seen, explain
-from tests.harness.gentle import AMBIGUOUS, GENERAL, LAYOUT_FIELDS, RUNS, gently_reduced
+from tests.harness.gentle import AMBIGUOUS, GENERAL, RUNS, gently_reduced
 from tests.harness.offers import offered
 from tests.harness.ordinary import ordinary_cases
 from tests.harness.plainly import NO_PLAIN_LAW, PLAIN_LAWS

@@ -1,11 +1,11 @@
 """The claims that set some cases apart from others: ``key=value`` with which none of the first is claimed."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
+from collections.abc import Iterator, Sequence
 
-from kernels.claims import parse_claims
+from kernels.claims import lesser, parse_claims
 from kernels.contract import LAYOUTS, Capabilities
-from strategies.case import TENSORS, Case
+from kernels.spelling import write_integers
+from strategies.case import Case
 from strategies.cases import is_claimed
 
 MULTIPLES = (2, 4, 8, 16, 32, 64, 128)
@@ -59,22 +59,15 @@ def narrowing(outside: Sequence[Case], inside: Sequence[Case], capabilities: Cap
 def candidates(outside: Sequence[Case], inside: Sequence[Case], capabilities: Capabilities) -> Iterator[str]:
     """Claims that are narrower than ``capabilities``, each a value for one key; the least narrow come first."""
     c = capabilities
-    if c.causal_unequal_lengths:
-        yield "causal_unequal_lengths=false"
-    if c.sm_scale == "any":
-        yield "sm_scale=positive"
-    if c.key_padding:
-        yield "key_padding=false"
-    if len(c.dropout) > 1:
-        yield "dropout=0"
-    if c.grouped_heads:
-        yield "grouped_heads=false"
+    less = {name: claim for name, claim in lesser(c).items() if name != "min_seqlen"}
+    broad = less.pop("unequal_lengths", None)
+    yield from less.values()
     yield from _min_seqlens(outside, inside, c.min_seqlen)
     yield from _layouts(inside, c.layouts)
     yield from _dtypes(outside, inside, c.dtypes)
     yield from _head_dims(outside, inside, c.head_dims)
-    if c.unequal_lengths:
-        yield "unequal_lengths=false"
+    if broad is not None:
+        yield broad
     yield from (f"seqlen_multiple={m}" for m in MULTIPLES if m > c.seqlen_multiple)
     if len(c.causal) > 1:
         yield "causal=false"
@@ -93,7 +86,7 @@ def _min_seqlens(outside: Sequence[Case], inside: Sequence[Case], claimed: int) 
 
 def _layouts(inside: Sequence[Case], claimed: tuple[str, ...]) -> Iterator[str]:
     """All but one; all that occur inside; those with dense rows; the first alone."""
-    occurring = {getattr(case, f"{tensor}_layout") for case in inside for tensor in TENSORS}
+    occurring = {layout for case in inside for layout in case.layouts}
     kept = [{*claimed} - {layout} for layout in claimed]
     for layouts in (*kept, occurring, {*DENSE}, {*LAYOUTS[:1]}):
         remaining = [layout for layout in claimed if layout in layouts]
@@ -125,11 +118,4 @@ def _head_dims(outside: Sequence[Case], inside: Sequence[Case], claimed: tuple[i
     )
     for choice in (*sorted(usual, key=lambda choice: (-len(choice), choice)), *left):
         if choice and not without.intersection(choice):
-            yield f"head_dims={_ranges(choice)}"
-
-
-def _ranges(numbers: Iterable[int]) -> str:
-    """Numbers in ascending order as ``--claims head_dims`` reads them: runs of three and more as ``first-last``."""
-    runs = [[n for _, n in run] for _, run in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])]
-    parts = ([f"{run[0]}-{run[-1]}"] if len(run) > 2 else map(str, run) for run in runs)
-    return ",".join(part for run in parts for part in run)
+            yield f"head_dims={write_integers(choice)}"

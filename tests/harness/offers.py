@@ -3,25 +3,13 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 
-from kernels.claims import parse_claims
-from kernels.contract import Capabilities
-from strategies.case import TENSORS, Case
+from kernels.claims import lesser, parse_claims
+from kernels.contract import CLAIMS, Capabilities
+from strategies.case import LAYOUT_FIELDS, Case
 from strategies.cases import is_claimed
 from tests.harness.budget import BudgetSpent
 from tests.harness.bugs import TOP_LEFT, Need
 from tests.harness.runs import Runs
-
-SWITCHES = {
-    "lengths": ("unequal_lengths=false", "causal_unequal_lengths=false"),
-    "group": ("grouped_heads=false",),
-    "heads_kv": ("grouped_heads=false",),
-    "sm_scale": ("sm_scale=positive",),
-    "seqlen_q": ("min_seqlen=1",),
-    "seqlen_k": ("min_seqlen=1",),
-    "key_padding": ("key_padding=false",),
-    "dropout_p": ("dropout=0",),
-}
-"""By a field that a bug needs, the claims that exclude values of it, whatever the cases are."""
 
 FEW = 12
 """So many failing cases are run under another claim before it is offered; the rest follow as time allows."""
@@ -78,8 +66,11 @@ def candidates(
 ) -> Iterator[str]:
     """Claims narrower than those that are made, by which a kernel may have been meant: of the fields that it needs."""
     names = {need.name for need in needs}
-    for name in SWITCHES.keys() & names:
-        yield from SWITCHES[name]
+    # A kernel without grouped heads has as many heads of keys as of queries.
+    grouped = {"group"} if "heads_kv" in names else set()
+    yield from (
+        text for key, text in lesser(capabilities).items() if (names | grouped) & {*CLAIMS[key].fields}
+    )
     if "head_dim" in names:
         seen = {case.head_dim for case in failing}
         for kept in ([x for x in capabilities.head_dims if x.bit_count() == 1], capabilities.head_dims):
@@ -89,7 +80,7 @@ def candidates(
         yield from _listed("dtypes", [x for x in capabilities.dtypes if x not in seen_dtypes])
     if "huge" in names:
         yield from _listed("layouts", [x for x in capabilities.layouts if x != "huge"])
-    for name in names & {f"{tensor}_layout" for tensor in TENSORS}:
+    for name in names & {*LAYOUT_FIELDS}:
         fine = {getattr(case, name) for case in held} - {getattr(case, name) for case in failing}
         yield from _listed("layouts", [x for x in capabilities.layouts if x in fine])
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from kernels.contract import Capabilities
-from strategies.case import SIZES, TENSORS, Case, Spike
+from strategies.case import LAYOUT_FIELDS, OPTIONS, SIZES, TENSORS, Case, Spike
 from strategies.cases import is_claimed
 from strategies.tensors import tensors
 from strategies.values import FAMILIES
@@ -69,16 +69,8 @@ class _Search:
 
 def _plainer(case: Case, capabilities: Capabilities) -> Iterator[Case]:
     """One setting at its simplest, one tensor of a simpler family, one entry less."""
-    fields: dict[str, Any] = {
-        "causal": False,
-        "sm_scale": None,
-        "key_padding": "none",
-        "dropout_p": 0.0,
-        "seed": 0,
-    }
-    fields |= {f"{tensor}_layout": "contiguous" for tensor in TENSORS}
-    for name, value in fields.items():
-        yield _with(case, {name: value})
+    for name in (*OPTIONS, "seed", *LAYOUT_FIELDS):
+        yield _with(case, {name: getattr(Case, name)})
     for at, (name, _) in enumerate(case.launch):
         simplest = (name, capabilities.launch[name][0])
         yield replace(case, launch=(*case.launch[:at], simplest, *case.launch[at + 1 :]))

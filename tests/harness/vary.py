@@ -4,8 +4,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kernels.contract import Capabilities
-from strategies.case import SIZES, TENSORS, Case
+from kernels.claims import lesser
+from kernels.contract import CLAIMS, Capabilities
+from kernels.declaration import Claim
+from strategies.case import LAYOUT_FIELDS, OPTIONS, SIMPLEST, SIZES, TENSORS, Case
 from strategies.cases import is_claimed
 
 LENGTHS = ("seqlen_q", "seqlen_k")
@@ -17,19 +19,6 @@ SCORES = "scores"
 """The name of what sm_scale and the numbers of q and k say together: how large scores are."""
 PAIR = " layouts"
 """How the name of a field ends that is the layouts of two tensors, one of which is read by the strides of the other."""
-
-SIMPLE: dict[str, Any] = {
-    "batch": 1,
-    "heads_kv": 1,
-    "group": 1,
-    "dtype": "float32",
-    "causal": False,
-    "sm_scale": None,
-    "key_padding": "none",
-    "dropout_p": 0.0,
-    **{f"{tensor}_layout": "contiguous" for tensor in TENSORS},
-}
-"""The value that a field is shrunk to. A case that holds with it needs another."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +48,7 @@ def fields(case: Case, fails: Callable[[Case], bool], capabilities: Capabilities
     ``fails`` as for ``explain``. That lengths are unequal is no field where other unequal lengths hold, of which the
     same one is the longer.
     """
-    simple = {**SIMPLE, **{name: values[0] for name, values in capabilities.launch.items()}}
+    simple = {**SIMPLEST, **{name: values[0] for name, values in capabilities.launch.items()}}
     in_order = sorted(
         _others(case, capabilities), key=lambda field: field[1] == simple.get(field[0], field[1])
     )
@@ -95,12 +84,9 @@ def _others(case: Case, c: Capabilities) -> Iterator[tuple[str, Any, list[tuple[
         both = [x for x in (case.seqlen_q, case.seqlen_k) if x]
         yield "lengths", "unequal", [(f"both {x}", replace(case, seqlen_q=x, seqlen_k=x)) for x in both]
     yield _changed(case, "dtype", [x for x in c.dtypes if x != case.dtype])
-    yield _changed(case, "causal", [not case.causal])
-    yield _changed(case, "sm_scale", [x for x in (None, 1.0, -1.0) if x != case.sm_scale])
-    yield _changed(case, "key_padding", ["none"] if case.key_padding != "none" else [])
-    yield _changed(case, "dropout_p", [0.0] if case.dropout_p else [])
-    for tensor in TENSORS:
-        name = f"{tensor}_layout"
+    for name, values in OPTIONS.items():
+        yield _changed(case, name, [x for x in values if x != getattr(case, name)])
+    for name in LAYOUT_FIELDS:
         yield _changed(case, name, ["bnhd" if getattr(case, name) == "contiguous" else "contiguous"])
     for name, value in case.launch:
         others = [x for x in c.launch[name] if x != value]
@@ -151,8 +137,7 @@ def with_value(case: Case, name: str, value: Any) -> Case:
     if name.endswith(PAIR):
         return _with(case, {f"{tensor}_layout": "contiguous" for tensor in _tensors_of(name)})
     if name == "huge":
-        names = [f"{tensor}_layout" for tensor in TENSORS]
-        return _with(case, {x: "contiguous" for x in names if getattr(case, x) == "huge"})
+        return _with(case, {x: "contiguous" for x in LAYOUT_FIELDS if getattr(case, x) == "huge"})
     if name == SCORES:
         return replace(with_value(case, "qk_values", "normal"), sm_scale=None)
     if name in VALUES_OF:
@@ -201,19 +186,16 @@ def text(value: Any) -> str:
 
 def _claim_without(name: str, case: Case, c: Capabilities) -> str:
     """The claim that leaves out this value of the field, where one does and a kernel might be meant so."""
-    if name in LENGTHS:
-        return "min_seqlen=1" if getattr(case, name) == 0 else ""
-    if name == "lengths":
-        return "causal_unequal_lengths=false" if case.causal else "unequal_lengths=false"
     if name == "head_dim":
         powers = [x for x in c.head_dims if x.bit_count() == 1]
         return "" if case.head_dim in powers else f"head_dims={','.join(map(str, powers))}"
-    if name.endswith("_layout"):
+    if name in LAYOUT_FIELDS:
         return f"layouts={','.join(x for x in c.layouts if x != getattr(case, name))}"
-    if name == "group" and case.group == 1:
+    if name in LENGTHS and getattr(case, name):
         return ""
-    if name == "sm_scale":
-        return "sm_scale=positive" if case.scale <= 0 else ""
-    return {"group": "grouped_heads=false", "key_padding": "key_padding=false", "dropout_p": "dropout=0"}.get(
-        name, ""
-    )
+    without = (text for key, text in lesser(c).items() if _leaves_out(CLAIMS[key], name, case))
+    return next(without, "")
+
+
+def _leaves_out(claim: Claim, name: str, case: Case) -> bool:
+    return name in claim.fields and not claim.admits(claim.less, case)

@@ -4,6 +4,7 @@ One JSON object a line on stdin and stdout; whatever a kernel prints goes to std
 """
 
 import ctypes
+import inspect
 import json
 import os
 import platform
@@ -233,8 +234,8 @@ def _reference_backward(
 
 def _masked(kernel: AttentionKernel, options: dict[str, Any]) -> dict[str, Any]:
     """What the reference takes of a call's options."""
-    taken = ("causal", "sm_scale", "key_padding_mask", "dropout_p", "dropout_seed")
-    known = {name: options[name] for name in taken if name in options}
+    taken = inspect.signature(safe_softmax.forward).parameters.keys() - kernel.capabilities.launch.keys()
+    known = {name: value for name, value in options.items() if name in taken}
     return {**known, "alignment": kernel.capabilities.causal_alignment}
 
 
