@@ -71,7 +71,7 @@ def integer(least: int) -> Spelling:
             raise ValueError
         return value
 
-    return Spelling(f"an integer of at least {least}", read, str, (str(least), "64"))
+    return Spelling(f"an integer of at least {least}", read, str, ("64",))
 
 
 def _read_integers(text: str) -> tuple[int, ...]:

@@ -1,0 +1,113 @@
+"""The documentation page of all claims, made from their declarations.
+
+``python -m kernels.claims_page > docs/claims.md`` writes it.
+"""
+
+import inspect
+import re
+
+from kernels.claims import ARITHMETIC, CAPABILITIES, PLAIN_FUNCTION
+from kernels.contract import CLAIMS, Capabilities
+from kernels.spelling import Spelling
+from reference.arithmetic import Arithmetic
+
+HEAD = """\
+<!-- Made by `python -m kernels.claims_page > docs/claims.md` from the declarations in kernels/contract.py,
+     kernels/claims.py and reference/arithmetic.py. Change those, then make it again. -->
+
+# Claims
+
+A kernel is judged by what it claims: cases are drawn from its claims alone. A kernel that is an `AttentionKernel`
+states its claims as `Capabilities(key=value, ...)`; a plain function has those that are given here as defaults. For one
+run, `--claims key=value` puts another value in place. It may be given several times; of two values for one key the last
+holds, and capitals make no difference. A run prints claims as they are written here.
+
+## Claims about calls and answers
+"""
+
+ARITHMETIC_HEAD = """
+## Claims about the arithmetic
+
+The error bounds follow from what a kernel may round. A kernel that states its arithmetic is judged by that one, with
+these claims put in place. The source of a plain function is not known: it may have any of the usual designs, and a
+claim adds those that have this value. A dtype before the key restricts a claim to that dtype:
+`--claims float16:k_prescaled=true`.
+"""
+
+IN_PYTHON_HEAD = """
+## Claims that are made in Python only
+
+These are fields of `Capabilities` that the command line has no text for.
+"""
+
+
+PRECISION = """\
+Of products of float32 alone: `ieee` has exact operands, `tf32` truncates them to 10 bits, as tensor cores of a Hopper \
+do. Triton's interpreter has no tf32: a kernel that states its arithmetic is judged by `ieee` on a CPU."""
+
+
+def page() -> str:
+    """The whole page, in Markdown."""
+    in_python = [name for name in CLAIMS if name not in CAPABILITIES]
+    return "".join(
+        (
+            HEAD,
+            *map(_of_a_claim, CAPABILITIES),
+            IN_PYTHON_HEAD,
+            *(f"\n### `{name}`\n\n{CLAIMS[name].meaning}\n" for name in in_python),
+            ARITHMETIC_HEAD,
+            *map(_of_the_arithmetic, ARITHMETIC),
+        )
+    )
+
+
+def _of_a_claim(name: str) -> str:
+    claim, spelling = CLAIMS[name], CAPABILITIES[name]
+    less = () if claim.less is None else (spelling.write(claim.less),)
+    stated, plain = (spelling.write(getattr(x, name)) for x in (Capabilities(), PLAIN_FUNCTION))
+    of_plain = "" if stated == plain else f", of a plain function `{plain}`"
+    example = _other_than(plain, less + spelling.examples)
+    return _entry(name, claim.meaning, f"`{stated}`{of_plain}", spelling, example)
+
+
+def _of_the_arithmetic(name: str) -> str:
+    spelling = ARITHMETIC[name]
+    if name == "precision":
+        return _entry(name, PRECISION, "what the kernel states", spelling, "tf32")
+    default = getattr(Arithmetic, name)
+    written = "none" if default is None else f"`{spelling.write(default)}`"
+    example = _other_than(written, spelling.examples)
+    return _entry(name, attributes(Arithmetic)[name], written, spelling, example)
+
+
+def _other_than(default: str, examples: tuple[str, ...]) -> str:
+    return next(text for text in examples if text != default.strip("`"))
+
+
+def _entry(name: str, meaning: str, default: str, spelling: Spelling, example: str) -> str:
+    return f"""
+### `{name}`
+
+{meaning}
+
+- Default: {default}
+- Written: {spelling.expected}
+- Example: `--claims {name}={example}`
+"""
+
+
+def attributes(documented: type) -> dict[str, str]:
+    """What the section ``Attributes`` of a class's docstring says of each, as a sentence of Markdown."""
+    section = (inspect.getdoc(documented) or "").partition("Attributes:\n")[2]
+    found = re.findall(r"^    ([\w, ]+): (.+(?:\n {5,}.+)*)", section, re.MULTILINE)
+    return {name: _sentence(text) for names, text in found for name in names.split(", ")}
+
+
+def _sentence(text: str) -> str:
+    text = " ".join(text.split()).replace("``", "`")
+    is_word = re.match(r"[a-z]{3,}[ ,]", text)  # unlike dS and rowsum(P * dP)
+    return text[0].upper() + text[1:] if is_word else text
+
+
+if __name__ == "__main__":
+    print(page(), end="")
