@@ -26,7 +26,7 @@ class ClaimError(ValueError):
 
 
 def plain_function_designs(dtype: str, device: str, launch: Launch) -> Family:
-    """Every design of full precision: the source of a plain function is not known."""
+    """Return every design of full precision, since the source of a plain function is not known."""
     return _unknown_design(dtype, device)
 
 
@@ -43,11 +43,11 @@ def _unknown_design(dtype: str, device: str) -> Family:
 PLAIN_FUNCTION = Capabilities(
     deterministic=(), validates=False, may_refuse=True, designs=plain_function_designs
 )
-"""Claims of a plain function ``f(q, k, v, *, causal, sm_scale)``: the contract itself, and nothing beyond it.
+"""The claims that are assumed of a plain function ``f(q, k, v, *, causal, sm_scale)``: the contract and nothing beyond.
 
-They are ours and not the function's, so it may refuse what they promise.
-Whether it returns lse, and whether gradients flow through its output, is only known after a call: ``lse`` and
-``backward`` stay claimed here, and a call without them counts as not claiming them.
+The function has not stated them, so it may refuse a claimed case. Whether it returns lse, and whether gradients flow
+through its output, is only known after a call. Both are claimed here, and a call without them is taken for a function
+that claims neither.
 """
 
 
@@ -83,13 +83,12 @@ _FLOAT32_PRECISION: Mapping[str, Mapping[str, Any]] = {
 
 
 def parse_claims(claims: Iterable[str], base: Capabilities) -> Capabilities:
-    """``base`` with each ``key=value`` of ``claims`` put in place; the last of two values for one key holds.
+    """Return ``base`` with each ``key=value`` of ``claims`` put in place; the last of two values for one key holds.
 
-    Keys are the fields of ``Capabilities`` except ``launch``, and, for what ``base.arithmetic`` returns,
-    ``precision`` (of float32 dot products: ieee or tf32) and the fields of ``Arithmetic`` except its formats. Of a
-    kernel that declares its arithmetic they are put in place; to the family of a plain function they add the
-    members that have them. Before those of the arithmetic may stand a dtype, for which alone they hold:
-    ``float16:k_prescaled=true``.
+    Keys are those of ``CAPABILITIES``, which are put in place, and those of ``ARITHMETIC``. The latter are put in
+    place as well where ``base`` declares its arithmetic; the family of designs of a plain function is extended by the
+    designs that have them. A dtype before a key of ``ARITHMETIC`` restricts the claim to that dtype:
+    ``float16:k_prescaled=true``. ``docs/claims.md`` explains every key.
 
     Raises:
         ClaimError: no such key, or a value that the key does not take.
@@ -112,7 +111,7 @@ def parse_claims(claims: Iterable[str], base: Capabilities) -> Capabilities:
 
 
 def _read(claim: str) -> tuple[tuple[str, ...], str, Any]:
-    """The dtypes that a claim is about, its key and its value."""
+    """Return the dtypes that a claim is about, its key and its value."""
     keys = {**CAPABILITIES, **ARITHMETIC}
     left, separator, text = (part.strip() for part in claim.partition("="))
     dtype, colon, key = left.rpartition(":")
@@ -133,23 +132,23 @@ def _read(claim: str) -> tuple[tuple[str, ...], str, Any]:
 
 
 ByDtype = Mapping[str, Mapping[str, Any]]
-"""What is claimed of the arithmetic at each dtype."""
+"""Claims about the arithmetic, as values by key, for each dtype."""
 
 
 def _overridden(base: ArithmeticOf, by_dtype: ByDtype, dtype: str, device: str, launch: Launch) -> Arithmetic:
-    """A declared arithmetic with what is claimed of it."""
+    """Return a declared arithmetic with the claims about it put in place."""
     # On the CPU, Triton's interpreter ignores the precision asked for: dot products are IEEE float32.
     ieee = {"precision": "ieee"} if device == "cpu" and "precision" in by_dtype[dtype] else {}
     return replace(base(dtype, device, launch), **_fields({**by_dtype[dtype], **ieee}, dtype))
 
 
 def _extended(base: FamilyOf, by_dtype: ByDtype, dtype: str, device: str, launch: Launch) -> Family:
-    """A family with the members of which this is claimed."""
+    """Return a family of designs to which those are added that have what is claimed."""
     return base(dtype, device, launch).claimed(_fields(by_dtype[dtype], dtype))
 
 
 def _fields(claimed: Mapping[str, Any], dtype: str) -> dict[str, Any]:
-    """Claims as fields of ``Arithmetic``: a precision is several, of float32 alone."""
+    """Return claims as fields of ``Arithmetic``. A precision becomes several fields, and concerns float32 alone."""
     changes = dict(claimed)
     precision = changes.pop("precision", None)
     return (
@@ -183,7 +182,7 @@ def describe(capabilities: Capabilities, device_type: str | None = None) -> dict
 
 
 def _designs(family: Family) -> str:
-    """The one arithmetic that is declared; of a family, what its bases have that the first has not."""
+    """Describe a declared arithmetic, or how the other bases of a family differ from its first."""
     first, *others = family.bases
     if len(family.forward) * len(family.backward) == 1:
         return "; or ".join(map(_departures, family.bases))
@@ -191,20 +190,20 @@ def _designs(family: Family) -> str:
 
 
 def _departures(arithmetic: Arithmetic) -> str:
-    """The weights' format, then each field that is not the default."""
+    """Return the format of the weights, then each field that is not at its default."""
     plain = Arithmetic(weights=arithmetic.weights, output=arithmetic.output)
     changes = _changes(arithmetic, plain)
     return f"weights {arithmetic.weights.name}" + (f", {changes}" if changes else "")
 
 
 def _changes(arithmetic: Arithmetic, other: Arithmetic) -> str:
-    """Each field in which one arithmetic differs from another; of one that is true the name alone."""
+    """Return each field in which one arithmetic differs from another; a field that is True by its name alone."""
     changed = {name: value for name, value in vars(arithmetic).items() if value != getattr(other, name)}
     return ", ".join(name if value is True else f"{name} {_number(value)}" for name, value in changed.items())
 
 
 def _number(value: Any) -> str:
-    """Powers of two as such, other floats in six digits, formats by name, and anything else as it is."""
+    """Write a power of two as such, another float with six digits, a format by its name, anything else with str."""
     if isinstance(value, Format):
         return value.name
     if not isinstance(value, float):

@@ -31,15 +31,15 @@ RAGGED_KEYWORDS = {
 
 Launch = Mapping[str, Any]
 ArithmeticOf = Callable[[str, str, Launch], Arithmetic]
-"""(dtype, device type, launch settings) -> what the kernel may round then."""
+"""A function of (dtype, device type, launch settings) that returns what the kernel may round with them."""
 FamilyOf = Callable[[str, str, Launch], Family]
-"""The same of a kernel whose source is not known: which designs it may have."""
+"""A function of the same arguments that returns the designs which a kernel of unknown source may have."""
 
 
 def flash_arithmetic(dtype: str, device: str, launch: Launch) -> Arithmetic:
-    """FlashAttention-2's arithmetic: float32 softmax and accumulation, P and dS cast to the input's dtype.
+    """Return FlashAttention-2's arithmetic: float32 softmax and sums, P and dS cast to the inputs' dtype.
 
-    On a GPU, tensor cores take the products of operands of 16 bits.
+    On a GPU, tensor cores multiply operands of 16 bits, with an error of their own for subnormal ones.
     """
     formats = {"float16": FLOAT16, "bfloat16": BFLOAT16, "float32": FLOAT32}
     return Arithmetic(
@@ -208,7 +208,7 @@ class Capabilities:
     )
 
     def family(self, dtype: str, device: str, launch: Launch) -> Family:
-        """The designs of which one has to explain what the kernel gives; of a declared arithmetic that alone."""
+        """Return the designs one of which has to explain the kernel's answer: a declared arithmetic is the only one."""
         if self.designs is None:
             return Family((self.arithmetic(dtype, device, launch),))
         return self.designs(dtype, device, launch)
@@ -254,13 +254,13 @@ class AttentionKernel:
     """A kernel under verification.
 
     Attributes:
-        name: as it appears in reports.
+        name: the kernel's name in reports.
         forward: ``forward(q, k, v, *, causal, sm_scale, **launch) -> (out, lse)``; lse is None where it is
             not claimed. Without ``backward``, gradients are taken through autograd from ``out``.
         backward: ``backward(dout, q, k, v, out, lse, *, causal, sm_scale, **launch) -> (dq, dk, dv)``, or
             None.
         capabilities: what the kernel claims.
-        known_failures: what it claims and, as is known, does not keep.
+        known_failures: bugs that the kernel is known to have in cases that it claims.
 
     A kernel refuses a case by raising NotImplementedError.
     """

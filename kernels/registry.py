@@ -45,7 +45,7 @@ class SpecError(ValueError):
 
 
 def load(spec: str, claims: Iterable[str] = ()) -> AttentionKernel:
-    """The kernel that ``spec`` names, its capabilities overridden by ``claims`` (``key=value`` each).
+    """Return the kernel that ``spec`` names, its capabilities overridden by ``claims`` (``key=value`` each).
 
     The attribute is an AttentionKernel, any object with ``name``, ``forward``, ``capabilities`` and perhaps
     ``backward`` and ``known_failures``, or a plain function ``f(q, k, v, *, causal, sm_scale)`` returning ``out``
@@ -70,7 +70,7 @@ def load(spec: str, claims: Iterable[str] = ()) -> AttentionKernel:
 
 
 def locate(spec: str) -> tuple[str, str]:
-    """The module or .py file that ``spec`` names, and the attribute in it. Raises SpecError."""
+    """Return the module or .py file that ``spec`` names, and the attribute in it. Raises SpecError."""
     location, _, attribute = REGISTERED.get(spec, spec).rpartition(":")
     if not location or not attribute:
         raise SpecError(f"kernel {spec!r}: {_no_such_name(spec)}")
@@ -78,12 +78,12 @@ def locate(spec: str) -> tuple[str, str]:
 
 
 def module_of(spec: str) -> ModuleType:
-    """The module, imported, that has the kernel. Raises SpecError."""
+    """Import and return the module that ``spec`` names. Raises SpecError."""
     return _import(spec, locate(spec)[0])
 
 
 def unavailable_reason(kernel_name: str, device_type: str) -> str | None:
-    """Why a registered kernel cannot run on ``device_type`` (``cpu`` or ``cuda``); None where it can.
+    """Return why a registered kernel cannot run on ``device_type`` (``cpu`` or ``cuda``), or None where it can.
 
     A kernel's module says so in ``UNAVAILABLE``, a mapping from (name, device type) to the reason. A kernel
     whose module cannot be imported here is unavailable everywhere. Of other SPECs nothing is known: None.
@@ -103,7 +103,7 @@ _ABSENT = object()
 
 
 def _attribute(spec: str, module: ModuleType, attribute: str, location: str) -> Any:
-    """The attribute, or ``_ABSENT``. A module may import its attributes only when they are asked for."""
+    """Return the attribute, or ``_ABSENT``. A module may raise any error, as it may import its attributes lazily."""
     try:
         return getattr(module, attribute, _ABSENT)
     except Exception as error:
@@ -172,7 +172,7 @@ def _import_file(path: Path) -> ModuleType:
 
 @contextlib.contextmanager
 def first_on_path(folder: Path) -> Iterator[None]:
-    """As a script has it: modules beside the file can be imported."""
+    """Let modules be imported from a folder, as Python does for the folder of a script."""
     sys.path.insert(0, str(folder))
     try:
         yield
@@ -210,7 +210,7 @@ def _as_kernel(spec: str, found: Any, function_name: str) -> AttentionKernel:
 
 
 class PlainFunction:
-    """A plain function as a kernel's forward: ``out`` alone becomes ``(out, None)``."""
+    """A plain function in the role of a kernel's ``forward``: ``out`` alone becomes ``(out, None)``."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
