@@ -1,7 +1,7 @@
-"""Sound attention as strangers write it: what every bound is tested by.
+"""A panel of sound attention functions, written as other people write them, against which every bound is tested.
 
-None of the functions that keep full precision may raise an alarm under the default claims, and each of the others holds
-under the claim that its docstring ends with.
+Functions that keep full precision must raise no alarm under the default claims. Each of the others must raise none
+under the claims that its docstring ends with.
 """
 
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ class Member:
 
     Attributes:
         spec: where it is, as ``--kernel`` takes it.
-        claims: what it does less precisely than FlashAttention-2, as ``--claims`` takes it.
-        is_triton: it launches Triton kernels, which the CPU interprets.
+        claims: what it computes less precisely than FlashAttention-2 does, as ``--claims`` takes it.
+        is_triton: whether it launches Triton kernels, which the CPU interprets.
     """
 
     spec: str
@@ -23,7 +23,7 @@ class Member:
 
     @property
     def name(self) -> str:
-        """Module and function."""
+        """The name of the module and the function."""
         return self.spec.removeprefix("tests.panel.").replace(":", ".")
 
 

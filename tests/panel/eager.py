@@ -10,7 +10,7 @@ from tests.panel.heads import Heads, attend, finite_shift, for_each_query_head, 
 
 
 def masked(s: Tensor, seen: Tensor) -> Tensor:
-    """Scores with -inf where a key is not seen, but 0 throughout a row that sees none, whose softmax would be NaN."""
+    """Return scores, -inf where a key is not seen; a row that sees none is 0 throughout, lest its softmax be NaN."""
     live = seen.any(-1, keepdim=True)
     return torch.where(seen, s, torch.where(live, -torch.inf, 0.0).to(s.dtype))
 
@@ -21,7 +21,7 @@ def lse_of(s: Tensor, seen: Tensor) -> Tensor:
 
 
 def blank_empty_rows(out: Tensor, seen: Tensor) -> Tensor:
-    """``out`` with 0 in rows that see no key."""
+    """Return ``out`` with 0 in rows that see no key."""
     return torch.where(seen.any(-1, keepdim=True), out, 0.0)
 
 
@@ -40,7 +40,7 @@ def float32(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -
 def repeated_heads(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float
 ) -> tuple[Tensor, Tensor]:
-    """``repeat_kv`` of model files: k and v are repeated in the inputs' dtype, in which autograd sums their gradients.
+    """Like ``repeat_kv`` in model files, this repeats k and v in the inputs' dtype, so autograd sums in it as well.
 
     Claims: none
     """
@@ -49,7 +49,7 @@ def repeated_heads(
 
 
 def whole_rows(heads: Heads) -> tuple[Tensor, Tensor]:
-    """A softmax over whole rows in float32, whose P is divided by l, then cast."""
+    """Return out and lse by a softmax over whole rows in float32: P is divided by l, then cast."""
     s = heads.scores()
     m = s.amax(-1, keepdim=True) if s.shape[-1] else torch.full_like(heads.q[..., :1], -torch.inf)
     p = torch.exp(s - finite_shift(m))
@@ -60,7 +60,7 @@ def whole_rows(heads: Heads) -> tuple[Tensor, Tensor]:
 def softmax_backward(
     heads: Heads, dout: Tensor, out: Tensor, lse: Tensor, *, keep_cast: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Torch's softmax backward, dS = P (dP - rowsum(P dP)), by P as it was saved: in float32, or cast."""
+    """Return torch's softmax backward, dS = P (dP - rowsum(P dP)), from P as it was saved: in float32, or cast."""
     weights = torch.exp(heads.scores() - finite_shift(lse))
     p = torch.where(heads.seen, weights, 0.0)
     cast = heads.rounded(p)
@@ -74,7 +74,7 @@ def softmax_backward(
 def normalised_weights(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float
 ) -> tuple[Tensor, Tensor]:
-    """``softmax(scores, dtype=float32).to(dtype)`` with fused scores: P is divided before its cast, float32 P is saved.
+    """``softmax(scores, dtype=float32).to(dtype)`` on fused scores: P is divided before its cast, saved in float32.
 
     Claims: none
     """
@@ -85,7 +85,7 @@ def normalised_weights(
 def saved_cast_weights(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Fused softmax of Megatron-LM and Apex: P is saved for the backward in the inputs' dtype, which dS is made of.
+    """The fused softmax of Megatron-LM and Apex: P is saved in the inputs' dtype, and the backward makes dS of that.
 
     Claims: none
     """
@@ -96,7 +96,7 @@ def saved_cast_weights(
 def recomputed_from_rows(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float
 ) -> tuple[Tensor, Tensor]:
-    """A forward over whole rows, as for short sequences in TensorRT-LLM, before FlashAttention-2's backward.
+    """A forward over whole rows, as TensorRT-LLM has it for short sequences, with FlashAttention-2's backward.
 
     Claims: none
     """
@@ -109,7 +109,7 @@ CHUNK = 64
 def chunks_by_autograd(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Rabe and Staats 2021: sums over chunks of keys with a maximum each, put together at the end, in float32.
+    """Rabe and Staats 2021: each chunk of keys has a maximum and sums of its own, merged at the end, in float32.
 
     Claims: none
     """

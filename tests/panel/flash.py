@@ -1,4 +1,4 @@
-"""FlashAttention as published, in its variants: versions 1, 2 and 4, and what others changed of version 2."""
+"""FlashAttention as published (versions 1, 2 and 4), and the changes that others made to version 2."""
 
 from functools import partial
 
@@ -9,7 +9,7 @@ from tests.panel.heads import LN_2, LOG2_E, Heads, attend, finite_shift, not_zer
 
 
 def online_softmax(heads: Heads, *, block: int, backwards: bool = False) -> tuple[Tensor, Tensor]:
-    """FlashAttention-2, algorithm 1: P is cast, and the sum divided by l once, at the end."""
+    """FlashAttention-2, algorithm 1: P is cast before its product, and the sum is divided by l once, at the end."""
     m = torch.full_like(heads.q[..., :1], -torch.inf)
     l, acc = torch.zeros_like(m), torch.zeros_like(heads.q)
     tiles = heads.tiles(block)
@@ -35,10 +35,10 @@ def recomputed(
     ds_from_cast_p: bool = False,
     delta_from_p: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """FlashAttention-2, algorithm 2: P from lse, dS = P (dP - delta), both cast before their products.
+    """FlashAttention-2, algorithm 2: P is made from lse, dS = P (dP - delta), and both are cast before their products.
 
-    ``scale_before_cast`` multiplies dS by sm_scale before its cast, not dq and dk after their sums.
-    ``ds_from_cast_p`` makes dS of P as it was cast. ``delta_from_p`` sums P dP instead of dout out.
+    ``scale_before_cast`` multiplies dS by sm_scale before its cast, rather than dq and dk after their sums.
+    ``ds_from_cast_p`` makes dS from P as it was cast. ``delta_from_p`` sums P dP instead of dout out.
     """
     dq, dk, dv = (torch.zeros_like(x) for x in (heads.q, heads.k, heads.v))
     before, after = (heads.sm_scale, 1.0) if scale_before_cast else (1.0, heads.sm_scale)
@@ -66,7 +66,7 @@ def _delta_from_p(heads: Heads, dout: Tensor, lse: Tensor, block: int) -> Tensor
 
 
 def v1(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> tuple[Tensor, Tensor]:
-    """FlashAttention (Dao et al. 2022, algorithm 1): what is summed so far is divided by l after each key block.
+    """FlashAttention (Dao et al. 2022, algorithm 1): the running sum is divided by l after each key block.
 
     Claims: none
     """
@@ -88,7 +88,7 @@ def v1(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> tup
 
 
 def v2(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> tuple[Tensor, Tensor]:
-    """FlashAttention-2 (Dao 2023) with tiles of 64 keys; dS is cast unscaled, delta is from the stored out.
+    """FlashAttention-2 (Dao 2023) with tiles of 64 keys: dS is cast before it is scaled, delta is from the stored out.
 
     Claims: none
     """
@@ -99,7 +99,7 @@ def v2(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> tup
 def v2_tiles_of_128(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float
 ) -> tuple[Tensor, Tensor]:
-    """FlashAttention-2 with tiles of 128 keys in both passes, as it has for head_dim 64.
+    """FlashAttention-2 with tiles of 128 keys in both passes, which it uses for head_dim 64.
 
     Claims: none
     """
@@ -108,7 +108,7 @@ def v2_tiles_of_128(
 
 
 def v2_without_lse(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> Tensor:
-    """FlashAttention-2 behind ``flash_attn_func``, which keeps its lse to itself.
+    """FlashAttention-2 behind ``flash_attn_func``, which does not return its lse.
 
     Claims: none
     """
@@ -116,7 +116,7 @@ def v2_without_lse(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: f
 
 
 def v2_scaled_ds(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> tuple[Tensor, Tensor]:
-    """FlashAttention-2 as Triton's port in the flash-attn package has it: dS is scaled before its cast.
+    """FlashAttention-2 as in the flash-attn package's Triton port: dS is scaled before its cast.
 
     Claims: none
     """
@@ -127,7 +127,7 @@ def v2_scaled_ds(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: flo
 def v2_delta_from_p(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float
 ) -> tuple[Tensor, Tensor]:
-    """FlashAttention-2 with delta = rowsum(P dP), which needs no out, as backwards over stored lse alone have it.
+    """FlashAttention-2 with delta = rowsum(P dP), as in backwards that are given lse but not out.
 
     Claims: none
     """
@@ -138,7 +138,7 @@ def v2_delta_from_p(
 def v2_stores_each_head(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float
 ) -> tuple[Tensor, Tensor]:
-    """FlashAttention-2 of the flash-attn package: dk and dv of each query head are stored, then summed by group.
+    """FlashAttention-2 of the flash-attn package: dk and dv of each query head are stored, then summed over the group.
 
     Claims: none
     """
@@ -156,7 +156,7 @@ def v2_stores_each_head(
 
 
 def cutlass(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> tuple[Tensor, Tensor]:
-    """The CUTLASS kernels of xFormers: P is stored in 16 bits for dv, and dS made of it.
+    """The CUTLASS kernels of xFormers: P is stored in 16 bits for dv, and dS is made from that.
 
     Claims: none
     """
@@ -167,7 +167,7 @@ def cutlass(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -
 def keys_from_last_to_first(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float
 ) -> tuple[Tensor, Tensor]:
-    """FlashAttention-2 and -3 in CUDA: the key tiles are taken from the last to the first.
+    """FlashAttention-2 and -3 in CUDA, which take the key tiles from the last to the first.
 
     Claims: none
     """
@@ -176,7 +176,7 @@ def keys_from_last_to_first(
 
 
 def base_2(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> tuple[Tensor, Tensor]:
-    """FlashAttention-2 in CUDA: log2(e) is folded into the scale, exponents and lse are kept in base 2.
+    """FlashAttention-2 in CUDA: log2(e) is folded into the scale, and exponents and lse are kept in base 2.
 
     Claims: none
     """
@@ -214,13 +214,13 @@ def base_2(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) ->
 
 
 LAZY_GROWTH = 8.0 * LN_2
-"""FlashAttention-4 leaves sums as they are until the maximum has grown by a factor of 2^8."""
+"""FlashAttention-4 does not rescale a row's sums until its maximum has grown by 8 in base 2, a factor of 2^8."""
 
 
 def v4_lazy_rescaling(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float
 ) -> tuple[Tensor, Tensor]:
-    """FlashAttention-4: a row is rescaled only where its maximum has grown by more than 8 in base 2.
+    """FlashAttention-4: a row is rescaled only when its maximum has grown by more than 8 in base 2.
 
     Claims: none
     """
@@ -243,7 +243,7 @@ def v4_lazy_rescaling(
 
 
 def two_passes(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> tuple[Tensor, Tensor]:
-    """Milakov and Gimelshein 2018: the first pass over the keys finds maximum and sum, the second divides P and casts.
+    """Milakov and Gimelshein 2018: a first pass over the keys finds maximum and sum, a second divides and casts P.
 
     Claims: none
     """
@@ -285,7 +285,7 @@ def flex(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> t
 
 
 def _flex_rows(heads: Heads, rows: slice) -> tuple[Tensor, Tensor]:
-    """Out and lse of a block of rows."""
+    """Return out and lse of a block of rows."""
     q, seen = heads.q[:, :, rows], heads.seen[rows]
     blocks = [keys for keys in heads.tiles(FLEX_BLOCK) if seen[:, keys].any()]
     m = torch.full_like(q[..., :1], -torch.inf)

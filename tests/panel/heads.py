@@ -1,4 +1,4 @@
-"""What the panel's designs in PyTorch share: the heads of one call in float32, and the frame of a backward of its own.
+"""What the panel's PyTorch designs share: the heads of a call in float32, and an autograd function for own backwards.
 
 Each design rounds where its GPU original does: values are float32 tensors, and a cast to the inputs' dtype and
 back stands for storing them in that dtype.
@@ -25,9 +25,9 @@ class Heads:
         q: (batch, heads_q, seqlen_q, head_dim) float32.
         k, v: (batch, heads_q, seqlen_k, head_dim) float32.
         seen: (seqlen_q, seqlen_k) bool, True where a query sees a key.
-        sm_scale: what products of q and k are multiplied with.
-        dtype: of the inputs, out and gradients.
-        product: how two float32 matrices are multiplied.
+        sm_scale: the factor of the products of q and k.
+        dtype: the dtype of the inputs, out and gradients.
+        product: the function that multiplies two float32 matrices.
     """
 
     q: Tensor
@@ -39,11 +39,11 @@ class Heads:
     product: Callable[[Tensor, Tensor], Tensor] = torch.matmul
 
     def rounded(self, x: Tensor) -> Tensor:
-        """Float32 ``x`` with its values rounded to the inputs' dtype."""
+        """Return float32 ``x`` with its values rounded to the inputs' dtype."""
         return x.to(self.dtype).float()
 
     def scores(self, keys: slice = slice(None)) -> Tensor:
-        """Scaled scores of some keys, (batch, heads_q, seqlen_q, keys) float32, -inf where a key is not seen."""
+        """Return the scaled scores of ``keys``, (batch, heads_q, seqlen_q, keys) float32, -inf where not seen."""
         s = self.product(self.q, self.k[:, :, keys].mT) * self.sm_scale
         return torch.where(self.seen[:, keys], s, -torch.inf)
 
@@ -54,19 +54,19 @@ class Heads:
 
 
 Forward = Callable[[Heads], tuple[Tensor, Tensor]]
-"""Heads to out (like q) and lse (batch, heads_q, seqlen_q, 1), float32, before out is stored."""
+"""A function from heads to out (like q) and lse (batch, heads_q, seqlen_q, 1), in float32, before out is stored."""
 
 Backward = Callable[[Heads, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
-"""Heads, dout, out as it was stored, and lse to dq, dk and dv of each query head, float32, scaled, not yet stored."""
+"""From heads, dout, the stored out and lse to dq, dk and dv of each query head: float32, scaled, not stored."""
 
 
 Launch = Callable[[Tensor, Tensor, Tensor, bool, float], tuple[Tensor, Tensor]]
-"""q, k, v, causal and sm_scale to out as it is stored and lse (batch, heads_q, seqlen_q)."""
+"""A function from q, k, v, causal and sm_scale to out, as it is stored, and lse (batch, heads_q, seqlen_q)."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What a call is made with beside its tensors, and whether each query head's dk and dv are stored on their own."""
+    """The arguments of a call other than tensors, and whether dk and dv of each query head are stored on their own."""
 
     causal: bool
     sm_scale: float
@@ -74,18 +74,18 @@ class Options:
 
 
 Gradients = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Options], tuple[Tensor, Tensor, Tensor]]
-"""dout, q, k, v, out, lse and the options of a call to dq, dk and dv as they are stored."""
+"""A function from dout, q, k, v, out, lse and the options of a call to dq, dk and dv as they are stored."""
 
 
 def seen_keys(q: Tensor, k: Tensor, causal: bool) -> Tensor:
-    """Which keys each query sees, (seqlen_q, seqlen_k) bool: all, or causal with the corner at the bottom right."""
+    """Return which keys each query sees, (seqlen_q, seqlen_k) bool; a causal mask is aligned at the bottom right."""
     seqlen_q, seqlen_k = q.shape[2], k.shape[2]
     every = torch.ones(seqlen_q, seqlen_k, dtype=torch.bool, device=q.device)
     return every.tril(seqlen_k - seqlen_q) if causal else every
 
 
 def for_each_query_head(x: Tensor, q: Tensor) -> Tensor:
-    """K or v with its heads repeated to those of q."""
+    """Return k or v with each head repeated for the query heads of q that read it."""
     return x.repeat_interleave(q.shape[1] // x.shape[1], 1)
 
 
@@ -96,12 +96,12 @@ def heads_of(q: Tensor, k: Tensor, v: Tensor, causal: bool, sm_scale: float) -> 
 
 
 def not_zero(l: Tensor) -> Tensor:
-    """Softmax sums to divide by: 1 where a row sees no key."""
+    """Return softmax sums that can be divided by: 1 for a row that sees no key."""
     return l.masked_fill(l == 0.0, 1.0)
 
 
 def finite_shift(m: Tensor) -> Tensor:
-    """Row maxima to subtract: 0 where a row has seen no key, as -inf - -inf is NaN."""
+    """Return row maxima that can be subtracted: 0 for a row that has seen no key, as -inf - -inf is NaN."""
     return m.masked_fill(m == -torch.inf, 0.0)
 
 
@@ -116,7 +116,7 @@ def attend(
     backward: Backward,
     store_each_head: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """(out, lse) of a design with a backward of its own.
+    """Return out and lse of a design that has a backward of its own.
 
     ``store_each_head`` rounds dk and dv of each query head to the inputs' dtype before the sum over a group.
     """
@@ -132,14 +132,14 @@ def attend(
 def attend_by_launch(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float, launch: Launch, backward: Backward
 ) -> tuple[Tensor, Tensor]:
-    """(out, lse) of a design whose forward is a kernel of its own, and whose backward is one of PyTorch."""
+    """Return out and lse of a design whose forward is a kernel, and whose backward is written in PyTorch."""
     return _Attention.apply(q, k, v, Options(causal, sm_scale), launch, partial(_each_head, backward))
 
 
 def attend_by_launches(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float, launch: Launch, gradients: Gradients
 ) -> tuple[Tensor, Tensor]:
-    """(out, lse) of a design both of whose passes are kernels of their own."""
+    """Return out and lse of a design whose forward and backward are both kernels."""
     return _Attention.apply(q, k, v, Options(causal, sm_scale), launch, gradients)
 
 

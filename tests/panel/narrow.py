@@ -1,4 +1,4 @@
-"""Designs that keep less than FlashAttention-2 does, each by the claim that says so; and tf32x3, which does not."""
+"""Designs that are less precise than FlashAttention-2, each with the claim that says so; and tf32x3, which is not."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,12 +26,12 @@ Gradients = tuple[Tensor, Tensor, Tensor]
 
 
 def with_scaled_keys(heads: Heads) -> Heads:
-    """K multiplied by sm_scale and log2(e), and rounded; scores are then in base 2."""
+    """Return heads with k multiplied by sm_scale and log2(e), and rounded; scores are then in base 2."""
     return replace(heads, k=heads.rounded(heads.k * (heads.sm_scale * LOG2_E)), sm_scale=LN_2)
 
 
 def k_prescaled(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> tuple[Tensor, Tensor]:
-    """Triton's tutorial since 2023: k is scaled by sm_scale * log2(e) and rounded, in the backward for dq as well.
+    """Triton's tutorial since 2023: k is scaled by sm_scale * log2(e) and rounded, in the backward's dq too.
 
     Claims: k_prescaled=true
     """
@@ -60,7 +60,7 @@ def k_prescaled_in_float16(
 
 
 def with_scaled_queries(heads: Heads) -> Heads:
-    """Q multiplied by sm_scale and rounded."""
+    """Return heads with q multiplied by sm_scale and rounded."""
     return replace(heads, q=heads.rounded(heads.q * heads.sm_scale), sm_scale=1.0)
 
 
@@ -150,7 +150,7 @@ POLYNOMIAL = (0.077119089663028717, 0.22756439447402954, 0.69514614343643188, 1.
 
 
 def exp_by_polynomial(x: Tensor) -> Tensor:
-    """Exp of float32 numbers up to 0, by powers of two and a polynomial of degree 3; 0 for -inf."""
+    """Return exp of float32 numbers up to 0, as a power of two times a polynomial of degree 3; 0 for -inf."""
     y = (x * LOG2_E).clamp_min(-127.0)
     whole = y.floor()
     fraction, power = y - whole, torch.zeros_like(y)
@@ -184,21 +184,21 @@ def polynomial_exp(
 
 
 def to_tf32(x: Tensor) -> Tensor:
-    """Float32 numbers with 10 fraction bits, rounded to nearest but never to infinity; others stay as they are."""
+    """Round float32 numbers to 10 fraction bits, to nearest but never to infinity; inf and NaN stay as they are."""
     bits = x.contiguous().view(torch.int32)
     nearest, towards_0 = (y.view(torch.float32) for y in ((bits + (1 << 12)) & ~0x1FFF, bits & ~0x1FFF))
     return torch.where(x.isfinite(), torch.where(nearest.isfinite(), nearest, towards_0), x)
 
 
 def tf32_product(x: Tensor, y: Tensor) -> Tensor:
-    """A product of tf32 operands summed in float32."""
+    """Return a product of tf32 operands, summed in float32."""
     return to_tf32(x) @ to_tf32(y)
 
 
 def tf32x3_product(x: Tensor, y: Tensor) -> Tensor:
-    """Three tf32 products of the operands' high and low parts, which have 21 bits together.
+    """Return the sum of three tf32 products of the operands' high and low parts, which have 21 bits together.
 
-    Sums of the high parts that are infinite or NaN stay as they are: low parts would make -inf NaN.
+    Sums of the high parts that are infinite or NaN stay as they are: the low parts would turn -inf into NaN.
     """
     high_x, high_y = to_tf32(x), to_tf32(y)
     low_x, low_y = ((a - b).nan_to_num(0.0, 0.0, 0.0) for a, b in ((x, high_x), (y, high_y)))
@@ -211,7 +211,7 @@ def tf32x3_product(x: Tensor, y: Tensor) -> Tensor:
 def multiplied_by(
     product: Callable[[Tensor, Tensor], Tensor], forward: Forward, backward: Backward
 ) -> tuple[Forward, Backward]:
-    """The two passes of a design with all products of float32 inputs taken by ``product``."""
+    """Return the two passes of a design in which ``product`` takes all products of float32 inputs."""
 
     def changed(heads: Heads) -> Heads:
         return replace(heads, product=product) if heads.dtype == torch.float32 else heads

@@ -1,4 +1,4 @@
-"""Attention over parts of the keys whose results are merged through their lse: split-KV, cascade, ring."""
+"""Attention over parts of the keys, whose results are merged through their lse: split-KV, cascade, ring."""
 
 import math
 from functools import partial
@@ -11,20 +11,20 @@ from tests.panel.heads import Heads, attend, not_zero
 
 
 def of_keys(heads: Heads, keys: slice) -> tuple[Tensor, Tensor]:
-    """Out and lse of FlashAttention-2 over some keys alone."""
+    """Return out and lse of FlashAttention-2 over these keys alone."""
     values = {**vars(heads), "k": heads.k[:, :, keys], "v": heads.v[:, :, keys]}
     return online_softmax(Heads(**{**values, "seen": heads.seen[:, keys]}), block=64)
 
 
 def equal_parts(heads: Heads, parts: int) -> list[slice]:
-    """As many slices of equal length that cover the keys, the last ones shorter or left out."""
+    """Return ``parts`` slices of equal length that cover the keys; the last may be shorter, or left out if empty."""
     return heads.tiles(max(1, math.ceil(heads.k.shape[2] / parts)))
 
 
 def merged(outs: list[Tensor], lses: list[Tensor], *, normalised: bool = False) -> tuple[Tensor, Tensor]:
-    """The mean of the parts' outs, weighted by exp(lse of the part - lse of all), which sum to 1 but for rounding.
+    """Return the sum of the parts' outs with weights exp(lse of the part - lse of all), and the lse of all.
 
-    ``normalised`` divides by the sum of the weights.
+    The weights sum to 1 but for rounding. ``normalised`` divides the sum of outs by the sum of the weights.
     """
     lse = torch.stack(lses).logsumexp(0)
     weights = torch.exp(torch.stack(lses) - lse.masked_fill(lse == -torch.inf, 0.0))
@@ -35,7 +35,7 @@ def merged(outs: list[Tensor], lses: list[Tensor], *, normalised: bool = False) 
 def split(
     heads: Heads, *, parts: int, stored_in_dtype: bool = False, normalised: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Parts of equal length, each part's out kept in float32 or stored in the inputs' dtype."""
+    """Attend parts of equal length; out of each is kept in float32 or stored in the inputs' dtype, then merged."""
     results = [of_keys(heads, keys) for keys in equal_parts(heads, parts)]
     if not results:
         return of_keys(heads, slice(0, 0))
@@ -44,7 +44,7 @@ def split(
 
 
 def split_4(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> tuple[Tensor, Tensor]:
-    """Flash-Decoding in CUDA: 4 splits in float32, weighted by exp(lse of the split - lse), and not divided again.
+    """Flash-Decoding in CUDA: 4 splits in float32, summed with weights exp(lse of the split - lse), not divided again.
 
     Claims: none
     """
@@ -53,7 +53,7 @@ def split_4(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -
 
 
 def split_8(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> tuple[Tensor, Tensor]:
-    """FlashInfer's merge of states: 8 splits in float32, whose weighted sum is divided by the sum of the weights.
+    """FlashInfer's merge of states: the weighted sum of 8 splits in float32 is divided by the sum of the weights.
 
     Claims: none
     """
@@ -88,7 +88,7 @@ def cascade(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -
 
 
 def ring_forward(heads: Heads, *, stored_in_dtype: bool) -> tuple[Tensor, Tensor]:
-    """Four devices, each with a part of the keys; a step moves out towards the part's by sigmoid(lse of it - lse)."""
+    """Attend on four devices, each with a part of the keys; each step moves out by sigmoid(lse of the part - lse)."""
     out, lse = torch.zeros_like(heads.q), torch.full_like(heads.q[..., :1], -torch.inf)
     for keys in equal_parts(heads, 4):
         part, part_lse = of_keys(heads, keys)

@@ -1,4 +1,4 @@
-"""Sound attention raises no alarm under its claims, and under the defaults none that those claims don't explain."""
+"""Sound functions raise no alarm under their claims, and under the defaults only alarms that those claims explain."""
 
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -20,11 +20,11 @@ from tests.mutation.schedule import LAWS, Schedule, is_quick
 from tests.panel import LESS_PRECISION, PANEL, Member
 
 QUICK_EXAMPLES, QUICK_INTERPRETED = 40, 12
-"""Of each member in a quick profile, and of each that is interpreted: what two cores do in half a minute."""
+"""Examples for each member in a quick profile, and for each interpreted one: what two cores do in half a minute."""
 SEED = 1
-"""Every member is tried on the same cases, which are drawn once."""
+"""The seed of the cases, which are drawn once and are the same for every member."""
 ROUNDINGS = {torch.float16: 2.0, torch.bfloat16: 2.0, torch.float32: 64.0}
-"""The largest error of a member of full precision, in units of machine epsilon of a tensor's largest entry."""
+"""The largest error allowed a member of full precision, in machine epsilons times the largest entry of the tensor."""
 
 EachClaim = Callable[[str, tuple[str, ...]], Campaign]
 Alarm = tuple[str, Case, Finding]
@@ -32,7 +32,7 @@ Alarm = tuple[str, Case, Finding]
 
 @pytest.fixture(scope="module")
 def campaigns(pytestconfig: pytest.Config) -> Iterator[EachClaim]:
-    """A campaign for a SPEC and claims. All share a child, and what is drawn for the default claims."""
+    """Yield a function from a SPEC and claims to a campaign. Campaigns share a child and the default claims' cases."""
     child = Child(chosen_device(pytestconfig))
     schedules: list[Schedule] = []
 
@@ -48,14 +48,14 @@ def campaigns(pytestconfig: pytest.Config) -> Iterator[EachClaim]:
 
 
 def budget(member: Member) -> int:
-    """Examples: as many as a whole run of the properties draws for one kernel; a quick profile takes a sample."""
+    """Return how many examples to try: as many as a full run draws for one kernel, or a sample in a quick profile."""
     if is_quick():
         return QUICK_INTERPRETED if member.is_triton else QUICK_EXAMPLES
     return settings().max_examples * len(LAWS) * len(ROUNDINGS)
 
 
 def alarms(campaign: Campaign, limit: int) -> Iterator[Alarm]:
-    """Laws and cases on which the suite finds something wrong, and what."""
+    """Yield each law and case on which the suite finds something wrong, with what it finds."""
     for law, case in campaign.schedule.examples(SEED, limit):
         finding = campaign.run(campaign.info.spec, law, case).finding
         if finding is not None:
@@ -63,14 +63,14 @@ def alarms(campaign: Campaign, limit: int) -> Iterator[Alarm]:
 
 
 def told(found: list[Alarm]) -> str:
-    """How many alarms there are, and the first."""
+    """Say how many alarms there are, and describe the first."""
     law, case, finding = found[0]
     where = f"{finding.tensor} {finding.kind} {finding.ratio}"
     return f"{len(found)} false alarms, the first by {law} ({where}): {finding.claim}\n{case!r}"
 
 
 def names(claims: tuple[str, ...]) -> set[str]:
-    """Claims without the dtype that they may be for."""
+    """Return the claims without the dtype that they may be limited to."""
     return {claim.rpartition(":")[2] for claim in claims}
 
 
@@ -101,7 +101,7 @@ def test_docstring_ends_with_its_claims(member: Member) -> None:
 def test_full_precision_is_a_few_roundings_from_float64(
     member: Member, dtype: torch.dtype, pytestconfig: pytest.Config
 ) -> None:
-    """By a rule that no bound of the suite has a part in, on ordinary data of unequal lengths and grouped heads."""
+    """Errors are judged without any bound of the suite, on ordinary data with unequal lengths and grouped heads."""
     device = chosen_device(pytestconfig)
     generator = torch.Generator().manual_seed(SEED)
     shapes = [(1, 4, 40, 16), (1, 2, 90, 16), (1, 2, 90, 16), (1, 4, 40, 16)]

@@ -11,7 +11,7 @@ from tests.panel.heads import Heads, attend_by_launch
 BLOCK_M = 64
 PROGRAMS = 8
 MOST_KEYS = 512
-"""The scores of a block of rows, and as many keys and values, have to fit on chip."""
+"""The most keys of a call, since the scores of a block of rows, and all keys and values, have to fit on chip."""
 
 
 @triton.jit
@@ -71,7 +71,7 @@ def _forward(
 
 
 def launch_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, sm_scale: float) -> tuple[Tensor, Tensor]:
-    """Out (contiguous) and lse. Raises NotImplementedError for more than MOST_KEYS keys."""
+    """Return out (contiguous) and lse. Raises NotImplementedError for more than MOST_KEYS keys."""
     batch, heads, seqlen_q, head_dim = q.shape
     seqlen_k = k.shape[2]
     if seqlen_k > MOST_KEYS:
@@ -98,7 +98,7 @@ def _backward(heads: Heads, dout: Tensor, out: Tensor, lse: Tensor) -> tuple[Ten
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> tuple[Tensor, Tensor]:
-    """Triton's fused softmax tutorial made an attention: whole rows, persistent programs, an eager backward.
+    """Attention made from Triton's fused softmax tutorial: whole rows, persistent programs, an eager backward.
 
     Raises NotImplementedError for more than MOST_KEYS keys.
 

@@ -1,4 +1,4 @@
-"""Split-KV attention in Triton, one kernel for the parts and one that merges them."""
+"""Split-KV attention in Triton: one kernel attends parts of the keys, another merges them."""
 
 import torch
 import triton
@@ -104,7 +104,7 @@ def _merge(
 
 
 def launch_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, sm_scale: float) -> tuple[Tensor, Tensor]:
-    """Out (contiguous) and lse, from four parts of the keys in float32."""
+    """Return out (contiguous) and lse, merged from four parts of the keys in float32."""
     batch, heads, seqlen_q, head_dim = q.shape
     seqlen_k, rows = k.shape[2], batch * heads * seqlen_q
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -129,7 +129,7 @@ def launch_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, sm_scale: floa
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> tuple[Tensor, Tensor]:
-    """Flash-Decoding in Triton: four splits of whole tiles in float32, and a kernel that merges them row by row.
+    """Flash-Decoding in Triton: four splits of whole tiles, in float32, and a kernel that merges them row by row.
 
     Claims: none
     """

@@ -1,4 +1,4 @@
-"""FlashAttention-2 forward in the manner of Triton's tutorial, before a backward of PyTorch."""
+"""FlashAttention-2's forward in the manner of Triton's tutorial, with a backward in PyTorch."""
 
 import torch
 import triton
@@ -88,7 +88,7 @@ def _forward(
 
 
 def launch_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, sm_scale: float) -> tuple[Tensor, Tensor]:
-    """Out (contiguous) and lse, by one program for each block of rows."""
+    """Return out (contiguous) and lse; one program computes each block of rows."""
     batch, heads, seqlen_q, head_dim = q.shape
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)

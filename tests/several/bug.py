@@ -15,14 +15,14 @@ class Bug:
     Attributes:
         name: unique within the kernel, an identifier.
         what: the bug in words.
-        edits: what it changes of the sound function's source.
-        tensors: which outputs of a call it makes wrong; none where it ends the process. Laws that compute one tensor
-            from another may call that one wrong.
+        edits: what it changes in the sound function's source.
+        tensors: the outputs of a call that it makes wrong; none if it ends the process. Laws that compute one tensor
+            from another may report that other one as wrong.
         law: the law that shows it on ``case``.
         case: a small case on which this bug shows, and none of the kernel's others makes the same tensors wrong.
         fields: the fields of a case that decide whether it shows.
-        can_show: whether it can show on a case; where this is False, it never does.
-        kind: the kind of finding, where it is not always "error" or "nonfinite".
+        can_show: whether it may show on a case; if this returns False, it never does.
+        kind: the kind of finding, if that is not always "error" or "nonfinite".
     """
 
     name: str
@@ -37,7 +37,7 @@ class Bug:
 
     @property
     def ends_process(self) -> bool:
-        """Whether nothing can be asked of a process in which it showed."""
+        """Whether the bug ends the process that it shows in, so that nothing more can be asked of it."""
         return self.kind == "died"
 
 
@@ -69,12 +69,12 @@ class Several:
         return f"{self.spec}__without__{bug.name}"
 
     def chosen(self, which: str, bug: str) -> tuple[Bug, ...]:
-        """The bugs that ``only`` and ``without`` mean, and all of them where neither is asked for."""
+        """Return the bugs that ``only`` or ``without`` asks for, and all of them for any other word."""
         kept = {"only": lambda name: name == bug, "without": lambda name: name != bug}.get(which)
         return self.bugs if kept is None else tuple(b for b in self.bugs if kept(b.name))
 
     def load(self, bugs: Iterable[Bug]) -> Callable[..., Any]:
-        """The plain function with these bugs."""
+        """Return the plain function with these bugs."""
         texts: dict[str, str] = {}
         for edit in (edit for bug in bugs for edit in bug.edits):
             texts[edit.module] = edit.apply(texts.get(edit.module) or source_of(edit.module))
@@ -83,7 +83,7 @@ class Several:
 
 
 def _imported_first(item: tuple[str, str]) -> int:
-    """Modules that others import have to be edited before them."""
+    """Sort key: a module has to be edited before the modules that import it."""
     return IMPORT_ORDER.index(item[0])
 
 

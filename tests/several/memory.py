@@ -1,11 +1,11 @@
-"""What a kernel reads that takes one tensor's strides for another's."""
+"""What a kernel reads if it uses the strides of one tensor for another."""
 
 import torch
 from torch import Tensor
 
 
 def read_by_strides(x: Tensor, strides: tuple[int, ...]) -> Tensor:
-    """The entries of ``x`` found by other strides; NaN throughout where these lead out of its storage."""
+    """Return the entries of ``x`` that other strides lead to; NaN throughout if these lead out of its storage."""
     last = x.storage_offset() + sum(
         (size - 1) * stride for size, stride in zip(x.shape, strides, strict=True)
     )

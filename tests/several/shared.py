@@ -14,7 +14,7 @@ CORNER = "every.tril(seqlen_k - seqlen_q)"
 
 
 def before_operands(statement: str) -> tuple[Edit, ...]:
-    """A statement that is run before k and v are read."""
+    """Return an edit that runs a statement before k and v are read."""
     return (Edit(f"{HEADS}:heads_of", OPERANDS, f"{statement}\n    {OPERANDS}"),)
 
 
@@ -177,7 +177,7 @@ NAN_TO_ZERO = Bug(
 
 
 def crash(what: str, condition: str, how: str) -> tuple[Edit, ...]:
-    """An edit that ends the process before k and v are read."""
+    """Return an edit that ends the process before k and v are read."""
     return before_operands(f"if {condition}:  # {what}\n        {how}")
 
 

@@ -1,4 +1,4 @@
-"""Each planted bug shows alone, where its record says, and nowhere that its record excludes."""
+"""Each planted bug shows on the case of its record, also alone, and never on cases that the record excludes."""
 
 from collections.abc import Iterator
 from dataclasses import fields
@@ -21,15 +21,15 @@ BUGS = [
     for bug in kernel.bugs
 ]
 EXAMPLES, QUICK_EXAMPLES = 200, 10
-"""Examples, of which those of two laws are tried, on which a bug may show only if its record says so."""
+"""Examples drawn, of which those of two laws are tried: on them a bug may show only if its record says so."""
 SEED = 2
 DIRECT = ("forward", "backward")
-"""Laws that judge the outputs of the case itself; the others make further cases of it, which may lie elsewhere."""
+"""Laws that judge the outputs of the case itself. The others make further cases of it, whose outputs they judge."""
 
 
 @pytest.fixture(scope="module")
 def campaign(pytestconfig: pytest.Config) -> Iterator[Campaign]:
-    """A child for all kernels, which claim the same: what a plain function does."""
+    """Yield a campaign with one child for all kernels, since all have the claims of a plain function."""
     child = Child(chosen_device(pytestconfig))
     info = KernelInfo.ask(child, next(iter(KERNELS.values())).base, ())
     yield Campaign(info, child, Schedule(info.capabilities, child.device.partition(":")[0]))
@@ -37,7 +37,7 @@ def campaign(pytestconfig: pytest.Config) -> Iterator[Campaign]:
 
 
 def shows(bug: Bug, finding: Finding | None) -> bool:
-    """Whether a finding may be this bug's."""
+    """Whether a finding may come from this bug."""
     if finding is None:
         return False
     return finding.kind == bug.kind if bug.ends_process else finding.tensor in bug.tensors
