@@ -1,1 +1,1 @@
-"""Does the suite catch bugs? Planted ones, what operators make of a kernel, and other suites beside it."""
+"""Tests of whether the suite catches bugs: planted ones, mutants made by operators, and other suites in comparison."""

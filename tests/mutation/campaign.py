@@ -1,4 +1,4 @@
-"""Mutants against the suite: how many examples until a law is broken that the kernel itself keeps."""
+"""Mutants against the suite: how many examples it takes to find a law that the mutant breaks and the kernel keeps."""
 
 import time
 from dataclasses import dataclass, field, replace
@@ -13,11 +13,11 @@ from tests.harness.verdict import Finding, Verdict
 from tests.mutation.schedule import Schedule
 
 CANNOT_RUN = 100
-"""A mutant that raised on more examples than this, and on most, is tried on no more."""
+"""A mutant that raises on more examples than this, and on more than half of all, is not tried on further ones."""
 
 
 class FalseAlarm(AssertionError):
-    """The kernel without a bug broke a law."""
+    """The kernel without any bug broke a law."""
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,13 @@ class Attempt:
 
     @property
     def only_raised(self) -> bool:
-        """Where the mutant differs it raised: the suite reports that, but it shows nothing of its laws."""
+        """Whether the mutant differed from the kernel only by raising: the suite reports that, but no law caught it."""
         return self.finding is None and self.raised > 0
 
 
 @dataclass(eq=False)
 class Campaign:
-    """Tries mutants of the kernel ``info`` in ``child``; ``sound`` remembers what the kernel itself keeps."""
+    """Tries mutants of the kernel ``info`` in ``child``; ``sound`` caches the verdicts on the kernel itself."""
 
     info: KernelInfo
     child: Child
@@ -47,10 +47,10 @@ class Campaign:
     sound: dict[tuple[str, Case], Verdict] = field(default_factory=dict)
 
     def attempt(self, mutant: str, seed: int, limit: int, *, raises: bool = False) -> Attempt:
-        """Try the SPEC ``mutant`` on the examples of a seed, ``limit`` at most.
+        """Try the mutant of this SPEC on at most ``limit`` examples of a seed, until it is caught.
 
-        An exception that the mutant raises counts only where ``raises``: a mutant that can't run at all shows
-        nothing. Raises FalseAlarm where the kernel itself fails a case that catches the mutant.
+        An exception that the mutant raises counts as caught only if ``raises``, because a mutant that can't run at all
+        says nothing about the suite. Raises FalseAlarm if the kernel itself fails a case that catches the mutant.
         """
         start, spent_on_sound, examples, raised = time.perf_counter(), 0.0, 0, 0
         for law, case in self.schedule.examples(seed, limit):
@@ -72,9 +72,9 @@ class Campaign:
         return Attempt(examples, time.perf_counter() - start, raised=raised)
 
     def keeps(self, law: str, case: Case) -> bool:
-        """Whether the kernel itself keeps the law on the case; not where it may refuse the case, and does.
+        """Whether the kernel itself keeps the law on the case. False if it is allowed to refuse the case, and does.
 
-        Raises FalseAlarm where it breaks the law, in a new process too.
+        Raises FalseAlarm if it breaks the law, in a new process as well.
         """
         if (law, case) not in self.sound:
             verdict = self.run(self.info.spec, law, case)
@@ -88,7 +88,7 @@ class Campaign:
         return verdict.status != "refused"
 
     def run(self, spec: str, law: str, case: Case) -> Verdict:
-        """One example. A refusal of what is claimed is a finding."""
+        """Run one example. Refusing what is claimed is a finding."""
         record: dict[str, Any] = report.record(spec, self.info.claims, law, case)
         verdict = self.child.run({**record, "safety": SAFETY}, lambda: None)
         return replace(verdict, finding=self.info.finding(verdict))

@@ -1,4 +1,4 @@
-"""A kernel before the rules of other suites, in a process of its own: a planted bug may crash it.
+"""Judge a kernel by the rules of other suites, in a process of its own because a planted bug may crash it.
 
 ``python -m tests.mutation.compare`` reads one request on stdin, and writes a JSON line before each case and
 after each rule.
@@ -25,7 +25,7 @@ SECONDS = 600
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a rule said: ``failed`` are the places of the cases that it failed, of ``tried`` ones."""
+    """What a rule said of ``tried`` cases: ``failed`` has the positions of those that failed, in the rule's order."""
 
     rule: str
     failed: tuple[int, ...]
@@ -35,9 +35,9 @@ class Outcome:
 def outcomes(
     spec: str, device: str, *, every: bool = False, without: Mapping[str, Sequence[int]] | None = None
 ) -> list[Outcome]:
-    """Each rule on its cases: all of them (``every``), or up to the first that fails.
+    """Judge a kernel by each rule: on all of its cases (``every``), or up to the first that fails.
 
-    ``without`` are places, by rule, of cases that are left out. A crash or a hang fails the case.
+    ``without`` has, by rule, the positions of cases to leave out. A crash or a hang fails the case.
     """
     done: list[Outcome] = []
     while len(done) < len(RULES):
@@ -80,7 +80,7 @@ def _run(request: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Answer the request."""
+    """Read the request from stdin and answer it."""
     request = json.loads(sys.stdin.read())
     torch.set_num_threads(1)
     if request["device"] == "cpu":

@@ -38,7 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Check the options and collect, in the main process, what the items found."""
+    """Check the options and, in the main process, collect what the items find."""
     seeds = config.getoption("--seeds")
     if seeds is not None and seeds < 1:
         raise pytest.UsageError(f"--seeds: got {seeds}, expected 1 or more")
@@ -56,7 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Planted bugs of the kernels asked for, where they have any; the rules of other suites where asked for."""
+    """Leave out planted bugs if the kernels asked for have none, and the rules of other suites unless asked for."""
     asked = config.getoption("--kernel") or [KERNEL]
     ignored = {
         "test_planted.py": not any(mutant.kernel in asked for mutant in CATALOGUE.values()),
@@ -67,7 +67,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.fixture(scope="session")
 def campaigns(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Campaign]]:
-    """For each SPEC a schedule and a memory of what the kernel itself keeps, for all items of a process."""
+    """Yield a function from a SPEC to its campaign, which all items of a process share, with what the kernel keeps."""
     config = request.config
     child = Child(chosen_device(config))
 
@@ -85,11 +85,11 @@ def campaigns(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Campai
 
 @pytest.fixture(scope="session")
 def campaign(campaigns: Callable[[str], Campaign], pytestconfig: pytest.Config) -> Campaign:
-    """That of the kernel that operators mutate."""
+    """Return the campaign of the kernel that operators mutate."""
     return campaigns((pytestconfig.getoption("--kernel") or [KERNEL])[0])
 
 
 @pytest.fixture
 def recorder(request: pytest.FixtureRequest) -> Recorder:
-    """Where an item notes what it found."""
+    """Return the recorder by which an item notes what it found."""
     return Recorder(request.node)

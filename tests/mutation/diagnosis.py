@@ -1,4 +1,4 @@
-"""Whether a report names the cause of a planted bug: what it says, against what the catalogue said beforehand."""
+"""Whether a report names the cause of a planted bug: its words are compared with the cause written down beforehand."""
 
 import re
 from collections.abc import Iterable
@@ -14,11 +14,11 @@ FACTS = (
     *OUTPUTS,
     *(f"last {place}" for place in ("query", "key", "column", "batch element", "query head", "key head")),
 )
-"""Where it shows. That may be the cause; where it is not, nothing wrong has been said."""
+"""Words that say where a bug shows. If one of them is not the cause, the report has still said nothing wrong."""
 
 
 def named(explanation: Explanation) -> set[str]:
-    """The words of the catalogue's causes that a report uses."""
+    """Return the words that a report uses of those in which the catalogue describes causes."""
     words = set(explanation.causes)
     for sentence in explanation.sentences:
         if found := TENSORS.search(sentence):
@@ -28,7 +28,7 @@ def named(explanation: Explanation) -> set[str]:
 
 
 def judged(words: Iterable[str], cause: Iterable[str]) -> str:
-    """``right`` where a cause is named, ``wrong`` where something else is, ``none`` where nothing is told."""
+    """Return ``right`` if a cause is named, ``wrong`` if anything else but a fact is, ``none`` if nothing is."""
     words, cause = set(words), set(cause)
     if words - cause - set(FACTS):
         return "wrong"

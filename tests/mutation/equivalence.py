@@ -4,8 +4,8 @@ While a kernel runs a few cases, ``recorded_launches`` notes what is launched wi
 ``judge`` then compiles the originals and each mutant for these, in a process where Triton is not interpreted,
 as far as Triton's own IR after its first optimizations. That needs no GPU, and takes some 40 ms a launch.
 
-Only jitted functions are compared. What is equivalent compiled may yet differ interpreted, where a branch is
-for the interpreter alone.
+Only jitted functions are compared. A mutant that is equivalent when compiled may still differ when interpreted, if it
+changes a branch for the interpreter alone.
 """
 
 import inspect
@@ -33,10 +33,10 @@ from kernels.mutants.mutant import load_module
 ROOT = Path(__file__).parents[2]
 
 SECONDS = 60
-"""How long one mutant may compile before its process is ended."""
+"""Seconds that one mutant may take to compile before its process is ended."""
 
 STDERR_TAIL = 2000
-"""Characters of a failed process's stderr that are shown."""
+"""Characters shown of a failed process's stderr, from its end."""
 
 
 @dataclass(frozen=True)
@@ -53,17 +53,18 @@ class Launch:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "Launch":
-        """Of what ``json`` makes of ``dataclasses.asdict``."""
+        """Make a launch from what ``json`` makes of ``dataclasses.asdict``."""
         pairs = (tuple((name, value) for name, value in record[key]) for key in ("signature", "constants"))
         return cls(record["function"], *pairs)
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """``verdict`` is "different"; "equivalent": the same IR on every launch; or "invalid".
+    """Whether a mutant means the same as the original.
 
-    An invalid mutant compiles, where the original does, for no launch that it changes: it crashes the compiler
-    or is refused. ``detail`` has the last line of the error, or says that no launch uses what was edited.
+    ``verdict`` is "different"; "equivalent", if the IR is the same on every launch; or "invalid", if the mutant
+    compiles for no launch that it changes and the original compiles for: it crashes the compiler or is refused.
+    ``detail`` has the last line of the error, or says that no launch uses what was edited.
     """
 
     verdict: str
@@ -72,7 +73,7 @@ class Judgement:
 
 @contextmanager
 def recorded_launches() -> Iterator[list[Launch]]:
-    """A list to which what is launched within, interpreted or not, is added, each distinct launch once."""
+    """Yield a list that collects each distinct launch made within the context, interpreted or not."""
     launches: list[Launch] = []
 
     def recording(run: Any) -> Any:
@@ -92,10 +93,10 @@ def recorded_launches() -> Iterator[list[Launch]]:
 
 
 def judge(entry: str, mutants: Sequence[Mapping[str, str]], launches: Sequence[Launch]) -> list[Judgement]:
-    """Judge mutants, each the new texts of modules, as ``load_module`` takes them, that ``entry`` imports.
+    """Judge mutants, each given as the new texts of modules that ``entry`` imports, as ``load_module`` takes them.
 
-    Where an original cannot be compiled, a mutant that may change it counts as different. Raises RuntimeError
-    where the original module cannot be imported, or nothing can be compiled.
+    If an original cannot be compiled, a mutant that may change it counts as different. Raises RuntimeError
+    if the original module cannot be imported, or nothing can be compiled.
     """
     judged: list[Judgement] = []
     while len(judged) < len(mutants):
@@ -117,7 +118,7 @@ def judge(entry: str, mutants: Sequence[Mapping[str, str]], launches: Sequence[L
 
 
 def ttir(function: JITFunction, launch: Launch) -> str:
-    """Triton's IR of a function, without locations. Raises what Triton does where it doesn't compile."""
+    """Return Triton's IR of a function, without locations. Raises Triton's error if it doesn't compile."""
     from triton._C.libtriton import ir
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -125,7 +126,7 @@ def ttir(function: JITFunction, launch: Launch) -> str:
 
     target = GPUTarget("cuda", 90, 32)
     backend = make_backend(target)
-    # Given, as Triton 3.9 warns of its default; this IR doesn't depend on it.
+    # This option is given only because Triton 3.9 warns of its default; this IR doesn't depend on it.
     options = backend.parse_options({"enable_fp_fusion": False})
     constants = {name: _decoded(value) for name, value in launch.constants}
     source = ASTSource(function, dict(launch.signature), constants)
@@ -149,9 +150,9 @@ def _launch(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
     signature, constants = [], []
     for i, (name, value) in enumerate(bound.arguments.items()):
         parameter = KernelParam(i, parameters[name], False, False)
-        # Without an annotation None is a constant, too.
+        # None is a constant as well, unless an annotation says otherwise.
         kind = "constexpr" if parameter.is_constexpr else parameter.annotation_type or mangle_type(value)
-        # Tuples are not supported: what Triton doesn't know by this name will not compile.
+        # Tuples are not supported: Triton knows no type "unknown", so the launch will not compile.
         signature.append((name, kind if isinstance(kind, str) else "unknown"))
         if kind == "constexpr":
             constants.append((name, _encoded(value)))
@@ -159,7 +160,7 @@ def _launch(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
 
 
 def _encoded(value: Any) -> Any:
-    """A constant that is hashable and goes through JSON."""
+    """Return a form of a constant that is hashable and survives JSON."""
     value = value.value if isinstance(value, tl.constexpr) else value
     if isinstance(value, tl.dtype):
         return _DTYPE + value.name
@@ -184,14 +185,14 @@ def _run(request: Mapping[str, Any]) -> "subprocess.CompletedProcess[str]":
     )
 
 
-# What follows runs in the process that compiles.
+# Everything below runs in the process that compiles.
 
 
 @dataclass(frozen=True)
 class _Original:
     """A launch of the original: Triton's hash of the function and all that it calls, and its IR or an error.
 
-    ``key`` is None where no such function is found, ``ir`` where it doesn't compile.
+    ``key`` is None if there is no such function, ``ir`` if it doesn't compile.
     """
 
     launch: Launch
@@ -201,9 +202,9 @@ class _Original:
 
 
 def main() -> None:
-    """Read a request of ``judge`` from stdin; write a line on the original, then one for each mutant."""
+    """Read a request of ``judge`` from stdin; write one line about the original, then one for each mutant."""
     request = json.load(sys.stdin)
-    # Triton prints a module that it rejects.
+    # Triton prints a module that it rejects to stdout, so the answers go elsewhere.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
@@ -214,7 +215,7 @@ def main() -> None:
     originals = [_original(module, Launch.from_json(record)) for record in request["launches"]]
     compiled, errors = [x.ir is not None for x in originals], [x.error for x in originals if x.error]
     answer({"compiled": compiled, "errors": errors})
-    # What has the most code shows the most edits.
+    # Launches with the most code come first, because they show the most edits.
     originals.sort(key=lambda original: len(original.ir or ""), reverse=True)
     for mutant in request["mutants"]:
         signal.alarm(SECONDS)
@@ -267,7 +268,7 @@ def _key(function: JITFunction) -> str | None:
 
 
 def _find(module: ModuleType, name: str) -> JITFunction | None:
-    """The jitted function ``name`` of the module, or else of one whose functions it uses."""
+    """Return the jitted function ``name`` of the module, or of a module whose functions it uses."""
     spaces, seen = [vars(module)], {id(vars(module))}
     for space in spaces:
         for value in list(space.values()):
@@ -287,7 +288,7 @@ _HINT = re.compile(r"tt\.(?:contiguity|divisibility|constancy) = dense<[^>]*> : 
 
 
 def _same(original: str, mutant: str) -> bool:
-    """Whether two IRs are the same, or the mutant's lacks hints alone: promises that only speed code up."""
+    """Whether two IRs are the same, apart from hints that the mutant lacks: promises that only speed code up."""
     if original == mutant:
         return True
     lines = list(zip(original.splitlines(), mutant.splitlines(), strict=False))
@@ -302,7 +303,7 @@ def _without_hints(line: str) -> str:
 
 
 def _last_line(error: BaseException) -> str:
-    # An error in a function that a kernel calls has the caller's source around it.
+    # The cause of an error in a function that a kernel calls comes without the caller's source around it.
     while error.__cause__ is not None:
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip(" ^")]

@@ -18,8 +18,7 @@ from dataclasses import dataclass
 class SourceMutant:
     """A file with one edit in ``function``, at ``line`` of the original; ``source`` is the whole edited text.
 
-    ``name`` is unique within the file: "function:line:operator", with a number behind it where a line has
-    several.
+    ``name`` is unique within the file: "function:line:operator", followed by a number if a line has several.
     """
 
     name: str
@@ -29,7 +28,7 @@ class SourceMutant:
     source: str
 
     def diff(self, original: str) -> str:
-        """The edit as a unified diff with one line of context."""
+        """Return the edit as a unified diff with one line of context."""
         lines = difflib.unified_diff(
             original.splitlines(), self.source.splitlines(), "original", self.name, n=1, lineterm=""
         )
@@ -37,9 +36,9 @@ class SourceMutant:
 
 
 def source_mutants(source: str) -> list[SourceMutant]:
-    """The mutants of all jitted functions of a file, in reading order. Raises SyntaxError.
+    """Return the mutants of all jitted functions of a file, in reading order. Raises SyntaxError.
 
-    No two have the same text, and all parse.
+    All of them parse, and no two have the same text.
     """
     mutants = []
     seen = {source}
@@ -76,7 +75,7 @@ def _jitted_functions(tree: ast.Module) -> list[ast.FunctionDef]:
 
 
 def _language_names(tree: ast.Module) -> set[str]:
-    """What ``triton.language`` is called here."""
+    """Return the names by which the file refers to ``triton.language``."""
     names = {"tl"}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -88,7 +87,7 @@ def _language_names(tree: ast.Module) -> set[str]:
 
 @dataclass(frozen=True)
 class _Change:
-    """What an operator does: ``edits`` are (start, end, new text), in bytes of the file."""
+    """One change by an operator: ``edits`` are (start, end, new text), in bytes of the file."""
 
     operator: str
     edits: tuple[tuple[int, int, str], ...]
@@ -118,12 +117,12 @@ class _Code:
         return self.data[start:end].decode().strip()
 
     def text(self, node: ast.expr) -> str:
-        """The text of an expression, in parentheses where it will stand in another's place and needs them."""
+        """Return the text of an expression, in parentheses if the place that it will be moved to needs them."""
         text = self.slice(self.start(node), self.end(node))
         return f"({text})" if isinstance(node, _COMPOUND) else text
 
     def find(self, symbol: str, after: ast.expr, before: int) -> int:
-        """Where an operator stands between its operands; there are only parentheses and comments beside it."""
+        """Return where an operator stands between its operands, among parentheses and comments only."""
         position = self.end(after)
         while not self.data.startswith(symbol.encode(), position):
             comment = self.data[position : position + 1] == b"#"
@@ -132,7 +131,7 @@ class _Code:
         return position
 
     def inside(self, node: ast.AST, *types: type[ast.AST]) -> bool:
-        """Whether the expression is a part of one of these types."""
+        """Whether the expression is part of a node of one of these types."""
         while not isinstance(node, ast.stmt):
             node = self.parents[node]
             if isinstance(node, types):
@@ -140,7 +139,7 @@ class _Code:
         return False
 
     def replace(self, operator: str, node: ast.expr | ast.stmt, text: str) -> _Change:
-        """Put text in the place of a node. Parentheses of its own are taken off where nothing is beside it."""
+        """Replace a node by text. The node's own parentheses go too if there is nothing else in them."""
         parent = self.parents[node]
         alone = isinstance(parent, ast.stmt) or (isinstance(parent, ast.Call) and node is not parent.func)
         if alone and _is_enclosed(text):
@@ -148,11 +147,11 @@ class _Code:
         return _Change(operator, ((self.start(node), self.end(node), text),))
 
     def edit(self, change: _Change) -> str:
-        """The whole file, changed."""
+        """Return the whole file, changed."""
         return self._edited(change, 0, len(self.data))
 
     def is_mutant(self, change: _Change) -> bool:
-        """Whether the changed function can be parsed and is another; ``x = x`` is left to deletion."""
+        """Whether the changed function parses and differs; ``x = x`` is left to the deletion of statements."""
         try:
             changed = self._parse(change)
         except SyntaxError:
@@ -180,19 +179,19 @@ _COMPOUND = (ast.BinOp, ast.BoolOp, ast.Compare, ast.UnaryOp, ast.IfExp, ast.Lam
 
 
 def _is_enclosed(text: str) -> bool:
-    """Whether one pair of parentheses is around the whole text, so that it can be taken off."""
+    """Whether one pair of parentheses surrounds the whole text, so that it can be taken off."""
     if not (text.startswith("(") and text.endswith(")")):
         return False
     try:
         inner = ast.parse(text[1:-1], mode="eval").body
     except SyntaxError:
         return False
-    # "(a), (b)" and "(a) + (b)" end up here as "a), (b", which does not parse; a tuple keeps its parentheses.
+    # "(a), (b)" and "(a) + (b)" arrive here as "a), (b", which does not parse; a tuple keeps its parentheses.
     return not isinstance(inner, ast.Tuple) and "\n" not in text
 
 
 def _changes(code: _Code) -> Iterator[tuple[int, _Change]]:
-    """All changes of a function with their lines, in reading order."""
+    """Yield all changes of a function with their lines, in reading order."""
     deletable = set(_deletable(code.function))
     nodes = [node for statement in code.function.body for node in ast.walk(statement)]
     skipped = {below for node in nodes for part in _untouched(node) for below in ast.walk(part)}
@@ -208,14 +207,14 @@ def _changes(code: _Code) -> Iterator[tuple[int, _Change]]:
 
 
 def _untouched(node: ast.AST) -> list[ast.AST]:
-    """Parts that no operator looks at: annotations, checks, and lists, which are shapes and hints."""
+    """Return the parts that no operator edits: annotations, checks, and lists, which are shapes and hints."""
     if isinstance(node, ast.AnnAssign):
         return [node.annotation]
     # Python 3.11 does not know where the parts of a formatted string are.
     return [node] if isinstance(node, ast.List | ast.Assert | ast.JoinedStr) or _is_check(node) else []
 
 
-# Operators. Each takes a node and gives its changes.
+# Operators. Each takes a node and yields its changes.
 
 
 _BOUNDARIES: dict[type[ast.cmpop], tuple[str, str, str]] = {
@@ -229,7 +228,7 @@ _BOUNDARIES: dict[type[ast.cmpop], tuple[str, str, str]] = {
 
 
 def _comparison(code: _Code, node: ast.Compare) -> Iterator[_Change]:
-    """Boundaries: < for <=, and so on."""
+    """Move the boundary of a comparison: < for <=, and so on."""
     for left, op, right in zip([node.left, *node.comparators], node.ops, node.comparators, strict=False):
         if type(op) in _BOUNDARIES:
             symbol, new, operator = _BOUNDARIES[type(op)]
@@ -256,16 +255,16 @@ _TURNED: dict[type[ast.operator], tuple[str, str]] = {
 
 
 def _arithmetic(code: _Code, node: ast.BinOp) -> Iterator[_Change]:
-    """A wrong operator; a term, factor or term of a mask dropped; the operands of a difference swapped."""
+    """Use a wrong operator; drop a term, a factor or a term of a mask; swap the operands of a difference."""
     op = type(node.op)
     if op not in _SYMBOLS:
         return
     symbol = _SYMBOLS[op]
     position = code.find(symbol, node.left, code.start(node.right))
-    # With the operands' own parentheses, so that either can stand alone.
+    # The operands keep their own parentheses, so that either can stand alone.
     left = code.slice(code.start(node), position)
     right = code.slice(position + len(symbol), code.end(node))
-    # x - 1 for x + 1 shows what x does, and an address before its array what one without the term does.
+    # x - 1 for x + 1 shows no more than x does, and an address before its array no more than one without the term.
     weak = _is_sum(node) and (_is_constant(node.right) or (op is ast.Add and _is_address(code, node)))
     if op in _TURNED and not weak:
         new, operator = _TURNED[op]
@@ -294,7 +293,7 @@ def _is_name(node: ast.expr) -> bool:
 
 
 def _is_offset(code: _Code, node: ast.BinOp) -> bool:
-    """Whether a product is index * stride, a term that is dropped as a whole."""
+    """Whether a product is index * stride, a term that is only dropped as a whole."""
     parent = code.parents[node]
     if not (isinstance(parent, ast.BinOp) and _is_sum(parent)):
         return False
@@ -306,7 +305,7 @@ def _is_sum(node: ast.AST) -> bool:
 
 
 def _is_address(code: _Code, node: ast.BinOp) -> bool:
-    """Whether a sum may be one of a pointer and offsets: it begins with a parameter of the function."""
+    """Whether a sum may be a pointer and offsets: it begins with a parameter of the function."""
     first: ast.expr = node
     while isinstance(first, ast.BinOp) and _is_sum(first):
         first = first.left
@@ -315,7 +314,7 @@ def _is_address(code: _Code, node: ast.BinOp) -> bool:
 
 
 def _conjunction(code: _Code, node: ast.BoolOp) -> Iterator[_Change]:
-    """Operands of ``and`` and ``or`` dropped."""
+    """Drop an operand of ``and`` or ``or``."""
     for i in range(len(node.values)):
         kept = [code.text(value) for value in (*node.values[:i], *node.values[i + 1 :])]
         joined = (" and " if isinstance(node.op, ast.And) else " or ").join(kept)
@@ -323,7 +322,7 @@ def _conjunction(code: _Code, node: ast.BoolOp) -> Iterator[_Change]:
 
 
 def _unary(code: _Code, node: ast.UnaryOp) -> Iterator[_Change]:
-    """A minus or ``not`` dropped."""
+    """Drop a minus or a ``not``."""
     if isinstance(node.op, ast.USub):
         yield code.replace("minus-dropped", node, code.text(node.operand))
     elif isinstance(node.op, ast.Not):
@@ -331,14 +330,14 @@ def _unary(code: _Code, node: ast.UnaryOp) -> Iterator[_Change]:
 
 
 def _if(code: _Code, node: ast.If) -> Iterator[_Change]:
-    """A condition that always or never holds."""
+    """Make the condition of an ``if`` hold always, or never."""
     if not _is_constant(node.test):
         yield code.replace("if-true", node.test, "True")
         yield code.replace("if-false", node.test, "False")
 
 
 def _conditional(code: _Code, node: ast.IfExp) -> Iterator[_Change]:
-    """The same in an expression."""
+    """Make the condition of a conditional expression hold always, or never."""
     yield code.replace("if-true", node, code.text(node.body))
     yield code.replace("if-false", node, code.text(node.orelse))
 
@@ -347,7 +346,7 @@ _CLAMPS = {"maximum": "minimum", "minimum": "maximum"}
 
 
 def _selection(code: _Code, node: ast.Call) -> Iterator[_Change]:
-    """``maximum``, ``minimum`` and ``where``: an arm alone, the arms swapped, the other function."""
+    """Keep one arm of ``maximum``, ``minimum`` or ``where``, swap the arms of ``where``, or call the other function."""
     name = _callee(node)
     if name in _CLAMPS and len(node.args) >= 2:
         for i, arm in enumerate(node.args[:2]):
@@ -369,7 +368,7 @@ _SIBLINGS = {"exp2": "exp", "exp": "exp2", "log2": "log", "log": "log2"}
 
 
 def _base(code: _Code, node: ast.Call) -> Iterator[_Change]:
-    """An exponential or logarithm to the other base."""
+    """Take an exponential or logarithm to the other base."""
     name = _callee(node)
     if name in _SIBLINGS and isinstance(node.func, ast.Attribute):
         end = code.end(node.func)
@@ -380,10 +379,10 @@ _NARROWER = {"float32": "float16", "float64": "float32", "int64": "int32"}
 
 
 def _cast(code: _Code, node: ast.Call) -> Iterator[_Change]:
-    """A cast removed, or to a narrower type; a narrower accumulator."""
+    """Remove a cast, cast to a narrower type, or narrow an accumulator."""
     name = _callee(node)
     wide = any(isinstance(argument, ast.Attribute) and argument.attr == "int64" for argument in node.args)
-    # What has no 64 bits where none is asked for has 32.
+    # An integer that is not made 64 bits wide has 32.
     if name == "to" and isinstance(node.func, ast.Attribute) and not wide:
         dot = code.find(".", node.func.value, code.end(node.func))
         yield code.replace("cast-dropped", node, code.slice(code.start(node), dot))
@@ -396,11 +395,11 @@ def _cast(code: _Code, node: ast.Call) -> Iterator[_Change]:
 
 
 _OPTIONS = ("propagate_nan", "input_precision")
-"""Keywords that say how numbers come out."""
+"""Keywords that decide how numbers come out."""
 
 
 def _keyword(code: _Code, node: ast.Call) -> Iterator[_Change]:
-    """A mask dropped, what stands in for masked elements changed, an option left to its default."""
+    """Drop a mask, change the value of masked elements, or leave an option to its default."""
     keywords = {keyword.arg: keyword for keyword in node.keywords}
     if "mask" in keywords and _callee(node) in ("load", "store"):
         # ``other`` without a mask does not compile.
@@ -416,7 +415,7 @@ def _keyword(code: _Code, node: ast.Call) -> Iterator[_Change]:
 
 
 def _without(code: _Code, call: ast.Call, keyword: ast.keyword) -> tuple[int, int, str]:
-    """The edit that takes a keyword away with the comma before it; before a mask there is a pointer."""
+    """Return the edit that removes a keyword and the comma before it; a mask always follows a pointer."""
     values = [*call.args, *(other.value for other in call.keywords)]
     start = code.start(keyword)
     before = max((value for value in values if code.end(value) <= start), key=code.end)
@@ -424,18 +423,18 @@ def _without(code: _Code, call: ast.Call, keyword: ast.keyword) -> tuple[int, in
 
 
 def _flag(code: _Code, node: ast.Call) -> Iterator[_Change]:
-    """A boolean argument flipped."""
+    """Flip a boolean argument."""
     for argument in (*node.args, *(keyword.value for keyword in node.keywords)):
         if isinstance(argument, ast.Constant) and isinstance(argument.value, bool):
             yield code.replace("flag-flipped", argument, str(not argument.value))
 
 
 _COUNTED = ("maximum", "minimum", "where", "full", "max", "min")
-"""Calls whose integer arguments are counts; those of others are axes and shapes."""
+"""Calls whose integer arguments are counts; integer arguments of other calls are axes and shapes."""
 
 
 def _number(code: _Code, node: ast.Constant) -> Iterator[_Change]:
-    """An integer off by one; a float that is 0, doubled or negative."""
+    """Change an integer by one; make a float 0, doubled or negative."""
     parent = code.parents[node]
     value = node.value
     if type(value) is int:
@@ -454,7 +453,7 @@ def _number(code: _Code, node: ast.Constant) -> Iterator[_Change]:
         yield code.replace("constant-to-zero", node, "0.0")
         yield code.replace("constant-doubled", node, repr(2 * value))
         if not isinstance(parent, ast.UnaryOp):
-            # A power binds tighter than a minus.
+            # A power binds tighter than a minus, so a negative operand needs parentheses.
             text = f"(-{value!r})" if isinstance(parent, ast.BinOp) else f"-{value!r}"
             yield code.replace("constant-negated", node, text)
 
@@ -464,7 +463,7 @@ def _is_other(node: ast.AST) -> bool:
 
 
 def _axes(code: _Code, node: ast.Subscript) -> Iterator[_Change]:
-    """A row made a column and the other way round."""
+    """Make a row a column, or a column a row: ``[:, None]`` and ``[None, :]``."""
     text = code.slice(code.end(node.value), code.end(node))
     swapped = {"[:, None]": "[None, :]", "[None, :]": "[:, None]"}
     if text in swapped:
@@ -472,7 +471,7 @@ def _axes(code: _Code, node: ast.Subscript) -> Iterator[_Change]:
 
 
 def _loop(code: _Code, node: ast.For) -> Iterator[_Change]:
-    """A bound of ``range`` moved by one."""
+    """Move a bound of ``range`` by one."""
     call = node.iter
     if not (isinstance(call, ast.Call) and _callee(call) in ("range", "static_range") and call.args):
         return
@@ -501,7 +500,7 @@ _IN_PLACE: dict[type[ast.operator], tuple[str, tuple[tuple[str, str], ...]]] = {
 
 
 def _in_place(code: _Code, node: ast.AugAssign) -> Iterator[_Change]:
-    """``+=`` and its like: subtracted instead, or assigned."""
+    """Turn ``+=`` and its like into a subtraction, or into a plain assignment."""
     symbol, others = _IN_PLACE.get(type(node.op), ("", ()))
     for new, operator in others:
         position = code.find(symbol, node.target, code.start(node.value))
@@ -509,7 +508,7 @@ def _in_place(code: _Code, node: ast.AugAssign) -> Iterator[_Change]:
 
 
 def _callee(node: ast.Call) -> str:
-    """``f`` of ``f(x)`` and of ``tl.f(x)``."""
+    """Return the name ``f`` of the call ``f(x)`` or ``tl.f(x)``."""
     return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
 
 
@@ -537,17 +536,17 @@ def _is_check(node: ast.AST) -> bool:
 
 
 def _is_effect(statement: ast.stmt) -> bool:
-    """Whether it is a call for its effect, a store or what stores."""
+    """Whether a statement is a call made for its effect, such as a store."""
     call = statement.value if isinstance(statement, ast.Expr) else None
     return isinstance(call, ast.Call) and not _is_check(call)
 
 
 def _deletable(function: ast.FunctionDef) -> list[ast.stmt]:
-    """Statements without which all names still have a value: calls, and assignments to what has one before."""
+    """Return statements that can go while all names keep a value: calls, and assignments to names that have one."""
     found: list[ast.stmt] = []
 
     def visit(statements: list[ast.stmt], known: set[str]) -> set[str]:
-        """Collect; return the names that surely have a value afterwards."""
+        """Collect deletable statements; return the names that surely have a value afterwards."""
         for statement in statements:
             if isinstance(statement, ast.AugAssign) or _is_effect(statement):
                 found.append(statement)

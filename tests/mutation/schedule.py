@@ -1,6 +1,6 @@
-"""Which cases a mutant is tried on, in which order: those of the property tests, the cheap laws first and oftener.
+"""Which cases a mutant is tried on, and in which order: those of the property tests, the cheap laws first and oftener.
 
-They depend on the seed and on what the kernel claims, never on what it answers: all mutants of a kernel, and
+The cases depend on the seed and on what the kernel claims, never on what it answers: all mutants of a kernel, and
 the kernel itself, get the same ones.
 """
 
@@ -22,23 +22,23 @@ ROUND = (
     *("special", "exact", "identities", "composition"),
     *("forward", "backward", "determinism", "ragged"),
 )
-"""The laws of a round, one example each. Forward and backward catch most, at a tenth of determinism's cost."""
+"""The laws of a round, with one example each. Forward and backward catch most, at a tenth of determinism's cost."""
 
 LAWS = tuple(dict.fromkeys(ROUND))
 
 DRAWN_AT_ONCE = 8
-"""As in a run, which has no longer ones of Hypothesis's."""
+"""Examples drawn by one run of Hypothesis. The suite's own runs of it are no longer."""
 EVERY = 5
-"""Every so manieth example is drawn from all that is claimed, huge strides too, which in a run are the last fifth."""
+"""Every fifth example is drawn from all claims, huge strides included; in a run of the suite the last fifth is."""
 
 QUICK = 20
-"""A profile of fewer examples is a quick one: a sample of the mutants will do."""
+"""A profile of fewer examples than this is a quick one, for which a sample of the mutants is enough."""
 SAMPLE = 3
-"""Every so manieth planted bug."""
+"""A quick run takes every third planted bug."""
 
 
 def is_quick() -> bool:
-    """Whether the Hypothesis profile asks for a glance."""
+    """Whether the Hypothesis profile is a quick one."""
     return settings().max_examples < QUICK
 
 
@@ -74,13 +74,13 @@ class Schedule:
         self._drawn = cache(self._draw)
 
     def examples(self, seed_: int, limit: int) -> Iterator[tuple[str, Case]]:
-        """The first ``limit`` examples of a seed. Each law takes the dtypes in turn."""
+        """Yield the first ``limit`` examples of a seed. Each law takes the dtypes in turn."""
         dtypes = self.capabilities.dtypes
         counts: dict[str, int] = {}
         for index in range(limit):
             law = ROUND[index % len(ROUND)]
             count = counts[law] = counts.get(law, -1) + 1
-            # Not every law begins with the same dtype.
+            # Laws begin with different dtypes.
             dtype = dtypes[(count + ROUND.index(law)) % len(dtypes)]
             of_all, before = divmod(count // len(dtypes), EVERY)
             everything = before == EVERY - 1

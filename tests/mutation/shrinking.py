@@ -1,4 +1,4 @@
-"""What a failure costs up to its smallest case, and what its report is worth: a property test as a user runs it."""
+"""What it costs to shrink a failure to its smallest case, and what its report is worth, in a test as users run it."""
 
 import tempfile
 import time
@@ -24,12 +24,12 @@ SCRIPT_SECONDS = 300.0
 
 @dataclass(frozen=True)
 class Shrunk:
-    """A bug's report.
+    """What was measured of a bug's report.
 
     Attributes:
-        seconds: until it was written, the first failure included.
-        entries: those of its case that are not 0.
-        named: what it points to, as ``tests.mutation.diagnosis`` has it.
+        seconds: the time until it was written, the search for the first failure included.
+        entries: the number of entries of its case that are not 0.
+        named: the causes that it points to, as ``tests.mutation.diagnosis`` finds them.
     """
 
     seconds: float
@@ -38,7 +38,7 @@ class Shrunk:
 
 
 class OneBug(Subject):
-    """A subject whose search ends with the first bug."""
+    """A subject whose search ends at the first bug."""
 
     def uphold(self, law: Law, case: Case) -> None:
         """Raises TimeUp once a bug is known."""
@@ -50,7 +50,7 @@ class OneBug(Subject):
 def shrink(campaign: Campaign, spec: str, law: str, dtype: str, seed: int, limit: int) -> Shrunk:
     """Find, shrink and report a bug of ``campaign``'s kernel.
 
-    Raises AssertionError where the law's test does not find the failure by itself, in ``limit`` examples, and where a
+    Raises AssertionError if the law's test does not find the failure by itself, in ``limit`` examples, or if a
     report does not hold what it promises.
     """
     campaign.child.close()  # its memory may have been spoiled as the bug was looked for
@@ -71,7 +71,7 @@ def shrink(campaign: Campaign, spec: str, law: str, dtype: str, seed: int, limit
         assert subject.failures, f"{law} on {dtype} does not find {spec} by itself"
         failures = list(subject.failures.values())
         folders = [Path(folder) / failure.folder for failure in failures]
-        # Of several tensors that a bug spoils, one may be wrong by what else happens to be in memory: without a script.
+        # If a bug spoils several tensors, what is wrong with one may depend on other memory: it gets no script.
         scripted = [path for path in folders if (path / SCRIPT).exists()]
         assert scripted, f"no script of {spec}: {[failure.case for failure in failures]}"
         for path in scripted:
@@ -81,13 +81,13 @@ def shrink(campaign: Campaign, spec: str, law: str, dtype: str, seed: int, limit
 
 
 def entries(case: Case) -> int:
-    """How many numbers of all tensors are not 0."""
+    """Return how many numbers of all tensors are not 0."""
     made = tensors(case, "cpu")
     return sum(int(getattr(made, tensor).tensor.count_nonzero()) for tensor in TENSORS)
 
 
 def check_report(campaign: Campaign, folder: Path) -> None:
-    """The case fails again; the script exits 1, and 0 with the kernel without the bug in place of the mutant."""
+    """Check that the case fails again, and that the script exits 1 with the mutant and 0 with the sound kernel."""
     known = report.read(folder / "case.json")
     assert campaign.run(known.kernel, known.law, known.case).finding, f"{known.case} does not fail again"
     mutant, sound = (

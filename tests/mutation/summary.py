@@ -20,10 +20,10 @@ PROPERTY = "flashproof mutation"
 
 @dataclass(frozen=True, kw_only=True)
 class Planted:
-    """One planted bug under one seed; ``law`` is "" where it was missed.
+    """One planted bug under one seed; ``law`` is "" if the bug was missed.
 
-    ``named`` is what its report points to, and ``diagnosis`` what the catalogue says to that: right, none or wrong; ""
-    where there is no report.
+    ``named`` is the cause that the bug's report points to, and ``diagnosis`` compares that with the catalogue's: right,
+    none or wrong; "" if there is no report.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Operator:
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """What another suite's rule said of a planted bug, or (``bug`` is "") of a correct kernel."""
+    """What another suite's rule said of a planted bug, or of a correct kernel if ``bug`` is ""."""
 
     rule: str
     tried: int
@@ -63,7 +63,7 @@ class Compared:
 
 @dataclass(frozen=True, kw_only=True)
 class Sound:
-    """Examples of one seed on which the kernel without a bug kept every law."""
+    """The number of examples of a seed on which the kernel without a bug kept every law."""
 
     seed: int
     examples: int
@@ -86,7 +86,7 @@ class Recorder:
 
 
 class MutationSummary:
-    """A pytest plugin of the main process: collects the records, in a file too, and prints the tables."""
+    """A pytest plugin of the main process: collects the records, writes them to a file, and prints the tables."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -107,7 +107,7 @@ class MutationSummary:
             return
         for name, value in report.user_properties:
             if name == PROPERTY:
-                # A line for each, as they come: a run that is cut short has lost nothing.
+                # Each record is written as it comes, so that a run that is cut short has lost nothing.
                 with self.path.open("a") as file:
                     file.write(f"{value}\n")
                 fields = json.loads(str(value))
@@ -115,7 +115,7 @@ class MutationSummary:
                 self.records[type(record)].append(record)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Print what there is."""
+        """Print a table for each kind of record that there is."""
         if self.planted:
             print_table(terminalreporter, self._each())
             print_table(terminalreporter, self._all())
@@ -233,5 +233,5 @@ def _diagnoses(records: list[Planted], diagnosis: str) -> str:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least ``share`` of the values do not exceed."""
+    """Return the smallest value that at least a ``share`` of the values do not exceed."""
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]

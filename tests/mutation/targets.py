@@ -1,4 +1,4 @@
-"""What the operators mutate for a SPEC: its file and those beside it that it takes jitted functions from."""
+"""What the operators mutate for a SPEC: its file, and files beside it from which it imports jitted functions."""
 
 import ast
 import textwrap
@@ -28,12 +28,12 @@ class Target:
 
     @property
     def diff(self) -> str:
-        """The edit."""
+        """The edit as a unified diff."""
         return self.mutant.diff(source_of(self.module))
 
     @property
     def change(self) -> str:
-        """The function and the edit between its neighbours: a name that outlives edits elsewhere in the file."""
+        """The function, and the edit between its neighbours: a name that outlives edits elsewhere in the file."""
         lines = self.diff.splitlines()[2:]
         return "\n".join([self.mutant.function, *(f"{x[0]} {x[1:].strip()}" for x in lines if x[:2] != "@@")])
 
@@ -51,7 +51,7 @@ class Target:
 
 
 def targets(spec: str) -> list[Target]:
-    """Every operator mutant of a kernel. Raises SpecError, and SyntaxError for a file that doesn't parse."""
+    """Return every operator mutant of a kernel. Raises SpecError, and SyntaxError for a file that doesn't parse."""
     entry, _ = locate(spec)
     return [
         Target(spec, module, mutant)
@@ -61,7 +61,7 @@ def targets(spec: str) -> list[Target]:
 
 
 def neighbours(entry: str) -> list[str]:
-    """The modules of the same folder that a module imports from."""
+    """Return the modules of the same folder from which a module imports."""
     imported = [
         node.module
         for node in ast.walk(ast.parse(source_of(entry)))
@@ -75,5 +75,5 @@ def neighbours(entry: str) -> list[str]:
 
 
 def absolute(module: str) -> str:
-    """A path that holds from any folder; a module's name as it is."""
+    """Return a file's path made absolute, so that it holds from any folder, or a module's name as it is."""
     return str(Path(module).resolve()) if module.endswith(".py") else module

@@ -1,4 +1,4 @@
-"""What operators make of a kernel's source is caught, is equivalent, or is shown to the user as a diff."""
+"""Every mutant that operators make of a kernel is caught, is equivalent, or is shown to the user as a diff."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,11 +18,11 @@ from tests.mutation.targets import Target, absolute, targets
 Judgements = Mapping[Target, Judgement]
 
 EXAMPLES = 1000
-"""A mutant that holds so many has survived."""
+"""A mutant has survived if it holds on this many examples."""
 OPERATOR_SAMPLE = 25
-"""A quick profile takes every so manieth mutant."""
+"""A quick profile takes every 25th mutant."""
 RECORDED = 48
-"""Examples whose launches are compiled."""
+"""The number of examples whose launches are compiled, to find equivalent mutants."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -43,7 +43,7 @@ def test_operator_mutant_is_caught(
     recorder: Recorder,
     pytestconfig: pytest.Config,
 ) -> None:
-    """Caught; or no mutant at all; or argued, line by line, to be none or to be a known hole."""
+    """The mutant is caught; or it compiles to the same; or an argument, line by line, covers why it is not caught."""
     name, judgement = target.mutant.name, judgements[target]
     if judgement.verdict != "different":
         recorder.add(Operator(name=name, verdict=judgement.verdict, reason=judgement.detail))
@@ -75,7 +75,7 @@ def test_operator_mutant_is_caught(
 
 @pytest.fixture(scope="session")
 def judgements(request: pytest.FixtureRequest, campaign: Campaign) -> Judgements:
-    """Which mutants of this run are none, all judged at once: the originals are compiled only then."""
+    """Judge all mutants of this run at once, so that the originals are compiled only once, and only when needed."""
     items = (item for item in request.session.items if "judgements" in getattr(item, "fixturenames", ()))
     found: list[Target] = [item.callspec.params["target"] for item in items]  # type: ignore[attr-defined]
     entry = absolute(registry.locate(campaign.info.spec)[0])
@@ -84,7 +84,7 @@ def judgements(request: pytest.FixtureRequest, campaign: Campaign) -> Judgements
 
 
 def launches(campaign: Campaign) -> list[Launch]:
-    """What the kernel itself launches on some of the cases."""
+    """Return what the kernel itself launches on some of the cases."""
     kernel = registry.load(campaign.info.spec, campaign.info.claims)
     with recorded_launches() as found:
         for law, case in campaign.schedule.examples(0, RECORDED):

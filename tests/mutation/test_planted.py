@@ -1,4 +1,4 @@
-"""Every planted bug is caught, with every seed, at the budget of the profile; the kernel itself keeps every law."""
+"""Every planted bug is caught with every seed, in as many examples as the profile draws; the kernel keeps every law."""
 
 import math
 from collections.abc import Callable
@@ -16,13 +16,13 @@ from tests.mutation.shrinking import Shrunk, shrink
 from tests.mutation.summary import Planted, Recorder, Sound
 
 SEEDS = 2
-"""What two cores have time for in a full run, beside the operators."""
+"""Seeds of a full run: as many as two cores have time for beside the operators."""
 ALL_CAUGHT = 300
-"""Examples in which 95 % of the bugs are caught."""
+"""The number of examples within which 95 % of the bugs are caught."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """All of the catalogue, or what it has of the kernels asked for; all seeds."""
+    """Parametrize over the bugs of the kernels asked for (or all) and over the seeds."""
     asked = metafunc.config.getoption("--kernel") or {mutant.kernel for mutant in CATALOGUE.values()}
     mutants = [mutant for mutant in CATALOGUE.values() if mutant.kernel in asked]
     if "mutant" in metafunc.fixturenames:
@@ -34,19 +34,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def seeds(config: pytest.Config) -> range:
-    """The seeds that were asked for."""
+    """Return the seeds asked for, or the default number of them."""
     return range(config.getoption("--seeds") or (1 if is_quick() else SEEDS))
 
 
 def budget(campaign: Campaign) -> int:
-    """As many examples as a whole run of the properties draws at this profile."""
+    """Return how many examples a whole run of the properties draws at this profile."""
     return settings().max_examples * len(LAWS) * len(campaign.info.capabilities.dtypes)
 
 
 def test_the_kernel_itself_keeps_every_law(
     kernel: str, seed: int, campaigns: Callable[[str], Campaign], recorder: Recorder
 ) -> None:
-    """What nearly all bugs are caught in raises no alarm without one."""
+    """Nearly all bugs are caught within these examples, so on them the kernel without a bug must raise no alarm."""
     campaign = campaigns(kernel)
     examples = campaign.schedule.examples(seed, min(ALL_CAUGHT, budget(campaign)))
     recorder.add(Sound(seed=seed, examples=sum(campaign.keeps(law, case) for law, case in examples)))
@@ -59,7 +59,7 @@ def test_planted_bug_is_caught(
     recorder: Recorder,
     pytestconfig: pytest.Config,
 ) -> None:
-    """With every seed; and if asked, the report of it holds what it promises."""
+    """The bug is caught with every seed. With ``--shrink``, its report must also hold what it promises."""
     campaign = campaigns(mutant.kernel)
     if mutant.device not in ("", campaign.schedule.device_type):
         pytest.skip(f"{mutant.name} shows on {mutant.device} alone")

@@ -1,4 +1,4 @@
-"""The rules of other suites on the same planted bugs, each on its own inputs: ``--compare`` prints the table."""
+"""The rules of other suites, each on its own inputs, judge the same planted bugs: ``--compare`` prints the table."""
 
 from functools import cache
 
@@ -14,16 +14,16 @@ from tests.mutation.summary import Compared, Recorder
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """The kernel itself, then planted bugs; those of the quick form where the profile is quick.
+    """Parametrize over the kernel itself and planted bugs; a quick profile takes a sample of these.
 
-    Not those of dropout, which the rules here ask no kernel for.
+    Bugs of dropout are left out, because these rules do not ask for dropout.
     """
     bugs = [name for name, mutant in CATALOGUE.items() if mutant.kernel == KERNEL and mutant not in DROPOUT]
     metafunc.parametrize("name", (KERNEL, *bugs[:: SAMPLE if is_quick() else 1]))
 
 
 def test_what_other_rules_say(name: str, recorder: Recorder, pytestconfig: pytest.Config) -> None:
-    """The kernel itself on all cases; a bug up to the first case that fails, false alarms left out."""
+    """Judge the kernel itself on all cases; judge a bug up to the first case that fails, leaving out false alarms."""
     device = chosen_device(pytestconfig)
     if name == KERNEL:
         for outcome in alarms(device):
@@ -39,5 +39,5 @@ def test_what_other_rules_say(name: str, recorder: Recorder, pytestconfig: pytes
 
 @cache
 def alarms(device: str) -> list[Outcome]:
-    """What the rules say of the kernel without a bug: false alarms, where they fail it."""
+    """Return what the rules say of the kernel without a bug: cases that it fails are false alarms."""
     return outcomes(KERNEL, device, every=True)

@@ -21,6 +21,6 @@ RULES: tuple[Rule, ...] = (
     GpuCheck(),
     GpuEmu(),
 )
-"""Every rule, in the order of the table."""
+"""All rules, in the order of the table."""
 
 __all__ = ["RULES", "Case", "Rule", "RuleBroken"]

@@ -1,4 +1,4 @@
-"""The test that an engineer writes with what PyTorch hands out."""
+"""The test that an engineer writes with the tools that come with PyTorch."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -15,7 +15,7 @@ class AssertClose(Rule):
 
     |actual - expected| <= 1e-5 + rtol |expected|, rtol 1e-3 in float16, 1.6e-2 in bfloat16, 1.3e-6 in
     float32; NaN fails. Standard normal inputs, contiguous: batch 2, 2 heads, lengths 128 and 256, head_dim
-    64. No suite in particular, so nothing is scaled.
+    64. This is no suite in particular, so its sizes need no reduction on the CPU.
     """
 
     name = "torch.testing.assert_close"
@@ -40,7 +40,7 @@ class AssertClose(Rule):
         ]
 
     def judge(self, kernel: AttentionKernel, case: Case, device: str) -> None:
-        """out, dq, dk and dv; engineers who test lse are not typical."""
+        """Judge out, dq, dk and dv, but not lse, which few engineers test."""
         p = problem(case, device, normal())
         expected = differentiate(partial(plain, p), p, torch.float32)
         actual = run(kernel, p)

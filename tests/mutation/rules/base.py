@@ -1,4 +1,4 @@
-"""What every rule has: cases, their tensors, a way to say no."""
+"""What the rules of all suites share: cases, their tensors, and the exception that says that a kernel fails."""
 
 import math
 import random
@@ -17,14 +17,14 @@ from tests.harness.trial import Problem, run_kernel
 T = TypeVar("T")
 
 Draw = Callable[[tuple[int, ...], torch.Generator], Tensor]
-"""(shape, generator) -> float32 tensor on the generator's device."""
+"""A function from a shape and a generator to a float32 tensor on the generator's device."""
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(q, k, v) -> out, differentiable."""
+"""A differentiable function from q, k and v to out."""
 
 
 class RuleBroken(AssertionError):
-    """The suite would fail the kernel."""
+    """The other suite would fail the kernel."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,27 +57,27 @@ class Case:
 
 
 class Rule(ABC):
-    """How another suite decides, on its own inputs."""
+    """How another suite decides, on its own inputs, whether a kernel is right."""
 
     name: ClassVar[str]
     source: ClassVar[str]
 
     @abstractmethod
     def cases(self, device: str) -> Sequence[Case]:
-        """The suite's cases in its order, the same on every call; scaled down on the CPU."""
+        """Return the suite's cases in its order, the same on every call; on the CPU their sizes are reduced."""
 
     @abstractmethod
     def judge(self, kernel: AttentionKernel, case: Case, device: str) -> None:
-        """Raises RuleBroken where the suite would fail the kernel; what the kernel raises passes through."""
+        """Raise RuleBroken if the suite would fail the kernel; what the kernel raises passes through."""
 
 
 def normal(std: float = 1.0) -> Draw:
-    """Normal numbers of mean 0."""
+    """Return a function that draws normal numbers of mean 0."""
     return lambda shape, generator: torch.randn(shape, generator=generator, device=generator.device) * std
 
 
 def uniform(low: float = 0.0, high: float = 1.0) -> Draw:
-    """Numbers in [low, high)."""
+    """Return a function that draws numbers in [low, high)."""
 
     def draw(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         return torch.rand(shape, generator=generator, device=generator.device) * (high - low) + low
@@ -88,10 +88,11 @@ def uniform(low: float = 0.0, high: float = 1.0) -> Draw:
 def problem(
     case: Case, device: str, draw: Draw, *, dout: Draw | None = None, layout: str = "bhnd"
 ) -> Problem:
-    """The tensors of a case, drawn by its seed: q, k, v, then dout (by ``draw`` unless given).
+    """Draw the tensors of a case by its seed: q, k, v, then dout (by ``draw`` unless given).
 
-    ``bhnd`` is contiguous. ``bnhd`` has the heads inside of the sequence, ``kvpacked`` that and k and v in
-    one tensor, ``qkvpacked`` all three (for equal lengths and heads): views, as those suites pass them.
+    The layouts are those in which these suites pass tensors, all of them views but the first. ``bhnd`` is contiguous.
+    ``bnhd`` has the heads inside of the sequence. ``kvpacked`` also has k and v in one tensor, and ``qkvpacked`` all
+    three (if lengths and heads are equal).
     """
     generator = torch.Generator(device=device).manual_seed(case.seed)
 
@@ -118,12 +119,12 @@ def problem(
 
 
 def run(kernel: AttentionKernel, p: Problem, *, backward: bool = True) -> dict[str, Tensor]:
-    """The kernel's tensors by name, under its default launch settings."""
+    """Return the kernel's tensors by name, computed with its default launch settings."""
     return run_kernel(kernel, p, {}, backward=backward).named()
 
 
 def differentiate(attention: Attention, p: Problem, dtype: torch.dtype) -> dict[str, Tensor]:
-    """out, dq, dk and dv of a reference whose inputs are cast to ``dtype`` first."""
+    """Return out, dq, dk and dv of a reference whose inputs are cast to ``dtype`` first."""
     leaves = [x.detach().to(dtype).requires_grad_() for x in (p.q, p.k, p.v)]
     out = attention(*leaves)
     dq, dk, dv = torch.autograd.grad(out, leaves, p.dout.to(out.dtype))
@@ -131,7 +132,7 @@ def differentiate(attention: Attention, p: Problem, dtype: torch.dtype) -> dict[
 
 
 def hidden(p: Problem) -> Tensor:
-    """(seqlen_q, seqlen_k) bool: which keys a causal mask, aligned bottom-right, hides."""
+    """Return which keys a causal mask, aligned bottom-right, hides: (seqlen_q, seqlen_k) bool."""
     seqlen_q, seqlen_k = p.q.shape[2], p.k.shape[2]
     seen = visible(seqlen_q, seqlen_k, p.causal, "bottom_right", p.q.device)
     return torch.zeros(seqlen_q, seqlen_k, dtype=torch.bool, device=p.q.device) if seen is None else ~seen
@@ -146,14 +147,14 @@ def plain(p: Problem, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """``a @ b``, rounded once, as GPUs do; in 16 bits the CPU's own is up to ten times slower."""
+    """Return ``a @ b``, rounded once, as on GPUs; the CPU's own 16-bit product is up to ten times slower."""
     if a.device.type != "cpu" or a.itemsize > 2:
         return a @ b
     return (a.float() @ b.float()).to(a.dtype)
 
 
 def repeated(x: Tensor, heads: int) -> Tensor:
-    """The heads of k or v, each repeated for its group of query heads."""
+    """Return k or v with each head repeated for its group of query heads."""
     return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
 
 
@@ -164,12 +165,12 @@ def require(held: bool, message: str) -> None:
 
 
 def max_error(a: Tensor, b: Tensor) -> float:
-    """max|a - b| as a float; NaN where either has one."""
+    """Return max|a - b| as a float; NaN if either has one."""
     return (a - b).abs().max().item()
 
 
 def sample(items: Sequence[T], count: int) -> list[T]:
-    """``count`` of a suite's cases, chosen once and for all, in its order."""
+    """Choose ``count`` of a suite's cases, always the same ones, in its order."""
     if count >= len(items):
         return list(items)
     return [items[i] for i in sorted(random.Random(0).sample(range(len(items)), count))]

@@ -1,4 +1,4 @@
-"""FlashAttention 2's own test."""
+"""The test in the repository of FlashAttention 2."""
 
 import math
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ _LENGTHS = {
         *((113, 203), (128, 217), (113, 211), (108, 256), (256, 512)),
         *((512, 256), (1024, 1024), (1023, 1024), (1024, 1023), (2048, 2048)),
     ),
-    # What is longer than 256 is divided: tails, and which side is longer, stay.
+    # Lengths above 256 are divided, so that partial tiles stay, and the longer side stays the longer.
     "cpu": (
         *((113, 203), (128, 217), (113, 211), (108, 256), (128, 256)),
         *((256, 128), (256, 256), (255, 256), (256, 255), (384, 384)),
@@ -44,13 +44,13 @@ _FACTORS = {"out": 2.0, "dq": 3.0, "dk": 3.0, "dv": 3.0}
 
 
 class FlashAttention2(Rule):
-    """max|out - ref| <= 2 max|pt - ref|, and 3 for dq, dk and dv; lse is returned but not looked at.
+    """max|out - ref| <= 2 max|pt - ref|, and 3 times for dq, dk and dv; lse is returned but not compared.
 
     ref is PyTorch in float32, rounded to the dtype; pt is PyTorch in the dtype, which scales k instead of q.
     NaN fails, as no comparison with it holds. Standard normal inputs and dout, seed 0, sm_scale 1/sqrt(d);
     (batch, seqlen, heads, d) views, k and v packed or not. Without dropout, softcap, alibi and windows the
-    test has 2,640 cases: a fixed sample of them. On the CPU, batch 4 is 1, heads are 2 to 4 instead of 6,
-    and lengths above 256 are shortened.
+    test has 2,640 cases, of which this is a fixed sample. On the CPU, batch is 1 instead of 4, heads are 2 to 4
+    instead of 6, and lengths above 256 are shortened.
     """
 
     name = "FlashAttention 2"
@@ -60,7 +60,7 @@ class FlashAttention2(Rule):
     )
 
     def cases(self, device: str) -> Sequence[Case]:
-        """The sample: 12 on the CPU, 120 elsewhere. The last factor varies fastest, as in pytest."""
+        """Return the sample: 12 cases on the CPU, 120 elsewhere. The last factor varies fastest, as in pytest."""
         place = "cpu" if device == "cpu" else "cuda"
         axes = (
             *(_LENGTHS[place], _HEAD_DIMS, (False, True), ("mha", "mqa", "gqa")),
@@ -83,7 +83,7 @@ class FlashAttention2(Rule):
         return sample(cases, 12 if place == "cpu" else 120)
 
     def judge(self, kernel: AttentionKernel, case: Case, device: str) -> None:
-        """The four assertions at the end of the test, in its order."""
+        """Check the four assertions at the end of the test, in its order."""
         p = problem(case, device, normal(), layout=case.variant)
         actual = run(kernel, p)
         ref = differentiate(partial(_attention, p, upcast=True), p, case.torch_dtype)
@@ -94,7 +94,7 @@ class FlashAttention2(Rule):
 
 
 def _attention(p: Problem, q: Tensor, k: Tensor, v: Tensor, *, upcast: bool) -> Tensor:
-    """``attention_ref`` of the test: in float32, or in the dtype with the scale on k (``reorder_ops``)."""
+    """``attention_ref`` of the test: computed in float32, or in the dtype with k scaled (``reorder_ops``)."""
     dtype, root = q.dtype, math.sqrt(q.shape[-1])
     k, v = repeated(k, q.shape[1]), repeated(v, q.shape[1])
     if upcast:

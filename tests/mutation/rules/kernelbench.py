@@ -13,11 +13,11 @@ _TOLERANCES = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 1e-2}
 
 
 class KernelBench(Rule):
-    """``torch.allclose`` with one number for atol and rtol, 1e-4 in float32, over 5 trials; out alone.
+    """``torch.allclose`` with one number for atol and rtol, 1e-4 in float32, over 5 trials; only out is compared.
 
     NaN fails. Level 1, problem 97: q, k and v uniform in [0, 1), (32, 32, 512, 1024), no mask; the reference
     is ``scaled_dot_product_attention`` in the same dtype. Its head_dim of 1024 is more than the contract's
-    kernels take: 256 here, 128 on the CPU, where batch is 1 and heads are 2. float32 is its default.
+    kernels take: it is 256 here, and 128 on the CPU, where batch is 1 and heads are 2. float32 is its default.
     """
 
     name = "KernelBench (float32)"
@@ -28,7 +28,7 @@ class KernelBench(Rule):
     dtype: ClassVar[str] = "float32"
 
     def cases(self, device: str) -> Sequence[Case]:
-        """5 seeds, drawn from seed 42."""
+        """Return 5 cases, whose seeds are drawn from seed 42."""
         batch, heads, head_dim = (1, 2, 128) if device == "cpu" else (32, 32, 256)
         generator = torch.Generator().manual_seed(42)
         seeds = torch.randint(0, 2**32 - 1, (5,), generator=generator).tolist()
@@ -48,7 +48,7 @@ class KernelBench(Rule):
         ]
 
     def judge(self, kernel: AttentionKernel, case: Case, device: str) -> None:
-        """One trial."""
+        """Run one trial."""
         p = problem(case, device, uniform())
         expected = scaled_dot_product_attention(p.q, p.k, p.v)
         actual = run(kernel, p, backward=False)["out"]
@@ -59,7 +59,7 @@ class KernelBench(Rule):
 
 
 class KernelBenchHalf(KernelBench):
-    """The same with ``precision=fp16``, whose tolerance is 1e-2."""
+    """KernelBench with ``precision=fp16``, whose tolerance is 1e-2."""
 
     name = "KernelBench (float16)"
     dtype: ClassVar[str] = "float16"

@@ -1,4 +1,4 @@
-"""Two packages made for testing GPU kernels: their tolerances on their generators.
+"""Two packages made for testing GPU kernels: their tolerances, on the inputs that their generators make.
 
 Neither is imported: gpucheck 0.1.0 is a pytest plugin, and gpuemu 0.1.0 a client whose inputs and verdicts
 come from a daemon in Rust.
@@ -37,20 +37,20 @@ _GPUCHECK_SHAPES = (
 
 
 class GpuCheck(Rule):
-    """``gpucheck.assert_close`` by its defaults: |a - b| <= tolerance + tolerance |b|, by dtype.
+    """The defaults of ``gpucheck.assert_close``: |a - b| <= tolerance + tolerance |b|, by dtype.
 
     NaN in either tensor fails (``nan_equal=False``), and so does an infinity in one of them. The package has
-    nothing on attention, gradients or strides. Its shapes are read as (seqlen, head_dim), batch 1, 2 heads;
-    its inputs are standard normal (``random_inputs``); one dtype of ``FLOAT_DTYPES`` for each, without
-    float64; causal and not in turn; the reference is float32. ``edge_inputs`` (NaN sprinkled in, the largest
-    numbers) are left out: a sound kernel's NaN fails, too. On the CPU, every other shape.
+    nothing on attention, gradients or strides. Its shapes are read as (seqlen, head_dim), with batch 1 and 2 heads;
+    its inputs are standard normal (``random_inputs``). Each shape has one dtype of ``FLOAT_DTYPES``, without
+    float64, and is causal every other time; the reference is float32. ``edge_inputs`` (NaN sprinkled in, the largest
+    numbers) are left out, because the NaN of a sound kernel fails too. On the CPU, every other shape is taken.
     """
 
     name = "gpucheck"
     source = "https://pypi.org/project/gpucheck/0.1.0/ (https://github.com/Akasxh/gpucheck)"
 
     def cases(self, device: str) -> Sequence[Case]:
-        """11 on the CPU, 22 elsewhere."""
+        """Return 11 cases on the CPU, 22 elsewhere."""
         shapes = _GPUCHECK_SHAPES[::2] if device == "cpu" else _GPUCHECK_SHAPES
         masks = cycle((False, True))
         dtypes = cycle(_GPUCHECK)
@@ -70,7 +70,7 @@ class GpuCheck(Rule):
         ]
 
     def judge(self, kernel: AttentionKernel, case: Case, device: str) -> None:
-        """Judges out alone."""
+        """Judge out alone."""
         p = problem(case, device, normal())
         actual = run(kernel, p, backward=False)["out"].double()
         expected = plain(p, p.q.float(), p.k.float(), p.v.float()).double()
@@ -83,20 +83,20 @@ class GpuCheck(Rule):
 
 
 _GPUEMU = {"float16": 1e-2, "float32": 1e-4}
-"""What its guide configures for flash_attention; without a configuration, 1e-3 and 1e-5."""
+"""Tolerances that its guide configures for flash_attention; without a configuration they are 1e-3 and 1e-5."""
 
 _GPUEMU_SCHEMA = {"B": (1, 2, 5), "H": (1, 3, 8), "S": (1, 2, 17, 128, 257), "D": (8, 16, 64, 65)}
 _GPUEMU_CPU = {"B": (1,), "H": (1, 2), "S": (1, 2, 17, 128, 257), "D": (8, 16, 64, 65)}
 
 
 class GpuEmu(Rule):
-    """|a - b| <= tolerance, absolute alone, and no NaN or infinity in out.
+    """|a - b| <= tolerance, which is absolute only, and no NaN or infinity in out.
 
     The daemon's schema for attention: q, k and v of one shape, values uniform in [-10, 10), float32 and
     float16, no mask, gradients off by default. The reference is float64, rounded to the dtype. Layouts
     other than contiguous are named with a case, but the client ignores them. (The published client has no
     ``value_distribution="adversarial"``, which its page shows.) Sizes are chosen by another random generator
-    than its own. On the CPU, batch 1 and up to 2 heads, 12 cases for its 100.
+    than its own. On the CPU, batch is 1, heads are up to 2, and 12 cases stand for its 100.
     """
 
     name = "gpuemu"
@@ -107,7 +107,7 @@ class GpuEmu(Rule):
     )
 
     def cases(self, device: str) -> Sequence[Case]:
-        """Sizes at random from the schema: 12 on the CPU, 100 elsewhere."""
+        """Return cases whose sizes are drawn at random from the schema: 12 on the CPU, 100 elsewhere."""
         schema = _GPUEMU_CPU if device == "cpu" else _GPUEMU_SCHEMA
         r = random.Random(0)
         cases = []
@@ -129,7 +129,7 @@ class GpuEmu(Rule):
         return cases
 
     def judge(self, kernel: AttentionKernel, case: Case, device: str) -> None:
-        """Judges out alone."""
+        """Judge out alone."""
         p = problem(case, device, uniform(-10.0, 10.0))
         actual = run(kernel, p, backward=False)["out"]
         expected = plain(p, p.q.double(), p.k.double(), p.v.double()).to(case.torch_dtype)

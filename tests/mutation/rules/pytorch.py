@@ -51,7 +51,7 @@ class PyTorchSdpa(Rule):
     )
 
     def cases(self, device: str) -> Sequence[Case]:
-        """The sample: 12 on the CPU, 120 elsewhere."""
+        """Return the sample: 12 cases on the CPU, 120 elsewhere."""
         cpu = device == "cpu"
         lengths_q, lengths_k = _LENGTHS["cpu" if cpu else "cuda"]
         axes = (
@@ -76,7 +76,7 @@ class PyTorchSdpa(Rule):
         return sample(cases, 12 if cpu else 120)
 
     def judge(self, kernel: AttentionKernel, case: Case, device: str) -> None:
-        """``check_out_and_grad`` with the factors of CUDA."""
+        """Check as ``check_out_and_grad`` does, with the factors of CUDA."""
         p = problem(case, device, uniform())
         high = torch.float64 if case.dtype == "float32" else torch.float32
         gold = differentiate(partial(_math, p), p, high)
@@ -85,7 +85,7 @@ class PyTorchSdpa(Rule):
         for name, fudge in _FUDGE.items():
             error, yardstick = max_error(gold[name], actual[name]), max_error(gold[name], low[name])
             require(not math.isnan(error) or math.isnan(yardstick), f"{name} has NaN")
-            # As there: ``error > threshold`` is what fails, which it isn't where both are NaN.
+            # As in the original, ``error > threshold`` is what fails, which is False if both are NaN.
             threshold = max(1e-5, fudge * yardstick)
             require(not error > threshold, f"{name}: {error} > {threshold}")
 
@@ -103,8 +103,8 @@ class FlexAttention(Rule):
     gold is eager FlexAttention in float64, eager the same in the dtype: scores and P rounded to it, softmax in
     float32. NaN in the test or in eager fails. lse is compared in the tests of paged attention alone.
     Standard normal inputs and dout, contiguous, head_dim 64, length 2048 and half as many keys: 256 and 128 on
-    the CPU; batch 4 is 1 there, and 8 heads are 2. (Gradients there too, which the original tests on a GPU.)
-    Masks and score_mods other than none and causal are left out. A later form of the check
+    the CPU, where batch is 1 instead of 4 and heads are 2 instead of 8. (Gradients are tested there too, unlike in the
+    original.) Masks and score_mods other than none and causal are left out. A later form of the check
     (``assert_close(rtol=1.1)`` of the two means) allows 2.1 times and 11 in float32.
     """
 
@@ -115,7 +115,7 @@ class FlexAttention(Rule):
     )
 
     def cases(self, device: str) -> Sequence[Case]:
-        """Three dtypes, no mask and causal; half as many keys; grouped heads: 11 cases."""
+        """Return 11 cases: three dtypes, no mask and causal; half as many keys; grouped heads."""
         cpu = device == "cpu"
         length, batch, heads = (256, 1, 2) if cpu else (2048, 4, 8)
 
@@ -134,13 +134,13 @@ class FlexAttention(Rule):
         dtypes = ("float16", "bfloat16", "float32")
         return [
             *(case(dtype, causal) for dtype, causal in product(dtypes, (False, True))),
-            # Causal is j <= i there, another mask than ours where lengths differ.
+            # A causal mask is j <= i in that test, which is not our mask if lengths differ.
             *(case(dtype, False, keys=length // 2) for dtype in dtypes),
             *(case("float16", causal, group=2) for causal in (False, True)),
         ]
 
     def judge(self, kernel: AttentionKernel, case: Case, device: str) -> None:
-        """``_check_out_and_grad``."""
+        """Check as ``_check_out_and_grad`` does."""
         p = problem(case, device, normal())
         gold = differentiate(partial(_eager, p), p, torch.float64)
         eager = differentiate(partial(_eager, p), p, case.torch_dtype)
@@ -154,7 +154,7 @@ class FlexAttention(Rule):
 
 
 def _eager(p: Problem, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """``math_attention`` of torch/_higher_order_ops/flex_attention.py."""
+    """Compute ``math_attention`` of torch/_higher_order_ops/flex_attention.py."""
     k, v = repeated(k, q.shape[1]), repeated(v, q.shape[1])
     working = torch.float64 if q.dtype == torch.float64 else torch.float32
     scores = matmul(q, k.mT).to(working) * p.sm_scale

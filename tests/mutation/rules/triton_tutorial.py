@@ -24,7 +24,7 @@ from tests.mutation.rules.base import (
 )
 
 _SIZES = {
-    # (batch, heads, length), without batch 4 x 48 heads at 4096, whose reference takes 60 GB.
+    # Shapes are (batch, heads, length). Batch 4 x 48 heads at 4096 is left out: its reference takes 60 GB.
     "cuda": ((1, 2, 128), (1, 2, 1024), (1, 2, 4096), (4, 48, 128), (4, 48, 1024)),
     "cpu": ((1, 2, 128), (1, 2, 256), (1, 2, 384)),
 }
@@ -35,8 +35,8 @@ class TritonTutorial(Rule):
 
     float16 throughout, q, k and v of standard deviation 0.5, dout of 1, sm_scale 0.5, seed 20, equal lengths
     that are multiples of 128, as many key heads as query heads, contiguous. The reference's products are
-    float16, only its softmax float32. The tolerance of the old form; of the new form the grid of shapes. On
-    the CPU, lengths of 128 to 384 stand for those of 128 to 4096.
+    float16, only its softmax float32. The tolerance is that of the test's old form, the shapes are those of its new
+    one. On the CPU, lengths of 128 to 384 stand for those of 128 to 4096.
     """
 
     name = "Triton tutorial 06"
@@ -45,7 +45,7 @@ class TritonTutorial(Rule):
     )
 
     def cases(self, device: str) -> Sequence[Case]:
-        """The grid: 12 on the CPU, 20 elsewhere."""
+        """Return the grid: 12 cases on the CPU, 20 elsewhere."""
         sizes = _SIZES["cpu" if device == "cpu" else "cuda"]
         return [
             Case(
@@ -64,7 +64,7 @@ class TritonTutorial(Rule):
         ]
 
     def judge(self, kernel: AttentionKernel, case: Case, device: str) -> None:
-        """The four assertions of the test, in its order."""
+        """Check the four assertions of the test, in its order."""
         p = problem(case, device, normal(0.5), dout=normal())
         expected = differentiate(partial(_attention, p), p, torch.float16)
         actual = run(kernel, p)

@@ -31,27 +31,26 @@ _BACKWARD = {"float16": (0.2, 2e-2), "bfloat16": (0.9, 0.1), "float32": (9e-4, 1
 _LSE = (2e-4, 1e-5)
 _ALIGN = 256
 _ODD_LENGTHS = (2, 3, 15, 31, 32, 34, 68, 72, 90, 132, 136)
-# 258, 264 and 512 of its list are more than the contract's kernels take.
+# 258, 264 and 512 of its list are left out, because the contract's kernels do not take them.
 _HEAD_DIMS = (1, 2, 3, 31, 34, 36, 38, 40, 64, 80, 160)
 _LONGEST_ON_CPU = 320
 
 Shape = tuple[int, int, int, int, int]
-"""batch, seqlen_q, seqlen_k, heads, head_dim"""
+"""(batch, seqlen_q, seqlen_k, heads, head_dim)."""
 
 
 class Xformers(Rule):
-    """allclose, with tolerances by dtype, of test_forward, test_logsumexp and test_backward on one shape.
+    """allclose with the tolerances, by dtype, of test_forward, test_logsumexp and test_backward on one shape.
 
     out must be free of NaN, and the same bit for bit on views whose rows up to the next multiple of 256 are
     NaN; out against float32 (``_FORWARD``); lse against logsumexp (2e-4, rtol 1e-5); out, dq, dk and dv of a
     second call (``_BACKWARD``), there with q, k and v packed where lengths are equal, dout ones or random, and
     sm_scale 1/sqrt(32) below 32 columns. NaN fails. Inputs are normal of standard deviation 3, dout of 1;
     the seed is a function of the shape; no mask or a causal one, bottom-right, for which shorter keys are
-    lengthened. Both shape lists of the source (grid, 200 random ones), without V narrower or wider than K,
-    the other masks, and the op that happens to be chosen. On the CPU, batch is 1, heads at most 2, lengths at
-    most 320.
+    lengthened. Both shape lists of the source are used (the grid, and 200 random ones), but not a V narrower or wider
+    than K, other masks, or the choice of an op. On the CPU, batch is 1, heads are at most 2, lengths at most 320.
 
-    The op's classes have since moved; the tolerances are the last ones that xformers itself had.
+    The op's classes have since moved; these tolerances are the last ones that xformers itself had.
     """
 
     name = "xformers"
@@ -63,7 +62,7 @@ class Xformers(Rule):
     )
 
     def cases(self, device: str) -> Sequence[Case]:
-        """A fixed sample of both lists: 8 and 4 on the CPU, 80 and 40 elsewhere."""
+        """Return a fixed sample of both lists: 8 and 4 on the CPU, 80 and 40 elsewhere."""
         cpu = device == "cpu"
         masks = random.Random(0)
         grid, rest = (
@@ -77,7 +76,7 @@ class Xformers(Rule):
         return sample(grid, 8 if cpu else 80) + sample(rest, 4 if cpu else 40)
 
     def judge(self, kernel: AttentionKernel, case: Case, device: str) -> None:
-        """The three tests, in the order of the file."""
+        """Check the three tests, in the order of the file."""
         p = problem(case, device, normal(3.0), layout="bnhd")
         first = run(kernel, p, backward=False)
         out = first["out"]
@@ -97,7 +96,7 @@ class Xformers(Rule):
         layout = "qkvpacked" if case.seqlen_q == case.seqlen_k else "bnhd"
         p = problem(case, device, normal(3.0), dout=normal(), layout=layout)
         if case.variant == "expanded":
-            # There, an element expanded in every dimension; a kernel is only called with rows of stride 1.
+            # xformers expands one element in every dimension; the contract needs rows of stride 1.
             p = replace(p, dout=torch.ones_like(p.dout[:1, :1, :1]).expand_as(p.dout))
         actual = run(kernel, p)
         expected = differentiate(
@@ -109,7 +108,7 @@ class Xformers(Rule):
 
 
 def _grid(batches: Sequence[int]) -> Iterator[Shape]:
-    """``generate_test_shapes_B_Mq_Mkv_H_K_Kv`` for an op with head_dims 32 and 128, up to 256."""
+    """Yield ``generate_test_shapes_B_Mq_Mkv_H_K_Kv`` for an op with head_dims 32 and 128, up to 256."""
     for batch in batches:
         for seqlen_q in (32, 256):
             for seqlen_k in (32, 64, 256, 1024):
@@ -125,7 +124,7 @@ def _grid(batches: Sequence[int]) -> Iterator[Shape]:
 
 
 def _random_shapes() -> Iterator[Shape]:
-    """The 200 that it adds for some ops."""
+    """Yield the 200 shapes that it adds for some ops."""
     r = random.Random(0)
     for _ in range(200):
         batch, seqlen_q, seqlen_k = r.randint(1, 400), r.randint(1, 500), r.randint(1, 500)
@@ -152,13 +151,13 @@ def _case(shape: Shape, dtype: str, *, causal: bool, cpu: bool) -> Case:
         dtype=dtype,
         causal=causal,
         seed=batch * seqlen_q + seqlen_k * head_dim + head_dim,
-        # Both are run there; here every other shape has the one or the other.
+        # xformers runs both variants of each shape; here the shapes take them in turn.
         variant="expanded" if (seqlen_q + seqlen_k) % 2 else "random",
     )
 
 
 def _nan_behind(x: Tensor) -> Tensor:
-    """``nanify_oob_seqlen``: the same tensor, in storage whose sequences go on with NaN."""
+    """Return the tensor in storage whose sequences continue with NaN, as ``nanify_oob_seqlen`` does."""
     length = x.shape[2]
     if length % _ALIGN == 0:
         return x
