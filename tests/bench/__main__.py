@@ -1,7 +1,7 @@
-"""Times every kernel forward and backward beside PyTorch's: ``python -m tests.bench [--quick] [-k SERIES]``.
+"""Time every kernel forward and backward beside PyTorch's: ``python -m tests.bench [--quick] [-k SERIES]``.
 
-Medians of ``triton.testing.do_bench``, which empties the L2 cache before each call. Each provider is timed at a
-shape before the next shape comes, so that ratios are of one temperature.
+Times are medians of ``triton.testing.do_bench``, which empties the L2 cache before each call. All providers are timed
+at one shape before the next shape comes, so that the times of a ratio are taken at the same temperature.
 """
 
 import argparse
@@ -27,7 +27,7 @@ Timer = Callable[[Callable[[], Any]], float]
 def time_all(
     chosen: Sequence[Shape], providers: Mapping[str, Provider], device: str, timer: Timer
 ) -> Iterator[Timing]:
-    """Every provider at every shape; one that refuses, or has no memory, is noted with its reason."""
+    """Time every provider at every shape; for one that refuses a shape, or runs out of memory, yield the reason."""
     for shape in chosen:
         made = torch.Generator(device).manual_seed(0)
 
@@ -55,7 +55,7 @@ def time_all(
 
 
 def main() -> None:
-    """Time, print, write."""
+    """Time the providers, print the tables and write the files."""
     parser = argparse.ArgumentParser(prog="tox -e bench --", description="speed of kernels beside PyTorch's")
     parser.add_argument("--quick", action="store_true", help="a few shapes: minutes")
     parser.add_argument("-k", metavar="SERIES", default="", help="shapes of the series whose name has this")

@@ -1,8 +1,8 @@
-"""Error of fp8 attention on data with outliers, as a table: ``python -m tests.bench.fp8_error``.
+"""Print the error of fp8 attention on data with outliers as a table: ``python -m tests.bench.fp8_error``.
 
-Shah et al., *FlashAttention-3* (2024), section 4.3: entries of q, k and v are N(0, 1) + N(0, 100) * Bernoulli(0.001),
-the error is the root mean square of out - float64. ``tensor``, one scale for a head, is the plain kernel that block
-scales and the rotation are to be compared with; float16 is flash_v2, for the error that is left without fp8.
+As in Shah et al., *FlashAttention-3* (2024), section 4.3, entries of q, k and v are N(0, 1) + N(0, 100) *
+Bernoulli(0.001), and the error is the root mean square of out - float64. ``tensor``, one scale for a head, is the plain
+kernel that block scales and the rotation are compared with; float16 is flash_v2, whose error is left without fp8.
 """
 
 import argparse
@@ -20,20 +20,20 @@ from reference import safe_softmax
 from tests.harness.interpreting import repair_interpreter
 
 LENGTHS = {"cpu": (1024, 2048), "cuda": (1024, 2048, 4096, 8192, 16384)}
-"""By device type: what an interpreter has time for, or all."""
+"""Lengths by device type: on the CPU, those that the interpreter has time for."""
 
 
 def outliers(heads: int, seqlen: int, head_dim: int, generator: torch.Generator) -> Tensor:
-    """(1, heads, seqlen, head_dim) float32: N(0, 1), to one entry in a thousand of which N(0, 100) is added."""
+    """Draw (1, heads, seqlen, head_dim) float32 from N(0, 1), with N(0, 100) added to one entry in a thousand."""
     shape = (1, heads, seqlen, head_dim)
     chosen = torch.rand(shape, generator=generator) < 1e-3
     return torch.randn(shape, generator=generator) + 10.0 * chosen * torch.randn(shape, generator=generator)
 
 
 def errors(seqlen: int, head_dim: int, heads: int, seed: int, device: str) -> dict[str, float]:
-    """Root mean square error of each kernel's out, by name, on q, k and v of one length, not causal."""
+    """Return the root mean square error of out by kernel name, on q, k and v of one length without a causal mask."""
     generator = torch.Generator().manual_seed(seed)
-    # In float16, so that the inputs themselves are the same for all.
+    # Inputs are rounded to float16, so that they are the same for all kernels.
     q, k, v = (outliers(heads, seqlen, head_dim, generator).half().to(device) for _ in range(3))
     options = {"causal": False, "sm_scale": head_dim**-0.5}
     outs = {"float16": flash_v2.forward(q, k, v, **options)[0]}
@@ -46,7 +46,7 @@ def errors(seqlen: int, head_dim: int, heads: int, seed: int, device: str) -> di
 
 
 def main() -> None:
-    """Print the table, a line for each length as it is done."""
+    """Print the table, each line as soon as its length is done."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cpu":
         repair_interpreter()

@@ -1,4 +1,4 @@
-"""Who is timed: our kernels by their own forward and backward, and PyTorch's through autograd."""
+"""The providers that are timed: our kernels with their own backward, and PyTorch's through autograd."""
 
 from collections.abc import Callable
 from functools import cache, partial
@@ -14,18 +14,18 @@ from tests.bench.shapes import Shape
 
 
 class Calls(NamedTuple):
-    """What is timed of a provider at one shape; ``backward`` is None where it has none."""
+    """The calls of a provider that are timed at one shape; ``backward`` is None if it has none."""
 
     forward: Callable[[], Any]
     backward: Callable[[], Any] | None
 
 
 Provider = Callable[[Shape, Tensor, Tensor, Tensor, Tensor], Calls]
-"""(shape, q, k, v, dout) -> the calls. Raises whatever it refuses the shape with."""
+"""A function from shape, q, k, v and dout to the calls. It raises any exception to refuse the shape."""
 
 
 def ours(spec: str) -> Provider:
-    """A kernel of the contract, with its default launch settings."""
+    """Return the provider of a kernel of the contract, with its default launch settings."""
     kernel = registry.load(spec)
     c = kernel.capabilities
 
@@ -42,7 +42,7 @@ def ours(spec: str) -> Provider:
 
 
 def through_autograd(attention: Callable[[Shape, Tensor, Tensor, Tensor], Tensor]) -> Provider:
-    """A function of PyTorch."""
+    """Return the provider of a function of PyTorch."""
 
     def calls(shape: Shape, q: Tensor, k: Tensor, v: Tensor, dout: Tensor) -> Calls:
         inputs = [x.detach().requires_grad_() for x in (q, k, v)]
@@ -66,7 +66,7 @@ def _sdpa(backend: SDPBackend, shape: Shape, q: Tensor, k: Tensor, v: Tensor) ->
 
 @cache
 def _block_mask(shape: Shape, device: torch.device) -> Any:
-    """Made once, as a model would."""
+    """Return the causal block mask of a shape, made only once, as in a model."""
     return create_block_mask(
         lambda b, h, i, j: j <= i, None, None, shape.seqlen_q, shape.seqlen_k, device=device
     )
@@ -91,4 +91,4 @@ OTHERS: dict[str, Provider] = {
     "SDPA efficient": through_autograd(partial(_sdpa, SDPBackend.EFFICIENT_ATTENTION)),
     "FlexAttention": through_autograd(_flex),
 }
-"""What ours are measured against."""
+"""The providers that ours are compared with, by name."""

@@ -1,4 +1,4 @@
-"""Figures as tables, a JSON file and plots."""
+"""Timings shown as tables, and written as a JSON file and plots."""
 
 import json
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ WIDTH = 180
 
 @dataclass(frozen=True)
 class Timing:
-    """One provider at one shape: the median of its milliseconds, or why there is none."""
+    """One provider at one shape: its median time in milliseconds, or why there is none."""
 
     shape: Shape
     direction: str
@@ -29,7 +29,7 @@ class Timing:
 
     @property
     def tflops(self) -> float:
-        """10^12 floating-point operations a second; 0 where it was not timed."""
+        """10^12 floating-point operations per second; 0 if it was not timed."""
         if not self.milliseconds:
             return 0.0
         return (
@@ -41,12 +41,12 @@ class Timing:
 
 
 def best_of_others(timings: Sequence[Timing]) -> float:
-    """TFLOPS of the fastest that is not ours; 0 where none was timed."""
+    """Return the TFLOPS of the fastest provider that is not ours; 0 if none was timed."""
     return max((t.tflops for t in timings if t.provider in OTHERS), default=0.0)
 
 
 def tables(timings: Sequence[Timing], providers: Sequence[str]) -> list[Table]:
-    """A table for each series and direction: TFLOPS of each shape, and of ours the ratio to the best other."""
+    """Make a table for each series and direction: TFLOPS at each shape, and for ours the ratio to the best other."""
     made = []
     for series, direction in dict.fromkeys((t.shape.series, t.direction) for t in timings):
         columns: dict[Shape, dict[str, Timing]] = {}
@@ -81,7 +81,7 @@ def _cell(timing: Timing | None, best: float) -> str:
 
 
 def write(folder: Path, environment: dict[str, str], timings: Sequence[Timing]) -> None:
-    """bench.json, and a plot for each series of lengths and direction."""
+    """Write bench.json, and a plot for each direction of each series of lengths."""
     folder.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, Any]] = [{**asdict(t), "tflops": t.tflops} for t in timings]
     content = {"environment": environment, "timings": rows}

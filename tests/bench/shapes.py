@@ -1,4 +1,4 @@
-"""What is timed: the shapes of training, of grouped heads, of decoding, and small ones."""
+"""The shapes that are timed: those of training, of grouped heads, of decoding, and small ones."""
 
 from dataclasses import dataclass
 
@@ -18,31 +18,31 @@ class Shape:
 
     @property
     def flops(self) -> float:
-        """Of the two products forward, four with every pair's multiply and add; a causal mask needs half."""
+        """Operations of the forward: two products, each a multiply and an add per pair and column; half if causal."""
         pairs = self.batch * self.heads_q * self.seqlen_q * self.seqlen_k
         return 4.0 * pairs * self.head_dim * (0.5 if self.causal else 1.0)
 
     @property
     def sizes(self) -> str:
-        """What the shapes of a series have in common."""
+        """The sizes that the shapes of a series have in common."""
         heads = f"{self.heads_q}" if self.heads_q == self.heads_kv else f"{self.heads_q} on {self.heads_kv}"
         mask = "causal" if self.causal else "no mask"
         return f"batch {self.batch}, heads {heads}, head_dim {self.head_dim}, {mask}"
 
     @property
     def lengths(self) -> str:
-        """What they differ in."""
+        """The lengths, in which the shapes of a series differ."""
         return f"({self.seqlen_q}, {self.seqlen_k})"
 
 
 BACKWARD_FLOPS = 2.5
-"""Five products backward for two forward: scores again, dP, dv, dk and dq."""
+"""Operations of a backward over those of a forward: five products (scores again, dP, dv, dk, dq) over two."""
 
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 
 
 def shapes(*, quick: bool) -> list[Shape]:
-    """All of them, or for a quick look one or two of each series."""
+    """Return all shapes or, if ``quick``, one or two of each series."""
     training = [
         Shape(f"head_dim {d}, {'causal' if causal else 'full'}", 4, 48, 48, n, n, d, causal)
         for d in ((64, 128) if quick else (16, 64, 128, 256))

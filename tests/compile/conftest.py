@@ -1,4 +1,4 @@
-"""The pytest plugin of the compile tests: one item for each setting and target, the table at the end."""
+"""The pytest plugin of the compile tests: one test item for each setting and target, and the table at the end."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +11,7 @@ from tests.compile.summary import CompileSummary
 from tests.harness.child import Child
 
 QUICK = 4
-"""Items of each kernel under a quick profile."""
+"""How many items of each kernel a quick profile takes."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -25,7 +25,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Collect, in the main process, what the items found."""
+    """In the main process, collect what the items find."""
     if not hasattr(config, "workerinput") and not config.getoption("--collect-only"):
         folder = Path(config.getoption("--report-dir"))
         folder.mkdir(parents=True, exist_ok=True)
@@ -33,7 +33,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """The kernels asked for, by default all registered ones that are Triton's and ours."""
+    """Parametrize over the kernels asked for, by default all registered Triton kernels of ours."""
     if "item" not in metafunc.fixturenames:
         return
     config = metafunc.config
@@ -49,7 +49,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def compiler() -> Iterator[Child]:
-    """A process that compiles, for all items of this one."""
+    """Yield the process that compiles for all items of this process."""
     child = Child("none", worker="tests.compile.worker")
     yield child
     child.close()

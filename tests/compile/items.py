@@ -14,14 +14,14 @@ from kernels.contract import Capabilities
 from tests.compile.targets import TARGETS
 
 HEAD_DIMS = (64, 96, 128, 256)
-"""Widths of a tile that are not small, and one that is padded to one. Of these, those that a kernel claims."""
+"""Widths of tiles that are not small, and one (96) that is padded. Kernels compile those of them that they claim."""
 
 
 @dataclass(frozen=True)
 class Item:
-    """One call of a kernel, forward and backward, on one target. Without ``launch`` settings are the default.
+    """One call of a kernel, forward and backward, on one target. An empty ``launch`` means the default settings.
 
-    ``aligned``: rows start at multiples of 16 bytes. ``masked``: with all of key padding and dropout that is claimed.
+    ``aligned``: rows start at multiples of 16 bytes. ``masked``: the call has key padding and dropout, if claimed.
     """
 
     kernel: str
@@ -35,7 +35,7 @@ class Item:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """What a kernel's file tells it by: see ``declared``."""
+        """The words by which a table in the kernel's file refers to this item: see ``declared``."""
         return (
             self.target,
             self.dtype,
@@ -51,7 +51,7 @@ class Item:
 
 
 def launches_triton(spec: str) -> bool:
-    """Whether the kernel's module, or one of ours that it takes something from, has a jitted function."""
+    """Whether the kernel's module, or one of our modules from which it imports, has a jitted function."""
     module = registry.module_of(spec)
     origins = {getattr(value, "__module__", None) for value in vars(module).values()} | {
         value.__name__ for value in vars(module).values() if isinstance(value, ModuleType)
@@ -61,7 +61,7 @@ def launches_triton(spec: str) -> bool:
 
 
 def items(kernel: str, capabilities: Capabilities, *, every: bool) -> list[Item]:
-    """The default settings, then the declared ones: every combination, or so many that every pair is there."""
+    """List items with the default settings, then with the declared ones: all combinations, or enough for all pairs."""
     axes: dict[str, Sequence[Any]] = {
         "target": tuple(TARGETS),
         "dtype": capabilities.dtypes,
@@ -85,9 +85,9 @@ def _product(axes: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
 
 
 def pairs(axes: Mapping[str, Sequence[Any]], new: Collection[str]) -> list[dict[str, Any]]:
-    """Rows with a value of each axis, so that every two values of two axes, one of them new, meet in one.
+    """Return rows with one value of each axis, such that all pairs of values of two axes, one of them new, occur.
 
-    Each row starts with a pair that is missing, and takes, axis by axis, what adds the most of those missing.
+    Each row starts with a pair that is still missing; each further axis takes the value that adds the most such pairs.
     """
     missing = {
         frozenset([(a, i), (b, j)]): None  # in an order, unlike a set
@@ -112,8 +112,8 @@ def pairs(axes: Mapping[str, Sequence[Any]], new: Collection[str]) -> list[dict[
 
 
 def declared(table: Mapping[str, Any], words: Sequence[str]) -> Any:
-    """What a kernel's file says of an item: the value of the first key whose words are all among ``words``.
+    """Look an item up in a table of its kernel's file: the value of the first key whose words are all in ``words``.
 
-    None where no key is.
+    Returns None if there is no such key.
     """
     return next((value for key, value in table.items() if set(key.split()) <= set(words)), None)

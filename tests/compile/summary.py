@@ -1,4 +1,4 @@
-"""The table of a compile run, and ``compile.json``: what each function takes on each target."""
+"""The table of a compile run, and ``compile.json``: the resources that each function takes on each target."""
 
 import json
 from collections import defaultdict
@@ -18,26 +18,26 @@ PROPERTY = "flashproof compile"
 
 @dataclass(frozen=True)
 class Record:
-    """One item: what it was, and its functions or why the kernel makes no claim to it."""
+    """One item: its words, and its compiled functions, or why the kernel makes no claim to it."""
 
     item: dict[str, Any]
     unclaimed: str
     functions: list[dict[str, Any]]
 
     def attach(self, node: pytest.Item) -> None:
-        """Send it along with a test item's report."""
+        """Send the record along with a test item's report."""
         node.user_properties.append((PROPERTY, json.dumps(asdict(self))))
 
 
 class CompileSummary:
-    """A pytest plugin of the main process."""
+    """The pytest plugin of the main process that collects the records and prints the table."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.records: list[Record] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Take the record that a report carries."""
+        """Collect the record that a report carries."""
         if report.when == "call":
             self.records += [
                 Record(**json.loads(str(value))) for name, value in report.user_properties if name == PROPERTY

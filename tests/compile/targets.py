@@ -1,4 +1,4 @@
-"""The GPUs that kernels are compiled for, none of which needs to be here."""
+"""The GPUs that kernels are compiled for; none of them is needed for that."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,11 +15,11 @@ from triton.runtime.jit import JITFunction
 
 @dataclass(frozen=True)
 class Target:
-    """What a launcher and Triton may ask a GPU for.
+    """The properties of a GPU that a launcher or Triton may ask for.
 
     ``shared`` is the most shared memory, in bytes, that a program can have (CUDA programming guide, "Technical
-    Specifications per Compute Capability"; the LDS of a CDNA 3 compute unit); ``tensor`` the columns of tensor
-    memory; ``processors`` how many programs run at a time.
+    Specifications per Compute Capability"; the LDS of a CDNA 3 compute unit); ``tensor`` is the number of columns of
+    tensor memory; ``processors`` is the number of multiprocessors.
     """
 
     backend: str
@@ -41,9 +41,9 @@ TARGETS = {
 
 @contextmanager
 def compiling_for(name: str) -> Iterator[list[Any]]:
-    """Within, the GPU seems to be ``name``, and what is launched is compiled but not run.
+    """Pretend, within the context, that the GPU is ``name``; what is launched is compiled but not run.
 
-    A list, to which each launch adds what Triton compiled. Tensors may be on the device ``meta``.
+    Yields a list to which each launch adds what Triton compiled. Tensors may be on the device ``meta``.
     """
     target = TARGETS[name]
     compiled: list[Any] = []

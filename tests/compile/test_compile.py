@@ -1,4 +1,4 @@
-"""Every launch setting compiles for every target, fits it, and spills no more than its kernel's file says."""
+"""Every launch setting compiles for every target, fits it, and spills no more than its kernel's file allows."""
 
 from dataclasses import asdict
 
@@ -9,7 +9,7 @@ from tests.compile.summary import Record
 from tests.harness.child import Child
 
 SECONDS = 240.0
-"""For a forward and a backward on a busy machine, where they take some five seconds."""
+"""The time limit of a forward and a backward on a busy machine; they take some five seconds on an idle one."""
 
 
 def test_compiles(item: Item, compiler: Child, request: pytest.FixtureRequest) -> None:

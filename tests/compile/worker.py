@@ -1,4 +1,4 @@
-"""The child process that compiles: Triton is not interpreted in it, and a compiler that crashes ends it alone."""
+"""The child process that compiles. Triton is not interpreted in it, and a compiler that crashes ends it alone."""
 
 import math
 import re
@@ -23,7 +23,7 @@ BATCH, HEADS_KV, SEQLEN = 2, 2, 512
 class Function:
     """What one compiled function takes: registers of a thread, bytes that it spills, shared memory of a program.
 
-    ``spills_declared`` is what the kernel's file grants; ``problem`` says why it doesn't fit, if so.
+    ``spills_declared`` is what the kernel's file allows; ``problem`` says why the function does not fit, or is "".
     """
 
     name: str
@@ -38,15 +38,15 @@ class Compiler(Worker):
     """Answers ``compile`` requests."""
 
     def is_sound(self) -> bool:
-        """Nothing runs that could spoil the process."""
+        """Whether the process is still usable: always, as nothing is run that could spoil it."""
         return True
 
     def do_environment(self, request: dict[str, Any]) -> dict[str, Any]:
-        """No device."""
+        """Describe the environment: there is no device."""
         return {}
 
     def do_compile(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The functions that an item launches; or why the kernel makes no claim there."""
+        """Return the functions that an item launches, or why the kernel does not claim that item."""
         fields = request["item"]
         item = Item(**{**fields, "launch": tuple(map(tuple, fields["launch"]))})
         module = module_of(item.kernel)
@@ -64,7 +64,7 @@ class Compiler(Worker):
         return {"unclaimed": "", "functions": [asdict(function) for function in functions]}
 
     def call(self, item: Item) -> None:
-        """The kernel's own launcher, on tensors without memory."""
+        """Call the kernel's own launcher on tensors without memory."""
         kernel = self.kernel({"kernel": item.kernel, "claims": ()})
         group = 2 if kernel.capabilities.grouped_heads else 1
 
@@ -102,7 +102,7 @@ def _function(kernel: Any, item: Item, granted: dict[str, int]) -> Function:
 
 
 def _resources(asm: dict[str, Any]) -> tuple[int, int]:
-    """Registers of a thread, and bytes of its stack: our kernels have no arrays of their own, so it spills them."""
+    """Return the registers of a thread and the bytes of its stack, which are spills: our kernels have no arrays."""
     if "cubin" not in asm:
         text = asm["amdgcn"]
         return _number(r"\.vgpr_count:\s+(\d+)", text), _number(
