@@ -1,4 +1,4 @@
-"""Whether known bugs explain a failure: with another value of any field that a bug needs, it must go away."""
+"""Whether known bugs explain a failure: it must go away when any field that such a bug needs gets another value."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,17 +13,17 @@ from tests.harness.vary import LENGTHS, PAIR, SCORES, TILES_OF, VALUES_OF, value
 from tests.harness.verdict import NUMBERS, Finding
 
 MOST_VALUES = 4
-"""So many values of a field are tried."""
+"""How many values of a field are tried."""
 
 Try = Callable[[str, Case, frozenset[str]], Finding | None]
-"""Runs a law on a case, some tensors not being judged; what it finds, or None."""
+"""Runs a law on a case without judging some tensors, and returns what it finds, or None."""
 
 
 @dataclass(frozen=True)
 class Broken:
-    """A law that does not hold on a case, ``ignored`` being the tensors that were not judged.
+    """A law that does not hold on a case, where ``ignored`` are the tensors that were not judged.
 
-    ``sizes`` are the sizes and options of calls that differ from the case, as ``Trial.sizes`` has them.
+    ``sizes`` are the sizes and options of calls that differ from those of the case: see ``Trial.sizes``.
     """
 
     law: str
@@ -35,7 +35,7 @@ class Broken:
 
 @dataclass
 class Outcome:
-    """What is left of a failure when known bugs have explained their part: None if nothing is."""
+    """What is left of a failure once known bugs have explained their part; ``rest`` is None if nothing is left."""
 
     rest: Broken | None
     blamed: list[Bug] = field(default_factory=list)
@@ -44,13 +44,13 @@ class Outcome:
 def attribute(broken: Broken, bugs: Sequence[Bug], run: Try, capabilities: Capabilities) -> Outcome:
     """Take out of a failure what known bugs explain.
 
-    A bug explains a failure if the bug's tensors are right with another value of any of the fields that it needs; of
-    lengths and numbers, which may matter by accident, only where it needs nothing else. If they are still wrong,
+    A bug explains a failure if its tensors become right when any field that it needs gets another value. Lengths and
+    numbers may matter by accident, so they count only if the bug needs nothing else. If the tensors are still wrong,
     another bug is in the case, and the search goes on without the first. Tensors that the bug is not known to spoil
     are judged once more by themselves.
     """
     outcome = Outcome(broken)
-    # Bugs that need most are the most particular, and tried first.
+    # Bugs that need most are the most particular, so they are tried first.
     left = sorted(bugs, key=lambda bug: -len(bug.needs))
     while left and outcome.rest is not None:
         bug = left.pop(0)
@@ -77,7 +77,7 @@ class _Cured:
 
 
 def _without(bug: Bug, broken: Broken, run: Try, capabilities: Capabilities) -> _Cured:
-    """What becomes of a failure without each of the bug's needs."""
+    """Change each field that the bug needs, and see whether the failure goes away."""
     telling = [need for need in bug.needs if need.is_telling]
     if telling and not bug.is_met(broken.case):
         return _Cured(False)
@@ -100,18 +100,18 @@ def _without(bug: Bug, broken: Broken, run: Try, capabilities: Capabilities) -> 
             if need.cures_by_all == shows:
                 break
         if not cured or (still and need.cures_by_all):
-            # Another length than one that holds may but bring the bug into the case.
+            # Another length that still fails counts only if the case already has what the bug needs.
             return _Cured(False, still if _is_present(need, broken.case) else None)
     return _Cured(True, other)
 
 
 def _is_present(need: Need, case: Case) -> bool:
-    """Whether a case may have what is needed."""
+    """Whether a case may have what is needed: its value is none of those that held."""
     return value_of(case, need.name) not in need.holds
 
 
 def _beside(bug: Bug, broken: Broken, run: Try) -> Broken | None:
-    """What is wrong in tensors that the bug is not known to spoil, judged without those that it does."""
+    """Return what is wrong in tensors that the bug is not known to spoil, judged without those that it spoils."""
     others = wrong_tensors(broken.finding) - set(bug.tensors)
     if bug.is_huge or broken.finding.kind not in NUMBERS or not others:
         return None
@@ -121,7 +121,7 @@ def _beside(bug: Bug, broken: Broken, run: Try) -> Broken | None:
 
 
 def cures(need: Need, case: Case, capabilities: Capabilities) -> Iterator[Case]:
-    """The case with values of a field that hold, as far as the kernel claims them; a length's nearest to its own."""
+    """Yield the case with other values of a field that held, if the kernel claims them; the nearest lengths first."""
     tried = 0
     for value in _values(need, case):
         cured = with_value(case, need.name, value)
@@ -140,12 +140,12 @@ def _values(need: Need, case: Case) -> list[object]:
     whole = [own // block * block] if block else []
     other = case.seqlen_k if need.name == "seqlen_q" else case.seqlen_q
     near = sorted(need.holds, key=lambda value: abs(value - own))
-    # Nothing is wrong in an empty tensor: 0 cures anything.
+    # 0 is left out: nothing is wrong in an empty tensor, so it would cure anything.
     return [x for x in dict.fromkeys([*whole, *near[:2], other, *near[2:]]) if x]
 
 
 def is_same(known: Bug, bug: Bug, run: Try, capabilities: Capabilities) -> bool:
-    """Whether two bugs that were found by themselves are one: the smallest case of each is cured as the other is."""
+    """Whether two bugs that were found separately are one: what cures the smallest case of either cures the other's."""
     if (known.is_huge and bug.is_huge) or known.is_like(bug):
         return True
     if not known.is_kin(bug):
@@ -166,7 +166,7 @@ def _is_cured_as(one: Bug, other: Bug, run: Try, capabilities: Capabilities) -> 
     All needs of the other bug that tell bugs apart must cure it; if none does, one need of any kind is enough.
     """
     f = one.failure
-    if not other.needs:  # as far as is known: what it is not known to spoil may be wrong otherwise
+    if not other.needs:  # as far as is known; tensors that it is not known to spoil may be another bug's
         return other.could_break(f.finding) and f.finding.tensor in (*other.tensors, "")
     telling = [need for need in other.needs if need.is_telling]
     fails = partial(_shows, one, run)
@@ -197,11 +197,11 @@ def needs_of(
     fails: Callable[[Case], bool],
     capabilities: Capabilities,
 ) -> tuple[Need, ...]:
-    """Those of the fields without which none of the failing ``witnesses`` fails, of which the first is the smallest.
+    """Return the fields without which none of the ``witnesses`` fails; the first witness is the smallest case.
 
-    In a small case much matters by accident: other sizes are other numbers. What a bug needs, it needs in each case.
-    A larger case that nothing cures, or no field that the smallest case has at another value than its simplest, has
-    other bugs as well, and is no witness.
+    In a small case much matters by accident, because other sizes mean other numbers. What a bug needs, it needs in
+    every failing case. A larger case is no witness, because it has other bugs as well, if nothing cures it, or if it is
+    cured by no field that shrinking had to leave at a special value in the smallest case.
     """
     numbers = (_numbers(witnesses[0], name) for name in VALUES_OF)
     kept = [
@@ -225,7 +225,7 @@ def _resisted_shrinking(need: Need) -> bool:
 
 
 def _numbers(case: Case, name: str) -> Need | None:
-    """The numbers of a tensor as a field, where they are not normal."""
+    """Return the numbers of a tensor as a field, or None if they are normal."""
     value = value_of(case, name)
     return None if value == "normal" else Need(name, (value,), ("normal",))
 

@@ -11,24 +11,24 @@ from tests.harness.vary import LENGTHS, PAIR, SCORES, VALUES_OF, value_of
 from tests.harness.verdict import NUMBERS, Finding
 
 TOP_LEFT = "causal_alignment=top_left"
-"""The claim that changes what is right, and excludes nothing."""
+"""The claim that changes which answer is right, and excludes no case."""
 
 SMALLEST_TILE = 16
 MANY_ULPS = 1e6
-"""From here on units in the last place tell nothing: a number is plainly wrong."""
+"""An error of this many units in the last place or more is plainly wrong, so that its number of units is not told."""
 
 ENOUGH = 8
-"""Ordinary cases that tell whether a bug shows in all of them."""
+"""How many ordinary cases it takes to tell whether a bug shows in all of them."""
 
 MOST_CASES = 200
-"""So many of its failing cases are kept of a bug: claims are tried on them."""
+"""How many failing cases of a bug are kept, on which claims are tried."""
 
 
 @dataclass(frozen=True)
 class Need:
-    """A field, by its name in ``vary.value_of``, without whose value a bug does not show.
+    """A field that must have a certain value for a bug to show; ``name`` is that of ``vary.value_of``.
 
-    ``fails`` are the values with which it was seen, that of the smallest case first; ``holds`` those without it.
+    ``fails`` are values with which the bug was seen, that of the smallest case first; ``holds`` are values without it.
     """
 
     name: str
@@ -37,28 +37,28 @@ class Need:
 
     @property
     def is_numeric(self) -> bool:
-        """Whether it is of many values, of which few were tried."""
+        """Whether the field has many values, of which only few were tried."""
         return self.name in LENGTHS or self.name in VALUES_OF
 
     @property
     def is_telling(self) -> bool:
-        """Whether the field tells bugs apart.
+        """Whether the field tells one bug from another.
 
-        Lengths, numbers and the dtype do not: they may matter in a small case by chance.
+        Lengths, numbers and the dtype do not, because they may matter in a small case by chance.
         """
         return not self.is_numeric and self.name != "dtype"
 
     @property
     def cures_by_all(self) -> bool:
-        """Whether all other values must cure a case: of equal lengths the short ones may do so for being short."""
+        """Whether all other values must cure a case: of equal lengths, short ones may cure it by being short."""
         return self.name == "lengths"
 
     def is_met(self, case: Case) -> bool:
-        """Whether a case may show the bug, as far as this field tells."""
+        """Whether a case may show the bug, as far as this field decides it."""
         value = value_of(case, self.name)
         if self.name not in LENGTHS:
             return value not in self.holds
-        # On the side of the lengths that fail, where all that hold are on the other.
+        # If all lengths that hold are on one side of the failing one, a case shows the bug on the other side.
         if all(x < self.fails[0] for x in self.holds):
             return bool(value > max(self.holds))
         whole = min(filter(None, self.holds), default=0)
@@ -71,7 +71,7 @@ class Need:
 
 @dataclass(frozen=True)
 class Severity:
-    """How bad a bug is: in ``shown`` of ``tried`` ordinary cases it showed. Neither is known of a bug cut short."""
+    """How bad a bug is: it showed in ``shown`` of ``tried`` ordinary cases; both are 0 if a search was cut short."""
 
     shown: int = 0
     tried: int = 0
@@ -88,8 +88,8 @@ class Bug:
 
     Attributes:
         failure: its smallest case, as it is reported.
-        tensors: all that are wrong because of it; none where no tensor is named.
-        needs: the fields without which it does not show; none where it shows always.
+        tensors: all tensors that are wrong because of it; none if its failure names no tensor.
+        needs: the fields without which it does not show; none if it always shows.
         severity: how often ordinary cases show it.
         offers: claims under which its failing cases hold, or that exclude them.
     """
@@ -102,23 +102,23 @@ class Bug:
 
     @property
     def key(self) -> str:
-        """What names the bug among all of a run: the folder of its report."""
+        """The bug's name among all bugs of a run: the folder of its report."""
         return str(self.failure.folder)
 
     @property
     def is_huge(self) -> bool:
-        """Whether it needs huge strides: all that these break is one bug."""
+        """Whether it needs huge strides. Everything that these break counts as one bug."""
         return any(need.name == "huge" for need in self.needs)
 
     @property
     def is_everywhere(self) -> bool:
-        """Whether it shows in every case, as far as ordinary ones tell."""
+        """Whether it shows in every case, judged by the ordinary ones."""
         s = self.severity
         return not self.needs and s.shown == s.tried >= ENOUGH
 
     @property
     def needs_numbers(self) -> bool:
-        """Whether ordinary numbers in place of those of its case do not show it."""
+        """Whether it needs special numbers, so that it does not show with ordinary ones."""
         return any(need.name in (*VALUES_OF, SCORES) for need in self.needs)
 
     def is_met(self, case: Case) -> bool:
@@ -126,12 +126,12 @@ class Bug:
         return all(need.is_met(case) for need in self.needs)
 
     def end_of(self, case: Case) -> Finding | None:
-        """How a case ends the process by this bug, as far as is known; None where nothing is."""
+        """Return the finding with which a case would end the process because of this bug; None if it would not."""
         finding = self.failure.finding
         return finding if finding.ends_process and self.needs and self.is_met(case) else None
 
     def could_break(self, finding: Finding) -> bool:
-        """Whether a failure is of a kind and of tensors that the bug can be blamed for."""
+        """Whether the bug can be blamed for a failure, by the kind of failure and by its tensors."""
         if self.is_huge:
             return True
         mine = self.failure.finding
@@ -140,14 +140,14 @@ class Bug:
         return mine.kind not in NUMBERS or bool(set(self.tensors) & wrong_tensors(finding))
 
     def is_kin(self, other: "Bug") -> bool:
-        """Whether both may be one bug by the kind of their failures and by the tensors that are wrong."""
+        """Whether both can be one bug, by the kind of their failures and by the tensors that are wrong."""
         mine, theirs = self.failure.finding, other.failure.finding
         if mine.signature != theirs.signature:
             return False
         return mine.kind not in NUMBERS or are_kindred(set(self.tensors), set(other.tensors))
 
     def is_like(self, other: "Bug") -> bool:
-        """Whether both are one bug by their records alone.
+        """Whether both are one bug, to judge by their records alone.
 
         They need the same fields, and each case meets the needs of both; or neither needs any, as far as is known,
         and each has the tensor that is most wrong in the other.
@@ -163,7 +163,7 @@ class Bug:
         return met and any(x.is_telling for x in self.needs)
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON, without what only the report needs."""
+        """Return a record for JSON, without what only the report needs."""
         f = self.failure
         return {
             **{
@@ -180,7 +180,7 @@ class Bug:
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> "Bug":
-        """Inverse of ``to_dict``, after JSON too (which turns tuples into lists)."""
+        """Make a bug from what ``to_dict`` returned, also after JSON, which turns tuples into lists."""
         failure = Failure(
             spec=fields["spec"],
             kernel=fields["kernel"],
@@ -204,22 +204,22 @@ class Bug:
 def are_kindred(some: set[str], others: set[str]) -> bool:
     """Whether one mistake may have made all of these tensors wrong.
 
-    A wrong forward may make anything wrong. An lse that is wrong beside a right out is a mistake of its own, since
-    gradients are judged at it; so are gradients.
+    A wrong forward may make anything wrong. If lse is wrong and out is right, that is a mistake of its own, because
+    gradients are judged at the kernel's lse; and gradients that are wrong are another one.
     """
     return bool(some & others) or "out" in some | others or "lse" not in some | others
 
 
 def wrong_tensors(finding: Finding) -> set[str]:
-    """All tensors that a failure has found wrong; none where it names none."""
+    """Return all tensors that a failure has found wrong; none if it names none."""
     return {*finding.tensors, finding.tensor} - {""}
 
 
 @dataclass
 class Sightings:
-    """Where a bug showed: failing examples by law, dtype and worst tensor, and some of their cases.
+    """Where a bug showed: the number of failing examples by law, dtype and worst tensor, and some of their cases.
 
-    A sighting is of a law on a case as it was drawn; those that were tried to find a smaller case do not count.
+    A sighting is a law that fails on a case as it was drawn; smaller cases tried while shrinking do not count.
     """
 
     counts: dict[tuple[str, str, str], int] = field(default_factory=dict)
@@ -227,7 +227,7 @@ class Sightings:
 
     @property
     def total(self) -> int:
-        """How many examples failed by it."""
+        """The number of examples that failed because of the bug."""
         return sum(self.counts.values())
 
     def add(self, law: str, case: Case, tensor: str) -> None:
@@ -237,19 +237,19 @@ class Sightings:
         self.keep([(law, case)])
 
     def keep(self, cases: Iterable[tuple[str, Case]]) -> None:
-        """Keep failing cases, as many as are kept at all."""
+        """Keep failing cases, up to ``MOST_CASES``."""
         for case in cases:
             if len(self.cases) < MOST_CASES and case not in self.cases:
                 self.cases.append(case)
 
     def merge(self, other: "Sightings") -> None:
-        """Add those of another item or process."""
+        """Add the sightings of another item or process."""
         for key, count in other.counts.items():
             self.counts[key] = self.counts.get(key, 0) + count
         self.keep(other.cases)
 
     def names(self, place: int) -> tuple[str, ...]:
-        """The laws (0), dtypes (1) or tensors (2), the one with the most failures first."""
+        """Return the laws (place 0), dtypes (1) or tensors (2), the one with the most failures first."""
         counts: dict[str, int] = {}
         for key, count in self.counts.items():
             if key[place]:
@@ -257,7 +257,7 @@ class Sightings:
         return tuple(sorted(counts, key=lambda name: (-counts[name], name)))
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return a record for JSON."""
         return {
             "counts": [[*key, count] for key, count in self.counts.items()],
             "cases": [[law, to_json(case)] for law, case in self.cases],
@@ -265,13 +265,13 @@ class Sightings:
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> "Sightings":
-        """Inverse of ``to_dict``, after JSON too."""
+        """Make sightings from what ``to_dict`` returned, also after JSON."""
         counts = {(law, dtype, tensor): count for law, dtype, tensor, count in fields["counts"]}
         return cls(counts, [(law, from_json(case)) for law, case in fields["cases"]])
 
 
 def told(bug: Bug, seen: Sightings) -> list[str]:
-    """How bad a bug is, and where it showed, in lines."""
+    """Say in lines how bad a bug is, where it showed and what it needs."""
     lines = [f"shows in {_share(bug.severity)}{_size(bug.failure.finding)}"] if bug.severity.tried else []
     if seen.total:
         places = [seen.names(place) for place in (0, 1, 2)]
@@ -287,7 +287,7 @@ def _share(severity: Severity) -> str:
 
 
 def _size(finding: Finding) -> str:
-    """The error's size, where numbers tell."""
+    """Say how large the error is, if the finding has numbers."""
     if finding.ulps is None or finding.relative is None:
         return ""
     if math.isinf(float(finding.relative)):
@@ -297,7 +297,7 @@ def _size(finding: Finding) -> str:
 
 
 def _need(need: Need) -> str:
-    """What is needed, in words."""
+    """Say in words what is needed."""
     if need.name == "huge":
         return "huge strides"
     if need.name in VALUES_OF:
@@ -313,12 +313,13 @@ def _need(need: Need) -> str:
 
 
 RANKS = ("numbers", "crashes", "range", "special", "imprecise", "accepted")
-"""Kinds of bugs, the worst first: wrong numbers and failures on ordinary data, the ends of the range, NaN and infinity
-in the inputs, results that are but less precise, and calls that should have been refused."""
+"""Kinds of bugs, the worst first: wrong numbers on ordinary data, failures without numbers on ordinary data, failures
+at the ends of the range, failures with NaN or infinity in the inputs, results that are only less precise than they
+should be, and calls that should have been refused."""
 
 
 def rank(bug: Bug) -> str:
-    """Which of ``RANKS`` a bug is of."""
+    """Return which of ``RANKS`` a bug belongs to."""
     finding, share = bug.failure.finding, bug.severity.share
     if finding.kind == "accepted":
         return "accepted"
@@ -332,14 +333,14 @@ def rank(bug: Bug) -> str:
 
 
 def severity(bug: Bug) -> tuple[Any, ...]:
-    """Sorts bugs, the worst first: by rank, then by how often ordinary cases show it, then by the size of the error."""
+    """Sort key that puts the worst bug first: by rank, by its share of ordinary cases, by the size of its error."""
     f = bug.failure.finding
     relative, ratio = (float("inf") if x is None else float(x) for x in (f.relative, f.ratio))
     return RANKS.index(rank(bug)), -(bug.severity.share or 0.0), -relative, -ratio, bug.key
 
 
 def row(bug: Bug, seen: Sightings) -> dict[str, Any]:
-    """A bug as summary.json tells of it."""
+    """Return a bug's entry in summary.json."""
     f = bug.failure.finding
     return {
         "kernel": bug.failure.kernel,
@@ -363,7 +364,7 @@ def row(bug: Bug, seen: Sightings) -> dict[str, Any]:
 
 
 def annotation(bug: Bug, seen: Sightings) -> str:
-    """A line that GitHub Actions shows beside a run (workflow commands, in its documentation)."""
+    """Return a line that GitHub Actions shows beside a run (workflow commands, in its documentation)."""
     needs = ", ".join(need.name for need in bug.needs) or "nothing that was varied"
     title = _escaped(headline(bug.failure)).replace(":", "%3A").replace(",", "%2C")
     return f"::error title={title}::{_escaped(f'{seen.total} failures; matters: {needs}; {bug.key}')}"
@@ -374,15 +375,15 @@ def _escaped(text: str) -> str:
 
 
 def in_parts(bug: Bug) -> Bug:
-    """The bug without its needs of sizes: a law that calls the kernel with parts of a case may meet it at any size."""
+    """Return the bug without needs of sizes, because a law that calls the kernel with parts of a case may meet any."""
     needs = tuple(need for need in bug.needs if need.name not in (*SIZES, "lengths"))
     return replace(bug, needs=needs or bug.needs)
 
 
 def met_again(known: Bug, again: Bug) -> Bug:
-    """A known bug after it was found again.
+    """Return a known bug after it was found again.
 
-    It has the tensors of both, and no needs that the second case does not meet.
+    It has the tensors of both, and only those needs that the second case meets too.
     """
     case = again.failure.case
     needs = tuple(need for need in known.needs if need.is_met(case))
@@ -390,5 +391,5 @@ def met_again(known: Bug, again: Bug) -> Bug:
 
 
 def with_tensors(bug: Bug, tensors: Iterable[str]) -> Bug:
-    """The bug, of which more tensors are known to be wrong."""
+    """Return the bug with further tensors known to be wrong."""
     return replace(bug, tensors=tuple(sorted({*bug.tensors, *tensors})))

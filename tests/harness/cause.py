@@ -1,7 +1,7 @@
 """What a failure points to: the features of its smallest case without which it goes away.
 
-The case has been shrunk, so that a feature which is still there can't be left out by itself. A length alone is not
-named, since most failures need some rows; how it lies to the tiles is.
+The case has been shrunk, so none of the features that are left could be left out by itself. A length alone is not
+named, since most failures need some rows; how it relates to the tiles is.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,22 +11,22 @@ from strategies.case import DECLARED, SIMPLEST, SIZES, TENSORS, Case
 from tests.harness.vary import TILES_OF, Field, text
 
 FEW_COLUMNS = 16
-"""So many may be needed by the numbers of a case alone."""
+"""Up to this many columns may be needed only because of the numbers of a case."""
 
 FEW_ENTRIES = 16
-"""A case with more entries set was not shrunk to its end."""
+"""A case with more entries set than this was not shrunk to its end."""
 
 CONSTANT = ("zeros", "ones")
-"""Values of a tensor that stay what they are in another shape or layout."""
+"""Families of values that stay the same in another shape or layout."""
 
 UNSCALED = ("zeros",)
-"""Values of which no score is made, whatever it is scaled with and however many columns it is the sum of."""
+"""Families of values that make every score 0, whatever the scale and the number of columns."""
 
 EXPANDED = ("expanded", "expanded_rows")
-"""Layouts that repeat the numbers of a part."""
+"""Layouts that repeat the numbers of a part of the tensor."""
 
 SCORING = {"head_dim", "sm_scale"}
-"""What changes all scores."""
+"""Fields that change all scores."""
 
 STRUCTURE = SIMPLEST.keys() - set(SIZES) - SCORING - {"dtype"}
 """What changes neither shapes nor scores, nor how numbers are rounded."""
@@ -43,18 +43,18 @@ FEATURES = {
     "odd_head_dim": "a head_dim that is no power of two",
     "lengths": "unequal lengths",
 }
-"""What can be named, in the words of a report. Launch settings are named as they are."""
+"""What can be named as a cause, in the words of a report. Launch settings are named by their own names."""
 
 
 def causes(
     case: Case, fields: Sequence[Field], launch: Mapping[str, tuple[Any, ...]]
 ) -> list[tuple[Field, str]]:
-    """Features, or launch settings, each with its field; none where nothing can be told.
+    """Return the features and launch settings that a failure points to, each with its field; () if nothing is certain.
 
     ``launch`` are the settings that are claimed.
     """
     if not any(x.fails for x in fields):
-        return []  # it goes away with any change: by accident
+        return []  # it goes away with any change, so all of them seem to matter by accident
     # The default scale follows from head_dim.
     scale_tells = any(x.name == "sm_scale" and x.value == "default" and "1.0" in x.holds for x in fields)
     found = [
@@ -67,23 +67,23 @@ def causes(
     named = {x.name for x, _ in found}
     if "dtype" in named:  # other numbers may be rounded the right way by luck
         structure = [(x, cause) for x, cause in found if x.name in STRUCTURE]
-        # Where a scale of its own matters too, the dtype may but set how large a number must be.
+        # If a scale other than the default matters too, the dtype may only decide how large a number must be.
         scaled = any(x.name == "sm_scale" and "default" in x.holds for x in fields)
         return structure or [(x, cause) for x, cause in found if x.name == "dtype" and not scaled]
     if "causal" in named:  # another length moves the diagonal
         found = [(x, cause) for x, cause in found if x.name not in TILES_OF or cause.startswith("no_")]
-    # Where tiles tell, that they are smaller or larger with another setting is no news.
+    # If tiles are named, it is no news that another launch setting makes them smaller or larger.
     tiled = {TILES_OF[x.name] for x, _ in found if x.name in TILES_OF}
     return [(x, cause) for x, cause in found if x.name not in tiled]
 
 
 def _has_tiles_of_its_own(case: Case) -> bool:
-    """Whether a kernel may tile several rows as it likes, which by head_dim is what most do."""
+    """Whether a kernel may choose its tiles of several rows itself, which most kernels do by head_dim."""
     return max(case.seqlen_q, case.seqlen_k) > 1 and not case.blocks.keys() >= set(TILES_OF.values())
 
 
 def _tells(case: Case, name: str) -> bool:
-    """Whether another value of a field changes nothing else: neither the numbers, nor strides that follow from it."""
+    """Whether another value of a field changes nothing else: neither the numbers nor strides that follow from it."""
     if name in STRUCTURE or name == "dtype":
         return True
     neutral = UNSCALED if name in SCORING else CONSTANT
@@ -98,10 +98,10 @@ def _of_a_field(case: Case, field: Field, launch: Mapping[str, tuple[Any, ...]])
     if field.name == "head_dim":
         return _of_head_dim(field)
     if field.name == "lengths":
-        # Not where one is 0, or matters by itself, or single numbers are set, which lie elsewhere from the corner then.
+        # Unequal lengths are not named if one is 0 or matters by itself, or if single entries are set, which move.
         return [] if field.fails or len(field.holds) < 2 or case.spikes else ["lengths"]
     if field.name == "sm_scale" and field.value == "default":
-        # Forgotten, or applied twice: of 1 there is no telling.
+        # The scale may be forgotten or applied twice, which can't be seen with a scale of 1.
         return ["sm_scale"] if field.holds == ("1.0",) and field.fails else []
     if field.value in EXPANDED and getattr(case, field.name.replace("_layout", "_values")) not in CONSTANT:
         return []  # laid out otherwise it has other numbers
@@ -111,7 +111,7 @@ def _of_a_field(case: Case, field: Field, launch: Mapping[str, tuple[Any, ...]])
 
 
 def _of_a_length(field: Field, block: int) -> list[str]:
-    """Which side of a line all lengths that fail are on, if one that holds is on the other."""
+    """Return on which side of a line all failing lengths are, if a length that holds is on the other."""
     rows = "query" if field.name == "seqlen_q" else "key"
     fails, holds = _numbers(field)
     if fails == [0]:

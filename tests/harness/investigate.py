@@ -1,4 +1,4 @@
-"""The investigation of one failure: its smallest case, what it needs, how bad it is, and a script that shows it."""
+"""The investigation of one failure: its smallest case, what it needs, its severity, and a script that shows it."""
 
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
@@ -35,35 +35,35 @@ from tests.harness.vary import LENGTHS, PAIR, SCORES, Field, fields, value_of, w
 from tests.harness.verdict import NUMBERS, Finding
 
 NEEDS_SECONDS = 15.0
-"""For what a bug needs, beyond what explains its case."""
+"""Seconds for finding what a bug needs, in addition to those that explain its case."""
 SEVERITY_SECONDS = 8.0
-"""For the ordinary cases, and for other claims."""
+"""Seconds for the ordinary cases, and again for the claims to offer."""
 FEW_CRASHES = 3
-"""So many ordinary cases are run of a failure that ends the process."""
+"""How many ordinary cases are run of a failure that ends the process."""
 TILES = (32, 64, 128)
 """Lengths at which a kernel's last tile may be full, whatever its tiles are."""
 CONTRASTS = ("causal", "group", "heads_kv", "head_dim", "seqlen_k", "seqlen_q")
 """The fields in which ordinary cases differ."""
 OF_ROUNDINGS = 2.0**-7
-"""A relative error below this may be that of a format of few bits."""
+"""A relative error below this may come from a format of few bits."""
 COUNTS = ("batch", "heads_kv", "group")
 """Fields in which another value may move what is wrong to where the numbers hide it: that of 1 tells most."""
 CONTRASTED = 4
-"""So many ordinary cases of both kinds are compared."""
+"""How many ordinary cases that show a bug, and how many that do not, are compared."""
 ORDINARY_JUDGED = 8
-"""So many ordinary cases tell which tensors a bug that needs nothing spoils."""
+"""How many ordinary cases are run to see which tensors a bug spoils that needs nothing."""
 LEAST_HASTE = 0.3
-"""The least share of their time that explanation, needs and severity get as the run comes to its end."""
+"""The least share of their time that explanation, needs and severity get when the run is about to end."""
 SHRUNK_CASES = 40
-"""Of the cases that fail on the way to the smallest, so many are kept: they are much alike."""
+"""How many failing cases are kept of those met on the way to the smallest case, since they are much alike."""
 
 
 @dataclass
 class Investigation:
-    """One failure of a kernel, beside the bugs that are known of it.
+    """The investigation of one failure of a kernel some of whose bugs are ``known``.
 
-    ``clock`` is that of the run, after whose end it must soon be over; ``write`` takes the report, which is replaced
-    by that of each smaller case. ``ordinary`` remembers the kernel's answers to ordinary cases.
+    ``clock`` is that of the run; after its end the investigation must soon be over. ``write`` writes the report, which
+    the report of each smaller case replaces. ``ordinary`` remembers the kernel's answers to ordinary cases.
     """
 
     runs: Runs
@@ -83,7 +83,7 @@ class Investigation:
     needs: tuple[Need, ...] = ()
 
     def bug(self, *, shrink: bool = True) -> Bug:
-        """All that can be told within the time; as it is without ``shrink``, where only one case is of interest."""
+        """Tell all that can be told within the time; without ``shrink`` the case is reported as it is."""
         drawn = self.failure
         whole = self.shrinking
         self.shrinking = whole.within(self.clock)
@@ -107,20 +107,20 @@ class Investigation:
 
     @property
     def as_it_is(self) -> Bug:
-        """The bug with what is known by now."""
+        """The bug as it is known so far."""
         named = (self.failure.finding.tensor,) if self.failure.finding.tensor else ()
         return Bug(self.failure, tensors=named, needs=self.needs)
 
     def spender(self, seconds: float, calls: float = float("inf")) -> Callable[[], None]:
-        """A meter that ends with the investigation's time at the latest."""
+        """Return a meter of so many seconds and calls that ends with the investigation's time at the latest."""
         return meter(self.clock.cut(seconds), calls, self.clock.cut(PATIENCE * seconds))
 
     def beside_shrinking(self, seconds: float, calls: float = float("inf")) -> Callable[[], None]:
-        """A meter of so many seconds, or of the share of them that is left of the time for smaller cases."""
+        """Return a meter of the share of these seconds that shrinking has of its own (``haste``), but never too few."""
         return self.spender(max(self.haste, LEAST_HASTE) * seconds, calls)
 
     def found(self, case: Case) -> Finding | None:
-        """What is found in a case, whatever the reason. The answer is remembered."""
+        """Return what is found in a case, whatever bug causes it, and remember the answer."""
         law = self.failure.law
         explained = bool(self.failure.finding.explained_by)
         finding = self.runs.hard(law, case, self.ignored, safety=SHRINKING_SAFETY, explained=explained)
@@ -128,7 +128,7 @@ class Investigation:
         return finding
 
     def new(self, case: Case) -> Finding | None:
-        """What is found in a case that no known bug explains."""
+        """Return what is found in a case unless known bugs explain it."""
         finding = self.found(case)
         suspects = [bug for bug in self.known if finding and bug.could_break(finding) and bug.is_met(case)]
         if finding is None or not suspects:
@@ -139,14 +139,14 @@ class Investigation:
         return finding if rest is not None and rest.finding == finding else None
 
     def alike(self, case: Case) -> Failure | None:
-        """The same failure on another case; None where that holds, or fails in another way."""
+        """Return the same failure on another case, or None if that case holds or fails in another way."""
         finding, mine = self.new(case), self.failure.finding
         if finding is None or (finding.tensor, finding.kind) != (mine.tensor, mine.kind):
             return None
         return replace(self.failure, case=case, finding=finding)
 
     def fails_alike(self, spend: Callable[[], None], case: Case) -> bool:
-        """Whether a smaller case fails as this does; if so it takes its place."""
+        """Whether a smaller case fails in the same way; if it does, it becomes the failure's case."""
         spend()
         smaller = self.alike(case)
         if smaller is None:
@@ -170,7 +170,7 @@ class Investigation:
             reduced(self.failure.case, fails, self.runs.info.capabilities)
 
     def reduce_gently(self) -> None:
-        """The same in few runs, each of which ends a process; what does not go is what it needs."""
+        """Look for smaller cases in few runs, as each ends a process; what can't be left out is what the bug needs."""
         first = self.failure.case
         fails = partial(self.fails_alike, self.spender(self.shrinking.seconds, RUNS))
         with suppress(BudgetSpent):
@@ -181,7 +181,7 @@ class Investigation:
         self.failure = replace(self.failure, explanation=Explanation(fields=fields))
 
     def beside_those_held(self, need: Need) -> Need:
-        """The need with the lengths of cases that were drawn and held, as long as they are on one side."""
+        """Add to a need the lengths of drawn cases that held, as long as these are shorter than the failing length."""
         if need.name not in LENGTHS:
             return need
         least = need.fails[0]
@@ -190,17 +190,17 @@ class Investigation:
         return replace(need, holds=tuple(dict.fromkeys([*need.holds, *below])))
 
     def as_field(self, need: Need) -> Field:
-        """A need as a report tells of it."""
+        """Return a need as a report shows it."""
         return Field(need.name, str(need.fails[0]), (), tuple(map(str, need.holds)))
 
     def explain(self) -> None:
-        """What can be told of the case."""
+        """Add to the failure all that can be told of its case."""
         spend = self.beside_shrinking(EXPLAIN_SECONDS)
         failure = self.failure
 
         def fails(case: Case) -> bool:
-            # In any way: a field does not matter where the same bug makes another tensor wrong without it. Where
-            # a known bug does, nothing is known of the field.
+            # Any failure counts: a field does not matter if without it the same bug makes another tensor wrong. If a
+            # known bug does that, nothing is known of the field.
             spend()
             return self.found(case) is not None
 
@@ -208,7 +208,7 @@ class Investigation:
             spend()
             return None if self.alike(case) is None else self.runs.look(failure.law, case, self.ignored)
 
-        # Where no number is wrong there is nothing to look at.
+        # If no number is wrong there is nothing to look at.
         looks = None if failure.finding.actual is None else look
         with suppress(ChildDied):
             tell = failure.law != "ragged"
@@ -216,13 +216,13 @@ class Investigation:
             self.failure = replace(failure, explanation=told)
 
     def with_needs(self, bug: Bug, first: Failure) -> Bug:
-        """The bug with the fields that it needs, and all tensors that are wrong with it."""
+        """Return the bug with the fields that it needs, and with all tensors that are wrong because of it."""
         spend = self.beside_shrinking(NEEDS_SECONDS)
         failure, capabilities = bug.failure, self.runs.info.capabilities
         seen: set[str] = set()
 
         def fails(case: Case) -> bool:
-            # In the same tensor: in others another bug may show, which is not known yet.
+            # Only a failure in the same tensor counts: others may be wrong because of a bug that is not known yet.
             if (failure.law, case) not in self.answers:
                 spend()
                 self.found(case)
@@ -239,16 +239,17 @@ class Investigation:
             matter = [self.with_whole_tiles(need, fails) for need in (*matter, *self.lengths_beside(matter))]
             larger = failure.explanation.larger
             if larger in witnesses and is_small(failure.finding):
-                witnesses = [larger]  # few numbers may be rounded the right way with any other size or layout
+                # Few numbers may all be rounded the right way at any other size or layout.
+                witnesses = [larger]
             found = needs_of(matter, witnesses, fails, capabilities)
-            # What comes and goes holds by chance: no field is to blame.
+            # A failure that comes and goes may also be absent by chance, so no field is to blame.
             flaky = COMES_AND_GOES in failure.explanation.sentences
             bug = replace(bug, needs=() if flaky else without_accidents(self.by_scores(found)))
             seen = self.tensors_of(bug, witnesses, spend) if bug.needs else self.always_wrong(spend)
         return replace(bug, tensors=tuple(sorted({*bug.tensors, *seen})))
 
     def pair_of(self, name: str, fails: Callable[[Case], bool]) -> str:
-        """The two layouts that must be unlike, if one matters for being unlike another's; else nothing."""
+        """Return the name of two layouts that must differ, if one matters by differing from the other, or ""."""
         case, mine = self.failure.case, name.removesuffix("_layout")
         for other in TENSORS:
             if getattr(case, f"{other}_layout") == getattr(case, name):
@@ -259,12 +260,12 @@ class Investigation:
         return ""
 
     def lengths_beside(self, needs: Sequence[Need]) -> list[Need]:
-        """The lengths that do not matter as far as they were varied: whole tiles may tell more."""
+        """Return the lengths that do not matter as far as they were varied: whole tiles may still show that they do."""
         case, names = self.failure.case, {need.name for need in needs}
         return [Need(name, (getattr(case, name),), ()) for name in LENGTHS if name not in names]
 
     def with_whole_tiles(self, need: Need, fails: Callable[[Case], bool]) -> Need:
-        """The need with those lengths among usual tiles that hold; any other field as it is."""
+        """Return a need of a length with those of ``TILES`` at which the case holds; other needs as they are."""
         if need.name not in LENGTHS:
             return need
         case, capabilities = self.failure.case, self.runs.info.capabilities
@@ -273,9 +274,9 @@ class Investigation:
         return replace(need, holds=(*need.holds, *holds))
 
     def tensors_of(self, bug: Bug, witnesses: Sequence[Case], spend: Callable[[], None]) -> set[str]:
-        """All tensors that are wrong because of the bug, by its own law and by the plain ones.
+        """Return all tensors that are wrong because of the bug, under its own law and the plain ones.
 
-        Those that are wrong without what it needs are another bug's.
+        Tensors that are still wrong when a need of the bug is taken away are another bug's.
         """
         own = self.failure.law
         beside = () if own in NO_PLAIN_LAW or self.failure.finding.kind not in NUMBERS else PLAIN_LAWS
@@ -291,7 +292,7 @@ class Investigation:
         return found
 
     def by_scores(self, needs: Sequence[Need]) -> list[Need]:
-        """The needs with one for large scores in place of sm_scale and the numbers of q and k.
+        """Replace needs of sm_scale and of the numbers of q and k by one need of large scores.
 
         A large scale and large numbers make the same scores.
         """
@@ -302,13 +303,13 @@ class Investigation:
 
     @property
     def is_nonfinite(self) -> bool:
-        """Whether NaN or infinity is the matter, which large scores make whatever they come from."""
+        """Whether the failure is NaN or infinity, which large scores cause wherever they come from."""
         return self.failure.finding.kind == "nonfinite"
 
     def always_wrong(self, spend: Callable[[], None]) -> set[str]:
-        """The tensors that are wrong in every ordinary case in which this failure's own tensor is wrong.
+        """Return the tensors that are wrong in every ordinary case in which this failure's own tensor is wrong.
 
-        This is asked for a bug that needs no field. Small cases do not tell: they were made to show one tensor alone.
+        This is asked for a bug that needs no field. Its small cases can't tell, as they were made to show one tensor.
         """
         finding, info = self.failure.finding, self.runs.info
         own, law = finding.tensor, self.failure.law
@@ -322,10 +323,10 @@ class Investigation:
         return {tensor for tensor in always if are_kindred({own}, {tensor}) or "out" in always}
 
     def wrong(self, case: Case, law: str, spend: Callable[[], None]) -> set[str]:
-        """The tensors that are wrong in a case."""
+        """Return the tensors that are wrong in a case."""
         if (law, case) not in self.judged:
             spend()
-            # What a lower precision would explain is wrong as well.
+            # Errors that a less precise design would explain count as well.
             options: dict[str, Any] = {"safety": SHRINKING_SAFETY, "explained": True}
             self.judged[law, case] = self.runs.hard(law, case, self.ignored, **options)
         finding = self.judged[law, case]
@@ -333,7 +334,7 @@ class Investigation:
         return wrong_tensors(finding) if finding and same else set()
 
     def as_needs(self, varied: Field, fails: Callable[[Case], bool]) -> Iterator[Need]:
-        """A field that matters as a need: a layout may matter for being another than that of another tensor."""
+        """Turn a field that matters into needs: a layout may matter because it differs from another tensor's."""
         case, name = self.failure.case, varied.name
         own = value_of(case, name)
         if name == "lengths":
@@ -351,9 +352,9 @@ class Investigation:
                 yield Need(name, (own,), holds)
 
     def scripted(self, failure: Failure) -> tuple[Failure, str | None]:
-        """The failure with its script, or with why there is none: one that exits 0 would call it mended."""
+        """Return the failure with its script or, if that exits 0 and would call the bug mended, with a note instead."""
         script = self.script(failure)
-        # A script that hangs as the kernel does shows it; waiting for that again shows nothing more.
+        # A script that hangs as the kernel does shows the bug; running it to wait for that would show nothing more.
         if script is not None and failure.finding.kind != "hung":
             with suppress(OSError, subprocess.TimeoutExpired):  # then it goes as it is
                 if exit_status(script, self.script_seconds) == 0:
@@ -363,7 +364,7 @@ class Investigation:
         return failure, script
 
     def script(self, failure: Failure) -> str | None:
-        """The stand-alone script of a failure, if its calls can be made a second time."""
+        """Return the stand-alone script of a failure, if its calls can be made a second time."""
         for kind in (failure.finding.kind, "died"):  # where a crash comes and goes, as if it had come
             with suppress(ChildDied, DeviceLost):
                 finding = asdict(replace(failure.finding, kind=kind))
@@ -373,11 +374,11 @@ class Investigation:
 
     @property
     def script_seconds(self) -> float:
-        """How long a script may take: who waits for one has not the patience that a new kernel's compilation gets."""
+        """Seconds that a script may take: fewer than the first compilation of a kernel is given."""
         return max(LEAST_SECONDS, self.clock.cut(self.runs.script_seconds))
 
     def with_severity(self, bug: Bug) -> Bug:
-        """The bug with the share of ordinary cases that show it, and the claims with which it would be none."""
+        """Return the bug with the share of ordinary cases that show it, and with claims that would exclude it."""
         ends = bug.failure.finding.ends_process
         spend = self.beside_shrinking(SEVERITY_SECONDS, FEW_CRASHES if ends else float("inf"))
         shown = tried = common = 0
@@ -400,9 +401,9 @@ class Investigation:
         return replace(bug, severity=Severity(shown, tried), offers=offers)
 
     def everywhere(self, bug: Bug, tried: int) -> Bug:
-        """The bug without needs, as every ordinary case shows it.
+        """Return the bug without needs, because every ordinary case shows it.
 
-        Its smallest case had lengths or numbers that matter by chance.
+        The lengths and numbers that seemed to matter in its smallest case did so by chance.
         """
         always: set[str] = set()
         with suppress(BudgetSpent):
@@ -412,7 +413,7 @@ class Investigation:
         return replace(bug, needs=(), tensors=tensors, severity=Severity(tried, tried))
 
     def with_contrast(self, bug: Bug, spend: Callable[[], None]) -> Bug:
-        """A bug that seems to need nothing, with what tells an ordinary case that shows it from one that does not."""
+        """Find needs of a bug that seems to need nothing, by comparing ordinary cases that show it with others."""
         answers = [(case, x) for (law, case), x in self.ordinary.items() if law == bug.failure.law]
         showing = [case for case, x in answers if x and is_in_common(bug.failure.finding, x)]
         without = [case for case, x in answers if x is None or not is_in_common(bug.failure.finding, x)]
@@ -435,12 +436,12 @@ class Investigation:
         return bug
 
     def held_apart_from(self, bug: Bug) -> list[tuple[str, Case]]:
-        """Cases that held: drawn, ordinary, or found as its fields were varied."""
+        """Return cases that held: drawn, ordinary, or made by varying the fields of the bug's case."""
         varied = [(bug.failure.law, case) for x in bug.failure.explanation.fields for case in x.held]
         return [*self.held, *varied, *(ran for ran, finding in self.ordinary.items() if finding is None)]
 
     def ordinary_answer(self, spend: Callable[[], None], law: str, case: Case) -> Finding | None:
-        """What is found in an ordinary case, which is run once for all bugs."""
+        """Return what is found in an ordinary case, which is run only once for all bugs."""
         if (law, case) not in self.ordinary:
             spend()
             self.ordinary[law, case] = self.runs.hard(law, case, self.ignored)
@@ -448,7 +449,7 @@ class Investigation:
 
 
 def contrast(showing: Case, without: Case) -> Iterator[Need]:
-    """The fields in which a case that does not show a bug differs from one that does."""
+    """Yield the fields in which a case that does not show a bug differs from one that does."""
     for name in CONTRASTS:
         value, other = value_of(showing, name), value_of(without, name)
         if value != other:
@@ -456,7 +457,7 @@ def contrast(showing: Case, without: Case) -> Iterator[Need]:
 
 
 def is_small(finding: Finding) -> bool:
-    """Whether an error is of the size of roundings."""
+    """Whether an error is as small as a rounding error in a format of few bits."""
     return finding.relative is not None and float(finding.relative) < OF_ROUNDINGS
 
 
@@ -466,20 +467,20 @@ def is_in_common(mine: Finding, other: Finding) -> bool:
 
 
 def is_not_cured(mine: Finding, found: Finding | None) -> bool:
-    """Whether a changed case may still fail as before: one that fails so that no numbers come back tells nothing."""
+    """Whether a changed case may still fail as before: if it fails without giving numbers, that is not known."""
     return found is not None and (found.hides_numbers or is_in_common(mine, found))
 
 
 def without_accidents(needs: Sequence[Need]) -> tuple[Need, ...]:
-    """Needs, each once, without those that others imply.
+    """Return each need once, without those that others imply.
 
-    The dtype is one only where ordinary numbers show the bug: special ones are special to a format.
+    The dtype counts only if ordinary numbers show the bug, because special numbers are special to a format.
     """
     unique: dict[Any, Need] = {need.name: need for need in needs}
     if any(name.endswith("_values") for name in unique):
         unique.pop("dtype", None)
     if SCORES in unique:
         unique.pop("dtype", None)
-    if "lengths" in unique:  # another length of one may make both equal
+    if "lengths" in unique:  # a change of one length may make both equal
         unique = {name: need for name, need in unique.items() if name not in LENGTHS}
     return tuple(unique.values())

@@ -1,7 +1,7 @@
-"""Kernel outputs against the float64 reference: rule 1 on every case, rule 2 on fresh random data.
+"""Judge kernel outputs by the float64 reference: by rule 1 on every case, by rule 2 on fresh random data.
 
-A kernel whose source is not known may be of any design of a family; the judgement looks for one that explains all
-that a call gave.
+A kernel whose source is not known may have any design of a family. The judgement looks for one design that explains
+everything that a call returned.
 """
 
 import math
@@ -21,10 +21,10 @@ from reference.heads import fold, unfold
 from tests.harness.trial import Check, LawBroken, Outputs, Problem, Trial
 
 BLOCK_ELEMENTS = 2**22
-"""Scores judged at once: 32 MiB for each float64 matrix over them, of which about 25 are alive."""
+"""How many scores are judged at once: a float64 matrix of them takes 32 MiB, and about 25 such are alive."""
 
 WHOLE: Mapping[str, str] = {}
-"""No expressions: the outputs judged are those of a call, as they are."""
+"""The expressions for outputs that are those of a call as they are: none."""
 
 CERTAIN = "{} is within the rounding bound of float64"
 PROBABLE = "{} is within the probable rounding bound of float64 (rule 2: independent roundings)"
@@ -32,7 +32,7 @@ PROBABLE = "{} is within the probable rounding bound of float64 (rule 2: indepen
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a problem, whole key heads of it; ``batch`` and ``head`` (of k) say where it begins."""
+    """A part of a problem: all of it, or one key head, where ``batch`` and ``head`` (of k) say which."""
 
     problem: Problem
     outputs: Outputs
@@ -41,7 +41,7 @@ class Piece:
 
 
 def pieces(p: Problem, o: Outputs) -> Iterator[Piece]:
-    """The problem whole, or one key head at a time where its scores would not fit."""
+    """Yield the problem as a whole or, if its scores would take too much memory, one key head at a time."""
     batch, heads_kv, seqlen_k, _ = p.k.shape
     if batch * p.heads_q * p.q.shape[2] * seqlen_k <= BLOCK_ELEMENTS:
         yield Piece(p, o)
@@ -65,7 +65,7 @@ def pieces(p: Problem, o: Outputs) -> Iterator[Piece]:
 
 
 def exact_of(trial: Trial, p: Problem) -> Exact:
-    """The float64 quantities of a problem under the kernel's causal alignment."""
+    """Return the float64 quantities of a problem, computed with the kernel's causal alignment."""
     return exact(
         p.q,
         p.k,
@@ -83,17 +83,17 @@ def exact_of(trial: Trial, p: Problem) -> Exact:
 
 
 def judge(trial: Trial, p: Problem, o: Outputs, expressions: Mapping[str, str] = WHOLE) -> None:
-    """Hold everything that a call gave to both rules: one design has to explain all of it.
+    """Judge everything that a call returned by both rules: one design has to explain all of it.
 
-    Gradients are judged at the kernel's own out and lse where they follow from them. ``expressions`` say how outputs
-    were cut from the tensors of a call.
+    Gradients are judged at the kernel's own out and lse where they follow from them. ``expressions`` say, by tensor,
+    how an output was cut from the tensors of a call.
     """
     for piece in pieces(p, o):
         judge_piece(trial, piece, exact_of(trial, piece.problem), expressions)
 
 
 def judge_piece(trial: Trial, piece: Piece, e: Exact, expressions: Mapping[str, str]) -> None:
-    """Raises LawBroken, as the nearest design has it, where no base of the family explains the piece."""
+    """Raise LawBroken if no base of the family explains the piece; the finding is that of the nearest design."""
     family = trial.family
     bases = range(len(family.bases))
     breaches: list[LawBroken] = []
@@ -109,7 +109,7 @@ def judge_piece(trial: Trial, piece: Piece, e: Exact, expressions: Mapping[str, 
 def of_both_passes(
     trial: Trial, piece: Piece, e: Exact, base: Arithmetic, expressions: Mapping[str, str]
 ) -> LawBroken | None:
-    """The first breach, out and lse coming before the gradients, with all wrong tensors of both; None if all hold."""
+    """Return the first breach, that of out and lse if there is one, with all tensors wrong in either pass, or None."""
     first: LawBroken | None = None
     for judged in (of_forward, of_gradients):
         compared = trial.compared
@@ -128,7 +128,7 @@ def of_both_passes(
 def of_forward(
     trial: Trial, piece: Piece, e: Exact, base: Arithmetic, expressions: Mapping[str, str]
 ) -> None:
-    """Out and lse, by one of the ways in which a forward may round."""
+    """Judge out and lse by each of the ways in which a forward may round, until one explains them."""
 
     def checks(a: Arithmetic, claim: str, **rule: Any) -> list[Check]:
         bounds = forward_bounds(e, a, **rule)
@@ -141,7 +141,7 @@ def of_forward(
 def of_gradients(
     trial: Trial, piece: Piece, e: Exact, base: Arithmetic, expressions: Mapping[str, str]
 ) -> None:
-    """Dq, dk and dv, by one of the ways in which a backward may round."""
+    """Judge dq, dk and dv by each of the ways in which a backward may round, until one explains them."""
     if piece.outputs.dq is None:
         return
     dout = fold(piece.problem.dout, piece.problem.heads_kv).double()
@@ -149,7 +149,7 @@ def of_gradients(
 
     @cache
     def forward() -> ForwardBounds:
-        """Of any forward: for a backward that has its P, or whose out or lse is not known."""
+        """Bounds that hold for any forward, for a backward that reads P from it, or whose out or lse is not known."""
         return forward_bounds(e, widest(replace(base, **changes) for changes in trial.family.forward))
 
     def checks(a: Arithmetic, claim: str, **rule: Any) -> list[Check]:
@@ -164,9 +164,9 @@ def of_gradients(
 
 
 def own_results(trial: Trial, piece: Piece) -> dict[str, Any]:
-    """The kernel's own out and lse, folded, as far as it gives them and its gradients are judged at them.
+    """Return the kernel's own out and lse, folded, as far as it returns them and its gradients are judged at them.
 
-    Where these are not finite the bounds are infinite: that is for the judgement of the forward to say.
+    If they are not finite the bounds of the gradients are infinite, since that error is for the forward to report.
     """
     o = piece.outputs
     found = {"out": o.out, "lse": o.lse} if trial.apart else {}
@@ -180,10 +180,11 @@ def explain(
     ways: tuple[Changes, ...],
     checks: Callable[..., list[Check]],
 ) -> None:
-    """Find a way to round with which all ``checks`` hold, the one that held last first.
+    """Find a way to round with which all ``checks`` hold, trying first the one that held last.
 
-    Raises LawBroken, as the nearest way has it, where there is none. A way that differs from one that failed in
-    nothing that the failing tensor depends on is not tried, nor are others where not even the widest bounds hold.
+    If there is none, raises LawBroken with the finding of the nearest way. Two kinds of ways are not tried: those that
+    agree with a failed way in everything that the failing tensor depends on, and those alike in ``sources`` for which
+    not even the widest bounds hold.
     """
     failed: set[tuple[str, tuple[Any, ...]]] = set()
     hopeless: dict[tuple[Any, ...], bool] = {}
@@ -211,12 +212,12 @@ def explain(
 
 
 def sources(a: Arithmetic) -> tuple[Any, ...]:
-    """The fields that decide from which of a call's results its gradients follow, and with that what is right."""
+    """The fields that decide from which results of a call its gradients are computed, and so which ones are right."""
     return (a.saved_weights, a.delta)
 
 
 def signature(tensor: str, a: Arithmetic) -> tuple[Any, ...]:
-    """Two arithmetics of one factor of a family that agree in this have the same bounds for the tensor."""
+    """The fields that decide the bounds of a tensor, among arithmetics of one factor of a family."""
     of_weights = (a.saved_weights,)
     of_keys = (a.dk_dv_per_head,) if tensor in ("dk", "dv") else ()
     of_scores = (a.delta, a.ds_scaled, a.ds_from_rounded_p) if tensor in ("dq", "dk") else ()
@@ -225,7 +226,7 @@ def signature(tensor: str, a: Arithmetic) -> tuple[Any, ...]:
 
 
 def nearest(breaches: Sequence[LawBroken]) -> LawBroken:
-    """The one with the smallest error over bound."""
+    """Return the breach with the smallest error over bound."""
     return min(breaches, key=lambda broken: float(broken.finding.ratio or math.inf))
 
 
@@ -236,7 +237,7 @@ def _checks(
     expected: dict[str, tuple[Tensor, Tensor]],
     expressions: Mapping[str, str],
 ) -> list[Check]:
-    """A check for each tensor that the kernel gave, expected and bound unfolded to its shape."""
+    """Make a check for each tensor that the kernel returned, with expected and bound unfolded to its shape."""
     heads_q = piece.problem.heads_q
     group = heads_q // piece.problem.heads_kv if piece.problem.heads_kv else 1
     found = []
@@ -262,7 +263,7 @@ def _checks(
 
 
 def _holds(trial: Trial, checks: Callable[..., list[Check]]) -> bool:
-    """Whether all checks hold. What the trial has recorded stays as it is."""
+    """Whether all checks hold. Nothing is recorded in the trial."""
     try:
         _both_rules(trial.replayed(trial.family), checks)
     except LawBroken:
@@ -271,7 +272,7 @@ def _holds(trial: Trial, checks: Callable[..., list[Check]]) -> bool:
 
 
 def _both_rules(trial: Trial, checks: Callable[..., list[Check]]) -> None:
-    """Rule 2 without clusters is the lowest of all bounds, and settles nearly every case by itself."""
+    """Hold the checks to both rules, first to rule 2 without clusters: the lowest bound, which settles most cases."""
     lowest = checks(PROBABLE, safety=trial.safety, clustered=False)
     trial.note_idle(lowest)
     try:

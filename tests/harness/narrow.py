@@ -1,4 +1,4 @@
-"""The claims that set some cases apart from others: ``key=value`` with which none of the first is claimed."""
+"""The claims ``key=value`` that set some cases apart from others: with such a claim, none of the first is claimed."""
 
 from collections.abc import Iterator, Sequence
 
@@ -9,20 +9,20 @@ from strategies.case import Case
 from strategies.cases import is_claimed
 
 MULTIPLES = (2, 4, 8, 16, 32, 64, 128)
-"""What kernels want lengths and head dimensions to be multiples of."""
+"""Numbers of which kernels may need lengths and head dimensions to be multiples."""
 
 DENSE = ("contiguous", "bnhd", "packed")
 """Layouts without expanded, misaligned or huge strides."""
 
 MOST_LOST = 0.5
-"""A claim that excludes this share of the cases inside as well does not tell one kind of case from the other."""
+"""A claim that excludes this share of the cases inside, or more, does not tell one kind of case from the other."""
 
 
 def narrower(outside: Sequence[Case], inside: Sequence[Case], capabilities: Capabilities) -> str | None:
-    """The claim that excludes all cases of ``outside``, some of those ``inside`` not, and of them as few as possible.
+    """Return the claim that excludes all cases of ``outside`` and as few as possible of those ``inside``.
 
-    None where there is none, also where each excludes ``MOST_LOST`` of ``inside``. Cases that are not claimed by
-    ``capabilities`` count as excluded already. Of claims that exclude equally many, the first candidate is returned.
+    Returns None if no claim excludes all of ``outside`` and less than ``MOST_LOST`` of ``inside``. Cases that
+    ``capabilities`` do not claim count as excluded already. Of claims that exclude equally many, the first counts.
     """
     claimed = [case for case in inside if is_claimed(case, capabilities)]
     best, fewest = None, len(claimed) * MOST_LOST
@@ -37,9 +37,9 @@ def narrower(outside: Sequence[Case], inside: Sequence[Case], capabilities: Capa
 
 
 def narrowing(outside: Sequence[Case], inside: Sequence[Case], capabilities: Capabilities) -> tuple[str, ...]:
-    """Claims that together exclude all cases of ``outside`` and none ``inside``; none at all where there are no such.
+    """Return claims that together exclude all cases of ``outside`` and none ``inside``, or () if there are none.
 
-    Each is the one that excludes most of those that are left; the first of equals.
+    Each claim is the one that excludes most of the cases that are left, the first of equal ones.
     """
     left, claims = list(outside), list[str]()
     while left and inside:
@@ -57,7 +57,7 @@ def narrowing(outside: Sequence[Case], inside: Sequence[Case], capabilities: Cap
 
 
 def candidates(outside: Sequence[Case], inside: Sequence[Case], capabilities: Capabilities) -> Iterator[str]:
-    """Claims that are narrower than ``capabilities``, each a value for one key; the least narrow come first."""
+    """Yield claims narrower than ``capabilities``, each a value for one key; those that exclude least come first."""
     c = capabilities
     less = {name: claim for name, claim in lesser(c).items() if name != "min_seqlen"}
     broad = less.pop("unequal_lengths", None)
@@ -75,7 +75,7 @@ def candidates(outside: Sequence[Case], inside: Sequence[Case], capabilities: Ca
 
 
 def _min_seqlens(outside: Sequence[Case], inside: Sequence[Case], claimed: int) -> Iterator[str]:
-    """Above the shorter lengths outside and not above those inside: what kernels are written for, else any."""
+    """Yield lengths above the shortest lengths outside, but not above those inside: usual ones, then any."""
     least = 1 + max((min(case.seqlen_q, case.seqlen_k) for case in outside), default=claimed)
     shortest = (min(case.seqlen_q, case.seqlen_k) for case in inside)
     most = min((length for length in shortest if length >= least), default=least)
@@ -95,7 +95,7 @@ def _layouts(inside: Sequence[Case], claimed: tuple[str, ...]) -> Iterator[str]:
 
 
 def _dtypes(outside: Sequence[Case], inside: Sequence[Case], claimed: tuple[str, ...]) -> Iterator[str]:
-    """Those that don't occur outside; those that occur inside."""
+    """Yield the dtypes that don't occur outside, then those that occur inside."""
     without, within = ({case.dtype for case in cases} for cases in (outside, inside))
     for choice in ({*claimed} - without, {*claimed} & within):
         if choice and len(choice) < len(claimed):
@@ -103,7 +103,7 @@ def _dtypes(outside: Sequence[Case], inside: Sequence[Case], claimed: tuple[str,
 
 
 def _head_dims(outside: Sequence[Case], inside: Sequence[Case], claimed: tuple[int, ...]) -> Iterator[str]:
-    """What kernels are written for: powers of two, multiples, up to a power of two. Else what the cases leave."""
+    """Yield usual sets of head_dims (powers of two, multiples, up to a power of two), then those the cases allow."""
     without = {case.head_dim for case in outside}
     within = {case.head_dim for case in inside} - without
     usual = {

@@ -1,7 +1,7 @@
-"""What the wrong elements of a tensor have in common, in words. Each sentence follows from the numbers, or is not said.
+"""What the wrong elements of a tensor have in common, in words. A sentence is said only if it follows from the numbers.
 
-An element can only witness for its place if an error as large as itself would have been seen there: rows of a
-gradient that are 0 say nothing of whether their row is treated rightly.
+An element tells something about its place only if an error as large as itself would have been seen there: if a
+gradient is 0 in a row, that does not show that the row is treated rightly.
 """
 
 import math
@@ -13,19 +13,19 @@ import torch
 from torch import Tensor
 
 LISTED = 4
-"""So many indices are named one by one."""
+"""Up to this many indices are named one by one."""
 WITNESSES = 4
-"""So many elements must agree on a factor."""
+"""At least this many elements must agree on a factor."""
 SHARP = 2.0**-6
-"""So exactly, relatively, must a factor be known to be called by a name."""
+"""A factor is named only if its relative error is at most this."""
 
 AXES = {"out": "query", "lse": "query", "dq": "query", "dk": "key", "dv": "key"}
-"""What a row of a tensor belongs to."""
+"""What a row of each tensor belongs to."""
 
 
 @dataclass(frozen=True)
 class Compared:
-    """A tensor as it was judged: float64, (batch, heads, rows, columns) or, of lse, without columns."""
+    """A tensor as it was judged: all float64 (batch, heads, rows, columns), or without columns if it is lse."""
 
     tensor: str
     actual: Tensor
@@ -35,7 +35,7 @@ class Compared:
 
     @property
     def wrong(self) -> Tensor:
-        """Which elements are further off than they may be."""
+        """Which elements have an error above their bound."""
         return self.ratio > 1
 
     @property
@@ -47,9 +47,9 @@ class Compared:
 def sentences(
     compared: Sequence[Compared], blocks: Mapping[str, int], numbers: Mapping[str, float]
 ) -> list[str]:
-    """Of the tensors judged together: which are wrong, where, and how.
+    """Say which of the tensors judged together are wrong, where, and how.
 
-    ``blocks`` are the launch settings that are rows of a tile; ``numbers`` what a factor may be called by.
+    ``blocks`` are the launch settings that are rows of a tile; ``numbers`` are the names that a factor may have.
     """
     wrong = [c for c in compared if bool(c.wrong.any())]
     told = []
@@ -63,7 +63,7 @@ def sentences(
 
 
 def _places(c: Compared, blocks: Mapping[str, int]) -> list[str]:
-    """Along each axis, where all wrong elements are, if right ones are elsewhere."""
+    """Say, for each axis, where all wrong elements are, if there are right ones elsewhere."""
     side = AXES[c.tensor]
     names = ["batch element", f"{side} head", side, "column"]
     told = []
@@ -78,7 +78,7 @@ def _places(c: Compared, blocks: Mapping[str, int]) -> list[str]:
 
 
 def _where(wrong: list[bool], telling: list[bool], name: str, blocks: Mapping[str, int]) -> str:
-    """In words, the indices that are wrong, if others would have told."""
+    """Say which indices are wrong, if others would have shown an error."""
     at = [index for index, bad in enumerate(wrong) if bad]
     fine = [index for index, tells in enumerate(telling) if tells and not wrong[index]]
     if not at or not fine:
@@ -101,7 +101,7 @@ def _where(wrong: list[bool], telling: list[bool], name: str, blocks: Mapping[st
 
 
 def _values(c: Compared, numbers: Mapping[str, float]) -> list[str]:
-    """What the wrong elements are: NaN, 0, or the exact ones times a factor."""
+    """Say what the wrong elements are: NaN, 0, or the exact ones times a factor."""
     actual, expected, bound = (x[c.wrong] for x in (c.actual, c.expected, c.bound))
     if bool(actual.isnan().all()):
         return ["every wrong element is NaN"]
@@ -119,7 +119,7 @@ def _values(c: Compared, numbers: Mapping[str, float]) -> list[str]:
     slack = (1 + abs(factor)) * bound + bound[at] / expected[at].abs() * expected.abs()
     if not bool(((actual - factor * expected).abs() <= slack).all()):
         return []
-    # Errors of about a bound agree with any factor near 1.
+    # If errors are about as large as a bound, they agree with any factor near 1.
     if float((slack < abs(factor - 1) * expected.abs()).double().mean()) < 0.5:
         return []
     off = float(bound[at] / expected[at].abs())
@@ -129,7 +129,7 @@ def _values(c: Compared, numbers: Mapping[str, float]) -> list[str]:
 
 
 def known_numbers(sm_scale: float, group: int, dropout_p: float) -> dict[str, float]:
-    """What kernels forget, square or invert, by name; those that are 1 are left out."""
+    """Return the numbers that kernels forget, square or invert, by name, without those that are 1."""
     numbers = {
         "2": 2.0,
         "1/2": 0.5,
@@ -147,7 +147,7 @@ def known_numbers(sm_scale: float, group: int, dropout_p: float) -> dict[str, fl
 
 
 def picture(c: Compared) -> dict[str, Any]:
-    """Error over bound by row and column, the largest of all heads and batch elements: for JSON."""
+    """Return error over bound by row and column, the largest over heads and batch elements, for JSON."""
     flat = c.ratio if c.ratio.dim() == 4 else c.ratio[..., None]
     largest = flat.flatten(0, 1).amax(0) if flat.numel() else flat.new_zeros(flat.shape[2:])
     values = torch.nan_to_num(largest.float(), posinf=3e38)

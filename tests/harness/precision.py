@@ -1,4 +1,4 @@
-"""Which less precise design, if any, would explain a result that no design of full precision does."""
+"""Which less precise design, if any, would explain a result that no design of full precision explains."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -18,13 +18,13 @@ from tests.harness.trial import CannotRun, LawBroken, Outputs, Problem, Refused,
 from tests.harness.verdict import NUMBERS, Finding
 
 FURTHER = 2.0
-"""A design that misses a result by this much more than another is not the kernel's."""
+"""A design is not the kernel's if it misses a result by this many times the error of the nearest design."""
 
 
 def with_explanations(finding: Finding, trial: Trial | None, law: Callable[[Trial], None]) -> Finding:
-    """The finding, with the claims that would explain it. A kernel that declares its arithmetic gets no claims.
+    """Return the finding with the claims that would explain it, unless the kernel declares its arithmetic.
 
-    Where the claims explain some of the tensors that are wrong, the finding is that of the others.
+    If claims explain only some of the wrong tensors, the finding returned is that of the others.
     """
     if trial is None or trial.kernel.capabilities.designs is None or finding.kind not in NUMBERS:
         return finding
@@ -46,7 +46,7 @@ def with_explanations(finding: Finding, trial: Trial | None, law: Callable[[Tria
 
 
 def unexplained(trial: Trial, law: Callable[[Trial], None]) -> Finding | None:
-    """What is wrong with the largest error that any less precise design may have; None where nothing is."""
+    """Return what is wrong even with the largest error that any less precise design may have; None if nothing is."""
     widest_of_all = widest(base for _, family in less_precise(trial.family) for base in family.bases)
     with suppress(Refused, CannotRun):
         try:
@@ -57,10 +57,10 @@ def unexplained(trial: Trial, law: Callable[[Trial], None]) -> Finding | None:
 
 
 def explanations(trial: Trial, law: Callable[[Trial], None]) -> Iterator[str]:
-    """Claims with which the law holds of what the trial's calls returned; calls that it had not come to are made.
+    """Yield claims under which the law holds for what the trial's calls returned; calls not reached so far are made.
 
-    Some laws allow for the worst that could add up, by which a claim would excuse much that it does not explain. So
-    a call of the whole problem has to be within its bounds as well.
+    Some laws allow for the worst sum of errors, so that a claim would excuse much that it does not explain. Therefore a
+    call of the whole problem has to be within its bounds as well.
     """
     for claim, family in less_precise(trial.family):
         with suppress(LawBroken, Refused, CannotRun):
@@ -72,10 +72,10 @@ def explanations(trial: Trial, law: Callable[[Trial], None]) -> Iterator[str]:
 
 
 def likeliest(trial: Trial, claims: list[str]) -> list[str]:
-    """The claims without those that a rival excels: bounds alone do not tell a scaled q from a scaled k.
+    """Return the claims without those that a rival explains much better.
 
-    Rivals are told apart by what exact arithmetic makes of the operands that their design rounds, beside what the
-    first call returned.
+    Bounds alone do not tell a scaled q from a scaled k. Rivals are told apart by comparing what the first call returned
+    with exact arithmetic on operands that are rounded as in their design.
     """
     if len(RIVALS.keys() & set(claims)) < 2 or not trial.given:
         return claims
@@ -86,11 +86,11 @@ def likeliest(trial: Trial, claims: list[str]) -> list[str]:
 
 
 Design = Callable[..., Tensor]
-"""(problem, "out" or "lse", alignment) -> what exact arithmetic gives for operands rounded as a design does."""
+"""A function from a problem, "out" or "lse", and the alignment to exact results for operands rounded as in a design."""
 
 
 def miss(trial: Trial, p: Problem, given: Outputs, designs: tuple[Design, ...]) -> float:
-    """How far lse, else out, is from the nearest of some designs: the root of its mean square, by entry of size 1."""
+    """Return the root mean square distance of lse, or else out, to the nearest design; errors are over 1 + |entry|."""
     name = "out" if given.lse is None else "lse"
     actual = getattr(given, name).double()
 
@@ -103,13 +103,13 @@ def miss(trial: Trial, p: Problem, given: Outputs, designs: tuple[Design, ...]) 
 
 
 def _exactly(p: Problem, name: str, *, alignment: str) -> Tensor:
-    """Out or lse of a problem in float64."""
+    """Return out or lse of a problem in float64."""
     options = {**p.options, "alignment": alignment}
     return dict(zip(("out", "lse"), safe_softmax.forward(p.q, p.k, p.v, **options), strict=True))[name]
 
 
 def _prescaled(operand: str, base: float, p: Problem, name: str, *, alignment: str) -> Tensor:
-    """The same with an operand that is multiplied by sm_scale and ``base``, and rounded to the inputs' dtype."""
+    """Return the same with an operand multiplied by sm_scale and ``base``, and rounded to the inputs' dtype."""
     factor = p.sm_scale * base or 1.0
     x = getattr(p, operand)
     rounded = (x.float() * factor).to(x.dtype).double() / factor
@@ -117,7 +117,7 @@ def _prescaled(operand: str, base: float, p: Problem, name: str, *, alignment: s
 
 
 def _summed_rounded(p: Problem, name: str, *, alignment: str) -> Tensor:
-    """The same with a softmax whose sum is taken over weights in the inputs' dtype, relative to the largest."""
+    """Return the same with a softmax sum taken over weights, relative to the largest, rounded to the inputs' dtype."""
     out_or_lse = _exactly(p, name, alignment=alignment)
     if p.k.shape[2] == 0:
         return out_or_lse
@@ -138,4 +138,4 @@ RIVALS: Mapping[str, tuple[Design, ...]] = {
     "k_prescaled=true": tuple(partial(_prescaled, "k", base) for base in (1.0, LOG2_E)),
     "q_prescaled=true": tuple(partial(_prescaled, "q", base) for base in (1.0, LOG2_E)),
 }
-"""Claims whose bounds are alike, with what exact arithmetic gives for the operands as each design rounds them."""
+"""Claims whose bounds are alike, each with functions for exact results of operands that its design has rounded."""

@@ -1,4 +1,4 @@
-"""Two calls of a kernel against each other, with what rounding may put between them."""
+"""Comparison of two calls of a kernel, with allowances for the rounding errors between them."""
 
 import copy
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from tests.harness.trial import Check, Outputs, Problem, Trial
 
 
 def allowances(trial: Trial, p: Problem, *, gradients: bool) -> dict[str, Tensor]:
-    """Rule-1 bounds of every output of a call, shaped like the outputs, whatever lse the kernel itself has."""
+    """Return rule-1 bounds of all outputs of a call, shaped like these; they do not depend on the kernel's own lse."""
     e = exact_of(trial, p)
     forward = forward_bounds(e, trial.arithmetic)
     found = {"out": unfold(forward.out, p.heads_q), "lse": unfold(forward.lse, p.heads_q)}
@@ -28,10 +28,10 @@ def allowances(trial: Trial, p: Problem, *, gradients: bool) -> dict[str, Tensor
 
 
 def settled(trial: Trial) -> Trial:
-    """The trial itself or, where inputs are quantised, one whose inputs pass unchanged, whatever shares their scale.
+    """Return the trial itself or, if inputs are quantised, one whose inputs pass quantisation unchanged.
 
-    Then a change of the problem that regroups what is quantised together changes nothing else. Every entry has 3
-    significant bits, which each 8-bit format holds, and lies in [1/16, 16] or is 0: no scale lets it underflow.
+    A change of the problem that regroups what is quantised together then changes nothing else. Every entry has 3
+    significant bits, which each 8-bit format holds, and lies in [1/16, 16] or is 0: no scale makes it underflow.
     """
     if trial.arithmetic.quantisation is None:
         return trial
@@ -54,30 +54,30 @@ def _settled(x: Tensor, layout: str) -> Tensor:
 
 
 def of_a_repeat(trial: Trial, allowed: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """How far two runs of one call may be apart: not at all where bits are claimed."""
+    """Return how far two runs of one call may be apart: not at all if the kernel claims to be deterministic."""
     claimed = trial.kernel.capabilities.deterministic
     return {name: _no_bit(bound) if name in claimed else 2 * bound for name, bound in allowed.items()}
 
 
 def _no_bit(bound: Tensor) -> Tensor:
-    # Infinite allowances stay: where float32 may overflow, what comes out is not a number to compare.
+    # Infinite allowances stay: where float32 may overflow, the results are not numbers to compare.
     return torch.where(bound.isposinf(), bound, 0.0)
 
 
 def in_claimed_layout(trial: Trial, p: Problem) -> Problem:
-    """A problem made of views of another: in contiguous copies, where the kernel doesn't take any strides."""
+    """Return a problem made of views of another as it is, or with contiguous copies if not every layout is claimed."""
     if set(LAYOUTS) <= set(trial.kernel.capabilities.layouts):
         return p
     return replace(p, q=p.q.contiguous(), k=p.k.contiguous(), v=p.v.contiguous(), dout=p.dout.contiguous())
 
 
 def claimed_length(trial: Trial, length: int) -> int:
-    """The longest length up to this one that is a whole number of what the kernel claims multiples of."""
+    """Return the longest length up to this one that is a multiple of what the kernel claims."""
     return length - length % trial.kernel.capabilities.seqlen_multiple
 
 
 def bits_repeat(trial: Trial, tensor: str) -> bool:
-    """Whether the kernel claims that a row's bits depend on nothing but what the row sees."""
+    """Whether the kernel claims that the bits of a row depend only on what the row sees."""
     c = trial.kernel.capabilities
     return c.batch_invariant and tensor in c.deterministic
 
@@ -86,8 +86,8 @@ def bits_repeat(trial: Trial, tensor: str) -> bool:
 class Derived:
     """Tensors made from those of a call, for comparison with another call.
 
-    ``expressions`` say how, in the names of the call's tensors, where they are more than its first rows: the
-    stand-alone script of a failure makes them once more.
+    ``expressions`` say how they are made, in the names of the call's tensors, unless they are just its first rows. The
+    stand-alone script of a failure uses them to make the tensors again.
     """
 
     call: int
@@ -95,7 +95,7 @@ class Derived:
     expressions: Mapping[str, str] = field(default_factory=dict)
 
     def named(self) -> Mapping[str, Tensor]:
-        """As those of ``Outputs``."""
+        """Return the tensors by name, as ``Outputs.named`` does."""
         return self.tensors
 
 
@@ -109,16 +109,16 @@ def agree(
     only: tuple[str, ...] = ("out", "lse", "dq", "dk", "dv"),
     exactly: bool = False,
 ) -> None:
-    """Hold the outputs of two calls to each other: within ``allowed``, or bit for bit where the kernel claims it.
+    """Compare the outputs of two calls: they must agree within ``allowed``, or bit for bit if that is claimed.
 
     Args:
         trial: the trial that made the calls.
-        actual: outputs of one call.
         claim: what is claimed, with ``{}`` for the tensor.
+        actual: outputs of one call.
         expected: outputs of the other call, or tensors made from them.
         allowed: how far apart correct results may be, by tensor.
-        only: the tensors the law speaks of.
-        exactly: the two must have the same bits wherever ``bits_repeat``.
+        only: the tensors that the law is about.
+        exactly: whether the two must have the same bits in tensors for which ``bits_repeat``.
     """
     others = expected.named()
     expressions = expected.expressions if isinstance(expected, Derived) else {}
@@ -127,12 +127,12 @@ def agree(
         if name not in only or name not in others:
             continue
         maximum = torch.inf if name == "lse" else trial.arithmetic.output.maximum
-        # Near the largest number of the format either of the two may have become infinite.
+        # Close to the largest number of the format, either of the two may have become infinite.
         other = others[name].double().clamp(-maximum, maximum)
         bound = allowed[name]
         if exactly and bits_repeat(trial, name):
             bound = _no_bit(bound)
-        # Two calls that both say NaN agree; that they should have said a number is another law's finding.
+        # Two calls that both return NaN agree; whether it should have been a number is for another law to say.
         bound = bound.masked_fill(value.isnan() & other.isnan(), torch.inf)
         checks.append(
             Check(
@@ -151,5 +151,5 @@ def agree(
 
 
 def twice(allowed: Mapping[str, Tensor], other: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """Allowances of two calls together."""
+    """Return the allowances of two calls added up."""
     return {name: bound + (allowed if other is None else other)[name] for name, bound in allowed.items()}

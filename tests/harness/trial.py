@@ -1,6 +1,6 @@
 """One case on one kernel: its tensors, the kernel calls made with them, and the checks of their results.
 
-Lives in the child process. A law takes a ``Trial``, makes calls through it and raises through it.
+A trial lives in the child process. A law takes a ``Trial``, makes calls through it and raises through it.
 """
 
 import copy
@@ -44,12 +44,12 @@ class Refused(Exception):
 
 
 class CannotRun(Exception):
-    """The case can't be run here, through no fault of the kernel."""
+    """The case can't be run on this machine, which is not the kernel's fault."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """The arguments of one kernel call. Shapes and meaning: ``kernels.contract``; dout is like q."""
+    """The arguments of one kernel call, with shapes and meaning as in ``kernels.contract``; dout is like q."""
 
     q: Tensor
     k: Tensor
@@ -61,11 +61,11 @@ class Problem:
     dropout_p: float = 0.0
     dropout_seed: int = 0
     first_head: int = 0
-    """Where the first head is in the batch, if this is a piece of a problem."""
+    """The number of the first head, batch * heads_q + head, if this is a piece of a larger problem."""
 
     @property
     def options(self) -> dict[str, Any]:
-        """Keywords of the call; those of key padding and dropout only where there is some."""
+        """The keywords of the call; those of key padding and dropout are left out unless they are used."""
         options: dict[str, Any] = {"causal": self.causal, "sm_scale": self.sm_scale}
         if self.key_padding_mask is not None:
             options["key_padding_mask"] = self.key_padding_mask
@@ -79,7 +79,7 @@ class Problem:
         return mine.keys() == others.keys() and all(_same(mine[name], others[name]) for name in mine)
 
     def with_keys(self, keys: Any) -> "Problem":
-        """The problem with these keys alone, of all sequences."""
+        """Return the problem with only these keys of every sequence."""
         mask = self.key_padding_mask
         return replace(
             self,
@@ -89,7 +89,7 @@ class Problem:
         )
 
     def with_batch(self, batch: slice) -> "Problem":
-        """The problem with these sequences alone."""
+        """Return the problem with only these sequences of the batch."""
         mask = self.key_padding_mask
         return replace(
             self,
@@ -110,7 +110,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Outputs:
-    """What one call returned; lse and the gradients are None where the kernel doesn't give them."""
+    """What one call returned; lse and the gradients are None if the kernel doesn't give them."""
 
     out: Tensor
     lse: Tensor | None
@@ -120,28 +120,28 @@ class Outputs:
     call: int
 
     def named(self) -> dict[str, Tensor]:
-        """The tensors that are there, by name."""
+        """Return the tensors that are not None, by name."""
         pairs = {name: getattr(self, name) for name in ("out", "lse", "dq", "dk", "dv")}
         return {name: tensor for name, tensor in pairs.items() if tensor is not None}
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call as it was made, for reproduction."""
+    """A call with its arguments, kept so that it can be reproduced."""
 
     problem: Problem
     launch: Mapping[str, Any]
     backward: bool
 
     def is_like(self, other: "Call") -> bool:
-        """Whether the two calls have the same bits in everything."""
+        """Whether the two calls have the same bits in all arguments."""
         same_way = (self.launch, self.backward) == (other.launch, other.backward)
         return same_way and self.problem.is_like(other.problem)
 
 
 @dataclass(frozen=True)
 class Check:
-    """One comparison, held back so that many are settled by one device synchronisation."""
+    """One comparison, which is not made at once, so that one device synchronisation settles many."""
 
     claim: str
     tensor: str
@@ -152,21 +152,21 @@ class Check:
     call: int = 0
     other: int | None = None
     expression: str = ""
-    """How ``actual`` is computed from a call's tensors, where it isn't one of them as it is."""
+    """How ``actual`` is computed from a call's tensors, unless it is one of them as it is."""
     other_expression: str = ""
-    """Likewise ``expected`` from the tensors of the call ``other``."""
+    """How ``expected`` is computed from the tensors of the call ``other``."""
     origin: tuple[int, int] = (0, 0)
-    """Batch and head of the first element, where a problem is judged in pieces."""
+    """Batch and head of the first element, if a problem is judged in pieces."""
 
 
 @dataclass
 class Trial:
-    """A case being tried.
+    """One case being tried on one kernel.
 
-    ``safety`` is the number of deviations of the probable bounds (rule 2). ``margin`` lies around the inputs, and
-    ``fill`` in the memory that the kernel allocates: what is not written is wrong on every run, in every process.
-    ``apart`` is whether a backward is judged at the out and lse of its own forward, right or wrong. Tensors in
-    ``ignored`` are compared, but break no law: those that are wrong are noted in ``beside``.
+    ``safety`` is the number of standard deviations of rule 2. ``margin`` fills the memory around the inputs, and
+    ``fill`` the memory that the kernel allocates, so that an element that is never written is wrong on every run and
+    in every process. ``apart`` says whether a backward is judged at the out and lse of its own forward, right or
+    wrong. Tensors in ``ignored`` are compared, but break no law: those that are wrong are noted in ``beside``.
     """
 
     kernel: AttentionKernel
@@ -182,16 +182,16 @@ class Trial:
     given: list[Outputs] = field(default_factory=list)
     """What the calls returned."""
     answered: list[tuple[Call, Outputs]] = field(default_factory=list)
-    """Calls with what they returned, where the trial is a replay."""
+    """Calls made before with what they returned, if the trial is a replay: they are not made again."""
     explained: dict[str, int] = field(default_factory=dict)
-    """Which member of a family explained the last call, by factor: it is tried first for the next."""
+    """By factor of the family, the member that explained the last call: it is tried first for the next one."""
     designs: set[str] = field(default_factory=set)
-    """The members of a family that explained the calls, in words."""
+    """Descriptions of the members of a family that explained the calls."""
     idle: dict[str, bool] = field(default_factory=dict)
-    """For each tensor that was judged, whether the case tests nothing of it: an answer of 0 would hold."""
+    """By tensor that was judged, whether the case tests nothing of it because an answer of 0 would hold too."""
     worst: dict[str, float] = field(default_factory=dict)
     compared: list[Compared] = field(default_factory=list)
-    """The outputs of the whole problem that broke the law, with those judged beside them."""
+    """The outputs of the whole problem that broke the law, and those judged together with them."""
     seconds: dict[str, float] = field(default_factory=lambda: {"kernel": 0.0, "tensors": 0.0})
 
     def __post_init__(self) -> None:
@@ -214,23 +214,23 @@ class Trial:
 
     @cached_property
     def family(self) -> Family:
-        """The designs of which one has to explain what the kernel gives."""
+        """The designs that the kernel may have, one of which has to explain what it returns."""
         device = torch.device(self.device).type
         return self.kernel.capabilities.family(self.case.dtype, device, self.launch)
 
     @property
     def arithmetic(self) -> Arithmetic:
-        """The most that any of these designs rounds for this case."""
+        """An arithmetic that rounds at least as much as each of these designs."""
         return self.family.envelope
 
     @property
     def alignment(self) -> str:
-        """The corner that the kernel's causal mask is anchored to."""
+        """The corner to which the kernel's causal mask is aligned."""
         return self.kernel.capabilities.causal_alignment
 
     @property
     def sizes(self) -> list[dict[str, Any]]:
-        """Sizes and options of the calls made so far, each once, named as fields of a case.
+        """The sizes and options of the calls made so far, without repetition, named as fields of a case.
 
         Calls that have the sizes and options of the case itself are left out.
         """
@@ -252,14 +252,14 @@ class Trial:
         return found
 
     def with_launch(self, launch: dict[str, Any]) -> "Trial":
-        """The same trial, calls and counts included, with other launch settings."""
+        """Return the same trial, calls and counts included, with other launch settings."""
         other = copy.copy(self)
         other.launch = launch
-        other.__dict__.pop("family", None)  # it may depend on them
+        other.__dict__.pop("family", None)  # it may depend on the launch settings
         return other
 
     def replayed(self, family: Family) -> "Trial":
-        """The trial once more, as if the kernel were of another family; calls that it has made are not made again."""
+        """Return a new trial of the case, as if the kernel were of another family; calls already made are reused."""
         other = copy.copy(self)
         other.family = family
         other.calls, other.answered = [], [*zip(self.calls, self.given, strict=False)]
@@ -273,11 +273,11 @@ class Trial:
     def gradients(
         self, problem: Problem | None = None, *, memory: PoisonedAllocations | None = None
     ) -> Outputs:
-        """Call the kernel forward and backward, if asked in memory of a kind."""
+        """Call the kernel forward and backward; ``memory``, if given, fills the memory that the kernel allocates."""
         return self._call(problem or self.problem, backward=True, memory=memory)
 
     def record(self, problem: Problem, memory: PoisonedAllocations | None = None, *, backward: bool) -> int:
-        """Remember a call, for its reproduction; returns its number."""
+        """Remember a call so that it can be reproduced, and return its number."""
         self.calls.append(Call(problem, self.launch, backward))
         return len(self.calls) - 1
 
@@ -295,7 +295,7 @@ class Trial:
                 with memory or PoisonedAllocations(self.fill):
                     outputs = run_kernel(self.kernel, problem, self.launch, backward=backward)
             except NotImplementedError:
-                # A refusal; or code of torch.compile, which can't be run under a dispatch mode.
+                # This is a refusal, or code of torch.compile, which can't be run under a dispatch mode.
                 outputs = run_kernel(self.kernel, problem, self.launch, backward=backward)
             wait_for_device(self.device)
         self.seconds["kernel"] += time.perf_counter() - start
@@ -313,7 +313,7 @@ class Trial:
         except WrongKind as e:
             self.fail(f"a kernel returns what its contract says, but it {e}", kind="contract", call=number)
         except Exception as e:
-            # Triton says it with a RuntimeError, where it loads a kernel.
+            # Triton raises a RuntimeError if a kernel takes too much memory when it is loaded.
             if isinstance(e, MemoryError) or "out of memory" in str(e):
                 raise CannotRun(f"out of memory in the kernel: {e}") from e
             reason = why_not_here(e) if self.device == "cpu" else None
@@ -341,8 +341,8 @@ class Trial:
                 self.fail(claim, kind="contract", tensor=name, call=outputs.call)
 
     def changed_input(self) -> Finding | None:
-        """That the kernel wrote to one of its inputs: what it gave is then judged by what it should not have had."""
-        # On the CPU: a second set of huge storages is more than a device may have left.
+        """Return a finding if the kernel wrote to an input: its outputs were then judged by inputs that it changed."""
+        # The tensors are made on the CPU, because the device may have no room for a second set of huge storages.
         fresh = tensors(self.case, "cpu")
         for name in TENSORS:
             was, now = (getattr(windows, name).tensor.cpu() for windows in (fresh, self.windows))
@@ -353,11 +353,11 @@ class Trial:
         return None
 
     def fail(self, claim: str, **fields: Any) -> None:
-        """Raise LawBroken for something that is no comparison of numbers."""
+        """Raise LawBroken for something that is not a comparison of numbers."""
         raise LawBroken(Finding(claim=claim, **fields))
 
     def settle(self, checks: list[Check]) -> dict[str, float]:
-        """The largest error over bound of each tensor; raises LawBroken for the worst one above 1."""
+        """Return the largest error over bound of each tensor; raise LawBroken for the worst one if that is above 1."""
         ratios = [error_over_bound(c.actual, c.expected, c.bound, c.maximum) for c in checks]
         tops = [r.max() if r.numel() else r.new_zeros(()) for r in ratios]
         largest: list[float] = torch.stack(tops).tolist() if tops else []
@@ -394,21 +394,21 @@ class Trial:
         return worst
 
     def note_idle(self, checks: list[Check]) -> None:
-        """Remember of which tensors an answer of 0 would pass these checks; of those in pieces, where all do."""
+        """Remember which tensors would pass these checks with an answer of 0: in all pieces, if there are several."""
         nothing = [(c.expected.abs() <= c.bound).all() for c in checks]
         for check, idle in zip(checks, torch.stack(nothing).tolist() if nothing else [], strict=True):
             self.idle[check.tensor] = idle and self.idle.get(check.tensor, True)
 
     def hold(self, checks: list[Check]) -> None:
-        """Settle checks and remember how close they came."""
+        """Settle the checks and remember how close to their bounds they came."""
         for tensor, ratio in self.settle(checks).items():
             self.worst[tensor] = max(self.worst.get(tensor, 0.0), ratio)
 
 
 def run_kernel(kernel: AttentionKernel, p: Problem, launch: Mapping[str, Any], *, backward: bool) -> Outputs:
-    """Call a kernel by its contract; gradients come from its own backward, else from autograd.
+    """Call a kernel by its contract; gradients come from its own backward, or else from autograd.
 
-    An ``out`` that has not the shape of q is returned without gradients. Raises WrongKind, and what the kernel raises.
+    An ``out`` whose shape is not that of q is returned without gradients. Raises WrongKind, and what the kernel raises.
     """
     options = {**p.options, **launch}
     if not backward or not kernel.capabilities.backward:
@@ -431,7 +431,7 @@ def run_kernel(kernel: AttentionKernel, p: Problem, launch: Mapping[str, Any], *
 
 
 def _same(x: Any, y: Any) -> bool:
-    """Whether two arguments of a call are alike; tensors in shape, strides and bits."""
+    """Whether two arguments of a call are the same; for tensors, in shape, strides and bits."""
     if not (isinstance(x, Tensor) and isinstance(y, Tensor)):
         return type(x) is type(y) and x == y
     if x is y:

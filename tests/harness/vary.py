@@ -1,4 +1,4 @@
-"""Which fields of a failing case matter: each changed in turn, by itself, to its simplest and its nearest values."""
+"""Which fields of a failing case matter. Each is changed by itself, to its simplest value and to the nearest ones."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -12,21 +12,21 @@ from strategies.cases import is_claimed
 
 LENGTHS = ("seqlen_q", "seqlen_k")
 TILES_OF = {"seqlen_q": "block_m", "seqlen_k": "block_n"}
-"""Of a length, the launch setting that is the rows of its tiles."""
+"""The launch setting that says how many rows a tile has along each length."""
 VALUES_OF = {"qk_values": ("q", "k"), "v_values": ("v",), "dout_values": ("dout",)}
-"""Fields of numbers, with their tensors: those of q and k meet in the scores, and either may make these special."""
+"""Fields of numbers, and their tensors. q and k are one field, because they meet in the scores."""
 SCORES = "scores"
-"""The name of what sm_scale and the numbers of q and k say together: how large scores are."""
+"""The name of one field for sm_scale and the numbers of q and k, which decide together how large scores are."""
 PAIR = " layouts"
-"""How the name of a field ends that is the layouts of two tensors, one of which is read by the strides of the other."""
+"""The end of the name of a field for two tensors' layouts, as where one is read by the strides of the other."""
 
 
 @dataclass(frozen=True)
 class Field:
-    """A field with its value, and the other values with which the case still fails, and with which it holds.
+    """A field with its value, and the other values with which the case still fails (``fails``) or holds (``holds``).
 
-    ``held`` are the cases of the latter. ``claim`` is the ``--claims`` by which a kernel that was never meant for the
-    value says so; "" where there is none.
+    ``held`` are the cases that hold. ``claim`` is the ``--claims`` value for a kernel that is not meant to take the
+    field's value; "" if there is none.
     """
 
     name: str
@@ -38,15 +38,15 @@ class Field:
 
     @property
     def matters(self) -> bool:
-        """Whether the failure goes away with another value."""
+        """Whether another value makes the failure go away."""
         return bool(self.holds)
 
 
 def fields(case: Case, fails: Callable[[Case], bool], capabilities: Capabilities) -> Iterator[Field]:
-    """Every field that the kernel claims other values of, first those that are not at their simplest.
+    """Yield every field of which the kernel claims other values, first those that are not at their simplest value.
 
-    ``fails`` as for ``explain``. That lengths are unequal is no field where other unequal lengths hold, of which the
-    same one is the longer.
+    ``fails`` is that of ``explain``. Unequal lengths are not yielded as a field if the case holds with other unequal
+    lengths of which the same one is the longer.
     """
     simple = {**SIMPLEST, **{name: values[0] for name, values in capabilities.launch.items()}}
     in_order = sorted(
@@ -61,7 +61,7 @@ def fields(case: Case, fails: Callable[[Case], bool], capabilities: Capabilities
         if outcomes:
             held = tuple(changed for _, changed, failed in outcomes if not failed)
             holding += held
-            # Lengths that may be equal and fail are no case for a claim.
+            # If some equal lengths fail too, a claim that excludes unequal ones would not help.
             excluded = held and (name != "lengths" or len(held) == len(outcomes))
             yield Field(
                 name=name,
@@ -74,7 +74,7 @@ def fields(case: Case, fails: Callable[[Case], bool], capabilities: Capabilities
 
 
 def _others(case: Case, c: Capabilities) -> Iterator[tuple[str, Any, list[tuple[Any, Case]]]]:
-    """Each field, its value, and the other values to try with their cases."""
+    """Yield each field, its value, and the other values to try with their cases."""
     for name in SIZES:
         value = getattr(case, name)
         allowed = c.head_dims if name == "head_dim" else range(0 if name in LENGTHS else 1, 2 * value + 2)
@@ -94,7 +94,7 @@ def _others(case: Case, c: Capabilities) -> Iterator[tuple[str, Any, list[tuple[
 
 
 def _is_unequal_as(case: Case, other: Case) -> bool:
-    """Whether the other case has unequal lengths as well, none of them 0, and the same one is the longer."""
+    """Whether the other case has unequal lengths too, neither of them 0, and the same one is the longer."""
     lengths = (other.seqlen_q, other.seqlen_k)
     return 0 < min(lengths) < max(lengths) and (lengths[0] < lengths[1]) == (case.seqlen_q < case.seqlen_k)
 
@@ -104,10 +104,10 @@ def _changed(case: Case, name: str, values: Sequence[Any]) -> tuple[str, Any, li
 
 
 def value_of(case: Case, name: str) -> Any:
-    """The value of a field, a launch setting, or one of what follows from several fields.
+    """Return the value of a field, of a launch setting, or of something that follows from several fields.
 
-    Those are "lengths", whether both are equal, "k and v layouts" and the like, "huge", whether any layout is,
-    ``SCORES``, and those of ``VALUES_OF``: the family of the tensors' numbers, and "set" where single entries are set.
+    The last are "lengths" (whether both are equal), "k and v layouts" and the like, "huge" (whether any layout is),
+    ``SCORES``, and those of ``VALUES_OF``: the family of the tensors' numbers, or "set" if single entries are set.
     """
     layouts = {getattr(case, f"{tensor}_layout") for tensor in _tensors_of(name)}
     if name.endswith(PAIR):
@@ -128,9 +128,9 @@ def value_of(case: Case, name: str) -> Any:
 
 
 def with_value(case: Case, name: str, value: Any) -> Case:
-    """The case with another value of what ``value_of`` tells.
+    """Return the case with another value of what ``value_of`` returns.
 
-    For "lengths" it is the length that both get; layouts of a pair become contiguous, as those do that are huge.
+    For "lengths" it is the length that both get. The layouts of a pair become contiguous, and so do huge ones.
     """
     if name == "lengths":
         return replace(case, seqlen_q=value, seqlen_k=value)
@@ -149,7 +149,7 @@ def with_value(case: Case, name: str, value: Any) -> Case:
 
 
 def _tensors_of(name: str) -> tuple[str, ...]:
-    """The tensors of a pair, and all of them for any other field."""
+    """Return the tensors of a pair, or all tensors for any other field."""
     return tuple(name.removesuffix(PAIR).split(" and ")) if name.endswith(PAIR) else TENSORS
 
 
@@ -162,13 +162,13 @@ def _with_setting(case: Case, name: str, value: Any) -> tuple[tuple[str, Any], .
 
 
 def _near(value: int, allowed: Sequence[int]) -> list[int]:
-    """The smallest allowed value, those next to this one, and the largest."""
+    """Return the smallest allowed value, those next to this one, and the largest."""
     at = list(allowed).index(value)
     return [allowed[0], *allowed[max(at - 1, 0) : at], *allowed[at + 1 : at + 2], allowed[-1]]
 
 
 def _whole_tiles(length: int, block: int) -> list[int]:
-    """The whole tiles that it fills, those that it lies in, and one more; none where tiles are not known."""
+    """Return the length of the filled tiles, of the touched ones, and of one more; none if tiles are not known."""
     if not block:
         return []
     filled, touched = length // block, -(-length // block)
@@ -180,7 +180,7 @@ def _distinct(value: int, *others: int) -> list[int]:
 
 
 def text(value: Any) -> str:
-    """A value of a field in words."""
+    """Return a value of a field in words."""
     return "default" if value is None else str(value)
 
 
