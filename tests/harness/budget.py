@@ -1,4 +1,4 @@
-"""What the search for the smallest case of a failure, and for what matters in it, may take."""
+"""How much time and how many runs may be spent on a failure: on its smallest case, and on what matters in it."""
 
 import math
 import time
@@ -6,87 +6,87 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 SECONDS = {"cpu": 50.0, "cuda": 16.0}
-"""By device type, how long smaller cases are looked for: each crash or hang costs the start of a process."""
+"""Seconds, by device type, to look for smaller cases. Each crash or hang costs the start of a process."""
 EXPLAIN_SECONDS = 10.0
 CALLS = 4000
 LEAST_CALLS = 60
-"""What one part of the report of a failure may cost on a machine that is too busy for more in its time."""
+"""Runs that each part of a failure's report may take on a machine that is too busy to make them within its seconds."""
 PATIENCE = 2.5
-"""So many times its seconds such a part may take for that."""
+"""Such a part may take this many times its seconds to make ``LEAST_CALLS`` runs."""
 
 GRACE_SECONDS = 10.0
-"""How long after its end a run may still be busy with the report of a failure."""
+"""Seconds after its end during which a run may still be busy with the report of a failure."""
 LEAST_SECONDS = 4.0
-"""What one part of the report of a failure may take however late in a run it comes."""
+"""Seconds that one part of a failure's report may take, however late in a run it comes."""
 MOST_OF_THE_REST = 1 / 8
 """The share of the time left that one part of a report may take, so that other laws get their turns."""
 
 
 @dataclass
 class Clock:
-    """The time that a run may take: ``seconds`` from its ``start``, without which it has not begun to pass.
+    """The time that a run may take: ``seconds``, which begin to pass with ``start``.
 
-    Without ``seconds`` a run ends when all is drawn.
+    If ``seconds`` is infinite, the run ends when everything is drawn.
     """
 
     seconds: float = math.inf
     until: float = math.nan
 
     def start(self) -> None:
-        """The first example is about to be drawn; a second start changes nothing."""
+        """Start the clock, as the first example is about to be drawn; a second start changes nothing."""
         if math.isnan(self.until):
             self.until = time.perf_counter() + self.seconds
 
     @property
     def remaining(self) -> float:
-        """Seconds up to the end, negative after it."""
+        """Seconds until the end, negative after it."""
         return self.seconds if math.isnan(self.until) else self.until - time.perf_counter()
 
     @property
     def left(self) -> float:
-        """Seconds left to draw examples, infinite without an end."""
+        """Seconds left to draw examples, infinite if the run has no end."""
         return max(0.0, self.remaining)
 
     def cut(self, seconds: float) -> float:
-        """So many seconds, or as many as the run may still be busy with a report."""
+        """Return ``seconds``, or fewer if the run may not be busy with a report for so long."""
         return min(seconds, max(0.0, self.remaining + GRACE_SECONDS))
 
     def share(self, seconds: float) -> float:
-        """So many seconds, or as many as one part of the report of a failure may take of what is left."""
+        """Return ``seconds``, or fewer if that is more than one part of a failure's report may take of what is left."""
         return self.cut(min(seconds, max(LEAST_SECONDS, MOST_OF_THE_REST * self.left)))
 
 
 class BudgetSpent(Exception):
-    """The search has taken what it may."""
+    """The search has used up its time or its runs."""
 
 
 @dataclass(frozen=True)
 class ShrinkBudget:
-    """The time for the smallest case, and the runs of the kernel after Hypothesis's."""
+    """The time for the smallest case, and the runs of the kernel in addition to those of Hypothesis."""
 
     seconds: float
     calls: int = CALLS
 
     def within(self, clock: Clock) -> "ShrinkBudget":
-        """This budget, cut to what the run has time for."""
+        """Return this budget, cut to what the run has time for."""
         return replace(self, seconds=clock.share(self.seconds))
 
     @property
     def drawing_seconds(self) -> float:
-        """A quarter is left for what the bug needs."""
+        """Seconds for redrawing; a quarter of the budget."""
         return self.seconds / 4
 
     @property
     def reducing_seconds(self) -> float:
-        """The rest is for fields and entries."""
+        """Seconds for making fields and entries simpler; the rest of the budget."""
         return self.seconds - self.drawing_seconds
 
 
 def meter(seconds: float, calls: float = math.inf, most: float | None = None) -> Callable[[], None]:
-    """A function to call before each run; it raises BudgetSpent once the seconds or the calls are used up.
+    """Return a function to call before each run; it raises BudgetSpent once the seconds or the calls are used up.
 
-    A busy machine does less in the same time: ``LEAST_CALLS`` may take up to ``most`` seconds, by default no more
-    than all others.
+    A busy machine does less in the same time, so the first ``LEAST_CALLS`` calls may take up to ``most`` seconds, by
+    default no more than all calls.
     """
     start, made = time.perf_counter(), 0
 

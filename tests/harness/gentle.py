@@ -1,6 +1,6 @@
-"""The smallest case of a failure that ends the process: each run costs the start of another, so few are made.
+"""The smallest case of a failure that ends the process. Each run costs the start of a process, so few are made.
 
-Fields are put at their simplest together, a group at a time. What can't be, the failure needs.
+Fields are set to their simplest values together, a group at a time. The failure needs those that can't be.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,23 +14,23 @@ from tests.harness.bugs import Need
 from tests.harness.vary import LENGTHS, VALUES_OF, value_of, with_value
 
 RUNS = 10
-"""So many at most, halvings of a length included: together they take a minute or two."""
+"""At most this many runs are made, halvings of a length included: together they take a minute or two."""
 
 SHORT = 16
-"""A length at which few rows are left, though none of the kernel's special cases of one or two."""
+"""A length at which few rows are left, but more than the one or two that a kernel may treat as special cases."""
 
 HALVINGS = 3
 
 GENERAL = "gap"
 """A layout that has strides of its own in every shape."""
 AMBIGUOUS = ("bnhd", "packed", "offset")
-"""Layouts that may have the strides of contiguous tensors, as where there is one head."""
+"""Layouts that may have the strides of contiguous tensors, for example if there is only one head."""
 
 
 def gently_reduced(
     case: Case, fails: Callable[[Case], bool], capabilities: Capabilities
 ) -> Iterator[tuple[Case, tuple[Need, ...]]]:
-    """Ever smaller cases that fail, each with what is known by then to be needed. ``fails`` may end the search."""
+    """Yield ever smaller cases that fail, each with the needs known so far. ``fails`` may end the search."""
     needs: tuple[Need, ...] = ()
     for group in _groups(case, capabilities):
         smaller = _put(case, group)
@@ -50,7 +50,7 @@ def gently_reduced(
 
 
 def _groups(case: Case, capabilities: Capabilities) -> Iterator[dict[str, Any]]:
-    """Fields with their simplest values, those together that a failure hardly ever needs."""
+    """Yield groups of fields with their simplest values; a failure hardly ever needs more than one of a group."""
     yield dict.fromkeys(LAYOUT_FIELDS, "contiguous")
     simple = {name: values[0] for name, values in capabilities.launch.items() if name in dict(case.launch)}
     seldom = [name for name in ("batch", "heads_kv", *OPTIONS) if name != "causal"]
@@ -72,9 +72,9 @@ def _put(case: Case, group: dict[str, Any]) -> Case:
 def _without_one(
     case: Case, group: dict[str, Any], fails: Callable[[Case], bool], capabilities: Capabilities
 ) -> tuple[Case, tuple[Need, ...]]:
-    """The case with as much of a group at its simplest as goes; what does not go is needed.
+    """Return the case with as much of a group at its simplest values as possible, and what is needed instead.
 
-    Each field is left as it is by itself first: mostly one of them is to blame.
+    Each field is tried as the only one that is left as it is, because mostly one of them is to blame.
     """
     changed = [name for name, value in group.items() if value_of(case, name) != value]
     if len(changed) > 1:
@@ -96,7 +96,7 @@ def _without_one(
 def _in_most_general_layout(
     case: Case, name: str, fails: Callable[[Case], bool], capabilities: Capabilities, simple: Any
 ) -> tuple[Case, tuple[Need, ...]]:
-    """What a field needs; a layout with the strides of another in a small case gives way to one with its own."""
+    """Return the need of a field; a layout with the strides of another in a small case gives way to GENERAL first."""
     if name in LAYOUT_FIELDS and getattr(case, name) in AMBIGUOUS:
         general = with_value(case, name, GENERAL)
         if is_claimed(general, capabilities) and fails(general):
@@ -107,7 +107,7 @@ def _in_most_general_layout(
 def _nearer(
     case: Case, need: Need, fails: Callable[[Case], bool], capabilities: Capabilities
 ) -> tuple[Case, Need]:
-    """The length that fails and the one that holds brought nearer to each other, by halves."""
+    """Bring the length that fails and the one that holds nearer to each other, by halving their distance."""
     for _ in range(HALVINGS):
         middle = (getattr(case, need.name) + max(need.holds)) // 2
         halved = with_value(case, need.name, middle)

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 LOWEST, HIGHEST = 1e-3, 1e3
-"""The range of error over bound that has colours of its own."""
+"""The range of error over bound that is told apart by colours."""
 PANEL = 4.5
-"""Inches."""
+"""Size of a panel in inches."""
 
 
 def can_draw() -> bool:
-    """Whether matplotlib is there, and can be imported."""
+    """Whether matplotlib is installed and can be imported."""
     try:
         importlib.import_module("matplotlib.pyplot")
     except ImportError:
@@ -24,7 +24,7 @@ def can_draw() -> bool:
 
 
 def draw(path: Path, title: str, pictures: Sequence[Mapping[str, Any]], blocks: Mapping[str, int]) -> None:
-    """Write the picture. ``pictures`` are those of ``pattern.picture``, blocks rows of tiles by their names."""
+    """Write the picture. ``pictures`` are those of ``pattern.picture``; ``blocks`` are rows of tiles, by name."""
     import matplotlib as mpl
 
     mpl.use("Agg")

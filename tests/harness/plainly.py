@@ -1,4 +1,4 @@
-"""A failure of a law that compares calls, as a plain law tells of it where one of the calls is wrong by itself."""
+"""Report a failure of a law that compares calls as that of a plain law, if one of the calls is wrong by itself."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,28 +11,28 @@ from tests.harness.bugs import are_kindred, wrong_tensors
 from tests.harness.verdict import NUMBERS
 
 PLAIN_LAWS = ("forward", "backward")
-"""The laws that are told first of a bug that breaks several: they say what is wrong in the fewest words."""
+"""Laws that are reported first for a bug that breaks several: they say what is wrong in the fewest words."""
 
 NO_PLAIN_LAW = ("special", "rejection", "ragged", "determinism", "memory")
-"""Laws whose cases mean nothing to the plain ones, or that are about what lies around a call."""
+"""Laws whose cases mean nothing to the plain laws, or that are about what lies around a call."""
 
 UNTOLD = ("rejection", "ragged", "memory", "determinism")
-"""Laws whose failures are always told by themselves. Of a case of ``special`` a plain law runs what is finite."""
+"""Laws whose failures are always reported as their own. Of a case of ``special`` a plain law runs what is finite."""
 
 MOST_SCORES = 2**22
-"""A case with more scores than this takes long to judge, and is tried with one head of one sequence."""
+"""A case with more scores than this takes long to judge, so it is tried with one head of one sequence."""
 
 EVERYTHING: frozenset[str] = frozenset()
-"""No tensor is ignored: parts are put together by an lse that may be known to be wrong."""
+"""Nothing is ignored, because laws that put parts together by lse depend on it even if it is known to be wrong."""
 
 
 def is_plain(law: str) -> bool:
-    """Whether failures of a law are told by itself, and never by a plain law in its place."""
+    """Whether failures of a law are always reported as its own, never as those of a plain law."""
     return law in (*PLAIN_LAWS, *UNTOLD)
 
 
 def plainly(broken: Broken, run: Try, capabilities: Capabilities) -> Broken:
-    """The failure of a plain law on the case, or on one of the size of a call that was made; else the failure itself.
+    """Return a plain law's failure on the case, or on one as large as a call that was made; else the failure itself.
 
     A law that compares calls also makes calls with other lengths or heads than the case has. A bug may show in one of
     those alone, and what it needs is then a matter of that call's sizes.
@@ -45,14 +45,14 @@ def plainly(broken: Broken, run: Try, capabilities: Capabilities) -> Broken:
             if finding is None or finding.kind not in NUMBERS:
                 continue
             wrong = wrong_tensors(finding)
-            # Equations between gradients do not hold at an lse that is wrong.
+            # If lse is wrong, equations between gradients do not hold.
             if are_kindred(wrong, wrong_tensors(broken.finding)) or (case == broken.case and "lse" in wrong):
                 return Broken(law, case, finding)
     return broken
 
 
 def _cases(broken: Broken, capabilities: Capabilities) -> Iterator[Case]:
-    """The case itself, where its numbers are finite, and one with other numbers for each call of another size."""
+    """Yield the case itself without its non-finite entries, and a case with other numbers for each other call size."""
     finite = tuple(spike for spike in broken.case.spikes if not isinstance(spike.value, str))
     for fields in ({"spikes": finite}, *({**size, "spikes": ()} for size in broken.sizes)):
         case = replace(broken.case, **fields)

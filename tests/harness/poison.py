@@ -1,7 +1,7 @@
-"""Memory that tells: what a kernel's launcher allocates is filled with poison and lies between guard zones.
+"""Poisoned memory: what a kernel's launcher allocates is filled with poison and lies between guard zones.
 
-On the CPU it may end at a fence instead, a page that nobody may touch: reading past the end, which shows in no
-result where what is read isn't used, then ends the process.
+On the CPU it may end at a fence instead, a page that nobody may touch. Reading past the end then ends the process,
+even if the value that is read is not used and so shows in no result.
 """
 
 import ctypes
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 GUARD_BYTES = 4096
-"""On either side of an allocation; also keeps its alignment."""
+"""Size of the guard zone on either side of an allocation, which also keeps the alignment of the allocation."""
 
 _EMPTY = {
     torch.ops.aten.empty.memory_format,
@@ -27,9 +27,9 @@ _EMPTY = {
 
 
 class PoisonedAllocations(TorchDispatchMode):
-    """Within it, uninitialised tensors are filled with ``value`` and guarded, or ``fenced`` (on the CPU).
+    """A context in which uninitialised tensors are filled with ``value`` and guarded, or ``fenced`` (on the CPU).
 
-    Allocations inside of PyTorch's own operators do not pass here and stay as they are.
+    Allocations within PyTorch's own operators are not intercepted and stay as they are.
     """
 
     def __init__(self, value: float, *, fenced: bool = False) -> None:
@@ -43,7 +43,7 @@ class PoisonedAllocations(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Tells torch.compile to compile as if there were no mode; else it refuses, and goes on refusing."""
+        """Tell torch.compile to compile as if there were no mode; otherwise it refuses, and goes on refusing."""
         return True
 
     @classmethod
@@ -54,7 +54,7 @@ class PoisonedAllocations(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Fill and guard what comes from an allocating operator."""
+        """Fill and guard what an allocating operator returns."""
         result = func(*args, **(kwargs or {}))
         if func not in _EMPTY or not result.is_floating_point() or result.numel() == 0 or result.is_meta:
             return result
@@ -66,14 +66,14 @@ class PoisonedAllocations(TorchDispatchMode):
         guard = GUARD_BYTES // item
         storage = torch.full((inside + 2 * guard,), self.value, dtype=result.dtype, device=result.device)
         self.guarded.append((storage, guard, guard + inside))
-        # A tensor of its own, not a view, for autograd treats views that a Function returns specially; and on a
-        # storage that begins where it does, for autograd takes offsets into its own allocations as absolute.
+        # The result is a tensor of its own, because autograd treats views that a Function returns specially. It begins
+        # where its storage begins, because autograd takes offsets into its own allocations as absolute.
         fresh = torch.empty(0, dtype=result.dtype, device=result.device)
         window = storage.untyped_storage()[GUARD_BYTES : GUARD_BYTES + inside * item]
         return fresh.set_(window, result.storage_offset(), result.shape, result.stride())
 
     def broken_guards(self) -> int:
-        """How many guard elements no longer hold the poison."""
+        """Return how many guard elements no longer hold the poison."""
         broken = 0
         for storage, first, last in self.guarded:
             for zone in (storage[:first], storage[last:]):
@@ -83,7 +83,7 @@ class PoisonedAllocations(TorchDispatchMode):
 
 
 def behind_fence(x: Tensor) -> Tensor:
-    """A copy on the CPU with the same strides, whose last element is the last that may be touched."""
+    """Return a copy on the CPU with the same strides, whose last element is the last that may be touched."""
     span = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
     fenced = fenced_storage(span if x.numel() else 0, x.dtype).as_strided(x.shape, x.stride())
     once = tuple(slice(1) if stride == 0 else slice(None) for stride in x.stride())
@@ -92,7 +92,7 @@ def behind_fence(x: Tensor) -> Tensor:
 
 
 def fenced_storage(elements: int, dtype: torch.dtype) -> Tensor:
-    """A flat tensor of zeros that ends where a page begins which can be neither read nor written."""
+    """Return a flat tensor of zeros that ends where a page begins that can be neither read nor written."""
     page, size = mmap.PAGESIZE, elements * dtype.itemsize
     end = -(-size // page) * page
     pages = mmap.mmap(-1, end + page, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -1,6 +1,6 @@
-"""One call of a plain function before any case is drawn: is what it returns the kind of thing that a kernel returns?
+"""One call of a plain function before any case is drawn, to see whether it returns what a kernel returns.
 
-Such a mistake is one of the call and not of the numbers: it is told once, before every law finds it for itself.
+Such a mistake is in the call and not in the numbers, so it is reported once, before every law finds it separately.
 """
 
 import traceback
@@ -19,23 +19,23 @@ from tests.harness.device import wait_for_device
 from tests.harness.returned import WrongKind, departure, out_and_lse
 
 SEQLEN = 16
-"""The length of both sequences, where the claims allow it."""
+"""The length of both sequences, if the claims allow it."""
 
 NEAR = 0.05
-"""An answer whose largest error is below this is one to that question: entries are about 1, and of 16 bits."""
+"""If the largest error is below this, an answer is the right one: entries are about 1, and have 16 bits."""
 
 FRAMES_OF_OURS = 2
-"""A traceback of so many frames, those of ``probe`` and ``PlainFunction``, has none of the function that was called."""
+"""Frames of ``probe`` and ``PlainFunction``: a traceback with only these has none of the function that was called."""
 
 DIMENSIONS = ("batch", "heads", "seqlen", "head_dim")
 OTHER_ORDER = "(batch, seqlen, heads, head_dim)"
 
 
 def probe(kernel: AttentionKernel, device: str) -> str | None:
-    """What is wrong with what a plain function returns for the simplest case that it claims; None for nothing.
+    """Say what is wrong with what a plain function returns for the simplest case that it claims; None if nothing is.
 
-    Nothing is told of kernels that state their own claims, and of calls that raise an exception: the laws report it,
-    with a case. Only that the function cannot be called like this is told here.
+    Kernels that state their own claims are not probed. Calls that raise an exception are left to the laws, which report
+    it with a case, unless the function cannot be called with these arguments at all.
     """
     if not isinstance(kernel.forward, PlainFunction):
         return None
@@ -58,7 +58,7 @@ def probe(kernel: AttentionKernel, device: str) -> str | None:
 
 
 def simplest_case(capabilities: Capabilities) -> Case:
-    """Two heads of a short sequence, not causal if that is claimed, in the first claimed head_dim and dtype."""
+    """Return two heads of a short sequence, not causal if that is claimed, in the first claimed head_dim and dtype."""
     c = capabilities
     seqlen = -(-max(SEQLEN, c.min_seqlen) // c.seqlen_multiple) * c.seqlen_multiple
     return Case(
@@ -72,7 +72,7 @@ def simplest_case(capabilities: Capabilities) -> Case:
 
 
 def wrong_form(out: Tensor, lse: Tensor | None, q: Tensor) -> str | None:
-    """Which of shape, dtype and device is not the contract's, of out or lse; None where all are."""
+    """Say which of shape, dtype and device of out or lse is not what the contract says; None if all are."""
     shapes = {"out": q.shape, "lse": q.shape[:3]}
     dtypes = {"out": q.dtype, "lse": torch.float32}
     for name, tensor in {"out": out, "lse": lse}.items():
@@ -85,7 +85,7 @@ def wrong_form(out: Tensor, lse: Tensor | None, q: Tensor) -> str | None:
 
 
 def _explained(what: str, actual: Any, wanted: Any) -> str:
-    """The dimensions by name, and whether heads and seqlen stand in each other's place."""
+    """Name the dimensions, and say if heads and seqlen are in each other's place."""
     if what != "shape":
         return ""
     names = f", which is ({', '.join(DIMENSIONS[: len(wanted)])})"
@@ -96,7 +96,7 @@ def _explained(what: str, actual: Any, wanted: Any) -> str:
 def _wrong_order(
     out: Tensor, q: Tensor, k: Tensor, v: Tensor, capabilities: Capabilities, options: dict[str, Any]
 ) -> str | None:
-    """Whether the answer is wrong as it stands, and right for tensors whose dimensions are heads and seqlen in turn."""
+    """Whether the answer is wrong as it is, but right for tensors in which heads and seqlen are swapped."""
     options = {**options, "alignment": capabilities.causal_alignment}
     asked, _ = safe_softmax.forward(q, k, v, **options)
     swapped, _ = safe_softmax.forward(*(x.transpose(1, 2) for x in (q, k, v)), **options)
@@ -111,7 +111,7 @@ def _error(out: Tensor, answer: Tensor) -> float:
 
 
 def _of_the_call(error: TypeError, names: tuple[str, ...]) -> str | None:
-    """What is told of a TypeError: it may be about how the function is called, or a bug within it."""
+    """Say what is wrong with the call if a TypeError is about that; None if it is a bug within the function."""
     raised_inside = len(traceback.extract_tb(error.__traceback__)) > FRAMES_OF_OURS
     if raised_inside and not rejects_keyword(error, names):
         return None

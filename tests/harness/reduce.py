@@ -1,9 +1,9 @@
-"""Deep shrinking: from a failing case to the smallest, in sizes and in data, that fails in the same way.
+"""Deep shrinking: from a failing case to the smallest one, in sizes and in data, that fails in the same way.
 
-Hypothesis shrinks the choices that a case was drawn by, and the entries of a tensor are none of them. Here they
-are: a tensor becomes zeros with single entries set, of which as many go as can (delta debugging: Zeller and
-Hildebrandt, *Simplifying and Isolating Failure-Inducing Input*, 2002), and what is left becomes simple numbers;
-then sizes and settings are tried again.
+Hypothesis shrinks the choices by which a case was drawn, which do not include the entries of a tensor. Here entries
+are shrunk too: a tensor becomes zeros with single entries set, as many of these as possible are removed (delta
+debugging: Zeller and Hildebrandt, *Simplifying and Isolating Failure-Inducing Input*, 2002), and the rest become
+simple numbers. Then sizes and settings are tried again.
 """
 
 import math
@@ -18,7 +18,7 @@ from strategies.tensors import tensors
 from strategies.values import FAMILIES
 
 MOST_ENTRIES = 2**13
-"""A tensor with more entries than this is not written out: each run carries them all."""
+"""A tensor with more entries than this is not written out entry by entry, because each run would carry them all."""
 SIMPLE = (1.0, -1.0, 2.0, -2.0, 4.0, -4.0)
 """Values of an entry, simplest first."""
 
@@ -27,10 +27,10 @@ Step = Callable[[Case, Capabilities], Iterator[Case]]
 
 
 def reduced(case: Case, fails: Fails, capabilities: Capabilities) -> Case:
-    """The smallest case found: no change that is tried leaves it failing.
+    """Return the smallest case found: with none of the changes that are tried does it still fail.
 
-    ``fails`` tells of a case that the kernel claims whether it fails as ``case`` does; an exception of its own
-    ends the search.
+    ``fails`` tells whether a case that the kernel claims fails as ``case`` does; an exception that it raises ends the
+    search.
     """
     search = _Search(fails, capabilities)
     while True:
@@ -45,7 +45,7 @@ def reduced(case: Case, fails: Fails, capabilities: Capabilities) -> Case:
 
 
 class _Search:
-    """Asks about each claimed case once."""
+    """A search that asks about each case only once, and only about claimed ones."""
 
     def __init__(self, fails: Fails, capabilities: Capabilities) -> None:
         self.fails = fails
@@ -59,7 +59,7 @@ class _Search:
         return self.known[case]
 
     def descend(self, case: Case, step: Step) -> Case:
-        """Go to the first neighbour that fails, and on from there."""
+        """Go to the first neighbour that fails, and continue from there."""
         while True:
             smaller = next((x for x in step(case, self.capabilities) if x != case and self.accepts(x)), None)
             if smaller is None:
@@ -87,7 +87,7 @@ def _with(case: Case, fields: Mapping[str, Any]) -> Case:
 
 
 def _shorter(case: Case, capabilities: Capabilities) -> Iterator[Case]:
-    """One size, or both lengths, at the smallest, halfway there, or one less."""
+    """Yield the case with one size, or both lengths, at the smallest, halfway there, or one less."""
     for name in SIZES:
         for value in _smaller(getattr(case, name), _values_of(name, capabilities)):
             yield _with(case, {name: value})
@@ -105,7 +105,7 @@ def _values_of(name: str, capabilities: Capabilities) -> Sequence[int]:
 
 
 def _smaller(value: int, allowed: Sequence[int]) -> Iterator[int]:
-    """Allowed values below: the smallest, then nearer and nearer ones, up to the next below."""
+    """Yield allowed values below: the smallest, then values that come nearer and nearer, up to the next below."""
     below = allowed.index(value) if value in allowed else 0
     step = below
     while step:
@@ -114,7 +114,7 @@ def _smaller(value: int, allowed: Sequence[int]) -> Iterator[int]:
 
 
 def _with_fewer_entries(case: Case, tensor: str, search: _Search) -> Case:
-    """Written out entry by entry, without those that the failure does not need."""
+    """Return the case with a tensor written out entry by entry, without the entries that the failure does not need."""
     kept, others = _entries(case, tensor)
     if kept is None or not kept:
         return case
@@ -139,7 +139,7 @@ def _with_fewer_entries(case: Case, tensor: str, search: _Search) -> Case:
 
 
 def _entries(case: Case, tensor: str) -> tuple[list[Spike] | None, list[Spike]]:
-    """The entries of a tensor that are not 0, None if they are too many, and the spikes of the others."""
+    """Return the entries of a tensor that are not 0, or None if they are too many, and the spikes of other tensors."""
     others = [spike for spike in case.spikes if spike.tensor != tensor]
     if math.prod(case.shape(tensor)) > MOST_ENTRIES:
         return None, others
@@ -156,7 +156,7 @@ def _number(value: float) -> float | str:
 
 
 def _simpler(case: Case, capabilities: Capabilities) -> Iterator[Case]:
-    """One entry with a simpler value."""
+    """Yield the case with one entry at a simpler value."""
     for at, spike in enumerate(case.spikes):
         for value in _simpler_values(spike.value):
             yield replace(
@@ -165,7 +165,7 @@ def _simpler(case: Case, capabilities: Capabilities) -> Iterator[Case]:
 
 
 def _simpler_values(value: float | str) -> Iterator[float]:
-    """Of a finite number: 1, -1 and their like, then itself rounded to a power of two or an integer."""
+    """Yield simpler values of a finite number: those of ``SIMPLE``, then a power of two and an integer close to it."""
     if isinstance(value, str) or value == 0.0:
         return
     if value in SIMPLE:

@@ -1,4 +1,4 @@
-"""Kernels that answer too little of what they claim: told once for each kernel, with the claim that would be true."""
+"""Kernels that answer too little of what they claim: reported once for each, with the claim that would be true."""
 
 from collections.abc import Iterable, Mapping
 
@@ -24,14 +24,15 @@ def is_mostly_refused(tally: Tally) -> bool:
 
 
 def was_not_run(tally: Tally) -> bool:
-    """Whether there were cases, and none of them could be run here."""
+    """Whether there were cases but none of them could be run on this machine."""
     return tally.skipped > 0 and tally.examples + tally.refusals == 0
 
 
 def complaint(kernel: str, tallies: Mapping[Item, Tally], capabilities: Capabilities) -> str | None:
-    """Why the run of a kernel is not green although no law is broken, in one line; None where it is.
+    """Say in one line why a run fails although no law is broken; None if it does not fail.
 
-    It refuses everything, or none of its cases could be run here, or it refuses nearly all cases of some law and dtype.
+    The kernel refuses everything, or none of its cases could be run here, or it refuses nearly all cases of some law
+    and dtype.
     """
     total = merged(tallies.values())
     if was_not_run(total):
@@ -55,7 +56,7 @@ def complaint(kernel: str, tallies: Mapping[Item, Tally], capabilities: Capabili
 def _truer_claims(
     tallies: Mapping[Item, Tally], refusing: Mapping[Item, Tally], capabilities: Capabilities
 ) -> tuple[str, ...]:
-    """Claims that exclude what is refused: no gradients, where all is answered without them, or a kind of case."""
+    """Return claims that exclude what is refused: no gradients if all else is answered, or a kind of case."""
     laws = {law for law, _ in refusing}
     if "backward" in laws and any(law == "forward" for law, _ in tallies) and "forward" not in laws:
         return ("backward=false",)
@@ -66,7 +67,7 @@ def _truer_claims(
 
 
 def merged(tallies: Iterable[Tally]) -> Tally:
-    """One tally of them all."""
+    """Return one tally of them all."""
     total = Tally()
     for tally in tallies:
         total.merge(tally)
@@ -74,13 +75,13 @@ def merged(tallies: Iterable[Tally]) -> Tally:
 
 
 def _reasons(tally: Tally) -> str:
-    """What the kernel said, the most frequent reasons first, each in one line."""
+    """Quote what the kernel said, the most frequent reasons first, each in one line."""
     ordered = sorted(tally.reasons, key=lambda reason: -tally.reasons[reason])[:MOST_QUOTED]
     return "; ".join(" ".join(reason.split()) for reason in ordered) or "no reason given"
 
 
 def _names(items: Iterable[Item]) -> str:
-    """Each law with its dtypes, such as ``forward (float16, float32)``."""
+    """Name each law with its dtypes, such as ``forward (float16, float32)``."""
     dtypes: dict[str, list[str]] = {}
     for law, dtype in sorted(items):
         dtypes.setdefault(law, []).append(dtype)

@@ -21,10 +21,10 @@ from tests.harness.standalone import SCRIPT
 from tests.harness.verdict import Finding
 
 FORMAT = 1
-"""Of case.json, apart from the case in it, which has a version of its own."""
+"""The version of case.json's format. The case in it has a version of its own."""
 
 DETAIL_LINES = 12
-"""Of a traceback or a dead process's stderr, in what is read; case.json has all that was kept."""
+"""Lines shown of a traceback or a dead process's stderr; case.json has all that was kept."""
 
 
 PICTURE = "error.png"
@@ -44,28 +44,28 @@ class Failure:
     environment: dict[str, str]
     explanation: Explanation = UNEXPLAINED
     number: int = 0
-    """How many other bugs were known that have all of law, dtype, tensor and kind in common with it."""
+    """How many bugs with the same law, dtype, tensor and kind were known before: it makes the folder's name unique."""
 
     @property
     def digest(self) -> str:
-        """Names the bug rather than the case, so that a smaller case replaces a larger one."""
+        """Hash that identifies the bug rather than the case, so that a smaller case replaces a larger one."""
         bug = (*self.kin, self.number) if self.number else self.kin
         return hashlib.sha256(repr(bug).encode()).hexdigest()[:10]
 
     @property
     def kin(self) -> tuple[Any, ...]:
-        """What it may have in common with other bugs of the kernel."""
+        """The properties that it may share with other bugs of the kernel: see ``number``."""
         f = self.finding
         return (self.spec, self.claims, self.law, self.case.dtype, f.tensor, f.kind)
 
     @property
     def folder(self) -> Path:
-        """Where its report goes, below the report directory."""
+        """The folder of its report, relative to the report directory."""
         return Path(re.sub(r"[^\w.-]", "_", self.kernel).strip(".")) / f"{self.law}-{self.digest}"
 
 
 def headline(failure: Failure) -> str:
-    """One line: law, tensor, kind."""
+    """Return one line that names law, tensor and kind."""
     f = failure.finding
     wrong = "is not finite" if f.kind == "nonfinite" else "is wrong"
     what = f"{f.tensor} {wrong}" if f.tensor else f.kind
@@ -73,7 +73,7 @@ def headline(failure: Failure) -> str:
 
 
 def facts(failure: Failure) -> list[tuple[str, str]]:
-    """The failure as labelled lines, in the order a maintainer asks for them."""
+    """Return labels and texts that describe the failure, in the order in which a maintainer asks for them."""
     f, env = failure.finding, failure.environment
     rows = [("claim", " ".join(f.claim.split()))]
     if f.actual is not None:
@@ -101,19 +101,19 @@ def facts(failure: Failure) -> list[tuple[str, str]]:
 
 
 def last_of_detail(failure: Failure) -> list[str]:
-    """The end of a traceback or a dead process's stderr."""
+    """Return the last lines of a traceback or a dead process's stderr."""
     return failure.finding.detail.strip().splitlines()[-DETAIL_LINES:]
 
 
 def replay_line(failure: Failure, report_dir: Path) -> str:
-    """The command that runs the case of a report again."""
+    """Return the command that runs the case of a report again."""
     device = failure.environment["device"].partition(":")[0]
     path = report_dir / failure.folder / "case.json"
     return f"python -m pytest tests/properties --device {device} --replay {shlex.quote(str(path))}"
 
 
 def message(failure: Failure, report_dir: Path) -> str:
-    """The text of the failing test."""
+    """Return the text of the failing test."""
     lines = [headline(failure)]
     lines += [f"  {label:16s} {text}" for label, text in facts(failure)]
     if told := failure.explanation.lines():
@@ -127,7 +127,7 @@ def message(failure: Failure, report_dir: Path) -> str:
 
 
 def markdown(failure: Failure, report_dir: Path, has_script: bool) -> str:
-    """``report.md``: one screen that can be pasted into an issue."""
+    """Return the text of ``report.md``: one screen that can be pasted into an issue."""
     lines = [f"### {headline(failure)}", "", "| | |", "| --- | --- |"]
     lines += [f"| {label} | {_code(text)} |" for label, text in facts(failure)]
     if told := failure.explanation.lines():
@@ -144,12 +144,12 @@ def markdown(failure: Failure, report_dir: Path, has_script: bool) -> str:
 
 
 def _code(text: str) -> str:
-    """Text as code in a table's cell: on one line, its bars and backquotes tamed."""
+    """Return text as code for a table's cell: on one line, with bars and backquotes escaped."""
     return "`" + " ".join(text.split()).replace("`", "'").replace("|", "\\|") + "`"
 
 
 def record(spec: str, claims: tuple[str, ...], law: str, case: Case) -> dict[str, Any]:
-    """What names one run of a case, as JSON holds it and ``read`` reads it."""
+    """Return what identifies one run of a case, as a record that JSON can hold and ``read`` reads."""
     return {
         "flashproof": FORMAT,
         "kernel": spec,
@@ -162,7 +162,7 @@ def record(spec: str, claims: tuple[str, ...], law: str, case: Case) -> dict[str
 def write(failure: Failure, report_dir: Path, script: str | None = None) -> None:
     """Write or replace the report folder. Each file appears whole or not at all.
 
-    A picture is drawn where there is something to see, and matplotlib to draw it.
+    A picture is drawn if there is something to see, and matplotlib is installed.
     """
     folder = report_dir / failure.folder
     folder.mkdir(parents=True, exist_ok=True)
@@ -184,16 +184,16 @@ def write(failure: Failure, report_dir: Path, script: str | None = None) -> None
 
 
 def remove(failure: Failure, report_dir: Path) -> None:
-    """Take away a report folder: its bug is told of in another."""
+    """Remove a report folder, because its bug is described in another one."""
     shutil.rmtree(report_dir / failure.folder, ignore_errors=True)
 
 
 SEEN = "\n### How bad, and where else\n\n"
-"""The heading of the part of ``report.md`` that is known when the run is over."""
+"""The heading of the part of ``report.md`` that is written when the run is over."""
 
 
 def add_to_report(folder: Path, lines: Iterable[str]) -> None:
-    """Put what the whole run has seen of a bug at the end of its ``report.md``, in place of what was there before."""
+    """Write what the whole run has seen of a bug at the end of its ``report.md``, replacing an earlier such part."""
     path = folder / "report.md"
     text = path.read_text().partition(SEEN)[0]
     write_whole(path, text + SEEN + "".join(f"- {_code(line)}\n" for line in lines))
@@ -201,7 +201,7 @@ def add_to_report(folder: Path, lines: Iterable[str]) -> None:
 
 @dataclass(frozen=True)
 class Replay:
-    """What ``--replay`` takes from a case.json."""
+    """The contents of a case.json that ``--replay`` runs."""
 
     kernel: str
     claims: tuple[str, ...]
@@ -246,7 +246,7 @@ def write_whole(path: Path, text: str) -> None:
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """A path to write to, which takes the place of ``path`` at the end, or goes where that could not be reached."""
+    """Yield a temporary path; rename it to ``path`` on success, and delete it on error."""
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         yield partial

@@ -1,4 +1,4 @@
-"""What a kernel returned: whether it is what a forward or a backward returns, in the form that the contract says."""
+"""Checks that a kernel returned what a forward or a backward returns, in the form that the contract demands."""
 
 from typing import Any
 
@@ -7,11 +7,11 @@ from torch import Tensor
 
 
 class WrongKind(TypeError):
-    """Something else was returned than the contract says: the message tells what, and what was expected."""
+    """A kernel returned another kind of object than the contract says; the message says which and what was expected."""
 
 
 def out_and_lse(returned: Any) -> tuple[Tensor, Tensor | None]:
-    """``out`` or ``(out, lse)`` as a pair. Raises WrongKind for anything else; lse may be None."""
+    """Return ``out`` or ``(out, lse)`` as a pair whose lse may be None. Raises WrongKind for anything else."""
     pair = returned if isinstance(returned, tuple) else (returned, None)
     if len(pair) != 2 or not isinstance(pair[0], Tensor) or not isinstance(pair[1], Tensor | None):
         raise WrongKind(f"returned {described(returned)}, expected out or (out, lse)")
@@ -19,7 +19,7 @@ def out_and_lse(returned: Any) -> tuple[Tensor, Tensor | None]:
 
 
 def three_gradients(returned: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """``(dq, dk, dv)``, as a backward of its own returns them. Raises WrongKind for anything else."""
+    """Return ``(dq, dk, dv)`` as a kernel's own backward returns them. Raises WrongKind for anything else."""
     if not isinstance(returned, tuple | list):
         raise WrongKind(f"returned {described(returned)} from its backward, expected (dq, dk, dv)")
     if len(returned) != 3:
@@ -29,7 +29,7 @@ def three_gradients(returned: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def described(returned: Any) -> str:
-    """What kind of object it is, in a few words."""
+    """Say in a few words what kind of object it is."""
     if isinstance(returned, tuple) and len(returned) != 2:
         return f"a tuple of {len(returned)}"
     if isinstance(returned, tuple) and returned[1] is not None:
@@ -39,7 +39,7 @@ def described(returned: Any) -> str:
 
 
 def type_name(value: Any) -> str:
-    """The name of its type, with the package that it is from; that of None, and of what is Python's own, without."""
+    """Return the name of a type with its package, but without it for None and for Python's own types."""
     if value is None:
         return "None"
     package = type(value).__module__.partition(".")[0]
@@ -49,7 +49,7 @@ def type_name(value: Any) -> str:
 def departure(
     tensor: Tensor, shape: torch.Size | tuple[int, ...], dtype: torch.dtype, device_type: str
 ) -> tuple[str, Any, Any] | None:
-    """The first of shape, dtype and device that is not as expected: its name, what it is, what it should be."""
+    """Return the first of shape, dtype and device that is wrong: its name, what it is, what it should be; or None."""
     for what, actual, expected in (
         ("shape", tuple(tensor.shape), tuple(shape)),
         ("dtype", tensor.dtype, dtype),

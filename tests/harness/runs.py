@@ -16,9 +16,9 @@ from tests.harness.verdict import Finding, Verdict
 
 
 class Runs:
-    """What can be asked of a kernel. ``tally`` counts the cases; a new item gets a new one.
+    """Everything that can be asked of a kernel. ``tally`` counts the cases; a new item gets a new one.
 
-    ``bugs`` are those that are known: what is known to end the process is not run to find out about something else.
+    ``bugs`` are the known ones: a case known to end the process is not run just to find out about something else.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class Runs:
         self.begin()
 
     def begin(self) -> None:
-        """Start to count anew."""
+        """Start counting anew."""
         self.tally = Tally()
 
     def verdict(
@@ -43,13 +43,13 @@ class Runs:
         claims: tuple[str, ...] = (),
         safety: float = SAFETY,
     ) -> Verdict:
-        """Run a law on a case, tensors in ``ignored`` not being judged, with more ``claims`` than are made."""
+        """Run a law on a case without judging tensors in ``ignored``, with ``claims`` added to those of the kernel."""
         record = self.record(law, case, claims)
         self.journal.note(record)
         return self.child.run({**record, "ignored": sorted(ignored), "safety": safety}, self.journal.sync)
 
     def drawn(self, law: str, case: Case, ignored: frozenset[str]) -> Verdict:
-        """Run a case of the search, and count it."""
+        """Run a case that the search has drawn, and count it."""
         verdict = self.verdict(law, case, ignored=ignored)
         self.tally.add(verdict, case)
         return verdict
@@ -64,7 +64,7 @@ class Runs:
         *,
         explained: bool = False,
     ) -> Finding | None:
-        """What is found in a run beside the search; if ``explained``, what a lower precision would explain as well."""
+        """Return what is found in a run outside the search. With ``explained``, less precise results count as well."""
         ends = next(filter(None, (bug.end_of(case) for bug in self.bugs.values())), None)
         if ends is not None and not claims:
             return ends
@@ -74,18 +74,18 @@ class Runs:
         return finding if finding and (explained or not finding.explained_by) else None
 
     def holds(self, law: str, case: Case) -> bool:
-        """Whether a case could be run, which a device with too little memory left does not, and did not fail."""
+        """Whether a case did not fail and could be run at all, for which a device may have too little memory."""
         verdict = self.verdict(law, case)
         return verdict.status != "skipped" and self.info.finding(verdict) is None
 
     def look(self, law: str, case: Case, ignored: frozenset[str]) -> Seen:
-        """What the wrong elements of a case look like. Raises ChildDied."""
+        """Say what the wrong elements of a case look like. Raises ChildDied."""
         request = {"do": "look", **self.record(law, case), "ignored": sorted(ignored), "safety": SAFETY}
         answer = self.child.ask(request, self.child.run_seconds)
         return Seen(tuple(answer["sentences"]), tuple(answer["pictures"]))
 
     def script(self, law: str, case: Case, finding: dict[str, Any], title: str, seconds: float) -> str | None:
-        """A stand-alone script; None where the calls could not be made a second time. Raises ChildDied, DeviceLost."""
+        """Return a stand-alone script, or None if the calls can't be made again. Raises ChildDied, DeviceLost."""
         request = {
             "do": "repro",
             **self.record(law, case),
@@ -98,7 +98,7 @@ class Runs:
 
     @property
     def script_seconds(self) -> float:
-        """How long a script may take, compilation included."""
+        """Seconds that a script may take, compilation included."""
         return min(self.child.run_seconds, self.child.start_seconds)
 
     @property
@@ -107,5 +107,5 @@ class Runs:
         return self.child.device.partition(":")[0]
 
     def record(self, law: str, case: Case, claims: tuple[str, ...] = ()) -> dict[str, Any]:
-        """What names a run."""
+        """Return the record that identifies a run."""
         return report.record(self.info.spec, (*self.info.claims, *claims), law, case)

@@ -1,4 +1,4 @@
-"""A stand-alone script, run as its reader will: in a new process, in an empty folder."""
+"""Run a stand-alone script as its reader will: in a new process, in an empty folder."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ SCRIPT = "repro.py"
 
 
 def exit_status(script: str, seconds: float) -> int:
-    """The exit status of a script. Raises subprocess.TimeoutExpired where it takes longer than ``seconds``."""
+    """Return the exit status of a script. Raises subprocess.TimeoutExpired if it takes longer than ``seconds``."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / SCRIPT).write_text(script)
         return subprocess.run(

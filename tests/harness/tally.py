@@ -1,4 +1,4 @@
-"""Counts of what was tried, which merge over examples, items and processes."""
+"""Counts of what was tried, which can be merged over examples, items and processes."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -11,26 +11,26 @@ BINS = 1000
 """Resolution of the distribution of error over bound, on [0, 1]."""
 
 MOST_REASONS = 10
-"""Of the reasons given for refusals, which may name each case's sizes, so many are kept."""
+"""How many different reasons for refusals are kept, since they may name the sizes of each case."""
 
 MOST_CASES = 100
-"""Of the cases refused in an item, and of those answered, so many different ones are kept."""
+"""How many different cases are kept of those refused in an item, and of those answered."""
 
 
 @dataclass
 class Tally:
     """What happened to one kernel under one law.
 
-    ``examples`` are the drawn cases that came to a verdict, ``broken`` those of them that broke the law,
-    ``refusals`` and ``skipped`` the others, with ``reasons``. ``known`` are those that a known failure meets and
-    ``set_aside`` those that a bug found in this run does; ``moved`` of both were run with other values of the fields
-    that do so, and are examples. ``undrawn`` are those that the time was up for.
+    ``examples`` are the drawn cases that came to a verdict, ``broken`` those of them that broke the law; ``refusals``
+    and ``skipped`` are the others, with ``reasons``. ``known`` cases meet a known failure, ``set_aside`` ones a bug
+    found in this run; ``moved`` counts those of both that were run with other values of the fields concerned, and are
+    examples. ``undrawn`` are those for which the time was up.
     ``worst``, ``worst_tensor`` and ``worst_case`` are the largest error over bound of any example that held;
     ``histogram`` counts examples by that ratio, for each tensor, and ``largest`` is its largest; ``seconds``
     splits the time into "kernel", "check" and "tensors" (in the child) and "total" (drawing included).
     ``judged`` and ``idle`` count, for each tensor, the examples in which it was held to its bounds, and those of them
     that test nothing of it; ``designs`` counts them by the member of a family that explained them.
-    ``refused_cases`` and ``answered_cases`` are some of the cases, without their numbers: claims speak of the rest.
+    ``refused_cases`` and ``answered_cases`` are some of the cases, without their numbers, which no claim is about.
     """
 
     examples: int = 0
@@ -56,7 +56,7 @@ class Tally:
 
     @property
     def drawn(self) -> int:
-        """All cases that were drawn."""
+        """The number of all cases that were drawn."""
         return self.examples + self.refusals + self.skipped + self.known + self.set_aside
 
     def add(self, verdict: Verdict, case: Case) -> None:
@@ -85,7 +85,7 @@ class Tally:
                 self.worst, self.worst_tensor, self.worst_case = ratio, tensor, repr(case)
 
     def add_seconds(self, seconds: dict[str, float]) -> None:
-        """Add a split of time."""
+        """Add seconds by what they were spent on."""
         for name, value in seconds.items():
             self.seconds[name] = self.seconds.get(name, 0.0) + value
 
@@ -114,7 +114,7 @@ class Tally:
         self.answered_cases = list(dict.fromkeys([*self.answered_cases, *other.answered_cases]))
 
     def quantile(self, tensor: str, share: float) -> float:
-        """The ratio that ``share`` of the examples of a tensor stay under (upper edge of its bin)."""
+        """Return the ratio that ``share`` of a tensor's examples stay below, as the upper edge of its bin."""
         bins = self.histogram[tensor]
         left = share * sum(bins.values())
         for at in sorted(bins):
@@ -124,7 +124,7 @@ class Tally:
         return 1.0
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON: of the cases that are kept, only the fields that are not the default."""
+        """Return a record for JSON; of the cases that are kept it has only the fields that are not the default."""
         kept = {
             name: list(map(_to_fields, getattr(self, name))) for name in ("refused_cases", "answered_cases")
         }
@@ -132,7 +132,7 @@ class Tally:
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> "Tally":
-        """Inverse of ``to_dict``, after JSON too (which turns bins into strings)."""
+        """Make a tally from what ``to_dict`` returned, also after JSON, which turns bins into strings."""
         kept = {name: list(map(_from_fields, fields[name])) for name in ("refused_cases", "answered_cases")}
         tally = cls()
         tally.merge(cls(**{**fields, **kept}))
@@ -146,7 +146,7 @@ def _count(counts: dict[str, int], more: Mapping[str, int]) -> None:
 
 
 def _keep(case: Case, cases: list[Case]) -> None:
-    """Add the case without its numbers, if there is room and it is not there."""
+    """Add the case without its numbers, if there is room and it is not kept yet."""
     if len(cases) < MOST_CASES:
         numbers: dict[str, Any] = {f"{tensor}_values": "normal" for tensor in TENSORS}
         plain = replace(case, seed=0, spikes=(), **numbers)

@@ -11,11 +11,11 @@ from strategies.focus import Focus, focused, without_huge_strides
 FEWEST = 3
 """A turn in the first round has at least this many examples."""
 FIRST_ROUND_SECONDS = 45.0
-"""The first round of a run that ends by the clock takes about so long, for a table to stand after a minute."""
+"""Seconds of the first round of a run that ends by the clock: about a minute after its start there is a table."""
 ITEM_SECONDS = 0.5
-"""In the first round each law at each dtype gets this long, though later rounds then start later."""
+"""Seconds that each law at each dtype gets in the first round at least, even if later rounds then start later."""
 LAST_ROUND = 0.2
-"""The share of the last round, in which huge strides are drawn too: they end many a process."""
+"""The share of the last round, in which huge strides are drawn too, because they end the process of many a kernel."""
 
 CHEAP_FIRST = (
     "forward",
@@ -30,15 +30,15 @@ CHEAP_FIRST = (
     "invariance",
     "determinism",
 )
-"""The order of the laws in a round. What a law costs is the number of calls that it makes."""
+"""The order of the laws in a round. The cost of a law is the number of calls that it makes."""
 
 
 @dataclass(frozen=True)
 class Turn:
     """One turn of a law at one dtype of a kernel: a Hypothesis run of its own.
 
-    ``number`` tells it from the other turns of its law and dtype, and ``round`` says how wide it draws. It has at
-    most ``examples``, None where only the clock ends it; ``weight`` is its share of the time beside other turns.
+    ``number`` tells it from the other turns of its law and dtype, and ``round`` decides from how much it draws. It has
+    at most ``examples``, or None if only the clock ends it; ``weight`` is its share of the time among all turns.
     In the ``last`` round huge strides are drawn as well.
     """
 
@@ -49,10 +49,10 @@ class Turn:
     examples: int | None = None
 
     def focus(self, capabilities: Capabilities, device_type: str, seed: object) -> Focus:
-        """What the turn draws from: on a GPU few compiled variants, more in each round, other ones for each number.
+        """Return what the turn draws from: on a GPU few compiled variants, more of them in each round.
 
-        An interpreter compiles nothing, so there every turn draws from all claims; and so does the last turn of so
-        many examples, as it has no others beside it to draw what it leaves out.
+        ``number`` decides which variants. An interpreter compiles nothing, so there every turn draws from all claims.
+        So does the last turn of a run by examples, since no turn beside it draws what it would leave out.
         """
         claims = capabilities if self.last else without_huge_strides(capabilities)
         if device_type == "cpu" or (self.last and self.examples is not None):
@@ -61,7 +61,7 @@ class Turn:
 
 
 def turns_of_examples(examples: int) -> tuple[Turn, ...]:
-    """Turns that have so many examples together, each twice as many as the one before, and a last one."""
+    """Return turns of ``examples`` in all, each with twice as many as the one before, and a last one."""
     weights = _weights(int(math.log2((1 - LAST_ROUND) * examples / FEWEST + 1)))
     ends = [round(examples * sum(weights[: i + 1])) for i in range(len(weights))]
     sizes = [end - start for start, end in zip([0, *ends], ends, strict=False)]
@@ -71,9 +71,9 @@ def turns_of_examples(examples: int) -> tuple[Turn, ...]:
 
 
 def turns_of_seconds(seconds: float, workers: int, items: int) -> tuple[Turn, ...]:
-    """Turns of a run that ends by the clock: in each round one for each worker.
+    """Return the turns of a run that ends by the clock: in each round, one for each worker.
 
-    ``items`` are the combinations of a kernel, a law and a dtype, all of which take part in each round.
+    ``items`` is the number of combinations of a kernel, a law and a dtype, all of which take part in each round.
     """
     first_round = max(FIRST_ROUND_SECONDS, ITEM_SECONDS * items)
     weights = _weights(round(math.log2((1 - LAST_ROUND) * seconds / first_round + 1)))
@@ -85,7 +85,7 @@ def turns_of_seconds(seconds: float, workers: int, items: int) -> tuple[Turn, ..
 
 
 def _weights(doubling: int) -> list[float]:
-    """Shares of rounds that add up to 1: each is twice the one before, but for the last. With no round to double, 1."""
+    """Return the shares of the rounds, which add up to 1: each but the last is twice the one before."""
     if doubling < 1:
         return [1.0]
     total = 2**doubling - 1
@@ -93,16 +93,16 @@ def _weights(doubling: int) -> list[float]:
 
 
 def rank(law: str) -> int:
-    """The place of a law in a round; one that is not listed comes last."""
+    """Return the place of a law in a round; a law that is not listed comes last."""
     return CHEAP_FIRST.index(law) if law in CHEAP_FIRST else len(CHEAP_FIRST)
 
 
 def seconds_for(
     place: int, weights: Sequence[float], left: float, workers: int, patience: float = 1.0
 ) -> float:
-    """How long the turn at ``place`` may take, of the seconds ``left`` to it and to those that follow.
+    """Return how long the turn at ``place`` may take of the seconds ``left`` to it and to those that follow.
 
-    ``workers`` share the turns out among them in their order. With ``patience`` a turn may take so many times its
-    share, as those that follow share what is left then.
+    ``workers`` take the turns in their order. With ``patience`` a turn may take that many times its share, since the
+    turns that follow share whatever is left then.
     """
     return min(left, patience * left * workers * weights[place] / sum(weights[place:]))
