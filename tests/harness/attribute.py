@@ -218,7 +218,7 @@ def needs_of(
 
 
 def _resisted_shrinking(need: Need) -> bool:
-    """Whether shrinking has left a value that it would have made simpler, had the failure not needed it."""
+    """Whether shrinking left a field at a value that it would have simplified, had the failure not needed it."""
     if need.name in SIMPLEST:
         return need.name != "dtype" and need.fails[0] != SIMPLEST[need.name]
     return need.name in VALUES_OF or need.name in ("lengths", "huge") or need.name.endswith(PAIR)

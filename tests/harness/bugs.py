@@ -149,8 +149,8 @@ class Bug:
     def is_like(self, other: "Bug") -> bool:
         """Whether both are one bug, to judge by their records alone.
 
-        They need the same fields, and each case meets the needs of both; or neither needs any, as far as is known,
-        and each has the tensor that is most wrong in the other.
+        They are if they need the same fields and the case of each meets the needs of both; or if neither needs any, as
+        far as is known, and the tensor that is most wrong in each is among the wrong ones of the other.
         """
         mine, theirs = ({need.name for need in bug.needs} for bug in (self, other))
         if not self.is_kin(other) or mine != theirs:

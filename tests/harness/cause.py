@@ -29,7 +29,7 @@ SCORING = {"head_dim", "sm_scale"}
 """Fields that change all scores."""
 
 STRUCTURE = SIMPLEST.keys() - set(SIZES) - SCORING - {"dtype"}
-"""What changes neither shapes nor scores, nor how numbers are rounded."""
+"""Fields that change neither shapes nor scores nor how numbers are rounded."""
 
 FEATURES = {
     **{name: declared["called"] for name, declared in DECLARED.items()},
@@ -106,7 +106,7 @@ def _of_a_field(case: Case, field: Field, launch: Mapping[str, tuple[Any, ...]])
     if field.value in EXPANDED and getattr(case, field.name.replace("_layout", "_values")) not in CONSTANT:
         return []  # laid out otherwise it has other numbers
     simple = launch[field.name][0] if field.name in launch else SIMPLEST[field.name]
-    # Larger errors are allowed where fewer bits are kept: what shows in float32 alone may be wrong everywhere.
+    # Fewer bits allow larger errors, so that a failure in float32 alone may be present in every dtype.
     return [field.name] if text(simple) in field.holds else []
 
 

@@ -1,7 +1,7 @@
 """The parent's end of a replaceable child process in which kernels run.
 
-A wild pointer, a sticky device error or an endless loop takes the child with it; the parent notes what was
-running, and starts another.
+A wild pointer, a sticky device error or an endless loop ends only the child. The parent notes what was running, and
+starts another child.
 """
 
 import atexit
@@ -22,21 +22,21 @@ from tests.harness.verdict import Finding, Verdict
 ROOT = Path(__file__).parents[2]
 
 START_SECONDS = 300.0
-"""Imports of torch and Triton, many at a time on a busy machine."""
+"""Time limit of everything but a case: imports of torch and Triton take long, if many processes make them at once."""
 
 RUN_SECONDS = {"cpu": 120.0, "cuda": 1800.0, "none": 300.0}
-"""Of one case, by device type; none is of a child that compiles, and runs nothing.
+"""Time limit of one case, by device type; "none" is that of a child that compiles and runs nothing.
 
-Interpreted a case takes seconds. On a GPU this is time to compile, which for FlexAttention in float32 is over five
-minutes a case with many processes at it; what hangs on the device itself the child ends sooner.
+Interpreted, a case takes seconds. On a GPU this is time to compile, which for FlexAttention in float32 takes over five
+minutes a case when many processes compile at once. A kernel that hangs on the device is ended sooner by the child.
 """
 
 STDERR_TAIL = 4000
-"""Characters of a dead child's stderr that are kept."""
+"""Characters that are kept of a dead child's stderr, from its end."""
 
 
 class ChildDied(Exception):
-    """The child ended, or overran its time and was ended; ``hung`` tells which."""
+    """The child ended by itself, or was ended because it overran its time, which ``hung`` says."""
 
     def __init__(self, message: str, *, hung: bool, stderr: str) -> None:
         super().__init__(message)
@@ -45,18 +45,18 @@ class ChildDied(Exception):
 
 
 class HarnessError(Exception):
-    """Flashproof itself went wrong in the child; the text is its traceback there."""
+    """Flashproof itself failed in the child; the text is the traceback from there."""
 
 
 class DeviceLost(HarnessError):
-    """It went wrong on a device that answers no more, as after the fault of a kernel that ran there before."""
+    """Flashproof failed because the device does not answer, as after the fault of a kernel that ran there before."""
 
 
 class Child:
-    """A child on one device ("cpu", "cuda:0"), started when first asked and again after it died.
+    """A child process for one device ("cpu", "cuda:0"), started at the first request and again after it died.
 
-    ``run_seconds`` limits a case, by default ``RUN_SECONDS`` of the device type, and ``start_seconds`` everything
-    else. ``worker`` is the module that the child runs, given the device.
+    ``run_seconds`` limits a case, by default to ``RUN_SECONDS`` of the device type, and ``start_seconds`` everything
+    else. ``worker`` is the module that the child runs; its argument is the device.
     """
 
     def __init__(
@@ -76,10 +76,10 @@ class Child:
         atexit.register(self.close)
 
     def run(self, request: dict[str, Any], meanwhile: Callable[[], None]) -> Verdict:
-        """Run a case, and do ``meanwhile`` as it runs. A child that dies or hangs is a verdict, no error.
+        """Run a case, doing ``meanwhile`` while it runs. A child that dies or hangs is a verdict, not an error.
 
-        Raises HarnessError where Flashproof itself fails, in a new process as well: of an old one any kernel that ran
-        there may have spoiled the memory.
+        Raises HarnessError if Flashproof itself fails, and fails again in a new process: in the old one, any kernel
+        that ran there may have spoiled the memory.
         """
         try:
             try:
@@ -104,7 +104,7 @@ class Child:
         return self._receive(self.start_seconds if seconds is None else seconds)
 
     def close(self) -> None:
-        """End the child; a later request starts another."""
+        """End the child; a later request starts a new one."""
         if self.process is not None:
             self._stop()
 
@@ -116,7 +116,7 @@ class Child:
         path = [str(ROOT), *filter(None, [environment.get("PYTHONPATH")]), str(Path.cwd())]
         self.stderr = tempfile.TemporaryFile()  # noqa: SIM115  # as long as the child
         self.process = subprocess.Popen(
-            # -P: a folder "tests" where pytest was started must not hide ours. Kernels there can be imported.
+            # -P: a folder "tests" where pytest was started must not hide ours. Kernels there can still be imported.
             [sys.executable, "-P", "-m", self.worker, self.device],
             env=environment | {"PYTHONPATH": os.pathsep.join(path)},
             stdin=subprocess.PIPE,
@@ -159,7 +159,7 @@ class Child:
         return answer
 
     def _read_line(self, seconds: float) -> bytes:
-        """The next line of the child. Raises TimeoutError, and EOFError where it ended."""
+        """Return the next line of the child. Raises TimeoutError, and EOFError if the child has ended."""
         assert self.process is not None
         assert self.process.stdout is not None
         with selectors.DefaultSelector() as selector:

@@ -1,4 +1,4 @@
-"""Actual against expected plus or minus allowed, element by element."""
+"""Compare actual values with expected ones, element by element, within a bound."""
 
 import math
 
@@ -24,7 +24,7 @@ def error_over_bound(actual: Tensor, expected: Tensor, bound: Tensor, maximum: f
 def describe(
     claim: str, tensor: str, actual: Tensor, expected: Tensor, bound: Tensor, ratio: Tensor
 ) -> Finding:
-    """The finding for the worst element of ``ratio``, with counts over the whole tensor."""
+    """Return the finding for the worst element of ``ratio``, with counts over the whole tensor."""
     worst = int(ratio.argmax())
     index = tuple(int(i) for i in torch.unravel_index(torch.tensor(worst), ratio.shape))
     values = [float(x.expand(ratio.shape)[index]) for x in (expected.double(), actual.double(), bound, ratio)]
@@ -50,14 +50,14 @@ def describe(
 
 
 def unit_in_the_last_place(value: float, dtype: torch.dtype) -> float:
-    """The distance between neighbouring numbers of a floating-point dtype at a value, that of subnormals at least."""
+    """Return the distance between neighbouring numbers of a dtype at ``value``, at least that of subnormals."""
     info = torch.finfo(dtype)
     magnitude = min(abs(value), info.max) if not math.isnan(value) else 0.0
     return info.eps * 2.0 ** math.floor(math.log2(max(magnitude, info.smallest_normal)))
 
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:
-    """The norm of ``actual - expected`` over that of ``expected``; inf where only one of two elements is a number."""
+    """Return the norm of ``actual - expected`` over that of ``expected``; inf if only one of two elements is finite."""
     actual, expected = actual.double(), expected.double()
     # The difference of equal infinities is NaN.
     error = torch.where((actual == expected) | (actual.isnan() & expected.isnan()), 0.0, actual - expected)
@@ -67,5 +67,5 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
 
 
 def _error(difference: float) -> float:
-    """How large a difference is; infinite where it is no number."""
+    """Return how large a difference is; infinite if it is not a number."""
     return math.inf if math.isnan(difference) else abs(difference)

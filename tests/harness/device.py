@@ -1,4 +1,4 @@
-"""What only the process that holds the device can tell of it: whether it still answers, and when it is done."""
+"""What only the process that holds the device can find out: whether it still answers, and when its work is done."""
 
 import os
 from threading import Timer
@@ -6,16 +6,16 @@ from threading import Timer
 import torch
 
 WAIT_SECONDS = 120.0
-"""Of the device alone, once a kernel's launcher has come back, and with it all compilation: a case takes milliseconds,
-on a device that many processes share some seconds.
+"""Seconds that the device may take once a kernel's launcher has returned, and with it all compilation. A case takes
+milliseconds, or some seconds on a device that many processes share.
 """
 
 OVERRAN = 124
-"""Status of a process whose device overran its time, as of timeout(1)."""
+"""Exit status of a process whose device overran its time, as in timeout(1)."""
 
 
 def device_answers(device: str) -> bool:
-    """Whether the device still does: an illegal address ends the process's context for good."""
+    """Whether the device still answers. After an illegal address, the process's context on it is lost for good."""
     if device == "cpu":
         return True
     try:
@@ -26,7 +26,7 @@ def device_answers(device: str) -> bool:
 
 
 def wait_for_device(device: str, seconds: float = WAIT_SECONDS) -> None:
-    """Until the device has done what it was given. A process whose device takes longer ends, with ``OVERRAN``."""
+    """Wait until the device has finished its work. If it takes longer, the process exits with ``OVERRAN``."""
     if device == "cpu":
         return
     timer = Timer(seconds, os._exit, (OVERRAN,))

@@ -1,4 +1,4 @@
-"""Where a case is run that would meet what is known to fail: with other values of the fields that make it fail."""
+"""Where to run a case that is known to fail: nearby, with other values of the fields that make it fail."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -17,13 +17,13 @@ IN_ORDER = (
     *(name for name in OPTIONS if name != "causal"),
     *("group", "heads_kv", "batch", "causal", "head_dim", "seqlen_q", "seqlen_k"),
 )
-"""The fields of a known failure that are changed, first those that cost the least of what a case tries."""
+"""The fields of a known failure that are changed. Those come first whose change costs least of what a case tries."""
 
 SMALL_LENGTHS = range(1, 513)
-"""Where a length is looked for that a known failure does not have."""
+"""Lengths among which one is looked for that a known failure does not have."""
 
 MOST_STEPS = 8
-"""So many fields are changed at most: one known failure may lead to another."""
+"""How many fields are changed at most, since a change may lead from one known failure to another."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,11 @@ class Closed:
     bugs: tuple[Bug, ...] = ()
 
     def is_met(self, case: Case) -> bool:
-        """Whether a case is one of those."""
+        """Whether a case meets any of these."""
         return any(meets(case, known) for known in self.known) or any(bug.is_met(case) for bug in self.bugs)
 
     def exits(self, case: Case, capabilities: Capabilities) -> Iterator[Case]:
-        """The case with one field changed so that it does not meet the first of what it meets."""
+        """Yield the case with one field changed, so that it does not meet the first of these that it meets."""
         for known in self.known:
             if meets(case, known):
                 return (yield from _out_of(known, case, capabilities))
@@ -49,10 +49,7 @@ class Closed:
 
 
 def elsewhere(case: Case, closed: Closed, capabilities: Capabilities) -> Case | None:
-    """The case, or one near it that meets nothing of what is closed and is claimed; None where there is none.
-
-    Its dtype stays.
-    """
+    """Return the case, or a claimed one near it of the same dtype, that meets nothing closed; None if there is none."""
     for _ in range(MOST_STEPS):
         if not closed.is_met(case):
             return case
@@ -72,7 +69,7 @@ def _out_of(known: KnownFailure, case: Case, capabilities: Capabilities) -> Iter
 
 
 def _values(name: str, case: Case, capabilities: Capabilities) -> Iterable[Any]:
-    """Other values of a field, the simplest first; of a size, the nearest."""
+    """Return other values of a field, the simplest first; of a size, the nearest first."""
     own = getattr(case, name)
     if name in LAYOUT_FIELDS:
         return [x for x in LAYOUTS if x != "huge"]

@@ -1,4 +1,4 @@
-"""Results that are less precise than was claimed, as one claim would have it: one finding for the whole kernel."""
+"""Results that are less precise than claimed, which one claim would explain: a single finding for the whole kernel."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from tests.harness.bugs import Bug
 from tests.harness.verdict import Finding
 
 MOST_CASES = 20
-"""So many calls are remembered of an item."""
+"""How many calls of an item are remembered."""
 
 
 @dataclass(frozen=True)

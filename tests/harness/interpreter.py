@@ -1,9 +1,9 @@
 """Triton's interpreter, repaired: it computes what a GPU computes, within what PTX allows.
 
-Triton's own keeps bfloat16 and 8-bit numbers as bit patterns, and adds, multiplies and compares the patterns; its
-casts truncate, lose carries and misread subnormals. ``repair`` replaces the methods that are wrong, for every kernel
-of the process. It holds for Triton 3.6 to 3.9, and needs nothing but NumPy and Triton: a stand-alone script
-contains this file as it is.
+Triton's own interpreter keeps bfloat16 and 8-bit numbers as bit patterns, and adds, multiplies and compares the
+patterns; its casts truncate, lose carries and misread subnormals. ``repair`` replaces the methods that are wrong, for
+every kernel of the process. It works for Triton 3.6 to 3.9, and needs nothing but NumPy and Triton: a stand-alone
+script contains this file as it is.
 """
 
 import ast
@@ -26,7 +26,7 @@ DEVICE_LIBRARIES = ("triton.language.extra.libdevice", "triton.language.extra.cu
 Array = np.ndarray[Any, Any]
 
 FIRST_NOT_FINITE = {"fp8e4nv": 0x7F, "fp8e5": 0x7C, "fp8e4b8": 0x80, "fp8e5b16": 0x80, "fp8e4b15": 0x80}
-"""By 8-bit format: the first pattern that is no finite number, the sign bit left aside."""
+"""By 8-bit format, the first pattern that is no finite number, without its sign bit."""
 
 WITHOUT_NEGATIVE_ZERO = ("fp8e4b8", "fp8e5b16")
 """8-bit formats in which the pattern of -0 is NaN."""
@@ -35,30 +35,30 @@ PATTERNS = {"bf16", *FIRST_NOT_FINITE}
 """Formats that NumPy does not have: the interpreter keeps their numbers as unsigned integers."""
 
 INTEGER_LIMITS = {32: (-(2.0**31), 2.0**31 - 1), 64: (-(2.0**63), 2.0**63 - 1024)}
-"""By width: the smallest and the largest float64 that become an integer."""
+"""By width, the smallest and the largest float64 that can become an integer."""
 
 REDUCTIONS = {
     "_sum_combine": np.add.reduce,
     "_elementwise_max": np.fmax.reduce,
     "_elementwise_min": np.fmin.reduce,
 }
-"""By the name of the function in ``triton.language.standard``: the reduction that NumPy has for it."""
+"""NumPy's reductions by the names of those functions in ``triton.language.standard`` that they stand for."""
 
 
 def values_of(handle: TensorHandle) -> Array:
-    """The numbers of a tensor: float32 where it holds patterns, else its own array."""
+    """Return the numbers of a tensor: as float32 if it holds patterns, else as its own array."""
     name = handle.dtype.scalar.name
     return decode(handle.data, name) if name in PATTERNS else handle.data
 
 
 def terms_of(handle: TensorHandle) -> Array:
-    """The numbers of a tensor for arithmetic: of patterns in float64, so that the last rounding is the only one."""
+    """Return a tensor's numbers for arithmetic: those of patterns in float64, so that only the last step rounds."""
     values = values_of(handle)
     return values if values is handle.data else values.astype(np.float64)
 
 
 def handle_of(values: Array, dtype: tl.dtype, *, toward_zero: bool = False) -> TensorHandle:
-    """A tensor of ``dtype`` with these numbers, rounded to nearest even, or else toward zero."""
+    """Return a tensor of ``dtype`` with these numbers, rounded to nearest even or toward zero."""
     dtype = dtype.scalar
     if dtype.name == "bf16":
         return TensorHandle(to_bfloat16(values, toward_zero), dtype)
@@ -71,14 +71,14 @@ def handle_of(values: Array, dtype: tl.dtype, *, toward_zero: bool = False) -> T
 
 
 def decode(patterns: Array, name: str) -> Array:
-    """Patterns of a format as float32, which has all their numbers."""
+    """Return the numbers of patterns as float32, which can hold all of them."""
     if name == "bf16":
         return np.left_shift(patterns, 16, dtype=np.uint32).view(np.float32)
     return numbers_of_8_bits(name)[patterns]
 
 
 def to_bfloat16(values: Array, toward_zero: bool) -> Array:
-    """The patterns of numbers in bfloat16; those of NaN are 0x7fff, as PTX has it."""
+    """Return the patterns of numbers in bfloat16; NaN becomes 0x7fff, as in PTX."""
     single = to_odd_float32(values) if values.dtype == np.float64 else values.astype(np.float32, copy=False)
     bits = single.view(np.uint32)
     rest = np.uint32(0) if toward_zero else ((bits >> np.uint32(16)) & np.uint32(1)) + np.uint32(0x7FFF)
@@ -87,7 +87,7 @@ def to_bfloat16(values: Array, toward_zero: bool) -> Array:
 
 
 def to_odd_float32(values: Array) -> Array:
-    """Float64 as float32, where what is not exact becomes the odd neighbour: a second rounding is then right."""
+    """Return float64 as float32, with inexact numbers as their odd neighbour, so that a second rounding is right."""
     single = values.astype(np.float32)
     bits = single.view(np.uint32) - (np.abs(single) > np.abs(values)).astype(np.uint32)
     inexact = (single != values) & ~np.isnan(values)
@@ -95,7 +95,7 @@ def to_odd_float32(values: Array) -> Array:
 
 
 def to_8_bits(values: Array, name: str, toward_zero: bool) -> Array:
-    """The patterns of numbers in an 8-bit format; too large ones become the largest, as ``satfinite`` has it."""
+    """Return the patterns of numbers in an 8-bit format; too large ones become the largest, as with ``satfinite``."""
     finite = numbers_of_8_bits(name)[: FIRST_NOT_FINITE[name]].astype(np.float64)
     sizes = np.abs(values.astype(np.float64))
     if toward_zero:
@@ -113,7 +113,7 @@ def to_8_bits(values: Array, name: str, toward_zero: bool) -> Array:
 
 @functools.cache
 def numbers_of_8_bits(name: str) -> Array:
-    """Float32 (256,): the number of each pattern of an 8-bit format."""
+    """Return the number of each pattern of an 8-bit format, float32 (256,)."""
     dtype = tl.dtype(name)
     patterns = np.arange(256)
     sizes = patterns & 0x7F
@@ -132,14 +132,14 @@ def numbers_of_8_bits(name: str) -> Array:
 
 
 def float_toward_zero(values: Array, to: np.dtype[Any]) -> Array:
-    """Numbers in one of NumPy's own formats, rounded toward zero."""
+    """Return numbers in one of NumPy's own formats, rounded toward zero."""
     nearest = values.astype(to)
     bits = nearest.view(f"u{to.itemsize}")
     return (bits - (np.abs(nearest) > np.abs(values)).astype(bits.dtype)).view(to)
 
 
 def to_integers(values: Array, to: np.dtype[Any]) -> Array:
-    """Numbers cut off to integers: too large ones become the largest, and NaN becomes 0, as ``cvt.rzi`` has it."""
+    """Cut numbers off to integers: too large ones become the largest, and NaN becomes 0, as with ``cvt.rzi``."""
     low, high = INTEGER_LIMITS[64 if to.itemsize == 8 else 32]
     if to.kind == "u":
         low, high = 0.0, 2 * high + 1 if to.itemsize < 8 else 2 * high
@@ -153,7 +153,7 @@ def _numpy_dtype_by_name(name: str) -> np.dtype[Any]:
 
 
 def numpy_dtype(dtype: tl.dtype) -> np.dtype[Any]:
-    """What an array of this type is made of, patterns being unsigned integers and pointers uint64."""
+    """Return the type of an array's elements: patterns are unsigned integers, and pointers uint64."""
     scalar = dtype.scalar
     return np.dtype(np.uint64) if scalar.is_ptr() else _numpy_dtype_by_name(scalar.name)
 
@@ -162,23 +162,23 @@ _original_numpy_dtype = interpreter._get_np_dtype
 
 
 class Builder(InterpreterBuilder):
-    """The methods of ``InterpreterBuilder`` that take the place of its own."""
+    """Methods that replace those of ``InterpreterBuilder``."""
 
     def binary_op(self, lhs: TensorHandle, rhs: TensorHandle, op: Any) -> TensorHandle:
-        """One operation of two tensors of one type; a comparison is int1, whatever it compares."""
+        """Apply an operation to two tensors of one type; comparisons give int1, whatever type they compare."""
         x, y = terms_of(lhs), terms_of(rhs)
         if x.dtype == np.bool_ and y.dtype == np.bool_:
-            # Triton's int1 wraps around, as every integer does; NumPy's bool knows no subtraction.
+            # Triton's int1 wraps around, as all its integers do; NumPy's bool has no subtraction.
             return TensorHandle((op(x.astype(np.int8), y.astype(np.int8)) & 1).astype(np.bool_), tl.int1)
         result = op(x, y)
         return TensorHandle(result, tl.int1) if result.dtype == np.bool_ else handle_of(result, lhs.dtype)
 
     def unary_op(self, arg: TensorHandle, op: Any) -> TensorHandle:
-        """One operation of one tensor."""
+        """Apply an operation to one tensor."""
         return handle_of(op(terms_of(arg)), arg.dtype)
 
     def create_fneg(self, arg: TensorHandle) -> TensorHandle:
-        """The tensor with the other sign."""
+        """Return the tensor with the opposite sign."""
         return self.unary_op(arg, np.negative)
 
     def create_fabs(self, arg: TensorHandle) -> TensorHandle:
@@ -186,28 +186,28 @@ class Builder(InterpreterBuilder):
         return self.unary_op(arg, np.abs)
 
     def create_minnumf(self, lhs: TensorHandle, rhs: TensorHandle) -> TensorHandle:
-        """The smaller, or the one that is not NaN."""
+        """Return the smaller number, or the one that is not NaN."""
         return self.binary_op(lhs, rhs, np.fmin)
 
     def create_maxnumf(self, lhs: TensorHandle, rhs: TensorHandle) -> TensorHandle:
-        """The larger, or the one that is not NaN."""
+        """Return the larger number, or the one that is not NaN."""
         return self.binary_op(lhs, rhs, np.fmax)
 
     def create_clampf(
         self, arg: TensorHandle, low: TensorHandle, high: TensorHandle, propagate_nans: Any
     ) -> TensorHandle:
-        """The tensor between two limits; NaN stays, or becomes the lower limit."""
+        """Return the tensor limited to a range; NaN stays, or becomes the lower limit."""
         stays = propagate_nans == interpreter._ir.PROPAGATE_NAN.ALL
         at_least, at_most = (np.maximum, np.minimum) if stays else (np.fmax, np.fmin)
         return self.binary_op(self.binary_op(arg, low, at_least), high, at_most)
 
     def create_fma(self, x: TensorHandle, y: TensorHandle, z: TensorHandle) -> TensorHandle:
-        """The product and the sum with one rounding (of float64 with two, where Triton itself rounds twice)."""
+        """Return the product and sum with one rounding (two for float64, for which Triton itself rounds twice)."""
         if z.dtype.scalar.name == "fp64":
             return _original_fma(self, x, y, z)
         product = values_of(x).astype(np.float64) * values_of(y)
         total = product + values_of(z)
-        # What the sum lost (Knuth's two-sum) decides where it is a tie of the narrower format.
+        # What the sum lost (Knuth's two-sum) decides if the sum is a tie of the narrower format.
         part = total - product
         lost = (product - (total - part)) + (values_of(z) - part)
         inexact = np.isfinite(total) & (lost != 0)
@@ -216,7 +216,7 @@ class Builder(InterpreterBuilder):
         return handle_of(odd, z.dtype)
 
     def create_dot(self, a: TensorHandle, b: TensorHandle, d: TensorHandle, *_: Any) -> TensorHandle:
-        """``d + a @ b``. Sums are made in the wider of float32 and d's format; those of integers are exact."""
+        """Return ``d + a @ b``, summed in the wider of float32 and d's format; sums of integers are exact."""
         wide = np.float64 if d.data.dtype.kind in "iu" or d.data.dtype == np.float64 else np.float32
         product = np.matmul(*(values_of(x).astype(wide, copy=False) for x in (a, b)))
         if d.data.dtype.kind in "iu":
@@ -224,7 +224,7 @@ class Builder(InterpreterBuilder):
         return handle_of(product + values_of(d), d.dtype)
 
     def cast_impl(self, src: TensorHandle, dst_type: tl.dtype) -> TensorHandle:
-        """The numbers in another type, rounded to nearest even; integers are cut off."""
+        """Return the numbers in another type, rounded to nearest even; numbers that become integers are cut off."""
         values, to = values_of(src), numpy_dtype(dst_type)
         if dst_type.scalar.name in PATTERNS:
             return handle_of(values, dst_type)
@@ -233,18 +233,18 @@ class Builder(InterpreterBuilder):
         return TensorHandle(values.astype(to), dst_type.scalar)
 
     def create_fp_to_fp(self, src: TensorHandle, dst_type: tl.dtype, rounding_mode: Any) -> TensorHandle:
-        """The numbers in another format, rounded as asked."""
+        """Return the numbers in another format, rounded as asked."""
         toward_zero = rounding_mode == interpreter._ir.ROUNDING_MODE.RTZ
         return handle_of(values_of(src), dst_type, toward_zero=toward_zero)
 
     def get_bf16(self, value: float) -> TensorHandle:
-        """A constant."""
+        """Return a bfloat16 constant."""
         return handle_of(np.array([value], np.float64), tl.bfloat16)
 
     def create_atomic_rmw(
         self, op: Any, ptr: TensorHandle, val: TensorHandle, mask: TensorHandle, sem: Any, scope: Any
     ) -> TensorHandle:
-        """What memory held before it was changed. Sums of bfloat16 are made here: Triton's refuse patterns."""
+        """Change memory and return what it held before. bfloat16 is summed here, as Triton's sums refuse patterns."""
         if op != interpreter._ir.ATOMIC_OP.FADD or val.dtype.scalar.name != "bf16":
             return _original_atomic_rmw(self, op, ptr, val, mask, sem, scope)
         pointers, patterns, chosen = (
@@ -284,10 +284,10 @@ _original_atomic_rmw = InterpreterBuilder.create_atomic_rmw
 
 
 class Reduction(ReduceOps):
-    """The methods of ``ReduceOps`` that take the place of its own."""
+    """Methods that replace those of ``ReduceOps``."""
 
     def apply_impl(self, input: tuple[Any, ...]) -> Any:  # noqa: A002
-        """The reduction of one or more tensors: by NumPy where it has one for their numbers, else by its function."""
+        """Reduce one or more tensors: by NumPy if it has a function for their numbers, else by the reduction's own."""
         reduce = self._of_numpy(input[0].dtype)
         if reduce is None:
             return self.generic_reduce(input)
@@ -300,7 +300,7 @@ class Reduction(ReduceOps):
         return REDUCTIONS.get(name) if is_triton_s and dtype.name not in PATTERNS else None
 
     def generic_reduce(self, input: tuple[Any, ...]) -> list[Any]:  # noqa: A002
-        """The reduction by its function, called with every second entry and its neighbour, until one is left."""
+        """Reduce by the function itself, called on every second entry and its neighbour until one entry is left."""
         axis = 0 if self.axis is None else self.axis
         dtypes, shape = [x.dtype for x in input], input[0].handle.data.shape
         parts = [x.handle.data.ravel() if self.axis is None else x.handle.data for x in input]
@@ -326,7 +326,7 @@ class Reduction(ReduceOps):
 
 
 def broadcast(self: TritonSemantic, lhs: tl.tensor, rhs: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
-    """Two tensors of one shape, which they mostly have from the start."""
+    """Broadcast two tensors; mostly they have the same shape from the start, which is quick."""
     x, y = lhs.type, rhs.type
     if x.is_block() and y.is_block() and list(x.shape) == list(y.shape):
         return lhs, rhs
@@ -337,7 +337,7 @@ _original_broadcast = TritonSemantic.broadcast_impl_value
 
 
 def block_type(self: tl.block_type, element_ty: tl.dtype, shape: Any) -> None:
-    """Initialise a type as often before: what depends on the shape is worked out once."""
+    """Initialise a type; what depends on its shape is worked out only once, since the same types come up often."""
     key = (element_ty.name, *(getattr(size, "value", size) for size in shape))
     if key not in _block_types:
         _original_block_type(self, element_ty, shape)
@@ -350,7 +350,7 @@ _original_block_type = tl.block_type.__init__
 
 
 def tensor(self: tl.tensor, handle: Any, type: tl.dtype) -> None:  # noqa: A002
-    """Initialise a tensor as often before: what depends on its type is worked out once."""
+    """Initialise a tensor; what depends on its type is worked out only once, since the same types come up often."""
     if type.name not in _tensors:
         _original_tensor(self, handle, type)
         _tensors[type.name] = {**vars(self), "handle": None}
@@ -366,7 +366,7 @@ Change = tuple[object, str, object, object]
 
 
 def changes_of(scope: Any) -> list[Change]:
-    """What Triton's own patch changed, each attribute once: it patches some of them twice."""
+    """Return what Triton's own patch changed, each attribute once, although it patches some of them twice."""
     changes: dict[tuple[int, str], Change] = {}
     for owner, name, original in scope._changes:
         changes.setdefault((id(owner), name), (owner, name, original, vars(owner)[name]))
@@ -374,14 +374,14 @@ def changes_of(scope: Any) -> list[Change]:
 
 
 class LanguagePatch:
-    """``triton.language`` while a kernel is interpreted; the outermost call alone patches and restores it."""
+    """A patch of ``triton.language`` while a kernel is interpreted; only the outermost call applies and removes it."""
 
     def __init__(self) -> None:
         self.changes: list[Change] = []
         self.is_patched = False
 
     def enter(self, fn: Any) -> "LanguagePatch | types.SimpleNamespace":
-        """What ``restore`` takes back; called for a kernel, and for each jitted function that it calls."""
+        """Patch for a kernel or a jitted function that it calls; return an object whose ``restore`` undoes that."""
         if self.is_patched:
             return types.SimpleNamespace(restore=lambda: None)
         if self.changes:
@@ -394,7 +394,7 @@ class LanguagePatch:
         return self
 
     def restore(self) -> None:
-        """The language as it was."""
+        """Restore the language as it was."""
         self.is_patched = False
         for owner, name, original, _ in self.changes:
             if original is interpreter._MISSING:
@@ -407,7 +407,7 @@ _original_patch = interpreter._patch_lang
 
 
 class BooleanOperators(ast.NodeTransformer):
-    """Rewrites ``and``, ``or`` and ``not``, of which Python makes one bool, to what they are of tiles."""
+    """Rewrites ``and``, ``or`` and ``not``, which Python reduces to one bool, so that they work on tiles."""
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
         """``a and b`` becomes ``_both(a, lambda: b)``."""
@@ -428,10 +428,10 @@ class BooleanOperators(ast.NodeTransformer):
 
 
 class Rewriter:
-    """What a kernel's source goes through before it is interpreted."""
+    """The rewriting of a kernel's source before it is interpreted."""
 
     def visit(self, tree: ast.AST) -> ast.AST:
-        """Boolean operators first, then what Triton rewrites."""
+        """Rewrite boolean operators first, then do what Triton does."""
         return _original_rewriter.visit(BooleanOperators().visit(tree))
 
 
@@ -439,17 +439,17 @@ _original_rewriter = interpreter.FunctionRewriter.ast_transformer
 
 
 def both(first: Any, second: Callable[[], Any]) -> Any:
-    """``first and second()``, element by element where first is a tile."""
+    """Return ``first and second()``, element by element if first is a tile."""
     return first.logical_and(second()) if is_tile(first) else first and second()
 
 
 def either(first: Any, second: Callable[[], Any]) -> Any:
-    """``first or second()``, element by element where first is a tile."""
+    """Return ``first or second()``, element by element if first is a tile."""
     return first.logical_or(second()) if is_tile(first) else first or second()
 
 
 def inverse(value: Any) -> Any:
-    """``not value``, element by element where it is a tile."""
+    """Return ``not value``, element by element if it is a tile."""
     return value == 0 if is_tile(value) else not value
 
 
@@ -459,7 +459,7 @@ def is_tile(value: Any) -> bool:
 
 
 def run_quietly(self: GridExecutor, *args: Any, **kwargs: Any) -> None:
-    """A launch, without NumPy's warnings of overflow and NaN, which a GPU does not give either."""
+    """Launch a kernel without NumPy's warnings of overflow and NaN, which a GPU does not give either."""
     with np.errstate(all="ignore"):
         _original_launch(self, *args, **kwargs)
 
@@ -468,12 +468,12 @@ _original_launch = GridExecutor.__call__
 
 
 def take_first_config(self: Autotuner, *args: Any, **kwargs: Any) -> list[float]:
-    """The time of a configuration that is not measured: ``@triton.autotune`` takes the first."""
+    """Return a time for a configuration without measuring it, so that ``@triton.autotune`` takes the first one."""
     return [0.0, 0.0, 0.0]
 
 
 def device_library_function(name: str) -> Any:
-    """A function of a device library, by the one that NumPy has under its name, if that gives numbers."""
+    """Return a function of a device library as the NumPy function of that name, if that gives numbers."""
     op: Any = getattr(np, name.removeprefix("fast_").removesuffix("f"), None) or getattr(np, name, None)
 
     is_known = isinstance(op, np.ufunc) and not op.types[0].endswith("?")
@@ -490,14 +490,14 @@ def device_library_function(name: str) -> Any:
 
 
 def repair() -> None:
-    """Repair the interpreter of this process, once. Kernels may be imported before or after."""
+    """Repair the interpreter of this process, once. Kernels may be imported before or after that."""
     for mended, replaced in ((Builder, InterpreterBuilder), (Reduction, ReduceOps)):
         for name, method in vars(mended).items():
             if callable(method):
                 setattr(replaced, name, method)
     interpreter._get_np_dtype = numpy_dtype
     interpreter.FunctionRewriter.ast_transformer = Rewriter()
-    # What a rewritten kernel finds among its globals.
+    # Rewritten kernels find these names among their globals.
     interpreter._both, interpreter._either, interpreter._inverse = both, either, inverse
     interpreter._patch_lang = LanguagePatch().enter
     GridExecutor.__call__ = run_quietly

@@ -1,11 +1,11 @@
-"""Where kernels of Triton are interpreted: the interpreter repaired, and what it can't run told apart from bugs."""
+"""Running Triton kernels in the interpreter: its repair, and what it can't run, which is not the kernel's bug."""
 
 import importlib
 import importlib.util
 import re
 
 REPAIRED = "tests.harness.interpreter"
-"""The module that repairs it, which imports Triton."""
+"""The module that repairs the interpreter; it imports Triton."""
 
 LIMITS = {
     r"inline_asm not supported": "inline assembly (tl.inline_asm_elementwise)",
@@ -16,7 +16,7 @@ LIMITS = {
     "it knows them as tl.load",
     r"active drivers \(.*\)\. There should only be one": "a Gluon kernel, or one whose launcher asks what GPU there is",
 }
-"""By what an exception says: what Triton's interpreter can't run, with the name in the exception."""
+"""What Triton's interpreter can't run, by texts of exceptions, which may contain the name of the function."""
 
 NEEDS_GPU = (
     "Found no NVIDIA driver",
@@ -24,7 +24,7 @@ NEEDS_GPU = (
     "Torch not compiled with CUDA enabled",
     "No HIP GPUs are available",
 )
-"""What PyTorch says to a launcher that asks for a GPU."""
+"""What PyTorch says in an exception to a launcher that needs a GPU."""
 
 
 def repair_interpreter() -> None:
@@ -34,7 +34,7 @@ def repair_interpreter() -> None:
 
 
 def why_not_here(error: BaseException) -> str | None:
-    """Why a kernel can't be run on the CPU, in one line, by the exception that it raised; None for any other."""
+    """Say in one line why a kernel can't be run on the CPU, judging by its exception; None for any other exception."""
     cause: BaseException | None = error
     while cause is not None:
         message = str(cause)

@@ -47,7 +47,7 @@ CONTRASTS = ("causal", "group", "heads_kv", "head_dim", "seqlen_k", "seqlen_q")
 OF_ROUNDINGS = 2.0**-7
 """A relative error below this may come from a format of few bits."""
 COUNTS = ("batch", "heads_kv", "group")
-"""Fields in which another value may move what is wrong to where the numbers hide it: that of 1 tells most."""
+"""Fields for which the value 1 tells most: any other value may move the error to where the numbers hide it."""
 CONTRASTED = 4
 """How many ordinary cases that show a bug, and how many that do not, are compared."""
 ORDINARY_JUDGED = 8

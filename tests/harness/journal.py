@@ -1,4 +1,4 @@
-"""What each process is doing: written before every launch, so that no crash and no power cut loses a case."""
+"""What each process is doing, written before every launch, so that no crash and no power cut loses a case."""
 
 import json
 import os
@@ -8,9 +8,9 @@ from typing import Any
 
 
 class Journal:
-    """One process's file: how many cases it has launched and, as ``--replay`` takes it, the one that runs.
+    """The file of one process: how many cases it has launched and, as ``--replay`` takes it, the one that runs.
 
-    Raises OSError where the file can't be written.
+    Raises OSError if the file can't be written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -19,28 +19,28 @@ class Journal:
         self.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
 
     def note(self, record: dict[str, Any]) -> None:
-        """Write down a case before it is launched; ``sync`` has it survive not only this process."""
+        """Write down a case before it is launched. It survives the process, and after ``sync`` a power cut as well."""
         self.done += 1
         self._write(record)
 
     def sync(self) -> None:
-        """Wait until it is on disk: milliseconds on a busy one, so best done while the case is built."""
+        """Wait until the case is on disk. On a busy disk that takes milliseconds, so do it while the case is built."""
         os.fsync(self.file)
 
     def close(self) -> None:
-        """The last case has come to its end."""
+        """Write that the last case has come to its end, and close the file."""
         self._write({})
         os.close(self.file)
 
     def _write(self, record: dict[str, Any]) -> None:
         text = json.dumps({"done": self.done, **record}).encode()
-        # Over the last one, and with spaces up to its end: a file whose length stays is quick to sync.
+        # The file is overwritten and padded with spaces to its old length, because then it is quick to sync.
         self.size = max(self.size, len(text))
         os.pwrite(self.file, text.ljust(self.size), 0)
 
 
 def read_all(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Every journal in ``folder`` that can be read; one that is just being written can't."""
+    """Yield every journal in ``folder`` that can be read, unlike one that is just being written."""
     for path in folder.glob("*.json"):
         try:
             yield path, json.loads(path.read_text())
@@ -49,12 +49,12 @@ def read_all(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
 
 
 def examples_done(folder: Path) -> int:
-    """Cases launched so far by every process that keeps a journal in ``folder``."""
+    """Return the number of cases launched so far by all processes that keep a journal in ``folder``."""
     return sum(record["done"] for _, record in read_all(folder))
 
 
 def set_aside_unfinished(folder: Path) -> list[Path]:
-    """Clear away the journals of the run before; those that end in a case are moved up, and returned."""
+    """Clear away the journals of the previous run; those that end in a case are moved up a folder and returned."""
     found = []
     for path, record in list(read_all(folder)):
         if "case" in record:

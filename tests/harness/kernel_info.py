@@ -1,4 +1,4 @@
-"""A kernel's name, claims and known failures, as its child process tells them."""
+"""A kernel's name, claims and known failures, as the child process reports them."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +9,7 @@ from tests.harness.known import known_failure
 from tests.harness.verdict import Finding, Verdict
 
 PROBE_SECONDS = 60.0
-"""The time that the first call of a plain function may take, compilation included."""
+"""Time limit of the first call of a plain function, compilation included."""
 
 
 class Unavailable(ValueError):
@@ -18,7 +18,7 @@ class Unavailable(ValueError):
 
 @dataclass(frozen=True)
 class KernelInfo:
-    """What the parent knows of a kernel; the kernel itself is only in the child."""
+    """What the parent knows of a kernel, which exists only in the child."""
 
     spec: str
     claims: tuple[str, ...]
@@ -29,7 +29,7 @@ class KernelInfo:
 
     @classmethod
     def ask(cls, child: Child, spec: str, claims: tuple[str, ...]) -> "KernelInfo":
-        """Describe a kernel by way of the child. Raises ValueError, in one line, if it can't be had."""
+        """Ask the child to describe a kernel. Raises ValueError, with a message of one line, if it can't be loaded."""
         try:
             answer = child.ask({"do": "describe", "kernel": spec, "claims": claims})
         except ChildDied as death:
@@ -51,7 +51,7 @@ class KernelInfo:
     def check_returned(self, child: Child) -> None:
         """Call a plain function once, in the child. Raises ValueError, in one line, if what it returns is no answer.
 
-        A call that ends the process, or takes too long, is left to the laws: they tell it with a case.
+        If the call ends the process or takes too long, that is left to the laws, which report it with a case.
         """
         request = {"do": "probe", "kernel": self.spec, "claims": self.claims}
         try:
@@ -62,7 +62,7 @@ class KernelInfo:
             raise ValueError(f"kernel {self.spec!r}: {told}")
 
     def finding(self, verdict: Verdict) -> Finding | None:
-        """What a verdict holds against the kernel: a refusal, too, where it claims to refuse nothing."""
+        """Return what a verdict says against the kernel, which includes a refusal if it claims to refuse nothing."""
         if verdict.status == "refused" and not self.capabilities.may_refuse:
             claim = f"a claimed case is not refused, but NotImplementedError was raised: {verdict.reason}"
             return Finding(claim=claim, kind="refused")

@@ -1,4 +1,4 @@
-"""Known failures: which cases meet one, and the one case of each that is run every time."""
+"""Known failures: which cases meet one, and the stored case of each that is run every time."""
 
 from typing import Any
 
@@ -7,14 +7,14 @@ from strategies.case import Case, Spike
 
 
 def known_failure(fields: dict[str, Any]) -> KnownFailure:
-    """Inverse of ``asdict``, after JSON too (which turns tuples into lists)."""
+    """Make a known failure from what ``asdict`` returned, also after JSON, which turns tuples into lists."""
     tuples = {name: tuple(fields[name]) for name in ("laws", "torch")}
     where = {name: tuple(values) for name, values in fields["where"].items()}
     return KnownFailure(**{**fields, **tuples, "where": where})
 
 
 def meets(case: Case, known: KnownFailure) -> bool:
-    """Whether a case under one of its laws is one of those that fail."""
+    """Whether a case, under one of the failure's laws, is one of those that fail."""
     return all(getattr(case, name) in values for name, values in known.where.items())
 
 

@@ -1,4 +1,4 @@
-"""What the processes of a run tell each other of the bugs they found: a file to which each appends lines of JSON."""
+"""What the processes of a run tell each other about the bugs they found: a file to which each appends JSON lines."""
 
 import json
 import os
@@ -12,11 +12,11 @@ LEDGER = "bugs.jsonl"
 """The file, beside the journals."""
 
 PATIENCE = 150.0
-"""Seconds after which an investigation that another process has begun is taken for dead."""
+"""Seconds after which an investigation that another process has begun counts as dead."""
 
 
 class Ledger:
-    """One process's view of the file. Where it can't be written, the process knows its own bugs alone."""
+    """One process's view of the file. If it can't be written, the process knows only its own bugs."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -37,7 +37,7 @@ class Ledger:
                 os.close(file)
 
     def news(self) -> list[dict[str, Any]]:
-        """The records that were added since this was asked last, those of this process included."""
+        """Return the records added since the last call, including those of this process."""
         self._read()
         told, self.unread = self.unread, []
         return told
@@ -56,7 +56,7 @@ class Ledger:
 
     @contextmanager
     def investigating(self, kernel: str) -> Iterator[None]:
-        """Tell the others that a failure of a kernel is investigated; of two that begin at once the first goes on."""
+        """Tell others that a failure of a kernel is investigated; of two that begin at once the first goes on."""
         self.append({"begins": kernel, "time": time.time()})
         try:
             yield
@@ -65,7 +65,7 @@ class Ledger:
             self._read()
 
     def _read(self) -> None:
-        """Take in what was added to the file."""
+        """Read what was added to the file."""
         try:
             with self.path.open("rb") as file:
                 file.seek(self.offset)

@@ -85,7 +85,7 @@ def _min_seqlens(outside: Sequence[Case], inside: Sequence[Case], claimed: int) 
 
 
 def _layouts(inside: Sequence[Case], claimed: tuple[str, ...]) -> Iterator[str]:
-    """All but one; all that occur inside; those with dense rows; the first alone."""
+    """Yield all layouts but one; those that occur inside; those with dense rows; the first alone."""
     occurring = {layout for case in inside for layout in case.layouts}
     kept = [{*claimed} - {layout} for layout in claimed]
     for layouts in (*kept, occurring, {*DENSE}, {*LAYOUTS[:1]}):

@@ -1,4 +1,4 @@
-"""Which other claim would be true: one under which every failing case of a bug holds, or that excludes them all."""
+"""Which other claim would be true: one under which every failing case of a bug holds, or one that excludes them all."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -12,7 +12,7 @@ from tests.harness.bugs import TOP_LEFT, Need
 from tests.harness.runs import Runs
 
 FEW = 12
-"""So many failing cases are run under another claim before it is offered; the rest follow as time allows."""
+"""How many failing cases are run under another claim before it is offered; others follow as time allows."""
 
 Ran = tuple[str, Case]
 
@@ -20,7 +20,7 @@ Ran = tuple[str, Case]
 def offered(
     needs: Sequence[Need], failing: Sequence[Ran], held: Sequence[Ran], runs: Runs, spend: Callable[[], None]
 ) -> tuple[str, ...]:
-    """Claims that would be true, as far as the cases known by now tell; ``spend`` may end the runs for it."""
+    """Return claims that would be true as far as the known cases tell; ``spend`` may end the runs made for that."""
     capabilities = runs.info.capabilities
     cases, holding = [case for _, case in failing], [case for _, case in held]
     claims = [*excluding(needs, cases, holding, capabilities)]
@@ -31,14 +31,14 @@ def offered(
 
 
 def may_be_top_left(cases: Iterable[Case], capabilities: Capabilities) -> bool:
-    """Whether the corner of the causal mask could make the difference in all cases."""
+    """Whether in all cases the corner of the causal mask could make the difference."""
     return capabilities.causal_alignment != "top_left" and all(
         case.causal and case.seqlen_q != case.seqlen_k for case in cases
     )
 
 
 def failing_under(claim: str, cases: Sequence[Ran], runs: Runs, spend: Callable[[], None]) -> list[Ran]:
-    """The first case that fails under another claim, in a list; none where all hold. Raises BudgetSpent."""
+    """Return the first case that fails under another claim, as a list; empty if all hold. Raises BudgetSpent."""
     for law, case in cases:
         spend()
         if runs.hard(law, case, claims=(claim,)) is not None:
@@ -49,7 +49,7 @@ def failing_under(claim: str, cases: Sequence[Ran], runs: Runs, spend: Callable[
 def excluding(
     needs: Sequence[Need], failing: Sequence[Case], held: Sequence[Case], capabilities: Capabilities
 ) -> Iterator[str]:
-    """The claim that excludes all failing cases and the fewest that hold, if there is one that leaves some of these."""
+    """Yield the claim that excludes all failing cases and the fewest that held, if any claim leaves some of these."""
     found: list[tuple[int, int, str]] = []
     for claim in candidates(needs, failing, held, capabilities):
         narrow = parse_claims([claim], capabilities)
@@ -64,7 +64,7 @@ def excluding(
 def candidates(
     needs: Sequence[Need], failing: Sequence[Case], held: Sequence[Case], capabilities: Capabilities
 ) -> Iterator[str]:
-    """Claims narrower than those that are made, by which a kernel may have been meant: of the fields that it needs."""
+    """Yield claims narrower than the kernel's, about fields that the bug needs: the kernel may be meant for these."""
     names = {need.name for need in needs}
     # A kernel without grouped heads has as many heads of keys as of queries.
     grouped = {"group"} if "heads_kv" in names else set()

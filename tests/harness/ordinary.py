@@ -8,20 +8,20 @@ from strategies.case import Case
 from strategies.cases import is_claimed
 
 ORDINARY = 20
-"""So many are tried: enough to tell a bug of every case from one of few."""
+"""How many are tried: enough to tell a bug that shows in every case from one that shows in few."""
 
 TILE = 64
 LENGTHS = {
     "cpu": (TILE - 1, TILE, TILE + 1, 2 * TILE, 100, 16, 150),
     "cuda": (TILE - 1, TILE, TILE + 1, 4 * TILE, 1000, 128, 300),
 }
-"""By device type: whole tiles, one row more or less, and lengths between."""
+"""Lengths by device type: whole tiles, one row more or less, and lengths between."""
 COMMON_HEAD_DIMS = (64, 128, 32)
 SEED = 17
 
 
 def ordinary_cases(capabilities: Capabilities, dtype: str, device_type: str) -> list[Case]:
-    """The same for every bug of a kernel in a dtype: with and without a causal mask, as far as is claimed."""
+    """Return cases, the same for all bugs of a kernel in a dtype: with and without a causal mask, if claimed."""
     c = capabilities
     lengths = LENGTHS[device_type]
     head_dims = [x for x in COMMON_HEAD_DIMS if x in c.head_dims] or list(c.head_dims)[:1]

@@ -68,7 +68,7 @@ class _Search:
 
 
 def _plainer(case: Case, capabilities: Capabilities) -> Iterator[Case]:
-    """One setting at its simplest, one tensor of a simpler family, one entry less."""
+    """Yield the case with one setting at its simplest, one tensor of a simpler family, or one entry less."""
     for name in (*OPTIONS, "seed", *LAYOUT_FIELDS):
         yield _with(case, {name: getattr(Case, name)})
     for at, (name, _) in enumerate(case.launch):

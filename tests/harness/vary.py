@@ -185,7 +185,7 @@ def text(value: Any) -> str:
 
 
 def _claim_without(name: str, case: Case, c: Capabilities) -> str:
-    """The claim that leaves out this value of the field, where one does and a kernel might be meant so."""
+    """Return the claim that leaves out this value of the field, if one does and a kernel might be meant that way."""
     if name == "head_dim":
         powers = [x for x in c.head_dims if x.bit_count() == 1]
         return "" if case.head_dim in powers else f"head_dims={','.join(map(str, powers))}"

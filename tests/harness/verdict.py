@@ -4,9 +4,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 NUMBERS = ("error", "nonfinite")
-"""The kinds of findings that are of numbers compared."""
+"""The kinds of findings in which numbers were compared."""
 ENDS = ("fault", "died", "hung")
-"""Those after which nothing else can be asked of the process in which they were found."""
+"""The kinds after which nothing more can be asked of the process in which they were found."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,8 +18,8 @@ class Finding:
         kind: "error" (beyond its bound), "nonfinite" (NaN or infinity where a number belongs), "exception",
             "fault" (one after which the device answers no more: an illegal or misaligned address), "contract"
             (shape, dtype), "memory", "accepted" (should have been refused), "died" or "hung".
-        tensor: which output (or input) is wrong; "" where none is. Of several it is the one with the largest ratio,
-            and ``tensors`` are all that were wrong in the same comparison.
+        tensor: which output (or input) is wrong; "" if none is. Of several wrong ones it is the one with the largest
+            ratio, and ``tensors`` are all that were wrong in the same comparison.
         index: the worst element; expected, actual, allowed: its value, the kernel's, the largest error a
             correct kernel can have there; ratio: error over allowed.
         wrong, total, nan, posinf, neginf: how many elements are out of bounds, of how many; how many of the
@@ -27,11 +27,11 @@ class Finding:
         ulps: the error at the worst element, in units in the last place that the output's dtype has at the expected
             value; relative: the norm of the error over the norm of the expected tensor.
         call: which of the trial's kernel calls produced ``actual``; expression: how it is computed from the
-            tensors of that call, where it isn't one of them as it is.
-        other, other_expression: the same for ``expected``, where two calls are compared.
+            tensors of that call, unless it is one of them as it is.
+        other, other_expression: the same for ``expected``, if two calls are compared.
         detail: a traceback, the end of a crashed process's stderr.
-        explained_by: claims with any one of which this is no error, the smallest first: of a design that is less
-            precise than FlashAttention-2.
+        explained_by: claims that would each make this no error, by way of a design that is less precise than
+            FlashAttention-2; the one with the smallest errors comes first.
     """
 
     claim: str
@@ -63,7 +63,7 @@ class Finding:
 
     @property
     def ends_process(self) -> bool:
-        """Whether nothing else can be asked of the process in which it was found."""
+        """Whether nothing more can be asked of the process in which it was found."""
         return self.kind in ENDS
 
     @property
@@ -73,7 +73,7 @@ class Finding:
 
     @property
     def signature(self) -> tuple[str, ...]:
-        """What two findings of one bug have in common: of exceptions their type, of a contract the tensor."""
+        """What two findings of one bug have in common: the kind, the type of an exception, the tensor of a contract."""
         if self.kind in NUMBERS:
             return ("numbers",)
         if self.ends_process:
@@ -89,11 +89,11 @@ class Verdict:
 
     ``status`` is "held", "broken", "refused" (NotImplementedError) or "skipped" (the case could not be run
     here; ``reason`` says why). ``worst`` has the largest error over bound for each tensor; ``seconds`` the
-    time spent in "kernel" (launches), "check" (references, bounds, comparisons) and "tensors". ``beside`` are the
-    tensors that are wrong too, and that were not to be judged, since they are known to be wrong in every case.
-    ``designs`` are the members of a family that explained what was judged, in words; ``idle`` says, of each tensor
-    that was judged, whether the case tests nothing of it: an answer of 0 would hold. ``sizes`` are those of the calls
-    of a law that is broken, as ``Trial.sizes`` has them.
+    time spent in "kernel" (launches), "check" (references, bounds, comparisons) and "tensors". ``beside`` are tensors
+    that are wrong too, but were not judged because they are known to be wrong in every case.
+    ``designs`` are the members of a family that explained what was judged, in words. ``idle`` says, for each tensor
+    that was judged, whether the case tests nothing of it because an answer of 0 would hold. ``sizes`` are those of the
+    calls of a law that is broken: see ``Trial.sizes``.
     """
 
     status: str

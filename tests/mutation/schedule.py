@@ -94,5 +94,5 @@ class Schedule:
         claims = self.capabilities if everything else without_huge_strides(self.capabilities)
         seed_of_chunk = f"{seed_} {law} {dtype} {chunk} {everything}"
         drawn = draw(law_named(law), claims, dtype, self.device_type, DRAWN_AT_ONCE + 1, seed_of_chunk)
-        # A Hypothesis run begins with the same case whatever the seed.
+        # A Hypothesis run begins with the same case whatever the seed, so that case is left out.
         return drawn[1:]

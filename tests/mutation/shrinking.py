@@ -41,7 +41,7 @@ class OneBug(Subject):
     """A subject whose search ends at the first bug."""
 
     def uphold(self, law: Law, case: Case) -> None:
-        """Raises TimeUp once a bug is known."""
+        """Raise TimeUp once a bug is known."""
         super().uphold(law, case)
         if self.failures:
             raise TimeUp
