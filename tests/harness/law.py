@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from kernels.contract import Capabilities
+from kernels.contract import Capabilities, KnownFailure
 from tests.harness.trial import Trial
 
 PROPERTIES = Path(__file__).parents[1] / "properties"
@@ -42,6 +42,10 @@ class Law:
     def applies_to(self, capabilities: Capabilities) -> bool:
         """Whether a kernel with these claims has to keep the law."""
         return not self.needs or bool(getattr(capabilities, self.needs))
+
+    def fails_by(self, known: KnownFailure) -> bool:
+        """Whether a known failure breaks the law: it names the law, or the one that judges what the law needs."""
+        return self.name in known.laws or self.needs in known.laws
 
 
 def law(*, needs: str = "", **draws: Any) -> Callable[[Callable[[Trial], None]], Law]:

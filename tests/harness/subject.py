@@ -178,7 +178,7 @@ class Subject:
             return
         self.generated += 1
         self.learn()
-        open_case = case if self.replay is not None else self._moved(law.name, case)
+        open_case = case if self.replay is not None else self._moved(law, case)
         if open_case is None:
             return
         ignored = self._ignored()
@@ -263,11 +263,11 @@ class Subject:
         """Whether the time for examples is up; the first of an item needs only the run's time."""
         return self.clock.left <= 0 or (self.tally.drawn > 0 and time.perf_counter() > self.deadline)
 
-    def _moved(self, law: str, case: Case) -> Case | None:
+    def _moved(self, law: Law, case: Case) -> Case | None:
         """The case, or one near it that meets nothing that is known to fail; None where there is none."""
-        known = Closed(tuple(x for x in self.info.known_failures if law in x.laws))
+        known = Closed(tuple(x for x in self.info.known_failures if law.fails_by(x)))
         bugs = filter(self._is_closed, self.bugs.values())
-        closed = Closed(known.known, tuple(bugs if is_plain(law) else map(in_parts, bugs)))
+        closed = Closed(known.known, tuple(bugs if is_plain(law.name) else map(in_parts, bugs)))
         if not closed.is_met(case):
             return case
         found = elsewhere(case, closed, self.info.capabilities)

@@ -8,14 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from kernels.contract import Capabilities
+from kernels.contract import Capabilities, KnownFailure
 from reference.bounds.accumulation import SAFETY
 from strategies.case import Case
 from strategies.cases import cases
 from tests.harness import report
 from tests.harness.child import Child
-from tests.harness.law import LAWS, law_named
+from tests.harness.law import LAWS, law, law_named
+from tests.harness.trial import Trial
 from tests.harness.turns import CHEAP_FIRST
+from tests.mutation.schedule import ROUND
 
 KERNEL = """
 import json, sys
@@ -39,12 +41,12 @@ def child() -> Iterator[Child]:
 def test_every_child_is_free_of_what_only_the_parent_needs(child: Child, tmp_path: Path) -> None:
     kernel = tmp_path / "kernel.py"
     kernel.write_text(KERNEL)
-    for law in LAWS:
-        record = report.record(f"{kernel}:attention", (), law, Case(seqlen_q=2, seqlen_k=2))
+    for name in LAWS:
+        record = report.record(f"{kernel}:attention", (), name, Case(seqlen_q=2, seqlen_k=2))
         child.run({**record, "safety": SAFETY}, lambda: None)
     modules = json.loads(kernel.with_suffix(".json").read_text())
     assert "torch" in modules
-    assert {f"tests.properties.test_{law}" for law in LAWS} <= set(modules)
+    assert {f"tests.properties.test_{name}" for name in LAWS} <= set(modules)
     # torch._dynamo takes about as long to import as the rest of torch.
     assert not {"pytest", "_pytest", "hypothesis", "rich", "torch._dynamo"} & set(modules)
 
@@ -60,9 +62,9 @@ class TestEachLaw:
         assert "Catches" in docstring
 
     def test_needs_a_claim_that_there_is_and_draws_by_options_that_there_are(self, name: str) -> None:
-        law = law_named(name)
-        assert law.needs in ("", *Capabilities.__dataclass_fields__)
-        assert law.draws.keys() <= inspect.signature(cases).parameters.keys()
+        declared = law_named(name)
+        assert declared.needs in ("", *Capabilities.__dataclass_fields__)
+        assert declared.draws.keys() <= inspect.signature(cases).parameters.keys()
 
 
 def test_a_law_applies_where_what_it_needs_is_claimed() -> None:
@@ -71,5 +73,19 @@ def test_a_law_applies_where_what_it_needs_is_claimed() -> None:
     assert law_named("forward").applies_to(Capabilities(backward=False))
 
 
-def test_the_order_of_a_round_names_laws_that_there_are() -> None:
+def test_known_failures_of_what_a_law_needs_are_its_own() -> None:
+    known = KnownFailure(what="", laws=("backward",), case=None, device="cpu", torch=())
+    of_sums = law(needs="backward")(dependent)
+    assert of_sums.name == "dependent"
+    assert of_sums.fails_by(known)
+    assert law_named("backward").fails_by(known)
+    assert not law()(dependent).fails_by(known)
+
+
+def dependent(trial: Trial) -> None:
+    """Stands for the check of a law."""
+
+
+def test_orders_of_laws_name_those_that_there_are() -> None:
     assert set(CHEAP_FIRST) <= set(LAWS)
+    assert set(ROUND) == set(LAWS)
