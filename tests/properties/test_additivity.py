@@ -1,0 +1,64 @@
+"""Additivity: gradients are linear in dout, so the gradients for a sum of two are the sums of their gradients.
+
+dout is cut in two at the middle of its columns, rows or heads, with zeros in the place of the other half, so that
+the two parts add up to it without rounding. Catches gradients that depend on dout as a whole: tiles that are skipped
+or clipped by what some entries of dout hold, a delta of part of the columns, rows whose dout is 0 and whose dq is not.
+
+The bound. At the same q, k and v, dP = dout v^T, delta = rowsum(dout * out) and dS = P * (dP - delta) are linear in
+dout, and so are the exact gradients: G(a + b) = G(a) + G(b). What a kernel returns for any dout lies within A(dout)
+of G(dout), where A is the certain bound of ``reference.bounds.backward`` with the errors of the kernel's own forward
+in it. By the triangle inequality the kernel's gradients for a + b lie within A(a + b) + A(a) + A(b) of the sum of
+those for a and for b.
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from tests.harness.law import law
+from tests.harness.relate import Derived, agree, allowances, twice
+from tests.harness.trial import Problem, Trial
+
+COLUMNS, ROWS, HEADS = 3, 2, 1
+"""Dimensions of dout."""
+
+
+@law(needs="backward", key_padding=True, dropout=True, max_tiles=8)
+def additivity(trial: Trial) -> None:
+    """Cut dout along a dimension that the seed decides, and compare the gradients of whole and parts."""
+    whole = trial.problem
+    first, second = halves(whole, (COLUMNS, ROWS, HEADS)[trial.case.seed % 3])
+    of_whole, of_first, of_second = (trial.gradients(p) for p in (whole, first, second))
+    others = of_second.named()
+    pairs = {
+        name: (x.double(), others[name].double()) for name, x in of_first.named().items() if name in others
+    }
+    allowed = [allowances(trial, p, gradients=of_whole.dq is not None) for p in (whole, first, second)]
+    # Where a part overflows the output's format, their sum need not.
+    bound = {
+        name: bound.masked_fill(pairs[name][0].isinf() | pairs[name][1].isinf(), torch.inf)
+        for name, bound in twice(twice(allowed[0], allowed[1]), allowed[2]).items()
+        if name in pairs
+    }
+    formula = f"results[{of_first.call}]['{{0}}'].double() + results[{of_second.call}]['{{0}}'].double()"
+    sums = Derived(
+        of_second.call,
+        {name: a + b for name, (a, b) in pairs.items()},
+        {name: formula.format(name) for name in pairs},
+    )
+    claim = "{0} for a sum of two dout is the sum of {0} for each"
+    agree(trial, claim, of_whole, sums, bound, only=("dq", "dk", "dv"))
+
+
+def halves(p: Problem, dim: int) -> tuple[Problem, Problem]:
+    """The problem with either half of dout along a dimension, and zeros in the other half."""
+    size = p.dout.shape[dim]
+    shape = [size if at == dim else 1 for at in range(4)]
+    is_first = (torch.arange(size, device=p.dout.device) < size // 2).view(shape)
+    return with_dout(p, p.dout.masked_fill(~is_first, 0.0)), with_dout(p, p.dout.masked_fill(is_first, 0.0))
+
+
+def with_dout(p: Problem, dout: Tensor) -> Problem:
+    """The problem with another dout, contiguous, which every kernel takes."""
+    return replace(p, dout=dout.contiguous())
