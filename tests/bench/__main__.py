@@ -54,9 +54,12 @@ def time_all(
     print(file=sys.stderr)
 
 
-def main() -> None:
-    """Time the providers, print the tables and write the files."""
-    parser = argparse.ArgumentParser(prog="tox -e bench --", description="speed of kernels beside PyTorch's")
+def main(prog: str = "tox -e bench --") -> None:
+    """Time the providers, print the tables and write the files.
+
+    ``prog`` is what the user typed before the options, for messages.
+    """
+    parser = argparse.ArgumentParser(prog=prog, description="speed of kernels beside PyTorch's")
     parser.add_argument("--quick", action="store_true", help="a few shapes: minutes")
     parser.add_argument("-k", metavar="SERIES", default="", help="shapes of the series whose name has this")
     parser.add_argument("--kernel", action="append", metavar="SPEC", help="repeatable (default: all of ours)")

@@ -13,13 +13,11 @@ import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from tests.harness.device import OVERRAN, WAIT_SECONDS
+from tests.harness.home import python_path
 from tests.harness.verdict import Finding, Verdict
-
-ROOT = Path(__file__).parents[2]
 
 START_SECONDS = 300.0
 """Time limit of everything but a case: imports of torch and Triton take long, if many processes make them at once."""
@@ -113,12 +111,10 @@ class Child:
         environment.pop("TRITON_INTERPRET", None)
         if self.device == "cpu":
             environment["TRITON_INTERPRET"] = "1"
-        path = [str(ROOT), *filter(None, [environment.get("PYTHONPATH")]), str(Path.cwd())]
         self.stderr = tempfile.TemporaryFile()  # noqa: SIM115  # as long as the child
         self.process = subprocess.Popen(
-            # -P: a folder "tests" where pytest was started must not hide ours. Kernels there can still be imported.
             [sys.executable, "-P", "-m", self.worker, self.device],
-            env=environment | {"PYTHONPATH": os.pathsep.join(path)},
+            env=environment | {"PYTHONPATH": python_path()},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.stderr,

@@ -16,6 +16,7 @@ from strategies.case import Case, from_json, to_json
 from strategies.tensors import check_case
 from tests.harness import picture
 from tests.harness.explain import UNEXPLAINED, Explanation
+from tests.harness.home import IS_INSTALLED
 from tests.harness.law import LAWS
 from tests.harness.standalone import SCRIPT
 from tests.harness.verdict import Finding
@@ -108,8 +109,10 @@ def last_of_detail(failure: Failure) -> list[str]:
 def replay_line(failure: Failure, report_dir: Path) -> str:
     """Return the command that runs the case of a report again."""
     device = failure.environment["device"].partition(":")[0]
-    path = report_dir / failure.folder / "case.json"
-    return f"python -m pytest tests/properties --device {device} --replay {shlex.quote(str(path))}"
+    path = shlex.quote(str(report_dir / failure.folder / "case.json"))
+    if IS_INSTALLED:
+        return f"flashproof replay {path} --device {device}"
+    return f"python -m pytest tests/properties --device {device} --replay {path}"
 
 
 def message(failure: Failure, report_dir: Path) -> str:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from kernels import registry
 from tests.harness import poison
-from tests.harness.child import ROOT
+from tests.harness.home import OWN_FOLDERS
 from tests.harness.interpreting import REPAIRED
 from tests.harness.poison import PoisonedAllocations
 from tests.harness.trial import Problem, Trial
@@ -272,8 +272,8 @@ def script(
         claim=indent(finding.claim, "# ", lambda line: True),
         guard=GUARD if ends_process else "",
         interpret=_interpret(spec) if device == "cpu" else "",
-        # The last is for kernels that state their claims, with what is in kernels.contract.
-        folders=list(dict.fromkeys([root, str(ROOT)])),
+        # A kernel may import what lies in the current folder, and kernels.contract to state its claims.
+        folders=list(dict.fromkeys([root, *OWN_FOLDERS, str(Path.cwd())])),
         module=module,
         attribute=attribute,
         device=device,

@@ -10,16 +10,15 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from kernels import registry
+from tests.harness.home import python_path
 from tests.harness.interpreting import repair_interpreter
 from tests.mutation.rules import RULES
 
-ROOT = Path(__file__).parents[2]
 SECONDS = 600
 
 
@@ -59,16 +58,15 @@ def outcomes(
 
 
 def _run(request: Mapping[str, Any]) -> list[dict[str, Any]]:
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": python_path()}
     if request["device"] == "cpu":
         environment["TRITON_INTERPRET"] = "1"
     try:
         process = subprocess.run(
-            [sys.executable, "-m", "tests.mutation.compare"],
+            [sys.executable, "-P", "-m", "tests.mutation.compare"],
             input=json.dumps(request),
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            cwd=ROOT,
             env=environment,
             text=True,
             timeout=SECONDS,

@@ -18,7 +18,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 from unittest.mock import patch
@@ -29,8 +28,7 @@ from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction, KernelParam, mangle_type
 
 from kernels.mutants.mutant import load_module
-
-ROOT = Path(__file__).parents[2]
+from tests.harness.home import python_path
 
 SECONDS = 60
 """Seconds that one mutant may take to compile before its process is ended."""
@@ -173,12 +171,10 @@ def _decoded(value: Any) -> Any:
 
 def _run(request: Mapping[str, Any]) -> "subprocess.CompletedProcess[str]":
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    path = [str(ROOT), *filter(None, [environment.get("PYTHONPATH")]), str(Path.cwd())]
     return subprocess.run(
-        # -P: a folder "tests" where pytest was started must not hide ours.
         [sys.executable, "-P", "-m", "tests.mutation.equivalence"],
         input=json.dumps(request),
-        env=environment | {"PYTHONPATH": os.pathsep.join(path)},
+        env=environment | {"PYTHONPATH": python_path()},
         capture_output=True,
         text=True,
         check=False,

@@ -5,14 +5,14 @@ import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
-from kernels.mutants.mutant import source_of
+from kernels.mutants.mutant import load_module, source_of
 from kernels.registry import locate
 from tests.mutation.operators import SourceMutant, source_mutants
 
 STUB = """{diff}
 from pathlib import Path
 
-from kernels.mutants.mutant import load_module
+from {loader} import load_module
 
 {attribute} = load_module({entry!r}, {{{module!r}: Path(__file__).with_name("mutant.txt").read_text()}}).{attribute}
 """
@@ -43,7 +43,11 @@ class Target:
         here = folder / self.mutant.name.replace(":", "-")
         here.mkdir(parents=True, exist_ok=True)
         (here / "mutant.txt").write_text(self.mutant.source)
-        fields = {"diff": textwrap.indent(self.diff, "# "), "attribute": attribute}
+        fields = {
+            "diff": textwrap.indent(self.diff, "# "),
+            "attribute": attribute,
+            "loader": load_module.__module__,
+        }
         (here / "kernel.py").write_text(
             STUB.format(entry=absolute(entry), module=absolute(self.module), **fields)
         )

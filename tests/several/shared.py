@@ -2,6 +2,7 @@
 
 from strategies.case import Case, Spike
 from tests.several.bug import HEADS, Bug, Edit
+from tests.several.memory import read_by_strides
 
 ALL = ("out", "lse", "dq", "dk", "dv")
 GRADIENTS = ("dq", "dk", "dv")
@@ -10,6 +11,7 @@ OPERANDS = "k, v = (for_each_query_head(x, q).float() for x in (k, v))"
 SUM_OF_GROUP = "dk, dv = (x.unflatten(1, (k.shape[1], -1)).sum(2) for x in (dk, dv))"
 HEADS_OF_BACKWARD = "heads = heads_of(q, k, v, o.causal, o.sm_scale)"
 GRADIENTS_OF_HEADS = "backward(heads, dout.float(), out.float(), lse[..., None])"
+READ_BY_STRIDES = f"from {read_by_strides.__module__} import read_by_strides"
 CORNER = "every.tril(seqlen_k - seqlen_q)"
 
 
@@ -116,9 +118,7 @@ DEFAULT_SCALE_IN_BACKWARD = Bug(
 K_BY_STRIDES_OF_V = Bug(
     name="k_by_strides_of_v",
     what="k is read by the strides of v",
-    edits=before_operands(
-        "from tests.several.memory import read_by_strides\n    k = read_by_strides(k, v.stride())"
-    ),
+    edits=before_operands(f"{READ_BY_STRIDES}\n    k = read_by_strides(k, v.stride())"),
     tensors=ALL,
     law="forward",
     case=Case(heads_kv=2, seqlen_q=2, seqlen_k=2, k_layout="bnhd"),
@@ -133,7 +133,7 @@ DOUT_TAKEN_FOR_CONTIGUOUS = Bug(
         Edit(
             f"{HEADS}:_each_head",
             HEADS_OF_BACKWARD,
-            "from tests.several.memory import read_by_strides\n"
+            f"{READ_BY_STRIDES}\n"
             "    dout = read_by_strides(dout, torch.empty(dout.shape, device='meta').stride())\n"
             f"    {HEADS_OF_BACKWARD}",
         ),

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from strategies.case import Case
-from tests.harness.child import ROOT
+from tests.harness.home import ROOT
 from tests.harness.law import law_named
 from tests.harness.subject import Subject
 from tests.harness.verdict import Finding

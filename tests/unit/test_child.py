@@ -16,8 +16,9 @@ from reference.bounds.accumulation import SAFETY
 from strategies.case import to_json
 from tests.harness import report, trial
 from tests.harness.budget import ShrinkBudget
-from tests.harness.child import ROOT, Child, HarnessError
+from tests.harness.child import Child, HarnessError
 from tests.harness.device import OVERRAN
+from tests.harness.home import ROOT
 from tests.harness.kernel_info import KernelInfo
 from tests.harness.law import law_named
 from tests.harness.trial import LawBroken, Trial

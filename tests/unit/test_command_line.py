@@ -12,7 +12,7 @@ import pytest
 
 from strategies.case import Case, Spike
 from tests.harness import report
-from tests.harness.child import ROOT
+from tests.harness.home import ROOT
 from tests.unit.running import CASE, SEVERAL, TOYS, pytest_run
 from tests.unit.toys import ROWS
 

@@ -1,0 +1,133 @@
+"""The command ``flashproof``: pytest on the tests in this package, in the user's folder and environment.
+
+The user's pytest configuration, conftest.py, PYTEST_ADDOPTS and plugins are left out; ``-p NAME`` adds a plugin.
+"""
+
+import os
+import sys
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import version
+from itertools import takewhile
+from types import SimpleNamespace
+
+import pytest
+
+from tests.harness.home import IS_INSTALLED, ROOT
+
+CONFTEST = f"{ROOT.name}.conftest" if IS_INSTALLED else "conftest"
+"""The module with our options."""
+
+USAGE = """\
+flashproof COMMAND [SPEC ...] [options]
+
+commands:
+  verify SPEC ...              try every law on each kernel
+  fuzz SPEC ... --minutes M    the same with fresh random cases until the time is up
+  replay PATH                  run the case of one report (its case.json) again
+  mutation [SPEC ...]          plant bugs in a kernel and tell which are caught
+  bench [SPEC ...]             time kernels beside PyTorch's, on a GPU
+
+SPEC is package.module:attribute or path/to/file.py:attribute, looked up from the current folder,
+or the name of a kernel that comes with Flashproof, such as flash_v2.
+Exit status: 0 if every law held, 1 if one was broken, 4 for a wrong command line.
+"""
+
+
+@dataclass(frozen=True)
+class Command:
+    """What a command runs.
+
+    Attributes:
+        folder: of the tests, below ``tests``.
+        takes: what may follow the command's name, before the options: the name of it in messages.
+        option: pytest's option that each of these is given by.
+        least: how many of these there must be, if ``option`` is not among the options.
+        most: how many there may be.
+        defaults: options that the user's come after.
+    """
+
+    folder: str
+    takes: str = "SPEC"
+    option: str = "--kernel"
+    least: int = 1
+    most: float = float("inf")
+    defaults: tuple[str, ...] = ()
+
+    def options(self, arguments: Sequence[str]) -> list[str]:
+        """The options that the arguments after the command's name mean. Raises ValueError, in one line."""
+        given = list(takewhile(lambda x: not x.startswith("-"), arguments))
+        rest = arguments[len(given) :]
+        named = any(x.partition("=")[0] == self.option for x in rest)
+        if not self.least * (not named) <= len(given) <= self.most:
+            raise ValueError(
+                f"expected {self.takes} before the options, got {' '.join(arguments) or 'nothing'}"
+            )
+        return [*self.defaults, *(x for value in given for x in (self.option, value)), *rest]
+
+
+COMMANDS = {
+    "verify": Command("properties"),
+    "fuzz": Command("properties", defaults=("--minutes", "10")),
+    "replay": Command("properties", takes="PATH", option="--replay", most=1),
+    "mutation": Command("mutation", least=0),
+    "bench": Command("bench", least=0),
+}
+
+
+def main() -> int:
+    """Run the command that ``sys.argv`` names; the exit status is pytest's."""
+    name, *arguments = sys.argv[1:] or [""]
+    if {name, *arguments} & {"-h", "--help"} and name != "bench":
+        return tell_help()
+    if name == "--version":
+        print(f"flashproof {version('flashproof')}")
+        return 0
+    if name not in COMMANDS:
+        return fail(f"got {name or 'no command'}, expected {', '.join(COMMANDS)} or --help")
+    command = COMMANDS[name]
+    try:
+        options = command.options(arguments)
+    except ValueError as e:
+        return fail(f"{name}: {e}")
+    sys.path.insert(0, os.getcwd())  # where SPEC is looked up; pytest's is the folder of the script  # noqa: PTH109
+    return bench(options) if command.folder == "bench" else run_pytest(command.folder, options)
+
+
+def fail(text: str) -> int:
+    """A usage error."""
+    print(f"ERROR: flashproof: {text}", file=sys.stderr)
+    return pytest.ExitCode.USAGE_ERROR
+
+
+def run_pytest(folder: str, options: Sequence[str]) -> int:
+    """The tests of a folder below ``tests``, apart from the user's own configuration."""
+    for variable in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS"):
+        os.environ.pop(variable, None)
+    plugins = [CONFTEST, *(["tests.mutation.conftest"] if folder == "mutation" else [])]
+    loaded = [x for name in plugins for x in ("-p", name)]
+    configuration = ["-c", str(ROOT / "tests/harness/command.ini"), "--rootdir", str(ROOT)]
+    return pytest.main([*configuration, *loaded, str(ROOT / "tests" / folder), *options])
+
+
+def bench(options: Sequence[str]) -> int:
+    """Time kernels."""
+    from tests.bench.__main__ import main as time_kernels
+
+    sys.argv[1:] = options
+    try:
+        time_kernels("flashproof bench")
+    except SystemExit as e:  # of argparse, which has told why
+        return pytest.ExitCode.USAGE_ERROR if e.code else pytest.ExitCode.OK
+    return pytest.ExitCode.OK
+
+
+def tell_help() -> int:
+    """Print the commands, and the options that are ours."""
+    parser = ArgumentParser(usage=USAGE, add_help=False, epilog="The options of pytest work as well.")
+    group = SimpleNamespace(addoption=parser.add_argument_group("options of ours").add_argument)
+    import_module(CONFTEST).pytest_addoption(SimpleNamespace(getgroup=lambda *_: group))
+    parser.print_help()
+    return 0

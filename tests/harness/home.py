@@ -1,0 +1,21 @@
+"""Where Flashproof is: a checkout with four packages, or the installed package ``flashproof`` that contains them."""
+
+import os
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+"""The folder with ``kernels``, ``strategies``, ``reference``, ``tests`` and conftest.py."""
+
+IS_INSTALLED = __name__.partition(".")[0] != "tests"
+"""Whether this is the installed package, which is imported from anywhere."""
+
+OWN_FOLDERS = () if IS_INSTALLED else (str(ROOT),)
+"""What a new process needs on its path to import our packages."""
+
+
+def python_path() -> str:
+    """PYTHONPATH of a new process, which imports our packages and what can be imported from the current folder.
+
+    Such a process is started with ``-P``: in a checkout, a folder ``tests`` of the user's must not hide ours.
+    """
+    return os.pathsep.join([*OWN_FOLDERS, *filter(None, [os.environ.get("PYTHONPATH")]), str(Path.cwd())])
