@@ -1,4 +1,4 @@
-"""The bugs of a whole run: those of all processes, each once, the worst first, with the claims that would be true."""
+"""The bugs of a whole run, collected from all processes: each once, the worst first, with claims that would be true."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -15,7 +15,7 @@ from tests.harness.runs import Runs
 
 @dataclass(frozen=True)
 class Concluded:
-    """A bug, where it showed, the lines that offer other claims, and the folders of reports of the same bug."""
+    """A bug, where it showed, lines that offer other claims, and the report folders of other finds of the same bug."""
 
     bug: Bug
     seen: Sightings
@@ -30,9 +30,9 @@ class Concluded:
 def merged(
     bugs: Mapping[str, Bug], seen: Mapping[str, Sightings], is_same: Callable[[Bug, Bug], bool] | None = None
 ) -> list[Concluded]:
-    """Each bug once, the worst first: two processes may have found the same at the same time.
+    """Return each bug once, the worst first, although two processes may have found the same one at the same time.
 
-    ``is_same`` tells of two bugs of one kernel whether they are one; without it, what is known of them does.
+    ``is_same`` says whether two bugs of one kernel are one; without it, their records decide.
     """
     groups: list[list[Bug]] = []
     for bug in sorted(bugs.values(), key=severity):
@@ -60,7 +60,7 @@ def _one(group: list[Bug], seen: Mapping[str, Sightings]) -> Concluded:
 
 
 def with_offers(concluded: Concluded, runs: Runs, spend: Callable[[], None]) -> Concluded:
-    """The bug with those of its offers that are true of all failing cases of the run; ``spend`` may end the runs."""
+    """Return the bug with those offers that are true for all failing cases of the run; ``spend`` may end the runs."""
     lines = tuple(
         line for claim in concluded.bug.offers for line in _offer(claim, concluded.seen, runs, spend)
     )
@@ -85,7 +85,7 @@ def _offer(claim: str, seen: Sightings, runs: Runs, spend: Callable[[], None]) -
 
 
 def replaced(text: str, concluded: Iterable[Concluded]) -> str:
-    """A text in which reports are named that are told of in another."""
+    """Return the text with the names of reports that describe the same bug as another replaced by the other's."""
     for one in concluded:
         for twin in one.twins:
             text = text.replace(twin, one.bug.key)

@@ -13,12 +13,12 @@ from tests.harness.cause import FEATURES, causes
 from tests.harness.vary import LENGTHS, Field, fields
 
 FURTHER = 70
-"""So many more queries and keys make a tile more, whole or not, of most sizes."""
+"""So many more queries and keys make a further tile, whole or not, for most tile sizes."""
 WIDE = 16
-"""Columns in which one that is wrong stands out."""
+"""So many columns that a wrong one among them stands out."""
 
 TELLING_SCALE = 0.3
-"""No other number that a factor may be called by."""
+"""Differs from every other constant in ``known_numbers``, so that a wrong factor of 0.3 is named unambiguously."""
 
 COMES_AND_GOES = "the same case does not fail on every run"
 EVER_OTHER = "the same case fails by other numbers on every run"
@@ -33,9 +33,9 @@ class Explanation:
 
     Attributes:
         sentences: what follows from the wrong elements of the case, or of a larger one that fails alike.
-        fields: those of the case that were varied.
-        causes: the features of the case that it points to.
-        pictures: error over bound of each wrong tensor, as ``tests.harness.pattern.picture`` has it.
+        fields: the fields of the case that were varied.
+        causes: the features of the case that the failure points to.
+        pictures: error over bound of each wrong tensor, as made by ``tests.harness.pattern.picture``.
         larger: a larger case with other numbers that fails alike, if one is known.
     """
 
@@ -86,9 +86,10 @@ def explain(
 ) -> Explanation:
     """Explain a failing case.
 
-    ``fails`` tells whether a case breaks the law, ``look`` what is seen where it fails as this one does, else None;
-    either may raise BudgetSpent, which ends the search with what is known by then. There is no ``look`` where no
-    number is wrong. Lengths tell nothing where a law draws others, up to them.
+    ``fails`` says whether a case breaks the law. ``look`` returns what is seen in a case that fails as this one does,
+    and None for any other; it is None if no number is wrong. Either may raise BudgetSpent, which ends the search with
+    what is known by then. With ``lengths_tell=False``, lengths are not named as causes, because the law draws others,
+    up to those of the case.
     """
     known = Explanation()
     with suppress(BudgetSpent):
@@ -118,9 +119,9 @@ def explain(
 
 
 def _with_more(case: Case, field: Field, capabilities: Capabilities) -> Case:
-    """The case with more numbers and other sizes than that of the field.
+    """Return the case with more numbers, and with other sizes than that of the field.
 
-    Few numbers may hold by luck without a feature, and with it be wrong because they are such numbers.
+    A small case may hold by luck without a feature, and with the feature fail only because of its few numbers.
     """
     larger = next(_larger(case, capabilities))
     # The default scale follows from head_dim.
@@ -131,7 +132,7 @@ def _with_more(case: Case, field: Field, capabilities: Capabilities) -> Case:
 
 
 def _repeated(case: Case, look: Callable[[Case], Seen | None]) -> list[str]:
-    """Whether the case itself is so on every run, in words where it is not."""
+    """Say whether the case fails otherwise, or not at all, when it is run again; [] if it fails in the same way."""
     first, second = look(case), look(case)
     if first is None or second is None:
         return [COMES_AND_GOES]
@@ -139,9 +140,9 @@ def _repeated(case: Case, look: Callable[[Case], Seen | None]) -> list[str]:
 
 
 def _larger(case: Case, capabilities: Capabilities) -> Iterator[Case]:
-    """Cases in which more elements can be wrong, the largest first, then the case itself.
+    """Yield cases in which more elements can be wrong, the largest first, then the case itself.
 
-    What is left of a case after shrinking shows one wrong element, and nothing of where others would be.
+    A case that was shrunk shows one wrong element, and does not show where others would be.
     """
     wide = next((x for x in capabilities.head_dims if x >= WIDE), case.head_dim)
     dense: dict[str, Any] = {f"{tensor}_values": "normal" for tensor in TENSORS}

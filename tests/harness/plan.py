@@ -21,11 +21,11 @@ from tests.harness.report import Replay
 from tests.harness.turns import Turn, turns_of_examples, turns_of_seconds
 
 JOURNALS = ".journal"
-"""The folder of the journals, in the report directory."""
+"""The folder of the journals, within the report directory."""
 MINUTES_PER_KERNEL = 4.0
-"""What a run takes at most where nothing else is asked for."""
+"""Minutes for each kernel that a run takes at most, unless told otherwise."""
 SUMMARY = "summary.json"
-"""The results of a run, beside it."""
+"""The file of a run's results, within the report directory."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def make_plan(config: pytest.Config) -> Plan:
 
 
 def _time_limit(config: pytest.Config, kernels: int) -> float | None:
-    """Minutes that a run by examples may take, None without a limit."""
+    """Return the minutes that a run by examples may take; None without a limit."""
     if config.getoption("--time-limit"):
         return float(config.getoption("--time-limit"))
     asked = any(config.getoption(option) for option in ("--examples", "--hypothesis-profile"))
@@ -124,7 +124,7 @@ def _time_limit(config: pytest.Config, kernels: int) -> float | None:
 
 
 def _turns(minutes: float | None, replay: Replay | None, workers: int, combinations: int) -> tuple[Turn, ...]:
-    """The turns of each law, dtype and kernel."""
+    """Return the turns that each law has at each dtype of each kernel."""
     if replay is not None:
         return (Turn(0, 0, weight=1, last=True, examples=1),)
     if minutes is not None:
@@ -133,7 +133,7 @@ def _turns(minutes: float | None, replay: Replay | None, workers: int, combinati
 
 
 def chosen_device(config: pytest.Config) -> str:
-    """The CPU, or the GPU of this worker: GPUs are shared round-robin. Raises pytest.UsageError."""
+    """Return the CPU, or this worker's GPU: GPUs are shared round-robin. Raises pytest.UsageError."""
     worker = getattr(config, "workerinput", {}).get("workerid", "main")
     chosen = config.getoption("--device")
     if chosen == "cuda" and not torch.cuda.is_available():
@@ -155,7 +155,7 @@ def _replay(config: pytest.Config) -> Replay | None:
 
 
 def _corpus(config: pytest.Config) -> tuple[Replay, ...]:
-    """The cases of a folder, that of reports included. One that can't be read ends the run: a bug might come back."""
+    """Read the cases of a folder, such as that of reports. One that can't be read ends the run: a bug may come back."""
     folder = config.getoption("--corpus")
     if folder is None:
         return ()
@@ -172,7 +172,7 @@ def _corpus(config: pytest.Config) -> tuple[Replay, ...]:
 def _kernels(
     config: pytest.Config, child: Child, replay: Replay | None
 ) -> tuple[tuple[KernelInfo, ...], tuple[str, ...]]:
-    """The kernels named, or every registered one that runs on the device, and why the others don't."""
+    """Return the kernels named, or all registered ones that run on the device, and why the others don't."""
     claims = tuple(config.getoption("--claims"))
     specs = config.getoption("--kernel")
     if replay is not None and not specs:

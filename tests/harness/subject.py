@@ -35,38 +35,38 @@ from tests.harness.tally import Tally
 from tests.harness.verdict import NUMBERS, Finding
 
 MOST_BLAMED = 5
-"""After so many failures that one bug explains, cases with all that it needs are run without that."""
+"""After this many failures that one bug explains, cases that it would break are run without something that it needs."""
 
 MOST_ENDED = 3
-"""After so many ends of a process for which no field is to blame, nothing is run any more."""
+"""After a bug for which no field is to blame has ended the process this often, nothing is run any more."""
 
 MOST_HELD = 200
-"""So many of the cases that held are remembered: claims that would be true must not exclude all of them."""
+"""How many of the cases that held are remembered, so that claims can be offered that do not exclude all of them."""
 
 WAIT_SECONDS = 3.0
-"""How long an item is held up at its end by an investigation of another process, if other items follow."""
+"""Seconds that an item waits at its end for another process's investigation, if other items follow."""
 
 POLL_SECONDS = 0.2
-"""How often is looked whether another process is through with its investigation."""
+"""Seconds between looks whether another process has finished its investigation."""
 
 
 class TimeUp(BaseException):
-    """The time for a Hypothesis run is over. No Exception, which Hypothesis would take for a failure."""
+    """The time for a Hypothesis run is over. This is no Exception, which Hypothesis would take for a failure."""
 
 
 class Subject:
     """One kernel at one dtype in one process.
 
-    A case under a law is run in ``child`` after it was noted in ``journal``; a failure's report goes below
+    A case under a law is noted in ``journal`` and then run in ``child``. A failure's report goes below
     ``report_dir``, and what is known of its bug to the ledger there, from which all processes of a run learn.
-    A law that is broken raises nothing: a failure that a known bug explains is counted for it, any other is
-    investigated at once, and the search goes on. With ``replay``, that one case is all that is drawn; of ``corpus``,
-    cases are run before any is.
+    A law that is broken raises nothing: a failure that a known bug explains is counted for that bug, any other is
+    investigated at once, and the search goes on. With ``replay``, that one case is all that is drawn. The cases of
+    ``corpus`` are run before any is drawn.
 
     ``clock`` ends the search, and soon after it all investigations.
     """
 
-    # No dataclass: Hypothesis prints those field by field.
+    # This is no dataclass, because Hypothesis prints dataclasses field by field.
     def __init__(
         self,
         info: KernelInfo,
@@ -104,16 +104,16 @@ class Subject:
         self.begin()
 
     def __repr__(self) -> str:
-        """As Hypothesis prints it."""
+        """Return what Hypothesis prints."""
         return f"<{self.info.name} {self.dtype}>"
 
     def cases(self, **options: Any) -> st.SearchStrategy[Case]:
-        """Cases that the kernel claims at this dtype; ``options`` as in ``strategies.cases.cases``."""
+        """Return a strategy of claimed cases at this dtype; ``options`` are those of ``strategies.cases.cases``."""
         if self.replay is not None:
             return st.just(self.replay)
         if self.max_seqlen is not None:
             options["max_seqlen"] = self.max_seqlen
-        # Asked for at every example: Hypothesis takes longer to look at a new strategy than to draw from it.
+        # Strategies are kept, because Hypothesis takes longer to look at a new one than to draw an example from it.
         key = (repr(self.focus), *sorted(options.items()))
         if key not in self.strategies:
             self.strategies[key] = cases(
@@ -126,7 +126,7 @@ class Subject:
         return self.strategies[key]
 
     def corpus_cases(self, law: Law) -> list[Case]:
-        """Those of the corpus, of a law and this dtype, that the kernel claims."""
+        """Return the cases of the corpus of a law and this dtype that the kernel claims."""
         return [
             kept.case
             for kept in self.corpus
@@ -137,7 +137,7 @@ class Subject:
     def begin(self, focus: Focus | None = None, seconds: float = math.inf) -> None:
         """Start a new item: draw from ``focus``, by default all that the kernel claims, for so many seconds.
 
-        What the items before have found stays known.
+        What earlier items have found stays known.
         """
         self.runs.begin()
         self.generated = 0
@@ -167,9 +167,9 @@ class Subject:
         return self.runs.tally
 
     def uphold(self, law: Law, case: Case) -> None:
-        """Run ``law`` on ``case`` in the child, or on one near it where the case is known to fail.
+        """Run ``law`` on ``case`` in the child, or on a case near it if this one is known to fail.
 
-        Raises TimeUp when late.
+        Raises TimeUp if the time is over.
         """
         if self._is_late():
             raise TimeUp
@@ -191,7 +191,7 @@ class Subject:
             self.held.append((law.name, open_case))
 
     def learn(self) -> None:
-        """Take in what other processes have found, and sort the failures that waited for it."""
+        """Read what other processes have found, and sort the failures that waited for that."""
         for record in self.ledger.news():
             if record.get("kernel") == self.info.name:
                 bug = Bug.from_dict(record)
@@ -206,7 +206,7 @@ class Subject:
     def finish(self, *, last: bool = True) -> None:
         """End an item: failures that wait for the investigation of another process are sorted when that is over.
 
-        Only in the ``last`` round is waited for it as long as it takes: before, the items that follow may sort them.
+        Only in the ``last`` round does this wait as long as it takes; before, later items may sort them.
         """
         patient = time.perf_counter() + (math.inf if last else WAIT_SECONDS)
         while self.waiting and self.clock.cut(1.0) > 0 and time.perf_counter() < patient:
@@ -214,7 +214,7 @@ class Subject:
             time.sleep(POLL_SECONDS if self.waiting else 0.0)
         if not last:
             return
-        # One of a kind: there is no time left to tell them apart.
+        # Only one failure of each kind is investigated, as there is no time left to tell them apart.
         kinds = {(broken.finding.tensor, broken.finding.signature): broken for broken in self.waiting}
         self.waiting = []
         for broken in kinds.values():
@@ -237,7 +237,7 @@ class Subject:
         }
 
     def known_that_hold(self, law: Law) -> list[str]:
-        """Complaints about known failures of a law whose stored case holds by now."""
+        """Return complaints about known failures of a law whose stored case holds, so that their entries must go."""
         stored = [
             (known, stored_case(known)) for known in self.info.known_failures if known.laws[0] == law.name
         ]
@@ -252,7 +252,7 @@ class Subject:
         ]
 
     def complaint(self) -> str:
-        """Why the item shows nothing, or nearly nothing; what the run says of it is told once for the kernel."""
+        """Say why the item shows nothing, or nearly nothing; the summary says more, once for the kernel."""
         if self.seen:
             return ""
         if was_not_run(self.tally):
@@ -260,7 +260,7 @@ class Subject:
         return f"{self.info.name} refused nearly all cases" if is_mostly_refused(self.tally) else ""
 
     def _is_late(self) -> bool:
-        """Whether the time for examples is up; the first of an item needs only the run's time."""
+        """Whether the time for examples is up. The first example of an item needs only the run's time."""
         return self.clock.left <= 0 or (self.tally.drawn > 0 and time.perf_counter() > self.deadline)
 
     def _moved(self, law: Law, case: Case) -> Case | None:
@@ -279,29 +279,29 @@ class Subject:
         return found
 
     def _is_closed(self, bug: Bug) -> bool:
-        """Whether cases that meet a bug are to be run elsewhere: it ends processes, or was seen often enough."""
+        """Whether cases that meet a bug are run elsewhere, because it ends processes or was seen often enough."""
         if bug.failure.finding.ends_process:
             return bool(bug.needs) or self.blamed.get(bug.key, 0) >= MOST_ENDED
-        # What only lengths or numbers tell, or nothing at all, no other case stands for.
+        # If a bug needs only lengths or numbers, or nothing, no other case can stand for those that meet it.
         is_named = any(not need.is_numeric for need in bug.needs)
         return is_named and self.blamed.get(bug.key, 0) >= MOST_BLAMED
 
     def _ignored(self) -> frozenset[str]:
-        """The tensors that are wrong in every case: what else is wrong can be seen if these are not judged."""
+        """Return the tensors that are wrong in every case: if they are not judged, other errors can be seen."""
         always = [
             bug for bug in self.bugs.values() if bug.is_everywhere and bug.failure.finding.kind in NUMBERS
         ]
         return frozenset(tensor for bug in always for tensor in bug.tensors)
 
     def _blame_beside(self, law: str, case: Case, beside: Sequence[str]) -> None:
-        """Count a case in which tensors are wrong that are so always."""
+        """Count a case for the bugs that always make some of these tensors wrong."""
         for bug in list(self.bugs.values()):
             shared = [tensor for tensor in beside if tensor in bug.tensors]
             if shared and not bug.needs:
                 self._blame(bug, law, case, shared[0])
 
     def _sort(self, broken: Broken, *, patient: bool = True) -> None:
-        """Count a failure for the bugs that explain it; what is left of it is a new one, or waits."""
+        """Count a failure for the bugs that explain it. What is left is investigated as a new bug, or waits."""
         known = () if self.replay is not None else tuple(self.bugs.values())
         if not is_plain(broken.law) and broken.finding.ends_process:
             for bug in known:
@@ -330,7 +330,7 @@ class Subject:
         self.waiting.append(rest)
 
     def _is_less_precise(self, broken: Broken) -> bool:
-        """Remember a call that is less precise than claimed, if one claim can explain it and all others so far."""
+        """Remember a call that is less precise than claimed, if one claim explains it and all such calls so far."""
         call = Call.of(broken.law, broken.case, broken.finding)
         if not self.precision.explains_also(call):
             return False
@@ -367,7 +367,7 @@ class Subject:
         )
         try:
             bug = investigation.bug(shrink=self.replay is None)
-        except HarnessError as e:  # what is found is not lost
+        except HarnessError as e:  # the bug is kept as far as it is known
             self.unread.append(f"Flashproof itself failed as it looked into a failure of {info.name}: {e}")
             bug = investigation.as_it_is
         bug = self._known_as(bug)
@@ -377,7 +377,7 @@ class Subject:
         self.seen[bug.key].keep(investigation.cases.cases)
 
     def _known_as(self, bug: Bug) -> Bug:
-        """The bug that is known already, if this is it, seen in other tensors; else a new one."""
+        """Return the known bug if this is the same, with the tensors of both; else the bug itself, as a new one."""
         for known in self.bugs.values():
             if is_same(known, bug, partial(self.runs.hard, explained=True), self.info.capabilities):
                 report.remove(bug.failure, self.report_dir)
@@ -392,7 +392,7 @@ class Subject:
         return bug
 
     def _blamed_for_smallest(self, f: Failure) -> Bug | None:
-        """The known bug by which a call is wrong that a law which compares calls makes of its smallest case."""
+        """Return the known bug that breaks a call which a comparing law makes for its smallest case, or None."""
         if not self.bugs or is_plain(f.law):
             return None
         verdict = self.runs.verdict(f.law, f.case)
@@ -406,11 +406,11 @@ class Subject:
         return outcome.blamed[0] if outcome.rest is None and outcome.blamed else None
 
     def _number(self, failure: Failure) -> int:
-        """How many known bugs would have the same folder."""
+        """Return how many known bugs would have the same folder."""
         return sum(known.failure.kin == failure.kin for known in self.bugs.values())
 
     def _blame(self, bug: Bug, law: str, case: Case, tensor: str) -> None:
-        """Count one failing example for a bug, and tell of it when the item shows it first."""
+        """Count one failing example for a bug, and report the bug when it shows for the first time."""
         if (bug.key, law) not in self.told:
             self.told.add((bug.key, law))
             self.unread.append(self._told(bug, law))
@@ -427,7 +427,7 @@ class Subject:
         return f"{what}\n  {'report':16s} {path}"
 
     def _write(self, failure: Failure, script: str | None) -> None:
-        """Write the report; where that can't be done the run goes on, and says so beside the failure."""
+        """Write the report. If that is not possible, the run goes on, and a message says so."""
         try:
             report.write(failure, self.report_dir, script)
         except OSError as e:
