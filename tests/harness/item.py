@@ -22,15 +22,15 @@ PLAN = pytest.StashKey[Plan]()
 ORDER = pytest.StashKey[list["LawTurn"]]()
 """The turns in the order in which they are run."""
 SUBJECTS = pytest.StashKey[dict[tuple[str, str], Subject]]()
-"""By kernel and dtype: what one turn has reported the next does not report again."""
+"""Subjects by kernel and dtype. Turns share them, so that what one turn has reported is not reported again."""
 
 RUN = 8
-"""Examples of a Hypothesis run, after the one that it begins with: the same in every run, whatever the seed.
+"""Examples of a Hypothesis run, without its first one, which is the same in every run, whatever the seed.
 
 A tenth of a longer run are variants of that one: of 400 cases drawn by twenties 21 had the same values.
 """
 FIRST_SECONDS = 4.0
-"""A turn of the first round has at least so long: what is imported or compiled first takes longest."""
+"""A turn of the first round has at least this many seconds, because the first import and compilation take longest."""
 
 
 class LawTurn(pytest.Item):
@@ -47,7 +47,7 @@ class LawTurn(pytest.Item):
 
     @property
     def place(self) -> tuple[int, int]:
-        """What the turns of a run are sorted by: round by round, and in each the cheap laws first.
+        """Sort key of the turns of a run: round by round, and in each the cheap laws first.
 
         Dtypes and kernels stay in their order, and turns of one round are together, so that processes that take
         neighbours compile different variants of a kernel.
@@ -78,7 +78,7 @@ class LawTurn(pytest.Item):
             failures = found_in_turn(self, subject)
         finally:
             subject.tally.add_seconds({"total": time.perf_counter() - start})
-        # Only what the user needs to read: no frame of ours, nor of Hypothesis.
+        # A failure shows only what the user needs to read: no frame of ours, nor of Hypothesis.
         if failures:
             pytest.fail("\n\n".join(failures), pytrace=False)
         if complaint := subject.complaint():
@@ -105,7 +105,7 @@ def make_subject(plan: Plan, info: KernelInfo, dtype: str) -> Subject:
 
 
 def seconds_of(item: LawTurn) -> float:
-    """How long an item may take. An early turn by examples may take longer, as later ones make good for it."""
+    """Return how long an item may take. Early turns by examples may take longer, as later ones make up for it."""
     items, plan, turn = item.config.stash[ORDER], item.plan, item.turn
     plan.clock.start()
     if math.isinf(plan.clock.seconds):
@@ -117,7 +117,7 @@ def seconds_of(item: LawTurn) -> float:
 
 
 def found_in_turn(item: LawTurn, subject: Subject) -> list[str]:
-    """What a turn finds that is new, as a user reads it."""
+    """Return what a turn finds that is new, as a user reads it."""
     gone = subject.known_that_hold(item.law) if item.turn.number == 0 else []
     try:
         if item.turn.number == 0:
@@ -133,9 +133,9 @@ def found_in_turn(item: LawTurn, subject: Subject) -> list[str]:
 
 
 def draw_examples(item: LawTurn, subject: Subject) -> None:
-    """Hypothesis runs with fresh seeds: as many examples as the turn has. Raises TimeUp when late.
+    """Run Hypothesis with fresh seeds for as many examples as the turn has. Raises TimeUp when late.
 
-    What fails is kept, and the search goes on. It ends as well where nothing else can be drawn, as in a replay.
+    Failures are kept, and the search goes on. It also ends if nothing else can be drawn, as in a replay.
     """
     examples, seeds, before = item.turn.examples, seeds_of(item), -1
 
@@ -154,7 +154,7 @@ def draw_examples(item: LawTurn, subject: Subject) -> None:
 
 
 def search(law: Law, subject: Subject, examples: int, seed: int, *, without_simplest: bool = False) -> None:
-    """Try a law on so many cases in one Hypothesis run. Raises TimeUp when late."""
+    """Try a law on ``examples`` cases in one Hypothesis run. Raises TimeUp when late."""
     subject.begin_search(without_simplest=without_simplest)
 
     @hypothesis.seed(seed)
@@ -167,6 +167,6 @@ def search(law: Law, subject: Subject, examples: int, seed: int, *, without_simp
 
 
 def seeds_of(item: LawTurn) -> random.Random:
-    """The seeds of an item's Hypothesis runs: the same in each session where --hypothesis-seed is given."""
+    """Return the seeds of an item's Hypothesis runs: the same in each session if --hypothesis-seed is given."""
     seed = item.config.getoption("--hypothesis-seed")
     return random.Random(None if seed is None else f"{seed} {item.nodeid}")

@@ -264,7 +264,7 @@ class Subject:
         return self.clock.left <= 0 or (self.tally.drawn > 0 and time.perf_counter() > self.deadline)
 
     def _moved(self, law: Law, case: Case) -> Case | None:
-        """The case, or one near it that meets nothing that is known to fail; None where there is none."""
+        """Return the case, or one near it that meets nothing known to fail; None if there is none."""
         known = Closed(tuple(x for x in self.info.known_failures if law.fails_by(x)))
         bugs = filter(self._is_closed, self.bugs.values())
         closed = Closed(known.known, tuple(bugs if is_plain(law.name) else map(in_parts, bugs)))
