@@ -68,8 +68,8 @@ def backward_bounds(
     # If an operand was scaled and rounded, the gradient of the scaled operand may be stored before it is scaled back.
     dq_first, dk_first = a.q_prescaled or a.rounded_scores, a.k_prescaled or a.rounded_scores
     parts = PARTIAL_STORES * a.rounded_partials
-    stores_of_rows = _stores(rows, a.dk_dv_rows) + dk_first + parts
-    stores_of_keys = _stores(keys, a.dq_keys) + dq_first + parts
+    stores_of_rows = stores_in_between(rows, a.dk_dv_rows) + dk_first + parts
+    stores_of_keys = stores_in_between(keys, a.dq_keys) + dq_first + parts
     of_rows = math.expm1(stores_of_rows * last)
     of_rows += a.weights.roundoff if a.q_prescaled or a.rounded_scores else 0.0
     of_keys = math.expm1(stores_of_keys * last)
@@ -327,7 +327,7 @@ def _size_of_parts(x: _Operand, y: Tensor, group: int) -> Tensor:
     return by_head.abs().sum(-3)
 
 
-def _stores(terms: int, terms_per_store: int | None) -> int:
+def stores_in_between(terms: int, terms_per_store: int | None) -> int:
     """Count how often a running sum is rounded to the output's format before it is scaled and stored for good.
 
     Each time it errs by a roundoff of the sum of sizes so far, earlier stores included. Storing dk and dv of each
