@@ -1,0 +1,90 @@
+"""The documentation is short where it has to be, its links lead somewhere, and its figures can be made again."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.harness.law import LAWS
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+FENCED = re.compile(r"^( *)```.*?^\1```", re.MULTILINE | re.DOTALL)
+FIGURE = {
+    "date": re.compile(r"\d{4}-\d\d-\d\d"),
+    "commit": re.compile(r"`[0-9a-f]{7,40}`"),
+    "command": re.compile(r"`(python|tox|flashproof)\b[^`]*`"),
+}
+"""What the cells of a row of figures look like, by the heads of their columns."""
+
+
+def rows_of_tables(text: str) -> list[dict[str, str]]:
+    """Each row of the tables in a Markdown page, as its cells by the heads of their columns."""
+    rows = []
+    for table in re.findall(r"(?:^.*\|.*\n)+", FENCED.sub("", text), re.MULTILINE):
+        head, _, *body = [
+            [cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()
+        ]
+        rows += [dict(zip(head, cells, strict=True)) for cells in body]
+    return rows
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub and the site make them."""
+    heads = re.findall(r"^#+ (.*)$", FENCED.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+def leads_nowhere(page: Path, link: str) -> bool:
+    """Whether a relative link names a file or a heading that is not there."""
+    path, _, anchor = link.partition("#")
+    target = page.parent / path if path else page
+    return not target.exists() or (bool(anchor) and anchor not in anchors(target))
+
+
+def test_readme_has_under_1000_words() -> None:
+    assert len((ROOT / "README.md").read_text().split()) < 1000
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_relative_links_lead_somewhere(page: Path) -> None:
+    links = LINK.findall(FENCED.sub("", page.read_text()))
+    relative = [link for link in links if not link.startswith(("https://", "mailto:"))]
+    assert [link for link in relative if leads_nowhere(page, link)] == []
+
+
+def test_links_that_lead_nowhere_are_seen() -> None:
+    page = ROOT / "README.md"
+    assert leads_nowhere(page, "docs/no_such_page.md")
+    assert leads_nowhere(page, "docs/measurements.md#no-such-heading")
+    assert not leads_nowhere(page, "docs/measurements.md#planted-bugs-are-caught")
+
+
+def test_every_figure_names_date_commit_and_command() -> None:
+    rows = rows_of_tables((ROOT / "docs/measurements.md").read_text())
+    assert len(rows) > 10
+    lacking = [
+        (row, column)
+        for row in rows
+        for column, form in FIGURE.items()
+        if not form.fullmatch(row.get(column, ""))
+    ]
+    assert lacking == []
+
+
+def test_readme_gives_no_speed_that_is_not_measured() -> None:
+    """The README has the ratio that the measurements give in brackets."""
+    measured = {
+        row["kernel"]: row["forward"]
+        for row in rows_of_tables((ROOT / "docs/measurements.md").read_text())
+        if "kernel" in row
+    }
+    kernels = [row for row in rows_of_tables((ROOT / "README.md").read_text()) if "speed" in row]
+    assert kernels
+    assert [row for row in kernels if f"({row['speed']})" not in measured[row["kernel"]]] == []
+
+
+def test_readme_names_every_law() -> None:
+    rows = rows_of_tables((ROOT / "README.md").read_text())
+    assert sorted(row["name"].strip("`") for row in rows if "law" in row) == sorted(LAWS)
