@@ -88,3 +88,11 @@ def test_readme_gives_no_speed_that_is_not_measured() -> None:
 def test_readme_names_every_law() -> None:
     rows = rows_of_tables((ROOT / "README.md").read_text())
     assert sorted(row["name"].strip("`") for row in rows if "law" in row) == sorted(LAWS)
+
+
+def test_pre_commit_lints_with_the_version_of_tox() -> None:
+    versions = {
+        name: set(re.findall(r"ruff==[\d.]+", (ROOT / name).read_text()))
+        for name in (".pre-commit-config.yaml", "pyproject.toml")
+    }
+    assert versions[".pre-commit-config.yaml"] == versions["pyproject.toml"] != set()
