@@ -7,7 +7,7 @@ from typing import Any
 
 from strategies.case import SIZES, Case, from_json, to_json
 from tests.harness.report import Failure, headline
-from tests.harness.vary import LENGTHS, PAIR, SCORES, VALUES_OF, value_of
+from tests.harness.vary import LENGTHS, PAIR, SCORES, VALUES_OF, text, value_of
 from tests.harness.verdict import NUMBERS, Finding
 
 TOP_LEFT = "causal_alignment=top_left"
@@ -308,8 +308,9 @@ def _need(need: Need) -> str:
         return "large or special scores"
     if need.name in LENGTHS or need.name.endswith(PAIR):
         return need.name
-    value = "default" if need.fails[0] is None else need.fails[0]
-    return f"{need.name} {value}"
+    if need.name == "sm_scale":  # of many values few were tried
+        return f"sm_scale other than {' or '.join(map(text, need.holds))}"
+    return f"{need.name} {text(need.fails[0])}"
 
 
 RANKS = ("numbers", "crashes", "range", "special", "imprecise", "accepted")

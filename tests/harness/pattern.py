@@ -54,7 +54,7 @@ def sentences(
     wrong = [c for c in compared if bool(c.wrong.any())]
     told = []
     right = [c.tensor for c in compared if c not in wrong and bool(c.telling.any())]
-    if right:
+    if wrong and right:
         names = " and ".join(c.tensor for c in wrong)
         told.append(f"{names} {'is' if len(wrong) == 1 else 'are'} wrong; {', '.join(right)} as expected")
     for c in wrong:

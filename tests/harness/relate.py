@@ -84,13 +84,13 @@ def bits_repeat(trial: Trial, tensor: str) -> bool:
 
 @dataclass(frozen=True)
 class Derived:
-    """Tensors made from those of a call, for comparison with another call.
+    """Tensors made from those of a call, for comparison with another call; without a call, numbers to compare with.
 
     ``expressions`` say how they are made, in the names of the call's tensors, unless they are just its first rows. The
     stand-alone script of a failure uses them to make the tensors again.
     """
 
-    call: int
+    call: int | None
     tensors: Mapping[str, Tensor]
     expressions: Mapping[str, str] = field(default_factory=dict)
 

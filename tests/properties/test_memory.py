@@ -1,17 +1,20 @@
 """Memory: every output element is written, none outside, no input changes, nothing around the inputs is read.
 
 What the launcher allocates is filled with NaN and guarded, and the inputs lie in storages filled with NaN; a
-second run with finite poison must give the same result. On the CPU a third run's memory ends at a fence, beyond
-which even a read that nothing comes of ends the process. Catches unwritten rows and uninitialised scratch, stores
-and loads beyond the end, kernels that work in place.
+second run with finite poison must give the same result. A call with other numbers must leave the tensors of an
+earlier one as they are. On the CPU the memory of the last run ends at a fence, beyond which even a read that nothing
+comes of ends the process. Catches unwritten rows and uninitialised scratch, stores and loads beyond the end, kernels
+that work in place or return the same storage again.
 """
 
 from dataclasses import replace
 
+from torch import Tensor
+
 from strategies.layouts import Window
 from tests.harness.law import law
 from tests.harness.poison import PoisonedAllocations, behind_fence
-from tests.harness.relate import agree, allowances, of_a_repeat
+from tests.harness.relate import Derived, agree, allowances, in_claimed_layout, of_a_repeat
 from tests.harness.trial import Outputs, Trial
 
 FINITE_POISON = 1280.0
@@ -22,14 +25,15 @@ INPUTS = ("q", "k", "v", "dout")
 
 @law(key_padding=True, dropout=True, max_tiles=16)
 def memory(trial: Trial) -> None:
-    """One run with NaN, one with a number, one at the fence."""
+    """Run with NaN, with a number, with another q, and at the fence."""
     first = run(trial, float("nan"))
     for name in INPUTS:
         window(trial, name).refill(FINITE_POISON)
     second = run(trial, FINITE_POISON)
-    allowed = of_a_repeat(trial, allowances(trial, trial.problem, gradients=second.dq is not None))
+    allowed = allowances(trial, trial.problem, gradients=second.dq is not None)
     claim = "{} is the same whatever lies in uninitialised memory and around the inputs"
-    agree(trial, claim, first, second, allowed)
+    agree(trial, claim, first, second, of_a_repeat(trial, allowed))
+    run_anew(trial, second, allowed)
     if trial.device == "cpu":
         run_fenced(trial)
 
@@ -58,6 +62,13 @@ def run(trial: Trial, poison: float) -> Outputs:
         claim = f"nothing is written outside of the outputs, but {broken} elements around allocations changed"
         trial.fail(claim, kind="memory", wrong=broken, call=got.call)
     return got
+
+
+def run_anew(trial: Trial, earlier: Outputs, allowed: dict[str, Tensor]) -> None:
+    """Call the kernel with -q, and compare what an earlier call has returned with copies from before."""
+    copies = Derived(None, {name: x.clone() for name, x in earlier.named().items()})
+    trial.gradients(in_claimed_layout(trial, replace(trial.problem, q=-trial.problem.q)))
+    agree(trial, "{} is not changed by a later call", earlier, copies, allowed)
 
 
 def run_fenced(trial: Trial) -> None:

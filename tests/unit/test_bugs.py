@@ -91,6 +91,11 @@ def any_of(*bugs: Wrong) -> Wrong:
     return lambda case: set().union(*(wrong(case) for wrong in bugs))
 
 
+def test_a_scale_that_cures_is_told_and_not_one_of_many_that_fail() -> None:
+    lines = told(bug(CASE, ("dk",), Need("sm_scale", (None,), (1.0,)), CAUSAL), Sightings())
+    assert lines == ["only with sm_scale other than 1.0, causal True"]
+
+
 class TestAttribution:
     def left(self, wrong: Wrong, case: Case, *known: Bug) -> tuple[Broken | None, list[Bug]]:
         run = runner(wrong)

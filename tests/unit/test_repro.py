@@ -33,6 +33,7 @@ SCRIPTS = [
     ("misshapen", "forward"),
     ("writing", "memory"),
     ("unwritten", "memory"),
+    ("pooled", "memory"),
     ("ACCEPTING", "rejection"),
     ("REFUSING", "forward"),
     ("FORGETFUL", "determinism"),

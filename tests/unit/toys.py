@@ -101,6 +101,17 @@ def overwriting(q, k, v, *, causal, sm_scale):
     return out, lse
 
 
+def pooled(q, k, v, *, causal, sm_scale):
+    """The lse of all calls of one shape is the same storage, and a later call overwrites it."""
+    out, lse = sound(q, k, v, causal=causal, sm_scale=sm_scale)
+    if not has_bug(q):
+        return out, lse
+    return out, POOL.setdefault(lse.shape, torch.empty_like(lse)).copy_(lse.detach())
+
+
+POOL: dict[torch.Size, torch.Tensor] = {}
+
+
 def unwritten(q, k, v, *, causal, sm_scale):
     """One row of out is left as it was allocated."""
     out, lse = sound(q, k, v, causal=causal, sm_scale=sm_scale)

@@ -1,0 +1,55 @@
+"""Which claims of less precision explain a failure of a function whose arithmetic is not known."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from kernels.registry import load
+from reference.bounds.accumulation import SAFETY
+from strategies.case import Case
+from tests.harness.law import law_named
+from tests.harness.precision import is_plainly_wrong, with_explanations
+from tests.harness.trial import LawBroken, Trial
+from tests.harness.verdict import Finding
+from tests.unit.running import TOYS
+from tests.unit.toys import sound
+
+CASE = Case(group=2, seqlen_q=64, seqlen_k=64, head_dim=64, dtype="bfloat16")
+
+
+def half_dv(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
+    """The gradient of v is half of what it should be."""
+    return sound(q, k, 0.5 * v + 0.5 * v.detach(), **options)
+
+
+def broken(name: str, case: Case, law: str = "backward") -> tuple[Finding, Trial]:
+    trial = Trial(load(f"{Path(__file__) if name == 'half_dv' else TOYS}:{name}"), case, "cpu", SAFETY)
+    with pytest.raises(LawBroken) as failed:
+        law_named(law)(trial)
+    return failed.value.finding, trial
+
+
+def test_a_gradient_of_half_its_size_is_no_matter_of_roundings() -> None:
+    finding, trial = broken("half_dv", CASE)
+    assert is_plainly_wrong(finding, trial)
+    assert not is_plainly_wrong(replace(finding, relative=0.05), trial)
+    assert with_explanations(finding, trial, law_named("backward")).explained_by == ()
+
+
+def test_a_tensor_that_a_later_call_changes_is_no_matter_of_roundings() -> None:
+    """The same results, judged once more, hold."""
+    finding, trial = broken("pooled", replace(CASE, dtype="float32"), "memory")
+    assert with_explanations(finding, trial, law_named("memory")).explained_by == ()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"seqlen_k": 8}, {"sm_scale": 30.0}, {"v_values": "outliers"}, {"dtype": "float32", "dropout_p": 0.5}],
+)
+def test_numbers_that_may_cancel_or_grow_are_left_to_bounds(changed: dict[str, Any]) -> None:
+    finding, trial = broken("half_dv", CASE)
+    trial.case = replace(CASE, **changed)
+    assert not is_plainly_wrong(finding, trial)
