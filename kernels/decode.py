@@ -189,15 +189,6 @@ settings are cut down; every tile fits rows that have no entry."""
 _LARGEST_FMA_TILE = (16, 16)
 """The same for float32, whose products are unrolled into one straight run of multiply-adds."""
 
-SPILLS = {
-    "gfx942": 132,
-    "unaligned block_n=128": 6448,  # loads one element wide, each with an address of its own
-    "unaligned": 1624,
-    "float32": 16,
-    "sm_80": 8,
-}
-"""Bytes that a thread may spill, found as in ``kernels.flash_v2`` (``tests/compile``)."""
-
 
 def forward(
     q: Tensor,

@@ -338,9 +338,6 @@ _LARGEST_FMA_TILE = {512: (16, 16), 1024: (16, 16)}
 """The same for float32 without tensor cores, whose products are unrolled into one straight run of multiply-adds; rows
 without an entry take (32, 16). Rows of 1024 bytes spill even so."""
 
-SPILLS = {"gfx942": 960, "unaligned": 3776, "float32": 544, "sm_90": 208, "sm_100": 64}
-"""Bytes that a thread may spill, as described in ``kernels.flash_v2`` (``tests/compile``)."""
-
 
 def forward(
     q: Tensor,

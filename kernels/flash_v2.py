@@ -644,28 +644,6 @@ row of HEAD_DIM elements. Larger launch settings are cut down; every tile fits r
 _LARGEST_FMA_TILE = (32, 16)
 """The largest tile for float32 without tensor cores, whose products are one straight run of multiply-adds."""
 
-SPILLS = {
-    "gfx942": 1280,
-    "sm_80 unaligned": 6176,  # loads one element wide, each with an address of its own
-    "unaligned": 2784,
-    "num_stages=1": 448,
-    "masked": 128,  # Philox's words, and products of twice their width
-    "float32": 96,
-    "sm_80": 64,
-}
-"""Bytes that a thread may spill. The first entry counts whose words all describe the compilation; if there is none,
-nothing may be spilled (``tests/compile``)."""
-
-_OF_A_HOPPER = "tiles are cut to the shared memory of a Hopper, 227 KB; here it is less"
-UNCLAIMED = {
-    "sm_80 head_dim=192": _OF_A_HOPPER,
-    "sm_80 head_dim=256": _OF_A_HOPPER,
-    "sm_80 float32 precision=tf32": _OF_A_HOPPER,
-    "gfx942 head_dim=192": _OF_A_HOPPER,
-    "gfx942 head_dim=256": _OF_A_HOPPER,
-}
-"""Compilations whose launch settings are not claimed to fit, described by words as in ``SPILLS``, and why."""
-
 
 def forward(
     q: Tensor,

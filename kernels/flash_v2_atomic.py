@@ -165,14 +165,6 @@ TILES = {32: (128, 32), 64: (128, 32), 128: (128, 32), 256: (64, 32), 512: (32, 
 """Largest (BLOCK_OWN, BLOCK_LOOP) by bytes in a row, as in ``kernels.flash_v2``. There are always eight warps, because
 the product of dq takes registers on top of those that hold dk and dv."""
 
-SPILLS = {
-    "gfx942": 492,
-    "sm_100 unaligned": 2784,
-    "unaligned": 1552,
-}
-UNCLAIMED = flash_v2.UNCLAIMED
-"""Bytes that a thread may spill, and where launch settings are not claimed to fit, as in ``kernels.flash_v2``."""
-
 
 def forward(
     q: Tensor,

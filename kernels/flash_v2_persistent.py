@@ -182,16 +182,6 @@ TILES = {256: (128, 32), 512: (64, 32), 1024: (32, 32)}
 BLOCKS = (16, 32, 64, 128, 256)
 PROGRAMS_INTERPRETED = 2
 
-SPILLS = {
-    "gfx942": 548,
-    "unaligned": 432,
-    "v_dtype=float8_e5m2": 256,
-    "float32": 16,
-}
-_OF_FP8 = "refused: no products of 8-bit operands there"
-UNCLAIMED = {"sm_80 v_dtype=float8_e5m2": _OF_FP8, "gfx942 v_dtype=float8_e5m2": _OF_FP8}
-"""Bytes that a thread may spill, and where launch settings are not claimed to fit, as in ``kernels.flash_v2``."""
-
 
 @dataclass(frozen=True)
 class _Settings(Settings):

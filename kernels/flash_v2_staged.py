@@ -38,15 +38,6 @@ from kernels.validation import check_inputs
 
 HEAD_DIMS = (16, 32, 64, 128, 256)
 
-SPILLS = {
-    "gfx942": 828,
-    "unaligned": 2040,
-    "float32": 40,
-    "sm_100": 16,
-}
-UNCLAIMED = flash_v2.UNCLAIMED
-"""Bytes that a thread may spill, and where launch settings are not claimed to fit, as in ``kernels.flash_v2``."""
-
 
 @kernel
 def _forward_kernel(

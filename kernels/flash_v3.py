@@ -144,12 +144,6 @@ LAUNCH: Mapping[str, tuple[Any, ...]] = {
 COPYABLE = ("contiguous", "bnhd", "packed", "expanded", "expanded_rows", "huge")
 """Layouts whose rows all start at multiples of 16 bytes."""
 
-SPILLS = {
-    "gfx942": 936,
-    "sm_80": 928,
-}
-"""Bytes that a thread may spill, found as in ``kernels.flash_v2`` (``tests/compile``)."""
-
 
 def forward(
     q: Tensor,

@@ -417,10 +417,6 @@ At head_dim 64 three consumers spill a few registers, up to 56 bytes with Triton
 spill none, at 4096 and at 16384 keys on an H200. Smaller head dims use the same settings; they were not timed.
 """
 
-SPILLS = {"head_dim=64": 112}
-UNCLAIMED = {"gfx942": "refused: expected a Hopper GPU"}
-"""Bytes that a thread may spill, and where launch settings are not claimed to fit, as in ``kernels.flash_v2``."""
-
 _CACHED_BYTES = 2**25
 """This many bytes of keys and values stay in a Hopper's L2 cache of 50 MiB, beside everything else that passes it."""
 

@@ -77,10 +77,6 @@ SMALLEST_EXPONENT = -100
 P_SCALE = tl.constexpr(2.0**8)
 """P is at most 1 and multiplied by this before its cast, so that weights down to 2^-14 keep their precision in e4m3."""
 
-_REFUSED = "refused: no products of the OCP's 8-bit formats there"
-UNCLAIMED = {"sm_80": _REFUSED, "gfx942": _REFUSED}
-"""Compilations whose launch settings are not claimed to fit, as in ``kernels.flash_v2`` (``tests/compile``)."""
-
 _FORMATS = {
     "e4m3": (torch.float8_e4m3fn, tl.float8e4nv, FLOAT8_E4M3),
     "e5m2": (torch.float8_e5m2, tl.float8e5, FLOAT8_E5M2),

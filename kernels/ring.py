@@ -131,8 +131,6 @@ class Rank:
 
 # All ranks in one process.
 
-SPILLS, UNCLAIMED = flash_v2.SPILLS, flash_v2.UNCLAIMED
-
 LAUNCH: Mapping[str, tuple[Any, ...]] = {"shards": (2, 1, 3, 4)}
 """Launch settings: the number of ranks, all of which run in one process."""
 

@@ -314,14 +314,6 @@ def _dq_kernel(
 LAUNCH: Mapping[str, tuple[Any, ...]] = flash_v2.LAUNCH
 """Launch settings, as in ``kernels.flash_v2``."""
 
-SPILLS = {
-    "gfx942": 908,
-    "unaligned": 240,
-    "float32": 72,
-}
-UNCLAIMED = flash_v2.UNCLAIMED
-"""Bytes that a thread may spill, and where launch settings are not claimed to fit, as in ``kernels.flash_v2``."""
-
 
 def packed_forward(
     q: Tensor,

@@ -7,7 +7,7 @@ import pytest
 
 from kernels import registry
 from tests.compile.items import items, launches_triton
-from tests.compile.summary import CompileSummary
+from tests.compile.resources import CompileSummary
 from tests.harness.child import Child
 
 QUICK = 4

@@ -35,7 +35,7 @@ class Item:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The words by which a table in the kernel's file refers to this item: see ``declared``."""
+        """What tells it: see ``tests.compile.limits``."""
         return (
             self.target,
             self.dtype,
@@ -109,11 +109,3 @@ def pairs(axes: Mapping[str, Sequence[Any]], new: Collection[str]) -> list[dict[
             missing.pop(frozenset(two), None)
         rows.append({name: axes[name][row[name]] for name in axes})
     return rows
-
-
-def declared(table: Mapping[str, Any], words: Sequence[str]) -> Any:
-    """Look an item up in a table of its kernel's file: the value of the first key whose words are all in ``words``.
-
-    Returns None if there is no such key.
-    """
-    return next((value for key, value in table.items() if set(key.split()) <= set(words)), None)

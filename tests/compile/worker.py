@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from triton import knobs
 
-from kernels.registry import module_of
-from tests.compile.items import Item, declared
+from tests.compile.items import Item
+from tests.compile.limits import declared
 from tests.compile.targets import TARGETS, compiling_for
 from tests.harness.worker import Worker, serve
 
@@ -23,7 +23,7 @@ BATCH, HEADS_KV, SEQLEN = 2, 2, 512
 class Function:
     """What one compiled function takes: registers of a thread, bytes that it spills, shared memory of a program.
 
-    ``spills_declared`` is what the kernel's file allows; ``problem`` says why the function does not fit, or is "".
+    ``spills_declared`` is what it may spill; ``problem`` says why it doesn't fit, if so.
     """
 
     name: str
@@ -46,11 +46,13 @@ class Compiler(Worker):
         return {}
 
     def do_compile(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return the functions that an item launches, or why the kernel does not claim that item."""
+        """The functions that an item launches; or why the kernel makes no claim there.
+
+        The request has the tables of ``tests.compile.limits`` for the kernel, ``spills`` and ``unclaimed``.
+        """
         fields = request["item"]
         item = Item(**{**fields, "launch": tuple(map(tuple, fields["launch"]))})
-        module = module_of(item.kernel)
-        reason = declared(getattr(module, "UNCLAIMED", {}), item.words)
+        reason = declared(request["unclaimed"], item.words)
         if reason is not None:
             return {"unclaimed": reason, "functions": []}
         with compiling_for(item.target) as compiled:
@@ -58,9 +60,8 @@ class Compiler(Worker):
                 self.call(item)
             except NotImplementedError as refusal:
                 return {"unclaimed": str(refusal), "functions": []}
-        granted = getattr(module, "SPILLS", {})
         distinct = {kernel.hash: kernel for kernel in compiled}
-        functions = [_function(kernel, item, granted) for kernel in distinct.values()]
+        functions = [_function(kernel, item, request["spills"]) for kernel in distinct.values()]
         return {"unclaimed": "", "functions": [asdict(function) for function in functions]}
 
     def call(self, item: Item) -> None:
@@ -97,7 +98,7 @@ def _function(kernel: Any, item: Item, granted: dict[str, int]) -> Function:
     if tensor_columns > target.tensor:
         problems.append(f"tensor memory: {tensor_columns} columns, and {item.target} has {target.tensor}")
     if spills > allowed:
-        problems.append(f"spills: {spills} bytes, and its file says {allowed}")
+        problems.append(f"spills: {spills} bytes, and it may spill {allowed}")
     return Function(kernel.name, registers, spills, shared, allowed, "; ".join(problems))
 
 

@@ -14,7 +14,7 @@ MOST_CASES = 20
 
 
 @dataclass(frozen=True)
-class Call:
+class ImpreciseCall:
     """A call that broke its bounds, and that each of ``explained_by`` would explain."""
 
     law: str
@@ -25,7 +25,7 @@ class Call:
     ratio: float
 
     @classmethod
-    def of(cls, law: str, case: Case, finding: Finding) -> "Call":
+    def of(cls, law: str, case: Case, finding: Finding) -> "ImpreciseCall":
         """What is remembered of a finding."""
         ulps, ratio = (float(x or 0.0) for x in (finding.ulps, finding.ratio))
         return cls(law, case, finding.tensor, finding.explained_by, ulps, ratio)
@@ -38,7 +38,7 @@ class Imprecise:
     claims: dict[str, list[str]] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
     ulps: dict[str, float] = field(default_factory=dict)
-    calls: list[Call] = field(default_factory=list)
+    calls: list[ImpreciseCall] = field(default_factory=list)
 
     @property
     def total(self) -> int:
@@ -57,11 +57,11 @@ class Imprecise:
             any(call.tensor in bug.tensors and bug.is_met(call.case) for bug in bugs) for call in self.calls
         )
 
-    def explains_also(self, call: Call) -> bool:
+    def explains_also(self, call: ImpreciseCall) -> bool:
         """Whether some claim explains all calls and one more."""
         return not self.total or any(claim in call.explained_by for claim in self.common)
 
-    def add(self, call: Call) -> None:
+    def add(self, call: ImpreciseCall) -> None:
         """Remember a call."""
         dtype = call.case.dtype
         known = self.claims.get(dtype, list(call.explained_by))
@@ -90,7 +90,7 @@ class Imprecise:
     def from_dict(cls, fields: Mapping[str, Any]) -> "Imprecise":
         """Inverse of ``to_dict``, after JSON too."""
         calls = [
-            Call(law, from_json(case), tensor, (), ulps, ratio)
+            ImpreciseCall(law, from_json(case), tensor, (), ulps, ratio)
             for law, case, tensor, ulps, ratio in fields["calls"]
         ]
         return cls(fields["claims"], fields["counts"], fields["ulps"], calls)

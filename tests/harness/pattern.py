@@ -24,7 +24,7 @@ AXES = {"out": "query", "lse": "query", "dq": "query", "dk": "key", "dv": "key"}
 
 
 @dataclass(frozen=True)
-class Compared:
+class ComparedTensor:
     """A tensor as it was judged: all float64 (batch, heads, rows, columns), or without columns if it is lse."""
 
     tensor: str
@@ -45,7 +45,7 @@ class Compared:
 
 
 def sentences(
-    compared: Sequence[Compared], blocks: Mapping[str, int], numbers: Mapping[str, float]
+    compared: Sequence[ComparedTensor], blocks: Mapping[str, int], numbers: Mapping[str, float]
 ) -> list[str]:
     """Say which of the tensors judged together are wrong, where, and how.
 
@@ -62,7 +62,7 @@ def sentences(
     return told
 
 
-def _places(c: Compared, blocks: Mapping[str, int]) -> list[str]:
+def _places(c: ComparedTensor, blocks: Mapping[str, int]) -> list[str]:
     """Say, for each axis, where all wrong elements are, if there are right ones elsewhere."""
     side = AXES[c.tensor]
     names = ["batch element", f"{side} head", side, "column"]
@@ -100,7 +100,7 @@ def _where(wrong: list[bool], telling: list[bool], name: str, blocks: Mapping[st
     return listed
 
 
-def _values(c: Compared, numbers: Mapping[str, float]) -> list[str]:
+def _values(c: ComparedTensor, numbers: Mapping[str, float]) -> list[str]:
     """Say what the wrong elements are: NaN, 0, or the exact ones times a factor."""
     actual, expected, bound = (x[c.wrong] for x in (c.actual, c.expected, c.bound))
     if bool(actual.isnan().all()):
@@ -146,7 +146,7 @@ def known_numbers(sm_scale: float, group: int, dropout_p: float) -> dict[str, fl
     return {name: number for name, number in numbers.items() if number != 1.0}
 
 
-def picture(c: Compared) -> dict[str, Any]:
+def picture(c: ComparedTensor) -> dict[str, Any]:
     """Return error over bound by row and column, the largest over heads and batch elements, for JSON."""
     flat = c.ratio if c.ratio.dim() == 4 else c.ratio[..., None]
     largest = flat.flatten(0, 1).amax(0) if flat.numel() else flat.new_zeros(flat.shape[2:])

@@ -19,7 +19,7 @@ from strategies.values import FAMILIES
 
 MOST_ENTRIES = 2**13
 """A tensor with more entries than this is not written out entry by entry, because each run would carry them all."""
-SIMPLE = (1.0, -1.0, 2.0, -2.0, 4.0, -4.0)
+SIMPLE_VALUES = (1.0, -1.0, 2.0, -2.0, 4.0, -4.0)
 """Values of an entry, simplest first."""
 
 Fails = Callable[[Case], bool]
@@ -165,13 +165,13 @@ def _simpler(case: Case, capabilities: Capabilities) -> Iterator[Case]:
 
 
 def _simpler_values(value: float | str) -> Iterator[float]:
-    """Yield simpler values of a finite number: those of ``SIMPLE``, then a power of two and an integer close to it."""
+    """Yield simpler values of a finite number: ``SIMPLE_VALUES``, then a power of two and an integer close to it."""
     if isinstance(value, str) or value == 0.0:
         return
-    if value in SIMPLE:
-        yield from SIMPLE[: SIMPLE.index(value)]
+    if value in SIMPLE_VALUES:
+        yield from SIMPLE_VALUES[: SIMPLE_VALUES.index(value)]
         return
-    yield from SIMPLE
+    yield from SIMPLE_VALUES
     power = math.copysign(2.0 ** round(math.log2(abs(value))), value)
     if value != power:
         yield power

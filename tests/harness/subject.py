@@ -19,7 +19,7 @@ from tests.harness.budget import SECONDS, Clock, ShrinkBudget
 from tests.harness.bugs import Bug, Sightings, in_parts, met_again, told, with_tensors
 from tests.harness.child import Child, HarnessError
 from tests.harness.elsewhere import Closed, elsewhere
-from tests.harness.imprecise import Call, Imprecise
+from tests.harness.imprecise import Imprecise, ImpreciseCall
 from tests.harness.investigate import Investigation
 from tests.harness.journal import Journal
 from tests.harness.kernel_info import KernelInfo
@@ -331,7 +331,7 @@ class Subject:
 
     def _is_less_precise(self, broken: Broken) -> bool:
         """Remember a call that is less precise than claimed, if one claim explains it and all such calls so far."""
-        call = Call.of(broken.law, broken.case, broken.finding)
+        call = ImpreciseCall.of(broken.law, broken.case, broken.finding)
         if not self.precision.explains_also(call):
             return False
         before = self.precision.claims.get(self.dtype)

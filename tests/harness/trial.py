@@ -25,7 +25,7 @@ from strategies.tensors import Tensors, tensors
 from tests.harness.compare import describe, error_over_bound
 from tests.harness.device import device_answers, wait_for_device
 from tests.harness.interpreting import why_not_here
-from tests.harness.pattern import Compared
+from tests.harness.pattern import ComparedTensor
 from tests.harness.poison import PoisonedAllocations
 from tests.harness.returned import WrongKind, departure, out_and_lse, three_gradients
 from tests.harness.verdict import Finding
@@ -190,7 +190,7 @@ class Trial:
     idle: dict[str, bool] = field(default_factory=dict)
     """By tensor that was judged, whether the case tests nothing of it because an answer of 0 would hold too."""
     worst: dict[str, float] = field(default_factory=dict)
-    compared: list[Compared] = field(default_factory=list)
+    compared: list[ComparedTensor] = field(default_factory=list)
     """The outputs of the whole problem that broke the law, and those judged together with them."""
     seconds: dict[str, float] = field(default_factory=lambda: {"kernel": 0.0, "tensors": 0.0})
 
@@ -374,7 +374,7 @@ class Trial:
             c, ratio = checks[at], ratios[at]
             finding = describe(c.claim, c.tensor, c.actual, c.expected, c.bound, ratio)
             self.compared = [
-                Compared(c.tensor, c.actual.double(), c.expected, c.bound, ratio)
+                ComparedTensor(c.tensor, c.actual.double(), c.expected, c.bound, ratio)
                 for c, ratio in zip(checks, ratios, strict=True)
                 if not c.expression and c.other is None and len(c.actual) == self.case.batch
             ]

@@ -23,7 +23,7 @@ SECONDS = 600
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RuleOutcome:
     """What a rule said of ``tried`` cases: ``failed`` has the positions of those that failed, in the rule's order."""
 
     rule: str
@@ -33,12 +33,12 @@ class Outcome:
 
 def outcomes(
     spec: str, device: str, *, every: bool = False, without: Mapping[str, Sequence[int]] | None = None
-) -> list[Outcome]:
+) -> list[RuleOutcome]:
     """Judge a kernel by each rule: on all of its cases (``every``), or up to the first that fails.
 
     ``without`` has, by rule, the positions of cases to leave out. A crash or a hang fails the case.
     """
-    done: list[Outcome] = []
+    done: list[RuleOutcome] = []
     while len(done) < len(RULES):
         request = {
             "spec": spec,
@@ -49,11 +49,13 @@ def outcomes(
         }
         lines = _run(request)
         done += [
-            Outcome(line["rule"], tuple(line["failed"]), line["tried"]) for line in lines if "rule" in line
+            RuleOutcome(line["rule"], tuple(line["failed"]), line["tried"])
+            for line in lines
+            if "rule" in line
         ]
         if len(done) < len(RULES):  # it ended in the middle of a case, or before the first
             last = lines[-1] if lines and "case" in lines[-1] else {"case": 0, "tried": 1}
-            done.append(Outcome(RULES[len(done)].name, (last["case"],), last["tried"]))
+            done.append(RuleOutcome(RULES[len(done)].name, (last["case"],), last["tried"]))
     return done
 
 
@@ -98,7 +100,7 @@ def main() -> None:
                 failed.append(place)
                 if not request["every"]:
                     break
-        print(json.dumps(asdict(Outcome(rule.name, tuple(failed), tried))), flush=True)
+        print(json.dumps(asdict(RuleOutcome(rule.name, tuple(failed), tried))), flush=True)
 
 
 if __name__ == "__main__":

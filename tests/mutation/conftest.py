@@ -13,7 +13,7 @@ from tests.harness.kernel_info import KernelInfo, Unavailable
 from tests.harness.plan import chosen_device
 from tests.mutation.campaign import Campaign
 from tests.mutation.schedule import Schedule
-from tests.mutation.summary import MutationSummary, Recorder
+from tests.mutation.score import MutationSummary, Recorder
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -38,7 +38,7 @@ STDERR_TAIL = 2000
 
 
 @dataclass(frozen=True)
-class Launch:
+class RecordedLaunch:
     """A jitted function, by name, and what it is compiled for.
 
     ``signature`` has the type of each argument as Triton writes it ("*fp16", "i32", "constexpr"), ``constants``
@@ -50,7 +50,7 @@ class Launch:
     constants: tuple[tuple[str, Any], ...]
 
     @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> "Launch":
+    def from_json(cls, record: Mapping[str, Any]) -> "RecordedLaunch":
         """Make a launch from what ``json`` makes of ``dataclasses.asdict``."""
         pairs = (tuple((name, value) for name, value in record[key]) for key in ("signature", "constants"))
         return cls(record["function"], *pairs)
@@ -70,9 +70,9 @@ class Judgement:
 
 
 @contextmanager
-def recorded_launches() -> Iterator[list[Launch]]:
+def recorded_launches() -> Iterator[list[RecordedLaunch]]:
     """Yield a list that collects each distinct launch made within the context, interpreted or not."""
-    launches: list[Launch] = []
+    launches: list[RecordedLaunch] = []
 
     def recording(run: Any) -> Any:
         def recorded(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -90,7 +90,9 @@ def recorded_launches() -> Iterator[list[Launch]]:
         yield launches
 
 
-def judge(entry: str, mutants: Sequence[Mapping[str, str]], launches: Sequence[Launch]) -> list[Judgement]:
+def judge(
+    entry: str, mutants: Sequence[Mapping[str, str]], launches: Sequence[RecordedLaunch]
+) -> list[Judgement]:
     """Judge mutants, each given as the new texts of modules that ``entry`` imports, as ``load_module`` takes them.
 
     If an original cannot be compiled, a mutant that may change it counts as different. Raises RuntimeError
@@ -115,7 +117,7 @@ def judge(entry: str, mutants: Sequence[Mapping[str, str]], launches: Sequence[L
     return judged
 
 
-def ttir(function: JITFunction, launch: Launch) -> str:
+def ttir(function: JITFunction, launch: RecordedLaunch) -> str:
     """Return Triton's IR of a function, without locations. Raises Triton's error if it doesn't compile."""
     from triton._C.libtriton import ir
     from triton.backends.compiler import GPUTarget
@@ -141,7 +143,7 @@ def ttir(function: JITFunction, launch: Launch) -> str:
 _DTYPE = "triton.language.dtype:"
 
 
-def _launch(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Launch:
+def _launch(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> RecordedLaunch:
     parameters = inspect.signature(function).parameters
     bound = inspect.signature(function).bind(*args, **{k: v for k, v in kwargs.items() if k in parameters})
     bound.apply_defaults()
@@ -154,7 +156,7 @@ def _launch(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
         signature.append((name, kind if isinstance(kind, str) else "unknown"))
         if kind == "constexpr":
             constants.append((name, _encoded(value)))
-    return Launch(function.__name__, tuple(signature), tuple(constants))
+    return RecordedLaunch(function.__name__, tuple(signature), tuple(constants))
 
 
 def _encoded(value: Any) -> Any:
@@ -191,7 +193,7 @@ class _Original:
     ``key`` is None if there is no such function, ``ir`` if it doesn't compile.
     """
 
-    launch: Launch
+    launch: RecordedLaunch
     key: str | None
     ir: str | None
     error: str = ""
@@ -208,7 +210,7 @@ def main() -> None:
         print(json.dumps(record), file=answers, flush=True)
 
     module = load_module(request["entry"], {})
-    originals = [_original(module, Launch.from_json(record)) for record in request["launches"]]
+    originals = [_original(module, RecordedLaunch.from_json(record)) for record in request["launches"]]
     compiled, errors = [x.ir is not None for x in originals], [x.error for x in originals if x.error]
     answer({"compiled": compiled, "errors": errors})
     # Launches with the most code come first, because they show the most edits.
@@ -219,7 +221,7 @@ def main() -> None:
     signal.alarm(0)
 
 
-def _original(module: ModuleType, launch: Launch) -> _Original:
+def _original(module: ModuleType, launch: RecordedLaunch) -> _Original:
     function = _find(module, launch.function)
     if function is None:
         return _Original(launch, None, None, f"no function {launch.function!r} is found")

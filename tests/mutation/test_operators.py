@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from kernels import registry
-from kernels.mutants.equivalent import EQUIVALENT, HOLES
 from kernels.mutants.mutant import KERNEL
 from tests.harness.trial import Trial, run_kernel
 from tests.mutation.campaign import Campaign
-from tests.mutation.equivalence import Judgement, Launch, judge, recorded_launches
+from tests.mutation.equivalence import Judgement, RecordedLaunch, judge, recorded_launches
+from tests.mutation.equivalent import EQUIVALENT, HOLES
 from tests.mutation.schedule import is_quick
-from tests.mutation.summary import Operator, Recorder
+from tests.mutation.score import Operator, Recorder
 from tests.mutation.targets import Target, absolute, targets
 
 Judgements = Mapping[Target, Judgement]
@@ -83,7 +83,7 @@ def judgements(request: pytest.FixtureRequest, campaign: Campaign) -> Judgements
     return dict(zip(found, judged, strict=True))
 
 
-def launches(campaign: Campaign) -> list[Launch]:
+def launches(campaign: Campaign) -> list[RecordedLaunch]:
     """Return what the kernel itself launches on some of the cases."""
     kernel = registry.load(campaign.info.spec, campaign.info.claims)
     with recorded_launches() as found:

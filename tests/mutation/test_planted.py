@@ -7,13 +7,13 @@ import pytest
 from hypothesis import settings
 
 from kernels.mutants import CATALOGUE
-from kernels.mutants.causes import CAUSES
 from kernels.mutants.mutant import Mutant
 from tests.mutation.campaign import Campaign
+from tests.mutation.causes import CAUSES
 from tests.mutation.diagnosis import judged
 from tests.mutation.schedule import LAWS, SAMPLE, is_quick
+from tests.mutation.score import Planted, Recorder, Sound
 from tests.mutation.shrinking import Shrunk, shrink
-from tests.mutation.summary import Planted, Recorder, Sound
 
 SEEDS = 2
 """Seeds of a full run: as many as two cores have time for beside the operators."""

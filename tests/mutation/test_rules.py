@@ -8,9 +8,9 @@ from kernels.mutants import CATALOGUE
 from kernels.mutants.dropout import DROPOUT
 from kernels.mutants.mutant import KERNEL
 from tests.harness.plan import chosen_device
-from tests.mutation.compare import Outcome, outcomes
+from tests.mutation.compare import RuleOutcome, outcomes
 from tests.mutation.schedule import SAMPLE, is_quick
-from tests.mutation.summary import Compared, Recorder
+from tests.mutation.score import Compared, Recorder
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -38,6 +38,6 @@ def test_what_other_rules_say(name: str, recorder: Recorder, pytestconfig: pytes
 
 
 @cache
-def alarms(device: str) -> list[Outcome]:
+def alarms(device: str) -> list[RuleOutcome]:
     """Return what the rules say of the kernel without a bug: cases that it fails are false alarms."""
     return outcomes(KERNEL, device, every=True)

@@ -60,7 +60,7 @@ Backward = Callable[[Heads, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tenso
 """From heads, dout, the stored out and lse to dq, dk and dv of each query head: float32, scaled, not stored."""
 
 
-Launch = Callable[[Tensor, Tensor, Tensor, bool, float], tuple[Tensor, Tensor]]
+Stored = Callable[[Tensor, Tensor, Tensor, bool, float], tuple[Tensor, Tensor]]
 """A function from q, k, v, causal and sm_scale to out, as it is stored, and lse (batch, heads_q, seqlen_q)."""
 
 
@@ -130,14 +130,14 @@ def attend(
 
 
 def attend_by_launch(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float, launch: Launch, backward: Backward
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float, launch: Stored, backward: Backward
 ) -> tuple[Tensor, Tensor]:
     """Return out and lse of a design whose forward is a kernel, and whose backward is written in PyTorch."""
     return _Attention.apply(q, k, v, Options(causal, sm_scale), launch, partial(_each_head, backward))
 
 
 def attend_by_launches(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float, launch: Launch, gradients: Gradients
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float, launch: Stored, gradients: Gradients
 ) -> tuple[Tensor, Tensor]:
     """Return out and lse of a design whose forward and backward are both kernels."""
     return _Attention.apply(q, k, v, Options(causal, sm_scale), launch, gradients)

@@ -9,7 +9,7 @@ from strategies.case import Case
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bug:
+class PlantedBug:
     """One bug of a kernel, independent of its others.
 
     Attributes:
@@ -53,27 +53,27 @@ class Several:
 
     name: str
     base: str
-    bugs: tuple[Bug, ...]
+    bugs: tuple[PlantedBug, ...]
 
     @property
     def spec(self) -> str:
         """The kernel with all of its bugs, as ``--kernel`` takes it."""
         return f"tests.several:{self.name}"
 
-    def only(self, bug: Bug) -> str:
+    def only(self, bug: PlantedBug) -> str:
         """The kernel with one of its bugs alone, as ``--kernel`` takes it."""
         return f"{self.spec}__only__{bug.name}"
 
-    def without(self, bug: Bug) -> str:
+    def without(self, bug: PlantedBug) -> str:
         """The kernel with all of its bugs but one, as ``--kernel`` takes it."""
         return f"{self.spec}__without__{bug.name}"
 
-    def chosen(self, which: str, bug: str) -> tuple[Bug, ...]:
+    def chosen(self, which: str, bug: str) -> tuple[PlantedBug, ...]:
         """Return the bugs that ``only`` or ``without`` asks for, and all of them for any other word."""
         kept = {"only": lambda name: name == bug, "without": lambda name: name != bug}.get(which)
         return self.bugs if kept is None else tuple(b for b in self.bugs if kept(b.name))
 
-    def load(self, bugs: Iterable[Bug]) -> Callable[..., Any]:
+    def load(self, bugs: Iterable[PlantedBug]) -> Callable[..., Any]:
         """Return the plain function with these bugs."""
         texts: dict[str, str] = {}
         for edit in (edit for bug in bugs for edit in bug.edits):

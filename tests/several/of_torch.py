@@ -1,7 +1,7 @@
 """Kernels in PyTorch with several planted bugs, and the bugs that only one of them has."""
 
 from strategies.case import Case
-from tests.several.bug import EAGER, FLASH, PARTS, Bug, Edit, Several
+from tests.several.bug import EAGER, FLASH, PARTS, Edit, PlantedBug, Several
 from tests.several.shared import (
     ALL,
     CAUSAL_OFF_BY_ONE,
@@ -27,7 +27,7 @@ RETURN_GRADIENTS = "return dq * after, dk, dv"
 DK_OF_TILE = "dk[:, :, keys] = heads.product(ds.mT, heads.q) * after"
 DQ_OF_TILE = "dq += heads.product(ds, heads.k[:, :, keys])"
 
-TAIL_UNMASKED = Bug(
+TAIL_UNMASKED = PlantedBug(
     name="tail_unmasked",
     what="without a causal mask, keys past the end of the last tile of 64 count with a score of 0",
     edits=(
@@ -45,7 +45,7 @@ TAIL_UNMASKED = Bug(
     can_show=lambda case: case.seqlen_k % 64 != 0 and (not case.causal or case.seqlen_q <= 1),
 )
 
-DELTA_OF_64_COLUMNS = Bug(
+DELTA_OF_64_COLUMNS = PlantedBug(
     name="delta_of_64_columns",
     what="delta is summed over the first 64 columns",
     edits=(Edit(RECOMPUTED, "else (dout * out).sum(", "else (dout * out)[..., :64].sum("),),
@@ -56,7 +56,7 @@ DELTA_OF_64_COLUMNS = Bug(
     can_show=lambda case: case.head_dim > 64,
 )
 
-DK_UP_TO_256_KEYS = Bug(
+DK_UP_TO_256_KEYS = PlantedBug(
     name="dk_up_to_256_keys",
     what="dk is 0 from the key 256 on",
     edits=(Edit(RECOMPUTED, DK_OF_TILE, f"{DK_OF_TILE} * (keys.start < 256)"),),
@@ -67,7 +67,7 @@ DK_UP_TO_256_KEYS = Bug(
     can_show=lambda case: case.seqlen_k > 256,
 )
 
-DQ_OF_WHOLE_TILES = Bug(
+DQ_OF_WHOLE_TILES = PlantedBug(
     name="dq_of_whole_tiles",
     what="dq of rows behind the last whole tile of 64 is not written",
     edits=(
@@ -86,7 +86,7 @@ DQ_OF_WHOLE_TILES = Bug(
     can_show=lambda case: case.seqlen_q % 64 != 0,
 )
 
-DQ_OF_DEEP_ROWS = Bug(
+DQ_OF_DEEP_ROWS = PlantedBug(
     name="dq_of_deep_rows",
     what="a padded key of score 0 makes dq NaN where lse is below -88.7, as exp(0 - lse) is infinite",
     edits=(
@@ -104,7 +104,7 @@ DQ_OF_DEEP_ROWS = Bug(
     can_show=lambda case: case.seqlen_k % 64 != 0,
 )
 
-P_IN_BFLOAT16 = Bug(
+P_IN_BFLOAT16 = PlantedBug(
     name="p_in_bfloat16",
     what="P is rounded to bfloat16 in the forward whatever the inputs' dtype is",
     edits=(
@@ -121,7 +121,7 @@ P_IN_BFLOAT16 = Bug(
     can_show=lambda case: case.dtype != "bfloat16" and case.seqlen_k > 1,
 )
 
-LSE_OF_LAST_MAXIMUM = Bug(
+LSE_OF_LAST_MAXIMUM = PlantedBug(
     name="lse_of_last_maximum",
     what="lse is made of the last tile's maximum, while the sum stands relative to the one last rescaled by",
     edits=(
@@ -135,7 +135,7 @@ LSE_OF_LAST_MAXIMUM = Bug(
     can_show=lambda case: case.seqlen_k > 128,
 )
 
-REMAINDER_OF_KEYS_DROPPED = Bug(
+REMAINDER_OF_KEYS_DROPPED = PlantedBug(
     name="remainder_of_keys_dropped",
     what="keys that are left over when their number is divided by 4 belong to no part",
     edits=(
@@ -152,7 +152,7 @@ REMAINDER_OF_KEYS_DROPPED = Bug(
     can_show=lambda case: case.seqlen_k > 4 and case.seqlen_k % 4 != 0,
 )
 
-EMPTY_PARTS_GIVE_NAN = Bug(
+EMPTY_PARTS_GIVE_NAN = PlantedBug(
     name="empty_parts_give_nan",
     what="merging parts of which a row sees nothing gives exp(-inf - -inf), NaN",
     edits=(Edit(f"{PARTS}:merged", "lse.masked_fill(lse == -torch.inf, 0.0)", "lse"),),
@@ -163,7 +163,7 @@ EMPTY_PARTS_GIVE_NAN = Bug(
     can_show=lambda case: case.causal and case.seqlen_q > case.seqlen_k > 0,
 )
 
-FINITE_MASK = Bug(
+FINITE_MASK = PlantedBug(
     name="finite_mask",
     what="hidden scores are -30 instead of -inf, which rows of very negative scores see",
     edits=(Edit(f"{EAGER}:masked", "torch.where(live, -torch.inf, 0.0)", "torch.where(live, -30.0, 0.0)"),),
@@ -174,7 +174,7 @@ FINITE_MASK = Bug(
     can_show=lambda case: case.causal and case.seqlen_q > 1,
 )
 
-P_IN_FLOAT16 = Bug(
+P_IN_FLOAT16 = PlantedBug(
     name="p_in_float16",
     what="P is rounded to float16 whatever the inputs' dtype is",
     edits=(

@@ -1,13 +1,13 @@
 """Kernels in Triton with several planted bugs, and the bugs that only one of them has."""
 
 from strategies.case import Case
-from tests.several.bug import SPLIT, TUTORIAL, V2, Bug, Edit, Several
+from tests.several.bug import SPLIT, TUTORIAL, V2, Edit, PlantedBug, Several
 from tests.several.shared import ALL, LSE_IN_BASE_2
 
 OF_QUERIES, OF_KEYS = f"{V2}:_gradients_of_queries", f"{V2}:_gradients_of_keys"
 SEEN_TILE = "seen = (n[None, :] < seqlen_k) & (rows[:, None] < seqlen_q)"
 
-TAIL_UNMASKED = Bug(
+TAIL_UNMASKED = PlantedBug(
     name="tail_unmasked",
     what="without a causal mask, keys past the end of the last tile of 32 count with a score of 0",
     edits=(Edit(f"{TUTORIAL}:_forward", "seen = n[None, :] < seqlen_k", "seen = n[None, :] >= 0"),),
@@ -18,7 +18,7 @@ TAIL_UNMASKED = Bug(
     can_show=lambda case: case.seqlen_k % 32 != 0 and not case.causal,
 )
 
-CAUSAL_LOOP_TOO_SHORT = Bug(
+CAUSAL_LOOP_TOO_SHORT = PlantedBug(
     name="causal_loop_too_short",
     what="the causal loop over the keys ends as if both lengths were equal",
     edits=(Edit(f"{TUTORIAL}:_forward", "start + BLOCK_M + seqlen_k - seqlen_q)", "start + BLOCK_M)"),),
@@ -29,7 +29,7 @@ CAUSAL_LOOP_TOO_SHORT = Bug(
     can_show=lambda case: case.causal and case.seqlen_k > case.seqlen_q and case.seqlen_k > 64,
 )
 
-DELTA_OF_FIRST_SEQUENCE = Bug(
+DELTA_OF_FIRST_SEQUENCE = PlantedBug(
     name="delta_of_first_sequence",
     what="the kernel of dk and dv reads the delta of the batch's first sequence",
     edits=(Edit(OF_KEYS, "tl.load(Delta + first + rows", "tl.load(Delta + head * seqlen_q + rows"),),
@@ -40,7 +40,7 @@ DELTA_OF_FIRST_SEQUENCE = Bug(
     can_show=lambda case: case.batch > 1,
 )
 
-FIRST_HEAD_OF_GROUP = Bug(
+FIRST_HEAD_OF_GROUP = PlantedBug(
     name="first_head_of_group",
     what="dk and dv are those of a group's first query head",
     edits=(Edit(OF_KEYS, "for member in range(group):", "for member in range(1):"),),
@@ -51,7 +51,7 @@ FIRST_HEAD_OF_GROUP = Bug(
     can_show=lambda case: case.group > 1,
 )
 
-DQ_OF_DEEP_ROWS = Bug(
+DQ_OF_DEEP_ROWS = PlantedBug(
     name="dq_of_deep_rows",
     what="a padded key of score 0 makes dq NaN where lse is below -88.7, as exp(0 - lse) is infinite",
     edits=(Edit(OF_QUERIES, SEEN_TILE, "seen = (n[None, :] >= 0) & (rows[:, None] < seqlen_q)"),),
@@ -62,7 +62,7 @@ DQ_OF_DEEP_ROWS = Bug(
     can_show=lambda case: case.seqlen_k % 64 != 0 and not case.causal,
 )
 
-DQ_BY_SCALE_WITHOUT_SIGN = Bug(
+DQ_BY_SCALE_WITHOUT_SIGN = PlantedBug(
     name="dq_by_scale_without_sign",
     what="dq is multiplied with the absolute value of sm_scale",
     edits=(Edit(OF_QUERIES, "dq = dq * sm_scale", "dq = dq * tl.abs(sm_scale)"),),
@@ -73,7 +73,7 @@ DQ_BY_SCALE_WITHOUT_SIGN = Bug(
     can_show=lambda case: case.scale < 0,
 )
 
-EMPTY_SPLITS_GIVE_NAN = Bug(
+EMPTY_SPLITS_GIVE_NAN = PlantedBug(
     name="empty_splits_give_nan",
     what="merging splits of which a row sees nothing gives exp(-inf - -inf), NaN",
     edits=(Edit(f"{SPLIT}:_merge", 'shift = tl.where(top == float("-inf"), 0.0, top)', "shift = top"),),
@@ -84,7 +84,7 @@ EMPTY_SPLITS_GIVE_NAN = Bug(
     can_show=lambda case: case.seqlen_k == 0 or (case.causal and case.seqlen_q > case.seqlen_k),
 )
 
-LAST_KEYS_IN_NO_SPLIT = Bug(
+LAST_KEYS_IN_NO_SPLIT = PlantedBug(
     name="last_keys_in_no_split",
     what="the length of a split is rounded down to whole tiles, so the last keys are in none",
     edits=(
@@ -101,7 +101,7 @@ LAST_KEYS_IN_NO_SPLIT = Bug(
     can_show=lambda case: case.seqlen_k > 256 and case.seqlen_k % 256 != 0,
 )
 
-V_OF_WRONG_HEAD = Bug(
+V_OF_WRONG_HEAD = PlantedBug(
     name="v_of_wrong_head",
     what="query head h reads v of key head h % heads_kv, and k of the right one",
     edits=(Edit(f"{SPLIT}:_part", "(head // group) * stride_vh", "(head % (heads // group)) * stride_vh"),),

@@ -1,7 +1,7 @@
 """Bugs that are planted in what all designs of the panel share: head maps, masks, what is saved for the backward."""
 
 from strategies.case import Case, Spike
-from tests.several.bug import HEADS, Bug, Edit
+from tests.several.bug import HEADS, Edit, PlantedBug
 from tests.several.memory import read_by_strides
 
 ALL = ("out", "lse", "dq", "dk", "dv")
@@ -20,7 +20,7 @@ def before_operands(statement: str) -> tuple[Edit, ...]:
     return (Edit(f"{HEADS}:heads_of", OPERANDS, f"{statement}\n    {OPERANDS}"),)
 
 
-LSE_IN_BASE_2 = Bug(
+LSE_IN_BASE_2 = PlantedBug(
     name="lse_in_base_2",
     what="lse is returned as a logarithm to base 2; the backward has the right one",
     edits=(Edit(f"{HEADS}:_Attention", "return out, lse", "return out, lse * LOG2_E"),),
@@ -31,7 +31,7 @@ LSE_IN_BASE_2 = Bug(
     can_show=lambda case: case.seqlen_q > 0 and case.seqlen_k > 0,
 )
 
-DV_OF_FIRST_HEAD = Bug(
+DV_OF_FIRST_HEAD = PlantedBug(
     name="dv_of_first_head",
     what="dv of a group is that of its first query head alone",
     edits=(
@@ -48,7 +48,7 @@ DV_OF_FIRST_HEAD = Bug(
     can_show=lambda case: case.group > 1,
 )
 
-WRONG_HEAD_MAP = Bug(
+WRONG_HEAD_MAP = PlantedBug(
     name="wrong_head_map",
     what="query head h reads key head h % heads_kv instead of h // group",
     edits=(
@@ -65,7 +65,7 @@ WRONG_HEAD_MAP = Bug(
     can_show=lambda case: case.heads_kv > 1 and case.group > 1,
 )
 
-CAUSAL_OFF_BY_ONE = Bug(
+CAUSAL_OFF_BY_ONE = PlantedBug(
     name="causal_off_by_one",
     what="the causal mask hides one key more where the lengths differ",
     edits=(Edit(f"{HEADS}:seen_keys", CORNER, "every.tril(seqlen_k - seqlen_q - (seqlen_k != seqlen_q))"),),
@@ -76,7 +76,7 @@ CAUSAL_OFF_BY_ONE = Bug(
     can_show=lambda case: case.causal and case.seqlen_q != case.seqlen_k,
 )
 
-CAUSAL_TOP_LEFT = Bug(
+CAUSAL_TOP_LEFT = PlantedBug(
     name="causal_top_left",
     what="the causal mask has its corner at the top left",
     edits=(Edit(f"{HEADS}:seen_keys", CORNER, "every.tril(0)"),),
@@ -87,7 +87,7 @@ CAUSAL_TOP_LEFT = Bug(
     can_show=lambda case: case.causal and case.seqlen_q != case.seqlen_k,
 )
 
-SCALE_WITHOUT_SIGN = Bug(
+SCALE_WITHOUT_SIGN = PlantedBug(
     name="scale_without_sign",
     what="a negative sm_scale is taken for a positive one",
     edits=before_operands("sm_scale = abs(sm_scale)"),
@@ -98,7 +98,7 @@ SCALE_WITHOUT_SIGN = Bug(
     can_show=lambda case: case.scale < 0,
 )
 
-DEFAULT_SCALE_IN_BACKWARD = Bug(
+DEFAULT_SCALE_IN_BACKWARD = PlantedBug(
     name="default_scale_in_backward",
     what="the backward takes 1 / sqrt(head_dim) whatever sm_scale is",
     edits=(
@@ -115,7 +115,7 @@ DEFAULT_SCALE_IN_BACKWARD = Bug(
     can_show=lambda case: case.scale != case.head_dim**-0.5,
 )
 
-K_BY_STRIDES_OF_V = Bug(
+K_BY_STRIDES_OF_V = PlantedBug(
     name="k_by_strides_of_v",
     what="k is read by the strides of v",
     edits=before_operands(f"{READ_BY_STRIDES}\n    k = read_by_strides(k, v.stride())"),
@@ -126,7 +126,7 @@ K_BY_STRIDES_OF_V = Bug(
     can_show=lambda case: case.k_layout != case.v_layout,
 )
 
-DOUT_TAKEN_FOR_CONTIGUOUS = Bug(
+DOUT_TAKEN_FOR_CONTIGUOUS = PlantedBug(
     name="dout_taken_for_contiguous",
     what="dout is read as if it were contiguous",
     edits=(
@@ -145,7 +145,7 @@ DOUT_TAKEN_FOR_CONTIGUOUS = Bug(
     can_show=lambda case: case.dout_layout != "contiguous",
 )
 
-LAST_BATCH_READS_FIRST = Bug(
+LAST_BATCH_READS_FIRST = PlantedBug(
     name="last_batch_reads_first",
     what="the last sequence of a batch reads the values of the first",
     edits=before_operands("v = torch.cat((v[:-1], v[:1]))"),
@@ -156,7 +156,7 @@ LAST_BATCH_READS_FIRST = Bug(
     can_show=lambda case: case.batch > 1,
 )
 
-NAN_TO_ZERO = Bug(
+NAN_TO_ZERO = PlantedBug(
     name="nan_to_zero",
     what="a score of NaN counts as 0",
     edits=(
@@ -184,7 +184,7 @@ def crash(what: str, condition: str, how: str) -> tuple[Edit, ...]:
 ABORT = "__import__('os').abort()"
 WILD_READ = "__import__('ctypes').string_at(0)"
 
-CRASH_OF_HUGE_STRIDES = Bug(
+CRASH_OF_HUGE_STRIDES = PlantedBug(
     name="crash_of_huge_strides",
     what="the process is aborted where k has a stride that 32 bits don't hold, or starts so far",
     edits=crash(
@@ -197,7 +197,7 @@ CRASH_OF_HUGE_STRIDES = Bug(
     kind="died",
 )
 
-CRASH_OF_HEAD_DIM_128 = Bug(
+CRASH_OF_HEAD_DIM_128 = PlantedBug(
     name="crash_of_head_dim_128",
     what="a wild read ends the process for head_dim 128",
     edits=crash("too little shared memory", "q.shape[3] == 128", WILD_READ),
@@ -208,7 +208,7 @@ CRASH_OF_HEAD_DIM_128 = Bug(
     kind="died",
 )
 
-CRASH_OF_EMPTY_ROWS = Bug(
+CRASH_OF_EMPTY_ROWS = PlantedBug(
     name="crash_of_empty_rows",
     what="the process is aborted where rows see no key",
     edits=crash("a loop over no key", "causal and q.shape[2] > k.shape[2]", ABORT),

@@ -13,7 +13,7 @@ from tests.harness.verdict import Finding
 from tests.mutation.campaign import Campaign
 from tests.mutation.schedule import Schedule, is_quick
 from tests.several import KERNELS
-from tests.several.bug import Bug, Several
+from tests.several.bug import PlantedBug, Several
 
 BUGS = [
     pytest.param(kernel, bug, id=f"{kernel.name}-{bug.name}")
@@ -36,7 +36,7 @@ def campaign(pytestconfig: pytest.Config) -> Iterator[Campaign]:
     child.close()
 
 
-def shows(bug: Bug, finding: Finding | None) -> bool:
+def shows(bug: PlantedBug, finding: Finding | None) -> bool:
     """Whether a finding may come from this bug."""
     if finding is None:
         return False
@@ -44,13 +44,13 @@ def shows(bug: Bug, finding: Finding | None) -> bool:
 
 
 @pytest.mark.parametrize(("kernel", "bug"), BUGS)
-def test_shows_on_its_case_alone(kernel: Several, bug: Bug, campaign: Campaign) -> None:
+def test_shows_on_its_case_alone(kernel: Several, bug: PlantedBug, campaign: Campaign) -> None:
     finding = campaign.run(kernel.only(bug), bug.law, bug.case).finding
     assert shows(bug, finding), finding
 
 
 @pytest.mark.parametrize(("kernel", "bug"), BUGS)
-def test_its_case_shows_nothing_without_it(kernel: Several, bug: Bug, campaign: Campaign) -> None:
+def test_its_case_shows_nothing_without_it(kernel: Several, bug: PlantedBug, campaign: Campaign) -> None:
     sound = campaign.run(kernel.base, bug.law, bug.case)
     assert sound.status == "held", sound.finding
     left = campaign.run(kernel.without(bug), bug.law, bug.case).finding
@@ -59,7 +59,7 @@ def test_its_case_shows_nothing_without_it(kernel: Several, bug: Bug, campaign: 
 
 
 @pytest.mark.parametrize(("kernel", "bug"), BUGS)
-def test_shows_only_where_its_record_says(kernel: Several, bug: Bug, campaign: Campaign) -> None:
+def test_shows_only_where_its_record_says(kernel: Several, bug: PlantedBug, campaign: Campaign) -> None:
     assert bug.can_show(bug.case)
     for law, case in campaign.schedule.examples(SEED, QUICK_EXAMPLES if is_quick() else EXAMPLES):
         if law not in DIRECT:

@@ -27,7 +27,7 @@ from tests.harness.bugs import (
 from tests.harness.conclude import merged, replaced
 from tests.harness.elsewhere import Closed, elsewhere
 from tests.harness.gentle import RUNS, gently_reduced
-from tests.harness.imprecise import Call, Imprecise, sentence
+from tests.harness.imprecise import Imprecise, ImpreciseCall, sentence
 from tests.harness.investigate import is_small
 from tests.harness.ledger import Ledger
 from tests.harness.offers import excluding
@@ -483,8 +483,8 @@ class TestOffers:
 
 
 class TestLessPrecise:
-    def call(self, *explained_by: str, dtype: str = "float16", ulps: float = 2.0) -> Call:
-        return Call("backward", replace(CASE, dtype=dtype), "dq", explained_by, ulps, 1.5)
+    def call(self, *explained_by: str, dtype: str = "float16", ulps: float = 2.0) -> ImpreciseCall:
+        return ImpreciseCall("backward", replace(CASE, dtype=dtype), "dq", explained_by, ulps, 1.5)
 
     def test_one_claim_that_explains_every_call_is_one_finding(self) -> None:
         all_calls = Imprecise()

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from kernels import registry
-from tests.compile.items import Item, declared, items, launches_triton, pairs
+from tests.compile.items import Item, items, launches_triton, pairs
+from tests.compile.limits import SPILLS, UNCLAIMED, declared
 from tests.compile.targets import TARGETS
 from tests.harness.child import Child
 
@@ -52,11 +53,15 @@ def test_which_kernels_are_triton_s() -> None:
     ]
 
 
-def test_what_a_file_declares() -> None:
+def test_what_a_table_declares() -> None:
     words = Item("k", "sm_90", "float16", 64, True, False, (("block_m", 64),)).words
     assert declared({"sm_90 block_m=64": 1, "sm_90": 2}, words) == 1
     assert declared({"sm_90 default": 1, "causal unaligned": 2}, words) == 2
     assert declared({"sm_8": 1}, words) is None
+
+
+def test_limits_are_those_of_kernels_that_there_are() -> None:
+    assert {*SPILLS, *UNCLAIMED} <= registry.REGISTERED.keys()
 
 
 KERNEL = """
@@ -77,8 +82,6 @@ def forward(q, k, v, *, causal, sm_scale, size=16):
     product[(1,)](q, q, N=size, K=size)
     return q, None
 
-UNCLAIMED = {"sm_80": "not there"}
-SPILLS = {"sm_100": 10**6}
 KERNEL = AttentionKernel(name="mine", forward=forward, capabilities=Capabilities(backward=False))
 """
 
@@ -105,7 +108,8 @@ def test_a_kernel_is_compiled(compiler, tmp_path, target, size, unclaimed, probl
     file = tmp_path / "mine.py"
     file.write_text(KERNEL)
     item = Item(f"{file}:KERNEL", target, "float32", 64, False, True, (("size", size),))
-    answer = compiler.ask({"do": "compile", "item": asdict(item)})
+    limits = {"unclaimed": {"sm_80": "not there"}, "spills": {"sm_100": 10**6}}
+    answer = compiler.ask({"do": "compile", "item": asdict(item), **limits})
     assert answer["unclaimed"] == unclaimed
     if unclaimed:
         assert answer["functions"] == []

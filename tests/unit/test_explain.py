@@ -19,7 +19,7 @@ from tests.harness import picture
 from tests.harness.budget import BudgetSpent, meter
 from tests.harness.cause import causes
 from tests.harness.explain import Explanation, Seen, explain
-from tests.harness.pattern import Compared, known_numbers, sentences
+from tests.harness.pattern import ComparedTensor, known_numbers, sentences
 from tests.harness.pattern import picture as picture_of
 from tests.harness.vary import Field, fields
 
@@ -27,10 +27,10 @@ EXACT = torch.randn(2, 4, 96, 8, generator=torch.Generator().manual_seed(1), dty
 BLOCKS = {"block_m": 64, "block_n": 32}
 
 
-def compared(actual: Tensor, tensor: str = "out", expected: Tensor = EXACT) -> Compared:
+def compared(actual: Tensor, tensor: str = "out", expected: Tensor = EXACT) -> ComparedTensor:
     bound = torch.full_like(expected, 1e-3)
     ratio = ((actual - expected).abs() / bound).nan_to_num(math.inf)
-    return Compared(tensor, actual, expected, bound, ratio)
+    return ComparedTensor(tensor, actual, expected, bound, ratio)
 
 
 def told(actual: Tensor, tensor: str = "out") -> list[str]:

@@ -11,14 +11,14 @@ import torch
 from kernels import mutants, registry
 from kernels.flash_v2 import KERNEL
 from kernels.mutants import CATALOGUE, MUTANTS
-from kernels.mutants.causes import CAUSES
-from kernels.mutants.equivalent import EQUIVALENT, HOLES
 from kernels.mutants.mutant import Edit, load_module, source_of
 from strategies.case import Case
 from tests.harness.cause import FEATURES
 from tests.harness.pattern import known_numbers
 from tests.harness.trial import Trial, run_kernel
+from tests.mutation.causes import CAUSES
 from tests.mutation.diagnosis import FACTS
+from tests.mutation.equivalent import EQUIVALENT, HOLES
 from tests.mutation.targets import targets
 
 

@@ -15,7 +15,7 @@ from tests.harness.kernel_info import KernelInfo
 from tests.harness.verdict import Finding, Verdict
 from tests.mutation.campaign import CANNOT_RUN, Campaign, FalseAlarm
 from tests.mutation.schedule import LAWS, ROUND, Schedule
-from tests.mutation.summary import quantile
+from tests.mutation.score import quantile
 from tests.mutation.targets import targets
 from tests.unit.sound import CLAIMS
 

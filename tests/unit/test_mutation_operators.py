@@ -11,7 +11,7 @@ import torch
 from kernels import flash_v2, tiles
 from kernels.mutants.mutant import load_module
 from tests.mutation import equivalence
-from tests.mutation.equivalence import Judgement, Launch, judge, recorded_launches
+from tests.mutation.equivalence import Judgement, RecordedLaunch, judge, recorded_launches
 from tests.mutation.operators import SourceMutant, source_mutants
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -274,7 +274,7 @@ def path(tmp_path) -> str:
     return str(file)
 
 
-def record(path: str) -> list[Launch]:
+def record(path: str) -> list[RecordedLaunch]:
     x = torch.ones(32, dtype=torch.float16, device=DEVICE)
     y = torch.zeros(16, device=DEVICE)
     run = load_module(path, {}).run
@@ -292,8 +292,8 @@ def test_recorded_launches(path) -> None:
     assert launch.function == "copy"
     assert launch.signature == tuple(zip(names, types, strict=True))
     assert dict(launch.constants) == {"N": 16, "KIND": "triton.language.dtype:fp32", "none": None}
-    assert Launch.from_json(json.loads(json.dumps(asdict(launch)))) == launch
-    assert len({launch, Launch.from_json(asdict(launch))}) == 1
+    assert RecordedLaunch.from_json(json.loads(json.dumps(asdict(launch)))) == launch
+    assert len({launch, RecordedLaunch.from_json(asdict(launch))}) == 1
 
 
 def test_judgements(path) -> None:
@@ -339,4 +339,4 @@ def test_nothing_that_compiles(path, monkeypatch) -> None:
 
     monkeypatch.setattr(equivalence, "_run", lambda request: Process)
     with pytest.raises(RuntimeError, match="no function 'g'"):
-        judge(path, [{path: KERNEL}], [Launch("g", (), ())])
+        judge(path, [{path: KERNEL}], [RecordedLaunch("g", (), ())])

@@ -11,7 +11,7 @@ from torch import Tensor
 from kernels import flash_v2
 from kernels.contract import AttentionKernel
 from kernels.sdpa import MATH
-from tests.mutation.rules import RULES, Case, Rule, RuleBroken
+from tests.mutation.rules import RULES, Rule, RuleBroken, RuleCase
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BY_NAME = {rule.name: rule for rule in RULES}
@@ -34,7 +34,7 @@ HALF = mutant(lambda out, lse, v: (out * 0.5, lse))
 NAN = mutant(lambda out, lse, v: (torch.full_like(out, torch.nan), lse))
 
 
-def small(rule: Rule) -> Case:
+def small(rule: Rule) -> RuleCase:
     """The cheapest of a rule's cases that has an output, in float16 or float32."""
     cases = [c for c in rule.cases(DEVICE) if c.dtype != "bfloat16" and c.seqlen_q]
     return min(cases, key=lambda c: c.batch * c.heads_q * c.seqlen_q * c.seqlen_k * c.head_dim)

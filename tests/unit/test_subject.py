@@ -14,7 +14,7 @@ from strategies.case import Case, to_json
 from tests.harness import report
 from tests.harness.bugs import Bug, Severity
 from tests.harness.child import ChildDied, DeviceLost
-from tests.harness.imprecise import Call, Imprecise
+from tests.harness.imprecise import Imprecise, ImpreciseCall
 from tests.harness.law import law_named
 from tests.harness.subject import Subject
 from tests.harness.verdict import Finding, Verdict
@@ -107,7 +107,7 @@ class TestSubject:
     def test_what_other_processes_remember_counts_too(self, recorded: Any) -> None:
         subject, child = recorded()
         record = Imprecise()
-        record.add(Call("forward", replace(CASE, dtype="float16"), "out", ("tf32=true",), 3.0, 2.0))
+        record.add(ImpreciseCall("forward", replace(CASE, dtype="float16"), "out", ("tf32=true",), 3.0, 2.0))
         subject.ledger.append({"imprecise": "toys.sound", **record.to_dict()})
         child.answers = [imprecise("k_prescaled=true")] * 3
         assert finding_of(subject, "forward", CASE).explained_by == ("k_prescaled=true",)

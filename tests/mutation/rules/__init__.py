@@ -1,7 +1,7 @@
 """How other suites decide whether a kernel is right, each on its own inputs; for comparison with ours."""
 
 from tests.mutation.rules.assert_close import AssertClose
-from tests.mutation.rules.base import Case, Rule, RuleBroken
+from tests.mutation.rules.base import Rule, RuleBroken, RuleCase
 from tests.mutation.rules.flash_attention import FlashAttention2
 from tests.mutation.rules.kernelbench import KernelBench, KernelBenchHalf
 from tests.mutation.rules.packages import GpuCheck, GpuEmu
@@ -23,4 +23,4 @@ RULES: tuple[Rule, ...] = (
 )
 """All rules, in the order of the table."""
 
-__all__ = ["RULES", "Case", "Rule", "RuleBroken"]
+__all__ = ["RULES", "RuleCase", "Rule", "RuleBroken"]

@@ -7,7 +7,7 @@ from itertools import product
 import torch
 
 from kernels.contract import AttentionKernel
-from tests.mutation.rules.base import Case, Rule, RuleBroken, differentiate, normal, plain, problem, run
+from tests.mutation.rules.base import Rule, RuleBroken, RuleCase, differentiate, normal, plain, problem, run
 
 
 class AssertClose(Rule):
@@ -21,10 +21,10 @@ class AssertClose(Rule):
     name = "torch.testing.assert_close"
     source = "https://docs.pytorch.org/docs/stable/testing.html (defaults of assert_close)"
 
-    def cases(self, device: str) -> Sequence[Case]:
+    def cases(self, device: str) -> Sequence[RuleCase]:
         """Every dtype, length and mask: 12."""
         return [
-            Case(
+            RuleCase(
                 batch=2,
                 heads_q=2,
                 heads_kv=2,
@@ -39,7 +39,7 @@ class AssertClose(Rule):
             )
         ]
 
-    def judge(self, kernel: AttentionKernel, case: Case, device: str) -> None:
+    def judge(self, kernel: AttentionKernel, case: RuleCase, device: str) -> None:
         """Judge out, dq, dk and dv, but not lse, which few engineers test."""
         p = problem(case, device, normal())
         expected = differentiate(partial(plain, p), p, torch.float32)

@@ -28,7 +28,7 @@ class RuleBroken(AssertionError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
+class RuleCase:
     """One parametrization of a suite's test; ``variant`` is for the rule that made it."""
 
     batch: int
@@ -63,11 +63,11 @@ class Rule(ABC):
     source: ClassVar[str]
 
     @abstractmethod
-    def cases(self, device: str) -> Sequence[Case]:
+    def cases(self, device: str) -> Sequence[RuleCase]:
         """Return the suite's cases in its order, the same on every call; on the CPU their sizes are reduced."""
 
     @abstractmethod
-    def judge(self, kernel: AttentionKernel, case: Case, device: str) -> None:
+    def judge(self, kernel: AttentionKernel, case: RuleCase, device: str) -> None:
         """Raise RuleBroken if the suite would fail the kernel; what the kernel raises passes through."""
 
 
@@ -86,7 +86,7 @@ def uniform(low: float = 0.0, high: float = 1.0) -> Draw:
 
 
 def problem(
-    case: Case, device: str, draw: Draw, *, dout: Draw | None = None, layout: str = "bhnd"
+    case: RuleCase, device: str, draw: Draw, *, dout: Draw | None = None, layout: str = "bhnd"
 ) -> Problem:
     """Draw the tensors of a case by its seed: q, k, v, then dout (by ``draw`` unless given).
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from kernels.contract import AttentionKernel
 from tests.harness.trial import Problem
 from tests.mutation.rules.base import (
-    Case,
     Rule,
+    RuleCase,
     differentiate,
     hidden,
     matmul,
@@ -59,7 +59,7 @@ class FlashAttention2(Rule):
         "tests/test_flash_attn.py (test_flash_attn_output)"
     )
 
-    def cases(self, device: str) -> Sequence[Case]:
+    def cases(self, device: str) -> Sequence[RuleCase]:
         """Return the sample: 12 cases on the CPU, 120 elsewhere. The last factor varies fastest, as in pytest."""
         place = "cpu" if device == "cpu" else "cuda"
         axes = (
@@ -67,7 +67,7 @@ class FlashAttention2(Rule):
             *(("float16", "bfloat16"), ("kvpacked", "bnhd")),
         )
         cases = [
-            Case(
+            RuleCase(
                 batch=1 if place == "cpu" else 4,
                 heads_q=_HEADS[place][mha_type][0],
                 heads_kv=_HEADS[place][mha_type][1],
@@ -82,7 +82,7 @@ class FlashAttention2(Rule):
         ]
         return sample(cases, 12 if place == "cpu" else 120)
 
-    def judge(self, kernel: AttentionKernel, case: Case, device: str) -> None:
+    def judge(self, kernel: AttentionKernel, case: RuleCase, device: str) -> None:
         """Check the four assertions at the end of the test, in its order."""
         p = problem(case, device, normal(), layout=case.variant)
         actual = run(kernel, p)

@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from kernels.contract import AttentionKernel
-from tests.mutation.rules.base import Case, Rule, max_error, problem, require, run, uniform
+from tests.mutation.rules.base import Rule, RuleCase, max_error, problem, require, run, uniform
 
 _TOLERANCES = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 1e-2}
 
@@ -27,13 +27,13 @@ class KernelBench(Rule):
     )
     dtype: ClassVar[str] = "float32"
 
-    def cases(self, device: str) -> Sequence[Case]:
+    def cases(self, device: str) -> Sequence[RuleCase]:
         """Return 5 cases, whose seeds are drawn from seed 42."""
         batch, heads, head_dim = (1, 2, 128) if device == "cpu" else (32, 32, 256)
         generator = torch.Generator().manual_seed(42)
         seeds = torch.randint(0, 2**32 - 1, (5,), generator=generator).tolist()
         return [
-            Case(
+            RuleCase(
                 batch=batch,
                 heads_q=heads,
                 heads_kv=heads,
@@ -47,7 +47,7 @@ class KernelBench(Rule):
             for seed in seeds
         ]
 
-    def judge(self, kernel: AttentionKernel, case: Case, device: str) -> None:
+    def judge(self, kernel: AttentionKernel, case: RuleCase, device: str) -> None:
         """Run one trial."""
         p = problem(case, device, uniform())
         expected = scaled_dot_product_attention(p.q, p.k, p.v)

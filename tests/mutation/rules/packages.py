@@ -12,8 +12,8 @@ import torch
 
 from kernels.contract import AttentionKernel
 from tests.mutation.rules.base import (
-    Case,
     Rule,
+    RuleCase,
     max_error,
     normal,
     plain,
@@ -49,13 +49,13 @@ class GpuCheck(Rule):
     name = "gpucheck"
     source = "https://pypi.org/project/gpucheck/0.1.0/ (https://github.com/Akasxh/gpucheck)"
 
-    def cases(self, device: str) -> Sequence[Case]:
+    def cases(self, device: str) -> Sequence[RuleCase]:
         """Return 11 cases on the CPU, 22 elsewhere."""
         shapes = _GPUCHECK_SHAPES[::2] if device == "cpu" else _GPUCHECK_SHAPES
         masks = cycle((False, True))
         dtypes = cycle(_GPUCHECK)
         return [
-            Case(
+            RuleCase(
                 batch=1,
                 heads_q=2,
                 heads_kv=2,
@@ -69,7 +69,7 @@ class GpuCheck(Rule):
             for (length, head_dim), dtype, causal in zip(shapes, dtypes, masks, strict=False)
         ]
 
-    def judge(self, kernel: AttentionKernel, case: Case, device: str) -> None:
+    def judge(self, kernel: AttentionKernel, case: RuleCase, device: str) -> None:
         """Judge out alone."""
         p = problem(case, device, normal())
         actual = run(kernel, p, backward=False)["out"].double()
@@ -106,7 +106,7 @@ class GpuEmu(Rule):
         "(types.rs: OpSchema::builtin, fuzzer.rs, validator.rs)"
     )
 
-    def cases(self, device: str) -> Sequence[Case]:
+    def cases(self, device: str) -> Sequence[RuleCase]:
         """Return cases whose sizes are drawn at random from the schema: 12 on the CPU, 100 elsewhere."""
         schema = _GPUEMU_CPU if device == "cpu" else _GPUEMU_SCHEMA
         r = random.Random(0)
@@ -114,7 +114,7 @@ class GpuEmu(Rule):
         for seed in range(12 if device == "cpu" else 100):
             batch, heads, length, head_dim = (r.choice(schema[name]) for name in "BHSD")
             cases.append(
-                Case(
+                RuleCase(
                     batch=batch,
                     heads_q=heads,
                     heads_kv=heads,
@@ -128,7 +128,7 @@ class GpuEmu(Rule):
             )
         return cases
 
-    def judge(self, kernel: AttentionKernel, case: Case, device: str) -> None:
+    def judge(self, kernel: AttentionKernel, case: RuleCase, device: str) -> None:
         """Judge out alone."""
         p = problem(case, device, uniform(-10.0, 10.0))
         actual = run(kernel, p, backward=False)["out"]

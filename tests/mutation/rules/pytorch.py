@@ -12,8 +12,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from kernels.contract import AttentionKernel
 from tests.harness.trial import Problem
 from tests.mutation.rules.base import (
-    Case,
     Rule,
+    RuleCase,
     differentiate,
     hidden,
     matmul,
@@ -50,7 +50,7 @@ class PyTorchSdpa(Rule):
         "(test/test_transformers.py: test_flash_attention_vs_math_ref_grads, check_out_and_grad)"
     )
 
-    def cases(self, device: str) -> Sequence[Case]:
+    def cases(self, device: str) -> Sequence[RuleCase]:
         """Return the sample: 12 cases on the CPU, 120 elsewhere."""
         cpu = device == "cpu"
         lengths_q, lengths_k = _LENGTHS["cpu" if cpu else "cuda"]
@@ -59,7 +59,7 @@ class PyTorchSdpa(Rule):
             *((True, False), ("float16", "bfloat16"), (None, "l1")),
         )
         cases = [
-            Case(
+            RuleCase(
                 batch=batch,
                 heads_q=4,
                 heads_kv=4,
@@ -75,7 +75,7 @@ class PyTorchSdpa(Rule):
         ]
         return sample(cases, 12 if cpu else 120)
 
-    def judge(self, kernel: AttentionKernel, case: Case, device: str) -> None:
+    def judge(self, kernel: AttentionKernel, case: RuleCase, device: str) -> None:
         """Check as ``check_out_and_grad`` does, with the factors of CUDA."""
         p = problem(case, device, uniform())
         high = torch.float64 if case.dtype == "float32" else torch.float32
@@ -114,13 +114,13 @@ class FlexAttention(Rule):
         "test/inductor/test_flex_attention.py (run_test)"
     )
 
-    def cases(self, device: str) -> Sequence[Case]:
+    def cases(self, device: str) -> Sequence[RuleCase]:
         """Return 11 cases: three dtypes, no mask and causal; half as many keys; grouped heads."""
         cpu = device == "cpu"
         length, batch, heads = (256, 1, 2) if cpu else (2048, 4, 8)
 
-        def case(dtype: str, causal: bool, *, keys: int = length, group: int = 1) -> Case:
-            return Case(
+        def case(dtype: str, causal: bool, *, keys: int = length, group: int = 1) -> RuleCase:
+            return RuleCase(
                 batch=batch,
                 heads_q=heads * group,
                 heads_kv=heads,
@@ -139,7 +139,7 @@ class FlexAttention(Rule):
             *(case("float16", causal, group=2) for causal in (False, True)),
         ]
 
-    def judge(self, kernel: AttentionKernel, case: Case, device: str) -> None:
+    def judge(self, kernel: AttentionKernel, case: RuleCase, device: str) -> None:
         """Check as ``_check_out_and_grad`` does."""
         p = problem(case, device, normal())
         gold = differentiate(partial(_eager, p), p, torch.float64)

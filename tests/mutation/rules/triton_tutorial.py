@@ -11,8 +11,8 @@ from torch import Tensor
 from kernels.contract import AttentionKernel
 from tests.harness.trial import Problem
 from tests.mutation.rules.base import (
-    Case,
     Rule,
+    RuleCase,
     differentiate,
     hidden,
     matmul,
@@ -44,11 +44,11 @@ class TritonTutorial(Rule):
         "https://github.com/triton-lang/triton/blob/003da478/python/tutorials/06-fused-attention.py (test_op)"
     )
 
-    def cases(self, device: str) -> Sequence[Case]:
+    def cases(self, device: str) -> Sequence[RuleCase]:
         """Return the grid: 12 cases on the CPU, 20 elsewhere."""
         sizes = _SIZES["cpu" if device == "cpu" else "cuda"]
         return [
-            Case(
+            RuleCase(
                 batch=batch,
                 heads_q=heads,
                 heads_kv=heads,
@@ -63,7 +63,7 @@ class TritonTutorial(Rule):
             for (batch, heads, length), head_dim, causal in product(sizes, (64, 128), (False, True))
         ]
 
-    def judge(self, kernel: AttentionKernel, case: Case, device: str) -> None:
+    def judge(self, kernel: AttentionKernel, case: RuleCase, device: str) -> None:
         """Check the four assertions of the test, in its order."""
         p = problem(case, device, normal(0.5), dout=normal())
         expected = differentiate(partial(_attention, p), p, torch.float16)

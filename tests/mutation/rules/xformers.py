@@ -11,8 +11,8 @@ from torch import Tensor
 from kernels.contract import AttentionKernel
 from tests.harness.trial import Problem
 from tests.mutation.rules.base import (
-    Case,
     Rule,
+    RuleCase,
     differentiate,
     hidden,
     max_error,
@@ -61,7 +61,7 @@ class Xformers(Rule):
         "xformers/ops/fmha/common.py"
     )
 
-    def cases(self, device: str) -> Sequence[Case]:
+    def cases(self, device: str) -> Sequence[RuleCase]:
         """Return a fixed sample of both lists: 8 and 4 on the CPU, 80 and 40 elsewhere."""
         cpu = device == "cpu"
         masks = random.Random(0)
@@ -75,7 +75,7 @@ class Xformers(Rule):
         )
         return sample(grid, 8 if cpu else 80) + sample(rest, 4 if cpu else 40)
 
-    def judge(self, kernel: AttentionKernel, case: Case, device: str) -> None:
+    def judge(self, kernel: AttentionKernel, case: RuleCase, device: str) -> None:
         """Check the three tests, in the order of the file."""
         p = problem(case, device, normal(3.0), layout="bnhd")
         first = run(kernel, p, backward=False)
@@ -90,7 +90,7 @@ class Xformers(Rule):
             _check("lse", first["lse"], _logsumexp(p), _LSE)
         self._judge_backward(kernel, case, device)
 
-    def _judge_backward(self, kernel: AttentionKernel, case: Case, device: str) -> None:
+    def _judge_backward(self, kernel: AttentionKernel, case: RuleCase, device: str) -> None:
         if case.head_dim < 32:
             case = replace(case, sm_scale=(1 / 32) ** 0.5)
         layout = "qkvpacked" if case.seqlen_q == case.seqlen_k else "bnhd"
@@ -134,14 +134,14 @@ def _random_shapes() -> Iterator[Shape]:
         yield max(batch // heads, 1), seqlen_q, seqlen_k, heads, head_dim
 
 
-def _case(shape: Shape, dtype: str, *, causal: bool, cpu: bool) -> Case:
+def _case(shape: Shape, dtype: str, *, causal: bool, cpu: bool) -> RuleCase:
     batch, seqlen_q, seqlen_k, heads, head_dim = shape
     if cpu:
         batch, heads = 1, min(heads, 2)
         seqlen_q, seqlen_k = min(seqlen_q, _LONGEST_ON_CPU), min(seqlen_k, _LONGEST_ON_CPU)
     if causal:
         seqlen_k = max(seqlen_q, seqlen_k)
-    return Case(
+    return RuleCase(
         batch=batch,
         heads_q=heads,
         heads_kv=heads,

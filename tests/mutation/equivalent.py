@@ -1,7 +1,8 @@
-"""Operator mutants of our kernels that the suite can't tell from the original, or does not, each with the reason.
+"""Operator mutants of our kernels that the suite does not tell from the original, each with the reason.
 
-A mutant is named by its function and its edit between the neighbouring lines: one that changes must be argued
-anew. Mutants that compile to the same Triton IR need no entry.
+A mutant is named by its function and by its edit between the lines before and after it. If any of these lines change,
+the mutant has another name, and has to be argued anew. A mutant that compiles to the same Triton IR as the original
+needs no entry.
 """
 
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Argument:
-    """Why mutants survive: on a device type, or on both ("")."""
+    """Why some mutants survive. ``device`` is the device type that this is true of, "" if it is true of both."""
 
     reason: str
     changes: tuple[str, ...]

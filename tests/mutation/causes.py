@@ -1,12 +1,13 @@
-"""What each planted bug is a bug of: what a report of it may point to, written before any report was seen.
+"""For each planted bug, the words that a report of it may name as its cause.
 
-Ten lacked words, which a report had right: ``running_maximum_from_minus_10000``, ``running_maximum_from_zero``,
+A word is a feature of a case (``tests.harness.cause.FEATURES``), a launch setting, a tensor (which then is wrong where
+the others that are judged with it are not), or a factor or a place that a report can name. A bug whose report can name
+no cause has no words.
+
+The words of a bug are written before a report of it is read. Of ten bugs the report then named a true cause that was
+missing here, and it was added: ``running_maximum_from_minus_10000``, ``running_maximum_from_zero``,
 ``lse_lane_not_written``, ``dk_dv_diagonal_masked``, ``v1_first_block_late``, ``ring_seen_by_all_one_late``,
 ``sees_the_next_sequence``, ``delta_of_another_sequence``, and ``dropout_not_scaled`` of two kernels.
-
-Features of a case are those of ``tests.harness.cause.FEATURES`` and launch settings; a tensor stands for being wrong
-where the others that are judged with it are not; other words are factors or places that a report can name. A bug of
-which none can be told has none.
 """
 
 from collections.abc import Mapping

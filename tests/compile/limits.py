@@ -1,0 +1,65 @@
+"""What our kernels may spill, and where they make no claim, by registered name.
+
+Keys are words that say something of a compilation: a target, a dtype, ``head_dim=N``, ``causal`` or ``full``,
+``aligned`` or ``unaligned``, ``masked``, a launch setting (``name=value``) and a function's name. The first entry all
+of whose words say something of a compilation holds for it (``declared``).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+
+_SPILLS_OF_FLASH_V2 = {
+    "gfx942": 1280,
+    "sm_80 unaligned": 6176,  # loads one element wide, each with an address of its own
+    "unaligned": 2784,
+    "num_stages=1": 448,
+    "masked": 128,  # Philox's words, and products of twice their width
+    "float32": 96,
+    "sm_80": 64,
+}
+
+SPILLS: Mapping[str, Mapping[str, int]] = {
+    "flash_v1": {"gfx942": 960, "unaligned": 3776, "float32": 544, "sm_90": 208, "sm_100": 64},
+    "flash_v2": _SPILLS_OF_FLASH_V2,
+    "flash_v2_atomic": {"gfx942": 492, "sm_100 unaligned": 2784, "unaligned": 1552},
+    "flash_v2_staged": {"gfx942": 828, "unaligned": 2040, "float32": 40, "sm_100": 16},
+    "flash_v2_persistent": {"gfx942": 548, "unaligned": 432, "v_dtype=float8_e5m2": 256, "float32": 16},
+    "decode": {
+        "gfx942": 132,
+        "unaligned block_n=128": 6448,  # loads one element wide, each with an address of its own
+        "unaligned": 1624,
+        "float32": 16,
+        "sm_80": 8,
+    },
+    "flash_v3": {"gfx942": 936, "sm_80": 928},
+    "flash_v3_gluon": {"head_dim=64": 112},
+    "ring": _SPILLS_OF_FLASH_V2,
+    "varlen": {"gfx942": 908, "unaligned": 240, "float32": 72},
+}
+"""Bytes that a thread may spill, where that is more than none."""
+
+_OF_A_HOPPER = "tiles are cut to the shared memory of a Hopper, 227 KB; here it is less"
+_OF_FLASH_V2 = {
+    "sm_80 head_dim=192": _OF_A_HOPPER,
+    "sm_80 head_dim=256": _OF_A_HOPPER,
+    "sm_80 float32 precision=tf32": _OF_A_HOPPER,
+    "gfx942 head_dim=192": _OF_A_HOPPER,
+    "gfx942 head_dim=256": _OF_A_HOPPER,
+}
+_OF_E5M2 = "refused: no products of 8-bit operands there"
+_OF_FP8 = "refused: no products of the OCP's 8-bit formats there"
+
+UNCLAIMED: Mapping[str, Mapping[str, str]] = {
+    **dict.fromkeys(("flash_v2", "flash_v2_atomic", "flash_v2_staged", "varlen", "ring"), _OF_FLASH_V2),
+    "flash_v2_persistent": {"sm_80 v_dtype=float8_e5m2": _OF_E5M2, "gfx942 v_dtype=float8_e5m2": _OF_E5M2},
+    "flash_v3_gluon": {"gfx942": "refused: expected a Hopper GPU"},
+    "fp8": {"sm_80": _OF_FP8, "gfx942": _OF_FP8},
+}
+"""Where launch settings are not claimed to fit, and why."""
+
+
+def declared(table: Mapping[str, T], words: Sequence[str]) -> T | None:
+    """What a table says of a compilation: the value of the first key whose words are all among ``words``, or None."""
+    return next((value for key, value in table.items() if set(key.split()) <= set(words)), None)
