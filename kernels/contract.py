@@ -217,6 +217,9 @@ class Capabilities:
 CLAIMS: Mapping[str, Claim] = claims_of(Capabilities)
 """What is declared of each field of ``Capabilities``."""
 
+ANY_LAW = "any law"
+"""In ``KnownFailure.laws``: every law whose cases the kernel claims, which is every one but ``rejection``."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class KnownFailure:
@@ -225,7 +228,8 @@ class KnownFailure:
     Attributes:
         what: the bug, in words.
         issue: where it is reported upstream; "" where it is not yet.
-        laws: those that it breaks; the stored case breaks the first.
+        laws: those that it breaks, or ``ANY_LAW`` after the first; the stored case breaks the first.
+        kept: laws that it does not break, of those that ``ANY_LAW`` stands for.
         case: the stored case, as fields of ``strategies.case.Case``; None where a failure comes and goes, or takes
             longer than one would wait for.
         where: values of fields of a case which, all together, meet it; without any, every case does.
@@ -236,6 +240,7 @@ class KnownFailure:
     what: str
     issue: str = ""
     laws: tuple[str, ...]
+    kept: tuple[str, ...] = ()
     case: Mapping[str, Any] | None
     where: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     device: str
@@ -243,6 +248,10 @@ class KnownFailure:
 
     def __str__(self) -> str:
         return f"{self.what} ({self.issue or 'not reported upstream yet'})"
+
+    def breaks(self, law: str) -> bool:
+        """Whether it breaks the law of that name."""
+        return law in self.laws or (ANY_LAW in self.laws and law not in (*self.kept, "rejection"))
 
     def is_of(self, device_type: str, torch_version: str) -> bool:
         """Whether it is to be expected there."""

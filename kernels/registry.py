@@ -32,11 +32,11 @@ REGISTERED: Mapping[str, str] = {
     "varlen": "kernels.varlen:KERNEL",
     "ring": "kernels.ring:KERNEL",
     "fp8": "kernels.fp8:KERNEL",
-    "sdpa_math": "kernels.sdpa:MATH",
-    "sdpa_flash": "kernels.sdpa:FLASH",
-    "sdpa_efficient": "kernels.sdpa:EFFICIENT",
-    "sdpa_cudnn": "kernels.sdpa:CUDNN",
-    "flex_attention": "kernels.flex_attention:KERNEL",
+    "sdpa_math": "kernels.pytorch.sdpa:MATH",
+    "sdpa_flash": "kernels.pytorch.sdpa:FLASH",
+    "sdpa_efficient": "kernels.pytorch.sdpa:EFFICIENT",
+    "sdpa_cudnn": "kernels.pytorch.sdpa:CUDNN",
+    "flex_attention": "kernels.pytorch.flex_attention:KERNEL",
 }
 
 

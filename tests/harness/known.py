@@ -8,7 +8,7 @@ from strategies.case import Case, Spike
 
 def known_failure(fields: dict[str, Any]) -> KnownFailure:
     """Make a known failure from what ``asdict`` returned, also after JSON, which turns tuples into lists."""
-    tuples = {name: tuple(fields[name]) for name in ("laws", "torch")}
+    tuples = {name: tuple(fields[name]) for name in ("laws", "kept", "torch")}
     where = {name: tuple(values) for name, values in fields["where"].items()}
     return KnownFailure(**{**fields, **tuples, "where": where})
 

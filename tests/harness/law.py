@@ -44,8 +44,8 @@ class Law:
         return not self.needs or bool(getattr(capabilities, self.needs))
 
     def fails_by(self, known: KnownFailure) -> bool:
-        """Whether a known failure breaks the law: it names the law, or the one that judges what the law needs."""
-        return self.name in known.laws or self.needs in known.laws
+        """Whether a known failure breaks the law, by itself or because it breaks the one that judges what it needs."""
+        return known.breaks(self.name) or self.needs in known.laws
 
 
 def law(*, needs: str = "", **draws: Any) -> Callable[[Callable[[Trial], None]], Law]:

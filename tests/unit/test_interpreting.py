@@ -83,7 +83,12 @@ def test_a_script_repairs_the_interpreter_by_itself(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("module", "uses"),
-    [("kernels.flash_v2", True), ("kernels.ring", True), ("kernels.sdpa", False), ("tests.unit.toys", False)],
+    [
+        ("kernels.flash_v2", True),
+        ("kernels.ring", True),
+        ("kernels.pytorch.sdpa", False),
+        ("tests.unit.toys", False),
+    ],
 )
 def test_only_scripts_of_triton_carry_the_repair(module: str, uses: bool) -> None:
     assert uses_triton(importlib.import_module(module)) == uses

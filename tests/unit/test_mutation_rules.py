@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kernels import flash_v2
 from kernels.contract import AttentionKernel
-from kernels.sdpa import MATH
+from kernels.pytorch.sdpa import MATH
 from tests.mutation.rules import RULES, Rule, RuleBroken, RuleCase
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from kernels import known_failures
 from kernels.contract import LAYOUTS, AttentionKernel, Capabilities, Launch, flash_arithmetic
+from kernels.pytorch import known_failures
 from reference.arithmetic import FLOAT32, FP32_ROUNDOFF, Arithmetic
 from reference.family import ALL_KEYS, Family, full_precision, in_tf32x3
 

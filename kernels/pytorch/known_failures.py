@@ -1,4 +1,4 @@
-"""What fails in PyTorch's kernels, by release and device: each found by this suite, and left out of its runs since.
+"""What fails in PyTorch's kernels, by release and device. This suite found each, and does not draw its cases again.
 
 The stored case of an entry, where it has one, was seen to fail there. ``where`` is as wide as fields of a case can
 say it: it may cover cases that hold.
@@ -6,24 +6,18 @@ say it: it may cover cases that hold.
 
 from typing import Any
 
-from kernels.contract import KnownFailure
+from kernels.contract import ANY_LAW, KnownFailure
 
 _ON_CPU: dict[str, Any] = {"device": "cpu", "torch": ("2.13",)}
 _ON_H200: dict[str, Any] = {"device": "cuda", "torch": ("2.11",)}
 
-_ANY_LAW = (
-    "forward",
-    "backward",
-    "identities",
-    "invariance",
-    "composition",
-    "exact",
-    "determinism",
-    "memory",
-    "special",
-)
-_OF_GRADIENTS = tuple(law for law in _ANY_LAW if law not in ("forward", "exact"))
-_LAWS_BY_INPUT = {**dict.fromkeys("qkv", _ANY_LAW), "dout": _OF_GRADIENTS}
+_FORWARD = ("forward", ANY_LAW)
+_BACKWARD = ("backward", ANY_LAW)
+_OF_GRADIENTS: dict[str, Any] = {"laws": _BACKWARD, "kept": ("forward", "exact")}
+_LAWS_BY_INPUT: dict[str, dict[str, Any]] = {
+    **{tensor: {"laws": _FORWARD} for tensor in "qkv"},
+    "dout": _OF_GRADIENTS,
+}
 _NOT_POSITIVE = (0.0, -0.125, -1.0)
 _UNALIGNED = ("gap", "offset")
 _GROUPED = tuple(range(2, 9))
@@ -54,7 +48,7 @@ MATH = (
     ),
     KnownFailure(
         what="without keys, out and dq are uninitialised memory",
-        laws=_ANY_LAW,
+        laws=_FORWARD,
         case=None,
         where={"seqlen_k": (0,)},
         **_ON_CPU,
@@ -62,12 +56,12 @@ MATH = (
     *(
         KnownFailure(
             what=f"{tensor} with a row stride past 2^31: gemm's lda must be less than 2147483647",
-            laws=laws,
             case={**_SMALL, "dtype": "float32", "seqlen_q": 2, "seqlen_k": 2, f"{tensor}_layout": "huge"},
             where={"dtype": ("float32",), f"{tensor}_layout": ("huge",)},
+            **_LAWS_BY_INPUT[tensor],
             **_ON_H200,
         )
-        for tensor, laws in (("v", _ANY_LAW), ("dout", _OF_GRADIENTS))
+        for tensor in ("v", "dout")
     ),
 )
 
@@ -85,14 +79,14 @@ FLASH = (
     ),
     KnownFailure(
         what="under a causal mask a scale that is not positive gives NaN: -inf is scaled",
-        laws=_ANY_LAW,
+        laws=_FORWARD,
         case={**_ZEROS, "seqlen_q": 2, "seqlen_k": 2, "causal": True, "sm_scale": 0.0},
         where={"causal": (True,), "sm_scale": _NOT_POSITIVE},
         **_ON_CPU,
     ),
     KnownFailure(
         what="under a mask or past a ragged end a scale that is not positive gives NaN: -inf is scaled",
-        laws=_ANY_LAW,
+        laws=_FORWARD,
         case={**_SMALL, "sm_scale": 0.0},
         where={"sm_scale": _NOT_POSITIVE},
         **_ON_H200,
@@ -100,10 +94,10 @@ FLASH = (
     *(
         KnownFailure(
             what=f"{tensor} that is not aligned to 16 bytes: misaligned address, the CUDA context is lost",
-            laws=laws,
             case={**_SMALL, f"{tensor}_layout": "offset"},
             # Other head_dims are padded, and thereby copied, before the kernel runs.
             where={"head_dim": _MULTIPLES_OF_8, f"{tensor}_layout": _UNALIGNED},
+            **laws,
             **_ON_H200,
         )
         for tensor, laws in _LAWS_BY_INPUT.items()
@@ -121,7 +115,7 @@ EFFICIENT = (
     *(
         KnownFailure(
             what=f"{tensor} with element offsets past 2^31, each stride below it: illegal memory access",
-            laws=(*_OF_GRADIENTS, "forward", "exact"),
+            laws=_BACKWARD,
             case={**_SMALL, "seqlen_q": 1, "seqlen_k": 1, "heads_kv": 3, f"{tensor}_layout": "huge"},
             where={f"{tensor}_layout": ("huge",)},
             **_ON_H200,
@@ -138,7 +132,8 @@ EFFICIENT = (
     KnownFailure(
         what="one query, or the one of the last tile, whose k and v are one head expanded, sees keys behind the causal"
         " mask: kernel_forward.h drops the mask where there is 1 query, which is right for the other corner alone",
-        laws=tuple(law for law in _ANY_LAW if law != "backward"),
+        laws=_FORWARD,
+        kept=("backward",),
         case={
             **_ZEROS,
             "dtype": "float32",
@@ -157,7 +152,7 @@ EFFICIENT = (
 CUDNN = (
     KnownFailure(
         what="a scale that is not positive gives NaN",
-        laws=_ANY_LAW,
+        laws=_FORWARD,
         case={**_SMALL, "sm_scale": 0.0},
         where={"sm_scale": _NOT_POSITIVE},
         **_ON_H200,
@@ -165,7 +160,7 @@ CUDNN = (
     *(
         KnownFailure(
             what=f"{tensor} that is not aligned to 16 bytes gives NaN",
-            laws=_ANY_LAW,
+            laws=_FORWARD,
             case={**_SMALL, f"{tensor}_layout": "offset"},
             where={f"{tensor}_layout": _UNALIGNED},
             **_ON_H200,
@@ -174,17 +169,17 @@ CUDNN = (
     ),
     KnownFailure(
         what="dout that is not aligned to 16 bytes: the launch fails, or the CUDA context is lost",
-        laws=_OF_GRADIENTS,
         case={**_SMALL, "dout_layout": "offset"},
         where={"dout_layout": _UNALIGNED},
+        **_OF_GRADIENTS,
         **_ON_H200,
     ),
     *(
         KnownFailure(
             what=f"{tensor} with a stride of 2^31 elements or more gives NaN",
-            laws=laws,
             case={**_SMALL, "seqlen_q": 2, "seqlen_k": 2, f"{tensor}_layout": "huge"},
             where={f"{tensor}_layout": ("huge",)},
+            **laws,
             **_ON_H200,
         )
         for tensor, laws in _LAWS_BY_INPUT.items()
@@ -193,14 +188,14 @@ CUDNN = (
         KnownFailure(
             what="dout is read by the strides it had in the first call of a process with the same q, k and v: MHA.cpp"
             " keeps the plan of a backward, which has dout's strides in it, by those of q, k and v alone",
-            laws=laws,
             case=None,  # which of them fail depends on the calls before
             where=where,
+            **laws,
             **_ON_H200,
         )
         for laws, where in (
             (_OF_GRADIENTS, {"dout_layout": ("bnhd", "packed", "expanded", "expanded_rows")}),
-            (("invariance",), {"batch": (2, 3), "heads_kv": (2, 3)}),
+            ({"laws": ("invariance",)}, {"batch": (2, 3), "heads_kv": (2, 3)}),
         )
     ),
     KnownFailure(
@@ -215,7 +210,7 @@ FLEX_ATTENTION = (
     *(
         KnownFailure(
             what=f"{tensor} with huge strides: generated Triton does not compile, or an illegal memory access",
-            laws=_ANY_LAW,
+            laws=_FORWARD,
             case={**_SMALL, f"{tensor}_layout": "huge"},
             where={f"{tensor}_layout": ("huge",)},
             **_ON_H200,
@@ -225,7 +220,7 @@ FLEX_ATTENTION = (
     KnownFailure(
         what="under a causal mask few queries of grouped heads raise NoValidChoicesError",
         issue="https://github.com/pytorch/pytorch/pull/185349",
-        laws=_ANY_LAW,
+        laws=_FORWARD,
         case={
             "dtype": "bfloat16",
             "group": 8,
@@ -241,7 +236,7 @@ FLEX_ATTENTION = (
         KnownFailure(
             what="fewer than 128 float32 queries are one tile, with all heads of their group: it compiles for 9 to "
             "30 minutes, or does not fit",
-            laws=_ANY_LAW,
+            laws=_FORWARD,
             case=None,  # it would take longer than all others together
             where={"dtype": ("float32",), "seqlen_q": tuple(range(1, 128)), **wide},
             **_ON_H200,

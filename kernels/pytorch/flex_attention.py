@@ -17,8 +17,8 @@ from torch.nn.attention.flex_attention import (
     flex_attention,
 )
 
-from kernels import known_failures
 from kernels.contract import AttentionKernel, Capabilities, Launch, flash_arithmetic
+from kernels.pytorch import known_failures
 from reference.arithmetic import Arithmetic
 
 _COMPILATIONS = 1024
