@@ -32,7 +32,8 @@ from tests.harness.interpreting import repair_interpreter
 from tests.harness.law import law_named
 from tests.harness.precision import with_explanations
 from tests.harness.probe import probe
-from tests.harness.repro import Recorder, script
+from tests.harness.repro import script
+from tests.harness.source import WritingTrial
 from tests.harness.trial import CannotRun, LawBroken, Refused, Trial
 from tests.harness.verdict import Finding, Verdict
 
@@ -137,15 +138,15 @@ class Worker:
         kernel = self.kernel(request)
         guarded = False
         if finding.ends_process:
-            _, recorder = self.attempt(request, _stand_in(kernel), Recorder)
+            _, recorder = self.attempt(request, _stand_in(kernel), WritingTrial)
         else:
             tells = self.depends_on_memory(request, kernel, finding.tensor)
-            _, recorder = self.attempt(request, kernel, partial(Recorder, with_memory=tells))
+            _, recorder = self.attempt(request, kernel, partial(WritingTrial, with_memory=tells))
             finding = self.from_outside(request, kernel, finding)
             memory, _ = self.attempt({**request, "law": "memory"}, kernel, Trial)
             # What is written elsewhere may end the process.
             guarded = memory.finding is not None and memory.finding.kind == "memory"
-        if not isinstance(recorder, Recorder):
+        if not isinstance(recorder, WritingTrial):
             return {"text": None}
         if len(recorder.source.calls) <= max(finding.call, finding.other or 0):
             return {"text": None}  # it did not fail where it had failed

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -19,9 +18,7 @@ from tests.harness.budget import ShrinkBudget
 from tests.harness.child import Child
 from tests.harness.explain import HOLDS_ALONE
 from tests.harness.law import law_named
-from tests.harness.repro import PROGRAM, _right, _window
 from tests.harness.trial import Check, Outputs, Problem, Trial
-from tests.harness.verdict import Finding
 from tests.harness.worker import Worker
 from tests.unit.running import CASE, TOYS, SubjectOf, exit_status, finding_of
 from tests.unit.toys import CLAIMS, sound
@@ -141,13 +138,6 @@ def test_a_script_brings_its_memory_where_the_failure_depends_on_it(name: str, d
     assert Worker("cpu").depends_on_memory(request, kernel, "out") == depends
 
 
-@pytest.mark.parametrize(("actual", "right"), [(-math.inf, True), (0.0, False), (math.nan, False)])
-def test_a_script_knows_an_lse_of_minus_infinity(actual: float, right: bool) -> None:
-    finding = Finding(claim="", kind="error", tensor="lse", expected="-inf", actual="0.0", allowed=0.0)
-    values = {"a": actual, "e": -math.inf, "allowed": 0.0, "inf": math.inf, "math": math}
-    assert bool(eval(_right(finding, "float16"), values)) == right
-
-
 @pytest.mark.usefixtures("unscripted")
 def test_tensors_of_a_script_have_the_layout_of_the_case(subject_of: SubjectOf, tmp_path: Path) -> None:
     subject = subject_of("wrong")
@@ -164,28 +154,3 @@ def test_tensors_of_a_script_have_the_layout_of_the_case(subject_of: SubjectOf, 
         ("dout", "(48, 48, 16, 1)"),
     ]
     assert int(windows[0][3]) % 64 == 1
-
-
-@pytest.mark.parametrize(
-    ("values", "written"),
-    [
-        ([1.0, -0.0, math.inf], "[1.0, -0.0, inf]"),
-        ([0.0] * 100, "{}"),
-        ([0.0] * 98 + [-0.0, 2.0], "{98: -0.0, 99: 2.0}"),
-        ([0.5] * 100, "'eJ"),
-    ],
-    ids=["few", "zeros", "sparse", "many"],
-)
-def test_the_numbers_of_a_tensor_come_back(values: list[float], written: str) -> None:
-    x = torch.tensor(values, dtype=torch.bfloat16)
-    line = _window(x.reshape(1, 1, -1, 1), None)
-    assert f", {written}" in line
-    scope: dict[str, Any] = {"__file__": __file__}
-    functions = PROGRAM[PROGRAM.index("watched = []") : PROGRAM.index("def call(")]
-    exec(
-        "import base64, torch, zlib\nfrom math import inf, nan\nDEVICE = 'cpu'\n"
-        + functions.format(margin=8, filled=1024),
-        scope,
-    )
-    made = eval(line, scope)
-    assert made.flatten().view(torch.int16).tolist() == x.view(torch.int16).tolist()

@@ -1,0 +1,181 @@
+"""The functions that stand-alone scripts are made of. A script has the source of those that it needs.
+
+So they use torch and the standard library alone, beside ``tests.harness.poison``, whose whole source a script has where
+it needs any of it. The global names that they use are assigned in the script as well, with values of its own.
+"""
+
+import base64
+import faulthandler
+import math
+import subprocess
+import sys
+import zlib
+from collections.abc import Callable, Sequence
+from math import nan
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from tests.harness.poison import PoisonedAllocations, behind_fence
+
+MARGIN = 4096
+"""Elements behind each tensor that are filled as the space between its rows is: reading them is part of some bugs."""
+
+FILLED_ELEMENTS = 2**26
+"""Storages above this (huge strides) are not filled."""
+
+DEVICE = "cpu"
+"""The device type on which tensors are made."""
+
+watched: list[Tensor] = []
+"""The inputs, with what lies around them."""
+
+
+def run_inside() -> None:
+    """Run this script in another process, and exit with 1 however that process ends, unless it ends with 0."""
+    if "--inside" not in sys.argv:
+        sys.exit(1 if subprocess.run([sys.executable, __file__, "--inside"]).returncode else 0)
+    faulthandler.enable()
+
+
+def numbers(dtype: torch.dtype, count: int, data: list[float] | dict[int, float] | str) -> Tensor:
+    """A flat tensor of its numbers: all of them, those that are not 0 by place, or compressed bytes."""
+    if isinstance(data, list):
+        return torch.tensor(data, dtype=dtype)
+    if isinstance(data, dict):
+        places, values = (
+            torch.tensor(list(data), dtype=torch.long),
+            torch.tensor(list(data.values()), dtype=dtype),
+        )
+        return torch.zeros(count, dtype=dtype).index_put((places,), values)
+    return torch.frombuffer(bytearray(zlib.decompress(base64.b64decode(data))), dtype=dtype)
+
+
+def window(
+    dtype: torch.dtype,
+    shape: Sequence[int],
+    stride: Sequence[int],
+    offset: int,
+    data: list[float] | dict[int, float] | str,
+    around: float = nan,
+) -> Tensor:
+    """A tensor with these strides at an offset into a larger storage."""
+    span = 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True) if n)
+    storage = torch.empty(offset + span + MARGIN, dtype=dtype, device=DEVICE)
+    small = storage.numel() <= FILLED_ELEMENTS
+    if small and dtype.is_floating_point:
+        storage.fill_(around)
+    once = [1 if s == 0 and n else n for n, s in zip(shape, stride, strict=True)]
+    entries = storage.as_strided(once, stride, offset)
+    entries.copy_(numbers(dtype, entries.numel(), data).reshape(once))
+    watched.append(storage if small else entries)
+    return storage.as_strided(shape, stride, offset)
+
+
+def through_autograd(
+    kernel: Any, q: Tensor, k: Tensor, v: Tensor, dout: Tensor, *, gradients: bool, **options: Any
+) -> dict[str, Tensor]:
+    """The tensors of a call by name, and if asked the gradients that autograd takes of it."""
+    if gradients:
+        q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
+    returned = getattr(kernel, "forward", kernel)(q, k, v, **options)
+    out, lse = returned if isinstance(returned, tuple) else (returned, None)
+    results = {"q": q, "k": k, "v": v, "dout": dout, "out": out, "lse": lse}
+    if gradients and out.requires_grad:
+        results |= zip(
+            ("dq", "dk", "dv"),
+            torch.autograd.grad(out, (q, k, v), dout, materialize_grads=True),
+            strict=True,
+        )
+    return finished(results)
+
+
+def by_kernel(
+    kernel: Any, q: Tensor, k: Tensor, v: Tensor, dout: Tensor, *, gradients: bool, **options: Any
+) -> dict[str, Tensor]:
+    """The tensors of a call by name, and if asked the gradients that the kernel's own backward gives."""
+    out, lse = kernel.forward(q, k, v, **options)
+    results = {"q": q, "k": k, "v": v, "dout": dout, "out": out, "lse": lse}
+    if gradients:
+        results |= zip(("dq", "dk", "dv"), kernel.backward(dout, q, k, v, out, lse, **options), strict=False)
+    return finished(results)
+
+
+def finished(results: dict[str, Tensor | None]) -> dict[str, Tensor]:
+    """The tensors that are there, once the device has made them."""
+    if DEVICE != "cpu":
+        torch.cuda.synchronize()
+    return {name: x.detach() for name, x in results.items() if x is not None}
+
+
+def poisoned(
+    value: float,
+    call: Callable[..., dict[str, Tensor]],
+    kernel: Any,
+    *args: Any,
+    fenced: bool = False,
+    **options: Any,
+) -> dict[str, Tensor]:
+    """A call that finds ``value`` in the memory it allocates; fenced, all memory ends where no one may read."""
+    if fenced:
+        args = tuple(behind_fence(x) for x in args)
+        options = {name: behind_fence(x) if torch.is_tensor(x) else x for name, x in options.items()}
+    with PoisonedAllocations(value, fenced=fenced) as allocations:
+        results = call(kernel, *args, **options)
+    if allocations.broken_guards():
+        sys.exit("something was written outside of what was allocated")
+    return results
+
+
+def is_right(actual: float, expected: float, allowed: float, largest: float) -> bool:
+    """Whether a number is as expected. Beyond ``largest``, both may have been rounded to infinity."""
+    if math.isnan(actual) or math.isnan(expected):
+        return math.isnan(expected) and not math.isfinite(actual)
+    if abs(expected) + allowed >= largest:
+        actual, expected = (max(-largest, min(largest, x)) for x in (actual, expected))
+    return actual == expected or abs(actual - expected) <= allowed
+
+
+def compare(
+    name: str,
+    index: tuple[int, ...],
+    actual: Tensor,
+    expected: Tensor | float,
+    allowed: float,
+    largest: float,
+) -> NoReturn:
+    """Print an element of a tensor beside what it should be, and exit with 0 where it is right, with 1 where not."""
+    a = float(actual[index])
+    e = float(expected[index] if isinstance(expected, Tensor) else expected)
+    print(f"{name}{list(index)}: actual {a!r}, expected {e!r}, allowed error {allowed!r}")
+    sys.exit(0 if is_right(a, e, allowed, largest) else 1)
+
+
+def must_fit(result: dict[str, Tensor]) -> None:
+    """Exit with 1 where a tensor of a call has another shape, dtype or device than it should."""
+    q, k = result["q"], result["k"]
+    shapes = {"out": q.shape, "lse": q.shape[:3], "dq": q.shape, "dk": k.shape, "dv": k.shape}
+    for name in shapes.keys() & result.keys():
+        x, dtype = result[name], torch.float32 if name == "lse" else q.dtype
+        if (x.shape, x.dtype, x.device) != (shapes[name], dtype, q.device):
+            print(f"{name} is {tuple(x.shape)}, {x.dtype}, {x.device}")
+            sys.exit(f"expected {tuple(shapes[name])}, {dtype}, {q.device}")
+
+
+def must_be_refused(call: Callable[..., Any], *args: Any, **options: Any) -> None:
+    """Exit with 1 where a call does not raise."""
+    try:
+        call(*args, **options)
+    except Exception as error:
+        print(f"refused: {type(error).__name__}: {error}")
+    else:
+        sys.exit("accepted, but should be refused")
+
+
+def must_be_unchanged(before: list[Tensor]) -> None:
+    """Exit with 1 where an input, or what lies around it, is not what it was before."""
+    pairs = zip(watched, before, strict=True)
+    if not all(torch.allclose(x, y, rtol=0.0, atol=0.0, equal_nan=True) for x, y in pairs):
+        sys.exit("an input, or what lies around it, was written to")
+    print("right")

@@ -1,0 +1,109 @@
+"""Calls of a kernel written down as Python, while a law makes them."""
+
+import base64
+import math
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, uint8
+
+from tests.harness.poison import PoisonedAllocations
+from tests.harness.trial import Problem, Trial
+
+LITERAL_ELEMENTS = 64
+"""Tensors up to this size are written as numbers; larger ones by the few that are not 0, else as compressed bytes."""
+
+
+@dataclass
+class Source:
+    """Python text that makes the same calls again, with the functions of ``tests.harness.scripted``.
+
+    Attributes:
+        function: the one that makes a call.
+        tensors: an assignment for each distinct tensor.
+        calls: for each call the name of a function, and its arguments.
+    """
+
+    function: str
+    tensors: list[str] = field(default_factory=list)
+    calls: list[tuple[str, str]] = field(default_factory=list)
+    names: dict[tuple[Any, ...], str] = field(default_factory=dict)
+
+    def add(
+        self,
+        problem: Problem,
+        launch: Mapping[str, Any],
+        memory: PoisonedAllocations | None,
+        *,
+        gradients: bool,
+    ) -> None:
+        """Write a call down as it is now; the kernel may change what it is given."""
+        poison = memory.value if memory else None
+        arguments = ["kernel"]
+        arguments += [self._tensor(role, getattr(problem, role), poison) for role in ("q", "k", "v", "dout")]
+        options = {"gradients": gradients, **problem.options, **launch}
+        if memory and memory.fenced:
+            options["fenced"] = True
+        arguments += [f"{name}={_literal(value)}" for name, value in options.items()]
+        if poison is None:
+            self.calls.append((self.function, ", ".join(arguments)))
+        else:
+            self.calls.append(("poisoned", ", ".join([str(poison), self.function, *arguments])))
+
+    def only(self, number: int) -> "Source":
+        """One of the calls, and the tensors it takes."""
+        call = self.calls[number]
+        taken = [line for line in self.tensors if f" {line.partition(' ')[0]}," in call[1]]
+        return Source(self.function, taken, [call])
+
+    def _tensor(self, role: str, x: Tensor, poison: float | None) -> str:
+        key = (role, x.data_ptr(), tuple(x.shape), x.stride(), str(poison))
+        if key not in self.names:
+            self.names[key] = f"{role}{sum(known[0] == role for known in self.names)}"
+            self.tensors.append(f"{self.names[key]} = {written(x, poison)}")
+        return self.names[key]
+
+
+@dataclass
+class WritingTrial(Trial):
+    """A trial that also writes its calls down as source; the memory of each, where a law or ``with_memory`` asks."""
+
+    with_memory: bool = False
+    source: Source = field(init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.source = Source("through_autograd" if self.kernel.backward is None else "by_kernel")
+
+    def record(self, problem: Problem, memory: PoisonedAllocations | None = None, *, backward: bool) -> int:
+        """Write a call down before it is made."""
+        if memory is None and self.with_memory:
+            memory = PoisonedAllocations(self.fill)
+        gradients = backward and self.kernel.capabilities.backward
+        self.source.add(problem, self.launch, memory, gradients=gradients)
+        return super().record(problem, memory, backward=backward)
+
+
+def _literal(option: Any) -> str:
+    """An option of a call as source; lengths of sequences and masks of keys are small tensors."""
+    if not isinstance(option, Tensor):
+        return repr(option)
+    return f"torch.tensor({option.tolist()}, dtype={option.dtype}, device=DEVICE)"
+
+
+def written(x: Tensor, poison: float | None) -> str:
+    """The call of ``window`` that builds a tensor with its strides, and ``poison`` around it (NaN if it is None)."""
+    sizes = [1 if step == 0 and size else size for size, step in zip(x.shape, x.stride(), strict=True)]
+    flat = x.detach().as_strided(sizes, x.stride()).cpu().contiguous().flatten()
+    places = ((flat != 0) | flat.signbit()).nonzero().flatten()
+    if flat.numel() <= LITERAL_ELEMENTS:
+        data = repr(flat.tolist())
+    elif len(places) <= LITERAL_ELEMENTS:
+        data = repr(dict(zip(places.tolist(), flat[places].tolist(), strict=True)))
+    else:
+        data = repr(base64.b64encode(zlib.compress(flat.view(uint8).numpy().tobytes())).decode())
+    around = "" if poison is None or math.isnan(poison) else f", around={poison}"
+    place = f"{tuple(x.shape)}, {tuple(x.stride())}, {x.storage_offset()}"
+    return f"window({x.dtype}, {place}, {data}{around})"
