@@ -363,22 +363,22 @@ key_range
         (
             """\
 _forward_kernel
-  BLOCK_LOOP,
-- (dropout_seed, threshold, keep_scale, head) if DROPOUT else None,
-+ (dropout_seed, threshold, keep_scale, head),
-  rows,""",
+  BLOCK_KEYS=BLOCK_LOOP,
+- dropout=(dropout_seed, threshold, keep_scale, head) if DROPOUT else None,
++ dropout=(dropout_seed, threshold, keep_scale, head),
+  rows=rows,""",
             """\
 _dk_dv_kernel
-  BLOCK_LOOP,
-- (dropout_seed, threshold, keep_scale, head * group) if DROPOUT else None,
-+ (dropout_seed, threshold, keep_scale, head * group),
+  BLOCK_ROWS=BLOCK_LOOP,
+- dropout=(dropout_seed, threshold, keep_scale, head * group) if DROPOUT else None,
++ dropout=(dropout_seed, threshold, keep_scale, head * group),
   )""",
             """\
 _dq_kernel
-  BLOCK_LOOP,
-- (dropout_seed, threshold, keep_scale, head) if DROPOUT else None,
-+ (dropout_seed, threshold, keep_scale, head),
-  rows,""",
+  BLOCK_KEYS=BLOCK_LOOP,
+- dropout=(dropout_seed, threshold, keep_scale, head) if DROPOUT else None,
++ dropout=(dropout_seed, threshold, keep_scale, head),
+  rows=rows,""",
         ),
     ),
     Argument(
