@@ -6,15 +6,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from tests.bench.providers import OTHERS
 from tests.bench.shapes import BACKWARD_FLOPS, Shape
 from tests.harness.report import write_whole
-from tests.harness.summary import make_table
-
-WIDTH = 180
+from tests.harness.table import table
 
 
 @dataclass(frozen=True)
@@ -45,8 +40,8 @@ def best_of_others(timings: Sequence[Timing]) -> float:
     return max((t.tflops for t in timings if t.provider in OTHERS), default=0.0)
 
 
-def tables(timings: Sequence[Timing], providers: Sequence[str]) -> list[Table]:
-    """Make a table for each series and direction: TFLOPS at each shape, and for ours the ratio to the best other."""
+def tables(timings: Sequence[Timing], providers: Sequence[str]) -> list[list[str]]:
+    """Make a table, as lines, for each series and direction: TFLOPS, and for ours the ratio to the best other."""
     made = []
     for series, direction in dict.fromkeys((t.shape.series, t.direction) for t in timings):
         columns: dict[Shape, dict[str, Timing]] = {}
@@ -65,10 +60,8 @@ def tables(timings: Sequence[Timing], providers: Sequence[str]) -> list[Table]:
                 for name in providers
                 if any(name in column for column in columns.values())
             ]
-            table = make_table(("TFLOPS (ratio)", *(shape.lengths for shape in columns)), rows)
-            table.title = f"{direction}: {next(iter(columns)).sizes}"
-            table.title_justify = "left"
-            made.append(table)
+            title = f"{direction}: {next(iter(columns)).sizes}"
+            made.append([title, *table(("TFLOPS (ratio)", *(shape.lengths for shape in columns)), rows)])
     return made
 
 
@@ -122,5 +115,5 @@ def _plot(path: Path, title: str, timings: Sequence[Timing]) -> None:
 
 def show(timings: Sequence[Timing], providers: Sequence[str]) -> None:
     """Print the tables."""
-    for table in tables(timings, providers):
-        Console(width=WIDTH).print(table, "")
+    for lines in tables(timings, providers):
+        print(*lines, "", sep="\n")

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from strategies.case import SIZES, Case, from_json, to_json
+from tests.harness.explain import Explanation
 from tests.harness.report import Failure, headline
 from tests.harness.vary import LENGTHS, PAIR, SCORES, VALUES_OF, text, value_of
 from tests.harness.verdict import NUMBERS, Finding
@@ -163,7 +164,7 @@ class Bug:
         return met and any(x.is_telling for x in self.needs)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a record for JSON, without what only the report needs."""
+        """Return a record for JSON, without what only the report needs; of the explanation it has the causes."""
         f = self.failure
         return {
             **{
@@ -176,6 +177,7 @@ class Bug:
             "needs": [asdict(need) for need in self.needs],
             "severity": asdict(self.severity),
             "offers": self.offers,
+            "causes": f.explanation.causes,
         }
 
     @classmethod
@@ -190,6 +192,7 @@ class Bug:
             finding=Finding(**fields["finding"]),
             environment=fields["environment"],
             number=fields["number"],
+            explanation=Explanation(causes=tuple(fields["causes"])),
         )
         needs = (Need(x["name"], tuple(x["fails"]), tuple(x["holds"])) for x in fields["needs"])
         return cls(
@@ -270,16 +273,23 @@ class Sightings:
         return cls(counts, [(law, from_json(case)) for law, case in fields["cases"]])
 
 
-def told(bug: Bug, seen: Sightings) -> list[str]:
-    """Say in lines how bad a bug is, where it showed and what it needs."""
-    lines = [f"shows in {_share(bug.severity)}{_size(bug.failure.finding)}"] if bug.severity.tried else []
+def told(bug: Bug, seen: Sightings) -> list[tuple[str, str]]:
+    """Say how bad a bug is, where it showed and what it needs: each as a label and a text that needs no label."""
+    facts = []
+    if bug.severity.tried:
+        facts.append(("how bad", f"shows in {_share(bug.severity)}{_size(bug.failure.finding)}"))
     if seen.total:
         places = [seen.names(place) for place in (0, 1, 2)]
         where = "; ".join(", ".join(names) for names in places if names)
-        lines.append(f"{seen.total} failing example{'s' * (seen.total > 1)}: {where}")
+        facts.append(("seen", f"{seen.total} failing example{'s' * (seen.total > 1)}: {where}"))
     if bug.needs:
-        lines.append(f"only with {', '.join(map(_need, bug.needs))}")
-    return lines
+        facts.append(("needs", needed(bug)))
+    return facts
+
+
+def needed(bug: Bug) -> str:
+    """What a bug needs, in words; "" where it shows always."""
+    return f"only with {', '.join(map(_need, bug.needs))}" if bug.needs else ""
 
 
 def _share(severity: Severity) -> str:

@@ -9,7 +9,6 @@ from strategies.cases import is_claimed
 from tests.harness.budget import BudgetSpent
 from tests.harness.bugs import TOP_LEFT, Bug, Sightings, severity, told, with_tensors
 from tests.harness.offers import failing_under
-from tests.harness.report import headline
 from tests.harness.runs import Runs
 
 
@@ -23,8 +22,8 @@ class Concluded:
     twins: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
-        """The bug as the end of a run tells of it."""
-        return [headline(self.bug.failure), *told(self.bug, self.seen), *self.offers]
+        """How bad the bug is, where it showed and what would be true: the end of its report."""
+        return [*(text for _, text in told(self.bug, self.seen)), *self.offers]
 
 
 def merged(

@@ -45,12 +45,16 @@ class Explanation:
     pictures: tuple[dict[str, Any], ...] = ()
     larger: Case | None = None
 
+    @property
+    def points_to(self) -> str:
+        """The causes in words."""
+        return ", ".join(FEATURES.get(cause, cause) for cause in self.causes)
+
     def lines(self) -> list[str]:
         """As text: causes, what is seen, which fields matter and which do not, the claims that exclude the case."""
         matter = [field for field in self.fields if field.matters]
         without = [field.name for field in self.fields if not field.matters]
-        named = ", ".join(FEATURES.get(cause, cause) for cause in self.causes)
-        told = [f"points to: {named}"] if named else []
+        told = [f"points to: {self.points_to}"] if self.causes else []
         told += self.sentences
         for field in matter:
             fails = ", ".join((field.value, *field.fails))

@@ -60,7 +60,7 @@ class LawTurn(pytest.Item):
         subjects = self.config.stash.setdefault(SUBJECTS, {})
         key = self.info.name, self.dtype
         if key not in subjects:
-            subjects[key] = make_subject(self.plan, self.info, self.dtype)
+            subjects[key] = make_subject(self)
         return subjects[key]
 
     def reportinfo(self) -> tuple[Path, None, str]:
@@ -80,18 +80,19 @@ class LawTurn(pytest.Item):
             subject.tally.add_seconds({"total": time.perf_counter() - start})
         # A failure shows only what the user needs to read: no frame of ours, nor of Hypothesis.
         if failures:
-            pytest.fail("\n\n".join(failures), pytrace=False)
+            pytest.fail("\n".join(failures), pytrace=False)
         if complaint := subject.complaint():
             pytest.skip(complaint)  # the run fails: see ``Summary.pytest_sessionfinish``
         if not subject.tally.drawn:
             pytest.skip("the time of the run was up")
 
 
-def make_subject(plan: Plan, info: KernelInfo, dtype: str) -> Subject:
-    """The subject of all turns of a kernel at a dtype in this process."""
+def make_subject(item: LawTurn) -> Subject:
+    """The subject of all turns of the kernel of an item at its dtype in this process."""
+    plan = item.plan
     return Subject(
-        info,
-        dtype,
+        item.info,
+        item.dtype,
         child=plan.child,
         environment=plan.environment,
         report_dir=plan.report_dir,
@@ -101,6 +102,7 @@ def make_subject(plan: Plan, info: KernelInfo, dtype: str) -> Subject:
         corpus=plan.corpus,
         shrinking=plan.shrinking,
         clock=plan.clock,
+        verbose=item.config.get_verbosity() > 0,
     )
 
 

@@ -10,11 +10,13 @@ from typing import Any
 class Journal:
     """The file of one process: how many cases it has launched and, as ``--replay`` takes it, the one that runs.
 
+    ``examples`` are those of the cases that the search has drawn, not those tried to find out more of a failure.
     Raises OSError if the file can't be written.
     """
 
     def __init__(self, path: Path) -> None:
         self.done = 0
+        self.examples = 0
         self.size = 0
         self.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
 
@@ -33,7 +35,7 @@ class Journal:
         os.close(self.file)
 
     def _write(self, record: dict[str, Any]) -> None:
-        text = json.dumps({"done": self.done, **record}).encode()
+        text = json.dumps({"done": self.done, "examples": self.examples, **record}).encode()
         # The file is overwritten and padded with spaces to its old length, because then it is quick to sync.
         self.size = max(self.size, len(text))
         os.pwrite(self.file, text.ljust(self.size), 0)
@@ -49,8 +51,8 @@ def read_all(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
 
 
 def examples_done(folder: Path) -> int:
-    """Return the number of cases launched so far by all processes that keep a journal in ``folder``."""
-    return sum(record["done"] for _, record in read_all(folder))
+    """Return the number of examples launched so far by all processes that keep a journal in ``folder``."""
+    return sum(record["examples"] for _, record in read_all(folder))
 
 
 def set_aside_unfinished(folder: Path) -> list[Path]:

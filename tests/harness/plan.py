@@ -202,30 +202,3 @@ def _kernels(
     if not kernels:
         raise pytest.UsageError(f"--device: got {child.device}, expected one where a registered kernel runs")
     return tuple(kernels.values()), tuple(unavailable)
-
-
-def _time_told(plan: Plan) -> str:
-    """The time that a run takes, for its header."""
-    if plan.minutes is not None:
-        return f"for {plan.minutes:g} minutes"
-    if math.isinf(plan.clock.seconds):
-        return "no time limit"
-    return f"at most {plan.clock.seconds / 60:g} minutes (--time-limit)"
-
-
-def header(plan: Plan, config: pytest.Config) -> list[str]:
-    """Lines of pytest's header."""
-    env = plan.environment
-    seed = config.getoption("--hypothesis-seed")
-    versions = ", ".join(f"{name} {env[name]}" for name in ("torch", "triton", "hypothesis"))
-    lines = [
-        f"flashproof: {plan.device} ({env['device_name']}), {versions}",
-        f"profile: {settings.get_current_profile_name()}, "
-        f"{settings().max_examples} examples, seed: {'random' if seed is None else seed}, {_time_told(plan)}",
-    ]
-    for info in plan.kernels:
-        claims = "; ".join(f"{key}={value}" for key, value in info.printed.items())
-        lines.append(f"kernel {info.name}: {claims}")
-    lines += [f"not run: {reason}" for reason in plan.unavailable]
-    lines += [f"the run before ended in the middle of a case: --replay {path}" for path in plan.unfinished]
-    return lines

@@ -7,9 +7,10 @@ from contextlib import suppress
 
 import pytest
 
+from tests.harness.header import header
 from tests.harness.item import ORDER, PLAN, LawTurn
 from tests.harness.law import PROPERTIES, Law
-from tests.harness.plan import covers_properties, header, make_plan
+from tests.harness.plan import covers_properties, make_plan
 from tests.harness.progress import LiveLine
 from tests.harness.summary import Summary
 
@@ -42,7 +43,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
-    """Device, versions, profile, seed, kernels and their claims."""
+    """Device, versions, profile, seed, kernels and what they claim beyond the default."""
     return header(config.stash[PLAN], config) if PLAN in config.stash else []
 
 

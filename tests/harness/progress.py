@@ -1,38 +1,68 @@
-"""The live line: examples so far, examples per second, time left; and above it, after a minute, a first table."""
+"""What is seen while a run goes on: one live line, above it a line for each bug and, after a minute, a first matrix."""
 
+import json
 import os
+import shutil
 import sys
 import threading
 import time
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
 
+from tests.harness.bugs import Bug, needed
 from tests.harness.journal import examples_done
 from tests.harness.law import PROPERTIES
+from tests.harness.ledger import LEDGER, Ledger
 from tests.harness.plan import JOURNALS, Plan
-from tests.harness.summary import Summary, rendered
+from tests.harness.report import symptom
+from tests.harness.summary import Summary
 
 LIVE_SECONDS = 0.5
-"""How often the line is drawn anew on a terminal."""
+"""How often the line is drawn anew on a terminal, and looked for bugs."""
 
 LOG_SECONDS = 30.0
 """How often a log that is no terminal gets a line of its own."""
 
 TABLE_SECONDS = 60.0
-"""When the first table is shown."""
+"""When the first matrix is shown."""
 
 ERASE = "\r\x1b[K"
 
 
-def progress(done: int, elapsed: float, total: int | None, seconds: float) -> str:
-    """The text of the line. ``total`` examples end the run, None where only the clock does, in so many ``seconds``."""
+def progress(done: int, elapsed: float, total: int | None, seconds: float, bugs: int = 0) -> str:
+    """The text of the line.
+
+    ``total`` examples end the run, None where only the clock does, in so many ``seconds``; ``bugs`` were found.
+    """
+    found = f", {bugs} bug{'s' * (bugs > 1)}" if bugs else ""
     if total is not None and not done:
-        return f"{done} of {total} examples"
+        return f"{done} of {total} examples{found}"
     of_all = "" if total is None else f" of {total}"
     left = seconds if total is None else min(seconds, elapsed * (total / done - 1))
     minutes, rest = divmod(max(0, int(left)), 60)
-    return f"{done}{of_all} examples, {done / elapsed:.1f} examples/s, {minutes}:{rest:02d} left"
+    return f"{done}{of_all} examples, {done / elapsed:.1f} examples/s, {minutes}:{rest:02d} left{found}"
+
+
+class Found:
+    """What the processes of a run have written of their findings into the ledger: one line for each."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self.bugs: set[str] = set()
+        self.less_precise: set[str] = set()
+
+    def news(self) -> Iterator[str]:
+        """The bugs that were found since this was asked last, and the kernels seen to be less precise than claimed."""
+        for record in self.ledger.news():
+            if "finding" in record and (bug := Bug.from_dict(record)).key not in self.bugs:
+                self.bugs.add(bug.key)
+                f, only = bug.failure, f", {needed(bug)}" if bug.needs else ""
+                yield f"found: {f.kernel}: {symptom(f)} ({f.law}, {f.case.dtype}){only}"
+            elif "imprecise" in record and record["imprecise"] not in self.less_precise:
+                self.less_precise.add(record["imprecise"])
+                yield f"found: {record['imprecise']}: less precise than FlashAttention-2"
 
 
 class LiveLine:
@@ -45,6 +75,7 @@ class LiveLine:
         self.plan = plan
         self.summary = summary
         self.journals = plan.report_dir / JOURNALS
+        self.found = Found(Ledger(self.journals / LEDGER))
         self.writer = reporter.config.get_terminal_writer()
         self.stdout = os.fdopen(os.dup(sys.stdout.fileno()), "w")
         self.items = 0
@@ -72,21 +103,27 @@ class LiveLine:
             return report.outcome, "", report.outcome.upper()
         return None
 
-    @pytest.hookimpl(tryfirst=True)
+    @pytest.hookimpl(trylast=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """What failed gets a line above the live one; the first table has all that was known after a minute."""
-        if self.live and report.failed:
-            self._write(f"{ERASE}FAILED {report.nodeid}\n")
-        if self.started and not self.shown and time.monotonic() - self.started >= TABLE_SECONDS:
+        """A failure of which ``found`` does not tell gets a line; the first matrix has what is known after a minute."""
+        counts = json.loads(getattr(report, "flashproof", "{}"))
+        if (
+            self.live
+            and report.failed
+            and not (counts.get("seen") or counts.get("imprecise", {}).get("counts"))
+        ):
+            self._tell(f"FAILED {report.nodeid}")
+        counted = self.started and self.summary.results.tallies
+        if counted and not self.shown and time.monotonic() - self.started >= TABLE_SECONDS:
             self.shown = True
-            table = rendered(self.summary.so_far(), colour=bool(self.live))
-            self._write(f"{ERASE if self.live else chr(10)}so far, examples that held:\n{table}\n")
+            self._tell("so far:", *self.summary.verdicts(self.writer.markup))
 
     def pytest_sessionfinish(self) -> None:
         """Take the line away."""
         self.stopped.set()
         if self.thread.is_alive():
             self.thread.join()
+        self._tell(*self.found.news())
         self.stdout.close()
 
     def _start(self, ids: list[str]) -> None:
@@ -100,15 +137,27 @@ class LiveLine:
     def _watch(self) -> None:
         by_clock = self.plan.minutes is not None
         total = None if by_clock else self.items * settings().max_examples // len(self.plan.turns)
-        while not self.stopped.wait(LIVE_SECONDS if self.live else LOG_SECONDS):
-            done = examples_done(self.journals)
-            line = progress(done, time.monotonic() - self.started, total, self.plan.clock.left)
+        logged = self.started
+        while not self.stopped.wait(LIVE_SECONDS):
+            self._tell(*self.found.news())
+            now = time.monotonic()
+            if not self.live and now - logged < LOG_SECONDS:
+                continue
+            logged, bugs = now, len(self.found.bugs)
+            done, elapsed = examples_done(self.journals), now - self.started
+            line = progress(done, elapsed, total, self.plan.clock.left, bugs)
             if self.live:
-                self._write(f"{ERASE}{line}")
+                self._write(f"{ERASE}{line[: shutil.get_terminal_size().columns - 1]}")
             else:
-                self._write(f"\n{line}\n" if self.writer.width_of_current_line else f"{line}\n")
+                self._tell(line)
         if self.live:
             self._write(ERASE)
+
+    def _tell(self, *lines: str) -> None:
+        """Write lines that stay: in place of the live one, which is drawn anew below, or below pytest's letters."""
+        if lines:
+            above = ERASE if self.live else "\n" * bool(self.writer.width_of_current_line)
+            self._write("\n".join((above + lines[0], *lines[1:], "")))
 
     def _write(self, text: str) -> None:
         self.stdout.write(text)

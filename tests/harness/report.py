@@ -66,11 +66,15 @@ class Failure:
 
 
 def headline(failure: Failure) -> str:
-    """Return one line that names law, tensor and kind."""
+    """Return one line that names kernel, law, tensor or kind of failure, and dtype."""
+    return f"{failure.kernel}: law `{failure.law}` is broken, {symptom(failure)} ({failure.case.dtype})"
+
+
+def symptom(failure: Failure) -> str:
+    """Return what is wrong, such as ``out is wrong`` or ``exception``."""
     f = failure.finding
     wrong = "is not finite" if f.kind == "nonfinite" else "is wrong"
-    what = f"{f.tensor} {wrong}" if f.tensor else f.kind
-    return f"{failure.kernel}: law `{failure.law}` is broken, {what} ({failure.case.dtype})"
+    return f"{f.tensor} {wrong}" if f.tensor else f.kind
 
 
 def facts(failure: Failure) -> list[tuple[str, str]]:

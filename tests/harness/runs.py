@@ -50,6 +50,7 @@ class Runs:
 
     def drawn(self, law: str, case: Case, ignored: frozenset[str]) -> Verdict:
         """Run a case that the search has drawn, and count it."""
+        self.journal.examples += 1
         verdict = self.verdict(law, case, ignored=ignored)
         self.tally.add(verdict, case)
         return verdict

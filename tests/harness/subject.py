@@ -63,7 +63,8 @@ class Subject:
     investigated at once, and the search goes on. With ``replay``, that one case is all that is drawn. The cases of
     ``corpus`` are run before any is drawn.
 
-    ``clock`` ends the search, and soon after it all investigations.
+    ``clock`` ends the search, and soon after it all investigations. With ``verbose``, the text of an item that fails
+    has all that is known of a new bug; else it has a line for each bug, since the summary tells the rest.
     """
 
     # This is no dataclass, because Hypothesis prints dataclasses field by field.
@@ -81,6 +82,7 @@ class Subject:
         corpus: Sequence[Replay] = (),
         shrinking: ShrinkBudget | None = None,
         clock: Clock | None = None,
+        verbose: bool = False,
     ) -> None:
         self.info = info
         self.dtype = dtype
@@ -94,6 +96,7 @@ class Subject:
         self.corpus = corpus
         self.shrinking = shrinking or ShrinkBudget(SECONDS[self.runs.device_type])
         self.clock = clock or Clock()
+        self.verbose = verbose
         self.failures: dict[str, Failure] = {}
         self.told: set[tuple[str, str]] = set()
         self.blamed: dict[str, int] = {}
@@ -418,13 +421,16 @@ class Subject:
         self.seen.setdefault(bug.key, Sightings()).add(law, case, tensor)
 
     def _told(self, bug: Bug, law: str) -> str:
-        if sum(key == bug.key for key, _ in self.told) == 1 and bug.key in self.failures:
-            offers = (f"was never meant? --claims {claim}" for claim in bug.offers)
-            more = (f"    {line}" for line in (*told(bug, Sightings()), *offers))
-            return "\n".join([report.message(bug.failure, self.report_dir), *more])
+        """What the text of the item says of a bug: one line, or all that is known where that is asked for."""
         path = self.report_dir / bug.failure.folder / "report.md"
-        what = f"{self.info.name}: law `{law}` is broken ({self.dtype}) by a bug that is reported already"
-        return f"{what}\n  {'report':16s} {path}"
+        if sum(key == bug.key for key, _ in self.told) > 1 or bug.key not in self.failures:
+            what = f"{self.info.name}: law `{law}` is broken ({self.dtype}) by a bug that is reported already"
+            return f"{what}: {path}"
+        if not self.verbose:
+            return f"{report.headline(bug.failure)}: {path}"
+        offers = (f"was never meant? --claims {claim}" for claim in bug.offers)
+        more = (f"    {line}" for line in (*(text for _, text in told(bug, Sightings())), *offers))
+        return "\n".join([report.message(bug.failure, self.report_dir), *more])
 
     def _write(self, failure: Failure, script: str | None) -> None:
         """Write the report. If that is not possible, the run goes on, and a message says so."""

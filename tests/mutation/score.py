@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.table import Table
 
-from tests.harness.summary import make_table, print_table
+from tests.harness.table import Row, print_table
 
+Table = tuple[Row, Sequence[Row]]
+"""The names of the columns, and the rows."""
 PROPERTY = "flashproof mutation"
 """The user property that carries a record from an item, through xdist, to the main process."""
 
@@ -117,14 +118,15 @@ class MutationSummary:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print a table for each kind of record that there is."""
         if self.planted:
-            print_table(terminalreporter, self._each())
-            print_table(terminalreporter, self._all())
+            print_table(terminalreporter, *self._each())
+            print_table(terminalreporter, *self._all())
         if self.operators:
             self._print_operators(terminalreporter)
         if self.compared:
-            print_table(terminalreporter, self._comparison())
+            print_table(terminalreporter, *self._comparison())
 
     def _each(self) -> Table:
+        """A row for each planted bug."""
         groups: dict[str, list[Planted]] = defaultdict(list)
         for record in self.planted:
             groups[record.name].append(record)
@@ -156,9 +158,10 @@ class MutationSummary:
             "95 %",
             "by",
         )
-        return make_table(columns, rows)
+        return columns, rows
 
     def _all(self) -> Table:
+        """What all planted bugs cost together."""
         examples, seconds = ([getattr(r, x) for r in self.planted] for x in ("examples", "seconds"))
         caught = sum(bool(r.law) for r in self.planted)
         rows = [
@@ -179,9 +182,10 @@ class MutationSummary:
             ("reports that name a wrong one", _diagnoses(self.planted, "wrong"), ""),
             ("examples without an alarm on the kernel itself", str(sum(r.examples for r in self.sound)), ""),
         ]
-        return make_table(("all planted bugs", "median", "95 %"), rows)
+        return ("all planted bugs", "median", "95 %"), rows
 
     def _comparison(self) -> Table:
+        """A row for each other suite's rule."""
         rows = []
         for rule in dict.fromkeys(r.rule for r in self.compared):
             on_bugs = [r for r in self.compared if r.rule == rule and r.bug]
@@ -196,7 +200,7 @@ class MutationSummary:
                 )
             )
         columns = ("rule of", "bugs caught", "examples needed", "false alarms on the kernel itself")
-        return make_table(columns, rows)
+        return columns, rows
 
     def _print_operators(self, reporter: pytest.TerminalReporter) -> None:
         for record in self.operators:
@@ -209,10 +213,7 @@ class MutationSummary:
         real = counts["killed"] + counts["survived"]
         score = f"{100 * counts['killed'] / real:.1f} %" if real else "-"
         rows = [(name, str(count)) for name, count in counts.items()]
-        print_table(
-            reporter,
-            make_table(("operator mutants", ""), [*rows, ("killed of what is not equivalent", score)]),
-        )
+        print_table(reporter, ("operator mutants", ""), [*rows, ("killed of what is not equivalent", score)])
 
 
 def _shrinking(records: list[Planted]) -> tuple[str, str]:

@@ -425,9 +425,9 @@ class TestSeverity:
             seen.add("forward", replace(CASE, dtype=dtype), "out")
         one = replace(bug(CASE, ("out",), CAUSAL, OF_V, ulps=3.0, relative=0.5), severity=self.ORDINARY)
         assert told(one, seen) == [
-            "shows in 10 of 20 ordinary cases; 3 ulps off, 0.5 of out's norm",
-            "3 failing examples: forward; float16, float32; out",
-            "only with causal True, special numbers in v",
+            ("how bad", "shows in 10 of 20 ordinary cases; 3 ulps off, 0.5 of out's norm"),
+            ("seen", "3 failing examples: forward; float16, float32; out"),
+            ("needs", "only with causal True, special numbers in v"),
         ]
         assert annotation(one, seen).startswith("::error title=k%3A law `forward` is broken%2C out is wrong")
 

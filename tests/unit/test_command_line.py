@@ -48,12 +48,12 @@ class TestCommandLine:
         text = run.stdout
         assert re.search(r"flashproof: cpu \(.*\), torch .*, triton .*, hypothesis ", text)
         assert "profile: dev, 20 examples, seed: 1, at most 10 minutes (--time-limit)" in text
-        assert "kernel toys.wrong: dtypes=float16, bfloat16, float32; " in text
-        assert re.search(r"toys.sound +forward +float32 +20 +0 +\d\.\d+ \w+ +held", text)
-        assert re.search(r"toys.wrong +forward +float32 +\d+ +0 .* broken", text)
+        assert "\nkernel toys.wrong: default claims of a plain function\n" in text
+        assert "\n        toys.sound\n        | toys.wrong\nforward + X\n" in text
         bug = "toys.wrong: law `forward` is broken, out is wrong (float32)"
+        assert "\nfound: toys.wrong: out is wrong (forward, float32), only with seqlen_q\n" in text
         assert f"\n1. {bug}\n" in text
-        assert re.search(r"^   only with seqlen_q$", text, re.MULTILINE)
+        assert re.search(r"^   needs     only with seqlen_q$", text, re.MULTILINE)
         (annotation,) = re.findall(
             r"^::error title=(.*?)::\d+ failures; matters: seqlen_q", text, re.MULTILINE
         )
@@ -61,13 +61,13 @@ class TestCommandLine:
         assert not re.search(r"^\S+\.py:\d+: ", text, re.MULTILINE), "a frame of a traceback"
 
         # Both workers have met it, and one of them has shrunk it.
-        smallest, *others = set(re.findall("smallest case +(.*)", text))
-        assert others == []
-        assert eval(smallest, {"Case": Case, "Spike": Spike}).seqlen_q == ROWS
-        assert smallest in (tmp_path / "junit.xml").read_text()
+        (smallest,) = re.findall(r"   smallest  (.*(?:\n {13}.*)*)", text)
+        case = eval(smallest, {"Case": Case, "Spike": Spike})
+        assert case.seqlen_q == ROWS
+        assert bug in (tmp_path / "junit.xml").read_text()
         summary = json.loads((tmp_path / "reports/summary.json").read_text())
         assert summary["environment"]["device"] == "cpu"
-        assert summary["kernels"]["toys.sound"]["claims"]["lse"] == "yes"
+        assert summary["kernels"]["toys.sound"]["claims"]["lse"] == "true"
         rows = {row["kernel"]: row for row in summary["results"]}
         assert {name: row["verdict"] for name, row in rows.items()} == {
             "toys.sound": "held",
@@ -84,14 +84,16 @@ class TestCommandLine:
             "repro.py",
         }
         assert "seqlen_q: fails with 3, 4" in (folder / "report.md").read_text()
-        (line,) = set(re.findall("replay +python -m pytest tests/properties (.*)", text))
+        (line,) = re.findall("^replay: python -m pytest tests/properties (.*)", text, re.MULTILINE)
         replay = pytest_run(tmp_path, *line.split(), "-q")
         assert replay.returncode == pytest.ExitCode.TESTS_FAILED
         assert smallest in replay.stdout
-        corpus = ["--corpus", "reports", "--examples=1", "-q", *kernels[2:]]
-        again = pytest_run(tmp_path, *corpus)
+        corpus = ["--corpus", "reports", "--examples=1", *kernels[2:]]
+        again = pytest_run(tmp_path, *corpus, "-v")
         assert again.returncode == pytest.ExitCode.TESTS_FAILED
-        assert smallest in again.stdout
+        assert f"\n  smallest case    {case!r}\n" in again.stdout
+        assert "kernel toys.wrong: dtypes=all; " in again.stdout
+        assert re.search(r"toys.wrong +forward +float32 +\d+ +0 .* broken", again.stdout)
         toys.write_text(TOYS.read_text().replace("MENDED = False", "MENDED = True"))
         replay = pytest_run(tmp_path, *line.split(), "-q")
         assert replay.returncode == pytest.ExitCode.OK, replay.stdout
@@ -117,13 +119,15 @@ class TestCommandLine:
 
     def test_what_the_time_was_up_for_is_told(self, tmp_path: Path) -> None:
         options = ["--kernel", f"{TOYS}:sound", "-k", "test_forward", "--examples=9000", "--time-limit=0.05"]
-        run = pytest_run(tmp_path, *options)
+        run = pytest_run(tmp_path, *options, "-v")
         assert run.returncode == pytest.ExitCode.OK, run.stdout
         rows = json.loads((tmp_path / "reports/summary.json").read_text())["results"]
         for row in rows:
             assert row["examples"] + row["undrawn"] == 9000
             assert row["verdict"] == ("held" if row["examples"] else "not tried")
             assert f"(+{row['undrawn']} time up)" in run.stdout
+        undrawn = sum(row["undrawn"] for row in rows)
+        assert f"not drawn, the time was up: {undrawn} cases (toys.sound {undrawn})" in run.stdout
 
     def test_every_case_of_a_corpus_is_run(self, tmp_path: Path) -> None:
         spec = f"{TOYS}:raising_on_one_key"
@@ -132,7 +136,7 @@ class TestCommandLine:
             (tmp_path / f"cases/{i}.json").write_text(json.dumps(report.record(spec, (), "forward", case)))
         options = ["--kernel", spec, "-k", "forward and float32", "--examples=1", "--hypothesis-seed=1"]
         text = pytest_run(tmp_path, "--corpus=cases", *options).stdout
-        assert re.findall(r"^\S+ law `forward` is broken, (.*) \(float32\)$", text, re.MULTILINE) == [
+        assert re.findall(r"^\S+ law `forward` is broken, (.*) \(float32\): .*", text, re.MULTILINE) == [
             "out is wrong",
             "exception",
         ]
@@ -174,6 +178,6 @@ class TestCommandLine:
         options = ["--kernel", f"{SEVERAL}:top_left", "--examples=10", "-k", "forward and float32"]
         text = pytest_run(tmp_path, *options, "--hypothesis-seed=1").stdout
         assert "\nbugs, the worst first: 1\n" in text
-        assert re.search(r"--claims causal_alignment=top_left: all \d+ failing cases hold", text)
+        assert re.search(r"or claim  --claims causal_alignment=top_left: all \d+ failing cases hold", text)
         again = pytest_run(tmp_path, *options, "--claims=causal_alignment=top_left")
         assert again.returncode == pytest.ExitCode.OK, again.stdout

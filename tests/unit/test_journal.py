@@ -14,10 +14,12 @@ class TestJournal:
         folder = tmp_path / "journals"
         folder.mkdir()
         journal = Journal(folder / "gw0.json")
+        journal.examples = 1  # the second case is one that is tried to find out more of a failure
         journal.note(self.RECORD | {"kernel": "a much longer name than that of the last one"})
         journal.note(self.RECORD)
         journal.sync()
         finished = Journal(folder / "gw1.json")
+        finished.examples = 2
         finished.note(self.RECORD)
         finished.close()
         assert examples_done(folder) == 3

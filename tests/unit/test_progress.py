@@ -1,11 +1,17 @@
 """The live line of a run."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.harness.progress import progress
+from strategies.case import Case
+from tests.harness.bugs import Bug, Need
+from tests.harness.ledger import Ledger
+from tests.harness.progress import Found, progress
+from tests.harness.report import Failure
+from tests.harness.verdict import Finding
 
 
 @pytest.mark.parametrize(
@@ -16,7 +22,25 @@ from tests.harness.progress import progress
         ((50, 10.0, 200, 20.0), "50 of 200 examples, 5.0 examples/s, 0:20 left"),
         ((300, 10.0, 200, math.inf), "300 of 200 examples, 30.0 examples/s, 0:00 left"),
         ((50, 10.0, None, 590.0), "50 examples, 5.0 examples/s, 9:50 left"),
+        ((50, 10.0, None, 590.0, 1), "50 examples, 5.0 examples/s, 9:50 left, 1 bug"),
+        ((0, 1.0, 200, math.inf, 2), "0 of 200 examples, 2 bugs"),
     ],
 )
 def test_the_live_line(arguments: tuple[Any, ...], text: str) -> None:
     assert progress(*arguments) == text
+
+
+def test_what_is_found_is_told_once_and_in_one_line(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "bugs.jsonl")
+    wrong = Finding(claim="so", kind="error", tensor="out")
+    failure = Failure("toys.py:f", "toys.f", (), "forward", Case(seqlen_k=3), wrong, {})
+    bug = Bug(failure, tensors=("out",), needs=(Need("causal", (True,), (False,)),))
+    for record in (bug.to_dict(), {"begins": "toys.f", "time": 0.0}, bug.to_dict(), {"imprecise": "toys.g"}):
+        ledger.append(record)
+    found = Found(Ledger(tmp_path / "bugs.jsonl"))
+    assert list(found.news()) == [
+        "found: toys.f: out is wrong (forward, float32), only with causal True",
+        "found: toys.g: less precise than FlashAttention-2",
+    ]
+    ledger.append(bug.to_dict())
+    assert list(found.news()) == []

@@ -1,0 +1,74 @@
+"""The header of a run: what runs, where, with which seed, and what each kernel claims beyond the default."""
+
+import math
+
+import pytest
+from hypothesis import settings
+
+from kernels.claims import PLAIN_FUNCTION, describe
+from kernels.contract import Capabilities
+from tests.harness.kernel_info import KernelInfo
+from tests.harness.plan import Plan
+from tests.harness.screen import wrapped
+
+DEFAULTS = {"default claims": Capabilities(), "default claims of a plain function": PLAIN_FUNCTION}
+"""The claims that kernels start from."""
+ARITHMETIC = "arithmetic "
+"""What the keys of ``describe`` for the arithmetic begin with; a dtype follows."""
+
+
+def header(plan: Plan, config: pytest.Config) -> list[str]:
+    """Lines of pytest's header."""
+    env = plan.environment
+    seed = config.getoption("--hypothesis-seed")
+    versions = ", ".join(f"{name} {env[name]}" for name in ("torch", "triton", "hypothesis"))
+    width = config.get_terminal_writer().fullwidth
+    device_type = plan.device.partition(":")[0]
+    lines = [
+        f"flashproof: {plan.device} ({env['device_name']}), {versions}",
+        f"profile: {settings.get_current_profile_name()}, "
+        f"{settings().max_examples} examples, seed: {'random' if seed is None else seed}, {time_told(plan)}",
+    ]
+    for info in plan.kernels:
+        told = all_claims(info) if config.get_verbosity() > 0 else claims(info, device_type)
+        lines += wrapped(f"kernel {info.name}: {told}", width)
+    lines += [f"not run: {reason}" for reason in plan.unavailable]
+    lines += [f"the run before ended in the middle of a case: --replay {path}" for path in plan.unfinished]
+    return lines
+
+
+def time_told(plan: Plan) -> str:
+    """The time that a run takes."""
+    if plan.minutes is not None:
+        return f"for {plan.minutes:g} minutes"
+    if math.isinf(plan.clock.seconds):
+        return "no time limit"
+    return f"at most {plan.clock.seconds / 60:g} minutes (--time-limit)"
+
+
+def all_claims(info: KernelInfo) -> str:
+    """Every claim of a kernel, as ``--claims`` takes it."""
+    return "; ".join(f"{key}={value}" for key, value in info.printed.items())
+
+
+def claims(info: KernelInfo, device_type: str) -> str:
+    """What a kernel claims, told by the difference from those of ``DEFAULTS`` that are nearest to it."""
+    found = {name: _differences(info, describe(base, device_type)) for name, base in DEFAULTS.items()}
+    nearest = min(found, key=lambda name: len(found[name]))
+    told = "; ".join(f"{key}={value}" for key, value in found[nearest].items())
+    return f"{nearest}, but {told}" if told else nearest
+
+
+def _differences(info: KernelInfo, default: dict[str, str]) -> dict[str, str]:
+    """The claims that are not the default; what all dtypes have in common in their arithmetic is told once."""
+    changed = {key: value for key, value in info.printed.items() if value != default.get(key)}
+    rounded = {key: changed.pop(key) for key in [*changed] if key.startswith(ARITHMETIC)}
+    own = {key: _without(text, default.get(key, "")) for key, text in rounded.items()}
+    if len(rounded) == len(info.capabilities.dtypes) and len({*own.values()}) == 1:
+        return {**changed, ARITHMETIC.strip(): next(iter(own.values()))}
+    return {**changed, **own}
+
+
+def _without(text: str, default: str) -> str:
+    """What is in one list, whose parts are divided by commas, and not in another."""
+    return ", ".join(part for part in text.split(", ") if part not in default.split(", "))

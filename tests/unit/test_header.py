@@ -1,0 +1,40 @@
+"""The header of a run tells of each kernel what differs from the default claims."""
+
+from dataclasses import replace
+
+from kernels.claims import PLAIN_FUNCTION, describe, parse_claims
+from kernels.contract import Capabilities, flash_arithmetic
+from tests.harness.header import all_claims, claims
+from tests.harness.kernel_info import KernelInfo
+
+
+def told(capabilities: Capabilities) -> str:
+    printed = describe(capabilities, "cpu")
+    return claims(KernelInfo("k.py:f", (), "k.f", capabilities, printed), "cpu")
+
+
+def test_default_claims_are_not_listed() -> None:
+    assert told(Capabilities()) == "default claims"
+    assert told(PLAIN_FUNCTION) == "default claims of a plain function"
+
+
+def test_what_differs_is_listed() -> None:
+    narrow = replace(PLAIN_FUNCTION, head_dims=(64,), lse=False)
+    assert told(narrow) == "default claims of a plain function, but head_dims=64; lse=false"
+
+
+def test_what_dtypes_have_in_common_in_their_arithmetic_is_told_once() -> None:
+    tiled = parse_claims(["tile_max=64"], Capabilities())
+    assert told(tiled) == "default claims, but arithmetic=tile_max 64"
+    assert (
+        told(replace(tiled, dtypes=("float16",)))
+        == "default claims, but dtypes=float16; arithmetic=tile_max 64"
+    )
+    one = parse_claims(["float16:tile_max=64"], Capabilities())
+    assert told(one) == "default claims, but arithmetic float16=tile_max 64"
+
+
+def test_all_claims_are_those_that_are_printed() -> None:
+    capabilities = Capabilities(arithmetic=flash_arithmetic)
+    printed = describe(capabilities, "cpu")
+    assert all_claims(KernelInfo("k.py:f", (), "k.f", capabilities, printed)).count("=") == len(printed)
