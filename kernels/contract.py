@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from kernels.declaration import Claim, claim, claims_of
-from kernels.spelling import BOOLEAN, INTEGERS, PROBABILITIES, integer, one_of, subset, words
+from kernels.spelling import BOOLEAN, PROBABILITIES, integer, integers, one_of, subset, words
 from reference.arithmetic import BFLOAT16, FLOAT16, FLOAT32, Arithmetic
 from reference.family import Family
 
@@ -67,7 +67,7 @@ class Capabilities:
     head_dims: tuple[int, ...] = claim(
         (16, 32, 64, 128),
         "Head dimensions, smallest first.",
-        INTEGERS,
+        integers(1, "64,128", "1-256", "8-256/8"),
         fields=("head_dim",),
         admits=lambda claimed, case: case.head_dim in claimed,
     )
@@ -152,6 +152,17 @@ class Capabilities:
         admits=lambda claimed, case: case.dropout_p in (0.0, *claimed),
         less=(0.0,),
         keywords=lambda claimed: ("dropout_p", "dropout_seed") if any(claimed) else (),
+    )
+    window: tuple[int, ...] = claim(
+        (0,),
+        """The sizes of a sliding window that `forward` and `backward` take as `window`: query i sees key j only if
+        `i + seqlen_k - seqlen_q - j < window` (with `causal_alignment=top_left`, if `i - j < window`), and only if a
+        causal mask lets it. 0 stands for no window, and is not passed.""",
+        integers(0, "0,128", "0-4096"),
+        fields=("window",),
+        admits=lambda claimed, case: case.window in (0, *claimed),
+        less=(0,),
+        keywords=lambda claimed: ("window",) if any(claimed) else (),
     )
     grouped_heads: bool = claim(
         True,

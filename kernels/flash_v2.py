@@ -19,6 +19,9 @@ in base 2, with sm_scale * log2 e in place of sm_scale.
 With dropout (the first version's Algorithm 2; ``reference.dropout``) out is the sum of P_ij z_ij v_j, z being 0 or
 1 / (1 - dropout_p), and z_ij multiplies dout_i . v_j and the P of dv as well; lse and delta do not change.
 
+With a sliding window, query i sees no key j with ``j <= i + seqlen_k - seqlen_q - window``. Tiles without a key that
+is seen are skipped, and all others are masked.
+
 It is left open whether nan or inf behind the causal mask reaches a row that does not see it: 0 * nan is nan, so
 it depends on the tiles. Memory outside of the tensors never reaches a row.
 """
@@ -52,6 +55,7 @@ from kernels.tiles import (
     columns_inside,
     dot,
     dropout_factors,
+    first_tile_of_window,
     kernel,
     key_range,
     load_tile,
@@ -65,12 +69,13 @@ from kernels.validation import (
     check_gradient_inputs,
     check_inputs,
     check_stored_dtype,
+    check_window,
     default_scale,
 )
 from reference.arithmetic import TF32_TRUNCATED, Arithmetic
 
-# Compile keys: dtype, PRECISION, HEAD_DIM (padded), MASK_COLS (head_dim is not HEAD_DIM), CAUSAL, DROPOUT, ALIGNED
-# (every row starts at a multiple of 16 bytes), the BLOCK_* sizes, num_warps and num_stages. Nothing else
+# Compile keys: dtype, PRECISION, HEAD_DIM (padded), MASK_COLS (head_dim is not HEAD_DIM), CAUSAL, DROPOUT, WINDOW,
+# ALIGNED (every row starts at a multiple of 16 bytes), the BLOCK_* sizes, num_warps and num_stages. Nothing else
 # compiles anew: see ``tiles.kernel``. Strides are declared 64-bit, and so is what they are multiplied with,
 # as offsets may exceed 2^31 elements.
 #
@@ -102,12 +107,14 @@ def attend(
     BLOCK_KEYS: tl.constexpr,
     dropout=None,
     rows=None,
+    first_key=None,
 ):
     """Compute attention of a query tile to the key tiles from ``first`` up to ``end`` (FlashAttention-2, algorithm 1).
 
     Key tiles before ``whole`` are seen as a whole and taken unmasked; in the others, row i sees the keys up to
     last_key[i]. k_ptrs and v_ptrs point to key tile 0, whose rows are ``keys``. ``dropout``, if it is not None, is as
-    in ``tiles.dropout_factors``, which also takes the numbers of the query tile's ``rows``.
+    in ``tiles.dropout_factors``, which also takes the numbers of the query tile's ``rows``. With a ``first_key``, row i
+    sees no key before first_key[i]; no tile is then seen as a whole.
 
     Returns the accumulator (BLOCK_ROWS, HEAD_DIM), still to be divided by the sum, the maximum of the scores
     and the sum; for a row that sees no key they are 0, -inf and 0.
@@ -125,6 +132,8 @@ def attend(
             scores = dot(q_tile, tl.trans(k_tile), None, PRECISION) * scale_log2
             if cut:
                 seen = keys[None, :] <= (last_key - start_n)[:, None]
+                if first_key is not None:
+                    seen = seen & (keys[None, :] >= (first_key - start_n)[:, None])
                 scores = tl.where(seen, scores, NEG_INF)
             p, alpha, m_i, l_i = softmax_step(scores, m_i, l_i)
             if dropout is not None:
@@ -166,8 +175,10 @@ def _forward_kernel(
     dropout_seed: tl.int64,
     threshold: tl.int64,
     keep_scale,
+    window,
     CAUSAL: tl.constexpr,
     DROPOUT: tl.constexpr,
+    WINDOW: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     MASK_COLS: tl.constexpr,
     ALIGNED: tl.constexpr,
@@ -194,6 +205,10 @@ def _forward_kernel(
     v_ptrs = tile_pointers(v + batch * stride_vb + head_kv * stride_vh, keys, stride_vn, cols, ALIGNED)
     q_tile = load_tile(q_ptrs, in_rows, in_cols, True, MASK_COLS)
     last_key, whole, tiles_k = key_range(start_m, rows, seqlen_q, seqlen_k, CAUSAL, BLOCK_OWN, BLOCK_LOOP)
+    first = 0
+    if WINDOW:
+        first = first_tile_of_window(start_m, seqlen_q, seqlen_k, window, tiles_k, BLOCK_LOOP)
+        whole = first
 
     acc, m_i, l_i = attend(
         q_tile=q_tile,
@@ -205,7 +220,7 @@ def _forward_kernel(
         in_cols=in_cols,
         last_key=last_key,
         seqlen_k=seqlen_k,
-        first=0,
+        first=first,
         whole=whole,
         end=tiles_k,
         scale_log2=scale_log2,
@@ -217,6 +232,7 @@ def _forward_kernel(
         BLOCK_KEYS=BLOCK_LOOP,
         dropout=(dropout_seed, threshold, keep_scale, head) if DROPOUT else None,
         rows=rows,
+        first_key=rows + (seqlen_k - seqlen_q - window + 1) if WINDOW else None,
     )
     out_tile, lse_rows = normalise(acc, m_i, l_i)
     out_ptrs = tile_pointers(out + head * seqlen_q * head_dim, rows, head_dim, cols, ALIGNED)
@@ -298,13 +314,14 @@ def gradients_of_keys(
     PRECISION: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     dropout=None,
+    window=None,
 ):
     """Compute the gradients of the key tile ``keys``, which starts at key start_n (FlashAttention-2, algorithm 2).
 
     Returns dk, still to be multiplied by sm_scale, and dv. The loop takes the query tiles of all heads of the group:
     q_ptrs and do_ptrs point to tile 0 of the first head, whose rows are ``rows``; delta and lse_log2 point to row 0
     of the first head, and the next head is stride_row_head elements further on. ``dropout``, if it is not None, is as
-    in ``tiles.dropout_factors``.
+    in ``tiles.dropout_factors``. ``window``, if it is not None, is the size of a sliding window.
 
     Scores are held transposed, (keys, rows), so that P and dS enter their products as they are. Keys past
     seqlen_k need no mask, as results of different keys never meet.
@@ -322,6 +339,12 @@ def gradients_of_keys(
         first = tl.maximum(start_n - offset, 0) // BLOCK_ROWS
         diagonal = tl.cdiv(tl.maximum(start_n + BLOCK_KEYS - 1 - offset, 0), BLOCK_ROWS)
         diagonal = tl.minimum(diagonal, tiles_q)
+    if window is not None:
+        # Row i sees key j if i < j + window - offset. All tiles are masked, up to the last row that sees a key.
+        end = tl.cdiv(tl.maximum(start_n + BLOCK_KEYS - 1 + window - offset, 0), BLOCK_ROWS)
+        tiles_q = tl.maximum(tl.minimum(end, tiles_q), first)
+        diagonal = tiles_q
+        full = 0
     cut_tiles = diagonal - first + tiles_q - tl.maximum(diagonal, full)
     whole_tiles = tl.maximum(full - diagonal, 0)
 
@@ -358,6 +381,8 @@ def gradients_of_keys(
             p = weights(dot(k_tile, tl.trans(q_tile), None, PRECISION) * scale_log2, row_lse[None, :])
             if cut:
                 seen = ((first_row - start_m)[:, None] <= rows[None, :]) & in_tile[None, :]
+                if window is not None:
+                    seen = seen & ((keys + (window - offset - start_m))[:, None] > rows[None, :])
                 p = tl.where(seen, p, 0.0)
             do_tile = load_tile(
                 advance(do_ptrs, member * do_head_step + tile * do_step, ALIGNED),
@@ -414,8 +439,10 @@ def _dk_dv_kernel(
     dropout_seed: tl.int64,
     threshold: tl.int64,
     keep_scale,
+    window,
     CAUSAL: tl.constexpr,
     DROPOUT: tl.constexpr,
+    WINDOW: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     MASK_COLS: tl.constexpr,
     ALIGNED: tl.constexpr,
@@ -477,6 +504,7 @@ def _dk_dv_kernel(
         PRECISION=PRECISION,
         BLOCK_ROWS=BLOCK_LOOP,
         dropout=(dropout_seed, threshold, keep_scale, head * group) if DROPOUT else None,
+        window=window if WINDOW else None,
     )
     dk_ptrs = tile_pointers(dk + head * seqlen_k * head_dim, keys, head_dim, cols, ALIGNED)
     dv_ptrs = tile_pointers(dv + head * seqlen_k * head_dim, keys, head_dim, cols, ALIGNED)
@@ -509,8 +537,10 @@ def gradient_of_queries(
     BLOCK_KEYS: tl.constexpr,
     dropout=None,
     rows=None,
+    first=0,
+    first_key=None,
 ):
-    """Compute the gradient of a query tile over the key tiles before ``end`` (FlashAttention-2, algorithm 2).
+    """Compute the gradient of a query tile over the key tiles from ``first`` up to ``end`` (algorithm 2).
 
     Returns dq, still to be multiplied by sm_scale. Arguments are as those of ``attend``.
     """
@@ -518,7 +548,7 @@ def gradient_of_queries(
     v_step = stride_vn.to(tl.int64) * BLOCK_KEYS
     dq = tl.full([BLOCK_ROWS, HEAD_DIM], 0.0, tl.float32)
     for cut in tl.static_range(2):
-        for tile in range(whole if cut else 0, end if cut else whole):
+        for tile in range(whole if cut else first, end if cut else whole):
             start_n = tile * BLOCK_KEYS
             in_tile = keys < seqlen_k - start_n
             k_tile = load_tile(advance(k_ptrs, tile * k_step, ALIGNED), in_tile, in_cols, cut, MASK_COLS)
@@ -530,6 +560,8 @@ def gradient_of_queries(
             ds = p * (dp - row_delta[:, None])
             if cut:
                 ds = tl.where(keys[None, :] <= (last_key - start_n)[:, None], ds, 0.0)
+                if first_key is not None:
+                    ds = tl.where(keys[None, :] >= (first_key - start_n)[:, None], ds, 0.0)
             dq = dot(ds.to(k_tile.dtype), k_tile, dq, PRECISION)
     return dq
 
@@ -565,8 +597,10 @@ def _dq_kernel(
     dropout_seed: tl.int64,
     threshold: tl.int64,
     keep_scale,
+    window,
     CAUSAL: tl.constexpr,
     DROPOUT: tl.constexpr,
+    WINDOW: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     MASK_COLS: tl.constexpr,
     ALIGNED: tl.constexpr,
@@ -596,6 +630,10 @@ def _dq_kernel(
     row_lse = tl.load(lse_log2 + head * seqlen_q + rows, mask=in_rows, other=0.0)
     row_delta = tl.load(delta + head * seqlen_q + rows, mask=in_rows, other=0.0)
     last_key, whole, tiles_k = key_range(start_m, rows, seqlen_q, seqlen_k, CAUSAL, BLOCK_OWN, BLOCK_LOOP)
+    first = 0
+    if WINDOW:
+        first = first_tile_of_window(start_m, seqlen_q, seqlen_k, window, tiles_k, BLOCK_LOOP)
+        whole = first
 
     dq_tile = gradient_of_queries(
         q_tile=q_tile,
@@ -621,6 +659,8 @@ def _dq_kernel(
         BLOCK_KEYS=BLOCK_LOOP,
         dropout=(dropout_seed, threshold, keep_scale, head) if DROPOUT else None,
         rows=rows,
+        first=first,
+        first_key=rows + (seqlen_k - seqlen_q - window + 1) if WINDOW else None,
     )
     dq_ptrs = tile_pointers(dq + head * seqlen_q * head_dim, rows, head_dim, cols, ALIGNED)
     store_tile(dq_ptrs, dq_tile * sm_scale, in_rows, in_cols, MASK_COLS)
@@ -654,6 +694,7 @@ def forward(
     sm_scale: float,
     dropout_p: float = 0.0,
     dropout_seed: int = 0,
+    window: int = 0,
     block_m: int = 128,
     block_n: int = 64,
     num_stages: int = 2,
@@ -664,7 +705,8 @@ def forward(
 
     Query head h reads key head ``h // (heads_q // heads_kv)``. Any strides, but the last is 1. Inputs are
     float16, bfloat16 or float32, head_dim is 1 to 256, lengths may be 0; sm_scale is any finite number.
-    A share dropout_p of the weights is dropped, the same for the same dropout_seed (``reference.dropout``).
+    A share dropout_p of the weights is dropped, the same for the same dropout_seed (``reference.dropout``). With a
+    ``window`` above 0, query i sees key j only if also ``i + seqlen_k - seqlen_q - j < window``.
     ``LAUNCH`` has the launch settings.
 
     Returns out, like q but of ``out_dtype`` if that is given, and lse (batch, heads_q, seqlen_q) float32, the natural
@@ -676,6 +718,7 @@ def forward(
     settings = Settings(block_m, block_n, num_stages, precision)
     check_inputs(q, k, v, causal, sm_scale)
     check_dropout(dropout_p, dropout_seed)
+    check_window(window)
     check_stored_dtype("out_dtype", out_dtype)
     check_runnable(q)
     batch, heads_q, seqlen_q, head_dim = q.shape
@@ -690,8 +733,10 @@ def forward(
         *row_strides(q, k, v),
         *(heads_q, heads_q // max(heads_kv, 1), seqlen_q, seqlen_k, head_dim, sm_scale * LOG2E.value),
         *dropout_arguments(dropout_p, dropout_seed),
+        min(window, seqlen_q + seqlen_k),
         CAUSAL=causal,
         DROPOUT=dropout_p > 0,
+        WINDOW=window > 0,
         ALIGNED=is_aligned(q, k, v, out),
         **constants,
     )
@@ -710,6 +755,7 @@ def backward(
     sm_scale: float,
     dropout_p: float = 0.0,
     dropout_seed: int = 0,
+    window: int = 0,
     block_m: int = 128,
     block_n: int = 64,
     num_stages: int = 2,
@@ -725,6 +771,7 @@ def backward(
     settings = Settings(block_m, block_n, num_stages, precision)
     check_inputs(q, k, v, causal, sm_scale)
     check_dropout(dropout_p, dropout_seed)
+    check_window(window)
     check_stored_dtype("grad_dtype", grad_dtype)
     check_runnable(q)
     check_gradient_inputs(dout, q, out, lse)
@@ -737,6 +784,7 @@ def backward(
         *row_strides(dout, q, k, v),
         *(heads_kv, group, seqlen_q, seqlen_k, head_dim, float(sm_scale), sm_scale * LOG2E.value),
         *dropout_arguments(dropout_p, dropout_seed),
+        min(window, seqlen_q + seqlen_k),
     )
     aligned = is_aligned(dout, q, k, v, dq, dk, dv)
     constants = settings.constants(q, DK_DV_TILES)
@@ -747,6 +795,7 @@ def backward(
         *arguments,
         CAUSAL=causal,
         DROPOUT=dropout_p > 0,
+        WINDOW=window > 0,
         ALIGNED=aligned,
         **constants,
     )
@@ -758,6 +807,7 @@ def backward(
         *arguments,
         CAUSAL=causal,
         DROPOUT=dropout_p > 0,
+        WINDOW=window > 0,
         ALIGNED=aligned,
         **constants,
     )
@@ -820,7 +870,8 @@ def flash_v2(
 ) -> tuple[Tensor, Tensor]:
     """Call ``forward``, differentiable in q, k and v through ``backward``; lse has no gradient.
 
-    sm_scale is 1 / sqrt(head_dim) unless given; ``options`` are dropout_p, dropout_seed and settings of ``LAUNCH``.
+    sm_scale is 1 / sqrt(head_dim) unless given; ``options`` are dropout_p, dropout_seed, window and
+    settings of ``LAUNCH``.
     """
     sm_scale = default_scale(q) if sm_scale is None else sm_scale
     out, lse = attention(KERNEL, q, k, v, causal=causal, sm_scale=sm_scale, **options)
@@ -843,6 +894,7 @@ KERNEL = AttentionKernel(
         head_dims=tuple(range(1, 257)),
         batch_invariant=True,
         dropout=(0.0, 0.1, 0.5),
+        window=(0, 1, 33, 100),
         launch=LAUNCH,
         arithmetic=_arithmetic,
     ),

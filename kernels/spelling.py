@@ -74,16 +74,22 @@ def integer(least: int) -> Spelling:
     return Spelling(f"an integer of at least {least}", read, str, ("64",))
 
 
-def _read_integers(text: str) -> tuple[int, ...]:
-    found: set[int] = set()
-    for part in text.split(","):
-        bounds, _, step = part.partition("/")
-        first, _, last = bounds.partition("-")
-        span = range(int(first), int(last or first) + 1, int(step or 1))
-        if not span or span[0] < 1:
-            raise ValueError
-        found.update(span)
-    return tuple(sorted(found))
+def integers(least: int, *examples: str) -> Spelling:
+    """Integers that are not below ``least``, divided by commas, and ranges of them."""
+
+    def read(text: str) -> tuple[int, ...]:
+        found: set[int] = set()
+        for part in text.split(","):
+            bounds, _, step = part.partition("/")
+            first, _, last = bounds.partition("-")
+            span = range(int(first), int(last or first) + 1, int(step or 1))
+            if not span or span[0] < least:
+                raise ValueError
+            found.update(span)
+        return tuple(sorted(found))
+
+    expected = f"integers and ranges of at least {least}, such as {' or '.join(examples)}"
+    return Spelling(expected, read, write_integers, examples)
 
 
 def write_integers(numbers: Iterable[int]) -> str:
@@ -129,12 +135,6 @@ def number(value: float) -> str:
 
 
 BOOLEAN = words(true=True, false=False)
-INTEGERS = Spelling(
-    "integers and ranges of at least 1, such as 64,128 or 1-256 or 8-256/8",
-    _read_integers,
-    write_integers,
-    ("64,128", "1-256"),
-)
 PROBABILITIES = Spelling(
     "probabilities from 0 up to 1, such as 0,0.1", _read_fractions, _write_fractions, ("0,0.1",)
 )

@@ -179,3 +179,13 @@ def key_range(
         whole = tl.minimum(tl.maximum(start_m + offset + 1, 0) // BLOCK_KEYS, whole)
         tiles = tl.minimum(tl.cdiv(tl.maximum(start_m + offset + BLOCK_ROWS, 0), BLOCK_KEYS), tiles)
     return last_key, whole, tiles
+
+
+@triton.jit
+def first_tile_of_window(start_m, seqlen_q, seqlen_k, window, tiles, BLOCK_KEYS: tl.constexpr):
+    """The first of ``tiles`` key tiles of which row start_m, and so any row after it, may see a key.
+
+    With a sliding window, row i sees only keys above i + seqlen_k - seqlen_q - window.
+    """
+    first_key = tl.maximum(start_m + seqlen_k - seqlen_q - window + 1, 0)
+    return tl.minimum(first_key // BLOCK_KEYS, tiles)

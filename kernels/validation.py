@@ -85,6 +85,14 @@ def check_dropout(dropout_p: float, dropout_seed: int) -> None:
         raise ValueError(f"dropout_seed: got {dropout_seed!r}, expected an integer from 0 to 2^63 - 1")
 
 
+def check_window(window: int) -> None:
+    """Check that ``window`` is an integer of at least 0."""
+    if not isinstance(window, int):
+        raise TypeError(f"window: got {window!r}, expected an integer")
+    if window < 0:
+        raise ValueError(f"window: got {window!r}, expected an integer of at least 0")
+
+
 def check_like(
     name: str, tensor: Tensor, model_name: str, model: Tensor, shape: tuple[int, ...], dtype: torch.dtype
 ) -> None:

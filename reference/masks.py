@@ -27,23 +27,31 @@ def visible(
     rows: slice = slice(None),
     group: int = 1,
     key_padding_mask: Tensor | None = None,
+    window: int = 0,
 ) -> Tensor | None:
     """Which keys the queries ``rows`` see: (group * rows, seqlen_k) bool, or None where they see every key.
 
     Causal, query i sees key j when ``j <= i + seqlen_k - seqlen_q`` (``bottom_right``) or ``j <= i``
-    (``top_left``). The mask is repeated for the ``group`` heads folded into rows. With a ``key_padding_mask``
-    (batch, seqlen_k) bool, sequence b sees only those keys where it is True, and what is returned is (batch, 1,
-    group * rows or 1, seqlen_k). Raises ValueError for another alignment.
+    (``top_left``). With a ``window`` above 0, it sees only the last ``window`` of the keys up to that one, and those
+    beyond it where the mask is not causal. The mask is repeated for the ``group`` heads folded into rows. With a
+    ``key_padding_mask`` (batch, seqlen_k) bool, sequence b sees only those keys where it is True. With either, what is
+    returned is (batch or 1, 1, group * rows or 1, seqlen_k). Raises ValueError for another alignment.
     """
     if alignment not in ALIGNMENTS:
         raise ValueError(f"alignment: got {alignment!r}, expected one of {ALIGNMENTS}")
     start, stop, _ = rows.indices(seqlen_q)
     last_key_of_first_row = start + (seqlen_k - seqlen_q if alignment == "bottom_right" else 0)
     attended = None if key_padding_mask is None else key_padding_mask[:, None, None, :]
-    if not causal or last_key_of_first_row >= seqlen_k - 1:
+    is_cut = causal and last_key_of_first_row < seqlen_k - 1
+    if not is_cut and not window:
         return attended
-    seen = torch.ones(stop - start, seqlen_k, dtype=torch.bool, device=device).tril_(last_key_of_first_row)
+    seen = torch.ones(stop - start, seqlen_k, dtype=torch.bool, device=device)
+    if is_cut:
+        seen.tril_(last_key_of_first_row)
+    if window:
+        seen.triu_(last_key_of_first_row - window + 1)
     seen = seen if group == 1 else seen.repeat(group, 1)
+    seen = seen[None, None] if window else seen
     return seen if attended is None else seen & attended
 
 

@@ -40,6 +40,7 @@ def forward(
     key_padding_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     dropout_seed: int = 0,
+    window: int = 0,
     chunk: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return out, like q, and lse (batch, heads_q, seqlen_q), the log-sum-exp of each row's scores, in float64.
@@ -48,17 +49,20 @@ def forward(
     dtype, device and strides; query head h reads key head h // (heads_q // heads_kv). ``alignment`` anchors
     the causal mask (``masks.visible``); ``chunk`` query rows of a head are taken at once (``default_chunk``).
     Where ``key_padding_mask`` (batch, seqlen_k) bool is False, a key is not seen, whatever it and its value are.
-    ``dropout_p`` and ``dropout_seed`` drop weights after the softmax (``reference.dropout``).
+    ``dropout_p`` and ``dropout_seed`` drop weights after the softmax (``reference.dropout``). ``window`` is the size of
+    a sliding window (``masks.visible``), 0 for none.
 
     Raises ValueError for head counts, an alignment or a chunk that make no sense.
     """
     group = group_size(q, k)
     k, v = (blank(x.double(), key_padding_mask) for x in (k, v))
-    leaks = causal and not _all_finite(v)
+    leaks = (causal or window > 0) and not _all_finite(v)
     outs, lses = [], []
     for rows in _chunks(q, k, chunk):
         q_rows = fold(q[:, :, rows].double(), k.shape[1])
-        seen = visible(q.shape[2], k.shape[2], causal, alignment, q.device, rows, group, key_padding_mask)
+        seen = visible(
+            q.shape[2], k.shape[2], causal, alignment, q.device, rows, group, key_padding_mask, window
+        )
         weights, row_max, total = _softmax(_scores(q_rows, k, seen, sm_scale))
         if dropout_p:
             weights.mul_(factors(q, k, dropout_p=dropout_p, seed=dropout_seed, rows=rows))
@@ -81,6 +85,7 @@ def backward(
     key_padding_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     dropout_seed: int = 0,
+    window: int = 0,
     out: Tensor | None = None,
     lse: Tensor | None = None,
     chunk: int | None = None,
@@ -100,11 +105,13 @@ def backward(
     group = group_size(q, k)
     heads_kv = k.shape[1]
     k, v = (blank(x.double(), key_padding_mask) for x in (k, v))
-    leaks = causal and not _all_finite(q, k, dout)
+    leaks = (causal or window > 0) and not _all_finite(q, k, dout)
 
     def of_rows(rows: slice) -> tuple[Tensor, Tensor, Tensor]:
         q_rows, dout_rows = (fold(x[:, :, rows].double(), heads_kv) for x in (q, dout))
-        seen = visible(q.shape[2], k.shape[2], causal, alignment, q.device, rows, group, key_padding_mask)
+        seen = visible(
+            q.shape[2], k.shape[2], causal, alignment, q.device, rows, group, key_padding_mask, window
+        )
         scores = _scores(q_rows, k, seen, sm_scale)
         dp = dout_rows @ v.mT
         z = factors(q, k, dropout_p=dropout_p, seed=dropout_seed, rows=rows) if dropout_p else None

@@ -53,7 +53,8 @@ class Case:
 
     heads_q is ``heads_kv * group``. Each tensor has a memory layout (``strategies.layouts``) and a family of
     values (``strategies.values``) drawn from ``seed``; then ``spikes`` are set. ``key_padding`` is none, or a family
-    of masks (``strategies.padding``). ``launch`` holds the kernel's own launch settings as (name, value) pairs.
+    of masks (``strategies.padding``). ``window`` is the size of a sliding window, 0 for none. ``launch`` holds the
+    kernel's own launch settings as (name, value) pairs.
     """
 
     batch: int = _declared(1, "several batch elements")
@@ -67,6 +68,7 @@ class Case:
     sm_scale: float | None = _declared(None, "sm_scale", tried=(None, 1.0, -1.0))
     key_padding: str = _declared("none", "the key padding mask", tried=("none",), since=3)
     dropout_p: float = _declared(0.0, "dropout", tried=(0.0,), since=2)
+    window: int = _declared(0, "the sliding window", tried=(0,), since=4)
     q_layout: str = _declared("contiguous", "the memory layout of q")
     k_layout: str = _declared("contiguous", "the memory layout of k")
     v_layout: str = _declared("contiguous", "the memory layout of v")

@@ -73,6 +73,7 @@ def cases(
     nonfinite: bool = False,
     key_padding: bool = False,
     dropout: bool = False,
+    window: bool = False,
 ) -> SearchStrategy[Case]:
     """Cases of one dtype, of what is claimed and nothing else.
 
@@ -89,6 +90,7 @@ def cases(
         nonfinite: one or two entries, of otherwise moderate tensors, are NaN or infinite.
         key_padding: keys may be padded, where that is claimed; else none are.
         dropout: weights may be dropped, where that is claimed; else none are.
+        window: queries may see a sliding window of the keys, where that is claimed; else none do.
 
     Raises ValueError for a dtype that is not claimed and for another device type.
     """
@@ -117,7 +119,8 @@ def cases(
         causal=st.sampled_from(capabilities.causal),
         sm_scale=st.sampled_from(_claimed_scales(capabilities)),
         key_padding=_key_padding(capabilities) if key_padding else st.just("none"),
-        dropout_p=_dropout(capabilities) if dropout else st.just(0.0),
+        dropout_p=_seldom(0.0, capabilities.dropout) if dropout else st.just(0.0),
+        window=_seldom(0, capabilities.window, times=5) if window else st.just(0),
         seed=st.integers(0, 2**32 - 1),
         spikes=entries,
         launch=_launch_settings(capabilities),
@@ -291,13 +294,10 @@ def _key_padding(capabilities: Capabilities) -> SearchStrategy[str]:
     return _seldom("none", tuple(PADDINGS) if capabilities.key_padding else ())
 
 
-def _dropout(capabilities: Capabilities) -> SearchStrategy[float]:
-    return _seldom(0.0, tuple(p for p in capabilities.dropout if p))
-
-
-def _seldom(usual: T, others: tuple[T, ...]) -> SearchStrategy[T]:
-    """One of the others in a third of the cases."""
-    return st.sampled_from((*(usual,) * 2 * len(others), *others)) if others else st.just(usual)
+def _seldom(usual: T, others: tuple[T, ...], times: int = 2) -> SearchStrategy[T]:
+    """Draw the usual value so many times as often as any of the others."""
+    others = tuple(value for value in others if value != usual)
+    return st.sampled_from((*(usual,) * times * len(others), *others)) if others else st.just(usual)
 
 
 def _declared_blocks(capabilities: Capabilities) -> tuple[int, ...]:

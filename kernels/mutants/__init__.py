@@ -22,6 +22,7 @@ from kernels.mutants.persistent import PERSISTENT
 from kernels.mutants.ring import RING
 from kernels.mutants.staged import STAGED
 from kernels.mutants.varlen import VARLEN
+from kernels.mutants.window import WINDOW
 
 MUTANTS = (
     *FORWARD,
@@ -40,6 +41,7 @@ MUTANTS = (
     *RING,
     *STAGED,
     *VARLEN,
+    *WINDOW,
 )
 CATALOGUE = {mutant.name: mutant for mutant in MUTANTS}
 """Every planted bug, by name."""

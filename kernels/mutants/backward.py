@@ -239,7 +239,7 @@ BACKWARD = (
     Mutant(
         "dq_first_tiles_twice",
         "whole tiles count twice in dq",
-        (Edit(OF_QUERIES, "range(whole if cut else 0,", "range(0,"),),
+        (Edit(OF_QUERIES, "range(whole if cut else first,", "range(0,"),),
     ),
     # Scale
     Mutant("dk_not_scaled", "dk is not scaled", (Edit(DK_DV, "dk_tile * sm_scale", "dk_tile"),)),

@@ -22,8 +22,8 @@ class Exact:
 
     q (B, H, R, D), k and v (B, H, N, D); scores S, score_size A and weights P (B, H, R, N), A and P 0 where
     a row does not see a key; row_max, lse (B, H, R); out (B, H, R, D); seen (R, N) bool, under key padding
-    (B, 1, R or 1, N), or None where every key is seen; empty (B, H, R) bool: rows that see no key; overflow
-    (B, H, R) bool: rows whose products may leave float32; group: how many query heads read a key head; keep
+    or a window (B or 1, 1, R or 1, N), or None where every key is seen; empty (B, H, R) bool: rows that see no key;
+    overflow (B, H, R) bool: rows whose products may leave float32; group: how many query heads read a key head; keep
     (B, H, R, N), the factor by which dropout multiplies each weight, 0 or keep_scale = 1 / (1 - dropout_p), or None
     without dropout.
     """
@@ -55,7 +55,7 @@ class Exact:
         return 0.0 if self.keep is None else 2 * FP32_ROUNDOFF
 
     def sum_seen(self, x: Tensor) -> Tensor:
-        """Sum ``x`` (B, H, N, D) over the keys that each row sees, which are a prefix under a causal mask.
+        """Sum ``x`` (B, H, N, D) over the keys that each row sees: under a causal mask alone, the first ones.
 
         Returns (B, H, R, D), or (B, H, 1, D) where every row sees every key.
         """
@@ -97,13 +97,15 @@ def exact(
     dropout_p: float = 0.0,
     dropout_seed: int = 0,
     first_head: int = 0,
+    window: int = 0,
 ) -> Exact:
     """Compute safe softmax attention (Milakov & Gimelshein 2018, eq. 2), keeping everything that bounds need.
 
     q is (batch, heads_q, seqlen_q, head_dim), k and v (batch, heads_kv, seqlen_k, head_dim), of any float
     dtype; key_padding_mask (batch, seqlen_k) bool is True where a key may be attended. Weights are dropped as
-    ``reference.dropout`` says; first_head is that of ``keep_mask``. With a ``quantisation``, everything is computed
-    from the quantised operands, and ``product_floor`` is in units of a block's scale.
+    ``reference.dropout`` says; first_head is that of ``keep_mask``, window that of ``masks.visible``. With a
+    ``quantisation``, everything is computed from the quantised operands, and ``product_floor`` is in units of a
+    block's scale.
 
     Raises ValueError if heads_q is no multiple of heads_kv, or the alignment is unknown.
     """
@@ -112,6 +114,7 @@ def exact(
         *(q.shape[2], seqlen_k, causal, alignment, q.device),
         group=group,
         key_padding_mask=key_padding_mask,
+        window=window,
     )
     z = None
     if dropout_p:

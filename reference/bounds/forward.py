@@ -204,7 +204,7 @@ def _out_bound(
 def hull(e: Exact) -> tuple[Tensor, Tensor]:
     """Return the smallest and largest v that each row sees, (B, H, R or 1, D); arbitrary for rows that see none.
 
-    Under a causal mask a row sees the attended keys up to its last one. Under dropout the hull is that of 0 and
+    A row sees all attended keys from its first one to its last one. Under dropout the hull is that of 0 and
     v / (1 - p).
     """
     if e.seen is None:
@@ -214,10 +214,28 @@ def hull(e: Exact) -> tuple[Tensor, Tensor]:
         low, high = e.v.cummin(-2).values[..., last, :], e.v.cummax(-2).values[..., last, :]
     else:
         keys = torch.arange(e.seen.shape[-1], device=e.v.device)
-        last = (e.seen * keys).amax(-1)[..., None]
+        first = torch.where(e.seen, keys, len(keys) - 1).amin(-1)[..., None]
+        last = torch.where(e.seen, keys, 0).amax(-1)[..., None].maximum(first)
         attended = e.seen.any(-2)[..., None]
-        low = e.v.masked_fill(~attended, math.inf).cummin(-2).values.take_along_dim(last, -2)
-        high = e.v.masked_fill(~attended, -math.inf).cummax(-2).values.take_along_dim(last, -2)
+        low = -_largest_of_runs(-e.v.masked_fill(~attended, math.inf), first, last)
+        high = _largest_of_runs(e.v.masked_fill(~attended, -math.inf), first, last)
     if e.keep is None:
         return low, high
     return low.clamp_max(0.0) * e.keep_scale, high.clamp_min(0.0) * e.keep_scale
+
+
+def _largest_of_runs(x: Tensor, first: Tensor, last: Tensor) -> Tensor:
+    """Return the largest x (B, H, N, D) from row ``first`` to row ``last``, each (B or 1, 1, R, 1): (B, H, R, D).
+
+    Each run is covered by two runs whose length is the largest power of two that fits; they may overlap.
+    """
+    result = torch.full_like(x[..., :1, :], -math.inf).expand(*x.shape[:2], first.shape[-2], x.shape[-1])
+    length = 1
+    while length <= x.shape[-2]:
+        fits = (last - first + 1 >= length) & (last - first + 1 < 2 * length)
+        starts = (first, last - length + 1)
+        ends = [x.take_along_dim(start.clamp(0, x.shape[-2] - 1), -2) for start in starts]
+        result = torch.where(fits, torch.maximum(*ends), result)
+        x = torch.maximum(x, torch.cat((x[..., length:, :], x[..., -length:, :]), -2)[..., : x.shape[-2], :])
+        length *= 2
+    return result

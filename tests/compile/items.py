@@ -21,7 +21,8 @@ HEAD_DIMS = (64, 96, 128, 256)
 class Item:
     """One call of a kernel, forward and backward, on one target. An empty ``launch`` means the default settings.
 
-    ``aligned``: rows start at multiples of 16 bytes. ``masked``: the call has key padding and dropout, if claimed.
+    ``aligned``: rows start at multiples of 16 bytes. ``masked``: the call has key padding, dropout and a window, if
+    claimed.
     """
 
     kernel: str
@@ -68,7 +69,9 @@ def items(kernel: str, capabilities: Capabilities, *, every: bool) -> list[Item]
         "head_dim": [n for n in HEAD_DIMS if n in capabilities.head_dims] or capabilities.head_dims[-1:],
         "causal": capabilities.causal[::-1],
         "aligned": (True, False) if set(capabilities.layouts) - {"contiguous"} else (True,),
-        "masked": (False, True) if capabilities.key_padding or any(capabilities.dropout) else (False,),
+        "masked": (False, True)
+        if capabilities.key_padding or any((*capabilities.dropout, *capabilities.window))
+        else (False,),
     }
     both = {**axes, **capabilities.launch}
     chosen = [Item(kernel, **fields) for fields in (_product(axes) if every else pairs(axes, axes))]

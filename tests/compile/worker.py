@@ -81,6 +81,8 @@ class Compiler(Worker):
             options["key_padding_mask"] = torch.empty(BATCH, SEQLEN, dtype=torch.bool, device="meta")
         if item.masked and any(kernel.capabilities.dropout):
             options["dropout_p"] = max(kernel.capabilities.dropout)
+        if item.masked and any(kernel.capabilities.window):
+            options["window"] = max(kernel.capabilities.window)
         out, lse = kernel.forward(q, k, v, **options)
         if kernel.backward is not None:
             kernel.backward(tensor(HEADS_KV * group), q, k, v, out, lse, **options)

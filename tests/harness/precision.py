@@ -159,7 +159,7 @@ def _summed_rounded(p: Problem, name: str, *, alignment: str) -> Tensor:
         return out_or_lse
     scores = fold(p.q, p.heads_kv).double() @ p.k.double().mT * p.sm_scale
     group = p.heads_q // p.heads_kv
-    seen = visible(p.q.shape[2], p.k.shape[2], p.causal, alignment, p.q.device, group=group)
+    seen = visible(p.q.shape[2], p.k.shape[2], p.causal, alignment, p.q.device, group=group, window=p.window)
     scores = hide(scores, seen, -math.inf)
     weights = (scores - scores.amax(-1, keepdim=True)).exp().nan_to_num(0.0)
     grown = unfold(weights.to(p.q.dtype).double().sum(-1) / weights.sum(-1), p.heads_q)

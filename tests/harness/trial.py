@@ -60,17 +60,20 @@ class Problem:
     key_padding_mask: Tensor | None = None
     dropout_p: float = 0.0
     dropout_seed: int = 0
+    window: int = 0
     first_head: int = 0
     """The number of the first head, batch * heads_q + head, if this is a piece of a larger problem."""
 
     @property
     def options(self) -> dict[str, Any]:
-        """The keywords of the call; those of key padding and dropout are left out unless they are used."""
+        """The keywords of the call; those of key padding, dropout and a window are left out unless they are used."""
         options: dict[str, Any] = {"causal": self.causal, "sm_scale": self.sm_scale}
         if self.key_padding_mask is not None:
             options["key_padding_mask"] = self.key_padding_mask
         if self.dropout_p:
             options |= {"dropout_p": self.dropout_p, "dropout_seed": self.dropout_seed}
+        if self.window:
+            options["window"] = self.window
         return options
 
     def is_like(self, other: "Problem") -> bool:
@@ -209,6 +212,7 @@ class Trial:
             key_padding_mask=w.key_padding_mask,
             dropout_p=self.case.dropout_p,
             dropout_seed=self.case.dropout_seed,
+            window=self.case.window,
         )
         self.launch: dict[str, Any] = dict(self.case.launch)
 

@@ -32,7 +32,7 @@ gradients_of_keys
   if cut:
 - seen = ((first_row - start_m)[:, None] <= rows[None, :]) & in_tile[None, :]
 + seen = (first_row - start_m)[:, None] <= rows[None, :]
-  p = tl.where(seen, p, 0.0)""",
+  if window is not None:""",
             """\
 gradients_of_keys
   dv = dot(dropped.to(do_tile.dtype), do_tile, dv, PRECISION)
@@ -157,13 +157,13 @@ gradients_of_keys
   diagonal = tl.cdiv(tl.maximum(start_n + BLOCK_KEYS - 1 - offset, 0), BLOCK_ROWS)
 - diagonal = tl.minimum(diagonal, tiles_q)
 + diagonal = tiles_q
-  cut_tiles = diagonal - first + tiles_q - tl.maximum(diagonal, full)""",
+  if window is not None:""",
             """\
 gradients_of_keys
   diagonal = tl.cdiv(tl.maximum(start_n + BLOCK_KEYS - 1 - offset, 0), BLOCK_ROWS)
 - diagonal = tl.minimum(diagonal, tiles_q)
 + diagonal = tl.maximum(diagonal, tiles_q)
-  cut_tiles = diagonal - first + tiles_q - tl.maximum(diagonal, full)""",
+  if window is not None:""",
             """\
 key_range
   last_key = rows + offset
@@ -314,7 +314,7 @@ gradients_of_keys
   diagonal = tl.cdiv(tl.maximum(start_n + BLOCK_KEYS - 1 - offset, 0), BLOCK_ROWS)
 - diagonal = tl.minimum(diagonal, tiles_q)
 + pass
-  cut_tiles = diagonal - first + tiles_q - tl.maximum(diagonal, full)""",
+  if window is not None:""",
             """\
 gradients_of_keys
   cut_tiles = diagonal - first + tiles_q - tl.maximum(diagonal, full)
@@ -372,7 +372,7 @@ _dk_dv_kernel
   BLOCK_ROWS=BLOCK_LOOP,
 - dropout=(dropout_seed, threshold, keep_scale, head * group) if DROPOUT else None,
 + dropout=(dropout_seed, threshold, keep_scale, head * group),
-  )""",
+  window=window if WINDOW else None,""",
             """\
 _dq_kernel
   BLOCK_KEYS=BLOCK_LOOP,

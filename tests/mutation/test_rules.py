@@ -7,6 +7,7 @@ import pytest
 from kernels.mutants import CATALOGUE
 from kernels.mutants.dropout import DROPOUT
 from kernels.mutants.mutant import KERNEL
+from kernels.mutants.window import WINDOW
 from tests.harness.plan import chosen_device
 from tests.mutation.compare import RuleOutcome, outcomes
 from tests.mutation.schedule import SAMPLE, is_quick
@@ -16,9 +17,10 @@ from tests.mutation.score import Compared, Recorder
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Parametrize over the kernel itself and planted bugs; a quick profile takes a sample of these.
 
-    Bugs of dropout are left out, because these rules do not ask for dropout.
+    Bugs of dropout and of windows are left out, because these rules ask for neither.
     """
-    bugs = [name for name, mutant in CATALOGUE.items() if mutant.kernel == KERNEL and mutant not in DROPOUT]
+    asked = [mutant for mutant in CATALOGUE.values() if mutant not in (*DROPOUT, *WINDOW)]
+    bugs = [mutant.name for mutant in asked if mutant.kernel == KERNEL]
     metafunc.parametrize("name", (KERNEL, *bugs[:: SAMPLE if is_quick() else 1]))
 
 

@@ -10,7 +10,7 @@ from tests.harness.law import law
 from tests.harness.trial import Trial
 
 
-@law(needs="backward", key_padding=True, dropout=True)
+@law(needs="backward", key_padding=True, dropout=True, window=True)
 def backward(trial: Trial) -> None:
     """Judge all that one call with gradients gives."""
     judge(trial, trial.problem, trial.gradients())

@@ -23,7 +23,7 @@ from tests.harness.relate import (
 from tests.harness.trial import Outputs, Problem, Trial
 
 
-@law(key_padding=True, dropout=True, max_tiles=8)
+@law(key_padding=True, dropout=True, window=True, max_tiles=8)
 def determinism(trial: Trial) -> None:
     """Repeat, isolate, relaunch, feed back."""
     p = trial.problem

@@ -23,7 +23,7 @@ FINITE_POISON = 1280.0
 INPUTS = ("q", "k", "v", "dout")
 
 
-@law(key_padding=True, dropout=True, max_tiles=16)
+@law(key_padding=True, dropout=True, window=True, max_tiles=16)
 def memory(trial: Trial) -> None:
     """Run with NaN, with a number, with another q, and at the fence."""
     first = run(trial, float("nan"))

@@ -108,6 +108,7 @@ class Emulator:
         fused: scaling and subtraction of the maximum are one fused multiply-add.
         base_2: exponents are kept in base 2 rather than converted at every exp.
         key_padding_mask: (batch, keys) bool, True where a key may be attended.
+        window: size of a sliding window, 0 for none.
         dropout_p, dropout_seed: as ``reference.dropout`` takes them.
         bug: one of BUGS.
         generator: of the errors of elementary functions and the order of sums.
@@ -124,6 +125,7 @@ class Emulator:
     fused: bool = True
     base_2: bool = True
     key_padding_mask: Tensor | None = None
+    window: int = 0
     dropout_p: float = 0.0
     dropout_seed: int = 0
     bug: str | None = None
@@ -220,8 +222,8 @@ class Emulator:
     def _seen(self, q: Tensor, k: Tensor) -> Tensor:
         """(rows, N) or (B, 1, rows, N) bool, as the kernel believes; bugs strike in the middle of the mask."""
         rows, keys = q.shape[2], k.shape[2]
-        seen = visible(rows, keys, self.causal, self.alignment, "cpu")
-        seen = torch.ones(rows, keys, dtype=torch.bool) if seen is None else seen
+        seen = visible(rows, keys, self.causal, self.alignment, "cpu", window=self.window)
+        seen = torch.ones(rows, keys, dtype=torch.bool) if seen is None else seen.reshape(rows, keys)
         offset = keys - rows if self.alignment == "bottom_right" else 0
         if self.bug == "last_key_dropped":
             seen[:, -1] = False

@@ -171,6 +171,7 @@ def run(kernel: Emulator, x: Inputs) -> Run:
         alignment=kernel.alignment,
         product_floor=kernel.arithmetic.product_floor,
         key_padding_mask=kernel.key_padding_mask,
+        window=kernel.window,
         dropout_p=kernel.dropout_p,
         dropout_seed=kernel.dropout_seed,
     )
@@ -213,6 +214,7 @@ def problem(
     *,
     padding: str = "none",
     dropout_p: float = 0.0,
+    window: int = 0,
 ) -> Run:
     """A random kernel of the given arithmetic on two random problems of the family."""
     choose = random.Random(f"{arithmetic} {family} {seed}")
@@ -235,6 +237,7 @@ def problem(
         fused=choose.random() < 0.5,
         base_2=a.k_prescaled or choose.random() < 0.6,
         key_padding_mask=key_padding_mask(Case(batch=2, seqlen_k=keys, key_padding=padding, seed=seed)),
+        window=window,
         dropout_p=dropout_p,
         dropout_seed=seed,
         generator=generator,
@@ -346,6 +349,18 @@ def test_key_padding_stays_within_both_rules(arithmetic: str, family: str, paddi
     for seed, dropout_p in enumerate((0.0, 0.3)):
         variant = {"partial_results": bool(seed)}
         r = problem(arithmetic, family, 60 + seed, variant, padding=padding, dropout_p=dropout_p)
+        assert_within(r, RULE_1)
+        assert_within(r, RULE_2)
+        assert_within(r, RULE_1, teacher_forced=False)
+
+
+@pytest.mark.parametrize("padding", ["none", "scattered"])
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("arithmetic", ["float16", "float32"])
+def test_windows_stay_within_both_rules(arithmetic: str, family: str, padding: str) -> None:
+    for seed, window in enumerate((1, 20, 100)):
+        variant = {"partial_results": bool(seed)}
+        r = problem(arithmetic, family, 70 + seed, variant, padding=padding, window=window)
         assert_within(r, RULE_1)
         assert_within(r, RULE_2)
         assert_within(r, RULE_1, teacher_forced=False)

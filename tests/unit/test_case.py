@@ -25,6 +25,7 @@ FULL = Case(
     sm_scale=0.1,
     key_padding="left",
     dropout_p=0.25,
+    window=7,
     k_layout="bnhd",
     v_values="wide",
     seed=2**32 - 1,
@@ -69,18 +70,18 @@ def test_drawn_cases_survive_json_and_repr(case: Case) -> None:
 
 def test_json_layout() -> None:
     record = json.loads(to_json(FULL))
-    assert record["version"] == 3
+    assert record["version"] == 4
     assert record["spikes"][0] == {"tensor": "k", "index": [1, 2, 3, 4], "value": 3e38}
     assert record["launch"]["block_n"] == 32
 
 
 def test_a_file_older_than_a_field_has_its_default() -> None:
-    record = json.loads(to_json(FULL)) | {"version": 2}
-    del record["key_padding"]
-    assert from_json(json.dumps(record)) == replace(FULL, key_padding="none")
-    record["version"] = 1
-    del record["dropout_p"]
-    assert from_json(json.dumps(record)) == replace(FULL, key_padding="none", dropout_p=0.0)
+    record, expected = json.loads(to_json(FULL)), FULL
+    for version, name in ((3, "window"), (2, "key_padding"), (1, "dropout_p")):
+        record["version"] = version
+        del record[name]
+        expected = replace(expected, **{name: getattr(Case, name)})
+        assert from_json(json.dumps(record)) == expected
 
 
 def test_json_refuses_to_write_numbers_it_could_not_read() -> None:
@@ -101,12 +102,12 @@ def test_integers_are_read_as_floats_where_a_float_is_meant() -> None:
         ("{", r"case: '\{' is not JSON"),
         ("[1]", r"case: got \[1\], expected an object"),
         ("null", r"case: got None, expected an object"),
-        (changed(version=0), r"case\.version: got 0, expected 1 to 3"),
-        (changed(version=4), r"case\.version: got 4, expected 1 to 3"),
-        (changed(version=True), r"case\.version: got True, expected 1 to 3"),
-        (changed(version="1"), r"case\.version: got '1', expected 1 to 3"),
-        (without("version"), r"case\.version: got None, expected 1 to 3"),
-        (changed(version=2), r"case\.key_padding: got 'left', expected no such field in version 2"),
+        (changed(version=0), r"case\.version: got 0, expected 1 to 4"),
+        (changed(version=5), r"case\.version: got 5, expected 1 to 4"),
+        (changed(version=True), r"case\.version: got True, expected 1 to 4"),
+        (changed(version="1"), r"case\.version: got '1', expected 1 to 4"),
+        (without("version"), r"case\.version: got None, expected 1 to 4"),
+        (changed(version=3), r"case\.window: got 7, expected no such field in version 3"),
         (without("seqlen_k"), r"case\.seqlen_k: missing"),
         (without("spikes"), r"case\.spikes: missing"),
         (changed(seqlenk=3), r"case\.seqlenk: got 3, expected no field but"),

@@ -136,7 +136,11 @@ def test_the_picture_is_drawn(tmp_path: Path) -> None:
 
 
 CLAIMS = Capabilities(
-    head_dims=(16, 64, 72), key_padding=True, dropout=(0.0, 0.1), launch={"block_m": (64, 128)}
+    head_dims=(16, 64, 72),
+    key_padding=True,
+    dropout=(0.0, 0.1),
+    window=(0, 2),
+    launch={"block_m": (64, 128)},
 )
 CASE = Case(
     heads_kv=2,
@@ -148,6 +152,7 @@ CASE = Case(
     sm_scale=-1.0,
     key_padding="right",
     dropout_p=0.1,
+    window=2,
     k_layout="gap",
     launch=(("block_m", 128),),
 )
@@ -164,6 +169,7 @@ CASE = Case(
         (lambda c: c.scale < 0, "sm_scale", "default", "sm_scale=positive"),
         (lambda c: c.key_padding != "none", "key_padding", "none", "key_padding=false"),
         (lambda c: c.dropout_p > 0, "dropout_p", "0.0", "dropout=0"),
+        (lambda c: c.window > 0, "window", "0", "window=0"),
         (
             lambda c: c.k_layout == "gap",
             "k_layout",

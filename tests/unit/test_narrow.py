@@ -12,13 +12,17 @@ from strategies.case import TENSORS, Case
 from strategies.cases import cases, is_claimed
 from tests.harness.narrow import narrower, narrowing
 
-WIDE = replace(PLAIN_FUNCTION, head_dims=tuple(range(1, 257)), key_padding=True, dropout=(0.0, 0.1))
+WIDE = replace(
+    PLAIN_FUNCTION, head_dims=tuple(range(1, 257)), key_padding=True, dropout=(0.0, 0.1), window=(0, 7)
+)
 
 
-def drawn(number: int = 400) -> list[Case]:
+def drawn(number: int = 700) -> list[Case]:
     """Cases of all dtypes as the forward law draws them."""
     found: list[Case] = []
-    claimed = st.one_of(*(cases(WIDE, dtype=dtype, key_padding=True, dropout=True) for dtype in WIDE.dtypes))
+    claimed = st.one_of(
+        *(cases(WIDE, dtype=dtype, key_padding=True, dropout=True, window=True) for dtype in WIDE.dtypes)
+    )
 
     @settings(max_examples=number, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(claimed)
@@ -60,6 +64,7 @@ def layouts(case: Case) -> set[str]:
         (lambda c: layouts(c) - {"contiguous"}, "layouts=contiguous"),
         (lambda c: c.key_padding != "none", "key_padding=false"),
         (lambda c: c.dropout_p > 0, "dropout=0"),
+        (lambda c: c.window > 0, "window=0"),
     ],
 )
 def test_each_claim_is_found(

@@ -232,6 +232,7 @@ def test_nothing_is_known_against_other_specs() -> None:
         ("layouts=all", "layouts", LAYOUTS),
         ("key_padding=true", "key_padding", True),
         ("dropout=0.1,0", "dropout", (0.0, 0.1)),
+        ("window=0,64-66", "window", (0, 64, 65, 66)),
         ("backward=false", "backward", False),
         ("lse=False", "lse", False),
         ("deterministic=lse,out", "deterministic", ("out", "lse")),

@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels.claims import ARITHMETIC, CAPABILITIES
-from kernels.spelling import INTEGERS, PROBABILITIES, RELATIVE_ERROR, Spelling, words, write_integers
+from kernels.spelling import PROBABILITIES, RELATIVE_ERROR, Spelling, words, write_integers
 
+INTEGERS = CAPABILITIES["head_dims"]
 SPELLINGS = {**CAPABILITIES, **ARITHMETIC}
 
 
