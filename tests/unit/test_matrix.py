@@ -8,7 +8,7 @@ import pytest
 from kernels.contract import DTYPES, Capabilities
 from strategies.case import Case
 from tests.harness.bugs import Sightings
-from tests.harness.imprecise import Call, Imprecise
+from tests.harness.imprecise import Imprecise, ImpreciseCall
 from tests.harness.kernel_info import KernelInfo
 from tests.harness.law import LAWS
 from tests.harness.matrix import FEW, MARKS, matrix
@@ -49,7 +49,7 @@ def item(kernel: str, law: str, dtype: str, **tally: int) -> dict[str, object]:
 def imprecise() -> dict[str, object]:
     """One call that is less precise than claimed."""
     calls = Imprecise()
-    calls.add(Call("forward", Case(), "out", ("tf32=true",), 3.0, 2.0))
+    calls.add(ImpreciseCall("forward", Case(), "out", ("tf32=true",), 3.0, 2.0))
     return calls.to_dict()
 
 
