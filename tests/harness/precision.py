@@ -55,7 +55,7 @@ def with_explanations(finding: Finding, trial: Trial | None, law: Callable[[Tria
     try:
         law(others)
     except LawBroken as broken:
-        trial.compared = others.compared
+        trial.compared, trial.calls = others.compared, others.calls
         return broken.finding
     return finding
 

@@ -48,9 +48,9 @@ def script(
 
     ``guarded`` is one that may end its process, as a crash does; ``seconds`` is how long one that hangs may run.
     """
-    source = trial.source
-    if law == "rejection":  # each of its calls is meant to fail: only the one that didn't is made
-        source = source.only(finding.call)
+    # A replay may have made further calls. In a rejection each call is meant to fail: only the one that didn't is made.
+    made = slice(len(trial.calls)) if law != "rejection" else slice(finding.call, finding.call + 1)
+    source = trial.source.only(made)
     ends_process = guarded or finding.ends_process
     device = torch.device(trial.device).type
     functions, ending = _ending(source.calls, law, finding, trial.case.dtype)

@@ -52,11 +52,13 @@ class Source:
         else:
             self.calls.append(("poisoned", ", ".join([str(poison), self.function, *arguments])))
 
-    def only(self, number: int) -> "Source":
-        """One of the calls, and the tensors it takes."""
-        call = self.calls[number]
-        taken = [line for line in self.tensors if f" {line.partition(' ')[0]}," in call[1]]
-        return Source(self.function, taken, [call])
+    def only(self, numbers: slice) -> "Source":
+        """Some of the calls, and the tensors that they take."""
+        calls = self.calls[numbers]
+        taken = " ".join(arguments for _, arguments in calls)
+        return Source(
+            self.function, [line for line in self.tensors if f" {line.partition(' ')[0]}," in taken], calls
+        )
 
     def _tensor(self, role: str, x: Tensor, poison: float | None) -> str:
         key = (role, x.data_ptr(), tuple(x.shape), x.stride(), str(poison))
@@ -78,12 +80,14 @@ class WritingTrial(Trial):
         self.source = Source("through_autograd" if self.kernel.backward is None else "by_kernel")
 
     def record(self, problem: Problem, memory: PoisonedAllocations | None = None, *, backward: bool) -> int:
-        """Write a call down before it is made."""
+        """Write a call down before it is made. The calls that a replay makes again are written already."""
         if memory is None and self.with_memory:
             memory = PoisonedAllocations(self.fill)
-        gradients = backward and self.kernel.capabilities.backward
-        self.source.add(problem, self.launch, memory, gradients=gradients)
-        return super().record(problem, memory, backward=backward)
+        number = super().record(problem, memory, backward=backward)
+        if number == len(self.source.calls):
+            gradients = backward and self.kernel.capabilities.backward
+            self.source.add(problem, self.launch, memory, gradients=gradients)
+        return number
 
 
 def _literal(option: Any) -> str:
