@@ -54,6 +54,13 @@ class Need:
         """Whether all other values must cure a case: of equal lengths, short ones may cure it by being short."""
         return self.name == "lengths"
 
+    @property
+    def tile(self) -> int:
+        """The length of a tile whose multiples hold, where the failing length is none of them; else 0."""
+        whole = min(filter(None, self.holds), default=0)
+        is_tile = whole >= SMALLEST_TILE and not any(x % whole for x in self.holds)
+        return whole if is_tile and self.fails[0] % whole else 0
+
     def is_met(self, case: Case) -> bool:
         """Whether a case may show the bug, as far as this field decides it."""
         value = value_of(case, self.name)
@@ -62,9 +69,8 @@ class Need:
         # If all lengths that hold are on one side of the failing one, a case shows the bug on the other side.
         if all(x < self.fails[0] for x in self.holds):
             return bool(value > max(self.holds))
-        whole = min(filter(None, self.holds), default=0)
-        if whole >= SMALLEST_TILE and not any(x % whole for x in self.holds) and self.fails[0] % whole:
-            return bool(value % whole)
+        if self.tile:
+            return bool(value % self.tile)
         if all(x > self.fails[0] for x in self.holds):
             return bool(value < min(self.holds))
         return value not in self.holds
@@ -298,12 +304,25 @@ def _share(severity: Severity) -> str:
 
 def _size(finding: Finding) -> str:
     """Say how large the error is, if the finding has numbers."""
+    if finding.kind == "nonfinite":
+        return "; not finite"
     if finding.ulps is None or finding.relative is None:
         return ""
-    if math.isinf(float(finding.relative)):
-        return "; not finite"
-    ulps = f"{float(finding.ulps):.3g} ulps off, " if float(finding.ulps) < MANY_ULPS else ""
-    return f"; {ulps}{float(finding.relative):.2g} of {finding.tensor}'s norm"
+    ulps, relative = float(finding.ulps), float(finding.relative)
+    sizes = [f"{ulps:.3g} ulps off"] if ulps < MANY_ULPS else []
+    sizes += [f"{relative:.2g} of {finding.tensor}'s norm"] if math.isfinite(relative) else []
+    return f"; {', '.join(sizes)}" if sizes else ""
+
+
+def _length(need: Need) -> str:
+    """Say in words which lengths are needed, by the same rules as ``Need.is_met``."""
+    if all(x < need.fails[0] for x in need.holds):
+        return f"{need.name} above {max(need.holds)}"
+    if need.tile:
+        return f"{need.name} no multiple of {need.tile}"
+    if all(x > need.fails[0] for x in need.holds):
+        return f"{need.name} below {min(need.holds)}"
+    return need.name
 
 
 def _need(need: Need) -> str:
@@ -316,7 +335,9 @@ def _need(need: Need) -> str:
         return "unequal lengths"
     if need.name == SCORES:
         return "large or special scores"
-    if need.name in LENGTHS or need.name.endswith(PAIR):
+    if need.name in LENGTHS:
+        return _length(need)
+    if need.name.endswith(PAIR):
         return need.name
     if need.name == "sm_scale":  # of many values few were tried
         return f"sm_scale other than {' or '.join(map(text, need.holds))}"

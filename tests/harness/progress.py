@@ -148,7 +148,7 @@ class LiveLine:
             line = progress(done, elapsed, total, self.plan.clock.left, bugs)
             if self.live:
                 self._write(f"{ERASE}{line[: shutil.get_terminal_size().columns - 1]}")
-            else:
+            elif done:  # until then other tests are run
                 self._tell(line)
         if self.live:
             self._write(ERASE)

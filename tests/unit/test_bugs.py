@@ -20,6 +20,7 @@ from tests.harness.bugs import (
     annotation,
     in_parts,
     met_again,
+    needed,
     rank,
     severity,
     told,
@@ -91,9 +92,19 @@ def any_of(*bugs: Wrong) -> Wrong:
     return lambda case: set().union(*(wrong(case) for wrong in bugs))
 
 
-def test_a_scale_that_cures_is_told_and_not_one_of_many_that_fail() -> None:
-    lines = told(bug(CASE, ("dk",), Need("sm_scale", (None,), (1.0,)), CAUSAL), Sightings())
-    assert lines == ["only with sm_scale other than 1.0, causal True"]
+@pytest.mark.parametrize(
+    ("need", "text"),
+    [
+        (Need("sm_scale", (None,), (1.0,)), "sm_scale other than 1.0"),
+        (Need("seqlen_k", (65,), (0, 64)), "seqlen_k above 64"),
+        (Need("seqlen_k", (65,), (64, 128)), "seqlen_k no multiple of 64"),
+        (Need("seqlen_k", (1,), (2, 3)), "seqlen_k below 2"),
+        (Need("seqlen_k", (2,), (1, 3)), "seqlen_k"),
+        (CAUSAL, "causal True"),
+    ],
+)
+def test_what_a_bug_needs_in_words(need: Need, text: str) -> None:
+    assert needed(bug(CASE, ("dk",), need)) == f"only with {text}"
 
 
 class TestAttribution:
