@@ -157,8 +157,11 @@ class Bug:
         """Whether both are one bug, to judge by their records alone.
 
         They are if they need the same fields and the case of each meets the needs of both; or if neither needs any, as
-        far as is known, and the tensor that is most wrong in each is among the wrong ones of the other.
+        far as is known, and the tensor that is most wrong in each is among the wrong ones of the other; or if the same
+        exception was raised at the same line.
         """
+        if (origin := self.failure.finding.origin) and origin == other.failure.finding.origin:
+            return True
         mine, theirs = ({need.name for need in bug.needs} for bug in (self, other))
         if not self.is_kin(other) or mine != theirs:
             return False

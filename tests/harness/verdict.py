@@ -67,6 +67,12 @@ class Finding:
         return self.kind in ENDS
 
     @property
+    def origin(self) -> str:
+        """The exception and the last file and line of its traceback; "" for any other finding."""
+        places = [line.strip() for line in self.detail.splitlines() if line.strip().startswith("File ")]
+        return f"{self.claim} {places[-1]}" if self.kind == "exception" and places else ""
+
+    @property
     def hides_numbers(self) -> bool:
         """Whether no numbers came back that could be judged, right or wrong."""
         return self.ends_process or self.kind in ("exception", "contract")

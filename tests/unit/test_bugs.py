@@ -250,6 +250,18 @@ class TestNeeds:
         assert not known.is_like(bug(CASE, ("dq",)))
         assert not known.is_like(bug(CASE, ("dk",), CAUSAL))
 
+    def test_an_exception_that_is_raised_at_one_line_is_one_bug(self) -> None:
+        """Whether it shows may depend on several fields, and each case has another that cures it."""
+
+        def raising(line: int, *needs: Need) -> Bug:
+            known = bug(CASE, (), *needs)
+            detail = f'  File "k.py", line 3, in f\n    g(q)\n  File "k.py", line {line}, in g\n'
+            finding = Finding(claim="raised ValueError: view", kind="exception", detail=detail)
+            return replace(known, failure=replace(known.failure, finding=finding))
+
+        assert raising(9, CAUSAL).is_like(raising(9, GROUP))
+        assert not raising(9, CAUSAL).is_like(raising(12, GROUP))
+
     def test_a_bug_that_is_met_again_needs_no_more_than_both_cases_have(self) -> None:
         known = bug(replace(CASE, seqlen_k=65), ("out",), CAUSAL, LONG)
         again = bug(replace(CASE, seqlen_k=9), ("out", "dq"), CAUSAL)
