@@ -325,7 +325,7 @@ def _length(need: Need) -> str:
         return f"{need.name} no multiple of {need.tile}"
     if all(x > need.fails[0] for x in need.holds):
         return f"{need.name} below {min(need.holds)}"
-    return need.name
+    return f"certain {need.name}"
 
 
 def _need(need: Need) -> str:

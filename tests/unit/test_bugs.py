@@ -99,7 +99,7 @@ def any_of(*bugs: Wrong) -> Wrong:
         (Need("seqlen_k", (65,), (0, 64)), "seqlen_k above 64"),
         (Need("seqlen_k", (65,), (64, 128)), "seqlen_k no multiple of 64"),
         (Need("seqlen_k", (1,), (2, 3)), "seqlen_k below 2"),
-        (Need("seqlen_k", (2,), (1, 3)), "seqlen_k"),
+        (Need("seqlen_k", (2,), (1, 3)), "certain seqlen_k"),
         (CAUSAL, "causal True"),
     ],
 )
