@@ -341,7 +341,7 @@ def gradients_of_keys(
         diagonal = tl.minimum(diagonal, tiles_q)
     if window is not None:
         # Row i sees key j if i < j + window - offset. All tiles are masked, up to the last row that sees a key.
-        end = tl.cdiv(tl.maximum(start_n + BLOCK_KEYS - 1 + window - offset, 0), BLOCK_ROWS)
+        end = tl.cdiv(start_n + BLOCK_KEYS - 1 + window - offset, BLOCK_ROWS)
         tiles_q = tl.maximum(tl.minimum(end, tiles_q), first)
         diagonal = tiles_q
         full = 0

@@ -29,8 +29,8 @@ WINDOW = (
         (
             Edit(
                 OF_KEYS,
-                "tl.cdiv(tl.maximum(start_n + BLOCK_KEYS - 1 + window - offset, 0), BLOCK_ROWS)",
-                "tl.maximum(start_n + BLOCK_KEYS - 1 + window - offset, 0) // BLOCK_ROWS",
+                "tl.cdiv(start_n + BLOCK_KEYS - 1 + window - offset, BLOCK_ROWS)",
+                "(start_n + BLOCK_KEYS - 1 + window - offset) // BLOCK_ROWS",
             ),
         ),
     ),

@@ -87,8 +87,8 @@ class TestReport:
                 "flashproof: got 2, expected format 1",
             ),
             (
-                lambda text: text.replace('"version": 3', '"version": 0'),
-                "case.version: got 0, expected 1 to 3",
+                lambda text: text.replace('"version": 4', '"version": 0'),
+                "case.version: got 0, expected 1 to 4",
             ),
             (
                 lambda text: text.replace('"law": "forward"', '"law": "murphy"'),
