@@ -19,6 +19,47 @@ class Argument:
 
 EQUIVALENT = (
     Argument(
+        "Query tiles without a row that sees a key of the window are masked, and a loop of less than no tiles is empty.",
+        (
+            """\
+gradients_of_keys
+  # Row i sees key j if i < j + window - offset. All tiles are masked, up to the last row that sees a key.
+- end = tl.cdiv(start_n + BLOCK_KEYS - 1 + window - offset, BLOCK_ROWS)
++ end = tl.cdiv(start_n + BLOCK_KEYS + window - offset, BLOCK_ROWS)
+  tiles_q = tl.maximum(tl.minimum(end, tiles_q), first)""",
+            """\
+gradients_of_keys
+  end = tl.cdiv(start_n + BLOCK_KEYS - 1 + window - offset, BLOCK_ROWS)
+- tiles_q = tl.maximum(tl.minimum(end, tiles_q), first)
++ pass
+  diagonal = tiles_q""",
+            """\
+gradients_of_keys
+  end = tl.cdiv(start_n + BLOCK_KEYS - 1 + window - offset, BLOCK_ROWS)
+- tiles_q = tl.maximum(tl.minimum(end, tiles_q), first)
++ tiles_q = tl.minimum(end, tiles_q)
+  diagonal = tiles_q""",
+            """\
+gradients_of_keys
+  end = tl.cdiv(start_n + BLOCK_KEYS - 1 + window - offset, BLOCK_ROWS)
+- tiles_q = tl.maximum(tl.minimum(end, tiles_q), first)
++ tiles_q = tl.maximum(end, first)
+  diagonal = tiles_q""",
+            """\
+gradients_of_keys
+  end = tl.cdiv(start_n + BLOCK_KEYS - 1 + window - offset, BLOCK_ROWS)
+- tiles_q = tl.maximum(tl.minimum(end, tiles_q), first)
++ tiles_q = tl.maximum(tiles_q, first)
+  diagonal = tiles_q""",
+            """\
+gradients_of_keys
+  end = tl.cdiv(start_n + BLOCK_KEYS - 1 + window - offset, BLOCK_ROWS)
+- tiles_q = tl.maximum(tl.minimum(end, tiles_q), first)
++ tiles_q = tl.maximum(tl.maximum(end, tiles_q), first)
+  diagonal = tiles_q""",
+        ),
+    ),
+    Argument(
         "What lies outside of the tile is masked, or not stored, all the same.",
         (
             """\
