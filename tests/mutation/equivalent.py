@@ -19,7 +19,7 @@ class Argument:
 
 EQUIVALENT = (
     Argument(
-        "Query tiles without a row that sees a key of the window are masked, and a loop of less than no tiles is empty.",
+        "Query tiles without a row that sees a key of the window are masked; a loop over fewer than 0 is empty.",
         (
             """\
 gradients_of_keys
