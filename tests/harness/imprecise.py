@@ -99,8 +99,9 @@ class Imprecise:
 def sentence(imprecise: Imprecise, claimed: Iterable[str]) -> str:
     """The finding in a line, ``claimed`` being the dtypes of which examples were run.
 
-    Claims are prefixed by the dtypes that need them, where the others do without. Without a claim that explains all
-    of the calls, the line says so.
+    The claim of the smallest errors is offered, and others that explain all of the calls as well are named. Claims are
+    prefixed by the dtypes that need them, where the others do without. Without a claim that explains all of the calls,
+    the line says so.
     """
     tensor = max(imprecise.ulps, key=lambda name: imprecise.ulps[name])
     off = f"{tensor} up to {imprecise.ulps[tensor]:.3g} ulps off"
@@ -114,6 +115,6 @@ def sentence(imprecise: Imprecise, claimed: Iterable[str]) -> str:
     prefixes = [f"{dtype}:" for dtype in dtypes] if without else [""]
     options = " ".join(f"--claims {prefix}{claim}" for prefix in prefixes)
     name = claim.removesuffix("=true")
-    return (
-        f"consistent with `{name}`: less precise than FlashAttention-2, {off}; if that is meant, `{options}`"
-    )
+    others = f" (or {' or '.join(common[1:])})" if common[1:] else ""
+    what = f"consistent with `{name}`{others}: less precise than FlashAttention-2, {off}"
+    return f"{what}; if that is meant, `{options}`"

@@ -521,6 +521,13 @@ class TestLessPrecise:
         assert sentence(all_calls, ["float16", "float32"]) == sentence(all_calls, ["float16"])
         assert "`--claims float16:k_prescaled=true`" in sentence(all_calls, ["float16", "bfloat16"])
 
+    def test_other_claims_that_explain_every_call_are_named(self) -> None:
+        all_calls = Imprecise()
+        all_calls.add(self.call("k_prescaled=true", "rounded_scores=true"))
+        told_of = sentence(all_calls, ["float16"])
+        assert told_of.startswith("consistent with `k_prescaled` (or rounded_scores=true): less precise")
+        assert told_of.endswith("`--claims k_prescaled=true`")
+
     def test_calls_that_a_bug_explains_are_not_told_of(self) -> None:
         all_calls = Imprecise()
         all_calls.add(self.call("k_prescaled=true"))
