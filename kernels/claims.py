@@ -166,7 +166,7 @@ def lesser(capabilities: Capabilities) -> dict[str, str]:
 
 
 def describe(capabilities: Capabilities, device_type: str | None = None) -> dict[str, str]:
-    """Each claim with its value as ``--claims`` reads it, and the launch settings.
+    """Return the value of each claim by its key, as ``--claims`` reads it, and the launch settings.
 
     For a device type, the arithmetic of each dtype is added, in words.
     """

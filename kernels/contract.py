@@ -27,7 +27,7 @@ RAGGED_KEYWORDS = {
     "cache": ("cache_seqlens",),
     "packed": ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"),
 }
-"""What a kernel is called with for sequences of different lengths, by its claim ``ragged``."""
+"""The keywords for sequences of different lengths, by the value of the claim ``ragged``."""
 
 Launch = Mapping[str, Any]
 ArithmeticOf = Callable[[str, str, Launch], Arithmetic]
@@ -261,7 +261,7 @@ class KnownFailure:
         return f"{self.what} ({self.issue or 'not reported upstream yet'})"
 
     def breaks(self, law: str) -> bool:
-        """Whether it breaks the law of that name."""
+        """Whether this failure breaks a law, given by its name."""
         return law in self.laws or (ANY_LAW in self.laws and law not in (*self.kept, "rejection"))
 
     def is_of(self, device_type: str, torch_version: str) -> bool:

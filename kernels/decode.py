@@ -290,7 +290,7 @@ def _constants(block_m: int, block_n: int, q: Tensor) -> dict[str, Any]:
 
 
 def _arithmetic(dtype: str, device: str, launch: Mapping[str, Any]) -> Arithmetic:
-    """FlashAttention-2's arithmetic, with the results of the splits merged."""
+    """Return FlashAttention-2's arithmetic with the merging of the splits."""
     arithmetic = flash_arithmetic(dtype, device, launch)
     splits = launch.get("splits", max(LAUNCH["splits"]))
     return replace(arithmetic, tile_max=launch.get("block_n", 64), merged=splits)

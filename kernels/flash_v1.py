@@ -335,8 +335,8 @@ _LARGEST_TILE = {
 Larger launch settings are cut down; every tile fits rows that have no entry."""
 
 _LARGEST_FMA_TILE = {512: (16, 16), 1024: (16, 16)}
-"""The same for float32 without tensor cores, whose products are unrolled into one straight run of multiply-adds; rows
-without an entry take (32, 16). Rows of 1024 bytes spill even so."""
+"""The largest tile for float32 without tensor cores, whose products are unrolled into a straight run of multiply-adds.
+Rows without an entry take (32, 16); rows of 1024 bytes spill even so."""
 
 
 def forward(

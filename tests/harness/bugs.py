@@ -55,24 +55,31 @@ class Need:
         return self.name == "lengths"
 
     @property
-    def tile(self) -> int:
-        """The length of a tile whose multiples hold, where the failing length is none of them; else 0."""
-        whole = min(filter(None, self.holds), default=0)
-        is_tile = whole >= SMALLEST_TILE and not any(x % whole for x in self.holds)
-        return whole if is_tile and self.fails[0] % whole else 0
+    def side(self) -> tuple[str, int] | None:
+        """How failing lengths differ from those that hold, with the length that divides them; None if that is unknown.
+
+        They are "above" or "below" it if all that hold are on the other side, and "no multiple of" a tile's length.
+        """
+        own = self.fails[0]
+        if all(x < own for x in self.holds):
+            return "above", max(self.holds)
+        tile = min(filter(None, self.holds), default=0)
+        if tile >= SMALLEST_TILE and not any(x % tile for x in self.holds) and own % tile:
+            return "no multiple of", tile
+        if all(x > own for x in self.holds):
+            return "below", min(self.holds)
+        return None
 
     def is_met(self, case: Case) -> bool:
         """Whether a case may show the bug, as far as this field decides it."""
         value = value_of(case, self.name)
-        if self.name not in LENGTHS:
-            return value not in self.holds
-        # If all lengths that hold are on one side of the failing one, a case shows the bug on the other side.
-        if all(x < self.fails[0] for x in self.holds):
-            return bool(value > max(self.holds))
-        if self.tile:
-            return bool(value % self.tile)
-        if all(x > self.fails[0] for x in self.holds):
-            return bool(value < min(self.holds))
+        match self.side if self.name in LENGTHS else None:
+            case "above", length:
+                return bool(value > length)
+            case "no multiple of", length:
+                return bool(value % length)
+            case "below", length:
+                return bool(value < length)
         return value not in self.holds
 
 
@@ -317,17 +324,6 @@ def _size(finding: Finding) -> str:
     return f"; {', '.join(sizes)}" if sizes else ""
 
 
-def _length(need: Need) -> str:
-    """Say in words which lengths are needed, by the same rules as ``Need.is_met``."""
-    if all(x < need.fails[0] for x in need.holds):
-        return f"{need.name} above {max(need.holds)}"
-    if need.tile:
-        return f"{need.name} no multiple of {need.tile}"
-    if all(x > need.fails[0] for x in need.holds):
-        return f"{need.name} below {min(need.holds)}"
-    return f"certain {need.name}"
-
-
 def _need(need: Need) -> str:
     """Say in words what is needed."""
     if need.name == "huge":
@@ -339,7 +335,7 @@ def _need(need: Need) -> str:
     if need.name == SCORES:
         return "large or special scores"
     if need.name in LENGTHS:
-        return _length(need)
+        return f"{need.name} {need.side[0]} {need.side[1]}" if need.side else f"certain {need.name}"
     if need.name.endswith(PAIR):
         return need.name
     if need.name == "sm_scale":  # of many values few were tried

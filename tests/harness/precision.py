@@ -42,9 +42,9 @@ def with_explanations(finding: Finding, trial: Trial | None, law: Callable[[Tria
     if is_plainly_wrong(finding, trial):
         return finding
     left = left_by(trial.replayed(widened(trial.family)), law)
-    if left is None and left_by(trial.replayed(trial.family), law) is None:
-        return finding  # the same results hold: what failed is not how precise they are
     if left is None:
+        if left_by(trial.replayed(trial.family), law) is None:
+            return finding  # the same results hold: what failed is not how precise they are
         claims = list(explanations(trial, law))
         return replace(finding, explained_by=tuple(likeliest(trial, claims)))
     explained = set(finding.tensors) - set(left.tensors)

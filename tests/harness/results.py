@@ -149,14 +149,14 @@ class Results:
 
     def distribution(self) -> list[dict[str, Any]]:
         """Largest error over bound of an example: its median, 99.9th percentile and maximum, by tensor."""
-        merged: dict[Key, Tally] = {}
+        by_tensor: dict[Key, Tally] = {}
         for (kernel, law, dtype), tally in self.tallies.items():
             for tensor, bins in tally.histogram.items():
                 if law in ("forward", "backward"):
                     part = Tally(histogram={tensor: bins}, largest={tensor: tally.largest[tensor]})
                     part.judged = {tensor: tally.judged.get(tensor, 0)}
                     part.idle = {tensor: tally.idle.get(tensor, 0)}
-                    merged.setdefault((kernel, dtype, tensor), Tally()).merge(part)
+                    by_tensor.setdefault((kernel, dtype, tensor), Tally()).merge(part)
         return [
             {
                 "kernel": kernel,
@@ -168,7 +168,7 @@ class Results:
                 "maximum": tally.largest[tensor],
                 "tests_nothing": tally.idle[tensor] / max(1, tally.judged[tensor]),
             }
-            for (kernel, dtype, tensor), tally in sorted(merged.items())
+            for (kernel, dtype, tensor), tally in sorted(by_tensor.items())
         ]
 
     def to_dict(self, environment: Mapping[str, str], not_run: Sequence[str]) -> dict[str, Any]:
