@@ -15,7 +15,7 @@ from tests.harness.budget import CALLS, SECONDS, Clock, ShrinkBudget
 from tests.harness.child import Child
 from tests.harness.journal import Journal, set_aside_unfinished
 from tests.harness.kernel_info import KernelInfo, Unavailable
-from tests.harness.law import LAWS, PROPERTIES
+from tests.harness.law import LAWS, PROPERTIES, law_named
 from tests.harness.ledger import LEDGER
 from tests.harness.report import Replay
 from tests.harness.turns import Turn, turns_of_examples, turns_of_seconds
@@ -90,7 +90,12 @@ def make_plan(config: pytest.Config) -> Plan:
         ) from None
     minutes = None if replay else config.getoption("--minutes")
     limit = minutes or (None if replay else _time_limit(config, len(kernels)))
-    combinations = len(LAWS) * sum(len(info.capabilities.dtypes) for info in kernels)
+    combinations = sum(
+        len(info.capabilities.dtypes)
+        for info in kernels
+        for law in LAWS
+        if law_named(law).applies_to(info.capabilities)
+    )
     return Plan(
         kernels=kernels,
         unavailable=unavailable,

@@ -1,7 +1,7 @@
 """What a run has found, counted: by kernel, law and dtype, and as the content of ``summary.json``."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import fields
 from typing import Any
 
 from kernels.contract import DTYPES
@@ -12,7 +12,7 @@ from tests.harness.imprecise import Imprecise, sentence
 from tests.harness.kernel_info import KernelInfo
 from tests.harness.law import law_named
 from tests.harness.refusals import complaint, is_mostly_refused
-from tests.harness.tally import Tally
+from tests.harness.tally import CASES, Tally
 from tests.harness.turns import rank
 
 FORMAT = 1
@@ -198,10 +198,11 @@ class Results:
 
     def _row(self, key: Key) -> dict[str, Any]:
         kernel, law, dtype = key
-        fields = asdict(self.tallies[key])
-        for name in ("histogram", "refused_cases", "answered_cases"):
-            del fields[name]
+        tally = self.tallies[key]
+        counts = {
+            f.name: getattr(tally, f.name) for f in fields(tally) if f.name not in ("histogram", *CASES)
+        }
         twins = {twin: one.bug.key for one in self.concluded for twin in one.twins}
         reports = sorted({twins.get(folder, folder) for folder in self.broken.get(key, ())})
         names = {"kernel": kernel, "property": law, "dtype": dtype}
-        return {**names, "verdict": self.verdict(key), "reports": reports, **fields}
+        return {**names, "verdict": self.verdict(key), "reports": reports, **counts}

@@ -1,8 +1,10 @@
 """The end of a run: ``summary.json`` as it grows, what all processes know taken together, and what is printed of it."""
 
 import json
+import math
 import os
 import shutil
+import time
 from collections.abc import Generator
 from contextlib import suppress
 from functools import partial
@@ -21,6 +23,8 @@ from tests.harness.results import Results
 from tests.harness.runs import Runs
 from tests.harness.screen import MOST_LINES, bug_lines, notes
 
+WRITING_SECONDS = 1.0
+"""The file is written anew when an item ends, but no sooner than this after it was written last."""
 CONCLUDING_SECONDS = 6.0
 """For other claims, tried on the failing cases of a whole run when it is over."""
 
@@ -33,13 +37,16 @@ class Summary:
         self.results = Results(plan.kernels)
         self.path = plan.report_dir / SUMMARY
         self.unwritten = ""
+        self.written = -math.inf
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Take the counts that an item's report carries, and write the file anew."""
+        """Take the counts that an item's report carries, and write the file anew unless that was done just before."""
         if not hasattr(report, "flashproof"):
             return
         self.results.add(json.loads(report.flashproof))
-        self._write()
+        if time.monotonic() - self.written >= WRITING_SECONDS:
+            self._write()
+            self.written = time.monotonic()
 
     def _write(self) -> None:
         """Write summary.json anew."""

@@ -1,7 +1,7 @@
 """Counts of what was tried, which can be merged over examples, items and processes."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from strategies.case import TENSORS, Case
@@ -15,6 +15,9 @@ MOST_REASONS = 10
 
 MOST_CASES = 100
 """How many different cases are kept of those refused in an item, and of those answered."""
+
+CASES = ("refused_cases", "answered_cases")
+"""The fields of a tally that hold cases."""
 
 
 @dataclass
@@ -125,15 +128,13 @@ class Tally:
 
     def to_dict(self) -> dict[str, Any]:
         """Return a record for JSON; of the cases that are kept it has only the fields that are not the default."""
-        kept = {
-            name: list(map(_to_fields, getattr(self, name))) for name in ("refused_cases", "answered_cases")
-        }
-        return {**asdict(self), **kept}
+        counts = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {**counts, **{name: list(map(_to_fields, counts[name])) for name in CASES}}
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> "Tally":
         """Make a tally from what ``to_dict`` returned, also after JSON, which turns bins into strings."""
-        kept = {name: list(map(_from_fields, fields[name])) for name in ("refused_cases", "answered_cases")}
+        kept = {name: list(map(_from_fields, fields[name])) for name in CASES}
         tally = cls()
         tally.merge(cls(**{**fields, **kept}))
         return tally

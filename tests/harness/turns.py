@@ -14,6 +14,11 @@ FIRST_ROUND_SECONDS = 45.0
 """Seconds of the first round of a run that ends by the clock: about a minute after its start there is a table."""
 ITEM_SECONDS = 0.5
 """Seconds that each law at each dtype gets in the first round at least, even if later rounds then start later."""
+TURN_SECONDS = 4.0
+"""Seconds that a turn takes at least, where a round has time for several turns of each law at each dtype.
+
+Each turn draws from compiled variants of its own, so that many short turns would compile most of their time.
+"""
 LAST_ROUND = 0.2
 """The share of the last round, in which huge strides are drawn too, because they end the process of many a kernel."""
 
@@ -71,17 +76,19 @@ def turns_of_examples(examples: int) -> tuple[Turn, ...]:
 
 
 def turns_of_seconds(seconds: float, workers: int, items: int) -> tuple[Turn, ...]:
-    """Return the turns of a run that ends by the clock: in each round, one for each worker.
+    """Return the turns of a run that ends by the clock: in each round as many as there is time for.
 
-    ``items`` is the number of combinations of a kernel, a law and a dtype, all of which take part in each round.
+    ``items`` is the number of combinations of a kernel, a law and a dtype, all of which take part in each round. A
+    round has one turn for each worker if that leaves every turn ``TURN_SECONDS``, else fewer, and at least one.
     """
     first_round = max(FIRST_ROUND_SECONDS, ITEM_SECONDS * items)
     weights = _weights(round(math.log2((1 - LAST_ROUND) * seconds / first_round + 1)))
-    return tuple(
-        Turn(round_ * workers + worker, round_, weight, last=round_ == len(weights) - 1)
-        for round_, weight in enumerate(weights)
-        for worker in range(workers)
-    )
+    turns: list[Turn] = []
+    for round_, weight in enumerate(weights):
+        count = max(1, min(workers, int(weight * seconds * workers / (items * TURN_SECONDS))))
+        last = round_ == len(weights) - 1
+        turns += [Turn(len(turns) + i, round_, weight / count, last) for i in range(count)]
+    return tuple(turns)
 
 
 def _weights(doubling: int) -> list[float]:

@@ -22,7 +22,14 @@ from tests.harness.budget import (
     ShrinkBudget,
     meter,
 )
-from tests.harness.turns import LAST_ROUND, rank, seconds_for, turns_of_examples, turns_of_seconds
+from tests.harness.turns import (
+    LAST_ROUND,
+    TURN_SECONDS,
+    rank,
+    seconds_for,
+    turns_of_examples,
+    turns_of_seconds,
+)
 
 CLAIMS = Capabilities(launch={"block_m": (64, 128), "block_n": (32, 64), "num_stages": (1, 2)})
 
@@ -43,13 +50,26 @@ class TestTurns:
             assert ("huge" in turn.focus(CLAIMS, "cpu", 0).capabilities.layouts) is turn.last
 
     def test_every_worker_has_its_own_turn_of_a_round_by_the_clock(self) -> None:
-        turns = turns_of_seconds(600.0, workers=16, items=30)
+        turns = turns_of_seconds(600.0, workers=16, items=6)
         assert len({turn.number for turn in turns}) == len(turns)
         assert [turn.round for turn in turns].count(0) == 16
         total = sum(turn.weight for turn in turns)
         first = sum(turn.weight for turn in turns if turn.round == 0) / total * 600
         assert 30 <= first <= 60
         assert sum(turn.weight for turn in turns if turn.last) / total == pytest.approx(LAST_ROUND)
+
+    @pytest.mark.parametrize(
+        ("seconds", "workers", "items"), [(120.0, 16, 33), (240.0, 16, 36), (600.0, 64, 360)]
+    )
+    def test_turns_by_the_clock_are_no_shorter_than_compiling_pays(
+        self, seconds: float, workers: int, items: int
+    ) -> None:
+        turns = turns_of_seconds(seconds, workers, items)
+        assert len({turn.number for turn in turns}) == len(turns)
+        assert sum(turn.weight for turn in turns) == pytest.approx(1.0)
+        for turn in turns:
+            alone = [other.round for other in turns].count(turn.round) == 1
+            assert alone or turn.weight * seconds * workers / items >= TURN_SECONDS
 
     def test_a_short_run_is_one_round_of_everything(self) -> None:
         (turn,) = turns_of_seconds(5.0, workers=1, items=30)
@@ -121,7 +141,7 @@ class TestFocus:
         assert set(narrow.layouts) <= set(CLAIMS.layouts)
         layouts = without_huge_strides(narrow).layouts
         sizes = [len(x) for x in (narrow.head_dims, layouts, narrow.dropout, *narrow.launch.values())]
-        assert math.prod(sizes) <= 2**width
+        assert math.prod(sizes) <= 2**width * (2 if "expanded_rows" in layouts else 1)
         assert all(set(narrow.launch[name]) <= set(values) for name, values in CLAIMS.launch.items())
 
     def test_foci_together_reach_all_that_is_claimed(self) -> None:
@@ -129,10 +149,15 @@ class TestFocus:
         claims = [focus.capabilities for focus in found]
         assert {narrow.head_dims for narrow in claims} == {(head_dim,) for head_dim in CLAIMS.head_dims}
         usual = without_huge_strides(CLAIMS).layouts
-        assert {narrow.layouts for narrow in claims} == {(layout, "huge") for layout in usual}
+        assert {layout for narrow in claims for layout in narrow.layouts} == {*usual, "huge"}
         assert {narrow.seqlen_multiple for narrow in claims} == {1, 16}
         for field, values in enumerate((BATCHES, HEADS_KV, GROUPS)):
             assert {heads[field] for focus in found for heads in focus.heads or ()} == set(values)
+
+    def test_rows_that_are_all_one_row_are_never_the_only_layout(self) -> None:
+        narrow = [focused(CLAIMS, 0, Random(number)).capabilities for number in range(100)]
+        with_such_rows = [claims.layouts for claims in narrow if "expanded_rows" in claims.layouts]
+        assert set(with_such_rows) == {("contiguous", "expanded_rows", "huge")}
 
     def test_groups_of_heads_are_claimed(self) -> None:
         heads = focused(replace(CLAIMS, grouped_heads=False), 2, Random(0)).heads
@@ -151,7 +176,7 @@ class TestFocus:
 
     def test_a_narrow_turn_compiles_few_variants(self) -> None:
         """As many as Triton would by its default specialisation, of 100 examples on a GPU."""
-        narrow = [turn.focus(CLAIMS, "cuda", 0) for turn in turns_of_seconds(600.0, workers=8, items=30)][:8]
+        narrow = [turn.focus(CLAIMS, "cuda", 0) for turn in turns_of_seconds(600.0, workers=8, items=6)][:8]
         compiled_by_all = compiled(Focus(CLAIMS))
         assert sum(map(compiled, narrow)) / len(narrow) < compiled_by_all / 6
 
