@@ -6,11 +6,13 @@ starts another child.
 
 import atexit
 import json
+import math
 import os
 import selectors
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -40,6 +42,10 @@ class ChildDied(Exception):
         super().__init__(message)
         self.hung = hung
         self.stderr = stderr
+
+
+class OutOfTime(Exception):
+    """A case was ended because there was no more time for it, although it was within the limit of a case."""
 
 
 class HarnessError(Exception):
@@ -73,28 +79,36 @@ class Child:
         self.buffer = b""
         atexit.register(self.close)
 
-    def run(self, request: dict[str, Any], meanwhile: Callable[[], None]) -> Verdict:
+    def run(
+        self, request: dict[str, Any], meanwhile: Callable[[], None], seconds: float = math.inf
+    ) -> Verdict:
         """Run a case, doing ``meanwhile`` while it runs. A child that dies or hangs is a verdict, not an error.
 
-        Raises HarnessError if Flashproof itself fails, and fails again in a new process: in the old one, any kernel
-        that ran there may have spoiled the memory.
+        Raises OutOfTime after ``seconds``, if these are fewer than the limit of a case. Raises HarnessError if
+        Flashproof itself fails, and fails again in a new process: in the old one, any kernel that ran there may have
+        spoiled the memory.
         """
+        until = time.perf_counter() + seconds
         try:
             try:
-                answer = self._answer_to(request, meanwhile)
+                answer = self._answer_to(request, meanwhile, seconds)
             except HarnessError:
                 self.close()
-                answer = self._answer_to(request, meanwhile)
+                answer = self._answer_to(request, meanwhile, until - time.perf_counter())
         except ChildDied as death:
+            if death.hung and seconds < self.run_seconds and time.perf_counter() >= until:
+                raise OutOfTime from None
             kind = "hung" if death.hung else "died"
             claim = f"a claimed case runs to its end, but {death}"
             return Verdict(status="broken", finding=Finding(claim=claim, kind=kind, detail=death.stderr))
         return Verdict.from_dict(answer)
 
-    def _answer_to(self, request: dict[str, Any], meanwhile: Callable[[], None]) -> dict[str, Any]:
+    def _answer_to(
+        self, request: dict[str, Any], meanwhile: Callable[[], None], seconds: float
+    ) -> dict[str, Any]:
         self._send({"do": "run", **request})
         meanwhile()
-        return self._receive(self.run_seconds)
+        return self._receive(min(seconds, self.run_seconds))
 
     def ask(self, request: dict[str, Any], seconds: float | None = None) -> dict[str, Any]:
         """Send one request and wait for its answer. Raises ChildDied, and HarnessError."""

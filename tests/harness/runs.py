@@ -1,5 +1,6 @@
 """Runs of one kernel in one child: each case is journaled before it is launched, and counted."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -42,16 +43,22 @@ class Runs:
         ignored: frozenset[str] = frozenset(),
         claims: tuple[str, ...] = (),
         safety: float = SAFETY,
+        seconds: float = math.inf,
     ) -> Verdict:
-        """Run a law on a case without judging tensors in ``ignored``, with ``claims`` added to those of the kernel."""
+        """Run a law on a case without judging tensors in ``ignored``, with ``claims`` added to those of the kernel.
+
+        Raises OutOfTime if it takes longer than ``seconds``.
+        """
         record = self.record(law, case, claims)
         self.journal.note(record)
-        return self.child.run({**record, "ignored": sorted(ignored), "safety": safety}, self.journal.sync)
+        return self.child.run(
+            {**record, "ignored": sorted(ignored), "safety": safety}, self.journal.sync, seconds
+        )
 
-    def drawn(self, law: str, case: Case, ignored: frozenset[str]) -> Verdict:
-        """Run a case that the search has drawn, and count it."""
+    def drawn(self, law: str, case: Case, ignored: frozenset[str], seconds: float) -> Verdict:
+        """Run a case that the search has drawn, and count it. Raises OutOfTime if it takes longer than ``seconds``."""
         self.journal.examples += 1
-        verdict = self.verdict(law, case, ignored=ignored)
+        verdict = self.verdict(law, case, ignored=ignored, seconds=seconds)
         self.tally.add(verdict, case)
         return verdict
 

@@ -17,7 +17,7 @@ from tests.harness import report
 from tests.harness.attribute import Broken, attribute, is_same
 from tests.harness.budget import SECONDS, Clock, ShrinkBudget
 from tests.harness.bugs import Bug, Sightings, in_parts, met_again, told, with_tensors
-from tests.harness.child import Child, HarnessError
+from tests.harness.child import Child, HarnessError, OutOfTime
 from tests.harness.elsewhere import Closed, elsewhere
 from tests.harness.imprecise import Imprecise, ImpreciseCall
 from tests.harness.investigate import Investigation
@@ -185,7 +185,10 @@ class Subject:
         if open_case is None:
             return
         ignored = self._ignored()
-        verdict = self.runs.drawn(law.name, open_case, ignored)
+        try:
+            verdict = self.runs.drawn(law.name, open_case, ignored, self.clock.cut(math.inf))
+        except OutOfTime:
+            raise TimeUp from None
         self._blame_beside(law.name, open_case, verdict.beside)
         finding = self.info.finding(verdict)
         if finding is not None:

@@ -15,12 +15,13 @@ from kernels.registry import load
 from reference.bounds.accumulation import SAFETY
 from strategies.case import to_json
 from tests.harness import report, trial
-from tests.harness.budget import ShrinkBudget
+from tests.harness.budget import GRACE_SECONDS, Clock, ShrinkBudget
 from tests.harness.child import Child, HarnessError
 from tests.harness.device import OVERRAN
 from tests.harness.home import ROOT
 from tests.harness.kernel_info import KernelInfo
 from tests.harness.law import law_named
+from tests.harness.subject import TimeUp
 from tests.harness.trial import LawBroken, Trial
 from tests.harness.verdict import Finding
 from tests.unit.running import CASE, SEVERAL, SMALL, TOYS, SubjectOf, exit_status, finding_of
@@ -175,6 +176,20 @@ class TestChild:
         assert finding.kind == "hung"
         assert "still running after 1 s" in finding.claim
         assert impatient.process is None
+
+    def test_a_case_that_outlasts_the_run_is_ended_and_is_no_hang(
+        self, subject_of: SubjectOf, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("tests.harness.budget.GRACE_SECONDS", 1.0)
+        slow = Child("cpu")
+        subject = subject_of("hanging", child=slow)
+        subject.clock = Clock(seconds=2.0)
+        subject.clock.start()
+        with pytest.raises(TimeUp):
+            subject.uphold(law_named("forward"), CASE)
+        assert subject.clock.remaining > -GRACE_SECONDS
+        assert not subject.seen
+        assert slow.process is None
 
     def test_a_child_that_hangs_ends_with_its_parent(self) -> None:
         request = report.record(f"{TOYS}:hanging", (), "forward", CASE)
