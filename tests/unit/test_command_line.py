@@ -136,7 +136,7 @@ class TestCommandLine:
             (tmp_path / f"cases/{i}.json").write_text(json.dumps(report.record(spec, (), "forward", case)))
         options = ["--kernel", spec, "-k", "forward and float32", "--examples=1", "--hypothesis-seed=1"]
         text = pytest_run(tmp_path, "--corpus=cases", *options).stdout
-        assert re.findall(r"^\S+ law `forward` is broken, (.*) \(float32\): .*", text, re.MULTILINE) == [
+        assert re.findall(r"^\d\. \S+ law `forward` is broken, (.*) \(float32\)$", text, re.MULTILINE) == [
             "out is wrong",
             "exception",
         ]

@@ -16,6 +16,7 @@ from tests.harness.bugs import Bug, Severity
 from tests.harness.child import ChildDied, DeviceLost
 from tests.harness.imprecise import Imprecise, ImpreciseCall
 from tests.harness.law import law_named
+from tests.harness.screen import repeats
 from tests.harness.subject import Subject
 from tests.harness.verdict import Finding, Verdict
 from tests.unit.running import (
@@ -95,6 +96,7 @@ class TestSubject:
             "less precise than FlashAttention-2 (float32), as k_prescaled=true or tf32=true would have"
             in line
         )
+        assert repeats([], line)
         told = Imprecise.from_dict(json.loads(json.dumps(subject.results()))["imprecise"])
         assert (told.total, told.common) == (2, ["k_prescaled=true"])
 
