@@ -28,7 +28,7 @@ MOST_STEPS = 8
 
 @dataclass(frozen=True)
 class Closed:
-    """What is not to be run under a law: known failures, and bugs found in this run."""
+    """Cases that are not run under a law: those that meet a known failure, or a bug found in this run."""
 
     known: tuple[KnownFailure, ...]
     bugs: tuple[Bug, ...] = ()

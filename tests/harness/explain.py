@@ -47,11 +47,11 @@ class Explanation:
 
     @property
     def points_to(self) -> str:
-        """The causes in words."""
+        """The causes, in words, that a report names as "points to"."""
         return ", ".join(FEATURES.get(cause, cause) for cause in self.causes)
 
     def lines(self) -> list[str]:
-        """As text: causes, what is seen, which fields matter and which do not, the claims that exclude the case."""
+        """Return lines of text: causes, what is seen, fields that matter, fields that do not, and narrower claims."""
         matter = [field for field in self.fields if field.matters]
         without = [field.name for field in self.fields if not field.matters]
         told = [f"points to: {self.points_to}"] if self.causes else []
