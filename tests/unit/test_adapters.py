@@ -32,7 +32,7 @@ def draw(shape: Shape, dtype: str) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def claimed(*names: str) -> list[tuple[str, str, Shape, bool]]:
-    """(kernel, dtype, shape, causal) for all of the shapes above that the kernels claim."""
+    """Return (kernel, dtype, shape, causal) for each of the shapes above that the kernel claims."""
     return [
         (name, dtype, shape, causal)
         for name in names
@@ -44,7 +44,7 @@ def claimed(*names: str) -> list[tuple[str, str, Shape, bool]]:
 def scores_and_sizes(
     q: Tensor, k: Tensor, causal: bool, sm_scale: float, alignment: str
 ) -> tuple[Tensor, Tensor]:
-    """Masked scores and |sm_scale| |q| |k|^T, of float64 q and k."""
+    """Return masked scores and |sm_scale| |q| |k|^T for float64 q and k."""
     k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
     scores, sizes = q @ k.mT * sm_scale, q.abs() @ k.abs().mT * abs(sm_scale)
     if causal:
@@ -57,7 +57,7 @@ def scores_and_sizes(
 def expected(
     kernel: AttentionKernel, q: Tensor, k: Tensor, v: Tensor, causal: bool, sm_scale: float
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Out with its allowed error, and lse with its own, in float64.
+    """Return out with its allowed error, and lse with its own, all in float64.
 
     To first order and doubled: scores err by head_dim + 4 roundings and those of both operands, relative to
     |q| |k|^T; the weights, and apart from them their sum, by that and by the error of exp; the casts of P and
@@ -79,7 +79,7 @@ def expected(
 
 
 def assert_within(actual: Tensor, exact: Tensor, error: Tensor) -> None:
-    """Element by element; infinities must be the same ones."""
+    """Assert that each element is within its error; infinities must be the same ones."""
     assert actual.shape == exact.shape
     assert ((actual.double() == exact) | ((actual.double() - exact).abs() <= error)).all()
 

@@ -1,4 +1,4 @@
-"""How functions are met that do not fit: one line says what was expected, and what answers nothing is not green."""
+"""Functions that do not fit the contract are refused in one line, and a kernel that refuses all cases fails."""
 
 import json
 import re
@@ -161,7 +161,7 @@ class TestProbe:
 
 
 class TestLaws:
-    """What the one call does not show is a finding, with a case."""
+    """A mistake that the first call does not show is a finding of a law, with a case."""
 
     def claim_of(self, kernel: AttentionKernel, case: Case) -> str:
         with pytest.raises(LawBroken) as broken:
@@ -230,7 +230,7 @@ class TestImports:
 
 
 def tally(case: Case, refused: int = 0, answered: int = 0, skipped: int = 0, reason: str = "no") -> Tally:
-    """Counts of one item, all of one case."""
+    """Return the counts of an item, all of the same case."""
     found = Tally()
     for status, number in (("refused", refused), ("held", answered), ("skipped", skipped)):
         for _ in range(number):

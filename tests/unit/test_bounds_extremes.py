@@ -19,7 +19,7 @@ TF32 = Arithmetic(weights=TF32_TRUNCATED, output=FLOAT32, operand_rounding=2.0**
 
 
 def heads(*rows: Tensor) -> list[Tensor]:
-    """(seqlen, head_dim) tensors as (1, 1, seqlen, head_dim)."""
+    """Return (seqlen, head_dim) tensors as (1, 1, seqlen, head_dim)."""
     return [x[None, None] for x in rows]
 
 
@@ -77,7 +77,7 @@ def test_a_lattice_of_ds_rounds_one_way() -> None:
 
 
 def subnormal_and_large() -> tuple[Tensor, Tensor]:
-    """Float16 operands of one row, as many as a tensor core sums at once: 15 products lose nearly half of theirs."""
+    """Return two float16 rows for one step of a tensor core, in which 15 of 16 products lose nearly half."""
     return torch.full((1, 16), 2.0**-24), torch.tensor([[2.0**15, *[2.0 - 2.0**-10] * 15]])
 
 

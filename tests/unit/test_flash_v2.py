@@ -37,7 +37,7 @@ def make(
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Standard normal q, k, v and dout."""
+    """Return standard normal q, k, v and dout."""
     generator = torch.Generator().manual_seed(seed)
     shape_q = (batch, heads_kv * group, seqlen_q, head_dim)
     shape_k = (batch, heads_kv, seqlen_k, head_dim)
@@ -56,7 +56,7 @@ def run(
     sm_scale: float = 0.3,
     **launch: Any,
 ) -> dict[str, Tensor]:
-    """All five outputs by name."""
+    """Return all five outputs by name."""
     settings: dict[str, Any] = {"causal": causal, "sm_scale": sm_scale, **launch}
     out, lse = forward(q, k, v, **settings)
     gradients = backward(dout, q, k, v, out, lse, **settings)
@@ -66,7 +66,7 @@ def run(
 def expect(
     q: Tensor, k: Tensor, v: Tensor, dout: Tensor, *, causal: bool, sm_scale: float
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """The five outputs in float64, each with a bound on a correct kernel's error.
+    """Return the five outputs in float64, each with a bound on a correct kernel's error.
 
     An output is a sum of products with weights that carry a relative error: of their score, of float32
     arithmetic, and of up to three casts (P or dS, the stored out in delta, the result). So it errs by no more

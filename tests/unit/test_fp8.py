@@ -24,7 +24,7 @@ each_scaling = pytest.mark.parametrize("scaling", ["tensor", "block", "hadamard"
 
 
 def spread(*shape: int, seed: int = 0) -> Tensor:
-    """Magnitudes over 40 octaves, zeros, and rows that are larger by far, so that scales differ."""
+    """Return numbers over 40 octaves, with zeros, and with some far larger rows, so that scales differ."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(shape, generator=generator) * torch.exp2(8 * torch.randn(shape, generator=generator))
     x[..., ::7, :] *= torch.exp2(30 * torch.randn(x[..., ::7, :1].shape, generator=generator))
@@ -33,7 +33,7 @@ def spread(*shape: int, seed: int = 0) -> Tensor:
 
 
 def scaled_back(x: Tensor, block: int, scaling: str, dtype: torch.dtype, *, rotate: bool) -> Tensor:
-    """What the kernel multiplies, float64; without the rows past the end."""
+    """Return the numbers that the kernel multiplies, in float64, without the rows past the end."""
     entries, scales = quantise(x, block, scaling, dtype, rotate=rotate)
     return (entries.double() * scales.double().repeat_interleave(block, 2)[..., None])[:, :, : x.shape[2]]
 

@@ -1,4 +1,4 @@
-"""What the harness makes of kernels of Triton on the CPU."""
+"""Triton kernels on the CPU: what runs, what is skipped with a reason, and the script of a failure."""
 
 import importlib
 import json
@@ -24,13 +24,13 @@ CASE = Case(batch=1, heads_kv=2, seqlen_q=33, seqlen_k=33, head_dim=16, dtype="b
 
 
 def request_of(spec: str) -> dict[str, object]:
-    """A request of the forward law on CASE."""
+    """Return a request to run the law ``forward`` on CASE."""
     case = json.loads(to_json(CASE))
     return {"kernel": spec, "claims": [], "law": "forward", "case": case, "safety": SAFETY}
 
 
 def verdict_of(spec: str) -> Verdict:
-    """What a child on the CPU answers."""
+    """Return the verdict of a child on the CPU."""
     return Worker("cpu").attempt(request_of(spec), load(spec, ()), Trial)[0]
 
 

@@ -27,7 +27,7 @@ def f(p, n: tl.constexpr = 2):
 
 
 def mutated(line: str, before: str = "") -> set[tuple[str, str]]:
-    """Operators and new texts of a line in a jitted function, behind other lines that are not looked at."""
+    """Return the operators and new texts for a line of a jitted function that ``before`` precedes."""
     lines = [f"    {text}" for text in (*before.splitlines(), *line.splitlines())]
     source = HEAD + "\n".join(lines) + "\n"
     number = source.splitlines().index(f"    {line.splitlines()[0]}") + 1

@@ -18,7 +18,7 @@ WIDE = replace(
 
 
 def drawn(number: int = 700) -> list[Case]:
-    """Cases of all dtypes as the forward law draws them."""
+    """Return cases of all dtypes as the law ``forward`` draws them."""
     found: list[Case] = []
     claimed = st.one_of(
         *(cases(WIDE, dtype=dtype, key_padding=True, dropout=True, window=True) for dtype in WIDE.dtypes)

@@ -1,4 +1,4 @@
-"""Memory that tells: what is left unwritten, and what is written beside an allocation."""
+"""Poisoned memory shows what is left unwritten, and what is written beside an allocation."""
 
 from contextlib import nullcontext
 

@@ -35,7 +35,7 @@ LARGE = Case(
 
 
 def entry(case: Case, tensor: str) -> float:
-    """The largest entry of the tensor's last row."""
+    """Return the largest entry of the tensor's last row."""
     x = getattr(tensors(case, "cpu"), tensor).tensor
     return float(x[:, :, -1].abs().max()) if x.numel() else 0.0
 

@@ -40,7 +40,7 @@ class Inputs:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Keywords that every reference takes."""
+        """Return the keywords that every reference takes."""
         return {
             "causal": self.causal,
             "sm_scale": self.sm_scale,
@@ -135,7 +135,7 @@ ALL = (by_softmax, by_softmax_forced, by_v1, by_v2)
 
 
 def tolerances(x: Inputs) -> Results:
-    """How far two float64 evaluations in any order may be apart, to first order.
+    """Return how far two float64 evaluations in any order may be apart, to first order.
 
     A = |sm_scale| |q||k|^T, u = 2^-53. A score is off by (head_dim + 2) u A, the argument of its exponential
     and the rescalings (which telescope) by 4 u max A + 4 u, each of the at most seqlen_k blocks by 4 u, a sum
@@ -188,7 +188,7 @@ def test_all_references_agree(x: Inputs, dropout_p: float, block_q: int, block_k
 
 
 def with_50_digits(x: Inputs) -> Results:
-    """The definition, and the closed form of its gradients, entry by entry."""
+    """Return out by its definition, and gradients by their closed form, entry by entry."""
     group = x.q.shape[1] // x.k.shape[1]
     out, dq, dk, dv = (torch.zeros_like(t) for t in (x.q, x.q, x.k, x.k))
     lse = torch.full(x.q.shape[:3], -math.inf, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""SPECs and claims: what is understood, and what each mistake is told."""
+"""SPECs and claims: which are understood, and the message for each mistake."""
 
 import dataclasses
 import os

@@ -24,14 +24,14 @@ CASES = {
 
 
 def tensors(queries: int, keys: int, dtype: torch.dtype) -> list[Tensor]:
-    """q, k, v and dout, the same in every process."""
+    """Return q, k, v and dout, the same in every process."""
     made = torch.Generator().manual_seed(queries + keys)
     shapes = [(HEADS_KV * GROUP, queries), (HEADS_KV, keys), (HEADS_KV, keys), (HEADS_KV * GROUP, queries)]
     return [torch.randn(BATCH, *shape, HEAD_DIM, generator=made).to(dtype) for shape in shapes]
 
 
 def one_rank(number: int, size: int, folder: str) -> None:
-    """A process of the ring, with a GPU of its own if there are any: leaves its results in the folder."""
+    """Run one process of the ring, on a GPU of its own if there are any, and save its results in the folder."""
     torch.set_num_threads(1)
     if DEVICE == "cuda":
         torch.cuda.set_device(number)
@@ -54,7 +54,7 @@ def one_rank(number: int, size: int, folder: str) -> None:
 
 
 def in_one_process(queries: tuple[int, ...], keys: tuple[int, ...], causal: bool, dtype: torch.dtype) -> Any:
-    """What ``ring.forward`` and ``ring.backward`` do, with shares as given."""
+    """Compute in one process what ``ring.forward`` and ``ring.backward`` do, with the given shares."""
     q, k, v, dout = (x.to(DEVICE) for x in tensors(sum(queries), sum(keys), dtype))
     n = len(queries)
     ranks = [

@@ -1,4 +1,4 @@
-"""What the end of a run says of each bug, and of what was left out."""
+"""The text at the end of a run: what it says of each bug and of cases that were left out."""
 
 import re
 from collections.abc import Callable
@@ -40,7 +40,7 @@ SEEN = Sightings({("forward", "float16", "out"): 9, ("backward", "float32", "dq"
 
 
 def concluded(finding: Finding = NUMBERS, case: Case = CASE, **fields: Any) -> Concluded:
-    """A bug of which all is known."""
+    """Return a bug of which everything is known that can be."""
     explanation = Explanation(causes=("q_layout",))
     failure = Failure("k.py:f", "k.f", (), "forward", case, finding, {"device": "cpu"}, explanation)
     needs = (Need("seqlen_q", (3,), (2,)), Need("causal", (True,), (False,)))
@@ -89,7 +89,7 @@ def test_what_is_no_number_is_told_by_the_last_frame_or_line(detail: str, where:
 
 
 def longer(one: Concluded) -> Concluded:
-    """The same bug, with everything long that may be."""
+    """Return the same bug with long texts wherever texts may be long."""
     f = one.bug.failure
     finding = replace(
         f.finding, claim="a claim of many words " * 20, expression="results[0]['dk'].sum(-2) " * 9

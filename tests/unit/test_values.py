@@ -11,7 +11,7 @@ from tests.unit.drawing import Shape, bits, drawn
 
 
 def logits(q_family: str, k_family: str, head_dim: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Scores (1, 8, 64, 96) at the default scale, in float64."""
+    """Return scores (1, 8, 64, 96) at the default scale, in float64."""
     q = drawn(q_family, (1, 8, 64, head_dim), dtype, start=1).double()
     k = drawn(k_family, (1, 8, 96, head_dim), dtype, start=2).double()
     return q @ k.mT / math.sqrt(head_dim)
