@@ -13,9 +13,9 @@ from tests.harness.cause import FEATURES, causes
 from tests.harness.vary import LENGTHS, Field, fields
 
 FURTHER = 70
-"""So many more queries and keys make a further tile, whole or not, for most tile sizes."""
+"""This many more queries and keys reach into one more tile, for most tile sizes."""
 WIDE = 16
-"""So many columns that a wrong one among them stands out."""
+"""From this many columns on, a single wrong one stands out."""
 
 TELLING_SCALE = 0.3
 """Differs from every other constant in ``known_numbers``, so that a wrong factor of 0.3 is named unambiguously."""
