@@ -55,7 +55,7 @@ def cast(x: Tensor, to: Format) -> Tensor:
     if to.name in ("float16", "bfloat16"):
         return x.to(getattr(torch, to.name)).float()
     name = to.name.split()[-1]
-    if name in FP8:  # perhaps scaled
+    if name in FP8:  # 8-bit operands may have a scale
         factor = FORMATS[name].maximum / to.maximum
         return (x * factor).to(FP8[name]).float() / factor
     dropped = {"float32": 0, "tf32": 13, "tf32_truncated": 13}[to.name]

@@ -1,4 +1,4 @@
-"""The adapters of PyTorch's kernels on the CPU: right within their roundings, and claiming what they do."""
+"""The adapters of PyTorch's kernels on the CPU are right within their roundings, and claim what the kernels do."""
 
 import itertools
 import warnings
@@ -69,7 +69,7 @@ def expected(
     q, k, v = q.double(), k.double(), v.double()
     scores, sizes = scores_and_sizes(q, k, causal, sm_scale, kernel.capabilities.causal_alignment)
     v = v.repeat_interleave(q.shape[1] // v.shape[1], 1)
-    weights = torch.softmax(scores, -1).nan_to_num(0.0)  # of a row that sees no key: 0 / 0
+    weights = torch.softmax(scores, -1).nan_to_num(0.0)  # a row that sees no key has 0 / 0
     score_error = sizes.amax(-1) * ((q.shape[-1] + 4) * unit + 2 * arithmetic.operand_rounding)
     sum_error = score_error + arithmetic.exp_error + (k.shape[2] + 4) * unit
     casts = arithmetic.weights.roundoff + arithmetic.output.roundoff
@@ -101,7 +101,7 @@ def test_forward_is_right(name: str, dtype: str, shape: Shape, causal: bool, sm_
         assert_within(lse, *exact_lse)
 
 
-# Not sdpa_flash under a causal mask, where PyTorch 2.13 multiplies the mask's -inf by the scale: NaN.
+# sdpa_flash is left out under a causal mask: PyTorch 2.13 multiplies the mask's -inf by the scale, which is NaN.
 @pytest.mark.parametrize(
     ("name", "causal"), [("sdpa_math", True), ("sdpa_flash", False), ("flex_attention", True)]
 )

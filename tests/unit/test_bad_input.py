@@ -58,7 +58,8 @@ class TestSignature:
     def test_one_that_cannot_be_called_is_refused_when_it_is_loaded(self, name: str, told: str) -> None:
         with pytest.raises(SpecError) as refused:
             load(f"{STRANGERS}:{name}")
-        found = re.sub("'causal' parameter .*", "", str(refused.value))  # in the words of inspect, which vary
+        # What follows are words of ``inspect``, which differ between versions of Python.
+        found = re.sub("'causal' parameter .*", "", str(refused.value))
         assert found == re.sub("'causal' parameter .*", "", f"kernel '{STRANGERS}:{name}': {EXPECTED}{told}")
 
     @pytest.mark.parametrize("name", ["any_keywords", "passing_on", "module", "written_in_c"])
@@ -222,7 +223,7 @@ class TestImports:
     def test_one_that_never_ends(self, child: Child, tmp_path: Path) -> None:
         path = tmp_path / "mine.py"
         path.write_text("import time\nwhile True: time.sleep(1)\n")
-        child.ask({"do": "environment"})  # the start of the process takes longer
+        child.ask({"do": "environment"})  # the process starts here, before the short limit
         child.start_seconds, patience = 0.5, child.start_seconds
         with pytest.raises(ValueError, match=r"can be imported, but it was still running after 0\.5 s$"):
             KernelInfo.ask(child, f"{path}:f", ())

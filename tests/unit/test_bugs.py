@@ -569,7 +569,7 @@ class TestLedger:
         one, two = Ledger(tmp_path / "bugs.jsonl"), Ledger(tmp_path / "bugs.jsonl")
         with one.investigating("k"):
             two.news()
-            assert not two.is_busy("k")  # it is this process's own
+            assert not two.is_busy("k")  # the investigation is this process's own
             monkeypatch.setattr("tests.harness.ledger.os.getpid", lambda: 1)
             assert two.is_busy("k")
             assert not two.is_busy("another")

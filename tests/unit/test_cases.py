@@ -1,4 +1,4 @@
-"""Every kind of case is drawn, only what is claimed, and a failing one shrinks to the simplest."""
+"""Cases of every claimed kind are drawn and no others, and a failing case shrinks to the simplest."""
 
 import math
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The wheel, unpacked, in the environment of a user whose own packages are called ``kernels`` and ``tests``."""
+"""The unpacked wheel works in the environment of a user whose own packages are called ``kernels`` and ``tests``."""
 
 import os
 import re
@@ -144,7 +144,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [sys.executable, "-c", BUILD, wheels], cwd=checkout, capture_output=True, text=True, check=False
     )
     assert built.returncode == 0, built.stderr
-    # What else a build leaves here, ``python -m pytest`` in a checkout may take for an installed package.
+    # A build must leave nothing else in a checkout, where pytest may take it for an installed package.
     assert {x.name for x in checkout.iterdir()} == {*SOURCES, "build"}
     (wheel,) = wheels.glob("flashproof-*-py3-none-any.whl")
     zipfile.ZipFile(wheel).extractall(site)

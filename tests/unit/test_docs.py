@@ -1,4 +1,4 @@
-"""The documentation is short where it has to be, its links lead somewhere, and its figures can be made again."""
+"""The README is short, links of the documentation lead somewhere, and figures name the command that makes them."""
 
 import re
 from pathlib import Path

@@ -1,6 +1,6 @@
 """The flash_v2 kernels against a float64 softmax, at the edges of what they claim, and their argument checks.
 
-Small: the property suite verifies the kernels at large.
+The sizes are small, because the laws verify the kernels at large.
 """
 
 import math
@@ -212,7 +212,7 @@ def test_infinite_value_stays_in_its_column() -> None:
     actual = run(q, k, v, dout)
     assert (actual["out"][..., 3] == math.inf).all()
     assert actual["out"][..., :3].isfinite().all()
-    # Rows past seqlen_q multiply the infinity with their zeros, and must not count.
+    # Rows past seqlen_q multiply the infinity by zeros, and this must not reach a result.
     assert actual["dv"].isfinite().all()
 
 
@@ -239,7 +239,7 @@ def test_overflow_behind_the_mask_does_not_show() -> None:
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("head_dim", [16, 40])
 def test_layout_changes_no_bit_and_margins_are_not_read(head_dim: int, causal: bool) -> None:
-    """Rows strided and misaligned, in storage full of nan."""
+    """Rows are strided and misaligned, in storage full of NaN."""
     tensors = make(70, 45, head_dim, batch=2, heads_kv=2, group=2, dtype=torch.float16)
 
     def in_nan(tensor: Tensor) -> Tensor:

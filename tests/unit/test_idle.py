@@ -1,4 +1,4 @@
-"""How many cases test nothing of a tensor: an answer of 0 would hold."""
+"""Few of the drawn cases are idle: in an idle case, an answer of 0 would hold for a tensor."""
 
 from collections import Counter
 from dataclasses import replace

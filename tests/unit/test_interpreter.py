@@ -1,6 +1,6 @@
 """Each operation that attention kernels use, against PyTorch and float64, over random bit patterns.
 
-On a GPU the very same kernels are compiled: what is allowed here is allowed by PTX, and by a compiled kernel met.
+On a GPU the same kernels are compiled, and have to meet the same tolerances, which are those of PTX.
 """
 
 import ctypes
@@ -108,7 +108,7 @@ def test_casts_round_to_nearest_even(source: str, target: str) -> None:
 @pytest.mark.parametrize("target", ["float16", "bfloat16"])
 def test_casts_round_toward_zero_where_asked(target: str) -> None:
     x = patterns("float32")
-    x = torch.where(x.isinf(), 1.0, x)  # infinity is no number to be rounded
+    x = torch.where(x.isinf(), 1.0, x)  # infinity is not rounded
     actual = run(_cast, x, out=getattr(torch, target), COUNT=COUNT, ROUNDING="rtz").double()
     values = x.double()
     expected = nearest(values, target)
@@ -263,7 +263,7 @@ FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
     "clamp": (lambda x: torch.where(x.isnan(), -1.0, x.clamp(-1.0, 1.0)), 0.0),
     "clamp_nan": (lambda x: x.clamp(-1.0, 1.0), 0.0),
 }
-"""What is computed, and its relative error as the PTX ISA has it: of log near 1 it is absolute, as 2^-22."""
+"""PyTorch's functions, with the relative errors that the PTX ISA allows; that of log near 1 is absolute, 2^-22."""
 
 
 @pytest.mark.parametrize("op", FUNCTIONS)

@@ -78,7 +78,8 @@ def test_a_script_repairs_the_interpreter_by_itself(tmp_path: Path) -> None:
     assert exit_status(text, 60.0) == 1
     toys.write_text(TOYS.read_text().replace("MENDED = False", "MENDED = True"))
     assert exit_status(text, 60.0) == 0
-    assert exit_status(text.replace("\nrepair()\n", "\n"), 60.0) == 1  # patterns are multiplied
+    # Without the repair, bit patterns are multiplied.
+    assert exit_status(text.replace("\nrepair()\n", "\n"), 60.0) == 1
 
 
 @pytest.mark.parametrize(

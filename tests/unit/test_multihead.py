@@ -1,4 +1,4 @@
-"""Multi-head attention over our kernels is torch's.
+"""Multi-head attention over our kernels gives the results of torch's.
 
 In two steps. With float64 attention in the kernel's place, output and gradients are those of
 ``torch.nn.MultiheadAttention`` in float64, up to float64's own rounding: the module computes the same

@@ -1,4 +1,4 @@
-"""The other suites' rules: sound kernels pass, gross bugs don't, and their known holes are there."""
+"""The rules of other suites: sound kernels pass, gross bugs fail, and bugs that a rule cannot see pass."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,7 +16,7 @@ from tests.mutation.rules import RULES, Rule, RuleBroken, RuleCase
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BY_NAME = {rule.name: rule for rule in RULES}
 CRY_WOLF = ("torch.testing.assert_close",)
-"""Rules that a sound kernel in float16 fails."""
+"""Rules that fail a sound kernel in float16."""
 
 each_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 
@@ -48,7 +48,7 @@ def test_sound_kernels_pass(rule: Rule) -> None:
             rule.judge(flash_v2.KERNEL, case, DEVICE)
         return
     rule.judge(flash_v2.KERNEL, case, DEVICE)
-    if not (case.causal and case.seqlen_q != case.seqlen_k):  # another mask in PyTorch
+    if not (case.causal and case.seqlen_q != case.seqlen_k):  # PyTorch has another mask there
         rule.judge(MATH, case, DEVICE)
 
 

@@ -1,4 +1,4 @@
-"""The claim that tells refused cases from answered ones, found among cases as they are drawn."""
+"""The claim that separates refused cases from answered ones is found from cases as they are drawn."""
 
 from collections.abc import Callable
 from dataclasses import replace

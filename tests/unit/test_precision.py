@@ -1,4 +1,4 @@
-"""Which claims of less precision explain a failure of a function whose arithmetic is not known."""
+"""Failures of a plain function are explained by claims of less precision where these are the cause."""
 
 from dataclasses import replace
 from pathlib import Path

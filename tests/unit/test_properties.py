@@ -230,7 +230,7 @@ def test_law_alone_catches_its_bug(law: str) -> None:
         name: failure(name, lambda: bug().kernel(), dtype, ROUNDS if name == law else 1) for name in LAWS
     }
     assert found.pop(law), f"{law} misses {bug.__name__}"
-    if law == "forward":  # backward judges out and lse as well, for a call with gradients may give others
+    if law == "forward":  # backward judges out and lse too, because a call with gradients may return others
         del found["backward"]
     assert not any(found.values()), "\n".join(f"{name}: {text}" for name, text in found.items() if text)
 

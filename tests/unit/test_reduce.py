@@ -1,4 +1,4 @@
-"""Deep shrinking: what is left of a case is what its failure needs."""
+"""Deep shrinking leaves of a case only what its failure needs."""
 
 import math
 from collections.abc import Callable
