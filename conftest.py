@@ -15,9 +15,10 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
     repair_interpreter()
 
-# Under CI Hypothesis loads its "ci" profile, and a profile without a parent inherits its derandomize=True and
-# database=None: a nightly job would repeat itself for ever. Hangs are caught by the child's time limits, not
-# by deadlines, and a busy machine is no fault of a strategy; the explain phase doubles the calls.
+# Under CI Hypothesis loads its "ci" profile, and a profile without a parent inherits derandomize=True and database=None
+# from that: a nightly job would try the same cases every night. So the parent is "default". There is no deadline,
+# because the child has time limits. The health check too_slow is off, because a busy machine is no fault of a strategy.
+# The explain phase is left out, because it doubles the calls.
 BASE = settings(
     settings.get_profile("default"),
     deadline=None,
@@ -33,7 +34,7 @@ settings.load_profile("dev")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Flashproof's own options."""
+    """Add Flashproof's own options."""
     group = parser.getgroup("flashproof", "Flashproof: verify attention kernels")
     group.addoption(
         "--kernel",
@@ -77,7 +78,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--shrink-calls",
         type=int,
         metavar="N",
-        help="runs of the kernel for it, after those of Hypothesis (default: 4000)",
+        help="runs of the kernel for the smallest case, after those of Hypothesis (default: 4000)",
     )
     group.addoption(
         "--corpus",
@@ -93,7 +94,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--minutes") and not config.getoption("--hypothesis-profile"):
         settings.load_profile("fuzz")
     examples = config.getoption("--examples")
-    if examples is not None and examples > 0:  # else it is a usage error, by and by
+    if examples is not None and examples > 0:  # any other number is refused by ``make_plan``
         profile = settings.get_current_profile_name()
         settings.register_profile(profile, settings(), max_examples=examples)
         settings.load_profile(profile)

@@ -19,19 +19,19 @@ from setuptools.errors import SetupError
 
 NAME = "flashproof"
 BUILD = "build"
-"""What setuptools writes goes here: beside conftest.py, ``python -m pytest`` would take it for an installed package."""
+"""The folder for what setuptools writes: beside conftest.py, pytest would take that for an installed package."""
 FOLDERS = ("kernels", "strategies", "reference", "tests")
 OURS = rf"(?:{'|'.join(FOLDERS)})\.\S*"
 STRING = re.compile(rf"""([fFrR]*(?:\"{{3}}|'{{3}}|"|')){OURS}""")
-"""A string, or an f-string before Python 3.12, that begins with the name of a module of ours and has no spaces."""
+"""A string literal that is the name of a module of ours, without spaces; before Python 3.12, also an f-string."""
 
 
 def packaged(source: str) -> str:
-    """A module's text with ``flashproof.`` before the names of our packages, in imports and in strings.
+    """Return a module's text with ``flashproof.`` before the names of our packages, in imports and in strings.
 
-    Imports are ``from PACKAGE.module import name``. A string counts where it begins with ``PACKAGE.`` and has no space,
-    such as ``"kernels.flash_v2:KERNEL"`` or ``f"tests.panel.{name}"``. Raises SetupError for ``import PACKAGE``, for
-    then PACKAGE is a name in the code that follows.
+    Imports must be ``from PACKAGE.module import name``. A string counts if it begins with ``PACKAGE.`` and has no
+    space, such as ``"kernels.flash_v2:KERNEL"`` or ``f"tests.panel.{name}"``. Raises SetupError for ``import PACKAGE``,
+    because then PACKAGE is a name in the code that follows.
     """
     tree = ast.parse(source)
     for node in ast.walk(tree):
@@ -54,7 +54,7 @@ def packaged(source: str) -> str:
 def _place(
     before: tokenize.TokenInfo, token: tokenize.TokenInfo, imports: set[tuple[int, int]]
 ) -> int | None:
-    """Where in a token the name of a module of ours begins, None where there is none."""
+    """Return where in a token the name of a module of ours begins, or None if there is none."""
     if before.start in imports:
         return 0 if token.string in FOLDERS else None
     if token.type == tokenize.STRING and (found := STRING.fullmatch(token.string)):
@@ -64,10 +64,10 @@ def _place(
 
 
 class BuildPackage(build_py):
-    """Copies the modules of the four folders into one package, each text as ``packaged`` has it."""
+    """Copies the modules of the four folders into one package, each with its names rewritten by ``packaged``."""
 
     def run(self) -> None:
-        """Build anew: a file that an earlier build left behind would be installed as well."""
+        """Delete what an earlier build has left, because it would be installed as well, and build."""
         package = Path(self.build_lib, NAME)
         shutil.rmtree(package, ignore_errors=True)
         super().run()
@@ -75,19 +75,19 @@ class BuildPackage(build_py):
         (package / "py.typed").touch()
 
     def find_package_modules(self, package: str, package_dir: str) -> list[tuple[str, str, str]]:
-        """Of the top level conftest.py alone: what else lies there is about the repository."""
+        """Return the modules of a package; at the top level only conftest.py, as the rest is about the repository."""
         found = super().find_package_modules(package, package_dir)
         return [x for x in found if package != NAME or x[1] == "conftest"]
 
     def build_module(self, module: str, module_file: str, package: str) -> tuple[str, bool]:
-        """Copy one module, its names rewritten."""
+        """Copy one module with its names rewritten."""
         target, copied = super().build_module(module, module_file, package)
         Path(target).write_text(packaged(Path(module_file).read_text()))
         return target, copied
 
 
 class RefuseEditable(editable_wheel):
-    """``pip install -e`` would give the modules of the checkout, whose imports are not rewritten."""
+    """Refuses ``pip install -e``, which would install the modules of the checkout, whose imports are not rewritten."""
 
     def run(self) -> None:
         """Raise SetupError."""

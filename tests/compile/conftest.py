@@ -15,7 +15,7 @@ QUICK = 4
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Options of the compile tests."""
+    """Add the options of the compile tests."""
     parser.getgroup("flashproof").addoption(
         "--every-setting",
         action="store_true",
@@ -25,7 +25,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """In the main process, collect what the items find."""
+    """In the main process, register the plugin that collects what the items find."""
     if not hasattr(config, "workerinput") and not config.getoption("--collect-only"):
         folder = Path(config.getoption("--report-dir"))
         folder.mkdir(parents=True, exist_ok=True)
@@ -33,7 +33,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Parametrize over the kernels asked for, by default all registered Triton kernels of ours."""
+    """Parametrize over the kernels of --kernel, by default over all registered Triton kernels of ours."""
     if "item" not in metafunc.fixturenames:
         return
     config = metafunc.config

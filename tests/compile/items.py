@@ -36,7 +36,7 @@ class Item:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """What tells it: see ``tests.compile.limits``."""
+        """The words for this item by which ``tests.compile.limits`` has entries."""
         return (
             self.target,
             self.dtype,

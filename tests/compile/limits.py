@@ -57,9 +57,9 @@ UNCLAIMED: Mapping[str, Mapping[str, str]] = {
     "flash_v3_gluon": {"gfx942": "refused: expected a Hopper GPU"},
     "fp8": {"sm_80": _OF_FP8, "gfx942": _OF_FP8},
 }
-"""Where launch settings are not claimed to fit, and why."""
+"""The compilations for which launch settings are not claimed to fit, each with the reason."""
 
 
 def declared(table: Mapping[str, T], words: Sequence[str]) -> T | None:
-    """What a table says of a compilation: the value of the first key whose words are all among ``words``, or None."""
+    """Return the value of the first key of a table whose words are all among ``words``, or None."""
     return next((value for key, value in table.items() if set(key.split()) <= set(words)), None)

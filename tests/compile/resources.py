@@ -18,7 +18,7 @@ PROPERTY = "flashproof compile"
 
 @dataclass(frozen=True)
 class Record:
-    """One item: its words, and its compiled functions, or why the kernel makes no claim to it."""
+    """The result of one item: its words, and its compiled functions or why the kernel makes no claim to it."""
 
     item: dict[str, Any]
     unclaimed: str

@@ -46,7 +46,7 @@ class Compiler(Worker):
         return {}
 
     def do_compile(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The functions that an item launches; or why the kernel makes no claim there.
+        """Return the compiled functions that an item launches, or why the kernel makes no claim there.
 
         The request has the tables of ``tests.compile.limits`` for the kernel, ``spills`` and ``unclaimed``.
         """

@@ -178,7 +178,7 @@ def _is_cured_as(one: Bug, other: Bug, run: Try, capabilities: Capabilities) -> 
 
 
 def _as_in(bug: Bug, need: Need) -> Need:
-    """The need itself; a need of sm_scale becomes the one of large scores if this bug has that instead."""
+    """Return the need; if it is of sm_scale and this bug needs large scores instead, return that need."""
     of_scores = next((mine for mine in bug.needs if mine.name == SCORES), need)
     return of_scores if need.name == "sm_scale" else need
 

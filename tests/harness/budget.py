@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 SECONDS = {"cpu": 50.0, "cuda": 16.0}
 """Seconds, by device type, to look for smaller cases. Each crash or hang costs the start of a process."""
 EXPLAIN_SECONDS = 10.0
+"""Seconds to find out which fields of the smallest case matter."""
 CALLS = 4000
+"""Runs of the kernel to look for smaller cases, in addition to those of Hypothesis."""
 LEAST_CALLS = 60
 """Runs that each part of a failure's report may take on a machine that is too busy to make them within its seconds."""
 PATIENCE = 2.5

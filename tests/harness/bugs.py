@@ -1,4 +1,4 @@
-"""One bug as it is known: its smallest case, the fields that it needs, where else it shows, and how bad it is."""
+"""What is known of a bug: its smallest case, the fields that it needs, where else it shows, and how bad it is."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -19,10 +19,10 @@ MANY_ULPS = 1e6
 """An error of this many units in the last place or more is plainly wrong, so that its number of units is not told."""
 
 ENOUGH = 8
-"""How many ordinary cases it takes to tell whether a bug shows in all of them."""
+"""At least this many ordinary cases must be run to say that a bug shows in all of them."""
 
 MOST_CASES = 200
-"""How many failing cases of a bug are kept, on which claims are tried."""
+"""The most failing cases of a bug that are kept, so that other claims can be tried on them."""
 
 
 @dataclass(frozen=True)
@@ -304,7 +304,7 @@ def told(bug: Bug, seen: Sightings) -> list[tuple[str, str]]:
 
 
 def needed(bug: Bug) -> str:
-    """What a bug needs, in words; "" where it shows always."""
+    """Return what a bug needs, in words; "" if it always shows."""
     return f"only with {', '.join(map(_need, bug.needs))}" if bug.needs else ""
 
 
@@ -364,7 +364,7 @@ def rank(bug: Bug) -> str:
 
 
 def severity(bug: Bug) -> tuple[Any, ...]:
-    """Sort key that puts the worst bug first: by rank, by its share of ordinary cases, by the size of its error."""
+    """Return a key that sorts the worst bug first: by rank, share of ordinary cases, and size of its error."""
     f = bug.failure.finding
     relative, ratio = (float("inf") if x is None else float(x) for x in (f.relative, f.ratio))
     return RANKS.index(rank(bug)), -(bug.severity.share or 0.0), -relative, -ratio, bug.key
@@ -395,7 +395,7 @@ def row(bug: Bug, seen: Sightings) -> dict[str, Any]:
 
 
 def annotation(bug: Bug, seen: Sightings) -> str:
-    """Return a line that GitHub Actions shows beside a run (workflow commands, in its documentation)."""
+    """Return a workflow command, a line that GitHub Actions shows as an annotation of a run."""
     needs = ", ".join(need.name for need in bug.needs) or "nothing that was varied"
     title = _escaped(headline(bug.failure)).replace(":", "%3A").replace(",", "%2C")
     return f"::error title={title}::{_escaped(f'{seen.total} failures; matters: {needs}; {bug.key}')}"

@@ -11,10 +11,10 @@ from strategies.case import DECLARED, SIMPLEST, SIZES, TENSORS, Case
 from tests.harness.vary import TILES_OF, Field, text
 
 FEW_COLUMNS = 16
-"""Up to this many columns may be needed only because of the numbers of a case."""
+"""A head_dim up to this may matter only because another one gives the case other numbers, so it is not named."""
 
 FEW_ENTRIES = 16
-"""A case with more entries set than this was not shrunk to its end."""
+"""A case with more single entries than this was not shrunk to its end."""
 
 CONSTANT = ("zeros", "ones")
 """Families of values that stay the same in another shape or layout."""
@@ -43,7 +43,7 @@ FEATURES = {
     "odd_head_dim": "a head_dim that is no power of two",
     "lengths": "unequal lengths",
 }
-"""What can be named as a cause, in the words of a report. Launch settings are named by their own names."""
+"""The words of a report for each feature that can be a cause. A launch setting is called by its own name."""
 
 
 def causes(
@@ -98,13 +98,14 @@ def _of_a_field(case: Case, field: Field, launch: Mapping[str, tuple[Any, ...]])
     if field.name == "head_dim":
         return _of_head_dim(field)
     if field.name == "lengths":
-        # Unequal lengths are not named if one is 0 or matters by itself, or if single entries are set, which move.
+        # Unequal lengths are not named if one is 0 or matters by itself, nor if single entries are set, because in
+        # another shape these are in other places.
         return [] if field.fails or len(field.holds) < 2 or case.spikes else ["lengths"]
     if field.name == "sm_scale" and field.value == "default":
         # The scale may be forgotten or applied twice, which can't be seen with a scale of 1.
         return ["sm_scale"] if field.holds == ("1.0",) and field.fails else []
     if field.value in EXPANDED and getattr(case, field.name.replace("_layout", "_values")) not in CONSTANT:
-        return []  # laid out otherwise it has other numbers
+        return []  # in another layout the tensor has other numbers
     simple = launch[field.name][0] if field.name in launch else SIMPLEST[field.name]
     # Fewer bits allow larger errors, so that a failure in float32 alone may be present in every dtype.
     return [field.name] if text(simple) in field.holds else []

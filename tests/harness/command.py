@@ -42,7 +42,7 @@ class Command:
     """What a command runs.
 
     Attributes:
-        folder: of the tests, below ``tests``.
+        folder: the folder of the tests, below ``tests``.
         takes: what may follow the command's name, before the options: the name of it in messages.
         option: pytest's option that each of these is given by.
         least: how many of these there must be, if ``option`` is not among the options.
@@ -58,7 +58,7 @@ class Command:
     defaults: tuple[str, ...] = ()
 
     def options(self, arguments: Sequence[str]) -> list[str]:
-        """The options that the arguments after the command's name mean. Raises ValueError, in one line."""
+        """Return the arguments after the command's name as options of pytest. Raises ValueError, in one line."""
         given = list(takewhile(lambda x: not x.startswith("-"), arguments))
         rest = arguments[len(given) :]
         named = any(x.partition("=")[0] == self.option for x in rest)
@@ -98,13 +98,13 @@ def main() -> int:
 
 
 def fail(text: str) -> int:
-    """A usage error."""
+    """Print a usage error and return its exit status."""
     print(f"ERROR: flashproof: {text}", file=sys.stderr)
     return pytest.ExitCode.USAGE_ERROR
 
 
 def run_pytest(folder: str, options: Sequence[str]) -> int:
-    """The tests of a folder below ``tests``, apart from the user's own configuration."""
+    """Run pytest on a folder below ``tests``, without the user's own configuration, and return its exit status."""
     for variable in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS"):
         os.environ.pop(variable, None)
     plugins = [CONFTEST, *(["tests.mutation.conftest"] if folder == "mutation" else [])]
@@ -114,13 +114,13 @@ def run_pytest(folder: str, options: Sequence[str]) -> int:
 
 
 def bench(options: Sequence[str]) -> int:
-    """Time kernels."""
+    """Time kernels, and return the exit status."""
     from tests.bench.__main__ import main as time_kernels
 
     sys.argv[1:] = options
     try:
         time_kernels("flashproof bench")
-    except SystemExit as e:  # of argparse, which has told why
+    except SystemExit as e:  # argparse has printed the reason
         return pytest.ExitCode.USAGE_ERROR if e.code else pytest.ExitCode.OK
     return pytest.ExitCode.OK
 

@@ -9,7 +9,7 @@ from tests.harness.verdict import Finding, as_number
 
 
 def error_over_bound(actual: Tensor, expected: Tensor, bound: Tensor, maximum: float = math.inf) -> Tensor:
-    """|actual - expected| / bound in float64; inf where NaN or infinity stands for a number, or vice versa.
+    """Return |actual - expected| / bound in float64; inf if one of the two is a number and the other is not.
 
     An infinite bound allows anything (float32 arithmetic may overflow there). An infinity of the right sign is
     allowed where the exact value may round to more than ``maximum``, the largest finite value of the format.

@@ -22,7 +22,7 @@ class Concluded:
     twins: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
-        """How bad the bug is, where it showed and what would be true: the end of its report."""
+        """Return the lines that its report ends with: how bad it is, where it showed, which claims would be true."""
         return [*(text for _, text in told(self.bug, self.seen)), *self.offers]
 
 
@@ -44,7 +44,7 @@ def merged(
 
 
 def _are_one(one: Bug, other: Bug, is_same: Callable[[Bug, Bug], bool] | None) -> bool:
-    """Whether two bugs are one."""
+    """Whether two finds are of one bug, by their records or else by ``is_same``."""
     if one.failure.kernel != other.failure.kernel:
         return False
     return one.is_like(other) or bool(is_same and is_same(one, other))

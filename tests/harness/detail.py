@@ -1,4 +1,4 @@
-"""What ``pytest -v`` shows at the end of a run: every count by kernel, law and dtype, error over bound, and times."""
+"""The tables that ``pytest -v`` adds at the end of a run: counts and verdicts, errors over bounds, and times."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from tests.harness.tally import Tally
 
 
 def print_detail(reporter: pytest.TerminalReporter, results: Results) -> None:
-    """Print the tables that have rows."""
+    """Print each table that has at least one row."""
     tables = {
         ("kernel", "property", "dtype", "examples", "refused", "worst err/bound", "verdict"): verdicts(
             results
@@ -40,7 +40,7 @@ def print_detail(reporter: pytest.TerminalReporter, results: Results) -> None:
 
 
 def verdicts(results: Results) -> Iterator[tuple[str, ...]]:
-    """A row for each kernel, law and dtype: what was drawn, how near to its bounds it came, and the verdict."""
+    """Yield a row for each kernel, law and dtype: its examples, its largest error over bound, and its verdict."""
     for key in sorted(results.tallies):
         tally = results.tallies[key]
         worst = f"{tally.worst:.3f} {tally.worst_tensor}" if tally.worst_tensor else "-"
@@ -48,7 +48,7 @@ def verdicts(results: Results) -> Iterator[tuple[str, ...]]:
 
 
 def _refused(tally: Tally) -> str:
-    """How many cases were refused, and how many were left out for other reasons."""
+    """Return how many cases were refused and, in brackets, how many were left out for each other reason."""
     left_out = {
         "not run": tally.skipped,
         "known": tally.known,
@@ -62,7 +62,7 @@ def _refused(tally: Tally) -> str:
 
 
 def distribution(results: Results) -> Iterator[tuple[str, ...]]:
-    """A row for each kernel, dtype and tensor: how its largest errors over bound are distributed over examples."""
+    """Yield a row for each kernel, dtype and tensor: how the largest error over bound is distributed over examples."""
     for row in results.distribution():
         yield (
             *(str(row[name]) for name in ("kernel", "dtype", "tensor", "examples")),
@@ -74,7 +74,10 @@ def distribution(results: Results) -> Iterator[tuple[str, ...]]:
 
 
 def times(results: Results) -> Iterator[tuple[str, ...]]:
-    """A row for each kernel: the seconds of its launches, of what judges them, and of everything."""
+    """Yield a row for each kernel: the seconds spent on launches, on judging them, on tensors, and in all.
+
+    The last column is the time that the harness adds, as a share of launches and judging.
+    """
     for kernel in results.kernels:
         total = Tally()
         for key, tally in results.tallies.items():

@@ -20,15 +20,15 @@ IN_ORDER = (
 """The fields of a known failure that are changed. Those come first whose change costs least of what a case tries."""
 
 SMALL_LENGTHS = range(1, 513)
-"""Lengths among which one is looked for that a known failure does not have."""
+"""The lengths that are tried to find one that does not meet a known failure."""
 
 MOST_STEPS = 8
-"""How many fields are changed at most, since a change may lead from one known failure to another."""
+"""The most fields that are changed, since a change may lead from one known failure to another."""
 
 
 @dataclass(frozen=True)
 class Closed:
-    """What is not to be run under a law: known failures, and bugs found in this run."""
+    """Cases that are not run under a law: those that meet a known failure, or a bug found in this run."""
 
     known: tuple[KnownFailure, ...]
     bugs: tuple[Bug, ...] = ()

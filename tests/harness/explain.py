@@ -13,9 +13,9 @@ from tests.harness.cause import FEATURES, causes
 from tests.harness.vary import LENGTHS, Field, fields
 
 FURTHER = 70
-"""So many more queries and keys make a further tile, whole or not, for most tile sizes."""
+"""This many more queries and keys reach into one more tile, for most tile sizes."""
 WIDE = 16
-"""So many columns that a wrong one among them stands out."""
+"""From this many columns on, a single wrong one stands out."""
 
 TELLING_SCALE = 0.3
 """Differs from every other constant in ``known_numbers``, so that a wrong factor of 0.3 is named unambiguously."""
@@ -47,11 +47,11 @@ class Explanation:
 
     @property
     def points_to(self) -> str:
-        """The causes in words."""
+        """The causes, in words, that a report names as "points to"."""
         return ", ".join(FEATURES.get(cause, cause) for cause in self.causes)
 
     def lines(self) -> list[str]:
-        """As text: causes, what is seen, which fields matter and which do not, the claims that exclude the case."""
+        """Return lines of text: causes, what is seen, fields that matter, fields that do not, and narrower claims."""
         matter = [field for field in self.fields if field.matters]
         without = [field.name for field in self.fields if not field.matters]
         told = [f"points to: {self.points_to}"] if self.causes else []

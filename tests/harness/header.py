@@ -1,4 +1,4 @@
-"""The header of a run: what runs, where, with which seed, and what each kernel claims beyond the default."""
+"""The header of a run: device, versions, seed, time limit, and how each kernel's claims differ from the default."""
 
 import math
 
@@ -12,13 +12,13 @@ from tests.harness.plan import Plan
 from tests.harness.screen import wrapped
 
 DEFAULTS = {"default claims": Capabilities(), "default claims of a plain function": PLAIN_FUNCTION}
-"""The claims that kernels start from."""
+"""Claims that a kernel's own claims are compared with, each with the words for it."""
 ARITHMETIC = "arithmetic "
-"""What the keys of ``describe`` for the arithmetic begin with; a dtype follows."""
+"""The beginning of those keys of ``describe`` that are about rounding; the rest of such a key is a dtype."""
 
 
 def header(plan: Plan, config: pytest.Config) -> list[str]:
-    """Lines of pytest's header."""
+    """Return the lines that Flashproof adds to pytest's header."""
     env = plan.environment
     seed = config.getoption("--hypothesis-seed")
     versions = ", ".join(f"{name} {env[name]}" for name in ("torch", "triton", "hypothesis"))
@@ -38,7 +38,7 @@ def header(plan: Plan, config: pytest.Config) -> list[str]:
 
 
 def time_told(plan: Plan) -> str:
-    """The time that a run takes."""
+    """Say how long the run may take."""
     if plan.minutes is not None:
         return f"for {plan.minutes:g} minutes"
     if math.isinf(plan.clock.seconds):
@@ -47,12 +47,12 @@ def time_told(plan: Plan) -> str:
 
 
 def all_claims(info: KernelInfo) -> str:
-    """Every claim of a kernel, as ``--claims`` takes it."""
+    """Return every claim of a kernel, as ``--claims`` takes it."""
     return "; ".join(f"{key}={value}" for key, value in info.printed.items())
 
 
 def claims(info: KernelInfo, device_type: str) -> str:
-    """What a kernel claims, told by the difference from those of ``DEFAULTS`` that are nearest to it."""
+    """Say how a kernel's claims differ from those of ``DEFAULTS`` that differ least."""
     found = {name: _differences(info, describe(base, device_type)) for name, base in DEFAULTS.items()}
     nearest = min(found, key=lambda name: len(found[name]))
     told = "; ".join(f"{key}={value}" for key, value in found[nearest].items())
@@ -60,7 +60,7 @@ def claims(info: KernelInfo, device_type: str) -> str:
 
 
 def _differences(info: KernelInfo, default: dict[str, str]) -> dict[str, str]:
-    """The claims that are not the default; what all dtypes have in common in their arithmetic is told once."""
+    """Return the claims that differ from the default; arithmetic that differs alike in all dtypes is one claim."""
     changed = {key: value for key, value in info.printed.items() if value != default.get(key)}
     rounded = {key: changed.pop(key) for key in [*changed] if key.startswith(ARITHMETIC)}
     own = {key: _without(text, default.get(key, "")) for key, text in rounded.items()}
@@ -70,5 +70,5 @@ def _differences(info: KernelInfo, default: dict[str, str]) -> dict[str, str]:
 
 
 def _without(text: str, default: str) -> str:
-    """What is in one list, whose parts are divided by commas, and not in another."""
+    """Return the parts of ``text`` that ``default`` does not have; commas separate the parts of both."""
     return ", ".join(part for part in text.split(", ") if part not in default.split(", "))

@@ -14,7 +14,7 @@ OWN_FOLDERS = () if IS_INSTALLED else (str(ROOT),)
 
 
 def python_path() -> str:
-    """PYTHONPATH of a new process, which imports our packages and what can be imported from the current folder.
+    """Return PYTHONPATH for a new process that imports our packages, and modules of the current folder.
 
     Such a process is started with ``-P``: in a checkout, a folder ``tests`` of the user's must not hide ours.
     """

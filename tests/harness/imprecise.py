@@ -1,4 +1,4 @@
-"""Results that are less precise than claimed, which one claim would explain: a single finding for the whole kernel."""
+"""Calls that are less precise than claimed. If one claim explains all of them, they are one finding of the kernel."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,14 +26,14 @@ class ImpreciseCall:
 
     @classmethod
     def of(cls, law: str, case: Case, finding: Finding) -> "ImpreciseCall":
-        """What is remembered of a finding."""
+        """Make a record of a call from what a law has found."""
         ulps, ratio = (float(x or 0.0) for x in (finding.ulps, finding.ratio))
         return cls(law, case, finding.tensor, finding.explained_by, ulps, ratio)
 
 
 @dataclass
 class Imprecise:
-    """The calls of an item, or of a kernel: what explains all of them, by dtype, and the largest errors."""
+    """The less precise calls of an item or a kernel: their largest errors and, by dtype, what explains all of them."""
 
     claims: dict[str, list[str]] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
@@ -42,23 +42,23 @@ class Imprecise:
 
     @property
     def total(self) -> int:
-        """How many calls."""
+        """The number of calls."""
         return sum(self.counts.values())
 
     @property
     def common(self) -> list[str]:
-        """The claims, each of which explains every call."""
+        """The claims of which each one explains every call."""
         found = list(self.claims.values())
         return [claim for claim in (found[0] if found else ()) if all(claim in others for others in found)]
 
     def are_of(self, bugs: Sequence[Bug]) -> bool:
-        """Whether each call that is remembered meets all that some bug needs, and is wrong in a tensor of it."""
+        """Whether some bug explains each remembered call, by all that it needs and by a tensor that it makes wrong."""
         return all(
             any(call.tensor in bug.tensors and bug.is_met(call.case) for bug in bugs) for call in self.calls
         )
 
     def explains_also(self, call: ImpreciseCall) -> bool:
-        """Whether some claim explains all calls and one more."""
+        """Whether some claim explains this call and all calls so far."""
         return not self.total or any(claim in call.explained_by for claim in self.common)
 
     def add(self, call: ImpreciseCall) -> None:
@@ -72,7 +72,7 @@ class Imprecise:
             self.calls.append(call)
 
     def merge(self, other: "Imprecise") -> None:
-        """Add those of another item or process."""
+        """Add the calls of another item or process."""
         for dtype, claims in other.claims.items():
             known = self.claims.get(dtype, claims)
             self.claims[dtype] = [claim for claim in known if claim in claims]
@@ -82,13 +82,13 @@ class Imprecise:
         self.calls += other.calls[: MOST_CASES - len(self.calls)]
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return a record for JSON."""
         calls = [[call.law, to_json(call.case), call.tensor, call.ulps, call.ratio] for call in self.calls]
         return {"claims": self.claims, "counts": self.counts, "ulps": self.ulps, "calls": calls}
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> "Imprecise":
-        """Inverse of ``to_dict``, after JSON too."""
+        """Make the calls from what ``to_dict`` returned, also after JSON."""
         calls = [
             ImpreciseCall(law, from_json(case), tensor, (), ulps, ratio)
             for law, case, tensor, ulps, ratio in fields["calls"]
@@ -97,7 +97,7 @@ class Imprecise:
 
 
 def sentence(imprecise: Imprecise, claimed: Iterable[str]) -> str:
-    """The finding in a line, ``claimed`` being the dtypes of which examples were run.
+    """Return the finding as one line; ``claimed`` are the dtypes of which examples were run.
 
     The claim of the smallest errors is offered, and others that explain all of the calls as well are named. Claims are
     prefixed by the dtypes that need them, where the others do without. Without a claim that explains all of the calls,

@@ -182,7 +182,7 @@ class Builder(InterpreterBuilder):
         return self.unary_op(arg, np.negative)
 
     def create_fabs(self, arg: TensorHandle) -> TensorHandle:
-        """The tensor without its sign."""
+        """Return the tensor without its sign."""
         return self.unary_op(arg, np.abs)
 
     def create_minnumf(self, lhs: TensorHandle, rhs: TensorHandle) -> TensorHandle:
@@ -428,7 +428,7 @@ class BooleanOperators(ast.NodeTransformer):
 
 
 class Rewriter:
-    """The rewriting of a kernel's source before it is interpreted."""
+    """Rewrites a kernel's source before it is interpreted."""
 
     def visit(self, tree: ast.AST) -> ast.AST:
         """Rewrite boolean operators first, then do what Triton does."""

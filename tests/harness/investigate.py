@@ -107,7 +107,7 @@ class Investigation:
 
     @property
     def as_it_is(self) -> Bug:
-        """The bug as it is known so far."""
+        """The bug, as far as it is known."""
         named = (self.failure.finding.tensor,) if self.failure.finding.tensor else ()
         return Bug(self.failure, tensors=named, needs=self.needs)
 

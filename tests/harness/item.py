@@ -1,4 +1,4 @@
-"""The pytest item of a law: one turn at one dtype of one kernel."""
+"""The pytest item of the property tests: one turn of a law at one dtype of one kernel."""
 
 import math
 import random
@@ -25,9 +25,9 @@ SUBJECTS = pytest.StashKey[dict[tuple[str, str], Subject]]()
 """Subjects by kernel and dtype. Turns share them, so that what one turn has reported is not reported again."""
 
 RUN = 8
-"""Examples of a Hypothesis run, without its first one, which is the same in every run, whatever the seed.
+"""Examples of one Hypothesis run, apart from its first, which is the same in every run, whatever the seed.
 
-A tenth of a longer run are variants of that one: of 400 cases drawn by twenties 21 had the same values.
+Longer runs would repeat themselves: of 400 cases that runs of 20 drew, 21 had the same values.
 """
 FIRST_SECONDS = 4.0
 """In a run by examples, a turn of the first round has at least this many seconds.
@@ -37,7 +37,7 @@ The first import and compilation take longest. A run by the clock gets to all la
 
 
 class LawTurn(pytest.Item):
-    """A law tried on one kernel at one dtype, for one of its turns."""
+    """One turn of a law at one dtype of one kernel, as a pytest item."""
 
     def __init__(self, *, law: Law, info: KernelInfo, dtype: str, turn: Turn, **node: Any) -> None:
         super().__init__(**node)
@@ -45,12 +45,12 @@ class LawTurn(pytest.Item):
 
     @property
     def plan(self) -> Plan:
-        """What the run covers."""
+        """The plan of the run."""
         return self.config.stash[PLAN]
 
     @property
     def place(self) -> tuple[int, int]:
-        """Sort key of the turns of a run: round by round, and in each the cheap laws first.
+        """The sort key of the item: first the round, then the law, where laws of few calls come first.
 
         Dtypes and kernels stay in their order, and turns of one round are together, so that processes that take
         neighbours compile different variants of a kernel.
@@ -59,7 +59,7 @@ class LawTurn(pytest.Item):
 
     @property
     def subject(self) -> Subject:
-        """The kernel at the dtype, the same object for all turns in this process."""
+        """The subject of this kernel and dtype, which all their turns in this process share."""
         subjects = self.config.stash.setdefault(SUBJECTS, {})
         key = self.info.name, self.dtype
         if key not in subjects:
@@ -67,11 +67,11 @@ class LawTurn(pytest.Item):
         return subjects[key]
 
     def reportinfo(self) -> tuple[Path, None, str]:
-        """The file of the law, and the heading of a failure."""
+        """Return the file of the law, no line, and the heading of a failure."""
         return self.path, None, self.name
 
     def runtest(self) -> None:
-        """Take the turn. What it finds that is new fails the item."""
+        """Run the turn. The item fails if the turn finds something that is new."""
         subject, start = self.subject, time.perf_counter()
         focus = self.turn.focus(self.info.capabilities, subject.device_type, f"{self.plan.seed} {subject}")
         subject.begin(focus, seconds_of(self))
@@ -81,17 +81,17 @@ class LawTurn(pytest.Item):
             failures = found_in_turn(self, subject)
         finally:
             subject.tally.add_seconds({"total": time.perf_counter() - start})
-        # A failure shows only what the user needs to read: no frame of ours, nor of Hypothesis.
+        # The text of a failure has no traceback, as all frames would be ours or those of Hypothesis.
         if failures:
             pytest.fail("\n".join(failures), pytrace=False)
         if complaint := subject.complaint():
-            pytest.skip(complaint)  # the run fails: see ``Summary.pytest_sessionfinish``
+            pytest.skip(complaint)  # the whole run fails instead: see ``Summary.pytest_sessionfinish``
         if not subject.tally.drawn:
             pytest.skip("the time of the run was up")
 
 
 def make_subject(item: LawTurn) -> Subject:
-    """The subject of all turns of the kernel of an item at its dtype in this process."""
+    """Make the subject that all turns of an item's kernel and dtype share in this process."""
     plan = item.plan
     return Subject(
         item.info,
@@ -110,7 +110,7 @@ def make_subject(item: LawTurn) -> Subject:
 
 
 def seconds_of(item: LawTurn) -> float:
-    """Return how long an item may take. Early turns by examples may take longer, as later ones make up for it."""
+    """Return how many seconds an item may take. In a run by examples, early turns may take more than their share."""
     items, plan, turn = item.config.stash[ORDER], item.plan, item.turn
     plan.clock.start()
     if math.isinf(plan.clock.seconds):
@@ -122,7 +122,7 @@ def seconds_of(item: LawTurn) -> float:
 
 
 def found_in_turn(item: LawTurn, subject: Subject) -> list[str]:
-    """Return what a turn finds that is new, as a user reads it."""
+    """Run the turn, and return what it finds that is new, as a user reads it."""
     gone = subject.known_that_hold(item.law) if item.turn.number == 0 else []
     try:
         if item.turn.number == 0:
@@ -138,9 +138,9 @@ def found_in_turn(item: LawTurn, subject: Subject) -> list[str]:
 
 
 def draw_examples(item: LawTurn, subject: Subject) -> None:
-    """Run Hypothesis with fresh seeds for as many examples as the turn has. Raises TimeUp when late.
+    """Run Hypothesis with fresh seeds for as many examples as the turn has. Raises TimeUp if the time is over.
 
-    Failures are kept, and the search goes on. It also ends if nothing else can be drawn, as in a replay.
+    A failure does not end the search. It also ends if nothing new can be drawn, as in a replay.
     """
     examples, seeds, before = item.turn.examples, seeds_of(item), -1
 
@@ -153,13 +153,13 @@ def draw_examples(item: LawTurn, subject: Subject) -> None:
         while before < subject.generated < (math.inf if examples is None else examples):
             before = subject.generated
             missing = RUN if examples is None else min(RUN, examples - before)
-            # Hypothesis begins with its simplest case, the same in every run.
+            # A Hypothesis run begins with its simplest case, which is left out, and is counted on top.
             others = subject.replay is None
             search(item.law, subject, missing + others, seeds.getrandbits(64), without_simplest=others)
 
 
 def search(law: Law, subject: Subject, examples: int, seed: int, *, without_simplest: bool = False) -> None:
-    """Try a law on ``examples`` cases in one Hypothesis run. Raises TimeUp when late."""
+    """Try a law on ``examples`` cases in one Hypothesis run. Raises TimeUp if the time is over."""
     subject.begin_search(without_simplest=without_simplest)
 
     @hypothesis.seed(seed)

@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Journal:
-    """The file of one process: how many cases it has launched and, as ``--replay`` takes it, the one that runs.
+    """The file of one process: the number of cases launched, and the running case in the form that ``--replay`` takes.
 
     ``examples`` are those of the cases that the search has drawn, not those tried to find out more of a failure.
     Raises OSError if the file can't be written.

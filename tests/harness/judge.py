@@ -24,7 +24,7 @@ BLOCK_ELEMENTS = 2**22
 """How many scores are judged at once: a float64 matrix of them takes 32 MiB, and about 25 such are alive."""
 
 WHOLE: Mapping[str, str] = {}
-"""The expressions for outputs that are those of a call as they are: none."""
+"""No expressions: the outputs are those of a call as they are."""
 
 CERTAIN = "{} is within the rounding bound of float64"
 PROBABLE = "{} is within the probable rounding bound of float64 (rule 2: independent roundings)"
@@ -150,7 +150,7 @@ def of_gradients(
 
     @cache
     def forward() -> ForwardBounds:
-        """Bounds that hold for any forward, for a backward that reads P from it, or whose out or lse is not known."""
+        """Return bounds for any forward of the family, which matter if a backward reads P, or without out or lse."""
         return forward_bounds(e, widest(replace(base, **changes) for changes in trial.family.forward))
 
     def checks(a: Arithmetic, claim: str, **rule: Any) -> list[Check]:
@@ -213,12 +213,12 @@ def explain(
 
 
 def sources(a: Arithmetic) -> tuple[Any, ...]:
-    """The fields that decide from which results of a call its gradients are computed, and so which ones are right."""
+    """Return the fields that decide from which results of a call its gradients are computed, and so what is right."""
     return (a.saved_weights, a.delta)
 
 
 def signature(tensor: str, a: Arithmetic) -> tuple[Any, ...]:
-    """The fields that decide the bounds of a tensor, among arithmetics of one factor of a family."""
+    """Return the fields that decide the bounds of a tensor, among arithmetics of one factor of a family."""
     of_weights = (a.saved_weights,)
     of_keys = (a.dk_dv_per_head,) if tensor in ("dk", "dv") else ()
     of_scores = (a.delta, a.ds_scaled, a.ds_from_rounded_p) if tensor in ("dq", "dk") else ()

@@ -19,7 +19,7 @@ def meets(case: Case, known: KnownFailure) -> bool:
 
 
 def stored_case(known: KnownFailure) -> Case | None:
-    """The case that is run every time, if there is one."""
+    """Return the case of a known failure that every run tries, or None if there is none."""
     if known.case is None:
         return None
     spikes = (Spike(x["tensor"], tuple(x["index"]), x["value"]) for x in known.case.get("spikes", ()))

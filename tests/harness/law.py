@@ -1,6 +1,6 @@
-"""Laws as data: the one place where a law is declared, listed and found by its name.
+"""How a law is declared, listed, and found by its name.
 
-Imports neither pytest nor Hypothesis, which the child process that runs kernels has no use for.
+This module imports neither pytest nor Hypothesis, because the child process that runs kernels uses neither.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,13 +21,13 @@ LAWS = tuple(sorted(path.stem.removeprefix("test_") for path in PROPERTIES.glob(
 
 @dataclass(frozen=True)
 class Law:
-    """A property that a kernel has to have.
+    """A law that a kernel has to keep, with what its pytest items need to know of it.
 
     Attributes:
-        name: how reports and the ids of tests call it.
-        check: makes calls through a trial, and raises ``LawBroken`` through it where the law does not hold.
-        needs: the claim that the law is about, a field of ``Capabilities``; "" if it holds for every kernel.
-        draws: options of ``strategies.cases.cases`` for the cases that it is tried on.
+        name: the name in reports and in the ids of tests.
+        check: the function that makes calls through a trial, and has it raise ``LawBroken`` if the law does not hold.
+        needs: the claim without which the law does not apply, a field of ``Capabilities``; "" if it always applies.
+        draws: options of ``strategies.cases.cases``, which draws the cases that the law is tried on.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Law:
     draws: Mapping[str, Any]
 
     def __call__(self, trial: Trial) -> None:
-        """Check the law on a trial. Raises LawBroken."""
+        """Check the law on a trial. Raises LawBroken, Refused, or CannotRun."""
         self.check(trial)
 
     def applies_to(self, capabilities: Capabilities) -> bool:
@@ -44,7 +44,7 @@ class Law:
         return not self.needs or bool(getattr(capabilities, self.needs))
 
     def fails_by(self, known: KnownFailure) -> bool:
-        """Whether a known failure breaks the law, by itself or because it breaks the one that judges what it needs."""
+        """Whether a known failure breaks this law, or the law of the same name as the claim that this law needs."""
         return known.breaks(self.name) or self.needs in known.laws
 
 
@@ -54,6 +54,6 @@ def law(*, needs: str = "", **draws: Any) -> Callable[[Callable[[Trial], None]],
 
 
 def law_named(name: str) -> Law:
-    """The law of a name. Raises ModuleNotFoundError where there is none."""
+    """Return the law of this name. Raises ModuleNotFoundError if there is none."""
     found: Law = getattr(import_module(f"tests.properties.test_{name}"), name)
     return found

@@ -1,21 +1,21 @@
-"""The verdicts of a run on one screen: kernels by properties, with a mark for each dtype in the cell."""
+"""The matrix of verdicts at the end of a run: kernels by laws, with one mark for each dtype in each cell."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 Paint = Callable[..., str]
-"""Colours a text, as ``TerminalWriter.markup`` does: ``paint("X", red=True)``."""
+"""A function that colours a text, such as ``TerminalWriter.markup``: ``paint("X", red=True)``."""
 
 FEW = 3
-"""Up to so many kernels stand side by side above the properties; of more, each has a row of its own."""
+"""Up to this many kernels are columns, and the laws are rows; with more, the kernels are rows and the laws columns."""
 LONGEST_NAME = 20
-"""Characters of a name at the left of the matrix; of a longer one the middle is left out."""
+"""The most characters of a name at the left of the matrix; a longer name loses its middle."""
 
 
 @dataclass(frozen=True)
 class Mark:
-    """How a verdict is shown: one character, its meaning in the legend, and its colour."""
+    """How the matrix shows a verdict: as one character, with a meaning for the legend, and in a colour."""
 
     character: str
     meaning: str
@@ -31,7 +31,7 @@ MARKS = {
     "not tried": Mark("?", "not tried", {"yellow": True}),
     "not claimed": Mark(".", "not claimed", {}),
 }
-"""The verdicts, the worst first."""
+"""The mark of each verdict, the worst first, which is the order of the legend."""
 
 
 def matrix(
@@ -41,14 +41,16 @@ def matrix(
     verdict: Callable[[str, str, str], str],
     paint: Paint,
 ) -> list[str]:
-    """A line for each kernel below a staircase of the laws' names, or for few kernels the other way round.
+    """Return the lines of the matrix, its legend included.
+
+    Each column's name stands on a line of its own above the rows, so the names form a staircase.
 
     Args:
-        kernels: their names, in the order in which they are shown.
-        laws: likewise.
-        dtypes: what the marks of a cell stand for.
-        verdict: the key of ``MARKS`` for a kernel, a law and a dtype.
-        paint: colours a mark.
+        kernels: names of kernels, in the order in which they are shown.
+        laws: names of laws, likewise.
+        dtypes: names of dtypes, one for each mark of a cell.
+        verdict: a function from the names of a kernel, a law and a dtype to a key of ``MARKS``.
+        paint: a function that colours a mark.
     """
     shown = {verdict(kernel, law, dtype) for kernel in kernels for law in laws for dtype in dtypes}
 
@@ -66,7 +68,7 @@ def matrix(
 
 
 def _below_stairs(columns: Sequence[str], rows: dict[str, list[str]], width: int) -> list[str]:
-    """The rows, and above them the name of each column on a line of its own: no name has to be cut to fit."""
+    """Return the rows below the names of the columns, each on a line of its own, so that no name has to be cut."""
     margin = min(max(map(len, rows)), LONGEST_NAME) + 1
     step = "|".ljust(width + 1)
     stairs = [" " * margin + step * place + name for place, name in enumerate(columns)]
@@ -74,13 +76,13 @@ def _below_stairs(columns: Sequence[str], rows: dict[str, list[str]], width: int
 
 
 def _fitted(name: str) -> str:
-    """A name without its middle, if it is too long: kernels of one module differ in their ends."""
+    """Return a name, without its middle if it is too long: the names of one module's kernels differ at their ends."""
     if len(name) <= LONGEST_NAME:
         return name
     return f"{name[: LONGEST_NAME // 2 - 2]}..{name[-LONGEST_NAME // 2 :]}"
 
 
 def _legend(shown: set[str], paint: Paint) -> str:
-    """What the marks mean that are in the matrix."""
+    """Return the meanings of the marks that the matrix has."""
     marks = [mark for verdict, mark in MARKS.items() if verdict in shown]
     return "   ".join(f"{paint(mark.character, **mark.colour)} {mark.meaning}" for mark in marks)

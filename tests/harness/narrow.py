@@ -1,4 +1,4 @@
-"""The claims ``key=value`` that set some cases apart from others: with such a claim, none of the first is claimed."""
+"""Find claims ``key=value`` that exclude some cases, such as those that a kernel refuses, and keep others."""
 
 from collections.abc import Iterator, Sequence
 

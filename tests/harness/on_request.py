@@ -1,4 +1,4 @@
-"""The pytest plugin of the installed package: it does nothing unless ``--pyargs flashproof.tests...`` is asked for.
+"""The pytest plugin of the installed package: it does nothing unless pytest runs with ``--pyargs flashproof.tests...``.
 
 Every run of pytest in the user's environment imports this module, so it imports nothing that takes time or has options.
 """
@@ -14,7 +14,7 @@ TESTS = f"{HERE.name}.tests"
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) -> None:
-    """Load our options, and give our tests by their paths, where pytest was told to run any of them."""
+    """If pytest is to run any of our tests, load our options and replace the names of the tests by their paths."""
     asked = [place for place, arg in enumerate(args) if arg.startswith(TESTS)]
     for place in asked:
         module, *rest = args[place].split("::")

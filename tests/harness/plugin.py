@@ -1,4 +1,4 @@
-"""The pytest plugin of the property tests: it makes items of laws, and sends their results to the summary."""
+"""The pytest plugin of the property tests: it makes items of laws, and passes their results to the summary."""
 
 import io
 import json
@@ -37,18 +37,18 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """End the child."""
+    """End the child process, and close the journal."""
     if PLAN in config.stash:
         config.stash[PLAN].close()
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
-    """Device, versions, profile, seed, kernels and what they claim beyond the default."""
+    """Return the header: device, versions, profile, seed, time, and what the kernels claim beyond the default."""
     return header(config.stash[PLAN], config) if PLAN in config.stash else []
 
 
 def pytest_pycollect_makeitem(collector: pytest.Collector, obj: object) -> list[pytest.Item] | None:
-    """One item for each turn of a law at each dtype of each kernel; a law that a unit test imports makes none.
+    """Return an item for each turn of a law at each dtype of each kernel; a law that a unit test imports has none.
 
     A law that a kernel does not claim to keep has one item for each dtype, which is skipped.
     """
@@ -76,7 +76,7 @@ def pytest_pycollect_makeitem(collector: pytest.Collector, obj: object) -> list[
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep only the law of a replayed report; else sort the turns by their rounds."""
+    """In a replay keep only the law of the report. Sort the turns by their rounds; other items stay where they are."""
     plan = config.stash.get(PLAN, None)
     if plan is None:
         return
@@ -89,12 +89,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Remember the order of the turns, by which they share the time."""
+    """Remember the order of the turns, because the time is shared out in that order."""
     session.config.stash[ORDER] = turns_among(session.items)
 
 
 def turns_among(items: Iterable[pytest.Item]) -> list[LawTurn]:
-    """Those of the items that are turns of laws."""
+    """Return the items that are turns of laws."""
     return [item for item in items if isinstance(item, LawTurn)]
 
 
@@ -102,11 +102,11 @@ def turns_among(items: Iterable[pytest.Item]) -> list[LawTurn]:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Send an item's counts along with its report, which xdist carries to the main process."""
+    """Attach an item's counts to its report, which xdist passes on to the main process."""
     result = yield
     if call.when == "call" and isinstance(item, LawTurn):
         crash = getattr(result.longrepr, "reprcrash", None)
-        if crash is not None:  # what pytest's short summary repeats, in CI to its last line
+        if crash is not None:  # pytest's short summary repeats this message, in CI with all of its lines
             crash.message = crash.message.partition("\n")[0]
         result.flashproof = json.dumps(  # type: ignore[attr-defined]  # TestReport carries extra fields
             {"law": item.law.name, **item.subject.results()}

@@ -26,7 +26,7 @@ than 2^-8 of it. Gradients take one or two such factors more, and running sums t
 sqrt(N) errors of random signs: fewer than 128 tiles add less than 2^-4.
 """
 FEWEST_KEYS = 16
-"""From so many rows and keys on, no tensor is 0, or the small difference of large numbers, but in a few of its rows."""
+"""With at least this many rows and keys, only a few rows of a tensor are 0 or small differences of large numbers."""
 
 FURTHER = 2.0
 """A design is not the kernel's if it misses a result by this many times the error of the nearest design."""

@@ -1,4 +1,4 @@
-"""What is seen while a run goes on: one live line, above it a line for each bug and, after a minute, a first matrix."""
+"""The output during a run: one live line, and above it a line for each bug and, after a minute, a first matrix."""
 
 import json
 import os
@@ -20,21 +20,23 @@ from tests.harness.report import symptom
 from tests.harness.summary import Summary
 
 LIVE_SECONDS = 0.5
-"""How often the line is drawn anew on a terminal, and looked for bugs."""
+"""Seconds between two updates of the live line, and between two looks for new bugs."""
 
 LOG_SECONDS = 30.0
-"""How often a log that is no terminal gets a line of its own."""
+"""Seconds between two lines of progress if the output is no terminal, such as a log."""
 
 TABLE_SECONDS = 60.0
-"""When the first matrix is shown."""
+"""Seconds after the first example until the first matrix is shown."""
 
 ERASE = "\r\x1b[K"
+"""The characters that clear the current line of a terminal."""
 
 
 def progress(done: int, elapsed: float, total: int | None, seconds: float, bugs: int = 0) -> str:
-    """The text of the line.
+    """Return the text of the live line.
 
-    ``total`` examples end the run, None where only the clock does, in so many ``seconds``; ``bugs`` were found.
+    ``done`` examples have run in ``elapsed`` seconds. The run ends after ``total`` examples, or if that is None by the
+    clock alone; ``seconds`` are left of its time. ``bugs`` is the number of bugs found so far.
     """
     found = f", {bugs} bug{'s' * (bugs > 1)}" if bugs else ""
     if total is not None and not done:
@@ -46,7 +48,7 @@ def progress(done: int, elapsed: float, total: int | None, seconds: float, bugs:
 
 
 class Found:
-    """What the processes of a run have written of their findings into the ledger: one line for each."""
+    """Reads what the processes of a run have written into the ledger, and tells each finding in one line."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
@@ -54,7 +56,7 @@ class Found:
         self.less_precise: set[str] = set()
 
     def news(self) -> Iterator[str]:
-        """The bugs that were found since this was asked last, and the kernels seen to be less precise than claimed."""
+        """Yield a line for each bug and each kernel less precise than claimed that was found since the last call."""
         for record in self.ledger.news():
             if "finding" in record and (bug := Bug.from_dict(record)).key not in self.bugs:
                 self.bugs.add(bug.key)
@@ -66,9 +68,9 @@ class Found:
 
 
 class LiveLine:
-    """A pytest plugin of the main process: watches the journals of all workers.
+    """The pytest plugin of the main process that reads the journals of all workers and draws the live line.
 
-    Made before the first test runs, while stdout is not captured yet.
+    It must be made before the first test runs, because it needs stdout before pytest captures it.
     """
 
     def __init__(self, plan: Plan, summary: Summary, reporter: pytest.TerminalReporter) -> None:
@@ -89,23 +91,23 @@ class LiveLine:
             reporter.showfspath = False
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Without pytest-xdist: the items are known."""
+        """Start the line: without pytest-xdist, the items are known at this point."""
         self._start([item.nodeid for item in session.items])
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, ids: list[str]) -> None:
-        """With pytest-xdist: as soon as one worker knows them."""
+        """Start the line: with pytest-xdist, the items are known as soon as one worker has collected them."""
         self._start(ids)
 
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
-        """No letters through the live line."""
+        """Keep pytest from printing a letter for an item of ours, which would break the live line."""
         if self.live and hasattr(report, "flashproof"):
             return report.outcome, "", report.outcome.upper()
         return None
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """A failure of which ``found`` does not tell gets a line; the first matrix has what is known after a minute."""
+        """Write a line for a failure that ``found`` does not tell of and, after a minute, the first matrix."""
         counts = json.loads(getattr(report, "flashproof", "{}"))
         if (
             self.live
@@ -119,7 +121,7 @@ class LiveLine:
             self._tell("so far:", *self.summary.verdicts(self.writer.markup))
 
     def pytest_sessionfinish(self) -> None:
-        """Take the line away."""
+        """Erase the live line, and write what was found last."""
         self.stopped.set()
         if self.thread.is_alive():
             self.thread.join()
@@ -148,13 +150,13 @@ class LiveLine:
             line = progress(done, elapsed, total, self.plan.clock.left, bugs)
             if self.live:
                 self._write(f"{ERASE}{line[: shutil.get_terminal_size().columns - 1]}")
-            elif done:  # until then other tests are run
+            elif done:  # before the first example, pytest runs other tests
                 self._tell(line)
         if self.live:
             self._write(ERASE)
 
     def _tell(self, *lines: str) -> None:
-        """Write lines that stay: in place of the live one, which is drawn anew below, or below pytest's letters."""
+        """Write lines that stay: on a terminal in place of the live line, in a log on lines of their own."""
         if lines:
             above = ERASE if self.live else "\n" * bool(self.writer.width_of_current_line)
             self._write("\n".join((above + lines[0], *lines[1:], "")))

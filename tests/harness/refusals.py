@@ -1,4 +1,4 @@
-"""Kernels that answer too little of what they claim: reported once for each, with the claim that would be true."""
+"""Complaints about kernels that refuse or cannot run too much of what they claim, with claims that would be true."""
 
 from collections.abc import Iterable, Mapping
 
@@ -7,7 +7,7 @@ from tests.harness.narrow import narrower, narrowing
 from tests.harness.tally import Tally
 
 MOST_REFUSED = 0.9
-"""A kernel that may refuse still fails when it refuses more than this share of the cases of one law and dtype."""
+"""A kernel that may refuse cases still fails if it refuses more than this share of those of one law and dtype."""
 
 MOST_QUOTED = 3
 """The number of different reasons that are quoted."""

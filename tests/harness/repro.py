@@ -1,6 +1,6 @@
-"""The stand-alone script of a failure: torch and the kernel, no Hypothesis, no Flashproof.
+"""Write the stand-alone script of a failure, which needs torch and the kernel, but neither Hypothesis nor Flashproof.
 
-Its functions are those of ``tests.harness.scripted``, as their source is there.
+The functions of the script are copies of those in ``tests.harness.scripted``.
 """
 
 import importlib.util
@@ -44,11 +44,13 @@ def {name}(q, k, v, dout, out, lse=None, dq=None, dk=None, dv=None):
 def script(
     trial: WritingTrial, finding: Finding, *, guarded: bool, law: str, spec: str, title: str, seconds: float
 ) -> str:
-    """The program that makes the trial's calls again and checks what was wrong.
+    """Return a program that makes the trial's calls again and checks what was wrong.
 
-    ``guarded`` is one that may end its process, as a crash does; ``seconds`` is how long one that hangs may run.
+    If the kernel may end its process (``guarded``, or the finding says so), the program runs itself in another process,
+    which is ended if it takes longer than ``seconds``.
     """
-    # A replay may have made further calls. In a rejection each call is meant to fail: only the one that didn't is made.
+    # Trials that explain a failure share ``source``, and may have made further calls than this one.
+    # In a rejection each call is meant to fail, so only the one that did not fail is made.
     made = slice(len(trial.calls)) if law != "rejection" else slice(finding.call, finding.call + 1)
     source = trial.source.only(made)
     ends_process = guarded or finding.ends_process
@@ -78,7 +80,7 @@ def script(
 
 
 def _spaced(parts: list[str]) -> str:
-    """The parts with a blank line between them, and two beside a function."""
+    """Return the text of the parts, with two blank lines before and after a function and one between other parts."""
     parts = [part.strip("\n") for part in parts]
     text = "\n\n".join(f"\n{part}\n" if part.startswith("def ") else part for part in parts)
     return re.sub(r"\n{4,}", "\n\n\n", text.strip("\n") + "\n")
@@ -94,9 +96,9 @@ def _assigned(**values: Any) -> str:
 
 
 def _kernel(spec: str) -> str:
-    """The lines that import the kernel."""
+    """Return the lines that import the kernel."""
     root, module, attribute = _locate(spec)
-    # A kernel may import what lies in the current folder, and kernels.contract to state its claims.
+    # A kernel may import modules of the current folder, and our kernels.contract to state its claims.
     folders = list(dict.fromkeys([root, *OWN_FOLDERS, str(Path.cwd())]))
     return f"sys.path[:0] = {folders!r}\nkernel = importlib.import_module({module!r}).{attribute}"
 
@@ -104,7 +106,7 @@ def _kernel(spec: str) -> str:
 def _ending(
     calls: list[tuple[str, str]], law: str, f: Finding, dtype: str
 ) -> tuple[list[Callable[..., Any]], list[str]]:
-    """The end of the program, which makes the calls and checks what must hold of them, and the functions it takes."""
+    """Return the functions that the end of the program needs, and its lines, which make the calls and check them."""
     unchanged = "must_be_unchanged(before)"
     if law == "rejection":
         refused = f"must_be_refused({', '.join(calls[0])})"
@@ -127,12 +129,12 @@ def _ending(
 
 
 def _largest(f: Finding, dtype: str) -> float:
-    """The largest number that a tensor can hold."""
+    """Return the largest number that the wrong tensor can hold."""
     return math.inf if f.tensor == "lse" else torch.finfo(getattr(torch, dtype)).max
 
 
 def _locate(spec: str) -> tuple[str, str, str]:
-    """The folder, module and attribute from which a SPEC's kernel is imported."""
+    """Return the folder, the module and the attribute from which the kernel of a SPEC is imported."""
     target, _, attribute = registry.REGISTERED.get(spec, spec).rpartition(":")
     if target.endswith(".py"):
         path = Path(target).resolve()
@@ -145,7 +147,7 @@ def _locate(spec: str) -> tuple[str, str, str]:
 
 
 def _interpret(spec: str) -> list[str]:
-    """What a kernel needs on the CPU; of Triton, if it is of Triton, a repaired interpreter as well."""
+    """Return what a kernel needs on the CPU, which for a kernel that uses Triton includes the repaired interpreter."""
     if not uses_triton(registry.module_of(spec)):
         return [INTERPRET]
     repair = inspect.getsource(importlib.import_module(REPAIRED))
@@ -154,7 +156,7 @@ def _interpret(spec: str) -> list[str]:
 
 
 def uses_triton(module: ModuleType) -> bool:
-    """Whether a module, or any that it has names from, has functions of Triton."""
+    """Whether a module, or any module that it has names from, has names from Triton."""
     known, waiting = {module.__name__}, [module]
     while waiting:
         for value in vars(waiting.pop()).values():

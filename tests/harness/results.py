@@ -1,4 +1,4 @@
-"""What a run has found, counted: by kernel, law and dtype, and as the content of ``summary.json``."""
+"""The results of a run: counts for each kernel, law and dtype, the bugs found, and the content of summary.json."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -16,14 +16,18 @@ from tests.harness.tally import CASES, Tally
 from tests.harness.turns import rank
 
 FORMAT = 1
-"""The version of summary.json."""
+"""The version of the format of summary.json."""
 
 Key = tuple[str, str, str]
-"""A kernel, a law and a dtype, by their names."""
+"""The names of a kernel, a law and a dtype."""
 
 
 class Results:
-    """The counts, bugs and findings of all items and processes of a run."""
+    """All that the items of a run have counted and found, in all processes.
+
+    ``bugs`` and ``seen`` have the name of a report folder as their key. ``broken`` has the folders of the bugs that
+    break a law at a dtype. ``concluded`` is empty until the run is over: then it has each distinct bug once.
+    """
 
     def __init__(self, kernels: Sequence[KernelInfo]) -> None:
         self.infos = {info.name: info for info in kernels}
@@ -36,7 +40,7 @@ class Results:
         self.concluded: list[Concluded] = []
 
     def add(self, counts: Mapping[str, Any]) -> None:
-        """Take in what an item has counted and found."""
+        """Add what one item has counted and found: ``counts`` is its report's ``flashproof``."""
         key = (counts["kernel"], counts["law"], counts["dtype"])
         self.tallies.setdefault(key, Tally()).merge(Tally.from_dict(counts["tally"]))
         for bug in map(Bug.from_dict, counts["bugs"]):
@@ -45,7 +49,8 @@ class Results:
         for folder, seen in counts["seen"].items():
             sightings = Sightings.from_dict(seen)
             self.seen.setdefault(folder, Sightings()).merge(sightings)
-            for law, dtype, _ in sightings.counts:  # of an item before, if it had to wait
+            # A failure may have waited for its investigation, so it may be of a law or dtype of an earlier item.
+            for law, dtype, _ in sightings.counts:
                 self.broken.setdefault((key[0], law, dtype), set()).add(folder)
         imprecise = Imprecise.from_dict(counts["imprecise"])
         if imprecise.total:
@@ -53,7 +58,7 @@ class Results:
             self.less_precise.add(key)
 
     def conclude(self, concluded: Sequence[Concluded]) -> None:
-        """Take the bugs of the whole run; calls that one of them explains are not told as less precise."""
+        """Keep the distinct bugs of the whole run, and forget less precise calls that one of them explains."""
         self.concluded = list(concluded)
         self.imprecise = {
             kernel: calls
@@ -63,12 +68,12 @@ class Results:
 
     @property
     def keys(self) -> set[Key]:
-        """All of which an item was run, or a bug was seen."""
+        """Each kernel, law and dtype for which an item was run or a bug was seen."""
         return {*self.tallies, *self.broken}
 
     @property
     def kernels(self) -> list[str]:
-        """The names of the kernels that were tried, in the order in which they were given."""
+        """The names of the kernels that were tried, in the order of the command line."""
         tried = {kernel for kernel, _, _ in self.keys}
         return [name for name in self.infos if name in tried]
 
@@ -84,7 +89,10 @@ class Results:
         return [dtype for dtype in DTYPES if dtype in tried]
 
     def verdict(self, key: Key) -> str:
-        """Broken, less precise than claimed, held, known (a known failure meets all that was drawn), or not tried."""
+        """Return the verdict as summary.json has it: broken, less precise, held, known or not tried.
+
+        It is "known" if every case that was drawn meets a known failure, so that none was run.
+        """
         tally = self.tallies.get(key, Tally())
         if key in self.broken:
             return "broken"
@@ -95,9 +103,10 @@ class Results:
         return "known" if tally.known else "not tried"
 
     def mark(self, kernel: str, law: str, dtype: str) -> str:
-        """The verdict as the matrix shows it, a key of ``MARKS``.
+        """Return the verdict as the matrix shows it: a key of ``MARKS``.
 
-        It tells refusals, known failures and what is not claimed as well, which summary.json has in other fields.
+        The matrix also has marks for refusals, for some known failures and for what is not claimed. In summary.json
+        these are fields of their own.
         """
         key = (kernel, law, dtype)
         tally, verdict = self.tallies.get(key, Tally()), self.verdict(key)
@@ -111,14 +120,14 @@ class Results:
         return "known" if tally.known else verdict
 
     def counts(self, name: str) -> dict[str, int]:
-        """The sum of a field of all tallies of each kernel, of those where it is not 0."""
+        """Return the sum of the field ``name`` of all tallies of a kernel, for each kernel where it is not 0."""
         sums = dict.fromkeys(self.kernels, 0)
         for (kernel, _, _), tally in self.tallies.items():
             sums[kernel] += getattr(tally, name)
         return {kernel: count for kernel, count in sums.items() if count}
 
     def complaints(self) -> list[str]:
-        """One line for each kernel that answers too little of what it claims."""
+        """Return one line for each kernel that refuses or cannot run too much of what it claims."""
         told = []
         for name, info in self.infos.items():
             tallies = {key[1:]: tally for key, tally in self.tallies.items() if key[0] == name}
@@ -126,7 +135,7 @@ class Results:
         return [line for line in told if line is not None]
 
     def less_precise_told(self) -> dict[str, str]:
-        """For each kernel that is less precise than claimed, the finding in one line."""
+        """Return one line for each kernel that is less precise than claimed, by the name of the kernel."""
         return {kernel: self._sentence(kernel) for kernel in sorted(self.imprecise)}
 
     def _sentence(self, kernel: str) -> str:
@@ -134,7 +143,10 @@ class Results:
         return sentence(self.imprecise[kernel], dtypes)
 
     def designs(self) -> dict[str, str]:
-        """For each kernel that declares no arithmetic, the designs that explain it, the most frequent first."""
+        """Return which designs explain the results of a kernel, the most frequent first, by the name of the kernel.
+
+        Only kernels that declare no arithmetic have such designs: see ``reference.family``.
+        """
         counts: dict[str, Tally] = {}
         for (kernel, _, _), tally in self.tallies.items():
             counts.setdefault(kernel, Tally()).merge(Tally(designs=tally.designs))
@@ -148,7 +160,11 @@ class Results:
         }
 
     def distribution(self) -> list[dict[str, Any]]:
-        """Largest error over bound of an example: its median, 99.9th percentile and maximum, by tensor."""
+        """Return a row for each kernel, dtype and tensor: how the largest error over bound varies over examples.
+
+        Only the laws ``forward`` and ``backward`` count. "tests_nothing" is the share of examples in which an answer of
+        0 would hold.
+        """
         by_tensor: dict[Key, Tally] = {}
         for (kernel, law, dtype), tally in self.tallies.items():
             for tensor, bins in tally.histogram.items():
@@ -172,7 +188,7 @@ class Results:
         ]
 
     def to_dict(self, environment: Mapping[str, str], not_run: Sequence[str]) -> dict[str, Any]:
-        """The content of summary.json."""
+        """Return the content of summary.json."""
         return {
             "flashproof": FORMAT,
             "environment": environment,

@@ -1,7 +1,7 @@
-"""What a person reads at the end of a run, as lines of text: the bugs, and what else has to be known of the run."""
+"""The text at the end of a run: the lines of each bug, and notes on what the matrix does not show."""
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests.harness.bugs import told
@@ -10,21 +10,27 @@ from tests.harness.report import Failure, headline
 from tests.harness.results import Results
 
 MOST_LINES = 12
-"""Lines of one bug. Where it would have more, its longest facts are cut short: the report has them whole."""
+"""The most lines of one bug. If it has more, its longest facts are cut short; the report has them whole."""
 MOST_DESIGN_LINES = 2
-"""Lines of the designs that a kernel is consistent with; summary.json has all of them."""
+"""The most lines that tell which designs explain a kernel; summary.json names all of them."""
 LABEL = 10
-"""Columns of the labels of a bug's facts."""
+"""The width of the labels of a bug's facts, in columns."""
 INDENT = "   "
 CUT = " ..."
 CASE = "smallest"
 """The label of the smallest case."""
+LESS_PRECISE = "; the summary tells of all calls"
+"""The end of the line that a failing item has for calls that are less precise than claimed."""
 
 
 def wrapped(
     text: str, width: int, first: str = "", indent: str = "    ", most: int | None = None
 ) -> list[str]:
-    """A text as lines of at most ``width`` columns, but where a word is longer; of at most so many lines."""
+    """Return a text as lines of at most ``width`` columns; only a word that is longer makes a longer line.
+
+    The first line begins with ``first``, each other one with ``indent``. With more than ``most`` lines, the text is cut
+    and ends with ``CUT``.
+    """
     return textwrap.wrap(
         text,
         width,
@@ -40,14 +46,14 @@ def wrapped(
 def bug_lines(
     number: int, one: Concluded, report_dir: Path, width: int, most: int | None = MOST_LINES
 ) -> list[str]:
-    """A bug: its headline, and below it the facts that a maintainer asks for, each with its label.
+    """Return the lines of a bug: its headline, and below it what a maintainer asks for, each fact with its label.
 
     Args:
         number: its place among all bugs, the worst being 1.
         one: the bug as the whole run knows it.
         report_dir: the folder of all reports.
-        width: columns of the terminal.
-        most: lines that it may have, None for any number.
+        width: the width of the terminal, in columns.
+        most: the most lines that the bug may have, or None for any number.
     """
     facts = {**dict(_facts(one)), "report": str(report_dir / one.bug.key)}
     blocks = {label: _fact(label, text, width) for label, text in facts.items()}
@@ -64,7 +70,7 @@ def _fact(label: str, text: str, width: int, most: int | None = None) -> list[st
 
 
 def _facts(one: Concluded) -> Iterator[tuple[str, str]]:
-    """What is known of a bug, by label, but for its report."""
+    """Yield a label and a text for each fact that is known of a bug, apart from the path of its report."""
     failure = one.bug.failure
     yield "claim", " ".join(failure.finding.claim.split())
     yield from _numbers(failure)
@@ -77,7 +83,7 @@ def _facts(one: Concluded) -> Iterator[tuple[str, str]]:
 
 
 def _numbers(failure: Failure) -> Iterator[tuple[str, str]]:
-    """The worst element; where no number is wrong, the last frame of a traceback or line of a dead process."""
+    """Yield facts of the worst element or, if no number is wrong, the last frame or line of the failure's detail."""
     f = failure.finding
     if f.actual is not None:
         place = f"{f.expression or f.tensor}[{', '.join(map(str, f.index))}]"
@@ -94,8 +100,17 @@ def _rounded(ratio: float | str | None) -> str:
     return f"{ratio:.4g}" if isinstance(ratio, float) else str(ratio)
 
 
+def repeats(concluded: Sequence[Concluded], text: str) -> bool:
+    """Whether the screen says all that the text of a failing item says.
+
+    Each line of it must name the report of a bug, or a call that is less precise than claimed.
+    """
+    shown = (LESS_PRECISE, *(one.bug.key for one in concluded))
+    return all(any(name in line for name in shown) for line in text.splitlines())
+
+
 def notes(results: Results, width: int) -> Iterator[str]:
-    """What the matrix does not show: cases that were left out, known failures, and designs of plain functions."""
+    """Yield lines on what the matrix does not show: cases left out, known failures, and designs of plain functions."""
     what = {
         "refused": "refusals",
         "not run here": "skipped",

@@ -1,4 +1,4 @@
-"""The functions that stand-alone scripts are made of. A script has the source of those that it needs.
+"""The functions that stand-alone scripts are made of. A script contains the source of those that it needs.
 
 So they use torch and the standard library alone, beside ``tests.harness.poison``, whose whole source a script has where
 it needs any of it. The global names that they use are assigned in the script as well, with values of its own.
@@ -20,27 +20,27 @@ from torch import Tensor
 from tests.harness.poison import PoisonedAllocations, behind_fence
 
 MARGIN = 4096
-"""Elements behind each tensor that are filled as the space between its rows is: reading them is part of some bugs."""
+"""Elements behind each tensor that are filled like the space between its rows, because some bugs read them."""
 
 FILLED_ELEMENTS = 2**26
-"""Storages above this (huge strides) are not filled."""
+"""The most elements of a storage that is filled; only tensors with huge strides have more."""
 
 DEVICE = "cpu"
-"""The device type on which tensors are made."""
+"""The type of the device on which tensors are made."""
 
 watched: list[Tensor] = []
-"""The inputs, with what lies around them."""
+"""The storages of the inputs, with what lies around the inputs."""
 
 
 def run_inside() -> None:
-    """Run this script in another process, and exit with 1 however that process ends, unless it ends with 0."""
+    """Run this script in another process, and exit with 0 if that exits with 0, else with 1, also after a crash."""
     if "--inside" not in sys.argv:
         sys.exit(1 if subprocess.run([sys.executable, __file__, "--inside"]).returncode else 0)
     faulthandler.enable()
 
 
 def numbers(dtype: torch.dtype, count: int, data: list[float] | dict[int, float] | str) -> Tensor:
-    """A flat tensor of its numbers: all of them, those that are not 0 by place, or compressed bytes."""
+    """Return a flat tensor; ``data`` has all numbers, those that are not 0 by their places, or compressed bytes."""
     if isinstance(data, list):
         return torch.tensor(data, dtype=dtype)
     if isinstance(data, dict):
@@ -60,7 +60,7 @@ def window(
     data: list[float] | dict[int, float] | str,
     around: float = nan,
 ) -> Tensor:
-    """A tensor with these strides at an offset into a larger storage."""
+    """Return a tensor with these strides, at an offset into a larger storage."""
     span = 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True) if n)
     storage = torch.empty(offset + span + MARGIN, dtype=dtype, device=DEVICE)
     small = storage.numel() <= FILLED_ELEMENTS
@@ -76,7 +76,7 @@ def window(
 def through_autograd(
     kernel: Any, q: Tensor, k: Tensor, v: Tensor, dout: Tensor, *, gradients: bool, **options: Any
 ) -> dict[str, Tensor]:
-    """The tensors of a call by name, and if asked the gradients that autograd takes of it."""
+    """Call the kernel and return all tensors by name; gradients, if wanted, come from autograd."""
     if gradients:
         q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
     returned = getattr(kernel, "forward", kernel)(q, k, v, **options)
@@ -94,7 +94,7 @@ def through_autograd(
 def by_kernel(
     kernel: Any, q: Tensor, k: Tensor, v: Tensor, dout: Tensor, *, gradients: bool, **options: Any
 ) -> dict[str, Tensor]:
-    """The tensors of a call by name, and if asked the gradients that the kernel's own backward gives."""
+    """Call the kernel and return all tensors by name; gradients, if wanted, come from its own backward."""
     out, lse = kernel.forward(q, k, v, **options)
     results = {"q": q, "k": k, "v": v, "dout": dout, "out": out, "lse": lse}
     if gradients:
@@ -103,7 +103,7 @@ def by_kernel(
 
 
 def finished(results: dict[str, Tensor | None]) -> dict[str, Tensor]:
-    """The tensors that are there, once the device has made them."""
+    """Wait for the device, and return the results that are not None."""
     if DEVICE != "cpu":
         torch.cuda.synchronize()
     return {name: x.detach() for name, x in results.items() if x is not None}
@@ -117,7 +117,7 @@ def poisoned(
     fenced: bool = False,
     **options: Any,
 ) -> dict[str, Tensor]:
-    """A call that finds ``value`` in the memory it allocates; fenced, all memory ends where no one may read."""
+    """Make a call with memory full of ``value``; if ``fenced``, all memory ends where reading ends the process."""
     if fenced:
         args = tuple(behind_fence(x) for x in args)
         options = {name: behind_fence(x) if torch.is_tensor(x) else x for name, x in options.items()}
@@ -129,7 +129,7 @@ def poisoned(
 
 
 def is_right(actual: float, expected: float, allowed: float, largest: float) -> bool:
-    """Whether a number is as expected. Beyond ``largest``, both may have been rounded to infinity."""
+    """Whether a number is as expected. If ``expected`` is close to ``largest``, infinity counts as ``largest``."""
     if math.isnan(actual) or math.isnan(expected):
         return math.isnan(expected) and not math.isfinite(actual)
     if abs(expected) + allowed >= largest:
@@ -145,7 +145,7 @@ def compare(
     allowed: float,
     largest: float,
 ) -> NoReturn:
-    """Print an element of a tensor beside what it should be, and exit with 0 where it is right, with 1 where not."""
+    """Print an element beside its expected value; exit with 0 if it is right, with 1 if it is wrong."""
     a = float(actual[index])
     e = float(expected[index] if isinstance(expected, Tensor) else expected)
     print(f"{name}{list(index)}: actual {a!r}, expected {e!r}, allowed error {allowed!r}")
@@ -153,7 +153,7 @@ def compare(
 
 
 def must_fit(result: dict[str, Tensor]) -> None:
-    """Exit with 1 where a tensor of a call has another shape, dtype or device than it should."""
+    """Exit with 1 if a tensor that a call returned has a wrong shape, dtype or device."""
     q, k = result["q"], result["k"]
     shapes = {"out": q.shape, "lse": q.shape[:3], "dq": q.shape, "dk": k.shape, "dv": k.shape}
     for name in shapes.keys() & result.keys():
@@ -164,7 +164,7 @@ def must_fit(result: dict[str, Tensor]) -> None:
 
 
 def must_be_refused(call: Callable[..., Any], *args: Any, **options: Any) -> None:
-    """Exit with 1 where a call does not raise."""
+    """Exit with 1 if a call does not raise an exception."""
     try:
         call(*args, **options)
     except Exception as error:
@@ -174,7 +174,7 @@ def must_be_refused(call: Callable[..., Any], *args: Any, **options: Any) -> Non
 
 
 def must_be_unchanged(before: list[Tensor]) -> None:
-    """Exit with 1 where an input, or what lies around it, is not what it was before."""
+    """Exit with 1 if an input, or the memory around it, has changed."""
     pairs = zip(watched, before, strict=True)
     if not all(torch.allclose(x, y, rtol=0.0, atol=0.0, equal_nan=True) for x, y in pairs):
         sys.exit("an input, or what lies around it, was written to")

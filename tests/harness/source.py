@@ -1,4 +1,4 @@
-"""Calls of a kernel written down as Python, while a law makes them."""
+"""Write the calls of a kernel down as Python while a law makes them."""
 
 import base64
 import math
@@ -13,7 +13,7 @@ from tests.harness.poison import PoisonedAllocations
 from tests.harness.trial import Problem, Trial
 
 LITERAL_ELEMENTS = 64
-"""Tensors up to this size are written as numbers; larger ones by the few that are not 0, else as compressed bytes."""
+"""Tensors up to this size are written as numbers. Larger ones are written by their few nonzero numbers, or as bytes."""
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Source:
         *,
         gradients: bool,
     ) -> None:
-        """Write a call down as it is now; the kernel may change what it is given."""
+        """Write a call down before it is made, because the kernel may change its inputs."""
         poison = memory.value if memory else None
         arguments = ["kernel"]
         arguments += [self._tensor(role, getattr(problem, role), poison) for role in ("q", "k", "v", "dout")]
@@ -53,7 +53,7 @@ class Source:
             self.calls.append(("poisoned", ", ".join([str(poison), self.function, *arguments])))
 
     def only(self, numbers: slice) -> "Source":
-        """Some of the calls, and the tensors that they take."""
+        """Return a source with some of the calls, and the tensors that these take."""
         calls = self.calls[numbers]
         taken = " ".join(arguments for _, arguments in calls)
         return Source(
@@ -70,7 +70,7 @@ class Source:
 
 @dataclass
 class WritingTrial(Trial):
-    """A trial that also writes its calls down as source; the memory of each, where a law or ``with_memory`` asks."""
+    """A trial that also writes its calls down, with what fills their memory if a law or ``with_memory`` asks for it."""
 
     with_memory: bool = False
     source: Source = field(init=False)
@@ -80,7 +80,7 @@ class WritingTrial(Trial):
         self.source = Source("through_autograd" if self.kernel.backward is None else "by_kernel")
 
     def record(self, problem: Problem, memory: PoisonedAllocations | None = None, *, backward: bool) -> int:
-        """Write a call down before it is made. The calls that a replay makes again are written already."""
+        """Write a call down before it is made, unless an earlier trial of this replay has done so."""
         if memory is None and self.with_memory:
             memory = PoisonedAllocations(self.fill)
         number = super().record(problem, memory, backward=backward)
@@ -91,14 +91,14 @@ class WritingTrial(Trial):
 
 
 def _literal(option: Any) -> str:
-    """An option of a call as source; lengths of sequences and masks of keys are small tensors."""
+    """Return an option of a call as Python; lengths of sequences and masks of keys become small tensors."""
     if not isinstance(option, Tensor):
         return repr(option)
     return f"torch.tensor({option.tolist()}, dtype={option.dtype}, device=DEVICE)"
 
 
 def written(x: Tensor, poison: float | None) -> str:
-    """The call of ``window`` that builds a tensor with its strides, and ``poison`` around it (NaN if it is None)."""
+    """Return the call of ``window`` that builds a tensor with its strides, and ``poison``, or else NaN, around it."""
     sizes = [1 if step == 0 and size else size for size, step in zip(x.shape, x.stride(), strict=True)]
     flat = x.detach().as_strided(sizes, x.stride()).cpu().contiguous().flatten()
     places = ((flat != 0) | flat.signbit()).nonzero().flatten()

@@ -1,4 +1,4 @@
-"""A kernel as the property tests see it: draw its cases, uphold a law on one, and tell apart what breaks it."""
+"""One kernel at one dtype: draw its cases, run a law on a case, and tell apart the bugs that break it."""
 
 import math
 import time
@@ -35,13 +35,13 @@ from tests.harness.tally import Tally
 from tests.harness.verdict import NUMBERS, Finding
 
 MOST_BLAMED = 5
-"""After this many failures that one bug explains, cases that it would break are run without something that it needs."""
+"""After this many failures of one bug, cases that it would break are changed so that they lack something it needs."""
 
 MOST_ENDED = 3
-"""After a bug for which no field is to blame has ended the process this often, nothing is run any more."""
+"""After a bug that needs no field has ended the process this often, no further case is run."""
 
 MOST_HELD = 200
-"""How many of the cases that held are remembered, so that claims can be offered that do not exclude all of them."""
+"""The most cases that held which are remembered: a claim that excludes all of them is not offered."""
 
 WAIT_SECONDS = 3.0
 """Seconds that an item waits at its end for another process's investigation, if other items follow."""
@@ -227,12 +227,12 @@ class Subject:
             self._sort(broken, patient=False)
 
     def messages(self) -> list[str]:
-        """What was found since this was asked last, as a user reads it."""
+        """Return what was found since the last call, as a user reads it."""
         told, self.unread = self.unread, []
         return told
 
     def results(self) -> dict[str, Any]:
-        """What the item found, for the summary: its counts, where bugs showed, and those that are new."""
+        """Return the results of the item for the summary: its counts, its bugs, and where these showed."""
         return {
             "kernel": self.info.name,
             "dtype": self.dtype,
@@ -424,7 +424,7 @@ class Subject:
         self.seen.setdefault(bug.key, Sightings()).add(law, case, tensor)
 
     def _told(self, bug: Bug, law: str) -> str:
-        """What the text of the item says of a bug: one line, or all that is known where that is asked for."""
+        """Return the text for a bug in a failing item: one line or, with ``verbose``, all that is known of it."""
         path = self.report_dir / bug.failure.folder / "report.md"
         if sum(key == bug.key for key, _ in self.told) > 1 or bug.key not in self.failures:
             what = f"{self.info.name}: law `{law}` is broken ({self.dtype}) by a bug that is reported already"

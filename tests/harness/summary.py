@@ -1,4 +1,4 @@
-"""The end of a run: ``summary.json`` as it grows, what all processes know taken together, and what is printed of it."""
+"""The plugin that collects the results of all processes, writes ``summary.json``, and prints the end of a run."""
 
 import json
 import math
@@ -21,16 +21,16 @@ from tests.harness.plan import SUMMARY, Plan
 from tests.harness.report import add_to_report, replay_line, write_whole
 from tests.harness.results import Results
 from tests.harness.runs import Runs
-from tests.harness.screen import MOST_LINES, bug_lines, notes
+from tests.harness.screen import MOST_LINES, bug_lines, notes, repeats
 
 WRITING_SECONDS = 1.0
-"""The file is written anew when an item ends, but no sooner than this after it was written last."""
+"""Seconds that must have passed since summary.json was written before the end of an item writes it again."""
 CONCLUDING_SECONDS = 6.0
-"""For other claims, tried on the failing cases of a whole run when it is over."""
+"""The most seconds, after a run, for telling its bugs apart and for trying other claims on their failing cases."""
 
 
 class Summary:
-    """A pytest plugin of the main process: collects what the items counted, and tells it at the end."""
+    """The pytest plugin of the main process that collects what the items counted, and prints it at the end."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -40,7 +40,7 @@ class Summary:
         self.written = -math.inf
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Take the counts that an item's report carries, and write the file anew unless that was done just before."""
+        """Add the counts that an item's report carries, and write summary.json unless that was done just before."""
         if not hasattr(report, "flashproof"):
             return
         self.results.add(json.loads(report.flashproof))
@@ -59,13 +59,13 @@ class Summary:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """End with what the whole run knows. A run in which a kernel answers too little is not green."""
+        """Conclude the run. It fails, even if every item has passed, if a kernel refuses or cannot run too much."""
         self._conclude(session)
         if session.exitstatus == pytest.ExitCode.OK and self.results.complaints():
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def _conclude(self, session: pytest.Session) -> None:
-        """Tell apart the bugs of all processes, and write what the whole run knows of each into its report."""
+        """Find which bugs of different processes are the same, and add to each report what the whole run has seen."""
         spend = meter(self.plan.clock.cut(CONCLUDING_SECONDS))
         runs = {
             name: Runs(info, self.plan.child, self.plan.journal) for name, info in self.results.infos.items()
@@ -83,10 +83,8 @@ class Summary:
         self.results.conclude([with_offers(one, runs[one.bug.failure.kernel], spend) for one in distinct])
         concluded = self.results.concluded
         reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-        for failed in reporter.stats.get("failed", ()) if reporter else ():
-            text = str(failed.longrepr)
-            if (changed := replaced(text, concluded)) != text:
-                failed.longrepr = changed
+        if reporter is not None:
+            self._revise_failures(reporter)
         if not self.results.tallies:
             return
         with suppress(OSError):
@@ -96,18 +94,32 @@ class Summary:
                 add_to_report(self.plan.report_dir / one.bug.key, one.lines())
         self._write()
 
+    def _revise_failures(self, reporter: pytest.TerminalReporter) -> None:
+        """Name reports in the texts of failures as the screen does; without -v, hide texts that the screen repeats.
+
+        A failure that pytest's debugger has shown is left out of FAILURES, and is listed and counted all the same. What
+        the screen shows is marked likewise.
+        """
+        for failed in reporter.stats.get("failed", ()):
+            text = str(failed.longrepr)
+            if (changed := replaced(text, self.results.concluded)) != text:
+                failed.longrepr = changed
+            is_shown = hasattr(failed, "flashproof") and repeats(self.results.concluded, changed)
+            if is_shown and reporter.verbosity <= 0:
+                failed._pdbshown = True
+
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_terminal_summary(
         self, terminalreporter: pytest.TerminalReporter
     ) -> Generator[None, None, None]:
-        """Print what was found below all that pytest and other plugins tell: the bugs come last, where one looks."""
+        """Print the results below those of pytest and of other plugins, because people look at the end first."""
         yield
         if self.results.tallies:
             terminalreporter.write_sep("=", "flashproof")
             self._print(terminalreporter)
 
     def _print(self, reporter: pytest.TerminalReporter) -> None:
-        """Print the matrix, what it does not show, the bugs, and where the rest is; before it all details with -v."""
+        """Print the matrix, notes, bugs, and the paths of what is written; with -v, first the tables of all counts."""
         verbose, width = reporter.verbosity > 0, reporter.config.get_terminal_writer().fullwidth
         concluded = self.results.concluded
         if verbose:
@@ -141,6 +153,6 @@ class Summary:
         reporter.write_line(f"summary: {self.path}{self.unwritten}{'' if verbose else ' (every count: -v)'}")
 
     def verdicts(self, paint: Paint) -> list[str]:
-        """The matrix of what is known by now."""
+        """Return the lines of the matrix of what is known so far; ``paint`` colours a mark."""
         results = self.results
         return matrix(results.kernels, results.laws, results.dtypes, results.mark, paint)

@@ -8,7 +8,7 @@ Row = Sequence[str]
 
 
 def table(columns: Row, rows: Iterable[Row]) -> list[str]:
-    """The names of the columns and, below them, each row as one line, with the columns aligned to the left."""
+    """Return the names of the columns as a line and then each row as a line, with the columns aligned to the left."""
     lines = [columns, *rows]
     widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
     return [
@@ -18,7 +18,7 @@ def table(columns: Row, rows: Iterable[Row]) -> list[str]:
 
 
 def print_table(reporter: pytest.TerminalReporter, columns: Row, rows: Iterable[Row]) -> None:
-    """Write a table to pytest's terminal, an empty line below what is there."""
+    """Write an empty line and a table to pytest's terminal."""
     head, *body = table(columns, rows)
     reporter.write_line("")
     reporter.write_line(head, bold=True)

@@ -1,4 +1,4 @@
-"""Counts of what was tried, which can be merged over examples, items and processes."""
+"""Counts of the cases that were tried. Those of several items and processes can be merged into one."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -8,13 +8,13 @@ from strategies.case import TENSORS, Case
 from tests.harness.verdict import Verdict
 
 BINS = 1000
-"""Resolution of the distribution of error over bound, on [0, 1]."""
+"""The number of bins of a histogram of error over bound, which range from 0 to 1."""
 
 MOST_REASONS = 10
-"""How many different reasons for refusals are kept, since they may name the sizes of each case."""
+"""The most different reasons for refusals that are kept: if they name the sizes of a case, each case has its own."""
 
 MOST_CASES = 100
-"""How many different cases are kept of those refused in an item, and of those answered."""
+"""The most different cases that an item keeps of those that were refused, and of those that were answered."""
 
 CASES = ("refused_cases", "answered_cases")
 """The fields of a tally that hold cases."""
@@ -22,18 +22,26 @@ CASES = ("refused_cases", "answered_cases")
 
 @dataclass
 class Tally:
-    """What happened to one kernel under one law.
+    """Counts for one kernel, law and dtype.
 
-    ``examples`` are the drawn cases that came to a verdict, ``broken`` those of them that broke the law; ``refusals``
-    and ``skipped`` are the others, with ``reasons``. ``known`` cases meet a known failure, ``set_aside`` ones a bug
-    found in this run; ``moved`` counts those of both that were run with other values of the fields concerned, and are
-    examples. ``undrawn`` are those for which the time was up.
-    ``worst``, ``worst_tensor`` and ``worst_case`` are the largest error over bound of any example that held;
-    ``histogram`` counts examples by that ratio, for each tensor, and ``largest`` is its largest; ``seconds``
-    splits the time into "kernel", "check" and "tensors" (in the child) and "total" (drawing included).
-    ``judged`` and ``idle`` count, for each tensor, the examples in which it was held to its bounds, and those of them
-    that test nothing of it; ``designs`` counts them by the member of a family that explained them.
-    ``refused_cases`` and ``answered_cases`` are some of the cases, without their numbers, which no claim is about.
+    Attributes:
+        examples: the number of drawn cases for which the law held or was broken.
+        broken: the number of examples that broke the law.
+        refusals: the number of cases that the kernel refused.
+        skipped: the number of cases that could not be run on this machine.
+        known: the number of drawn cases that meet a known failure of the kernel, so that they were not run as drawn.
+        set_aside: the number of other drawn cases that meet a bug found in this run, and were not run as drawn.
+        moved: how many of both were run with other values of some fields instead, and count among the others as well.
+        undrawn: the number of cases that were not drawn because the time was up.
+        worst, worst_tensor, worst_case: the largest error over bound in any example that held.
+        seconds: the time spent on "kernel", "check" and "tensors" in the child, and in "total", with the drawing.
+        histogram: for each tensor, the number of examples by bin of their largest error over bound.
+        largest: for each tensor, the largest error over bound.
+        reasons: how often the kernel gave each reason for a refusal, or a case for being skipped.
+        judged: for each tensor, the number of examples in which it was held to its bounds.
+        idle: for each tensor, how many of these test nothing of it, because an answer of 0 would hold.
+        designs: the number of examples that each member of a family of designs explained.
+        refused_cases, answered_cases: some of the cases, with plain numbers, since no claim is about numbers.
     """
 
     examples: int = 0
@@ -59,11 +67,11 @@ class Tally:
 
     @property
     def drawn(self) -> int:
-        """The number of all cases that were drawn."""
+        """The number of cases that were drawn, among which cases that were moved count twice."""
         return self.examples + self.refusals + self.skipped + self.known + self.set_aside
 
     def add(self, verdict: Verdict, case: Case) -> None:
-        """Count one case."""
+        """Count one case by its verdict."""
         self.add_seconds(verdict.seconds)
         if verdict.reason in self.reasons or (verdict.reason and len(self.reasons) < MOST_REASONS):
             self.reasons[verdict.reason] = self.reasons.get(verdict.reason, 0) + 1
@@ -88,7 +96,7 @@ class Tally:
                 self.worst, self.worst_tensor, self.worst_case = ratio, tensor, repr(case)
 
     def add_seconds(self, seconds: dict[str, float]) -> None:
-        """Add seconds by what they were spent on."""
+        """Add seconds to those spent on the same things before."""
         for name, value in seconds.items():
             self.seconds[name] = self.seconds.get(name, 0.0) + value
 
@@ -147,7 +155,7 @@ def _count(counts: dict[str, int], more: Mapping[str, int]) -> None:
 
 
 def _keep(case: Case, cases: list[Case]) -> None:
-    """Add the case without its numbers, if there is room and it is not kept yet."""
+    """Add the case with normal numbers to ``cases``, unless these have it already or are ``MOST_CASES``."""
     if len(cases) < MOST_CASES:
         numbers: dict[str, Any] = {f"{tensor}_values": "normal" for tensor in TENSORS}
         plain = replace(case, seed=0, spikes=(), **numbers)

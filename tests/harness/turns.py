@@ -11,7 +11,7 @@ from strategies.focus import Focus, focused, without_huge_strides
 FEWEST = 3
 """A turn in the first round has at least this many examples."""
 FIRST_ROUND_SECONDS = 45.0
-"""Seconds of the first round of a run that ends by the clock: about a minute after its start there is a table."""
+"""Seconds of the first round of a run that ends by the clock: after a minute there is a first matrix."""
 ITEM_SECONDS = 0.5
 """Seconds that each law at each dtype gets in the first round at least, even if later rounds then start later."""
 TURN_SECONDS = 4.0

@@ -79,7 +79,7 @@ class Finding:
 
     @property
     def signature(self) -> tuple[str, ...]:
-        """What two findings of one bug have in common: the kind, the type of an exception, the tensor of a contract."""
+        """What two findings of one bug have in common: their kind, with the type of an exception or the tensor."""
         if self.kind in NUMBERS:
             return ("numbers",)
         if self.ends_process:
@@ -113,17 +113,17 @@ class Verdict:
     sizes: list[dict[str, Any]] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return a record for JSON."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> "Verdict":
-        """Inverse of ``to_dict``."""
+        """Make a verdict from what ``to_dict`` returned, also after JSON."""
         finding = fields.pop("finding")
         fields["beside"] = tuple(fields.get("beside", ()))
         return cls(finding=Finding(**finding) if finding else None, **fields)
 
 
 def as_number(value: float) -> float | str:
-    """A float as JSON can hold it: NaN and infinities become "nan", "inf" and "-inf"."""
+    """Return a float as JSON can hold it: NaN and infinities become "nan", "inf" and "-inf"."""
     return value if value - value == 0.0 else str(float(value))

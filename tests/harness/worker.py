@@ -1,6 +1,7 @@
-"""The child process: reads requests, runs cases, answers with verdicts. Started by ``tests.harness.child``.
+"""The program of the child process that runs kernels: it reads requests and answers each, a case with a verdict.
 
-One JSON object a line on stdin and stdout; whatever a kernel prints goes to stderr.
+``tests.harness.child`` starts it. A request is a line of JSON on stdin, an answer a line of JSON on stdout. Whatever a
+kernel prints goes to stderr.
 """
 
 import ctypes
@@ -40,14 +41,14 @@ from tests.harness.verdict import Finding, Verdict
 PACKAGES = ("torch", "triton", "numpy", "hypothesis")
 
 PR_SET_PDEATHSIG = 1
-"""As in linux/prctl.h."""
+"""The number of this operation of prctl(2), as linux/prctl.h defines it."""
 
 CACHED_BYTES = 2**31
-"""Memory beyond this goes back to the device between cases: a huge storage is gigabytes, and processes share it."""
+"""If torch keeps more memory than this, it goes back to the device before a case, as other processes may need it."""
 
 
 class Worker:
-    """Answers requests on one device. Kernels are loaded once."""
+    """Answers requests on one device; a request named X in ``do`` is answered by the method ``do_X``."""
 
     def __init__(self, device: str) -> None:
         self.device = device
@@ -55,9 +56,10 @@ class Worker:
         self.explained: dict[tuple[str, str], dict[str, int]] = {}
 
     def answer(self, line: str) -> str:
-        """Do what a request asks in ``do``; an error of Flashproof itself is an answer too.
+        """Return the answer to a request, both as lines of JSON.
 
-        ``fatal`` in an answer says that the process can't be trusted with another request.
+        An error of Flashproof itself is an answer too, with its traceback as ``raised``. If ``fatal`` is true, the
+        process can't be trusted with another request.
         """
         try:
             request = json.loads(line)
@@ -71,20 +73,20 @@ class Worker:
         return device_answers(self.device)
 
     def kernel(self, request: dict[str, Any]) -> AttentionKernel:
-        """The kernel a request names."""
+        """Return the kernel that a request names, which is loaded at the first request."""
         key = (request["kernel"], *request["claims"])
         if key not in self.kernels:
             self.kernels[key] = registry.load(request["kernel"], request["claims"])
         return self.kernels[key]
 
     def do_environment(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Device and versions."""
+        """Return the device and the versions of the packages."""
         name = platform.machine() if self.device == "cpu" else torch.cuda.get_device_name()
         versions = {package: _version(package) for package in PACKAGES}
         return {"device": self.device, "device_name": name, "python": platform.python_version(), **versions}
 
     def do_describe(self, request: dict[str, Any]) -> dict[str, Any]:
-        """A kernel's name and claims, or why it can't be had."""
+        """Return a kernel's name, claims and known failures, or why it can't be loaded or run here."""
         device_type = torch.device(self.device).type
         reason = registry.unavailable_reason(request["kernel"], device_type)
         if reason is not None:
@@ -109,16 +111,16 @@ class Worker:
         }
 
     def do_probe(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Why a plain function does not fit the contract, as far as one call tells; None where nothing is told."""
+        """Return why a plain function does not fit the contract, as far as one call shows; None if it seems to fit."""
         return {"told": probe(self.kernel(request), self.device)}
 
     def do_run(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Try one case under one law."""
+        """Return the verdict on one case under one law."""
         verdict, _ = self.attempt(request, self.kernel(request), Trial)
         return verdict.to_dict()
 
     def do_look(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Try one case under one law, and tell what its wrong elements look like."""
+        """Return the verdict on one case under one law, and what its wrong elements look like."""
         verdict, trial = self.attempt(request, self.kernel(request), Trial)
         compared = trial.compared if trial else []
         case = from_json(json.dumps(request["case"]))
@@ -130,9 +132,9 @@ class Worker:
         }
 
     def do_repro(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Run the case once more and write the stand-alone script of the calls that were made.
+        """Run a failing case once more, and return a stand-alone script that makes the same calls; None if it holds.
 
-        A kernel that takes the process down is not called: the reference answers in its place.
+        A kernel that ends its process is not called; the reference is called in its place.
         """
         finding = Finding(**request["finding"])
         kernel = self.kernel(request)
@@ -144,19 +146,21 @@ class Worker:
             _, recorder = self.attempt(request, kernel, partial(WritingTrial, with_memory=tells))
             finding = self.from_outside(request, kernel, finding)
             memory, _ = self.attempt({**request, "law": "memory"}, kernel, Trial)
-            # What is written elsewhere may end the process.
+            # A kernel that writes outside its tensors may end the process of the script.
             guarded = memory.finding is not None and memory.finding.kind == "memory"
         if not isinstance(recorder, WritingTrial):
             return {"text": None}
         if len(recorder.source.calls) <= max(finding.call, finding.other or 0):
-            return {"text": None}  # it did not fail where it had failed
+            return {"text": None}  # the law was not broken at the call at which it had been
         named = {name: request[name] for name in ("law", "title", "seconds")}
         return {"text": script(recorder, finding, guarded=guarded, spec=request["kernel"], **named)}
 
     def from_outside(self, request: dict[str, Any], kernel: AttentionKernel, finding: Finding) -> Finding:
-        """What is wrong beside exact results: a gradient, else the out or lse by which it had been judged.
+        """Return a finding with expected values that a sound kernel would return; else the finding as it is.
 
-        At an out and lse that are wrong themselves, right is what the kernel without the bug does not give.
+        Gradients are judged at the kernel's own out and lse. If these are wrong, the gradients expected from them are
+        not the true ones, so they are computed from the exact out and lse instead. If no gradient is wrong then, the
+        finding is that of out or lse.
         """
         laws = ("backward", "forward") if request["law"] == "backward" else (request["law"],)
         trial_of = partial(Trial, apart=False)
@@ -164,9 +168,9 @@ class Worker:
         return next(filter(None, found), finding)
 
     def depends_on_memory(self, request: dict[str, Any], kernel: AttentionKernel, tensor: str) -> bool:
-        """Whether ``tensor`` is wrong by what is in fresh memory: no longer where that is 0.
+        """Whether ``tensor`` is right if fresh memory is full of zeros, so that the script has to fill it with NaN.
 
-        A new process finds other things there than NaN.
+        A trial fills fresh memory with NaN; a new process would find other things there.
         """
         verdict, _ = self.attempt(request, kernel, partial(Trial, fill=0.0))
         return verdict.finding is None or verdict.finding.tensor != tensor
@@ -174,7 +178,7 @@ class Worker:
     def attempt(
         self, request: dict[str, Any], kernel: AttentionKernel, trial_of: Callable[..., Trial]
     ) -> tuple[Verdict, Trial | None]:
-        """Run a law on a case; the trial is None where not even its tensors could be had."""
+        """Run a law on a case and return the verdict with the trial, which is None if its tensors could not be made."""
         law = law_named(request["law"])
         if self.device != "cpu" and torch.cuda.memory_reserved() > CACHED_BYTES:
             torch.cuda.empty_cache()
@@ -216,13 +220,13 @@ def _version(package: str) -> str:
 
 
 def _stand_in(kernel: AttentionKernel) -> AttentionKernel:
-    """The reference in the place of a kernel."""
+    """Return the kernel with its functions replaced by the reference."""
     backward = None if kernel.backward is None else partial(_reference_backward, kernel)
     return replace(kernel, forward=partial(_reference_forward, kernel), backward=backward)
 
 
 def _reference_forward(kernel: AttentionKernel, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
-    """The float64 answer in the kernel's formats."""
+    """Return out and lse of the float64 reference, in the dtypes of the kernel's own."""
     out, lse = safe_softmax.forward(q, k, v, **_masked(kernel, options))
     return out.to(q.dtype), lse.float()
 
@@ -234,15 +238,15 @@ def _reference_backward(
 
 
 def _masked(kernel: AttentionKernel, options: dict[str, Any]) -> dict[str, Any]:
-    """What the reference takes of a call's options."""
+    """Return those options of a call that the reference takes, with the alignment of the kernel's causal mask."""
     taken = inspect.signature(safe_softmax.forward).parameters.keys() - kernel.capabilities.launch.keys()
     known = {name: value for name, value in options.items() if name in taken}
     return {**known, "alignment": kernel.capabilities.causal_alignment}
 
 
 def serve(worker: Worker) -> None:
-    """Answer requests until stdin closes."""
-    # Kernels may print and read: what they find is stderr and the end of a file, not our two pipes.
+    """Answer requests until stdin is closed."""
+    # A kernel may print and read, but not on our two pipes: it prints to stderr, and reads from an empty file.
     requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
@@ -251,7 +255,7 @@ def serve(worker: Worker) -> None:
 
 
 def main(device: str) -> None:
-    """Serve on a device, and end with the parent: killed in the middle of a hang, it can't end this process itself."""
+    """Answer requests on a device. The process ends with its parent, which may be killed while a kernel hangs here."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     torch.set_num_threads(1)
     if device == "cpu":

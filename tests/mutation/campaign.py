@@ -1,4 +1,4 @@
-"""Mutants against the suite: how many examples it takes to find a law that the mutant breaks and the kernel keeps."""
+"""Try mutants of a kernel on examples, until one shows a law that the mutant breaks and the kernel itself keeps."""
 
 import time
 from dataclasses import dataclass, field, replace
@@ -13,16 +13,21 @@ from tests.harness.verdict import Finding, Verdict
 from tests.mutation.schedule import Schedule
 
 CANNOT_RUN = 100
-"""A mutant that raises on more examples than this, and on more than half of all, is not tried on further ones."""
+"""A mutant that raises on more than this many examples, and on more than half of all, is not tried any further."""
 
 
 class FalseAlarm(AssertionError):
-    """The kernel without any bug broke a law."""
+    """The kernel itself broke a law, so that the suite cannot be trusted with its mutants."""
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One mutant under one seed: the examples and seconds spent, and how it was caught if it was."""
+    """The outcome of one mutant under one seed.
+
+    ``examples`` and ``seconds`` were spent on it, without those spent on the kernel itself. ``law``, ``case`` and
+    ``finding`` say how it was caught; ``finding`` is None if it was not. ``raised`` counts exceptions that were passed
+    over.
+    """
 
     examples: int
     seconds: float
@@ -33,13 +38,13 @@ class Attempt:
 
     @property
     def only_raised(self) -> bool:
-        """Whether the mutant differed from the kernel only by raising: the suite reports that, but no law caught it."""
+        """Whether nothing but exceptions tells the mutant from the kernel: a run reports them, but no law caught it."""
         return self.finding is None and self.raised > 0
 
 
 @dataclass(eq=False)
 class Campaign:
-    """Tries mutants of the kernel ``info`` in ``child``; ``sound`` caches the verdicts on the kernel itself."""
+    """Tries mutants of the kernel ``info`` in ``child``; ``sound`` keeps the verdicts on the kernel itself."""
 
     info: KernelInfo
     child: Child
@@ -72,9 +77,9 @@ class Campaign:
         return Attempt(examples, time.perf_counter() - start, raised=raised)
 
     def keeps(self, law: str, case: Case) -> bool:
-        """Whether the kernel itself keeps the law on the case. False if it is allowed to refuse the case, and does.
+        """Whether the kernel itself keeps the law on the case; False if it refuses the case, and is allowed to.
 
-        Raises FalseAlarm if it breaks the law, in a new process as well.
+        Raises FalseAlarm if it breaks the law, and breaks it again in a new process.
         """
         if (law, case) not in self.sound:
             verdict = self.run(self.info.spec, law, case)
@@ -88,7 +93,7 @@ class Campaign:
         return verdict.status != "refused"
 
     def run(self, spec: str, law: str, case: Case) -> Verdict:
-        """Run one example. Refusing what is claimed is a finding."""
+        """Return the verdict on one example. A refusal is a finding if the kernel claims to refuse nothing."""
         record: dict[str, Any] = report.record(spec, self.info.claims, law, case)
         verdict = self.child.run({**record, "safety": SAFETY}, lambda: None)
         return replace(verdict, finding=self.info.finding(verdict))

@@ -1,4 +1,4 @@
-"""The pytest plugin of the mutation tests: options, one campaign for each process, the tables at the end."""
+"""Options and fixtures of the mutation tests, and the plugin that prints their tables."""
 
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -17,7 +17,7 @@ from tests.mutation.score import MutationSummary, Recorder
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Options of the mutation tests."""
+    """Add the options of the mutation tests."""
     group = parser.getgroup("flashproof")
     group.addoption(
         "--seeds",
@@ -38,7 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Check the options and, in the main process, collect what the items find."""
+    """Check the options and, in the main process, register the plugin that collects what the items find."""
     seeds = config.getoption("--seeds")
     if seeds is not None and seeds < 1:
         raise pytest.UsageError(f"--seeds: got {seeds}, expected 1 or more")
@@ -56,7 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out planted bugs if the kernels asked for have none, and the rules of other suites unless asked for."""
+    """Leave out planted bugs if the kernels of --kernel have none, and the rules of other suites without --compare."""
     asked = config.getoption("--kernel") or [KERNEL]
     ignored = {
         "test_planted.py": not any(mutant.kernel in asked for mutant in CATALOGUE.values()),
@@ -67,7 +67,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.fixture(scope="session")
 def campaigns(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Campaign]]:
-    """Yield a function from a SPEC to its campaign, which all items of a process share, with what the kernel keeps."""
+    """Yield a function from a SPEC to its campaign. Items of one process share it, with its verdicts on the kernel."""
     config = request.config
     child = Child(chosen_device(config))
 
@@ -75,7 +75,7 @@ def campaigns(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Campai
     def of(spec: str) -> Campaign:
         try:
             info = KernelInfo.ask(child, spec, tuple(config.getoption("--claims")))
-        except Unavailable as e:  # which says why; on a GPU its bugs are run
+        except Unavailable as e:  # a kernel that needs a GPU, where its bugs are tried
             pytest.skip(str(e))
         return Campaign(info, child, Schedule(info.capabilities, child.device.partition(":")[0]))
 

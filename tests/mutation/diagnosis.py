@@ -1,4 +1,4 @@
-"""Whether a report names the cause of a planted bug: its words are compared with the cause written down beforehand."""
+"""Compare the causes that a report names with the cause that was written down for a planted bug."""
 
 import re
 from collections.abc import Iterable
@@ -14,11 +14,11 @@ FACTS = (
     *OUTPUTS,
     *(f"last {place}" for place in ("query", "key", "column", "batch element", "query head", "key head")),
 )
-"""Words that say where a bug shows. If one of them is not the cause, the report has still said nothing wrong."""
+"""Words that say where a bug shows. They are true even if they are not the cause, so they never count as wrong."""
 
 
 def named(explanation: Explanation) -> set[str]:
-    """Return the words that a report uses of those in which the catalogue describes causes."""
+    """Return the words that a report names as a cause, in the vocabulary of ``tests.mutation.causes``."""
     words = set(explanation.causes)
     for sentence in explanation.sentences:
         if found := TENSORS.search(sentence):

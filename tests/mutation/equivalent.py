@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Argument:
-    """Why some mutants survive. ``device`` is the device type that this is true of, "" if it is true of both."""
+    """The reason why some mutants survive. ``device`` is the device type for which it holds, "" if for both."""
 
     reason: str
     changes: tuple[str, ...]
@@ -464,7 +464,7 @@ dropout_factors
         ),
     ),
 )
-"""The same kernel in other words."""
+"""Arguments for mutants that compute the same as the original. They do not count as survivors."""
 
 HOLES = (
     Argument(
@@ -501,4 +501,4 @@ dropout_factors
         ),
     ),
 )
-"""Bugs that no law sees. They count as survivors."""
+"""Arguments for mutants with bugs that no law sees. They count as survivors."""

@@ -1,7 +1,7 @@
-"""Which cases a mutant is tried on, and in which order: those of the property tests, the cheap laws first and oftener.
+"""The examples that mutants are tried on, in their order: cases as the property tests draw them, cheap laws more often.
 
-The cases depend on the seed and on what the kernel claims, never on what it answers: all mutants of a kernel, and
-the kernel itself, get the same ones.
+The examples depend on the seed and on the kernel's claims, but not on its answers. So all mutants of a kernel, and the
+kernel itself, are tried on the same examples.
 """
 
 from collections.abc import Iterator
@@ -23,20 +23,20 @@ WEIGHED = (
     *("special", "exact", "identities", "composition"),
     *("forward", "backward", "determinism", "ragged"),
 )
-"""Laws by how often each is tried: forward and backward catch most, at a tenth of determinism's cost."""
+"""Laws, repeated by how often they are tried: forward and backward catch most, at a tenth of determinism's cost."""
 
 ROUND = (*WEIGHED, *(law for law in ALL_LAWS if law not in WEIGHED))
-"""The laws of a round, one example each. A law that is not weighed is tried once, at the end."""
+"""The laws of one round, with an example for each entry. A law that ``WEIGHED`` lacks is tried once, at the end."""
 
 LAWS = tuple(dict.fromkeys(ROUND))
 
 DRAWN_AT_ONCE = 8
-"""Examples drawn by one run of Hypothesis. The suite's own runs of it are no longer."""
+"""Examples that one Hypothesis run draws, as in the property tests (``tests.harness.item.RUN``)."""
 EVERY = 5
-"""Every fifth example is drawn from all claims, huge strides included; in a run of the suite the last fifth is."""
+"""Every fifth example may have huge strides. A run of the property tests draws these in its last fifth instead."""
 
 QUICK = 20
-"""A profile of fewer examples than this is a quick one, for which a sample of the mutants is enough."""
+"""A Hypothesis profile of fewer examples than this is quick: only a sample of the mutants is tried."""
 SAMPLE = 3
 """A quick run takes every third planted bug."""
 
@@ -49,7 +49,7 @@ def is_quick() -> bool:
 def draw(
     law: Law, capabilities: Capabilities, dtype: str, device_type: str, number: int, seed_: object
 ) -> list[Case]:
-    """``number`` cases as a run draws them for the law, the same for the same seed; none if it does not apply."""
+    """Return ``number`` cases as the property tests draw them for a law, by a seed; none if the law does not apply."""
     drawn: list[Case] = []
     if not law.applies_to(capabilities):
         return drawn
@@ -71,20 +71,20 @@ def draw(
 
 
 class Schedule:
-    """Examples, each a law and a case, for one kernel's claims on one device."""
+    """Draws examples, each a law and a case, for the claims of one kernel on one device."""
 
     def __init__(self, capabilities: Capabilities, device_type: str) -> None:
         self.capabilities, self.device_type = capabilities, device_type
         self._drawn = cache(self._draw)
 
     def examples(self, seed_: int, limit: int) -> Iterator[tuple[str, Case]]:
-        """Yield the first ``limit`` examples of a seed. Each law takes the dtypes in turn."""
+        """Yield the first ``limit`` examples of a seed. Successive examples of one law have successive dtypes."""
         dtypes = self.capabilities.dtypes
         counts: dict[str, int] = {}
         for index in range(limit):
             law = ROUND[index % len(ROUND)]
             count = counts[law] = counts.get(law, -1) + 1
-            # Laws begin with different dtypes.
+            # Different laws begin with different dtypes.
             dtype = dtypes[(count + ROUND.index(law)) % len(dtypes)]
             of_all, before = divmod(count // len(dtypes), EVERY)
             everything = before == EVERY - 1

@@ -1,4 +1,4 @@
-"""The tables of a mutation run: what each planted bug cost, all of them together, and what survived."""
+"""The tables of a mutation run: the cost of each planted bug and of all of them, and the mutants that survived."""
 
 import json
 import math
@@ -21,7 +21,7 @@ PROPERTY = "flashproof mutation"
 
 @dataclass(frozen=True, kw_only=True)
 class Planted:
-    """One planted bug under one seed; ``law`` is "" if the bug was missed.
+    """The outcome of one planted bug under one seed; ``law`` is "" if the bug was missed.
 
     ``named`` is the cause that the bug's report points to, and ``diagnosis`` compares that with the catalogue's: right,
     none or wrong; "" if there is no report.
@@ -40,7 +40,7 @@ class Planted:
 
 @dataclass(frozen=True, kw_only=True)
 class Operator:
-    """One mutant that an operator made; ``verdict`` is killed, survived, equivalent, invalid or argued."""
+    """The outcome of a mutant that an operator made; ``verdict`` is killed, survived, equivalent, invalid or argued."""
 
     name: str
     verdict: str
@@ -53,7 +53,7 @@ class Operator:
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """What another suite's rule said of a planted bug, or of a correct kernel if ``bug`` is ""."""
+    """What another suite's rule said of the planted bug ``bug``, or of the kernel itself if that is ""."""
 
     rule: str
     tried: int
@@ -103,12 +103,12 @@ class MutationSummary:
         }
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Take the records that a report carries."""
+        """Keep the records that a report carries, and append them to the file."""
         if report.when != "call":
             return
         for name, value in report.user_properties:
             if name == PROPERTY:
-                # Each record is written as it comes, so that a run that is cut short has lost nothing.
+                # Each record is written at once, so that a run that is interrupted has lost nothing.
                 with self.path.open("a") as file:
                     file.write(f"{value}\n")
                 fields = json.loads(str(value))
@@ -126,7 +126,7 @@ class MutationSummary:
             print_table(terminalreporter, *self._comparison())
 
     def _each(self) -> Table:
-        """A row for each planted bug."""
+        """Return a table with a row for each planted bug."""
         groups: dict[str, list[Planted]] = defaultdict(list)
         for record in self.planted:
             groups[record.name].append(record)
@@ -161,7 +161,7 @@ class MutationSummary:
         return columns, rows
 
     def _all(self) -> Table:
-        """What all planted bugs cost together."""
+        """Return the table of what all planted bugs cost together."""
         examples, seconds = ([getattr(r, x) for r in self.planted] for x in ("examples", "seconds"))
         caught = sum(bool(r.law) for r in self.planted)
         rows = [
@@ -185,7 +185,7 @@ class MutationSummary:
         return ("all planted bugs", "median", "95 %"), rows
 
     def _comparison(self) -> Table:
-        """A row for each other suite's rule."""
+        """Return a table with a row for each rule of another suite."""
         rows = []
         for rule in dict.fromkeys(r.rule for r in self.compared):
             on_bugs = [r for r in self.compared if r.rule == rule and r.bug]

@@ -1,4 +1,4 @@
-"""What it costs to shrink a failure to its smallest case, and what its report is worth, in a test as users run it."""
+"""Measure how long a failure takes to shrink, and check its report, with the law's own item as users run it."""
 
 import tempfile
 import time

@@ -1,4 +1,4 @@
-"""What the operators mutate for a SPEC: its file, and files beside it from which it imports jitted functions."""
+"""The operator mutants for a SPEC: those of its file, and of files beside it from which it imports."""
 
 import ast
 import textwrap
@@ -20,7 +20,7 @@ from {loader} import load_module
 
 @dataclass(frozen=True)
 class Target:
-    """One mutant of one module, of the kernel that ``spec`` names."""
+    """One mutant of one module; the module belongs to the kernel that ``spec`` names."""
 
     spec: str
     module: str
@@ -28,17 +28,17 @@ class Target:
 
     @property
     def diff(self) -> str:
-        """The edit as a unified diff."""
+        """The edit as a unified diff with one line of context."""
         return self.mutant.diff(source_of(self.module))
 
     @property
     def change(self) -> str:
-        """The function, and the edit between its neighbours: a name that outlives edits elsewhere in the file."""
+        """A name that outlives edits elsewhere in the file: the function, and the edit between its neighbours."""
         lines = self.diff.splitlines()[2:]
         return "\n".join([self.mutant.function, *(f"{x[0]} {x[1:].strip()}" for x in lines if x[:2] != "@@")])
 
     def write(self, folder: Path) -> str:
-        """Write the mutant down as a kernel of its own, below ``folder``, and return its SPEC."""
+        """Write the mutant as a module below ``folder``, and return the SPEC of its kernel."""
         entry, attribute = locate(self.spec)
         here = folder / self.mutant.name.replace(":", "-")
         here.mkdir(parents=True, exist_ok=True)

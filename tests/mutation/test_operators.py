@@ -26,7 +26,7 @@ RECORDED = 48
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Every mutant of the kernels asked for, flash_v2 unless told otherwise."""
+    """Parametrize over every mutant of the kernels of --kernel, by default of flash_v2."""
     specs = metafunc.config.getoption("--kernel") or [KERNEL]
     try:
         found = [target for spec in specs for target in targets(spec)]
@@ -43,7 +43,7 @@ def test_operator_mutant_is_caught(
     recorder: Recorder,
     pytestconfig: pytest.Config,
 ) -> None:
-    """The mutant is caught; or it compiles to the same; or an argument, line by line, covers why it is not caught."""
+    """A mutant must be caught, unless it compiles to the same code or ``equivalent`` argues why it is not caught."""
     name, judgement = target.mutant.name, judgements[target]
     if judgement.verdict != "different":
         recorder.add(Operator(name=name, verdict=judgement.verdict, reason=judgement.detail))

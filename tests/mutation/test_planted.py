@@ -1,4 +1,4 @@
-"""Every planted bug is caught with every seed, in as many examples as the profile draws; the kernel keeps every law."""
+"""Every planted bug is caught with every seed within a run's examples, and the kernel itself keeps every law."""
 
 import math
 from collections.abc import Callable
@@ -22,7 +22,7 @@ ALL_CAUGHT = 300
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Parametrize over the bugs of the kernels asked for (or all) and over the seeds."""
+    """Parametrize over the bugs of the kernels of --kernel, by default over all, and over the seeds."""
     asked = metafunc.config.getoption("--kernel") or {mutant.kernel for mutant in CATALOGUE.values()}
     mutants = [mutant for mutant in CATALOGUE.values() if mutant.kernel in asked]
     if "mutant" in metafunc.fixturenames:

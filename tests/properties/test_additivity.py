@@ -21,7 +21,7 @@ from tests.harness.relate import Derived, agree, allowances, twice
 from tests.harness.trial import Problem, Trial
 
 COLUMNS, ROWS, HEADS = 3, 2, 1
-"""Dimensions of dout."""
+"""The dimensions along which dout may be cut."""
 
 
 @law(needs="backward", key_padding=True, dropout=True, max_tiles=8)
@@ -35,7 +35,7 @@ def additivity(trial: Trial) -> None:
         name: (x.double(), others[name].double()) for name, x in of_first.named().items() if name in others
     }
     allowed = [allowances(trial, p, gradients=of_whole.dq is not None) for p in (whole, first, second)]
-    # Where a part overflows the output's format, their sum need not.
+    # If a part overflows the output's format, the sum of both need not, so nothing is compared there.
     bound = {
         name: bound.masked_fill(pairs[name][0].isinf() | pairs[name][1].isinf(), torch.inf)
         for name, bound in twice(twice(allowed[0], allowed[1]), allowed[2]).items()
@@ -52,7 +52,7 @@ def additivity(trial: Trial) -> None:
 
 
 def halves(p: Problem, dim: int) -> tuple[Problem, Problem]:
-    """The problem with either half of dout along a dimension, and zeros in the other half."""
+    """Return two problems: one keeps the first half of dout along a dimension, one the second; the rest is zeros."""
     size = p.dout.shape[dim]
     shape = [size if at == dim else 1 for at in range(4)]
     is_first = (torch.arange(size, device=p.dout.device) < size // 2).view(shape)
@@ -60,5 +60,5 @@ def halves(p: Problem, dim: int) -> tuple[Problem, Problem]:
 
 
 def with_dout(p: Problem, dout: Tensor) -> Problem:
-    """The problem with another dout, contiguous, which every kernel takes."""
+    """Return the problem with another dout, made contiguous because every kernel takes that."""
     return replace(p, dout=dout.contiguous())

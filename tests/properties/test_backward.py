@@ -12,5 +12,5 @@ from tests.harness.trial import Trial
 
 @law(needs="backward", key_padding=True, dropout=True, window=True)
 def backward(trial: Trial) -> None:
-    """Judge all that one call with gradients gives."""
+    """Judge everything that one call with gradients returns."""
     judge(trial, trial.problem, trial.gradients())

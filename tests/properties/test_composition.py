@@ -1,8 +1,9 @@
 """Composition: attention over parts, put together, is attention over the whole.
 
-Keys split anywhere and merged through lse (as split-KV, cascade and ring attention do); queries split anywhere.
-Catches an lse that does not belong to its out, lengths that only work as multiples, offsets of a causal mask
-when seqlen_q != seqlen_k, and long sequences treated unlike short ones, which no other law on ``out`` draws.
+Keys may be split anywhere, and the answers to both parts merged through lse, as split-KV, cascade and ring attention
+do. Queries may be split anywhere. Catches an lse that does not belong to its out, lengths that only work as multiples
+of a tile, offsets of a causal mask when seqlen_q != seqlen_k, and long sequences treated unlike short ones, which no
+other law on ``out`` draws.
 """
 
 from dataclasses import replace
@@ -15,14 +16,14 @@ from tests.harness.relate import Derived, agree, allowances, claimed_length, in_
 from tests.harness.trial import Outputs, Problem, Trial
 
 LONGEST = 2048
-"""More than other laws draw: of two parts, each is checked as often as the whole."""
+"""The largest length that this law draws. It needs no reference, so it can afford more than other laws on out."""
 
 
 @law(max_tiles=64, max_seqlen=LONGEST)
 def composition(trial: Trial) -> None:
-    """Split at a place that the seed decides."""
+    """Split the queries, then the keys, each at a place that the seed of the case decides."""
     if trial.arithmetic.rotates:
-        return  # parts are quantised on their own, and no rotated entry is certain to pass unchanged
+        return  # each part is quantised on its own, and no rotated entry is certain to pass that unchanged
     trial = settled(trial)
     p, c = trial.problem, trial.kernel.capabilities
     may_split = c.unequal_lengths and (c.causal_unequal_lengths or not p.causal)
@@ -35,7 +36,10 @@ def composition(trial: Trial) -> None:
 
 
 def split_queries(trial: Trial, whole: Outputs, allowed: dict[str, Tensor]) -> None:
-    """The last rows alone see what they saw; so do the first, before the keys that only later rows see."""
+    """Compare some rows of the whole with a call for these rows alone.
+
+    Under a causal mask the first rows keep their answer if the keys are left out that only later rows see.
+    """
     p = trial.problem
     seqlen_q, seqlen_k = p.q.shape[2], p.k.shape[2]
     at = claimed_length(trial, trial.case.seed % seqlen_q)
@@ -61,13 +65,13 @@ def split_queries(trial: Trial, whole: Outputs, allowed: dict[str, Tensor]) -> N
 
 
 def split_keys(trial: Trial, whole: Outputs, lse: Tensor, allowed: dict[str, Tensor]) -> None:
-    """Two halves of the keys, merged: out = sum_s w_s out_s with w_s = exp(lse_s - lse)."""
+    """Compare the whole with two parts of the keys, merged: out = sum_s w_s out_s with w_s = exp(lse_s - lse)."""
     p = trial.problem
     at = claimed_length(trial, trial.case.seed // 7 % p.k.shape[2])
     if p.causal:
         if trial.alignment == "top_left":
-            return  # the second half would need a mask of its own
-        # The first half is seen by every row.
+            return  # the second part would need a mask that no kernel claims
+        # The cut is at a place where every row sees all keys of the first part.
         at = claimed_length(trial, min(at, p.k.shape[2] - p.q.shape[2] + 1))
     if min(at, p.k.shape[2] - at) < max(1, trial.kernel.capabilities.min_seqlen):
         return
@@ -83,7 +87,7 @@ def split_keys(trial: Trial, whole: Outputs, lse: Tensor, allowed: dict[str, Ten
     together = torch.logsumexp(lses, 0)
     weights = torch.exp(lses - together.masked_fill(together == -torch.inf, 0.0)).nan_to_num(nan=torch.inf)
     merged = (weights[..., None] * outs).sum(0)
-    # an error of lse_s moves weight between the halves: |d w| <= w_1 w_2 (e_1 + e_2) before second order
+    # An error of lse_s moves weight between the halves: |d w| <= w_1 w_2 (e_1 + e_2) before second order
     lse_error = torch.stack([b["lse"] for b in bounds]).sum(0)
     moved = torch.expm1(lse_error.clamp_max(50.0)) * weights.prod(0).clamp_max(1.0)
     size = (outs[0] - outs[1]).abs()
@@ -91,7 +95,7 @@ def split_keys(trial: Trial, whole: Outputs, lse: Tensor, allowed: dict[str, Ten
     parts = out_error * (1 + lse_error[..., None]) + moved[..., None] * size
     out_bound = allowed["out"] + 1.01 * parts
     lse_bound = allowed["lse"] + torch.maximum(bounds[0]["lse"], bounds[1]["lse"])
-    # Where float32 may overflow, in the whole or in a half, there is nothing to compare.
+    # If float32 may overflow, in the whole or in a part, there is nothing to compare.
     lost = torch.stack([b["lse"].isposinf() | b["out"].isposinf().any(-1) for b in (allowed, *bounds)]).any(0)
     total = {
         "out": out_bound.masked_fill(lost[..., None], torch.inf),
@@ -102,7 +106,7 @@ def split_keys(trial: Trial, whole: Outputs, lse: Tensor, allowed: dict[str, Ten
 
 
 def _merging(halves: list[Outputs]) -> dict[str, str]:
-    """Both formulas once more, over the calls of a stand-alone script."""
+    """Return the formulas for merged out and lse as Python text, in the names of a stand-alone script."""
     calls = [half.call for half in halves]
     lse, out = (f"torch.stack([results[i][{x!r}].double() for i in {calls}])" for x in ("lse", "out"))
     return {"out": f"({lse}.softmax(0)[..., None] * {out}).sum(0)", "lse": f"{lse}.logsumexp(0)"}

@@ -1,9 +1,9 @@
 """Determinism: an answer depends on nothing but the question.
 
-The same call after a call of another shape; a batch element alone and among others; another launch setting;
-an upstream gradient that the kernel itself has written and its copy: the same bits where they are claimed,
-else the same answer up to rounding. Catches state kept between calls, races that show in one process, scratch
-reused too early, settings that break.
+Four pairs of calls are compared: the same call before and after a call of another shape; a batch element among others
+and alone; one launch setting and another; a dout that the kernel itself has written and a copy of it. They must have
+the same bits if that is claimed, else the same answer up to rounding. Catches state kept between calls, races that show
+in one process, scratch memory reused too early, launch settings that break.
 """
 
 from dataclasses import replace
@@ -25,7 +25,7 @@ from tests.harness.trial import Outputs, Problem, Trial
 
 @law(key_padding=True, dropout=True, window=True, max_tiles=8)
 def determinism(trial: Trial) -> None:
-    """Repeat, isolate, relaunch, feed back."""
+    """Compare the four pairs of calls."""
     p = trial.problem
     first = trial.gradients()
     allowed = allowances(trial, p, gradients=first.dq is not None)
@@ -39,7 +39,7 @@ def determinism(trial: Trial) -> None:
 
 
 def another_shape(trial: Trial, p: Problem) -> Problem:
-    """About half of the queries and, where lengths may differ, all of the keys."""
+    """Return a problem with about half of the queries and, if lengths may differ, all of the keys."""
     c = trial.kernel.capabilities
     half = max(c.min_seqlen, claimed_length(trial, p.q.shape[2] // 2))
     may_differ = c.unequal_lengths and (c.causal_unequal_lengths or not p.causal)
@@ -49,7 +49,7 @@ def another_shape(trial: Trial, p: Problem) -> Problem:
 
 
 def alone(trial: Trial, p: Problem, first: Outputs, allowed: dict[str, Tensor]) -> None:
-    """The last element of the batch without the others; what dropout drops depends on its place."""
+    """Compare the last batch element with a call for it alone, but not under dropout, which depends on its place."""
     if p.q.shape[0] < 2 or p.dropout_p:
         return
     got = trial.gradients(in_claimed_layout(trial, p.with_batch(slice(-1, None))))
@@ -62,9 +62,9 @@ def alone(trial: Trial, p: Problem, first: Outputs, allowed: dict[str, Tensor]) 
 
 
 def relaunched(trial: Trial, p: Problem, first: Outputs, allowed: dict[str, Tensor]) -> None:
-    """Every launch setting moved on to its next declared value, which may round in other places.
+    """Compare with a call in which each launch setting has its next declared value; roundings may differ.
 
-    But for those that inputs are quantised by: rounded to other numbers, they are another question.
+    Settings that decide how inputs are quantised stay as they are, because other numbers have another answer.
     """
     declared = trial.kernel.capabilities.launch
     if not declared:
@@ -80,7 +80,7 @@ def relaunched(trial: Trial, p: Problem, first: Outputs, allowed: dict[str, Tens
 
 
 def fed_back(trial: Trial, p: Problem) -> None:
-    """The upstream gradient is the tensor that the kernel wrote, or a copy of it."""
+    """Compare a call whose dout is a tensor that the kernel itself wrote with a call whose dout is a copy of it."""
     written = trial.gradients(p)
     copied = trial.gradients(replace(p, dout=p.dout.clone()))
     bound = of_a_repeat(trial, allowances(trial, p, gradients=True))

@@ -1,8 +1,8 @@
-"""Exact: inputs whose answer needs no rounding, or one.
+"""Exact: some inputs have answers that need no rounding, or a single one.
 
-One-hot attention (each query meets one key, all others underflow) returns rows of v bit for bit; q = 0 with
-integer v returns means that only the last division rounds. Catches a key or value from the wrong row, a mask
-that is off by one, a padded key that counts, and anything that is only nearly right.
+If each query has all its weight on one key, since the weights of the others underflow, out has rows of v bit for bit.
+If q = 0 and v has integers, out has means that only the last division rounds. Catches a key or value from the wrong
+row, a mask that is off by one, a padded key that counts, and anything that is only nearly right.
 """
 
 import math
@@ -19,22 +19,22 @@ from tests.harness.relate import settled
 from tests.harness.trial import Check, Trial
 
 SCORE_GAP = 256.0
-"""Natural-log gap between the key that a query meets and every other: exp2(-369) is 0 in float32."""
+"""How far, in natural logarithms, the score of one key is above all others: exp(-256) = exp2(-369) is 0 in float32."""
 
 
 @law(key_padding=True)
 def exact(trial: Trial) -> None:
-    """Both, in the shape of the case."""
+    """Check means and single keys, in the shape of the case and with numbers of this law's own."""
     p = trial.problem
     if 0 in p.q.shape or 0 in p.k.shape:
-        return  # no row, or no key to return
+        return  # there is no row or no key
     means(trial)
-    if not trial.arithmetic.rotates:  # rotated, sign vectors are no longer exact in few bits
+    if not trial.arithmetic.rotates:  # rotated sign vectors are not exact in few bits
         one_hot(trial)
 
 
 def seen_keys(trial: Trial) -> torch.Tensor:
-    """Which keys each row sees, (batch or 1, seqlen_q or 1, seqlen_k) bool."""
+    """Return which keys each row sees, as (batch or 1, seqlen_q or 1, seqlen_k) bool."""
     p = trial.problem
     seqlen_q, seqlen_k = p.q.shape[2], p.k.shape[2]
     mask = p.key_padding_mask
@@ -45,12 +45,12 @@ def seen_keys(trial: Trial) -> torch.Tensor:
 
 
 def generator(trial: Trial) -> torch.Generator:
-    """For this law's own data, which replaces that of the case."""
+    """Return a generator, seeded by the case, for the numbers of this law's own."""
     return torch.Generator().manual_seed(trial.case.seed)
 
 
 def means(trial: Trial) -> None:
-    """Q = 0: out is the mean of the visible integers, lse the logarithm of their number."""
+    """Check that with q = 0 out is the mean of the integers that a row sees, and lse the logarithm of their number."""
     p, a = trial.problem, trial.arithmetic
     top = 0.5 * a.weights.maximum if a.k_prescaled or a.rounded_scores else FLOAT32_SAFE
     if blank(p.k, p.key_padding_mask).double().abs().amax() * max(1.0, abs(p.sm_scale)) >= top:
@@ -61,7 +61,7 @@ def means(trial: Trial) -> None:
     counts = seen.sum(-1, keepdim=True)
 
     def mean(x: torch.Tensor) -> torch.Tensor:
-        """Of the keys that a row sees, like out; sums of integers are exact."""
+        """Return the mean of x over the keys that a row sees, shaped like out; sums of integers are exact."""
         return (seen @ x.double() / counts.clamp_min(1)).repeat_interleave(group, 1).expand_as(p.q)
 
     expected = mean(v)
@@ -90,13 +90,16 @@ def means(trial: Trial) -> None:
 
 
 def one_hot(trial: Trial) -> None:
-    """Keys are distinct sign vectors; a query is a multiple of the one it meets, so large that P is 0 or 1."""
+    """Check that a row whose weight is all on one key gets that key's row of v.
+
+    Keys are distinct vectors of signs. A query is a multiple of one key, so large that each weight is 0 or 1.
+    """
     p = trial.problem
     seqlen_q, seqlen_k, head_dim = p.q.shape[2], p.k.shape[2], p.q.shape[3]
     bits = max(1, math.ceil(math.log2(seqlen_k)))
     active = 2 ** math.ceil(math.log2(bits))
     scale = p.sm_scale if 2.0**-5 <= abs(p.sm_scale) <= 2.0 else 1 / math.sqrt(head_dim)
-    # A power of two, so that the score of the key that is met, and what is subtracted from it, is exact.
+    # The factor is a power of two, so that the score of that key, and what is subtracted from it, is exact.
     factor = 2.0 ** math.ceil(math.log2(SCORE_GAP / abs(scale)))
     v = _on_tf32_grid(blank(settled(trial).problem.v, p.key_padding_mask))
     largest_v = v.double().abs().amax()
@@ -107,13 +110,13 @@ def one_hot(trial: Trial) -> None:
         or factor > torch.finfo(p.q.dtype).max
         or largest_v * seqlen_k >= FLOAT32_SAFE
     ):
-        return  # more keys than sign vectors; or sums over keys that weigh nothing in the end may overflow
+        return  # there are more keys than sign vectors, or something on the way may overflow
     index = torch.arange(seqlen_k)
     signs = 1.0 - 2.0 * (index[:, None] >> (torch.arange(active) % bits) & 1)
     keys = torch.nn.functional.pad(signs, (0, head_dim - active))
     seen = seen_keys(trial).cpu()
     counts = seen.sum(-1)
-    # Which of the keys that it sees, in their order, then which of all.
+    # First a number is chosen among the keys that a row sees; then that becomes a number among all keys.
     chosen = torch.randint(2**31, (seqlen_q,), generator=generator(trial)) % counts.clamp_min(1)
     number = seen.cumsum(-1).expand(-1, seqlen_q, -1).contiguous()
     chosen = torch.searchsorted(number, chosen[..., None] + 1)[..., 0].clamp_max(seqlen_k - 1)
@@ -132,7 +135,7 @@ def one_hot(trial: Trial) -> None:
 
 
 def _on_tf32_grid(v: torch.Tensor) -> torch.Tensor:
-    """float32 values with 10 fraction bits, which no tf32 product rounds; 16-bit values as they are."""
+    """Return float32 values cut to 10 fraction bits, which no tf32 product rounds, and 16-bit values as they are."""
     if v.dtype != torch.float32:
         return v
     return (v.contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32)

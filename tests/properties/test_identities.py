@@ -1,9 +1,9 @@
 """Identities: equations between inputs and outputs that need no reference, so they hold at any length.
 
-Rows of dS sum to 0, hence sum_j dk_j = 0 for one common query; sum_j dv_j = sum_i dout_i over rows that see a
-key; <dq, q> = <dk, k> for each key head and its group; v = 1 gives out = 1; out lies in the hull of v.
-Catches dropped or repeated keys, a delta that is slightly off, normalisation, at lengths where a reference
-would be too slow: no other law on gradients draws them.
+Rows of dS sum to 0, so sum_j dk_j = 0; sum_j dv_j = sum_i dout_i over rows that see a key; <dq, q> = <dk, k> for each
+key head and its group; v = 1 gives out = 1; each row of out lies between the smallest and the largest rows of v.
+Catches dropped or repeated keys, a delta that is slightly off, and wrong normalisation, at lengths where a reference
+would be too slow, which no other law on gradients draws.
 """
 
 from dataclasses import replace
@@ -19,16 +19,16 @@ from tests.harness.trial import Check, Outputs, Problem, Trial
 
 LONGEST = 4096
 MOST_SCORES = 2**26
-"""The kernel's time alone sets the limit."""
+"""The most scores of a case. There is no reference to wait for, so this is only to limit the time of the kernel."""
 
 
 @law(max_seqlen=LONGEST, max_tiles=64, max_work=MOST_SCORES)
 def identities(trial: Trial) -> None:
-    """All identities on one problem."""
+    """Check all identities on one problem."""
     trial = settled(trial)
     p = trial.problem
     if 0 in p.q.shape or 0 in p.k.shape:
-        return  # sums over nothing
+        return  # every sum is over nothing
     s = sizes(
         p.q,
         p.k,
@@ -41,7 +41,7 @@ def identities(trial: Trial) -> None:
         gradients=trial.kernel.capabilities.backward,
     )
     if not s.safe:
-        return  # float32 may overflow: what comes out is the forward and special laws' matter
+        return  # float32 may overflow, of which the laws forward and special judge the results
     got = trial.gradients(p)
     checks = hull(trial, s, got)
     if s.known and got.dq is not None and got.dk is not None and got.dv is not None:
@@ -50,7 +50,7 @@ def identities(trial: Trial) -> None:
 
 
 def hull(trial: Trial, s: Sizes, got: Outputs) -> list[Check]:
-    """Each row of out is a convex combination of rows of v."""
+    """Return the check that each entry of out lies between the smallest and the largest entry of its column of v."""
     out = fold(got.out, s.k.shape[1]).double()
     low, high = s.v.amin(-2, keepdim=True), s.v.amax(-2, keepdim=True)
     low, high = (torch.where(s.live[:, None], x, 0.0) for x in (low, high))
@@ -76,7 +76,7 @@ def hull(trial: Trial, s: Sizes, got: Outputs) -> list[Check]:
 
 
 def ones(trial: Trial, p: Problem, s: Sizes) -> list[Check]:
-    """V = 1 gives out = 1 on rows that see a key."""
+    """Return the check that v = 1 gives out = 1 in rows that see a key."""
     got = trial.forward(replace(p, v=torch.ones_like(p.v)))
     expected = s.live[: p.q.shape[2], None].double().expand_as(got.out)
     bound = ones_bound(s, trial.arithmetic).expand(*s.score.shape, 1)
@@ -87,7 +87,7 @@ def ones(trial: Trial, p: Problem, s: Sizes) -> list[Check]:
 def sums_of_gradients(
     trial: Trial, p: Problem, s: Sizes, got: Outputs, dq: Tensor, dk: Tensor, dv: Tensor
 ) -> list[Check]:
-    """The three sums over keys."""
+    """Return the checks of three sums: of dk over keys, of dv over keys, and of the products dq q and dk k."""
     dq, dk, dv = fold(dq, p.heads_kv).double(), dk.double(), dv.double()
     dk_bound, dv_bound, pair_bound = sums_bounds(s, trial.arithmetic, dq, dk, dv)
     return [

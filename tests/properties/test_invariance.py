@@ -18,12 +18,12 @@ from tests.harness.relate import Derived, agree, allowances, settled, twice
 from tests.harness.trial import Outputs, Trial
 
 GRID = 2.0**-4
-"""Keys are rounded to this grid and cut to [-4, 4] where a vector is added to them: sums stay exact in bfloat16."""
+"""Keys that a vector is added to are first rounded to this grid and cut to [-4, 4], so that bfloat16 holds the sums."""
 
 
 @law(key_padding=True, max_tiles=8)
 def invariance(trial: Trial) -> None:
-    """Every relation on one problem."""
+    """Check each change on one problem."""
     trial = settled(trial)
     p = trial.problem
     if 0 in p.q.shape or 0 in p.k.shape:
@@ -41,7 +41,7 @@ def invariance(trial: Trial) -> None:
 
 
 def permuted_keys(trial: Trial, base: Outputs, allowed: dict[str, Tensor]) -> None:
-    """Without a mask, keys and values are a set."""
+    """Reverse keys and values: without a mask, their order does not matter."""
     p = trial.problem
     if p.causal:
         return
@@ -54,7 +54,7 @@ def permuted_keys(trial: Trial, base: Outputs, allowed: dict[str, Tensor]) -> No
 
 
 def permuted_heads(trial: Trial, base: Outputs, allowed: dict[str, Tensor]) -> None:
-    """Batch elements and heads are independent; query heads move with their key head."""
+    """Reverse the batch and the key heads, each with its query heads: the answers move and are otherwise the same."""
     p = trial.problem
     if p.k.shape[0] * p.k.shape[1] == 1:
         return
@@ -79,9 +79,9 @@ def permuted_heads(trial: Trial, base: Outputs, allowed: dict[str, Tensor]) -> N
 
 
 def shifted_keys(trial: Trial) -> None:
-    """softmax(q (k + c)) = softmax(q k): out stays, and lse moves by sm_scale * q.c."""
+    """Add one vector c to all keys: softmax(q (k + c)) = softmax(q k), so out stays and lse moves by sm_scale * q.c."""
     p = trial.problem
-    # Quantised, all of -1, 0 and 1 with the shift added are exact.
+    # If keys are quantised, they become -1, 0 or 1, to which the shift can be added without rounding.
     grid, limit = (GRID, 4.0) if trial.arithmetic.quantisation is None else (1.0, 1.0)
     keys = ((p.k.float().clamp(-limit, limit) / grid).round() * grid).to(p.k.dtype)
     shift = torch.where(torch.arange(p.k.shape[3], device=p.k.device) % 3 == 0, 2.0, -1.0).to(p.k.dtype)
@@ -98,10 +98,10 @@ def shifted_keys(trial: Trial) -> None:
 
 
 def moved_power_of_two(trial: Trial, base: Outputs, allowed: dict[str, Tensor]) -> None:
-    """4 q and sm_scale / 4: every float on the way is the same but for its exponent.
+    """Multiply q by 4 and divide sm_scale by 4: every number on the way keeps its bits apart from its exponent.
 
-    Not its bits where q is subnormal: tensor cores align products by the exponents of their operands, and that of
-    a subnormal number is not moved along (``Arithmetic.smallest_operand``).
+    If q has subnormal numbers, bits may differ: tensor cores align products by the exponents of their operands, and
+    the exponent of a subnormal number does not change with it (``Arithmetic.smallest_operand``).
     """
     p = trial.problem
     q = p.q * 4
@@ -111,7 +111,7 @@ def moved_power_of_two(trial: Trial, base: Outputs, allowed: dict[str, Tensor]) 
     a = trial.arithmetic
     rounds_between = a.k_prescaled or a.q_prescaled or a.rounded_scores
     if not exact or not 2.0**-60 < abs(p.sm_scale) < 2.0**60 or rounds_between:
-        return  # an underflow or overflow would differ
+        return  # a rounding, underflow or overflow may differ
     normal = smallest[0] >= torch.finfo(p.q.dtype).tiny
     got = trial.forward(replace(p, q=q, sm_scale=p.sm_scale / 4))
     claim = "a factor 4 moved from sm_scale to q changes no bit of {}"
@@ -119,7 +119,7 @@ def moved_power_of_two(trial: Trial, base: Outputs, allowed: dict[str, Tensor]) 
 
 
 def unseen_keys(trial: Trial, base: Outputs, allowed: dict[str, Tensor]) -> None:
-    """Keys and values that the first half of the rows does not see may be anything."""
+    """Change keys and values that the first half of the rows does not see: the answers of these rows stay."""
     p = trial.problem
     rows, seqlen_q, seqlen_k = p.q.shape[2] // 2, p.q.shape[2], p.k.shape[2]
     offset = seqlen_k - seqlen_q if trial.alignment == "bottom_right" else 0
@@ -140,7 +140,7 @@ def unseen_keys(trial: Trial, base: Outputs, allowed: dict[str, Tensor]) -> None
 
 
 def masked_keys(trial: Trial, base: Outputs, allowed: dict[str, Tensor]) -> None:
-    """Keys that are padded, and their values, may be anything."""
+    """Change padded keys and their values: all answers stay."""
     p = trial.problem
     if p.key_padding_mask is None:
         return
@@ -151,7 +151,7 @@ def masked_keys(trial: Trial, base: Outputs, allowed: dict[str, Tensor]) -> None
 
 
 def repeated_heads(trial: Trial, base: Outputs, allowed: dict[str, Tensor]) -> None:
-    """A group that shares a key head = as many copies of that head, their dk and dv summed."""
+    """Repeat the key head of each group for each query head: out stays, and dk and dv are the sums over the copies."""
     p = trial.problem
     group = p.heads_q // p.heads_kv
     if group == 1:
@@ -165,14 +165,14 @@ def repeated_heads(trial: Trial, base: Outputs, allowed: dict[str, Tensor]) -> N
 
     same = ("out", "lse", "dq")
     both = twice({name: allowed[name] for name in same}, bound)
-    # Where a group shares a tile, rows take another place in it; interpreted, products are those of the CPU's BLAS,
-    # which may round them otherwise there.
+    # A row may take another place in its tile. On a CPU the products are those of its BLAS, which may round differently
+    # at another place.
     exactly = p.q.device.type != "cpu"
     claim = "repeating the key heads of a group leaves {} as it was"
     agree(trial, claim, got, base, both, only=same, exactly=exactly)
     if got.dk is not None and got.dv is not None:
         sums = {"dk": summed(got.dk), "dv": summed(got.dv)}
-        # A copy's gradient may overflow the output's format where the sum over the copies does not.
+        # The gradient of a copy may overflow the output's format although the sum over the copies does not.
         overflow = {"dk": summed(got.dk.isinf()) > 0, "dv": summed(got.dv.isinf()) > 0}
         bound = {
             name: (allowed[name] + summed(bound[name])).masked_fill(overflow[name], torch.inf)
@@ -184,7 +184,7 @@ def repeated_heads(trial: Trial, base: Outputs, allowed: dict[str, Tensor]) -> N
 
 
 def contiguous(trial: Trial, base: Outputs, allowed: dict[str, Tensor]) -> None:
-    """The same numbers in contiguous tensors."""
+    """Lay the same numbers out contiguously: all answers stay."""
     p = trial.problem
     tensors = {name: getattr(p, name) for name in ("q", "k", "v", "dout")}
     if all(x.is_contiguous() for x in tensors.values()):

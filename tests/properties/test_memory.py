@@ -18,14 +18,14 @@ from tests.harness.relate import Derived, agree, allowances, in_claimed_layout, 
 from tests.harness.trial import Outputs, Trial
 
 FINITE_POISON = 1280.0
-"""Far from any input's typical size, and exact in every dtype."""
+"""The number that memory is filled with in the second run: far from typical inputs, and exact in every dtype."""
 
 INPUTS = ("q", "k", "v", "dout")
 
 
 @law(key_padding=True, dropout=True, window=True, max_tiles=16)
 def memory(trial: Trial) -> None:
-    """Run with NaN, with a number, with another q, and at the fence."""
+    """Run with memory full of NaN, then of a number, then with another q, then with memory that ends at a fence."""
     first = run(trial, float("nan"))
     for name in INPUTS:
         window(trial, name).refill(FINITE_POISON)
@@ -39,12 +39,12 @@ def memory(trial: Trial) -> None:
 
 
 def window(trial: Trial, name: str) -> Window:
-    """An input and the storage around it."""
+    """Return an input with the storage around it."""
     return getattr(trial.windows, name)
 
 
 def run(trial: Trial, poison: float) -> Outputs:
-    """One call with poisoned allocations; inputs, their margins and the guards must be as before."""
+    """Return the outputs of a call with poisoned allocations; inputs, their margins and the guards must not change."""
     before = {name: window(trial, name).bits() for name in INPUTS}
     allocations = PoisonedAllocations(poison)
     got = trial.gradients(memory=allocations)
@@ -72,7 +72,7 @@ def run_anew(trial: Trial, earlier: Outputs, allowed: dict[str, Tensor]) -> None
 
 
 def run_fenced(trial: Trial) -> None:
-    """One call whose inputs and allocations end at a fence; all there is to see is whether it comes back."""
+    """Make a call whose inputs and allocations end at a fence; the law is broken only if that ends the process."""
     p = trial.problem
     q, k, v, dout = (behind_fence(window(trial, name).tensor) for name in INPUTS)
     mask = None if p.key_padding_mask is None else behind_fence(p.key_padding_mask)

@@ -1,8 +1,8 @@
-"""Ragged: of sequences of different lengths in one call, each is answered as if it were alone.
+"""Ragged: if sequences of different lengths are in one call, each is answered as if it were alone.
 
-A cache of which each sequence fills a part, or sequences packed end to end, according to what the kernel takes:
-out, lse and the gradients of each sequence are within the bound of float64. Lengths are 0, 1, those around whole
-tiles, any, and all there is. Catches lengths or offsets of another sequence, rows and keys of the neighbour, a
+The kernel takes a cache of which each sequence fills a part, or sequences packed end to end. In both cases out, lse
+and the gradients of each sequence are within the bound of float64. Lengths are 0, 1, close to whole tiles, random, or
+the full length. Catches lengths or offsets of another sequence, rows and keys of the neighbour, a
 causal corner that is that of the longest, empty sequences, and what lies in a cache behind its last key.
 """
 
@@ -21,12 +21,12 @@ from tests.harness.law import law
 from tests.harness.trial import Trial
 
 MOST_SEQUENCES = 4
-"""Of those that the rows of a packed case are cut into."""
+"""The most sequences that the rows of a packed case are cut into."""
 
 
 @law(needs="ragged")
 def ragged(trial: Trial) -> None:
-    """The seed decides the lengths."""
+    """Judge each sequence of one call; the seed of the case decides their lengths."""
     claimed = trial.kernel.capabilities.ragged
     chance = random.Random(trial.case.seed)
     if claimed == "cache":
@@ -36,7 +36,7 @@ def ragged(trial: Trial) -> None:
 
 
 def filled_in_part(trial: Trial, chance: random.Random) -> None:
-    """Each sequence of the batch has so many keys; in half of the cases NaN lies behind them."""
+    """Give each sequence of the batch a random number of keys, in half of the cases with NaN behind the last one."""
     p = trial.problem
     lengths = [length(trial, "block_n", p.k.shape[2], chance) for _ in range(len(p.k))]
     if chance.random() < 0.5:
@@ -54,7 +54,7 @@ def filled_in_part(trial: Trial, chance: random.Random) -> None:
 
 
 def end_to_end(trial: Trial, chance: random.Random) -> None:
-    """The rows of the first batch element are cut into sequences, and so are its keys, elsewhere."""
+    """Cut the rows of the first batch element into sequences, and its keys into as many, at other places."""
     p = trial.problem
     p = replace(p, q=p.q[:1], k=p.k[:1], v=p.v[:1], dout=p.dout[:1])
     sequences = chance.randint(1, MOST_SEQUENCES)
@@ -79,18 +79,18 @@ def end_to_end(trial: Trial, chance: random.Random) -> None:
 
 
 def cuts(trial: Trial, block: str, total: int, sequences: int, chance: random.Random) -> list[int]:
-    """Where sequences begin, and the end of the last."""
+    """Return the places where the sequences begin, and the end of the last one."""
     places = [length(trial, block, total, chance) for _ in range(sequences - 1)]
     return [0, *sorted(places), total]
 
 
 def length(trial: Trial, block: str, most: int, chance: random.Random) -> int:
-    """0, 1, around a tile of the setting ``block``, any, or the most."""
+    """Return a random length: 0, 1, one close to whole tiles of the setting ``block``, any length, or ``most``."""
     tile = trial.launch.get(block, DEFAULT_BLOCK)
     near_tile = chance.randint(1, max(1, most // tile)) * tile + chance.randint(-1, 1)
     return min(most, chance.choice((0, 1, near_tile, near_tile, chance.randint(0, most), most)))
 
 
 def int32(numbers: list[int], device: torch.device) -> Tensor:
-    """As kernels take lengths."""
+    """Return lengths in the form in which kernels take them: int32, on the device."""
     return torch.tensor(numbers, dtype=torch.int32, device=device)

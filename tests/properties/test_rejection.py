@@ -1,8 +1,8 @@
 """Rejection: what is not claimed is refused with an error, before anything is launched.
 
-Mismatched shapes and dtypes are refused by every kernel; a dtype, head_dim, group, length, mask or scale outside
-of the claims by every kernel that states its own. Catches kernels that read past the end of a shorter tensor,
-or answer wrongly what they never meant to answer.
+Tensors whose shapes or dtypes do not fit together must be refused, and so must a dtype, head_dim, group, length, mask
+or scale that the kernel does not claim. The law applies to kernels that claim ``validates``. Catches kernels that read
+past the end of a shorter tensor, or that give wrong answers to what they do not claim.
 """
 
 import itertools
@@ -21,7 +21,7 @@ from tests.harness.trial import Problem, Trial, run_kernel
 
 @law(needs="validates", max_tiles=8)
 def rejection(trial: Trial) -> None:
-    """Each call must raise, and leave its inputs alone."""
+    """Check that each call raises an exception and leaves its inputs as they are."""
     p = trial.problem
     if 0 in p.q.shape or 0 in p.k.shape:
         return  # slices of an empty tensor do not mismatch
@@ -30,8 +30,8 @@ def rejection(trial: Trial) -> None:
 
 
 def mismatches(p: Problem) -> Iterator[tuple[str, Problem]]:
-    """Calls that mean nothing."""
-    # Sizes are chosen so that they don't broadcast: where one of two is 1, some libraries give it a meaning.
+    """Yield calls that have no meaning, because their tensors do not fit together, each with words for it."""
+    # No size is 1, because some libraries repeat such a tensor along the dimension, which gives the call a meaning.
     wide = torch.cat((p.k, p.k, p.k), -1)
     q = torch.cat((p.q, p.q), -1)
     yield "k with another head_dim than q", replace(p, q=q, dout=q, k=wide, v=wide)
@@ -46,7 +46,7 @@ def mismatches(p: Problem) -> Iterator[tuple[str, Problem]]:
 
 
 def unclaimed(trial: Trial, p: Problem) -> Iterator[tuple[str, Problem]]:
-    """Calls that mean something which the kernel does not claim."""
+    """Yield calls that have a meaning, but that the kernel does not claim, each with words for it."""
     c = trial.kernel.capabilities
     for dtype in DTYPES:
         if dtype not in c.dtypes:
@@ -59,7 +59,7 @@ def unclaimed(trial: Trial, p: Problem) -> Iterator[tuple[str, Problem]]:
     if c.min_seqlen:
         short = _mapped(p, lambda x: x[:, :, : c.min_seqlen - 1])
         yield f"seqlen {c.min_seqlen - 1}, which is not claimed", short
-    if c.seqlen_multiple > 1:  # each alone: a refusal of one says nothing of the other
+    if c.seqlen_multiple > 1:  # if one call had both wrong, a refusal could be for either
         wrong = f"that is no multiple of {c.seqlen_multiple}, which is not claimed"
         yield f"seqlen_q {wrong}", replace(p, q=p.q[:, :, :-1], dout=p.dout[:, :, :-1], causal=False)
         yield f"seqlen_k {wrong}", replace(p, k=p.k[:, :, :-1], v=p.v[:, :, :-1], causal=False)
@@ -80,7 +80,7 @@ def unclaimed(trial: Trial, p: Problem) -> Iterator[tuple[str, Problem]]:
 
 
 def refuses(trial: Trial, what: str, problem: Problem) -> None:
-    """The call raises an exception."""
+    """Check that a call raises an exception, other than a CUDA error, and does not write to its inputs."""
     before = [x.clone() for x in (problem.q, problem.k, problem.v)]
     call = trial.record(problem, backward=False)
     try:

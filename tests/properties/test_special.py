@@ -20,16 +20,16 @@ from tests.harness.relate import agree, allowances, twice
 from tests.harness.trial import Check, Outputs, Problem, Trial
 
 HEAVY = 1e-3
-"""A weight that no arithmetic rounds to 0, where NaN or infinity must show."""
+"""The smallest weight at which NaN or infinity in v must show in out; no arithmetic rounds it to 0."""
 
 
 @law(nonfinite=True, max_tiles=16)
 def special(trial: Trial) -> None:
-    """Rows by what reaches them: a number, something that is none, or left open."""
+    """Check the rows that see no NaN or infinity, those that do, and the weight of a score of -inf."""
     p = trial.problem
     got = trial.gradients() if trial.kernel.capabilities.backward else trial.forward()
     if 0 in p.q.shape or 0 in p.k.shape:
-        return  # no entry that could be NaN meets another
+        return  # there are no scores
     scores = scores_of(trial, p)
     unreached(trial, got, scores)
     reached(trial, got, scores)
@@ -38,13 +38,13 @@ def special(trial: Trial) -> None:
 
 @dataclass(frozen=True)
 class Scores:
-    """Scores of a problem, (B, H, R, N), folded.
+    """The scores of a problem, (B, H, R, N): H key heads, R rows of all query heads of a group, N keys.
 
     Attributes:
-        value: float64, with the NaN and infinities that exact arithmetic gives.
-        seen: which of them count.
-        bad: (B, H, R, 1) rows that see NaN or +inf.
-        hidden: scores of -inf that are seen: keys of weight 0.
+        value: the scores in float64, with NaN and infinities as exact arithmetic has them.
+        seen: bool, whether the row sees the key.
+        bad: bool (B, H, R, 1), whether the row sees a score of NaN or +inf.
+        hidden: bool, whether the row sees the key and its score is -inf, so that its weight is 0.
     """
 
     value: Tensor
@@ -54,7 +54,7 @@ class Scores:
 
 
 def scores_of(trial: Trial, p: Problem) -> Scores:
-    """Scores and what they do to their rows."""
+    """Compute the scores of a problem."""
     value = fold(p.q, p.heads_kv).double() @ p.k.double().mT * p.sm_scale
     group = p.heads_q // p.heads_kv
     seen = visible(p.q.shape[2], p.k.shape[2], p.causal, trial.alignment, p.q.device, group=group)
@@ -64,7 +64,7 @@ def scores_of(trial: Trial, p: Problem) -> Scores:
 
 
 def unreached(trial: Trial, got: Outputs, s: Scores) -> None:
-    """What sees neither NaN nor infinity has the answer it has without them."""
+    """Check that rows and columns that see neither NaN nor infinity have the same answer as without them."""
     p = trial.problem
     finite = replace(p, **{name: getattr(p, name).nan_to_num(0.0, 0.0, 0.0) for name in ("q", "k", "v")})
     touching = torch.ones_like(s.seen).double() @ (~p.v.isfinite()).double() > 0
@@ -83,14 +83,14 @@ def unreached(trial: Trial, got: Outputs, s: Scores) -> None:
 
 
 def reached(trial: Trial, got: Outputs, s: Scores) -> None:
-    """NaN or +inf among a row's scores spoils its results, NaN or infinity in a value of some weight its out."""
+    """Check that no result is finite that depends on a bad score, or on NaN or infinity in v with a weight."""
     p = trial.problem
     usable = s.value.masked_fill(~s.seen | ~s.value.isfinite(), -torch.inf)
     weight = torch.softmax(usable, -1).nan_to_num(nan=0.0)
     heavy = (weight > HEAVY).double() @ (~p.v.isfinite()).double() > 0
-    # What a score of +inf does to the weights of the row's other keys is for the arithmetic to say.
+    # Arithmetics differ in what a score of +inf does to the gradients of a row, so only NaN counts for these.
     nan = (s.value.isnan() & s.seen).any(-1, keepdim=True)
-    # Nor whether a score of -inf is told from a masked one, whose weight is 0 whatever else is in the row.
+    # They also differ in a score of -inf, which some treat as masked, with weight 0 whatever else is in the row.
     of_keys = (s.seen & ~s.hidden & nan).any(-2)[..., None]
     spoiled = {
         "out": unfold(s.bad | heavy, p.heads_q),
@@ -120,9 +120,12 @@ def reached(trial: Trial, got: Outputs, s: Scores) -> None:
 
 
 def weightless(trial: Trial, s: Scores) -> None:
-    """With v = 1 at keys whose score is -inf and 0 at all others, out is 0 in rows that see others as well."""
+    """Check that keys whose score is -inf weigh nothing: if v is 1 at these and 0 elsewhere, out is 0.
+
+    This holds in rows that also see keys with other scores.
+    """
     if trial.arithmetic.quantisation is not None:
-        return  # infinity becomes NaN
+        return  # quantisation turns infinity into NaN
     p = trial.problem
     marked = s.hidden.any(-2, keepdim=True)
     others = s.seen & ~s.hidden

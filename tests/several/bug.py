@@ -13,7 +13,7 @@ class PlantedBug:
     """One bug of a kernel, independent of its others.
 
     Attributes:
-        name: unique within the kernel, an identifier.
+        name: an identifier that is unique within the kernel.
         what: the bug in words.
         edits: what it changes in the sound function's source.
         tensors: the outputs of a call that it makes wrong; none if it ends the process. Laws that compute one tensor
@@ -21,7 +21,7 @@ class PlantedBug:
         law: the law that shows it on ``case``.
         case: a small case on which this bug shows, and none of the kernel's others makes the same tensors wrong.
         fields: the fields of a case that decide whether it shows.
-        can_show: whether it may show on a case; if this returns False, it never does.
+        can_show: returns False for a case only if the bug never shows on it.
         kind: the kind of finding, if that is not always "error" or "nonfinite".
     """
 
@@ -46,7 +46,7 @@ class Several:
     """A kernel with several bugs.
 
     Attributes:
-        name: unique, an identifier.
+        name: an identifier that no other kernel has.
         base: the sound function, as ``--kernel`` takes it.
         bugs: what is planted in it.
     """
@@ -61,11 +61,11 @@ class Several:
         return f"tests.several:{self.name}"
 
     def only(self, bug: PlantedBug) -> str:
-        """The kernel with one of its bugs alone, as ``--kernel`` takes it."""
+        """Return the kernel with one of its bugs alone, as ``--kernel`` takes it."""
         return f"{self.spec}__only__{bug.name}"
 
     def without(self, bug: PlantedBug) -> str:
-        """The kernel with all of its bugs but one, as ``--kernel`` takes it."""
+        """Return the kernel with all of its bugs but one, as ``--kernel`` takes it."""
         return f"{self.spec}__without__{bug.name}"
 
     def chosen(self, which: str, bug: str) -> tuple[PlantedBug, ...]:

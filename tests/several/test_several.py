@@ -21,7 +21,7 @@ BUGS = [
     for bug in kernel.bugs
 ]
 EXAMPLES, QUICK_EXAMPLES = 200, 10
-"""Examples drawn, of which those of two laws are tried: on them a bug may show only if its record says so."""
+"""The number of examples drawn. Only those of the laws in ``DIRECT`` are run."""
 SEED = 2
 DIRECT = ("forward", "backward")
 """Laws that judge the outputs of the case itself. The others make further cases of it, whose outputs they judge."""

@@ -21,7 +21,7 @@ def child() -> Iterator[Child]:
 
 @pytest.fixture
 def subject_of(child: Child, tmp_path: Path) -> SubjectOf:
-    """A subject by its name in toys.py (or in ``toys``)."""
+    """Return a function that makes a ``Subject`` for the kernel of a name in toys.py, or in another file."""
 
     def make(name: str, toys: Path = TOYS, child: Child = child) -> Subject:
         journal = Journal(tmp_path / "journal.json")
@@ -40,5 +40,5 @@ def subject_of(child: Child, tmp_path: Path) -> SubjectOf:
 
 @pytest.fixture
 def unscripted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scripts are not run before they are written: each would import torch."""
+    """Keep scripts from being run before they are written, because each run imports torch, which takes long."""
     monkeypatch.setattr("tests.harness.investigate.exit_status", lambda script, seconds: 1)

@@ -1,4 +1,4 @@
-"""Claims, and the cases and tensors that are drawn for tests of the strategies."""
+"""What the tests of the strategies share: claims, and functions that draw cases and tensors."""
 
 import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
@@ -17,7 +17,7 @@ quick = settings(database=None, deadline=None, max_examples=200, suppress_health
 
 
 def sample(strategy: SearchStrategy[Case], number: int = 500) -> list[Case]:
-    """The first draws."""
+    """Return the first cases that a strategy draws, the same in every run."""
     found: list[Case] = []
 
     @seed(0)

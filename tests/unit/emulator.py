@@ -51,11 +51,11 @@ FP8 = {"float8_e4m3": torch.float8_e4m3fn, "float8_e5m2": torch.float8_e5m2}
 
 
 def cast(x: Tensor, to: Format) -> Tensor:
-    """Float32 ``x`` rounded to a value of the format."""
+    """Return float32 ``x`` rounded to a value of the format."""
     if to.name in ("float16", "bfloat16"):
         return x.to(getattr(torch, to.name)).float()
     name = to.name.split()[-1]
-    if name in FP8:  # perhaps scaled
+    if name in FP8:  # 8-bit operands may have a scale
         factor = FORMATS[name].maximum / to.maximum
         return (x * factor).to(FP8[name]).float() / factor
     dropped = {"float32": 0, "tf32": 13, "tf32_truncated": 13}[to.name]
@@ -65,13 +65,13 @@ def cast(x: Tensor, to: Format) -> Tensor:
 
 
 def truncated(x: Tensor) -> Tensor:
-    """Float64 to float32 towards zero."""
+    """Return float64 values as float32, rounded towards zero."""
     nearest = x.float()
     return torch.where(nearest.double().abs() > x.abs(), nearest.nextafter(torch.zeros(())), nearest)
 
 
 def aligned(x: Tensor, y: Tensor, smallest_normal: float = 2.0**-14, bits: int = 25) -> Tensor:
-    """Float64 x @ y^T of (M, K) and (N, K) as one step of a tensor core sums it: of no more terms than that takes.
+    """Return float64 x @ y^T of (M, K) and (N, K), summed as in one step of a tensor core, which limits K.
 
     Products are cut off ``bits`` below the largest product of the powers of two in two operands, where a subnormal
     has that of the smallest normal number. Of the published models (Fasi et al. 2021; Khattak & Mikaitis 2025)
@@ -85,7 +85,7 @@ def aligned(x: Tensor, y: Tensor, smallest_normal: float = 2.0**-14, bits: int =
 
 
 def in_few_bits(x: Tensor) -> Tensor:
-    """The sum over dimension -2 as a Hopper's fp8 tensor cores make it: 13 bits of the largest, then of the sum."""
+    """Return the sum over dimension -2 in 13 bits of its largest term, then in 13 of the sum, as Hopper sums fp8."""
 
     def unit(top: Tensor) -> Tensor:
         return torch.exp2(torch.frexp(top).exponent.double() - 14)
@@ -132,13 +132,13 @@ class Emulator:
     generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(0))
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """The output and its lse, for q (B, heads_q, M, D) and k, v (B, heads_kv, N, D)."""
+        """Return out and lse for q (B, heads_q, M, D) and k, v (B, heads_kv, N, D)."""
         a, heads_q = self.arithmetic, q.shape[1]
         seen, z = self._seen(q, k), self._dropout_factors(q, k)
         q, k, v = self._operand(fold(q, k.shape[1])), self._operand(self._keys(k)), self._operand(v)
         m = torch.full((*q.shape[:-1], 1), -math.inf)
         l, acc = torch.zeros_like(m), torch.zeros_like(q)
-        # A softmax over whole rows, then a matrix product, is one tile.
+        # A design that takes the softmax over whole rows before the product is emulated as a single tile.
         tiles = list(blocks(k.shape[2], max(1, k.shape[2]) if a.normalised_first else self.tile_k))
         if self.bug == "key_tiles_swapped":
             k = torch.cat([k[:, :, tiles[1]], k[:, :, tiles[0]], k[:, :, tiles[1].stop :]], 2)
@@ -163,7 +163,7 @@ class Emulator:
             before, l = l, l + added if self.bug == "alpha_not_on_l" else l * alpha + added
             if a.normalised_first:
                 rounded = cast(self._divide(p, l.clamp_min(1.0)) * z_j, a.weights)
-            if a.partial_results:  # acc is what the tiles before give, divided by their sum
+            if a.partial_results:  # acc is the answer to the tiles so far, divided by their sum of weights
                 alpha = alpha * before
             acc = self._dot(rounded, v_j, acc if self.bug == "alpha_not_on_acc" else acc * alpha)
             if a.partial_results:
@@ -181,7 +181,7 @@ class Emulator:
     def backward(
         self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The gradients (dq, dk, dv), from what ``forward`` was given and returned."""
+        """Return the gradients (dq, dk, dv) from the inputs and the results of ``forward``."""
         a, heads_q, heads_kv = self.arithmetic, q.shape[1], k.shape[1]
         seen, z = self._seen(q, k), self._dropout_factors(q, k)
         group = heads_q // heads_kv
@@ -214,13 +214,13 @@ class Emulator:
 
     @property
     def _unit(self) -> Tensor:
-        """What products of q and the keys are multiplied with to be scores."""
+        """Return the factor that turns products of q and keys into scores."""
         if self.arithmetic.k_prescaled:
             return torch.ones(())
         return torch.tensor(self._scale / math.log(2) if self.base_2 else self._scale)
 
     def _seen(self, q: Tensor, k: Tensor) -> Tensor:
-        """(rows, N) or (B, 1, rows, N) bool, as the kernel believes; bugs strike in the middle of the mask."""
+        """Return which keys each row sees, (rows, N) or (B, 1, rows, N) bool; bugs change the middle of the mask."""
         rows, keys = q.shape[2], k.shape[2]
         seen = visible(rows, keys, self.causal, self.alignment, "cpu", window=self.window)
         seen = torch.ones(rows, keys, dtype=torch.bool) if seen is None else seen.reshape(rows, keys)
@@ -239,14 +239,14 @@ class Emulator:
         return seen if self.key_padding_mask is None else seen & self.key_padding_mask[:, None, None]
 
     def _dropout_factors(self, q: Tensor, k: Tensor) -> Tensor:
-        """What dropout multiplies weights with, (B, heads_kv, rows, N), or 1."""
+        """Return the factors by which dropout multiplies weights, (B, heads_kv, rows, N), or 1."""
         if not self.dropout_p:
             return torch.ones(())
         keep = keep_mask((*q.shape[:3], k.shape[2]), dropout_p=self.dropout_p, seed=self.dropout_seed)
         return fold(keep.float() * torch.tensor(1 / (1 - self.dropout_p)), k.shape[1])
 
     def _operand(self, x: Tensor) -> Tensor:
-        """A raw operand as the matrix unit reads it."""
+        """Return an operand as the matrix unit reads it."""
         return cast(x, self.arithmetic.weights) if self.arithmetic.operand_rounding else x
 
     def _keys(self, k: Tensor) -> Tensor:
@@ -259,7 +259,7 @@ class Emulator:
         return cast(products, self.arithmetic.output) if self.bug == "scores_16bit" else products
 
     def _exponent(self, products: Tensor, shift: Tensor) -> Tensor:
-        """log2 of the weights: scores less ``shift``, which is in the kernel's base."""
+        """Return log2 of the weights: scores minus ``shift``, which is in the kernel's base."""
         if self.fused:
             x = (products.double() * self._unit.double() - shift.double()).float()
         else:
@@ -267,11 +267,11 @@ class Emulator:
         return x if self.base_2 else x * LOG2_E
 
     def _noise(self, like: Tensor, error: float) -> Tensor:
-        """Errors up to ``error`` together with the rounding to float32 that follows."""
+        """Return random errors that are at most ``error`` together with the rounding to float32 that follows."""
         return (2 * torch.rand(like.shape, generator=self.generator) - 1) * (error - 2.0**-24)
 
     def _exp2(self, x: Tensor) -> Tensor:
-        """As ``ex2.approx.ftz.f32``: exact at 0 (PTX ISA), nothing below 2^-126."""
+        """Return 2^x as ``ex2.approx.ftz.f32`` has it: exact at 0 (PTX ISA), and 0 below 2^-126."""
         error = self._noise(x, self.arithmetic.exp_error).masked_fill(x == 0, 0.0)
         y = torch.exp2(x.double()) * (1 + error.double())
         return torch.where(y < 2.0**-126, 0.0, y).float()
@@ -304,7 +304,7 @@ class Emulator:
         return acc
 
     def _tiled(self, x: Tensor, y: Tensor, tile: int, stored_every: int | None) -> Tensor:
-        """Float32 x @ y, tile after tile, stored in the output's format in between where the kernel does."""
+        """Return float32 x @ y, summed tile by tile; a kernel may store the sum in the output's format in between."""
         acc = torch.zeros(*x.shape[:-1], y.shape[-1])
         for part in blocks(x.shape[-1], stored_every or tile):
             acc = self._dot(x[..., part], y[..., part, :], acc)
@@ -313,7 +313,7 @@ class Emulator:
         return acc
 
     def _sum_over_rows(self, x: Tensor, y: Tensor, scale: Tensor, group: int) -> Tensor:
-        """Scaled x^T y in the output's format, with the heads of a group summed before or after rounding."""
+        """Return scaled x^T y in the output's format; the heads of a group are summed before or after rounding."""
         a = self.arithmetic
         heads = group if a.dk_dv_per_head else 1
         pairs = zip(x.chunk(heads, 2), y.chunk(heads, 2), strict=True)

@@ -1,4 +1,4 @@
-"""What several test files share: small cases, and toys run by the harness, by pytest or by a script."""
+"""What several test files share: small cases, and functions that run a toy kernel by the harness or by pytest."""
 
 import multiprocessing
 import os
@@ -24,7 +24,7 @@ SubjectOf = Callable[..., Subject]
 
 
 def finding_of(subject: Subject, law_name: str, case: Case) -> Finding:
-    """What ``uphold`` finds that is new."""
+    """Run a law on a case, and return the one finding of it that is new to the subject."""
     known = set(subject.failures)
     subject.uphold(law_named(law_name), case)
     (new,) = subject.failures.keys() - known
@@ -32,7 +32,7 @@ def finding_of(subject: Subject, law_name: str, case: Case) -> Finding:
 
 
 def exit_status(script: Path, folder: Path) -> int:
-    """Of the script in a process of its own, forked from one that has imported what takes the time."""
+    """Return the exit status of a script run in a new process, forked from one that has imported torch already."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "torch._dynamo"])
     empty = folder / "empty"
@@ -50,7 +50,7 @@ def run_in(folder: Path, script: Path) -> None:
 
 
 def pytest_run(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run pytest on the property tests as a user does."""
+    """Run pytest on the property tests in a folder, as a user does, and return the process once it has ended."""
     return subprocess.run(
         [sys.executable, "-m", "pytest", str(ROOT / "tests/properties"), "--device", "cpu", *arguments],
         cwd=folder,

@@ -1,4 +1,4 @@
-"""Plain kernels with several bugs each, that a run must tell apart."""
+"""Plain functions with several bugs each, which a run must tell apart."""
 
 import ctypes
 
@@ -8,7 +8,7 @@ from tests.unit.toys import sound
 
 
 def three(q, k, v, *, causal, sm_scale):
-    """The causal corner is one key too far left; groups read other key heads; lse is in base 2 past 100 keys."""
+    """Has three bugs: the causal corner is one key too far left, groups read wrong key heads, long lse is in base 2."""
     seqlen_q, seqlen_k = q.shape[2], k.shape[2]
     if q.shape[1] > k.shape[1] > 1:
         k, v = k.flip(1), v.flip(1)
@@ -20,7 +20,7 @@ def three(q, k, v, *, causal, sm_scale):
 
 
 def with_corner(q, k, v, sm_scale, diagonal):
-    """Attention under a causal mask with its corner anywhere."""
+    """Return out and lse of attention under a causal mask whose corner is at ``diagonal``."""
     group = q.shape[1] // k.shape[1]
     keys, values = (x.float().repeat_interleave(group, 1) for x in (k, v))
     unseen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).triu(1 + diagonal)
@@ -31,14 +31,14 @@ def with_corner(q, k, v, sm_scale, diagonal):
 
 
 def behind_a_crash(q, k, v, *, causal, sm_scale):
-    """Rows of v that are further apart than they are long end the process; a negative scale loses its sign."""
+    """Has two bugs: rows of v with gaps between them end the process, and a negative scale loses its sign."""
     if not v.is_contiguous() and v.stride(2) > v.shape[3]:
         ctypes.string_at(0)
     return sound(q, k, v, causal=causal, sm_scale=abs(sm_scale))
 
 
 def top_left(q, k, v, *, causal, sm_scale):
-    """Right for a causal mask in the other corner."""
+    """Has a causal mask that is aligned to the top left corner, and is right otherwise."""
     if not causal or not k.shape[2]:
         return sound(q, k, v, causal=causal, sm_scale=sm_scale)
     return with_corner(q, k, v, sm_scale, 0)

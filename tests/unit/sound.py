@@ -24,7 +24,7 @@ class Sound:
     """FlashAttention-2 for one head at a time (Dao 2023, algorithms 1 and 2), by the kernel contract."""
 
     def kernel(self) -> AttentionKernel:
-        """As the harness takes it."""
+        """Return the kernel as the harness takes it, with its claims."""
         return AttentionKernel(
             name=type(self).__name__, forward=self.forward, backward=self.backward, capabilities=CLAIMS
         )
@@ -32,7 +32,7 @@ class Sound:
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float, block_n: int = 64
     ) -> tuple[Tensor, Tensor]:
-        """(out, lse) as in ``kernels.contract``."""
+        """Return (out, lse) as in ``kernels.contract``."""
         self.check(q, k, v)
         group = q.shape[1] // k.shape[1]
         out, lse = torch.empty(q.shape, dtype=q.dtype), torch.empty(q.shape[:3])
@@ -46,7 +46,7 @@ class Sound:
     def softmax(
         self, q: Tensor, k: Tensor, v: Tensor, dtype: torch.dtype, causal: bool, sm_scale: float, block_n: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """One head: unnormalised out (seqlen_q, head_dim), running maximum and sum (seqlen_q,), float32."""
+        """Return, for one head, unnormalised out (seqlen_q, head_dim), maximum and sum (seqlen_q,), all float32."""
         acc = torch.zeros_like(q)
         m, l = torch.full((len(q),), -torch.inf), torch.zeros(len(q))
         for keys in blocks(len(k), block_n):
@@ -60,11 +60,11 @@ class Sound:
         return acc, m, l
 
     def cast(self, p: Tensor, dtype: torch.dtype) -> Tensor:
-        """Weights as they enter the product with v in the forward pass."""
+        """Return weights in the format in which they enter the product with v in the forward pass."""
         return p.to(dtype).float()
 
     def normalised(self, acc: Tensor, l: Tensor) -> Tensor:
-        """The last division."""
+        """Return out, divided by the sum of the weights."""
         return acc / l.masked_fill(l == 0.0, 1.0)[:, None]
 
     def backward(
@@ -80,7 +80,7 @@ class Sound:
         sm_scale: float,
         block_n: int = 64,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """(dq, dk, dv) as in ``kernels.contract``."""
+        """Return (dq, dk, dv) as in ``kernels.contract``."""
         group, dtype = q.shape[1] // k.shape[1], q.dtype
         dq, dk, dv = torch.zeros(q.shape), torch.zeros(k.shape), torch.zeros(k.shape)
         for b, h in product(range(q.shape[0]), range(q.shape[1])):
@@ -99,7 +99,7 @@ class Sound:
         return (dq * sm_scale).to(dtype), (dk * sm_scale).to(dtype), dv.to(dtype)
 
     def check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
-        """Raise for tensors that do not fit together, or are not claimed."""
+        """Raise an exception for tensors that do not fit together, or are not claimed."""
         batch, heads_q, _, head_dim = q.shape
         if k.shape != v.shape or (k.shape[0], k.shape[3]) != (batch, head_dim) or heads_q % k.shape[1]:
             raise ValueError(f"q, k, v: got shapes {q.shape}, {k.shape}, {v.shape} that do not fit together")
@@ -110,19 +110,19 @@ class Sound:
 
 
 def fresh(x: Tensor) -> Tensor:
-    """A float32 copy, for its bits: BLAS may add in another order for other strides and alignments."""
+    """Return a contiguous float32 copy, because for other strides BLAS may add in another order, with other bits."""
     return x.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
 
 
 def scores(q: Tensor, k: Tensor, keys: slice, causal: bool, sm_scale: float) -> Tensor:
-    """(seqlen_q, keys) float32, -inf where a query does not see a key."""
+    """Return scores (seqlen_q, keys), float32, -inf where a query does not see a key."""
     s = (q @ k[keys].T) * sm_scale
     seen = visible(len(q), len(k), causal, "bottom_right", q.device)
     return s if seen is None else s.masked_fill(~seen[:, keys], -torch.inf)
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> tuple[Tensor, Tensor]:
-    """(out, lse) by a softmax over whole rows."""
+    """Return (out, lse), computed by a softmax over whole rows."""
     group = q.shape[1] // k.shape[1]
     k, v = (x.float().repeat_interleave(group, 1) for x in (k, v))
     s = q.float() @ k.transpose(-1, -2) * sm_scale
@@ -131,11 +131,11 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float)
         seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool)
     live = seen.any(-1, keepdim=True)
     lse = s.masked_fill(~seen, -torch.inf).logsumexp(-1).detach()
-    # Rows that see no key are given finite scores, as the softmax of none is NaN, and so are its gradients.
+    # Rows that see no key are given finite scores, because the softmax of no score is NaN, with NaN gradients.
     p = torch.softmax(s.masked_fill(~seen & live, -torch.inf), -1)
     return torch.where(live, p @ v, 0.0).to(q.dtype), lse
 
 
 def plain() -> AttentionKernel:
-    """``attention`` with the claims of a plain function."""
+    """Return ``attention`` as a kernel with the claims of a plain function."""
     return AttentionKernel(name="plain", forward=attention, capabilities=PLAIN_FUNCTION)

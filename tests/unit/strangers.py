@@ -1,4 +1,4 @@
-"""Functions as strangers bring them, none of which fits the contract: loaded by path, in a child process."""
+"""Functions as users may bring them, none of which fits the contract. Tests load them by path in a child process."""
 
 import torch
 import triton
@@ -7,40 +7,40 @@ from tests.unit.toys import sound
 
 
 def other_names(q, k, v, scale: float = 1.0, is_causal: bool = False):
-    """PyTorch's names."""
+    """Names its arguments as PyTorch does."""
     return sound(q, k, v, causal=is_causal, sm_scale=scale)
 
 
 def positional(q, k, v, causal, sm_scale, /):
-    """Takes nothing by keyword."""
+    """Takes no argument by keyword."""
     return sound(q, k, v, causal=causal, sm_scale=sm_scale)
 
 
 def without_scale(q, k, v, *, causal):
-    """Has a scale of its own."""
+    """Takes no scale, as if it had its own."""
     return sound(q, k, v, causal=causal, sm_scale=1.0)
 
 
 def with_bias(q, k, v, bias, *, causal, sm_scale):
-    """Needs one more."""
+    """Needs one more argument."""
     return sound(q, k, v + bias, causal=causal, sm_scale=sm_scale)
 
 
 def any_keywords(*tensors, **options):
-    """Passes everything on."""
+    """Takes any tensors and keywords, and passes them on to a function that fits."""
     return sound(*tensors, **options)
 
 
 def passing_on(*tensors, **options):
-    """Passes everything on, to a function that does not take it."""
+    """Passes any keywords on to a function that does not take them."""
     return without_scale(*tensors, **options)
 
 
 class Attention(torch.nn.Module):
-    """A module, whose instances are called."""
+    """A module of torch.nn, which is a kernel only once an instance is made."""
 
     def forward(self, q, k, v):
-        """The contract, with keywords left out."""
+        """Takes q, k and v alone."""
         return sound(q, k, v, causal=False, sm_scale=1.0)
 
 
@@ -49,37 +49,37 @@ written_in_c = torch.nn.functional.scaled_dot_product_attention
 
 
 class Fused(torch.autograd.Function):
-    """As Triton's tutorial has it."""
+    """An autograd function, as in Triton's tutorial, without its ``apply``."""
 
 
 @triton.jit
 def device_code(q, k, v, causal, sm_scale):
-    """Runs on a device."""
+    """A jitted function, which runs on a device and is no launcher."""
 
 
 def three_results(q, k, v, *, causal, sm_scale):
-    """With what dropout would have drawn."""
+    """Returns a third result, such as the state of dropout."""
     return *sound(q, k, v, causal=causal, sm_scale=sm_scale), None
 
 
 def a_list(q, k, v, *, causal, sm_scale):
-    """Both, in a list."""
+    """Returns out and lse in a list."""
     return list(sound(q, k, v, causal=causal, sm_scale=sm_scale))
 
 
 def an_array(q, k, v, *, causal, sm_scale):
-    """NumPy's."""
+    """Returns an array of NumPy."""
     return sound(q, k, v, causal=causal, sm_scale=sm_scale)[0].numpy()
 
 
 def an_array_beside(q, k, v, *, causal, sm_scale):
-    """Only lse is NumPy's."""
+    """Returns out as a tensor, but lse as an array of NumPy."""
     out, lse = sound(q, k, v, causal=causal, sm_scale=sm_scale)
     return out, lse.numpy()
 
 
 def nothing(q, k, v, *, causal, sm_scale):
-    """The return is forgotten."""
+    """Returns None, because the return statement was forgotten."""
     sound(q, k, v, causal=causal, sm_scale=sm_scale)
 
 
@@ -107,35 +107,35 @@ def flat(q, k, v, *, causal, sm_scale):
 
 
 def always_float32(q, k, v, *, causal, sm_scale):
-    """The dtype of the accumulator."""
+    """Returns float32, the dtype of the accumulator, for inputs of any dtype."""
     return sound(q, k, v, causal=causal, sm_scale=sm_scale)[0].float()
 
 
 def three_if_causal(q, k, v, *, causal, sm_scale):
-    """Fits at first."""
+    """Returns a third result only under a causal mask, so that a first call may show nothing."""
     results = sound(q, k, v, causal=causal, sm_scale=sm_scale)
     return (*results, None) if causal else results
 
 
 def half_a_type_error(q, k, v, *, causal, sm_scale):
-    """A bug that has nothing to do with how it is called."""
+    """Raises a TypeError that has nothing to do with how it is called."""
     return q + len(causal)
 
 
 def without_bfloat16(q, k, v, *, causal, sm_scale):
-    """Of three dtypes answers two."""
+    """Refuses bfloat16, and answers the other two dtypes."""
     if q.dtype == torch.bfloat16:
         raise NotImplementedError("no bfloat16")
     return sound(q, k, v, causal=causal, sm_scale=sm_scale)
 
 
 def without_memory(q, k, v, *, causal, sm_scale):
-    """Finds none, whatever the size."""
+    """Raises an out-of-memory error for every size."""
     raise MemoryError("no room for a workspace")
 
 
 def without_gradients(q, k, v, *, causal, sm_scale):
-    """For inference."""
+    """Refuses to compute gradients."""
     if q.requires_grad:
         raise NotImplementedError("inference only")
     return sound(q, k, v, causal=causal, sm_scale=sm_scale)

@@ -1,4 +1,4 @@
-"""The adapters of PyTorch's kernels on the CPU: right within their roundings, and claiming what they do."""
+"""The adapters of PyTorch's kernels on the CPU are right within their roundings, and claim what the kernels do."""
 
 import itertools
 import warnings
@@ -32,7 +32,7 @@ def draw(shape: Shape, dtype: str) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def claimed(*names: str) -> list[tuple[str, str, Shape, bool]]:
-    """(kernel, dtype, shape, causal) for all of the shapes above that the kernels claim."""
+    """Return (kernel, dtype, shape, causal) for each of the shapes above that the kernel claims."""
     return [
         (name, dtype, shape, causal)
         for name in names
@@ -44,7 +44,7 @@ def claimed(*names: str) -> list[tuple[str, str, Shape, bool]]:
 def scores_and_sizes(
     q: Tensor, k: Tensor, causal: bool, sm_scale: float, alignment: str
 ) -> tuple[Tensor, Tensor]:
-    """Masked scores and |sm_scale| |q| |k|^T, of float64 q and k."""
+    """Return masked scores and |sm_scale| |q| |k|^T for float64 q and k."""
     k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
     scores, sizes = q @ k.mT * sm_scale, q.abs() @ k.abs().mT * abs(sm_scale)
     if causal:
@@ -57,7 +57,7 @@ def scores_and_sizes(
 def expected(
     kernel: AttentionKernel, q: Tensor, k: Tensor, v: Tensor, causal: bool, sm_scale: float
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Out with its allowed error, and lse with its own, in float64.
+    """Return out with its allowed error, and lse with its own, all in float64.
 
     To first order and doubled: scores err by head_dim + 4 roundings and those of both operands, relative to
     |q| |k|^T; the weights, and apart from them their sum, by that and by the error of exp; the casts of P and
@@ -69,7 +69,7 @@ def expected(
     q, k, v = q.double(), k.double(), v.double()
     scores, sizes = scores_and_sizes(q, k, causal, sm_scale, kernel.capabilities.causal_alignment)
     v = v.repeat_interleave(q.shape[1] // v.shape[1], 1)
-    weights = torch.softmax(scores, -1).nan_to_num(0.0)  # of a row that sees no key: 0 / 0
+    weights = torch.softmax(scores, -1).nan_to_num(0.0)  # a row that sees no key has 0 / 0
     score_error = sizes.amax(-1) * ((q.shape[-1] + 4) * unit + 2 * arithmetic.operand_rounding)
     sum_error = score_error + arithmetic.exp_error + (k.shape[2] + 4) * unit
     casts = arithmetic.weights.roundoff + arithmetic.output.roundoff
@@ -79,7 +79,7 @@ def expected(
 
 
 def assert_within(actual: Tensor, exact: Tensor, error: Tensor) -> None:
-    """Element by element; infinities must be the same ones."""
+    """Assert that each element is within its error; infinities must be the same ones."""
     assert actual.shape == exact.shape
     assert ((actual.double() == exact) | ((actual.double() - exact).abs() <= error)).all()
 
@@ -101,7 +101,7 @@ def test_forward_is_right(name: str, dtype: str, shape: Shape, causal: bool, sm_
         assert_within(lse, *exact_lse)
 
 
-# Not sdpa_flash under a causal mask, where PyTorch 2.13 multiplies the mask's -inf by the scale: NaN.
+# sdpa_flash is left out under a causal mask: PyTorch 2.13 multiplies the mask's -inf by the scale, which is NaN.
 @pytest.mark.parametrize(
     ("name", "causal"), [("sdpa_math", True), ("sdpa_flash", False), ("flex_attention", True)]
 )

@@ -1,4 +1,4 @@
-"""How functions are met that do not fit: one line says what was expected, and what answers nothing is not green."""
+"""Functions that do not fit the contract are refused in one line, and a kernel that refuses all cases fails."""
 
 import json
 import re
@@ -58,7 +58,8 @@ class TestSignature:
     def test_one_that_cannot_be_called_is_refused_when_it_is_loaded(self, name: str, told: str) -> None:
         with pytest.raises(SpecError) as refused:
             load(f"{STRANGERS}:{name}")
-        found = re.sub("'causal' parameter .*", "", str(refused.value))  # in the words of inspect, which vary
+        # What follows are words of ``inspect``, which differ between versions of Python.
+        found = re.sub("'causal' parameter .*", "", str(refused.value))
         assert found == re.sub("'causal' parameter .*", "", f"kernel '{STRANGERS}:{name}': {EXPECTED}{told}")
 
     @pytest.mark.parametrize("name", ["any_keywords", "passing_on", "module", "written_in_c"])
@@ -161,7 +162,7 @@ class TestProbe:
 
 
 class TestLaws:
-    """What the one call does not show is a finding, with a case."""
+    """A mistake that the first call does not show is a finding of a law, with a case."""
 
     def claim_of(self, kernel: AttentionKernel, case: Case) -> str:
         with pytest.raises(LawBroken) as broken:
@@ -222,7 +223,7 @@ class TestImports:
     def test_one_that_never_ends(self, child: Child, tmp_path: Path) -> None:
         path = tmp_path / "mine.py"
         path.write_text("import time\nwhile True: time.sleep(1)\n")
-        child.ask({"do": "environment"})  # the start of the process takes longer
+        child.ask({"do": "environment"})  # the process starts here, before the short limit
         child.start_seconds, patience = 0.5, child.start_seconds
         with pytest.raises(ValueError, match=r"can be imported, but it was still running after 0\.5 s$"):
             KernelInfo.ask(child, f"{path}:f", ())
@@ -230,7 +231,7 @@ class TestImports:
 
 
 def tally(case: Case, refused: int = 0, answered: int = 0, skipped: int = 0, reason: str = "no") -> Tally:
-    """Counts of one item, all of one case."""
+    """Return the counts of an item, all of the same case."""
     found = Tally()
     for status, number in (("refused", refused), ("held", answered), ("skipped", skipped)):
         for _ in range(number):

@@ -1,4 +1,4 @@
-"""The bench's arithmetic, and its way from shapes to a table, on the CPU and with a clock of our own."""
+"""The bench: its arithmetic, and its way from shapes to a table, on the CPU with a clock of the test's own."""
 
 import json
 

@@ -48,7 +48,7 @@ ARITHMETIC = {
     "tf32_truncated": Arithmetic(
         weights=TF32_TRUNCATED, output=FLOAT32, operand_rounding=TF32_TRUNCATED.roundoff
     ),
-    # Without the last rounding, which hides what the sums did.
+    # The last rounding is left out, because it would hide the errors of the sums.
     "float16_to_float32": Arithmetic(weights=FLOAT16, output=FLOAT32),
 }
 INPUTS = {
@@ -86,7 +86,7 @@ class Inputs:
     dout: Tensor
 
     def map(self, f: Callable[[Tensor], Tensor]) -> "Inputs":
-        """The same function of every tensor."""
+        """Return the inputs with a function applied to each tensor."""
         return Inputs(f(self.q), f(self.k), f(self.v), f(self.dout))
 
 
@@ -98,14 +98,14 @@ def normal(
 
 
 def duplicated_keys(x: Inputs) -> Inputs:
-    """Three keys and queries, again and again, and gradients of one sign: all roundings of a kind agree."""
+    """Repeat three keys and queries, with gradients of one sign, so that all roundings of a kind have one sign."""
     of_k, of_q = torch.arange(x.k.shape[2]) % 3, torch.arange(x.q.shape[2]) % 3
     q, k, v, dout = x.q[:, :, of_q], x.k[:, :, of_k], x.v[:, :, of_k].abs(), x.dout[:, :, of_q].abs()
     return Inputs(q, k, v, dout)
 
 
 def cancellation(x: Inputs) -> Inputs:
-    """Halves of q k^T, and pairs of values, that cancel."""
+    """Make inputs in which the halves of q k^T cancel, and pairs of values as well."""
     half, even = x.q.shape[3] // 2, torch.arange(x.k.shape[2]) // 2 * 2
     sign = 1.0 - 2.0 * (torch.arange(x.k.shape[2]) % 2)[:, None]
     q = torch.cat([x.q[..., :half], x.q[..., :half]], -1)
@@ -114,13 +114,13 @@ def cancellation(x: Inputs) -> Inputs:
 
 
 def ascending(x: Inputs) -> Inputs:
-    """Scores that grow from key to key: every tile has a new maximum."""
+    """Make scores that grow from key to key, so that every tile has a new maximum."""
     steps = torch.linspace(-3, 3, x.k.shape[2])[:, None]
     return replace(x, q=x.q.abs() + 1, k=steps + 0.05 * x.k)
 
 
 def outliers(x: Inputs) -> Inputs:
-    """FlashAttention-3's N(0, 1) + N(0, 100) Bernoulli(0.001) (Shah et al. 2024, section 4.3)."""
+    """Add outliers: N(0, 1) + N(0, 100) Bernoulli(0.001), as in FlashAttention-3 (Shah et al. 2024, section 4.3)."""
     generator = torch.Generator().manual_seed(1)
 
     def spiked(t: Tensor) -> Tensor:
@@ -155,7 +155,7 @@ class Run:
 
     @property
     def dout(self) -> Tensor:
-        """Folded, in float64."""
+        """The gradient of out, folded, in float64."""
         return fold(self.inputs.dout, self.inputs.k.shape[1]).double()
 
 
@@ -179,7 +179,7 @@ def run(kernel: Emulator, x: Inputs) -> Run:
 
 
 def expected(r: Run, rule: dict[str, Any], teacher_forced: bool) -> dict[str, tuple[Tensor, Tensor]]:
-    """What every output should be, and the bound of its error."""
+    """Return the expected value of each output, and the bound of its error."""
     a, heads_kv, heads_q = r.kernel.arithmetic, r.inputs.k.shape[1], r.inputs.q.shape[1]
     f = forward_bounds(r.e, a, **rule)
     if teacher_forced:
@@ -197,7 +197,7 @@ def expected(r: Run, rule: dict[str, Any], teacher_forced: bool) -> dict[str, tu
 
 
 def ratios(r: Run, rule: dict[str, Any], *, teacher_forced: bool = True) -> dict[str, Tensor]:
-    """Largest error over bound of each output, (B,): one for each problem of the batch."""
+    """Return the largest error over bound of each output, (B,): one for each problem of the batch."""
     found = {}
     for name, (value, bound) in expected(r, rule, teacher_forced).items():
         maximum = math.inf if name == "lse" else r.kernel.arithmetic.output.maximum
@@ -216,7 +216,7 @@ def problem(
     dropout_p: float = 0.0,
     window: int = 0,
 ) -> Run:
-    """A random kernel of the given arithmetic on two random problems of the family."""
+    """Run a random kernel of the given arithmetic on two random problems of the family."""
     choose = random.Random(f"{arithmetic} {family} {seed}")
     generator = torch.Generator().manual_seed(choose.randrange(2**31))
     a = replace(ARITHMETIC[arithmetic], **(changes or {}))
@@ -292,7 +292,7 @@ FP8_ARITHMETIC = {
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("arithmetic", FP8_ARITHMETIC)
 def test_products_of_8_bit_operands_stay_within_both_rules(arithmetic: str, family: str) -> None:
-    """A forward alone, of operands that are 8-bit numbers already."""
+    """Only a forward is run, and its operands are 8-bit numbers from the start."""
     of_q, a = FP8_ARITHMETIC[arithmetic]
     of_v = FORMATS[a.weights.name.split()[-1]]
     choose = random.Random(f"{arithmetic} {family}")
@@ -321,7 +321,7 @@ def test_products_of_8_bit_operands_stay_within_both_rules(arithmetic: str, fami
 def test_sums_of_8_bit_products_err_as_declared(arithmetic: str, terms: int) -> None:
     a = FP8_ARITHMETIC[arithmetic][1]
     generator = torch.Generator().manual_seed(0)
-    # A product of 1, and smaller ones, all of which lose bits to it.
+    # One product is 1, and the others are smaller, so that all of them lose bits.
     x = torch.exp2(-11 - 2 * torch.rand(40, terms, generator=generator))
     x[:, 0] = 1.0
     y = torch.ones(terms, 1)
@@ -422,7 +422,7 @@ CAUSAL = {"causal_one_more", "causal_one_less", "causal_wrong_in_one_row"}
 
 
 def buggy(bug: str | None, arithmetic: str = "float16", *, seed: int = 0) -> Run:
-    """Three problems of normal data, several tiles and a half."""
+    """Run a buggy kernel on three problems of normal data, whose lengths are several tiles and a half."""
     generator = torch.Generator().manual_seed(seed)
     kernel = Emulator(
         arithmetic=ARITHMETIC[arithmetic],
@@ -595,7 +595,7 @@ def test_the_emulators_casts_err_by_up_to_a_roundoff(to: Format) -> None:
 
 @pytest.mark.parametrize(("stored", "finite"), [(None, True), (1, False)])
 def test_what_is_stored_on_the_way_may_overflow_there(stored: int | None, finite: bool) -> None:
-    """60000 + 60000 - 60000 is a float16, and its running sum is none."""
+    """60000 + 60000 - 60000 fits float16, but its running sum does not."""
     q, k = torch.zeros(1, 1, 3, 1), torch.zeros(1, 1, 1, 1)
     dout = torch.tensor([6e4, 6e4, -6e4]).view(1, 1, 3, 1)
     e = exact(q, k, k, causal=False, sm_scale=1.0)

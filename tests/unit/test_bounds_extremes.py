@@ -1,4 +1,4 @@
-"""Where bounds were once too small: each case was a false alarm on a correct kernel, found by fuzzing on a GPU."""
+"""Cases that fuzzing on a GPU found: with smaller bounds, each would be a false alarm on a sound kernel."""
 
 import math
 from dataclasses import replace
@@ -19,7 +19,7 @@ TF32 = Arithmetic(weights=TF32_TRUNCATED, output=FLOAT32, operand_rounding=2.0**
 
 
 def heads(*rows: Tensor) -> list[Tensor]:
-    """(seqlen, head_dim) tensors as (1, 1, seqlen, head_dim)."""
+    """Return (seqlen, head_dim) tensors as (1, 1, seqlen, head_dim)."""
     return [x[None, None] for x in rows]
 
 
@@ -54,7 +54,7 @@ def test_subnormals_lose_more_than_a_roundoff_in_tf32() -> None:
     e = exact(q, k, v, causal=False, sm_scale=0.5, product_floor=TF32.product_floor)
     b = backward_bounds(e, dout.double(), TF32, out=e.out, lse=e.lse)
     truncated = (dout.view(torch.int32) & ~0x1FFF).view(torch.float32).double()
-    lost = (truncated - dout.double()).sum() * 3e38 * 0.5  # sm_scale k = 0.5 for each column
+    lost = (truncated - dout.double()).sum() * 3e38 * 0.5  # sm_scale * k is 0.5 in each column
     assert (b.dq_bound >= lost.abs()).all()
 
 
@@ -77,14 +77,14 @@ def test_a_lattice_of_ds_rounds_one_way() -> None:
 
 
 def subnormal_and_large() -> tuple[Tensor, Tensor]:
-    """Float16 operands of one row, as many as a tensor core sums at once: 15 products lose nearly half of theirs."""
+    """Return two float16 rows for one step of a tensor core, in which 15 of 16 products lose nearly half."""
     return torch.full((1, 16), 2.0**-24), torch.tensor([[2.0**15, *[2.0 - 2.0**-10] * 15]])
 
 
 def test_scores_of_subnormals_lose_what_those_of_normal_numbers_do() -> None:
     rows = subnormal_and_large()
     q, k = heads(*rows)
-    error = (30.0 * aligned(*rows) - 30.0 * (q @ k.mT).double()).abs()  # of one key, lse is the score
+    error = (30.0 * aligned(*rows) - 30.0 * (q @ k.mT).double()).abs()  # with one key, lse is its score
     bounds = [
         forward_bounds(exact(q, k, k, causal=False, sm_scale=30.0, product_floor=floor), ON_A_GPU).lse
         for floor in (0.0, ON_A_GPU.product_floor)
@@ -97,7 +97,7 @@ def test_dp_of_subnormals_loses_what_that_of_normal_numbers_does() -> None:
     dout, v = heads(*rows)
     k = torch.full((1, 1, 1, 16), 1000.0)
     e = exact(torch.zeros_like(k), k, v, causal=False, sm_scale=1.0)
-    error = 1000.0 * (aligned(*rows) - (dout @ v.mT).double()).abs()  # delta is what dP should be
+    error = 1000.0 * (aligned(*rows) - (dout @ v.mT).double()).abs()  # delta is the exact dP
     bounds = [
         backward_bounds(e, dout.double(), arithmetic, out=e.out, lse=e.lse).dq_bound.amax()
         for arithmetic in (replace(ON_A_GPU, smallest_operand=0.0), ON_A_GPU)

@@ -1,4 +1,4 @@
-"""Bugs told apart: kernels that are functions of a case, which say at once which tensors are wrong in it."""
+"""Bugs are told apart. A kernel is a function of a case here, which says at once which tensors are wrong in it."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -45,13 +45,13 @@ Wrong = Callable[[Case], set[str]]
 
 
 def finding(tensors: set[str], **fields: Any) -> Finding | None:
-    """That these tensors are wrong."""
+    """Return the finding that these tensors are wrong; None if there are none."""
     names = tuple(sorted(tensors))
     return Finding(claim="so", kind="error", tensor=names[0], tensors=names, **fields) if names else None
 
 
 def runner(wrong: Wrong) -> Callable[[str, Case, frozenset[str]], Finding | None]:
-    """Runs of a kernel of which ``wrong`` tells the tensors that are wrong in a case."""
+    """Return a function that runs a law, for a kernel of which ``wrong`` returns the wrong tensors of a case."""
 
     def run(law: str, case: Case, ignored: frozenset[str]) -> Finding | None:
         return finding(wrong(case) - ignored)
@@ -244,14 +244,14 @@ class TestNeeds:
         assert is_same(bug(CASE, ("lse",)), bug(replace(CASE, group=1), ("lse",)), always, CLAIMS)
 
     def test_bugs_of_one_tensor_that_need_nothing_are_one_without_a_run(self) -> None:
-        """At the end of a run there is no time for more."""
+        """Their records decide, because at the end of a run there is no time for further runs."""
         known = bug(CASE, ("dk", "dq"))
         assert known.is_like(bug(replace(CASE, group=1), ("dk",)))
         assert not known.is_like(bug(CASE, ("dq",)))
         assert not known.is_like(bug(CASE, ("dk",), CAUSAL))
 
     def test_an_exception_that_is_raised_at_one_line_is_one_bug(self) -> None:
-        """Whether it shows may depend on several fields, and each case has another that cures it."""
+        """Which fields cure it may differ from case to case, but the line is the same."""
 
         def raising(line: int, *needs: Need) -> Bug:
             known = bug(CASE, (), *needs)
@@ -273,7 +273,7 @@ class TestNeeds:
         assert is_same(always, bug(replace(CASE, seqlen_k=65), ("lse",), LONG), runner(long_lse), CLAIMS)
 
     def test_bugs_of_nan_are_one_beside_wrong_numbers(self) -> None:
-        """The smallest case of each is cured of NaN, though a third bug goes on making wrong numbers of it."""
+        """What cures one of NaN cures the other, although a third bug still makes its numbers wrong."""
         of_mask = runner(lambda case: {"out"})
 
         def run(law: str, case: Case, ignored: frozenset[str]) -> Finding | None:
@@ -569,7 +569,7 @@ class TestLedger:
         one, two = Ledger(tmp_path / "bugs.jsonl"), Ledger(tmp_path / "bugs.jsonl")
         with one.investigating("k"):
             two.news()
-            assert not two.is_busy("k")  # it is this process's own
+            assert not two.is_busy("k")  # the investigation is this process's own
             monkeypatch.setattr("tests.harness.ledger.os.getpid", lambda: 1)
             assert two.is_busy("k")
             assert not two.is_busy("another")

@@ -57,7 +57,7 @@ def test_case_is_importable_without_torch_and_triton() -> None:
 
 
 def test_full_case_survives_json_and_repr() -> None:
-    assert repr(from_json(to_json(FULL))) == repr(FULL)  # repr, because == takes -0.0 for 0.0
+    assert repr(from_json(to_json(FULL))) == repr(FULL)  # by repr, because -0.0 == 0.0
     assert eval(repr(FULL), {"Case": Case, "Spike": Spike}) == FULL
 
 

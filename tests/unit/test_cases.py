@@ -1,4 +1,4 @@
-"""Every kind of case is drawn, only what is claimed, and a failing one shrinks to the simplest."""
+"""Cases of every claimed kind are drawn and no others, and a failing case shrinks to the simplest."""
 
 import math
 from collections.abc import Callable
@@ -21,13 +21,13 @@ Condition = Callable[[Case], bool]
 
 
 def minimal(strategy: SearchStrategy[Case], condition: Condition) -> Case:
-    """What a case that meets the condition shrinks to."""
+    """Return what Hypothesis shrinks a case that meets the condition to."""
     options = settings(quick, max_examples=2000, phases=[Phase.generate, Phase.shrink])
     return find(strategy, condition, settings=options, random=Random(1))
 
 
 def masked_places(case: Case) -> set[str]:
-    """Which of the key tiles that a causal tile of queries cannot see there are: first, middle, last."""
+    """Return which wholly masked tiles of keys a causal case has: first, middle, last."""
     launch = dict(case.launch)
     if not case.causal:
         return set()
@@ -43,7 +43,7 @@ def masked_places(case: Case) -> set[str]:
 
 
 def one_sided_logits(case: Case) -> int:
-    """The sign that all logits have, 0 where they have both."""
+    """Return the sign that all logits have, or 0 if they have both signs."""
     signs = {"positive": 1, "negative": -1}
     scale = math.copysign(1, case.scale) if abs(case.scale) > 0.1 else 0
     return int(signs.get(case.q_values, 0) * signs.get(case.k_values, 0) * scale)

@@ -1,4 +1,4 @@
-"""Children that crash, hang, talk and lose their device: what becomes of the case, and of the next one."""
+"""Children that crash, hang, print or lose their device: the verdict on the case, and the case after it."""
 
 import json
 import subprocess
@@ -158,7 +158,7 @@ class TestChild:
         subject = subject_of("behind_a_crash", SEVERAL)
         subject.shrinking = ShrinkBudget(
             seconds=100.0
-        )  # each run starts a process, on a busy machine for seconds
+        )  # each run starts a process, which takes seconds on a busy machine
         case = replace(CASE, batch=2, heads_kv=3, causal=True, q_layout="bnhd", v_layout="gap", sm_scale=-1.0)
         assert finding_of(subject, "forward", case).kind == "died"
         (bug,) = subject.bugs.values()
@@ -203,7 +203,7 @@ class TestChild:
             pid = int(parent.stdout.readline())
             assert runs(pid)
             parent.kill()
-        for _ in range(300):  # half a minute at most: no one tells when a grandchild is gone
+        for _ in range(300):  # wait for half a minute at most, as no event tells that a grandchild has ended
             if runs(pid):
                 time.sleep(0.1)
         assert not runs(pid)
@@ -252,7 +252,7 @@ class TestChild:
 
 
 def runs(pid: int) -> bool:
-    """Whether a process is there, and no zombie, which has no command line."""
+    """Whether a process is still running; a zombie, which has no command line, is not."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes() != b""
     except OSError:

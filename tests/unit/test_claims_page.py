@@ -1,4 +1,4 @@
-"""The documentation page of claims."""
+"""The documentation page of claims is what ``kernels.claims_page`` makes of the declarations."""
 
 import re
 from dataclasses import dataclass

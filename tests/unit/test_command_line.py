@@ -31,7 +31,7 @@ class TestCommandLine:
         run = subprocess.Popen([*command, *options], cwd=tmp_path, stdout=subprocess.DEVNULL)
         while not (found := list(tmp_path.glob("reports/toys.wrong/*/case.json"))):
             assert run.poll() is None, "it ended without a report"
-            time.sleep(0.05)  # no time is asserted: it waits for the first report, however long that takes
+            time.sleep(0.05)  # wait for the first report, however long it takes
         run.kill()
         run.wait()
         kept = report.read(found[0])
@@ -60,7 +60,7 @@ class TestCommandLine:
         assert annotation == bug.replace(":", "%3A").replace(",", "%2C")
         assert not re.search(r"^\S+\.py:\d+: ", text, re.MULTILINE), "a frame of a traceback"
 
-        # Both workers have met it, and one of them has shrunk it.
+        # Both workers have met the bug, and one of them has shrunk it.
         (smallest,) = re.findall(r"   smallest  (.*(?:\n {13}.*)*)", text)
         case = eval(smallest, {"Case": Case, "Spike": Spike})
         assert case.seqlen_q == ROWS
@@ -136,12 +136,12 @@ class TestCommandLine:
             (tmp_path / f"cases/{i}.json").write_text(json.dumps(report.record(spec, (), "forward", case)))
         options = ["--kernel", spec, "-k", "forward and float32", "--examples=1", "--hypothesis-seed=1"]
         text = pytest_run(tmp_path, "--corpus=cases", *options).stdout
-        assert re.findall(r"^\S+ law `forward` is broken, (.*) \(float32\): .*", text, re.MULTILINE) == [
+        assert re.findall(r"^\d\. \S+ law `forward` is broken, (.*) \(float32\)$", text, re.MULTILINE) == [
             "out is wrong",
             "exception",
         ]
         summary = json.loads((tmp_path / "reports/summary.json").read_text())
-        # Where one bug raises, nothing is known of the other: with one key no number comes back.
+        # With one key the kernel raises, so no number shows whether the other bug needs more than one key.
         matters = {bug["tensor"]: bug["matters"] for bug in summary["bugs"]}
         assert matters == {"out": ["seqlen_q"], "": ["seqlen_q", "seqlen_k"]}
 
@@ -156,7 +156,7 @@ class TestCommandLine:
         assert "--corpus cases/case.json: is not JSON" in truncated.stderr
 
     def test_three_bugs_are_three_reports(self, tmp_path: Path) -> None:
-        """Without attribution each of three bugs has a report for every law, dtype and tensor that it breaks."""
+        """Each of three bugs has one report, although it breaks several laws, dtypes and tensors."""
         options = ["--kernel", f"{SEVERAL}:three", "--examples=20", "-n2", "--shrink-seconds=20"]
         chosen = ["-k", "forward or backward"]
         run = pytest_run(tmp_path, *options, *chosen, "--hypothesis-seed=2")

@@ -1,4 +1,4 @@
-"""How large an error is told to be, and tensors that are not judged."""
+"""The size of an error in a finding, and tensors that are compared but not judged."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What is compiled, and what is said of it."""
+"""The compile tests: which items they compile, and what they report."""
 
 import itertools
 from dataclasses import asdict

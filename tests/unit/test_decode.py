@@ -1,4 +1,4 @@
-"""Flash-decoding beyond the properties: any number of splits, cache lengths at their ends, what is refused."""
+"""``decode``, where the laws do not look: any number of splits, the shortest and longest caches, refusals."""
 
 from typing import Any
 

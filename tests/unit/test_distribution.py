@@ -1,4 +1,4 @@
-"""The wheel, unpacked, in the environment of a user whose own packages are called ``kernels`` and ``tests``."""
+"""The unpacked wheel works in the environment of a user whose own packages are called ``kernels`` and ``tests``."""
 
 import os
 import re
@@ -133,7 +133,7 @@ class TestCommandLine:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder into which the wheel is unpacked, built of a copy: a build leaves files behind."""
+    """Return a folder with the unpacked wheel, which is built from a copy because a build leaves files behind."""
     checkout, wheels, site = (tmp_path_factory.mktemp(name) for name in ("checkout", "wheels", "site"))
     for name in SOURCES:
         if (ROOT / name).is_dir():
@@ -144,7 +144,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [sys.executable, "-c", BUILD, wheels], cwd=checkout, capture_output=True, text=True, check=False
     )
     assert built.returncode == 0, built.stderr
-    # What else a build leaves here, ``python -m pytest`` in a checkout may take for an installed package.
+    # A build must leave nothing else in a checkout, where pytest may take it for an installed package.
     assert {x.name for x in checkout.iterdir()} == {*SOURCES, "build"}
     (wheel,) = wheels.glob("flashproof-*-py3-none-any.whl")
     zipfile.ZipFile(wheel).extractall(site)
@@ -153,7 +153,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def user(tmp_path: Path) -> Path:
-    """A folder with packages of the user's, and a configuration of pytest that ours would stumble over."""
+    """Return a folder with a user's own packages, and with a pytest configuration that would break our run."""
     files = {
         "kernels/__init__.py": "",
         "kernels/mine.py": MINE,
@@ -170,7 +170,7 @@ def user(tmp_path: Path) -> Path:
 
 
 def run(site: Path, folder: Path, *arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-    """Python in the user's folder, in an environment with the package."""
+    """Run Python in the user's folder, in an environment with the package, and return the process that has ended."""
     inherited = {
         x: y for x, y in os.environ.items() if not x.startswith(("TRITON_", "PYTEST_", "HYPOTHESIS_"))
     }
@@ -185,7 +185,7 @@ def run(site: Path, folder: Path, *arguments: str, **environment: str) -> "subpr
 
 
 def verify(site: Path, folder: Path, spec: str) -> "subprocess.CompletedProcess[str]":
-    """A short run of the command."""
+    """Run ``flashproof verify`` for a few examples."""
     options = ["--device", "cpu", "--examples", "10", "--claims", "dtypes=float32", "--shrink-calls", "50"]
     options += ["--shrink-seconds", "2", "-k", "forward", "--hypothesis-seed", "0"]
     return run(site, folder, "-c", FLASHPROOF, "verify", spec, *options, PYTEST_ADDOPTS="--nonsense")
@@ -256,7 +256,7 @@ class TestWheel:
 
 
 def test_what_tox_installs_is_what_the_package_depends_on() -> None:
-    """Tox takes the dependency group, for it builds no package."""
+    """Tox installs the dependency group, because it builds no package."""
     declared: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
     project, group = declared["project"], declared["dependency-groups"]["test"]
     depended = [*project["dependencies"], *project["optional-dependencies"]["pictures"]]

@@ -1,4 +1,4 @@
-"""The documentation is short where it has to be, its links lead somewhere, and its figures can be made again."""
+"""The README is short, links of the documentation lead somewhere, and figures name the command that makes them."""
 
 import re
 from pathlib import Path
@@ -16,11 +16,11 @@ FIGURE = {
     "commit": re.compile(r"`[0-9a-f]{7,40}`"),
     "command": re.compile(r"`(python|tox|flashproof)\b[^`]*`"),
 }
-"""What the cells of a row of figures look like, by the heads of their columns."""
+"""Patterns for the cells of a row of figures, by the names of their columns."""
 
 
 def rows_of_tables(text: str) -> list[dict[str, str]]:
-    """Each row of the tables in a Markdown page, as its cells by the heads of their columns."""
+    """Return each row of the tables in a Markdown page, as its cells by the names of their columns."""
     rows = []
     for table in re.findall(r"(?:^.*\|.*\n)+", FENCED.sub("", text), re.MULTILINE):
         head, _, *body = [
@@ -31,13 +31,13 @@ def rows_of_tables(text: str) -> list[dict[str, str]]:
 
 
 def anchors(page: Path) -> set[str]:
-    """The anchors of a page's headings, as GitHub and the site make them."""
+    """Return the anchors of a page's headings, as GitHub and the site make them."""
     heads = re.findall(r"^#+ (.*)$", FENCED.sub("", page.read_text()), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
 
 
 def leads_nowhere(page: Path, link: str) -> bool:
-    """Whether a relative link names a file or a heading that is not there."""
+    """Whether a relative link names a file or a heading that does not exist."""
     path, _, anchor = link.partition("#")
     target = page.parent / path if path else page
     return not target.exists() or (bool(anchor) and anchor not in anchors(target))
@@ -74,7 +74,7 @@ def test_every_figure_names_date_commit_and_command() -> None:
 
 
 def test_readme_gives_no_speed_that_is_not_measured() -> None:
-    """The README has the ratio that the measurements give in brackets."""
+    """Each speed in the README must be the ratio that the measurements give in brackets."""
     measured = {
         row["kernel"]: row["forward"]
         for row in rows_of_tables((ROOT / "docs/measurements.md").read_text())

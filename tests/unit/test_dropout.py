@@ -1,4 +1,4 @@
-"""Dropout: the reference's mask is Philox's, the kernels' is the reference's, bit for bit, and only that is dropped."""
+"""Dropout: the reference's mask is Philox's, the kernels drop exactly what the reference drops, and nothing else."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ SEED = 0x1234_5678_9ABC_DEF0
     ],
 )
 def test_philox_gives_the_known_answers(counter: Any, seed: int, expected: tuple[int, ...]) -> None:
-    """Of Random123's kat_vectors, philox4x32 with 10 rounds."""
+    """The known answers are those for philox4x32 with 10 rounds in Random123's kat_vectors."""
     c0, c1, c2, c3 = (torch.tensor(c) for c in counter)
     words = philox((c0, c1, c2, c3), seed)
     assert tuple(int(word) for word in words) == expected
@@ -78,7 +78,7 @@ def test_agrees_with_the_reference(kernel: AttentionKernel) -> None:
     torch.testing.assert_close(lse.double(), expected_lse, rtol=1e-4, atol=1e-5)
     assert kernel.backward is not None
     gradients = kernel.backward(dout, q, k, v, out, lse, **options)
-    # The closed form, with delta from the probabilities, against autograd through a plain softmax.
+    # The closed form, with delta from the probabilities, must agree with autograd through a plain softmax.
     leaves = [x.double().requires_grad_() for x in (q, k, v)]
     keys, values = (x.repeat_interleave(2, 1) for x in leaves[1:])
     seen = torch.ones(70, 90, dtype=torch.bool, device=DEVICE).tril(20)

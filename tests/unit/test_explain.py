@@ -1,4 +1,4 @@
-"""What a report says beyond numbers: each sentence is said where the data shows it, and not where it does not."""
+"""What a report says beyond numbers: each sentence is said if the data shows it, and only then."""
 
 import math
 import sys
@@ -103,7 +103,7 @@ def test_no_factor_is_told_of_what_is_wrong_by_hardly_more_than_its_bound() -> N
 
 
 def test_elements_that_could_not_tell_are_no_witnesses() -> None:
-    """Where the exact value is 0 and so is the kernel's, nothing shows whether that row is treated rightly."""
+    """A row in which both values are 0 does not show whether the kernel treats it rightly."""
     expected = EXACT.clone()
     expected[:, :, :64] = 0.0
     actual = expected.clone()
@@ -258,7 +258,7 @@ def test_what_a_failure_points_to(case: Case, fails: Callable[[Case], bool], exp
 
 
 def test_a_feature_that_more_numbers_can_do_without_is_not_named() -> None:
-    """Few numbers may be right without dropout by luck, where larger cases are wrong without it, too."""
+    """A few numbers may be right by luck without dropout, although larger cases are wrong without it too."""
     claims = replace(CLAIMS, head_dims=(16,))
     case = Case(head_dim=16, causal=True, dropout_p=0.1, **ZEROS)
 
@@ -273,7 +273,7 @@ def test_a_feature_that_more_numbers_can_do_without_is_not_named() -> None:
 
 
 def test_a_size_is_named_where_other_numbers_fail_at_it_too() -> None:
-    """Another size has other numbers, and they may be what it takes."""
+    """Another size has other numbers, and these may be what makes it fail or hold."""
     case = Case(head_dim=16, seqlen_k=0, **ZEROS)
     claims = Capabilities(head_dims=(16,))
     assert explain(case, lambda c: c.seqlen_k == 0, None, claims).causes == ("no_keys",)
@@ -285,7 +285,7 @@ def test_a_size_is_named_where_other_numbers_fail_at_it_too() -> None:
     ("fails", "expected"),
     [
         (lambda c: c.seqlen_q > c.seqlen_k, True),
-        (lambda c: c.seqlen_q >= 3 and c.seqlen_k == 1, False),  # it holds with 3 queries and 2 keys
+        (lambda c: c.seqlen_q >= 3 and c.seqlen_k == 1, False),  # holds with 3 queries and 2 keys
     ],
 )
 def test_unequal_lengths_matter_only_if_others_fail_too(

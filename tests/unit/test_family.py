@@ -48,7 +48,7 @@ def test_envelope_is_at_least_as_wide_as_every_member(dtype: str, sm_scale: floa
 def test_ways_that_read_the_same_results_have_widest_bounds(
     dtype: str, rule: dict[str, Any], read: tuple[bool, str]
 ) -> None:
-    """At the kernel's own out and lse, which may be wrong, what is right follows from these alone."""
+    """Gradients are judged at the kernel's own out and lse, so the right ones follow from these alone."""
     generator = torch.Generator().manual_seed(1)
     q, dout = (torch.randn(1, 4, 9, 16, generator=generator).to(getattr(torch, dtype)) for _ in range(2))
     k, v = (3 * torch.randn(1, 2, 33, 16, generator=generator).to(getattr(torch, dtype)) for _ in range(2))
@@ -280,7 +280,7 @@ def test_a_wrong_forward_does_not_hide_wrong_gradients() -> None:
 
 
 def test_a_call_is_broken_where_no_single_member_explains_all_of_it() -> None:
-    """Of two bases each explains one tensor: neither explains both."""
+    """Each of two bases explains one tensor, and neither explains both."""
     usual = flash_arithmetic("float32", "cpu", {})
     loose_out = replace(usual, output=FLOAT16)
     family = Family((loose_out, replace(usual, log_error=1.0)))

@@ -34,7 +34,7 @@ def test_agrees_with_its_twin() -> None:
 
 
 def test_a_rows_bits_do_not_depend_on_the_rows_beside_it() -> None:
-    """A key block that others see and a row does not must leave the row as it is, unrounded."""
+    """A block of keys that a row does not see, but others do, must leave the row as it is, without rounding."""
     whole, lse = forward(Q, K[:, :, :70], V[:, :, :70], causal=True, sm_scale=0.3, block_n=32)
     part, part_lse = forward(Q[:, :, :40], K[:, :, :40], V[:, :, :40], causal=True, sm_scale=0.3, block_n=32)
     assert torch.equal(whole[:, :, :40], part)

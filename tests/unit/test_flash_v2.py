@@ -1,6 +1,6 @@
 """The flash_v2 kernels against a float64 softmax, at the edges of what they claim, and their argument checks.
 
-Small: the property suite verifies the kernels at large.
+The sizes are small, because the laws verify the kernels at large.
 """
 
 import math
@@ -37,7 +37,7 @@ def make(
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Standard normal q, k, v and dout."""
+    """Return standard normal q, k, v and dout."""
     generator = torch.Generator().manual_seed(seed)
     shape_q = (batch, heads_kv * group, seqlen_q, head_dim)
     shape_k = (batch, heads_kv, seqlen_k, head_dim)
@@ -56,7 +56,7 @@ def run(
     sm_scale: float = 0.3,
     **launch: Any,
 ) -> dict[str, Tensor]:
-    """All five outputs by name."""
+    """Return all five outputs by name."""
     settings: dict[str, Any] = {"causal": causal, "sm_scale": sm_scale, **launch}
     out, lse = forward(q, k, v, **settings)
     gradients = backward(dout, q, k, v, out, lse, **settings)
@@ -66,7 +66,7 @@ def run(
 def expect(
     q: Tensor, k: Tensor, v: Tensor, dout: Tensor, *, causal: bool, sm_scale: float
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """The five outputs in float64, each with a bound on a correct kernel's error.
+    """Return the five outputs in float64, each with a bound on a correct kernel's error.
 
     An output is a sum of products with weights that carry a relative error: of their score, of float32
     arithmetic, and of up to three casts (P or dS, the stored out in delta, the result). So it errs by no more
@@ -212,7 +212,7 @@ def test_infinite_value_stays_in_its_column() -> None:
     actual = run(q, k, v, dout)
     assert (actual["out"][..., 3] == math.inf).all()
     assert actual["out"][..., :3].isfinite().all()
-    # Rows past seqlen_q multiply the infinity with their zeros, and must not count.
+    # Rows past seqlen_q multiply the infinity by zeros, and this must not reach a result.
     assert actual["dv"].isfinite().all()
 
 
@@ -239,7 +239,7 @@ def test_overflow_behind_the_mask_does_not_show() -> None:
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("head_dim", [16, 40])
 def test_layout_changes_no_bit_and_margins_are_not_read(head_dim: int, causal: bool) -> None:
-    """Rows strided and misaligned, in storage full of nan."""
+    """Rows are strided and misaligned, in storage full of NaN."""
     tensors = make(70, 45, head_dim, batch=2, heads_kv=2, group=2, dtype=torch.float16)
 
     def in_nan(tensor: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What flash_v3 and flash_v3_gluon refuse, and say of where they run; the properties verify them at large."""
+"""``flash_v3`` and ``flash_v3_gluon``: what they refuse, and where they run. The laws judge their numbers."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""The fp8 kernel, where the properties do not look: what quantisation does to the inputs, and what is refused."""
+"""``fp8``, where the laws do not look: what quantisation does to the inputs, and what is refused."""
 
 import math
 from typing import Any
@@ -24,7 +24,7 @@ each_scaling = pytest.mark.parametrize("scaling", ["tensor", "block", "hadamard"
 
 
 def spread(*shape: int, seed: int = 0) -> Tensor:
-    """Magnitudes over 40 octaves, zeros, and rows that are larger by far, so that scales differ."""
+    """Return numbers over 40 octaves, with zeros, and with some far larger rows, so that scales differ."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(shape, generator=generator) * torch.exp2(8 * torch.randn(shape, generator=generator))
     x[..., ::7, :] *= torch.exp2(30 * torch.randn(x[..., ::7, :1].shape, generator=generator))
@@ -33,7 +33,7 @@ def spread(*shape: int, seed: int = 0) -> Tensor:
 
 
 def scaled_back(x: Tensor, block: int, scaling: str, dtype: torch.dtype, *, rotate: bool) -> Tensor:
-    """What the kernel multiplies, float64; without the rows past the end."""
+    """Return the numbers that the kernel multiplies, in float64, without the rows past the end."""
     entries, scales = quantise(x, block, scaling, dtype, rotate=rotate)
     return (entries.double() * scales.double().repeat_interleave(block, 2)[..., None])[:, :, : x.shape[2]]
 
@@ -53,7 +53,7 @@ def test_the_reference_knows_every_operand(
 ) -> None:
     q, k, v = (spread(2, 2, 150, head_dim, seed=seed) for seed in range(3))
     q[0, 0, 3, 0], v[1, 1, 70, 0] = math.inf, math.nan
-    k[1] *= 1e-38  # among subnormals
+    k[1] *= 1e-38  # subnormal
     expected = quantisation.dequantised(q, k, v, declared(scaling, to))
     rotate = scaling == "hadamard"
     columns = expected[1].shape[-1]
@@ -80,10 +80,11 @@ def test_entries_move_by_no_more_than_the_format_says(dtype: torch.dtype, to: Fo
 
 @each_format
 def test_the_reference_casts_as_torch_does(dtype: torch.dtype, to: Format) -> None:
-    grid = torch.arange(2**15, dtype=torch.int32) << 16  # all positive numbers of 7 fraction bits: all ties
+    # All positive numbers with 7 fraction bits, ties included.
+    grid = torch.arange(2**15, dtype=torch.int32) << 16
     x = grid.view(torch.float32)
     x = x[(x > 2.0**-30) & (x < 256)].reshape(1, 1, 1, -1)
-    x[..., -1] = 255.0  # of a block that is scaled by 1
+    x[..., -1] = 255.0  # so that the block is scaled by 1
     how = Quantisation(format=to)
     assert torch.equal(quantisation.dequantised(x, x, x, how)[0], x.to(dtype).double())
 
@@ -141,7 +142,7 @@ def test_what_is_declared() -> None:
 
 
 def test_scores_of_subnormals_lose_what_those_of_normal_numbers_do() -> None:
-    """Of what a Hopper sums in 14 bits. Blocks whose largest entry is 2^7 are scaled by 1, and so they are kept."""
+    """Blocks whose largest entry is 2^7 are scaled by 1, so subnormals stay; Hopper sums products in 14 bits."""
     arithmetic = KERNEL.capabilities.arithmetic("float32", "cuda", {"scaling": "block"})
     q, k = torch.full((1, 1, 2, 32), 2.0**-9), torch.full((1, 1, 1, 32), 1.875 * 2.0**-3)
     q[0, 0, 0, 0] = k[..., 0] = 2.0**7

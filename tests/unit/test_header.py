@@ -1,4 +1,4 @@
-"""The header of a run tells of each kernel what differs from the default claims."""
+"""The header of a run says how the claims of each kernel differ from the default."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""How many cases test nothing of a tensor: an answer of 0 would hold."""
+"""Few of the drawn cases are idle: in an idle case, an answer of 0 would hold for a tensor."""
 
 from collections import Counter
 from dataclasses import replace
@@ -13,7 +13,7 @@ from tests.harness.trial import Trial
 from tests.unit.drawing import sample
 
 MOST_IDLE = 0.2
-"""Of few cases: of a thousand about a tenth are idle in dq and dk, and less in all others."""
+"""The largest share of idle cases among few. Of a thousand cases, a tenth are idle in dq and dk, fewer in others."""
 CASES = 80
 
 

@@ -1,6 +1,6 @@
 """Each operation that attention kernels use, against PyTorch and float64, over random bit patterns.
 
-On a GPU the very same kernels are compiled: what is allowed here is allowed by PTX, and by a compiled kernel met.
+On a GPU the same kernels are compiled, and have to meet the same tolerances, which are those of PTX.
 """
 
 import ctypes
@@ -28,17 +28,17 @@ FLOATS = {
     "float8_e5m2": tl.float8e5,
 }
 TABLED = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
-"""Formats of which all numbers fit into a table."""
+"""Formats whose numbers are so few that a table can have all of them."""
 
 WIDE = ("float16", "bfloat16", "float32")
 """Formats that attention is computed in."""
 
 FLUSHED = 2.0**-126
-"""What PTX's approximate functions may take for 0."""
+"""Numbers smaller than this may be taken for 0 by PTX's approximate functions."""
 
 
 def patterns(dtype: str, count: int = COUNT, seed: int = 0) -> Tensor:
-    """Numbers (count,) of random bits: half of them of any exponent, half of a size that attention has."""
+    """Return numbers (count,) with random bits: half with any exponent, half of a size that occurs in attention."""
     to: torch.dtype = getattr(torch, dtype)
     generator = torch.Generator().manual_seed(seed)
     bits = torch.randint(0, 256, (count * to.itemsize,), generator=generator, dtype=torch.uint8)
@@ -49,14 +49,14 @@ def patterns(dtype: str, count: int = COUNT, seed: int = 0) -> Tensor:
 def run(
     kernel: Any, *inputs: Any, out: torch.dtype, shape: tuple[int, ...] = (COUNT,), **options: Any
 ) -> Tensor:
-    """What a kernel of one program stores in its last argument, of this dtype and shape."""
+    """Return what a kernel of one program stores in its last argument, which has this dtype and shape."""
     result = torch.full(shape, 77, dtype=torch.float64).to(out).to(DEVICE)
     kernel[(1,)](*(x.to(DEVICE) if isinstance(x, Tensor) else x for x in inputs), result, **options)
     return result.cpu()
 
 
 def assert_same(actual: Tensor, expected: Tensor, relative: float = 0.0, absolute: float = 0.0) -> None:
-    """NaN where NaN is expected, and elsewhere the number, within what is allowed."""
+    """Assert that there is NaN where NaN is expected, and elsewhere the number, within what is allowed."""
     actual, expected = actual.double(), expected.double()
     assert actual.shape == expected.shape
     error = (actual - expected).abs()
@@ -68,7 +68,7 @@ def assert_same(actual: Tensor, expected: Tensor, relative: float = 0.0, absolut
 
 
 def nearest(values: Tensor, dtype: str) -> Tensor:
-    """Float64 numbers rounded to nearest even by the table of all numbers; too large ones as hardware has them."""
+    """Return float64 numbers rounded to nearest even by the table of all numbers, and too large ones as on a GPU."""
     to: torch.dtype = getattr(torch, dtype)
     bits = torch.arange(2 ** (8 * to.itemsize - 1)).to(torch.int16 if to.itemsize == 2 else torch.uint8)
     table = bits.view(to).double()
@@ -108,7 +108,7 @@ def test_casts_round_to_nearest_even(source: str, target: str) -> None:
 @pytest.mark.parametrize("target", ["float16", "bfloat16"])
 def test_casts_round_toward_zero_where_asked(target: str) -> None:
     x = patterns("float32")
-    x = torch.where(x.isinf(), 1.0, x)  # infinity is no number to be rounded
+    x = torch.where(x.isinf(), 1.0, x)  # infinity is not rounded
     actual = run(_cast, x, out=getattr(torch, target), COUNT=COUNT, ROUNDING="rtz").double()
     values = x.double()
     expected = nearest(values, target)
@@ -263,7 +263,7 @@ FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
     "clamp": (lambda x: torch.where(x.isnan(), -1.0, x.clamp(-1.0, 1.0)), 0.0),
     "clamp_nan": (lambda x: x.clamp(-1.0, 1.0), 0.0),
 }
-"""What is computed, and its relative error as the PTX ISA has it: of log near 1 it is absolute, as 2^-22."""
+"""PyTorch's functions, with the relative errors that the PTX ISA allows; that of log near 1 is absolute, 2^-22."""
 
 
 @pytest.mark.parametrize("op", FUNCTIONS)
@@ -370,7 +370,7 @@ def _larger(a, b):
 
 @triton.jit
 def _merged(m1, l1, m2, l2):
-    """Two maxima and their sums as one: the online softmax's own reduction."""
+    """Merge two maxima and their sums into one, as the online softmax does."""
     m = tl.maximum(m1, m2)
     return m, l1 * tl.exp2(m1 - m) + l2 * tl.exp2(m2 - m)
 
@@ -395,7 +395,7 @@ def _reduce(x, out, OP: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
 
 
 def reduced(op: str, x: Tensor, out: torch.dtype | None = None) -> Tensor:
-    """One reduction of the rows of x."""
+    """Reduce the rows of x by one operation."""
     m, n = x.shape
     return run(_reduce, x, out=out or x.dtype, shape=(m,), OP=op, M=m, N=n)
 

@@ -1,4 +1,4 @@
-"""What the harness makes of kernels of Triton on the CPU."""
+"""Triton kernels on the CPU: what runs, what is skipped with a reason, and the script of a failure."""
 
 import importlib
 import json
@@ -24,13 +24,13 @@ CASE = Case(batch=1, heads_kv=2, seqlen_q=33, seqlen_k=33, head_dim=16, dtype="b
 
 
 def request_of(spec: str) -> dict[str, object]:
-    """A request of the forward law on CASE."""
+    """Return a request to run the law ``forward`` on CASE."""
     case = json.loads(to_json(CASE))
     return {"kernel": spec, "claims": [], "law": "forward", "case": case, "safety": SAFETY}
 
 
 def verdict_of(spec: str) -> Verdict:
-    """What a child on the CPU answers."""
+    """Return the verdict of a child on the CPU."""
     return Worker("cpu").attempt(request_of(spec), load(spec, ()), Trial)[0]
 
 
@@ -78,7 +78,8 @@ def test_a_script_repairs_the_interpreter_by_itself(tmp_path: Path) -> None:
     assert exit_status(text, 60.0) == 1
     toys.write_text(TOYS.read_text().replace("MENDED = False", "MENDED = True"))
     assert exit_status(text, 60.0) == 0
-    assert exit_status(text.replace("\nrepair()\n", "\n"), 60.0) == 1  # patterns are multiplied
+    # Without the repair, bit patterns are multiplied.
+    assert exit_status(text.replace("\nrepair()\n", "\n"), 60.0) == 1
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The journal of cases that are launched: one that was not finished can be replayed."""
+"""The journal of launched cases: a case that did not come to its end can be replayed."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ class TestJournal:
         folder = tmp_path / "journals"
         folder.mkdir()
         journal = Journal(folder / "gw0.json")
-        journal.examples = 1  # the second case is one that is tried to find out more of a failure
+        journal.examples = 1  # the second case is run to investigate a failure, and counts as no example
         journal.note(self.RECORD | {"kernel": "a much longer name than that of the last one"})
         journal.note(self.RECORD)
         journal.sync()

@@ -1,4 +1,4 @@
-"""Known failures: they name laws and fields that there are, and cases that can be read."""
+"""Known failures name laws and fields that exist, and their cases can be read."""
 
 import json
 from dataclasses import asdict, replace

@@ -1,4 +1,4 @@
-"""Laws as data: what is declared is found, and the child that checks laws imports nothing of what draws their cases."""
+"""Laws are found as they are declared, and the child that checks them imports nothing that draws cases."""
 
 import inspect
 import json
@@ -83,7 +83,7 @@ def test_known_failures_of_what_a_law_needs_are_its_own() -> None:
 
 
 def dependent(trial: Trial) -> None:
-    """Stands for the check of a law."""
+    """Take the place of the check of a law."""
 
 
 def test_orders_of_laws_name_those_that_there_are() -> None:

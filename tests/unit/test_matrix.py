@@ -40,21 +40,21 @@ def info(name: str, dtypes: tuple[str, ...] = DTYPES) -> KernelInfo:
 
 
 def item(kernel: str, law: str, dtype: str, **tally: int) -> dict[str, object]:
-    """What an item counts that found nothing."""
+    """Return what an item that found nothing sends to the summary."""
     counts = Tally(**tally).to_dict()  # type: ignore[arg-type]  # the fields that are given are integers
     none: dict[str, object] = {"bugs": [], "seen": {}, "imprecise": Imprecise().to_dict()}
     return {"kernel": kernel, "law": law, "dtype": dtype, "tally": counts, **none}
 
 
 def imprecise() -> dict[str, object]:
-    """One call that is less precise than claimed."""
+    """Return the record of one call that is less precise than claimed."""
     calls = Imprecise()
     calls.add(ImpreciseCall("forward", Case(), "out", ("tf32=true",), 3.0, 2.0))
     return calls.to_dict()
 
 
 def seen(law: str, dtype: str) -> dict[str, object]:
-    """A bug that was seen once."""
+    """Return the record of a bug that was seen once."""
     return {"k/forward-0": Sightings({(law, dtype, "out"): 1}).to_dict()}
 
 

@@ -1,4 +1,4 @@
-"""Multi-head attention over our kernels is torch's.
+"""Multi-head attention over our kernels gives the results of torch's.
 
 In two steps. With float64 attention in the kernel's place, output and gradients are those of
 ``torch.nn.MultiheadAttention`` in float64, up to float64's own rounding: the module computes the same
@@ -27,7 +27,7 @@ from reference.bounds import backward_bounds, exact, forward_bounds
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 EMBED, HEADS, BATCH, SEQLEN = 48, 3, 2, 21
 ROUNDINGS = 2**10
-"""More than there are on the way from any input to any result, of these sizes."""
+"""More roundings than there are on the way from an input to a result of these sizes."""
 
 
 def float64_backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: Tensor, **options: Any) -> Any:
@@ -40,7 +40,7 @@ FLOAT64 = AttentionKernel(
 
 
 def pair(module: Any = MultiHeadAttention, bias: bool = True, dtype: torch.dtype = torch.float64) -> Any:
-    """Ours with float64 attention, and torch's with the same weights, biases too."""
+    """Return our module with float64 attention, and torch's with the same weights and biases."""
     torch.manual_seed(0)
     theirs = nn.MultiheadAttention(EMBED, HEADS, bias=bias, batch_first=True, dtype=dtype, device=DEVICE)
     for parameter in theirs.parameters():
@@ -65,7 +65,7 @@ def close(actual: Tensor, expected: Tensor) -> None:
 
 
 def check_equal(module: Any, lengths: tuple[int, ...], bias: bool, causal: bool) -> None:
-    """Output and every gradient are torch's."""
+    """Assert that the output and every gradient are those of torch."""
     ours, theirs = pair(module, bias)
     given, same = inputs(*lengths), inputs(*lengths)
     triple = {1: same * 3, 2: [*same, same[-1]], 3: same}[len(same)]
@@ -82,7 +82,7 @@ def check_equal(module: Any, lengths: tuple[int, ...], bias: bool, causal: bool)
 
 
 def check_decoding(module: Any, steps: tuple[int, ...]) -> None:
-    """Step by step through a cache, the rows are those of the whole under a causal mask."""
+    """Assert that decoding step by step through a cache gives the rows of one call under a causal mask."""
     ours, _ = pair(module.MultiHeadAttention)
     (x,) = inputs(sum(steps))
     cache = module.KeyValueCache(sum(steps) + 3)
@@ -134,7 +134,7 @@ def test_planted_bugs_are_caught(bug) -> None:
 
 
 class Recording:
-    """A kernel, and what passed through it."""
+    """Wraps a kernel and keeps what was passed to it and what it returned."""
 
     def __init__(self, kernel: AttentionKernel) -> None:
         self.kernel = replace(kernel, forward=self.forward, backward=self.backward)
@@ -153,14 +153,14 @@ class Recording:
 
 
 def flat(x: Tensor) -> Tensor:
-    """(batch, heads, seqlen, head_dim) as rows of the module's width, float64."""
+    """Return (batch, heads, seqlen, head_dim) as rows of the module's width, in float64."""
     return x.transpose(1, 2).flatten(2).flatten(0, 1).double()
 
 
 def within_product(
     actual: Tensor, a: Tensor, b: Tensor, roundoff: float, plus: Tensor | float = 0.0, stores: int = 1
 ) -> None:
-    """``actual`` is a @ b + plus, within the bound of such a product."""
+    """Assert that ``actual`` is a @ b + plus, within the bound of such a product."""
     a, b = a.detach().double(), b.detach().double()
     plus = plus.detach().double() if isinstance(plus, Tensor) else torch.tensor(plus)
     size = a.abs() @ b.abs() + plus.abs()

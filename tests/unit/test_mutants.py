@@ -1,4 +1,4 @@
-"""Planted bugs: every edit still applies, and makes a kernel that differs from the original there alone."""
+"""Planted bugs: every edit applies, and makes a kernel that differs from the original only there."""
 
 import ast
 import builtins
@@ -52,7 +52,7 @@ def test_every_bug_has_its_causes_in_known_words() -> None:
 
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_a_bug_takes_no_name_that_is_not_there(name: str) -> None:
-    """That would raise, and be no wrong answer."""
+    """A name that does not exist would raise an exception instead of a wrong answer."""
     for text in CATALOGUE[name].sources().values():
         tables = [module := symtable.symtable(text, name, "exec")]
         for table in tables:

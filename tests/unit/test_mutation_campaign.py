@@ -1,4 +1,4 @@
-"""What counts as caught, what the examples are, and how the tables sum it up."""
+"""Mutation campaigns: which mutants count as caught, on which examples, and what the tables say of them."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,7 +26,7 @@ REFUSED = Verdict(status="refused", reason="not today")
 
 
 class Answers:
-    """Stands for a child: ``answer`` says what a SPEC does on the so manieth example."""
+    """Takes the place of a child: ``answer`` says what the kernel of a SPEC does on its n-th example."""
 
     device = "cpu"
 

@@ -1,4 +1,4 @@
-"""The mutants of a Triton source file, and which of them compile to what the original does."""
+"""The operator mutants of a Triton file, and which of them compile to the same code as the original."""
 
 import ast
 import json
@@ -27,7 +27,7 @@ def f(p, n: tl.constexpr = 2):
 
 
 def mutated(line: str, before: str = "") -> set[tuple[str, str]]:
-    """Operators and new texts of a line in a jitted function, behind other lines that are not looked at."""
+    """Return the operators and new texts for a line of a jitted function that ``before`` precedes."""
     lines = [f"    {text}" for text in (*before.splitlines(), *line.splitlines())]
     source = HEAD + "\n".join(lines) + "\n"
     number = source.splitlines().index(f"    {line.splitlines()[0]}") + 1
@@ -106,7 +106,7 @@ def test_selection() -> None:
         ("maximum-arm-2", "x = 2.0 * g(b)"),
         ("maximum-to-minimum", "x = 2.0 * tl.minimum(a - 1, g(b))"),
     }
-    # What x = x does, a deletion does too.
+    # ``x = x`` would be the same mutant as the deletion of the statement.
     assert mutated("x = tl.minimum(x, 0)", before="x = g()") == {
         ("minimum-to-maximum", "x = tl.maximum(x, 0)"),
         ("constant-up", "x = tl.minimum(x, 1)"),
@@ -220,7 +220,7 @@ def test_a_mutant() -> None:
 
 @pytest.mark.parametrize("module", [flash_v2, tiles])
 def test_mutants_of_a_real_file(module) -> None:
-    """Each parses, differs from the others, and from the original in its function alone."""
+    """Each mutant parses, differs from all others, and differs from the original only in its function."""
     source = Path(module.__file__).read_text()
     mutants = source_mutants(source)
     assert len(mutants) > 100

@@ -1,4 +1,4 @@
-"""The other suites' rules: sound kernels pass, gross bugs don't, and their known holes are there."""
+"""The rules of other suites: sound kernels pass, gross bugs fail, and bugs that a rule cannot see pass."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,13 +16,13 @@ from tests.mutation.rules import RULES, Rule, RuleBroken, RuleCase
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BY_NAME = {rule.name: rule for rule in RULES}
 CRY_WOLF = ("torch.testing.assert_close",)
-"""Rules that a sound kernel in float16 does not pass."""
+"""Rules that fail a sound kernel in float16."""
 
 each_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 
 
 def mutant(change: Callable[..., Any]) -> AttentionKernel:
-    """flash_v2, what its forward returns changed: ``change(out, lse, v)``."""
+    """Return flash_v2 with a forward whose results are changed: it returns ``change(out, lse, v)``."""
 
     def forward(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
         return change(*flash_v2.forward(q, k, v, **options), v)
@@ -35,7 +35,7 @@ NAN = mutant(lambda out, lse, v: (torch.full_like(out, torch.nan), lse))
 
 
 def small(rule: Rule) -> RuleCase:
-    """The cheapest of a rule's cases that has an output, in float16 or float32."""
+    """Return the cheapest of a rule's cases that has an output, in float16 or float32."""
     cases = [c for c in rule.cases(DEVICE) if c.dtype != "bfloat16" and c.seqlen_q]
     return min(cases, key=lambda c: c.batch * c.heads_q * c.seqlen_q * c.seqlen_k * c.head_dim)
 
@@ -48,7 +48,7 @@ def test_sound_kernels_pass(rule: Rule) -> None:
             rule.judge(flash_v2.KERNEL, case, DEVICE)
         return
     rule.judge(flash_v2.KERNEL, case, DEVICE)
-    if not (case.causal and case.seqlen_q != case.seqlen_k):  # another mask in PyTorch
+    if not (case.causal and case.seqlen_q != case.seqlen_k):  # PyTorch has another mask there
         rule.judge(MATH, case, DEVICE)
 
 

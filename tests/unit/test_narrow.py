@@ -1,4 +1,4 @@
-"""The claim that tells refused cases from answered ones, found among cases as they are drawn."""
+"""The claim that separates refused cases from answered ones is found from cases as they are drawn."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,7 +18,7 @@ WIDE = replace(
 
 
 def drawn(number: int = 700) -> list[Case]:
-    """Cases of all dtypes as the forward law draws them."""
+    """Return cases of all dtypes as the law ``forward`` draws them."""
     found: list[Case] = []
     claimed = st.one_of(
         *(cases(WIDE, dtype=dtype, key_padding=True, dropout=True, window=True) for dtype in WIDE.dtypes)

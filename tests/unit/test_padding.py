@@ -1,4 +1,4 @@
-"""Key padding: what the reference makes of a mask, and what the property suite leaves out of flash_v1's."""
+"""Key padding in the reference, and in ``flash_v1`` where the laws do not look."""
 
 import itertools
 import math
@@ -130,7 +130,7 @@ def test_masks_of_keys_are_of_every_kind() -> None:
     ]
     rows = torch.cat([mask for mask in masks if mask is not None])
     assert rows.shape == (3 * 30 * len(FAMILIES), 100)
-    # All keys; none; one; sequences that begin late; a whole tile of 32 in the middle that nobody attends.
+    # The masks: all keys, none, one, sequences that begin late, and one that lacks a whole tile of 32 in the middle.
     whole = rows.unfold(1, 32, 32).any(2)
     for kind in (
         rows.all(1),

@@ -1,4 +1,4 @@
-"""The plan of a run: each option that is wrong is one line, before anything is written."""
+"""The plan of a run: a wrong option is refused in one line before anything is written."""
 
 import json
 import math
@@ -21,7 +21,7 @@ from tests.unit.running import CASE, TOYS
 class TestUsageErrors:
     @pytest.fixture
     def plan_of(self, child: Child, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-        """Makes the plan for some options, the others being what they are by default."""
+        """Return a function that makes the plan for some options; the others have their defaults."""
         monkeypatch.setattr(planning, "Child", lambda device: child)
         defaults = {"device": "cpu", "claims": [], "report_dir": str(tmp_path / "reports")}
 

@@ -1,4 +1,4 @@
-"""Memory that tells: what is left unwritten, and what is written beside an allocation."""
+"""Poisoned memory shows what is left unwritten, and what is written beside an allocation."""
 
 from contextlib import nullcontext
 
@@ -34,7 +34,8 @@ def test_shapes_without_memory_are_left_alone() -> None:
 def test_what_fills_memory_is_not_compiled_with_a_kernel() -> None:
     def uncompiled(x: torch.Tensor) -> torch.Tensor:
         for _ in range(2):
-            torch._dynamo.graph_break()  # in a loop: what is called from here may be compiled, this is not
+            # A break in a loop: functions that are called from here may be compiled, but not this one.
+            torch._dynamo.graph_break()
             x = x + torch.empty_like(x).copy_(x)
         return x
 

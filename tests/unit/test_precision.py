@@ -1,4 +1,4 @@
-"""Which claims of less precision explain a failure of a function whose arithmetic is not known."""
+"""Failures of a plain function are explained by claims of less precision where these are the cause."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -40,7 +40,7 @@ def test_a_gradient_of_half_its_size_is_no_matter_of_roundings() -> None:
 
 
 def test_a_tensor_that_a_later_call_changes_is_no_matter_of_roundings() -> None:
-    """The same results, judged once more, hold."""
+    """The same results hold if they are judged once more, so no design has to explain them."""
     finding, trial = broken("pooled", replace(CASE, dtype="float32"), "memory")
     assert with_explanations(finding, trial, law_named("memory")).explained_by == ()
 

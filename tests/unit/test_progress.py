@@ -1,4 +1,4 @@
-"""The live line of a run."""
+"""The live line of a run, and the lines above it for what is found."""
 
 import math
 from pathlib import Path

@@ -22,17 +22,17 @@ from tests.unit.sound import CLAIMS, Sound, plain
 
 EXAMPLES = 40
 ROUNDS = 10
-"""Of so many examples each, until a bug is caught: long sequences are drawn seldom."""
+"""How often ``EXAMPLES`` cases are drawn until a bug is caught: long sequences are drawn seldom."""
 
 
 @cache
 def drawn(law: str, dtype: str, round_: int) -> list[Case]:
-    """The same cases on every run, with the options that the law's own test passes."""
+    """Return cases as the law's own items draw them, the same in every run."""
     return draw(law_named(law), replace(CLAIMS, ragged="cache"), dtype, "cpu", EXAMPLES, round_)
 
 
 def failure(law: str, make: Callable[[], AttentionKernel], dtype: str, rounds: int = 1) -> str:
-    """What the law says of the first case that breaks it; "" where it holds on all."""
+    """Return what the law says of the first case that breaks it; "" if it holds on all."""
     for case in chain.from_iterable(drawn(law, dtype, round_) for round_ in range(rounds)):
         kernel = make()
         launch = tuple(setting for setting in case.launch if setting[0] in kernel.capabilities.launch)
@@ -45,7 +45,7 @@ def failure(law: str, make: Callable[[], AttentionKernel], dtype: str, rounds: i
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Any:
-    """As in the child process; sums split over threads may differ from run to run."""
+    """Use one thread, as the child process does: sums that are split over threads may differ from run to run."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -53,7 +53,7 @@ def _one_thread() -> Any:
 
 
 class Cached(Sound):
-    """Takes a cache that is longer than what is in it."""
+    """A sound kernel that takes a cache of which each sequence fills a part."""
 
     def kernel(self) -> AttentionKernel:
         return replace(super().kernel(), capabilities=replace(CLAIMS, ragged="cache"))
@@ -70,7 +70,7 @@ class Cached(Sound):
         return torch.cat([out for out, _ in parts]), torch.cat([lse for _, lse in parts])
 
     def lengths(self, cache_seqlens: Tensor) -> list[int]:
-        """Keys of each sequence."""
+        """Return the number of keys of each sequence."""
         return cache_seqlens.tolist()
 
 
@@ -87,7 +87,7 @@ def test_law_holds_for_a_sound_plain_function(law: str) -> None:
 
 
 class CentredKeys(Sound):
-    """Keys are centred on a calibrated constant, which leaves out as it was, but lse is not moved back."""
+    """Subtracts a constant from all keys, which leaves out as it is, but does not move lse back."""
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float, **options: Any
@@ -97,7 +97,7 @@ class CentredKeys(Sound):
 
 
 class ScaleOfTwoDigits(Sound):
-    """The backward pass has a scale of two digits, by which dq and dk are 1 % too large alike."""
+    """Has a scale of two digits in the backward pass, so that dq and dk are both 1 % too large."""
 
     def backward(self, *args: Tensor, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
         dq, dk, dv = super().backward(*args, **options)
@@ -105,7 +105,7 @@ class ScaleOfTwoDigits(Sound):
 
 
 class ShortLoop(Sound):
-    """The backward pass stops at key 512, as a grid of 8 tiles does."""
+    """Stops at key 512 in the backward pass, as a grid of 8 tiles does."""
 
     def backward(self, *args: Tensor, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
         dq, dk, dv = super().backward(*args, **options)
@@ -114,7 +114,7 @@ class ShortLoop(Sound):
 
 
 class TileByStride(Sound):
-    """Rows that do not follow each other in memory are taken in other tiles."""
+    """Takes other tiles if rows do not follow each other in memory."""
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, *, block_n: int = 64, **options: Any
@@ -124,7 +124,7 @@ class TileByStride(Sound):
 
 
 class ShortWindow(Sound):
-    """All keys but the last 512 are out of sight, in the forward pass and in the backward pass."""
+    """Sees only the last 512 keys, in the forward pass and in the backward pass."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
         self.check(q, k, v)
@@ -139,14 +139,14 @@ class ShortWindow(Sound):
 
 
 class PaddedDenominator(Sound):
-    """A small number keeps the denominator from 0, and the quotient from being exact."""
+    """Adds a small number to the denominator, so that it is never 0, but no quotient is exact."""
 
     def normalised(self, acc: Tensor, l: Tensor) -> Tensor:
         return acc / (l + 1e-7)[:, None]
 
 
 class StalePlan(Sound):
-    """The tile size is chosen for the shape of the call before."""
+    """Chooses its tile size by the shape of the previous call."""
 
     seqlen_q: int | None = None
 
@@ -159,7 +159,7 @@ class StalePlan(Sound):
 
 
 class TailCleared(Sound):
-    """The last tile of v is filled up with zeros, in the storage of v, by the backward pass."""
+    """Fills the last tile of v up with zeros, behind v in its storage, in the backward pass."""
 
     def backward(self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *args: Tensor, **options: Any) -> Any:
         end = (
@@ -174,28 +174,28 @@ class TailCleared(Sound):
 
 
 class NanToZero(Sound):
-    """Rows that see no key are mended after the division by 0, and so is every other NaN."""
+    """Sets NaN to 0 after the division, for rows that see no key, and so hides every other NaN."""
 
     def normalised(self, acc: Tensor, l: Tensor) -> Tensor:
         return (acc / l[:, None]).nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf)
 
 
 class DtypesMixed(Sound):
-    """k and v are cast to the dtype of q without a word."""
+    """Casts k and v to the dtype of q instead of refusing another one."""
 
     def check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
         super().check(q, k.to(q.dtype), v.to(q.dtype))
 
 
 class LengthOfTheFirst(Cached):
-    """All sequences of a batch have as many keys as the first."""
+    """Gives all sequences of a batch as many keys as the first."""
 
     def lengths(self, cache_seqlens: Tensor) -> list[int]:
         return cache_seqlens[:1].tolist() * len(cache_seqlens)
 
 
 class TilesSkipped(Sound):
-    """A tile of dout in whose first columns there is nothing is taken for a tile without rows, and skipped."""
+    """Skips a tile of dout if its first columns are 0, as if it had no rows."""
 
     def backward(self, dout: Tensor, *args: Tensor, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
         kept = dout.clone()
@@ -219,18 +219,18 @@ BUGS: dict[str, tuple[type[Sound], str]] = {
     "rejection": (DtypesMixed, "float16"),
     "ragged": (LengthOfTheFirst, "float16"),
 }
-"""For each law the bug that it alone catches, and the dtype to see it in."""
+"""For each law, a bug that no other law catches, and a dtype in which it shows."""
 
 
 @pytest.mark.parametrize("law", LAWS)
 def test_law_alone_catches_its_bug(law: str) -> None:
     bug, dtype = BUGS[law]
-    # A kernel for each case, so that nothing is carried over from one to the next.
+    # Each case gets a new kernel, so that nothing is carried over from one to the next.
     found = {
         name: failure(name, lambda: bug().kernel(), dtype, ROUNDS if name == law else 1) for name in LAWS
     }
     assert found.pop(law), f"{law} misses {bug.__name__}"
-    if law == "forward":  # backward judges out and lse as well, for a call with gradients may give others
+    if law == "forward":  # backward judges out and lse too, because a call with gradients may return others
         del found["backward"]
     assert not any(found.values()), "\n".join(f"{name}: {text}" for name, text in found.items() if text)
 
@@ -238,7 +238,7 @@ def test_law_alone_catches_its_bug(law: str) -> None:
 def test_bits_of_subnormal_scores_that_a_tensor_core_changes_are_no_finding_of_invariance(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """4 q has other bits than q where their alignment does not move along: false alarms that an H200 gave."""
+    """On an H200, scores of subnormal q times 4 have other bits, which must not be an alarm of this law."""
 
     def scores(q: Tensor, k: Tensor, keys: slice, causal: bool, sm_scale: float) -> Tensor:
         return aligned(q, k[keys]).float() * sm_scale
@@ -254,7 +254,7 @@ def test_bits_of_subnormal_scores_that_a_tensor_core_changes_are_no_finding_of_i
 
 
 def test_products_that_overflow_before_a_scale_of_zero_are_no_finding_of_identities() -> None:
-    """q.k is inf in float32 and inf * 0 is NaN: a false alarm on flash_v2 that an H200 gave."""
+    """With products of inf in float32, inf * 0 is NaN: on an H200 flash_v2 was accused of this by a false alarm."""
     spike = Spike("q", (0, 0, 0, 0), 3e38)
     case = Case(seqlen_k=2, head_dim=1, dtype="bfloat16", sm_scale=0.0, seed=2, spikes=(spike,))
     case = replace(case, v_values="zeros", dout_values="zeros")

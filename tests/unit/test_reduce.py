@@ -1,4 +1,4 @@
-"""Deep shrinking: what is left of a case is what its failure needs."""
+"""Deep shrinking leaves of a case only what its failure needs."""
 
 import math
 from collections.abc import Callable
@@ -35,7 +35,7 @@ LARGE = Case(
 
 
 def entry(case: Case, tensor: str) -> float:
-    """The largest entry of the tensor's last row."""
+    """Return the largest entry of the tensor's last row."""
     x = getattr(tensors(case, "cpu"), tensor).tensor
     return float(x[:, :, -1].abs().max()) if x.numel() else 0.0
 

@@ -40,7 +40,7 @@ class Inputs:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Keywords that every reference takes."""
+        """Return the keywords that every reference takes."""
         return {
             "causal": self.causal,
             "sm_scale": self.sm_scale,
@@ -68,7 +68,7 @@ def inputs(
     generator = torch.Generator().manual_seed(seed)
 
     def normal(heads: int, seqlen: int, size: float = 1.0) -> Tensor:
-        # Drawn as (batch, seqlen, heads, head_dim), so that no tensor is contiguous.
+        # Tensors are drawn as (batch, seqlen, heads, head_dim), so that none is contiguous.
         x = torch.randn(batch, seqlen, heads, head_dim, generator=generator, dtype=torch.float64)
         return (size * x).to(dtype).transpose(1, 2)
 
@@ -135,7 +135,7 @@ ALL = (by_softmax, by_softmax_forced, by_v1, by_v2)
 
 
 def tolerances(x: Inputs) -> Results:
-    """How far two float64 evaluations in any order may be apart, to first order.
+    """Return how far two float64 evaluations in any order may be apart, to first order.
 
     A = |sm_scale| |q||k|^T, u = 2^-53. A score is off by (head_dim + 2) u A, the argument of its exponential
     and the rescalings (which telescope) by 4 u max A + 4 u, each of the at most seqlen_k blocks by 4 u, a sum
@@ -188,7 +188,7 @@ def test_all_references_agree(x: Inputs, dropout_p: float, block_q: int, block_k
 
 
 def with_50_digits(x: Inputs) -> Results:
-    """The definition, and the closed form of its gradients, entry by entry."""
+    """Return out by its definition, and gradients by their closed form, entry by entry."""
     group = x.q.shape[1] // x.k.shape[1]
     out, dq, dk, dv = (torch.zeros_like(t) for t in (x.q, x.q, x.k, x.k))
     lse = torch.full(x.q.shape[:3], -math.inf, dtype=torch.float64)
@@ -227,7 +227,7 @@ def test_agrees_with_50_digits(reference: Any) -> None:
 
 @pytest.mark.parametrize("reference", ALL)
 def test_large_logits(reference: Any) -> None:
-    """Logits up to 1e4, of both signs and all of one sign: no overflow, and right."""
+    """With logits up to 1e4, of both signs or of one, nothing overflows and the results are right."""
     mixed = inputs(seqlen_q=3, seqlen_k=5, spread=1e4)
     negative = inputs(seqlen_q=3, seqlen_k=5, spread=1e4)
     negative.q.abs_()
@@ -286,7 +286,7 @@ def test_rows_that_see_no_key(reference: Any) -> None:
 
 @pytest.mark.parametrize("reference", ALL)
 def test_an_infinite_score_of_either_sign(reference: Any) -> None:
-    """A score of -inf takes its key's weight, one of +inf makes the row NaN, all -inf see nothing."""
+    """A score of -inf gives its key no weight, one of +inf makes the row NaN, and a row of -inf sees nothing."""
     x = inputs(seqlen_q=2, seqlen_k=3)
     x.q[0, 0, :, 0] = torch.tensor([1.0, -1.0])
     x.k[0, 0, 1, 0] = -math.inf
@@ -311,7 +311,7 @@ def test_an_infinite_score_of_either_sign(reference: Any) -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("tensor", ["q", "k", "v", "dout"])
 def test_what_is_not_seen_has_no_effect(reference: Any, alignment: str, value: float, tensor: str) -> None:
-    """One bad entry: a key's spoils only rows that see it, a row's only the gradients of keys it sees."""
+    """A bad entry in a key spoils only rows that see it; one in a row spoils only gradients of keys that it sees."""
     x = inputs(batch=2, group=2, seqlen_q=6, seqlen_k=8, causal=True, alignment=alignment)
     clean = reference(x)
     at = 3
@@ -378,7 +378,7 @@ class PeakBytes(TorchDispatchMode):
 
 
 def test_memory_at_2048_tokens() -> None:
-    """Forward and backward of 32 heads of 2048 tokens fit in 4 GiB (meta tensors: nothing is computed)."""
+    """Forward and backward of 32 heads of 2048 tokens fit in 4 GiB; meta tensors show that without computing."""
     q, k, v, dout = (torch.empty(4, 8, 2048, 64, dtype=torch.bfloat16, device="meta") for _ in range(4))
     with PeakBytes() as memory:
         out, lse = safe_softmax.forward(q, k, v, causal=False, sm_scale=0.125)
@@ -388,7 +388,7 @@ def test_memory_at_2048_tokens() -> None:
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_memory_grows_with_the_chunk_not_with_the_square(causal: bool) -> None:
-    """At most eight float64 blocks of chunk x seqlen_k beside sixteen tensors of the inputs' size."""
+    """A reference may have eight float64 blocks of chunk x seqlen_k and sixteen tensors of the inputs' size at once."""
     seqlen, chunk = 512, 16
     x = inputs(seqlen_q=seqlen, seqlen_k=seqlen, head_dim=1, causal=causal)
     with PeakBytes() as memory:

@@ -1,4 +1,4 @@
-"""SPECs and claims: what is understood, and what each mistake is told."""
+"""SPECs and claims: which are understood, and the message for each mistake."""
 
 import dataclasses
 import os
@@ -169,7 +169,7 @@ def test_module_that_fails_to_import_names_its_exception(tmp_path: Path, source:
     path = tmp_path / "broken.py"
     path.write_text(source)
     assert f"importing {path} raised {told}" in message_of(f"{path}:f")
-    # Of another size than any above: Python takes a file of the same size and second for the one it compiled.
+    # This file has another size than those above, because Python takes one of the same size and second for the same.
     path.write_text("def f(q, k, v, *, causal, sm_scale):\n    return q  # mended\n")
     assert load(f"{path}:f").name == "broken.f", "a failed import must not be remembered"
 
@@ -306,9 +306,7 @@ def test_precision_concerns_float32_alone() -> None:
         "tf32_truncated",
         2.0**-10,
     )
-    assert tf32("float32", "cpu", {}) == ieee(
-        "float32", "cuda", {}
-    )  # interpreted, products are those of IEEE
+    assert tf32("float32", "cpu", {}) == ieee("float32", "cuda", {})  # the interpreter has IEEE products only
     assert ieee("float32", "cuda", {}).weights.name == "float32"
     assert tf32("float16", "cuda", {}) == Capabilities().arithmetic("float16", "cuda", {})
 

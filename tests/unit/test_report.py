@@ -1,4 +1,4 @@
-"""Reports: what they say, and that a case.json which is not ours is refused in one line."""
+"""Reports: their texts, and a case.json that ``record`` did not make, which is refused in one line."""
 
 from collections.abc import Callable
 from dataclasses import replace

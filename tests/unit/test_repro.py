@@ -53,7 +53,7 @@ def test_a_stand_alone_script_exits_1_until_the_kernel_is_mended(
     subject = subject_of(name, toys)
     if name == "hanging":
         child.run_seconds = 5.0
-        # On a busy machine a case that holds may take that long in a new process: no other than CASE is to be reported.
+        # On a busy machine a case that holds may take 5 s as well, so nothing but CASE must be run and reported.
         subject.shrinking = ShrinkBudget(seconds=0.0)
     try:
         finding_of(subject, law_name, CASES.get(name, CASE))
@@ -78,7 +78,7 @@ def test_a_script_that_holds_is_left_out_and_the_report_says_so(
 
 
 class Witness(Trial):
-    """A trial that works out each check's two sides once more, by the expressions that a script gets."""
+    """A trial that computes both sides of each check once more, by the expressions that a script would contain."""
 
     def _call(self, problem: Problem, **how: Any) -> Outputs:
         outputs = super()._call(problem, **how)
@@ -98,7 +98,7 @@ class Witness(Trial):
     @staticmethod
     def compare(expression: str, call: int, side: torch.Tensor) -> None:
         value = eval(expression, {"torch": torch, "results": results}, results[call]).double()
-        # A part of the rows, with the same indices, is a side too. Sums of float64 differ by their order.
+        # A side may be only the first rows of the expression. Sums in float64 may differ by their order.
         torch.testing.assert_close(value[tuple(map(slice, side.shape))], side.double(), rtol=1e-9, atol=1e-9)
 
 
@@ -123,7 +123,7 @@ def test_a_script_compares_what_the_law_compared() -> None:
         for name in ("identities", "invariance", "composition", "determinism", "memory"):
             results.clear()
             law_named(name)(Witness(kernel, case, "cpu", SAFETY))
-    # both sides of each of these come from the kernel, and a mended one gives another number for both
+    # In each of these, both sides come from the kernel, so a mended kernel gives other numbers on both sides.
     assert len({claim for claim, _ in seen}) >= 14, sorted(seen)
 
 
@@ -131,7 +131,7 @@ def test_a_script_compares_what_the_law_compared() -> None:
     ("name", "depends"), [("unwritten", True), ("unwritten_with_wrong_lse", True), ("wrong", False)]
 )
 def test_a_script_brings_its_memory_where_the_failure_depends_on_it(name: str, depends: bool) -> None:
-    """Of a row that nobody has written, fresh memory of zeros says what it should."""
+    """A row that is never written is right if fresh memory happens to hold the expected zeros."""
     case = replace(CASE, v_values="zeros" if depends else "normal")
     request = {"law": "forward", "case": json.loads(to_json(case)), "safety": SAFETY}
     kernel = load(f"{TOYS}:{name}", ())
@@ -141,7 +141,7 @@ def test_a_script_brings_its_memory_where_the_failure_depends_on_it(name: str, d
 @pytest.mark.usefixtures("unscripted")
 def test_tensors_of_a_script_have_the_layout_of_the_case(subject_of: SubjectOf, tmp_path: Path) -> None:
     subject = subject_of("wrong")
-    subject.shrinking = ShrinkBudget(seconds=0.0)  # the layouts do not matter, and would go
+    subject.shrinking = ShrinkBudget(seconds=0.0)  # shrinking would remove the layouts, which do not matter
     case = replace(CASE, q_layout="offset", k_layout="gap", v_layout="expanded_rows", dtype="float32")
     finding_of(subject, "forward", case)
     (failure,) = subject.failures.values()

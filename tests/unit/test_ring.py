@@ -1,4 +1,4 @@
-"""Ring attention over processes: what the ring of one process gives, bit for bit."""
+"""Ring attention over several processes gives the same bits as the same ring in one process."""
 
 import tempfile
 from pathlib import Path
@@ -20,18 +20,18 @@ CASES = {
     3: (((11, 11, 11), (11, 11, 11), True, torch.float32), ((4, 0, 17), (0, 9, 20), True, torch.float32)),
     4: (((16,) * 4, (16,) * 4, True, torch.bfloat16), ((7, 1, 0, 13), (5, 0, 9, 2), False, torch.float32)),
 }
-"""By number of ranks: their shares of seqlen_q and of seqlen_k, causal, dtype."""
+"""Cases by the number of ranks: the shares of seqlen_q and of seqlen_k, causal, and the dtype."""
 
 
 def tensors(queries: int, keys: int, dtype: torch.dtype) -> list[Tensor]:
-    """q, k, v and dout, the same in every process."""
+    """Return q, k, v and dout, the same in every process."""
     made = torch.Generator().manual_seed(queries + keys)
     shapes = [(HEADS_KV * GROUP, queries), (HEADS_KV, keys), (HEADS_KV, keys), (HEADS_KV * GROUP, queries)]
     return [torch.randn(BATCH, *shape, HEAD_DIM, generator=made).to(dtype) for shape in shapes]
 
 
 def one_rank(number: int, size: int, folder: str) -> None:
-    """A process of the ring, with a GPU of its own if there are any: leaves its results in the folder."""
+    """Run one process of the ring, on a GPU of its own if there are any, and save its results in the folder."""
     torch.set_num_threads(1)
     if DEVICE == "cuda":
         torch.cuda.set_device(number)
@@ -54,7 +54,7 @@ def one_rank(number: int, size: int, folder: str) -> None:
 
 
 def in_one_process(queries: tuple[int, ...], keys: tuple[int, ...], causal: bool, dtype: torch.dtype) -> Any:
-    """What ``ring.forward`` and ``ring.backward`` do, with shares as given."""
+    """Compute in one process what ``ring.forward`` and ``ring.backward`` do, with the given shares."""
     q, k, v, dout = (x.to(DEVICE) for x in tensors(sum(queries), sum(keys), dtype))
     n = len(queries)
     ranks = [
@@ -95,7 +95,7 @@ def test_processes_give_the_bits_of_one(size: int) -> None:
 
 
 def test_even_shares_are_those_of_the_kernel() -> None:
-    """What the processes are held to is what the properties verify."""
+    """The ring in one process, which the processes are compared with, is what the laws verify."""
     queries, keys, causal, dtype = CASES[3][0]
     q, k, v, dout = (x.to(DEVICE) for x in tensors(sum(queries), sum(keys), dtype))
     out, lse = ring.forward(q, k, v, causal=causal, sm_scale=0.3, shards=3)
@@ -107,10 +107,10 @@ def test_even_shares_are_those_of_the_kernel() -> None:
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_one_shard_is_flash_v2(causal) -> None:
-    """Up to what merging with nothing rounds: a weight of exp(0) = 1 is exact, and so is a sum of 1."""
+    """Merging with nothing rounds nothing, because a weight of exp(0) = 1 is exact, and so is a sum of 1."""
     q, k, v, _ = (x.to(DEVICE) for x in tensors(33, 21, torch.float32))
     out, lse = ring.forward(q, k, v, causal=causal, sm_scale=0.3, shards=1)
-    rows = slice(33 - 21 if causal else 0, None)  # before them nothing is seen
+    rows = slice(33 - 21 if causal else 0, None)  # rows before these see no key
     expected = flash_v2.forward(q[:, :, rows], k, v, causal=causal, sm_scale=0.3)
     assert torch.equal(out[:, :, rows], expected[0])
     assert torch.equal(lse[:, :, rows], expected[1])

@@ -1,5 +1,6 @@
-"""What the end of a run says of each bug, and of what was left out."""
+"""The text at the end of a run: what it says of each bug and of cases that were left out."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +14,9 @@ from tests.harness.conclude import Concluded
 from tests.harness.explain import Explanation
 from tests.harness.report import Failure
 from tests.harness.results import Results
-from tests.harness.screen import MOST_LINES, bug_lines, notes
+from tests.harness.screen import MOST_LINES, bug_lines, notes, repeats
 from tests.harness.verdict import Finding
+from tests.unit.running import TOYS, pytest_run
 from tests.unit.test_matrix import info, item
 
 REPORTS = Path("reports")
@@ -38,7 +40,7 @@ SEEN = Sightings({("forward", "float16", "out"): 9, ("backward", "float32", "dq"
 
 
 def concluded(finding: Finding = NUMBERS, case: Case = CASE, **fields: Any) -> Concluded:
-    """A bug of which all is known."""
+    """Return a bug of which everything is known that can be."""
     explanation = Explanation(causes=("q_layout",))
     failure = Failure("k.py:f", "k.f", (), "forward", case, finding, {"device": "cpu"}, explanation)
     needs = (Need("seqlen_q", (3,), (2,)), Need("causal", (True,), (False,)))
@@ -87,7 +89,7 @@ def test_what_is_no_number_is_told_by_the_last_frame_or_line(detail: str, where:
 
 
 def longer(one: Concluded) -> Concluded:
-    """The same bug, with everything long that may be."""
+    """Return the same bug with long texts wherever texts may be long."""
     f = one.bug.failure
     finding = replace(
         f.finding, claim="a claim of many words " * 20, expression="results[0]['dk'].sum(-2) " * 9
@@ -172,3 +174,28 @@ def test_designs_are_told_as_far_as_they_fit_two_lines() -> None:
     assert first.startswith("f is consistent with: P cast before the division (9 examples); dS unscaled")
     assert second.endswith(" ...")
     assert max(len(first), len(second)) <= 80
+
+
+def test_the_text_of_an_item_is_repeated_if_each_line_names_a_report_or_a_less_precise_call() -> None:
+    one = concluded()
+    bug = f"k.f: law `forward` is broken, out is wrong (float16): reports/{one.bug.key}/report.md"
+    call = "k.f: law `forward`: out is less precise than FlashAttention-2; the summary tells of all calls"
+    assert repeats([one], f"{bug}\n{call}")
+    assert repeats([], call)
+    assert not repeats([], bug)
+    assert not repeats([one], f"{bug}\nreport not written: reports: no space")
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_pytest_shows_the_failures_that_the_screen_does_not_repeat(tmp_path: Path, verbose: bool) -> None:
+    own = tmp_path / "test_own.py"
+    own.write_text("def test_own():\n    assert 1 == 2\n")
+    selected = ["-k", "(test_forward and float32) or test_own", "--examples=4", "--hypothesis-seed=1"]
+    run = pytest_run(tmp_path, str(own), "--kernel", f"{TOYS}:wrong", *selected, *["-v"] * verbose)
+    assert "\n1. toys.wrong: law `forward` is broken, out is wrong (float32)\n" in run.stdout
+    headings = re.findall("^_{3,} (.*) _{3,}$", run.stdout, re.MULTILINE)
+    assert [heading for heading in headings if "test_forward" not in heading] == ["test_own"]
+    assert (len(headings) > 1) == verbose
+    failed = re.findall(r"^FAILED \S*::(test_\w+)", run.stdout, re.MULTILINE)
+    assert {*failed} == {"test_forward", "test_own"}
+    assert f"{len(failed)} failed" in run.stdout.splitlines()[-1]

@@ -18,13 +18,13 @@ OPTIONS: dict[str, Any] = {"causal": True, "sm_scale": 0.5}
 
 
 def problem() -> tuple[Tensor, ...]:
-    """q, k, v and dout (1, 2, 5, 16), float32."""
+    """Return q, k, v and dout (1, 2, 5, 16), float32."""
     generator = torch.Generator().manual_seed(0)
     return tuple(torch.randn(1, 2, 5, 16, generator=generator) for _ in range(4))
 
 
 def own_backward(dout, q, k, v, out, lse, **options):
-    """Gradients of the reference, in the dtype of q."""
+    """Return the gradients of the reference, in the dtype of q."""
     return tuple(x.float() for x in safe_softmax.backward(dout, q, k, v, **options))
 
 
@@ -41,12 +41,12 @@ def test_gradients_are_those_of_autograd_or_of_the_kernel() -> None:
 
 
 def filling(q, k, v, **options):
-    """What is in fresh memory."""
+    """Return whatever is in fresh memory."""
     return torch.empty_like(q), None
 
 
 def overflowing(q, k, v, **options):
-    """Writes one element past the end."""
+    """Write one element past the end."""
     out = torch.empty_like(q)
     ctypes.memset(out.data_ptr() + out.nbytes, 0, 4)
     return out, None

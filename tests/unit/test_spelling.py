@@ -1,4 +1,4 @@
-"""Values of claims are written so that they are read again."""
+"""A value of a claim is written in a form that is read as the same value."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""What is kept, left out, told and investigated of the cases that one kernel is tried with."""
+"""A ``Subject`` runs the cases of a kernel: what it journals, leaves out, investigates and reports of them."""
 
 import errno
 import json
@@ -16,6 +16,7 @@ from tests.harness.bugs import Bug, Severity
 from tests.harness.child import ChildDied, DeviceLost
 from tests.harness.imprecise import Imprecise, ImpreciseCall
 from tests.harness.law import law_named
+from tests.harness.screen import repeats
 from tests.harness.subject import Subject
 from tests.harness.verdict import Finding, Verdict
 from tests.unit.running import (
@@ -28,7 +29,7 @@ from tests.unit.running import (
 
 
 class Recorded:
-    """A child that remembers what was in the journal when a case was sent, and answers as told, then that all holds."""
+    """A child that gives the answers it was made with, then "held"; it remembers each request and the journal then."""
 
     device = "cpu"
     run_seconds = start_seconds = 1.0
@@ -55,7 +56,7 @@ BROKEN = Verdict(status="broken", finding=WRONG)
 
 
 def imprecise(*explained_by: str) -> Verdict:
-    """That a call is wrong as each of some claims would have it."""
+    """Return the verdict that a call is wrong, with claims each of which would explain it."""
     fields: dict[str, Any] = {"ulps": 12.0, "ratio": 1.5, "explained_by": explained_by}
     return Verdict(status="broken", finding=Finding(claim="so", kind="error", tensor="dq", **fields))
 
@@ -95,6 +96,7 @@ class TestSubject:
             "less precise than FlashAttention-2 (float32), as k_prescaled=true or tf32=true would have"
             in line
         )
+        assert repeats([], line)
         told = Imprecise.from_dict(json.loads(json.dumps(subject.results()))["imprecise"])
         assert (told.total, told.common) == (2, ["k_prescaled=true"])
 
@@ -175,7 +177,7 @@ class TestSubject:
 
         monkeypatch.setattr(Path, "write_text", full)
         subject.learn()
-        subject.bugs.clear()  # so that it is found, and written, once more
+        subject.bugs.clear()  # forgotten, so that it is found and written again
         child.answers = [BROKEN]
         subject.uphold(law_named("forward"), CASE)
         assert f"report not written: {folder}: No space left on device" in subject.messages()

@@ -1,4 +1,4 @@
-"""Counts of a run, and how those of several processes become one."""
+"""The counts of a run: those of several processes are merged, and quantiles are read from them."""
 
 import json
 
@@ -33,5 +33,5 @@ class TestTally:
         tally = Tally()
         for ratio in (0.1, 0.2, 0.3, 0.9):
             tally.add(Verdict(status="held", worst={"out": ratio}), CASE)
-        assert tally.quantile("out", 0.5) == pytest.approx(0.201)  # the bin that 0.2 is in, a thousandth wide
+        assert tally.quantile("out", 0.5) == pytest.approx(0.201)  # bins are 0.001 wide
         assert tally.quantile("out", 1.0) == pytest.approx(0.901)

@@ -143,5 +143,5 @@ def test_masked_keys_are_spoiled_for_every_other_seed(start: int) -> None:
     masked = ~mask[:, None, :, None].expand(found.k.tensor.shape)
     assert masked.any()
     assert torch.equal(found.k.tensor.isnan(), masked if start % 2 else torch.zeros_like(masked))
-    assert not found.v.tensor.isnan().any()  # its rows share memory
+    assert not found.v.tensor.isnan().any()  # the rows of an expanded v share memory
     assert tensors(replace(case, key_padding="none"), "cpu").key_padding_mask is None

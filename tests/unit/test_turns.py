@@ -1,4 +1,4 @@
-"""Laws take turns, a run keeps to its time, and what is drawn together shares compiled code."""
+"""Laws take turns, a run ends in time, and the cases of a turn share compiled variants of a kernel."""
 
 import math
 import time
@@ -175,14 +175,14 @@ class TestFocus:
         assert without_huge_strides(Capabilities(layouts=("huge",))).layouts == ("huge",)
 
     def test_a_narrow_turn_compiles_few_variants(self) -> None:
-        """As many as Triton would by its default specialisation, of 100 examples on a GPU."""
+        """The variants are counted that Triton's default specialisation would compile for 100 examples on a GPU."""
         narrow = [turn.focus(CLAIMS, "cuda", 0) for turn in turns_of_seconds(600.0, workers=8, items=6)][:8]
         compiled_by_all = compiled(Focus(CLAIMS))
         assert sum(map(compiled, narrow)) / len(narrow) < compiled_by_all / 6
 
 
 def compiled(focus: Focus) -> int:
-    """How many variants of a plain Triton kernel 100 drawn cases compile."""
+    """Return how many variants of a plain Triton kernel 100 drawn cases need."""
     strategy = cases(focus.capabilities, heads=focus.heads, dtype="float16", device_type="cuda")
     found: set[object] = set()
 
@@ -199,14 +199,14 @@ def compiled(focus: Focus) -> int:
 
 
 def variant(case: Case) -> object:
-    """What Triton compiles a kernel for: constants, the strides' order, and which integers are 1 or multiples of 16."""
+    """Return what tells variants apart: constants, the order of strides, and integers that are 1 or multiples of 16."""
     layouts = tuple(getattr(case, f"{tensor}_layout") for tensor in TENSORS)
     sizes = tuple(map(specialised, (case.batch, case.heads_q, case.group, case.seqlen_q, case.seqlen_k)))
     return case.head_dim, case.causal, case.launch, layouts, sizes
 
 
 def specialised(size: int) -> str:
-    """The class of an integer argument."""
+    """Return the class to which Triton assigns an integer argument."""
     return "1" if size == 1 else "16" if size % 16 == 0 else "any"
 
 

@@ -1,4 +1,4 @@
-"""Families of values keep the promises of their names."""
+"""The values of each family are what its name says."""
 
 import math
 
@@ -11,7 +11,7 @@ from tests.unit.drawing import Shape, bits, drawn
 
 
 def logits(q_family: str, k_family: str, head_dim: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Scores (1, 8, 64, 96) at the default scale, in float64."""
+    """Return scores (1, 8, 64, 96) at the default scale, in float64."""
     q = drawn(q_family, (1, 8, 64, head_dim), dtype, start=1).double()
     k = drawn(k_family, (1, 8, 96, head_dim), dtype, start=2).double()
     return q @ k.mT / math.sqrt(head_dim)
@@ -27,7 +27,7 @@ def test_family_is_finite_deterministic_and_rounded_once(family: str, dtype: tor
         assert tuple(data.shape) == shape
         assert data.isfinite().all()
         assert torch.equal(bits(data), bits(drawn(family, shape, dtype)))
-        if family not in ("subnormal", "huge", "constant"):  # whose range is the dtype's
+        if family not in ("subnormal", "huge", "constant"):  # the range of these depends on the dtype
             assert torch.equal(data, drawn(family, shape).to(dtype))
     assert drawn(family, (2, 0, 5, 8), dtype).shape == (2, 0, 5, 8)
     assert drawn(family, (2, 1, 0, 8), dtype).shape == (2, 1, 0, 8)
@@ -85,7 +85,7 @@ def test_one_key_dominates_most_rows_that_it_is_aligned_with() -> None:
     weights = logits("normal", "dominant", 64).softmax(-1)
     owner = weights.argmax(-1).mode(-1).values  # (1, 8): the row that was scaled up
     weight = weights.gather(-1, owner[..., None, None].expand(1, 8, 64, 1))
-    assert 0.35 < (weight > 0.99).double().mean() < 0.6  # its score has sd 32 and either sign
+    assert 0.35 < (weight > 0.99).double().mean() < 0.6  # the score has standard deviation 32 and either sign
 
 
 @pytest.mark.parametrize("seqlen", [3, 512])

@@ -1,4 +1,4 @@
-"""Packed sequences beyond the properties: the packed call itself, what is copied, what is refused."""
+"""``varlen``, where the laws do not look: the packed call itself, what is copied, what is refused."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A sliding window: the references hide what it says, bounds follow, and the kernel shows exactly those keys."""
+"""A sliding window: references and bounds leave out the keys beyond it, and the kernel sees exactly the others."""
 
 import itertools
 from typing import Any

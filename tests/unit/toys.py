@@ -1,6 +1,6 @@
-"""Tiny kernels for the harness's tests, each with one bug: loaded by path, in a child process.
+"""Tiny kernels with planted bugs for the tests of the harness, which load them by path in a child process.
 
-Bugs show from ``ROWS`` queries on. Where ``MENDED`` is True there are none.
+Most bugs show only in calls with at least ``ROWS`` queries. If ``MENDED`` is True, there are no bugs.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ ROWS = 3
 
 
 def sound(q, k, v, *, causal, sm_scale):
-    """The contract, in float32."""
+    """Is right: attention by the contract, computed in float32."""
     seqlen_q, seqlen_k = q.shape[2], k.shape[2]
     group = q.shape[1] // k.shape[1]
     keys, values = (x.float().repeat_interleave(group, 1) for x in (k, v))
@@ -30,58 +30,58 @@ def sound(q, k, v, *, causal, sm_scale):
     if seqlen_k == 0:
         return 0.0 * q, torch.full(q.shape[:3], -torch.inf)
     lse = torch.logsumexp(scores, -1)
-    # not exp(scores - lse): 1 for each of two equal keys, where float32 can't tell lse from the scores
+    # This is not exp(scores - lse), which for two equal keys of large scores is 1 each, because float32 rounds lse.
     p = torch.softmax(scores, -1).masked_fill(lse[..., None] == -torch.inf, 0.0)
     return (p.to(q.dtype).float() @ values).to(q.dtype), lse
 
 
 def has_bug(q):
-    """Whether the planted bug shows."""
+    """Whether the planted bug shows in this call."""
     return not MENDED and q.shape[2] >= ROWS
 
 
 def wrong(q, k, v, *, causal, sm_scale):
-    """One row is half as large again."""
+    """Makes one row of out half as large again."""
     out, lse = sound(q, k, v, causal=causal, sm_scale=sm_scale)
     rows = torch.arange(q.shape[2])[:, None]
     return torch.where(rows == ROWS - 1, 1.5 * out, out) if has_bug(q) else out, lse
 
 
 def nonfinite(q, k, v, *, causal, sm_scale):
-    """One row is NaN."""
+    """Makes one row of out NaN."""
     out, lse = sound(q, k, v, causal=causal, sm_scale=sm_scale)
     rows = torch.arange(q.shape[2])[:, None]
     return torch.where(rows == ROWS - 1, torch.nan, out) if has_bug(q) else out, lse
 
 
 def wrong_in_company(q, k, v, *, causal, sm_scale):
-    """Wrong in the process that verifies it alone, as a kernel is by what else lies in memory."""
+    """Is wrong only in the process that verifies it, like a kernel that depends on what else lies in memory."""
     out, lse = sound(q, k, v, causal=causal, sm_scale=sm_scale)
     return 1.5 * out if sys.argv[0].endswith("worker.py") and has_bug(q) else out, lse
 
 
 def wrong_gradient(q, k, v, *, causal, sm_scale):
-    """The right out, with half of dout added to dq."""
+    """Returns the right out, and a dq that has half of dout added to it."""
     out, lse = sound(q, k, v, causal=causal, sm_scale=sm_scale)
     return out + 0.5 * (q - q.detach()) if has_bug(q) else out, lse
 
 
 def raising(q, k, v, *, causal, sm_scale):
-    """An exception whose text is hard to quote."""
+    """Raises an exception whose text is hard to quote."""
     if has_bug(q):
         raise RuntimeError('planted """\n\\N{nonsense} {braces} \'')
     return sound(q, k, v, causal=causal, sm_scale=sm_scale)
 
 
 def faulting(q, k, v, *, causal, sm_scale):
-    """An index past the end, which a GPU answers with the end of the context."""
+    """Raises what an index past the end raises on a GPU, after which the context is lost."""
     if has_bug(q):
         return q.flatten()[torch.tensor([q.numel()], device=q.device)].view(q.shape)
     return sound(q, k, v, causal=causal, sm_scale=sm_scale)
 
 
 def misshapen(q, k, v, *, causal, sm_scale):
-    """Out in another dtype."""
+    """Returns out in another dtype."""
     out, lse = sound(q, k, v, causal=causal, sm_scale=sm_scale)
     return out.double() if has_bug(q) else out, lse
 
@@ -94,7 +94,7 @@ def writing(q, k, v, *, causal, sm_scale):
 
 
 def overwriting(q, k, v, *, causal, sm_scale):
-    """The right answer, and then v in place of what it was."""
+    """Returns the right answer, and has overwritten v."""
     out, lse = sound(q, k, v, causal=causal, sm_scale=sm_scale)
     if has_bug(q):
         v.detach().add_(1.0)
@@ -102,7 +102,7 @@ def overwriting(q, k, v, *, causal, sm_scale):
 
 
 def pooled(q, k, v, *, causal, sm_scale):
-    """The lse of all calls of one shape is the same storage, and a later call overwrites it."""
+    """Keeps the lse of all calls of one shape in one storage, which a later call overwrites."""
     out, lse = sound(q, k, v, causal=causal, sm_scale=sm_scale)
     if not has_bug(q):
         return out, lse
@@ -113,7 +113,7 @@ POOL: dict[torch.Size, torch.Tensor] = {}
 
 
 def unwritten(q, k, v, *, causal, sm_scale):
-    """One row of out is left as it was allocated."""
+    """Leaves one row of out as it was allocated."""
     out, lse = sound(q, k, v, causal=causal, sm_scale=sm_scale)
     if not has_bug(q):
         return out, lse
@@ -124,42 +124,42 @@ def unwritten(q, k, v, *, causal, sm_scale):
 
 
 def unwritten_with_wrong_lse(q, k, v, *, causal, sm_scale):
-    """One row of out is left as it was allocated, and one of lse is 1 too large."""
+    """Leaves one row of out as it was allocated, and makes one row of lse 1 too large."""
     out, lse = unwritten(q, k, v, causal=causal, sm_scale=sm_scale)
     return out, lse + 1.0 if has_bug(q) else lse
 
 
 def crashing(q, k, v, *, causal, sm_scale):
-    """Reads address 0."""
+    """Reads address 0, which ends the process."""
     if has_bug(q):
         ctypes.string_at(0)
     return sound(q, k, v, causal=causal, sm_scale=sm_scale)
 
 
 def crashing_on_one_key(q, k, v, *, causal, sm_scale):
-    """One row is half as large again; with a single key, address 0 is read as well."""
+    """Makes one row of out half as large again; with a single key it reads address 0, which ends the process."""
     if has_bug(q) and k.shape[2] == 1:
         ctypes.string_at(0)
     return wrong(q, k, v, causal=causal, sm_scale=sm_scale)
 
 
 def raising_on_one_key(q, k, v, *, causal, sm_scale):
-    """One row is half as large again; of a single key there is an exception."""
+    """Makes one row of out half as large again; with a single key it raises an exception."""
     if has_bug(q) and k.shape[2] == 1:
         raise RuntimeError("one key")
     return wrong(q, k, v, causal=causal, sm_scale=sm_scale)
 
 
 def hanging(q, k, v, *, causal, sm_scale):
-    """Never comes back."""
+    """Never returns."""
     while has_bug(q):
         time.sleep(1)
     return sound(q, k, v, causal=causal, sm_scale=sm_scale)
 
 
 def hanging_on_the_device(q, k, v, *, causal, sm_scale):
-    """Comes back, but what it has launched never ends."""
-    # Stands in for a device, so that this end of it is tested without one.
+    """Returns, but the work that it has launched on the device never ends."""
+    # This takes the place of a device that never finishes, so that the test needs no device.
     torch.cuda.synchronize = lambda device=None: time.sleep(60)
     wait_for_device("cuda", seconds=0.1)
     return sound(q, k, v, causal=causal, sm_scale=sm_scale)
@@ -175,38 +175,38 @@ def talking(q, k, v, *, causal, sm_scale):
 
 
 def refusing_all(q, k, v, *, causal, sm_scale):
-    """Does nothing."""
+    """Refuses every case."""
     raise NotImplementedError("not today")
 
 
 def refusing_some(q, k, v, *, causal, sm_scale):
-    """Wants no mask."""
+    """Refuses a causal mask."""
     if causal:
         raise NotImplementedError("no mask")
     return sound(q, k, v, causal=causal, sm_scale=sm_scale)
 
 
 def refusing_claimed(q, k, v, *, causal, sm_scale):
-    """Claims long sequences, and refuses them."""
+    """Refuses long sequences, which it claims."""
     if has_bug(q):
         raise NotImplementedError("too long")
     return sound(q, k, v, causal=causal, sm_scale=sm_scale)
 
 
 class Forgetful:
-    """Remembers how often it was called."""
+    """A kernel whose answer depends on how often it was called."""
 
     calls = 0
 
     def __call__(self, q, k, v, *, causal, sm_scale):
-        """The same out plus a thousandth, times the number of calls."""
+        """Return an out that grows a little with the number of calls."""
         out, lse = sound(q, k, v, causal=causal, sm_scale=sm_scale)
         self.calls += has_bug(q)
         return out + self.calls * 2**-10, lse
 
 
 def accepting(q, k, v, *, causal, sm_scale):
-    """Answers anything."""
+    """Answers any call, also one that it should refuse."""
     if (
         k.shape != v.shape
         or k.shape[-1] != q.shape[-1]
@@ -249,20 +249,20 @@ ACCEPTING = AttentionKernel(
 
 
 def masked(q, k, v, *, key_padding_mask=None, **options):
-    """Padded keys count."""
+    """Attends padded keys too."""
     mask = None if has_bug(q) else key_padding_mask
     out, lse = safe_softmax.forward(q, k, v, key_padding_mask=mask, **options)
     return out.to(q.dtype), lse.float()
 
 
 def lse_too_large(q, k, v, **options):
-    """The right out, beside an lse that is 1 too large."""
+    """Returns the right out, and an lse that is 1 too large."""
     out, lse = safe_softmax.forward(q, k, v, **options)
     return out.to(q.dtype), lse.float() + (1.0 if has_bug(q) else 0.0)
 
 
 def twice_the_gradients(dout, q, k, v, out, lse, **options):
-    """Twice what the exact out and lse say, which is not twice what an lse says that is too large."""
+    """Returns twice the exact gradients, whatever out and lse it is given."""
     return tuple(
         (2.0 if has_bug(q) else 1.0) * x.to(q.dtype) for x in safe_softmax.backward(dout, q, k, v, **options)
     )

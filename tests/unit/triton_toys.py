@@ -1,4 +1,4 @@
-"""Plain functions of Triton: one that is sound until a bug is planted, and what its interpreter can't run."""
+"""Plain functions in Triton: one with a bug until ``MENDED``, and some that the interpreter can't run."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ MENDED = False
 def _attention(
     q, k, v, out, heads, seqlen, scale_log2, CAUSAL: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr
 ):
-    """Out of one head, whose scores are one tile of at most BLOCK x BLOCK."""
+    """Compute out of one head, whose scores fit into one tile of BLOCK x BLOCK."""
     rows = tl.arange(0, BLOCK)
     inside = rows < seqlen
     at = tl.program_id(0) * seqlen * D + rows[:, None] * D + tl.arange(0, D)[None, :]
@@ -36,7 +36,7 @@ def _attention(
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> Tensor:
-    """Attention of up to 64 queries to as many keys of as many heads; until MENDED the first row is doubled."""
+    """Return attention of at most 64 queries to as many keys, without groups; until MENDED the first row is doubled."""
     if q.shape != k.shape or q.shape[2] > 64 or q.shape[3] != 16:
         raise NotImplementedError(
             f"q: shape {tuple(q.shape)}, expected that of k, of 64 rows at most and 16 columns"
@@ -98,6 +98,6 @@ assembly, library, by_name, of_gluon, wrong = map(_launching, (_assembly, _libra
 
 
 def asks_for_a_gpu(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> Tensor:
-    """A launcher that sizes its grid by the multiprocessors."""
+    """Sizes its grid by the number of multiprocessors, so that it needs a GPU."""
     programs = torch.cuda.get_device_properties(0).multi_processor_count
     return q * programs

@@ -1,4 +1,4 @@
-"""How other suites decide whether a kernel is right, each on its own inputs; for comparison with ours."""
+"""The rules by which other suites decide whether a kernel is right, each on its own inputs, for comparison."""
 
 from tests.mutation.rules.assert_close import AssertClose
 from tests.mutation.rules.base import Rule, RuleBroken, RuleCase

@@ -22,7 +22,7 @@ class AssertClose(Rule):
     source = "https://docs.pytorch.org/docs/stable/testing.html (defaults of assert_close)"
 
     def cases(self, device: str) -> Sequence[RuleCase]:
-        """Every dtype, length and mask: 12."""
+        """Return 12 cases: every combination of dtype, length and mask."""
         return [
             RuleCase(
                 batch=2,

@@ -29,7 +29,7 @@ class RuleBroken(AssertionError):
 
 @dataclass(frozen=True, kw_only=True)
 class RuleCase:
-    """One parametrization of a suite's test; ``variant`` is for the rule that made it."""
+    """One parametrization of another suite's test; ``variant`` has a meaning only for the rule that made the case."""
 
     batch: int
     heads_q: int
@@ -139,7 +139,7 @@ def hidden(p: Problem) -> Tensor:
 
 
 def plain(p: Problem, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """softmax(sm_scale * q k^T) v in the dtype of its arguments; a row that sees no key is 0."""
+    """Return softmax(sm_scale * q k^T) v in the dtype of the arguments; a row that sees no key is 0."""
     k, v = repeated(k, q.shape[1]), repeated(v, q.shape[1])
     mask = hidden(p)
     weights = ((q * p.sm_scale) @ k.mT).masked_fill(mask, -math.inf).softmax(-1)
