@@ -36,6 +36,10 @@ VALUES = (
 MODERATE_VALUES = ("normal", "integers", "duplicates")
 SPIKES = (*(1.0, -1.0, 0.0, 4.0, 10.0, 100.0, -100.0) * 12, 1e4, 3e38)
 MAX_SPIKES = 4
+COARSE = 2.0**-12
+"""Rounding of the operands of a product, as by tf32, after which large scores say nothing of the weights."""
+LARGEST_SPREAD = 2.0
+"""The largest sm_scale times the root of head_dim, for such operands: the spread of scores of normal numbers."""
 ORDINARY = 28
 """Of a case with extreme values in one tensor, and of one with flat values, there are so many without."""
 ALIKE, ONE_DIFFERS, MIXTURES = 3, 2, 1
@@ -132,6 +136,8 @@ def cases(
             partial(_with_fewer_tiles, capabilities), st.sampled_from(fewest), st.sampled_from(KEPT), drawn
         )
     claimed = drawn.map(partial(_with_claimed_lengths, capabilities))
+    if not nonfinite:
+        claimed = claimed.map(partial(_with_scores_that_can_be_judged, capabilities, device_type))
     return _independent(
         claimed.map(partial(_with_fewer_heads, **limits)).filter(partial(_is_affordable, **limits))
     )
@@ -333,6 +339,23 @@ def _launch_settings(capabilities: Capabilities) -> SearchStrategy[tuple[tuple[s
 def _with_claimed_lengths(capabilities: Capabilities, case: Case) -> Case:
     may_differ = capabilities.unequal_lengths and (capabilities.causal_unequal_lengths or not case.causal)
     return case if may_differ else replace(case, seqlen_k=case.seqlen_q)
+
+
+def _with_scores_that_can_be_judged(capabilities: Capabilities, device_type: str, case: Case) -> Case:
+    """Return the case with moderate values and scores if the launch settings round the operands of products coarsely.
+
+    Errors of the scores then grow with the scores, and weights that may be off by their own size hold any answer.
+    """
+    rounding = capabilities.arithmetic(case.dtype, device_type, dict(case.launch)).operand_rounding
+    if rounding < COARSE:
+        return case
+    is_small = case.sm_scale is None or abs(case.sm_scale) * math.sqrt(case.head_dim) <= LARGEST_SPREAD
+    fields: dict[str, Any] = {
+        f"{tensor}_values": "normal"
+        for tensor in TENSORS
+        if getattr(case, f"{tensor}_values") not in MODERATE_VALUES
+    }
+    return replace(case, sm_scale=case.sm_scale if is_small else None, **fields)
 
 
 def _with_fewer_tiles(capabilities: Capabilities, max_tiles: int, kept: str, case: Case) -> Case:

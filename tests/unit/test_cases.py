@@ -11,8 +11,9 @@ from hypothesis import Phase, find, given, settings
 from hypothesis.strategies import SearchStrategy
 
 from kernels.contract import LAYOUTS, Capabilities
+from kernels.registry import load
 from strategies.case import NONFINITE, TENSORS, Case, Spike
-from strategies.cases import MODERATE_VALUES, cases
+from strategies.cases import LARGEST_SPREAD, MODERATE_VALUES, cases
 from strategies.padding import FAMILIES as PADDINGS
 from strategies.values import FAMILIES
 from tests.unit.drawing import CLAIMS, quick, sample
@@ -260,6 +261,19 @@ def test_nonfinite_cases_have_a_few_such_entries_in_moderate_tensors(case: Case)
 def test_other_cases_are_finite(case: Case) -> None:
     assert all(isinstance(spike.value, float) for spike in case.spikes)
     assert len(case.spikes) <= 4
+
+
+def test_scores_stay_moderate_where_operands_are_rounded_coarsely() -> None:
+    """The launch settings of ``flash_v2`` ask for tf32 in half of the cases, which rounds on a GPU alone."""
+    claims = load("flash_v2").capabilities
+    drawn = [
+        case for case in sample(cases(claims, dtype="float32", device_type="cuda"), 200) if case.sm_scale
+    ]
+    tf32 = [case for case in drawn if dict(case.launch)["precision"] == "tf32"]
+    assert all(abs(case.sm_scale or 0.0) * math.sqrt(case.head_dim) <= LARGEST_SPREAD for case in tf32)
+    assert {getattr(case, f"{tensor}_values") for case in tf32 for tensor in TENSORS} <= {*MODERATE_VALUES}
+    others = [case for case in drawn if case not in tf32]
+    assert any(abs(case.sm_scale or 0.0) * math.sqrt(case.head_dim) > LARGEST_SPREAD for case in others)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
