@@ -1,20 +1,13 @@
 """Which less precise design, if any, would explain a result that no design of full precision explains."""
 
-import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 
-from torch import Tensor
-
-from reference import safe_softmax
-from reference.arithmetic import FP32_ROUNDOFF
 from reference.family import Family, less_precise, widest
-from reference.heads import fold, unfold
-from reference.masks import hide, visible
 from tests.harness.judge import judge
-from tests.harness.trial import CannotRun, LawBroken, Outputs, Problem, Refused, Trial
+from tests.harness.rivals import likeliest
+from tests.harness.trial import CannotRun, LawBroken, Refused, Trial
 from tests.harness.verdict import NUMBERS, Finding
 
 LARGEST_ERROR = 2.0**-4
@@ -27,9 +20,6 @@ sqrt(N) errors of random signs: fewer than 128 tiles add less than 2^-4.
 """
 FEWEST_KEYS = 16
 """With at least this many rows and keys, only a few rows of a tensor are 0 or small differences of large numbers."""
-
-FURTHER = 2.0
-"""A design is not the kernel's if it misses a result by this many times the error of the nearest design."""
 
 
 def with_explanations(finding: Finding, trial: Trial | None, law: Callable[[Trial], None]) -> Finding:
@@ -45,8 +35,8 @@ def with_explanations(finding: Finding, trial: Trial | None, law: Callable[[Tria
     if left is None:
         if left_by(trial.replayed(trial.family), law) is None:
             return finding  # the same results hold: what failed is not how precise they are
-        claims = list(explanations(trial, law))
-        return replace(finding, explained_by=tuple(likeliest(trial, claims)))
+        claims = [*explanations(trial, law)]
+        return replace(finding, explained_by=likeliest_of(trial, claims, finding))
     explained = set(finding.tensors) - set(left.tensors)
     if finding.tensor not in explained:
         return finding
@@ -107,71 +97,9 @@ def explanations(trial: Trial, law: Callable[[Trial], None]) -> Iterator[str]:
             yield claim
 
 
-def likeliest(trial: Trial, claims: list[str]) -> list[str]:
-    """Return the claims without those that a rival explains much better.
-
-    Bounds alone do not tell a scaled q from a scaled k. Rivals are told apart by comparing what the first call returned
-    with exact arithmetic on operands that are rounded as in their design.
-    """
-    if len(RIVALS.keys() & set(claims)) < 2 or not trial.given:
-        return claims
-    problem, given = trial.calls[0].problem, trial.given[0]
-    missed = {claim: miss(trial, problem, given, RIVALS[claim]) for claim in claims if claim in RIVALS}
-    limit = FURTHER * min(missed.values()) + 8 * FP32_ROUNDOFF
-    return [claim for claim in claims if missed.get(claim, 0.0) <= limit]
-
-
-Design = Callable[..., Tensor]
-"""A function from a problem, "out" or "lse", and the alignment to exact results for operands rounded as in a design."""
-
-
-def miss(trial: Trial, p: Problem, given: Outputs, designs: tuple[Design, ...]) -> float:
-    """Return the root mean square distance of lse, or else out, to the nearest design; errors are over 1 + |entry|."""
-    name = "out" if given.lse is None else "lse"
-    actual = getattr(given, name).double()
-
-    def distance(design: Design) -> float:
-        expected = design(p, name, alignment=trial.alignment)
-        square = ((actual - expected) / (1 + expected.abs())).square()
-        return math.sqrt(square[square.isfinite()].mean().nan_to_num(0.0).item())
-
-    return min(map(distance, designs))
-
-
-def _exactly(p: Problem, name: str, *, alignment: str) -> Tensor:
-    """Return out or lse of a problem in float64."""
-    options = {**p.options, "alignment": alignment}
-    return dict(zip(("out", "lse"), safe_softmax.forward(p.q, p.k, p.v, **options), strict=True))[name]
-
-
-def _prescaled(operand: str, base: float, p: Problem, name: str, *, alignment: str) -> Tensor:
-    """Return the same with an operand multiplied by sm_scale and ``base``, and rounded to the inputs' dtype."""
-    factor = p.sm_scale * base or 1.0
-    x = getattr(p, operand)
-    rounded = (x.float() * factor).to(x.dtype).double() / factor
-    return _exactly(replace(p, **{operand: rounded}), name, alignment=alignment)
-
-
-def _summed_rounded(p: Problem, name: str, *, alignment: str) -> Tensor:
-    """Return the same with a softmax sum taken over weights, relative to the largest, rounded to the inputs' dtype."""
-    out_or_lse = _exactly(p, name, alignment=alignment)
-    if p.k.shape[2] == 0:
-        return out_or_lse
-    scores = fold(p.q, p.heads_kv).double() @ p.k.double().mT * p.sm_scale
-    group = p.heads_q // p.heads_kv
-    seen = visible(p.q.shape[2], p.k.shape[2], p.causal, alignment, p.q.device, group=group, window=p.window)
-    scores = hide(scores, seen, -math.inf)
-    weights = (scores - scores.amax(-1, keepdim=True)).exp().nan_to_num(0.0)
-    grown = unfold(weights.to(p.q.dtype).double().sum(-1) / weights.sum(-1), p.heads_q)
-    return out_or_lse + grown.log() if name == "lse" else out_or_lse / grown[..., None]
-
-
-LOG2_E = 1 / math.log(2)
-
-RIVALS: Mapping[str, tuple[Design, ...]] = {
-    "exp_error=1e-4": (_exactly,),
-    "l_from_rounded_p=true": (_summed_rounded,),
-    "k_prescaled=true": tuple(partial(_prescaled, "k", base) for base in (1.0, LOG2_E)),
-    "q_prescaled=true": tuple(partial(_prescaled, "q", base) for base in (1.0, LOG2_E)),
-}
-"""Claims whose bounds are alike, each with functions for exact results of operands that its design has rounded."""
+def likeliest_of(trial: Trial, claims: Sequence[str], finding: Finding) -> tuple[str, ...]:
+    """Return the claims without those that a rival explains much better, by what the call at fault returned."""
+    if finding.call >= len(trial.given):
+        return tuple(claims)
+    problem, given = trial.calls[finding.call].problem, trial.given[finding.call]
+    return tuple(likeliest(claims, {finding.tensor, *finding.tensors}, problem, given, trial.alignment))

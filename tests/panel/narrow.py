@@ -145,6 +145,19 @@ def rounded_scores(
     return blank_empty_rows(p @ v, seen).to(q.dtype), lse_of(s, seen)
 
 
+def rounded_dp(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> tuple[Tensor, Tensor]:
+    """A softmax in float32 whose weights are cast to multiply v, so that autograd returns dP in the inputs' dtype.
+
+    Claims: rounded_scores=true
+    """
+    seen = seen_keys(q, k, causal)
+    k, v = (for_each_query_head(x, q) for x in (k, v))
+    s = q.float() @ k.float().mT * sm_scale
+    p = torch.softmax(masked(s, seen), -1).to(q.dtype)
+    out = p.float() @ v.float()
+    return blank_empty_rows(out, seen).to(q.dtype), lse_of(s, seen)
+
+
 POLYNOMIAL = (0.077119089663028717, 0.22756439447402954, 0.69514614343643188, 1.0)
 """FlashAttention-4's exp2 on [0, 1), highest degree first, with a relative error of 8.8e-5."""
 

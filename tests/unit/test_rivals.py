@@ -1,0 +1,66 @@
+"""Designs of less precision are told apart by which of them comes near to what a call returned."""
+
+from dataclasses import replace
+
+import pytest
+
+from kernels.registry import load
+from reference.bounds.accumulation import SAFETY
+from strategies.case import Case
+from tests.harness.law import law_named
+from tests.harness.precision import with_explanations
+from tests.harness.rivals import RIVALS, likeliest
+from tests.harness.trial import LawBroken, Trial
+
+CASE = Case(
+    group=2, seqlen_q=24, seqlen_k=40, head_dim=64, dtype="bfloat16", sm_scale=0.3, dout_values="positive"
+)
+CANCELLING = replace(CASE, v_values="positive")
+"""All dP of a row are large and alike, so that dS is the small difference of dP and delta."""
+
+
+def trial_of(function: str, case: Case) -> Trial:
+    return Trial(load(f"tests.panel.narrow:{function}"), case, "cpu", SAFETY)
+
+
+def likeliest_for(function: str, case: Case, *wrong: str) -> list[str]:
+    trial = trial_of(function, case)
+    return likeliest([*RIVALS], wrong, trial.problem, trial.gradients(), trial.alignment)
+
+
+@pytest.mark.parametrize(
+    ("function", "claim"),
+    [
+        ("polynomial_exp", "exp_error=1e-4"),
+        ("l_from_rounded_p", "l_from_rounded_p=true"),
+        ("k_prescaled", "k_prescaled=true"),
+        ("q_prescaled", "q_prescaled=true"),
+        ("model_file", "rounded_scores=true"),
+        ("rounded_scores", "rounded_scores=true"),
+    ],
+)
+def test_a_wrong_forward_tells_every_rival(function: str, claim: str) -> None:
+    assert likeliest_for(function, CASE, "out", "lse") == [claim]
+
+
+@pytest.mark.parametrize("tensor", ["dq", "dk"])
+def test_a_rounded_dp_is_told_by_gradients_where_the_forward_is_precise(tensor: str) -> None:
+    assert likeliest_for("rounded_dp", CANCELLING, tensor) == ["rounded_scores=true"]
+
+
+def test_what_no_rounding_explains_is_no_matter_of_a_rounded_dp() -> None:
+    """A forward with a less precise exp has errors that a rounded dP could not have caused."""
+    assert "exp_error=1e-4" in likeliest_for("polynomial_exp", CANCELLING, "dq")
+
+
+def test_few_numbers_tell_nothing() -> None:
+    one_row = replace(CASE, group=1, seqlen_q=1)
+    assert likeliest_for("model_file", one_row, "lse") == [*RIVALS]
+
+
+def test_scores_in_the_inputs_dtype_are_not_taken_for_a_scaled_operand() -> None:
+    trial = trial_of("model_file", CASE)
+    with pytest.raises(LawBroken) as failed:
+        law_named("backward")(trial)
+    explained = with_explanations(failed.value.finding, trial, law_named("backward"))
+    assert explained.explained_by == ("rounded_scores=true",)
