@@ -238,11 +238,13 @@ def wrong_tensors(finding: Finding) -> set[str]:
 class Sightings:
     """Where a bug showed: the number of failing examples by law, dtype and worst tensor, and some of their cases.
 
-    A sighting is a law that fails on a case as it was drawn; smaller cases tried while shrinking do not count.
+    A sighting is a law that fails on a case as it was drawn. Smaller cases tried while shrinking do not count; they are
+    in ``shrunk``, because a claim under which one of them fails is not true.
     """
 
     counts: dict[tuple[str, str, str], int] = field(default_factory=dict)
     cases: list[tuple[str, Case]] = field(default_factory=list)
+    shrunk: list[tuple[str, Case]] = field(default_factory=list)
 
     @property
     def total(self) -> int:
@@ -253,19 +255,18 @@ class Sightings:
         """Count one failing example."""
         key = (law, case.dtype, tensor)
         self.counts[key] = self.counts.get(key, 0) + 1
-        self.keep([(law, case)])
+        _keep([(law, case)], self.cases)
 
     def keep(self, cases: Iterable[tuple[str, Case]]) -> None:
-        """Keep failing cases, up to ``MOST_CASES``."""
-        for case in cases:
-            if len(self.cases) < MOST_CASES and case not in self.cases:
-                self.cases.append(case)
+        """Keep failing cases that were met while one was shrunk."""
+        _keep(cases, self.shrunk)
 
     def merge(self, other: "Sightings") -> None:
         """Add the sightings of another item or process."""
         for key, count in other.counts.items():
             self.counts[key] = self.counts.get(key, 0) + count
-        self.keep(other.cases)
+        _keep(other.cases, self.cases)
+        _keep(other.shrunk, self.shrunk)
 
     def names(self, place: int) -> tuple[str, ...]:
         """Return the laws (place 0), dtypes (1) or tensors (2), the one with the most failures first."""
@@ -280,13 +281,24 @@ class Sightings:
         return {
             "counts": [[*key, count] for key, count in self.counts.items()],
             "cases": [[law, to_json(case)] for law, case in self.cases],
+            "shrunk": [[law, to_json(case)] for law, case in self.shrunk],
         }
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> "Sightings":
         """Make sightings from what ``to_dict`` returned, also after JSON."""
         counts = {(law, dtype, tensor): count for law, dtype, tensor, count in fields["counts"]}
-        return cls(counts, [(law, from_json(case)) for law, case in fields["cases"]])
+        cases, shrunk = (
+            [(law, from_json(case)) for law, case in fields[name]] for name in ("cases", "shrunk")
+        )
+        return cls(counts, cases, shrunk)
+
+
+def _keep(cases: Iterable[tuple[str, Case]], kept: list[tuple[str, Case]]) -> None:
+    """Add cases to those that are kept, up to ``MOST_CASES``."""
+    for case in cases:
+        if len(kept) < MOST_CASES and case not in kept:
+            kept.append(case)
 
 
 def told(bug: Bug, seen: Sightings) -> list[tuple[str, str]]:

@@ -11,6 +11,9 @@ from tests.harness.bugs import TOP_LEFT, Bug, Sightings, severity, told, with_te
 from tests.harness.offers import failing_under
 from tests.harness.runs import Runs
 
+FEWEST_DRAWN = 3
+"""A claim is offered if so many failing cases that were drawn support it: cases of one shrinking are all alike."""
+
 
 @dataclass(frozen=True)
 class Concluded:
@@ -67,19 +70,23 @@ def with_offers(concluded: Concluded, runs: Runs, spend: Callable[[], None]) -> 
 
 
 def _offer(claim: str, seen: Sightings, runs: Runs, spend: Callable[[], None]) -> Iterator[str]:
+    failing, drawn = [*seen.cases, *seen.shrunk], len(seen.cases)
+    if drawn < FEWEST_DRAWN:
+        return
     if claim != TOP_LEFT:
         narrow = parse_claims([claim], runs.info.capabilities)
-        if not any(is_claimed(case, narrow) for _, case in seen.cases):
-            yield f"--claims {claim}: all {len(seen.cases)} failing cases are excluded"
+        if not any(is_claimed(case, narrow) for _, case in failing):
+            yield f"--claims {claim}: all {drawn} failing cases are excluded"
         return
     held = 0
     with suppress(BudgetSpent):
-        for ran in seen.cases:
+        for ran in failing:
             if failing_under(claim, [ran], runs, spend):
                 return
             held += 1
-    tried = "" if held == len(seen.cases) else f" of {len(seen.cases)} that were tried"
-    if held:
+    held = min(held, drawn)
+    tried = "" if held == drawn else f" of {drawn} that were tried"
+    if held >= FEWEST_DRAWN:
         yield f"--claims {claim}: all {held} failing cases{tried} hold"
 
 

@@ -153,7 +153,7 @@ class Investigation:
             return False
         self.failure = smaller
         self.write(smaller, None)
-        if len(self.cases.cases) < SHRUNK_CASES:
+        if len(self.cases.shrunk) < SHRUNK_CASES:
             self.cases.keep([(smaller.law, case)])
         return True
 
@@ -394,7 +394,7 @@ class Investigation:
         if common == tried >= ENOUGH and not any(need.is_telling for need in bug.needs):
             return self.everywhere(bug, tried)
         bug = bug if ends else self.with_contrast(bug, spend)
-        held, failing = self.held_apart_from(bug), self.cases.cases
+        held, failing = self.held_apart_from(bug), self.cases.shrunk
         offers = offered(
             bug.needs, failing, held, self.runs, self.beside_shrinking(0.0 if ends else SEVERITY_SECONDS)
         )

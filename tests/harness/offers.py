@@ -11,6 +11,11 @@ from tests.harness.budget import BudgetSpent
 from tests.harness.bugs import TOP_LEFT, Need
 from tests.harness.runs import Runs
 
+LEAST_LEFT = 1 / 8
+"""A list of values is offered if it leaves this share of the cases that held.
+
+What some kernels are meant for (``lesser``) is offered however little it leaves, because it may be drawn seldom.
+"""
 FEW = 12
 """How many failing cases are run under another claim before it is offered; others follow as time allows."""
 
@@ -49,14 +54,15 @@ def failing_under(claim: str, cases: Sequence[Ran], runs: Runs, spend: Callable[
 def excluding(
     needs: Sequence[Need], failing: Sequence[Case], held: Sequence[Case], capabilities: Capabilities
 ) -> Iterator[str]:
-    """Yield the claim that excludes all failing cases and the fewest that held, if any claim leaves some of these."""
+    """Yield the claim that excludes all failing cases and the fewest that held, if any claim leaves enough of these."""
     found: list[tuple[int, int, str]] = []
+    meant = lesser(capabilities).values()
     for claim in candidates(needs, failing, held, capabilities):
         narrow = parse_claims([claim], capabilities)
         if any(is_claimed(case, narrow) for case in failing):
             continue
         left = sum(is_claimed(case, narrow) for case in held)
-        if left:
+        if left and (claim in meant or left >= LEAST_LEFT * len(held)):
             found.append((-left, len(found), claim))
     yield from [claim for _, _, claim in sorted(found)[:1]]
 

@@ -380,7 +380,7 @@ class Subject:
         self.bugs[bug.key] = bug
         self.ledger.append(bug.to_dict())
         self._blame(bug, law, case, broken.finding.tensor)
-        self.seen[bug.key].keep(investigation.cases.cases)
+        self.seen[bug.key].keep(investigation.cases.shrunk)
 
     def _known_as(self, bug: Bug) -> Bug:
         """Return the known bug if this is the same, with the tensors of both; else the bug itself, as a new one."""
@@ -431,8 +431,7 @@ class Subject:
             return f"{what}: {path}"
         if not self.verbose:
             return f"{report.headline(bug.failure)}: {path}"
-        offers = (f"was never meant? --claims {claim}" for claim in bug.offers)
-        more = (f"    {line}" for line in (*(text for _, text in told(bug, Sightings())), *offers))
+        more = (f"    {line}" for _, line in told(bug, Sightings()))
         return "\n".join([report.message(bug.failure, self.report_dir), *more])
 
     def _write(self, failure: Failure, script: str | None) -> None:

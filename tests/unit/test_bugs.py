@@ -31,7 +31,6 @@ from tests.harness.gentle import RUNS, gently_reduced
 from tests.harness.imprecise import Imprecise, ImpreciseCall, sentence
 from tests.harness.investigate import is_small
 from tests.harness.ledger import Ledger
-from tests.harness.offers import excluding
 from tests.harness.ordinary import ORDINARY, ordinary_cases
 from tests.harness.plainly import plainly
 from tests.harness.report import Failure
@@ -484,25 +483,6 @@ class TestConclusion:
         assert found[0].seen.total == 1
         assert found[0].twins == (twin.key,)
         assert replaced(f"see {twin.key}/report.md", found) == f"see {one.key}/report.md"
-
-
-class TestOffers:
-    def test_the_claim_that_excludes_all_that_fail_and_the_fewest_that_hold(self) -> None:
-        failing = [replace(CASE, seqlen_q=n) for n in (3, 5)]
-        held = [replace(CASE, seqlen_q=90), replace(CASE, causal=False)]
-        assert list(excluding([UNEQUAL], failing, held, CLAIMS)) == ["causal_unequal_lengths=false"]
-        assert list(excluding([GROUP], failing, [replace(CASE, group=1)], CLAIMS)) == ["grouped_heads=false"]
-
-    def test_a_claim_that_leaves_nothing_is_not_offered(self) -> None:
-        assert list(excluding([GROUP], [CASE], [CASE], CLAIMS)) == []
-        assert list(excluding([CAUSAL], [CASE], [replace(CASE, causal=False)], CLAIMS)) == []
-
-    def test_layouts_that_held_are_left(self) -> None:
-        need = Need("k_layout", ("gap",), ("contiguous",))
-        held = [CASE, replace(CASE, k_layout="bnhd")]
-        assert list(excluding([need], [replace(CASE, k_layout="gap")], held, CLAIMS)) == [
-            "layouts=contiguous,bnhd"
-        ]
 
 
 class TestLessPrecise:

@@ -1,0 +1,72 @@
+"""Claims are offered that would be true, as far as failing cases tell that were drawn by themselves."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+from kernels.contract import Capabilities
+from strategies.case import Case
+from tests.harness.bugs import Bug, Need, Sightings
+from tests.harness.conclude import Concluded, with_offers
+from tests.harness.offers import excluding
+from tests.harness.report import Failure
+from tests.harness.verdict import Finding
+
+CLAIMS = Capabilities(head_dims=(16, 64))
+CASE = Case(seqlen_q=70, seqlen_k=90, group=2, heads_kv=2, causal=True)
+CAUSAL = Need("causal", (True,), (False,))
+GROUP = Need("group", (2,), (1,))
+UNEQUAL = Need("lengths", ("unequal",), ("equal",))
+
+
+def test_the_claim_that_excludes_all_that_fail_and_the_fewest_that_hold() -> None:
+    failing = [replace(CASE, seqlen_q=n) for n in (3, 5)]
+    held = [replace(CASE, seqlen_q=90), replace(CASE, causal=False)]
+    assert list(excluding([UNEQUAL], failing, held, CLAIMS)) == ["causal_unequal_lengths=false"]
+    assert list(excluding([GROUP], failing, [replace(CASE, group=1)], CLAIMS)) == ["grouped_heads=false"]
+
+
+def test_a_claim_that_leaves_nothing_is_not_offered() -> None:
+    assert list(excluding([GROUP], [CASE], [CASE], CLAIMS)) == []
+    assert list(excluding([CAUSAL], [CASE], [replace(CASE, causal=False)], CLAIMS)) == []
+
+
+def test_layouts_that_held_are_left() -> None:
+    need = Need("k_layout", ("gap",), ("contiguous",))
+    held = [CASE, replace(CASE, k_layout="bnhd")]
+    assert list(excluding([need], [replace(CASE, k_layout="gap")], held, CLAIMS)) == [
+        "layouts=contiguous,bnhd"
+    ]
+
+
+def test_a_list_that_leaves_nearly_nothing_is_not_offered() -> None:
+    need = Need("k_layout", ("gap",), ("contiguous",))
+    failing = [replace(CASE, k_layout="gap")]
+    held = [CASE, *(replace(CASE, seed=n, v_layout="gap") for n in range(20))]
+    assert list(excluding([need], failing, held, CLAIMS)) == []
+    assert list(excluding([need], failing, held[:8], CLAIMS)) == ["layouts=contiguous"]
+
+
+def offers(drawn: Iterable[Case], shrunk: Iterable[Case]) -> tuple[str, ...]:
+    found = Finding(claim="so", kind="error", tensor="out", tensors=("out",))
+    failure = Failure("k.py:f", "k", (), "forward", CASE, found, {})
+    one = Bug(failure, ("out",), (GROUP,), offers=("grouped_heads=false",))
+    seen = Sightings()
+    for case in drawn:
+        seen.add("forward", case, "out")
+    seen.keep(("forward", case) for case in shrunk)
+    runs: Any = SimpleNamespace(info=SimpleNamespace(capabilities=CLAIMS))
+    return with_offers(Concluded(one, seen), runs, lambda: None).offers
+
+
+def test_cases_of_one_shrinking_do_not_support_an_offer() -> None:
+    shrunk = [replace(CASE, seqlen_k=n) for n in range(1, 9)]
+    drawn = [replace(CASE, seed=n) for n in range(3)]
+    assert offers(drawn[:2], shrunk) == ()
+    assert offers(drawn, shrunk) == ("--claims grouped_heads=false: all 3 failing cases are excluded",)
+
+
+def test_cases_of_one_shrinking_can_refute_an_offer() -> None:
+    drawn = [replace(CASE, seed=n) for n in range(3)]
+    assert offers(drawn, [replace(CASE, group=1)]) == ()
