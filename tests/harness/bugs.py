@@ -149,14 +149,14 @@ class Bug:
         if self.is_huge:
             return True
         mine = self.failure.finding
-        if mine.signature != finding.signature:
+        if not mine.is_akin(finding):
             return False
         return mine.kind not in NUMBERS or bool(set(self.tensors) & wrong_tensors(finding))
 
     def is_kin(self, other: "Bug") -> bool:
         """Whether both can be one bug, by the kind of their failures and by the tensors that are wrong."""
         mine, theirs = self.failure.finding, other.failure.finding
-        if mine.signature != theirs.signature:
+        if not mine.is_akin(theirs):
             return False
         return mine.kind not in NUMBERS or are_kindred(set(self.tensors), set(other.tensors))
 
@@ -327,7 +327,7 @@ def _share(severity: Severity) -> str:
 def _size(finding: Finding) -> str:
     """Say how large the error is, if the finding has numbers."""
     if finding.kind == "nonfinite":
-        return "; not finite"
+        return "; NaN is lost" if finding.of_nan == ("lost",) else "; not finite"
     if finding.ulps is None or finding.relative is None:
         return ""
     ulps, relative = float(finding.ulps), float(finding.relative)

@@ -46,7 +46,15 @@ def describe(
         nan=int(actual.isnan().sum()),
         posinf=int(actual.isposinf().sum()),
         neginf=int(actual.isneginf().sum()),
+        of_nan=_of_nan(actual, expected, ratio),
     )
+
+
+def _of_nan(actual: Tensor, expected: Tensor, ratio: Tensor) -> tuple[str, ...]:
+    """Return what was done to NaN: see ``Finding.of_nan``."""
+    made = ~actual.isfinite() & expected.isfinite() & (ratio > 1)
+    lost = ~actual.isnan() & expected.isnan() & (ratio > 1)
+    return tuple(name for name, x in (("lost", lost), ("made", made)) if bool(x.any()))
 
 
 def unit_in_the_last_place(value: float, dtype: torch.dtype) -> float:

@@ -143,7 +143,9 @@ class Investigation:
         finding, mine = self.new(case), self.failure.finding
         if finding is None or (finding.tensor, finding.kind) != (mine.tensor, mine.kind):
             return None
-        return replace(self.failure, case=case, finding=finding)
+        if not finding.is_akin(mine):
+            return None
+        return replace(self.failure, case=case, finding=finding.with_nan_of(mine))
 
     def fails_alike(self, spend: Callable[[], None], case: Case) -> bool:
         """Whether a smaller case fails in the same way; if it does, it becomes the failure's case."""

@@ -73,8 +73,9 @@ def headline(failure: Failure) -> str:
 def symptom(failure: Failure) -> str:
     """Return what is wrong, such as ``out is wrong`` or ``exception``."""
     f = failure.finding
-    wrong = "is not finite" if f.kind == "nonfinite" else "is wrong"
-    return f"{f.tensor} {wrong}" if f.tensor else f.kind
+    if f.kind == "nonfinite":
+        return f"{f.tensor} hides NaN" if f.of_nan == ("lost",) else f"{f.tensor} is not finite"
+    return f"{f.tensor} is wrong" if f.tensor else f.kind
 
 
 def facts(failure: Failure) -> list[tuple[str, str]]:

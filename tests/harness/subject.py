@@ -221,7 +221,8 @@ class Subject:
         if not last:
             return
         # Only one failure of each kind is investigated, as there is no time left to tell them apart.
-        kinds = {(broken.finding.tensor, broken.finding.signature): broken for broken in self.waiting}
+        found = ((broken.finding, broken) for broken in self.waiting)
+        kinds = {(x.tensor, x.signature, x.of_nan): broken for x, broken in found}
         self.waiting = []
         for broken in kinds.values():
             self._sort(broken, patient=False)

@@ -1,6 +1,6 @@
 """What comes back from running one case: small, plain records that travel as JSON."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 NUMBERS = ("error", "nonfinite")
@@ -24,6 +24,8 @@ class Finding:
             correct kernel can have there; ratio: error over allowed.
         wrong, total, nan, posinf, neginf: how many elements are out of bounds, of how many; how many of the
             kernel's are not finite.
+        of_nan: "made" if NaN or infinity stands where a finite number belongs, "lost" if a number stands where NaN
+            belongs; both if either is somewhere in the tensor.
         ulps: the error at the worst element, in units in the last place that the output's dtype has at the expected
             value; relative: the norm of the error over the norm of the expected tensor.
         call: which of the trial's kernel calls produced ``actual``; expression: how it is computed from the
@@ -50,6 +52,7 @@ class Finding:
     nan: int = 0
     posinf: int = 0
     neginf: int = 0
+    of_nan: tuple[str, ...] = ()
     call: int = 0
     other: int | None = None
     expression: str = ""
@@ -58,7 +61,7 @@ class Finding:
     explained_by: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("index", "tensors", "explained_by"):  # JSON turns tuples into lists
+        for name in ("index", "tensors", "of_nan", "explained_by"):  # JSON turns tuples into lists
             object.__setattr__(self, name, tuple(getattr(self, name)))
 
     @property
@@ -87,6 +90,18 @@ class Finding:
         if self.kind == "exception":
             return (self.kind, self.claim.partition(":")[0])
         return (self.kind, self.tensor)
+
+    def is_akin(self, other: "Finding") -> bool:
+        """Whether one bug may have caused both, by what they have in common.
+
+        What only makes NaN is no bug that only hides it. A bug that moves NaN from one row to another does both.
+        """
+        apart = self.of_nan and other.of_nan and {*self.of_nan}.isdisjoint(other.of_nan)
+        return self.signature == other.signature and not apart
+
+    def with_nan_of(self, other: "Finding") -> "Finding":
+        """Return the finding with what another of the same bug did to NaN added."""
+        return replace(self, of_nan=tuple(sorted({*self.of_nan, *other.of_nan})))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,8 @@ from reference.heads import fold, unfold
 from reference.masks import visible
 from tests.harness.law import law
 from tests.harness.relate import agree, allowances, twice
-from tests.harness.trial import Check, Outputs, Problem, Trial
+from tests.harness.trial import Check, LawBroken, Outputs, Problem, Trial
+from tests.harness.verdict import Finding
 
 HEAVY = 1e-3
 """The smallest weight at which NaN or infinity in v must show in out; no arithmetic rounds it to 0."""
@@ -31,7 +32,10 @@ def special(trial: Trial) -> None:
     if 0 in p.q.shape or 0 in p.k.shape:
         return  # there are no scores
     scores = scores_of(trial, p)
-    unreached(trial, got, scores)
+    try:
+        unreached(trial, got, scores)
+    except LawBroken as made:
+        raise LawBroken(with_lost(made.finding, trial, got, scores)) from None
     reached(trial, got, scores)
     weightless(trial, scores)
 
@@ -107,6 +111,7 @@ def reached(trial: Trial, got: Outputs, s: Scores) -> None:
             trial.fail(
                 f"NaN or infinity among what a row sees reaches its {name}",
                 kind="nonfinite",
+                of_nan=("lost",),
                 tensor=name,
                 index=at,
                 expected="nan",
@@ -117,6 +122,15 @@ def reached(trial: Trial, got: Outputs, s: Scores) -> None:
                 total=kept.numel(),
                 call=got.call,
             )
+
+
+def with_lost(finding: Finding, trial: Trial, got: Outputs, scores: Scores) -> Finding:
+    """Return the finding, told to be of NaN that moved if NaN is missing elsewhere in a tensor where it is too many."""
+    try:
+        reached(trial, got, scores)
+    except LawBroken as lost:
+        return finding.with_nan_of(lost.finding) if lost.finding.tensor in finding.tensors else finding
+    return finding
 
 
 def weightless(trial: Trial, s: Scores) -> None:

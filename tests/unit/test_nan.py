@@ -1,0 +1,105 @@
+"""What makes NaN is told from what hides it, and both from what moves it."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.contract import Capabilities
+from kernels.registry import load
+from reference.bounds.accumulation import SAFETY
+from strategies.case import Case, Spike
+from tests.harness.attribute import is_same
+from tests.harness.bugs import Bug, Need
+from tests.harness.law import law_named
+from tests.harness.report import Failure, symptom
+from tests.harness.trial import LawBroken, Trial
+from tests.harness.verdict import Finding
+from tests.unit.running import SubjectOf, finding_of
+from tests.unit.toys import sound
+
+NAN = Spike("q", (0, 0, 1, 0), "nan")
+CASE = Case(seqlen_q=4, seqlen_k=3, dtype="float32", spikes=(NAN,))
+
+
+def spreads(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
+    """NaN in one row of the first head makes the whole of out NaN."""
+    out, lse = sound(q, k, v, **options)
+    return torch.where(q[:, :1].isnan().any(), torch.nan, out), lse
+
+
+def hides(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
+    """NaN in out becomes 0."""
+    out, lse = sound(q, k, v, **options)
+    return out.nan_to_num(0.0), lse
+
+
+def moves(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
+    """NaN in a row of out moves to the next."""
+    out, lse = sound(q, k, v, **options)
+    return torch.where(out.isnan().roll(1, 2), torch.nan, out.nan_to_num(0.0)), lse
+
+
+def spreads_and_hides(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
+    """NaN in one row makes all rows of the first head NaN; in those of other heads it becomes 0."""
+    (first, lse), (others, _) = (bug(q, k, v, **options) for bug in (spreads, hides))
+    return torch.cat([first[:, :1], others[:, 1:]], 1), lse
+
+
+def finding_in(function: str, case: Case) -> Finding:
+    with pytest.raises(LawBroken) as broken:
+        law_named("special")(Trial(load(f"{Path(__file__)}:{function}"), case, "cpu", SAFETY))
+    return broken.value.finding
+
+
+@pytest.mark.parametrize(
+    ("function", "of_nan"), [("spreads", ("made",)), ("hides", ("lost",)), ("moves", ("lost", "made"))]
+)
+def test_a_finding_says_what_became_of_nan(function: str, of_nan: tuple[str, ...]) -> None:
+    assert finding_in(function, CASE).of_nan == of_nan
+
+
+def test_numbers_that_are_only_wrong_say_nothing_of_nan() -> None:
+    wrong = Finding(claim="so", kind="error", tensor="out", tensors=("out",))
+    assert all(wrong.is_akin(finding_in(function, CASE)) for function in ("spreads", "hides"))
+
+
+def bug(function: str) -> Bug:
+    failure = Failure("k.py:f", "k", (), "special", CASE, finding_in(function, CASE), {})
+    return Bug(failure, ("out",), (Need("qk_values", ("set",), ("normal",)),))
+
+
+def test_bugs_that_the_same_change_cures_are_two_if_one_makes_nan_and_the_other_hides_it() -> None:
+    made, lost, moved = map(bug, ("spreads", "hides", "moves"))
+
+    def run(law: str, case: Case, ignored: frozenset[str]) -> Finding | None:
+        return moved.failure.finding if case.spikes else None
+
+    assert not is_same(made, lost, run, Capabilities())
+    assert is_same(moved, lost, run, Capabilities())
+    assert is_same(moved, made, run, Capabilities())
+    assert not made.could_break(lost.failure.finding)
+
+
+def test_hidden_nan_is_not_called_a_result_that_is_not_finite() -> None:
+    assert [symptom(bug(x).failure) for x in ("spreads", "hides")] == ["out is not finite", "out hides NaN"]
+
+
+@pytest.mark.usefixtures("unscripted")
+def test_two_bugs_of_one_tensor_are_both_found(subject_of: SubjectOf) -> None:
+    subject = subject_of("spreads_and_hides", toys=Path(__file__))
+    in_first = replace(CASE, heads_kv=2)
+    in_second = replace(in_first, spikes=(replace(NAN, index=(0, 1, 1, 0)),))
+    assert finding_of(subject, "special", in_first).of_nan == ("made",)
+    assert finding_of(subject, "special", in_second).of_nan == ("lost",)
+
+
+@pytest.mark.usefixtures("unscripted")
+def test_nan_that_moves_is_one_bug(subject_of: SubjectOf) -> None:
+    subject = subject_of("moves", toys=Path(__file__))
+    for case in (CASE, replace(CASE, seqlen_q=2), replace(CASE, heads_kv=3, seqlen_k=9)):
+        subject.uphold(law_named("special"), case)
+    assert len(subject.bugs) == 1
