@@ -58,6 +58,8 @@ def fields(case: Case, fails: Callable[[Case], bool], capabilities: Capabilities
             continue
         tried = [(text(x), changed) for x, changed in others if is_claimed(changed, capabilities)]
         outcomes = [(other, changed, fails(changed)) for other, changed in tried]
+        if name == "head_dim":
+            outcomes = [x for x in outcomes if x[2] or not _is_of_columns(case, x[1], fails)]
         if outcomes:
             held = tuple(changed for _, changed, failed in outcomes if not failed)
             holding += held
@@ -91,6 +93,27 @@ def _others(case: Case, c: Capabilities) -> Iterator[tuple[str, Any, list[tuple[
     for name, value in case.launch:
         others = [x for x in c.launch[name] if x != value]
         yield name, value, [(x, replace(case, launch=_with_setting(case, name, x))) for x in others]
+
+
+def _is_of_columns(case: Case, changed: Case, fails: Callable[[Case], bool]) -> bool:
+    """Whether a case with another head_dim may hold only because entries are set in other columns.
+
+    Columns are taken modulo head_dim. If the case itself holds with its entries in the other case's columns, normal
+    numbers without any entry set tell whether head_dim matters.
+    """
+    moved = _in_columns_of(changed, case)
+    if moved == _in_columns_of(case, case) or fails(moved):
+        return False
+    normal = {f"{tensor}_values": "normal" for tensor in TENSORS}
+    dense, other = (_with(x, {"spikes": (), **normal}) for x in (case, changed))
+    return fails(other) or not fails(dense)
+
+
+def _in_columns_of(other: Case, case: Case) -> Case:
+    """Return the case with its entries set in the columns in which the other case has them."""
+    columns = (spike.index[3] % other.head_dim % case.head_dim for spike in case.spikes)
+    moved = (replace(x, index=(*x.index[:3], at)) for x, at in zip(case.spikes, columns, strict=True))
+    return replace(case, spikes=tuple(moved))
 
 
 def _is_unequal_as(case: Case, other: Case) -> bool:

@@ -194,6 +194,37 @@ def test_the_field_that_matters_is_found(
         assert not is_claimed(CASE, parse_claims([claim], CLAIMS))
 
 
+COLUMNS = Case(head_dim=72, spikes=(Spike("q", (0, 0, 0, 40), 3.0), Spike("k", (0, 0, 0, 24), 3.0)))
+"""Its entries are set in different columns; they are in the same one if head_dim is 16."""
+
+
+def columns(case: Case) -> list[int]:
+    return [spike.index[3] % case.head_dim for spike in case.spikes]
+
+
+def head_dim_of(fails: Callable[[Case], bool], case: Case = COLUMNS) -> Field:
+    assert fails(case)
+    return next(field for field in fields(case, fails, CLAIMS) if field.name == "head_dim")
+
+
+def test_head_dim_does_not_matter_if_entries_set_in_other_columns_cure_a_case_too() -> None:
+    found = head_dim_of(lambda c: len({*columns(c)}) != 1)
+    assert (found.fails, found.holds) == (("64",), ())
+
+
+def test_head_dim_matters_if_normal_numbers_tell_so() -> None:
+    found = head_dim_of(lambda c: c.head_dim > 16 and len({*columns(c)}) != 1)
+    assert found.holds == ("16",)
+    of_last = replace(COLUMNS, spikes=(Spike("q", (0, 0, 0, 70), 3.0),))
+    found = head_dim_of(lambda c: max(columns(c), default=c.head_dim) > 64, of_last)
+    assert found.holds == ("16", "64")
+
+
+def test_head_dim_matters_if_no_entry_that_is_set_moves() -> None:
+    low = replace(COLUMNS, spikes=(Spike("q", (0, 0, 0, 3), 3.0),))
+    assert head_dim_of(lambda c: c.head_dim > 16 and bool(c.spikes), low).holds == ("16",)
+
+
 ZEROS: dict[str, Any] = {f"{tensor}_values": "zeros" for tensor in TENSORS}
 TILED = Case(
     **ZEROS,
