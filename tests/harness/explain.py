@@ -82,7 +82,7 @@ class Seen:
 
 def explain(
     case: Case,
-    fails: Callable[[Case], bool],
+    fails: Callable[[Case], bool | None],
     look: Callable[[Case], Seen | None] | None,
     capabilities: Capabilities,
     *,
@@ -90,10 +90,10 @@ def explain(
 ) -> Explanation:
     """Explain a failing case.
 
-    ``fails`` says whether a case breaks the law. ``look`` returns what is seen in a case that fails as this one does,
-    and None for any other; it is None if no number is wrong. Either may raise BudgetSpent, which ends the search with
-    what is known by then. With ``lengths_tell=False``, lengths are not named as causes, because the law draws others,
-    up to those of the case.
+    ``fails`` says whether a case breaks the law, or None if that is not known. ``look`` returns what is seen in a
+    case that fails as this one does, and None for any other; it is None if no number is wrong. Either may raise
+    BudgetSpent, which ends the search with what is known by then. With ``lengths_tell=False``, lengths are not
+    named as causes, because the law draws others, up to those of the case.
     """
     known = Explanation()
     with suppress(BudgetSpent):
@@ -116,7 +116,7 @@ def explain(
             for field, cause in found
             if (lengths_tell or field.name not in (*LENGTHS, "lengths"))
             and fails(_with_more(case, field, capabilities))
-            and not fails(_with_more(field.held[-1], field, capabilities))
+            and fails(_with_more(field.held[-1], field, capabilities)) is False
         ]
         known = replace(known, causes=tuple(needed))
     return known

@@ -32,7 +32,7 @@ from tests.harness.report import Failure, headline
 from tests.harness.runs import Runs
 from tests.harness.standalone import exit_status
 from tests.harness.vary import LENGTHS, PAIR, SCORES, Field, fields, value_of, with_value
-from tests.harness.verdict import NUMBERS, Finding
+from tests.harness.verdict import NUMBERS, UNCLEAR, Finding
 
 NEEDS_SECONDS = 15.0
 """Seconds for finding what a bug needs, in addition to those that explain its case."""
@@ -62,6 +62,7 @@ SHRUNK_CASES = 40
 class Investigation:
     """The investigation of one failure of a kernel some of whose bugs are ``known``.
 
+    Each of ``less_precise`` would explain all less precise calls of the kernel that are known.
     ``clock`` is that of the run; after its end the investigation must soon be over. ``write`` writes the report, which
     the report of each smaller case replaces. ``ordinary`` remembers the kernel's answers to ordinary cases.
     """
@@ -76,6 +77,7 @@ class Investigation:
     clock: Clock = field(default_factory=Clock)
     ordinary: dict[tuple[str, Case], Finding | None] = field(default_factory=dict)
     held: Sequence[tuple[str, Case]] = ()
+    less_precise: Sequence[str] = ()
     cases: Sightings = field(default_factory=Sightings)
     haste: float = 1.0
     answers: dict[tuple[str, Case], Finding | None] = field(default_factory=dict)
@@ -122,14 +124,26 @@ class Investigation:
     def found(self, case: Case) -> Finding | None:
         """Return what is found in a case, whatever bug causes it, and remember the answer."""
         law = self.failure.law
-        explained = bool(self.failure.finding.explained_by)
-        finding = self.runs.hard(law, case, self.ignored, safety=SHRINKING_SAFETY, explained=explained)
-        self.answers[law, case] = finding
+        finding = self.runs.hard(law, case, self.ignored, safety=SHRINKING_SAFETY, explained=True)
+        self.answers[law, case] = finding = self.counted(finding)
         return finding
+
+    def counted(self, finding: Finding | None) -> Finding | None:
+        """Return a finding as what it says of this failure; one that a less precise design explains says nothing.
+
+        It shows no wrong numbers, and it does not hold either, unless the kernel is known to be as imprecise.
+        """
+        mine = self.failure.finding
+        if finding is None or mine.explained_by or not finding.explained_by:
+            return finding
+        usual = not {*finding.explained_by}.isdisjoint(self.less_precise)
+        return None if usual else replace(finding, kind=UNCLEAR)
 
     def new(self, case: Case) -> Finding | None:
         """Return what is found in a case unless known bugs explain it."""
         finding = self.found(case)
+        if finding and finding.explained_by and not self.failure.finding.explained_by:
+            return None
         suspects = [bug for bug in self.known if finding and bug.could_break(finding) and bug.is_met(case)]
         if finding is None or not suspects:
             return finding
@@ -200,11 +214,12 @@ class Investigation:
         spend = self.beside_shrinking(EXPLAIN_SECONDS)
         failure = self.failure
 
-        def fails(case: Case) -> bool:
+        def fails(case: Case) -> bool | None:
             # Any failure counts: a field does not matter if without it the same bug makes another tensor wrong. If a
             # known bug does that, nothing is known of the field.
             spend()
-            return self.found(case) is not None
+            finding = self.found(case)
+            return None if finding and finding.kind == UNCLEAR else finding is not None
 
         def look(case: Case) -> Seen | None:
             spend()
@@ -416,7 +431,10 @@ class Investigation:
 
     def with_contrast(self, bug: Bug, spend: Callable[[], None]) -> Bug:
         """Find needs of a bug that seems to need nothing, by comparing ordinary cases that show it with others."""
-        answers = [(case, x) for (law, case), x in self.ordinary.items() if law == bug.failure.law]
+        answers = [
+            (case, self.counted(x)) for (law, case), x in self.ordinary.items() if law == bug.failure.law
+        ]
+        answers = [(case, x) for case, x in answers if not (x and x.kind == UNCLEAR)]
         showing = [case for case, x in answers if x and is_in_common(bug.failure.finding, x)]
         without = [case for case, x in answers if x is None or not is_in_common(bug.failure.finding, x)]
         if bug.needs or not showing or not without:
@@ -424,8 +442,8 @@ class Investigation:
 
         def fails(case: Case) -> bool:
             spend()
-            finding = self.runs.hard(bug.failure.law, case, self.ignored)
-            return is_not_cured(bug.failure.finding, finding)
+            finding = self.runs.hard(bug.failure.law, case, self.ignored, explained=True)
+            return is_not_cured(bug.failure.finding, self.counted(finding))
 
         with suppress(BudgetSpent):
             differences = [need for case in without[:CONTRASTED] for need in contrast(showing[0], case)]
@@ -440,14 +458,15 @@ class Investigation:
     def held_apart_from(self, bug: Bug) -> list[tuple[str, Case]]:
         """Return cases that held: drawn, ordinary, or made by varying the fields of the bug's case."""
         varied = [(bug.failure.law, case) for x in bug.failure.explanation.fields for case in x.held]
-        return [*self.held, *varied, *(ran for ran, finding in self.ordinary.items() if finding is None)]
+        ordinary = (ran for ran, finding in self.ordinary.items() if self.counted(finding) is None)
+        return [*self.held, *varied, *ordinary]
 
     def ordinary_answer(self, spend: Callable[[], None], law: str, case: Case) -> Finding | None:
         """Return what is found in an ordinary case, which is run only once for all bugs."""
         if (law, case) not in self.ordinary:
             spend()
-            self.ordinary[law, case] = self.runs.hard(law, case, self.ignored)
-        return self.ordinary[law, case]
+            self.ordinary[law, case] = self.runs.hard(law, case, self.ignored, explained=True)
+        return self.counted(self.ordinary[law, case])
 
 
 def contrast(showing: Case, without: Case) -> Iterator[Need]:

@@ -371,6 +371,7 @@ class Subject:
             clock=self.clock,
             ordinary=self.ordinary,
             held=tuple(self.held),
+            less_precise=self.precision.common,
         )
         try:
             bug = investigation.bug(shrink=self.replay is None)

@@ -42,7 +42,7 @@ class Field:
         return bool(self.holds)
 
 
-def fields(case: Case, fails: Callable[[Case], bool], capabilities: Capabilities) -> Iterator[Field]:
+def fields(case: Case, fails: Callable[[Case], bool | None], capabilities: Capabilities) -> Iterator[Field]:
     """Yield every field of which the kernel claims other values, first those that are not at their simplest value.
 
     ``fails`` is that of ``explain``. Unequal lengths are not yielded as a field if the case holds with other unequal
@@ -57,7 +57,8 @@ def fields(case: Case, fails: Callable[[Case], bool], capabilities: Capabilities
         if name == "lengths" and any(_is_unequal_as(case, other) for other in holding):
             continue
         tried = [(text(x), changed) for x, changed in others if is_claimed(changed, capabilities)]
-        outcomes = [(other, changed, fails(changed)) for other, changed in tried]
+        answers = ((other, changed, fails(changed)) for other, changed in tried)
+        outcomes = [(other, changed, failed) for other, changed, failed in answers if failed is not None]
         if name == "head_dim":
             outcomes = [x for x in outcomes if x[2] or not _is_of_columns(case, x[1], fails)]
         if outcomes:
@@ -95,7 +96,7 @@ def _others(case: Case, c: Capabilities) -> Iterator[tuple[str, Any, list[tuple[
         yield name, value, [(x, replace(case, launch=_with_setting(case, name, x))) for x in others]
 
 
-def _is_of_columns(case: Case, changed: Case, fails: Callable[[Case], bool]) -> bool:
+def _is_of_columns(case: Case, changed: Case, fails: Callable[[Case], bool | None]) -> bool:
     """Whether a case with another head_dim may hold only because entries are set in other columns.
 
     Columns are taken modulo head_dim. If the case itself holds with its entries in the other case's columns, normal
@@ -106,7 +107,7 @@ def _is_of_columns(case: Case, changed: Case, fails: Callable[[Case], bool]) -> 
         return False
     normal = {f"{tensor}_values": "normal" for tensor in TENSORS}
     dense, other = (_with(x, {"spikes": (), **normal}) for x in (case, changed))
-    return fails(other) or not fails(dense)
+    return fails(other) is not False or not fails(dense)
 
 
 def _in_columns_of(other: Case, case: Case) -> Case:

@@ -5,6 +5,8 @@ from typing import Any
 
 NUMBERS = ("error", "nonfinite")
 """The kinds of findings in which numbers were compared."""
+UNCLEAR = "unclear"
+"""The kind of a finding that says neither that a case shows a bug nor that it holds."""
 ENDS = ("fault", "died", "hung")
 """The kinds after which nothing more can be asked of the process in which they were found."""
 
@@ -78,7 +80,7 @@ class Finding:
     @property
     def hides_numbers(self) -> bool:
         """Whether no numbers came back that could be judged, right or wrong."""
-        return self.ends_process or self.kind in ("exception", "contract")
+        return self.ends_process or self.kind in ("exception", "contract", UNCLEAR)
 
     @property
     def signature(self) -> tuple[str, ...]:

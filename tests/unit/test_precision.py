@@ -10,11 +10,12 @@ from torch import Tensor
 from kernels.registry import load
 from reference.bounds.accumulation import SAFETY
 from strategies.case import Case
+from tests.harness.imprecise import ImpreciseCall
 from tests.harness.law import law_named
 from tests.harness.precision import is_plainly_wrong, with_explanations
 from tests.harness.trial import LawBroken, Trial
 from tests.harness.verdict import Finding
-from tests.unit.running import TOYS
+from tests.unit.running import TOYS, SubjectOf
 from tests.unit.toys import sound
 
 CASE = Case(group=2, seqlen_q=64, seqlen_k=64, head_dim=64, dtype="bfloat16")
@@ -53,3 +54,26 @@ def test_numbers_that_may_cancel_or_grow_are_left_to_bounds(changed: dict[str, A
     finding, trial = broken("half_dv", CASE)
     trial.case = replace(CASE, **changed)
     assert not is_plainly_wrong(finding, trial)
+
+
+def worse_with_mask(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> Any:
+    """Out is too large, by far under a causal mask, and else by as little as a less precise exp would make it."""
+    out, lse = sound(q, k, v, causal=causal, sm_scale=sm_scale)
+    return out * (1.01 if causal else 1.0001), lse
+
+
+@pytest.mark.usefixtures("unscripted")
+@pytest.mark.parametrize("known", [(), ("exp_error=1e-4",)])
+def test_an_error_that_a_less_precise_design_explains_is_no_case_that_holds(
+    known: tuple[str, ...], subject_of: SubjectOf
+) -> None:
+    """Unless the kernel is known to have that design."""
+    subject = subject_of("worse_with_mask", toys=Path(__file__))
+    case = Case(seqlen_q=20, seqlen_k=20, head_dim=16, dtype="float32", causal=True)
+    for claim in known:
+        subject.precision.add(ImpreciseCall("forward", case, "out", (claim,), 1.0, 1.0))
+    subject.uphold(law_named("forward"), case)
+    (bug,) = subject.bugs.values()
+    fields = {field.name: field for field in bug.failure.explanation.fields}
+    assert ("causal" in fields) == bool(known)
+    assert ("causal" in {need.name for need in bug.needs}) == bool(known)
