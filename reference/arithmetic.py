@@ -122,7 +122,7 @@ PARTIAL_STORES = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Arithmetic:
-    """The roundings a kernel may commit. A wider declaration gives a wider bound, so widening is reviewed.
+    """The roundings that a kernel may make. More of them give wider bounds, so declare only what the source shows.
 
     Attributes:
         weights: format that P and dS are cast to before they enter a matrix product.
@@ -236,7 +236,7 @@ class Arithmetic:
 
     @property
     def operand_floor(self) -> float:
-        """Operands smaller than this may err by more than ``operand_rounding``: rounding a subnormal loses 2^-126."""
+        """Below this, 2^-126, which rounding may lose of any operand, is more than ``operand_rounding`` of it."""
         return 2.0**-126 / self.operand_rounding if self.operand_rounding else 0.0
 
     @property

@@ -65,9 +65,9 @@ class ForwardBounds:
 def forward_bounds(
     e: Exact, arithmetic: Arithmetic, *, safety: float | None = None, clustered: bool = True
 ) -> ForwardBounds:
-    """Bounds of rule 1 (``safety=None``) or rule 2 (``safety`` standard deviations), never above rule 1.
+    """Return the bounds of rule 1 (``safety=None``) or rule 2 (``safety`` standard deviations), never above rule 1.
 
-    ``clustered=False`` leaves out the multiplicity of equal weights: a cheap lower bound of rule 2.
+    ``clustered=False`` counts equal weights as if they rounded independently, which is a cheap lower bound of rule 2.
     """
     if e.k.shape[-2] == 0:
         return ForwardBounds(torch.zeros_like(e.out), torch.zeros_like(e.lse))
@@ -114,7 +114,7 @@ class _Sums:
 
 
 def part_error(a: Arithmetic, top: Tensor | float, terms: int) -> Tensor | float:
-    """Relative error of the weight of one of ``a.merged`` parts, whose scores are at most ``top`` in size.
+    """Return the relative error of the weight of one of ``a.merged`` parts, whose scores are at most ``top`` in size.
 
     Its lse_s, of size top + log n at most, errs by its logarithm and by U (3 top + 2 |lse_s|), as in ``_lse_bound``.
     The argument lse_s - mu of the exponential errs by U (2 top + log n). Then come the exponential; the division of
@@ -179,7 +179,7 @@ def _out_bound(
     if a.rounded_partials:  # the rounded results are the out of each part, whose weights sum to 1
         error = error + PARTIAL_STORES * (a.output.roundoff * partial_sum + a.output.underflow)
     error = error / (1 - s.drift - s.of_sum).clamp_min(1e-3)
-    # Beyond LARGEST_EXPONENT the chord is cut, so that even a weight of 0 times its error bounds nothing.
+    # Errors of scores beyond LARGEST_EXPONENT were cut there, so what follows from them bounds nothing.
     error = error.masked_fill(~(err.log < LARGEST_EXPONENT), math.inf)
     low, high = hull(e)
     size_hull = torch.maximum(low.abs(), high.abs())

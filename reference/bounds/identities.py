@@ -1,6 +1,6 @@
 """Bounds of equations between inputs and outputs, from norms alone: they take O(length), where others take O(length^2).
 
-Each is a term of the other modules with |S|, |P| and |dP| at their largest.
+Each bound is made of the terms of the other modules, with the largest values that |S|, |P| and |dP| can have.
 """
 
 import math
@@ -27,7 +27,7 @@ class Sizes:
 
     Attributes:
         q, dout (B, H, R, D), k, v (B, H, N, D): folded inputs.
-        group: query heads of a key head.
+        group: how many query heads read one key head.
         sm_scale: the scale of the scores.
         live: (B, H, R) which rows see a key.
         score: |S_ij| <= |sm_scale| |q_i| max_j |k_j| (Cauchy-Schwarz), (B, H, R).
@@ -35,8 +35,8 @@ class Sizes:
         largest_v: max |v| by column, (B, H, 1, D).
         grad_p: |dP_ij| <= |dout_i| max_j |v_j|, (B, H, R).
         grad_s: error of sum_j |dS_ij| of a row, (B, H, R).
-        safe: no product leaves float32.
-        known: scores are near enough to what they should be for exp(S - lse) to say anything.
+        safe: whether no product leaves float32, and no gradient its format.
+        known: whether scores err so little that anything is known of exp(S - lse).
     """
 
     q: Tensor
@@ -67,9 +67,9 @@ def sizes(
     alignment: str,
     gradients: bool,
 ) -> Sizes:
-    """Sizes of a call with q and dout (B, heads_q, M, D), k and v (B, H, N, D), none of which is empty.
+    """Return the sizes of a call with q and dout (B, heads_q, seqlen_q, D), k and v (B, H, N, D), none of them empty.
 
-    ``gradients`` says whether the kernel computes any: what they may overflow is then no longer ``safe``.
+    ``gradients`` says whether the kernel computes any: a call in which these may overflow is then not ``safe``.
     """
     seqlen_q, heads_kv, group = q.shape[2], k.shape[1], q.shape[1] // k.shape[1]
     q, dout = fold(q, heads_kv).double(), fold(dout, heads_kv).double()
