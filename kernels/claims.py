@@ -35,7 +35,7 @@ def _unknown_design(dtype: str, device: str) -> Family:
     base = flash_arithmetic(dtype, device, {})
     if (dtype, device) == ("bfloat16", "cpu"):
         # PyTorch's products on a CPU take subnormal operands as 0, as VDPBF16PS and AMX do (Intel, Architecture
-        # Instruction Set Extensions); ``Arithmetic.operand_floor`` makes that of it.
+        # Instruction Set Extensions). With this ``operand_rounding``, ``Arithmetic.operand_floor`` allows for that.
         base = replace(base, operand_rounding=FP32_ROUNDOFF)
     return full_precision(base)
 

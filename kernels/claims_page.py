@@ -51,7 +51,7 @@ kernel that states its arithmetic is judged by `ieee`."""
 
 
 def page() -> str:
-    """The whole page, in Markdown."""
+    """Return the whole page, in Markdown."""
     in_python = [name for name in CLAIMS if name not in CAPABILITIES]
     return "".join(
         (
@@ -101,7 +101,7 @@ def _entry(name: str, meaning: str, default: str, spelling: Spelling, example: s
 
 
 def attributes(documented: type) -> dict[str, str]:
-    """What the section ``Attributes`` of a class's docstring says of each, as a sentence of Markdown."""
+    """Return what the section ``Attributes`` of a class's docstring says of each attribute, in Markdown."""
     section = (inspect.getdoc(documented) or "").partition("Attributes:\n")[2]
     found = re.findall(r"^    ([\w, ]+): (.+(?:\n {5,}.+)*)", section, re.MULTILINE)
     return {name: _sentence(text) for names, text in found for name in names.split(", ")}

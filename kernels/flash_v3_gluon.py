@@ -56,7 +56,7 @@ _tma_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_globa
 
 @dataclass_transform()
 def _record(cls: type) -> Any:
-    """Make a class a group of values that kernels handle as one, with a constructor that takes its fields in order."""
+    """Make a class a Gluon aggregate: values that a kernel handles as one, which its constructor takes in order."""
 
     # From Triton 3.8 on, this is what a class without a constructor gets.
     def constructor(self: Any, *values: Any) -> None:
@@ -82,7 +82,7 @@ def _accumulator(columns, dtype):
 
 @_record
 class _Ring:
-    """Slots for tiles in shared memory, which the producer fills and the consumers free, in turn and for ever.
+    """A ring of slots in shared memory, which the producer fills with tiles and the consumers free, in turn.
 
     Tile ``n`` is in slot ``n % SLOTS``. A barrier's phase, 0 or 1, tells whether a slot was used an even or an odd
     number of times. To wait for phase 1 of a new barrier does not block, so the first tiles are copied at once.
@@ -447,7 +447,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -
     _, heads_kv, seqlen_k, _ = k.shape
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    if 0 in (q.numel(), k.numel()):  # nothing that a descriptor could describe
+    if 0 in (q.numel(), k.numel()):  # A tensor descriptor cannot describe an empty tensor.
         return out.zero_(), lse.fill_(-math.inf)
     shape = _SHAPES[padded_head_dim(head_dim)]
     heads, group = batch * heads_q, heads_q // heads_kv
@@ -464,7 +464,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -
         *(heads, heads_q, group, _heads_together(heads, group, k) if causal else 1),
         *(seqlen_q, seqlen_k, scale_log2),
         CAUSAL=causal,
-        # The scale is positive if float32 does not flush it to 0.
+        # A scale that float32 flushes to 0 is not positive.
         POSITIVE=scale_log2 >= torch.finfo(torch.float32).tiny,
         CONSUMERS=shape.consumers,
         PING_PONG=shape.ping_pong,

@@ -93,7 +93,8 @@ class Quantisation:
         block_q, block_k: rows of q, and of k and v, that share a scale. None: all rows of a head share one.
         rotation: q and k, padded with zeros to a power of two and 32 columns at least, are multiplied by a
             random-sign Hadamard matrix first: column j is negated where bit j of ``rotation`` is set, then
-            the rows are transformed in float32, halved before each step, from neighbouring columns outward.
+            each row goes through the fast transform in float32, which halves before each step and begins with
+            sums and differences of neighbouring columns.
             None: they are not rotated.
         only_v: v alone is rounded, without a scale: entries beyond the format's largest become that, and entries
             that are not finite stay as they are. q and k are not quantised.
@@ -113,7 +114,8 @@ class Quantisation:
 
 
 SMALLEST_SCALE = 2.0**-100
-"""The smallest scale of a block, which blocks get whose entries all lie below 2^-92: products of scales stay normal."""
+"""The smallest scale that a block may have; it gets it if all its entries lie below 2^-92. Then even the product of two
+scales is a normal number."""
 
 
 PARTIAL_STORES = 8
@@ -131,7 +133,7 @@ class Arithmetic:
             16-bit inputs; 2^-10 for float32 inputs through Hopper's tf32).
         accumulate: relative error of one step of a float32 accumulation: 2^-24 for IEEE additions in any order and
             for Hopper's and Blackwell's tensor cores, 1.4 times that on A100, 3 times on V100 (Fasi et al. 2021).
-        smallest_operand: the smallest normal number of the inputs' format, where tensor cores sum their products.
+        smallest_operand: the smallest normal number of the inputs' format if tensor cores sum their products, else 0.
             These align products by the exponents of the operands, and a subnormal operand has the exponent of the
             smallest normal number, so that its products keep fewer bits. If the inputs are quantised, this is in
             units of a block's scale.

@@ -105,7 +105,7 @@ def cases(
         entries = st.builds(_present, spikes(NONFINITE), st.one_of(st.none(), spikes(NONFINITE)))
     else:
         values = _values()
-        # Places that may stay empty, since an element of a list takes too many choices to be deleted at once.
+        # Each place may stay empty. From a list, Hypothesis could hardly delete a spike, which takes too many choices.
         entry = st.one_of(st.none(), spikes(SPIKES))
         entries = st.one_of(st.just(()), st.builds(_present, *[entry] * MAX_SPIKES))
     drawn = st.builds(
@@ -183,7 +183,7 @@ def claimed_length_pairs(capabilities: Capabilities, largest: int) -> SearchStra
         return length_pairs(tiles, capabilities.min_seqlen, largest)
     tiles = tuple(tile // multiple for tile in tiles)
     smallest, largest = -(-capabilities.min_seqlen // multiple), largest // multiple
-    # Of so few lengths, 0 would be every third.
+    # There are so few lengths that every third one drawn would be 0.
     some = length_pairs(tiles, max(smallest, min(1, largest)), largest)
     return st.one_of(length_pairs(tiles, smallest, largest), *_often(some, 5)).map(partial(_times, multiple))
 
@@ -213,7 +213,7 @@ def _pair(smallest: int, largest: int, seqlen_q: int, drawn: int | tuple[int, in
     if isinstance(drawn, int):
         return seqlen_q, drawn
     tile, length = drawn
-    # As far from a whole tile as seqlen_q: for the shortest, no further than ``_near_tiles``.
+    # seqlen_k is then as far from a whole tile as seqlen_q is; for the shortest, no further than ``_near_tiles`` goes.
     beyond = (seqlen_q + tile // 2) % tile - tile // 2
     seqlen_k = length // tile * tile + beyond + (length - tile) % 5 - 2
     return seqlen_q, min(max(seqlen_k, smallest), largest)
@@ -265,7 +265,7 @@ def _with_one(four: Four, place: int, other: str) -> Four:
 
 
 def _near_tiles(tile: int, length: int) -> int:
-    # At most a row longer than ``length``: where tiles do not matter, a failure goes on shrinking from there.
+    # The result is at most a row longer than ``length``, so a failure in which tiles do not matter shrinks further.
     return length // tile * tile + (length - tile) % 3 - 1
 
 
@@ -360,7 +360,7 @@ def _shorter(capabilities: Capabilities, name: str, case: Case, **limits: Any) -
 def _with_fewer_heads(case: Case, **limits: Any) -> Case:
     """Drop batch and heads from an expensive case, which would else be rejected, so that long sequences are drawn."""
     names = ("batch", "heads_kv", "group")
-    for place in range(len(names)):  # which is the first to go is left to the seed
+    for place in range(len(names)):  # The seed decides which is dropped first.
         if not _is_affordable(case, **limits):
             one: dict[str, Any] = {names[(place + case.seed) % len(names)]: 1}
             case = replace(case, **one)

@@ -189,7 +189,7 @@ def _terms(
     # Relative error of dP, whose size is |dP| <= G: that of the dot product, and the rounding of its result.
     of_grad_p = e.q.shape[-1] * a.accumulate + 2 * a.operand_rounding + FP32_ROUNDOFF + e.of_keep
     rounded = a.weights.roundoff if a.rounded_scores else 0.0
-    of_grad_p += 2 * rounded  # once as a product, once as its distance to delta
+    of_grad_p += 2 * rounded  # dP is rounded as a product, and again as its distance to delta.
     of_products = products * p
     out_error = None
     if a.delta == "out" and out is not None:
@@ -207,7 +207,7 @@ def _terms(
     of_delta = (1 + err.largest) * delta_error + 3 * FP32_ROUNDOFF * delta.abs()
     below = a.weights.underflow if a.ds_from_rounded_p else 0.0
     of_delta = of_delta + rounded * (2 * delta.abs() + delta_error)
-    cast = 2 * rounded  # dS before and after it is scaled
+    cast = 2 * rounded  # dS is rounded before and after it is scaled.
     below += 4 * a.weights.underflow if a.rounded_scores else 0.0
     flush = (SUBNORMAL_FLUSH + below) * (1 + largest(hide(products, e.seen), -1) + delta.abs() + delta_error)
     error = (

@@ -90,7 +90,7 @@ def for_each_query_head(x: Tensor, q: Tensor) -> Tensor:
 
 
 def heads_of(q: Tensor, k: Tensor, v: Tensor, causal: bool, sm_scale: float) -> Heads:
-    """The heads of a call, in float32."""
+    """Return the heads of a call, in float32."""
     k, v = (for_each_query_head(x, q).float() for x in (k, v))
     return Heads(q.float(), k, v, seen_keys(q, k, causal), sm_scale, q.dtype)
 
