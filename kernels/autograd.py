@@ -30,7 +30,7 @@ class _Attention(torch.autograd.Function):
 
 
 def attention(kernel: AttentionKernel, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
-    """Call ``kernel.forward``: (out, lse), differentiable in q, k and v; lse has no gradient.
+    """Return what ``kernel.forward`` returns, (out, lse), with out differentiable in q, k and v, and lse not.
 
     ``options`` are those of the kernel: causal, sm_scale and launch settings. A kernel without a backward of its own
     is called as it is; one that claims no gradients refuses tensors that require them with NotImplementedError.

@@ -35,7 +35,7 @@ def _unknown_design(dtype: str, device: str) -> Family:
     base = flash_arithmetic(dtype, device, {})
     if (dtype, device) == ("bfloat16", "cpu"):
         # PyTorch's products on a CPU take subnormal operands as 0, as VDPBF16PS and AMX do (Intel, Architecture
-        # Instruction Set Extensions); ``Arithmetic.operand_floor`` makes that of it.
+        # Instruction Set Extensions). With this ``operand_rounding``, ``Arithmetic.operand_floor`` allows for that.
         base = replace(base, operand_rounding=FP32_ROUNDOFF)
     return full_precision(base)
 
@@ -83,12 +83,12 @@ _FLOAT32_PRECISION: Mapping[str, Mapping[str, Any]] = {
 
 
 def parse_claims(claims: Iterable[str], base: Capabilities) -> Capabilities:
-    """Return ``base`` with each ``key=value`` of ``claims`` put in place; the last of two values for one key holds.
+    """Return ``base`` changed by the ``key=value`` in ``claims``; of two values for one key, the last holds.
 
-    Keys are those of ``CAPABILITIES``, which are put in place, and those of ``ARITHMETIC``. The latter are put in
-    place as well where ``base`` declares its arithmetic; the family of designs of a plain function is extended by the
-    designs that have them. A dtype before a key of ``ARITHMETIC`` restricts the claim to that dtype:
-    ``float16:k_prescaled=true``. ``docs/claims.md`` explains every key.
+    A key of ``CAPABILITIES`` replaces a claim of ``base``. A key of ``ARITHMETIC`` replaces a field of the arithmetic
+    that ``base`` declares; the family of designs of a plain function is changed by ``Family.claimed``. A dtype before
+    a key of ``ARITHMETIC`` restricts the claim to that dtype: ``float16:k_prescaled=true``. ``docs/claims.md``
+    explains every key.
 
     Raises:
         ClaimError: no such key, or a value that the key does not take.
@@ -136,14 +136,14 @@ ByDtype = Mapping[str, Mapping[str, Any]]
 
 
 def _overridden(base: ArithmeticOf, by_dtype: ByDtype, dtype: str, device: str, launch: Launch) -> Arithmetic:
-    """Return a declared arithmetic with the claims about it put in place."""
+    """Return a declared arithmetic in which the claimed values replace those that are declared."""
     # On the CPU, Triton's interpreter ignores the precision asked for: dot products are IEEE float32.
     ieee = {"precision": "ieee"} if device == "cpu" and "precision" in by_dtype[dtype] else {}
     return replace(base(dtype, device, launch), **_fields({**by_dtype[dtype], **ieee}, dtype))
 
 
 def _extended(base: FamilyOf, by_dtype: ByDtype, dtype: str, device: str, launch: Launch) -> Family:
-    """Return a family of designs to which those are added that have what is claimed."""
+    """Return a family of designs, changed by ``Family.claimed`` to those that have what is claimed."""
     return base(dtype, device, launch).claimed(_fields(by_dtype[dtype], dtype))
 
 
@@ -157,7 +157,7 @@ def _fields(claimed: Mapping[str, Any], dtype: str) -> dict[str, Any]:
 
 
 def lesser(capabilities: Capabilities) -> dict[str, str]:
-    """By name, each claim with which a kernel says that it was never meant for something that is claimed here."""
+    """Return, by name, the claims of a kernel that was never meant for something which is claimed here."""
     return {
         name: f"{name}={spelling.write(less)}"
         for name, spelling in CAPABILITIES.items()

@@ -19,7 +19,7 @@ HEAD = """\
 
 A kernel is judged by what it claims: cases are drawn from its claims alone. A kernel that is an `AttentionKernel`
 states its claims as `Capabilities(key=value, ...)`; a plain function has those that are given here as defaults. For one
-run, `--claims key=value` puts another value in place. It may be given several times; of two values for one key the last
+run, `--claims key=value` replaces a claim. It may be given several times; of two values for one key the last
 holds, and capitals make no difference. A run prints claims as they are written here.
 
 ## Claims about calls and answers
@@ -28,10 +28,13 @@ holds, and capitals make no difference. A run prints claims as they are written 
 ARITHMETIC_HEAD = """
 ## Claims about the arithmetic
 
-The error bounds follow from what a kernel may round. A kernel that states its arithmetic is judged by that one, with
-these claims put in place. The source of a plain function is not known: it may have any of the usual designs, and a
-claim adds those that have this value. A dtype before the key restricts a claim to that dtype:
-`--claims float16:k_prescaled=true`.
+The error bounds follow from what a kernel may round. For a kernel that states its arithmetic, a claim replaces one
+value of it. The source of a plain function is not known, so the function may have any of the usual designs: a claim
+drops those of them that have another value or, if all of them have the same, adds designs with the claimed one. A dtype
+before the key restricts a claim to that dtype: `--claims float16:k_prescaled=true`.
+
+Below, P is the softmax, l the sum that it is divided by, dP = dout v^T and dS = P (dP - delta). `output` is the format
+that out and the gradients are stored in, and an envelope is one bound that is at least that of each design.
 """
 
 IN_PYTHON_HEAD = """
@@ -42,12 +45,13 @@ These are fields of `Capabilities` that the command line has no text for.
 
 
 PRECISION = """\
-Of products of float32 alone: `ieee` has exact operands, `tf32` truncates them to 10 bits, as tensor cores of a Hopper \
-do. Triton's interpreter has no tf32: a kernel that states its arithmetic is judged by `ieee` on a CPU."""
+How float32 operands are multiplied; it means nothing for other dtypes. `ieee` takes them as they are, `tf32` \
+truncates them to 10 fraction bits, as Hopper's tensor cores do. Triton's interpreter has no tf32, so on a CPU a \
+kernel that states its arithmetic is judged by `ieee`."""
 
 
 def page() -> str:
-    """The whole page, in Markdown."""
+    """Return the whole page, in Markdown."""
     in_python = [name for name in CLAIMS if name not in CAPABILITIES]
     return "".join(
         (
@@ -97,7 +101,7 @@ def _entry(name: str, meaning: str, default: str, spelling: Spelling, example: s
 
 
 def attributes(documented: type) -> dict[str, str]:
-    """What the section ``Attributes`` of a class's docstring says of each, as a sentence of Markdown."""
+    """Return what the section ``Attributes`` of a class's docstring says of each attribute, in Markdown."""
     section = (inspect.getdoc(documented) or "").partition("Attributes:\n")[2]
     found = re.findall(r"^    ([\w, ]+): (.+(?:\n {5,}.+)*)", section, re.MULTILINE)
     return {name: _sentence(text) for names, text in found for name in names.split(", ")}

@@ -39,7 +39,8 @@ FamilyOf = Callable[[str, str, Launch], Family]
 def flash_arithmetic(dtype: str, device: str, launch: Launch) -> Arithmetic:
     """Return FlashAttention-2's arithmetic: float32 softmax and sums, P and dS cast to the inputs' dtype.
 
-    On a GPU, tensor cores multiply operands of 16 bits, with an error of their own for subnormal ones.
+    On a GPU, products of 16-bit operands are summed by tensor cores, which keep fewer bits of those of a subnormal
+    operand (``Arithmetic.smallest_operand``).
     """
     formats = {"float16": FLOAT16, "bfloat16": BFLOAT16, "float32": FLOAT32}
     return Arithmetic(
@@ -125,7 +126,11 @@ class Capabilities:
     )
     layouts: tuple[str, ...] = claim(
         LAYOUTS,
-        "Memory layouts of q, k, v and dout, by their names in `strategies/layouts.py`.",
+        """Memory layouts of q, k, v and dout. `contiguous` is (batch, heads, seqlen, head_dim); `bnhd` is stored as
+        (batch, seqlen, heads, head_dim); `packed` is one of three slices of (batch, seqlen, 3, heads, head_dim);
+        `gap` has unused elements after each row, so that most rows are not aligned; `offset` starts one element
+        late; `expanded` is one head with strides 0 over batch and heads; `expanded_rows` is one row with strides 0
+        over batch, heads and seqlen; `huge` has element offsets beyond 2^31.""",
         subset(LAYOUTS),
         fields=("q_layout", "k_layout", "v_layout", "dout_layout"),
         admits=lambda claimed, case: set(case.layouts) <= set(claimed),
@@ -206,20 +211,22 @@ class Capabilities:
     )
     launch: Mapping[str, tuple[Any, ...]] = claim(
         {},
-        "The launch settings that `forward` and `backward` take as keywords, each with the values that it may have.",
+        "The launch settings that `forward` and `backward` take as keywords, each with all the values that it takes.",
         admits=lambda claimed, case: all(value in claimed.get(name, ()) for name, value in case.launch),
     )
     arithmetic: ArithmeticOf = claim(
-        flash_arithmetic, "What the kernel may round, for a dtype, a device type and launch settings."
+        flash_arithmetic,
+        "A function of dtype, device type and launch settings that returns what the kernel may round, an `Arithmetic`.",
     )
     designs: FamilyOf | None = claim(
         None,
-        """The designs that a kernel may have whose source is not known. The error bounds follow from these instead of
-        `arithmetic`.""",
+        """For a kernel whose source is not known: a function like `arithmetic` that returns all designs which it may
+        have, a `Family`. The error bounds then follow from these, and an answer is right if one of them explains it
+        all.""",
     )
 
     def family(self, dtype: str, device: str, launch: Launch) -> Family:
-        """Return the designs one of which has to explain the kernel's answer: a declared arithmetic is the only one."""
+        """Return the designs of which one has to explain the kernel's answer; a declared arithmetic is the only one."""
         if self.designs is None:
             return Family((self.arithmetic(dtype, device, launch),))
         return self.designs(dtype, device, launch)
@@ -229,21 +236,22 @@ CLAIMS: Mapping[str, Claim] = claims_of(Capabilities)
 """What is declared of each field of ``Capabilities``."""
 
 ANY_LAW = "any law"
-"""In ``KnownFailure.laws``: every law whose cases the kernel claims, which is every one but ``rejection``."""
+"""In ``KnownFailure.laws``, this stands for every law but ``rejection``, whose cases the kernel does not claim."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class KnownFailure:
-    """A bug that is known: cases that meet it are not run, but for one, which must still fail.
+    """A bug that is known: cases that meet it are not drawn, and one stored case of it must still fail in each run.
 
     Attributes:
         what: the bug, in words.
         issue: where it is reported upstream; "" where it is not yet.
-        laws: those that it breaks, or ``ANY_LAW`` after the first; the stored case breaks the first.
-        kept: laws that it does not break, of those that ``ANY_LAW`` stands for.
+        laws: the laws that it breaks; the stored case breaks the first. ``ANY_LAW`` may stand for all others.
+        kept: laws that it does not break although ``laws`` has ``ANY_LAW``.
         case: the stored case, as fields of ``strategies.case.Case``; None where a failure comes and goes, or takes
             longer than one would wait for.
-        where: values of fields of a case which, all together, meet it; without any, every case does.
+        where: the fields of a case that decide whether it meets the bug, each with the values that do; a case meets it
+            if all these fields do, and every case does if there are none.
         device: "cpu" or "cuda".
         torch: the versions of PyTorch that have it, as beginnings of a version.
     """
@@ -265,7 +273,7 @@ class KnownFailure:
         return law in self.laws or (ANY_LAW in self.laws and law not in (*self.kept, "rejection"))
 
     def is_of(self, device_type: str, torch_version: str) -> bool:
-        """Whether it is to be expected there."""
+        """Whether the bug is to be expected on this type of device with this version of PyTorch."""
         return device_type == self.device and torch_version.startswith(self.torch)
 
 
@@ -276,7 +284,8 @@ class AttentionKernel:
     Attributes:
         name: the kernel's name in reports.
         forward: ``forward(q, k, v, *, causal, sm_scale, **launch) -> (out, lse)``; lse is None where it is
-            not claimed. Without ``backward``, gradients are taken through autograd from ``out``.
+            not claimed. ``launch`` holds launch settings, and keywords that claims add, such as ``window``.
+            Without ``backward``, gradients are taken through autograd from ``out``.
         backward: ``backward(dout, q, k, v, out, lse, *, causal, sm_scale, **launch) -> (dq, dk, dv)``, or
             None.
         capabilities: what the kernel claims.

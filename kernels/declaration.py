@@ -25,13 +25,14 @@ class Claim:
     Attributes:
         meaning: what a kernel promises by it, in whole sentences of Markdown.
         spelling: how its values are written on the command line; None where they cannot be.
-        admits: whether a kernel with this value of the claim answers a case.
-        fields: the names of what the claim admits some values of: fields of a case, or ``lengths``, which says
-            whether both lengths are equal.
-        less: the value of a kernel that was never meant for more than what most calls need; None where no single
-            value says so.
-        keywords: the names of what a kernel with this value of the claim is called with, beside ``causal`` and
-            ``sm_scale``.
+        admits: a function of the claim's value and a case, which says whether a kernel with this value answers the
+            case.
+        fields: the names of the fields of a case that the claim restricts; ``lengths`` stands for whether both
+            lengths are equal.
+        less: the value that a report suggests to the author of a kernel that fails only in cases which this value
+            excludes, such as False for ``grouped_heads``; None where no single value excludes them.
+        keywords: a function of the claim's value that returns the names of the keywords which a kernel with this value
+            takes, beside ``causal`` and ``sm_scale``.
     """
 
     meaning: str
@@ -43,7 +44,7 @@ class Claim:
 
 
 def claim(default: Any, meaning: str, spelling: Spelling | None = None, **declared: Any) -> Any:
-    """A field of a dataclass with this default that is declared as a ``Claim``. A dict is copied."""
+    """Return a dataclass field with this default and a ``Claim`` in its metadata. A dict as default is copied."""
     metadata = {"claim": Claim(" ".join(meaning.split()), spelling, **declared)}
     if isinstance(default, dict):
         return field(default_factory=default.copy, metadata=metadata)
@@ -51,5 +52,5 @@ def claim(default: Any, meaning: str, spelling: Spelling | None = None, **declar
 
 
 def claims_of(declared: type) -> dict[str, Claim]:
-    """The claims that are declared as fields of a dataclass, by name."""
+    """Return the ``Claim`` of each field of a dataclass, by the field's name."""
     return {x.name: x.metadata["claim"] for x in fields(declared)}

@@ -12,7 +12,8 @@ keys, so the keys are split as well:
 A cache may be longer than its contents: ``cache_seqlens`` says for each sequence how many keys count, and the
 causal corner moves with that number.
 
-Where splits begin depends on the number of keys alone, so that the bits of a row depend on nothing else.
+Where splits begin depends on the number of keys and on launch settings alone, never on the queries, so that a row has
+the same bits whatever else is in the batch.
 """
 
 from collections.abc import Mapping
@@ -99,6 +100,7 @@ def _split_kernel(
 
     if cache_seqlens is not None:
         seqlen_k = tl.minimum(tl.maximum(tl.load(cache_seqlens + batch), 0), seqlen_k)
+    # The tile has BLOCK_OWN queries or fewer, so some key tiles that count as seen may be masked as a whole.
     last_key, whole, tiles_seen = key_range(
         start // group, queries, seqlen_q, seqlen_k, CAUSAL, BLOCK_OWN, BLOCK_LOOP
     )
@@ -180,14 +182,14 @@ LAUNCH: Mapping[str, tuple[Any, ...]] = {
 ``splits`` may also be any other positive integer."""
 
 KEYS_PER_SPLIT = 1024
-"""Keys of a split if ``splits`` is not given, which makes 16 programs for each of a cache's heads at 16k keys."""
+"""Keys of each split if ``splits`` is not given. At 16k keys, 16 programs then share each key head."""
 
 _LARGEST_TILE = {512: (16, 64)}
 """Largest (BLOCK_OWN, BLOCK_LOOP) that does not spill registers, by bytes in a row of HEAD_DIM elements. Larger launch
 settings are cut down; every tile fits rows that have no entry."""
 
 _LARGEST_FMA_TILE = (16, 16)
-"""The same for float32, whose products are unrolled into one straight run of multiply-adds."""
+"""The largest (BLOCK_OWN, BLOCK_LOOP) for float32, whose products are unrolled into multiply-adds."""
 
 
 def forward(
@@ -202,7 +204,7 @@ def forward(
     block_n: int = 64,
     splits: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Attention of q (batch, heads_q, seqlen_q, head_dim) to a cache k, v (batch, heads_kv, seqlen_k, head_dim).
+    """Return attention of q (batch, heads_q, seqlen_q, head_dim) to a cache k, v (batch, heads_kv, seqlen_k, head_dim).
 
     Query head h reads key head ``h // (heads_q // heads_kv)``. Any strides, but the last is 1. Inputs are
     float16, bfloat16 or float32, head_dim is 1 to 256, lengths may be 0; sm_scale is any finite number.

@@ -484,12 +484,12 @@ def flash_v1(
 
 
 def _arithmetic(dtype: str, device: str, launch: Mapping[str, Any]) -> Arithmetic:
-    """FlashAttention-1's: out is divided by l at each key block. Float32 products are tf32 if asked for, on a GPU."""
+    """Return FlashAttention-1's arithmetic, which divides out by l at each key block; products may be tf32 on a GPU."""
     block_n = launch.get("block_n", 64)
     arithmetic = replace(
         flash_arithmetic(dtype, device, launch),
         partial_results=True,
-        # Compiled, key blocks are cut down where they would not fit.
+        # In compiled kernels, key blocks are cut down to what fits.
         tile_min=block_n if device == "cpu" else 16,
         tile_max=block_n,
     )

@@ -145,7 +145,7 @@ def attend(
 
 @triton.jit
 def normalise(acc, m_i, l_i):
-    """What ``attend`` returns as out, and lse, the natural logarithm: 0 and -inf where it saw no key."""
+    """Turn what ``attend`` returns into out and the natural logarithm lse; a row without keys gets 0 and -inf."""
     l_i = tl.where(l_i == 0.0, 1.0, l_i)
     return acc / l_i[:, None], (m_i + tl.log2(l_i)) * LN2
 
@@ -326,8 +326,8 @@ def gradients_of_keys(
     Scores are held transposed, (keys, rows), so that P and dS enter their products as they are. Keys past
     seqlen_k need no mask, as results of different keys never meet.
     """
-    # Of tiles_q query tiles, those before ``first`` see none of these keys; those from ``diagonal`` on see them all,
-    # and are whole but for the last.
+    # Of tiles_q query tiles, those before ``first`` see none of these keys; those from ``diagonal`` on see them all.
+    # Tiles before ``full`` have all their rows. Whole tiles, from ``diagonal`` up to ``full``, need no mask.
     offset = seqlen_k - seqlen_q
     first_row = tl.full([BLOCK_KEYS], 0, tl.int32)
     first = 0
@@ -450,13 +450,9 @@ def _dk_dv_kernel(
     BLOCK_OWN: tl.constexpr,
     BLOCK_LOOP: tl.constexpr,
 ):
-    """Compute dk and dv of a key tile, looping over query tiles of the group's heads (algorithm 2).
-
-    Scores are held transposed, (keys, rows), so that P and dS enter their products as they are. Keys past
-    seqlen_k need no mask, as results of different keys never meet.
-    """
+    """Compute dk and dv of a key tile, looping over query tiles of the group's heads (algorithm 2)."""
     tiles = tl.cdiv(seqlen_k, BLOCK_OWN)
-    # Under a causal mask the first tiles are seen by the most rows. They start first in any case.
+    # Under a causal mask the first tiles are seen by the most rows, and programs start in this order anyhow.
     start_n = tl.program_id(0) % tiles * BLOCK_OWN
     head = (tl.program_id(0) // tiles).to(tl.int64)
     batch = head // heads_kv
@@ -672,8 +668,8 @@ LAUNCH: Mapping[str, tuple[Any, ...]] = {
     "num_stages": (1, 2),
     "precision": ("ieee", "tf32"),
 }
-"""Launch settings: rows of the tile that a program owns and of those that it loops over, depth of the loads'
-pipeline, and how float32 operands are multiplied."""
+"""Launch settings: block_m rows (of dk and dv: keys) of the tile that a program owns, block_n rows of each tile that it
+loops over, the depth of the loads' pipeline, and how float32 operands are multiplied."""
 
 FORWARD_TILES = {1024: (32, 32)}
 DK_DV_TILES = {256: (128, 32), 512: (32, 32), 1024: (32, 32)}
@@ -682,7 +678,7 @@ DQ_TILES = {512: (128, 32), 1024: (32, 32)}
 row of HEAD_DIM elements. Larger launch settings are cut down; every tile fits rows that have no entry."""
 
 _LARGEST_FMA_TILE = (32, 16)
-"""The largest tile for float32 without tensor cores, whose products are one straight run of multiply-adds."""
+"""The largest (BLOCK_OWN, BLOCK_LOOP) for float32 without tensor cores: products are unrolled into multiply-adds."""
 
 
 def forward(
@@ -733,7 +729,9 @@ def forward(
         *row_strides(q, k, v),
         *(heads_q, heads_q // max(heads_kv, 1), seqlen_q, seqlen_k, head_dim, sm_scale * LOG2E.value),
         *dropout_arguments(dropout_p, dropout_seed),
-        min(window, seqlen_q + seqlen_k),
+        min(
+            window, seqlen_q + seqlen_k
+        ),  # hides no key if it is that wide; a larger number may not fit 32 bits
         CAUSAL=causal,
         DROPOUT=dropout_p > 0,
         WINDOW=window > 0,
@@ -845,7 +843,7 @@ class Settings:
         check_settings(vars(self), LAUNCH)
 
     def constants(self, q: Tensor, tiles: Mapping[int, tuple[int, int]]) -> dict[str, Any]:
-        """Return the constants that a kernel is compiled with for q; ``tiles`` has its largest, by bytes in a row."""
+        """Return the constants that a kernel is compiled with for q; ``tiles`` is like ``FORWARD_TILES``."""
         padded = padded_head_dim(q.shape[3])
         row_bytes = padded * q.element_size()
         own, loop = self.block_m, self.block_n
@@ -879,7 +877,7 @@ def flash_v2(
 
 
 def _arithmetic(dtype: str, device: str, launch: Mapping[str, Any]) -> Arithmetic:
-    """FlashAttention-2's; float32 products are tf32 if ``precision`` says so, but not in the interpreter."""
+    """Return FlashAttention-2's arithmetic, with tf32 products of float32 if ``precision`` says so, except on a CPU."""
     arithmetic = replace(flash_arithmetic(dtype, device, launch), tile_max=launch.get("block_n", 64))
     if dtype == "float32" and launch.get("precision") == "tf32" and device == "cuda":
         arithmetic = replace(arithmetic, weights=TF32_TRUNCATED, operand_rounding=2.0**-10)

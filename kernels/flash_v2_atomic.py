@@ -85,7 +85,7 @@ def _backward_kernel(
     Scores are held transposed, (keys, rows), so that P and dS enter the products of dv and dk as they are.
     """
     tiles = tl.cdiv(seqlen_k, BLOCK_OWN)
-    # Under a causal mask the first tiles are seen by the most rows. They start first in any case.
+    # Under a causal mask the first tiles are seen by the most rows, and programs start in this order anyhow.
     start_n = tl.program_id(0) % tiles * BLOCK_OWN
     head = (tl.program_id(0) // tiles).to(tl.int64)
     batch = head // heads_kv

@@ -267,7 +267,7 @@ def _multiprocessors(q: Tensor) -> int:
 
 
 def _arithmetic(dtype: str, device: str, launch: Mapping[str, Any]) -> Arithmetic:
-    """FlashAttention-2's; if v is in e5m2 so is P, and a GPU sums their products as Hopper's tensor cores do."""
+    """Return FlashAttention-2's arithmetic, with P in e5m2 and Hopper's sums of 8-bit products where v is in e5m2."""
     arithmetic = flash_v2.KERNEL.capabilities.arithmetic(dtype, device, launch)
     if launch.get("v_dtype", "input") == "input":
         return arithmetic

@@ -56,7 +56,7 @@ _tma_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_globa
 
 @dataclass_transform()
 def _record(cls: type) -> Any:
-    """Make a class a group of values that kernels handle as one, with a constructor that takes its fields in order."""
+    """Make a class a Gluon aggregate: values that a kernel handles as one, which its constructor takes in order."""
 
     # From Triton 3.8 on, this is what a class without a constructor gets.
     def constructor(self: Any, *values: Any) -> None:
@@ -69,12 +69,12 @@ def _record(cls: type) -> Any:
 
 
 ROWS = gl.constexpr(64)
-"""Query rows of a consumer: the rows of that instruction."""
+"""Query rows of a consumer: the rows of one wgmma instruction."""
 
 
 @gluon.constexpr_function
 def _accumulator(columns, dtype):
-    """Return how a warp group's product of 64 rows and this many columns lies in registers."""
+    """Return the register layout of a wgmma accumulator with 64 rows and this many columns."""
     return gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, columns, 256 // dtype.primitive_bitwidth]
     )
@@ -82,9 +82,10 @@ def _accumulator(columns, dtype):
 
 @_record
 class _Ring:
-    """Slots for tiles in shared memory, which the producer fills and the consumers free, in turn and for ever.
+    """A ring of slots in shared memory, which the producer fills with tiles and the consumers free, in turn.
 
-    A barrier's phase, 0 or 1, tells uses of a slot apart: tile ``n`` is in slot ``n % SLOTS``.
+    Tile ``n`` is in slot ``n % SLOTS``. A barrier's phase, 0 or 1, tells whether a slot was used an even or an odd
+    number of times. To wait for phase 1 of a new barrier does not block, so the first tiles are copied at once.
     """
 
     tiles: gl.shared_memory_descriptor
@@ -123,6 +124,7 @@ def _tiles(descriptor, COUNT: gl.constexpr):
 
 @gluon.jit
 def _barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
+    """Allocate mbarriers, each of which enters its next phase after so many arrivals."""
     barriers = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(COUNT):
         mbarrier.init(barriers.index(i), count=ARRIVALS)
@@ -184,7 +186,11 @@ class _Tasks:
 
 @_record
 class _State:
-    """What the producer and the consumers share."""
+    """What the producer and the consumers share.
+
+    ``turns`` are the barriers of the ping-pong, one for each consumer. ``POSITIVE`` says that scale_log2 is above 0, so
+    that the softmax may scale scores after it has taken their maximum.
+    """
 
     q: tma.tensor_descriptor
     k: tma.tensor_descriptor
@@ -441,7 +447,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -
     _, heads_kv, seqlen_k, _ = k.shape
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    if 0 in (q.numel(), k.numel()):  # nothing that a descriptor could describe
+    if 0 in (q.numel(), k.numel()):  # A tensor descriptor cannot describe an empty tensor.
         return out.zero_(), lse.fill_(-math.inf)
     shape = _SHAPES[padded_head_dim(head_dim)]
     heads, group = batch * heads_q, heads_q // heads_kv
@@ -458,7 +464,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -
         *(heads, heads_q, group, _heads_together(heads, group, k) if causal else 1),
         *(seqlen_q, seqlen_k, scale_log2),
         CAUSAL=causal,
-        # The scale is positive if float32 does not flush it to 0.
+        # A scale that float32 flushes to 0 is not positive.
         POSITIVE=scale_log2 >= torch.finfo(torch.float32).tiny,
         CONSUMERS=shape.consumers,
         PING_PONG=shape.ping_pong,
@@ -475,7 +481,8 @@ def _check_device(q: Tensor) -> None:
 
 
 def _is_hopper(device: torch.device) -> bool:
-    # A device that is meta is compiled for without being here; AMD's gfx942 says 9.4.
+    # The capability is asked for meta tensors too, which stand for a GPU in tests that only compile. AMD's gfx942
+    # would answer 9.4, so a GPU of AMD is ruled out first.
     if device.type == "cpu" or torch.version.hip:
         return False
     return torch.cuda.get_device_capability(device)[0] == 9
@@ -505,7 +512,7 @@ _DTYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
 
 
 def _arithmetic(dtype: str, device: str, launch: Launch) -> Arithmetic:
-    """FlashAttention-2's, except that out is multiplied by the reciprocal of l, which rounds once more."""
+    """Return FlashAttention-2's arithmetic, but with out multiplied by the reciprocal of l, which rounds once more."""
     arithmetic = flash_arithmetic(dtype, device, launch)
     return replace(arithmetic, tile_max=128, div_error=arithmetic.div_error + FP32_ROUNDOFF)
 
@@ -525,7 +532,10 @@ KERNEL = AttentionKernel(
 
 
 def __getattr__(name: str) -> Mapping[tuple[str, str], str]:
-    """Make UNAVAILABLE when it is asked for, because looking at the GPU takes memory on it."""
+    """Return UNAVAILABLE, why the kernel cannot run by (name, device type), which is only made when it is asked for.
+
+    Looking at a GPU takes memory on it, so this is not done when the module is imported.
+    """
     if name != "UNAVAILABLE":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     reasons = {

@@ -292,7 +292,7 @@ def check_fp8(q: Tensor) -> None:
 
 
 def _arithmetic(dtype: str, device: str, launch: Mapping[str, Any]) -> Arithmetic:
-    """Quantised operands, with P in the same 8-bit format; on a GPU, sums as on Hopper, whose error is the largest."""
+    """Return the arithmetic of 8-bit operands and P, on a GPU with the sums of Hopper, whose error is the largest."""
     _, _, to = _FORMATS[launch.get("format", "e4m3")]
     scaling, block_n = launch.get("scaling", "hadamard"), launch.get("block_n", 64)
     arithmetic = replace(

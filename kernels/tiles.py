@@ -76,7 +76,7 @@ def advance(pointers, offset, ALIGNED: tl.constexpr):
 
 @triton.jit
 def load_tile(pointers, in_rows, in_cols, MASK_ROWS: tl.constexpr, MASK_COLS: tl.constexpr):
-    """The tile, with 0 outside of in_rows and in_cols where these are to be masked."""
+    """Load a tile, with 0 outside of in_rows if ``MASK_ROWS``, and outside of in_cols if ``MASK_COLS``."""
     if MASK_ROWS and MASK_COLS:
         tile = tl.load(pointers, mask=in_rows[:, None] & in_cols[None, :], other=0.0)
     elif MASK_ROWS:
@@ -99,7 +99,7 @@ def store_tile(pointers, tile, in_rows, in_cols, MASK_COLS: tl.constexpr):
 
 @triton.jit
 def dot(a, b, acc, PRECISION: tl.constexpr):
-    """The float32 sum of acc, which may be None, and a @ b."""
+    """Return acc + a @ b in float32, or a @ b if acc is None."""
     return tl.dot(a, b, acc, input_precision=PRECISION)
 
 
@@ -122,7 +122,7 @@ def softmax_step(scores, m_i, l_i):
 @triton.jit
 def weights(scores, row_lse):
     """Return P from scaled scores and lse, both in base 2; nan where either is nan."""
-    # Rounded, lse may lie below the largest score: far below, when that is huge, but P never exceeds 1.
+    # lse is rounded, so it may lie below the largest score, and far below a huge one. P is then at most 1 all the same.
     return tl.exp2(tl.minimum(scores - row_lse, 0.0, propagate_nan=tl.PropagateNan.ALL))
 
 
@@ -165,10 +165,10 @@ def key_range(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_KEYS: tl.constexpr,
 ):
-    """Return which keys are seen by the query tile ``rows``, which starts at row start_m.
+    """Return what the query tile ``rows``, which starts at row start_m, sees of the keys.
 
-    Returns the last key that each row sees, the number of key tiles that every row sees as a whole, and the number
-    of key tiles that any row sees at least in part.
+    Returns the last key that each row sees, the number of leading key tiles that every row sees as a whole, and the
+    number of leading key tiles that any row sees at least in part.
     """
     last_key = tl.full([BLOCK_ROWS], seqlen_k - 1, tl.int32)
     whole = seqlen_k // BLOCK_KEYS
@@ -183,9 +183,9 @@ def key_range(
 
 @triton.jit
 def first_tile_of_window(start_m, seqlen_q, seqlen_k, window, tiles, BLOCK_KEYS: tl.constexpr):
-    """The first of ``tiles`` key tiles of which row start_m, and so any row after it, may see a key.
+    """Return the number of the first key tile that holds a key of row start_m's sliding window, ``tiles`` at most.
 
-    With a sliding window, row i sees only keys above i + seqlen_k - seqlen_q - window.
+    Row i sees only keys above i + seqlen_k - seqlen_q - window, so later rows see nothing of earlier tiles either.
     """
     first_key = tl.maximum(start_m + seqlen_k - seqlen_q - window + 1, 0)
     return tl.minimum(first_key // BLOCK_KEYS, tiles)

@@ -45,7 +45,7 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor, causal: bool, sm_scale: float)
 
 
 def default_scale(q: Tensor) -> float:
-    """Return 1 / sqrt(head_dim), or 1 for any q that ``check_inputs`` does not accept."""
+    """Return 1 / sqrt(head_dim), or 1 for a q that has no head_dim and is refused by ``check_inputs`` later."""
     head_dim = q.shape[3] if isinstance(q, Tensor) and q.ndim == 4 else 1
     return 1.0 / math.sqrt(max(head_dim, 1))
 

@@ -39,7 +39,7 @@ from kernels.validation import check_inputs, check_lengths, check_like
 
 @triton.jit
 def sequence(cu_seqlens, index, total):
-    """Return where a sequence begins, int64, and its length: within ``total``, whatever cu_seqlens holds."""
+    """Return where a sequence begins, as int64, and its length. Wrong cu_seqlens are clipped to 0 up to ``total``."""
     begin = tl.minimum(tl.maximum(tl.load(cu_seqlens + index), 0), total)
     end = tl.minimum(tl.maximum(tl.load(cu_seqlens + index + 1), begin), total)
     return begin.to(tl.int64), end - begin
@@ -495,8 +495,8 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """Call ``packed_forward`` on q, k and v that are laid out as (batch, heads, seqlen, head_dim).
 
-    Without cu_seqlens, all sequences of the batch have these lengths. They are packed by view where strides
-    allow it: a batch of one, or (batch, seqlen, heads, head_dim) in memory; else they are copied. With
+    Without cu_seqlens, each sequence of the batch has seqlen_q queries and seqlen_k keys. They are packed by a view
+    where strides allow it: a batch of one, or (batch, seqlen, heads, head_dim) in memory; else they are copied. With
     cu_seqlens, batch is 1, and seqlen_q and seqlen_k are the totals.
 
     Returns out, like q, and lse (batch, heads_q, seqlen_q) float32: views of packed tensors. Errors are those

@@ -93,7 +93,8 @@ class Quantisation:
         block_q, block_k: rows of q, and of k and v, that share a scale. None: all rows of a head share one.
         rotation: q and k, padded with zeros to a power of two and 32 columns at least, are multiplied by a
             random-sign Hadamard matrix first: column j is negated where bit j of ``rotation`` is set, then
-            the rows are transformed in float32, halved before each step, from neighbouring columns outward.
+            each row goes through the fast transform in float32, which halves before each step and begins with
+            sums and differences of neighbouring columns.
             None: they are not rotated.
         only_v: v alone is rounded, without a scale: entries beyond the format's largest become that, and entries
             that are not finite stay as they are. q and k are not quantised.
@@ -113,7 +114,8 @@ class Quantisation:
 
 
 SMALLEST_SCALE = 2.0**-100
-"""The smallest scale of a block, which blocks get whose entries all lie below 2^-92: products of scales stay normal."""
+"""The smallest scale that a block may have; it gets it if all its entries lie below 2^-92. Then even the product of two
+scales is a normal number."""
 
 
 PARTIAL_STORES = 8
@@ -122,16 +124,16 @@ PARTIAL_STORES = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Arithmetic:
-    """The roundings a kernel may commit. A wider declaration gives a wider bound, so widening is reviewed.
+    """The roundings that a kernel may make. More of them give wider bounds, so declare only what the source shows.
 
     Attributes:
         weights: format that P and dS are cast to before they enter a matrix product.
         output: format that out, dq, dk and dv are stored in.
         operand_rounding: relative rounding of each raw operand of a product (0 where products are exact:
             16-bit inputs; 2^-10 for float32 inputs through Hopper's tf32).
-        accumulate: roundoff of one step of a float32 accumulation: 1 unit for any order of IEEE additions
-            and for Hopper's and Blackwell's tensor cores, 1.4 on A100, 3 on V100 (Fasi et al. 2021).
-        smallest_operand: the smallest normal number of the inputs' format, where tensor cores sum their products.
+        accumulate: relative error of one step of a float32 accumulation: 2^-24 for IEEE additions in any order and
+            for Hopper's and Blackwell's tensor cores, 1.4 times that on A100, 3 times on V100 (Fasi et al. 2021).
+        smallest_operand: the smallest normal number of the inputs' format if tensor cores sum their products, else 0.
             These align products by the exponents of the operands, and a subnormal operand has the exponent of the
             smallest normal number, so that its products keep fewer bits. If the inputs are quantised, this is in
             units of a block's scale.
@@ -139,19 +141,22 @@ class Arithmetic:
             IEEE float32. None: one accumulation takes all products.
         score_accumulate: the roundoff of one step of a score, where its operands are wider than those of the other
             products and one accumulation takes them all. None: scores are summed like other products.
-        exp_error, log_error, div_error: relative errors of the elementary functions.
-        tile_min, tile_max: smallest and largest number of keys that one step of the softmax loop takes.
+        exp_error: relative error of one exponential.
+        log_error: error of the logarithm of l, relative to that logarithm, or absolute where it lies between -1 and 1.
+        div_error: relative error of one division.
+        tile_min: the smallest number of keys that one step of the softmax loop takes.
+        tile_max: the largest number of keys that one step of the softmax loop takes.
         normalised_first: P is divided by l before it is cast and multiplied by v (softmax as a whole, then a
             matrix product), rather than the product by l at the end.
         partial_results: results over parts of the keys are divided by their own l and then merged (V1, split
-            keys), so that even sums of integers do not come out exact. Each merge rounds what it has so far:
-            ``reference.bounds.forward``.
-        merged: the number of parts of the keys that give normalised float32 results of their own, which are merged
-            through their lse.
-        merged_by_lse: out is the sum of these results with weights exp(lse_s - lse), which need not sum to 1, rather
+            keys), so that even sums of integers do not come out exact. Each merge rounds the result so far once more
+            (``reference.bounds.forward``).
+        merged: into how many parts the keys are split, if each part s gives a normalised float32 out_s and an lse_s,
+            and out is merged from these.
+        merged_by_lse: out is the sum of the out_s with weights exp(lse_s - lse), which need not sum to 1, rather
             than their weighted mean.
         rounded_partials: partial results, of out and of the gradients, are stored in ``output`` before they are
-            merged: ``PARTIAL_STORES`` roundings of each sum instead of one.
+            merged, so that a sum is rounded up to eight times (``PARTIAL_STORES``) before its last store.
         l_from_rounded_p: the softmax sum is taken over P after its cast.
         k_prescaled: scores are the product of q with ``round(k * sm_scale * log2 e)``, and the gradient of that
             product may be stored before it is scaled.
@@ -159,19 +164,20 @@ class Arithmetic:
             and the gradient of that product may be stored before it is scaled.
         rounded_scores: everything between two matrix products is in the format of the weights: scores before and
             after they are scaled, dP, and dS before and after it is scaled.
-        delta: how delta is computed: rowsum(dout * out) from the stored ``out``; rowsum(P * dP) from the
-            ``probabilities`` in float32; rowsum(P * dP) from the ``weights``, which are P after its cast (or
-            rowsum(dout * out) before out is stored); or ``any`` of these, in an envelope (``reference.family``).
+        delta: how delta is computed. ``out``: rowsum(dout * out) from the stored out. ``probabilities``:
+            rowsum(P * dP) from P in float32. ``weights``: rowsum(P * dP) from P after its cast, or rowsum(dout * out)
+            before out is stored. An envelope (``reference.family``) has ``any``, which allows all three.
         saved_weights: the backward reads the P that the forward saved, rather than making it from the scores and the
             stored lse.
         ds_from_rounded_p: dS is the product of dP - delta with P as it was cast for its own product with dout.
         ds_scaled: dS is multiplied by sm_scale before its cast, so that a small scale makes it underflow and a large
-            one overflow. ``any``, in an envelope: it may or may not be.
-            one overflow; or ``any``, either way, in an envelope.
+            one overflow. An envelope has ``any``, which allows both.
         dk_dv_per_head: with grouped heads, each query head's dk and dv is stored in ``output`` before the sum over
             the group, where it may overflow although the sum does not.
-        dk_dv_rows, dq_keys: running sums of dk and dv are rounded to ``output`` after every so many query rows,
-            that of dq after every so many keys. None: they stay in float32 to the end.
+        dk_dv_rows: running sums of dk and dv are rounded to ``output`` after every so many query rows. None: they stay
+            in float32 to the end.
+        dq_keys: the running sum of dq is rounded to ``output`` after every so many keys. None: it stays in float32 to
+            the end.
         dq_atomic: dq is summed over key tiles by float32 atomic adds, which flush subnormals (PTX ISA, atom.add).
         quantisation: how q, k and v are quantised. Results are judged at the quantised operands: what is lost
             in them is the algorithm's error, not the kernel's.
@@ -232,7 +238,7 @@ class Arithmetic:
 
     @property
     def operand_floor(self) -> float:
-        """Operands smaller than this may err by more than ``operand_rounding``: rounding a subnormal loses 2^-126."""
+        """Below this, 2^-126, which rounding may lose of any operand, is more than ``operand_rounding`` of it."""
         return 2.0**-126 / self.operand_rounding if self.operand_rounding else 0.0
 
     @property

@@ -80,7 +80,7 @@ def _with(changes: Changes, factor: tuple[Changes, ...]) -> tuple[Changes, ...]:
 
 
 def full_precision(base: Arithmetic) -> Family:
-    """Return every plausible design that rounds no more than FlashAttention-2, whose arithmetic ``base`` is."""
+    """Return every plausible design that rounds no more than ``base``, the arithmetic of FlashAttention-2."""
     base = replace(base, tile_max=ALL_KEYS)
     narrow = base.weights.name != "float32"
     split: Changes = {"partial_results": True, "merged": MOST_PARTS, "merged_by_lse": True}

@@ -29,7 +29,7 @@ def forward(
     block_q: int,
     block_k: int,
 ) -> tuple[Tensor, Tensor]:
-    """Algorithm 1: out like q and lse (batch, heads_q, seqlen_q), float64.
+    """Return out like q and lse (batch, heads_q, seqlen_q), float64, by Algorithm 1.
 
     q is (batch, heads_q, seqlen_q, head_dim), k and v (batch, heads_kv, seqlen_k, head_dim), any float dtype;
     block_q and block_k are the paper's B_r and B_c; dropout is that of ``reference.dropout``.
@@ -82,7 +82,7 @@ def backward(
     block_q: int,
     block_k: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Algorithm 2: dq like q, dk and dv like k and v, float64, from what ``forward`` was given and returned.
+    """Return dq like q, dk and dv like k and v, float64, by Algorithm 2 from what ``forward`` was given and returned.
 
     Raises ValueError for head counts, an alignment or block sizes that make no sense.
     """

@@ -19,7 +19,7 @@ def group_size(q: Tensor, k: Tensor) -> int:
 
 
 def fold(x: Tensor, heads_kv: int) -> Tensor:
-    """(batch, heads_q, seqlen, ...) -> (batch, heads_kv, group * seqlen, ...): a key head's query rows."""
+    """Return (batch, heads_q, seqlen, ...) as (batch, heads_kv, group * seqlen, ...): all rows that read a key head."""
     batch, heads_q, seqlen, *rest = x.shape
     return x.reshape(batch, heads_kv, heads_q // heads_kv * seqlen, *rest)
 

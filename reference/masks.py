@@ -12,7 +12,7 @@ LOWEST = torch.finfo(torch.float64).min
 
 
 def blocks(length: int, size: int) -> Iterator[slice]:
-    """Slices of ``size`` that cover ``length``, the last one shorter. ValueError for a size below 1."""
+    """Return slices of ``size`` that cover ``length``; the last may be shorter. Raises ValueError for a size of 0."""
     if size < 1:
         raise ValueError(f"block or chunk size: got {size}, expected 1 or more")
     return (slice(start, min(start + size, length)) for start in range(0, length, size))
@@ -31,11 +31,11 @@ def visible(
 ) -> Tensor | None:
     """Which keys the queries ``rows`` see: (group * rows, seqlen_k) bool, or None where they see every key.
 
-    Causal, query i sees key j when ``j <= i + seqlen_k - seqlen_q`` (``bottom_right``) or ``j <= i``
-    (``top_left``). With a ``window`` above 0, it sees only the last ``window`` of the keys up to that one, and those
-    beyond it where the mask is not causal. The mask is repeated for the ``group`` heads folded into rows. With a
-    ``key_padding_mask`` (batch, seqlen_k) bool, sequence b sees only those keys where it is True. With either, what is
-    returned is (batch or 1, 1, group * rows or 1, seqlen_k). Raises ValueError for another alignment.
+    The last key on query i's diagonal is ``i + seqlen_k - seqlen_q`` (``bottom_right``) or ``i`` (``top_left``). A
+    causal mask hides the keys after it. A ``window`` above 0 hides the keys that lie ``window`` or more before it, and
+    none after it. The mask is repeated for the ``group`` heads folded into rows. With a ``key_padding_mask``
+    (batch, seqlen_k) bool, sequence b sees only those keys where it is True. With a window or a key padding mask, the
+    result is (batch or 1, 1, group * rows or 1, seqlen_k). Raises ValueError for another alignment.
     """
     if alignment not in ALIGNMENTS:
         raise ValueError(f"alignment: got {alignment!r}, expected one of {ALIGNMENTS}")

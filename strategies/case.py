@@ -1,6 +1,6 @@
 """The case: everything that decides one run of a kernel, in one flat record.
 
-Imports neither torch nor Triton, so a case can be drawn, printed, saved and read on any machine.
+This module imports neither torch nor Triton, so a case can be drawn, printed, saved and read on any machine.
 """
 
 import json
@@ -36,11 +36,11 @@ class Spike:
 
 
 def _declared(simplest: Any, called: str, *, tried: tuple[Any, ...] = (), since: int = 1) -> Any:
-    """A field of a case that a failure may be traced to.
+    """Return a field of a case that a failure may be traced to.
 
     Args:
-        simplest: its default, which it is shrunk to. A failure that goes away with it needs another value.
-        called: what a report calls another value.
+        simplest: its default. A failing case is shrunk to it; if the failure then goes away, the field matters.
+        called: the name that a report has for values other than the simplest.
         tried: for an option of the call, the values that tell whether it matters, the simplest first.
         since: the version of the JSON that brought the field; older ones have it at its default.
     """
@@ -103,12 +103,12 @@ class Case:
 
     @property
     def blocks(self) -> dict[str, int]:
-        """The launch settings that are rows of a tile."""
+        """The launch settings that say how many rows a tile has."""
         return {name: value for name, value in self.launch if name.startswith("block_")}
 
     @property
     def dropout_seed(self) -> int:
-        """The seed that dropout is called with: of 63 bits, in both of whose words ``seed`` shows."""
+        """The seed that dropout is called with: 63 bits, made so that both of its 32-bit words depend on ``seed``."""
         return self.seed << 31 | self.seed
 
     def shape(self, tensor: str) -> tuple[int, int, int, int]:

@@ -15,19 +15,19 @@ from strategies.padding import FAMILIES as PADDINGS
 from strategies.values import FAMILIES
 
 MAX_SEQLEN = {"cpu": 300, "cuda": 512}
-"""By device type: several tiles and a half, of which an interpreter has time for fewer."""
+"""The longest sequence by device type: several whole tiles and a part of one. An interpreter has time for fewer."""
 
-# In each tuple the simplest value comes first, and what is written several times is drawn as often.
+# In each tuple the simplest value comes first. What is written several times is drawn that much more often.
 TILES = (16, 32, 64, 128)
 BATCHES = (1, 1, 2, 3)
 HEADS_KV = (1, 1, 2, 3)
 GROUPS = (1, 1, 1, 1, 2, 2, 3, 4, 5, 8)
 SM_SCALES = (*(None,) * 90, *(0.5, 0.3, -0.125) * 20, *(1.0, -1.0) * 10, *(1e-4, 30.0) * 2, 0.0)
 EXTREME_VALUES = ("huge", "subnormal")
-"""Families at the ends of a dtype's range. Met by another of them, or by a spike, they leave nothing to be wrong."""
+"""Families at the ends of a dtype's range. Two of them, or one with a spike, overflow or vanish: a poor test."""
 FLAT_VALUES = ("zeros", "ones", "constant")
-"""Families of which all rows are alike: in k or v they leave a gradient of 0 to q and k, in dout to everything."""
-# Two tensors of one sign must meet for rows of logits at one end of the range.
+"""Families whose rows are all alike. In v they make dq and dk 0, in k dq, and zeros in dout every gradient."""
+# Logits of a whole row are large, or far below 0, only if q and k are each of one sign: these families come twice.
 VALUES = (
     *(family for family in FAMILIES if family not in (*EXTREME_VALUES, *FLAT_VALUES)),
     *("normal",) * 6,
@@ -41,15 +41,16 @@ COARSE = 2.0**-12
 LARGEST_SPREAD = 2.0
 """The largest sm_scale times the root of head_dim, for such operands: the spread of scores of normal numbers."""
 ORDINARY = 28
-"""Of a case with extreme values in one tensor, and of one with flat values, there are so many without."""
+"""For each case with extreme values in one tensor, and each with flat values in one, so many have neither."""
 ALIKE, ONE_DIFFERS, MIXTURES = 3, 2, 1
-"""How often all tensors have one layout, one has another, each has its own: mixtures are hardly ever met twice."""
+"""How often all tensors have the same layout, one has another, or each has its own: relative to each other."""
 TILE_SHARES = (1, 4, 4, 8, 8, 8)
 """Most interpreted cases keep to a fraction of the most tiles: bugs show in few, and time is proportional to them."""
 FEWEST_TILES = 3
 CUT = ("seqlen_q", "seqlen_k", "heads")
-"""What a case has less of where it has too many tiles, in this order but for what it keeps as long as can be."""
+"""What is cut from a case with too many tiles, in this order."""
 KEPT = ("heads", "seqlen_q", "seqlen_k", "seqlen_k")
+"""What is cut last instead: one of these is drawn for each case."""
 HUGE = {
     "cpu": (*((),) * 10, *((name,) for name in TENSORS), *(TENSORS,) * 3),
     "cuda": (*((),) * 60, *((name,) for name in TENSORS)),
@@ -108,7 +109,7 @@ def cases(
         entries = st.builds(_present, spikes(NONFINITE), st.one_of(st.none(), spikes(NONFINITE)))
     else:
         values = _values()
-        # Places that may stay empty, since an element of a list takes too many choices to be deleted at once.
+        # Each place may stay empty. From a list, Hypothesis could hardly delete a spike, which takes too many choices.
         entry = st.one_of(st.none(), spikes(SPIKES))
         entries = st.one_of(st.just(()), st.builds(_present, *[entry] * MAX_SPIKES))
     drawn = st.builds(
@@ -149,7 +150,7 @@ def is_claimed(case: Case, capabilities: Capabilities) -> bool:
 
 
 def _independent(strategy: SearchStrategy[T]) -> SearchStrategy[T]:
-    """The same values, by draws that do not lean on each other.
+    """Return a strategy for the same values, each drawn independently of the one before.
 
     Hypothesis makes most examples from the one before, copying one of its choices over a similar one: of 500
     cases a hundred had a seed of their own, and fifty were repeats. It leaves unique lists' elements alone.
@@ -158,7 +159,7 @@ def _independent(strategy: SearchStrategy[T]) -> SearchStrategy[T]:
 
 
 def _often(strategy: SearchStrategy[T], times: int) -> list[SearchStrategy[T]]:
-    """The strategy so many times for ``one_of``, which takes one and the same but once."""
+    """Return so many copies of the strategy that ``one_of`` draws from it that much more often."""
     return [strategy.map(_same) for _ in range(times)]
 
 
@@ -171,7 +172,7 @@ def _only(values: list[T]) -> T:
 
 
 def lengths(tiles: Iterable[int], smallest: int, largest: int) -> SearchStrategy[int]:
-    """Lengths of a sequence: the smallest ten, any, and up to three whole tiles, one row more or less."""
+    """Draw lengths of a sequence: the smallest ten, any, and up to three whole tiles, one row more or less."""
     near_tiles = [
         st.integers(tile, min(4 * tile, largest) - 1).map(partial(_near_tiles, tile))
         for tile in sorted(set(tiles))
@@ -188,7 +189,7 @@ def claimed_length_pairs(capabilities: Capabilities, largest: int) -> SearchStra
         return length_pairs(tiles, capabilities.min_seqlen, largest)
     tiles = tuple(tile // multiple for tile in tiles)
     smallest, largest = -(-capabilities.min_seqlen // multiple), largest // multiple
-    # Of so few lengths, 0 would be every third.
+    # There are so few lengths that every third one drawn would be 0.
     some = length_pairs(tiles, max(smallest, min(1, largest)), largest)
     return st.one_of(length_pairs(tiles, smallest, largest), *_often(some, 5)).map(partial(_times, multiple))
 
@@ -218,7 +219,7 @@ def _pair(smallest: int, largest: int, seqlen_q: int, drawn: int | tuple[int, in
     if isinstance(drawn, int):
         return seqlen_q, drawn
     tile, length = drawn
-    # As far from a whole tile as seqlen_q: for the shortest, no further than ``_near_tiles``.
+    # seqlen_k is then as far from a whole tile as seqlen_q is; for the shortest, no further than ``_near_tiles`` goes.
     beyond = (seqlen_q + tile // 2) % tile - tile // 2
     seqlen_k = length // tile * tile + beyond + (length - tile) % 5 - 2
     return seqlen_q, min(max(seqlen_k, smallest), largest)
@@ -270,12 +271,12 @@ def _with_one(four: Four, place: int, other: str) -> Four:
 
 
 def _near_tiles(tile: int, length: int) -> int:
-    # At most a row longer than ``length``: where tiles do not matter, a failure goes on shrinking from there.
+    # The result is at most a row longer than ``length``, so a failure in which tiles do not matter shrinks further.
     return length // tile * tile + (length - tile) % 3 - 1
 
 
 def head_dims(claimed: tuple[int, ...]) -> SearchStrategy[int]:
-    """Powers of two as often as all others together, which kernels pad to the next power."""
+    """Draw powers of two as often as all others together, which kernels pad to the next power."""
     powers = [head_dim for head_dim in claimed if head_dim.bit_count() == 1]
     others = [head_dim for head_dim in claimed if head_dim.bit_count() != 1]
     return st.one_of(*(st.sampled_from(found) for found in (powers, others) if found))
@@ -317,7 +318,7 @@ def _declared_blocks(capabilities: Capabilities) -> tuple[int, ...]:
 
 
 def _claimed_layouts(capabilities: Capabilities) -> tuple[str, ...]:
-    """The first, contiguous, is drawn oftener, rows that are one row seldom, and huge strides by themselves."""
+    """Return each layout as often as it is drawn: contiguous more, expanded_rows less; huge is drawn by itself."""
     claimed = tuple(layout for layout in LAYOUTS if layout in capabilities.layouts and layout != "huge")
     several = tuple(layout for layout in claimed if layout != "expanded_rows")
     return (*claimed[:1] * 8, *several * 2, *claimed)
@@ -359,7 +360,7 @@ def _with_scores_that_can_be_judged(capabilities: Capabilities, device_type: str
 
 
 def _with_fewer_tiles(capabilities: Capabilities, max_tiles: int, kept: str, case: Case) -> Case:
-    """The case with so many tiles at most: shorter by whole tiles, or of fewer heads; what is ``kept`` is cut last."""
+    """Cut a case down to so many tiles, by whole tiles or by heads; what is ``kept`` is cut last."""
     for name in sorted(CUT, key=lambda name: name == kept):
         fewer = _with_fewer_heads if name == "heads" else partial(_shorter, capabilities, name)
         case = fewer(case, max_tiles=max_tiles, max_work=MOST_WORK)
@@ -367,9 +368,9 @@ def _with_fewer_tiles(capabilities: Capabilities, max_tiles: int, kept: str, cas
 
 
 def _shorter(capabilities: Capabilities, name: str, case: Case, **limits: Any) -> Case:
-    """The case without whole tiles of queries or keys, as far as it needs: the ends of tiles stay where they are.
+    """Cut as many whole tiles of queries or keys as needed, so that the length's distance to a tile's end stays.
 
-    Of two rows or more: one key has all the weight, and leaves nothing to a gradient of the scores.
+    Two rows are left at least, because with a single key all weights are 1 and gradients of the scores are 0.
     """
     step = math.lcm(_blocks(case)[name == "seqlen_k"], capabilities.seqlen_multiple)
     shortest = max(2, capabilities.min_seqlen)
@@ -380,9 +381,9 @@ def _shorter(capabilities: Capabilities, name: str, case: Case, **limits: Any) -
 
 
 def _with_fewer_heads(case: Case, **limits: Any) -> Case:
-    """Heads give way to lengths: left to chance alone, whoever has many tiles would be left out."""
+    """Drop batch and heads from an expensive case, which would else be rejected, so that long sequences are drawn."""
     names = ("batch", "heads_kv", "group")
-    for place in range(len(names)):  # which is the first to go is left to the seed
+    for place in range(len(names)):  # The seed decides which is dropped first.
         if not _is_affordable(case, **limits):
             one: dict[str, Any] = {names[(place + case.seed) % len(names)]: 1}
             case = replace(case, **one)
@@ -390,13 +391,13 @@ def _with_fewer_heads(case: Case, **limits: Any) -> Case:
 
 
 def _blocks(case: Case) -> tuple[int, int]:
-    """Rows and keys of a tile."""
+    """Return how many rows and how many keys a tile has."""
     launch = dict(case.launch)
     return launch.get("block_m", DEFAULT_BLOCK), launch.get("block_n", DEFAULT_BLOCK)
 
 
 def _is_affordable(case: Case, *, max_tiles: int | None, max_work: int) -> bool:
-    """Within the limits."""
+    """Whether a case has at most so many tiles, and at most so many entries of score matrices, over all heads."""
     heads = case.batch * case.heads_q
     block_m, block_n = _blocks(case)
     tiles = heads * math.ceil(case.seqlen_q / block_m) * math.ceil(case.seqlen_k / block_n)

@@ -14,7 +14,7 @@ from strategies.cases import BATCHES, GROUPS, HEADS_KV, Heads
 WHOLE_TILES = 16
 """Triton compiles anew for an integer argument that is a multiple of this."""
 WIDE = 3
-"""From this width on, lengths and numbers of heads are drawn without restriction."""
+"""From this ``width`` of ``focused`` on, lengths and numbers of heads are drawn without restriction."""
 
 HEADS: tuple[Heads, ...] = tuple(product(BATCHES, HEADS_KV, GROUPS))
 UNGROUPED: tuple[Heads, ...] = tuple(product(BATCHES, HEADS_KV, (1,)))

@@ -42,7 +42,7 @@ def check_case(case: Case) -> None:
     for spike in case.spikes:
         if spike.tensor not in TENSORS:
             raise ValueError(f"case.spikes: got {spike!r}, expected a tensor of {', '.join(TENSORS)}")
-    if case.seed >= 2**32:  # as those that are drawn: the seed of dropout has twice its bits
+    if case.seed >= 2**32:  # Seeds that are drawn are below this too; that of dropout has twice their bits.
         raise ValueError(f"case.seed: got {case.seed}, expected a number below 2^32")
     for tensor in TENSORS:
         if math.prod(case.shape(tensor)) > MOST_ELEMENTS:
@@ -68,7 +68,7 @@ def tensors(case: Case, device: torch.device | str, margin: float = float("nan")
         _set(spike, windows)
     if mask is not None and is_spoiled(case):
         for x in (windows.k.tensor, windows.v.tensor):
-            if 0 not in x.stride():  # else masked keys share memory with others
+            if 0 not in x.stride():  # Otherwise masked keys share memory with others.
                 x.masked_fill_(~mask[:, None, :, None], float("nan"))
     return windows
 

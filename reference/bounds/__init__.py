@@ -7,9 +7,10 @@ their sum grows like a square root (Higham & Mary 2019; Ipsen & Zhou 2020, arXiv
 fresh random data and must not be used on data picked by a search. In both rules, errors of scores, of dP and of
 exponentials count in full, because they may all have the same sign, as where tensor cores truncate.
 
-Notation, in every module here: S = sm_scale * q k^T, A = |sm_scale| |q| |k|^T, P = softmax(S),
-dS = P (dP - delta), U = 2^-24, u the roundoff of the cast of P and dS. Query heads are folded into rows, so
-that tensors are (batch, heads_kv, rows, seqlen_k) with rows = group * seqlen_q.
+Notation, in every module here: S = sm_scale * q k^T, A = |sm_scale| |q| |k|^T, P = softmax(S), l the sum of
+exponentials that softmax divides by, dP = dout v^T, dS = P (dP - delta), U = 2^-24, u the roundoff of the cast of
+P and dS. Query heads are folded into rows (``reference.heads``): the shape (batch, heads_kv, rows, seqlen_k), with
+rows = group * seqlen_q, is written (B, H, R, N), and D is head_dim.
 """
 
 from reference.bounds.backward import GradientBounds, backward_bounds

@@ -34,7 +34,7 @@ def probable_steps(terms: int) -> float:
 
 
 def probable_accumulation(terms: int, value: Tensor, root: Tensor) -> Tensor:
-    """Return rule 2's error of sum x_i, in roundoffs, given value = |sum x_i| and root = sqrt(sum x_i^2)."""
+    """Return rule 2's error of a sum of x_i, in roundoffs, given value = |sum x_i| and root = sqrt(sum x_i^2)."""
     return torch.add(value, root, alpha=PARTIAL_SUM_DEVIATIONS).mul_(probable_steps(terms))
 
 

@@ -9,12 +9,12 @@ What is stored per query head in the output's format (``Arithmetic.dk_dv_per_hea
 there. The sum over the group, and its partial sums, may be finite where the part of one head is not. An element
 counts as lost where the sizes of the parts together reach the largest number of the format.
 
-Notation, besides that of the package: B = |dout| |v|^T >= |dP|, (B, H, R, N).
+Notation, besides that of the package: G = |dout| |v|^T, which is at least |dP|, of shape (B, H, R, N).
 
-Under dropout (``Exact.keep``: z) dv is the sum of P_ij z_ij dout_i, and dP_ij = z_ij dout_i . v_j; P z then stands
-for the P of dv, and z B for B. Both products with z add 2 U to the relative error of what they multiply, and a cast
-of P before it underflows by as much times 1 / (1 - p). dS = P (dP - delta) has P as it is, and delta is the row
-sum of dout * out as ever.
+Under dropout (``Exact.keep``: z) dv is the sum of P_ij z_ij dout_i, and dP_ij = z_ij dout_i . v_j. In dv, P z then
+takes the place of P, and z G that of G everywhere. A product with z adds 2 U to the relative error of the other
+factor, and if P is cast before it is multiplied with z, its underflow is multiplied with 1 / (1 - p). In
+dS = P (dP - delta), P is not multiplied with z, and delta is the row sum of dout * out as without dropout.
 """
 
 import math
@@ -119,13 +119,17 @@ def backward_bounds(
 
 @dataclass(frozen=True)
 class _Operand:
-    """One side of a matrix product, (B, H, R, N).
+    """One side of a matrix product, P or dS, (B, H, R, N).
 
-    ``value``; ``size`` = |value|; ``error``, what it errs by before its cast and by underflow in the cast;
-    ``weights`` P; ``seen``, which entries are seen; ``casts``, how many casts it errs by: 2 where dS is made from a P
-    that was cast. Entries of equal P may round alike even where their values differ: dS = P (dP - delta), and over a
-    uniform P a dP of few bits is a lattice, all of whose points can lie at the same offset from the grid of the cast
-    (found on fp16 with head_dim 1: 256 keys of equal weight, all of whose dS rounded upwards).
+    Attributes:
+        value: the exact value.
+        size: |value|.
+        error: its error before the cast, and that by underflow in the cast.
+        weights: P. Entries of equal P may round alike even where their values differ: dS = P (dP - delta), and over a
+            uniform P a dP of few bits is a lattice, all of whose points can lie at the same offset from the grid of
+            the cast (found on fp16 with head_dim 1: 256 keys of equal weight, all of whose dS rounded upwards).
+        seen: which entries are seen; None if all are.
+        casts: how many casts it errs by: 2 where dS is made from a P that was cast.
     """
 
     value: Tensor
@@ -182,10 +186,10 @@ def _terms(
     grad_p = e.dropped(dout @ e.v.mT)
     undropped = operand_size(dout, a.product_floor) @ operand_size(e.v, a.product_floor).mT
     products = e.dropped(undropped)
-    # Relative error of dP, whose size is |dP| <= B: that of the dot product, and the rounding of its result.
+    # Relative error of dP, whose size is |dP| <= G: that of the dot product, and the rounding of its result.
     of_grad_p = e.q.shape[-1] * a.accumulate + 2 * a.operand_rounding + FP32_ROUNDOFF + e.of_keep
     rounded = a.weights.roundoff if a.rounded_scores else 0.0
-    of_grad_p += 2 * rounded  # once as a product, once as its distance to delta
+    of_grad_p += 2 * rounded  # dP is rounded as a product, and again as its distance to delta.
     of_products = products * p
     out_error = None
     if a.delta == "out" and out is not None:
@@ -203,7 +207,7 @@ def _terms(
     of_delta = (1 + err.largest) * delta_error + 3 * FP32_ROUNDOFF * delta.abs()
     below = a.weights.underflow if a.ds_from_rounded_p else 0.0
     of_delta = of_delta + rounded * (2 * delta.abs() + delta_error)
-    cast = 2 * rounded  # dS before and after it is scaled
+    cast = 2 * rounded  # dS is rounded before and after it is scaled.
     below += 4 * a.weights.underflow if a.rounded_scores else 0.0
     flush = (SUBNORMAL_FLUSH + below) * (1 + largest(hide(products, e.seen), -1) + delta.abs() + delta_error)
     error = (
@@ -258,8 +262,8 @@ def _with_underflow(size: Tensor, error: Tensor, a: Arithmetic, unit: float, see
 class _Sums:
     """The terms that delta is the sum of: out times dout (B, H, R, D), or P times dP (B, H, R, N).
 
-    ``out_error`` is None if out is the kernel's own. ``of_terms`` is P |dP|. ``of_products`` is P B, and dP errs by
-    ``of_grad_p`` relative to B.
+    ``out_error`` is None if out is the kernel's own. ``of_terms`` is P |dP|. ``of_products`` is P G, and dP errs by
+    ``of_grad_p`` relative to G.
     """
 
     dout: Tensor
@@ -351,8 +355,8 @@ def _product(
 ) -> _Product:
     """Return the product x y and its error: x is cast to the weights' format, and the sum is float32.
 
-    Intermediate stores add a relative error of ``stores``. Rule 1 adds everything up; rule 2 takes casts in
-    quadrature.
+    Intermediate stores add a relative error of ``stores``. Rule 1 adds up the errors of all casts; rule 2 takes the
+    root of the sum of their squares.
     """
     terms, cast, size_y = y.shape[-2], a.weights.roundoff, operand_size(y, a.operand_floor)
     value, of_error = x.value @ y, x.error @ size_y

@@ -132,7 +132,7 @@ def exact(
     size = hide(operand_size(q, product_floor * unit_q) @ operand_size(k, product_floor * unit_k).mT, seen)
     masked = hide(scores, seen, -math.inf)
     row_max = masked.amax(-1) if seqlen_k else q.new_full(q.shape[:-1], -math.inf)
-    # sm_scale may be multiplied to q, to k, or to their product
+    # A kernel may multiply q, k or their product by sm_scale.
     top = torch.maximum(largest(size, -1), largest(q.abs(), -1))
     top = torch.maximum(top, largest(k.abs().flatten(-2), -1)[..., None])[..., 0] * max(1.0, abs(sm_scale))
     empty = row_max == -math.inf

@@ -65,16 +65,16 @@ class ForwardBounds:
 def forward_bounds(
     e: Exact, arithmetic: Arithmetic, *, safety: float | None = None, clustered: bool = True
 ) -> ForwardBounds:
-    """Bounds of rule 1 (``safety=None``) or rule 2 (``safety`` standard deviations), never above rule 1.
+    """Return the bounds of rule 1 (``safety=None``) or rule 2 (``safety`` standard deviations), never above rule 1.
 
-    ``clustered=False`` leaves out the multiplicity of equal weights: a cheap lower bound of rule 2.
+    ``clustered=False`` counts equal weights as if they rounded independently, which is a cheap lower bound of rule 2.
     """
     if e.k.shape[-2] == 0:
         return ForwardBounds(torch.zeros_like(e.out), torch.zeros_like(e.lse))
     extra = rescalings(e, arithmetic) * (arithmetic.exp_error + 2 * FP32_ROUNDOFF)
     if arithmetic.merged > 1:
         extra = extra + part_error(arithmetic, largest(e.score_size, -1)[..., 0], e.k.shape[-2])
-    if arithmetic.normalised_first:  # one division for each weight, not one for them all
+    if arithmetic.normalised_first:  # Each weight is divided, rather than the sum once.
         extra = extra + arithmetic.div_error
     err = weight_error(e, arithmetic, shift=e.row_max, extra=extra, shift_terms=0.0)
     sums = _Sums.of(e, arithmetic, err)
@@ -102,7 +102,7 @@ class _Sums:
         p, sized = e.weights, e.weights * e.score_size
         drift = err.slope * sized.sum(-1, keepdim=True) + err.intercept
         flush = torch.full_like(drift, a.weights.underflow)
-        if not a.normalised_first:  # P stands relative to the running maximum when it is cast
+        if not a.normalised_first:  # P is relative to the running maximum when it is cast.
             flush = flush * p.amax(-1, keepdim=True)
         smallest = hide(p, e.seen, 1.0).amin(-1, keepdim=True)
         flush = torch.where(
@@ -114,7 +114,7 @@ class _Sums:
 
 
 def part_error(a: Arithmetic, top: Tensor | float, terms: int) -> Tensor | float:
-    """Relative error of the weight of one of ``a.merged`` parts, whose scores are at most ``top`` in size.
+    """Return the relative error of the weight of one of ``a.merged`` parts, whose scores are at most ``top`` in size.
 
     Its lse_s, of size top + log n at most, errs by its logarithm and by U (3 top + 2 |lse_s|), as in ``_lse_bound``.
     The argument lse_s - mu of the exponential errs by U (2 top + log n). Then come the exponential; the division of
@@ -144,7 +144,7 @@ def _lse_bound(e: Exact, a: Arithmetic, err: WeightError, s: _Sums) -> Tensor:
     """Absolute error of lse (B, H, R): from the error of l (at most that of any weight), and from its logarithm."""
     of_weights = torch.minimum(s.drift / (1 - s.drift.clamp_max(0.5)), err.log)
     size = a.log_error * (e.lse - e.row_max).abs().clamp_min(1.0)
-    if a.rounded_scores:  # and so may be the logarithm
+    if a.rounded_scores:  # Such a kernel may round the logarithm as well.
         size = size + a.weights.roundoff * (e.row_max.abs() + e.lse.abs()) + a.weights.underflow
     return (of_weights + s.of_sum)[..., 0] + size + FP32_ROUNDOFF * (3 * e.row_max.abs() + 2 * e.lse.abs())
 
@@ -176,10 +176,10 @@ def _out_bound(
             probable += s.cast * size_out
         cast_and_sum = torch.minimum(cast_and_sum, probable)
     error = error + cast_and_sum
-    if a.rounded_partials:  # the rounded results are the out of each part, whose weights sum to 1
+    if a.rounded_partials:  # The out of each part is rounded; the weights of the parts sum to 1.
         error = error + PARTIAL_STORES * (a.output.roundoff * partial_sum + a.output.underflow)
     error = error / (1 - s.drift - s.of_sum).clamp_min(1e-3)
-    # Beyond LARGEST_EXPONENT the chord is cut, so that even a weight of 0 times its error bounds nothing.
+    # Errors of scores beyond LARGEST_EXPONENT were cut there, so what follows from them bounds nothing.
     error = error.masked_fill(~(err.log < LARGEST_EXPONENT), math.inf)
     low, high = hull(e)
     size_hull = torch.maximum(low.abs(), high.abs())
@@ -193,7 +193,7 @@ def _out_bound(
         )
         anywhere = anywhere.masked_fill(~(of_parts < LARGEST_EXPONENT), math.inf)
     last = a.output.roundoff + a.div_error
-    # At most one merge for each key, of two operations.
+    # There is at most one merge for each key, and each takes two operations.
     floor = a.output.underflow + terms * (3 if a.partial_results else 1) * SUBNORMAL_FLUSH
     floor = floor + PARTIAL_STORES * a.rounded_partials * a.output.underflow
     bound = torch.minimum(error, anywhere) * (1 + last) + last * size_out + FLOAT64_SLACK * size_hull + floor

@@ -1,6 +1,6 @@
 """Bounds of equations between inputs and outputs, from norms alone: they take O(length), where others take O(length^2).
 
-Each is a term of the other modules with |S|, |P| and |dP| at their largest.
+Each bound is made of the terms of the other modules, with the largest values that |S|, |P| and |dP| can have.
 """
 
 import math
@@ -27,7 +27,7 @@ class Sizes:
 
     Attributes:
         q, dout (B, H, R, D), k, v (B, H, N, D): folded inputs.
-        group: query heads of a key head.
+        group: how many query heads read one key head.
         sm_scale: the scale of the scores.
         live: (B, H, R) which rows see a key.
         score: |S_ij| <= |sm_scale| |q_i| max_j |k_j| (Cauchy-Schwarz), (B, H, R).
@@ -35,8 +35,8 @@ class Sizes:
         largest_v: max |v| by column, (B, H, 1, D).
         grad_p: |dP_ij| <= |dout_i| max_j |v_j|, (B, H, R).
         grad_s: error of sum_j |dS_ij| of a row, (B, H, R).
-        safe: no product leaves float32.
-        known: scores are near enough to what they should be for exp(S - lse) to say anything.
+        safe: whether no product leaves float32, and no gradient its format.
+        known: whether scores err so little that anything is known of exp(S - lse).
     """
 
     q: Tensor
@@ -67,9 +67,9 @@ def sizes(
     alignment: str,
     gradients: bool,
 ) -> Sizes:
-    """Sizes of a call with q and dout (B, heads_q, M, D), k and v (B, H, N, D), none of which is empty.
+    """Return the sizes of a call with q and dout (B, heads_q, seqlen_q, D), k and v (B, H, N, D), none of them empty.
 
-    ``gradients`` says whether the kernel computes any: what they may overflow is then no longer ``safe``.
+    ``gradients`` says whether the kernel computes any: a call in which these may overflow is then not ``safe``.
     """
     seqlen_q, heads_kv, group = q.shape[2], k.shape[1], q.shape[1] // k.shape[1]
     q, dout = fold(q, heads_kv).double(), fold(dout, heads_kv).double()
@@ -83,7 +83,8 @@ def sizes(
     score = abs(sm_scale) * product
     length = math.log(max(terms, 1))
     rescalings = math.ceil(terms / a.tile_min) + 1
-    # score error, 4|S| + 4|S - lse| + 5|lse|, the rescalings, l's own sum and logarithm, |lse| <= score + log n
+    # A weight errs by its score, by 4|S| + 4|S - lse| + 5|lse| where |lse| <= score + log n, by rescalings, and by the
+    # sum and the logarithm of l.
     weight = (
         a.score_accumulation(head_dim) * score
         + 2 * a.operand_rounding * score
@@ -110,7 +111,7 @@ def sizes(
     weight = torch.expm1(2 * weight.clamp_max(LARGEST_EXPONENT))
     largest_v = v.abs().amax(-2, keepdim=True)
     grad_p = dout.norm(dim=-1) * value
-    # dS: weights (2 |dP| each), casts, dP's and delta's dot products, the stored out inside delta
+    # dS errs by weights (2 |dP| each), casts, the dot products of dP and delta, and the stored out in delta.
     stored = 2 * weight + a.weights.roundoff + a.operand_rounding + a.output.roundoff + terms * a.accumulate
     stored = stored + merge_error(a, terms) + PARTIAL_STORES * a.rounded_partials * a.output.roundoff
     casts = (2 + a.ds_from_rounded_p + 6 * a.rounded_scores) * a.weights.roundoff
@@ -122,10 +123,10 @@ def sizes(
         + terms * SUBNORMAL_FLUSH * (1 + grad_p)
     )
     out_floor = a.output.underflow * dout.abs().sum(-1)
-    # q.k overflows before it is scaled: a scale of 0 does not save it
+    # q.k may overflow before it is scaled, even where the scale is 0.
     largest = score, product, grad_p * product, largest_v * max(terms, 1), dout.abs().sum()
     peak = max(float(x.amax()) for x in largest)
-    # of dS and the gradients: a forward alone has none
+    # dS and gradients may overflow their formats. A forward alone has none of them.
     half = 0.25 * min(a.weights.maximum, a.output.maximum) if gradients else math.inf
     rows = seqlen_q * max(1, group)
     gradient = float(grad_p.amax()) * max(1.0, float(key.amax()), float(q.norm(dim=-1).amax()))
@@ -208,18 +209,18 @@ def sums_bounds(s: Sizes, a: Arithmetic, dq: Tensor, dk: Tensor, dv: Tensor) -> 
     tiny = a.output.underflow * times + rows * SUBNORMAL_FLUSH
     accumulated = rows * a.accumulate + of_rows
 
-    # sum_j dk_j = sm_scale sum_i (sum_j dS_ij) q_i, and the inner sum is 0
+    # sum_j dk_j = sm_scale sum_i (sum_j dS_ij) q_i, and the exact inner sum is 0.
     size_s = 2 * s.grad_p * (1 + s.weight)
     size_q = s.q.abs()
     per_row = scale * (s.grad_s + (accumulated + a.operand_rounding) * size_s)[..., None] * size_q
     dk_bound = per_row.sum(-2) + last * dk.abs().sum(-2) + terms * tiny
-    # each row's weights sum to 1 up to the error of lse
+    # The weights of a row sum to 1, but for the error of lse.
     size_dout = s.dout.abs() * s.live[:, None]
     of_weights = (
         s.weight + a.weights.roundoff + a.operand_rounding + terms * a.weights.underflow + accumulated
     )
     dv_bound = (of_weights[..., None] * size_dout).sum(-2) + last * dv.abs().sum(-2) + terms * tiny
-    # both sides are sm_scale sum_ij dS_ij q_i.k_j; the two passes round dS each for itself
+    # Both sides are sm_scale sum_ij dS_ij q_i.k_j, but dq and dk each round dS for themselves.
     summed = max(accumulated, terms * a.accumulate + of_keys) + a.operand_rounding
     summed += (a.k_prescaled + a.q_prescaled + 2 * a.rounded_scores) * a.weights.roundoff
     inner = (s.score * (s.grad_s + summed * size_s)).sum(-1)

@@ -53,7 +53,7 @@ def weight_error(
     lost = e.overflow
     offset = extra + (a.exp_error + (4 + shift_terms) * FP32_ROUNDOFF * shift.abs())
     if a.k_prescaled:
-        # round(k * sm_scale * log2 e): relative in normal range, absolute (base 2) below it.
+        # round(k * sm_scale * log2 e) errs relative to its size or, below the normal range, absolutely (in base 2).
         relative += a.weights.roundoff
         offset = offset + a.weights.underflow * math.log(2) * e.q.abs().sum(-1)
         top = largest(e.k.abs().flatten(-2), -1) * abs(e.sm_scale) / math.log(2)
@@ -88,7 +88,7 @@ def rescalings(e: Exact, arithmetic: Arithmetic) -> Tensor:
     """
     seqlen_k = e.scores.shape[-1]
     most = math.ceil(seqlen_k / arithmetic.tile_min) + 1
-    if most <= 4 or arithmetic.merged > 1:  # each part of the keys has a running maximum of its own
+    if most <= 4 or arithmetic.merged > 1:  # Parts of the keys have running maxima of their own.
         return torch.full_like(e.row_max, float(most))
     tiles = torch.nn.functional.pad(
         hide(e.scores, e.seen, -math.inf), (0, -seqlen_k % RECORD_TILE), value=-math.inf

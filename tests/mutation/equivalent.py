@@ -141,19 +141,19 @@ gradient_of_queries
   ds = tl.where(keys[None, :] <= (last_key - start_n)[:, None], ds, 0.0)""",
             '''\
 load_tile
-  """The tile, with 0 outside of in_rows and in_cols where these are to be masked."""
+  """Load a tile, with 0 outside of in_rows if ``MASK_ROWS``, and outside of in_cols if ``MASK_COLS``."""
 - if MASK_ROWS and MASK_COLS:
 + if True:
   tile = tl.load(pointers, mask=in_rows[:, None] & in_cols[None, :], other=0.0)''',
             '''\
 load_tile
-  """The tile, with 0 outside of in_rows and in_cols where these are to be masked."""
+  """Load a tile, with 0 outside of in_rows if ``MASK_ROWS``, and outside of in_cols if ``MASK_COLS``."""
 - if MASK_ROWS and MASK_COLS:
 + if MASK_COLS:
   tile = tl.load(pointers, mask=in_rows[:, None] & in_cols[None, :], other=0.0)''',
             '''\
 load_tile
-  """The tile, with 0 outside of in_rows and in_cols where these are to be masked."""
+  """Load a tile, with 0 outside of in_rows if ``MASK_ROWS``, and outside of in_cols if ``MASK_COLS``."""
 - if MASK_ROWS and MASK_COLS:
 + if MASK_ROWS:
   tile = tl.load(pointers, mask=in_rows[:, None] & in_cols[None, :], other=0.0)''',
@@ -248,7 +248,7 @@ attend
   acc = tl.full([BLOCK_ROWS, HEAD_DIM], 0.0, tl.float32)""",
             '''\
 normalise
-  """What ``attend`` returns as out, and lse, the natural logarithm: 0 and -inf where it saw no key."""
+  """Turn what ``attend`` returns into out and the natural logarithm lse; a row without keys gets 0 and -inf."""
 - l_i = tl.where(l_i == 0.0, 1.0, l_i)
 + l_i = tl.where(l_i == 0.0, 2.0, l_i)
   return acc / l_i[:, None], (m_i + tl.log2(l_i)) * LN2''',
@@ -282,13 +282,13 @@ gradients_of_keys
         (
             """\
 weights
-  # Rounded, lse may lie below the largest score: far below, when that is huge, but P never exceeds 1.
+  # lse is rounded, so it may lie below the largest score, and far below a huge one. P is then at most 1 all the same.
 - return tl.exp2(tl.minimum(scores - row_lse, 0.0, propagate_nan=tl.PropagateNan.ALL))
 + return tl.exp2(scores - row_lse)
   """,
             """\
 weights
-  # Rounded, lse may lie below the largest score: far below, when that is huge, but P never exceeds 1.
+  # lse is rounded, so it may lie below the largest score, and far below a huge one. P is then at most 1 all the same.
 - return tl.exp2(tl.minimum(scores - row_lse, 0.0, propagate_nan=tl.PropagateNan.ALL))
 + return tl.exp2(tl.minimum(scores - row_lse, 1.0, propagate_nan=tl.PropagateNan.ALL))
   """,
@@ -381,7 +381,7 @@ key_range
         (
             '''\
 dot
-  """The float32 sum of acc, which may be None, and a @ b."""
+  """Return acc + a @ b in float32, or a @ b if acc is None."""
 - return tl.dot(a, b, acc, input_precision=PRECISION)
 + return tl.dot(a, b, acc)
   ''',

@@ -48,7 +48,7 @@ class Heads:
         return torch.where(self.seen[:, keys], s, -torch.inf)
 
     def tiles(self, size: int) -> list[slice]:
-        """Slices of ``size`` keys that cover all keys, the last one shorter."""
+        """Return slices of ``size`` keys that cover all keys; the last may be shorter."""
         seqlen_k = self.k.shape[2]
         return [slice(start, min(start + size, seqlen_k)) for start in range(0, seqlen_k, size)]
 
@@ -57,7 +57,7 @@ Forward = Callable[[Heads], tuple[Tensor, Tensor]]
 """A function from heads to out (like q) and lse (batch, heads_q, seqlen_q, 1), in float32, before out is stored."""
 
 Backward = Callable[[Heads, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
-"""From heads, dout, the stored out and lse to dq, dk and dv of each query head: float32, scaled, not stored."""
+"""A function from heads, dout, the stored out and lse to dq, dk and dv of each query head, in float32 and scaled."""
 
 
 Stored = Callable[[Tensor, Tensor, Tensor, bool, float], tuple[Tensor, Tensor]]
@@ -90,7 +90,7 @@ def for_each_query_head(x: Tensor, q: Tensor) -> Tensor:
 
 
 def heads_of(q: Tensor, k: Tensor, v: Tensor, causal: bool, sm_scale: float) -> Heads:
-    """The heads of a call, in float32."""
+    """Return the heads of a call, in float32."""
     k, v = (for_each_query_head(x, q).float() for x in (k, v))
     return Heads(q.float(), k, v, seen_keys(q, k, causal), sm_scale, q.dtype)
 

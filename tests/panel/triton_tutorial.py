@@ -107,7 +107,7 @@ def launch_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, sm_scale: floa
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> tuple[Tensor, Tensor]:
-    """Triton's fused attention tutorial: pointers, base 2, default specialisation; the backward recomputes in PyTorch.
+    """Triton's fused attention tutorial, with plain pointers and exponentials in base 2, and a backward in PyTorch.
 
     Claims: none
     """
