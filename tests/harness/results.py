@@ -115,9 +115,17 @@ class Results:
         capabilities = self.infos[kernel].capabilities
         if dtype not in capabilities.dtypes or not law_named(law).applies_to(capabilities):
             return "not claimed"
+        if law_named(law).needs == "backward" and self._lacks_gradients(kernel):
+            return "not claimed"
         if is_mostly_refused(tally):
             return "refused"
         return "known" if tally.known else verdict
+
+    def _lacks_gradients(self, kernel: str) -> bool:
+        """Whether the law ``backward`` was tried on a kernel and never got a gradient to judge."""
+        tallies = (tally for key, tally in self.tallies.items() if key[:2] == (kernel, "backward"))
+        judged = {tensor for tally in tallies for tensor in tally.judged}
+        return bool(judged) and judged.isdisjoint(("dq", "dk", "dv"))
 
     def counts(self, name: str) -> dict[str, int]:
         """Return the sum of the field ``name`` of all tallies of a kernel, for each kernel where it is not 0."""

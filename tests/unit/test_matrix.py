@@ -53,6 +53,15 @@ def imprecise() -> dict[str, object]:
     return calls.to_dict()
 
 
+def test_laws_about_gradients_do_not_hold_for_a_kernel_that_gives_none() -> None:
+    results = Results([info("f"), info("g")])
+    for kernel, judged in (("f", {"out": 1}), ("g", {"out": 1, "dq": 1, "dk": 1, "dv": 1})):
+        for law in ("forward", "backward", "additivity"):
+            results.add(item(kernel, law, "float16", examples=1, judged=judged))  # type: ignore[arg-type]
+    marks = {kernel: [results.mark(kernel, law, "float16") for law in results.laws] for kernel in "fg"}
+    assert marks == {"f": ["held", "not claimed", "not claimed"], "g": ["held"] * 3}
+
+
 def seen(law: str, dtype: str) -> dict[str, object]:
     """Return the record of a bug that was seen once."""
     return {"k/forward-0": Sightings({(law, dtype, "out"): 1}).to_dict()}
