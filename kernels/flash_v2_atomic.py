@@ -238,6 +238,7 @@ KERNEL = AttentionKernel(
     capabilities=replace(
         flash_v2.KERNEL.capabilities,
         dropout=(0.0,),
+        window=(0,),
         deterministic=("out", "lse", "dk", "dv"),
         arithmetic=_arithmetic,
     ),

@@ -168,5 +168,6 @@ KERNEL = AttentionKernel(
         seqlen_multiple=max(*LAUNCH["block_m"], *LAUNCH["block_n"]),
         causal_unequal_lengths=False,
         dropout=(0.0,),
+        window=(0,),
     ),
 )

@@ -581,5 +581,5 @@ KERNEL = AttentionKernel(
     name="varlen",
     forward=forward,
     backward=backward,
-    capabilities=replace(flash_v2.KERNEL.capabilities, dropout=(0.0,), ragged="packed"),
+    capabilities=replace(flash_v2.KERNEL.capabilities, dropout=(0.0,), window=(0,), ragged="packed"),
 )

@@ -9,11 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from kernels import registry
 from kernels.claims import CAPABILITIES, PLAIN_FUNCTION, ClaimError, describe, parse_claims
 from kernels.contract import LAYOUTS, OUTPUTS, AttentionKernel, Capabilities
 from kernels.registry import REGISTERED, SpecError, load, unavailable_reason
+from strategies.case import Case
+from tests.harness.trial import Trial, run_kernel
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 KERNEL_FILE = """
 from helper_beside import ANSWER
@@ -403,3 +408,22 @@ def test_a_claim_is_printed_as_it_is_read(spec: str) -> None:
     lines = describe(claimed)
     again = parse_claims([f"{name}={lines[name]}" for name in CAPABILITIES], PLAIN_FUNCTION)
     assert all(getattr(again, name) == getattr(claimed, name) for name in CAPABILITIES)
+
+
+@pytest.mark.parametrize("spec", REGISTERED)
+def test_a_kernel_takes_every_option_that_it_claims(spec: str) -> None:
+    """A kernel that is made of another one inherits claims that are added to that one later."""
+    if reason := unavailable_reason(spec, DEVICE):
+        pytest.skip(reason)
+    kernel = load(spec)
+    claimed = kernel.capabilities
+    case = Case(
+        seqlen_q=claimed.seqlen_multiple,
+        seqlen_k=claimed.seqlen_multiple,
+        head_dim=claimed.head_dims[0],
+        dtype=claimed.dtypes[0],
+        key_padding="left" if claimed.key_padding else "none",
+        dropout_p=max(claimed.dropout),
+        window=max(claimed.window),
+    )
+    run_kernel(kernel, Trial(kernel, case, DEVICE, 0.0).problem, {}, backward=True)
