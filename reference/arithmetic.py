@@ -4,6 +4,7 @@ Unit roundoffs follow Higham, *Accuracy and Stability of Numerical Algorithms*, 
 below is a property of hardware or of a format; none was tuned to make a kernel pass.
 """
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -146,6 +147,9 @@ class Arithmetic:
         div_error: relative error of one division.
         tile_min: the smallest number of keys that one step of the softmax loop takes.
         tile_max: the largest number of keys that one step of the softmax loop takes.
+        largest_weight: the largest P before it is divided by l. It is above 1 if rescaling is lazy, as in
+            FlashAttention-4: P is taken relative to an earlier maximum of its row until a score exceeds that by
+            log(largest_weight).
         normalised_first: P is divided by l before it is cast and multiplied by v (softmax as a whole, then a
             matrix product), rather than the product by l at the end.
         partial_results: results over parts of the keys are divided by their own l and then merged (V1, split
@@ -195,6 +199,7 @@ class Arithmetic:
     div_error: float = DIV_FULL_ERROR
     tile_min: int = 16
     tile_max: int = 256
+    largest_weight: int = 1
     normalised_first: bool = False
     partial_results: bool = False
     merged: int = 1
@@ -218,6 +223,11 @@ class Arithmetic:
     def rotates(self) -> bool:
         """Whether q and k are rotated before they are quantised, so that no input is certain to pass unchanged."""
         return self.quantisation is not None and self.quantisation.rotation is not None
+
+    @property
+    def lag(self) -> float:
+        """How far a score may lie above the maximum that P is taken relative to, in natural units."""
+        return math.log(self.largest_weight)
 
     def accumulation(self, terms: int) -> float:
         """Error of a sum of ``terms`` products, relative to the sum of their sizes."""

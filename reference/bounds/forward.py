@@ -22,6 +22,14 @@ Where ``Arithmetic.merged`` parts of the keys give an out_s and lse_s each, and 
 exp(lse_s - mu), mu a running maximum, each part's weights share one more factor 1 + t: ``part_error``. Where out is
 the sum of the parts with weights exp(lse_s - lse) (``Arithmetic.merged_by_lse``), it may leave the hull by as much.
 
+Where rescaling is lazy, P is taken relative to a reference r of its row, which may lie below the running maximum by
+up to t = log(``Arithmetic.largest_weight``). r grows only where the maximum does, so that ``rescalings`` bounds the
+number of its changes too. A weight's exponent errs by roundings of S - r, and by those of what r grows by later: 2 U
+(|S - r| + r' - r) with the last reference r'. If S is at most r, that is at most 2 U |S - shift|; if S is larger, by up
+to t, at most 2 U |S - shift| + 4 U t. l is larger by a factor of up to e^t, which adds up to t to the logarithm that
+lse is made of, and acc is as much larger, so that it overflows earlier. A cast of P that underflows loses no more
+than one relative to the maximum does, as r is no larger than that.
+
 Under dropout out is the sum of P_j z_j v_j, with z_j of 0 or 1 / (1 - p) known exactly: the mask is the
 reference's, bit for bit. All of the above holds with z_j v_j for v_j, which then differs by row: P z stands wherever
 P meets v, the hull is that of the z_j v_j, within 0 and v / (1 - p), and t_j gains 2 U, for the rounding of
@@ -72,6 +80,7 @@ def forward_bounds(
     if e.k.shape[-2] == 0:
         return ForwardBounds(torch.zeros_like(e.out), torch.zeros_like(e.lse))
     extra = rescalings(e, arithmetic) * (arithmetic.exp_error + 2 * FP32_ROUNDOFF)
+    extra = extra + 4 * FP32_ROUNDOFF * arithmetic.lag
     if arithmetic.merged > 1:
         extra = extra + part_error(arithmetic, largest(e.score_size, -1)[..., 0], e.k.shape[-2])
     if arithmetic.normalised_first:  # Each weight is divided, rather than the sum once.
@@ -122,7 +131,7 @@ def part_error(a: Arithmetic, top: Tensor | float, terms: int) -> Tensor | float
     product and a sum.
     """
     log_terms = math.log(max(terms, 1))
-    of_lse = a.log_error * max(1.0, log_terms) + FP32_ROUNDOFF * (7 * top + 3 * log_terms)
+    of_lse = a.log_error * max(1.0, log_terms + a.lag) + FP32_ROUNDOFF * (7 * top + 3 * log_terms)
     of_merges = a.merged * (a.exp_error + 4 * FP32_ROUNDOFF)
     return of_lse + a.div_error + of_merges
 
@@ -143,7 +152,7 @@ def merge_error(arithmetic: Arithmetic, terms: int) -> float:
 def _lse_bound(e: Exact, a: Arithmetic, err: WeightError, s: _Sums) -> Tensor:
     """Absolute error of lse (B, H, R): from the error of l (at most that of any weight), and from its logarithm."""
     of_weights = torch.minimum(s.drift / (1 - s.drift.clamp_max(0.5)), err.log)
-    size = a.log_error * (e.lse - e.row_max).abs().clamp_min(1.0)
+    size = a.log_error * ((e.lse - e.row_max).abs() + a.lag).clamp_min(1.0)
     if a.rounded_scores:  # Such a kernel may round the logarithm as well.
         size = size + a.weights.roundoff * (e.row_max.abs() + e.lse.abs()) + a.weights.underflow
     return (of_weights + s.of_sum)[..., 0] + size + FP32_ROUNDOFF * (3 * e.row_max.abs() + 2 * e.lse.abs())
@@ -197,8 +206,8 @@ def _out_bound(
     floor = a.output.underflow + terms * (3 if a.partial_results else 1) * SUBNORMAL_FLUSH
     floor = floor + PARTIAL_STORES * a.rounded_partials * a.output.underflow
     bound = torch.minimum(error, anywhere) * (1 + last) + last * size_out + FLOAT64_SLACK * size_hull + floor
-    # The unnormalised accumulator holds up to seqlen_k times the largest v.
-    return bound.masked_fill(size_hull * terms >= FLOAT32_SAFE, math.inf)
+    # The unnormalised accumulator holds up to seqlen_k times the largest v, each times the largest P.
+    return bound.masked_fill(size_hull * terms * a.largest_weight >= FLOAT32_SAFE, math.inf)
 
 
 def hull(e: Exact) -> tuple[Tensor, Tensor]:

@@ -83,15 +83,16 @@ def sizes(
     score = abs(sm_scale) * product
     length = math.log(max(terms, 1))
     rescalings = math.ceil(terms / a.tile_min) + 1
-    # A weight errs by its score, by 4|S| + 4|S - lse| + 5|lse| where |lse| <= score + log n, by rescalings, and by the
-    # sum and the logarithm of l.
+    # A weight errs by its score, by 4|S| + 4|S - lse| + 5|lse| where |lse| <= score + log n, by rescalings, by the sum
+    # and the logarithm of l, and by what lazy rescaling adds.
     weight = (
         a.score_accumulation(head_dim) * score
         + 2 * a.operand_rounding * score
         + FP32_ROUNDOFF * (17 * score + 9 * length)
         + (rescalings + 2) * (a.exp_error + 2 * FP32_ROUNDOFF)
         + (terms + 2) * FP32_ROUNDOFF
-        + a.log_error * max(1.0, length)
+        + a.log_error * max(1.0, length + a.lag)
+        + 4 * FP32_ROUNDOFF * a.lag
         + a.div_error
     )
     if a.merged_by_lse:
@@ -124,7 +125,8 @@ def sizes(
     )
     out_floor = a.output.underflow * dout.abs().sum(-1)
     # q.k may overflow before it is scaled, even where the scale is 0.
-    largest = score, product, grad_p * product, largest_v * max(terms, 1), dout.abs().sum()
+    summed = largest_v * max(terms, 1) * a.largest_weight
+    largest = score, product, grad_p * product, summed, dout.abs().sum()
     peak = max(float(x.amax()) for x in largest)
     # dS and gradients may overflow their formats. A forward alone has none of them.
     half = 0.25 * min(a.weights.maximum, a.output.maximum) if gradients else math.inf

@@ -151,6 +151,8 @@ class Emulator:
             products = self._products(q, k_j)
             scores = torch.where(seen_j, products * self._unit, -math.inf)
             m_new = torch.maximum(m, scores.amax(-1, keepdim=True))
+            if a.largest_weight > 1:
+                m_new = torch.where(m_new - m <= (a.lag / math.log(2) if self.base_2 else a.lag), m, m_new)
             shift = m_new.clamp_min(torch.finfo(torch.float32).min)
             p = self._exp2(torch.where(seen_j, self._exponent(products, shift), -math.inf))
             change = m - shift

@@ -61,6 +61,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "l_from_rounded_p": {"l_from_rounded_p": True},
     "k_prescaled": {"k_prescaled": True},
     "normalised_first": {"normalised_first": True},
+    "lazy rescaling": {"largest_weight": 256},
     "partial_results": {"partial_results": True},
     "ds_from_rounded_p": {"ds_from_rounded_p": True},
     "ds_scaled": {"ds_scaled": True},
@@ -506,6 +507,20 @@ def test_bounds_are_infinite_where_float32_may_overflow(rule: dict[str, Any]) ->
     assert gradients["dk"][:6].isinf().all()
     assert gradients["dv"][:6, 0].isinf().all()
     assert gradients["out"].isfinite().all()
+
+
+def test_lazy_rescaling_overflows_earlier() -> None:
+    """Scores of the second tile lie 5 above the first, less than log 256, so that each P of 148 meets v as it is."""
+    keys = torch.cat([torch.zeros(16, 1), torch.full((16, 1), 5.0)])[None, None]
+    v = torch.full((1, 1, 32, 1), 2.0**119.5)
+    x = Inputs(torch.ones(1, 1, 1, 1), keys, v, torch.zeros(1, 1, 1, 1))
+    found = {}
+    for largest in (1, 256):
+        a = replace(ARITHMETIC["float32"], largest_weight=largest)
+        r = run(Emulator(arithmetic=a, sm_scale=1.0, tile_k=16), x)
+        (_, bound) = expected(r, RULE_1, teacher_forced=True)["out"]
+        found[largest] = bool(r.found["out"].isfinite()), bool(bound.isfinite())
+    assert found == {1: (True, True), 256: (False, False)}
 
 
 @pytest.mark.parametrize("rule", [RULE_1, RULE_2])
