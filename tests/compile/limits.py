@@ -8,6 +8,8 @@ of whose words say something of a compilation holds for it (``declared``).
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
+from kernels import flash_v2, registry
+
 T = TypeVar("T")
 
 _SPILLS_OF_FLASH_V2 = {
@@ -52,12 +54,23 @@ _OF_E5M2 = "refused: no products of 8-bit operands there"
 _OF_FP8 = "refused: no products of the OCP's 8-bit formats there"
 
 UNCLAIMED: Mapping[str, Mapping[str, str]] = {
-    **dict.fromkeys(("flash_v2", "flash_v2_atomic", "flash_v2_staged", "varlen", "ring"), _OF_FLASH_V2),
+    **dict.fromkeys(("flash_v2", "ring"), _OF_FLASH_V2),
     "flash_v2_persistent": {"sm_80 v_dtype=float8_e5m2": _OF_E5M2, "gfx942 v_dtype=float8_e5m2": _OF_E5M2},
     "flash_v3_gluon": {"gfx942": "refused: expected a Hopper GPU"},
     "fp8": {"sm_80": _OF_FP8, "gfx942": _OF_FP8},
 }
 """The compilations for which launch settings are not claimed to fit, each with the reason."""
+
+
+def limits(table: Mapping[str, Mapping[str, T]], kernel: str) -> Mapping[str, T]:
+    """What a table says of a kernel. If it says nothing, a kernel with flash_v2's launch settings has its limits.
+
+    Such a kernel is made of flash_v2: its tiles are cut by the same ``Settings``, and most take its backward as it is.
+    """
+    if kernel in table:
+        return table[kernel]
+    launch = registry.load(kernel).capabilities.launch
+    return table[flash_v2.KERNEL.name] if launch is flash_v2.LAUNCH else {}
 
 
 def declared(table: Mapping[str, T], words: Sequence[str]) -> T | None:

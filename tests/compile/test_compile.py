@@ -5,7 +5,7 @@ from dataclasses import asdict
 import pytest
 
 from tests.compile.items import Item
-from tests.compile.limits import SPILLS, UNCLAIMED
+from tests.compile.limits import SPILLS, UNCLAIMED, limits
 from tests.compile.resources import Record
 from tests.harness.child import Child
 
@@ -14,8 +14,8 @@ SECONDS = 240.0
 
 
 def test_compiles(item: Item, compiler: Child, request: pytest.FixtureRequest) -> None:
-    limits = {"spills": SPILLS.get(item.kernel, {}), "unclaimed": UNCLAIMED.get(item.kernel, {})}
-    answer = compiler.ask({"do": "compile", "item": asdict(item), **limits}, SECONDS)
+    tables = {"spills": limits(SPILLS, item.kernel), "unclaimed": limits(UNCLAIMED, item.kernel)}
+    answer = compiler.ask({"do": "compile", "item": asdict(item), **tables}, SECONDS)
     Record(asdict(item), answer["unclaimed"], answer["functions"]).attach(request.node)
     if answer["unclaimed"]:
         pytest.skip(f"{item.kernel} doesn't claim it: {answer['unclaimed']}")

@@ -1,6 +1,7 @@
 """The compile tests: which items they compile, and what they report."""
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 
 from kernels import registry
 from tests.compile.items import Item, items, launches_triton, pairs
-from tests.compile.limits import SPILLS, UNCLAIMED, declared
+from tests.compile.limits import SPILLS, UNCLAIMED, declared, limits
 from tests.compile.targets import TARGETS
 from tests.harness.child import Child
 
@@ -62,6 +63,21 @@ def test_what_a_table_declares() -> None:
 
 def test_limits_are_those_of_kernels_that_there_are() -> None:
     assert {*SPILLS, *UNCLAIMED} <= registry.REGISTERED.keys()
+
+
+@pytest.mark.parametrize(
+    ("table", "kernel", "listed_as"),
+    [
+        (UNCLAIMED, "varlen", "flash_v2"),
+        (SPILLS, "varlen", "varlen"),
+        (UNCLAIMED, "flash_v2_persistent", "flash_v2_persistent"),
+        (SPILLS, "fp8", None),
+    ],
+)
+def test_what_is_made_of_flash_v2_has_its_limits(
+    table: Mapping[str, Mapping[str, object]], kernel: str, listed_as: str | None
+) -> None:
+    assert limits(table, kernel) == (table[listed_as] if listed_as else {})
 
 
 KERNEL = """
