@@ -26,6 +26,7 @@ REGISTERED: Mapping[str, str] = {
     "flash_v2_atomic": "kernels.flash_v2_atomic:KERNEL",
     "flash_v2_staged": "kernels.flash_v2_staged:KERNEL",
     "flash_v2_persistent": "kernels.flash_v2_persistent:KERNEL",
+    "flash_v2_lazy": "kernels.flash_v2_lazy:KERNEL",
     "decode": "kernels.decode:KERNEL",
     "flash_v3": "kernels.flash_v3:KERNEL",
     "flash_v3_gluon": "kernels.flash_v3_gluon:KERNEL",
