@@ -16,6 +16,7 @@ from kernels.mutants.flash_v3_gluon import FLASH_V3_GLUON
 from kernels.mutants.forward import FORWARD
 from kernels.mutants.fp8 import FP8
 from kernels.mutants.launcher import LAUNCHER
+from kernels.mutants.lazy import LAZY
 from kernels.mutants.lse import LSE
 from kernels.mutants.padding import PADDING
 from kernels.mutants.persistent import PERSISTENT
@@ -36,6 +37,7 @@ MUTANTS = (
     *FLASH_V3,
     *FLASH_V3_GLUON,
     *FP8,
+    *LAZY,
     *PADDING,
     *PERSISTENT,
     *RING,
