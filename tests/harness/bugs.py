@@ -8,6 +8,7 @@ from typing import Any
 from strategies.case import SIZES, Case, from_json, to_json
 from tests.harness.explain import Explanation
 from tests.harness.report import Failure, headline
+from tests.harness.run import run_of
 from tests.harness.vary import LENGTHS, PAIR, SCORES, VALUES_OF, text, value_of
 from tests.harness.verdict import NUMBERS, Finding
 
@@ -183,12 +184,11 @@ class Bug:
         """Return a record for JSON, without what only the report needs; of the explanation it has the causes."""
         f = self.failure
         return {
-            **{
-                name: getattr(f, name)
-                for name in ("spec", "kernel", "claims", "law", "environment", "number")
-            },
-            "case": to_json(f.case),
+            "kernel": f.kernel,
+            "run": f.to_dict(),
             "finding": asdict(f.finding),
+            "environment": f.environment,
+            "number": f.number,
             "tensors": self.tensors,
             "needs": [asdict(need) for need in self.needs],
             "severity": asdict(self.severity),
@@ -200,11 +200,8 @@ class Bug:
     def from_dict(cls, fields: Mapping[str, Any]) -> "Bug":
         """Make a bug from what ``to_dict`` returned, also after JSON, which turns tuples into lists."""
         failure = Failure(
-            spec=fields["spec"],
+            **vars(run_of(fields["run"])),
             kernel=fields["kernel"],
-            claims=tuple(fields["claims"]),
-            law=fields["law"],
-            case=from_json(fields["case"]),
             finding=Finding(**fields["finding"]),
             environment=fields["environment"],
             number=fields["number"],

@@ -3,7 +3,7 @@
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -69,7 +69,6 @@ class Investigation:
 
     runs: Runs
     failure: Failure
-    ignored: frozenset[str]
     known: Sequence[Bug]
     shrinking: ShrinkBudget
     write: Callable[[Failure, str | None], None]
@@ -124,7 +123,7 @@ class Investigation:
     def found(self, case: Case) -> Finding | None:
         """Return what is found in a case, whatever bug causes it, and remember the answer."""
         law = self.failure.law
-        finding = self.runs.hard(law, case, self.ignored, safety=SHRINKING_SAFETY, explained=True)
+        finding = self.runs.hard(law, case, self.failure.ignored, safety=SHRINKING_SAFETY, explained=True)
         self.answers[law, case] = finding = self.counted(finding)
         return finding
 
@@ -148,7 +147,7 @@ class Investigation:
         if finding is None or not suspects:
             return finding
         run = partial(self.runs.hard, safety=SHRINKING_SAFETY)
-        broken = Broken(self.failure.law, case, finding, self.ignored)
+        broken = Broken(self.failure.law, case, finding, self.failure.ignored)
         rest = attribute(broken, suspects, run, self.runs.info.capabilities).rest
         return finding if rest is not None and rest.finding == finding else None
 
@@ -223,7 +222,7 @@ class Investigation:
 
         def look(case: Case) -> Seen | None:
             spend()
-            return None if self.alike(case) is None else self.runs.look(failure.law, case, self.ignored)
+            return None if self.alike(case) is None else self.runs.look(replace(failure, case=case))
 
         # If no number is wrong there is nothing to look at.
         looks = None if failure.finding.actual is None else look
@@ -345,7 +344,7 @@ class Investigation:
             spend()
             # Errors that a less precise design would explain count as well.
             options: dict[str, Any] = {"safety": SHRINKING_SAFETY, "explained": True}
-            self.judged[law, case] = self.runs.hard(law, case, self.ignored, **options)
+            self.judged[law, case] = self.runs.hard(law, case, self.failure.ignored, **options)
         finding = self.judged[law, case]
         same = finding is not None and finding.signature == self.failure.finding.signature
         return wrong_tensors(finding) if finding and same else set()
@@ -384,9 +383,8 @@ class Investigation:
         """Return the stand-alone script of a failure, if its calls can be made a second time."""
         for kind in (failure.finding.kind, "died"):  # where a crash comes and goes, as if it had come
             with suppress(ChildDied, DeviceLost):
-                finding = asdict(replace(failure.finding, kind=kind))
-                title, seconds = headline(failure), self.script_seconds
-                return self.runs.script(failure.law, failure.case, finding, title, seconds)
+                finding = replace(failure.finding, kind=kind)
+                return self.runs.script(failure, finding, headline(failure), self.script_seconds)
         return None
 
     @property
@@ -442,7 +440,7 @@ class Investigation:
 
         def fails(case: Case) -> bool:
             spend()
-            finding = self.runs.hard(bug.failure.law, case, self.ignored, explained=True)
+            finding = self.runs.hard(bug.failure.law, case, self.failure.ignored, explained=True)
             return is_not_cured(bug.failure.finding, self.counted(finding))
 
         with suppress(BudgetSpent):
@@ -465,7 +463,7 @@ class Investigation:
         """Return what is found in an ordinary case, which is run only once for all bugs."""
         if (law, case) not in self.ordinary:
             spend()
-            self.ordinary[law, case] = self.runs.hard(law, case, self.ignored, explained=True)
+            self.ordinary[law, case] = self.runs.hard(law, case, self.failure.ignored, explained=True)
         return self.counted(self.ordinary[law, case])
 
 

@@ -2,16 +2,16 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import asdict, replace
 
 from reference.bounds.accumulation import SAFETY
 from strategies.case import Case
-from tests.harness import report
 from tests.harness.bugs import Bug
 from tests.harness.child import Child
 from tests.harness.explain import Seen
 from tests.harness.journal import Journal
 from tests.harness.kernel_info import KernelInfo
+from tests.harness.run import Run
 from tests.harness.tally import Tally
 from tests.harness.verdict import Finding, Verdict
 
@@ -49,11 +49,9 @@ class Runs:
 
         Raises OutOfTime if it takes longer than ``seconds``.
         """
-        record = self.record(law, case, claims)
-        self.journal.note(record)
-        return self.child.run(
-            {**record, "ignored": sorted(ignored), "safety": safety}, self.journal.sync, seconds
-        )
+        run = Run(self.info.spec, (*self.info.claims, *claims), law, case, ignored, safety)
+        self.journal.note(run.to_dict())
+        return self.child.run(run, self.journal.sync, seconds)
 
     def drawn(self, law: str, case: Case, ignored: frozenset[str], seconds: float) -> Verdict:
         """Run a case that the search has drawn, and count it. Raises OutOfTime if it takes longer than ``seconds``."""
@@ -86,22 +84,19 @@ class Runs:
         verdict = self.verdict(law, case)
         return verdict.status != "skipped" and self.info.finding(verdict) is None
 
-    def look(self, law: str, case: Case, ignored: frozenset[str]) -> Seen:
+    def look(self, run: Run) -> Seen:
         """Say what the wrong elements of a case look like. Raises ChildDied."""
-        request = {"do": "look", **self.record(law, case), "ignored": sorted(ignored), "safety": SAFETY}
-        answer = self.child.ask(request, self.child.run_seconds)
+        answer = self.child.ask(run.request("look"), self.child.run_seconds)
         return Seen(tuple(answer["sentences"]), tuple(answer["pictures"]))
 
-    def script(self, law: str, case: Case, finding: dict[str, Any], title: str, seconds: float) -> str | None:
-        """Return a stand-alone script, or None if the calls can't be made again. Raises ChildDied, DeviceLost."""
-        request = {
-            "do": "repro",
-            **self.record(law, case),
-            "safety": SAFETY,
-            "title": title,
-            "seconds": seconds,
-        }
-        text: str | None = self.child.ask({**request, "finding": finding}, seconds)["text"]
+    def script(self, run: Run, finding: Finding, title: str, seconds: float) -> str | None:
+        """Return a stand-alone script, or None if the calls can't be made again. Raises ChildDied, DeviceLost.
+
+        No tensor is ignored, since the reader of a script knows of no other bugs.
+        """
+        told = {"finding": asdict(finding), "title": title, "seconds": seconds}
+        request = replace(run, ignored=frozenset()).request("repro", **told)
+        text: str | None = self.child.ask(request, seconds)["text"]
         return text
 
     @property
@@ -113,7 +108,3 @@ class Runs:
     def device_type(self) -> str:
         """``cpu`` or ``cuda``."""
         return self.child.device.partition(":")[0]
-
-    def record(self, law: str, case: Case, claims: tuple[str, ...] = ()) -> dict[str, Any]:
-        """Return the record that identifies a run."""
-        return report.record(self.info.spec, (*self.info.claims, *claims), law, case)

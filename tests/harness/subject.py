@@ -29,7 +29,8 @@ from tests.harness.ledger import LEDGER, Ledger
 from tests.harness.plainly import is_plain, plainly
 from tests.harness.plan import JOURNALS
 from tests.harness.refusals import is_mostly_refused, was_not_run
-from tests.harness.report import Failure, Replay
+from tests.harness.report import Failure
+from tests.harness.run import Run
 from tests.harness.runs import Runs
 from tests.harness.tally import Tally
 from tests.harness.verdict import NUMBERS, Finding
@@ -79,7 +80,7 @@ class Subject:
         journal: Journal,
         max_seqlen: int | None = None,
         replay: Case | None = None,
-        corpus: Sequence[Replay] = (),
+        corpus: Sequence[Run] = (),
         shrinking: ShrinkBudget | None = None,
         clock: Clock | None = None,
         verbose: bool = False,
@@ -359,11 +360,15 @@ class Subject:
     def _found(self, broken: Broken) -> None:
         """Investigate a failure that no known bug explains."""
         info, law, case = self.info, broken.law, broken.case
-        failure = Failure(info.spec, info.name, info.claims, law, case, broken.finding, self.environment)
+        failure = Failure(
+            *(info.spec, info.claims, law, case, broken.ignored),
+            kernel=info.name,
+            finding=broken.finding,
+            environment=self.environment,
+        )
         investigation = Investigation(
             self.runs,
             failure,
-            broken.ignored,
             tuple(self.bugs.values()),
             self.shrinking,
             self._write,

@@ -9,11 +9,11 @@ from pathlib import Path
 from kernels.registry import REGISTERED
 from strategies.case import TENSORS, Case
 from strategies.tensors import tensors
-from tests.harness import report
 from tests.harness.item import search
 from tests.harness.journal import Journal
 from tests.harness.kernel_info import KernelInfo
 from tests.harness.law import Law, law_named
+from tests.harness.run import read
 from tests.harness.standalone import SCRIPT, exit_status
 from tests.harness.subject import Subject, TimeUp
 from tests.mutation.campaign import Campaign
@@ -88,15 +88,15 @@ def entries(case: Case) -> int:
 
 def check_report(campaign: Campaign, folder: Path) -> None:
     """Check that the case fails again, and that the script exits 1 with the mutant and 0 with the sound kernel."""
-    known = report.read(folder / "case.json")
-    assert campaign.run(known.kernel, known.law, known.case).finding, f"{known.case} does not fail again"
+    known = read(folder / "case.json")
+    assert campaign.run(known.spec, known.law, known.case).finding, f"{known.case} does not fail again"
     mutant, sound = (
         "importlib.import_module({!r}).{}".format(*spec.split(":"))
-        for spec in (known.kernel, REGISTERED[campaign.info.spec])
+        for spec in (known.spec, REGISTERED[campaign.info.spec])
     )
     text = (folder / SCRIPT).read_text()
     assert mutant in text
     status = exit_status(text, SCRIPT_SECONDS)
-    assert status == 1, f"repro.py ends with {status} on {known.kernel}: {known.case}"
+    assert status == 1, f"repro.py ends with {status} on {known.spec}: {known.case}"
     status = exit_status(text.replace(mutant, sound), SCRIPT_SECONDS)
     assert status == 0, f"repro.py ends with {status} on {campaign.info.spec}: {known.case}"

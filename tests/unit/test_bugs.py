@@ -60,7 +60,8 @@ def runner(wrong: Wrong) -> Callable[[str, Case, frozenset[str]], Finding | None
 
 def bug(case: Case, tensors: tuple[str, ...], *needs: Need, law: str = "forward", **fields: Any) -> Bug:
     known = finding(set(tensors), **fields) or Finding(claim="it runs", kind="died", **fields)
-    failure = Failure("k.py:f", "k", (), law, case, known, {"device": "cpu", "device_name": "abacus"})
+    environment = {"device": "cpu", "device_name": "abacus"}
+    failure = Failure("k.py:f", (), law, case, kernel="k", finding=known, environment=environment)
     return Bug(failure, tensors, needs)
 
 

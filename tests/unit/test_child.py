@@ -1,6 +1,5 @@
 """Children that crash, hang, print or lose their device: the verdict on the case, and the case after it."""
 
-import json
 import subprocess
 import sys
 import time
@@ -13,14 +12,14 @@ import torch
 
 from kernels.registry import load
 from reference.bounds.accumulation import SAFETY
-from strategies.case import to_json
-from tests.harness import report, trial
+from tests.harness import trial
 from tests.harness.budget import GRACE_SECONDS, Clock, ShrinkBudget
 from tests.harness.child import Child, HarnessError
 from tests.harness.device import OVERRAN
 from tests.harness.home import ROOT
 from tests.harness.kernel_info import KernelInfo
 from tests.harness.law import law_named
+from tests.harness.run import Run, read
 from tests.harness.subject import TimeUp
 from tests.harness.trial import LawBroken, Trial
 from tests.harness.verdict import Finding
@@ -91,15 +90,13 @@ class TestChild:
     @pytest.mark.parametrize("kind", ["fault", "died"])
     def test_a_script_is_written_without_a_call_that_ends_the_process(self, child: Child, kind: str) -> None:
         finding = asdict(Finding(claim="it runs", kind=kind))
-        request = report.record(f"{TOYS}:crashing", (), "forward", CASE)
-        request |= {"do": "repro", "safety": SAFETY, "finding": finding, "title": "", "seconds": 9.0}
+        run = Run(f"{TOYS}:crashing", (), "forward", CASE)
+        request = run.request("repro", finding=finding, title="", seconds=9.0)
         assert "--inside" in child.ask(request)["text"]
 
     def test_an_error_of_ours_in_an_old_process_is_tried_in_a_new_one(
         self, child: Child, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        request = {"kernel": f"{TOYS}:sound", "claims": [], "law": "forward", "safety": SAFETY}
-        request |= {"case": json.loads(to_json(CASE))}
         child.ask({"do": "environment"})
         before, receive = child.process, child._receive
         spoiled = iter([HarnessError("TypeError: unsupported operand type(s) for &: 'Tensor' and 'Tensor'")])
@@ -111,7 +108,8 @@ class TestChild:
             return answer
 
         monkeypatch.setattr(child, "_receive", spoiled_once)
-        assert child.run(request, lambda: None).status == "held"
+        run = Run(f"{TOYS}:sound", (), "forward", CASE)
+        assert child.run(run, lambda: None).status == "held"
         assert child.process is not before
 
     def test_what_is_found_is_kept_where_we_fail_ourselves(
@@ -149,7 +147,7 @@ class TestChild:
         (failure,) = subject.failures.values()
         assert failure.finding.kind == "error"
         assert (failure.case.batch, failure.case.seqlen_q, failure.case.seqlen_k) == (1, ROWS, 2)
-        assert report.read(tmp_path / "reports" / failure.folder / "case.json").case == failure.case
+        assert read(tmp_path / "reports" / failure.folder / "case.json").case == failure.case
 
     @pytest.mark.usefixtures("unscripted")
     def test_what_a_crash_needs_is_found_in_few_runs_and_the_rest_is_run_without(
@@ -192,11 +190,11 @@ class TestChild:
         assert slow.process is None
 
     def test_a_child_that_hangs_ends_with_its_parent(self) -> None:
-        request = report.record(f"{TOYS}:hanging", (), "forward", CASE)
         program = (
+            "from strategies.case import Case\nfrom tests.harness.run import Run\n"
             "from tests.harness.child import Child; child = Child('cpu')\n"
             "def meanwhile(): print(child.process.pid, flush=True)\n"
-            f"child.run({request | {'safety': 4.0}}, meanwhile)"
+            f"child.run({Run(f'{TOYS}:hanging', (), 'forward', CASE)!r}, meanwhile)"
         )
         with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE) as parent:
             assert parent.stdout is not None
@@ -228,9 +226,8 @@ class TestChild:
         subject_of("talking").uphold(law_named("forward"), CASE)
 
     def test_an_error_of_the_harness_is_not_blamed_on_the_kernel(self, child: Child) -> None:
-        request = report.record(f"{TOYS}:sound", (), "nonsense", CASE)
-        with pytest.raises(HarnessError, match=r"No module named 'tests.properties.test_nonsense'"):
-            child.run({**request, "safety": 4.0}, lambda: None)
+        with pytest.raises(HarnessError, match=r"law: got 'nonsense', expected one of backward, "):
+            child.run(Run(f"{TOYS}:sound", (), "nonsense", CASE), lambda: None)
 
     def test_a_kernel_that_ends_its_process_on_import_is_a_one_line_error(
         self, child: Child, tmp_path: Path

@@ -68,7 +68,9 @@ def test_numbers_that_are_only_wrong_say_nothing_of_nan() -> None:
 
 
 def bug(function: str) -> Bug:
-    failure = Failure("k.py:f", "k", (), "special", CASE, finding_in(function, CASE), {})
+    failure = Failure(
+        "k.py:f", (), "special", CASE, kernel="k", finding=finding_in(function, CASE), environment={}
+    )
     return Bug(failure, ("out",), (Need("qk_values", ("set",), ("normal",)),))
 
 

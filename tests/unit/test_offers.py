@@ -50,7 +50,7 @@ def test_a_list_that_leaves_nearly_nothing_is_not_offered() -> None:
 
 def offers(drawn: Iterable[Case], shrunk: Iterable[Case]) -> tuple[str, ...]:
     found = Finding(claim="so", kind="error", tensor="out", tensors=("out",))
-    failure = Failure("k.py:f", "k", (), "forward", CASE, found, {})
+    failure = Failure("k.py:f", (), "forward", CASE, kernel="k", finding=found, environment={})
     one = Bug(failure, ("out",), (GROUP,), offers=("grouped_heads=false",))
     seen = Sightings()
     for case in drawn:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness import report
+from tests.harness.run import Run, read
 from tests.harness.verdict import Finding
 from tests.unit.running import CASE, ENVIRONMENT, SMALL
 
@@ -30,9 +31,8 @@ class TestReport:
 
     @pytest.fixture
     def failure(self) -> report.Failure:
-        return report.Failure(
-            "toys.py:f", "toys.f", ("lse=false",), "forward", CASE, self.FINDING, ENVIRONMENT
-        )
+        run = ("toys.py:f", ("lse=false",), "forward", CASE)
+        return report.Failure(*run, kernel="toys.f", finding=self.FINDING, environment=ENVIRONMENT)
 
     def test_the_message_has_everything_a_maintainer_asks_for(self, failure: report.Failure) -> None:
         path = f"reports/toys.f/forward-{failure.digest}"
@@ -60,8 +60,8 @@ class TestReport:
 
     def test_what_is_written_is_read(self, failure: report.Failure, tmp_path: Path) -> None:
         report.write(failure, tmp_path)
-        replay = report.read(tmp_path / failure.folder / "case.json")
-        assert replay == report.Replay("toys.py:f", ("lse=false",), "forward", CASE)
+        replay = read(tmp_path / failure.folder / "case.json")
+        assert replay == Run("toys.py:f", ("lse=false",), "forward", CASE)
 
     def test_a_smaller_case_of_the_same_bug_takes_the_place_of_a_larger(
         self, failure: report.Failure, tmp_path: Path
@@ -69,7 +69,7 @@ class TestReport:
         report.write(failure, tmp_path, "script of the larger case")
         report.write(replace(failure, case=SMALL), tmp_path)
         (folder,) = (tmp_path / "toys.f").iterdir()
-        assert report.read(folder / "case.json").case == SMALL
+        assert read(folder / "case.json").case == SMALL
         assert not (folder / "repro.py").exists()
 
     def test_the_folder_stays_inside(self, failure: report.Failure) -> None:
@@ -96,11 +96,20 @@ class TestReport:
             ),
             (
                 lambda text: text.replace('"kernel": "toys.py:f"', '"kernel": 3'),
-                "kernel: got 3, expected a str",
+                "kernel: got 3, expected a string",
             ),
             (
                 lambda text: text.replace('"lse=false"', "7"),
-                r"claims: got \(7,\), expected key=value strings",
+                r"claims: got \[7\], expected a list of key=value strings",
+            ),
+            (lambda text: text.replace('"case": {', '"other": {'), "case: got None, expected an object"),
+            (
+                lambda text: text.replace('"law": ', '"ignored": 7, "law": '),
+                "ignored: got 7, expected a list of tensors",
+            ),
+            (
+                lambda text: text.replace('"law": ', '"safety": "wide", "law": '),
+                "safety: got 'wide', expected a number above 0",
             ),
             (lambda text: text.replace('"seed": 0', '"seed": -1'), "case.seed: got -1, expected an integer"),
             (
@@ -124,11 +133,11 @@ class TestReport:
         path = tmp_path / failure.folder / "case.json"
         path.write_text(change(path.read_text()))
         with pytest.raises(ValueError, match=complaint) as refused:
-            report.read(path)
+            read(path)
         assert str(path) in str(refused.value)
         assert "\n" not in str(refused.value)
 
     @pytest.mark.parametrize("path", ["missing.json", "."])
     def test_what_cannot_be_read_is_refused(self, tmp_path: Path, path: str) -> None:
         with pytest.raises(ValueError, match="can't be read"):
-            report.read(tmp_path / path)
+            read(tmp_path / path)

@@ -1,7 +1,6 @@
 """Stand-alone scripts: they fail while the bug is there, and compare what the law compared."""
 
 import itertools
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +12,12 @@ import torch
 from kernels.contract import AttentionKernel
 from kernels.registry import load
 from reference.bounds.accumulation import SAFETY
-from strategies.case import Case, to_json
+from strategies.case import Case
 from tests.harness.budget import ShrinkBudget
 from tests.harness.child import Child
 from tests.harness.explain import HOLDS_ALONE
 from tests.harness.law import law_named
+from tests.harness.run import Run
 from tests.harness.trial import Check, Outputs, Problem, Trial
 from tests.harness.worker import Worker
 from tests.unit.running import CASE, TOYS, SubjectOf, exit_status, finding_of
@@ -133,9 +133,9 @@ def test_a_script_compares_what_the_law_compared() -> None:
 def test_a_script_brings_its_memory_where_the_failure_depends_on_it(name: str, depends: bool) -> None:
     """A row that is never written is right if fresh memory happens to hold the expected zeros."""
     case = replace(CASE, v_values="zeros" if depends else "normal")
-    request = {"law": "forward", "case": json.loads(to_json(case)), "safety": SAFETY}
-    kernel = load(f"{TOYS}:{name}", ())
-    assert Worker("cpu").depends_on_memory(request, kernel, "out") == depends
+    run = Run(f"{TOYS}:{name}", (), "forward", case)
+    kernel = load(run.spec, ())
+    assert Worker("cpu").depends_on_memory(run, kernel, "out") == depends
 
 
 @pytest.mark.usefixtures("unscripted")

@@ -42,7 +42,8 @@ SEEN = Sightings({("forward", "float16", "out"): 9, ("backward", "float32", "dq"
 def concluded(finding: Finding = NUMBERS, case: Case = CASE, **fields: Any) -> Concluded:
     """Return a bug of which everything is known that can be."""
     explanation = Explanation(causes=("q_layout",))
-    failure = Failure("k.py:f", "k.f", (), "forward", case, finding, {"device": "cpu"}, explanation)
+    told: dict[str, Any] = {"finding": finding, "environment": {"device": "cpu"}, "explanation": explanation}
+    failure = Failure("k.py:f", (), "forward", case, kernel="k.f", **told)
     needs = (Need("seqlen_q", (3,), (2,)), Need("causal", (True,), (False,)))
     bug = Bug(failure, tensors=("out",), needs=needs, severity=Severity(17, 20))
     return Concluded(bug, SEEN, **fields)

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from strategies.case import Case, to_json
-from tests.harness import report
 from tests.harness.bugs import Bug, Severity
 from tests.harness.child import ChildDied, DeviceLost
 from tests.harness.imprecise import Imprecise, ImpreciseCall
 from tests.harness.law import law_named
+from tests.harness.report import Failure
+from tests.harness.run import Run
 from tests.harness.screen import repeats
 from tests.harness.subject import Subject
 from tests.harness.verdict import Finding, Verdict
@@ -38,10 +39,10 @@ class Recorded:
         self.journal = journal
         self.answers = list(answers)
         self.journaled: list[dict[str, Any]] = []
-        self.requests: list[dict[str, Any]] = []
+        self.runs: list[Run] = []
 
-    def run(self, request: dict[str, Any], meanwhile: Callable[[], None]) -> Verdict:
-        self.requests.append(request)
+    def run(self, run: Run, meanwhile: Callable[[], None], seconds: float) -> Verdict:
+        self.runs.append(run)
         self.journaled.append(json.loads(self.journal.read_text()))
         meanwhile()
         return self.answers.pop(0) if self.answers else HELD
@@ -59,6 +60,12 @@ def imprecise(*explained_by: str) -> Verdict:
     """Return the verdict that a call is wrong, with claims each of which would explain it."""
     fields: dict[str, Any] = {"ulps": 12.0, "ratio": 1.5, "explained_by": explained_by}
     return Verdict(status="broken", finding=Finding(claim="so", kind="error", tensor="dq", **fields))
+
+
+def failure(law: str, finding: Finding) -> Failure:
+    """What another process has found."""
+    run = ("toys.py:sound", (), law, SMALL)
+    return Failure(*run, kernel="toys.sound", finding=finding, environment=ENVIRONMENT)
 
 
 class TestSubject:
@@ -83,13 +90,13 @@ class TestSubject:
     def test_rule_2_is_wider_in_the_investigation_of_a_failure(self, recorded: Any) -> None:
         subject, child = recorded(BROKEN)
         finding_of(subject, "forward", CASE)
-        assert child.requests[0]["safety"] < child.requests[1]["safety"]
+        assert child.runs[0].safety < child.runs[1].safety
 
     def test_a_call_that_a_claim_explains_is_remembered_and_not_investigated(self, recorded: Any) -> None:
         subject, child = recorded(imprecise("k_prescaled=true", "tf32=true"), imprecise("k_prescaled=true"))
         for case in (CASE, SMALL):
             subject.uphold(law_named("forward"), case)
-        assert len(child.requests) == 2
+        assert len(child.runs) == 2
         assert subject.failures == {}
         (line,) = subject.messages()
         assert (
@@ -120,23 +127,22 @@ class TestSubject:
         subject.ledger.append(other)
         subject.uphold(law_named("forward"), CASE)
         assert (subject.failures, len(subject.waiting)) == ({}, 1)
-        found = report.Failure("toys.py:sound", "toys.sound", (), "backward", SMALL, WRONG, ENVIRONMENT)
+        found = failure("backward", WRONG)
         subject.ledger.append(Bug(found, tensors=("out",)).to_dict())
         subject.ledger.append({"process": -1, "ends": "toys.sound"})
         subject.finish()
-        assert (subject.failures, subject.waiting, len(child.requests)) == ({}, [], 1)
+        assert (subject.failures, subject.waiting, len(child.runs)) == ({}, [], 1)
         (message,) = subject.messages()
         assert "by a bug that is reported already" in message
         assert subject.seen[str(found.folder)].total == 1
 
     def test_tensors_that_are_always_wrong_are_not_judged_and_counted(self, recorded: Any) -> None:
         subject, child = recorded(Verdict(status="held", beside=("lse",)))
-        wrong_lse = replace(WRONG, tensor="lse")
-        found = report.Failure("toys.py:sound", "toys.sound", (), "forward", SMALL, wrong_lse, ENVIRONMENT)
+        found = failure("forward", replace(WRONG, tensor="lse"))
         everywhere = Bug(found, tensors=("lse",), severity=Severity(20, 20))
         subject.ledger.append(everywhere.to_dict())
         subject.uphold(law_named("forward"), CASE)
-        assert child.requests[0]["ignored"] == ["lse"]
+        assert child.runs[0].ignored == {"lse"}
         assert subject.seen[str(found.folder)].total == 1
 
     def test_a_report_stands_without_a_script(self, recorded: Any, tmp_path: Path) -> None:
