@@ -5,7 +5,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -21,7 +20,6 @@ from tests.harness.verdict import Finding
 
 DETAIL_LINES = 12
 """Lines shown of a traceback or a dead process's stderr; case.json has all that was kept."""
-
 
 PICTURE = "error.png"
 NO_PICTURE = f"{PICTURE}: not drawn, matplotlib is not installed"
@@ -154,12 +152,8 @@ def write(failure: Failure, report_dir: Path, script: str | None = None) -> None
     """
     folder = report_dir / failure.folder
     folder.mkdir(parents=True, exist_ok=True)
-    content = {
-        **failure.to_dict(),
-        "finding": asdict(failure.finding),
-        "environment": failure.environment,
-    }
-    write_whole(folder / "case.json", json.dumps(content, indent=1) + "\n")
+    found = {"finding": asdict(failure.finding), "environment": failure.environment}
+    write_whole(folder / "case.json", json.dumps({**failure.to_dict(), **found}, indent=1) + "\n")
     write_whole(folder / "report.md", markdown(failure, report_dir, script is not None))
     if script is None:
         (folder / SCRIPT).unlink(missing_ok=True)  # of a larger case
@@ -169,11 +163,6 @@ def write(failure: Failure, report_dir: Path, script: str | None = None) -> None
     if failure.explanation.pictures and picture.can_draw():
         with whole(folder / PICTURE) as partial:
             picture.draw(partial, headline(failure), failure.explanation.pictures, failure.case.blocks)
-
-
-def remove(failure: Failure, report_dir: Path) -> None:
-    """Remove a report folder, because its bug is described in another one."""
-    shutil.rmtree(report_dir / failure.folder, ignore_errors=True)
 
 
 SEEN = "\n### How bad, and where else\n\n"

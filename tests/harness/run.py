@@ -17,15 +17,9 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Run:
-    """A law tried on one case of a kernel.
+    """A law tried on one case of the kernel of a SPEC, with ``claims`` stated beside it, each as ``key=value``.
 
-    Attributes:
-        spec: the SPEC of the kernel.
-        claims: the claims stated beside it, each as ``key=value``.
-        law: the name of the law.
-        case: the case.
-        ignored: the tensors that are not judged.
-        safety: by how much statistical bounds are widened; ``reference.bounds.accumulation.SAFETY`` says more.
+    Tensors in ``ignored`` are not judged. ``safety`` is how many standard deviations rule 2 of the bounds allows.
     """
 
     spec: str
@@ -37,13 +31,8 @@ class Run:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record that files hold. It does not tell how this run is judged, only what is run."""
-        return {
-            "flashproof": FORMAT,
-            "kernel": self.spec,
-            "claims": list(self.claims),
-            "law": self.law,
-            "case": json.loads(to_json(self.case)),
-        }
+        kept = {"kernel": self.spec, "claims": list(self.claims), "law": self.law}
+        return {"flashproof": FORMAT, **kept, "case": json.loads(to_json(self.case))}
 
     def request(self, do: str, **more: Any) -> dict[str, Any]:
         """Return the request by which the child process does something with this run."""

@@ -1,8 +1,9 @@
 """Runs of one kernel in one child: each case is journaled before it is launched, and counted."""
 
 import math
+from collections import deque
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from reference.bounds.accumulation import SAFETY
 from strategies.case import Case
@@ -15,25 +16,33 @@ from tests.harness.run import Run
 from tests.harness.tally import Tally
 from tests.harness.verdict import Finding, Verdict
 
+MOST_HELD = 200
+"""The most cases that held which are remembered: a claim that excludes all of them is not offered."""
 
+
+@dataclass
 class Runs:
-    """Everything that can be asked of a kernel. ``tally`` counts the cases; a new item gets a new one.
+    """Everything that can be asked of a kernel.
 
-    ``bugs`` are the known ones: a case known to end the process is not run just to find out about something else.
+    ``tally`` counts the cases of an item, and ``held`` are the last of them that held. ``ordinary`` remembers what was
+    found in ordinary cases, which every investigation asks for. ``bugs`` are the known ones: a case that would end the
+    process by one of them is not run just to find out about something else.
     """
 
-    def __init__(
-        self, info: KernelInfo, child: Child, journal: Journal, bugs: Mapping[str, Bug] | None = None
-    ) -> None:
-        self.info = info
-        self.child = child
-        self.journal = journal
-        self.bugs = {} if bugs is None else bugs
+    info: KernelInfo
+    child: Child
+    journal: Journal
+    bugs: Mapping[str, Bug] = field(default_factory=dict)
+    ordinary: dict[tuple[str, Case], Finding | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
         self.begin()
 
-    def begin(self) -> None:
-        """Start counting anew."""
+    def begin(self) -> Tally:
+        """Start counting anew, and return the counts."""
         self.tally = Tally()
+        self.held: deque[tuple[str, Case]] = deque(maxlen=MOST_HELD)
+        return self.tally
 
     def verdict(
         self,
@@ -58,6 +67,8 @@ class Runs:
         self.journal.examples += 1
         verdict = self.verdict(law, case, ignored=ignored, seconds=seconds)
         self.tally.add(verdict, case)
+        if verdict.status == "held":
+            self.held.append((law, case))
         return verdict
 
     def hard(
@@ -98,11 +109,6 @@ class Runs:
         request = replace(run, ignored=frozenset()).request("repro", **told)
         text: str | None = self.child.ask(request, seconds)["text"]
         return text
-
-    @property
-    def script_seconds(self) -> float:
-        """Seconds that a script may take, compilation included."""
-        return min(self.child.run_seconds, self.child.start_seconds)
 
     @property
     def device_type(self) -> str:

@@ -13,9 +13,9 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, replace
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -52,7 +52,7 @@ class Worker:
 
     def __init__(self, device: str) -> None:
         self.device = device
-        self.kernels: dict[tuple[str, ...], AttentionKernel] = {}
+        self.kernel = cache(registry.load)
         self.explained: dict[tuple[str, str], dict[str, int]] = {}
 
     def answer(self, line: str) -> str:
@@ -72,13 +72,6 @@ class Worker:
         """Whether the process can be trusted with another request."""
         return device_answers(self.device)
 
-    def kernel(self, spec: str, claims: Sequence[str]) -> AttentionKernel:
-        """Return the kernel of a SPEC with claims stated beside it, which is loaded at the first request."""
-        key = (spec, *claims)
-        if key not in self.kernels:
-            self.kernels[key] = registry.load(spec, claims)
-        return self.kernels[key]
-
     def do_environment(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return the device and the versions of the packages."""
         name = platform.machine() if self.device == "cpu" else torch.cuda.get_device_name()
@@ -92,7 +85,7 @@ class Worker:
         if reason is not None:
             return {"unavailable": reason}
         try:
-            kernel = self.kernel(request["kernel"], request["claims"])
+            kernel = self.kernel(request["kernel"], tuple(request["claims"]))
         except ValueError as e:
             return {"error": str(e)}
         c = kernel.capabilities
@@ -112,7 +105,7 @@ class Worker:
 
     def do_probe(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return why a plain function does not fit the contract, as far as one call shows; None if it seems to fit."""
-        return {"told": probe(self.kernel(request["kernel"], request["claims"]), self.device)}
+        return {"told": probe(self.kernel(request["kernel"], tuple(request["claims"])), self.device)}
 
     def do_run(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return the verdict on one case under one law."""
@@ -220,28 +213,22 @@ def _version(package: str) -> str:
 
 
 def _stand_in(kernel: AttentionKernel) -> AttentionKernel:
-    """Return the kernel with its functions replaced by the reference."""
-    backward = None if kernel.backward is None else partial(_reference_backward, kernel)
-    return replace(kernel, forward=partial(_reference_forward, kernel), backward=backward)
-
-
-def _reference_forward(kernel: AttentionKernel, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
-    """Return out and lse of the float64 reference, in the dtypes of the kernel's own."""
-    out, lse = safe_softmax.forward(q, k, v, **_masked(kernel, options))
-    return out.to(q.dtype), lse.float()
-
-
-def _reference_backward(
-    kernel: AttentionKernel, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *stored: Tensor, **options: Any
-) -> tuple[Tensor, ...]:
-    return tuple(x.to(q.dtype) for x in safe_softmax.backward(dout, q, k, v, **_masked(kernel, options)))
-
-
-def _masked(kernel: AttentionKernel, options: dict[str, Any]) -> dict[str, Any]:
-    """Return those options of a call that the reference takes, with the alignment of the kernel's causal mask."""
+    """Return the kernel with its functions replaced by the float64 reference, in the dtypes of the kernel's results."""
     taken = inspect.signature(safe_softmax.forward).parameters.keys() - kernel.capabilities.launch.keys()
-    known = {name: value for name, value in options.items() if name in taken}
-    return {**known, "alignment": kernel.capabilities.causal_alignment}
+    alignment = kernel.capabilities.causal_alignment
+
+    def answer(reference: Callable[..., Any], *tensors: Tensor, **options: Any) -> Any:
+        known = {name: value for name, value in options.items() if name in taken}
+        return reference(*tensors, **known, alignment=alignment)
+
+    def forward(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+        out, lse = answer(safe_softmax.forward, q, k, v, **options)
+        return out.to(q.dtype), lse.float()
+
+    def backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *stored: Tensor, **options: Any) -> Any:
+        return tuple(x.to(q.dtype) for x in answer(safe_softmax.backward, dout, q, k, v, **options))
+
+    return replace(kernel, forward=forward, backward=kernel.backward and backward)
 
 
 def serve(worker: Worker) -> None:

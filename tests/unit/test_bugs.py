@@ -12,19 +12,7 @@ from kernels.contract import Capabilities, KnownFailure
 from strategies.case import Case, Spike
 from strategies.cases import is_claimed
 from tests.harness.attribute import Broken, attribute, is_same, needs_of
-from tests.harness.bugs import (
-    Bug,
-    Need,
-    Severity,
-    Sightings,
-    annotation,
-    in_parts,
-    met_again,
-    needed,
-    rank,
-    severity,
-    told,
-)
+from tests.harness.bugs import Bug, Need, Severity, in_parts, met_again
 from tests.harness.conclude import merged, replaced
 from tests.harness.elsewhere import Closed, elsewhere
 from tests.harness.gentle import RUNS, gently_reduced
@@ -34,6 +22,8 @@ from tests.harness.ledger import Ledger
 from tests.harness.ordinary import ORDINARY, ordinary_cases
 from tests.harness.plainly import plainly
 from tests.harness.report import Failure
+from tests.harness.sightings import Sightings
+from tests.harness.telling import annotation, needed, rank, severity, told
 from tests.harness.vary import SCORES, with_value
 from tests.harness.verdict import Finding
 

@@ -52,7 +52,7 @@ class TestChild:
     )
     def test_each_kind_of_finding(self, subject_of: SubjectOf, name: str, law_name: str, kind: str) -> None:
         subject = subject_of(name)
-        subject.shrinking = ShrinkBudget(seconds=0.0)
+        subject.triage.shrinking = ShrinkBudget(seconds=0.0)
         assert finding_of(subject, law_name, CASE).kind == kind
 
     def test_a_child_whose_device_no_longer_answers_is_replaced(
@@ -84,7 +84,7 @@ class TestChild:
         subject = subject_of("faulting", child=on_gpu)
         assert finding_of(subject, "forward", CASE).kind == "fault"
         assert on_gpu.process is None
-        (failure,) = subject.failures.values()
+        (failure,) = subject.known.failures.values()
         assert exit_status(tmp_path / "reports" / failure.folder / "repro.py", tmp_path) == 1
 
     @pytest.mark.parametrize("kind", ["fault", "died"])
@@ -121,13 +121,13 @@ class TestChild:
         subject = subject_of("wrong")
         monkeypatch.setattr(subject.runs, "script", failing)
         assert finding_of(subject, "forward", CASE).tensor == "out"
-        assert len(subject.bugs) == 1
-        assert any("TypeError: of ours" in message for message in subject.messages())
+        assert len(subject.known.bugs) == 1
+        assert any("TypeError: of ours" in message for message in subject.known.messages())
 
     @pytest.mark.usefixtures("unscripted")
     def test_a_crash_is_a_finding_and_the_child_is_replaced(self, subject_of: SubjectOf) -> None:
         subject = subject_of("crashing")
-        subject.shrinking = ShrinkBudget(seconds=0.0)
+        subject.triage.shrinking = ShrinkBudget(seconds=0.0)
         finding = finding_of(subject, "forward", CASE)
         assert finding.kind == "died"
         assert "signal 11" in finding.claim
@@ -144,7 +144,7 @@ class TestChild:
     ) -> None:
         subject = subject_of("crashing_on_one_key")
         finding_of(subject, "forward", replace(CASE, batch=2, seqlen_k=5))
-        (failure,) = subject.failures.values()
+        (failure,) = subject.known.failures.values()
         assert failure.finding.kind == "error"
         assert (failure.case.batch, failure.case.seqlen_q, failure.case.seqlen_k) == (1, ROWS, 2)
         assert read(tmp_path / "reports" / failure.folder / "case.json").case == failure.case
@@ -154,12 +154,12 @@ class TestChild:
         self, subject_of: SubjectOf
     ) -> None:
         subject = subject_of("behind_a_crash", SEVERAL)
-        subject.shrinking = ShrinkBudget(
+        subject.triage.shrinking = ShrinkBudget(
             seconds=100.0
         )  # each run starts a process, which takes seconds on a busy machine
         case = replace(CASE, batch=2, heads_kv=3, causal=True, q_layout="bnhd", v_layout="gap", sm_scale=-1.0)
         assert finding_of(subject, "forward", case).kind == "died"
-        (bug,) = subject.bugs.values()
+        (bug,) = subject.known.bugs.values()
         assert [need.name for need in bug.needs] == ["v_layout"]
         assert subject.runs.journal.done < 20
         assert finding_of(subject, "forward", case).kind == "error"
@@ -169,7 +169,7 @@ class TestChild:
     def test_a_hang_is_a_finding(self, subject_of: SubjectOf) -> None:
         impatient = Child("cpu", run_seconds=1.0)
         subject = subject_of("hanging", child=impatient)
-        subject.shrinking = ShrinkBudget(seconds=0.0)
+        subject.triage.shrinking = ShrinkBudget(seconds=0.0)
         finding = finding_of(subject, "forward", CASE)
         assert finding.kind == "hung"
         assert "still running after 1 s" in finding.claim
@@ -181,12 +181,12 @@ class TestChild:
         monkeypatch.setattr("tests.harness.budget.GRACE_SECONDS", 1.0)
         slow = Child("cpu")
         subject = subject_of("hanging", child=slow)
-        subject.clock = Clock(seconds=2.0)
-        subject.clock.start()
+        subject.triage.clock = Clock(seconds=2.0)
+        subject.triage.clock.start()
         with pytest.raises(TimeUp):
             subject.uphold(law_named("forward"), CASE)
-        assert subject.clock.remaining > -GRACE_SECONDS
-        assert not subject.seen
+        assert subject.triage.clock.remaining > -GRACE_SECONDS
+        assert not subject.known.seen
         assert slow.process is None
 
     def test_a_child_that_hangs_ends_with_its_parent(self) -> None:
@@ -209,7 +209,7 @@ class TestChild:
     @pytest.mark.usefixtures("unscripted")
     def test_a_hang_of_the_device_is_a_finding(self, subject_of: SubjectOf) -> None:
         subject = subject_of("hanging_on_the_device")
-        subject.shrinking = ShrinkBudget(seconds=0.0)
+        subject.triage.shrinking = ShrinkBudget(seconds=0.0)
         finding = finding_of(subject, "forward", CASE)
         assert finding.kind == "hung"
         assert "the device was still running" in finding.claim
@@ -226,7 +226,7 @@ class TestChild:
         subject_of("talking").uphold(law_named("forward"), CASE)
 
     def test_an_error_of_the_harness_is_not_blamed_on_the_kernel(self, child: Child) -> None:
-        with pytest.raises(HarnessError, match=r"law: got 'nonsense', expected one of backward, "):
+        with pytest.raises(HarnessError, match=r"law: got 'nonsense', expected one of "):
             child.run(Run(f"{TOYS}:sound", (), "nonsense", CASE), lambda: None)
 
     def test_a_kernel_that_ends_its_process_on_import_is_a_one_line_error(

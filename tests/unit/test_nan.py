@@ -104,4 +104,4 @@ def test_nan_that_moves_is_one_bug(subject_of: SubjectOf) -> None:
     subject = subject_of("moves", toys=Path(__file__))
     for case in (CASE, replace(CASE, seqlen_q=2), replace(CASE, heads_kv=3, seqlen_k=9)):
         subject.uphold(law_named("special"), case)
-    assert len(subject.bugs) == 1
+    assert len(subject.known.bugs) == 1

@@ -7,10 +7,11 @@ from typing import Any
 
 from kernels.contract import Capabilities
 from strategies.case import Case
-from tests.harness.bugs import Bug, Need, Sightings
+from tests.harness.bugs import Bug, Need
 from tests.harness.conclude import Concluded, with_offers
 from tests.harness.offers import excluding
 from tests.harness.report import Failure
+from tests.harness.sightings import Sightings
 from tests.harness.verdict import Finding
 
 CLAIMS = Capabilities(head_dims=(16, 64))

@@ -54,12 +54,12 @@ def test_a_stand_alone_script_exits_1_until_the_kernel_is_mended(
     if name == "hanging":
         child.run_seconds = 5.0
         # On a busy machine a case that holds may take 5 s as well, so nothing but CASE must be run and reported.
-        subject.shrinking = ShrinkBudget(seconds=0.0)
+        subject.triage.shrinking = ShrinkBudget(seconds=0.0)
     try:
         finding_of(subject, law_name, CASES.get(name, CASE))
     finally:
         child.run_seconds = patient
-    (failure,) = subject.failures.values()
+    (failure,) = subject.known.failures.values()
     script = tmp_path / "reports" / failure.folder / "repro.py"
     assert exit_status(script, tmp_path) == 1
     toys.write_text(TOYS.read_text().replace("MENDED = False", "MENDED = True"))
@@ -71,7 +71,7 @@ def test_a_script_that_holds_is_left_out_and_the_report_says_so(
 ) -> None:
     subject = subject_of("wrong_in_company")
     finding_of(subject, "forward", CASE)
-    (failure,) = subject.failures.values()
+    (failure,) = subject.known.failures.values()
     folder = tmp_path / "reports" / failure.folder
     assert not (folder / "repro.py").exists()
     assert HOLDS_ALONE in (folder / "report.md").read_text()
@@ -141,10 +141,12 @@ def test_a_script_brings_its_memory_where_the_failure_depends_on_it(name: str, d
 @pytest.mark.usefixtures("unscripted")
 def test_tensors_of_a_script_have_the_layout_of_the_case(subject_of: SubjectOf, tmp_path: Path) -> None:
     subject = subject_of("wrong")
-    subject.shrinking = ShrinkBudget(seconds=0.0)  # shrinking would remove the layouts, which do not matter
+    subject.triage.shrinking = ShrinkBudget(
+        seconds=0.0
+    )  # shrinking would remove the layouts, which do not matter
     case = replace(CASE, q_layout="offset", k_layout="gap", v_layout="expanded_rows", dtype="float32")
     finding_of(subject, "forward", case)
-    (failure,) = subject.failures.values()
+    (failure,) = subject.known.failures.values()
     text = (tmp_path / "reports" / failure.folder / "repro.py").read_text()
     windows = re.findall(r"^(\w+)0 = window\(torch.float32, (\(.*?\)), (\(.*?\)), (\d+)", text, re.MULTILINE)
     assert [(name, stride) for name, _, stride, _ in windows] == [
