@@ -66,7 +66,7 @@ class Compiler(Worker):
 
     def call(self, item: Item) -> None:
         """Call the kernel's own launcher on tensors without memory."""
-        kernel = self.kernel({"kernel": item.kernel, "claims": ()})
+        kernel = self.kernel(item.kernel, ())
         group = 2 if kernel.capabilities.grouped_heads else 1
 
         def tensor(heads: int) -> Tensor:

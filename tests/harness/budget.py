@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 
 SECONDS = {"cpu": 50.0, "cuda": 16.0}
 """Seconds, by device type, to look for smaller cases. Each crash or hang costs the start of a process."""
-EXPLAIN_SECONDS = 10.0
-"""Seconds to find out which fields of the smallest case matter."""
 CALLS = 4000
 """Runs of the kernel to look for smaller cases, in addition to those of Hypothesis."""
 LEAST_CALLS = 60
@@ -53,6 +51,10 @@ class Clock:
         """Return ``seconds``, or fewer if the run may not be busy with a report for so long."""
         return min(seconds, max(0.0, self.remaining + GRACE_SECONDS))
 
+    def meter(self, seconds: float, calls: float = math.inf) -> Callable[[], None]:
+        """Return a meter of so many seconds and calls for one part of a failure's report; see ``meter`` below."""
+        return meter(self.cut(seconds), calls, self.cut(PATIENCE * seconds))
+
     def share(self, seconds: float) -> float:
         """Return ``seconds``, or fewer if that is more than one part of a failure's report may take of what is left."""
         return self.cut(min(seconds, max(LEAST_SECONDS, MOST_OF_THE_REST * self.left)))
@@ -74,14 +76,9 @@ class ShrinkBudget:
         return replace(self, seconds=clock.share(self.seconds))
 
     @property
-    def drawing_seconds(self) -> float:
-        """Seconds for redrawing; a quarter of the budget."""
-        return self.seconds / 4
-
-    @property
     def reducing_seconds(self) -> float:
-        """Seconds for making fields and entries simpler; the rest of the budget."""
-        return self.seconds - self.drawing_seconds
+        """Seconds for making fields and entries simpler: three quarters of the budget."""
+        return 0.75 * self.seconds
 
 
 def meter(seconds: float, calls: float = math.inf, most: float | None = None) -> Callable[[], None]:

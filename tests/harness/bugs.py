@@ -1,28 +1,21 @@
-"""What is known of a bug: its smallest case, the fields that it needs, where else it shows, and how bad it is."""
+"""What is known of a bug: its smallest case, the fields that it needs, the tensors that it spoils, how bad it is."""
 
-import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from strategies.case import SIZES, Case, from_json, to_json
+from strategies.case import SIZES, Case
 from tests.harness.explain import Explanation
-from tests.harness.report import Failure, headline
-from tests.harness.vary import LENGTHS, PAIR, SCORES, VALUES_OF, text, value_of
+from tests.harness.report import Failure
+from tests.harness.run import run_of
+from tests.harness.vary import LENGTHS, SCORES, VALUES_OF, value_of
 from tests.harness.verdict import NUMBERS, Finding
 
-TOP_LEFT = "causal_alignment=top_left"
-"""The claim that changes which answer is right, and excludes no case."""
-
 SMALLEST_TILE = 16
-MANY_ULPS = 1e6
-"""An error of this many units in the last place or more is plainly wrong, so that its number of units is not told."""
+"""A length below this is not taken for that of a tile."""
 
 ENOUGH = 8
 """At least this many ordinary cases must be run to say that a bug shows in all of them."""
-
-MOST_CASES = 200
-"""The most failing cases of a bug that are kept, so that other claims can be tried on them."""
 
 
 @dataclass(frozen=True)
@@ -183,12 +176,11 @@ class Bug:
         """Return a record for JSON, without what only the report needs; of the explanation it has the causes."""
         f = self.failure
         return {
-            **{
-                name: getattr(f, name)
-                for name in ("spec", "kernel", "claims", "law", "environment", "number")
-            },
-            "case": to_json(f.case),
+            "kernel": f.kernel,
+            "run": f.to_dict(),
             "finding": asdict(f.finding),
+            "environment": f.environment,
+            "number": f.number,
             "tensors": self.tensors,
             "needs": [asdict(need) for need in self.needs],
             "severity": asdict(self.severity),
@@ -200,11 +192,8 @@ class Bug:
     def from_dict(cls, fields: Mapping[str, Any]) -> "Bug":
         """Make a bug from what ``to_dict`` returned, also after JSON, which turns tuples into lists."""
         failure = Failure(
-            spec=fields["spec"],
+            **vars(run_of(fields["run"])),
             kernel=fields["kernel"],
-            claims=tuple(fields["claims"]),
-            law=fields["law"],
-            case=from_json(fields["case"]),
             finding=Finding(**fields["finding"]),
             environment=fields["environment"],
             number=fields["number"],
@@ -232,189 +221,6 @@ def are_kindred(some: set[str], others: set[str]) -> bool:
 def wrong_tensors(finding: Finding) -> set[str]:
     """Return all tensors that a failure has found wrong; none if it names none."""
     return {*finding.tensors, finding.tensor} - {""}
-
-
-@dataclass
-class Sightings:
-    """Where a bug showed: the number of failing examples by law, dtype and worst tensor, and some of their cases.
-
-    A sighting is a law that fails on a case as it was drawn. Smaller cases tried while shrinking do not count; they are
-    in ``shrunk``, because a claim under which one of them fails is not true.
-    """
-
-    counts: dict[tuple[str, str, str], int] = field(default_factory=dict)
-    cases: list[tuple[str, Case]] = field(default_factory=list)
-    shrunk: list[tuple[str, Case]] = field(default_factory=list)
-
-    @property
-    def total(self) -> int:
-        """The number of examples that failed because of the bug."""
-        return sum(self.counts.values())
-
-    def add(self, law: str, case: Case, tensor: str) -> None:
-        """Count one failing example."""
-        key = (law, case.dtype, tensor)
-        self.counts[key] = self.counts.get(key, 0) + 1
-        _keep([(law, case)], self.cases)
-
-    def keep(self, cases: Iterable[tuple[str, Case]]) -> None:
-        """Keep failing cases that were met while one was shrunk."""
-        _keep(cases, self.shrunk)
-
-    def merge(self, other: "Sightings") -> None:
-        """Add the sightings of another item or process."""
-        for key, count in other.counts.items():
-            self.counts[key] = self.counts.get(key, 0) + count
-        _keep(other.cases, self.cases)
-        _keep(other.shrunk, self.shrunk)
-
-    def names(self, place: int) -> tuple[str, ...]:
-        """Return the laws (place 0), dtypes (1) or tensors (2), the one with the most failures first."""
-        counts: dict[str, int] = {}
-        for key, count in self.counts.items():
-            if key[place]:
-                counts[key[place]] = counts.get(key[place], 0) + count
-        return tuple(sorted(counts, key=lambda name: (-counts[name], name)))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return a record for JSON."""
-        return {
-            "counts": [[*key, count] for key, count in self.counts.items()],
-            "cases": [[law, to_json(case)] for law, case in self.cases],
-            "shrunk": [[law, to_json(case)] for law, case in self.shrunk],
-        }
-
-    @classmethod
-    def from_dict(cls, fields: Mapping[str, Any]) -> "Sightings":
-        """Make sightings from what ``to_dict`` returned, also after JSON."""
-        counts = {(law, dtype, tensor): count for law, dtype, tensor, count in fields["counts"]}
-        cases, shrunk = (
-            [(law, from_json(case)) for law, case in fields[name]] for name in ("cases", "shrunk")
-        )
-        return cls(counts, cases, shrunk)
-
-
-def _keep(cases: Iterable[tuple[str, Case]], kept: list[tuple[str, Case]]) -> None:
-    """Add cases to those that are kept, up to ``MOST_CASES``."""
-    for case in cases:
-        if len(kept) < MOST_CASES and case not in kept:
-            kept.append(case)
-
-
-def told(bug: Bug, seen: Sightings) -> list[tuple[str, str]]:
-    """Say how bad a bug is, where it showed and what it needs: each as a label and a text that needs no label."""
-    facts = []
-    if bug.severity.tried:
-        facts.append(("how bad", f"shows in {_share(bug.severity)}{_size(bug.failure.finding)}"))
-    if seen.total:
-        places = [seen.names(place) for place in (0, 1, 2)]
-        where = "; ".join(", ".join(names) for names in places if names)
-        facts.append(("seen", f"{seen.total} failing example{'s' * (seen.total > 1)}: {where}"))
-    if bug.needs:
-        facts.append(("needs", needed(bug)))
-    return facts
-
-
-def needed(bug: Bug) -> str:
-    """Return what a bug needs, in words; "" if it always shows."""
-    return f"only with {', '.join(map(_need, bug.needs))}" if bug.needs else ""
-
-
-def _share(severity: Severity) -> str:
-    return f"{severity.shown} of {severity.tried} ordinary cases"
-
-
-def _size(finding: Finding) -> str:
-    """Say how large the error is, if the finding has numbers."""
-    if finding.kind == "nonfinite":
-        return "; NaN is lost" if finding.of_nan == ("lost",) else "; not finite"
-    if finding.ulps is None or finding.relative is None:
-        return ""
-    ulps, relative = float(finding.ulps), float(finding.relative)
-    sizes = [f"{ulps:.3g} ulps off"] if ulps < MANY_ULPS else []
-    sizes += [f"{relative:.2g} of {finding.tensor}'s norm"] if math.isfinite(relative) else []
-    return f"; {', '.join(sizes)}" if sizes else ""
-
-
-def _need(need: Need) -> str:
-    """Say in words what is needed."""
-    if need.name == "huge":
-        return "huge strides"
-    if need.name in VALUES_OF:
-        return f"special numbers in {' or '.join(VALUES_OF[need.name])}"
-    if need.name == "lengths":
-        return "unequal lengths"
-    if need.name == SCORES:
-        return "large or special scores"
-    if need.name in LENGTHS:
-        return f"{need.name} {need.side[0]} {need.side[1]}" if need.side else f"certain {need.name}"
-    if need.name.endswith(PAIR):
-        return need.name
-    if need.name == "sm_scale":  # of many values few were tried
-        return f"sm_scale other than {' or '.join(map(text, need.holds))}"
-    return f"{need.name} {text(need.fails[0])}"
-
-
-RANKS = ("numbers", "crashes", "range", "special", "imprecise", "accepted")
-"""Kinds of bugs, the worst first: wrong numbers on ordinary data, failures without numbers on ordinary data, failures
-at the ends of the range, failures with NaN or infinity in the inputs, results that are only less precise than they
-should be, and calls that should have been refused."""
-
-
-def rank(bug: Bug) -> str:
-    """Return which of ``RANKS`` a bug belongs to."""
-    finding, share = bug.failure.finding, bug.severity.share
-    if finding.kind == "accepted":
-        return "accepted"
-    if finding.explained_by:
-        return "imprecise"
-    if bug.failure.law == "special":
-        return "special"
-    if share == 0 or (share is None and (bug.needs_numbers or bug.is_huge)):
-        return "range"
-    return "numbers" if finding.kind in NUMBERS else "crashes"
-
-
-def severity(bug: Bug) -> tuple[Any, ...]:
-    """Return a key that sorts the worst bug first: by rank, share of ordinary cases, and size of its error."""
-    f = bug.failure.finding
-    relative, ratio = (float("inf") if x is None else float(x) for x in (f.relative, f.ratio))
-    return RANKS.index(rank(bug)), -(bug.severity.share or 0.0), -relative, -ratio, bug.key
-
-
-def row(bug: Bug, seen: Sightings) -> dict[str, Any]:
-    """Return a bug's entry in summary.json."""
-    f = bug.failure.finding
-    return {
-        "kernel": bug.failure.kernel,
-        "law": bug.failure.law,
-        "tensor": f.tensor,
-        "tensors": sorted(bug.tensors),
-        "laws": seen.names(0),
-        "dtypes": seen.names(1),
-        "failures": seen.total,
-        "headline": headline(bug.failure),
-        "matters": [need.name for need in bug.needs],
-        "folder": bug.key,
-        "rank": rank(bug),
-        "ordinary_shown": bug.severity.shown,
-        "ordinary_tried": bug.severity.tried,
-        "ratio": "inf" if f.ratio is None else f.ratio,
-        "ulps": f.ulps,
-        "relative": f.relative,
-        "offers": bug.offers,
-    }
-
-
-def annotation(bug: Bug, seen: Sightings) -> str:
-    """Return a workflow command, a line that GitHub Actions shows as an annotation of a run."""
-    needs = ", ".join(need.name for need in bug.needs) or "nothing that was varied"
-    title = _escaped(headline(bug.failure)).replace(":", "%3A").replace(",", "%2C")
-    return f"::error title={title}::{_escaped(f'{seen.total} failures; matters: {needs}; {bug.key}')}"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
 def in_parts(bug: Bug) -> Bug:

@@ -19,6 +19,7 @@ from typing import Any
 
 from tests.harness.device import OVERRAN, WAIT_SECONDS
 from tests.harness.home import python_path
+from tests.harness.run import Run
 from tests.harness.verdict import Finding, Verdict
 
 START_SECONDS = 300.0
@@ -79,10 +80,8 @@ class Child:
         self.buffer = b""
         atexit.register(self.close)
 
-    def run(
-        self, request: dict[str, Any], meanwhile: Callable[[], None], seconds: float = math.inf
-    ) -> Verdict:
-        """Run a case, doing ``meanwhile`` while it runs. A child that dies or hangs is a verdict, not an error.
+    def run(self, run: Run, meanwhile: Callable[[], None], seconds: float = math.inf) -> Verdict:
+        """Try a law on a case, doing ``meanwhile`` beside it. A child that dies or hangs is a verdict, not an error.
 
         Raises OutOfTime after ``seconds``, if these are fewer than the limit of a case. Raises HarnessError if
         Flashproof itself fails, and fails again in a new process: in the old one, any kernel that ran there may have
@@ -91,10 +90,10 @@ class Child:
         until = time.perf_counter() + seconds
         try:
             try:
-                answer = self._answer_to(request, meanwhile, seconds)
+                answer = self._answer_to(run, meanwhile, seconds)
             except HarnessError:
                 self.close()
-                answer = self._answer_to(request, meanwhile, until - time.perf_counter())
+                answer = self._answer_to(run, meanwhile, until - time.perf_counter())
         except ChildDied as death:
             if death.hung and seconds < self.run_seconds and time.perf_counter() >= until:
                 raise OutOfTime from None
@@ -103,10 +102,8 @@ class Child:
             return Verdict(status="broken", finding=Finding(claim=claim, kind=kind, detail=death.stderr))
         return Verdict.from_dict(answer)
 
-    def _answer_to(
-        self, request: dict[str, Any], meanwhile: Callable[[], None], seconds: float
-    ) -> dict[str, Any]:
-        self._send({"do": "run", **request})
+    def _answer_to(self, run: Run, meanwhile: Callable[[], None], seconds: float) -> dict[str, Any]:
+        self._send(run.request("run"))
         meanwhile()
         return self._receive(min(seconds, self.run_seconds))
 

@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 from kernels.claims import parse_claims
 from strategies.cases import is_claimed
 from tests.harness.budget import BudgetSpent
-from tests.harness.bugs import TOP_LEFT, Bug, Sightings, severity, told, with_tensors
-from tests.harness.offers import failing_under
+from tests.harness.bugs import Bug, with_tensors
+from tests.harness.offers import TOP_LEFT, failing_under
 from tests.harness.runs import Runs
+from tests.harness.sightings import Sightings
+from tests.harness.telling import severity, told
 
 FEWEST_DRAWN = 3
 """A claim is offered if so many failing cases that were drawn support it: cases of one shrinking are all alike."""

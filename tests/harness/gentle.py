@@ -81,27 +81,25 @@ def _without_one(
         for name in changed:
             others = _put(case, {other: value for other, value in group.items() if other != name})
             if is_claimed(others, capabilities) and fails(others):
-                return _in_most_general_layout(others, name, fails, capabilities, group[name])
-        huge = (
-            [name for name in changed if getattr(case, name) == "huge"]
-            if group.keys() == set(LAYOUT_FIELDS)
-            else []
-        )
+                general = in_general_layout(others, name, fails, capabilities)
+                return general, (_need(general, name, group[name]),)
+        huge = [name for name in changed if name in LAYOUT_FIELDS and getattr(case, name) == "huge"]
         return case, (_need(case, huge[0], "contiguous"),) if huge else ()
     if changed:
-        return _in_most_general_layout(case, changed[0], fails, capabilities, group[changed[0]])
+        case = in_general_layout(case, changed[0], fails, capabilities)
+        return case, (_need(case, changed[0], group[changed[0]]),)
     return case, ()
 
 
-def _in_most_general_layout(
-    case: Case, name: str, fails: Callable[[Case], bool], capabilities: Capabilities, simple: Any
-) -> tuple[Case, tuple[Need, ...]]:
-    """Return the need of a field; a layout with the strides of another in a small case gives way to GENERAL first."""
+def in_general_layout(
+    case: Case, name: str, fails: Callable[[Case], bool], capabilities: Capabilities
+) -> Case:
+    """Return the case with GENERAL for a layout that has the strides of another in a small case, if it fails so too."""
     if name in LAYOUT_FIELDS and getattr(case, name) in AMBIGUOUS:
         general = with_value(case, name, GENERAL)
         if is_claimed(general, capabilities) and fails(general):
-            case = general
-    return case, (_need(case, name, simple),)
+            return general
+    return case
 
 
 def _nearer(

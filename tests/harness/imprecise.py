@@ -64,12 +64,7 @@ class Imprecise:
     def add(self, call: ImpreciseCall) -> None:
         """Remember a call."""
         dtype = call.case.dtype
-        known = self.claims.get(dtype, list(call.explained_by))
-        self.claims[dtype] = [claim for claim in known if claim in call.explained_by]
-        self.counts[dtype] = self.counts.get(dtype, 0) + 1
-        self.ulps[call.tensor] = max(self.ulps.get(call.tensor, 0.0), call.ulps)
-        if len(self.calls) < MOST_CASES:
-            self.calls.append(call)
+        self.merge(Imprecise({dtype: list(call.explained_by)}, {dtype: 1}, {call.tensor: call.ulps}, [call]))
 
     def merge(self, other: "Imprecise") -> None:
         """Add the calls of another item or process."""

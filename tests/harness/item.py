@@ -13,9 +13,12 @@ from hypothesis.statistics import collector, describe_statistics
 
 from strategies.case import Case
 from tests.harness.kernel_info import KernelInfo
+from tests.harness.known_bugs import KnownBugs
 from tests.harness.law import Law
 from tests.harness.plan import Plan
+from tests.harness.runs import Runs
 from tests.harness.subject import Subject, TimeUp
+from tests.harness.triage import Triage
 from tests.harness.turns import Turn, rank, seconds_for
 
 PLAN = pytest.StashKey[Plan]()
@@ -73,7 +76,9 @@ class LawTurn(pytest.Item):
     def runtest(self) -> None:
         """Run the turn. The item fails if the turn finds something that is new."""
         subject, start = self.subject, time.perf_counter()
-        focus = self.turn.focus(self.info.capabilities, subject.device_type, f"{self.plan.seed} {subject}")
+        focus = self.turn.focus(
+            self.info.capabilities, subject.runs.device_type, f"{self.plan.seed} {subject}"
+        )
         subject.begin(focus, seconds_of(self))
         if not self.law.applies_to(self.info.capabilities):
             pytest.skip(f"{self.info.name} does not claim {self.law.needs}")
@@ -92,21 +97,11 @@ class LawTurn(pytest.Item):
 
 def make_subject(item: LawTurn) -> Subject:
     """Make the subject that all turns of an item's kernel and dtype share in this process."""
-    plan = item.plan
-    return Subject(
-        item.info,
-        item.dtype,
-        child=plan.child,
-        environment=plan.environment,
-        report_dir=plan.report_dir,
-        journal=plan.journal,
-        max_seqlen=plan.max_seqlen,
-        replay=plan.replay.case if plan.replay else None,
-        corpus=plan.corpus,
-        shrinking=plan.shrinking,
-        clock=plan.clock,
-        verbose=item.config.get_verbosity() > 0,
-    )
+    plan, info = item.plan, item.info
+    known = KnownBugs(info.name, item.dtype, plan.report_dir, verbose=item.config.get_verbosity() > 0)
+    runs = Runs(info, plan.child, plan.journal, known.bugs)
+    triage = Triage(runs, known, plan.environment, plan.shrinking, plan.clock)
+    return Subject(triage, plan.max_seqlen, plan.replay.case if plan.replay else None, plan.corpus)
 
 
 def seconds_of(item: LawTurn) -> float:
@@ -127,14 +122,13 @@ def found_in_turn(item: LawTurn, subject: Subject) -> list[str]:
     try:
         if item.turn.number == 0:
             for case in subject.corpus_cases(item.law):
-                subject.begin_search()
                 subject.uphold(item.law, case)
         draw_examples(item, subject)
     except TimeUp:
         examples = item.turn.examples
         subject.tally.undrawn += 0 if examples is None else examples - subject.generated
-    subject.finish(last=item.turn.last)
-    return gone + subject.messages()
+    subject.triage.finish(last=item.turn.last)
+    return gone + subject.known.messages()
 
 
 def draw_examples(item: LawTurn, subject: Subject) -> None:
@@ -160,13 +154,16 @@ def draw_examples(item: LawTurn, subject: Subject) -> None:
 
 def search(law: Law, subject: Subject, examples: int, seed: int, *, without_simplest: bool = False) -> None:
     """Try a law on ``examples`` cases in one Hypothesis run. Raises TimeUp if the time is over."""
-    subject.begin_search(without_simplest=without_simplest)
 
     @hypothesis.seed(seed)
     @settings(max_examples=examples, database=None)
     @given(case=subject.cases(**law.draws))
     def run(case: Case) -> None:
-        subject.uphold(law, case)
+        nonlocal without_simplest
+        if without_simplest:
+            without_simplest = False
+        else:
+            subject.uphold(law, case)
 
     run()
 

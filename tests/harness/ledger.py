@@ -65,7 +65,7 @@ class Ledger:
             self._read()
 
     def _read(self) -> None:
-        """Read what was added to the file."""
+        """Read what was added to the file, and keep track of who investigates."""
         try:
             with self.path.open("rb") as file:
                 file.seek(self.offset)
@@ -77,12 +77,8 @@ class Ledger:
         for line in whole.splitlines():
             with suppress(ValueError):
                 record = json.loads(line)
-                self._follow(record)
                 self.unread.append(record)
-
-    def _follow(self, record: Mapping[str, Any]) -> None:
-        """Keep track of who investigates."""
-        if "begins" in record:
-            self.open[record["begins"], record["process"]] = record["time"]
-        elif "ends" in record:
-            self.open.pop((record["ends"], record["process"]), None)
+                if "begins" in record:
+                    self.open[record["begins"], record["process"]] = record["time"]
+                elif "ends" in record:
+                    self.open.pop((record["ends"], record["process"]), None)

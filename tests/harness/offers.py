@@ -8,8 +8,11 @@ from kernels.contract import CLAIMS, Capabilities
 from strategies.case import LAYOUT_FIELDS, Case
 from strategies.cases import is_claimed
 from tests.harness.budget import BudgetSpent
-from tests.harness.bugs import TOP_LEFT, Need
+from tests.harness.bugs import Need
 from tests.harness.runs import Runs
+
+TOP_LEFT = "causal_alignment=top_left"
+"""The claim that changes which answer is right, and excludes no case."""
 
 LEAST_LEFT = 1 / 8
 """A list of values is offered if it leaves this share of the cases that held.

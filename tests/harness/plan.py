@@ -10,14 +10,13 @@ from hypothesis import settings
 
 from kernels.registry import REGISTERED
 from strategies.cases import is_claimed
-from tests.harness import report
 from tests.harness.budget import CALLS, SECONDS, Clock, ShrinkBudget
 from tests.harness.child import Child
 from tests.harness.journal import Journal, set_aside_unfinished
 from tests.harness.kernel_info import KernelInfo, Unavailable
 from tests.harness.law import LAWS, PROPERTIES, law_named
 from tests.harness.ledger import LEDGER
-from tests.harness.report import Replay
+from tests.harness.run import Run, read
 from tests.harness.turns import Turn, turns_of_examples, turns_of_seconds
 
 JOURNALS = ".journal"
@@ -40,8 +39,8 @@ class Plan:
     report_dir: Path
     journal: Journal
     unfinished: list[Path]
-    replay: Replay | None
-    corpus: tuple[Replay, ...]
+    replay: Run | None
+    corpus: tuple[Run, ...]
     minutes: float | None
     clock: Clock
     turns: tuple[Turn, ...]
@@ -128,7 +127,7 @@ def _time_limit(config: pytest.Config, kernels: int) -> float | None:
     return None if asked else MINUTES_PER_KERNEL * kernels
 
 
-def _turns(minutes: float | None, replay: Replay | None, workers: int, combinations: int) -> tuple[Turn, ...]:
+def _turns(minutes: float | None, replay: Run | None, workers: int, combinations: int) -> tuple[Turn, ...]:
     """Return the turns that each law has at each dtype of each kernel."""
     if replay is not None:
         return (Turn(0, 0, weight=1, last=True, examples=1),)
@@ -151,15 +150,15 @@ def chosen_device(config: pytest.Config) -> str:
     return f"cuda:{number % torch.cuda.device_count()}"
 
 
-def _replay(config: pytest.Config) -> Replay | None:
+def _replay(config: pytest.Config) -> Run | None:
     path = config.getoption("--replay")
     try:
-        return None if path is None else report.read(Path(path))
+        return None if path is None else read(Path(path))
     except ValueError as e:
         raise pytest.UsageError(f"--replay {e}") from None
 
 
-def _corpus(config: pytest.Config) -> tuple[Replay, ...]:
+def _corpus(config: pytest.Config) -> tuple[Run, ...]:
     """Read the cases of a folder, such as that of reports. One that can't be read ends the run: a bug may come back."""
     folder = config.getoption("--corpus")
     if folder is None:
@@ -169,19 +168,19 @@ def _corpus(config: pytest.Config) -> tuple[Replay, ...]:
     if not paths:
         raise pytest.UsageError(f"--corpus: got {folder!r}, expected a folder with the case.json of reports")
     try:
-        return tuple(report.read(path) for path in paths)
+        return tuple(read(path) for path in paths)
     except ValueError as e:
         raise pytest.UsageError(f"--corpus {e}") from None
 
 
 def _kernels(
-    config: pytest.Config, child: Child, replay: Replay | None
+    config: pytest.Config, child: Child, replay: Run | None
 ) -> tuple[tuple[KernelInfo, ...], tuple[str, ...]]:
     """Return the kernels named, or all registered ones that run on the device, and why the others don't."""
     claims = tuple(config.getoption("--claims"))
     specs = config.getoption("--kernel")
     if replay is not None and not specs:
-        specs, claims = [replay.kernel], (*replay.claims, *claims)
+        specs, claims = [replay.spec], (*replay.claims, *claims)
     kernels: dict[str, KernelInfo] = {}
     unavailable = []
     for spec in specs or REGISTERED:

@@ -11,13 +11,14 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-from tests.harness.bugs import Bug, needed
+from tests.harness.bugs import Bug
 from tests.harness.journal import examples_done
 from tests.harness.law import PROPERTIES
 from tests.harness.ledger import LEDGER, Ledger
 from tests.harness.plan import JOURNALS, Plan
 from tests.harness.report import symptom
 from tests.harness.summary import Summary
+from tests.harness.telling import needed
 
 LIVE_SECONDS = 0.5
 """Seconds between two updates of the live line, and between two looks for new bugs."""

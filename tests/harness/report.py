@@ -5,42 +5,31 @@ import json
 import os
 import re
 import shlex
-import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from strategies.case import Case, from_json, to_json
-from strategies.tensors import check_case
 from tests.harness import picture
 from tests.harness.explain import UNEXPLAINED, Explanation
 from tests.harness.home import IS_INSTALLED
-from tests.harness.law import LAWS
+from tests.harness.run import Run
 from tests.harness.standalone import SCRIPT
 from tests.harness.verdict import Finding
 
-FORMAT = 1
-"""The version of case.json's format. The case in it has a version of its own."""
-
 DETAIL_LINES = 12
 """Lines shown of a traceback or a dead process's stderr; case.json has all that was kept."""
-
 
 PICTURE = "error.png"
 NO_PICTURE = f"{PICTURE}: not drawn, matplotlib is not installed"
 
 
-@dataclass(frozen=True)
-class Failure:
-    """A law that a kernel broke on a case."""
+@dataclass(frozen=True, kw_only=True)
+class Failure(Run):
+    """A run in which the law was broken; ``kernel`` is the name of the kernel."""
 
-    spec: str
     kernel: str
-    claims: tuple[str, ...]
-    law: str
-    case: Case
     finding: Finding
     environment: dict[str, str]
     explanation: Explanation = UNEXPLAINED
@@ -156,17 +145,6 @@ def _code(text: str) -> str:
     return "`" + " ".join(text.split()).replace("`", "'").replace("|", "\\|") + "`"
 
 
-def record(spec: str, claims: tuple[str, ...], law: str, case: Case) -> dict[str, Any]:
-    """Return what identifies one run of a case, as a record that JSON can hold and ``read`` reads."""
-    return {
-        "flashproof": FORMAT,
-        "kernel": spec,
-        "claims": list(claims),
-        "law": law,
-        "case": json.loads(to_json(case)),
-    }
-
-
 def write(failure: Failure, report_dir: Path, script: str | None = None) -> None:
     """Write or replace the report folder. Each file appears whole or not at all.
 
@@ -174,12 +152,8 @@ def write(failure: Failure, report_dir: Path, script: str | None = None) -> None
     """
     folder = report_dir / failure.folder
     folder.mkdir(parents=True, exist_ok=True)
-    content = {
-        **record(failure.spec, failure.claims, failure.law, failure.case),
-        "finding": asdict(failure.finding),
-        "environment": failure.environment,
-    }
-    write_whole(folder / "case.json", json.dumps(content, indent=1) + "\n")
+    found = {"finding": asdict(failure.finding), "environment": failure.environment}
+    write_whole(folder / "case.json", json.dumps({**failure.to_dict(), **found}, indent=1) + "\n")
     write_whole(folder / "report.md", markdown(failure, report_dir, script is not None))
     if script is None:
         (folder / SCRIPT).unlink(missing_ok=True)  # of a larger case
@@ -191,11 +165,6 @@ def write(failure: Failure, report_dir: Path, script: str | None = None) -> None
             picture.draw(partial, headline(failure), failure.explanation.pictures, failure.case.blocks)
 
 
-def remove(failure: Failure, report_dir: Path) -> None:
-    """Remove a report folder, because its bug is described in another one."""
-    shutil.rmtree(report_dir / failure.folder, ignore_errors=True)
-
-
 SEEN = "\n### How bad, and where else\n\n"
 """The heading of the part of ``report.md`` that is written when the run is over."""
 
@@ -205,45 +174,6 @@ def add_to_report(folder: Path, lines: Iterable[str]) -> None:
     path = folder / "report.md"
     text = path.read_text().partition(SEEN)[0]
     write_whole(path, text + SEEN + "".join(f"- {_code(line)}\n" for line in lines))
-
-
-@dataclass(frozen=True)
-class Replay:
-    """The contents of a case.json that ``--replay`` runs."""
-
-    kernel: str
-    claims: tuple[str, ...]
-    law: str
-    case: Case
-
-
-def read(path: Path) -> Replay:
-    """Read a case.json. Raises ValueError, in one line, for anything that ``record`` did not make."""
-    try:
-        content: Any = json.loads(path.read_text())
-    except OSError as e:
-        raise ValueError(f"{path}: can't be read ({e.strerror}), expected the case.json of a report") from e
-    except (ValueError, RecursionError) as e:
-        raise ValueError(f"{path}: is not JSON ({e}), expected the case.json of a report") from e
-    if not isinstance(content, dict) or "flashproof" not in content:
-        raise ValueError(f"{path}: expected the case.json of a report, got other JSON")
-    version = content["flashproof"]
-    if version != FORMAT:
-        raise ValueError(f"{path}: flashproof: got {version!r:.80}, expected format {FORMAT}")
-    for name, kind in {"kernel": str, "claims": list, "law": str, "case": dict}.items():
-        if not isinstance(content.get(name), kind):
-            raise ValueError(f"{path}: {name}: got {content.get(name)!r:.80}, expected a {kind.__name__}")
-    if content["law"] not in LAWS:
-        raise ValueError(f"{path}: law: got {content['law']!r:.80}, expected one of {', '.join(LAWS)}")
-    claims = tuple(content["claims"])
-    if not all(isinstance(claim, str) for claim in claims):
-        raise ValueError(f"{path}: claims: got {claims!r:.80}, expected key=value strings")
-    try:
-        case = from_json(json.dumps(content["case"]))
-        check_case(case)
-    except ValueError as e:
-        raise ValueError(f"{path}: {e}") from e
-    return Replay(content["kernel"], claims, content["law"], case)
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -5,14 +5,15 @@ from dataclasses import fields
 from typing import Any
 
 from kernels.contract import DTYPES
-from tests.harness.bugs import Bug, Sightings, with_tensors
-from tests.harness.bugs import row as row_of
+from tests.harness.bugs import Bug, with_tensors
 from tests.harness.conclude import Concluded, merged
 from tests.harness.imprecise import Imprecise, sentence
 from tests.harness.kernel_info import KernelInfo
 from tests.harness.law import law_named
 from tests.harness.refusals import complaint, is_mostly_refused
+from tests.harness.sightings import Sightings
 from tests.harness.tally import CASES, Tally
+from tests.harness.telling import row as row_of
 from tests.harness.turns import rank
 
 FORMAT = 1

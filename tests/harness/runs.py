@@ -1,39 +1,48 @@
 """Runs of one kernel in one child: each case is journaled before it is launched, and counted."""
 
 import math
+from collections import deque
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import asdict, dataclass, field, replace
 
 from reference.bounds.accumulation import SAFETY
 from strategies.case import Case
-from tests.harness import report
 from tests.harness.bugs import Bug
 from tests.harness.child import Child
 from tests.harness.explain import Seen
 from tests.harness.journal import Journal
 from tests.harness.kernel_info import KernelInfo
+from tests.harness.run import Run
 from tests.harness.tally import Tally
 from tests.harness.verdict import Finding, Verdict
 
+MOST_HELD = 200
+"""The most cases that held which are remembered: a claim that excludes all of them is not offered."""
 
+
+@dataclass
 class Runs:
-    """Everything that can be asked of a kernel. ``tally`` counts the cases; a new item gets a new one.
+    """Everything that can be asked of a kernel.
 
-    ``bugs`` are the known ones: a case known to end the process is not run just to find out about something else.
+    ``tally`` counts the cases of an item, and ``held`` are the last of them that held. ``ordinary`` remembers what was
+    found in ordinary cases, which every investigation asks for. ``bugs`` are the known ones: a case that would end the
+    process by one of them is not run just to find out about something else.
     """
 
-    def __init__(
-        self, info: KernelInfo, child: Child, journal: Journal, bugs: Mapping[str, Bug] | None = None
-    ) -> None:
-        self.info = info
-        self.child = child
-        self.journal = journal
-        self.bugs = {} if bugs is None else bugs
+    info: KernelInfo
+    child: Child
+    journal: Journal
+    bugs: Mapping[str, Bug] = field(default_factory=dict)
+    ordinary: dict[tuple[str, Case], Finding | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
         self.begin()
 
-    def begin(self) -> None:
-        """Start counting anew."""
+    def begin(self) -> Tally:
+        """Start counting anew, and return the counts."""
         self.tally = Tally()
+        self.held: deque[tuple[str, Case]] = deque(maxlen=MOST_HELD)
+        return self.tally
 
     def verdict(
         self,
@@ -49,17 +58,17 @@ class Runs:
 
         Raises OutOfTime if it takes longer than ``seconds``.
         """
-        record = self.record(law, case, claims)
-        self.journal.note(record)
-        return self.child.run(
-            {**record, "ignored": sorted(ignored), "safety": safety}, self.journal.sync, seconds
-        )
+        run = Run(self.info.spec, (*self.info.claims, *claims), law, case, ignored, safety)
+        self.journal.note(run.to_dict())
+        return self.child.run(run, self.journal.sync, seconds)
 
     def drawn(self, law: str, case: Case, ignored: frozenset[str], seconds: float) -> Verdict:
         """Run a case that the search has drawn, and count it. Raises OutOfTime if it takes longer than ``seconds``."""
         self.journal.examples += 1
         verdict = self.verdict(law, case, ignored=ignored, seconds=seconds)
         self.tally.add(verdict, case)
+        if verdict.status == "held":
+            self.held.append((law, case))
         return verdict
 
     def hard(
@@ -86,34 +95,22 @@ class Runs:
         verdict = self.verdict(law, case)
         return verdict.status != "skipped" and self.info.finding(verdict) is None
 
-    def look(self, law: str, case: Case, ignored: frozenset[str]) -> Seen:
+    def look(self, run: Run) -> Seen:
         """Say what the wrong elements of a case look like. Raises ChildDied."""
-        request = {"do": "look", **self.record(law, case), "ignored": sorted(ignored), "safety": SAFETY}
-        answer = self.child.ask(request, self.child.run_seconds)
+        answer = self.child.ask(run.request("look"), self.child.run_seconds)
         return Seen(tuple(answer["sentences"]), tuple(answer["pictures"]))
 
-    def script(self, law: str, case: Case, finding: dict[str, Any], title: str, seconds: float) -> str | None:
-        """Return a stand-alone script, or None if the calls can't be made again. Raises ChildDied, DeviceLost."""
-        request = {
-            "do": "repro",
-            **self.record(law, case),
-            "safety": SAFETY,
-            "title": title,
-            "seconds": seconds,
-        }
-        text: str | None = self.child.ask({**request, "finding": finding}, seconds)["text"]
-        return text
+    def script(self, run: Run, finding: Finding, title: str, seconds: float) -> str | None:
+        """Return a stand-alone script, or None if the calls can't be made again. Raises ChildDied, DeviceLost.
 
-    @property
-    def script_seconds(self) -> float:
-        """Seconds that a script may take, compilation included."""
-        return min(self.child.run_seconds, self.child.start_seconds)
+        No tensor is ignored, since the reader of a script knows of no other bugs.
+        """
+        told = {"finding": asdict(finding), "title": title, "seconds": seconds}
+        request = replace(run, ignored=frozenset()).request("repro", **told)
+        text: str | None = self.child.ask(request, seconds)["text"]
+        return text
 
     @property
     def device_type(self) -> str:
         """``cpu`` or ``cuda``."""
         return self.child.device.partition(":")[0]
-
-    def record(self, law: str, case: Case, claims: tuple[str, ...] = ()) -> dict[str, Any]:
-        """Return the record that identifies a run."""
-        return report.record(self.info.spec, (*self.info.claims, *claims), law, case)

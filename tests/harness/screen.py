@@ -4,10 +4,10 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tests.harness.bugs import told
 from tests.harness.conclude import Concluded
 from tests.harness.report import Failure, headline
 from tests.harness.results import Results
+from tests.harness.telling import told
 
 MOST_LINES = 12
 """The most lines of one bug. If it has more, its longest facts are cut short; the report has them whole."""

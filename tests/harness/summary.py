@@ -13,7 +13,7 @@ import pytest
 
 from tests.harness.attribute import is_same
 from tests.harness.budget import BudgetSpent, meter
-from tests.harness.bugs import Bug, annotation
+from tests.harness.bugs import Bug
 from tests.harness.conclude import merged, replaced, with_offers
 from tests.harness.detail import print_detail
 from tests.harness.matrix import Paint, matrix
@@ -22,6 +22,7 @@ from tests.harness.report import add_to_report, replay_line, write_whole
 from tests.harness.results import Results
 from tests.harness.runs import Runs
 from tests.harness.screen import MOST_LINES, bug_lines, notes, repeats
+from tests.harness.telling import annotation
 
 WRITING_SECONDS = 1.0
 """Seconds that must have passed since summary.json was written before the end of an item writes it again."""

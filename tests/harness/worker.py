@@ -15,7 +15,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -26,7 +26,6 @@ from kernels import registry
 from kernels.claims import describe as describe_claims
 from kernels.contract import AttentionKernel
 from reference import safe_softmax
-from strategies.case import from_json
 from tests.harness import pattern
 from tests.harness.device import device_answers
 from tests.harness.interpreting import repair_interpreter
@@ -34,6 +33,7 @@ from tests.harness.law import law_named
 from tests.harness.precision import with_explanations
 from tests.harness.probe import probe
 from tests.harness.repro import script
+from tests.harness.run import Run, run_of
 from tests.harness.source import WritingTrial
 from tests.harness.trial import CannotRun, LawBroken, Refused, Trial
 from tests.harness.verdict import Finding, Verdict
@@ -52,7 +52,7 @@ class Worker:
 
     def __init__(self, device: str) -> None:
         self.device = device
-        self.kernels: dict[tuple[str, ...], AttentionKernel] = {}
+        self.kernel = cache(registry.load)
         self.explained: dict[tuple[str, str], dict[str, int]] = {}
 
     def answer(self, line: str) -> str:
@@ -72,13 +72,6 @@ class Worker:
         """Whether the process can be trusted with another request."""
         return device_answers(self.device)
 
-    def kernel(self, request: dict[str, Any]) -> AttentionKernel:
-        """Return the kernel that a request names, which is loaded at the first request."""
-        key = (request["kernel"], *request["claims"])
-        if key not in self.kernels:
-            self.kernels[key] = registry.load(request["kernel"], request["claims"])
-        return self.kernels[key]
-
     def do_environment(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return the device and the versions of the packages."""
         name = platform.machine() if self.device == "cpu" else torch.cuda.get_device_name()
@@ -92,7 +85,7 @@ class Worker:
         if reason is not None:
             return {"unavailable": reason}
         try:
-            kernel = self.kernel(request)
+            kernel = self.kernel(request["kernel"], tuple(request["claims"]))
         except ValueError as e:
             return {"error": str(e)}
         c = kernel.capabilities
@@ -112,18 +105,19 @@ class Worker:
 
     def do_probe(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return why a plain function does not fit the contract, as far as one call shows; None if it seems to fit."""
-        return {"told": probe(self.kernel(request), self.device)}
+        return {"told": probe(self.kernel(request["kernel"], tuple(request["claims"])), self.device)}
 
     def do_run(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return the verdict on one case under one law."""
-        verdict, _ = self.attempt(request, self.kernel(request), Trial)
-        return verdict.to_dict()
+        run = run_of(request)
+        return self.attempt(run, self.kernel(run.spec, run.claims), Trial)[0].to_dict()
 
     def do_look(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return the verdict on one case under one law, and what its wrong elements look like."""
-        verdict, trial = self.attempt(request, self.kernel(request), Trial)
+        run = run_of(request)
+        case = run.case
+        verdict, trial = self.attempt(run, self.kernel(run.spec, run.claims), Trial)
         compared = trial.compared if trial else []
-        case = from_json(json.dumps(request["case"]))
         numbers = pattern.known_numbers(case.scale, case.group, case.dropout_p)
         return {
             **verdict.to_dict(),
@@ -136,59 +130,58 @@ class Worker:
 
         A kernel that ends its process is not called; the reference is called in its place.
         """
-        finding = Finding(**request["finding"])
-        kernel = self.kernel(request)
+        run, finding = run_of(request), Finding(**request["finding"])
+        kernel = self.kernel(run.spec, run.claims)
         guarded = False
         if finding.ends_process:
-            _, recorder = self.attempt(request, _stand_in(kernel), WritingTrial)
+            _, recorder = self.attempt(run, _stand_in(kernel), WritingTrial)
         else:
-            tells = self.depends_on_memory(request, kernel, finding.tensor)
-            _, recorder = self.attempt(request, kernel, partial(WritingTrial, with_memory=tells))
-            finding = self.from_outside(request, kernel, finding)
-            memory, _ = self.attempt({**request, "law": "memory"}, kernel, Trial)
+            tells = self.depends_on_memory(run, kernel, finding.tensor)
+            _, recorder = self.attempt(run, kernel, partial(WritingTrial, with_memory=tells))
+            finding = self.from_outside(run, kernel, finding)
+            memory, _ = self.attempt(replace(run, law="memory"), kernel, Trial)
             # A kernel that writes outside its tensors may end the process of the script.
             guarded = memory.finding is not None and memory.finding.kind == "memory"
         if not isinstance(recorder, WritingTrial):
             return {"text": None}
         if len(recorder.source.calls) <= max(finding.call, finding.other or 0):
             return {"text": None}  # the law was not broken at the call at which it had been
-        named = {name: request[name] for name in ("law", "title", "seconds")}
-        return {"text": script(recorder, finding, guarded=guarded, spec=request["kernel"], **named)}
+        named = {"law": run.law, "spec": run.spec, "title": request["title"], "seconds": request["seconds"]}
+        return {"text": script(recorder, finding, guarded=guarded, **named)}
 
-    def from_outside(self, request: dict[str, Any], kernel: AttentionKernel, finding: Finding) -> Finding:
+    def from_outside(self, run: Run, kernel: AttentionKernel, finding: Finding) -> Finding:
         """Return a finding with expected values that a sound kernel would return; else the finding as it is.
 
         Gradients are judged at the kernel's own out and lse. If these are wrong, the gradients expected from them are
         not the true ones, so they are computed from the exact out and lse instead. If no gradient is wrong then, the
         finding is that of out or lse.
         """
-        laws = ("backward", "forward") if request["law"] == "backward" else (request["law"],)
+        laws = ("backward", "forward") if run.law == "backward" else (run.law,)
         trial_of = partial(Trial, apart=False)
-        found = (self.attempt({**request, "law": law}, kernel, trial_of)[0].finding for law in laws)
+        found = (self.attempt(replace(run, law=law), kernel, trial_of)[0].finding for law in laws)
         return next(filter(None, found), finding)
 
-    def depends_on_memory(self, request: dict[str, Any], kernel: AttentionKernel, tensor: str) -> bool:
+    def depends_on_memory(self, run: Run, kernel: AttentionKernel, tensor: str) -> bool:
         """Whether ``tensor`` is right if fresh memory is full of zeros, so that the script has to fill it with NaN.
 
         A trial fills fresh memory with NaN; a new process would find other things there.
         """
-        verdict, _ = self.attempt(request, kernel, partial(Trial, fill=0.0))
+        verdict, _ = self.attempt(run, kernel, partial(Trial, fill=0.0))
         return verdict.finding is None or verdict.finding.tensor != tensor
 
     def attempt(
-        self, request: dict[str, Any], kernel: AttentionKernel, trial_of: Callable[..., Trial]
+        self, run: Run, kernel: AttentionKernel, trial_of: Callable[..., Trial]
     ) -> tuple[Verdict, Trial | None]:
         """Run a law on a case and return the verdict with the trial, which is None if its tensors could not be made."""
-        law = law_named(request["law"])
+        law = law_named(run.law)
         if self.device != "cpu" and torch.cuda.memory_reserved() > CACHED_BYTES:
             torch.cuda.empty_cache()
         start = time.perf_counter()
         trial = None
         outcome: dict[str, Any]
         try:
-            trial = trial_of(kernel, from_json(json.dumps(request["case"])), self.device, request["safety"])
-            trial.explained = self.explained.setdefault((kernel.name, trial.case.dtype), {})
-            trial.ignored = frozenset(request.get("ignored", ()))
+            trial = trial_of(kernel, run.case, self.device, run.safety, ignored=run.ignored)
+            trial.explained = self.explained.setdefault((kernel.name, run.case.dtype), {})
             law(trial)
             outcome = {"status": "held", "worst": trial.worst}
         except LawBroken as broken:
@@ -220,28 +213,22 @@ def _version(package: str) -> str:
 
 
 def _stand_in(kernel: AttentionKernel) -> AttentionKernel:
-    """Return the kernel with its functions replaced by the reference."""
-    backward = None if kernel.backward is None else partial(_reference_backward, kernel)
-    return replace(kernel, forward=partial(_reference_forward, kernel), backward=backward)
-
-
-def _reference_forward(kernel: AttentionKernel, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
-    """Return out and lse of the float64 reference, in the dtypes of the kernel's own."""
-    out, lse = safe_softmax.forward(q, k, v, **_masked(kernel, options))
-    return out.to(q.dtype), lse.float()
-
-
-def _reference_backward(
-    kernel: AttentionKernel, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *stored: Tensor, **options: Any
-) -> tuple[Tensor, ...]:
-    return tuple(x.to(q.dtype) for x in safe_softmax.backward(dout, q, k, v, **_masked(kernel, options)))
-
-
-def _masked(kernel: AttentionKernel, options: dict[str, Any]) -> dict[str, Any]:
-    """Return those options of a call that the reference takes, with the alignment of the kernel's causal mask."""
+    """Return the kernel with its functions replaced by the float64 reference, in the dtypes of the kernel's results."""
     taken = inspect.signature(safe_softmax.forward).parameters.keys() - kernel.capabilities.launch.keys()
-    known = {name: value for name, value in options.items() if name in taken}
-    return {**known, "alignment": kernel.capabilities.causal_alignment}
+    alignment = kernel.capabilities.causal_alignment
+
+    def answer(reference: Callable[..., Any], *tensors: Tensor, **options: Any) -> Any:
+        known = {name: value for name, value in options.items() if name in taken}
+        return reference(*tensors, **known, alignment=alignment)
+
+    def forward(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+        out, lse = answer(safe_softmax.forward, q, k, v, **options)
+        return out.to(q.dtype), lse.float()
+
+    def backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *stored: Tensor, **options: Any) -> Any:
+        return tuple(x.to(q.dtype) for x in answer(safe_softmax.backward, dout, q, k, v, **options))
+
+    return replace(kernel, forward=forward, backward=kernel.backward and backward)
 
 
 def serve(worker: Worker) -> None:

@@ -2,13 +2,11 @@
 
 import time
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-from reference.bounds.accumulation import SAFETY
 from strategies.case import Case
-from tests.harness import report
 from tests.harness.child import Child
 from tests.harness.kernel_info import KernelInfo
+from tests.harness.run import Run
 from tests.harness.verdict import Finding, Verdict
 from tests.mutation.schedule import Schedule
 
@@ -94,6 +92,5 @@ class Campaign:
 
     def run(self, spec: str, law: str, case: Case) -> Verdict:
         """Return the verdict on one example. A refusal is a finding if the kernel claims to refuse nothing."""
-        record: dict[str, Any] = report.record(spec, self.info.claims, law, case)
-        verdict = self.child.run({**record, "safety": SAFETY}, lambda: None)
+        verdict = self.child.run(Run(spec, self.info.claims, law, case), lambda: None)
         return replace(verdict, finding=self.info.finding(verdict))

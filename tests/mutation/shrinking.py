@@ -9,13 +9,17 @@ from pathlib import Path
 from kernels.registry import REGISTERED
 from strategies.case import TENSORS, Case
 from strategies.tensors import tensors
-from tests.harness import report
+from tests.harness.budget import SECONDS, ShrinkBudget
 from tests.harness.item import search
 from tests.harness.journal import Journal
 from tests.harness.kernel_info import KernelInfo
+from tests.harness.known_bugs import KnownBugs
 from tests.harness.law import Law, law_named
+from tests.harness.run import read
+from tests.harness.runs import Runs
 from tests.harness.standalone import SCRIPT, exit_status
 from tests.harness.subject import Subject, TimeUp
+from tests.harness.triage import Triage
 from tests.mutation.campaign import Campaign
 from tests.mutation.diagnosis import named
 
@@ -43,7 +47,7 @@ class OneBug(Subject):
     def uphold(self, law: Law, case: Case) -> None:
         """Raise TimeUp once a bug is known."""
         super().uphold(law, case)
-        if self.failures:
+        if self.known.failures:
             raise TimeUp
 
 
@@ -55,21 +59,18 @@ def shrink(campaign: Campaign, spec: str, law: str, dtype: str, seed: int, limit
     """
     campaign.child.close()  # its memory may have been spoiled as the bug was looked for
     with tempfile.TemporaryDirectory() as folder:
-        subject = OneBug(
-            KernelInfo.ask(campaign.child, spec, ()),
-            dtype,
-            child=campaign.child,
-            environment=campaign.child.ask({"do": "environment"}),
-            report_dir=Path(folder),
-            journal=Journal(Path(folder) / "journal.json"),
-        )
+        info = KernelInfo.ask(campaign.child, spec, ())
+        known = KnownBugs(info.name, dtype, Path(folder), verbose=False)
+        runs = Runs(info, campaign.child, Journal(Path(folder) / "journal.json"), known.bugs)
+        environment = campaign.child.ask({"do": "environment"})
+        subject = OneBug(Triage(runs, known, environment, ShrinkBudget(SECONDS[runs.device_type])))
         start = time.perf_counter()
         with suppress(TimeUp):
             search(law_named(law), subject, limit, seed)
         seconds = time.perf_counter() - start
         subject.runs.journal.close()
-        assert subject.failures, f"{law} on {dtype} does not find {spec} by itself"
-        failures = list(subject.failures.values())
+        assert subject.known.failures, f"{law} on {dtype} does not find {spec} by itself"
+        failures = list(subject.known.failures.values())
         folders = [Path(folder) / failure.folder for failure in failures]
         # If a bug spoils several tensors, what is wrong with one may depend on other memory: it gets no script.
         scripted = [path for path in folders if (path / SCRIPT).exists()]
@@ -88,15 +89,15 @@ def entries(case: Case) -> int:
 
 def check_report(campaign: Campaign, folder: Path) -> None:
     """Check that the case fails again, and that the script exits 1 with the mutant and 0 with the sound kernel."""
-    known = report.read(folder / "case.json")
-    assert campaign.run(known.kernel, known.law, known.case).finding, f"{known.case} does not fail again"
+    known = read(folder / "case.json")
+    assert campaign.run(known.spec, known.law, known.case).finding, f"{known.case} does not fail again"
     mutant, sound = (
         "importlib.import_module({!r}).{}".format(*spec.split(":"))
-        for spec in (known.kernel, REGISTERED[campaign.info.spec])
+        for spec in (known.spec, REGISTERED[campaign.info.spec])
     )
     text = (folder / SCRIPT).read_text()
     assert mutant in text
     status = exit_status(text, SCRIPT_SECONDS)
-    assert status == 1, f"repro.py ends with {status} on {known.kernel}: {known.case}"
+    assert status == 1, f"repro.py ends with {status} on {known.spec}: {known.case}"
     status = exit_status(text.replace(mutant, sound), SCRIPT_SECONDS)
     assert status == 0, f"repro.py ends with {status} on {campaign.info.spec}: {known.case}"

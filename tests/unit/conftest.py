@@ -5,10 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.budget import SECONDS, ShrinkBudget
 from tests.harness.child import Child
 from tests.harness.journal import Journal
 from tests.harness.kernel_info import KernelInfo
+from tests.harness.known_bugs import KnownBugs
+from tests.harness.runs import Runs
 from tests.harness.subject import Subject
+from tests.harness.triage import Triage
 from tests.unit.running import ENVIRONMENT, TOYS, SubjectOf
 
 
@@ -24,16 +28,10 @@ def subject_of(child: Child, tmp_path: Path) -> SubjectOf:
     """Return a function that makes a ``Subject`` for the kernel of a name in toys.py, or in another file."""
 
     def make(name: str, toys: Path = TOYS, child: Child = child) -> Subject:
-        journal = Journal(tmp_path / "journal.json")
         info = KernelInfo.ask(child, f"{toys}:{name}", ())
-        return Subject(
-            info,
-            "float32",
-            child=child,
-            environment=ENVIRONMENT,
-            report_dir=tmp_path / "reports",
-            journal=journal,
-        )
+        known = KnownBugs(info.name, "float32", tmp_path / "reports", verbose=False)
+        runs = Runs(info, child, Journal(tmp_path / "journal.json"), known.bugs)
+        return Subject(Triage(runs, known, ENVIRONMENT, ShrinkBudget(SECONDS[runs.device_type])))
 
     return make
 

@@ -25,10 +25,10 @@ SubjectOf = Callable[..., Subject]
 
 def finding_of(subject: Subject, law_name: str, case: Case) -> Finding:
     """Run a law on a case, and return the one finding of it that is new to the subject."""
-    known = set(subject.failures)
+    known = set(subject.known.failures)
     subject.uphold(law_named(law_name), case)
-    (new,) = subject.failures.keys() - known
-    return subject.failures[new].finding
+    (new,) = subject.known.failures.keys() - known
+    return subject.known.failures[new].finding
 
 
 def exit_status(script: Path, folder: Path) -> int:

@@ -12,19 +12,7 @@ from kernels.contract import Capabilities, KnownFailure
 from strategies.case import Case, Spike
 from strategies.cases import is_claimed
 from tests.harness.attribute import Broken, attribute, is_same, needs_of
-from tests.harness.bugs import (
-    Bug,
-    Need,
-    Severity,
-    Sightings,
-    annotation,
-    in_parts,
-    met_again,
-    needed,
-    rank,
-    severity,
-    told,
-)
+from tests.harness.bugs import Bug, Need, Severity, in_parts, met_again
 from tests.harness.conclude import merged, replaced
 from tests.harness.elsewhere import Closed, elsewhere
 from tests.harness.gentle import RUNS, gently_reduced
@@ -34,6 +22,8 @@ from tests.harness.ledger import Ledger
 from tests.harness.ordinary import ORDINARY, ordinary_cases
 from tests.harness.plainly import plainly
 from tests.harness.report import Failure
+from tests.harness.sightings import Sightings
+from tests.harness.telling import annotation, needed, rank, severity, told
 from tests.harness.vary import SCORES, with_value
 from tests.harness.verdict import Finding
 
@@ -60,7 +50,8 @@ def runner(wrong: Wrong) -> Callable[[str, Case, frozenset[str]], Finding | None
 
 def bug(case: Case, tensors: tuple[str, ...], *needs: Need, law: str = "forward", **fields: Any) -> Bug:
     known = finding(set(tensors), **fields) or Finding(claim="it runs", kind="died", **fields)
-    failure = Failure("k.py:f", "k", (), law, case, known, {"device": "cpu", "device_name": "abacus"})
+    environment = {"device": "cpu", "device_name": "abacus"}
+    failure = Failure("k.py:f", (), law, case, kernel="k", finding=known, environment=environment)
     return Bug(failure, tensors, needs)
 
 

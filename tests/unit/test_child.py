@@ -1,6 +1,5 @@
 """Children that crash, hang, print or lose their device: the verdict on the case, and the case after it."""
 
-import json
 import subprocess
 import sys
 import time
@@ -13,14 +12,14 @@ import torch
 
 from kernels.registry import load
 from reference.bounds.accumulation import SAFETY
-from strategies.case import to_json
-from tests.harness import report, trial
+from tests.harness import trial
 from tests.harness.budget import GRACE_SECONDS, Clock, ShrinkBudget
 from tests.harness.child import Child, HarnessError
 from tests.harness.device import OVERRAN
 from tests.harness.home import ROOT
 from tests.harness.kernel_info import KernelInfo
 from tests.harness.law import law_named
+from tests.harness.run import Run, read
 from tests.harness.subject import TimeUp
 from tests.harness.trial import LawBroken, Trial
 from tests.harness.verdict import Finding
@@ -53,7 +52,7 @@ class TestChild:
     )
     def test_each_kind_of_finding(self, subject_of: SubjectOf, name: str, law_name: str, kind: str) -> None:
         subject = subject_of(name)
-        subject.shrinking = ShrinkBudget(seconds=0.0)
+        subject.triage.shrinking = ShrinkBudget(seconds=0.0)
         assert finding_of(subject, law_name, CASE).kind == kind
 
     def test_a_child_whose_device_no_longer_answers_is_replaced(
@@ -85,21 +84,19 @@ class TestChild:
         subject = subject_of("faulting", child=on_gpu)
         assert finding_of(subject, "forward", CASE).kind == "fault"
         assert on_gpu.process is None
-        (failure,) = subject.failures.values()
+        (failure,) = subject.known.failures.values()
         assert exit_status(tmp_path / "reports" / failure.folder / "repro.py", tmp_path) == 1
 
     @pytest.mark.parametrize("kind", ["fault", "died"])
     def test_a_script_is_written_without_a_call_that_ends_the_process(self, child: Child, kind: str) -> None:
         finding = asdict(Finding(claim="it runs", kind=kind))
-        request = report.record(f"{TOYS}:crashing", (), "forward", CASE)
-        request |= {"do": "repro", "safety": SAFETY, "finding": finding, "title": "", "seconds": 9.0}
+        run = Run(f"{TOYS}:crashing", (), "forward", CASE)
+        request = run.request("repro", finding=finding, title="", seconds=9.0)
         assert "--inside" in child.ask(request)["text"]
 
     def test_an_error_of_ours_in_an_old_process_is_tried_in_a_new_one(
         self, child: Child, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        request = {"kernel": f"{TOYS}:sound", "claims": [], "law": "forward", "safety": SAFETY}
-        request |= {"case": json.loads(to_json(CASE))}
         child.ask({"do": "environment"})
         before, receive = child.process, child._receive
         spoiled = iter([HarnessError("TypeError: unsupported operand type(s) for &: 'Tensor' and 'Tensor'")])
@@ -111,7 +108,8 @@ class TestChild:
             return answer
 
         monkeypatch.setattr(child, "_receive", spoiled_once)
-        assert child.run(request, lambda: None).status == "held"
+        run = Run(f"{TOYS}:sound", (), "forward", CASE)
+        assert child.run(run, lambda: None).status == "held"
         assert child.process is not before
 
     def test_what_is_found_is_kept_where_we_fail_ourselves(
@@ -123,13 +121,13 @@ class TestChild:
         subject = subject_of("wrong")
         monkeypatch.setattr(subject.runs, "script", failing)
         assert finding_of(subject, "forward", CASE).tensor == "out"
-        assert len(subject.bugs) == 1
-        assert any("TypeError: of ours" in message for message in subject.messages())
+        assert len(subject.known.bugs) == 1
+        assert any("TypeError: of ours" in message for message in subject.known.messages())
 
     @pytest.mark.usefixtures("unscripted")
     def test_a_crash_is_a_finding_and_the_child_is_replaced(self, subject_of: SubjectOf) -> None:
         subject = subject_of("crashing")
-        subject.shrinking = ShrinkBudget(seconds=0.0)
+        subject.triage.shrinking = ShrinkBudget(seconds=0.0)
         finding = finding_of(subject, "forward", CASE)
         assert finding.kind == "died"
         assert "signal 11" in finding.claim
@@ -146,22 +144,22 @@ class TestChild:
     ) -> None:
         subject = subject_of("crashing_on_one_key")
         finding_of(subject, "forward", replace(CASE, batch=2, seqlen_k=5))
-        (failure,) = subject.failures.values()
+        (failure,) = subject.known.failures.values()
         assert failure.finding.kind == "error"
         assert (failure.case.batch, failure.case.seqlen_q, failure.case.seqlen_k) == (1, ROWS, 2)
-        assert report.read(tmp_path / "reports" / failure.folder / "case.json").case == failure.case
+        assert read(tmp_path / "reports" / failure.folder / "case.json").case == failure.case
 
     @pytest.mark.usefixtures("unscripted")
     def test_what_a_crash_needs_is_found_in_few_runs_and_the_rest_is_run_without(
         self, subject_of: SubjectOf
     ) -> None:
         subject = subject_of("behind_a_crash", SEVERAL)
-        subject.shrinking = ShrinkBudget(
+        subject.triage.shrinking = ShrinkBudget(
             seconds=100.0
         )  # each run starts a process, which takes seconds on a busy machine
         case = replace(CASE, batch=2, heads_kv=3, causal=True, q_layout="bnhd", v_layout="gap", sm_scale=-1.0)
         assert finding_of(subject, "forward", case).kind == "died"
-        (bug,) = subject.bugs.values()
+        (bug,) = subject.known.bugs.values()
         assert [need.name for need in bug.needs] == ["v_layout"]
         assert subject.runs.journal.done < 20
         assert finding_of(subject, "forward", case).kind == "error"
@@ -171,7 +169,7 @@ class TestChild:
     def test_a_hang_is_a_finding(self, subject_of: SubjectOf) -> None:
         impatient = Child("cpu", run_seconds=1.0)
         subject = subject_of("hanging", child=impatient)
-        subject.shrinking = ShrinkBudget(seconds=0.0)
+        subject.triage.shrinking = ShrinkBudget(seconds=0.0)
         finding = finding_of(subject, "forward", CASE)
         assert finding.kind == "hung"
         assert "still running after 1 s" in finding.claim
@@ -183,20 +181,20 @@ class TestChild:
         monkeypatch.setattr("tests.harness.budget.GRACE_SECONDS", 1.0)
         slow = Child("cpu")
         subject = subject_of("hanging", child=slow)
-        subject.clock = Clock(seconds=2.0)
-        subject.clock.start()
+        subject.triage.clock = Clock(seconds=2.0)
+        subject.triage.clock.start()
         with pytest.raises(TimeUp):
             subject.uphold(law_named("forward"), CASE)
-        assert subject.clock.remaining > -GRACE_SECONDS
-        assert not subject.seen
+        assert subject.triage.clock.remaining > -GRACE_SECONDS
+        assert not subject.known.seen
         assert slow.process is None
 
     def test_a_child_that_hangs_ends_with_its_parent(self) -> None:
-        request = report.record(f"{TOYS}:hanging", (), "forward", CASE)
         program = (
+            "from strategies.case import Case\nfrom tests.harness.run import Run\n"
             "from tests.harness.child import Child; child = Child('cpu')\n"
             "def meanwhile(): print(child.process.pid, flush=True)\n"
-            f"child.run({request | {'safety': 4.0}}, meanwhile)"
+            f"child.run({Run(f'{TOYS}:hanging', (), 'forward', CASE)!r}, meanwhile)"
         )
         with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE) as parent:
             assert parent.stdout is not None
@@ -211,7 +209,7 @@ class TestChild:
     @pytest.mark.usefixtures("unscripted")
     def test_a_hang_of_the_device_is_a_finding(self, subject_of: SubjectOf) -> None:
         subject = subject_of("hanging_on_the_device")
-        subject.shrinking = ShrinkBudget(seconds=0.0)
+        subject.triage.shrinking = ShrinkBudget(seconds=0.0)
         finding = finding_of(subject, "forward", CASE)
         assert finding.kind == "hung"
         assert "the device was still running" in finding.claim
@@ -228,9 +226,8 @@ class TestChild:
         subject_of("talking").uphold(law_named("forward"), CASE)
 
     def test_an_error_of_the_harness_is_not_blamed_on_the_kernel(self, child: Child) -> None:
-        request = report.record(f"{TOYS}:sound", (), "nonsense", CASE)
-        with pytest.raises(HarnessError, match=r"No module named 'tests.properties.test_nonsense'"):
-            child.run({**request, "safety": 4.0}, lambda: None)
+        with pytest.raises(HarnessError, match=r"law: got 'nonsense', expected one of "):
+            child.run(Run(f"{TOYS}:sound", (), "nonsense", CASE), lambda: None)
 
     def test_a_kernel_that_ends_its_process_on_import_is_a_one_line_error(
         self, child: Child, tmp_path: Path

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from strategies.case import Case, Spike
-from tests.harness import report
 from tests.harness.home import ROOT
+from tests.harness.run import Run, read
 from tests.unit.running import CASE, SEVERAL, TOYS, pytest_run
 from tests.unit.toys import ROWS
 
@@ -34,8 +34,8 @@ class TestCommandLine:
             time.sleep(0.05)  # wait for the first report, however long it takes
         run.kill()
         run.wait()
-        kept = report.read(found[0])
-        assert (kept.kernel, kept.law) == ("toys.py:wrong", "forward")
+        kept = read(found[0])
+        assert (kept.spec, kept.law) == ("toys.py:wrong", "forward")
         assert kept.case.seqlen_q >= ROWS
 
     def test_a_run_its_report_and_its_replay(self, tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ class TestCommandLine:
         spec = f"{TOYS}:raising_on_one_key"
         (tmp_path / "cases").mkdir()
         for i, case in enumerate((CASE, replace(CASE, seqlen_k=1))):
-            (tmp_path / f"cases/{i}.json").write_text(json.dumps(report.record(spec, (), "forward", case)))
+            (tmp_path / f"cases/{i}.json").write_text(json.dumps(Run(spec, (), "forward", case).to_dict()))
         options = ["--kernel", spec, "-k", "forward and float32", "--examples=1", "--hypothesis-seed=1"]
         text = pytest_run(tmp_path, "--corpus=cases", *options).stdout
         assert re.findall(r"^\d\. \S+ law `forward` is broken, (.*) \(float32\)$", text, re.MULTILINE) == [

@@ -1,7 +1,6 @@
 """Triton kernels on the CPU: what runs, what is skipped with a reason, and the script of a failure."""
 
 import importlib
-import json
 from dataclasses import asdict
 from pathlib import Path
 
@@ -9,9 +8,9 @@ import pytest
 import torch
 
 from kernels.registry import load, module_of
-from reference.bounds.accumulation import SAFETY
-from strategies.case import Case, to_json
+from strategies.case import Case
 from tests.harness.repro import uses_triton
+from tests.harness.run import Run
 from tests.harness.standalone import exit_status
 from tests.harness.trial import Trial
 from tests.harness.verdict import Verdict
@@ -23,15 +22,9 @@ TOYS = Path(__file__).with_name("triton_toys.py")
 CASE = Case(batch=1, heads_kv=2, seqlen_q=33, seqlen_k=33, head_dim=16, dtype="bfloat16", seed=3)
 
 
-def request_of(spec: str) -> dict[str, object]:
-    """Return a request to run the law ``forward`` on CASE."""
-    case = json.loads(to_json(CASE))
-    return {"kernel": spec, "claims": [], "law": "forward", "case": case, "safety": SAFETY}
-
-
 def verdict_of(spec: str) -> Verdict:
     """Return the verdict of a child on the CPU."""
-    return Worker("cpu").attempt(request_of(spec), load(spec, ()), Trial)[0]
+    return Worker("cpu").attempt(Run(spec, (), "forward", CASE), load(spec, ()), Trial)[0]
 
 
 @pytest.mark.parametrize(
@@ -72,7 +65,8 @@ def test_a_script_repairs_the_interpreter_by_itself(tmp_path: Path) -> None:
     toys.write_text(TOYS.read_text())
     finding = verdict_of(f"{toys}:attention").finding
     assert finding is not None
-    request = {**request_of(f"{toys}:attention"), "finding": asdict(finding), "title": "", "seconds": 60.0}
+    run = Run(f"{toys}:attention", (), "forward", CASE)
+    request = run.request("repro", finding=asdict(finding), title="", seconds=60.0)
     text = Worker("cpu").do_repro(request)["text"]
     assert "from tests" not in text
     assert exit_status(text, 60.0) == 1

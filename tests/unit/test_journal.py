@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from tests.harness import report
 from tests.harness.journal import Journal, examples_done, set_aside_unfinished
+from tests.harness.run import Run, read
 from tests.unit.running import CASE
 
 
 class TestJournal:
-    RECORD = report.record("toys.py:f", (), "forward", CASE)
+    RECORD = Run("toys.py:f", (), "forward", CASE).to_dict()
 
     def test_a_case_that_was_not_finished_can_be_replayed(self, tmp_path: Path) -> None:
         folder = tmp_path / "journals"
@@ -25,7 +25,7 @@ class TestJournal:
         assert examples_done(folder) == 3
         (path,) = set_aside_unfinished(folder)
         assert path == tmp_path / "unfinished-gw0.json"
-        assert report.read(path).case == CASE
+        assert read(path).case == CASE
         assert list(folder.iterdir()) == []
 
     def test_half_a_line_is_skipped(self, tmp_path: Path) -> None:

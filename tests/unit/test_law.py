@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 
 from kernels.contract import Capabilities, KnownFailure
-from reference.bounds.accumulation import SAFETY
 from strategies.case import Case
 from strategies.cases import cases
-from tests.harness import report
 from tests.harness.child import Child
 from tests.harness.law import LAWS, law, law_named
+from tests.harness.run import Run
 from tests.harness.trial import Trial
 from tests.harness.turns import CHEAP_FIRST
 from tests.mutation.schedule import ROUND
@@ -42,8 +41,7 @@ def test_every_child_is_free_of_what_only_the_parent_needs(child: Child, tmp_pat
     kernel = tmp_path / "kernel.py"
     kernel.write_text(KERNEL)
     for name in LAWS:
-        record = report.record(f"{kernel}:attention", (), name, Case(seqlen_q=2, seqlen_k=2))
-        child.run({**record, "safety": SAFETY}, lambda: None)
+        child.run(Run(f"{kernel}:attention", (), name, Case(seqlen_q=2, seqlen_k=2)), lambda: None)
     modules = json.loads(kernel.with_suffix(".json").read_text())
     assert "torch" in modules
     assert {f"tests.properties.test_{name}" for name in LAWS} <= set(modules)

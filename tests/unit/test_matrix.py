@@ -1,18 +1,19 @@
 """The matrix of verdicts: it fits a screen, says for each dtype what it found, and hides no worse verdict."""
 
 import itertools
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 
 from kernels.contract import DTYPES, Capabilities
 from strategies.case import Case
-from tests.harness.bugs import Sightings
 from tests.harness.imprecise import Imprecise, ImpreciseCall
 from tests.harness.kernel_info import KernelInfo
 from tests.harness.law import LAWS
 from tests.harness.matrix import FEW, MARKS, matrix
 from tests.harness.results import Results
+from tests.harness.sightings import Sightings
 from tests.harness.tally import Tally
 from tests.harness.turns import CHEAP_FIRST
 
@@ -64,7 +65,7 @@ def test_laws_about_gradients_do_not_hold_for_a_kernel_that_gives_none() -> None
 
 def seen(law: str, dtype: str) -> dict[str, object]:
     """Return the record of a bug that was seen once."""
-    return {"k/forward-0": Sightings({(law, dtype, "out"): 1}).to_dict()}
+    return {"k/forward-0": Sightings(Counter([(law, dtype, "out")])).to_dict()}
 
 
 def shown(results: Results) -> list[str]:

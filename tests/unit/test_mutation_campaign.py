@@ -12,6 +12,7 @@ from kernels.registry import load
 from strategies.case import Case
 from tests.harness.child import Child
 from tests.harness.kernel_info import KernelInfo
+from tests.harness.run import Run
 from tests.harness.verdict import Finding, Verdict
 from tests.mutation.campaign import CANNOT_RUN, Campaign, FalseAlarm
 from tests.mutation.schedule import LAWS, ROUND, Schedule
@@ -38,10 +39,9 @@ class Answers:
     def close(self) -> None:
         self.closed += 1
 
-    def run(self, request: dict[str, Any], meanwhile: Callable[[], None]) -> Verdict:
-        spec = request["kernel"]
-        self.count[spec] = self.count.get(spec, 0) + 1
-        return self.answer(spec, self.count[spec])
+    def run(self, run: Run, meanwhile: Callable[[], None]) -> Verdict:
+        self.count[run.spec] = self.count.get(run.spec, 0) + 1
+        return self.answer(run.spec, self.count[run.spec])
 
 
 def campaign(answer: Callable[[str, int], Verdict]) -> Campaign:

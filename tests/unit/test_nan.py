@@ -68,7 +68,9 @@ def test_numbers_that_are_only_wrong_say_nothing_of_nan() -> None:
 
 
 def bug(function: str) -> Bug:
-    failure = Failure("k.py:f", "k", (), "special", CASE, finding_in(function, CASE), {})
+    failure = Failure(
+        "k.py:f", (), "special", CASE, kernel="k", finding=finding_in(function, CASE), environment={}
+    )
     return Bug(failure, ("out",), (Need("qk_values", ("set",), ("normal",)),))
 
 
@@ -102,4 +104,4 @@ def test_nan_that_moves_is_one_bug(subject_of: SubjectOf) -> None:
     subject = subject_of("moves", toys=Path(__file__))
     for case in (CASE, replace(CASE, seqlen_q=2), replace(CASE, heads_kv=3, seqlen_k=9)):
         subject.uphold(law_named("special"), case)
-    assert len(subject.bugs) == 1
+    assert len(subject.known.bugs) == 1

@@ -7,10 +7,11 @@ from typing import Any
 
 from kernels.contract import Capabilities
 from strategies.case import Case
-from tests.harness.bugs import Bug, Need, Sightings
+from tests.harness.bugs import Bug, Need
 from tests.harness.conclude import Concluded, with_offers
 from tests.harness.offers import excluding
 from tests.harness.report import Failure
+from tests.harness.sightings import Sightings
 from tests.harness.verdict import Finding
 
 CLAIMS = Capabilities(head_dims=(16, 64))
@@ -50,7 +51,7 @@ def test_a_list_that_leaves_nearly_nothing_is_not_offered() -> None:
 
 def offers(drawn: Iterable[Case], shrunk: Iterable[Case]) -> tuple[str, ...]:
     found = Finding(claim="so", kind="error", tensor="out", tensors=("out",))
-    failure = Failure("k.py:f", "k", (), "forward", CASE, found, {})
+    failure = Failure("k.py:f", (), "forward", CASE, kernel="k", finding=found, environment={})
     one = Bug(failure, ("out",), (GROUP,), offers=("grouped_heads=false",))
     seen = Sightings()
     for case in drawn:

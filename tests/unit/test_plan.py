@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from tests.harness import plan as planning
-from tests.harness import report
 from tests.harness.child import Child
+from tests.harness.run import Run
 from tests.unit.running import CASE, TOYS
 
 
@@ -76,11 +76,11 @@ class TestUsageErrors:
             replace(CASE, head_dim=17),
             replace(CASE, launch=(("block_q", 16),)),
         ):
-            path.write_text(json.dumps(report.record(f"{TOYS}:sound", (), "forward", case)))
+            path.write_text(json.dumps(Run(f"{TOYS}:sound", (), "forward", case).to_dict()))
             with pytest.raises(pytest.UsageError) as refused:
                 plan_of(replay=str(path))
             assert f"--replay: got {case!r}, but {TOYS}:sound claims dtypes=" in str(refused.value)
-        path.write_text(json.dumps(report.record(f"{TOYS}:sound", (), "forward", CASE)))
+        path.write_text(json.dumps(Run(f"{TOYS}:sound", (), "forward", CASE).to_dict()))
         with pytest.raises(pytest.UsageError, match=r"got Case\(.*\), but .* claims dtypes=float16; "):
             plan_of(replay=str(path), claims=["dtypes=float16"])
 

@@ -71,9 +71,9 @@ def test_an_error_that_a_less_precise_design_explains_is_no_case_that_holds(
     subject = subject_of("worse_with_mask", toys=Path(__file__))
     case = Case(seqlen_q=20, seqlen_k=20, head_dim=16, dtype="float32", causal=True)
     for claim in known:
-        subject.precision.add(ImpreciseCall("forward", case, "out", (claim,), 1.0, 1.0))
+        subject.known.precision.add(ImpreciseCall("forward", case, "out", (claim,), 1.0, 1.0))
     subject.uphold(law_named("forward"), case)
-    (bug,) = subject.bugs.values()
+    (bug,) = subject.known.bugs.values()
     fields = {field.name: field for field in bug.failure.explanation.fields}
     assert ("causal" in fields) == bool(known)
     assert ("causal" in {need.name for need in bug.needs}) == bool(known)

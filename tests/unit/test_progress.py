@@ -33,7 +33,9 @@ def test_the_live_line(arguments: tuple[Any, ...], text: str) -> None:
 def test_what_is_found_is_told_once_and_in_one_line(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "bugs.jsonl")
     wrong = Finding(claim="so", kind="error", tensor="out")
-    failure = Failure("toys.py:f", "toys.f", (), "forward", Case(seqlen_k=3), wrong, {})
+    failure = Failure(
+        "toys.py:f", (), "forward", Case(seqlen_k=3), kernel="toys.f", finding=wrong, environment={}
+    )
     bug = Bug(failure, tensors=("out",), needs=(Need("causal", (True,), (False,)),))
     for record in (bug.to_dict(), {"begins": "toys.f", "time": 0.0}, bug.to_dict(), {"imprecise": "toys.g"}):
         ledger.append(record)

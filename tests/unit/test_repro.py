@@ -1,7 +1,6 @@
 """Stand-alone scripts: they fail while the bug is there, and compare what the law compared."""
 
 import itertools
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +12,12 @@ import torch
 from kernels.contract import AttentionKernel
 from kernels.registry import load
 from reference.bounds.accumulation import SAFETY
-from strategies.case import Case, to_json
+from strategies.case import Case
 from tests.harness.budget import ShrinkBudget
 from tests.harness.child import Child
 from tests.harness.explain import HOLDS_ALONE
 from tests.harness.law import law_named
+from tests.harness.run import Run
 from tests.harness.trial import Check, Outputs, Problem, Trial
 from tests.harness.worker import Worker
 from tests.unit.running import CASE, TOYS, SubjectOf, exit_status, finding_of
@@ -54,12 +54,12 @@ def test_a_stand_alone_script_exits_1_until_the_kernel_is_mended(
     if name == "hanging":
         child.run_seconds = 5.0
         # On a busy machine a case that holds may take 5 s as well, so nothing but CASE must be run and reported.
-        subject.shrinking = ShrinkBudget(seconds=0.0)
+        subject.triage.shrinking = ShrinkBudget(seconds=0.0)
     try:
         finding_of(subject, law_name, CASES.get(name, CASE))
     finally:
         child.run_seconds = patient
-    (failure,) = subject.failures.values()
+    (failure,) = subject.known.failures.values()
     script = tmp_path / "reports" / failure.folder / "repro.py"
     assert exit_status(script, tmp_path) == 1
     toys.write_text(TOYS.read_text().replace("MENDED = False", "MENDED = True"))
@@ -71,7 +71,7 @@ def test_a_script_that_holds_is_left_out_and_the_report_says_so(
 ) -> None:
     subject = subject_of("wrong_in_company")
     finding_of(subject, "forward", CASE)
-    (failure,) = subject.failures.values()
+    (failure,) = subject.known.failures.values()
     folder = tmp_path / "reports" / failure.folder
     assert not (folder / "repro.py").exists()
     assert HOLDS_ALONE in (folder / "report.md").read_text()
@@ -133,18 +133,20 @@ def test_a_script_compares_what_the_law_compared() -> None:
 def test_a_script_brings_its_memory_where_the_failure_depends_on_it(name: str, depends: bool) -> None:
     """A row that is never written is right if fresh memory happens to hold the expected zeros."""
     case = replace(CASE, v_values="zeros" if depends else "normal")
-    request = {"law": "forward", "case": json.loads(to_json(case)), "safety": SAFETY}
-    kernel = load(f"{TOYS}:{name}", ())
-    assert Worker("cpu").depends_on_memory(request, kernel, "out") == depends
+    run = Run(f"{TOYS}:{name}", (), "forward", case)
+    kernel = load(run.spec, ())
+    assert Worker("cpu").depends_on_memory(run, kernel, "out") == depends
 
 
 @pytest.mark.usefixtures("unscripted")
 def test_tensors_of_a_script_have_the_layout_of_the_case(subject_of: SubjectOf, tmp_path: Path) -> None:
     subject = subject_of("wrong")
-    subject.shrinking = ShrinkBudget(seconds=0.0)  # shrinking would remove the layouts, which do not matter
+    subject.triage.shrinking = ShrinkBudget(
+        seconds=0.0
+    )  # shrinking would remove the layouts, which do not matter
     case = replace(CASE, q_layout="offset", k_layout="gap", v_layout="expanded_rows", dtype="float32")
     finding_of(subject, "forward", case)
-    (failure,) = subject.failures.values()
+    (failure,) = subject.known.failures.values()
     text = (tmp_path / "reports" / failure.folder / "repro.py").read_text()
     windows = re.findall(r"^(\w+)0 = window\(torch.float32, (\(.*?\)), (\(.*?\)), (\d+)", text, re.MULTILINE)
     assert [(name, stride) for name, _, stride, _ in windows] == [

@@ -1,6 +1,7 @@
 """The text at the end of a run: what it says of each bug and of cases that were left out."""
 
 import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,12 +10,13 @@ from typing import Any
 import pytest
 
 from strategies.case import Case, Spike
-from tests.harness.bugs import Bug, Need, Severity, Sightings
+from tests.harness.bugs import Bug, Need, Severity
 from tests.harness.conclude import Concluded
 from tests.harness.explain import Explanation
 from tests.harness.report import Failure
 from tests.harness.results import Results
 from tests.harness.screen import MOST_LINES, bug_lines, notes, repeats
+from tests.harness.sightings import Sightings
 from tests.harness.verdict import Finding
 from tests.unit.running import TOYS, pytest_run
 from tests.unit.test_matrix import info, item
@@ -36,13 +38,14 @@ NUMBERS = Finding(
     nan=3,
 )
 CASE = Case(seqlen_q=3, dtype="float16", v_values="zeros", spikes=(Spike("v", (0, 0, 0, 15), 1.0),))
-SEEN = Sightings({("forward", "float16", "out"): 9, ("backward", "float32", "dq"): 5})
+SEEN = Sightings(Counter({("forward", "float16", "out"): 9, ("backward", "float32", "dq"): 5}))
 
 
 def concluded(finding: Finding = NUMBERS, case: Case = CASE, **fields: Any) -> Concluded:
     """Return a bug of which everything is known that can be."""
     explanation = Explanation(causes=("q_layout",))
-    failure = Failure("k.py:f", "k.f", (), "forward", case, finding, {"device": "cpu"}, explanation)
+    told: dict[str, Any] = {"finding": finding, "environment": {"device": "cpu"}, "explanation": explanation}
+    failure = Failure("k.py:f", (), "forward", case, kernel="k.f", **told)
     needs = (Need("seqlen_q", (3,), (2,)), Need("causal", (True,), (False,)))
     bug = Bug(failure, tensors=("out",), needs=needs, severity=Severity(17, 20))
     return Concluded(bug, SEEN, **fields)
@@ -95,7 +98,7 @@ def longer(one: Concluded) -> Concluded:
         f.finding, claim="a claim of many words " * 20, expression="results[0]['dk'].sum(-2) " * 9
     )
     case = replace(f.case, spikes=tuple(Spike("v", (0, 0, 0, i), 1.0) for i in range(12)))
-    seen = Sightings({(f"law{i}", f"dtype{i}", f"tensor{i}"): i + 1 for i in range(30)})
+    seen = Sightings(Counter({(f"law{i}", f"dtype{i}", f"tensor{i}"): i + 1 for i in range(30)}))
     needs = tuple(Need(f"a_field_of_a_case_{i}", (True,), (False,)) for i in range(30))
     bug = replace(one.bug, failure=replace(f, finding=finding, case=case, kernel="k" * 99), needs=needs)
     return replace(one, bug=bug, seen=seen, offers=tuple(f"--claims claim_{i}=false: all" for i in range(30)))

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from strategies.case import Case, to_json
-from tests.harness import report
 from tests.harness.bugs import Bug, Severity
 from tests.harness.child import ChildDied, DeviceLost
 from tests.harness.imprecise import Imprecise, ImpreciseCall
 from tests.harness.law import law_named
+from tests.harness.report import Failure
+from tests.harness.run import Run
 from tests.harness.screen import repeats
 from tests.harness.subject import Subject
 from tests.harness.verdict import Finding, Verdict
@@ -38,10 +39,10 @@ class Recorded:
         self.journal = journal
         self.answers = list(answers)
         self.journaled: list[dict[str, Any]] = []
-        self.requests: list[dict[str, Any]] = []
+        self.runs: list[Run] = []
 
-    def run(self, request: dict[str, Any], meanwhile: Callable[[], None]) -> Verdict:
-        self.requests.append(request)
+    def run(self, run: Run, meanwhile: Callable[[], None], seconds: float) -> Verdict:
+        self.runs.append(run)
         self.journaled.append(json.loads(self.journal.read_text()))
         meanwhile()
         return self.answers.pop(0) if self.answers else HELD
@@ -59,6 +60,12 @@ def imprecise(*explained_by: str) -> Verdict:
     """Return the verdict that a call is wrong, with claims each of which would explain it."""
     fields: dict[str, Any] = {"ulps": 12.0, "ratio": 1.5, "explained_by": explained_by}
     return Verdict(status="broken", finding=Finding(claim="so", kind="error", tensor="dq", **fields))
+
+
+def failure(law: str, finding: Finding) -> Failure:
+    """What another process has found."""
+    run = ("toys.py:sound", (), law, SMALL)
+    return Failure(*run, kernel="toys.sound", finding=finding, environment=ENVIRONMENT)
 
 
 class TestSubject:
@@ -83,15 +90,15 @@ class TestSubject:
     def test_rule_2_is_wider_in_the_investigation_of_a_failure(self, recorded: Any) -> None:
         subject, child = recorded(BROKEN)
         finding_of(subject, "forward", CASE)
-        assert child.requests[0]["safety"] < child.requests[1]["safety"]
+        assert child.runs[0].safety < child.runs[1].safety
 
     def test_a_call_that_a_claim_explains_is_remembered_and_not_investigated(self, recorded: Any) -> None:
         subject, child = recorded(imprecise("k_prescaled=true", "tf32=true"), imprecise("k_prescaled=true"))
         for case in (CASE, SMALL):
             subject.uphold(law_named("forward"), case)
-        assert len(child.requests) == 2
-        assert subject.failures == {}
-        (line,) = subject.messages()
+        assert len(child.runs) == 2
+        assert subject.known.failures == {}
+        (line,) = subject.known.messages()
         assert (
             "less precise than FlashAttention-2 (float32), as k_prescaled=true or tf32=true would have"
             in line
@@ -110,39 +117,38 @@ class TestSubject:
         subject, child = recorded()
         record = Imprecise()
         record.add(ImpreciseCall("forward", replace(CASE, dtype="float16"), "out", ("tf32=true",), 3.0, 2.0))
-        subject.ledger.append({"imprecise": "toys.sound", **record.to_dict()})
+        subject.known.ledger.append({"imprecise": "toys.sound", **record.to_dict()})
         child.answers = [imprecise("k_prescaled=true")] * 3
         assert finding_of(subject, "forward", CASE).explained_by == ("k_prescaled=true",)
 
     def test_a_failure_waits_for_the_investigation_of_another_process(self, recorded: Any) -> None:
         subject, child = recorded(BROKEN)
         other = {"process": -1, "begins": "toys.sound", "time": time.time()}
-        subject.ledger.append(other)
+        subject.known.ledger.append(other)
         subject.uphold(law_named("forward"), CASE)
-        assert (subject.failures, len(subject.waiting)) == ({}, 1)
-        found = report.Failure("toys.py:sound", "toys.sound", (), "backward", SMALL, WRONG, ENVIRONMENT)
-        subject.ledger.append(Bug(found, tensors=("out",)).to_dict())
-        subject.ledger.append({"process": -1, "ends": "toys.sound"})
-        subject.finish()
-        assert (subject.failures, subject.waiting, len(child.requests)) == ({}, [], 1)
-        (message,) = subject.messages()
+        assert (subject.known.failures, len(subject.triage.waiting)) == ({}, 1)
+        found = failure("backward", WRONG)
+        subject.known.ledger.append(Bug(found, tensors=("out",)).to_dict())
+        subject.known.ledger.append({"process": -1, "ends": "toys.sound"})
+        subject.triage.finish()
+        assert (subject.known.failures, subject.triage.waiting, len(child.runs)) == ({}, [], 1)
+        (message,) = subject.known.messages()
         assert "by a bug that is reported already" in message
-        assert subject.seen[str(found.folder)].total == 1
+        assert subject.known.seen[str(found.folder)].total == 1
 
     def test_tensors_that_are_always_wrong_are_not_judged_and_counted(self, recorded: Any) -> None:
         subject, child = recorded(Verdict(status="held", beside=("lse",)))
-        wrong_lse = replace(WRONG, tensor="lse")
-        found = report.Failure("toys.py:sound", "toys.sound", (), "forward", SMALL, wrong_lse, ENVIRONMENT)
+        found = failure("forward", replace(WRONG, tensor="lse"))
         everywhere = Bug(found, tensors=("lse",), severity=Severity(20, 20))
-        subject.ledger.append(everywhere.to_dict())
+        subject.known.ledger.append(everywhere.to_dict())
         subject.uphold(law_named("forward"), CASE)
-        assert child.requests[0]["ignored"] == ["lse"]
-        assert subject.seen[str(found.folder)].total == 1
+        assert child.runs[0].ignored == {"lse"}
+        assert subject.known.seen[str(found.folder)].total == 1
 
     def test_a_report_stands_without_a_script(self, recorded: Any, tmp_path: Path) -> None:
         subject, _ = recorded(BROKEN)
         finding_of(subject, "forward", CASE)
-        (failure,) = subject.failures.values()
+        (failure,) = subject.known.failures.values()
         written = {path.name for path in (tmp_path / "reports" / failure.folder).iterdir()}
         assert written == {"case.json", "report.md"}
 
@@ -159,7 +165,7 @@ class TestSubject:
 
         monkeypatch.setattr(subject.runs.child, "ask", lost)
         finding_of(subject, "forward", CASE)
-        (failure,) = subject.failures.values()
+        (failure,) = subject.known.failures.values()
         assert "--inside" in (tmp_path / "reports" / failure.folder / "repro.py").read_text()
 
     def test_a_full_disk_leaves_what_was_there_and_is_told(
@@ -167,7 +173,7 @@ class TestSubject:
     ) -> None:
         subject, child = recorded(BROKEN)
         finding_of(subject, "forward", CASE)
-        (failure,) = subject.failures.values()
+        (failure,) = subject.known.failures.values()
         folder = tmp_path / "reports" / failure.folder
         before = {path.name: path.read_bytes() for path in folder.iterdir()}
 
@@ -176,11 +182,11 @@ class TestSubject:
             raise OSError(errno.ENOSPC, "No space left on device")
 
         monkeypatch.setattr(Path, "write_text", full)
-        subject.learn()
-        subject.bugs.clear()  # forgotten, so that it is found and written again
+        subject.triage.learn()
+        subject.known.bugs.clear()  # forgotten, so that it is found and written again
         child.answers = [BROKEN]
         subject.uphold(law_named("forward"), CASE)
-        assert f"report not written: {folder}: No space left on device" in subject.messages()
+        assert f"report not written: {folder}: No space left on device" in subject.known.messages()
         assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
     @pytest.mark.usefixtures("unscripted")
@@ -195,7 +201,7 @@ class TestSubject:
         assert (subject.tally.known, subject.tally.moved, subject.tally.examples) == (1, 1, 1)
         assert finding_of(subject, "forward", replace(CASE, seqlen_k=3)).kind == "error"
         subject.uphold(law_named("backward"), CASE)
-        (seen,) = subject.seen.values()
+        (seen,) = subject.known.seen.values()
         assert seen.names(0) == ("backward", "forward")
 
     def test_a_known_failure_that_is_gone_is_a_complaint(self, subject_of: SubjectOf) -> None:

@@ -1,0 +1,147 @@
+"""The bugs of a kernel that a process knows, what they are blamed for, and what the text of an item says of them."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from strategies.case import Case
+from tests.harness import report
+from tests.harness.attribute import Broken
+from tests.harness.bugs import Bug, in_parts, with_tensors
+from tests.harness.imprecise import Imprecise, ImpreciseCall
+from tests.harness.ledger import LEDGER, Ledger
+from tests.harness.plainly import is_plain
+from tests.harness.plan import JOURNALS
+from tests.harness.report import Failure
+from tests.harness.sightings import Sightings
+from tests.harness.telling import told
+from tests.harness.verdict import NUMBERS
+
+MOST_BLAMED = 5
+"""After this many failures of one bug, cases that it would break are changed so that they lack something it needs."""
+
+MOST_ENDED = 3
+"""After a bug that needs no field has ended the process this often, no further case is run."""
+
+
+@dataclass
+class KnownBugs:
+    """The bugs of one kernel at one dtype, found by this process or read from the ledger of the run.
+
+    ``failures`` are those that this process has reported, ``seen`` and ``imprecise`` what an item has met. With
+    ``verbose``, the text of the item that finds a bug has all that is known of it; else it has a line for each bug,
+    since the summary tells the rest.
+    """
+
+    kernel: str
+    dtype: str
+    report_dir: Path
+    verbose: bool
+    bugs: dict[str, Bug] = field(default_factory=dict)
+    failures: dict[str, Failure] = field(default_factory=dict)
+    blamed: Counter[tuple[str, str]] = field(default_factory=Counter)
+    precision: Imprecise = field(default_factory=Imprecise)
+
+    def __post_init__(self) -> None:
+        self.ledger = Ledger(self.report_dir / JOURNALS / LEDGER)
+        self.begin()
+
+    def begin(self) -> None:
+        """Start a new item, which has met nothing yet."""
+        self.seen: dict[str, Sightings] = {}
+        self.imprecise = Imprecise()
+        self.unread: list[str] = []
+
+    def messages(self) -> list[str]:
+        """Return what was found since the last call, as a user reads it."""
+        lines, self.unread = self.unread, []
+        return lines
+
+    def tell(self, line: str) -> None:
+        """Add a line to the messages, unless it is among them."""
+        if line not in self.unread:
+            self.unread.append(line)
+
+    def write(self, failure: Failure, script: str | None) -> None:
+        """Write a report. If that is not possible, the run goes on, and a message says so."""
+        try:
+            report.write(failure, self.report_dir, script)
+        except OSError as e:
+            self.tell(f"report not written: {self.report_dir / failure.folder}: {e.strerror}")
+
+    def learn(self) -> None:
+        """Read what other processes have found."""
+        for record in self.ledger.news():
+            if record.get("kernel") == self.kernel:
+                bug = Bug.from_dict(record)
+                self.bugs[bug.key] = with_tensors(bug, self.bugs.get(bug.key, bug).tensors)
+            elif record.get("imprecise") == self.kernel:
+                self.precision.merge(Imprecise.from_dict(record))
+
+    def add(self, bug: Bug) -> None:
+        """Add a bug or what more is known of it, and tell other processes."""
+        self.bugs[bug.key] = bug
+        self.ledger.append(bug.to_dict())
+
+    @property
+    def ignored(self) -> frozenset[str]:
+        """The tensors that are wrong in every case: if they are not judged, other errors can be seen."""
+        always = (bug for bug in self.bugs.values() if bug.is_everywhere)
+        return frozenset(x for bug in always if bug.failure.finding.kind in NUMBERS for x in bug.tensors)
+
+    def closed(self, law: str) -> tuple[Bug, ...]:
+        """Return the bugs for whose cases others are run under a law."""
+        bugs = filter(self._is_closed, self.bugs.values())
+        return tuple(bugs if is_plain(law) else map(in_parts, bugs))
+
+    def _is_closed(self, bug: Bug) -> bool:
+        """Whether cases that meet a bug are run elsewhere, because it ends processes or was seen often enough."""
+        blamed = sum(count for (key, _), count in self.blamed.items() if key == bug.key)
+        if bug.failure.finding.ends_process:
+            return bool(bug.needs) or blamed >= MOST_ENDED
+        # If a bug needs only lengths or numbers, or nothing, no other case can stand for those that meet it.
+        return blamed >= MOST_BLAMED and any(not need.is_numeric for need in bug.needs)
+
+    def blame(self, bug: Bug, law: str, case: Case, tensor: str) -> None:
+        """Count one failing example for a bug, and tell of the bug when a law first shows it."""
+        if not self.blamed[bug.key, law]:
+            self.unread.append(self._told(bug, law))
+        self.blamed[bug.key, law] += 1
+        self.seen.setdefault(bug.key, Sightings()).add(law, case, tensor)
+
+    def blame_beside(self, law: str, case: Case, beside: Sequence[str]) -> None:
+        """Count a case for the bugs that always make some of these tensors wrong."""
+        for bug in list(self.bugs.values()):
+            shared = [tensor for tensor in beside if tensor in bug.tensors]
+            if shared and not bug.needs:
+                self.blame(bug, law, case, shared[0])
+
+    def _told(self, bug: Bug, law: str) -> str:
+        """Return the text for a bug in a failing item: one line or, with ``verbose``, all that is known of it."""
+        path = self.report_dir / bug.failure.folder / "report.md"
+        if bug.key not in self.failures or any(key == bug.key for key, _ in self.blamed):
+            what = f"{self.kernel}: law `{law}` is broken ({self.dtype}) by a bug that is reported already"
+            return f"{what}: {path}"
+        if not self.verbose:
+            return f"{report.headline(bug.failure)}: {path}"
+        more = (f"    {line}" for _, line in told(bug, Sightings()))
+        return "\n".join([report.message(bug.failure, self.report_dir), *more])
+
+    def is_less_precise(self, broken: Broken) -> bool:
+        """Remember a call that is less precise than claimed, if one claim explains it and all such calls so far."""
+        call = ImpreciseCall.of(broken.law, broken.case, broken.finding)
+        if not (call.explained_by and self.precision.explains_also(call)):
+            return False
+        before = self.precision.claims.get(self.dtype)
+        self.precision.add(call)
+        if not self.imprecise.total:
+            self.unread.append(
+                f"{self.kernel}: law `{broken.law}`: {call.tensor} is less precise than FlashAttention-2 "
+                f"({self.dtype}), as {' or '.join(call.explained_by)} would have it; the summary tells of all calls"
+            )
+        self.imprecise.add(call)
+        if self.precision.claims[self.dtype] != before:
+            told = Imprecise({self.dtype: list(call.explained_by)}, {self.dtype: 0}, {call.tensor: call.ulps})
+            self.ledger.append({"imprecise": self.kernel, **told.to_dict()})
+        return True

@@ -1,0 +1,160 @@
+"""What a bug needs to show, and all tensors that are wrong because of it."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from reference.bounds.accumulation import SHRINKING_SAFETY
+from strategies.case import TENSORS, Case
+from strategies.cases import is_claimed
+from tests.harness.attribute import cures, needs_of
+from tests.harness.bugs import Need, are_kindred, wrong_tensors
+from tests.harness.explain import COMES_AND_GOES
+from tests.harness.ordinary import ordinary_cases
+from tests.harness.plainly import NO_PLAIN_LAW, PLAIN_LAWS
+from tests.harness.report import Failure
+from tests.harness.runs import Runs
+from tests.harness.vary import LENGTHS, PAIR, SCORES, Field, fields, value_of, with_value
+from tests.harness.verdict import NUMBERS, Finding
+
+TILES = (32, 64, 128)
+"""Lengths at which a kernel's last tile may be full, whatever its tiles are."""
+COUNTS = ("batch", "heads_kv", "group")
+"""Fields for which the value 1 tells most: any other value may move the error to where the numbers hide it."""
+ORDINARY_JUDGED = 8
+"""How many ordinary cases are run to see which tensors a bug spoils that needs nothing."""
+
+
+@dataclass
+class NeedSearch:
+    """The search for what the bug behind a failure needs, and for the tensors that it spoils.
+
+    ``failure`` has the smallest case that was found. Functions that are passed in run a case; they may raise
+    BudgetSpent, which ends the search. ``judged`` remembers what was found by looking for wrong tensors.
+    """
+
+    runs: Runs
+    failure: Failure
+    judged: dict[tuple[str, Case], Finding | None] = field(default_factory=dict)
+
+    def needs(self, witnesses: Sequence[Case], fails: Callable[[Case], bool]) -> tuple[Need, ...]:
+        """Return the fields without which none of the ``witnesses`` fails; ``fails`` says whether a case does."""
+        case, capabilities = self.failure.case, self.runs.info.capabilities
+        varied = [x for x in fields(case, fails, capabilities) if x.matters]
+        matter = [need for x in varied for need in self.as_needs(x, fails)]
+        # Lengths that do not matter as far as they were varied may still do so at whole tiles.
+        others = (name for name in LENGTHS if name not in [need.name for need in matter])
+        matter += [Need(name, (getattr(case, name),), ()) for name in others]
+        matter = [self.with_whole_tiles(need, fails) for need in matter]
+        found = needs_of(matter, witnesses, fails, capabilities)
+        # A failure that comes and goes may also be absent by chance, so no field is to blame.
+        flaky = COMES_AND_GOES in self.failure.explanation.sentences
+        return () if flaky else without_accidents(self.by_scores(found))
+
+    def as_needs(self, varied: Field, fails: Callable[[Case], bool]) -> Iterator[Need]:
+        """Turn a field that matters into needs: a layout may matter because it differs from another tensor's."""
+        case, name = self.failure.case, varied.name
+        own = value_of(case, name)
+        if name == "lengths":
+            yield Need(name, (own,), ("equal",))
+        elif own == "huge":
+            yield Need("huge", (True,), (False,))
+        elif name.endswith("_layout") and (pair := self.pair_of(name, fails)):
+            yield Need(pair, ("other",), ("contiguous",))
+        else:
+            holds = tuple(value_of(held, name) for held in varied.held)
+            if name in COUNTS:  # of any number but one, what is wrong may be another
+                holds = tuple(x for x in holds if x == 1) or holds
+            # Nothing is wrong in an empty tensor.
+            if name not in LENGTHS or any(holds):
+                yield Need(name, (own,), holds)
+
+    def pair_of(self, name: str, fails: Callable[[Case], bool]) -> str:
+        """Return the name of two layouts that must differ, if one matters by differing from the other, or ""."""
+        case, mine = self.failure.case, name.removesuffix("_layout")
+        for other in TENSORS:
+            if getattr(case, f"{other}_layout") == getattr(case, name):
+                continue
+            alike = with_value(case, f"{other}_layout", getattr(case, name))
+            if is_claimed(alike, self.runs.info.capabilities) and not fails(alike):
+                return " and ".join(sorted((mine, other))) + PAIR
+        return ""
+
+    def with_whole_tiles(self, need: Need, fails: Callable[[Case], bool]) -> Need:
+        """Return a need of a length with those of ``TILES`` at which the case holds; other needs as they are."""
+        if need.name not in LENGTHS:
+            return need
+        case, capabilities = self.failure.case, self.runs.info.capabilities
+        tiles = [(x, with_value(case, need.name, x)) for x in TILES if x not in need.holds]
+        holds = [x for x, tiled in tiles if is_claimed(tiled, capabilities) and not fails(tiled)]
+        return replace(need, holds=(*need.holds, *holds))
+
+    def by_scores(self, needs: Sequence[Need]) -> list[Need]:
+        """Replace needs of sm_scale and of the numbers of q and k by one need of large scores.
+
+        A large scale and large numbers make the same scores.
+        """
+        made = [need for need in needs if need.name in ("sm_scale", "qk_values")]
+        # NaN and infinity come from large scores, wherever these come from.
+        is_scale = [x.name for x in made] == ["sm_scale"] and self.failure.finding.kind != "nonfinite"
+        if not made or is_scale:
+            return list(needs)
+        return [*(need for need in needs if need not in made), Need(SCORES, ("other",), ("ordinary",))]
+
+    def tensors_of(self, needs: Sequence[Need], cases: Sequence[Case], spend: Callable[[], None]) -> set[str]:
+        """Return all tensors that are wrong because of the bug, under its own law and the plain ones.
+
+        Tensors that are still wrong when a need of the bug is taken away are another bug's.
+        """
+        own = self.failure.law
+        beside = () if own in NO_PLAIN_LAW or self.failure.finding.kind not in NUMBERS else PLAIN_LAWS
+        found: set[str] = set()
+        for law in dict.fromkeys((own, *beside)):
+            for witness in cases:
+                wrong = self.wrong(witness, law, spend)
+                for need in needs:
+                    cured = list(cures(need, witness, self.runs.info.capabilities))[:1] if wrong else []
+                    for case in cured:
+                        wrong = wrong - self.wrong(case, law, spend)
+                found |= wrong
+        return found
+
+    def always_wrong(self, spend: Callable[[], None]) -> set[str]:
+        """Return the tensors that are wrong in every ordinary case in which this failure's own tensor is wrong.
+
+        This is asked for a bug that needs no field. Its small cases can't tell, as they were made to show one tensor.
+        """
+        finding, info = self.failure.finding, self.runs.info
+        own, law = finding.tensor, self.failure.law
+        if not own or law in NO_PLAIN_LAW:
+            return set()
+        law = "backward" if info.capabilities.backward else law
+        ordinary = ordinary_cases(info.capabilities, self.failure.case.dtype, self.runs.device_type)
+        found = [self.wrong(case, law, spend) for case in ordinary[:ORDINARY_JUDGED]]
+        showing = [wrong for wrong in found if own in wrong]
+        always = set.intersection(*showing) if showing else set()
+        return {tensor for tensor in always if are_kindred({own}, {tensor}) or "out" in always}
+
+    def wrong(self, case: Case, law: str, spend: Callable[[], None]) -> set[str]:
+        """Return the tensors that are wrong in a case."""
+        if (law, case) not in self.judged:
+            spend()
+            # Errors that a less precise design would explain count as well.
+            options: dict[str, Any] = {"safety": SHRINKING_SAFETY, "explained": True}
+            self.judged[law, case] = self.runs.hard(law, case, self.failure.ignored, **options)
+        finding = self.judged[law, case]
+        same = finding is not None and finding.signature == self.failure.finding.signature
+        return wrong_tensors(finding) if finding and same else set()
+
+
+def without_accidents(needs: Sequence[Need]) -> tuple[Need, ...]:
+    """Return each need once, without those that others imply.
+
+    The dtype counts only if ordinary numbers show the bug, because special numbers are special to a format.
+    """
+    unique: dict[Any, Need] = {need.name: need for need in needs}
+    if SCORES in unique or any(name.endswith("_values") for name in unique):
+        unique.pop("dtype", None)
+    if "lengths" in unique:  # a change of one length may make both equal
+        unique = {name: need for name, need in unique.items() if name not in LENGTHS}
+    return tuple(unique.values())

@@ -1,0 +1,83 @@
+"""One run of a case: the record that files hold, that the child process is sent, and that both are read by."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reference.bounds.accumulation import SAFETY
+from strategies.case import Case, from_json, to_json
+from strategies.tensors import check_case
+from tests.harness.law import LAWS
+
+FORMAT = 1
+"""The version of the record's format. The case in it has a version of its own."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A law tried on one case of the kernel of a SPEC, with ``claims`` stated beside it, each as ``key=value``.
+
+    Tensors in ``ignored`` are not judged. ``safety`` is how many standard deviations rule 2 of the bounds allows.
+    """
+
+    spec: str
+    claims: tuple[str, ...]
+    law: str
+    case: Case
+    ignored: frozenset[str] = frozenset()
+    safety: float = SAFETY
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the record that files hold. It does not tell how this run is judged, only what is run."""
+        kept = {"kernel": self.spec, "claims": list(self.claims), "law": self.law}
+        return {"flashproof": FORMAT, **kept, "case": json.loads(to_json(self.case))}
+
+    def request(self, do: str, **more: Any) -> dict[str, Any]:
+        """Return the request by which the child process does something with this run."""
+        judged = {"ignored": sorted(self.ignored), "safety": self.safety}
+        return {"do": do, **self.to_dict(), **judged, **more}
+
+
+def run_of(record: dict[str, Any]) -> Run:
+    """Return the run of a record or a request. Raises ValueError, in one line, for what neither would hold."""
+
+    def value(key: str, expected: str, accepts: Callable[[Any], bool], default: Any = None) -> Any:
+        found = record.get(key, default)
+        if not accepts(found):
+            raise ValueError(f"{key}: got {found!r:.80}, expected {expected}")
+        return found
+
+    value("flashproof", f"format {FORMAT}", lambda x: x == FORMAT)
+    return Run(
+        value("kernel", "a string", lambda x: isinstance(x, str)),
+        tuple(value("claims", "a list of key=value strings", _are_strings)),
+        value("law", f"one of {', '.join(LAWS)}", lambda x: x in LAWS),
+        from_json(json.dumps(record.get("case"))),
+        frozenset(value("ignored", "a list of tensors", _are_strings, [])),
+        value("safety", "a number above 0", lambda x: isinstance(x, float) and x > 0, SAFETY),
+    )
+
+
+def _are_strings(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(x, str) for x in value)
+
+
+def read(path: Path) -> Run:
+    """Read the case.json of a report, or a journal. Raises ValueError, in one line, for anything else."""
+    expected = "expected the case.json of a report"
+    try:
+        record: Any = json.loads(path.read_text())
+    except OSError as e:
+        raise ValueError(f"{path}: can't be read ({e.strerror}), {expected}") from e
+    except (ValueError, RecursionError) as e:
+        raise ValueError(f"{path}: is not JSON ({e}), {expected}") from e
+    if not isinstance(record, dict) or "flashproof" not in record:
+        raise ValueError(f"{path}: {expected}, got other JSON")
+    try:
+        run = run_of(record)
+        check_case(run.case)
+    except ValueError as e:
+        raise ValueError(f"{path}: {e}") from e
+    return run

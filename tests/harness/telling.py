@@ -1,0 +1,126 @@
+"""How a bug is told: how bad it is, where it showed and what it needs, and which of several comes first."""
+
+import math
+from typing import Any
+
+from tests.harness.bugs import Bug, Need
+from tests.harness.report import headline
+from tests.harness.sightings import Sightings
+from tests.harness.vary import LENGTHS, PAIR, SCORES, VALUES_OF, text
+from tests.harness.verdict import NUMBERS, Finding
+
+MANY_ULPS = 1e6
+"""An error of this many units in the last place or more is plainly wrong, so that its number of units is not told."""
+
+
+def told(bug: Bug, seen: Sightings) -> list[tuple[str, str]]:
+    """Say how bad a bug is, where it showed and what it needs: each as a label and a text that needs no label."""
+    facts = []
+    if tried := bug.severity.tried:
+        share = f"shows in {bug.severity.shown} of {tried} ordinary cases"
+        facts.append(("how bad", share + _size(bug.failure.finding)))
+    if seen.total:
+        places = [seen.names(place) for place in (0, 1, 2)]
+        where = "; ".join(", ".join(names) for names in places if names)
+        facts.append(("seen", f"{seen.total} failing example{'s' * (seen.total > 1)}: {where}"))
+    if bug.needs:
+        facts.append(("needs", needed(bug)))
+    return facts
+
+
+def needed(bug: Bug) -> str:
+    """Return what a bug needs, in words; "" if it always shows."""
+    return f"only with {', '.join(map(_need, bug.needs))}" if bug.needs else ""
+
+
+def _size(finding: Finding) -> str:
+    """Say how large the error is, if the finding has numbers."""
+    if finding.kind == "nonfinite":
+        return "; NaN is lost" if finding.of_nan == ("lost",) else "; not finite"
+    if finding.ulps is None or finding.relative is None:
+        return ""
+    ulps, relative = float(finding.ulps), float(finding.relative)
+    sizes = [f"{ulps:.3g} ulps off"] if ulps < MANY_ULPS else []
+    sizes += [f"{relative:.2g} of {finding.tensor}'s norm"] if math.isfinite(relative) else []
+    return f"; {', '.join(sizes)}" if sizes else ""
+
+
+def _need(need: Need) -> str:
+    """Say in words what is needed."""
+    if need.name == "huge":
+        return "huge strides"
+    if need.name in VALUES_OF:
+        return f"special numbers in {' or '.join(VALUES_OF[need.name])}"
+    if need.name == "lengths":
+        return "unequal lengths"
+    if need.name == SCORES:
+        return "large or special scores"
+    if need.name in LENGTHS:
+        return f"{need.name} {need.side[0]} {need.side[1]}" if need.side else f"certain {need.name}"
+    if need.name.endswith(PAIR):
+        return need.name
+    if need.name == "sm_scale":  # of many values few were tried
+        return f"sm_scale other than {' or '.join(map(text, need.holds))}"
+    return f"{need.name} {text(need.fails[0])}"
+
+
+RANKS = ("numbers", "crashes", "range", "special", "imprecise", "accepted")
+"""Kinds of bugs, the worst first: wrong numbers on ordinary data, failures without numbers on ordinary data, failures
+at the ends of the range, failures with NaN or infinity in the inputs, results that are only less precise than they
+should be, and calls that should have been refused."""
+
+
+def rank(bug: Bug) -> str:
+    """Return which of ``RANKS`` a bug belongs to."""
+    finding, share = bug.failure.finding, bug.severity.share
+    if finding.kind == "accepted":
+        return "accepted"
+    if finding.explained_by:
+        return "imprecise"
+    if bug.failure.law == "special":
+        return "special"
+    if share == 0 or (share is None and (bug.needs_numbers or bug.is_huge)):
+        return "range"
+    return "numbers" if finding.kind in NUMBERS else "crashes"
+
+
+def severity(bug: Bug) -> tuple[Any, ...]:
+    """Return a key that sorts the worst bug first: by rank, share of ordinary cases, and size of its error."""
+    f = bug.failure.finding
+    relative, ratio = (float("inf") if x is None else float(x) for x in (f.relative, f.ratio))
+    return RANKS.index(rank(bug)), -(bug.severity.share or 0.0), -relative, -ratio, bug.key
+
+
+def row(bug: Bug, seen: Sightings) -> dict[str, Any]:
+    """Return a bug's entry in summary.json."""
+    f = bug.failure.finding
+    return {
+        "kernel": bug.failure.kernel,
+        "law": bug.failure.law,
+        "tensor": f.tensor,
+        "tensors": sorted(bug.tensors),
+        "laws": seen.names(0),
+        "dtypes": seen.names(1),
+        "failures": seen.total,
+        "headline": headline(bug.failure),
+        "matters": [need.name for need in bug.needs],
+        "folder": bug.key,
+        "rank": rank(bug),
+        "ordinary_shown": bug.severity.shown,
+        "ordinary_tried": bug.severity.tried,
+        "ratio": "inf" if f.ratio is None else f.ratio,
+        "ulps": f.ulps,
+        "relative": f.relative,
+        "offers": bug.offers,
+    }
+
+
+def annotation(bug: Bug, seen: Sightings) -> str:
+    """Return a workflow command, a line that GitHub Actions shows as an annotation of a run."""
+    needs = ", ".join(need.name for need in bug.needs) or "nothing that was varied"
+    title = _escaped(headline(bug.failure)).replace(":", "%3A").replace(",", "%2C")
+    return f"::error title={title}::{_escaped(f'{seen.total} failures; matters: {needs}; {bug.key}')}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")

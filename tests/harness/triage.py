@@ -1,0 +1,142 @@
+"""What becomes of a failure: known bugs explain it, or it waits for another process, or it is investigated."""
+
+import math
+import shutil
+import time
+from dataclasses import dataclass, field
+from functools import partial
+
+from tests.harness.attribute import Broken, attribute, is_same
+from tests.harness.budget import Clock, ShrinkBudget
+from tests.harness.bugs import Bug, in_parts, met_again, with_tensors
+from tests.harness.child import HarnessError
+from tests.harness.investigate import Investigation
+from tests.harness.known_bugs import KnownBugs
+from tests.harness.plainly import is_plain, plainly
+from tests.harness.report import Failure
+from tests.harness.runs import Runs
+
+WAIT_SECONDS = 3.0
+"""Seconds that an item waits at its end for another process's investigation, if other items follow."""
+
+POLL_SECONDS = 0.2
+"""Seconds between looks whether another process has finished its investigation."""
+
+
+@dataclass
+class Triage:
+    """Sorts the failures of one kernel at one dtype.
+
+    A failure that ``known`` bugs explain is counted for them, any other is investigated at once, in the time that
+    ``clock`` and ``shrinking`` leave.
+    """
+
+    runs: Runs
+    known: KnownBugs
+    environment: dict[str, str]
+    shrinking: ShrinkBudget
+    clock: Clock = field(default_factory=Clock)
+    waiting: list[Broken] = field(default_factory=list)
+
+    def learn(self) -> None:
+        """Read what other processes have found, and sort the failures that waited for that."""
+        self.known.learn()
+        if self.waiting and not self.known.ledger.is_busy(self.known.kernel):
+            waiting, self.waiting = self.waiting, []
+            for broken in waiting:
+                self.sort(broken)
+
+    def finish(self, *, last: bool = True) -> None:
+        """End an item: failures that wait for the investigation of another process are sorted when that is over.
+
+        Only in the ``last`` round does this wait as long as it takes; before, later items may sort them.
+        """
+        patient = time.perf_counter() + (math.inf if last else WAIT_SECONDS)
+        while self.waiting and self.clock.cut(1.0) > 0 and time.perf_counter() < patient:
+            self.learn()
+            time.sleep(POLL_SECONDS if self.waiting else 0.0)
+        if not last:
+            return
+        # Only one failure of each kind is investigated, as there is no time left to tell them apart.
+        found = ((broken.finding, broken) for broken in self.waiting)
+        kinds = {(x.tensor, x.signature, x.of_nan): broken for x, broken in found}
+        self.waiting = []
+        for broken in kinds.values():
+            self.sort(broken, patient=False)
+
+    def sort(self, broken: Broken, *, patient: bool = True) -> None:
+        """Count a failure for the bugs that explain it. What is left is investigated as a new bug, or waits."""
+        rest = self._unexplained(broken)
+        if rest is None or self.known.is_less_precise(rest):
+            return
+        ledger, kernel = self.known.ledger, self.known.kernel
+        if not (patient and ledger.is_busy(kernel)):
+            with ledger.investigating(kernel):
+                if not (patient and ledger.is_busy(kernel)):
+                    self._investigate(rest)
+                    return
+        self.waiting.append(rest)
+
+    def report(self, broken: Broken) -> None:
+        """Report the failure of a replay as it is, with its explanation."""
+        if not self.known.is_less_precise(broken) and not self.known.failures:
+            self._investigate(broken, shrink=False)
+
+    def _unexplained(self, broken: Broken) -> Broken | None:
+        """Return what known bugs leave of a failure, which is counted for those that explain a part of it."""
+        known = tuple(self.known.bugs.values())
+        if not is_plain(broken.law) and broken.finding.ends_process:
+            for bug in known:
+                if in_parts(bug).end_of(broken.case):
+                    self.known.blame(bug, broken.law, broken.case, "")
+                    return None
+        run = partial(self.runs.hard, explained=bool(broken.finding.explained_by))
+        capabilities = self.runs.info.capabilities
+        outcome = attribute(plainly(broken, run, capabilities), known, run, capabilities)
+        for bug in outcome.blamed:
+            self.known.blame(bug, broken.law, broken.case, broken.finding.tensor)
+        return outcome.rest
+
+    def _investigate(self, broken: Broken, *, shrink: bool = True) -> None:
+        """Investigate a failure that no known bug explains."""
+        info = self.runs.info
+        run = info.spec, info.claims, broken.law, broken.case, broken.ignored
+        failure = Failure(*run, kernel=info.name, finding=broken.finding, environment=self.environment)
+        investigation = Investigation(self.runs, failure, self.known, self.shrinking, self.clock)
+        try:
+            bug = investigation.bug(shrink=shrink)
+        except HarnessError as e:  # the bug is kept as far as it is known
+            self.known.tell(f"Flashproof itself failed as it looked into a failure of {info.name}: {e}")
+            bug = investigation.as_it_is
+        known_as = self._same_as(bug)
+        if known_as is None:
+            self.known.failures[bug.key] = bug.failure
+        else:
+            shutil.rmtree(self.known.report_dir / bug.failure.folder, ignore_errors=True)
+            bug = known_as
+        self.known.add(bug)
+        self.known.blame(bug, broken.law, broken.case, broken.finding.tensor)
+        self.known.seen[bug.key].keep(investigation.cases.shrunk)
+
+    def _same_as(self, bug: Bug) -> Bug | None:
+        """Return the known bug that this is, with what has been found of it now; None for a new one."""
+        run, capabilities = partial(self.runs.hard, explained=True), self.runs.info.capabilities
+        for known in self.known.bugs.values():
+            if is_same(known, bug, run, capabilities):
+                by_plain_law = is_plain(bug.failure.law)
+                return met_again(known, bug) if by_plain_law else with_tensors(known, bug.tensors)
+        return self._blamed_for_smallest(bug.failure)
+
+    def _blamed_for_smallest(self, f: Failure) -> Bug | None:
+        """Return the known bug that breaks a call which a comparing law makes for its smallest case, or None."""
+        if not self.known.bugs or is_plain(f.law):
+            return None
+        verdict = self.runs.verdict(f.law, f.case)
+        if verdict.finding is None:
+            return None
+        run, capabilities = self.runs.hard, self.runs.info.capabilities
+        told = plainly(Broken(f.law, f.case, verdict.finding, sizes=tuple(verdict.sizes)), run, capabilities)
+        if told.law == f.law:
+            return None
+        outcome = attribute(told, tuple(self.known.bugs.values()), run, capabilities)
+        return outcome.blamed[0] if outcome.rest is None and outcome.blamed else None

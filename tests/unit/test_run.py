@@ -1,0 +1,93 @@
+"""The record of a run: it is read as it was written, and anything else is refused in one line."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.harness.run import Run, read, run_of
+from tests.unit.running import CASE
+
+RUN = Run("toys.py:f", ("lse=false",), "forward", CASE)
+
+
+def test_a_request_says_how_the_run_is_judged() -> None:
+    judged = replace(RUN, ignored=frozenset({"lse", "dq"}), safety=8.0)
+    assert run_of(json.loads(json.dumps(judged.request("run", more=1)))) == judged
+
+
+def test_a_file_does_not_say_how_the_run_is_judged(tmp_path: Path) -> None:
+    path = tmp_path / "case.json"
+    judged = replace(RUN, ignored=frozenset({"lse"}), safety=8.0)
+    path.write_text(json.dumps(judged.to_dict()))
+    assert read(path) == RUN
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (lambda text: text[:100], "is not JSON"),
+        (lambda text: "[" * 100_000, "is not JSON"),
+        (lambda text: "[]", "expected the case.json of a report, got other JSON"),
+        (lambda text: '{"case": {}}', "expected the case.json of a report, got other JSON"),
+        (
+            lambda text: text.replace('"flashproof": 1', '"flashproof": 2'),
+            "flashproof: got 2, expected format 1",
+        ),
+        (
+            lambda text: text.replace('"version": 4', '"version": 0'),
+            "case.version: got 0, expected 1 to 4",
+        ),
+        (
+            lambda text: text.replace('"law": "forward"', '"law": "murphy"'),
+            "law: got 'murphy', expected one of",
+        ),
+        (
+            lambda text: text.replace('"kernel": "toys.py:f"', '"kernel": 3'),
+            "kernel: got 3, expected a string",
+        ),
+        (
+            lambda text: text.replace('"lse=false"', "7"),
+            r"claims: got \[7\], expected a list of key=value strings",
+        ),
+        (lambda text: text.replace('"case": {', '"other": {'), "case: got None, expected an object"),
+        (
+            lambda text: text.replace('"law": ', '"ignored": 7, "law": '),
+            "ignored: got 7, expected a list of tensors",
+        ),
+        (
+            lambda text: text.replace('"law": ', '"safety": "wide", "law": '),
+            "safety: got 'wide', expected a number above 0",
+        ),
+        (lambda text: text.replace('"seed": 0', '"seed": -1'), "case.seed: got -1, expected an integer"),
+        (
+            lambda text: text.replace('"seed": 0', f'"seed": {2**32}'),
+            "case.seed: got .*, expected a number",
+        ),
+        (
+            lambda text: text.replace('"k_layout": "contiguous"', '"k_layout": "bhdn"'),
+            "case.k_layout: got 'bhdn', expected one of contiguous, ",
+        ),
+        (
+            lambda text: text.replace('"batch": 1', '"batch": 1000000000000'),
+            r"case: got q of shape \(1000000000000, .*\), expected at most",
+        ),
+    ],
+)
+def test_what_was_not_written_by_us_is_refused_in_one_line(
+    tmp_path: Path, change: Callable[[str], str], complaint: str
+) -> None:
+    path = tmp_path / "case.json"
+    path.write_text(change(json.dumps(RUN.to_dict())))
+    with pytest.raises(ValueError, match=complaint) as refused:
+        read(path)
+    assert str(path) in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("path", ["missing.json", "."])
+def test_what_cannot_be_read_is_refused(tmp_path: Path, path: str) -> None:
+    with pytest.raises(ValueError, match="can't be read"):
+        read(tmp_path / path)
