@@ -8,7 +8,7 @@ from typing import Any
 from kernels.contract import Capabilities
 from strategies.case import SIMPLEST, Case
 from strategies.cases import is_claimed
-from tests.harness.bugs import Bug, Need, wrong_tensors
+from tests.harness.bugs import Bug, Need, is_small, wrong_tensors
 from tests.harness.vary import LENGTHS, PAIR, SCORES, TILES_OF, VALUES_OF, value_of, with_value
 from tests.harness.verdict import NUMBERS, Finding
 
@@ -81,7 +81,7 @@ def _without(bug: Bug, broken: Broken, run: Try, capabilities: Capabilities) -> 
     telling = [need for need in bug.needs if need.is_telling]
     if telling and not bug.is_met(broken.case):
         return _Cured(False)
-    if not all(_is_present(need, broken.case) for need in bug.needs if need.name not in LENGTHS):
+    if not all(is_present(need, broken.case) for need in bug.needs if need.name not in LENGTHS):
         return _Cured(False)
     other = None
     for need in telling or bug.needs:
@@ -101,11 +101,11 @@ def _without(bug: Bug, broken: Broken, run: Try, capabilities: Capabilities) -> 
                 break
         if not cured or (still and need.cures_by_all):
             # Another length that still fails counts only if the case already has what the bug needs.
-            return _Cured(False, still if _is_present(need, broken.case) else None)
+            return _Cured(False, still if is_present(need, broken.case) else None)
     return _Cured(True, other)
 
 
-def _is_present(need: Need, case: Case) -> bool:
+def is_present(need: Need, case: Case) -> bool:
     """Whether a case may have what is needed: its value is none of those that held."""
     return value_of(case, need.name) not in need.holds
 
@@ -151,13 +151,23 @@ def is_same(known: Bug, bug: Bug, run: Try, capabilities: Capabilities) -> bool:
     if not known.is_kin(bug):
         return False
     for one, other in ((known, bug), (bug, known)):
-        tells = any(need.is_telling for need in other.needs)
-        if one.is_everywhere and not tells and other.failure.finding.tensor in one.tensors:
-            return True  # in the smallest case lengths and numbers may matter by accident
+        if one.needs_no_more_than_dtype and _is_shown_by(one, other, run, capabilities):
+            return True
     if bug.failure.finding.ends_process:  # each run to make sure would end a process
         return bool({need.name for need in bug.needs} & {need.name for need in known.needs})
     both = ((known, bug), (bug, known))
     return all(_is_cured_as(one, other, run, capabilities) for one, other in both)
+
+
+def _is_shown_by(one: Bug, other: Bug, run: Try, capabilities: Capabilities) -> bool:
+    """Whether the other bug's smallest case shows this one, which needs nothing but its dtype."""
+    f = other.failure
+    are_roundings = is_small(one.failure.finding) and is_small(f.finding)
+    if one.is_everywhere and f.finding.tensor in one.tensors and one.is_met(f.case):
+        # In a small case lengths and numbers may matter by accident, and all fields may if errors are small.
+        return are_roundings or not any(need.is_telling for need in other.needs)
+    # In other dtypes it depends on the numbers whether the same roundings show.
+    return are_roundings and bool(one.needs) and _is_cured_as(other, one, run, capabilities)
 
 
 def _is_cured_as(one: Bug, other: Bug, run: Try, capabilities: Capabilities) -> bool:
@@ -171,7 +181,7 @@ def _is_cured_as(one: Bug, other: Bug, run: Try, capabilities: Capabilities) -> 
     telling = [need for need in other.needs if need.is_telling]
     fails = partial(_shows, one, run)
     outcomes = (
-        _is_present(need, f.case) and _is_needed(need, f.case, fails, capabilities)
+        is_present(need, f.case) and _is_needed(need, f.case, fails, capabilities)
         for need in map(partial(_as_in, one), telling or other.needs)
     )
     return all(outcomes) if telling else any(outcomes)
@@ -188,6 +198,8 @@ def _shows(bug: Bug, run: Try, case: Case) -> bool:
     finding, mine = run(bug.failure.law, case, frozenset()), bug.failure.finding
     if finding is None or not bug.could_break(finding):
         return False
+    if finding.explained_by and not (mine.explained_by or is_small(mine)):
+        return False  # what is left is less precise, as another bug may make it
     return mine.kind != "nonfinite" or finding.kind == mine.kind
 
 

@@ -14,6 +14,9 @@ from tests.harness.verdict import NUMBERS, Finding
 SMALLEST_TILE = 16
 """A length below this is not taken for that of a tile."""
 
+OF_ROUNDINGS = 2.0**-7
+"""A relative error below this may come from a format of few bits."""
+
 ENOUGH = 8
 """At least this many ordinary cases must be run to say that a bug shows in all of them."""
 
@@ -118,10 +121,15 @@ class Bug:
         return any(need.name == "huge" for need in self.needs)
 
     @property
+    def needs_no_more_than_dtype(self) -> bool:
+        """Whether nothing but the dtype is known to decide whether it shows."""
+        return all(need.name == "dtype" for need in self.needs)
+
+    @property
     def is_everywhere(self) -> bool:
-        """Whether it shows in every case, judged by the ordinary ones."""
+        """Whether it shows in every case of the dtypes that it needs, judged by the ordinary ones."""
         s = self.severity
-        return not self.needs and s.shown == s.tried >= ENOUGH
+        return self.needs_no_more_than_dtype and s.shown == s.tried >= ENOUGH
 
     @property
     def needs_numbers(self) -> bool:
@@ -216,6 +224,11 @@ def are_kindred(some: set[str], others: set[str]) -> bool:
     gradients are judged at the kernel's lse; and gradients that are wrong are another one.
     """
     return bool(some & others) or "out" in some | others or "lse" not in some | others
+
+
+def is_small(finding: Finding) -> bool:
+    """Whether an error is as small as a rounding error in a format of few bits."""
+    return finding.relative is not None and float(finding.relative) < OF_ROUNDINGS
 
 
 def wrong_tensors(finding: Finding) -> set[str]:

@@ -1,16 +1,16 @@
 """The investigation of one failure: its smallest case, what it needs, its severity, and a script that shows it."""
 
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 from reference.bounds.accumulation import SHRINKING_SAFETY
 from strategies.case import LAYOUT_FIELDS, Case
-from tests.harness.attribute import Broken, attribute, needs_of
+from tests.harness.attribute import Broken, attribute, is_present, is_same, needs_of
 from tests.harness.budget import LEAST_SECONDS, BudgetSpent, Clock, ShrinkBudget
-from tests.harness.bugs import ENOUGH, Bug, Need, Severity, wrong_tensors
+from tests.harness.bugs import ENOUGH, Bug, Need, Severity, is_small, wrong_tensors
 from tests.harness.child import ChildDied, DeviceLost
 from tests.harness.explain import HOLDS_ALONE, Explanation, Seen, explain
 from tests.harness.gentle import RUNS, gently_reduced, in_general_layout
@@ -36,8 +36,6 @@ FEW_CRASHES = 3
 """How many ordinary cases are run of a failure that ends the process."""
 CONTRASTS = ("causal", "group", "heads_kv", "head_dim", "seqlen_k", "seqlen_q")
 """The fields in which ordinary cases differ."""
-OF_ROUNDINGS = 2.0**-7
-"""A relative error below this may come from a format of few bits."""
 CONTRASTED = 4
 """How many ordinary cases that show a bug, and how many that do not, are compared."""
 LEAST_HASTE = 0.3
@@ -51,7 +49,8 @@ class Investigation:
     """The investigation of one failure of a kernel some of whose bugs are ``known``.
 
     ``clock`` is that of the run; after its end the investigation must soon be over. A report is written at once, and
-    that of each smaller case replaces it.
+    that of each smaller case replaces it. If it is ``hurried``, the case is reported as it was drawn, so that time is
+    left for other failures.
     """
 
     runs: Runs
@@ -59,6 +58,7 @@ class Investigation:
     known: KnownBugs
     shrinking: ShrinkBudget
     clock: Clock
+    hurried: bool = False
     cases: Sightings = field(default_factory=Sightings)
     haste: float = 1.0
     answers: dict[tuple[str, Case], Finding | None] = field(default_factory=dict)
@@ -73,25 +73,62 @@ class Investigation:
         number = sum(known.failure.kin == self.failure.kin for known in self.known.bugs.values())
         self.failure = first = replace(self.failure, number=number)
         self.known.write(self.failure, None)
+        self.cases.keep([(drawn.law, drawn.case)])
         gently = self.failure.finding.ends_process
-        if shrink:
-            (self.reduce_gently if gently else self.reduce)()
-        if not gently:
+        if shrink and not gently:
+            self.diagnose()
+            if self.is_known():
+                return self.as_it_is
+        thorough = shrink and not self.hurried
+        if shrink and gently:
+            self.reduce_gently()
+        elif thorough:
+            self.reduce()
+        if not gently and not self.hurried:
             self.explain()
         bug = self.as_it_is
-        if shrink and not gently:
+        if thorough and not gently:
             bug = self.with_needs(bug, first)
         failure, script = self.scripted(bug.failure)
         self.known.write(failure, script)
         bug = replace(bug, failure=failure)
-        self.cases.keep([(drawn.law, drawn.case)])
-        return self.with_severity(bug) if shrink else bug
+        return self.with_severity(bug) if thorough else bug
 
     @property
     def as_it_is(self) -> Bug:
         """The bug, as far as it is known."""
+        case = self.failure.case
         named = (self.failure.finding.tensor,) if self.failure.finding.tensor else ()
-        return Bug(self.failure, tensors=named, needs=self.needs)
+        present = (need for need in self.needs if is_present(need, case))
+        needs = tuple(replace(need, fails=(value_of(case, need.name),)) for need in present)
+        return Bug(self.failure, tensors=named, needs=needs)
+
+    def diagnose(self) -> None:
+        """Find out in few runs what the drawn case needs, as nothing else may be known of it in the end."""
+        fails = partial(self.fails_in_common, self.beside_shrinking(NEEDS_SECONDS))
+        with suppress(BudgetSpent):
+            self.needs = NeedSearch(self.runs, self.failure).diagnosed(fails)
+
+    def is_known(self) -> bool:
+        """Whether what the drawn case needs shows that a known bug makes other tensors wrong here."""
+        bug, capabilities = self.as_it_is, self.runs.info.capabilities
+        spend = self.beside_shrinking(NEEDS_SECONDS)
+
+        def run(law: str, case: Case, ignored: frozenset[str]) -> Finding | None:
+            spend()
+            return self.runs.hard(law, case, ignored, explained=True)
+
+        known = list(self.known.bugs.values()) if bug.needs else []
+        with suppress(BudgetSpent):
+            return any(is_same(other, bug, run, capabilities) for other in known)
+        return False
+
+    def fails_in_common(self, spend: Callable[[], None], case: Case) -> bool:
+        """Whether a changed case fails in the same tensor: others may be wrong because of a bug that is not known."""
+        if (self.failure.law, case) not in self.answers:
+            spend()
+            self.found(case)
+        return is_not_cured(self.failure.finding, self.answers[self.failure.law, case])
 
     @cached_property
     def search(self) -> NeedSearch:
@@ -111,10 +148,11 @@ class Investigation:
     def counted(self, finding: Finding | None) -> Finding | None:
         """Return a finding as what it says of this failure; one that a less precise design explains says nothing.
 
-        It shows no wrong numbers, and it does not hold either, unless the kernel is known to be as imprecise.
+        It shows no wrong numbers, and it does not hold either, unless the kernel is known to be as imprecise. If this
+        failure is as small as a rounding error itself, a less precise case shows the same.
         """
         mine = self.failure.finding
-        if finding is None or mine.explained_by or not finding.explained_by:
+        if finding is None or mine.explained_by or not finding.explained_by or is_small(mine):
             return finding
         usual = not {*finding.explained_by}.isdisjoint(self.known.precision.common)
         return None if usual else replace(finding, kind=UNCLEAR)
@@ -125,7 +163,8 @@ class Investigation:
         if finding and finding.explained_by and not self.failure.finding.explained_by:
             return None
         known = self.known.bugs.values()
-        suspects = [bug for bug in known if finding and bug.could_break(finding) and bug.is_met(case)]
+        others = [bug for bug in known if bug.key != str(self.failure.folder)]
+        suspects = [bug for bug in others if finding and bug.could_break(finding) and bug.is_met(case)]
         if finding is None or not suspects:
             return finding
         run = partial(self.runs.hard, safety=SHRINKING_SAFETY)
@@ -211,23 +250,15 @@ class Investigation:
         """Return the bug with the fields that it needs, and with all tensors that are wrong because of it."""
         spend = self.beside_shrinking(NEEDS_SECONDS)
         failure, seen = bug.failure, set[str]()
-
-        def fails(case: Case) -> bool:
-            # Only a failure in the same tensor counts: others may be wrong because of a bug that is not known yet.
-            if (failure.law, case) not in self.answers:
-                spend()
-                self.found(case)
-            finding = self.answers[failure.law, case]
-            return is_not_cured(failure.finding, finding)
-
+        fails = partial(self.fails_in_common, spend)
         with suppress(BudgetSpent):
             witnesses, larger = [failure.case], failure.explanation.larger
             for witness in (first.case, larger):
                 if witness and witness not in witnesses and self.new(witness):
                     witnesses.append(witness)
-            if larger in witnesses and is_small(failure.finding):
+            if is_small(failure.finding):
                 # Few numbers may all be rounded the right way at any other size or layout.
-                witnesses = [larger]
+                witnesses = witnesses[-1:]
             search = self.search
             bug = replace(bug, needs=search.needs(witnesses, fails))
             seen = search.tensors_of(bug.needs, witnesses, spend) if bug.needs else search.always_wrong(spend)
@@ -277,7 +308,8 @@ class Investigation:
                 tried += 1
                 shown += finding is not None and bug.could_break(finding) and bug.is_met(case)
                 common += finding is not None and is_in_common(bug.failure.finding, finding)
-        if common == tried >= ENOUGH and not any(need.is_telling for need in bug.needs):
+        is_by_chance = is_small(bug.failure.finding) or not any(need.is_telling for need in bug.needs)
+        if common == tried >= ENOUGH and is_by_chance:
             return self.everywhere(bug, tried)
         bug = bug if ends else self.with_contrast(bug, spend)
         varied = [(bug.failure.law, case) for x in bug.failure.explanation.fields for case in x.held]
@@ -288,16 +320,43 @@ class Investigation:
         return replace(bug, severity=Severity(shown, tried), offers=offers)
 
     def everywhere(self, bug: Bug, tried: int) -> Bug:
-        """Return the bug without needs, because every ordinary case shows it.
+        """Return the bug with no need but the dtype, because every ordinary case of its dtype shows it.
 
-        The lengths and numbers that seemed to matter in its smallest case did so by chance.
+        Either what seemed to matter in its smallest case did so by chance, or that case shows another bug as well.
         """
-        always: set[str] = set()
+        spend, search = self.beside_shrinking(SEVERITY_SECONDS), self.search
+        always, needs = set[str](), tuple[Need, ...]()
         with suppress(BudgetSpent):
-            always = self.search.always_wrong(self.beside_shrinking(SEVERITY_SECONDS))
+            needs = search.dtypes(spend)
+            always = search.always_wrong(spend)
+        if not is_small(bug.failure.finding):  # other numbers are rounded in another way by chance
+            bug = replace(bug, failure=self.shown_apart_from([bug, *self.known.bugs.values()]))
         named = {self.failure.finding.tensor} - {""}
         tensors = tuple(sorted(always | named))
-        return replace(bug, needs=(), tensors=tensors, severity=Severity(tried, tried))
+        return replace(bug, needs=needs, tensors=tensors, severity=Severity(tried, tried))
+
+    def shown_apart_from(self, others: Sequence[Bug]) -> Failure:
+        """Return the failure on a smallest case that does not meet other bugs, or as it is if there is none.
+
+        A bug that every ordinary case shows has no need of what they need. If its smallest case meets them all the
+        same, that case may have become one of another bug on the way there.
+        """
+        before, claims = self.failure, self.runs.info.capabilities
+        met = [bug for bug in others if not bug.needs_no_more_than_dtype and bug.is_met(before.case)]
+        fails = partial(self.fails_alike, self.beside_shrinking(self.shrinking.reducing_seconds))
+
+        def fails_apart(case: Case) -> bool:
+            return not any(bug.is_met(case) for bug in met) and fails(case)
+
+        ordinary = ordinary_cases(claims, before.case.dtype, self.runs.device_type)
+        with suppress(BudgetSpent):
+            if met and any(map(fails_apart, ordinary)):
+                reduced(self.failure.case, fails_apart, claims)
+        if self.failure is not before:
+            self.explain()
+            self.failure, script = self.scripted(self.failure)
+            self.known.write(self.failure, script)
+        return self.failure
 
     def with_contrast(self, bug: Bug, spend: Callable[[], None]) -> Bug:
         """Find needs of a bug that seems to need nothing, by comparing ordinary cases that show it with others."""
@@ -330,11 +389,6 @@ def contrast(showing: Case, without: Case) -> Iterator[Need]:
         value, other = value_of(showing, name), value_of(without, name)
         if value != other:
             yield Need(name, (value,), (other,))
-
-
-def is_small(finding: Finding) -> bool:
-    """Whether an error is as small as a rounding error in a format of few bits."""
-    return finding.relative is not None and float(finding.relative) < OF_ROUNDINGS
 
 
 def is_in_common(mine: Finding, other: Finding) -> bool:

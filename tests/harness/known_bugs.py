@@ -84,10 +84,9 @@ class KnownBugs:
         self.bugs[bug.key] = bug
         self.ledger.append(bug.to_dict())
 
-    @property
-    def ignored(self) -> frozenset[str]:
-        """The tensors that are wrong in every case: if they are not judged, other errors can be seen."""
-        always = (bug for bug in self.bugs.values() if bug.is_everywhere)
+    def ignored(self, case: Case) -> frozenset[str]:
+        """Return the tensors that are wrong in every case of this dtype: other errors show if they are not judged."""
+        always = (bug for bug in self.bugs.values() if bug.is_everywhere and bug.is_met(case))
         return frozenset(x for bug in always if bug.failure.finding.kind in NUMBERS for x in bug.tensors)
 
     def closed(self, law: str) -> tuple[Bug, ...]:
@@ -114,7 +113,7 @@ class KnownBugs:
         """Count a case for the bugs that always make some of these tensors wrong."""
         for bug in list(self.bugs.values()):
             shared = [tensor for tensor in beside if tensor in bug.tensors]
-            if shared and not bug.needs:
+            if shared and bug.needs_no_more_than_dtype and bug.is_met(case):
                 self.blame(bug, law, case, shared[0])
 
     def _told(self, bug: Bug, law: str) -> str:

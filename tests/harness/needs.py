@@ -9,6 +9,7 @@ from strategies.case import TENSORS, Case
 from strategies.cases import is_claimed
 from tests.harness.attribute import cures, needs_of
 from tests.harness.bugs import Need, are_kindred, wrong_tensors
+from tests.harness.diagnose import diagnosed
 from tests.harness.explain import COMES_AND_GOES
 from tests.harness.ordinary import ordinary_cases
 from tests.harness.plainly import NO_PLAIN_LAW, PLAIN_LAWS
@@ -21,6 +22,8 @@ TILES = (32, 64, 128)
 """Lengths at which a kernel's last tile may be full, whatever its tiles are."""
 COUNTS = ("batch", "heads_kv", "group")
 """Fields for which the value 1 tells most: any other value may move the error to where the numbers hide it."""
+FEW_ORDINARY = 3
+"""How many ordinary cases of another dtype must all be wrong for a bug to show everywhere in that dtype too."""
 ORDINARY_JUDGED = 8
 """How many ordinary cases are run to see which tensors a bug spoils that needs nothing."""
 
@@ -79,6 +82,20 @@ class NeedSearch:
             if is_claimed(alike, self.runs.info.capabilities) and not fails(alike):
                 return " and ".join(sorted((mine, other))) + PAIR
         return ""
+
+    def diagnosed(self, fails: Callable[[Case], bool]) -> tuple[Need, ...]:
+        """Return what the case needs as far as few runs can tell."""
+        found = diagnosed(self.failure.case, fails, self.runs.info.capabilities)
+        return without_accidents(self.by_scores(found))
+
+    def dtypes(self, spend: Callable[[], None]) -> tuple[Need, ...]:
+        """Return the dtype as a need if ordinary cases of other dtypes hold."""
+        f, claims, holding = self.failure, self.runs.info.capabilities, []
+        for dtype in (x for x in claims.dtypes if x != f.case.dtype):
+            ordinary = ordinary_cases(claims, dtype, self.runs.device_type)[:FEW_ORDINARY]
+            if not all(f.finding.tensor in self.wrong(case, f.law, spend) for case in ordinary):
+                holding.append(dtype)
+        return (Need("dtype", (f.case.dtype,), tuple(holding)),) if holding else ()
 
     def with_whole_tiles(self, need: Need, fails: Callable[[Case], bool]) -> Need:
         """Return a need of a length with those of ``TILES`` at which the case holds; other needs as they are."""
@@ -155,6 +172,8 @@ def without_accidents(needs: Sequence[Need]) -> tuple[Need, ...]:
     unique: dict[Any, Need] = {need.name: need for need in needs}
     if SCORES in unique or any(name.endswith("_values") for name in unique):
         unique.pop("dtype", None)
+    if SCORES in unique:  # they are sums of head_dim products, by default scaled by it
+        unique.pop("head_dim", None)
     if "lengths" in unique:  # a change of one length may make both equal
         unique = {name: need for name, need in unique.items() if name not in LENGTHS}
     return tuple(unique.values())

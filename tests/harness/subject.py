@@ -96,7 +96,7 @@ class Subject:
         open_case = case if self.replay is not None else self._moved(law, case)
         if open_case is None:
             return
-        ignored = self.known.ignored
+        ignored = self.known.ignored(open_case)
         try:
             verdict = self.runs.drawn(law.name, open_case, ignored, self.triage.clock.cut(math.inf))
         except OutOfTime:

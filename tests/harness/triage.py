@@ -3,7 +3,7 @@
 import math
 import shutil
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from tests.harness.attribute import Broken, attribute, is_same
@@ -12,9 +12,10 @@ from tests.harness.bugs import Bug, in_parts, met_again, with_tensors
 from tests.harness.child import HarnessError
 from tests.harness.investigate import Investigation
 from tests.harness.known_bugs import KnownBugs
-from tests.harness.plainly import is_plain, plainly
+from tests.harness.plainly import by_forward, is_plain, plainly
 from tests.harness.report import Failure
 from tests.harness.runs import Runs
+from tests.harness.verdict import NUMBERS
 
 WAIT_SECONDS = 3.0
 """Seconds that an item waits at its end for another process's investigation, if other items follow."""
@@ -37,14 +38,17 @@ class Triage:
     shrinking: ShrinkBudget
     clock: Clock = field(default_factory=Clock)
     waiting: list[Broken] = field(default_factory=list)
+    others_wait: bool = False
 
     def learn(self) -> None:
         """Read what other processes have found, and sort the failures that waited for that."""
         self.known.learn()
         if self.waiting and not self.known.ledger.is_busy(self.known.kernel):
             waiting, self.waiting = self.waiting, []
-            for broken in waiting:
+            for at, broken in enumerate(waiting, 1):
+                self.others_wait = at < len(waiting)
                 self.sort(broken)
+            self.others_wait = False
 
     def finish(self, *, last: bool = True) -> None:
         """End an item: failures that wait for the investigation of another process are sorted when that is over.
@@ -57,12 +61,16 @@ class Triage:
             time.sleep(POLL_SECONDS if self.waiting else 0.0)
         if not last:
             return
-        # Only one failure of each kind is investigated, as there is no time left to tell them apart.
+        # One failure of each kind comes first, as there may be no time to tell apart those of one kind.
         found = ((broken.finding, broken) for broken in self.waiting)
         kinds = {(x.tensor, x.signature, x.of_nan): broken for x, broken in found}
-        self.waiting = []
-        for broken in kinds.values():
+        others = [broken for broken in self.waiting if broken not in kinds.values()]
+        self.waiting = [*kinds.values(), *others]
+        while self.waiting and (len(self.waiting) > len(others) or self.clock.cut(1.0) > 0):
+            broken = self.waiting.pop(0)
+            self.others_wait = bool(self.waiting)
             self.sort(broken, patient=False)
+        self.waiting = []
 
     def sort(self, broken: Broken, *, patient: bool = True) -> None:
         """Count a failure for the bugs that explain it. What is left is investigated as a new bug, or waits."""
@@ -99,10 +107,11 @@ class Triage:
 
     def _investigate(self, broken: Broken, *, shrink: bool = True) -> None:
         """Investigate a failure that no known bug explains."""
+        broken = by_forward(broken, partial(self.runs.hard, explained=True)) if shrink else broken
         info = self.runs.info
         run = info.spec, info.claims, broken.law, broken.case, broken.ignored
         failure = Failure(*run, kernel=info.name, finding=broken.finding, environment=self.environment)
-        investigation = Investigation(self.runs, failure, self.known, self.shrinking, self.clock)
+        investigation = self._investigation(failure)
         try:
             bug = investigation.bug(shrink=shrink)
         except HarnessError as e:  # the bug is kept as far as it is known
@@ -112,11 +121,26 @@ class Triage:
         if known_as is None:
             self.known.failures[bug.key] = bug.failure
         else:
-            shutil.rmtree(self.known.report_dir / bug.failure.folder, ignore_errors=True)
+            # Another process may have found the same at the same time, and reported it in the same folder.
+            if bug.key not in self.known.bugs:
+                shutil.rmtree(self.known.report_dir / bug.failure.folder, ignore_errors=True)
             bug = known_as
         self.known.add(bug)
         self.known.blame(bug, broken.law, broken.case, broken.finding.tensor)
         self.known.seen[bug.key].keep(investigation.cases.shrunk)
+        self._show_apart_from(bug)
+
+    def _investigation(self, failure: Failure) -> Investigation:
+        hurried = self.others_wait and self.clock.left <= 0
+        return Investigation(self.runs, failure, self.known, self.shrinking, self.clock, hurried)
+
+    def _show_apart_from(self, bug: Bug) -> None:
+        """Find other smallest cases for bugs that show everywhere, if theirs meet what a new bug needs."""
+        for known in list(self.known.bugs.values()):
+            if known.key != bug.key and known.is_everywhere and known.failure.finding.kind in NUMBERS:
+                failure = self._investigation(known.failure).shown_apart_from([bug])
+                if failure is not known.failure:
+                    self.known.add(replace(known, failure=failure))
 
     def _same_as(self, bug: Bug) -> Bug | None:
         """Return the known bug that this is, with what has been found of it now; None for a new one."""

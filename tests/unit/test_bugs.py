@@ -12,15 +12,14 @@ from kernels.contract import Capabilities, KnownFailure
 from strategies.case import Case, Spike
 from strategies.cases import is_claimed
 from tests.harness.attribute import Broken, attribute, is_same, needs_of
-from tests.harness.bugs import Bug, Need, Severity, in_parts, met_again
+from tests.harness.bugs import Bug, Need, Severity, in_parts, is_small, met_again
 from tests.harness.conclude import merged, replaced
 from tests.harness.elsewhere import Closed, elsewhere
 from tests.harness.gentle import RUNS, gently_reduced
 from tests.harness.imprecise import Imprecise, ImpreciseCall, sentence
-from tests.harness.investigate import is_small
 from tests.harness.ledger import Ledger
 from tests.harness.ordinary import ORDINARY, ordinary_cases
-from tests.harness.plainly import plainly
+from tests.harness.plainly import by_forward, plainly
 from tests.harness.report import Failure
 from tests.harness.sightings import Sightings
 from tests.harness.telling import annotation, needed, rank, severity, told
@@ -262,6 +261,31 @@ class TestNeeds:
         always = replace(bug(CASE, ("lse",)), severity=Severity(20, 20))
         assert is_same(always, bug(replace(CASE, seqlen_k=65), ("lse",), LONG), runner(long_lse), CLAIMS)
 
+    def test_roundings_to_one_format_are_one_bug_in_all_dtypes(self) -> None:
+        """In float32 they always show, in bfloat16 only with some numbers, and in float16 they are right."""
+        of_dtype = Need("dtype", ("float32",), ("float16",))
+        small: dict[str, Any] = {"relative": 1e-3}
+        large: dict[str, Any] = {"relative": 0.5}
+        always = replace(bug(CASE, ("out",), of_dtype, **small), severity=Severity(20, 20))
+        elsewhere = replace(CASE, dtype="bfloat16", v_values="outliers")
+        run = runner(lambda case: {"dv", "out"} if case.dtype != "float16" else set())
+        assert always.is_everywhere
+        assert is_same(always, bug(elsewhere, ("dv", "out"), OF_V, GROUP, **small), run, CLAIMS)
+        assert not is_same(always, bug(elsewhere, ("dv", "out"), OF_V, GROUP, **large), run, CLAIMS)
+        assert is_same(always, bug(CASE, ("out",), GROUP, **small), run, CLAIMS)
+        assert not is_same(always, bug(CASE, ("out",), GROUP, **large), run, CLAIMS)
+
+    def test_what_is_less_precise_after_a_change_is_cured_of_wrong_numbers(self) -> None:
+        """Beside a bug of roundings, which a less precise design explains."""
+
+        def run(law: str, case: Case, ignored: frozenset[str]) -> Finding | None:
+            return finding({"out"}) if case.causal else finding({"out"}, explained_by=("tf32=true",))
+
+        known, again = bug(CASE, ("out",), CAUSAL), bug(replace(CASE, group=1), ("out",), CAUSAL, LONG)
+        assert is_same(known, again, run, CLAIMS)
+        small = bug(replace(CASE, group=1), ("out",), CAUSAL, LONG, relative=1e-3)
+        assert not is_same(known, small, run, CLAIMS)
+
     def test_bugs_of_nan_are_one_beside_wrong_numbers(self) -> None:
         """What cures one of NaN cures the other, although a third bug still makes its numbers wrong."""
         of_mask = runner(lambda case: {"out"})
@@ -341,6 +365,14 @@ class TestPlainly:
         case = replace(CASE, spikes=(Spike("v", (0, 0, 0, 0), "nan"), Spike("q", (0, 0, 0, 0), 4.0)))
         told = plainly(Broken("special", case, failed), runner(causal), CLAIMS)
         assert (told.law, told.case) == ("forward", replace(case, spikes=case.spikes[1:]))
+
+    @pytest.mark.parametrize(("wrong", "law"), [({"out", "dv"}, "forward"), ({"lse", "dv"}, "backward")])
+    def test_gradients_beside_a_wrong_out_are_told_by_the_forward_law(
+        self, wrong: set[str], law: str
+    ) -> None:
+        failed = finding(wrong)
+        assert failed is not None
+        assert by_forward(Broken("backward", CASE, failed), runner(lambda case: wrong)).law == law
 
     @pytest.mark.parametrize("law", ["memory", "backward"])
     def test_other_laws_tell_of_themselves(self, law: str) -> None:

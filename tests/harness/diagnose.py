@@ -1,0 +1,64 @@
+"""What a failing case may need, told in few runs: each of its fields is set to a simple value by itself.
+
+This comes before any shrinking. A case as it was drawn has many numbers, so hardly a field matters in it by accident,
+and what is known of it tells one bug from another even if there is no time for anything else.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import reduce
+from typing import Any
+
+from kernels.contract import Capabilities
+from strategies.case import LAYOUT_FIELDS, OPTIONS, SIMPLEST, SIZES, Case
+from strategies.cases import is_claimed
+from tests.harness.bugs import Need
+from tests.harness.vary import LENGTHS, VALUES_OF, value_of, with_value
+
+WHOLE_TILES = (64, 128)
+"""Lengths that fill the tiles of most kernels."""
+
+
+def diagnosed(case: Case, fails: Callable[[Case], bool], capabilities: Capabilities) -> tuple[Need, ...]:
+    """Return the fields of a case without whose values it does not fail."""
+    found = []
+    all_contiguous = reduce(lambda x, name: with_value(x, name, "contiguous"), LAYOUT_FIELDS, case)
+    layouts_matter = all_contiguous != case and not (
+        is_claimed(all_contiguous, capabilities) and fails(all_contiguous)
+    )
+    for name, values in _alternatives(case, capabilities):
+        if name in (*LAYOUT_FIELDS, "huge") and not layouts_matter:
+            continue
+        changed = [(value, with_value(case, name, value)) for value in values]
+        claimed = [(value, x) for value, x in changed if x != case and is_claimed(x, capabilities)]
+        holds = [value for value, x in claimed if not fails(x)]
+        if name == "lengths":  # short ones may cure a case by being short
+            holds = ["equal"] if holds and len(holds) == len(claimed) else []
+        if holds:
+            found.append(Need(name, (value_of(case, name),), tuple(holds)))
+    named = {need.name for need in found}
+    return tuple(need for need in found if need.name not in LENGTHS or "lengths" not in named)
+
+
+def _alternatives(case: Case, capabilities: Capabilities) -> Iterator[tuple[str, list[Any]]]:
+    """Yield the fields that are not at their simplest value, with the values to try instead."""
+    for name in (x for x in (*OPTIONS, *SIZES) if x not in (*LENGTHS, "head_dim")):
+        yield name, [SIMPLEST[name]]
+    for name, value in case.launch:
+        yield name, [x for x in capabilities.launch[name][:1] if x != value]
+    yield "huge", [False]
+    for name in LAYOUT_FIELDS:
+        yield name, [] if getattr(case, name) == "huge" else ["contiguous"]
+    for name in VALUES_OF:
+        yield name, ["normal"]
+    yield "dtype", [x for x in capabilities.dtypes if x != case.dtype]
+    if case.seqlen_q != case.seqlen_k:
+        yield "lengths", [x for x in (case.seqlen_q, case.seqlen_k) if x]
+    for name in LENGTHS:
+        yield name, [x for x in WHOLE_TILES if x != getattr(case, name)]
+    yield "head_dim", _beside(case.head_dim, capabilities.head_dims)
+
+
+def _beside(value: int, allowed: tuple[int, ...]) -> list[int]:
+    """Return the allowed values next to one."""
+    at = allowed.index(value)
+    return [*allowed[max(at - 1, 0) : at], *allowed[at + 1 : at + 2]]

@@ -1,0 +1,128 @@
+"""What the investigation of a failure finds out before it shrinks a case, and of bugs that show in every case."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kernels.contract import Capabilities
+from strategies.case import Case
+from tests.harness.attribute import Broken
+from tests.harness.budget import Clock
+from tests.harness.bugs import Bug, Need
+from tests.harness.diagnose import diagnosed
+from tests.harness.law import law_named
+from tests.harness.needs import without_accidents
+from tests.harness.subject import Subject
+from tests.harness.vary import SCORES
+from tests.unit.running import SEVERAL, SubjectOf
+
+CLAIMS = Capabilities(head_dims=(16, 32, 64), launch={"block_m": (64, 128)})
+DRAWN = Case(
+    batch=2,
+    heads_kv=2,
+    group=2,
+    seqlen_q=70,
+    seqlen_k=90,
+    head_dim=32,
+    causal=True,
+    sm_scale=1.0,
+    q_layout="bnhd",
+    k_layout="gap",
+    v_values="outliers",
+    launch=(("block_m", 128),),
+)
+
+
+@pytest.mark.parametrize(
+    ("fails", "expected"),
+    [
+        (lambda case: True, []),
+        (lambda case: case.causal, [("causal", (False,))]),
+        (lambda case: case.group > 1 and case.heads_kv > 1, [("heads_kv", (1,)), ("group", (1,))]),
+        (lambda case: case.k_layout == "gap", [("k_layout", ("contiguous",))]),
+        (lambda case: case.causal and case.seqlen_q != case.seqlen_k, [("causal", (False,)), ("lengths", ("equal",))]),
+        (lambda case: case.seqlen_k % 64 > 0, [("seqlen_k", (64, 128))]),
+        (lambda case: case.dtype == "float32", [("dtype", ("float16", "bfloat16"))]),
+        (lambda case: case.head_dim > 16, [("head_dim", (16,))]),
+        (lambda case: case.v_values != "normal", [("v_values", ("normal",))]),
+        (lambda case: dict(case.launch)["block_m"] == 128, [("block_m", (64,))]),
+        (lambda case: case.sm_scale is not None, [("sm_scale", (None,))]),
+    ],
+)  # fmt: skip
+def test_what_a_drawn_case_needs(fails: Callable[[Case], bool], expected: list[Any]) -> None:
+    runs: list[Case] = []
+
+    def counted(case: Case) -> bool:
+        runs.append(case)
+        return fails(case)
+
+    assert [(need.name, need.holds) for need in diagnosed(DRAWN, counted, CLAIMS)] == expected
+    assert len(runs) <= 24
+
+
+def found(subject: Subject, *cases: Case) -> list[Bug]:
+    """Return the bugs that the forward law finds in these cases."""
+    for case in cases:
+        subject.uphold(law_named("forward"), case)
+    return list(subject.known.bugs.values())
+
+
+@pytest.mark.usefixtures("unscripted")
+def test_the_smallest_case_of_what_is_always_wrong_shows_no_other_bug(subject_of: SubjectOf) -> None:
+    """Shrinking alone ends at one key, where a logarithm of 1 is right in any base and the other bug is left."""
+    subject = subject_of("always_and_in_a_tail", SEVERAL)
+    (of_lse,) = found(subject, Case(seqlen_q=5, seqlen_k=33, v_values="zeros"))
+    assert of_lse.is_everywhere
+    assert of_lse.tensors == ("lse",)
+    of_lse, of_tail = found(subject, Case(seqlen_q=5, seqlen_k=33))
+    assert [need.name for need in of_tail.needs] == ["seqlen_k"]
+    assert of_lse.failure.case.seqlen_k % 64 == 0
+    assert of_lse.failure.explanation.fields
+
+
+@pytest.mark.usefixtures("unscripted")
+def test_what_is_always_wrong_in_one_dtype_is_judged_in_others(subject_of: SubjectOf) -> None:
+    subject = subject_of("scaled_in_float32", SEVERAL)
+    (bug,) = found(subject, Case(seqlen_q=5, seqlen_k=33, causal=True))
+    assert bug.is_everywhere
+    assert bug.needs == (Need("dtype", ("float32",), ("float16", "bfloat16")),)
+    ordinary = Case(seqlen_q=9, seqlen_k=3)
+    before = subject.known.seen[bug.key].total
+    subject.uphold(law_named("forward"), ordinary)
+    assert subject.known.seen[bug.key].total == before + 1
+    subject.uphold(law_named("forward"), replace(ordinary, dtype="bfloat16"))
+    assert subject.known.seen[bug.key].total == before + 1
+
+
+@pytest.mark.usefixtures("unscripted")
+def test_failures_that_others_wait_behind_at_the_end_are_told_apart_as_they_were_drawn(
+    subject_of: SubjectOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.harness.budget.GRACE_SECONDS", 100.0)  # of a busy machine
+    subject = subject_of("three", SEVERAL)
+    cases = (
+        Case(heads_kv=2, group=2, seqlen_q=9, seqlen_k=9),
+        Case(batch=2, seqlen_q=9, seqlen_k=9, causal=True),
+        Case(heads_kv=2, group=2, seqlen_q=7, seqlen_k=9),
+    )
+    verdicts = [(case, subject.runs.verdict("forward", case)) for case in cases]
+    subject.triage.waiting = [Broken("forward", case, x.finding) for case, x in verdicts if x.finding]
+    subject.triage.clock = Clock(0.0)
+    subject.triage.clock.start()
+    subject.triage.finish()
+    needs = {tuple(need.name for need in bug.needs): bug.failure.case for bug in subject.known.bugs.values()}
+    assert needs.keys() == {("heads_kv", "group"), ("causal",)}
+    assert set(needs.values()) == {*cases[:2]}
+
+
+def test_what_needs_large_scores_needs_no_head_dim() -> None:
+    """It matters by the default scale, and by the number of products in a score."""
+    needs = [
+        Need(SCORES, ("other",), ("ordinary",)),
+        Need("head_dim", (16,), (32,)),
+        Need("causal", (True,), (False,)),
+    ]
+    assert [need.name for need in without_accidents(needs)] == [SCORES, "causal"]
+    assert [need.name for need in without_accidents(needs[1:])] == ["head_dim", "causal"]
