@@ -221,7 +221,7 @@ def problem(
     choose = random.Random(f"{arithmetic} {family} {seed}")
     generator = torch.Generator().manual_seed(choose.randrange(2**31))
     a = replace(ARITHMETIC[arithmetic], **(changes or {}))
-    longest = choose.choice([40, 160, 160, 330])
+    longest = choose.choice([40, 100, 160, 240])
     group, rows, keys = choose.randint(1, 3), choose.randint(1, longest), choose.randint(1, longest)
     head_dim = choose.choice([16, 32, 64, 128])
     default = head_dim**-0.5
