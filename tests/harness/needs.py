@@ -93,7 +93,7 @@ class NeedSearch:
         f, claims, holding = self.failure, self.runs.info.capabilities, []
         for dtype in (x for x in claims.dtypes if x != f.case.dtype):
             ordinary = ordinary_cases(claims, dtype, self.runs.device_type)[:FEW_ORDINARY]
-            if not all(f.finding.tensor in self.wrong(case, f.law, spend) for case in ordinary):
+            if any(self.is_right(case, spend) for case in ordinary):
                 holding.append(dtype)
         return (Need("dtype", (f.case.dtype,), tuple(holding)),) if holding else ()
 
@@ -151,6 +151,14 @@ class NeedSearch:
         showing = [wrong for wrong in found if own in wrong]
         always = set.intersection(*showing) if showing else set()
         return {tensor for tensor in always if are_kindred({own}, {tensor}) or "out" in always}
+
+    def is_right(self, case: Case, spend: Callable[[], None]) -> bool:
+        """Whether a case was answered and the failure's tensor is right; a crash or an exception tells nothing."""
+        f = self.failure
+        if f.finding.tensor in self.wrong(case, f.law, spend):
+            return False
+        finding = self.judged[f.law, case]
+        return finding is None or not finding.hides_numbers
 
     def wrong(self, case: Case, law: str, spend: Callable[[], None]) -> set[str]:
         """Return the tensors that are wrong in a case."""

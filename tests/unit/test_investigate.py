@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,9 +14,10 @@ from tests.harness.budget import Clock
 from tests.harness.bugs import Bug, Need
 from tests.harness.diagnose import diagnosed
 from tests.harness.law import law_named
-from tests.harness.needs import without_accidents
+from tests.harness.needs import NeedSearch, without_accidents
 from tests.harness.subject import Subject
 from tests.harness.vary import SCORES
+from tests.harness.verdict import Finding
 from tests.unit.running import SEVERAL, SubjectOf
 
 CLAIMS = Capabilities(head_dims=(16, 32, 64), launch={"block_m": (64, 128)})
@@ -126,3 +128,20 @@ def test_what_needs_large_scores_needs_no_head_dim() -> None:
     ]
     assert [need.name for need in without_accidents(needs)] == [SCORES, "causal"]
     assert [need.name for need in without_accidents(needs[1:])] == ["head_dim", "causal"]
+
+
+@pytest.mark.parametrize(("elsewhere", "needed"), [("died", False), ("exception", False), (None, True)])
+def test_a_crash_in_another_dtype_does_not_make_the_dtype_a_need(elsewhere: str | None, needed: bool) -> None:
+    """Where no numbers came back, nothing is known of the tensor that is wrong in this dtype."""
+    wrong_lse = Finding(claim="", kind="error", tensor="lse")
+    other = None if elsewhere is None else Finding(claim="", kind=elsewhere)
+
+    def hard(law: str, case: Case, ignored: frozenset[str], **options: Any) -> Finding | None:
+        return wrong_lse if case.dtype == "float32" else other
+
+    runs: Any = SimpleNamespace(
+        hard=hard, info=SimpleNamespace(capabilities=Capabilities()), device_type="cpu"
+    )
+    failure: Any = SimpleNamespace(finding=wrong_lse, case=Case(), law="forward", ignored=frozenset())
+    needs = NeedSearch(runs, failure).dtypes(lambda: None)
+    assert [need.name for need in needs] == (["dtype"] if needed else [])
