@@ -302,7 +302,7 @@ def _key_padding(capabilities: Capabilities) -> SearchStrategy[str]:
 
 
 def _windows(claimed: tuple[int, ...]) -> SearchStrategy[int]:
-    """A window now and then, and seldom one of a single key, which leaves nothing to dq and dk."""
+    """Draw a window now and then, and seldom one of a single key, with which dq and dk are 0."""
     wide = tuple(window for window in claimed if window > 1)
     return _seldom(0, (*wide * 3, *(window for window in claimed if window == 1)), times=5)
 

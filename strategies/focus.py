@@ -52,7 +52,7 @@ def focused(capabilities: Capabilities, width: int, chance: Random) -> Focus:
         return _some(values, 2 ** doubled[name], chance)
 
     layouts = some("layouts", without_huge_strides(c).layouts)
-    if layouts == ("expanded_rows",):  # rows that are all alike leave nothing to dq and dk
+    if layouts == ("expanded_rows",):  # With rows that are all alike, dq and dk are 0.
         layouts = (c.layouts[0], *layouts)
     narrow = replace(
         c,

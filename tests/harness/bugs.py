@@ -236,6 +236,16 @@ def wrong_tensors(finding: Finding) -> set[str]:
     return {*finding.tensors, finding.tensor} - {""}
 
 
+def is_in_common(mine: Finding, other: Finding) -> bool:
+    """Whether two findings are of one kind and, where numbers are wrong, of one tensor."""
+    return mine.signature == other.signature and (mine.tensor == "" or mine.tensor in wrong_tensors(other))
+
+
+def is_not_cured(mine: Finding, found: Finding | None) -> bool:
+    """Whether a changed case may still fail as before: if it fails without giving numbers, that is not known."""
+    return found is not None and (found.hides_numbers or is_in_common(mine, found))
+
+
 def in_parts(bug: Bug) -> Bug:
     """Return the bug without needs of sizes, because a law that calls the kernel with parts of a case may meet any."""
     needs = tuple(need for need in bug.needs if need.name not in (*SIZES, "lengths"))

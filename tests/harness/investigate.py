@@ -10,7 +10,7 @@ from reference.bounds.accumulation import SHRINKING_SAFETY
 from strategies.case import LAYOUT_FIELDS, Case
 from tests.harness.attribute import Broken, attribute, is_present, is_same, needs_of
 from tests.harness.budget import LEAST_SECONDS, BudgetSpent, Clock, ShrinkBudget
-from tests.harness.bugs import ENOUGH, Bug, Need, Severity, is_small, wrong_tensors
+from tests.harness.bugs import ENOUGH, Bug, Need, Severity, is_in_common, is_not_cured, is_small
 from tests.harness.child import ChildDied, DeviceLost
 from tests.harness.explain import HOLDS_ALONE, Explanation, Seen, explain
 from tests.harness.gentle import RUNS, gently_reduced, in_general_layout
@@ -364,7 +364,7 @@ class Investigation:
         answers = [(case, self.counted(x)) for case, x in ordinary]
         answers = [(case, x) for case, x in answers if not (x and x.kind == UNCLEAR)]
         showing = [case for case, x in answers if x and is_in_common(bug.failure.finding, x)]
-        without = [case for case, x in answers if x is None or not is_in_common(bug.failure.finding, x)]
+        without = [case for case, x in answers if not is_not_cured(bug.failure.finding, x)]
         if bug.needs or not showing or not without:
             return bug
 
@@ -389,13 +389,3 @@ def contrast(showing: Case, without: Case) -> Iterator[Need]:
         value, other = value_of(showing, name), value_of(without, name)
         if value != other:
             yield Need(name, (value,), (other,))
-
-
-def is_in_common(mine: Finding, other: Finding) -> bool:
-    """Whether two findings are of one kind and, where numbers are wrong, of one tensor."""
-    return mine.signature == other.signature and (mine.tensor == "" or mine.tensor in wrong_tensors(other))
-
-
-def is_not_cured(mine: Finding, found: Finding | None) -> bool:
-    """Whether a changed case may still fail as before: if it fails without giving numbers, that is not known."""
-    return found is not None and (found.hides_numbers or is_in_common(mine, found))

@@ -8,7 +8,7 @@ from reference.bounds.accumulation import SHRINKING_SAFETY
 from strategies.case import TENSORS, Case
 from strategies.cases import is_claimed
 from tests.harness.attribute import cures, needs_of
-from tests.harness.bugs import Need, are_kindred, wrong_tensors
+from tests.harness.bugs import Need, are_kindred, is_not_cured, wrong_tensors
 from tests.harness.diagnose import diagnosed
 from tests.harness.explain import COMES_AND_GOES
 from tests.harness.ordinary import ordinary_cases
@@ -93,7 +93,7 @@ class NeedSearch:
         f, claims, holding = self.failure, self.runs.info.capabilities, []
         for dtype in (x for x in claims.dtypes if x != f.case.dtype):
             ordinary = ordinary_cases(claims, dtype, self.runs.device_type)[:FEW_ORDINARY]
-            if any(self.is_right(case, spend) for case in ordinary):
+            if not all(is_not_cured(f.finding, self.found(case, f.law, spend)) for case in ordinary):
                 holding.append(dtype)
         return (Need("dtype", (f.case.dtype,), tuple(holding)),) if holding else ()
 
@@ -152,24 +152,20 @@ class NeedSearch:
         always = set.intersection(*showing) if showing else set()
         return {tensor for tensor in always if are_kindred({own}, {tensor}) or "out" in always}
 
-    def is_right(self, case: Case, spend: Callable[[], None]) -> bool:
-        """Whether a case was answered and the failure's tensor is right; a crash or an exception tells nothing."""
-        f = self.failure
-        if f.finding.tensor in self.wrong(case, f.law, spend):
-            return False
-        finding = self.judged[f.law, case]
-        return finding is None or not finding.hides_numbers
-
     def wrong(self, case: Case, law: str, spend: Callable[[], None]) -> set[str]:
         """Return the tensors that are wrong in a case."""
+        finding = self.found(case, law, spend)
+        same = finding is not None and finding.signature == self.failure.finding.signature
+        return wrong_tensors(finding) if finding and same else set()
+
+    def found(self, case: Case, law: str, spend: Callable[[], None]) -> Finding | None:
+        """Return what is found in a case, and remember it."""
         if (law, case) not in self.judged:
             spend()
             # Errors that a less precise design would explain count as well.
             options: dict[str, Any] = {"safety": SHRINKING_SAFETY, "explained": True}
             self.judged[law, case] = self.runs.hard(law, case, self.failure.ignored, **options)
-        finding = self.judged[law, case]
-        same = finding is not None and finding.signature == self.failure.finding.signature
-        return wrong_tensors(finding) if finding and same else set()
+        return self.judged[law, case]
 
 
 def without_accidents(needs: Sequence[Need]) -> tuple[Need, ...]:
