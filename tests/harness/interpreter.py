@@ -373,6 +373,11 @@ def changes_of(scope: Any) -> list[Change]:
     return list(changes.values())
 
 
+def one_integer(value: tl.tensor) -> int:
+    """Return the number of a tensor of one element, as a loop's bound is. NumPy 2.4 has no ``int`` of an array."""
+    return int(value.handle.data.item())
+
+
 class LanguagePatch:
     """A patch of ``triton.language`` while a kernel is interpreted; only the outermost call applies and removes it."""
 
@@ -389,6 +394,7 @@ class LanguagePatch:
                 setattr(owner, name, patched)
         else:
             scope = _original_patch(types.SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+            scope.set_attr(tl.tensor, "__index__", one_integer)
             self.changes = changes_of(scope)
         self.is_patched = True
         return self

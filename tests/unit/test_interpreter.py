@@ -557,3 +557,15 @@ def test_constants(dtype: str) -> None:
     to = getattr(torch, dtype)
     tenth = torch.tensor([0.1] * 8 + [0.05] * 8, dtype=torch.float64).to(to)
     assert_same(run(_constant, out=to, shape=(16,), COUNT=16), tenth)
+
+
+@triton.jit
+def _loop(bound, out):
+    for i in range(tl.load(bound)):
+        tl.store(out + i, i)
+
+
+def test_loaded_loop_bounds() -> None:
+    out = torch.full((4,), -1, device=DEVICE)
+    _loop[(1,)](torch.tensor(3, device=DEVICE), out)
+    assert out.tolist() == [0, 1, 2, -1]
