@@ -17,6 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from tests.harness.budget import BudgetSpent
 from tests.harness.device import OVERRAN, WAIT_SECONDS
 from tests.harness.home import python_path
 from tests.harness.run import Run
@@ -45,7 +46,7 @@ class ChildDied(Exception):
         self.stderr = stderr
 
 
-class OutOfTime(Exception):
+class OutOfTime(BudgetSpent):
     """A case was ended because there was no more time for it, although it was within the limit of a case."""
 
 

@@ -9,7 +9,7 @@ from functools import cached_property, partial
 from reference.bounds.accumulation import SHRINKING_SAFETY
 from strategies.case import LAYOUT_FIELDS, Case
 from tests.harness.attribute import Broken, attribute, is_present, is_same, needs_of
-from tests.harness.budget import LEAST_SECONDS, BudgetSpent, Clock, ShrinkBudget
+from tests.harness.budget import LEAST_SECONDS, BudgetSpent, ShrinkBudget
 from tests.harness.bugs import ENOUGH, Bug, Need, Severity, is_in_common, is_not_cured, is_small
 from tests.harness.child import ChildDied, DeviceLost
 from tests.harness.explain import HOLDS_ALONE, Explanation, Seen, explain
@@ -57,7 +57,6 @@ class Investigation:
     failure: Failure
     known: KnownBugs
     shrinking: ShrinkBudget
-    clock: Clock
     hurried: bool = False
     cases: Sightings = field(default_factory=Sightings)
     haste: float = 1.0
@@ -68,7 +67,7 @@ class Investigation:
         """Tell all that can be told within the time; without ``shrink`` the case is reported as it is."""
         drawn = self.failure
         whole = self.shrinking
-        self.shrinking = whole.within(self.clock)
+        self.shrinking = whole.within(self.runs.clock)
         self.haste = self.shrinking.seconds / whole.seconds if whole.seconds else 1.0
         number = sum(known.failure.kin == self.failure.kin for known in self.known.bugs.values())
         self.failure = first = replace(self.failure, number=number)
@@ -137,7 +136,7 @@ class Investigation:
 
     def beside_shrinking(self, seconds: float, calls: float = float("inf")) -> Callable[[], None]:
         """Return a meter of the share of these seconds that shrinking has of its own (``haste``), but never too few."""
-        return self.clock.meter(max(self.haste, LEAST_HASTE) * seconds, calls)
+        return self.runs.clock.meter(max(self.haste, LEAST_HASTE) * seconds, calls)
 
     def found(self, case: Case) -> Finding | None:
         """Return what is found in a case, whatever bug causes it, and remember the answer."""
@@ -196,7 +195,7 @@ class Investigation:
     def reduce(self) -> None:
         """Look for smaller cases that fail in the same way."""
         fails = partial(
-            self.fails_alike, self.clock.meter(self.shrinking.reducing_seconds, self.shrinking.calls)
+            self.fails_alike, self.runs.clock.meter(self.shrinking.reducing_seconds, self.shrinking.calls)
         )
         with suppress(BudgetSpent):
             for name in LAYOUT_FIELDS:  # with strides of its own a tensor may lose its heads
@@ -206,7 +205,7 @@ class Investigation:
     def reduce_gently(self) -> None:
         """Look for smaller cases in few runs, as each ends a process; what can't be left out is what the bug needs."""
         first = self.failure.case
-        fails = partial(self.fails_alike, self.clock.meter(self.shrinking.seconds, RUNS))
+        fails = partial(self.fails_alike, self.runs.clock.meter(self.shrinking.seconds, RUNS))
         with suppress(BudgetSpent):
             for _, needs in gently_reduced(first, fails, self.runs.info.capabilities):
                 self.needs = needs
@@ -288,7 +287,7 @@ class Investigation:
     def script_seconds(self) -> float:
         """Seconds that a script may take, compilation included, which is given less time than in a search."""
         child = self.runs.child
-        return max(LEAST_SECONDS, self.clock.cut(min(child.run_seconds, child.start_seconds)))
+        return max(LEAST_SECONDS, self.runs.clock.cut(min(child.run_seconds, child.start_seconds)))
 
     def with_severity(self, bug: Bug) -> Bug:
         """Return the bug with the share of ordinary cases that show it, and with claims that would exclude it."""

@@ -99,8 +99,8 @@ def make_subject(item: LawTurn) -> Subject:
     """Make the subject that all turns of an item's kernel and dtype share in this process."""
     plan, info = item.plan, item.info
     known = KnownBugs(info.name, item.dtype, plan.report_dir, verbose=item.config.get_verbosity() > 0)
-    runs = Runs(info, plan.child, plan.journal, known.bugs)
-    triage = Triage(runs, known, plan.environment, plan.shrinking, plan.clock)
+    runs = Runs(info, plan.child, plan.journal, known.bugs, plan.clock)
+    triage = Triage(runs, known, plan.environment, plan.shrinking)
     return Subject(triage, plan.max_seqlen, plan.replay.case if plan.replay else None, plan.corpus)
 
 

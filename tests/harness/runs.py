@@ -4,9 +4,11 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from reference.bounds.accumulation import SAFETY
 from strategies.case import Case
+from tests.harness.budget import LEAST_SECONDS, Clock
 from tests.harness.bugs import Bug
 from tests.harness.child import Child
 from tests.harness.explain import Seen
@@ -26,13 +28,15 @@ class Runs:
 
     ``tally`` counts the cases of an item, and ``held`` are the last of them that held. ``ordinary`` remembers what was
     found in ordinary cases, which every investigation asks for. ``bugs`` are the known ones: a case that would end the
-    process by one of them is not run just to find out about something else.
+    process by one of them is not run just to find out about something else. ``clock`` has the time that the whole run
+    may take.
     """
 
     info: KernelInfo
     child: Child
     journal: Journal
     bugs: Mapping[str, Bug] = field(default_factory=dict)
+    clock: Clock = field(default_factory=Clock)
     ordinary: dict[tuple[str, Case], Finding | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -62,10 +66,14 @@ class Runs:
         self.journal.note(run.to_dict())
         return self.child.run(run, self.journal.sync, seconds)
 
-    def drawn(self, law: str, case: Case, ignored: frozenset[str], seconds: float) -> Verdict:
-        """Run a case that the search has drawn, and count it. Raises OutOfTime if it takes longer than ``seconds``."""
+    def in_time(self, law: str, case: Case, **options: Any) -> Verdict:
+        """Run as ``verdict`` does. Raises OutOfTime if it takes longer than the run may be busy after its end."""
+        return self.verdict(law, case, **options, seconds=self.clock.cut(math.inf))
+
+    def drawn(self, law: str, case: Case, ignored: frozenset[str]) -> Verdict:
+        """Run a case that the search has drawn, and count it. Raises OutOfTime if the run has no time for it."""
         self.journal.examples += 1
-        verdict = self.verdict(law, case, ignored=ignored, seconds=seconds)
+        verdict = self.in_time(law, case, ignored=ignored)
         self.tally.add(verdict, case)
         if verdict.status == "held":
             self.held.append((law, case))
@@ -81,11 +89,14 @@ class Runs:
         *,
         explained: bool = False,
     ) -> Finding | None:
-        """Return what is found in a run outside the search. With ``explained``, less precise results count as well."""
+        """Return what is found in a run outside the search. With ``explained``, less precise results count as well.
+
+        Raises OutOfTime if the run has no time for it.
+        """
         ends = next(filter(None, (bug.end_of(case) for bug in self.bugs.values())), None)
         if ends is not None and not claims:
             return ends
-        verdict = self.verdict(law, case, ignored=ignored, claims=claims, safety=safety)
+        verdict = self.in_time(law, case, ignored=ignored, claims=claims, safety=safety)
         self.tally.add_seconds(verdict.seconds)
         finding = self.info.finding(verdict)
         return finding if finding and (explained or not finding.explained_by) else None
@@ -97,7 +108,8 @@ class Runs:
 
     def look(self, run: Run) -> Seen:
         """Say what the wrong elements of a case look like. Raises ChildDied."""
-        answer = self.child.ask(run.request("look"), self.child.run_seconds)
+        seconds = max(LEAST_SECONDS, self.clock.cut(self.child.run_seconds))
+        answer = self.child.ask(run.request("look"), seconds)
         return Seen(tuple(answer["sentences"]), tuple(answer["pictures"]))
 
     def script(self, run: Run, finding: Finding, title: str, seconds: float) -> str | None:

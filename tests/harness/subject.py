@@ -98,7 +98,7 @@ class Subject:
             return
         ignored = self.known.ignored(open_case)
         try:
-            verdict = self.runs.drawn(law.name, open_case, ignored, self.triage.clock.cut(math.inf))
+            verdict = self.runs.drawn(law.name, open_case, ignored)
         except OutOfTime:
             raise TimeUp from None
         self.known.blame_beside(law.name, open_case, verdict.beside)
@@ -139,7 +139,7 @@ class Subject:
 
     def _is_late(self) -> bool:
         """Whether the time for examples is up. The first example of an item needs only the run's time."""
-        return self.triage.clock.left <= 0 or (self.tally.drawn > 0 and time.perf_counter() > self.deadline)
+        return self.runs.clock.left <= 0 or (self.tally.drawn > 0 and time.perf_counter() > self.deadline)
 
     def _moved(self, law: Law, case: Case) -> Case | None:
         """Return the case, or one near it that meets nothing known to fail; None if there is none."""

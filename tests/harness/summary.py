@@ -69,7 +69,8 @@ class Summary:
         """Find which bugs of different processes are the same, and add to each report what the whole run has seen."""
         spend = meter(self.plan.clock.cut(CONCLUDING_SECONDS))
         runs = {
-            name: Runs(info, self.plan.child, self.plan.journal) for name, info in self.results.infos.items()
+            name: Runs(info, self.plan.child, self.plan.journal, clock=self.plan.clock)
+            for name, info in self.results.infos.items()
         }
 
         def one_and_the_same(known: Bug, bug: Bug) -> bool:

@@ -3,13 +3,14 @@
 import math
 import shutil
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from tests.harness.attribute import Broken, attribute, is_same
-from tests.harness.budget import Clock, ShrinkBudget
+from tests.harness.attribute import Broken, Outcome, attribute, is_same
+from tests.harness.budget import ShrinkBudget
 from tests.harness.bugs import Bug, in_parts, met_again, with_tensors
-from tests.harness.child import HarnessError
+from tests.harness.child import HarnessError, OutOfTime
 from tests.harness.investigate import Investigation
 from tests.harness.known_bugs import KnownBugs
 from tests.harness.plainly import by_forward, is_plain, plainly
@@ -29,14 +30,14 @@ class Triage:
     """Sorts the failures of one kernel at one dtype.
 
     A failure that ``known`` bugs explain is counted for them, any other is investigated at once, in the time that
-    ``clock`` and ``shrinking`` leave.
+    ``shrinking`` and the clock of the run leave. What a run at its end has no time to find out about a failure is left
+    out: it is told by what is known of it.
     """
 
     runs: Runs
     known: KnownBugs
     environment: dict[str, str]
     shrinking: ShrinkBudget
-    clock: Clock = field(default_factory=Clock)
     waiting: list[Broken] = field(default_factory=list)
     others_wait: bool = False
 
@@ -56,7 +57,7 @@ class Triage:
         Only in the ``last`` round does this wait as long as it takes; before, later items may sort them.
         """
         patient = time.perf_counter() + (math.inf if last else WAIT_SECONDS)
-        while self.waiting and self.clock.cut(1.0) > 0 and time.perf_counter() < patient:
+        while self.waiting and self.runs.clock.cut(1.0) > 0 and time.perf_counter() < patient:
             self.learn()
             time.sleep(POLL_SECONDS if self.waiting else 0.0)
         if not last:
@@ -66,7 +67,7 @@ class Triage:
         kinds = {(x.tensor, x.signature, x.of_nan): broken for x, broken in found}
         others = [broken for broken in self.waiting if broken not in kinds.values()]
         self.waiting = [*kinds.values(), *others]
-        while self.waiting and (len(self.waiting) > len(others) or self.clock.cut(1.0) > 0):
+        while self.waiting and (len(self.waiting) > len(others) or self.runs.clock.cut(1.0) > 0):
             broken = self.waiting.pop(0)
             self.others_wait = bool(self.waiting)
             self.sort(broken, patient=False)
@@ -100,14 +101,19 @@ class Triage:
                     return None
         run = partial(self.runs.hard, explained=bool(broken.finding.explained_by))
         capabilities = self.runs.info.capabilities
-        outcome = attribute(plainly(broken, run, capabilities), known, run, capabilities)
+        try:
+            outcome = attribute(plainly(broken, run, capabilities), known, run, capabilities)
+        except OutOfTime:
+            alike = [bug for bug in known if bug.could_break(broken.finding) and bug.is_met(broken.case)]
+            outcome = Outcome(None if alike else broken, alike[:1])
         for bug in outcome.blamed:
             self.known.blame(bug, broken.law, broken.case, broken.finding.tensor)
         return outcome.rest
 
     def _investigate(self, broken: Broken, *, shrink: bool = True) -> None:
         """Investigate a failure that no known bug explains."""
-        broken = by_forward(broken, partial(self.runs.hard, explained=True)) if shrink else broken
+        with suppress(OutOfTime):
+            broken = by_forward(broken, partial(self.runs.hard, explained=True)) if shrink else broken
         info = self.runs.info
         run = info.spec, info.claims, broken.law, broken.case, broken.ignored
         failure = Failure(*run, kernel=info.name, finding=broken.finding, environment=self.environment)
@@ -131,8 +137,8 @@ class Triage:
         self._show_apart_from(bug)
 
     def _investigation(self, failure: Failure) -> Investigation:
-        hurried = self.others_wait and self.clock.left <= 0
-        return Investigation(self.runs, failure, self.known, self.shrinking, self.clock, hurried)
+        hurried = self.others_wait and self.runs.clock.left <= 0
+        return Investigation(self.runs, failure, self.known, self.shrinking, hurried)
 
     def _show_apart_from(self, bug: Bug) -> None:
         """Find other smallest cases for bugs that show everywhere, if theirs meet what a new bug needs."""
@@ -145,17 +151,19 @@ class Triage:
     def _same_as(self, bug: Bug) -> Bug | None:
         """Return the known bug that this is, with what has been found of it now; None for a new one."""
         run, capabilities = partial(self.runs.hard, explained=True), self.runs.info.capabilities
-        for known in self.known.bugs.values():
-            if is_same(known, bug, run, capabilities):
-                by_plain_law = is_plain(bug.failure.law)
-                return met_again(known, bug) if by_plain_law else with_tensors(known, bug.tensors)
-        return self._blamed_for_smallest(bug.failure)
+        with suppress(OutOfTime):
+            for known in self.known.bugs.values():
+                if is_same(known, bug, run, capabilities):
+                    by_plain_law = is_plain(bug.failure.law)
+                    return met_again(known, bug) if by_plain_law else with_tensors(known, bug.tensors)
+            return self._blamed_for_smallest(bug.failure)
+        return None
 
     def _blamed_for_smallest(self, f: Failure) -> Bug | None:
         """Return the known bug that breaks a call which a comparing law makes for its smallest case, or None."""
         if not self.known.bugs or is_plain(f.law):
             return None
-        verdict = self.runs.verdict(f.law, f.case)
+        verdict = self.runs.in_time(f.law, f.case)
         if verdict.finding is None:
             return None
         run, capabilities = self.runs.hard, self.runs.info.capabilities

@@ -181,13 +181,25 @@ class TestChild:
         monkeypatch.setattr("tests.harness.budget.GRACE_SECONDS", 1.0)
         slow = Child("cpu")
         subject = subject_of("hanging", child=slow)
-        subject.triage.clock = Clock(seconds=2.0)
-        subject.triage.clock.start()
+        subject.runs.clock = Clock(seconds=2.0)
+        subject.runs.clock.start()
         with pytest.raises(TimeUp):
             subject.uphold(law_named("forward"), CASE)
-        assert subject.triage.clock.remaining > -GRACE_SECONDS
+        assert subject.runs.clock.remaining > -GRACE_SECONDS
         assert not subject.known.seen
         assert slow.process is None
+
+    @pytest.mark.usefixtures("unscripted")
+    def test_an_investigation_that_outlasts_the_run_is_ended_and_its_bug_is_kept(
+        self, subject_of: SubjectOf, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("tests.harness.budget.GRACE_SECONDS", 1.0)
+        slow = Child("cpu")
+        subject = subject_of("slower_from_call_to_call", child=slow)
+        subject.runs.clock = Clock(seconds=2.0)
+        subject.runs.clock.start()
+        assert finding_of(subject, "forward", CASE).kind == "error"
+        assert subject.runs.clock.remaining > -2 * GRACE_SECONDS
 
     def test_a_child_that_hangs_ends_with_its_parent(self) -> None:
         program = (

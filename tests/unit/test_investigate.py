@@ -111,8 +111,8 @@ def test_failures_that_others_wait_behind_at_the_end_are_told_apart_as_they_were
     )
     verdicts = [(case, subject.runs.verdict("forward", case)) for case in cases]
     subject.triage.waiting = [Broken("forward", case, x.finding) for case, x in verdicts if x.finding]
-    subject.triage.clock = Clock(0.0)
-    subject.triage.clock.start()
+    subject.runs.clock = Clock(0.0)
+    subject.runs.clock.start()
     subject.triage.finish()
     needs = {tuple(need.name for need in bug.needs): bug.failure.case for bug in subject.known.bugs.values()}
     assert needs.keys() == {("heads_kv", "group"), ("causal",)}

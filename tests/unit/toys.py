@@ -4,6 +4,7 @@ Most bugs show only in calls with at least ``ROWS`` queries. If ``MENDED`` is Tr
 """
 
 import ctypes
+import itertools
 import os
 import sys
 import time
@@ -155,6 +156,16 @@ def hanging(q, k, v, *, causal, sm_scale):
     while has_bug(q):
         time.sleep(1)
     return sound(q, k, v, causal=causal, sm_scale=sm_scale)
+
+
+CALLS = itertools.count()
+
+
+def slower_from_call_to_call(q, k, v, *, causal, sm_scale):
+    """Is wrong, and never returns from its third call on."""
+    while has_bug(q) and next(CALLS) >= 2:
+        time.sleep(1)
+    return wrong(q, k, v, causal=causal, sm_scale=sm_scale)
 
 
 def hanging_on_the_device(q, k, v, *, causal, sm_scale):
