@@ -1,0 +1,44 @@
+"""One bug is told once, although several laws show it, at several sizes, and beside other bugs of the kernel."""
+
+from kernels.contract import Capabilities
+from strategies.case import Case
+from tests.harness.attribute import Broken, attribute
+from tests.harness.bugs import Bug, Need
+from tests.harness.gentle import gently_reduced
+from tests.harness.report import Failure
+from tests.harness.verdict import Finding
+
+CLAIMS = Capabilities(head_dims=(16, 32, 64, 128))
+CASE = Case(batch=2, seqlen_q=9, seqlen_k=9, causal=True, dout_layout="gap")
+CAUSAL = Need("causal", (True,), (False,))
+LAID_OUT = Need("dout_layout", ("gap",), ("contiguous",))
+
+
+def wrong(*tensors: str) -> Finding:
+    """Return the finding that these tensors are wrong."""
+    return Finding(claim="so", kind="error", tensor=tensors[0], tensors=tensors)
+
+
+def bug(finding: Finding, *needs: Need) -> Bug:
+    environment = {"device": "cpu", "device_name": "abacus"}
+    failure = Failure("k.py:f", (), "backward", CASE, kernel="k", finding=finding, environment=environment)
+    return Bug(failure, finding.tensors, needs)
+
+
+class TestCrash:
+    def test_head_dims_that_hold_are_told(self) -> None:
+        """A case with a value that is not known to hold is taken for one that ends the process, and is not run."""
+        case = Case(seqlen_q=9, seqlen_k=9, head_dim=128)
+        *_, (smallest, needs) = gently_reduced(case, lambda case: case.head_dim > 32, CLAIMS)
+        assert needs == (Need("head_dim", (64,), (16, 32)),)
+        assert smallest.head_dim == 64
+
+    def test_a_case_that_gave_numbers_is_not_told_as_one_that_ends_the_process(self) -> None:
+        def run(law: str, case: Case, ignored: frozenset[str]) -> Finding | None:
+            if ignored:
+                return Finding(claim="it runs", kind="died")
+            return wrong("dq", "dk") if case.causal else None
+
+        known = bug(wrong("dq"), CAUSAL)
+        outcome = attribute(Broken("backward", CASE, wrong("dq", "dk")), (known,), run, CLAIMS)
+        assert (outcome.rest, outcome.blamed) == (None, [known])
