@@ -1,10 +1,17 @@
 """One bug is told once, although several laws show it, at several sizes, and beside other bugs of the kernel."""
 
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
 from kernels.contract import Capabilities
 from strategies.case import Case
 from tests.harness.attribute import Broken, attribute
 from tests.harness.bugs import Bug, Need
 from tests.harness.gentle import gently_reduced
+from tests.harness.needs import NeedSearch
 from tests.harness.report import Failure
 from tests.harness.verdict import Finding
 
@@ -23,6 +30,41 @@ def bug(finding: Finding, *needs: Need) -> Bug:
     environment = {"device": "cpu", "device_name": "abacus"}
     failure = Failure("k.py:f", (), "backward", CASE, kernel="k", finding=finding, environment=environment)
     return Bug(failure, finding.tensors, needs)
+
+
+class TestRows:
+    """A layout shows only if there are several rows, whichever size makes them several."""
+
+    SMALLEST = Case(seqlen_q=2, dout_layout="gap")
+    ROWS = Need("seqlen_q", (2,), (0, 1))
+
+    def needed(self, fails: Callable[[Case], bool], *needs: Need) -> list[str]:
+        runs: Any = SimpleNamespace(info=SimpleNamespace(capabilities=CLAIMS))
+        failure: Any = SimpleNamespace(case=self.SMALLEST)
+        return [need.name for need in NeedSearch(runs, failure).without_rows(needs, fails)]
+
+    @pytest.mark.parametrize(
+        ("shows", "needed"),
+        [
+            (lambda case: case.batch * case.heads_q * case.seqlen_q > 1, ["dout_layout"]),
+            (lambda case: case.seqlen_q > 1, ["dout_layout", "seqlen_q"]),
+        ],
+    )
+    def test_a_size_is_not_needed_if_another_does(
+        self, shows: Callable[[Case], bool], needed: list[str]
+    ) -> None:
+        assert (
+            self.needed(lambda case: case.dout_layout == "gap" and shows(case), LAID_OUT, self.ROWS) == needed
+        )
+
+    def test_another_size_that_shows_another_bug_is_none_instead(self) -> None:
+        def fails(case: Case) -> bool:
+            return case.heads_kv > 1 or (case.dout_layout == "gap" and case.seqlen_q > 1)
+
+        assert self.needed(fails, LAID_OUT, self.ROWS) == ["dout_layout", "seqlen_q"]
+
+    def test_beside_another_field_sizes_tell_bugs_apart(self) -> None:
+        assert self.needed(lambda case: True, CAUSAL, self.ROWS) == ["causal", "seqlen_q"]
 
 
 class TestCrash:
