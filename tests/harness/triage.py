@@ -70,6 +70,7 @@ class Triage:
         while self.waiting and (len(self.waiting) > len(others) or self.runs.clock.cut(1.0) > 0):
             broken = self.waiting.pop(0)
             self.others_wait = bool(self.waiting)
+            self.known.learn()
             self.sort(broken, patient=False)
         self.waiting = []
 

@@ -9,10 +9,12 @@ import pytest
 from kernels.contract import Capabilities
 from strategies.case import Case
 from tests.harness.attribute import Broken, attribute
+from tests.harness.budget import GRACE_SECONDS, Clock, ShrinkBudget
 from tests.harness.bugs import Bug, Need
 from tests.harness.gentle import gently_reduced
 from tests.harness.needs import NeedSearch
 from tests.harness.report import Failure
+from tests.harness.triage import Triage
 from tests.harness.verdict import Finding
 
 CLAIMS = Capabilities(head_dims=(16, 32, 64, 128))
@@ -65,6 +67,20 @@ class TestRows:
 
     def test_beside_another_field_sizes_tell_bugs_apart(self) -> None:
         assert self.needed(lambda case: True, CAUSAL, self.ROWS) == ["causal", "seqlen_q"]
+
+
+class TestTheEnd:
+    def test_what_other_dtypes_and_processes_have_found_is_known_also_when_time_is_over(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        events: list[str] = []
+        known: Any = SimpleNamespace(learn=lambda: events.append("learn"))
+        broken = Broken("backward", CASE, wrong("dq"))
+        runs: Any = SimpleNamespace(clock=Clock(-GRACE_SECONDS))
+        triage = Triage(runs, known, {}, ShrinkBudget(0.0), [broken, broken])
+        monkeypatch.setattr(triage, "sort", lambda broken, *, patient: events.append("sort"))
+        triage.finish()
+        assert events[:2] == ["learn", "sort"]
 
 
 class TestCrash:
