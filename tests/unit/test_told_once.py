@@ -1,6 +1,7 @@
 """One bug is told once, although several laws show it, at several sizes, and beside other bugs of the kernel."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ from tests.harness.budget import GRACE_SECONDS, Clock, ShrinkBudget
 from tests.harness.bugs import Bug, Need
 from tests.harness.gentle import gently_reduced
 from tests.harness.needs import NeedSearch
+from tests.harness.plainly import by_its_calls
 from tests.harness.report import Failure
 from tests.harness.triage import Triage
 from tests.harness.verdict import Finding
@@ -21,6 +23,8 @@ CLAIMS = Capabilities(head_dims=(16, 32, 64, 128))
 CASE = Case(batch=2, seqlen_q=9, seqlen_k=9, causal=True, dout_layout="gap")
 CAUSAL = Need("causal", (True,), (False,))
 LAID_OUT = Need("dout_layout", ("gap",), ("contiguous",))
+
+Run = Callable[[str, Case, frozenset[str]], Finding | None]
 
 
 def wrong(*tensors: str) -> Finding:
@@ -32,6 +36,50 @@ def bug(finding: Finding, *needs: Need) -> Bug:
     environment = {"device": "cpu", "device_name": "abacus"}
     failure = Failure("k.py:f", (), "backward", CASE, kernel="k", finding=finding, environment=environment)
     return Bug(failure, finding.tensors, needs)
+
+
+def backward(shows: Callable[[Case], bool], *, alone: bool = False) -> Run:
+    """Return a function that runs laws: ``backward``, and unless ``alone`` all others, find dq wrong in some cases."""
+
+    def run(law: str, case: Case, ignored: frozenset[str], **_: Any) -> Finding | None:
+        is_judged = "dq" not in ignored and (law == "backward" or not (alone or law == "forward"))
+        return wrong("dq") if is_judged and shows(case) else None
+
+    return run
+
+
+class TestDeterminism:
+    BROKEN = Broken("determinism", CASE, wrong("dq", "dv"), sizes=({"batch": 1},))
+
+    @pytest.mark.parametrize("batch", [1, 2])
+    def test_a_call_that_is_wrong_by_itself_is_told(self, batch: int) -> None:
+        told = by_its_calls(self.BROKEN, backward(lambda case: case.batch == batch), CLAIMS)
+        assert (told.law, told.case.batch, told.finding) == ("backward", batch, wrong("dq"))
+
+    @pytest.mark.parametrize("tensors", [("dv",), ("dv", "out")])
+    def test_calls_that_are_wrong_in_other_tensors_are_not(self, tensors: tuple[str, ...]) -> None:
+        broken = replace(self.BROKEN, finding=wrong(*tensors))
+        assert by_its_calls(broken, backward(lambda case: True), CLAIMS) is broken
+
+    def test_nor_are_those_that_are_wrong_where_nothing_is_judged(self) -> None:
+        broken = replace(self.BROKEN, ignored=frozenset({"dq"}))
+        assert by_its_calls(broken, backward(lambda case: True), CLAIMS) is broken
+
+    @pytest.mark.parametrize(
+        ("known", "law"), [((), "backward"), ((bug(wrong("dq"), CAUSAL),), "determinism")]
+    )
+    def test_a_call_that_known_bugs_make_wrong_leaves_the_law_to_tell(
+        self, known: tuple[Bug, ...], law: str
+    ) -> None:
+        """What is not the same twice is a bug of its own, also where another makes the same tensor wrong."""
+        triage: Any = SimpleNamespace(
+            runs=SimpleNamespace(
+                info=SimpleNamespace(capabilities=CLAIMS),
+                hard=backward(lambda case: case.causal, alone=True),
+            ),
+            known=SimpleNamespace(bugs=dict(enumerate(known))),
+        )
+        assert Triage._by_plain_law(triage, self.BROKEN).law == law
 
 
 class TestRows:
