@@ -1,5 +1,6 @@
 """Children that crash, hang, print or lose their device: the verdict on the case, and the case after it."""
 
+import signal
 import subprocess
 import sys
 import time
@@ -51,9 +52,7 @@ class TestChild:
         ],
     )
     def test_each_kind_of_finding(self, subject_of: SubjectOf, name: str, law_name: str, kind: str) -> None:
-        subject = subject_of(name)
-        subject.triage.shrinking = ShrinkBudget(seconds=0.0)
-        assert finding_of(subject, law_name, CASE).kind == kind
+        assert finding_of(subject_of(name, shrink=False), law_name, CASE).kind == kind
 
     def test_a_child_whose_device_no_longer_answers_is_replaced(
         self, child: Child, monkeypatch: pytest.MonkeyPatch
@@ -124,10 +123,9 @@ class TestChild:
         assert len(subject.known.bugs) == 1
         assert any("TypeError: of ours" in message for message in subject.known.messages())
 
-    @pytest.mark.usefixtures("unscripted")
+    @pytest.mark.usefixtures("without_ordinary_crashes")
     def test_a_crash_is_a_finding_and_the_child_is_replaced(self, subject_of: SubjectOf) -> None:
-        subject = subject_of("crashing")
-        subject.triage.shrinking = ShrinkBudget(seconds=0.0)
+        subject = subject_of("crashing", shrink=False)
         finding = finding_of(subject, "forward", CASE)
         assert finding.kind == "died"
         assert "signal 11" in finding.claim
@@ -165,15 +163,15 @@ class TestChild:
         assert finding_of(subject, "forward", case).kind == "error"
         assert (subject.tally.set_aside, subject.tally.moved, subject.tally.broken) == (1, 1, 2)
 
-    @pytest.mark.usefixtures("unscripted")
+    @pytest.mark.usefixtures("without_ordinary_crashes")
     def test_a_hang_is_a_finding(self, subject_of: SubjectOf) -> None:
         impatient = Child("cpu", run_seconds=1.0)
-        subject = subject_of("hanging", child=impatient)
-        subject.triage.shrinking = ShrinkBudget(seconds=0.0)
+        subject, process = subject_of("hanging", child=impatient, shrink=False), impatient.process
         finding = finding_of(subject, "forward", CASE)
         assert finding.kind == "hung"
         assert "still running after 1 s" in finding.claim
-        assert impatient.process is None
+        assert process is not None
+        assert process.returncode == -signal.SIGKILL
 
     def test_a_case_that_outlasts_the_run_is_ended_and_is_no_hang(
         self, subject_of: SubjectOf, monkeypatch: pytest.MonkeyPatch
@@ -218,11 +216,9 @@ class TestChild:
                 time.sleep(0.1)
         assert not runs(pid)
 
-    @pytest.mark.usefixtures("unscripted")
+    @pytest.mark.usefixtures("without_ordinary_crashes")
     def test_a_hang_of_the_device_is_a_finding(self, subject_of: SubjectOf) -> None:
-        subject = subject_of("hanging_on_the_device")
-        subject.triage.shrinking = ShrinkBudget(seconds=0.0)
-        finding = finding_of(subject, "forward", CASE)
+        finding = finding_of(subject_of("hanging_on_the_device", shrink=False), "forward", CASE)
         assert finding.kind == "hung"
         assert "the device was still running" in finding.claim
 

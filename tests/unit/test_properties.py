@@ -43,15 +43,6 @@ def failure(law: str, make: Callable[[], AttentionKernel], dtype: str, rounds: i
     return ""
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Any:
-    """Use one thread, as the child process does: sums that are split over threads may differ from run to run."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 class Cached(Sound):
     """A sound kernel that takes a cache of which each sequence fills a part."""
 

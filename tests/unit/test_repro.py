@@ -13,7 +13,6 @@ from kernels.contract import AttentionKernel
 from kernels.registry import load
 from reference.bounds.accumulation import SAFETY
 from strategies.case import Case
-from tests.harness.budget import ShrinkBudget
 from tests.harness.child import Child
 from tests.harness.explain import HOLDS_ALONE
 from tests.harness.law import law_named
@@ -43,22 +42,23 @@ SCRIPTS = [
 CASES = {"MASKED": replace(CASE, seqlen_k=9, key_padding="scattered", dropout_p=0.5, seed=6)}
 
 
+@pytest.mark.usefixtures("without_ordinary_crashes")
 @pytest.mark.parametrize(("name", "law_name"), SCRIPTS)
 def test_a_stand_alone_script_exits_1_until_the_kernel_is_mended(
-    subject_of: SubjectOf, child: Child, tmp_path: Path, name: str, law_name: str
+    subject_of: SubjectOf,
+    child: Child,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    law_name: str,
 ) -> None:
     toys = tmp_path / "toys.py"
     toys.write_text(TOYS.read_text())
-    patient = child.run_seconds
-    subject = subject_of(name, toys)
+    # On a busy machine a case that holds may take a second as well, so nothing but CASE must be run and reported.
+    subject = subject_of(name, toys, shrink=name != "hanging")
     if name == "hanging":
-        child.run_seconds = 5.0
-        # On a busy machine a case that holds may take 5 s as well, so nothing but CASE must be run and reported.
-        subject.triage.shrinking = ShrinkBudget(seconds=0.0)
-    try:
-        finding_of(subject, law_name, CASES.get(name, CASE))
-    finally:
-        child.run_seconds = patient
+        monkeypatch.setattr(child, "run_seconds", 1.0)
+    finding_of(subject, law_name, CASES.get(name, CASE))
     (failure,) = subject.known.failures.values()
     script = tmp_path / "reports" / failure.folder / "repro.py"
     assert exit_status(script, tmp_path) == 1
@@ -140,10 +140,7 @@ def test_a_script_brings_its_memory_where_the_failure_depends_on_it(name: str, d
 
 @pytest.mark.usefixtures("unscripted")
 def test_tensors_of_a_script_have_the_layout_of_the_case(subject_of: SubjectOf, tmp_path: Path) -> None:
-    subject = subject_of("wrong")
-    subject.triage.shrinking = ShrinkBudget(
-        seconds=0.0
-    )  # shrinking would remove the layouts, which do not matter
+    subject = subject_of("wrong", shrink=False)  # as shrinking removes the layouts, which do not matter
     case = replace(CASE, q_layout="offset", k_layout="gap", v_layout="expanded_rows", dtype="float32")
     finding_of(subject, "forward", case)
     (failure,) = subject.known.failures.values()
