@@ -10,34 +10,37 @@ from torch import Tensor
 
 from kernels.autograd import attention
 from kernels.claims import PLAIN_FUNCTION
-from kernels.contract import AttentionKernel, Capabilities, flash_arithmetic
+from kernels.contract import DTYPES, AttentionKernel, Capabilities, flash_arithmetic
 from reference.arithmetic import FLOAT16, FLOAT32, Arithmetic
-from reference.bounds import backward_bounds, exact, forward_bounds
+from reference.bounds import Exact, backward_bounds, exact, forward_bounds
 from reference.family import LESS_PRECISE, Family, full_precision, less_precise, widest
 from reference.heads import fold
 from strategies.case import Case, Spike
 from tests.harness.judge import judge, sources
 from tests.harness.trial import LawBroken, Trial
+from tests.unit.calling import make
 from tests.unit.emulator import Emulator
-
-DTYPES = ("float16", "bfloat16", "float32")
 
 
 def plain(dtype: str) -> Family:
     return PLAIN_FUNCTION.family(dtype, "cuda", {})
 
 
+def problem(dtype: str, sm_scale: float, seqlen_k: int = 33) -> tuple[Exact, Tensor]:
+    """Return the exact quantities of a causal problem, and its folded dout in float64."""
+    made = make(9, seqlen_k, heads_kv=2, group=2, dtype=getattr(torch, dtype))
+    q, k, v, dout = (x.cpu() for x in made)
+    return exact(q, 3 * k, 3 * v, causal=True, sm_scale=sm_scale), fold(dout, 2).double()
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("sm_scale", [0.125, 1e-4, 30.0, -1.0])
 def test_envelope_is_at_least_as_wide_as_every_member(dtype: str, sm_scale: float) -> None:
-    generator = torch.Generator().manual_seed(0)
-    q, dout = (torch.randn(1, 4, 9, 16, generator=generator).to(getattr(torch, dtype)) for _ in range(2))
-    k, v = (3 * torch.randn(1, 2, 33, 16, generator=generator).to(getattr(torch, dtype)) for _ in range(2))
-    e = exact(q, k, v, causal=True, sm_scale=sm_scale)
+    e, dout = problem(dtype, sm_scale)
     family = plain(dtype)
-    widest_of_all = bounds(e, fold(dout, 2).double(), family.envelope)
+    widest_of_all = bounds(e, dout, family.envelope)
     for base, forward, backward in itertools.product(family.bases, family.forward, family.backward):
-        member = bounds(e, fold(dout, 2).double(), replace(base, **forward, **backward))
+        member = bounds(e, dout, replace(base, **forward, **backward))
         for name, bound in member.items():
             assert bool((bound <= widest_of_all[name] * (1 + 1e-12)).all()), (name, forward, backward)
 
@@ -51,10 +54,7 @@ def test_ways_that_read_the_same_results_have_widest_bounds(
     dtype: str, rule: dict[str, Any], read: tuple[bool, str]
 ) -> None:
     """Gradients are judged at the kernel's own out and lse, so the right ones follow from these alone."""
-    generator = torch.Generator().manual_seed(1)
-    q, dout = (torch.randn(1, 4, 9, 16, generator=generator).to(getattr(torch, dtype)) for _ in range(2))
-    k, v = (3 * torch.randn(1, 2, 33, 16, generator=generator).to(getattr(torch, dtype)) for _ in range(2))
-    e = exact(q, k, v, causal=True, sm_scale=0.125)
+    e, dout = problem(dtype, 0.125)
     family = plain(dtype)
     own: dict[str, Any] = {"out": 1.1 * e.out}
     own |= {"forward": forward_bounds(e, family.envelope)} if read[0] else {"lse": e.lse + 0.1}
@@ -63,9 +63,9 @@ def test_ways_that_read_the_same_results_have_widest_bounds(
         alike = [way for way in ways if sources(way) == read]
         if not alike:
             continue  # float32 has no cast of P
-        largest = backward_bounds(e, fold(dout, 2).double(), widest(alike), **own, **rule)
+        largest = backward_bounds(e, dout, widest(alike), **own, **rule)
         for way in alike:
-            member = backward_bounds(e, fold(dout, 2).double(), way, **own, **rule)
+            member = backward_bounds(e, dout, way, **own, **rule)
             for name in ("dq", "dk", "dv"):
                 assert torch.equal(getattr(member, name), getattr(largest, name)), (name, way)
                 bound, most = (getattr(b, f"{name}_bound") for b in (member, largest))
@@ -76,10 +76,7 @@ def test_ways_that_read_the_same_results_have_widest_bounds(
 @pytest.mark.parametrize("rule", [{}, {"safety": 4.0}, {"safety": 4.0, "clustered": False}])
 @pytest.mark.parametrize("seqlen_k", [33, 300])
 def test_ways_of_a_forward_have_widest_bounds(dtype: str, rule: dict[str, Any], seqlen_k: int) -> None:
-    generator = torch.Generator().manual_seed(2)
-    q = torch.randn(1, 4, 9, 16, generator=generator).to(getattr(torch, dtype))
-    k, v = (3 * torch.randn(1, 2, seqlen_k, 16, generator=generator).to(q.dtype) for _ in range(2))
-    e = exact(q, k, v, causal=True, sm_scale=0.125)
+    e, _ = problem(dtype, 0.125, seqlen_k)
     family = plain(dtype)
     for base in family.bases:
         ways = [replace(base, **way) for way in family.forward]
@@ -90,7 +87,7 @@ def test_ways_of_a_forward_have_widest_bounds(dtype: str, rule: dict[str, Any], 
             assert bool((member.lse <= largest.lse * (1 + 1e-12)).all()), way
 
 
-def bounds(e: Any, dout: Tensor, a: Arithmetic) -> dict[str, Tensor]:
+def bounds(e: Exact, dout: Tensor, a: Arithmetic) -> dict[str, Tensor]:
     f = forward_bounds(e, a)
     b = backward_bounds(e, dout, a, forward=f)
     return {"out": f.out, "lse": f.lse, "dq": b.dq_bound, "dk": b.dk_bound, "dv": b.dv_bound}

@@ -11,12 +11,10 @@ from kernels import flash_v1 as module
 from kernels.flash_v1 import KERNEL, backward, flash_v1, forward
 from reference import flash_v1 as twin
 from reference.arithmetic import TF32_TRUNCATED
+from tests.unit.calling import DEVICE, make
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-Q, K, V, DOUT = (
-    torch.randn(1, heads, seqlen, 16, generator=torch.Generator().manual_seed(heads + seqlen)).to(DEVICE)
-    for heads, seqlen in ((4, 70), (2, 130), (2, 130), (4, 70))
-)
+Q, K, V, DOUT = make(70, 130, heads_kv=2, group=2)
+OUT, LSE = torch.zeros_like(Q), torch.zeros(Q.shape[:3], device=DEVICE)
 
 
 def test_agrees_with_its_twin() -> None:
@@ -77,16 +75,12 @@ def test_forward_and_backward_refuse(change: dict[str, Any], error: type[Excepti
     with pytest.raises(error, match=message):
         forward(**arguments)
     with pytest.raises(error, match=message):
-        backward(DOUT, out=torch.zeros_like(Q), lse=torch.zeros(Q.shape[:3], device=DEVICE), **arguments)
+        backward(DOUT, out=OUT, lse=LSE, **arguments)
 
 
 @pytest.mark.parametrize("name", ["dout", "out", "lse"])
 def test_backward_refuses(name: str) -> None:
-    tensors: dict[str, Any] = {
-        "dout": DOUT,
-        "out": torch.zeros_like(Q),
-        "lse": torch.zeros(Q.shape[:3], device=DEVICE),
-    }
+    tensors: dict[str, Any] = {"dout": DOUT, "out": OUT, "lse": LSE}
     tensors[name] = tensors[name][:, :, 1:]
     with pytest.raises(ValueError, match=f"{name}: got shape"):
         backward(q=Q, k=K, v=V, **tensors, causal=False, sm_scale=1.0)
