@@ -403,24 +403,6 @@ def test_default_chunk() -> None:
     assert safe_softmax.default_chunk(1, 1, 0) > 0
 
 
-@pytest.mark.parametrize("rows", [slice(None), slice(2, 4), slice(0, 0)])
-@pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(5, 5), (3, 6), (6, 3), (4, 0), (0, 4)])
-@pytest.mark.parametrize("alignment", ["bottom_right", "top_left"])
-def test_visible(rows: slice, seqlen_q: int, seqlen_k: int, alignment: str) -> None:
-    offset = seqlen_k - seqlen_q if alignment == "bottom_right" else 0
-    expected = torch.zeros(seqlen_q, seqlen_k, dtype=torch.bool)
-    for i, j in itertools.product(range(seqlen_q), range(seqlen_k)):
-        expected[i, j] = j <= i + offset
-    expected = expected[rows]
-    for group in (1, 3):
-        seen = visible(seqlen_q, seqlen_k, True, alignment, "cpu", rows, group)
-        if seen is None:
-            assert expected.all()
-        else:
-            assert torch.equal(seen, torch.cat([expected] * group))
-    assert visible(seqlen_q, seqlen_k, False, alignment, "cpu", rows) is None
-
-
 def test_expanded_inputs_and_gradients_required_change_nothing() -> None:
     x = inputs(seqlen_q=3, seqlen_k=4, batch=2)
     k = x.k[:1, :, :1].expand_as(x.k)
