@@ -1,9 +1,12 @@
 """What the tests of kernels share: the device, random tensors, and laws that are checked in this process."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from kernels.contract import AttentionKernel
+from kernels.contract import AttentionKernel, Capabilities
+from reference import safe_softmax
 from reference.bounds.accumulation import SAFETY
 from strategies.case import Case
 from tests.harness.law import law_named
@@ -30,6 +33,22 @@ def make(
     shapes = (shape_q, shape_k, shape_k, shape_q)
     q, k, v, dout = (torch.randn(shape, generator=generator).to(dtype).to(DEVICE) for shape in shapes)
     return q, k, v, dout
+
+
+def reference_backward(
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, **options: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the exact gradients, whatever out and lse are."""
+    return safe_softmax.backward(dout, q, k, v, **options)
+
+
+REFERENCE = AttentionKernel(
+    name="reference",
+    forward=safe_softmax.forward,
+    backward=reference_backward,
+    capabilities=Capabilities(),
+)
+"""The float64 reference as a kernel."""
 
 
 def uphold(law: str, kernel: AttentionKernel, case: Case) -> None:

@@ -52,7 +52,7 @@ def run(
         (0, 5, 16, 1, 0.3),
         (5, 0, 16, 2, 0.3),
         (64, 128, 64, 1, 0.125),  # whole tiles only
-        (130, 70, 16, 1, -0.7),  # causal: rows, and a whole tile of rows, that see no key
+        (130, 70, 16, 1, -0.7),  # causal: rows, and a whole tile of rows, that see no key; their bounds are 0
         (70, 200, 40, 3, 0.3),
         (129, 129, 16, 2, 0.0),
         (33, 65, 200, 1, 0.07),
@@ -98,24 +98,8 @@ def test_laws_hold_in_every_layout(law: str, case: Case, causal: bool) -> None:
     uphold(law, KERNEL, replace(case, causal=causal))
 
 
-def test_rows_that_see_no_key() -> None:
-    actual = run(*make(9, 4), causal=True)
-    assert (actual["out"][:, :, :5] == 0).all()
-    assert (actual["lse"][:, :, :5] == -math.inf).all()
-    assert (actual["dq"][:, :, :5] == 0).all()
-    assert actual["lse"][:, :, 5:].isfinite().all()
-
-
-def test_no_keys_and_no_queries() -> None:
-    without_keys = run(*make(3, 0))
-    assert (without_keys["out"] == 0).all()
-    assert (without_keys["lse"] == -math.inf).all()
-    assert (without_keys["dq"] == 0).all()
-    without_queries = run(*make(0, 3))
-    assert (without_queries["dk"] == 0).all()
-    assert (without_queries["dv"] == 0).all()
-    without_heads = run(*make(3, 3, heads_kv=0))
-    assert without_heads["out"].shape == (1, 0, 3, 16)
+def test_no_heads() -> None:
+    assert run(*make(3, 3, heads_kv=0))["out"].shape == (1, 0, 3, 16)
 
 
 def test_huge_scores_pick_one_key() -> None:

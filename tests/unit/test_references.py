@@ -16,8 +16,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from kernels.autograd import attention
 from reference import flash_v1, flash_v2, safe_softmax
 from reference.masks import visible
+from tests.unit.calling import REFERENCE
 
 ROUNDOFF = 2.0**-53
 NAMES = ("out", "lse", "dq", "dk", "dv")
@@ -41,13 +43,8 @@ class Inputs:
     @property
     def options(self) -> dict[str, Any]:
         """Return the keywords that every reference takes."""
-        return {
-            "causal": self.causal,
-            "sm_scale": self.sm_scale,
-            "alignment": self.alignment,
-            "dropout_p": self.dropout_p,
-            "dropout_seed": self.dropout_seed,
-        }
+        names = ("causal", "sm_scale", "alignment", "dropout_p", "dropout_seed")
+        return {name: getattr(self, name) for name in names}
 
 
 def inputs(
@@ -238,20 +235,6 @@ def test_large_logits(reference: Any) -> None:
         assert_close(results, with_50_digits(x), tolerances(x))
 
 
-class SafeSoftmaxAttention(torch.autograd.Function):
-    """The reference, for autograd's own checker."""
-
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Tensor:
-        ctx.save_for_backward(q, k, v)
-        ctx.options = options
-        return safe_softmax.forward(q, k, v, **options)[0]
-
-    @staticmethod
-    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-        return *safe_softmax.backward(dout, *ctx.saved_tensors, **ctx.options), None
-
-
 @pytest.mark.parametrize(("causal", "seqlen_q", "seqlen_k"), [(False, 3, 4), (True, 3, 4), (True, 4, 3)])
 @pytest.mark.parametrize("sm_scale", [0.6, -0.6, 0.0])
 def test_gradients_by_finite_differences(causal: bool, seqlen_q: int, seqlen_k: int, sm_scale: float) -> None:
@@ -260,28 +243,8 @@ def test_gradients_by_finite_differences(causal: bool, seqlen_q: int, seqlen_k: 
     # Central differences with a step of 1e-6 err by 1e-12 (the third derivative, of order 1) and by
     # 2^-53 / 1e-6 = 1e-10 (rounding), times the few terms of an output: 1e-8 leaves room.
     assert torch.autograd.gradcheck(
-        lambda q, k, v: SafeSoftmaxAttention.apply(q, k, v, x.options), tensors, eps=1e-6, atol=1e-8, rtol=0.0
+        lambda *qkv: attention(REFERENCE, *qkv, **x.options)[0], tensors, eps=1e-6, atol=1e-8, rtol=0.0
     )
-
-
-@pytest.mark.parametrize("reference", ALL)
-def test_rows_that_see_no_key(reference: Any) -> None:
-    for x in (
-        inputs(seqlen_q=5, seqlen_k=2, causal=True, group=2),
-        inputs(seqlen_q=3, seqlen_k=0),
-        inputs(seqlen_q=3, seqlen_k=0, causal=True),
-    ):
-        blind = x.q.shape[2] - x.k.shape[2]
-        out, lse, dq, dk, dv = reference(x)
-        assert (out[:, :, :blind] == 0).all()
-        assert (lse[:, :, :blind] == -math.inf).all()
-        assert (dq[:, :, :blind] == 0).all()
-        alone = inputs(seqlen_q=2, seqlen_k=2, causal=True, group=2)
-        if x.k.shape[2] == 2:
-            seeing = Inputs(x.q[:, :, blind:], x.k, x.v, x.dout[:, :, blind:], **alone.options)
-            for whole, part in zip((dk, dv), reference(seeing)[3:], strict=True):
-                # The blind rows add exact zeros, so only the order of the sum differs.
-                torch.testing.assert_close(whole, part, rtol=1e-14, atol=1e-15)
 
 
 @pytest.mark.parametrize("reference", ALL)

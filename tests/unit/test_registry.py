@@ -156,23 +156,13 @@ def test_spec_that_names_nothing(spec: str, told: str) -> None:
     assert told in message_of(spec)
 
 
-@pytest.mark.parametrize(
-    ("source", "told"),
-    [
-        ("raise RuntimeError('first line\\nsecond line')", "RuntimeError: first line"),
-        ("import absent_dependency", "ModuleNotFoundError: No module named 'absent_dependency'"),
-        ("import sys; sys.exit(3)", "SystemExit: 3"),
-        ("def f(:", "SyntaxError"),
-        ("raise ValueError", "ValueError"),
-    ],
-)
-def test_module_that_fails_to_import_names_its_exception(tmp_path: Path, source: str, told: str) -> None:
+def test_a_failed_import_is_not_remembered(tmp_path: Path) -> None:
     path = tmp_path / "broken.py"
-    path.write_text(source)
-    assert f"importing {path} raised {told}" in message_of(f"{path}:f")
-    # This file has another size than those above, because Python takes one of the same size and second for the same.
+    path.write_text("raise RuntimeError('first line\\nsecond line')")
+    assert f"importing {path} raised RuntimeError: first line" in message_of(f"{path}:f")
+    # This file has another size than the one above, because Python takes one of the same size and second for the same.
     path.write_text("def f(q, k, v, *, causal, sm_scale):\n    return q  # mended\n")
-    assert load(f"{path}:f").name == "broken.f", "a failed import must not be remembered"
+    assert load(f"{path}:f").name == "broken.f"
 
 
 @pytest.mark.parametrize(
