@@ -247,6 +247,21 @@ def problem(
     return run(kernel, x.map(lambda t: cast(t, INPUTS.get(arithmetic, FLOAT32))))
 
 
+def run_normal(
+    arithmetic: str,
+    *shape: int,
+    family: str = "normal",
+    changes: dict[str, Any] | None = None,
+    **options: Any,
+) -> Run:
+    """Run a kernel on a family of data; ``shape`` is that of ``normal``, ``changes`` are to the arithmetic."""
+    generator = torch.Generator().manual_seed(0)
+    a = replace(ARITHMETIC[arithmetic], **(changes or {}))
+    x = FAMILIES[family](normal(generator, *shape))
+    kernel = Emulator(arithmetic=a, generator=generator, **options)
+    return run(kernel, x.map(lambda t: cast(t, INPUTS.get(arithmetic, FLOAT32))))
+
+
 def assert_within(r: Run, rule: dict[str, Any], *, teacher_forced: bool = True) -> None:
     for name, ratio in ratios(r, rule, teacher_forced=teacher_forced).items():
         assert ratio.max() <= 1, f"{name}: error over bound {ratio.max():.3f} by {rule} for {r.kernel}"
@@ -398,12 +413,9 @@ def test_atomic_adds_lose_a_subnormal_each_time() -> None:
 
 @pytest.mark.parametrize("arithmetic", ["bfloat16", "float16"])
 def test_complete_sums_may_be_rounded_before_and_after_they_are_scaled(arithmetic: str) -> None:
-    generator = torch.Generator().manual_seed(0)
-    a = replace(ARITHMETIC[arithmetic], dk_dv_rows=2, dq_keys=2)
-    kernel = Emulator(arithmetic=a, sm_scale=0.1, generator=generator)
     # Two terms, so that one rounding more is a large part of all of them; many problems, to meet the worst.
-    x = normal(generator, 200, 1, 1, 2, 2, 16).map(lambda t: cast(t, INPUTS[arithmetic]))
-    assert_within(run(kernel, x), RULE_1)
+    stored = {"dk_dv_rows": 2, "dq_keys": 2}
+    assert_within(run_normal(arithmetic, 200, 1, 1, 2, 2, 16, changes=stored, sm_scale=0.1), RULE_1)
 
 
 @pytest.mark.parametrize("rule", [RULE_1, RULE_2])
@@ -419,20 +431,10 @@ def test_operands_that_are_truncated_all_err_in_one_direction(rows: int, rule: d
 CAUSAL = {"causal_one_more", "causal_one_less", "causal_wrong_in_one_row"}
 
 
-def buggy(bug: str | None, arithmetic: str = "float16", *, seed: int = 0) -> Run:
+def buggy(bug: str | None) -> Run:
     """Run a buggy kernel on three problems of normal data, whose lengths are several tiles and a half."""
-    generator = torch.Generator().manual_seed(seed)
-    kernel = Emulator(
-        arithmetic=ARITHMETIC[arithmetic],
-        sm_scale=0.125,
-        causal=bug in CAUSAL,
-        tile_q=16,
-        tile_k=16,
-        bug=bug,
-        generator=generator,
-    )
-    x = normal(generator, 3, 1, 1, 520, 520, 64)
-    return run(kernel, x.map(lambda t: cast(t, INPUTS[arithmetic])))
+    options: dict[str, Any] = {"sm_scale": 0.125, "causal": bug in CAUSAL, "tile_q": 16, "tile_k": 16}
+    return run_normal("float16", 3, 1, 1, 520, 520, 64, bug=bug, **options)
 
 
 @pytest.mark.parametrize("bug", BUGS)
@@ -447,10 +449,8 @@ def test_what_the_bugs_are_planted_in_is_correct() -> None:
 
 def test_equal_weights_round_alike() -> None:
     """Without the multiplicity of equal weights, a correct kernel would be accused."""
-    generator = torch.Generator().manual_seed(0)
-    kernel = Emulator(arithmetic=ARITHMETIC["float16_to_float32"], sm_scale=0.1, generator=generator)
-    x = duplicated_keys(normal(generator, 8, 1, 1, 600, 600, 16)).map(lambda t: cast(t, FLOAT16))
-    r = run(kernel, x)
+    shape = (8, 1, 1, 600, 600, 16)
+    r = run_normal("float16_to_float32", *shape, family="duplicated_keys", sm_scale=0.1)
     assert_within(r, RULE_2)
     unclustered = ratios(r, UNCLUSTERED)
     for name in ("out", "dq", "dk", "dv"):
@@ -523,9 +523,7 @@ def test_lazy_rescaling_overflows_earlier() -> None:
 @pytest.mark.parametrize("rule", [RULE_1, RULE_2])
 @pytest.mark.parametrize("sm_scale", [0.0, -0.25])
 def test_scales_that_are_not_positive(sm_scale: float, rule: dict[str, Any]) -> None:
-    generator = torch.Generator().manual_seed(0)
-    kernel = Emulator(arithmetic=ARITHMETIC["float16"], sm_scale=sm_scale, causal=True, generator=generator)
-    r = run(kernel, normal(generator, 2, 1, 2, 50, 70, 16).map(lambda t: cast(t, FLOAT16)))
+    r = run_normal("float16", 2, 1, 2, 50, 70, 16, sm_scale=sm_scale, causal=True)
     assert_within(r, rule)
     found = expected(r, rule, teacher_forced=True)
     assert all(bound.isfinite().all() for _, bound in found.values())
@@ -537,9 +535,7 @@ def test_scales_that_are_not_positive(sm_scale: float, rule: dict[str, Any]) -> 
 
 @pytest.mark.parametrize("rule", [RULE_1, RULE_2, UNCLUSTERED])
 def test_rows_that_see_no_key_have_no_error(rule: dict[str, Any]) -> None:
-    generator = torch.Generator().manual_seed(0)
-    kernel = Emulator(arithmetic=ARITHMETIC["float16"], sm_scale=0.25, causal=True, generator=generator)
-    r = run(kernel, normal(generator, 1, 1, 2, 20, 7, 16).map(lambda t: cast(t, FLOAT16)))
+    r = run_normal("float16", 1, 1, 2, 20, 7, 16, sm_scale=0.25, causal=True)
     found = expected(r, rule, teacher_forced=True)
     empty = slice(0, 13)
     assert (found["out"][1][:, :, empty] == 0).all()
@@ -554,9 +550,7 @@ def test_rows_that_see_no_key_have_no_error(rule: dict[str, Any]) -> None:
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("rows", "keys"), [(0, 0), (0, 5), (5, 0), (1, 1)])
 def test_empty_lengths(rows: int, keys: int, causal: bool, rule: dict[str, Any]) -> None:
-    generator = torch.Generator().manual_seed(0)
-    kernel = Emulator(arithmetic=ARITHMETIC["bfloat16"], sm_scale=0.25, causal=causal, generator=generator)
-    r = run(kernel, normal(generator, 2, 2, 3, rows, keys, 16).map(lambda t: cast(t, BFLOAT16)))
+    r = run_normal("bfloat16", 2, 2, 3, rows, keys, 16, sm_scale=0.25, causal=causal)
     for teacher_forced in (True, False):
         found = expected(r, rule, teacher_forced)
         for name, (_, bound) in found.items():

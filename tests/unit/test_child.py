@@ -24,7 +24,7 @@ from tests.harness.run import Run, read
 from tests.harness.subject import TimeUp
 from tests.harness.trial import LawBroken, Trial
 from tests.harness.verdict import Finding
-from tests.unit.running import CASE, SEVERAL, SMALL, TOYS, SubjectOf, exit_status, finding_of
+from tests.unit.running import CASE, SEVERAL, SMALL, TOYS, SubjectOf, exit_status, finding_of, report_of
 from tests.unit.toys import ROWS
 
 
@@ -36,23 +36,6 @@ class TestChild:
         assert subject.tally.broken == 0
         assert 0 < subject.tally.worst < 1
         assert {"kernel", "tensors", "check"} <= subject.tally.seconds.keys()
-
-    @pytest.mark.usefixtures("unscripted")
-    @pytest.mark.parametrize(
-        ("name", "law_name", "kind"),
-        [
-            ("wrong", "forward", "error"),
-            ("nonfinite", "forward", "nonfinite"),
-            ("raising", "forward", "exception"),
-            ("misshapen", "forward", "contract"),
-            ("writing", "memory", "memory"),
-            ("overwriting", "forward", "memory"),
-            ("ACCEPTING", "rejection", "accepted"),
-            ("REFUSING", "forward", "refused"),
-        ],
-    )
-    def test_each_kind_of_finding(self, subject_of: SubjectOf, name: str, law_name: str, kind: str) -> None:
-        assert finding_of(subject_of(name, shrink=False), law_name, CASE).kind == kind
 
     def test_a_child_whose_device_no_longer_answers_is_replaced(
         self, child: Child, monkeypatch: pytest.MonkeyPatch
@@ -83,8 +66,7 @@ class TestChild:
         subject = subject_of("faulting", child=on_gpu)
         assert finding_of(subject, "forward", CASE).kind == "fault"
         assert on_gpu.process is None
-        (failure,) = subject.known.failures.values()
-        assert exit_status(tmp_path / "reports" / failure.folder / "repro.py", tmp_path) == 1
+        assert exit_status(report_of(subject) / "repro.py", tmp_path) == 1
 
     @pytest.mark.parametrize("kind", ["fault", "died"])
     def test_a_script_is_written_without_a_call_that_ends_the_process(self, child: Child, kind: str) -> None:
@@ -137,24 +119,21 @@ class TestChild:
         assert finding_of(subject_of("unwritten"), "forward", CASE).actual == "nan"
 
     @pytest.mark.usefixtures("unscripted")
-    def test_a_crash_while_shrinking_leaves_what_was_smallest(
-        self, subject_of: SubjectOf, tmp_path: Path
-    ) -> None:
+    def test_a_crash_while_shrinking_leaves_what_was_smallest(self, subject_of: SubjectOf) -> None:
         subject = subject_of("crashing_on_one_key")
         finding_of(subject, "forward", replace(CASE, batch=2, seqlen_k=5))
         (failure,) = subject.known.failures.values()
         assert failure.finding.kind == "error"
         assert (failure.case.batch, failure.case.seqlen_q, failure.case.seqlen_k) == (1, ROWS, 2)
-        assert read(tmp_path / "reports" / failure.folder / "case.json").case == failure.case
+        assert read(report_of(subject) / "case.json").case == failure.case
 
     @pytest.mark.usefixtures("unscripted")
     def test_what_a_crash_needs_is_found_in_few_runs_and_the_rest_is_run_without(
         self, subject_of: SubjectOf
     ) -> None:
         subject = subject_of("behind_a_crash", SEVERAL)
-        subject.triage.shrinking = ShrinkBudget(
-            seconds=100.0
-        )  # each run starts a process, which takes seconds on a busy machine
+        # Each run starts a process, which takes seconds on a busy machine.
+        subject.triage.shrinking = ShrinkBudget(seconds=100.0)
         case = replace(CASE, batch=2, heads_kv=3, causal=True, q_layout="bnhd", v_layout="gap", sm_scale=-1.0)
         assert finding_of(subject, "forward", case).kind == "died"
         (bug,) = subject.known.bugs.values()
@@ -236,13 +215,6 @@ class TestChild:
     def test_an_error_of_the_harness_is_not_blamed_on_the_kernel(self, child: Child) -> None:
         with pytest.raises(HarnessError, match=r"law: got 'nonsense', expected one of "):
             child.run(Run(f"{TOYS}:sound", (), "nonsense", CASE), lambda: None)
-
-    def test_a_kernel_that_ends_its_process_on_import_is_a_one_line_error(
-        self, child: Child, tmp_path: Path
-    ) -> None:
-        (tmp_path / "fatal.py").write_text("import os\nos._exit(7)\n")
-        with pytest.raises(ValueError, match=r"fatal.py:f'.* ended with status 7$"):
-            KernelInfo.ask(child, f"{tmp_path}/fatal.py:f", ())
 
     def test_a_folder_called_tests_does_not_hide_ours(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
