@@ -129,14 +129,6 @@ class TestCommandLine:
         matters = {bug["tensor"]: bug["matters"] for bug in summary_in(tmp_path)["bugs"]}
         assert matters == {"out": ["seqlen_q"], "": ["seqlen_q", "seqlen_k"]}
 
-    def test_a_corpus_that_cannot_be_read_is_one_line(self, tmp_path: Path) -> None:
-        (tmp_path / "cases").mkdir()
-        empty = pytest_run(tmp_path, "--corpus", "cases", status=pytest.ExitCode.USAGE_ERROR)
-        assert "--corpus: got 'cases', expected a folder with the case.json of reports" in empty.stderr
-        (tmp_path / "cases" / "case.json").write_text("{")
-        truncated = pytest_run(tmp_path, "--corpus", "cases", status=pytest.ExitCode.USAGE_ERROR)
-        assert "--corpus cases/case.json: is not JSON" in truncated.stderr
-
     def test_three_bugs_are_three_reports(self, tmp_path: Path) -> None:
         """Each of three bugs has one report, although it breaks several laws, dtypes and tensors."""
         options = ["--kernel", f"{SEVERAL}:three", "--examples=20", "-n2", "--shrink-seconds=20"]
