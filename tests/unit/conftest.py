@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.harness.budget import SECONDS, ShrinkBudget
 from tests.harness.child import Child
@@ -15,6 +16,10 @@ from tests.harness.subject import Subject
 from tests.harness.triage import Triage
 from tests.unit.running import ENVIRONMENT, TOYS, SubjectOf
 
+# A child process has one thread too. Where sums are split over threads, their bits may differ from run to run, and
+# the workers of pytest-xdist, one for each core, would spend most of their time waiting for each other's threads.
+torch.set_num_threads(1)
+
 
 @pytest.fixture(scope="session")
 def child() -> Iterator[Child]:
@@ -25,13 +30,17 @@ def child() -> Iterator[Child]:
 
 @pytest.fixture
 def subject_of(child: Child, tmp_path: Path) -> SubjectOf:
-    """Return a function that makes a ``Subject`` for the kernel of a name in toys.py, or in another file."""
+    """Return a function that makes a ``Subject`` for the kernel of a name in toys.py, or in another file.
 
-    def make(name: str, toys: Path = TOYS, child: Child = child) -> Subject:
+    Without ``shrink`` no smaller case is looked for.
+    """
+
+    def make(name: str, toys: Path = TOYS, child: Child = child, *, shrink: bool = True) -> Subject:
         info = KernelInfo.ask(child, f"{toys}:{name}", ())
         known = KnownBugs(info.name, "float32", tmp_path / "reports", verbose=False)
         runs = Runs(info, child, Journal(tmp_path / "journal.json"), known.bugs)
-        return Subject(Triage(runs, known, ENVIRONMENT, ShrinkBudget(SECONDS[runs.device_type])))
+        seconds = SECONDS[runs.device_type] if shrink else 0.0
+        return Subject(Triage(runs, known, ENVIRONMENT, ShrinkBudget(seconds)))
 
     return make
 
@@ -40,3 +49,9 @@ def subject_of(child: Child, tmp_path: Path) -> SubjectOf:
 def unscripted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep scripts from being run before they are written, because each run imports torch, which takes long."""
     monkeypatch.setattr("tests.harness.investigate.exit_status", lambda script, seconds: 1)
+
+
+@pytest.fixture
+def without_ordinary_crashes(unscripted: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run no ordinary case of a failure that ends the process either, because each starts another process."""
+    monkeypatch.setattr("tests.harness.investigate.FEW_CRASHES", 0)

@@ -1,5 +1,6 @@
 """What several test files share: small cases, and functions that run a toy kernel by the harness or by pytest."""
 
+import json
 import multiprocessing
 import os
 import runpy
@@ -7,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from strategies.case import Case
 from tests.harness.home import ROOT
@@ -31,6 +33,12 @@ def finding_of(subject: Subject, law_name: str, case: Case) -> Finding:
     return subject.known.failures[new].finding
 
 
+def report_of(subject: Subject) -> Path:
+    """Return the folder with the report of the one failure that a subject has met."""
+    (failure,) = subject.known.failures.values()
+    return subject.known.report_dir / failure.folder
+
+
 def exit_status(script: Path, folder: Path) -> int:
     """Return the exit status of a script run in a new process, forked from one that has imported torch already."""
     context = multiprocessing.get_context("forkserver")
@@ -49,9 +57,14 @@ def run_in(folder: Path, script: Path) -> None:
     runpy.run_path(str(script), run_name="__main__")
 
 
-def pytest_run(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run pytest on the property tests in a folder, as a user does, and return the process once it has ended."""
-    return subprocess.run(
+def pytest_run(
+    folder: Path, *arguments: str, status: int | None = 0, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run pytest on the property tests in a folder, as a user does, and return the process after it has ended.
+
+    It must end with ``status``, unless that is None.
+    """
+    run = subprocess.run(
         [sys.executable, "-m", "pytest", str(ROOT / "tests/properties"), "--device", "cpu", *arguments],
         cwd=folder,
         env={k: v for k, v in os.environ.items() if k != "PYTEST_ADDOPTS"} | environment,
@@ -59,3 +72,10 @@ def pytest_run(folder: Path, *arguments: str, **environment: str) -> subprocess.
         text=True,
         check=False,
     )
+    assert status in (None, run.returncode), run.stdout + run.stderr
+    return run
+
+
+def summary_in(folder: Path) -> Any:
+    """Return the summary that a run of pytest has written."""
+    return json.loads((folder / "reports/summary.json").read_text())

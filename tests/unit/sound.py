@@ -13,6 +13,8 @@ from kernels.claims import PLAIN_FUNCTION
 from kernels.contract import AttentionKernel, Capabilities
 from reference.masks import blocks, visible
 
+Pair = tuple[Tensor, Tensor]
+Triple = tuple[Tensor, Tensor, Tensor]
 CLAIMS = Capabilities(
     head_dims=(16, 32, 40, 64),
     batch_invariant=True,
@@ -31,7 +33,7 @@ class Sound:
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float, block_n: int = 64
-    ) -> tuple[Tensor, Tensor]:
+    ) -> Pair:
         """Return (out, lse) as in ``kernels.contract``."""
         self.check(q, k, v)
         group = q.shape[1] // k.shape[1]
@@ -45,7 +47,7 @@ class Sound:
 
     def softmax(
         self, q: Tensor, k: Tensor, v: Tensor, dtype: torch.dtype, causal: bool, sm_scale: float, block_n: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> Triple:
         """Return, for one head, unnormalised out (seqlen_q, head_dim), maximum and sum (seqlen_q,), all float32."""
         acc = torch.zeros_like(q)
         m, l = torch.full((len(q),), -torch.inf), torch.zeros(len(q))
@@ -79,7 +81,7 @@ class Sound:
         causal: bool,
         sm_scale: float,
         block_n: int = 64,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> Triple:
         """Return (dq, dk, dv) as in ``kernels.contract``."""
         group, dtype = q.shape[1] // k.shape[1], q.dtype
         dq, dk, dv = torch.zeros(q.shape), torch.zeros(k.shape), torch.zeros(k.shape)
@@ -121,7 +123,7 @@ def scores(q: Tensor, k: Tensor, keys: slice, causal: bool, sm_scale: float) -> 
     return s if seen is None else s.masked_fill(~seen[:, keys], -torch.inf)
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> tuple[Tensor, Tensor]:
+def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> Pair:
     """Return (out, lse), computed by a softmax over whole rows."""
     group = q.shape[1] // k.shape[1]
     k, v = (x.float().repeat_interleave(group, 1) for x in (k, v))

@@ -1,6 +1,5 @@
 """Functions that do not fit the contract are refused in one line, and a kernel that refuses all cases fails."""
 
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from tests.harness.trial import LawBroken, Trial
 from tests.harness.verdict import Verdict
 from tests.properties.test_backward import backward
 from tests.properties.test_forward import forward
-from tests.unit.running import TOYS, pytest_run
+from tests.unit.running import TOYS, pytest_run, summary_in
 from tests.unit.toys import CLAIMS, sound
 
 STRANGERS = Path(__file__).with_name("strangers.py")
@@ -200,6 +199,8 @@ class TestImports:
             ),
             ("import sys; sys.exit('no GPU')", r"importing \S+ raised SystemExit: no GPU"),
             ("raise RuntimeError('one\\ntwo')", r"importing \S+ raised RuntimeError: one"),
+            ("raise ValueError", r"importing \S+ raised ValueError"),
+            ("import os; os._exit(7)", r"expected a kernel that can be imported, .* ended with status 7"),
             ("def f(:", r"importing \S+ raised SyntaxError: .*mine.py, line 1.*"),
             (
                 "import ctypes; ctypes.string_at(0)",
@@ -211,7 +212,7 @@ class TestImports:
                 r"looking up 'f' in \S+ raised ImportError: built without CUDA",
             ),
         ],
-        ids=["package", "exit", "exception", "syntax", "crash", "interrupt", "lazy"],
+        ids=["package", "exit", "exception", "no message", "status", "syntax", "crash", "interrupt", "lazy"],
     )
     def test_each_failure_is_one_line(self, child: Child, tmp_path: Path, source: str, told: str) -> None:
         path = tmp_path / "mine.py"
@@ -315,8 +316,9 @@ class TestCommandLine:
     def test_what_does_not_fit_is_status_4_and_one_line(self, tmp_path: Path, name: str, line: str) -> None:
         (tmp_path / "strangers.py").write_text(STRANGERS.read_text())
         (tmp_path / "crash.py").write_text("import ctypes; ctypes.string_at(0)")
-        run = pytest_run(tmp_path, "--kernel", name, "-p", "no:cacheprovider")
-        assert run.returncode == pytest.ExitCode.USAGE_ERROR
+        run = pytest_run(
+            tmp_path, "--kernel", name, "-p", "no:cacheprovider", status=pytest.ExitCode.USAGE_ERROR
+        )
         printed = (run.stdout + run.stderr).strip()
         assert re.fullmatch(f"ERROR: kernel '{name}': {line}", printed), printed
         assert not (tmp_path / "reports").exists()
@@ -326,8 +328,7 @@ class TestCommandLine:
         files = dict.fromkeys(names, STRANGERS) | {"refusing_all": TOYS}
         specs = [f"--kernel={path}:{name}" for name, path in files.items()]
         options = ["-k", "forward or backward", "--claims=dtypes=bfloat16,float32", "--examples=15", "-n1"]
-        run = pytest_run(tmp_path, *specs, *options)
-        assert run.returncode == pytest.ExitCode.TESTS_FAILED, run.stdout + run.stderr
+        run = pytest_run(tmp_path, *specs, *options, status=pytest.ExitCode.TESTS_FAILED)
         assert "failed" not in run.stdout.splitlines()[-1]
         lines = [
             "strangers.without_bfloat16: refused 30 of 30 cases that it claims under backward (bfloat16), "
@@ -340,4 +341,4 @@ class TestCommandLine:
             "claim less with --claims, or mend the kernel",
         ]
         assert re.findall(r"^\S+: (?:refused|none of).*", run.stdout, re.MULTILINE) == lines
-        assert json.loads((tmp_path / "reports/summary.json").read_text())["complaints"] == lines
+        assert summary_in(tmp_path)["complaints"] == lines

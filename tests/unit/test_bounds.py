@@ -5,6 +5,7 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ from reference.arithmetic import (
     Arithmetic,
     Format,
 )
-from reference.bounds import Exact, backward_bounds, exact, forward_bounds
+from reference.bounds import Exact, ForwardBounds, backward_bounds, exact, forward_bounds
 from reference.bounds.accumulation import SAFETY
 from reference.heads import fold, unfold
 from strategies.case import Case
@@ -159,6 +160,11 @@ class Run:
         """The gradient of out, folded, in float64."""
         return fold(self.inputs.dout, self.inputs.k.shape[1]).double()
 
+    @cached_property
+    def certain(self) -> ForwardBounds:
+        """The bounds of out and lse by rule 1."""
+        return forward_bounds(self.e, self.kernel.arithmetic)
+
 
 def run(kernel: Emulator, x: Inputs) -> Run:
     out, lse = kernel.forward(x.q, x.k, x.v)
@@ -182,12 +188,12 @@ def run(kernel: Emulator, x: Inputs) -> Run:
 def expected(r: Run, rule: dict[str, Any], teacher_forced: bool) -> dict[str, tuple[Tensor, Tensor]]:
     """Return the expected value of each output, and the bound of its error."""
     a, heads_kv, heads_q = r.kernel.arithmetic, r.inputs.k.shape[1], r.inputs.q.shape[1]
-    f = forward_bounds(r.e, a, **rule)
+    f = forward_bounds(r.e, a, **rule) if rule else r.certain
     if teacher_forced:
         out, lse = (fold(r.found[name], heads_kv).double() for name in ("out", "lse"))
         b = backward_bounds(r.e, r.dout, a, out=out, lse=lse, **rule)
     else:
-        b = backward_bounds(r.e, r.dout, a, forward=forward_bounds(r.e, a), **rule)
+        b = backward_bounds(r.e, r.dout, a, forward=r.certain, **rule)
     return {
         "out": (unfold(r.e.out, heads_q), unfold(f.out, heads_q)),
         "lse": (unfold(r.e.lse, heads_q), unfold(f.lse, heads_q)),
@@ -247,29 +253,45 @@ def problem(
     return run(kernel, x.map(lambda t: cast(t, INPUTS.get(arithmetic, FLOAT32))))
 
 
+def run_normal(
+    arithmetic: str,
+    *shape: int,
+    family: str = "normal",
+    changes: dict[str, Any] | None = None,
+    **options: Any,
+) -> Run:
+    """Run a kernel on a family of data; ``shape`` is that of ``normal``, ``changes`` are to the arithmetic."""
+    generator = torch.Generator().manual_seed(0)
+    a = replace(ARITHMETIC[arithmetic], **(changes or {}))
+    x = FAMILIES[family](normal(generator, *shape))
+    kernel = Emulator(arithmetic=a, generator=generator, **options)
+    return run(kernel, x.map(lambda t: cast(t, INPUTS.get(arithmetic, FLOAT32))))
+
+
 def assert_within(r: Run, rule: dict[str, Any], *, teacher_forced: bool = True) -> None:
     for name, ratio in ratios(r, rule, teacher_forced=teacher_forced).items():
         assert ratio.max() <= 1, f"{name}: error over bound {ratio.max():.3f} by {rule} for {r.kernel}"
+
+
+def assert_within_both_rules(r: Run) -> None:
+    """Assert that the kernel stays within them, with gradients judged at its own out and lse, and at the exact ones."""
+    assert_within(r, RULE_1)
+    assert_within(r, RULE_2)
+    assert_within(r, RULE_1, teacher_forced=False)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("arithmetic", ARITHMETIC)
 def test_correct_kernels_stay_within_both_rules(arithmetic: str, family: str) -> None:
     for seed in range(3):
-        r = problem(arithmetic, family, seed)
-        assert_within(r, RULE_1)
-        assert_within(r, RULE_2)
-        assert_within(r, RULE_1, teacher_forced=False)
+        assert_within_both_rules(problem(arithmetic, family, seed))
 
 
 @pytest.mark.parametrize("family", ["normal", "duplicated_keys", "small", "large_logits"])
 @pytest.mark.parametrize("arithmetic", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_declared_variants_stay_within_both_rules(variant: str, arithmetic: str, family: str) -> None:
-    r = problem(arithmetic, family, 10, VARIANTS[variant])
-    assert_within(r, RULE_1)
-    assert_within(r, RULE_2)
-    assert_within(r, RULE_1, teacher_forced=False)
+    assert_within_both_rules(problem(arithmetic, family, 10, VARIANTS[variant]))
 
 
 _FP8_SUMS: dict[str, Any] = {"output": FLOAT32, "accumulate": HOPPER_FP8_ROUNDOFF}
@@ -337,10 +359,8 @@ def test_sums_of_8_bit_products_err_as_declared(arithmetic: str, terms: int) -> 
 @pytest.mark.parametrize("arithmetic", ["float16", "bfloat16", "float32"])
 def test_dropout_stays_within_both_rules(arithmetic: str, family: str) -> None:
     for seed, dropout_p in enumerate((0.1, 0.9)):
-        r = problem(arithmetic, family, 50 + seed, {"partial_results": bool(seed)}, dropout_p=dropout_p)
-        assert_within(r, RULE_1)
-        assert_within(r, RULE_2)
-        assert_within(r, RULE_1, teacher_forced=False)
+        variant = {"partial_results": bool(seed)}
+        assert_within_both_rules(problem(arithmetic, family, 50 + seed, variant, dropout_p=dropout_p))
 
 
 @pytest.mark.parametrize("padding", PADDINGS)
@@ -349,10 +369,9 @@ def test_dropout_stays_within_both_rules(arithmetic: str, family: str) -> None:
 def test_key_padding_stays_within_both_rules(arithmetic: str, family: str, padding: str) -> None:
     for seed, dropout_p in enumerate((0.0, 0.3)):
         variant = {"partial_results": bool(seed)}
-        r = problem(arithmetic, family, 60 + seed, variant, padding=padding, dropout_p=dropout_p)
-        assert_within(r, RULE_1)
-        assert_within(r, RULE_2)
-        assert_within(r, RULE_1, teacher_forced=False)
+        assert_within_both_rules(
+            problem(arithmetic, family, 60 + seed, variant, padding=padding, dropout_p=dropout_p)
+        )
 
 
 @pytest.mark.parametrize("padding", ["none", "scattered"])
@@ -361,10 +380,9 @@ def test_key_padding_stays_within_both_rules(arithmetic: str, family: str, paddi
 def test_windows_stay_within_both_rules(arithmetic: str, family: str, padding: str) -> None:
     for seed, window in enumerate((1, 20, 100)):
         variant = {"partial_results": bool(seed)}
-        r = problem(arithmetic, family, 70 + seed, variant, padding=padding, window=window)
-        assert_within(r, RULE_1)
-        assert_within(r, RULE_2)
-        assert_within(r, RULE_1, teacher_forced=False)
+        assert_within_both_rules(
+            problem(arithmetic, family, 70 + seed, variant, padding=padding, window=window)
+        )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -401,12 +419,9 @@ def test_atomic_adds_lose_a_subnormal_each_time() -> None:
 
 @pytest.mark.parametrize("arithmetic", ["bfloat16", "float16"])
 def test_complete_sums_may_be_rounded_before_and_after_they_are_scaled(arithmetic: str) -> None:
-    generator = torch.Generator().manual_seed(0)
-    a = replace(ARITHMETIC[arithmetic], dk_dv_rows=2, dq_keys=2)
-    kernel = Emulator(arithmetic=a, sm_scale=0.1, generator=generator)
     # Two terms, so that one rounding more is a large part of all of them; many problems, to meet the worst.
-    x = normal(generator, 200, 1, 1, 2, 2, 16).map(lambda t: cast(t, INPUTS[arithmetic]))
-    assert_within(run(kernel, x), RULE_1)
+    stored = {"dk_dv_rows": 2, "dq_keys": 2}
+    assert_within(run_normal(arithmetic, 200, 1, 1, 2, 2, 16, changes=stored, sm_scale=0.1), RULE_1)
 
 
 @pytest.mark.parametrize("rule", [RULE_1, RULE_2])
@@ -422,20 +437,10 @@ def test_operands_that_are_truncated_all_err_in_one_direction(rows: int, rule: d
 CAUSAL = {"causal_one_more", "causal_one_less", "causal_wrong_in_one_row"}
 
 
-def buggy(bug: str | None, arithmetic: str = "float16", *, seed: int = 0) -> Run:
+def buggy(bug: str | None) -> Run:
     """Run a buggy kernel on three problems of normal data, whose lengths are several tiles and a half."""
-    generator = torch.Generator().manual_seed(seed)
-    kernel = Emulator(
-        arithmetic=ARITHMETIC[arithmetic],
-        sm_scale=0.125,
-        causal=bug in CAUSAL,
-        tile_q=16,
-        tile_k=16,
-        bug=bug,
-        generator=generator,
-    )
-    x = normal(generator, 3, 1, 1, 520, 520, 64)
-    return run(kernel, x.map(lambda t: cast(t, INPUTS[arithmetic])))
+    options: dict[str, Any] = {"sm_scale": 0.125, "causal": bug in CAUSAL, "tile_q": 16, "tile_k": 16}
+    return run_normal("float16", 3, 1, 1, 520, 520, 64, bug=bug, **options)
 
 
 @pytest.mark.parametrize("bug", BUGS)
@@ -450,10 +455,8 @@ def test_what_the_bugs_are_planted_in_is_correct() -> None:
 
 def test_equal_weights_round_alike() -> None:
     """Without the multiplicity of equal weights, a correct kernel would be accused."""
-    generator = torch.Generator().manual_seed(0)
-    kernel = Emulator(arithmetic=ARITHMETIC["float16_to_float32"], sm_scale=0.1, generator=generator)
-    x = duplicated_keys(normal(generator, 8, 1, 1, 600, 600, 16)).map(lambda t: cast(t, FLOAT16))
-    r = run(kernel, x)
+    shape = (8, 1, 1, 600, 600, 16)
+    r = run_normal("float16_to_float32", *shape, family="duplicated_keys", sm_scale=0.1)
     assert_within(r, RULE_2)
     unclustered = ratios(r, UNCLUSTERED)
     for name in ("out", "dq", "dk", "dv"):
@@ -526,9 +529,7 @@ def test_lazy_rescaling_overflows_earlier() -> None:
 @pytest.mark.parametrize("rule", [RULE_1, RULE_2])
 @pytest.mark.parametrize("sm_scale", [0.0, -0.25])
 def test_scales_that_are_not_positive(sm_scale: float, rule: dict[str, Any]) -> None:
-    generator = torch.Generator().manual_seed(0)
-    kernel = Emulator(arithmetic=ARITHMETIC["float16"], sm_scale=sm_scale, causal=True, generator=generator)
-    r = run(kernel, normal(generator, 2, 1, 2, 50, 70, 16).map(lambda t: cast(t, FLOAT16)))
+    r = run_normal("float16", 2, 1, 2, 50, 70, 16, sm_scale=sm_scale, causal=True)
     assert_within(r, rule)
     found = expected(r, rule, teacher_forced=True)
     assert all(bound.isfinite().all() for _, bound in found.values())
@@ -540,9 +541,7 @@ def test_scales_that_are_not_positive(sm_scale: float, rule: dict[str, Any]) -> 
 
 @pytest.mark.parametrize("rule", [RULE_1, RULE_2, UNCLUSTERED])
 def test_rows_that_see_no_key_have_no_error(rule: dict[str, Any]) -> None:
-    generator = torch.Generator().manual_seed(0)
-    kernel = Emulator(arithmetic=ARITHMETIC["float16"], sm_scale=0.25, causal=True, generator=generator)
-    r = run(kernel, normal(generator, 1, 1, 2, 20, 7, 16).map(lambda t: cast(t, FLOAT16)))
+    r = run_normal("float16", 1, 1, 2, 20, 7, 16, sm_scale=0.25, causal=True)
     found = expected(r, rule, teacher_forced=True)
     empty = slice(0, 13)
     assert (found["out"][1][:, :, empty] == 0).all()
@@ -557,9 +556,7 @@ def test_rows_that_see_no_key_have_no_error(rule: dict[str, Any]) -> None:
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("rows", "keys"), [(0, 0), (0, 5), (5, 0), (1, 1)])
 def test_empty_lengths(rows: int, keys: int, causal: bool, rule: dict[str, Any]) -> None:
-    generator = torch.Generator().manual_seed(0)
-    kernel = Emulator(arithmetic=ARITHMETIC["bfloat16"], sm_scale=0.25, causal=causal, generator=generator)
-    r = run(kernel, normal(generator, 2, 2, 3, rows, keys, 16).map(lambda t: cast(t, BFLOAT16)))
+    r = run_normal("bfloat16", 2, 2, 3, rows, keys, 16, sm_scale=0.25, causal=causal)
     for teacher_forced in (True, False):
         found = expected(r, rule, teacher_forced)
         for name, (_, bound) in found.items():

@@ -1,6 +1,7 @@
 """A case survives being printed and saved, and a file that is not a case is refused."""
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -98,60 +99,48 @@ def test_integers_are_read_as_floats_where_a_float_is_meant() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", r"case: '' is not JSON"),
-        ("{", r"case: '\{' is not JSON"),
-        ("[1]", r"case: got \[1\], expected an object"),
-        ("null", r"case: got None, expected an object"),
-        (changed(version=0), r"case\.version: got 0, expected 1 to 4"),
-        (changed(version=5), r"case\.version: got 5, expected 1 to 4"),
-        (changed(version=True), r"case\.version: got True, expected 1 to 4"),
-        (changed(version="1"), r"case\.version: got '1', expected 1 to 4"),
-        (without("version"), r"case\.version: got None, expected 1 to 4"),
-        (changed(version=3), r"case\.window: got 7, expected no such field in version 3"),
-        (without("seqlen_k"), r"case\.seqlen_k: missing"),
-        (without("spikes"), r"case\.spikes: missing"),
-        (changed(seqlenk=3), r"case\.seqlenk: got 3, expected no field but"),
-        (changed(heads_q=3), r"case\.heads_q: got 3, expected no field but"),
-        (changed(batch=1.0), r"case\.batch: got 1\.0, expected an integer"),
-        (changed(batch=True), r"case\.batch: got True, expected an integer"),
-        (changed(batch="1"), r"case\.batch: got '1', expected an integer"),
-        (changed(seqlen_q=-1), r"case\.seqlen_q: got -1, expected an integer, 0 or more"),
-        (changed(seed=None), r"case\.seed: got None, expected an integer"),
-        (changed(causal=1), r"case\.causal: got 1, expected true or false"),
-        (changed(dtype=None), r"case\.dtype: got None, expected a string"),
-        (changed(sm_scale="1"), r"case\.sm_scale: got '1', expected a finite number or null"),
-        (changed(sm_scale=False), r"case\.sm_scale: got False, expected a finite number or null"),
-        (changed(sm_scale=float("nan")), r"case\.sm_scale: got nan, expected a finite number"),
-        (changed(sm_scale=10**400), r"case\.sm_scale: got 10+, expected a finite number"),
-        (changed(dropout_p=1.0), r"case\.dropout_p: got 1\.0, expected a probability from 0 up to 1"),
-        (changed(dropout_p=None), r"case\.dropout_p: got None, expected a probability"),
-        (changed(spikes={}), r"case\.spikes: got \{\}, expected a list"),
-        (changed(spikes=[1]), r"case\.spikes\[0\]: got 1, expected an object"),
-        (changed(spikes=spike(index=[0, 0, 0])), r"case\.spikes\[0\]\.index: got \[0, 0, 0\], expected four"),
-        (
-            changed(spikes=spike(index=[0, 0, 0, 0.5])),
-            r"case\.spikes\[0\]\.index: got 0\.5, expected an integer",
-        ),
-        (changed(spikes=spike(tensor=0)), r"case\.spikes\[0\]\.tensor: got 0, expected a string"),
-        (
-            changed(spikes=spike(value="NaN")),
-            r"case\.spikes\[0\]\.value: got 'NaN', expected a finite number or",
-        ),
-        (changed(spikes=spike(value=float("inf"))), r"case\.spikes\[0\]\.value: got inf, expected a finite"),
-        (changed(spikes=spike(value=[])), r"case\.spikes\[0\]\.value: got \[\], expected a finite"),
-        (changed(spikes=spike(row=1)), r"case\.spikes\[0\]\.row: got 1, expected no field but"),
-        (changed(launch=[["block_m", 16]]), r"case\.launch: got \[\['block_m', 16\]\], expected an object"),
-        (
-            changed(launch={"block_m": [16]}),
-            r"case\.launch\.block_m: got \[16\], expected a string, a finite",
-        ),
-        (
-            changed(launch={"block_m": float("inf")}),
-            r"case\.launch\.block_m: got inf, expected a string, a fin",
-        ),
+        ("", "'' is not JSON"),
+        ("{", "'{' is not JSON"),
+        ("[1]", "got [1], expected an object"),
+        ("null", "got None, expected an object"),
+        (changed(version=0), "version: got 0, expected 1 to 4"),
+        (changed(version=5), "version: got 5, expected 1 to 4"),
+        (changed(version=True), "version: got True, expected 1 to 4"),
+        (changed(version="1"), "version: got '1', expected 1 to 4"),
+        (without("version"), "version: got None, expected 1 to 4"),
+        (changed(version=3), "window: got 7, expected no such field in version 3"),
+        (without("seqlen_k"), "seqlen_k: missing"),
+        (without("spikes"), "spikes: missing"),
+        (changed(seqlenk=3), "seqlenk: got 3, expected no field but"),
+        (changed(heads_q=3), "heads_q: got 3, expected no field but"),
+        (changed(batch=1.0), "batch: got 1.0, expected an integer"),
+        (changed(batch=True), "batch: got True, expected an integer"),
+        (changed(batch="1"), "batch: got '1', expected an integer"),
+        (changed(seqlen_q=-1), "seqlen_q: got -1, expected an integer, 0 or more"),
+        (changed(seed=None), "seed: got None, expected an integer"),
+        (changed(causal=1), "causal: got 1, expected true or false"),
+        (changed(dtype=None), "dtype: got None, expected a string"),
+        (changed(sm_scale="1"), "sm_scale: got '1', expected a finite number or null"),
+        (changed(sm_scale=False), "sm_scale: got False, expected a finite number or null"),
+        (changed(sm_scale=float("nan")), "sm_scale: got nan, expected a finite number"),
+        (changed(sm_scale=10**400), f"sm_scale: got 1{79 * '0'}, expected a finite number"),
+        (changed(dropout_p=1.0), "dropout_p: got 1.0, expected a probability from 0 up to 1"),
+        (changed(dropout_p=None), "dropout_p: got None, expected a probability"),
+        (changed(spikes={}), "spikes: got {}, expected a list"),
+        (changed(spikes=[1]), "spikes[0]: got 1, expected an object"),
+        (changed(spikes=spike(index=[0, 0, 0])), "spikes[0].index: got [0, 0, 0], expected four"),
+        (changed(spikes=spike(index=[0, 0, 0, 0.5])), "spikes[0].index: got 0.5, expected an integer"),
+        (changed(spikes=spike(tensor=0)), "spikes[0].tensor: got 0, expected a string"),
+        (changed(spikes=spike(value="NaN")), "spikes[0].value: got 'NaN', expected a finite number or"),
+        (changed(spikes=spike(value=float("inf"))), "spikes[0].value: got inf, expected a finite"),
+        (changed(spikes=spike(value=[])), "spikes[0].value: got [], expected a finite"),
+        (changed(spikes=spike(row=1)), "spikes[0].row: got 1, expected no field but"),
+        (changed(launch=[["block_m", 16]]), "launch: got [['block_m', 16]], expected an object"),
+        (changed(launch={"block_m": [16]}), "launch.block_m: got [16], expected a string, a finite"),
+        (changed(launch={"block_m": float("inf")}), "launch.block_m: got inf, expected a string, a fin"),
     ],
 )
 def test_what_is_not_a_case_is_refused_in_one_line(text: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message) as refusal:
+    with pytest.raises(ValueError, match=rf"^case(\.|: ){re.escape(message)}") as refusal:
         from_json(text)
     assert "\n" not in str(refusal.value)

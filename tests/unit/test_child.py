@@ -1,5 +1,6 @@
 """Children that crash, hang, print or lose their device: the verdict on the case, and the case after it."""
 
+import signal
 import subprocess
 import sys
 import time
@@ -23,7 +24,7 @@ from tests.harness.run import Run, read
 from tests.harness.subject import TimeUp
 from tests.harness.trial import LawBroken, Trial
 from tests.harness.verdict import Finding
-from tests.unit.running import CASE, SEVERAL, SMALL, TOYS, SubjectOf, exit_status, finding_of
+from tests.unit.running import CASE, SEVERAL, SMALL, TOYS, SubjectOf, exit_status, finding_of, report_of
 from tests.unit.toys import ROWS
 
 
@@ -35,25 +36,6 @@ class TestChild:
         assert subject.tally.broken == 0
         assert 0 < subject.tally.worst < 1
         assert {"kernel", "tensors", "check"} <= subject.tally.seconds.keys()
-
-    @pytest.mark.usefixtures("unscripted")
-    @pytest.mark.parametrize(
-        ("name", "law_name", "kind"),
-        [
-            ("wrong", "forward", "error"),
-            ("nonfinite", "forward", "nonfinite"),
-            ("raising", "forward", "exception"),
-            ("misshapen", "forward", "contract"),
-            ("writing", "memory", "memory"),
-            ("overwriting", "forward", "memory"),
-            ("ACCEPTING", "rejection", "accepted"),
-            ("REFUSING", "forward", "refused"),
-        ],
-    )
-    def test_each_kind_of_finding(self, subject_of: SubjectOf, name: str, law_name: str, kind: str) -> None:
-        subject = subject_of(name)
-        subject.triage.shrinking = ShrinkBudget(seconds=0.0)
-        assert finding_of(subject, law_name, CASE).kind == kind
 
     def test_a_child_whose_device_no_longer_answers_is_replaced(
         self, child: Child, monkeypatch: pytest.MonkeyPatch
@@ -84,8 +66,7 @@ class TestChild:
         subject = subject_of("faulting", child=on_gpu)
         assert finding_of(subject, "forward", CASE).kind == "fault"
         assert on_gpu.process is None
-        (failure,) = subject.known.failures.values()
-        assert exit_status(tmp_path / "reports" / failure.folder / "repro.py", tmp_path) == 1
+        assert exit_status(report_of(subject) / "repro.py", tmp_path) == 1
 
     @pytest.mark.parametrize("kind", ["fault", "died"])
     def test_a_script_is_written_without_a_call_that_ends_the_process(self, child: Child, kind: str) -> None:
@@ -124,10 +105,9 @@ class TestChild:
         assert len(subject.known.bugs) == 1
         assert any("TypeError: of ours" in message for message in subject.known.messages())
 
-    @pytest.mark.usefixtures("unscripted")
+    @pytest.mark.usefixtures("without_ordinary_crashes")
     def test_a_crash_is_a_finding_and_the_child_is_replaced(self, subject_of: SubjectOf) -> None:
-        subject = subject_of("crashing")
-        subject.triage.shrinking = ShrinkBudget(seconds=0.0)
+        subject = subject_of("crashing", shrink=False)
         finding = finding_of(subject, "forward", CASE)
         assert finding.kind == "died"
         assert "signal 11" in finding.claim
@@ -139,24 +119,21 @@ class TestChild:
         assert finding_of(subject_of("unwritten"), "forward", CASE).actual == "nan"
 
     @pytest.mark.usefixtures("unscripted")
-    def test_a_crash_while_shrinking_leaves_what_was_smallest(
-        self, subject_of: SubjectOf, tmp_path: Path
-    ) -> None:
+    def test_a_crash_while_shrinking_leaves_what_was_smallest(self, subject_of: SubjectOf) -> None:
         subject = subject_of("crashing_on_one_key")
         finding_of(subject, "forward", replace(CASE, batch=2, seqlen_k=5))
         (failure,) = subject.known.failures.values()
         assert failure.finding.kind == "error"
         assert (failure.case.batch, failure.case.seqlen_q, failure.case.seqlen_k) == (1, ROWS, 2)
-        assert read(tmp_path / "reports" / failure.folder / "case.json").case == failure.case
+        assert read(report_of(subject) / "case.json").case == failure.case
 
     @pytest.mark.usefixtures("unscripted")
     def test_what_a_crash_needs_is_found_in_few_runs_and_the_rest_is_run_without(
         self, subject_of: SubjectOf
     ) -> None:
         subject = subject_of("behind_a_crash", SEVERAL)
-        subject.triage.shrinking = ShrinkBudget(
-            seconds=100.0
-        )  # each run starts a process, which takes seconds on a busy machine
+        # Each run starts a process, which takes seconds on a busy machine.
+        subject.triage.shrinking = ShrinkBudget(seconds=100.0)
         case = replace(CASE, batch=2, heads_kv=3, causal=True, q_layout="bnhd", v_layout="gap", sm_scale=-1.0)
         assert finding_of(subject, "forward", case).kind == "died"
         (bug,) = subject.known.bugs.values()
@@ -165,15 +142,15 @@ class TestChild:
         assert finding_of(subject, "forward", case).kind == "error"
         assert (subject.tally.set_aside, subject.tally.moved, subject.tally.broken) == (1, 1, 2)
 
-    @pytest.mark.usefixtures("unscripted")
+    @pytest.mark.usefixtures("without_ordinary_crashes")
     def test_a_hang_is_a_finding(self, subject_of: SubjectOf) -> None:
         impatient = Child("cpu", run_seconds=1.0)
-        subject = subject_of("hanging", child=impatient)
-        subject.triage.shrinking = ShrinkBudget(seconds=0.0)
+        subject, process = subject_of("hanging", child=impatient, shrink=False), impatient.process
         finding = finding_of(subject, "forward", CASE)
         assert finding.kind == "hung"
         assert "still running after 1 s" in finding.claim
-        assert impatient.process is None
+        assert process is not None
+        assert process.returncode == -signal.SIGKILL
 
     def test_a_case_that_outlasts_the_run_is_ended_and_is_no_hang(
         self, subject_of: SubjectOf, monkeypatch: pytest.MonkeyPatch
@@ -218,11 +195,9 @@ class TestChild:
                 time.sleep(0.1)
         assert not runs(pid)
 
-    @pytest.mark.usefixtures("unscripted")
+    @pytest.mark.usefixtures("without_ordinary_crashes")
     def test_a_hang_of_the_device_is_a_finding(self, subject_of: SubjectOf) -> None:
-        subject = subject_of("hanging_on_the_device")
-        subject.triage.shrinking = ShrinkBudget(seconds=0.0)
-        finding = finding_of(subject, "forward", CASE)
+        finding = finding_of(subject_of("hanging_on_the_device", shrink=False), "forward", CASE)
         assert finding.kind == "hung"
         assert "the device was still running" in finding.claim
 
@@ -240,13 +215,6 @@ class TestChild:
     def test_an_error_of_the_harness_is_not_blamed_on_the_kernel(self, child: Child) -> None:
         with pytest.raises(HarnessError, match=r"law: got 'nonsense', expected one of "):
             child.run(Run(f"{TOYS}:sound", (), "nonsense", CASE), lambda: None)
-
-    def test_a_kernel_that_ends_its_process_on_import_is_a_one_line_error(
-        self, child: Child, tmp_path: Path
-    ) -> None:
-        (tmp_path / "fatal.py").write_text("import os\nos._exit(7)\n")
-        with pytest.raises(ValueError, match=r"fatal.py:f'.* ended with status 7$"):
-            KernelInfo.ask(child, f"{tmp_path}/fatal.py:f", ())
 
     def test_a_folder_called_tests_does_not_hide_ours(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -7,7 +7,7 @@ import torch
 
 from kernels import decode as module
 from kernels.decode import LAUNCH, forward
-from tests.unit.test_flash_v2 import DEVICE, make
+from tests.unit.calling import DEVICE, make
 
 Q, K, V, _ = make(3, 9, heads_kv=2, group=2, batch=2)
 

@@ -169,12 +169,17 @@ def user(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(site: Path, folder: Path, *arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-    """Run Python in the user's folder, in an environment with the package, and return the process that has ended."""
+def run(
+    site: Path, folder: Path, *arguments: str, status: int = 0, **environment: str
+) -> "subprocess.CompletedProcess[str]":
+    """Run Python in the user's folder, in an environment with the package, and return the process.
+
+    It must end with ``status``.
+    """
     inherited = {
         x: y for x, y in os.environ.items() if not x.startswith(("TRITON_", "PYTEST_", "HYPOTHESIS_"))
     }
-    return subprocess.run(
+    result = subprocess.run(
         [sys.executable, *arguments],
         cwd=folder,
         env=inherited | {"PYTHONPATH": str(site)} | environment,
@@ -182,13 +187,16 @@ def run(site: Path, folder: Path, *arguments: str, **environment: str) -> "subpr
         text=True,
         check=False,
     )  # fmt: skip
+    assert result.returncode == status, result.stdout + result.stderr
+    return result
 
 
-def verify(site: Path, folder: Path, spec: str) -> "subprocess.CompletedProcess[str]":
+def verify(site: Path, folder: Path, spec: str, status: int = 0) -> "subprocess.CompletedProcess[str]":
     """Run ``flashproof verify`` for a few examples."""
     options = ["--device", "cpu", "--examples", "10", "--claims", "dtypes=float32", "--shrink-calls", "50"]
     options += ["--shrink-seconds", "2", "-k", "forward", "--hypothesis-seed", "0"]
-    return run(site, folder, "-c", FLASHPROOF, "verify", spec, *options, PYTEST_ADDOPTS="--nonsense")
+    command = ["-c", FLASHPROOF, "verify", spec, *options]
+    return run(site, folder, *command, status=status, PYTEST_ADDOPTS="--nonsense")
 
 
 class TestWheel:
@@ -224,43 +232,33 @@ class TestWheel:
         assert not found
 
     def test_a_bug_in_the_users_own_package_is_found_and_reproduced(self, site: Path, user: Path) -> None:
-        result = verify(site, user, "kernels.mine:attention")
-        assert result.returncode == pytest.ExitCode.TESTS_FAILED, result.stdout + result.stderr
+        result = verify(site, user, "kernels.mine:attention", pytest.ExitCode.TESTS_FAILED)
         assert "mine.attention: law `forward` is broken, out is wrong (float32)" in result.stdout
         (script,) = (user / "reports").rglob("repro.py")
         assert f"flashproof replay {script.relative_to(user).with_name('case.json')}" in result.stdout
-        repro = run(site, user, str(script))
-        assert repro.returncode == 1
-        assert "actual" in repro.stdout
+        assert "actual" in run(site, user, str(script), status=1).stdout
         (user / "tests/helper.py").write_text(HELPER.replace("1.5", "1.0"))
-        assert run(site, user, str(script)).returncode == 0
-        replayed = run(site, user, "-c", FLASHPROOF, "replay", str(script.with_name("case.json")))
-        assert replayed.returncode == pytest.ExitCode.OK, replayed.stdout + replayed.stderr
+        run(site, user, str(script))
+        run(site, user, "-c", FLASHPROOF, "replay", str(script.with_name("case.json")))
 
     def test_a_sound_kernel_holds_by_the_path_of_its_file(self, site: Path, user: Path) -> None:
-        result = verify(site, user, "kernels/mine.py:sound")
-        assert result.returncode == pytest.ExitCode.OK, result.stdout + result.stderr
+        verify(site, user, "kernels/mine.py:sound")
 
     def test_an_unknown_spec_is_a_usage_error(self, site: Path, user: Path) -> None:
-        result = verify(site, user, "kernels.absent:attention")
-        assert result.returncode == pytest.ExitCode.USAGE_ERROR
+        result = verify(site, user, "kernels.absent:attention", pytest.ExitCode.USAGE_ERROR)
         assert "ERROR: kernel 'kernels.absent:attention': no module 'kernels.absent'" in result.stderr
         assert not (user / "reports").exists()
 
     def test_the_users_own_tests_see_nothing_of_it(self, site: Path, user: Path) -> None:
         result = run(site, user, "-m", "pytest", "-p", "no:hypothesispytest")
-        assert result.returncode == pytest.ExitCode.OK, result.stdout + result.stderr
         assert "1 passed" in result.stdout
 
     def test_pytest_runs_ours_by_the_name_of_their_package(self, site: Path, user: Path) -> None:
         (user / "conftest.py").unlink()
         (user / "pytest.ini").unlink()
         options = ["--kernel", "kernels.mine:sound", "--device", "cpu", "--examples", "1"]
-        result = run(
-            site, user, "-m", "pytest", "--pyargs", "flashproof.tests.properties.test_forward", *options
-        )
-        assert result.returncode == pytest.ExitCode.OK, result.stdout + result.stderr
-        assert "3 passed" in result.stdout
+        module = "flashproof.tests.properties.test_forward"
+        assert "3 passed" in run(site, user, "-m", "pytest", "--pyargs", module, *options).stdout
 
 
 def test_what_tox_installs_is_what_the_package_depends_on() -> None:

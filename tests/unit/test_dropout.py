@@ -1,5 +1,6 @@
 """Dropout: the reference's mask is Philox's, the kernels drop exactly what the reference drops, and nothing else."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,11 +8,13 @@ import torch
 
 from kernels import flash_v1, flash_v2
 from kernels.contract import AttentionKernel
-from reference import safe_softmax
 from reference.dropout import WORD, keep_mask, philox
+from strategies.case import Case
+from tests.unit.calling import DEVICE, uphold
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-KERNELS = [flash_v1.KERNEL, flash_v2.KERNEL]
+each_kernel = pytest.mark.parametrize(
+    "kernel", [flash_v1.KERNEL, flash_v2.KERNEL], ids=lambda kernel: kernel.name
+)
 SEED = 0x1234_5678_9ABC_DEF0
 
 
@@ -42,7 +45,7 @@ def test_a_share_is_kept() -> None:
     assert keep_mask((1, 1, 9, 9), dropout_p=0.0, seed=1).all()
 
 
-@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
+@each_kernel
 @pytest.mark.parametrize("block_n", [32, 64])
 @pytest.mark.parametrize("seed", [0, 5, SEED])
 def test_masks_are_the_references_in_both_passes(kernel: AttentionKernel, block_n: int, seed: int) -> None:
@@ -64,35 +67,13 @@ def test_masks_are_the_references_in_both_passes(kernel: AttentionKernel, block_
         assert torch.equal(dv[:, 0, :, :rows].mT != 0, keep[:, member])
 
 
-@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
+@each_kernel
 def test_agrees_with_the_reference(kernel: AttentionKernel) -> None:
-    generator = torch.Generator().manual_seed(0)
-    q, k, v, dout = (
-        torch.randn(2, heads, seqlen, 16, generator=generator).to(DEVICE)
-        for heads, seqlen in ((4, 70), (2, 90), (2, 90), (4, 70))
-    )
-    options: dict[str, Any] = {"causal": True, "sm_scale": 0.3, "dropout_p": 0.3, "dropout_seed": 9}
-    out, lse = kernel.forward(q, k, v, **options)
-    expected, expected_lse = safe_softmax.forward(q, k, v, **options, chunk=32)
-    torch.testing.assert_close(out.double(), expected, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(lse.double(), expected_lse, rtol=1e-4, atol=1e-5)
-    assert kernel.backward is not None
-    gradients = kernel.backward(dout, q, k, v, out, lse, **options)
-    # The closed form, with delta from the probabilities, must agree with autograd through a plain softmax.
-    leaves = [x.double().requires_grad_() for x in (q, k, v)]
-    keys, values = (x.repeat_interleave(2, 1) for x in leaves[1:])
-    seen = torch.ones(70, 90, dtype=torch.bool, device=DEVICE).tril(20)
-    p = (0.3 * leaves[0] @ keys.mT).masked_fill(~seen, -torch.inf).softmax(-1)
-    z = keep_mask((2, 4, 70, 90), dropout_p=0.3, seed=9, device=DEVICE) / 0.7
-    right = torch.autograd.grad(((p * z) @ values), leaves, dout.double())
-    for got, twin, true in zip(
-        gradients, safe_softmax.backward(dout, q, k, v, **options), right, strict=True
-    ):
-        torch.testing.assert_close(twin, true)
-        torch.testing.assert_close(got.double(), true, rtol=1e-4, atol=1e-4)
+    case = Case(batch=2, heads_kv=2, group=2, seqlen_q=70, seqlen_k=90, causal=True, sm_scale=0.3)
+    uphold("backward", kernel, replace(case, dropout_p=0.3))
 
 
-@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
+@each_kernel
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [

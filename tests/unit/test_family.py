@@ -8,34 +8,39 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.autograd import attention
 from kernels.claims import PLAIN_FUNCTION
-from kernels.contract import AttentionKernel, Capabilities, flash_arithmetic
+from kernels.contract import DTYPES, AttentionKernel, Capabilities, flash_arithmetic
 from reference.arithmetic import FLOAT16, FLOAT32, Arithmetic
-from reference.bounds import backward_bounds, exact, forward_bounds
+from reference.bounds import Exact, backward_bounds, exact, forward_bounds
 from reference.family import LESS_PRECISE, Family, full_precision, less_precise, widest
 from reference.heads import fold
 from strategies.case import Case, Spike
 from tests.harness.judge import judge, sources
 from tests.harness.trial import LawBroken, Trial
-
-DTYPES = ("float16", "bfloat16", "float32")
+from tests.unit.calling import make
+from tests.unit.emulator import Emulator
 
 
 def plain(dtype: str) -> Family:
     return PLAIN_FUNCTION.family(dtype, "cuda", {})
 
 
+def problem(dtype: str, sm_scale: float, seqlen_k: int = 33) -> tuple[Exact, Tensor]:
+    """Return the exact quantities of a causal problem, and its folded dout in float64."""
+    made = make(9, seqlen_k, heads_kv=2, group=2, dtype=getattr(torch, dtype))
+    q, k, v, dout = (x.cpu() for x in made)
+    return exact(q, 3 * k, 3 * v, causal=True, sm_scale=sm_scale), fold(dout, 2).double()
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("sm_scale", [0.125, 1e-4, 30.0, -1.0])
 def test_envelope_is_at_least_as_wide_as_every_member(dtype: str, sm_scale: float) -> None:
-    generator = torch.Generator().manual_seed(0)
-    q, dout = (torch.randn(1, 4, 9, 16, generator=generator).to(getattr(torch, dtype)) for _ in range(2))
-    k, v = (3 * torch.randn(1, 2, 33, 16, generator=generator).to(getattr(torch, dtype)) for _ in range(2))
-    e = exact(q, k, v, causal=True, sm_scale=sm_scale)
+    e, dout = problem(dtype, sm_scale)
     family = plain(dtype)
-    widest_of_all = bounds(e, fold(dout, 2).double(), family.envelope)
+    widest_of_all = bounds(e, dout, family.envelope)
     for base, forward, backward in itertools.product(family.bases, family.forward, family.backward):
-        member = bounds(e, fold(dout, 2).double(), replace(base, **forward, **backward))
+        member = bounds(e, dout, replace(base, **forward, **backward))
         for name, bound in member.items():
             assert bool((bound <= widest_of_all[name] * (1 + 1e-12)).all()), (name, forward, backward)
 
@@ -49,10 +54,7 @@ def test_ways_that_read_the_same_results_have_widest_bounds(
     dtype: str, rule: dict[str, Any], read: tuple[bool, str]
 ) -> None:
     """Gradients are judged at the kernel's own out and lse, so the right ones follow from these alone."""
-    generator = torch.Generator().manual_seed(1)
-    q, dout = (torch.randn(1, 4, 9, 16, generator=generator).to(getattr(torch, dtype)) for _ in range(2))
-    k, v = (3 * torch.randn(1, 2, 33, 16, generator=generator).to(getattr(torch, dtype)) for _ in range(2))
-    e = exact(q, k, v, causal=True, sm_scale=0.125)
+    e, dout = problem(dtype, 0.125)
     family = plain(dtype)
     own: dict[str, Any] = {"out": 1.1 * e.out}
     own |= {"forward": forward_bounds(e, family.envelope)} if read[0] else {"lse": e.lse + 0.1}
@@ -61,9 +63,9 @@ def test_ways_that_read_the_same_results_have_widest_bounds(
         alike = [way for way in ways if sources(way) == read]
         if not alike:
             continue  # float32 has no cast of P
-        largest = backward_bounds(e, fold(dout, 2).double(), widest(alike), **own, **rule)
+        largest = backward_bounds(e, dout, widest(alike), **own, **rule)
         for way in alike:
-            member = backward_bounds(e, fold(dout, 2).double(), way, **own, **rule)
+            member = backward_bounds(e, dout, way, **own, **rule)
             for name in ("dq", "dk", "dv"):
                 assert torch.equal(getattr(member, name), getattr(largest, name)), (name, way)
                 bound, most = (getattr(b, f"{name}_bound") for b in (member, largest))
@@ -74,10 +76,7 @@ def test_ways_that_read_the_same_results_have_widest_bounds(
 @pytest.mark.parametrize("rule", [{}, {"safety": 4.0}, {"safety": 4.0, "clustered": False}])
 @pytest.mark.parametrize("seqlen_k", [33, 300])
 def test_ways_of_a_forward_have_widest_bounds(dtype: str, rule: dict[str, Any], seqlen_k: int) -> None:
-    generator = torch.Generator().manual_seed(2)
-    q = torch.randn(1, 4, 9, 16, generator=generator).to(getattr(torch, dtype))
-    k, v = (3 * torch.randn(1, 2, seqlen_k, 16, generator=generator).to(q.dtype) for _ in range(2))
-    e = exact(q, k, v, causal=True, sm_scale=0.125)
+    e, _ = problem(dtype, 0.125, seqlen_k)
     family = plain(dtype)
     for base in family.bases:
         ways = [replace(base, **way) for way in family.forward]
@@ -88,7 +87,7 @@ def test_ways_of_a_forward_have_widest_bounds(dtype: str, rule: dict[str, Any], 
             assert bool((member.lse <= largest.lse * (1 + 1e-12)).all()), way
 
 
-def bounds(e: Any, dout: Tensor, a: Arithmetic) -> dict[str, Tensor]:
+def bounds(e: Exact, dout: Tensor, a: Arithmetic) -> dict[str, Tensor]:
     f = forward_bounds(e, a)
     b = backward_bounds(e, dout, a, forward=f)
     return {"out": f.out, "lse": f.lse, "dq": b.dq_bound, "dk": b.dk_bound, "dv": b.dv_bound}
@@ -121,79 +120,36 @@ def test_less_precise_members_keep_the_other_factors(dtype: str) -> None:
 
 def kernel(arithmetic: Arithmetic | None = None, **roundings: Any) -> AttentionKernel:
     """A plain function of some design, or one that declares its arithmetic and has a backward of its own."""
+    design = Design(roundings)
     if arithmetic is None:
-        function = Design(**roundings)
-        return AttentionKernel(name="plain", forward=function.by_autograd, capabilities=PLAIN_FUNCTION)
-    design = Design(**roundings)
+        return AttentionKernel(name="plain", forward=design.by_autograd, capabilities=PLAIN_FUNCTION)
     claims = Capabilities(arithmetic=lambda dtype, device, launch: arithmetic)
-    return AttentionKernel(
-        name="declared", forward=design.forward, backward=design.backward, capabilities=claims
-    )
+    return replace(design.kernel, capabilities=claims)
 
 
 class Design:
-    """Attention over whole rows in float32, with the roundings of a design in its backward."""
+    """A kernel with the roundings of ``flash_arithmetic``, in which some fields are changed."""
 
-    def __init__(self, *, ds_scaled: bool = False, per_head: bool = False, delta: str = "out") -> None:
-        self.ds_scaled, self.per_head, self.delta = ds_scaled, per_head, delta
+    def __init__(self, roundings: dict[str, Any]) -> None:
+        self.roundings = roundings
+        self.kernel = AttentionKernel(
+            name="declared", forward=self.forward, backward=self.backward, capabilities=Capabilities()
+        )
 
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float
-    ) -> tuple[Tensor, Tensor]:
-        s = self.scores(q, k, causal, sm_scale)
-        lse = s.logsumexp(-1)
-        p = (s - lse[..., None]).exp()
-        group = q.shape[1] // k.shape[1]
-        return (p @ v.float().repeat_interleave(group, 1)).to(q.dtype), lse
+    def emulator(self, q: Tensor, options: dict[str, Any]) -> Emulator:
+        usual = flash_arithmetic(str(q.dtype).removeprefix("torch."), "cpu", {})
+        return Emulator(arithmetic=replace(usual, **self.roundings), **options)
 
-    def scores(self, q: Tensor, k: Tensor, causal: bool, sm_scale: float) -> Tensor:
-        group = q.shape[1] // k.shape[1]
-        s = q.float() @ k.float().repeat_interleave(group, 1).mT * sm_scale
-        rows, keys = s.shape[-2:]
-        return s.masked_fill(torch.ones(rows, keys).tril(keys - rows) == 0, -torch.inf) if causal else s
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+        out, lse = self.emulator(q, options).forward(q.float(), k.float(), v.float())
+        return out.to(q.dtype), lse
 
-    def backward(
-        self,
-        dout: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        *,
-        causal: bool,
-        sm_scale: float,
-    ) -> tuple[Tensor, ...]:
-        group, dtype = q.shape[1] // k.shape[1], q.dtype
-        p = (self.scores(q, k, causal, sm_scale) - lse[..., None]).exp()
-        dp = dout.float() @ v.float().repeat_interleave(group, 1).mT
-        delta = (dout.float() * out.float()).sum(-1, True) if self.delta == "out" else (p * dp).sum(-1, True)
-        before, after = (sm_scale, 1.0) if self.ds_scaled else (1.0, sm_scale)
-        ds = (p * (dp - delta) * before).to(dtype).float()
-        dq = ds @ k.float().repeat_interleave(group, 1) * after
-        dk, dv = ds.mT @ q.float() * after, p.to(dtype).float().mT @ dout.float()
-        if self.per_head:
-            dk, dv = dk.to(dtype).float(), dv.to(dtype).float()
-        summed = (x.unflatten(1, (-1, group)).sum(2).to(dtype) for x in (dk, dv))
-        return (dq.to(dtype), *summed)
+    def backward(self, *tensors: Tensor, **options: Any) -> tuple[Tensor, ...]:
+        gradients = self.emulator(tensors[0], options).backward(*(x.float() for x in tensors))
+        return tuple(x.to(tensors[0].dtype) for x in gradients)
 
     def by_autograd(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> Any:
-        design = self
-
-        class Function(torch.autograd.Function):
-            @staticmethod
-            def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-                out, lse = design.forward(q, k, v, causal=causal, sm_scale=sm_scale)
-                ctx.save_for_backward(q, k, v, out, lse)
-                ctx.mark_non_differentiable(lse)
-                return out, lse
-
-            @staticmethod
-            def backward(ctx: Any, *grads: Any) -> Any:
-                dout, _ = grads
-                return design.backward(dout, *ctx.saved_tensors, causal=causal, sm_scale=sm_scale)
-
-        return Function.apply(q, k, v)
+        return attention(self.kernel, q, k, v, causal=causal, sm_scale=sm_scale)
 
 
 ZEROS: dict[str, Any] = dict.fromkeys(("q_values", "k_values", "v_values", "dout_values"), "zeros")
@@ -238,16 +194,18 @@ def test_heads_that_overflow_where_their_sum_does_not() -> None:
             for row in (0, 1)
         ),
     )
-    judged(kernel(per_head=True), doubled)
+    judged(kernel(dk_dv_per_head=True), doubled)
     with pytest.raises(LawBroken, match="dv"):
-        judged(kernel(flash_arithmetic("float16", "cpu", {}), per_head=True), doubled)
+        judged(kernel(flash_arithmetic("float16", "cpu", {}), dk_dv_per_head=True), doubled)
     declared = replace(flash_arithmetic("float16", "cpu", {}), dk_dv_per_head=True)
-    judged(kernel(declared, per_head=True), doubled)
+    judged(kernel(declared, dk_dv_per_head=True), doubled)
 
 
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("design", [{"delta": "probabilities"}, {"ds_scaled": True}, {"per_head": True}])
+@pytest.mark.parametrize(
+    "design", [{"delta": "probabilities"}, {"ds_scaled": True}, {"dk_dv_per_head": True}]
+)
 def test_plain_functions_of_other_designs_hold(seed: int, dtype: str, design: dict[str, Any]) -> None:
     judged(kernel(**design), Case(group=2, seqlen_q=40, seqlen_k=90, head_dim=32, dtype=dtype, seed=seed))
 
@@ -262,7 +220,7 @@ def test_declared_delta_is_that_of_the_judgement(seed: int) -> None:
 
 
 def test_a_wrong_forward_does_not_hide_wrong_gradients() -> None:
-    design = Design()
+    design = Design({})
 
     def forward(*tensors: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
         out, lse = design.forward(*tensors, **options)
@@ -289,7 +247,7 @@ def test_a_call_is_broken_where_no_single_member_explains_all_of_it() -> None:
 
     def off_by(of_out: float, of_lse: float) -> AttentionKernel:
         def forward(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
-            out, lse = Design().forward(q, k, v, **options)
+            out, lse = Design({}).forward(q, k, v, **options)
             return out * (1 + of_out), lse + of_lse
 
         return AttentionKernel(name="both", forward=forward, capabilities=claims)

@@ -1,6 +1,7 @@
 """What the property suite leaves out of flash_v1: autograd, refusals, what is claimed and how it is cut down."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,28 +10,17 @@ import triton.language as tl
 
 from kernels import flash_v1 as module
 from kernels.flash_v1 import KERNEL, backward, flash_v1, forward
-from reference import flash_v1 as twin
 from reference.arithmetic import TF32_TRUNCATED
+from strategies.case import Case
+from tests.unit.calling import DEVICE, make, uphold
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-Q, K, V, DOUT = (
-    torch.randn(1, heads, seqlen, 16, generator=torch.Generator().manual_seed(heads + seqlen)).to(DEVICE)
-    for heads, seqlen in ((4, 70), (2, 130), (2, 130), (4, 70))
-)
+Q, K, V, DOUT = make(70, 130, heads_kv=2, group=2)
+OUT, LSE = torch.zeros_like(Q), torch.zeros(Q.shape[:3], device=DEVICE)
 
 
-def test_agrees_with_its_twin() -> None:
-    settings: dict[str, Any] = {"causal": True, "sm_scale": 0.3}
-    blocks: dict[str, Any] = {"block_q": 64, "block_k": 32}
-    out, lse = forward(Q, K, V, **settings, block_n=32)
-    expected, m, l = twin.forward(Q, K, V, **settings, **blocks)
-    torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(lse.double(), twin.logsumexp(m, l), rtol=1e-5, atol=1e-5)
-    gradients = backward(DOUT, Q, K, V, out, lse, **settings, block_n=32)
-    for got, right in zip(
-        gradients, twin.backward(DOUT, Q, K, V, expected, m, l, **settings, **blocks), strict=True
-    ):
-        torch.testing.assert_close(got.double(), right, rtol=1e-4, atol=1e-5)
+def test_agrees_with_the_reference() -> None:
+    case = Case(heads_kv=2, group=2, seqlen_q=70, seqlen_k=130, causal=True, sm_scale=0.3)
+    uphold("backward", KERNEL, replace(case, launch=(("block_n", 32),)))
 
 
 def test_a_rows_bits_do_not_depend_on_the_rows_beside_it() -> None:
@@ -77,16 +67,12 @@ def test_forward_and_backward_refuse(change: dict[str, Any], error: type[Excepti
     with pytest.raises(error, match=message):
         forward(**arguments)
     with pytest.raises(error, match=message):
-        backward(DOUT, out=torch.zeros_like(Q), lse=torch.zeros(Q.shape[:3], device=DEVICE), **arguments)
+        backward(DOUT, out=OUT, lse=LSE, **arguments)
 
 
 @pytest.mark.parametrize("name", ["dout", "out", "lse"])
 def test_backward_refuses(name: str) -> None:
-    tensors: dict[str, Any] = {
-        "dout": DOUT,
-        "out": torch.zeros_like(Q),
-        "lse": torch.zeros(Q.shape[:3], device=DEVICE),
-    }
+    tensors: dict[str, Any] = {"dout": DOUT, "out": OUT, "lse": LSE}
     tensors[name] = tensors[name][:, :, 1:]
     with pytest.raises(ValueError, match=f"{name}: got shape"):
         backward(q=Q, k=K, v=V, **tensors, causal=False, sm_scale=1.0)

@@ -1,9 +1,8 @@
-"""The flash_v2 kernels against a float64 softmax, at the edges of what they claim, and their argument checks.
-
-The sizes are small, because the laws verify the kernels at large.
-"""
+"""``flash_v2`` at the edges of what it claims, where laws drawn at random seldom look, and its argument checks."""
 
 import math
+from collections.abc import Iterable
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -14,36 +13,17 @@ from torch import Tensor
 
 from kernels import flash_v2 as module
 from kernels import tiles
+from kernels.contract import DTYPES
 from kernels.flash_v2 import KERNEL, LAUNCH, backward, flash_v2, forward
 from reference.arithmetic import FLOAT32, TF32_TRUNCATED
-from strategies.layouts import place
-
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-
-# Unit roundoff of a cast.
-ROUNDOFF = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-24}
-# Smallest normal number: below, a cast errs as there.
-TINY = {torch.float16: 2.0**-14, torch.bfloat16: 2.0**-126, torch.float32: 2.0**-126}
+from strategies.case import TENSORS, Case
+from tests.unit.calling import DEVICE, make, uphold
 
 
-def make(
-    seqlen_q: int = 5,
-    seqlen_k: int = 7,
-    head_dim: int = 16,
-    *,
-    batch: int = 1,
-    heads_kv: int = 1,
-    group: int = 1,
-    dtype: torch.dtype = torch.float32,
-    seed: int = 0,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return standard normal q, k, v and dout."""
-    generator = torch.Generator().manual_seed(seed)
-    shape_q = (batch, heads_kv * group, seqlen_q, head_dim)
-    shape_k = (batch, heads_kv, seqlen_k, head_dim)
-    shapes = (shape_q, shape_k, shape_k, shape_q)
-    q, k, v, dout = (torch.randn(shape, generator=generator).to(dtype).to(DEVICE) for shape in shapes)
-    return q, k, v, dout
+def laid_out(case: Case, layout: str, tensors: Iterable[str] = TENSORS) -> Case:
+    """Return the case with the layout for some of its tensors."""
+    changes: dict[str, Any] = {f"{tensor}_layout": layout for tensor in tensors}
+    return replace(case, **changes)
 
 
 def run(
@@ -63,67 +43,7 @@ def run(
     return dict(zip(("out", "lse", "dq", "dk", "dv"), (out, lse, *gradients), strict=True))
 
 
-def expect(
-    q: Tensor, k: Tensor, v: Tensor, dout: Tensor, *, causal: bool, sm_scale: float
-) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return the five outputs in float64, each with a bound on a correct kernel's error.
-
-    An output is a sum of products with weights that carry a relative error: of their score, of float32
-    arithmetic, and of up to three casts (P or dS, the stored out in delta, the result). So it errs by no more
-    than that much of the sum of the products' absolute values.
-    """
-    roundoff, tiny = ROUNDOFF[q.dtype], TINY[q.dtype]
-    q, k, v, dout = (t.double().cpu() for t in (q, k, v, dout))
-    shape_k = k.shape
-    group = q.shape[1] // k.shape[1]
-    k, v = (t.repeat_interleave(group, dim=1) for t in (k, v))
-
-    scores = sm_scale * q @ k.mT
-    seqlen_q, seqlen_k = scores.shape[-2:]
-    if causal:
-        seen = torch.ones(seqlen_q, seqlen_k, dtype=torch.bool).tril(seqlen_k - seqlen_q)
-        scores = scores.masked_fill(~seen, -math.inf)
-    lse = scores.logsumexp(-1)
-    p = (scores - lse.masked_fill(lse == -math.inf, math.inf)[..., None]).exp()
-    out = p @ v
-    dp = dout @ v.mT
-    delta = (dout * out).sum(-1, keepdim=True)
-    ds = p * (dp - delta)
-
-    # A score is a float32 sum of head_dim products, scaled, and off by as much as lse; delta and dP are sums
-    # of head_dim products, out and gradients of as many as there are rows; 64 covers the steps in between.
-    magnitude = (abs(sm_scale) * q.abs() @ k.abs().mT).amax() if scores.numel() else torch.tensor(0.0)
-    steps = 4 * (q.shape[3] + 8) * (1 + magnitude) + seqlen_q + group * seqlen_k + 64
-    relative = 4 * roundoff + 2.0**-24 * steps
-    ds_size = p * (dout.abs() @ v.abs().mT + (dout * out).abs().sum(-1, keepdim=True))
-    p_size, ds_size = p.clamp(min=tiny), ds_size.clamp(min=tiny)
-
-    def of_keys(gradient: Tensor) -> Tensor:
-        return gradient.reshape(shape_k[0], shape_k[1], group, *shape_k[2:]).sum(2)
-
-    underflow = 4 * roundoff * tiny
-    return {
-        "out": (out, relative * (p_size @ v.abs()) + underflow),
-        "lse": (lse, 2.0**-24 * steps * torch.ones_like(lse)),
-        "dq": (sm_scale * ds @ k, relative * abs(sm_scale) * (ds_size @ k.abs()) + underflow),
-        "dk": (
-            of_keys(sm_scale * ds.mT @ q),
-            relative * abs(sm_scale) * of_keys(ds_size.mT @ q.abs()) + underflow,
-        ),
-        "dv": (of_keys(p.mT @ dout), relative * of_keys(p_size.mT @ dout.abs()) + underflow),
-    }
-
-
-def check(actual: dict[str, Tensor], expected: dict[str, tuple[Tensor, Tensor]]) -> None:
-    """Raises AssertionError unless each output is within its bound, and infinite just where it should be."""
-    for name, (value, bound) in expected.items():
-        got = actual[name].double().cpu()
-        assert got.shape == value.shape, name
-        close = (got == value) | ((got - value).abs() <= bound)
-        assert close.all(), f"{name}: {(~close).sum()} of {close.numel()} elements are off"
-
-
-@pytest.mark.parametrize("dtype", ROUNDOFF, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(
     ("seqlen_q", "seqlen_k", "head_dim", "group", "sm_scale"),
@@ -132,51 +52,54 @@ def check(actual: dict[str, Tensor], expected: dict[str, tuple[Tensor, Tensor]])
         (0, 5, 16, 1, 0.3),
         (5, 0, 16, 2, 0.3),
         (64, 128, 64, 1, 0.125),  # whole tiles only
-        (130, 70, 16, 1, -0.7),  # causal: rows, and a whole tile of rows, that see no key
+        (130, 70, 16, 1, -0.7),  # causal: rows, and a whole tile of rows, that see no key; their bounds are 0
         (70, 200, 40, 3, 0.3),
         (129, 129, 16, 2, 0.0),
         (33, 65, 200, 1, 0.07),
     ],
 )
 def test_matches_float64(
-    seqlen_q: int, seqlen_k: int, head_dim: int, group: int, sm_scale: float, causal: bool, dtype: torch.dtype
+    seqlen_q: int, seqlen_k: int, head_dim: int, group: int, sm_scale: float, causal: bool, dtype: str
 ) -> None:
-    tensors = make(seqlen_q, seqlen_k, head_dim, heads_kv=2, group=group, dtype=dtype)
-    settings: dict[str, Any] = {"causal": causal, "sm_scale": sm_scale}
-    check(run(*tensors, **settings, block_m=64), expect(*tensors, **settings))
+    case = Case(heads_kv=2, group=group, seqlen_q=seqlen_q, seqlen_k=seqlen_k, head_dim=head_dim)
+    options: dict[str, Any] = {"causal": causal, "sm_scale": sm_scale, "launch": (("block_m", 64),)}
+    uphold("backward", KERNEL, replace(case, dtype=dtype, **options))
 
 
 @pytest.mark.parametrize("block_m", LAUNCH["block_m"])
 @pytest.mark.parametrize("block_n", LAUNCH["block_n"])
+@pytest.mark.parametrize("precision", LAUNCH["precision"])
+def test_every_launch_setting_matches_float64(block_m: int, block_n: int, precision: str) -> None:
+    launch = (("block_m", block_m), ("block_n", block_n), ("precision", precision))
+    uphold("backward", KERNEL, Case(seqlen_q=150, seqlen_k=170, causal=True, sm_scale=0.3, launch=launch))
+
+
+GROUPED = Case(batch=2, heads_kv=2, group=2, seqlen_q=33, seqlen_k=70, dtype="float16")
+WIDE = Case(heads_kv=2, seqlen_q=70, seqlen_k=45, head_dim=40, dtype="float16")
+HUGE = Case(group=3, seqlen_q=3, seqlen_k=3, dtype="float16")
+"""With a huge stride, an offset passes 32 bits; that of heads of a single row fits them, and its multiples do not."""
+
+
+@pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(
-    "precision",
-    ["ieee", pytest.param("tf32", marks=pytest.mark.skipif(DEVICE == "cuda", reason="rounds operands"))],
+    ("law", "case"),
+    [
+        ("memory", GROUPED),
+        ("memory", WIDE),
+        ("invariance", laid_out(GROUPED, "gap")),
+        ("invariance", laid_out(WIDE, "offset")),
+        ("invariance", laid_out(replace(GROUPED, dtype="float32"), "expanded")),
+        ("invariance", replace(GROUPED, dout_layout="expanded_rows")),
+        *(("invariance", laid_out(HUGE, "huge", [tensor])) for tensor in TENSORS),
+        ("invariance", replace(HUGE, seqlen_q=1, seqlen_k=1, dout_layout="huge")),
+    ],
 )
-def test_launch_settings_agree(block_m: int, block_n: int, precision: str) -> None:
-    tensors = make(150, 170, 16)
-    settings: dict[str, Any] = {"causal": True, "sm_scale": 0.3}
-    actual = run(*tensors, **settings, block_m=block_m, block_n=block_n, precision=precision)
-    check(actual, expect(*tensors, **settings))
+def test_laws_hold_in_every_layout(law: str, case: Case, causal: bool) -> None:
+    uphold(law, KERNEL, replace(case, causal=causal))
 
 
-def test_rows_that_see_no_key() -> None:
-    actual = run(*make(9, 4), causal=True)
-    assert (actual["out"][:, :, :5] == 0).all()
-    assert (actual["lse"][:, :, :5] == -math.inf).all()
-    assert (actual["dq"][:, :, :5] == 0).all()
-    assert actual["lse"][:, :, 5:].isfinite().all()
-
-
-def test_no_keys_and_no_queries() -> None:
-    without_keys = run(*make(3, 0))
-    assert (without_keys["out"] == 0).all()
-    assert (without_keys["lse"] == -math.inf).all()
-    assert (without_keys["dq"] == 0).all()
-    without_queries = run(*make(0, 3))
-    assert (without_queries["dk"] == 0).all()
-    assert (without_queries["dv"] == 0).all()
-    without_heads = run(*make(3, 3, heads_kv=0))
-    assert without_heads["out"].shape == (1, 0, 3, 16)
+def test_no_heads() -> None:
+    assert run(*make(3, 3, heads_kv=0))["out"].shape == (1, 0, 3, 16)
 
 
 def test_huge_scores_pick_one_key() -> None:
@@ -236,58 +159,6 @@ def test_overflow_behind_the_mask_does_not_show() -> None:
     assert actual["dk"].isfinite().all()
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("head_dim", [16, 40])
-def test_layout_changes_no_bit_and_margins_are_not_read(head_dim: int, causal: bool) -> None:
-    """Rows are strided and misaligned, in storage full of NaN."""
-    tensors = make(70, 45, head_dim, batch=2, heads_kv=2, group=2, dtype=torch.float16)
-
-    def in_nan(tensor: Tensor) -> Tensor:
-        batch, heads, seqlen, width = tensor.shape
-        storage = torch.full(
-            (batch, seqlen + 64, heads + 1, width + 3), math.nan, dtype=tensor.dtype, device=DEVICE
-        )
-        window = storage[:, 1 : seqlen + 1, :heads, 1 : width + 1].transpose(1, 2)
-        window.copy_(tensor)
-        return window
-
-    expected = run(*tensors, causal=causal)
-    actual = run(*(in_nan(t) for t in tensors), causal=causal)
-    for name, value in expected.items():
-        assert torch.equal(actual[name], value), name
-
-
-@pytest.mark.parametrize("far", range(4), ids=["q", "k", "v", "dout"])
-def test_offsets_beyond_32_bits(far: int) -> None:
-    tensors = list(make(3, 3, dtype=torch.float16))
-    expected = run(*tensors)
-    row_stride = 2**30 + 8
-    storage = torch.empty(2 * row_stride + 16, dtype=torch.float16, device=DEVICE)
-    tensors[far] = storage.as_strided((1, 1, 3, 16), (0, 0, row_stride, 1)).copy_(tensors[far])
-    actual = run(*tensors)
-    for name, value in expected.items():
-        assert torch.equal(actual[name], value), name
-
-
-def test_expanded_tensors() -> None:
-    q, k, v, dout = make(20, 30, batch=2)
-    q, k, v, dout = (t[:1].expand(2, 3, -1, -1) for t in (q, k, v, dout[:, :, :1].expand(dout.shape)))
-    actual = run(q, k, v, dout)
-    expected = run(*(t.contiguous() for t in (q, k, v, dout)))
-    for name, value in expected.items():
-        assert torch.equal(actual[name], value), name
-
-
-def test_group_is_summed_in_float32() -> None:
-    q, k, v, dout = make(33, 20, heads_kv=2, group=3, dtype=torch.float16)
-    actual = run(q, k, v, dout)
-    repeated = run(q, k.repeat_interleave(3, 1), v.repeat_interleave(3, 1), dout)
-    assert torch.equal(actual["out"], repeated["out"])
-    assert torch.equal(actual["dq"], repeated["dq"])
-    assert actual["dk"].dtype == torch.float16
-    check(actual, expect(q, k, v, dout, causal=False, sm_scale=0.3))
-
-
 def test_autograd() -> None:
     q, k, v, dout = make(20, 30, group=2)
     leaves = [t.requires_grad_() for t in (q, k, v)]
@@ -299,13 +170,6 @@ def test_autograd() -> None:
     assert torch.equal(out, expected["out"])
     for name, gradient in zip(("dq", "dk", "dv"), gradients, strict=True):
         assert torch.equal(gradient, expected[name]), name
-
-
-def test_inputs_are_not_written() -> None:
-    tensors = make(70, 45)
-    copies = [t.clone() for t in tensors]
-    run(*tensors)
-    assert all(torch.equal(t, copy) for t, copy in zip(tensors, copies, strict=True))
 
 
 Q, K, V, DOUT = make(5, 7, group=2, heads_kv=2)
@@ -338,6 +202,9 @@ OUT, LSE = torch.zeros_like(Q), torch.zeros(Q.shape[:3], device=DEVICE)
         ({"sm_scale": 10**400}, ValueError, "sm_scale: got 1000"),
         ({"sm_scale": Fraction(1, 4)}, TypeError, r"sm_scale: got Fraction\(1, 4\), expected a float"),
         ({"dropout_p": Fraction(1, 4)}, TypeError, r"dropout_p: got Fraction\(1, 4\), expected a float"),
+        ({"window": -1}, ValueError, "window: got -1"),
+        ({"window": 1.0}, TypeError, "window: got 1.0"),
+        ({"window": None}, TypeError, "window: got None"),
         ({"block_m": 48}, ValueError, "block_m: got 48, expected one of"),
         ({"block_m": 64.0}, ValueError, "block_m: got 64.0, expected one of"),
         ({"block_n": 0}, ValueError, "block_n: got 0"),
@@ -428,15 +295,3 @@ def test_tiles_are_cut_down_where_they_would_not_fit(monkeypatch: pytest.MonkeyP
     assert tile(module.FORWARD_TILES, 256, torch.float16) == (128, 64)
     assert tile(module.FORWARD_TILES, 129, torch.float32) == (32, 32)
     assert launch.constants(torch.empty(1, 1, 1, 40), module.DQ_TILES)["MASK_COLS"]
-
-
-def test_head_strides_whose_multiples_pass_32_bits() -> None:
-    # The stride fits 32 bits, and twice the stride does not.
-    q, k = (torch.ones(1, heads, 1, 16, dtype=torch.float16, device=DEVICE) for heads in (3, 1))
-    dout = place(torch.ones(1, 3, 1, 16, dtype=torch.float16), "huge", device=DEVICE).tensor
-    assert dout.stride(1) < 2**31 <= 2 * dout.stride(1)
-    out, lse = forward(q, k, k, causal=False, sm_scale=1.0)
-    far, near = (
-        backward(x, q, k, k, out, lse, causal=False, sm_scale=1.0) for x in (dout, dout.contiguous())
-    )
-    assert all(torch.equal(a, b) for a, b in zip(far, near, strict=True))

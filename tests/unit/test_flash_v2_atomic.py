@@ -7,9 +7,9 @@ import torch
 
 from kernels.flash_v2_atomic import KERNEL, backward
 from reference.arithmetic import TF32_TRUNCATED
+from tests.unit.calling import DEVICE, make
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-Q, K, V, DOUT = (torch.ones(1, heads, 5, 16, device=DEVICE) for heads in (4, 2, 2, 4))
+Q, K, V, DOUT = make(5, 5, heads_kv=2, group=2)
 OUT, LSE = torch.zeros_like(Q), torch.zeros(Q.shape[:3], device=DEVICE)
 
 

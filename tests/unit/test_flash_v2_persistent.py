@@ -11,15 +11,7 @@ from kernels import flash_v2, flash_v2_persistent
 from kernels.flash_v2_persistent import KERNEL, forward, to_e5m2
 from reference.arithmetic import FLOAT8_E5M2, Quantisation
 from reference.quantisation import dequantised
-
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def make(seqlen_q: int, seqlen_k: int, head_dim: int = 16, batch: int = 1) -> tuple[Tensor, Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    shapes = ((batch, 2, seqlen, head_dim) for seqlen in (seqlen_q, seqlen_k, seqlen_k))
-    q, k, v = (torch.randn(shape, generator=generator).to(DEVICE) for shape in shapes)
-    return q, k, v
+from tests.unit.calling import DEVICE, make
 
 
 @pytest.mark.parametrize(
@@ -36,12 +28,12 @@ def make(seqlen_q: int, seqlen_k: int, head_dim: int = 16, batch: int = 1) -> tu
 )
 def test_refuses(launch: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        forward(*make(3, 5), causal=False, sm_scale=1.0, **launch)
+        forward(*make(3, 5)[:3], causal=False, sm_scale=1.0, **launch)
 
 
 @pytest.mark.parametrize("programs", [None, 1, 2, 3, 100])
 def test_any_number_of_programs_does_every_task(programs: int | None) -> None:
-    tensors = make(70, 50, batch=2)
+    tensors = make(70, 50, heads_kv=2, batch=2)[:3]
     options: dict[str, Any] = {"causal": True, "sm_scale": 0.3}
     actual = forward(*tensors, **options, block_m=32, block_n=32, programs=programs)
     expected = forward(*tensors, **options, block_m=32, block_n=32, programs=12)
@@ -50,7 +42,7 @@ def test_any_number_of_programs_does_every_task(programs: int | None) -> None:
 
 @pytest.mark.parametrize("block_d", [16, 64, 256])
 def test_slices_change_no_bit(block_d: int) -> None:
-    tensors = make(33, 70, head_dim=200)
+    tensors = make(33, 70, 200)[:3]
     options: dict[str, Any] = {"causal": False, "sm_scale": 0.1, "block_m": 64, "block_n": 32}
     actual = forward(*tensors, **options, block_d=block_d)[0]
     torch.testing.assert_close(actual, flash_v2.forward(*tensors, **options)[0], rtol=0, atol=1e-5)
@@ -59,7 +51,7 @@ def test_slices_change_no_bit(block_d: int) -> None:
 @pytest.mark.parametrize("block_m", [16, 256])
 @pytest.mark.parametrize("block_n", [16, 256])
 def test_blocks_beyond_those_that_are_declared(block_m: int, block_n: int) -> None:
-    tensors = make(40, 300)
+    tensors = make(40, 300)[:3]
     options: dict[str, Any] = {"causal": True, "sm_scale": 0.3}
     actual = forward(*tensors, **options, block_m=block_m, block_n=block_n)[0]
     torch.testing.assert_close(actual, flash_v2.forward(*tensors, **options)[0], rtol=0, atol=1e-5)
@@ -107,6 +99,6 @@ def test_a_gpu_without_fp8_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(flash_v2_persistent, "check_fp8", check)
     options: dict[str, Any] = {"causal": False, "sm_scale": 1.0}
-    forward(*make(3, 5), **options)
+    forward(*make(3, 5)[:3], **options)
     with pytest.raises(NotImplementedError, match="no products of it"):
-        forward(*make(3, 5), **options, v_dtype="float8_e5m2")
+        forward(*make(3, 5)[:3], **options, v_dtype="float8_e5m2")

@@ -8,15 +8,7 @@ from torch import Tensor
 
 from kernels import flash_v2
 from kernels.flash_v2_staged import KERNEL, forward
-
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def make(seqlen_q: int, seqlen_k: int, head_dim: int = 16) -> tuple[Tensor, Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    shapes = ((1, 2, seqlen, head_dim) for seqlen in (seqlen_q, seqlen_k, seqlen_k))
-    q, k, v = (torch.randn(shape, generator=generator).to(DEVICE) for shape in shapes)
-    return q, k, v
+from tests.unit.calling import make
 
 
 @pytest.mark.parametrize(
@@ -31,12 +23,12 @@ def make(seqlen_q: int, seqlen_k: int, head_dim: int = 16) -> tuple[Tensor, Tens
 )
 def test_refuses(tensors: tuple[Tensor, ...], launch: dict[str, Any], message: str) -> None:
     with pytest.raises(NotImplementedError, match=message):
-        forward(*tensors, **{"causal": False, "sm_scale": 1.0, **launch})
+        forward(*tensors[:3], **{"causal": False, "sm_scale": 1.0, **launch})
 
 
 @pytest.mark.parametrize(("block_m", "block_n"), [(64, 32), (64, 64), (128, 32), (128, 64)])
 def test_lengths_that_the_tiles_divide_are_taken(block_m: int, block_n: int) -> None:
-    tensors = make(3 * block_m, 3 * block_n)
+    tensors = make(3 * block_m, 3 * block_n)[:3]
     options: dict[str, Any] = {"causal": False, "sm_scale": 0.3, "block_m": block_m, "block_n": block_n}
     for actual, expected in zip(
         forward(*tensors, **options), flash_v2.forward(*tensors, **options), strict=True

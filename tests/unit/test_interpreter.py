@@ -276,12 +276,8 @@ def test_functions(op: str) -> None:
         relative *= 150
     largest = torch.finfo(torch.float32).max
     expected = torch.where(expected.abs() > largest, math.inf * expected.sign(), expected)
-    assert_same(
-        run(_unary, x, out=torch.float32, OP=op, COUNT=COUNT),
-        expected,
-        relative,
-        2.0**-22 if "log" in op else FLUSHED,
-    )
+    actual = run(_unary, x, out=torch.float32, OP=op, COUNT=COUNT)
+    assert_same(actual, expected, relative, 2.0**-22 if "log" in op else FLUSHED)
 
 
 @triton.jit
@@ -320,6 +316,12 @@ def _dot(x, y, z, out, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, PRECIS
     )
 
 
+def dot(x: Tensor, y: Tensor, z: Tensor, precision: str = "ieee") -> Tensor:
+    """Return x (m, k) times y (n, k) transposed, plus z (m, n), in the dtype of z."""
+    (m, k), n = x.shape, len(y)
+    return run(_dot, x, y, z, out=z.dtype, shape=(m, n), M=m, N=n, K=k, PRECISION=precision)
+
+
 @pytest.mark.parametrize("precision", ["ieee", "tf32"])
 @pytest.mark.parametrize("dtype", [*WIDE, "float8_e4m3fn", "float8_e5m2"])
 def test_dot_multiplies_numbers(dtype: str, precision: str) -> None:
@@ -333,7 +335,7 @@ def test_dot_multiplies_numbers(dtype: str, precision: str) -> None:
     a, b = (v.to(getattr(torch, dtype)) for v in (x, y))
     x, y = a.double(), b.double()
     c = patterns("float32", m * n).reshape(m, n).nan_to_num(0.0).clamp(-(2.0**60), 2.0**60)
-    out = run(_dot, a, b, c, out=torch.float32, shape=(m, n), M=m, N=n, K=k, PRECISION=precision)
+    out = dot(a, b, c, precision)
     expected = x @ y.mT + c.double()
     inexact = {"float8_e4m3fn": 2.0**-12, "float8_e5m2": 2.0**-12, "float32": 2.0**-10}.get(dtype, 2.0**-22)
     unit = 2.0**-23 if DEVICE == "cpu" else inexact
@@ -348,18 +350,7 @@ def test_dot_multiplies_numbers(dtype: str, precision: str) -> None:
 def test_dot_sums_integers_exactly() -> None:
     x, y = (torch.randint(-128, 128, (32, 64), generator=torch.Generator().manual_seed(s)) for s in (1, 2))
     z = torch.randint(-(2**20), 2**20, (32, 32), dtype=torch.int32)
-    out = run(
-        _dot,
-        x.to(torch.int8),
-        y.to(torch.int8),
-        z,
-        out=torch.int32,
-        shape=(32, 32),
-        M=32,
-        N=32,
-        K=64,
-        PRECISION="ieee",
-    )
+    out = dot(x.to(torch.int8), y.to(torch.int8), z)
     assert torch.equal(out.long(), x @ y.mT + z)
 
 
@@ -405,12 +396,9 @@ def test_maxima_leave_nan_out(dtype: str) -> None:
     x = patterns(dtype, 4096).reshape(64, 64)
     x[0], x[1, 5:] = math.nan, math.nan
     empty = x.isnan().all(1)
-    assert_same(
-        reduced("max", x), x.nan_to_num(-math.inf, math.inf, -math.inf).amax(1).where(~empty, math.nan)
-    )
-    assert_same(
-        reduced("min", x), x.nan_to_num(math.inf, math.inf, -math.inf).amin(1).where(~empty, math.nan)
-    )
+    for op, lost, extreme in (("max", -math.inf, torch.amax), ("min", math.inf, torch.amin)):
+        expected = extreme(x.nan_to_num(lost, math.inf, -math.inf), 1)
+        assert_same(reduced(op, x), expected.where(~empty, math.nan))
 
 
 @pytest.mark.parametrize("dtype", WIDE)

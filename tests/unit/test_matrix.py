@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from kernels.contract import DTYPES, Capabilities
+from kernels.registry import REGISTERED
 from strategies.case import Case
 from tests.harness.imprecise import Imprecise, ImpreciseCall
 from tests.harness.kernel_info import KernelInfo
@@ -18,19 +19,7 @@ from tests.harness.sightings import Sightings
 from tests.harness.tally import Tally
 from tests.harness.turns import CHEAP_FIRST
 
-KERNELS = (
-    "flash_v1",
-    "flash_v2",
-    "flash_v2_atomic",
-    "flash_v2_staged",
-    "flash_v2_persistent",
-    "decode",
-    "varlen",
-    "ring",
-    "fp8",
-    "sdpa_math",
-    "sdpa_efficient",
-)
+KERNELS = tuple(REGISTERED)[:11]
 
 
 def plain(text: str, **colour: bool) -> str:

@@ -21,22 +21,12 @@ from kernels import multihead
 from kernels.contract import AttentionKernel, Capabilities
 from kernels.multihead import KeyValueCache, MultiHeadAttention
 from kernels.mutants.mutant import load_module
-from reference import safe_softmax
 from reference.bounds import backward_bounds, exact, forward_bounds
+from tests.unit.calling import DEVICE, REFERENCE
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 EMBED, HEADS, BATCH, SEQLEN = 48, 3, 2, 21
 ROUNDINGS = 2**10
 """More roundings than there are on the way from an input to a result of these sizes."""
-
-
-def float64_backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: Tensor, **options: Any) -> Any:
-    return safe_softmax.backward(dout, q, k, v, **options)
-
-
-FLOAT64 = AttentionKernel(
-    name="float64", forward=safe_softmax.forward, backward=float64_backward, capabilities=Capabilities()
-)
 
 
 def pair(module: Any = MultiHeadAttention, bias: bool = True, dtype: torch.dtype = torch.float64) -> Any:
@@ -47,7 +37,7 @@ def pair(module: Any = MultiHeadAttention, bias: bool = True, dtype: torch.dtype
         nn.init.normal_(parameter, std=0.3)
     ours = module(EMBED, HEADS, bias, dtype=dtype, device=DEVICE)
     ours.load_state_dict(theirs.state_dict())
-    ours.kernel = FLOAT64
+    ours.kernel = REFERENCE
     return ours, theirs
 
 

@@ -2,40 +2,27 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kernels.claims import PLAIN_FUNCTION, parse_claims
 from strategies.case import TENSORS, Case
 from strategies.cases import cases, is_claimed
 from tests.harness.narrow import narrower, narrowing
+from tests.unit.drawing import sample
 
 WIDE = replace(
     PLAIN_FUNCTION, head_dims=tuple(range(1, 257)), key_padding=True, dropout=(0.0, 0.1), window=(0, 7)
 )
 
 
-def drawn(number: int = 700) -> list[Case]:
-    """Return cases of all dtypes as the law ``forward`` draws them."""
-    found: list[Case] = []
-    claimed = st.one_of(
-        *(cases(WIDE, dtype=dtype, key_padding=True, dropout=True, window=True) for dtype in WIDE.dtypes)
-    )
-
-    @settings(max_examples=number, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
-    @given(claimed)
-    def collect(case: Case) -> None:
-        found.append(case)
-
-    collect()
-    return found
-
-
 @pytest.fixture(scope="module")
 def some_cases() -> list[Case]:
-    return drawn()
+    """Return cases of all dtypes as the law ``forward`` draws them."""
+    options: dict[str, Any] = {"key_padding": True, "dropout": True, "window": True}
+    return sample(st.one_of(*(cases(WIDE, dtype=dtype, **options) for dtype in WIDE.dtypes)), 700)
 
 
 def layouts(case: Case) -> set[str]:

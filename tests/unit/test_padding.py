@@ -1,6 +1,5 @@
 """Key padding in the reference, and in ``flash_v1`` where the laws do not look."""
 
-import itertools
 import math
 from typing import Any
 
@@ -10,18 +9,13 @@ from torch import Tensor
 
 from kernels.flash_v1 import backward, flash_v1, forward
 from reference import safe_softmax
-from reference.bounds import exact
-from reference.bounds.forward import hull
-from reference.heads import unfold
+from reference.dropout import keep_mask
 from strategies.case import Case
 from strategies.padding import FAMILIES, key_padding_mask
+from tests.unit.calling import DEVICE, make
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BATCH, GROUP, ROWS, KEYS = 3, 2, 70, 100
-Q, K, V, DOUT = (
-    torch.randn(BATCH, heads, seqlen, 16, generator=torch.Generator().manual_seed(heads + seqlen)).to(DEVICE)
-    for heads, seqlen in ((2 * GROUP, ROWS), (2, KEYS), (2, KEYS), (2 * GROUP, ROWS))
-)
+Q, K, V, DOUT = make(ROWS, KEYS, batch=BATCH, heads_kv=2, group=GROUP)
 MASK = torch.rand(BATCH, KEYS, generator=torch.Generator().manual_seed(0)) < 0.5
 MASK[1, 32:96] = False
 MASK[2] = False
@@ -34,8 +28,9 @@ def run(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, **options: Any) -> tuple[
     return out, lse, *backward(dout, q, k, v, out, lse, **options)
 
 
+@pytest.mark.parametrize("dropout_p", [0.0, 0.3])
 @pytest.mark.parametrize("causal", [False, True])
-def test_the_reference_is_torchs(causal: bool) -> None:
+def test_the_reference_is_torchs(causal: bool, dropout_p: float) -> None:
     leaves = [x.double().requires_grad_() for x in (Q, K, V)]
     seen = MASK[:, None, None] & torch.ones(ROWS, KEYS, dtype=torch.bool, device=DEVICE).tril(
         KEYS - ROWS if causal else KEYS
@@ -45,28 +40,15 @@ def test_the_reference_is_torchs(causal: bool) -> None:
     # In rows that see no key torch's softmax is nan, and so is its gradient.
     empty = ~seen.any(-1, keepdim=True)
     p = scores.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)
+    p = p * keep_mask(p.shape, dropout_p=dropout_p, seed=9, device=DEVICE) / (1 - dropout_p)
     right = (p @ values, *torch.autograd.grad(p @ values, leaves, DOUT.double()))
     options: dict[str, Any] = {"causal": causal, "sm_scale": 0.3, "key_padding_mask": MASK, "chunk": 32}
+    options |= {"dropout_p": dropout_p, "dropout_seed": 9}
     k, v = (x.masked_fill(MASKED, math.nan) for x in (K, V))
     out, lse = safe_softmax.forward(Q, k, v, **options)
     for got, expected in zip((out, *safe_softmax.backward(DOUT, Q, k, v, **options)), right, strict=True):
         torch.testing.assert_close(got, expected)
     torch.testing.assert_close(lse, scores.detach().logsumexp(-1))
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_the_hull_is_that_of_the_keys_that_a_row_sees(causal: bool) -> None:
-    e = exact(Q, K, V, causal=causal, sm_scale=0.3, key_padding_mask=MASK)
-    assert e.seen is not None
-    low, high = (unfold(x.expand(e.out.shape), 2 * GROUP) for x in hull(e))
-    sums = unfold(e.sum_seen(V.double()).expand(e.out.shape), 2 * GROUP)
-    for b, i in itertools.product(range(BATCH), (0, 3, 40, ROWS - 1)):
-        last = i + KEYS - ROWS if causal else KEYS - 1
-        visible = V[b, 0, : last + 1][MASK[b, : last + 1]].double()
-        torch.testing.assert_close(sums[b, 0, i], visible.sum(0))
-        if len(visible):
-            assert torch.equal(low[b, 0, i], visible.amin(0))
-            assert torch.equal(high[b, 0, i], visible.amax(0))
 
 
 def test_masked_keys_are_as_if_they_were_not_there() -> None:

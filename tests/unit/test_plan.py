@@ -89,6 +89,14 @@ class TestUsageErrors:
             with pytest.raises(pytest.UsageError, match=f"--{option}.* expected "):
                 plan_of(**{option: ""})
 
+    def test_a_corpus_that_cannot_be_read(self, plan_of: Callable[..., Any], tmp_path: Path) -> None:
+        told = "--corpus: got .*, expected a folder with the case.json of reports"
+        with pytest.raises(pytest.UsageError, match=told):
+            plan_of(corpus=str(tmp_path))
+        (tmp_path / "case.json").write_text("{")
+        with pytest.raises(pytest.UsageError, match=r"--corpus .*/case\.json: is not JSON"):
+            plan_of(corpus=str(tmp_path))
+
     def test_kernels_that_cannot_run_here_are_named(self, plan_of: Callable[..., Any]) -> None:
         plan = plan_of()
         assert "kernel 'sdpa_cudnn': runs on CUDA only" in plan.unavailable

@@ -18,7 +18,7 @@ from tests.harness.law import law_named
 from tests.harness.trial import LawBroken, Trial
 from tests.mutation.schedule import LAWS, draw
 from tests.unit.emulator import aligned
-from tests.unit.sound import CLAIMS, Sound, plain
+from tests.unit.sound import CLAIMS, Pair, Sound, Triple, plain
 
 EXAMPLES = 40
 ROUNDS = 10
@@ -43,15 +43,6 @@ def failure(law: str, make: Callable[[], AttentionKernel], dtype: str, rounds: i
     return ""
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Any:
-    """Use one thread, as the child process does: sums that are split over threads may differ from run to run."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 class Cached(Sound):
     """A sound kernel that takes a cache of which each sequence fills a part."""
 
@@ -60,7 +51,7 @@ class Cached(Sound):
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, *, cache_seqlens: Tensor | None = None, **options: Any
-    ) -> tuple[Tensor, Tensor]:
+    ) -> Pair:
         if cache_seqlens is None:
             return super().forward(q, k, v, **options)
         parts = [
@@ -89,9 +80,7 @@ def test_law_holds_for_a_sound_plain_function(law: str) -> None:
 class CentredKeys(Sound):
     """Subtracts a constant from all keys, which leaves out as it is, but does not move lse back."""
 
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float, **options: Any
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float, **options: Any) -> Pair:
         out, lse = super().forward(q, k, v, sm_scale=sm_scale, **options)
         return out, lse - sm_scale * q[..., 0].float() * 2.0**-15
 
@@ -99,7 +88,7 @@ class CentredKeys(Sound):
 class ScaleOfTwoDigits(Sound):
     """Has a scale of two digits in the backward pass, so that dq and dk are both 1 % too large."""
 
-    def backward(self, *args: Tensor, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(self, *args: Tensor, **options: Any) -> Triple:
         dq, dk, dv = super().backward(*args, **options)
         return dq * 1.01, dk * 1.01, dv
 
@@ -107,7 +96,7 @@ class ScaleOfTwoDigits(Sound):
 class ShortLoop(Sound):
     """Stops at key 512 in the backward pass, as a grid of 8 tiles does."""
 
-    def backward(self, *args: Tensor, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(self, *args: Tensor, **options: Any) -> Triple:
         dq, dk, dv = super().backward(*args, **options)
         dk[:, :, 512:], dv[:, :, 512:] = 0.0, 0.0
         return dq, dk, dv
@@ -116,9 +105,7 @@ class ShortLoop(Sound):
 class TileByStride(Sound):
     """Takes other tiles if rows do not follow each other in memory."""
 
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, *, block_n: int = 64, **options: Any
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, block_n: int = 64, **options: Any) -> Pair:
         tile = block_n if k.stride(2) == k.shape[3] else 8
         return super().forward(q, k, v, block_n=tile, **options)
 
@@ -126,13 +113,13 @@ class TileByStride(Sound):
 class ShortWindow(Sound):
     """Sees only the last 512 keys, in the forward pass and in the backward pass."""
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Pair:
         self.check(q, k, v)
         return super().forward(q, k[:, :, -512:], v[:, :, -512:], **options)
 
     def backward(
         self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, **options: Any
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> Triple:
         dq, dk, dv = super().backward(dout, q, k[:, :, -512:], v[:, :, -512:], out, lse, **options)
         unseen = (0, 0, max(0, k.shape[2] - 512), 0)
         return dq, torch.nn.functional.pad(dk, unseen), torch.nn.functional.pad(dv, unseen)
@@ -150,9 +137,7 @@ class StalePlan(Sound):
 
     seqlen_q: int | None = None
 
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, *, block_n: int = 64, **options: Any
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, block_n: int = 64, **options: Any) -> Pair:
         tile = block_n if self.seqlen_q in (None, q.shape[2]) else 8
         self.seqlen_q = q.shape[2]
         return super().forward(q, k, v, block_n=tile, **options)
@@ -197,7 +182,7 @@ class LengthOfTheFirst(Cached):
 class TilesSkipped(Sound):
     """Skips a tile of dout if its first columns are 0, as if it had no rows."""
 
-    def backward(self, dout: Tensor, *args: Tensor, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(self, dout: Tensor, *args: Tensor, **options: Any) -> Triple:
         kept = dout.clone()
         for rows in range(0, dout.shape[2] - 15, 16):
             tile = kept[:, :, rows : rows + 16]

@@ -16,8 +16,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from kernels.autograd import attention
 from reference import flash_v1, flash_v2, safe_softmax
 from reference.masks import visible
+from tests.unit.calling import REFERENCE
 
 ROUNDOFF = 2.0**-53
 NAMES = ("out", "lse", "dq", "dk", "dv")
@@ -41,13 +43,8 @@ class Inputs:
     @property
     def options(self) -> dict[str, Any]:
         """Return the keywords that every reference takes."""
-        return {
-            "causal": self.causal,
-            "sm_scale": self.sm_scale,
-            "alignment": self.alignment,
-            "dropout_p": self.dropout_p,
-            "dropout_seed": self.dropout_seed,
-        }
+        names = ("causal", "sm_scale", "alignment", "dropout_p", "dropout_seed")
+        return {name: getattr(self, name) for name in names}
 
 
 def inputs(
@@ -238,20 +235,6 @@ def test_large_logits(reference: Any) -> None:
         assert_close(results, with_50_digits(x), tolerances(x))
 
 
-class SafeSoftmaxAttention(torch.autograd.Function):
-    """The reference, for autograd's own checker."""
-
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Tensor:
-        ctx.save_for_backward(q, k, v)
-        ctx.options = options
-        return safe_softmax.forward(q, k, v, **options)[0]
-
-    @staticmethod
-    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-        return *safe_softmax.backward(dout, *ctx.saved_tensors, **ctx.options), None
-
-
 @pytest.mark.parametrize(("causal", "seqlen_q", "seqlen_k"), [(False, 3, 4), (True, 3, 4), (True, 4, 3)])
 @pytest.mark.parametrize("sm_scale", [0.6, -0.6, 0.0])
 def test_gradients_by_finite_differences(causal: bool, seqlen_q: int, seqlen_k: int, sm_scale: float) -> None:
@@ -260,28 +243,8 @@ def test_gradients_by_finite_differences(causal: bool, seqlen_q: int, seqlen_k: 
     # Central differences with a step of 1e-6 err by 1e-12 (the third derivative, of order 1) and by
     # 2^-53 / 1e-6 = 1e-10 (rounding), times the few terms of an output: 1e-8 leaves room.
     assert torch.autograd.gradcheck(
-        lambda q, k, v: SafeSoftmaxAttention.apply(q, k, v, x.options), tensors, eps=1e-6, atol=1e-8, rtol=0.0
+        lambda *qkv: attention(REFERENCE, *qkv, **x.options)[0], tensors, eps=1e-6, atol=1e-8, rtol=0.0
     )
-
-
-@pytest.mark.parametrize("reference", ALL)
-def test_rows_that_see_no_key(reference: Any) -> None:
-    for x in (
-        inputs(seqlen_q=5, seqlen_k=2, causal=True, group=2),
-        inputs(seqlen_q=3, seqlen_k=0),
-        inputs(seqlen_q=3, seqlen_k=0, causal=True),
-    ):
-        blind = x.q.shape[2] - x.k.shape[2]
-        out, lse, dq, dk, dv = reference(x)
-        assert (out[:, :, :blind] == 0).all()
-        assert (lse[:, :, :blind] == -math.inf).all()
-        assert (dq[:, :, :blind] == 0).all()
-        alone = inputs(seqlen_q=2, seqlen_k=2, causal=True, group=2)
-        if x.k.shape[2] == 2:
-            seeing = Inputs(x.q[:, :, blind:], x.k, x.v, x.dout[:, :, blind:], **alone.options)
-            for whole, part in zip((dk, dv), reference(seeing)[3:], strict=True):
-                # The blind rows add exact zeros, so only the order of the sum differs.
-                torch.testing.assert_close(whole, part, rtol=1e-14, atol=1e-15)
 
 
 @pytest.mark.parametrize("reference", ALL)
@@ -401,24 +364,6 @@ def test_default_chunk() -> None:
     assert safe_softmax.default_chunk(4, 8, 2048) * 8 * 32 * 2048 == safe_softmax.BLOCK_BYTES
     assert safe_softmax.default_chunk(64, 64, 2**20) == 1
     assert safe_softmax.default_chunk(1, 1, 0) > 0
-
-
-@pytest.mark.parametrize("rows", [slice(None), slice(2, 4), slice(0, 0)])
-@pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(5, 5), (3, 6), (6, 3), (4, 0), (0, 4)])
-@pytest.mark.parametrize("alignment", ["bottom_right", "top_left"])
-def test_visible(rows: slice, seqlen_q: int, seqlen_k: int, alignment: str) -> None:
-    offset = seqlen_k - seqlen_q if alignment == "bottom_right" else 0
-    expected = torch.zeros(seqlen_q, seqlen_k, dtype=torch.bool)
-    for i, j in itertools.product(range(seqlen_q), range(seqlen_k)):
-        expected[i, j] = j <= i + offset
-    expected = expected[rows]
-    for group in (1, 3):
-        seen = visible(seqlen_q, seqlen_k, True, alignment, "cpu", rows, group)
-        if seen is None:
-            assert expected.all()
-        else:
-            assert torch.equal(seen, torch.cat([expected] * group))
-    assert visible(seqlen_q, seqlen_k, False, alignment, "cpu", rows) is None
 
 
 def test_expanded_inputs_and_gradients_required_change_nothing() -> None:

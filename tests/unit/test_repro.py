@@ -13,68 +13,67 @@ from kernels.contract import AttentionKernel
 from kernels.registry import load
 from reference.bounds.accumulation import SAFETY
 from strategies.case import Case
-from tests.harness.budget import ShrinkBudget
 from tests.harness.child import Child
 from tests.harness.explain import HOLDS_ALONE
 from tests.harness.law import law_named
 from tests.harness.run import Run
 from tests.harness.trial import Check, Outputs, Problem, Trial
 from tests.harness.worker import Worker
-from tests.unit.running import CASE, TOYS, SubjectOf, exit_status, finding_of
+from tests.unit.running import CASE, TOYS, SubjectOf, exit_status, finding_of, report_of
 from tests.unit.toys import CLAIMS, sound
 
 SCRIPTS = [
-    ("wrong", "forward"),
-    ("nonfinite", "forward"),
-    ("raising", "forward"),
-    ("misshapen", "forward"),
-    ("writing", "memory"),
-    ("unwritten", "memory"),
-    ("pooled", "memory"),
-    ("ACCEPTING", "rejection"),
-    ("REFUSING", "forward"),
-    ("FORGETFUL", "determinism"),
-    ("wrong_gradient", "identities"),
-    ("WRONG_THROUGHOUT", "backward"),
-    ("crashing", "forward"),
-    ("hanging", "forward"),
-    ("MASKED", "forward"),
+    ("wrong", "forward", "error"),
+    ("nonfinite", "forward", "nonfinite"),
+    ("raising", "forward", "exception"),
+    ("misshapen", "forward", "contract"),
+    ("writing", "memory", "memory"),
+    ("overwriting", "forward", "memory"),
+    ("unwritten", "memory", "nonfinite"),
+    ("pooled", "memory", "error"),
+    ("ACCEPTING", "rejection", "accepted"),
+    ("REFUSING", "forward", "refused"),
+    ("FORGETFUL", "determinism", "error"),
+    ("wrong_gradient", "identities", "error"),
+    ("WRONG_THROUGHOUT", "backward", "error"),
+    ("crashing", "forward", "died"),
+    ("hanging", "forward", "hung"),
+    ("MASKED", "forward", "error"),
 ]
+"""Toys with the law that each breaks, and the kind of its finding."""
+
 CASES = {"MASKED": replace(CASE, seqlen_k=9, key_padding="scattered", dropout_p=0.5, seed=6)}
 
 
-@pytest.mark.parametrize(("name", "law_name"), SCRIPTS)
+@pytest.mark.usefixtures("without_ordinary_crashes")
+@pytest.mark.parametrize(("name", "law_name", "kind"), SCRIPTS)
 def test_a_stand_alone_script_exits_1_until_the_kernel_is_mended(
-    subject_of: SubjectOf, child: Child, tmp_path: Path, name: str, law_name: str
+    subject_of: SubjectOf,
+    child: Child,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    law_name: str,
+    kind: str,
 ) -> None:
     toys = tmp_path / "toys.py"
     toys.write_text(TOYS.read_text())
-    patient = child.run_seconds
-    subject = subject_of(name, toys)
+    # On a busy machine a case that holds may take a second as well, so nothing but CASE must be run and reported.
+    subject = subject_of(name, toys, shrink=name != "hanging")
     if name == "hanging":
-        child.run_seconds = 5.0
-        # On a busy machine a case that holds may take 5 s as well, so nothing but CASE must be run and reported.
-        subject.triage.shrinking = ShrinkBudget(seconds=0.0)
-    try:
-        finding_of(subject, law_name, CASES.get(name, CASE))
-    finally:
-        child.run_seconds = patient
-    (failure,) = subject.known.failures.values()
-    script = tmp_path / "reports" / failure.folder / "repro.py"
+        monkeypatch.setattr(child, "run_seconds", 1.0)
+    assert finding_of(subject, law_name, CASES.get(name, CASE)).kind == kind
+    script = report_of(subject) / "repro.py"
     assert exit_status(script, tmp_path) == 1
     toys.write_text(TOYS.read_text().replace("MENDED = False", "MENDED = True"))
     assert exit_status(script, tmp_path) == 0
 
 
-def test_a_script_that_holds_is_left_out_and_the_report_says_so(
-    subject_of: SubjectOf, tmp_path: Path
-) -> None:
+def test_a_script_that_holds_is_left_out_and_the_report_says_so(subject_of: SubjectOf) -> None:
     subject = subject_of("wrong_in_company")
     finding_of(subject, "forward", CASE)
-    (failure,) = subject.known.failures.values()
-    folder = tmp_path / "reports" / failure.folder
-    assert not (folder / "repro.py").exists()
-    assert HOLDS_ALONE in (folder / "report.md").read_text()
+    assert not (report_of(subject) / "repro.py").exists()
+    assert HOLDS_ALONE in (report_of(subject) / "report.md").read_text()
 
 
 class Witness(Trial):
@@ -110,16 +109,8 @@ def test_a_script_compares_what_the_law_compared() -> None:
     seen.clear()
     kernel = AttentionKernel(name="sound", forward=sound, capabilities=CLAIMS)
     for causal, shape in itertools.product((False, True), ((5, 7), (7, 5))):
-        case = Case(
-            batch=2,
-            heads_kv=3,
-            group=2,
-            seqlen_q=shape[0],
-            seqlen_k=shape[1],
-            causal=causal,
-            q_layout="gap",
-            seed=9,
-        )
+        case = Case(batch=2, heads_kv=3, group=2, causal=causal, q_layout="gap", seed=9)
+        case = replace(case, seqlen_q=shape[0], seqlen_k=shape[1])
         for name in ("identities", "invariance", "composition", "determinism", "memory"):
             results.clear()
             law_named(name)(Witness(kernel, case, "cpu", SAFETY))
@@ -139,15 +130,11 @@ def test_a_script_brings_its_memory_where_the_failure_depends_on_it(name: str, d
 
 
 @pytest.mark.usefixtures("unscripted")
-def test_tensors_of_a_script_have_the_layout_of_the_case(subject_of: SubjectOf, tmp_path: Path) -> None:
-    subject = subject_of("wrong")
-    subject.triage.shrinking = ShrinkBudget(
-        seconds=0.0
-    )  # shrinking would remove the layouts, which do not matter
+def test_tensors_of_a_script_have_the_layout_of_the_case(subject_of: SubjectOf) -> None:
+    subject = subject_of("wrong", shrink=False)  # as shrinking removes the layouts, which do not matter
     case = replace(CASE, q_layout="offset", k_layout="gap", v_layout="expanded_rows", dtype="float32")
     finding_of(subject, "forward", case)
-    (failure,) = subject.known.failures.values()
-    text = (tmp_path / "reports" / failure.folder / "repro.py").read_text()
+    text = (report_of(subject) / "repro.py").read_text()
     windows = re.findall(r"^(\w+)0 = window\(torch.float32, (\(.*?\)), (\(.*?\)), (\d+)", text, re.MULTILINE)
     assert [(name, stride) for name, _, stride, _ in windows] == [
         ("q", "(48, 48, 16, 1)"),

@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.contract import AttentionKernel, Capabilities
-from reference import safe_softmax
 from tests.harness import scripted
 from tests.harness.source import written
+from tests.unit.calling import REFERENCE
 from tests.unit.toys import sound
 
 OPTIONS: dict[str, Any] = {"causal": True, "sm_scale": 0.5}
@@ -23,20 +22,12 @@ def problem() -> tuple[Tensor, ...]:
     return tuple(torch.randn(1, 2, 5, 16, generator=generator) for _ in range(4))
 
 
-def own_backward(dout, q, k, v, out, lse, **options):
-    """Return the gradients of the reference, in the dtype of q."""
-    return tuple(x.float() for x in safe_softmax.backward(dout, q, k, v, **options))
-
-
 def test_gradients_are_those_of_autograd_or_of_the_kernel() -> None:
-    kernel = AttentionKernel(
-        name="sound", forward=sound, backward=own_backward, capabilities=Capabilities(dtypes=("float32",))
-    )
-    by_kernel = scripted.by_kernel(kernel, *problem(), gradients=True, **OPTIONS)
+    by_kernel = scripted.by_kernel(REFERENCE, *problem(), gradients=True, **OPTIONS)
     through_autograd = scripted.through_autograd(sound, *problem(), gradients=True, **OPTIONS)
     assert by_kernel.keys() == through_autograd.keys() == {*"qkv", "dout", "out", "lse", "dq", "dk", "dv"}
     for name, x in by_kernel.items():
-        torch.testing.assert_close(x, through_autograd[name])
+        torch.testing.assert_close(x.float(), through_autograd[name])
     assert "dq" not in scripted.through_autograd(sound, *problem(), gradients=False, **OPTIONS)
 
 

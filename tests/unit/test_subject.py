@@ -20,13 +20,7 @@ from tests.harness.run import Run
 from tests.harness.screen import repeats
 from tests.harness.subject import Subject
 from tests.harness.verdict import Finding, Verdict
-from tests.unit.running import (
-    CASE,
-    ENVIRONMENT,
-    SMALL,
-    SubjectOf,
-    finding_of,
-)
+from tests.unit.running import CASE, ENVIRONMENT, SMALL, SubjectOf, finding_of, report_of
 
 
 class Recorded:
@@ -99,10 +93,7 @@ class TestSubject:
         assert len(child.runs) == 2
         assert subject.known.failures == {}
         (line,) = subject.known.messages()
-        assert (
-            "less precise than FlashAttention-2 (float32), as k_prescaled=true or tf32=true would have"
-            in line
-        )
+        assert "less precise than FlashAttention-2 (float32), as k_prescaled=true or tf32=true would" in line
         assert repeats([], line)
         told = Imprecise.from_dict(json.loads(json.dumps(subject.results()))["imprecise"])
         assert (told.total, told.common) == (2, ["k_prescaled=true"])
@@ -145,15 +136,13 @@ class TestSubject:
         assert child.runs[0].ignored == {"lse"}
         assert subject.known.seen[str(found.folder)].total == 1
 
-    def test_a_report_stands_without_a_script(self, recorded: Any, tmp_path: Path) -> None:
+    def test_a_report_stands_without_a_script(self, recorded: Any) -> None:
         subject, _ = recorded(BROKEN)
         finding_of(subject, "forward", CASE)
-        (failure,) = subject.known.failures.values()
-        written = {path.name for path in (tmp_path / "reports" / failure.folder).iterdir()}
-        assert written == {"case.json", "report.md"}
+        assert {path.name for path in report_of(subject).iterdir()} == {"case.json", "report.md"}
 
     def test_a_device_lost_on_the_way_to_a_script_is_as_a_crash(
-        self, subject_of: SubjectOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, subject_of: SubjectOf, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         subject = subject_of("wrong")
         ask = subject.runs.child.ask
@@ -165,16 +154,14 @@ class TestSubject:
 
         monkeypatch.setattr(subject.runs.child, "ask", lost)
         finding_of(subject, "forward", CASE)
-        (failure,) = subject.known.failures.values()
-        assert "--inside" in (tmp_path / "reports" / failure.folder / "repro.py").read_text()
+        assert "--inside" in (report_of(subject) / "repro.py").read_text()
 
     def test_a_full_disk_leaves_what_was_there_and_is_told(
-        self, recorded: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, recorded: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         subject, child = recorded(BROKEN)
         finding_of(subject, "forward", CASE)
-        (failure,) = subject.known.failures.values()
-        folder = tmp_path / "reports" / failure.folder
+        folder = report_of(subject)
         before = {path.name: path.read_bytes() for path in folder.iterdir()}
 
         def full(path: Path, text: str) -> int:

@@ -7,7 +7,7 @@ import torch
 
 from kernels import flash_v2, varlen
 from kernels.varlen import packed_backward, packed_forward
-from tests.unit.test_flash_v2 import DEVICE, make
+from tests.unit.calling import DEVICE, make
 
 
 def int32(*numbers: int) -> torch.Tensor:

@@ -1,6 +1,7 @@
-"""A sliding window: references and bounds leave out the keys beyond it, and the kernel sees exactly the others."""
+"""What a row sees: references and bounds leave out the keys beyond masks and windows, and so does the kernel."""
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,12 +9,12 @@ import torch
 from torch import Tensor
 
 from kernels.flash_v2 import KERNEL, backward, forward
-from reference import safe_softmax
 from reference.bounds.exact import exact
 from reference.bounds.forward import hull
 from reference.masks import visible
+from strategies.case import Case
+from tests.unit.calling import DEVICE, make, uphold
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LENGTHS = [(5, 5), (3, 6), (6, 3), (4, 0), (0, 4), (1, 9)]
 
 
@@ -28,15 +29,20 @@ def expected(
     return seen
 
 
+@pytest.mark.parametrize("rows", [slice(None), slice(2, 4), slice(0, 0)])
 @pytest.mark.parametrize(("seqlen_q", "seqlen_k"), LENGTHS)
 @pytest.mark.parametrize("alignment", ["bottom_right", "top_left"])
 @pytest.mark.parametrize("causal", [False, True])
-def test_what_is_visible(seqlen_q: int, seqlen_k: int, alignment: str, causal: bool) -> None:
-    for window, rows in itertools.product((1, 2, 4, 100), (slice(None), slice(2, 4))):
-        seen = expected(seqlen_q, seqlen_k, window, causal=causal, alignment=alignment)[rows]
-        found = visible(seqlen_q, seqlen_k, causal, alignment, "cpu", rows, 2, window=window)
-        assert found is not None
-        assert torch.equal(found[0, 0], torch.cat([seen] * 2))
+def test_what_is_visible(seqlen_q: int, seqlen_k: int, alignment: str, causal: bool, rows: slice) -> None:
+    for window, group in itertools.product((0, 1, 2, 4, 100), (1, 3)):
+        seen = expected(seqlen_q, seqlen_k, window or 100, causal=causal, alignment=alignment)[rows]
+        found = visible(seqlen_q, seqlen_k, causal, alignment, "cpu", rows, group, window=window)
+        if found is None:
+            assert not window
+            assert seen.all()
+        else:
+            assert causal or window
+            assert torch.equal(found.flatten(0, -2), torch.cat([seen] * group))
 
 
 def test_the_window_is_hidden_beside_padded_keys() -> None:
@@ -46,22 +52,25 @@ def test_the_window_is_hidden_beside_padded_keys() -> None:
     assert torch.equal(found[:, 0], expected(3, 3, 2, causal=True) & mask[:, None])
 
 
+@pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("window", [1, 2, 3, 7, 8, 100])
-def test_the_hull_is_that_of_the_keys_that_a_row_sees(window: int, padded: bool) -> None:
-    generator = torch.Generator().manual_seed(window)
-    q, k, v = (torch.randn(2, 2, n, 8, generator=generator) for n in (11, 17, 17))
-    mask = torch.rand(2, 17, generator=generator) < 0.6 if padded else None
-    e = exact(q, k, v, causal=True, sm_scale=0.3, window=window, key_padding_mask=mask)
-    seen = expected(11, 17, window, causal=True).expand(2, 1, 11, 17)
-    seen = (seen if mask is None else seen & mask[:, None, None])[..., None]
-    values = v.double()[:, :, None]
+@pytest.mark.parametrize("window", [0, 1, 2, 3, 7, 8, 100])
+def test_the_hull_is_that_of_the_keys_that_a_row_sees(window: int, padded: bool, causal: bool) -> None:
+    q, k, v, _ = make(11, 17, 8, batch=3, heads_kv=2, seed=window)
+    mask = torch.rand(3, 17, generator=torch.Generator().manual_seed(window)).to(DEVICE) < 0.6
+    mask[1, 4:12], mask[2] = False, False
+    given = mask if padded else torch.ones_like(mask)
+    e = exact(q, k, v, causal=causal, sm_scale=0.3, window=window, key_padding_mask=mask if padded else None)
+    seen = expected(11, 17, window or 100, causal=causal).to(DEVICE) & given[:, None, None]
+    values, seen = v.double()[:, :, None], seen[..., None]
     rows = seen.any(-2)
     for found, value, extreme in zip(
         hull(e), (torch.inf, -torch.inf), (Tensor.amin, Tensor.amax), strict=True
     ):
         wanted = extreme(torch.where(seen, values, value), -2)
         assert torch.equal(torch.where(rows, found, 0.0), torch.where(rows, wanted, 0.0))
+    sums = e.sum_seen(v.double()).expand(e.out.shape)
+    torch.testing.assert_close(sums, torch.where(seen, values, 0.0).sum(-2))
 
 
 @pytest.mark.parametrize("block_m", [64, 128])
@@ -88,21 +97,5 @@ def test_the_kernel_shows_the_window_in_both_passes(
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("window", [1, 20, 100])
 def test_gradients_are_those_of_the_reference(causal: bool, window: int) -> None:
-    generator = torch.Generator().manual_seed(window)
-    q, k, v, dout = (
-        torch.randn(2, heads, n, 16, generator=generator).to(DEVICE)
-        for heads, n in ((4, 90), (2, 130), (2, 130), (4, 90))
-    )
-    options: dict[str, Any] = {"causal": causal, "sm_scale": 0.3, "window": window}
-    out, lse = forward(q, k, v, **options)
-    found = (out, lse, *backward(dout, q, k, v, out, lse, **options))
-    wanted = (*safe_softmax.forward(q, k, v, **options), *safe_softmax.backward(dout, q, k, v, **options))
-    for x, y in zip(found, wanted, strict=True):
-        torch.testing.assert_close(x.double(), y, atol=2e-5, rtol=1e-4)
-
-
-@pytest.mark.parametrize(("window", "error"), [(-1, ValueError), (1.0, TypeError), (None, TypeError)])
-def test_another_window_is_refused(window: Any, error: type[Exception]) -> None:
-    q = torch.zeros(1, 1, 3, 16, device=DEVICE)
-    with pytest.raises(error, match="window: got"):
-        KERNEL.forward(q, q, q, causal=True, sm_scale=1.0, window=window)
+    case = Case(batch=2, heads_kv=2, group=2, seqlen_q=90, seqlen_k=130, sm_scale=0.3)
+    uphold("backward", KERNEL, replace(case, causal=causal, window=window))
