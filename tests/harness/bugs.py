@@ -66,6 +66,15 @@ class Need:
             return "below", min(self.holds)
         return None
 
+    @property
+    def begins(self) -> tuple[int, int] | None:
+        """The last length below the smallest case's that holds, and that case's; None if it is no length or none holds.
+
+        A length of 0 tells nothing, as nothing is wrong in an empty tensor.
+        """
+        below = [x for x in self.holds if 0 < x < self.fails[0]] if self.name in LENGTHS else []
+        return (max(below), self.fails[0]) if below else None
+
     def is_met(self, case: Case) -> bool:
         """Whether a case may show the bug, as far as this field decides it."""
         value = value_of(case, self.name)
@@ -255,10 +264,16 @@ def in_parts(bug: Bug) -> Bug:
 def met_again(known: Bug, again: Bug) -> Bug:
     """Return a known bug after it was found again.
 
-    It has the tensors of both, and only those needs that the second case meets too.
+    It has the tensors of both, and only those needs that the second case meets too. Roundings keep their need of a
+    dtype, because in others they show with some numbers alone.
     """
-    case = again.failure.case
-    needs = tuple(need for need in known.needs if need.is_met(case))
+    case, are_roundings = (
+        again.failure.case,
+        is_small(known.failure.finding) and is_small(again.failure.finding),
+    )
+    needs = tuple(
+        need for need in known.needs if need.is_met(case) or (are_roundings and need.name == "dtype")
+    )
     return replace(with_tensors(known, again.tensors), needs=needs)
 
 
