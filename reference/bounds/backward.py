@@ -223,8 +223,9 @@ def _terms(
     # NaN, and whether it is computed depends on the tiles.
     cast_lost = ~(size + error < min(a.weights.maximum / largest_unit, FLOAT32_SAFE))
     size_delta = (out.abs() * dout.abs()).sum(-1, keepdim=True) + delta_error
-    # If large scores make lse err by LARGEST_EXPONENT or more, the weights made from it are unknown.
-    weights_lost = err.lost | ~(err.log < LARGEST_EXPONENT)
+    # If large scores make lse err by LARGEST_EXPONENT or more, the weights made from it are unknown. A weight above 1
+    # comes from a wrong lse of the kernel's own, and may overflow in the cast.
+    weights_lost = err.lost | ~(err.log < LARGEST_EXPONENT) | ~(largest(p, -1) < a.weights.maximum)
     largest_product = largest(undropped, -1) * e.keep_scale
     row_lost = weights_lost | ~((largest_product < FLOAT32_SAFE) & (size_delta < FLOAT32_SAFE))
     if a.rounded_scores:

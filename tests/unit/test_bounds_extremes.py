@@ -47,6 +47,18 @@ def test_a_lse_beyond_any_precision_says_nothing_of_gradients() -> None:
     assert b.dv_bound.isposinf().all()
 
 
+def test_weights_that_overflow_by_a_wrong_lse_say_nothing_of_gradients() -> None:
+    # the kernel's own lse is 12 too low in the second row, so its weights are too large for float16
+    q, k, v, dout = heads(torch.zeros(2, 4), torch.ones(3, 4), torch.randn(3, 4), torch.ones(2, 4))
+    e = exact(q, k, v, causal=False, sm_scale=1.0)
+    b = backward_bounds(e, dout.double(), HALF, out=e.out, lse=e.lse - torch.tensor([0.0, 13.0]))
+    assert b.dq_bound[0, 0].isposinf().all(-1).tolist() == [False, True]
+    assert b.dk_bound.isposinf().all()
+    assert b.dv_bound.isposinf().all()
+    close = backward_bounds(e, dout.double(), HALF, out=e.out, lse=e.lse - 9.0)
+    assert all(x.isfinite().all() for x in (close.dq_bound, close.dk_bound, close.dv_bound))
+
+
 def test_subnormals_lose_more_than_a_roundoff_in_tf32() -> None:
     # 1e-39 keeps its high bits only; times 3e38 the loss shows in dP
     q, k, v, dout = heads(
