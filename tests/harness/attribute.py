@@ -1,15 +1,24 @@
 """Whether known bugs explain a failure: it must go away when any field that such a bug needs gets another value."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from kernels.contract import Capabilities
 from strategies.case import SIMPLEST, Case
 from strategies.cases import is_claimed
-from tests.harness.bugs import Bug, Need, is_small, wrong_tensors
-from tests.harness.vary import LENGTHS, PAIR, SCORES, TILES_OF, VALUES_OF, value_of, with_value
+from tests.harness.bugs import Bug, Need, are_kindred, is_small, with_tensors, wrong_tensors
+from tests.harness.vary import (
+    LENGTHS,
+    PAIR,
+    SCORES,
+    TILES_OF,
+    VALUES_OF,
+    value_of,
+    with_no_more_than,
+    with_value,
+)
 from tests.harness.verdict import NUMBERS, Finding
 
 MOST_VALUES = 4
@@ -47,7 +56,7 @@ def attribute(broken: Broken, bugs: Sequence[Bug], run: Try, capabilities: Capab
     A bug explains a failure if its tensors become right when any field that it needs gets another value. Lengths and
     numbers may matter by accident, so they count only if the bug needs nothing else. If the tensors are still wrong,
     another bug is in the case, and the search goes on without the first. Tensors that the bug is not known to spoil
-    are judged once more by themselves.
+    are judged once more by themselves. If it turns out that the bug spoils them too, the bug that is blamed has them.
     """
     outcome = Outcome(broken)
     # Bugs that need most are the most particular, so they are tried first.
@@ -58,8 +67,11 @@ def attribute(broken: Broken, bugs: Sequence[Bug], run: Try, capabilities: Capab
             continue
         cured = _without(bug, outcome.rest, run, capabilities)
         if cured.is_explained:
+            beside = _beside(bug, outcome.rest, run)
+            if beside is not None and _spoils_also(bug, beside, run, capabilities):
+                bug, beside = with_tensors(bug, wrong_tensors(beside.finding)), None
             outcome.blamed.append(bug)
-            outcome.rest = _beside(bug, outcome.rest, run) or cured.rest
+            outcome.rest = beside or cured.rest
         elif cured.rest is not None:
             outcome.rest = cured.rest
     return outcome
@@ -110,6 +122,14 @@ def is_present(need: Need, case: Case) -> bool:
     return value_of(case, need.name) not in need.holds
 
 
+def _may_be_present(need: Need, case: Case) -> bool:
+    """Whether a case may have what is needed.
+
+    Where no border between lengths is known, one that held may have done so because of its numbers.
+    """
+    return is_present(need, case) or (need.name in LENGTHS and need.side is None)
+
+
 def _beside(bug: Bug, broken: Broken, run: Try) -> Broken | None:
     """Return what is wrong in tensors that the bug is not known to spoil, judged without those that it spoils."""
     others = wrong_tensors(broken.finding) - set(bug.tensors)
@@ -118,6 +138,24 @@ def _beside(bug: Bug, broken: Broken, run: Try) -> Broken | None:
     ignored = broken.ignored | set(bug.tensors)
     finding = run(broken.law, broken.case, ignored)
     return None if finding is None else Broken(broken.law, broken.case, finding, ignored)
+
+
+def _spoils_also(bug: Bug, beside: Broken, run: Try, capabilities: Capabilities) -> bool:
+    """Whether a bug makes further tensors wrong: each field that it needs cures them, and nothing else is needed."""
+    wrong, needs = wrong_tensors(beside.finding), [need for need in bug.needs if need.name not in LENGTHS]
+    if not needs or not are_kindred(set(bug.tensors), wrong):
+        return False
+
+    def found(case: Case) -> set[str]:
+        finding = run(beside.law, case, beside.ignored)
+        return wrong_tensors(finding) & wrong if finding and finding.kind in NUMBERS else set()
+
+    bare = with_no_more_than([need.name for need in needs], beside.case)
+    return (
+        is_claimed(bare, capabilities)
+        and found(bare) == wrong
+        and all(_is_needed(need, beside.case, lambda case: bool(found(case)), capabilities) for need in needs)
+    )
 
 
 def cures(need: Need, case: Case, capabilities: Capabilities) -> Iterator[Case]:
@@ -156,7 +194,20 @@ def is_same(known: Bug, bug: Bug, run: Try, capabilities: Capabilities) -> bool:
     if bug.failure.finding.ends_process:  # each run to make sure would end a process
         return bool({need.name for need in bug.needs} & {need.name for need in known.needs})
     both = ((known, bug), (bug, known))
+    if any(_begins_like(one, other) and _is_cured_as(one, other, run, capabilities) for one, other in both):
+        return True
     return all(_is_cured_as(one, other, run, capabilities) for one, other in both)
+
+
+def _begins_like(one: Bug, other: Bug) -> bool:
+    """Whether a bug may show another, which needs lengths alone, by a second way to trigger it.
+
+    The same tensors are wrong, from the same lengths on.
+    """
+    begins = ({need.name: need.begins for need in bug.needs} for bug in (one, other))
+    mine, others = begins
+    only_lengths = bool(others) and others.keys() <= set(LENGTHS) and None not in others.values()
+    return only_lengths and others.items() < mine.items() and {*one.tensors} <= {*other.tensors}
 
 
 def _is_shown_by(one: Bug, other: Bug, run: Try, capabilities: Capabilities) -> bool:
@@ -166,8 +217,11 @@ def _is_shown_by(one: Bug, other: Bug, run: Try, capabilities: Capabilities) -> 
     if one.is_everywhere and f.finding.tensor in one.tensors and one.is_met(f.case):
         # In a small case lengths and numbers may matter by accident, and all fields may if errors are small.
         return are_roundings or not any(need.is_telling for need in other.needs)
-    # In other dtypes it depends on the numbers whether the same roundings show.
-    return are_roundings and bool(one.needs) and _is_cured_as(other, one, run, capabilities)
+    if not are_roundings or not one.needs or (other.severity.shown and not one.is_met(f.case)):
+        return False
+    # In other dtypes it depends on the numbers whether the same roundings show, so that ordinary ones may hold there.
+    needs = tuple(replace(x, holds=tuple(y for y in x.holds if y != f.case.dtype)) for x in one.needs)
+    return _is_cured_as(other, replace(one, needs=needs), run, capabilities)
 
 
 def _is_cured_as(one: Bug, other: Bug, run: Try, capabilities: Capabilities) -> bool:
@@ -181,16 +235,22 @@ def _is_cured_as(one: Bug, other: Bug, run: Try, capabilities: Capabilities) -> 
     telling = [need for need in other.needs if need.is_telling]
     fails = partial(_shows, one, run)
     outcomes = (
-        is_present(need, f.case) and _is_needed(need, f.case, fails, capabilities)
+        _may_be_present(need, f.case) and _is_needed(need, f.case, fails, capabilities)
         for need in map(partial(_as_in, one), telling or other.needs)
     )
     return all(outcomes) if telling else any(outcomes)
 
 
 def _as_in(bug: Bug, need: Need) -> Need:
-    """Return the need; if it is of sm_scale and this bug needs large scores instead, return that need."""
-    of_scores = next((mine for mine in bug.needs if mine.name == SCORES), need)
-    return of_scores if need.name == "sm_scale" else need
+    """Return the need; if it is of a large sm_scale and this bug needs large scores instead, return that need.
+
+    A scale no larger than one with which a case holds does not matter by making large scores.
+    """
+    if need.name != "sm_scale" or abs(need.fails[0] or 0.0) <= max(
+        (abs(x or 0.0) for x in need.holds), default=0.0
+    ):
+        return need
+    return next((mine for mine in bug.needs if mine.name == SCORES), need)
 
 
 def _shows(bug: Bug, run: Try, case: Case) -> bool:

@@ -66,6 +66,15 @@ class Need:
             return "below", min(self.holds)
         return None
 
+    @property
+    def begins(self) -> tuple[int, int] | None:
+        """The last length below the smallest case's that holds, and that case's; None if it is no length or none holds.
+
+        A length of 0 tells nothing, as nothing is wrong in an empty tensor.
+        """
+        below = [x for x in self.holds if 0 < x < self.fails[0]] if self.name in LENGTHS else []
+        return (max(below), self.fails[0]) if below else None
+
     def is_met(self, case: Case) -> bool:
         """Whether a case may show the bug, as far as this field decides it."""
         value = value_of(case, self.name)

@@ -18,9 +18,9 @@ WHOLE_TILES = (64, 128)
 """Lengths that fill the tiles of most kernels."""
 
 
-def diagnosed(case: Case, fails: Callable[[Case], bool], capabilities: Capabilities) -> tuple[Need, ...]:
-    """Return the fields of a case without whose values it does not fail."""
-    found = []
+def diagnosed(case: Case, fails: Callable[[Case], bool], capabilities: Capabilities) -> Iterator[Need]:
+    """Yield the fields of a case without whose values it does not fail; ``fails`` may end the search."""
+    lengths_tell = True
     all_contiguous = reduce(lambda x, name: with_value(x, name, "contiguous"), LAYOUT_FIELDS, case)
     layouts_matter = all_contiguous != case and not (
         is_claimed(all_contiguous, capabilities) and fails(all_contiguous)
@@ -28,15 +28,16 @@ def diagnosed(case: Case, fails: Callable[[Case], bool], capabilities: Capabilit
     for name, values in _alternatives(case, capabilities):
         if name in (*LAYOUT_FIELDS, "huge") and not layouts_matter:
             continue
+        if name in LENGTHS and not lengths_tell:
+            continue
         changed = [(value, with_value(case, name, value)) for value in values]
         claimed = [(value, x) for value, x in changed if x != case and is_claimed(x, capabilities)]
         holds = [value for value, x in claimed if not fails(x)]
         if name == "lengths":  # short ones may cure a case by being short
             holds = ["equal"] if holds and len(holds) == len(claimed) else []
+            lengths_tell = not holds
         if holds:
-            found.append(Need(name, (value_of(case, name),), tuple(holds)))
-    named = {need.name for need in found}
-    return tuple(need for need in found if need.name not in LENGTHS or "lengths" not in named)
+            yield Need(name, (value_of(case, name),), tuple(holds))
 
 
 def _alternatives(case: Case, capabilities: Capabilities) -> Iterator[tuple[str, list[Any]]]:

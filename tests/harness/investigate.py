@@ -105,8 +105,7 @@ class Investigation:
     def diagnose(self) -> None:
         """Find out in few runs what the drawn case needs, as nothing else may be known of it in the end."""
         fails = partial(self.fails_in_common, self.beside_shrinking(NEEDS_SECONDS))
-        with suppress(BudgetSpent):
-            self.needs = NeedSearch(self.runs, self.failure).diagnosed(fails)
+        self.needs = NeedSearch(self.runs, self.failure).diagnosed(fails)
 
     def is_known(self) -> bool:
         """Whether what the drawn case needs shows that a known bug makes other tensors wrong here."""
@@ -236,7 +235,9 @@ class Investigation:
 
         def look(case: Case) -> Seen | None:
             spend()
-            return None if self.alike(case) is None else self.runs.look(replace(failure, case=case))
+            # The case itself is known to be none of a known bug.
+            fails_alike = self.found(case) if case == failure.case else self.alike(case)
+            return self.runs.look(replace(failure, case=case)) if fails_alike else None
 
         # If no number is wrong there is nothing to look at.
         looks = None if failure.finding.actual is None else look
@@ -374,6 +375,8 @@ class Investigation:
 
         with suppress(BudgetSpent):
             differences = [need for case in without[:CONTRASTED] for need in contrast(showing[0], case)]
+            # What this failure's own case does not meet is needed by another bug, which those cases show.
+            differences = [need for need in differences if need.is_met(bug.failure.case)]
             needs = needs_of(differences, showing[:CONTRASTED], fails, self.runs.info.capabilities)
             bug = replace(bug, needs=without_accidents(needs))
             if needs:

@@ -1,6 +1,7 @@
 """What a bug needs to show, and all tensors that are wrong because of it."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -8,6 +9,7 @@ from reference.bounds.accumulation import SHRINKING_SAFETY
 from strategies.case import TENSORS, Case
 from strategies.cases import is_claimed
 from tests.harness.attribute import cures, needs_of
+from tests.harness.budget import BudgetSpent
 from tests.harness.bugs import Need, are_kindred, is_not_cured, wrong_tensors
 from tests.harness.diagnose import diagnosed
 from tests.harness.explain import COMES_AND_GOES
@@ -84,8 +86,10 @@ class NeedSearch:
         return ""
 
     def diagnosed(self, fails: Callable[[Case], bool]) -> tuple[Need, ...]:
-        """Return what the case needs as far as few runs can tell."""
-        found = diagnosed(self.failure.case, fails, self.runs.info.capabilities)
+        """Return what the case needs as far as few runs, or fewer if the time is over, can tell."""
+        found: list[Need] = []
+        with suppress(BudgetSpent):
+            found.extend(diagnosed(self.failure.case, fails, self.runs.info.capabilities))
         return without_accidents(self.by_scores(found))
 
     def dtypes(self, spend: Callable[[], None]) -> tuple[Need, ...]:

@@ -107,6 +107,8 @@ class Triage:
             alike = [bug for bug in known if bug.could_break(broken.finding) and bug.is_met(broken.case)]
             outcome = Outcome(None if alike else broken, alike[:1])
         for bug in outcome.blamed:
+            if bug != self.known.bugs[bug.key]:  # it makes further tensors wrong
+                self.known.add(bug)
             self.known.blame(bug, broken.law, broken.case, broken.finding.tensor)
         return outcome.rest
 

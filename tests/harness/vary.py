@@ -1,6 +1,6 @@
 """Which fields of a failing case matter. Each is changed by itself, to its simplest value and to the nearest ones."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -170,6 +170,20 @@ def with_value(case: Case, name: str, value: Any) -> Case:
     if name in dict(case.launch):
         return replace(case, launch=_with_setting(case, name, value))
     return _with(case, {name: value})
+
+
+def with_no_more_than(needed: Collection[str], case: Case) -> Case:
+    """Return the case with the simplest value of each field that is not needed.
+
+    It keeps its lengths, its head_dim, its dtype and its launch settings.
+    """
+    kept = {*needed, "dtype", *(("sm_scale", "qk_values") if SCORES in needed else ())}
+    of_layouts = (name for name in needed if name == "huge" or name.endswith(PAIR))
+    kept |= {f"{tensor}_layout" for name in of_layouts for tensor in _tensors_of(name)}
+    for name, simplest in {**SIMPLEST, **dict.fromkeys(VALUES_OF, "normal")}.items():
+        if name not in kept:
+            case = with_value(case, name, simplest)
+    return case
 
 
 def _tensors_of(name: str) -> tuple[str, ...]:

@@ -10,17 +10,21 @@ import pytest
 from kernels.contract import Capabilities
 from strategies.case import Case
 from tests.harness.attribute import Broken
-from tests.harness.budget import Clock
+from tests.harness.budget import BudgetSpent, Clock, ShrinkBudget
 from tests.harness.bugs import Bug, Need
 from tests.harness.diagnose import diagnosed
+from tests.harness.explain import Seen
+from tests.harness.investigate import Investigation
 from tests.harness.law import law_named
 from tests.harness.needs import NeedSearch, without_accidents
+from tests.harness.report import Failure
 from tests.harness.subject import Subject
 from tests.harness.vary import SCORES
 from tests.harness.verdict import Finding
 from tests.unit.running import SEVERAL, SubjectOf
 
 CLAIMS = Capabilities(head_dims=(16, 32, 64), launch={"block_m": (64, 128)})
+WRONG_LSE = Finding(claim="", kind="error", tensor="lse", tensors=("lse",), actual=0.0)
 DRAWN = Case(
     batch=2,
     heads_kv=2,
@@ -62,6 +66,70 @@ def test_what_a_drawn_case_needs(fails: Callable[[Case], bool], expected: list[A
 
     assert [(need.name, need.holds) for need in diagnosed(DRAWN, counted, CLAIMS)] == expected
     assert len(runs) <= 24
+
+
+def test_what_is_known_at_the_end_of_the_time_is_kept() -> None:
+    runs: list[Case] = []
+
+    def fails(case: Case) -> bool:
+        runs.append(case)
+        if len(runs) > 6:
+            raise BudgetSpent
+        return case.group > 1 and case.heads_kv > 1 and case.v_values != "normal"
+
+    of_cpu: Any = SimpleNamespace(info=SimpleNamespace(capabilities=CLAIMS))
+    failure: Any = SimpleNamespace(case=DRAWN, finding=WRONG_LSE)
+    needs = NeedSearch(of_cpu, failure).diagnosed(fails)
+    assert [need.name for need in needs] == ["heads_kv", "group"]
+
+
+def investigation(hard: Callable[..., Finding | None], case: Case, **runs: Any) -> Investigation:
+    """Return the investigation of a wrong lse in a case, for a kernel of which ``hard`` says what a run finds."""
+    known: Any = SimpleNamespace(bugs={}, precision=SimpleNamespace(common=[]))
+    of_kernel: Any = SimpleNamespace(capabilities=CLAIMS)
+    all_runs: Any = SimpleNamespace(hard=hard, info=of_kernel, clock=Clock(), **runs)
+    failure = Failure("k.py:f", (), "forward", case, kernel="k", finding=WRONG_LSE, environment={})
+    return Investigation(all_runs, failure, known, ShrinkBudget(60.0))
+
+
+def test_ordinary_cases_that_another_bug_breaks_tell_no_needs() -> None:
+    """Whatever they have in common, the failure's own case does without it."""
+
+    def hard(law: str, case: Case, *ignored: object, **options: object) -> Finding | None:
+        return WRONG_LSE if case.seqlen_k > 64 or case.sm_scale else None
+
+    ordinary = {("forward", Case(seqlen_k=x)): hard("forward", Case(seqlen_k=x)) for x in (64, 100)}
+    of_scale = investigation(hard, Case(seqlen_k=32, sm_scale=-1.0), ordinary=ordinary)
+    assert of_scale.with_contrast(of_scale.as_it_is, lambda: None).needs == ()
+    of_length = investigation(hard, Case(seqlen_k=70), ordinary=ordinary)
+    of_length.search.tensors_of = lambda *about: {"lse"}  # type: ignore[method-assign]
+    assert [need.name for need in of_length.with_contrast(of_length.as_it_is, lambda: None).needs] == [
+        "seqlen_k"
+    ]
+
+
+def test_a_case_that_a_known_bug_may_break_too_does_not_come_and_go() -> None:
+    case = Case(seqlen_k=32, sm_scale=-1.0)
+    own = investigation(
+        lambda law, case, *ignored, **options: WRONG_LSE, case, look=lambda run: Seen(("so",), ())
+    )
+    own.new = lambda case: None  # type: ignore[method-assign]
+    own.explain()
+    assert own.failure.explanation.sentences == ("so",)
+
+
+@pytest.mark.usefixtures("unscripted")
+def test_a_known_bug_is_remembered_with_the_further_tensors_that_it_spoils(
+    subject_of: SubjectOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subject = subject_of("three", SEVERAL)
+    case = Case(heads_kv=2, group=2, seqlen_q=9, seqlen_k=9)
+    (of_heads,) = found(subject, case)
+    subject.known.add(replace(of_heads, tensors=("lse", "out")))
+    monkeypatch.setattr(subject.triage, "_investigate", lambda broken: pytest.fail("it is known"))
+    subject.uphold(law_named("backward"), case)
+    assert subject.known.bugs[of_heads.key].tensors == ("dk", "dq", "dv", "lse", "out")
+    assert len(subject.known.bugs) == 1
 
 
 def found(subject: Subject, *cases: Case) -> list[Bug]:
@@ -133,15 +201,14 @@ def test_what_needs_large_scores_needs_no_head_dim() -> None:
 @pytest.mark.parametrize(("elsewhere", "needed"), [("died", False), ("exception", False), (None, True)])
 def test_a_crash_in_another_dtype_does_not_make_the_dtype_a_need(elsewhere: str | None, needed: bool) -> None:
     """Where no numbers came back, nothing is known of the tensor that is wrong in this dtype."""
-    wrong_lse = Finding(claim="", kind="error", tensor="lse")
     other = None if elsewhere is None else Finding(claim="", kind=elsewhere)
 
     def hard(law: str, case: Case, ignored: frozenset[str], **options: Any) -> Finding | None:
-        return wrong_lse if case.dtype == "float32" else other
+        return WRONG_LSE if case.dtype == "float32" else other
 
     runs: Any = SimpleNamespace(
         hard=hard, info=SimpleNamespace(capabilities=Capabilities()), device_type="cpu"
     )
-    failure: Any = SimpleNamespace(finding=wrong_lse, case=Case(), law="forward", ignored=frozenset())
+    failure: Any = SimpleNamespace(finding=WRONG_LSE, case=Case(), law="forward", ignored=frozenset())
     needs = NeedSearch(runs, failure).dtypes(lambda: None)
     assert [need.name for need in needs] == (["dtype"] if needed else [])
