@@ -264,10 +264,16 @@ def in_parts(bug: Bug) -> Bug:
 def met_again(known: Bug, again: Bug) -> Bug:
     """Return a known bug after it was found again.
 
-    It has the tensors of both, and only those needs that the second case meets too.
+    It has the tensors of both, and only those needs that the second case meets too. Roundings keep their need of a
+    dtype, because in others they show with some numbers alone.
     """
-    case = again.failure.case
-    needs = tuple(need for need in known.needs if need.is_met(case))
+    case, are_roundings = (
+        again.failure.case,
+        is_small(known.failure.finding) and is_small(again.failure.finding),
+    )
+    needs = tuple(
+        need for need in known.needs if need.is_met(case) or (are_roundings and need.name == "dtype")
+    )
     return replace(with_tensors(known, again.tensors), needs=needs)
 
 

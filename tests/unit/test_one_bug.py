@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from strategies.case import Case
 from tests.harness.attribute import Broken, attribute, is_same
-from tests.harness.bugs import Bug, Need, Severity
+from tests.harness.bugs import Bug, Need, Severity, met_again
 from tests.harness.vary import SCORES
 from tests.unit.bugs import CASE, CAUSAL, CLAIMS, GROUP, OF_V, Wrong, any_of, bug, causal, long_lse, runner
 
@@ -61,6 +61,7 @@ def test_roundings_that_ordinary_numbers_of_a_dtype_do_not_show_are_cured_by_a_t
         return {"dv"} if shows else set()
 
     assert is_same(always, special, runner(wrong), CLAIMS)
+    assert met_again(always, special) == always
     ordinary = replace(special, severity=Severity(3, 20))
     assert not is_same(always, ordinary, runner(wrong), CLAIMS)
     assert not is_same(always, special, runner(any_of(wrong, lambda case: {"dv"})), CLAIMS)
