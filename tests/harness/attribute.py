@@ -217,9 +217,11 @@ def _is_shown_by(one: Bug, other: Bug, run: Try, capabilities: Capabilities) -> 
     if one.is_everywhere and f.finding.tensor in one.tensors and one.is_met(f.case):
         # In a small case lengths and numbers may matter by accident, and all fields may if errors are small.
         return are_roundings or not any(need.is_telling for need in other.needs)
-    if not are_roundings or not one.needs or (other.severity.shown and not one.is_met(f.case)):
-        return False
     # In other dtypes it depends on the numbers whether the same roundings show, so that ordinary ones may hold there.
+    # Where these do, what shows is imprecise if a less precise design explains it; any other bug may make small errors.
+    is_imprecise = f.finding.explained_by and not other.severity.shown
+    if not are_roundings or not one.needs or not (one.is_met(f.case) or is_imprecise):
+        return False
     needs = tuple(replace(x, holds=tuple(y for y in x.holds if y != f.case.dtype)) for x in one.needs)
     return _is_cured_as(other, replace(one, needs=needs), run, capabilities)
 
