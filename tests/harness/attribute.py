@@ -21,6 +21,8 @@ from tests.harness.vary import (
 )
 from tests.harness.verdict import NUMBERS, Finding
 
+LONGER = 64
+"""Rows and keys that a case gets more of: with few, what a wrong forward returns may be right by chance."""
 MOST_VALUES = 4
 """How many values of a field are tried."""
 
@@ -57,13 +59,16 @@ def attribute(broken: Broken, bugs: Sequence[Bug], run: Try, capabilities: Capab
     numbers may matter by accident, so they count only if the bug needs nothing else. If the tensors are still wrong,
     another bug is in the case, and the search goes on without the first. Tensors that the bug is not known to spoil
     are judged once more by themselves. If it turns out that the bug spoils them too, the bug that is blamed has them.
+    A bug of the forward does not explain gradients that are wrong where out is right.
     """
     outcome = Outcome(broken)
     # Bugs that need most are the most particular, so they are tried first.
     left = sorted(bugs, key=lambda bug: -len(bug.needs))
     while left and outcome.rest is not None:
         bug = left.pop(0)
-        if not bug.could_break(outcome.rest.finding):
+        if not bug.could_break(outcome.rest.finding) or _is_of_gradients(
+            outcome.rest, bug, run, capabilities
+        ):
             continue
         cured = _without(bug, outcome.rest, run, capabilities)
         if cured.is_explained:
@@ -145,6 +150,8 @@ def _spoils_also(bug: Bug, beside: Broken, run: Try, capabilities: Capabilities)
     wrong, needs = wrong_tensors(beside.finding), [need for need in bug.needs if need.name not in LENGTHS]
     if not needs or not are_kindred(set(bug.tensors), wrong):
         return False
+    if _is_of_gradients(_broken(bug), with_tensors(bug, wrong), run, capabilities):
+        return False
 
     def found(case: Case) -> set[str]:
         finding = run(beside.law, case, beside.ignored)
@@ -184,19 +191,46 @@ def _values(need: Need, case: Case) -> list[object]:
 
 def is_same(known: Bug, bug: Bug, run: Try, capabilities: Capabilities) -> bool:
     """Whether two bugs that were found separately are one: what cures the smallest case of either cures the other's."""
-    if (known.is_huge and bug.is_huge) or known.is_like(bug):
+    if known.is_huge and bug.is_huge:
+        return True
+    both = ((known, bug), (bug, known))
+    if any(_is_of_gradients(_broken(one), other, run, capabilities) for one, other in both):
+        return False
+    if known.is_like(bug):
         return True
     if not known.is_kin(bug):
         return False
-    for one, other in ((known, bug), (bug, known)):
+    for one, other in both:
         if one.needs_no_more_than_dtype and _is_shown_by(one, other, run, capabilities):
             return True
     if bug.failure.finding.ends_process:  # each run to make sure would end a process
         return bool({need.name for need in bug.needs} & {need.name for need in known.needs})
-    both = ((known, bug), (bug, known))
     if any(_begins_like(one, other) and _is_cured_as(one, other, run, capabilities) for one, other in both):
         return True
     return all(_is_cured_as(one, other, run, capabilities) for one, other in both)
+
+
+def _broken(bug: Bug) -> Broken:
+    """Return a bug's smallest case as a failure in all of the bug's tensors."""
+    f = bug.failure
+    return Broken(f.law, f.case, replace(f.finding, tensors=bug.tensors), f.ignored)
+
+
+def _is_of_gradients(broken: Broken, bug: Bug, run: Try, capabilities: Capabilities) -> bool:
+    """Whether a failure has another cause than a bug that makes out wrong, because it is one of gradients alone.
+
+    With ordinary numbers in more rows, one of the same gradients is wrong, and out is right.
+    """
+    wrong = wrong_tensors(broken.finding)
+    is_question = "out" in bug.tensors and not wrong & {"out", "lse"} and broken.law == "backward"
+    if not is_question or broken.finding.kind not in NUMBERS or is_small(broken.finding):
+        return False
+    longer = {name: getattr(broken.case, name) + LONGER for name in LENGTHS}
+    case = with_no_more_than(SIMPLEST, replace(broken.case, **longer))
+    finding = run("backward", case, frozenset()) if is_claimed(case, capabilities) else None
+    if finding is None or finding.kind not in NUMBERS:
+        return False
+    return bool(wrong & wrong_tensors(finding)) and "out" not in wrong_tensors(finding)
 
 
 def _begins_like(one: Bug, other: Bug) -> bool:

@@ -117,3 +117,32 @@ def test_a_second_way_to_show_a_bug_begins_at_the_same_length() -> None:
     assert not is_same(one, more, runner(wrong), CLAIMS)
     of_masks = bug(equal, ("lse",), CAUSAL, GROUP)
     assert not is_same(bug(ordinary, ("lse",), GROUP), of_masks, runner(wrong), CLAIMS)
+
+
+def test_gradients_where_out_is_right_are_no_bug_of_the_forward() -> None:
+    """A scale of 0 is taken for the default one; beside that dk is multiplied by the default in place of the scale."""
+    zero, other = replace(CASE, causal=False, sm_scale=0.0), replace(CASE, causal=False, sm_scale=-0.5)
+    needs_zero = Need("sm_scale", (0.0,), (None, 1.0))
+    needs_other = Need("sm_scale", (-0.5,), (None,))
+
+    def wrong(case: Case) -> set[str]:
+        if case.sm_scale == 0:
+            return {"out", "lse", "dq", "dk", "dv"}
+        return set() if case.sm_scale is None else {"dk"}
+
+    of_forward = bug(zero, ("dk", "dq", "dv", "lse", "out"), needs_zero)
+    of_dk = bug(other, ("dk",), needs_other, law="backward")
+    for known, found in ((of_forward, of_dk), (of_dk, of_forward)):
+        assert not is_same(known, found, runner(wrong), CLAIMS)
+    run = runner(wrong)
+    for case, known, rest in ((zero, of_dk, {"dq", "dv", "lse", "out"}), (other, of_forward, {"dk"})):
+        failure = run("backward", case, frozenset())
+        assert failure is not None
+        outcome = attribute(Broken("backward", case, failure), [known], run, CLAIMS)
+        assert outcome.rest is not None
+        assert {*outcome.rest.finding.tensors} == rest
+    one = bug(other, ("dk",), needs_other, law="backward")
+    more = bug(replace(other, seed=1), ("dk", "out"), needs_other)
+    assert is_same(
+        one, more, runner(lambda case: {"dk", "out"} if case.sm_scale is not None else set()), CLAIMS
+    )
