@@ -8,7 +8,7 @@ from typing import Any
 from kernels.contract import Capabilities
 from strategies.case import SIMPLEST, Case
 from strategies.cases import is_claimed
-from tests.harness.bugs import Bug, Need, are_kindred, is_small, with_tensors, wrong_tensors
+from tests.harness.bugs import LARGE_SCORES, Bug, Need, are_kindred, is_small, with_tensors, wrong_tensors
 from tests.harness.vary import (
     LENGTHS,
     PAIR,
@@ -59,15 +59,19 @@ def attribute(broken: Broken, bugs: Sequence[Bug], run: Try, capabilities: Capab
     numbers may matter by accident, so they count only if the bug needs nothing else. If the tensors are still wrong,
     another bug is in the case, and the search goes on without the first. Tensors that the bug is not known to spoil
     are judged once more by themselves. If it turns out that the bug spoils them too, the bug that is blamed has them.
-    A bug of the forward does not explain gradients that are wrong where out is right.
+    A bug of the forward does not explain gradients that are wrong where out is right, and one that only a law with
+    numbers of its own shows does not explain what another law finds.
     """
     outcome = Outcome(broken)
     # Bugs that need most are the most particular, so they are tried first.
     left = sorted(bugs, key=lambda bug: -len(bug.needs))
     while left and outcome.rest is not None:
         bug = left.pop(0)
-        if not bug.could_break(outcome.rest.finding) or _is_of_gradients(
-            outcome.rest, bug, run, capabilities
+        of_other_numbers = bug.needs_own_numbers and bug.failure.law != outcome.rest.law
+        if (
+            of_other_numbers
+            or not bug.could_break(outcome.rest.finding)
+            or _is_of_gradients(outcome.rest, bug, run, capabilities)
         ):
             continue
         cured = _without(bug, outcome.rest, run, capabilities)
@@ -201,6 +205,9 @@ def is_same(known: Bug, bug: Bug, run: Try, capabilities: Capabilities) -> bool:
     if not known.is_kin(bug):
         return False
     for one, other in both:
+        of_scores = SCORES in {need.name for need in other.needs} and {*one.tensors} <= {*other.tensors}
+        if one.needs_own_numbers and one.failure.law == LARGE_SCORES and of_scores:
+            return True
         if one.needs_no_more_than_dtype and _is_shown_by(one, other, run, capabilities):
             return True
     if bug.failure.finding.ends_process:  # each run to make sure would end a process

@@ -146,3 +146,16 @@ def test_gradients_where_out_is_right_are_no_bug_of_the_forward() -> None:
     assert is_same(
         one, more, runner(lambda case: {"dk", "out"} if case.sm_scale is not None else set()), CLAIMS
     )
+
+
+def test_what_only_a_law_with_numbers_of_its_own_shows_explains_no_other_law() -> None:
+    """Large scores overflow; beside that an ordinary case is wrong because of its causal mask."""
+    exact = replace(bug(replace(CASE, causal=False), ("out",), law="exact"), severity=Severity(20, 20))
+    assert not exact.is_everywhere
+    rest, blamed = left(causal, CASE, exact)
+    assert rest is not None
+    assert not blamed
+    large = bug(replace(CASE, q_values="outliers"), ("lse", "out"), Need(SCORES, ("other",), ("ordinary",)))
+    for known, found in ((exact, large), (large, exact)):
+        assert is_same(known, found, runner(lambda case: set()), CLAIMS)
+    assert not is_same(exact, bug(CASE, ("out",), CAUSAL), runner(causal), CLAIMS)
