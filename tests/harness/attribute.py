@@ -59,20 +59,19 @@ def attribute(broken: Broken, bugs: Sequence[Bug], run: Try, capabilities: Capab
     numbers may matter by accident, so they count only if the bug needs nothing else. If the tensors are still wrong,
     another bug is in the case, and the search goes on without the first. Tensors that the bug is not known to spoil
     are judged once more by themselves. If it turns out that the bug spoils them too, the bug that is blamed has them.
-    A bug of the forward does not explain gradients that are wrong where out is right, and one that only a law with
-    numbers of its own shows does not explain what another law finds.
+    A bug that makes out wrong does not explain what is wrong where out is right, and one that only a law with numbers
+    of its own shows does not explain what another law finds.
     """
     outcome = Outcome(broken)
     # Bugs that need most are the most particular, so they are tried first.
     left = sorted(bugs, key=lambda bug: -len(bug.needs))
     while left and outcome.rest is not None:
         bug = left.pop(0)
-        of_other_numbers = bug.needs_own_numbers and bug.failure.law != outcome.rest.law
-        if (
-            of_other_numbers
-            or not bug.could_break(outcome.rest.finding)
-            or _is_of_gradients(outcome.rest, bug, run, capabilities)
-        ):
+        if bug.needs_own_numbers and bug.failure.law != outcome.rest.law:
+            continue
+        if not bug.could_break(outcome.rest.finding):
+            continue
+        if "out" in bug.tensors and _leaves_out_right(outcome.rest, run, capabilities):
             continue
         cured = _without(bug, outcome.rest, run, capabilities)
         if cured.is_explained:
@@ -154,7 +153,9 @@ def _spoils_also(bug: Bug, beside: Broken, run: Try, capabilities: Capabilities)
     wrong, needs = wrong_tensors(beside.finding), [need for need in bug.needs if need.name not in LENGTHS]
     if not needs or not are_kindred(set(bug.tensors), wrong):
         return False
-    if _is_of_gradients(_broken(bug), with_tensors(bug, wrong), run, capabilities):
+    f = bug.failure
+    own = _wrong_with_ordinary_numbers(f.law, f.case, f.finding, run, capabilities)
+    if own and own.isdisjoint(wrong):
         return False
 
     def found(case: Case) -> set[str]:
@@ -198,7 +199,7 @@ def is_same(known: Bug, bug: Bug, run: Try, capabilities: Capabilities) -> bool:
     if known.is_huge and bug.is_huge:
         return True
     both = ((known, bug), (bug, known))
-    if any(_is_of_gradients(_broken(one), other, run, capabilities) for one, other in both):
+    if _are_apart(known, bug, run, capabilities):
         return False
     if known.is_like(bug):
         return True
@@ -217,27 +218,42 @@ def is_same(known: Bug, bug: Bug, run: Try, capabilities: Capabilities) -> bool:
     return all(_is_cured_as(one, other, run, capabilities) for one, other in both)
 
 
-def _broken(bug: Bug) -> Broken:
-    """Return a bug's smallest case as a failure in all of the bug's tensors."""
-    f = bug.failure
-    return Broken(f.law, f.case, replace(f.finding, tensors=bug.tensors), f.ignored)
+def _are_apart(one: Bug, other: Bug, run: Try, capabilities: Capabilities) -> bool:
+    """Whether two bugs make different tensors wrong, each in its smallest case with ordinary numbers.
 
-
-def _is_of_gradients(broken: Broken, bug: Bug, run: Try, capabilities: Capabilities) -> bool:
-    """Whether a failure has another cause than a bug that makes out wrong, because it is one of gradients alone.
-
-    With ordinary numbers in more rows, one of the same gradients is wrong, and out is right.
+    They do if no tensor is wrong in both, or if out is wrong in one of them and right in the other. They may need the
+    same field all the same.
     """
-    wrong = wrong_tensors(broken.finding)
-    is_question = "out" in bug.tensors and not wrong & {"out", "lse"} and broken.law == "backward"
-    if not is_question or broken.finding.kind not in NUMBERS or is_small(broken.finding):
+    some, others = (
+        _wrong_with_ordinary_numbers(f.law, f.case, f.finding, run, capabilities)
+        for f in (one.failure, other.failure)
+    )
+    return bool(some and others) and (some.isdisjoint(others) or ("out" in some) != ("out" in others))
+
+
+def _leaves_out_right(broken: Broken, run: Try, capabilities: Capabilities) -> bool:
+    """Whether a failure stays one with ordinary numbers, and out is right in both."""
+    if "out" in wrong_tensors(broken.finding):
         return False
-    longer = {name: getattr(broken.case, name) + LONGER for name in LENGTHS}
-    case = with_no_more_than(SIMPLEST, replace(broken.case, **longer))
-    finding = run("backward", case, frozenset()) if is_claimed(case, capabilities) else None
-    if finding is None or finding.kind not in NUMBERS:
-        return False
-    return bool(wrong & wrong_tensors(finding)) and "out" not in wrong_tensors(finding)
+    found = _wrong_with_ordinary_numbers(broken.law, broken.case, broken.finding, run, capabilities)
+    return bool(found) and "out" not in found
+
+
+def _wrong_with_ordinary_numbers(
+    law: str, case: Case, finding: Finding, run: Try, capabilities: Capabilities
+) -> set[str]:
+    """Return what is wrong in a case with ordinary numbers in more rows; nothing if all that was wrong is right then.
+
+    With few rows or other numbers, a tensor may be right by chance.
+    """
+    if finding.kind not in NUMBERS or is_small(finding) or law not in ("forward", "backward"):
+        return set()
+    longer = {name: getattr(case, name) + LONGER for name in LENGTHS}
+    ordinary = with_no_more_than(SIMPLEST, replace(case, **longer))
+    judged_by = "backward" if capabilities.backward else "forward"
+    found = run(judged_by, ordinary, frozenset()) if is_claimed(ordinary, capabilities) else None
+    wrong = wrong_tensors(found) if found and found.kind in NUMBERS else set()
+    return wrong if wrong & wrong_tensors(finding) else set()
 
 
 def _begins_like(one: Bug, other: Bug) -> bool:

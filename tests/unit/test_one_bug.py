@@ -1,6 +1,7 @@
 """One bug stays one in further tensors, other numbers, dtypes and lengths, and if there are two ways to trigger it."""
 
 from dataclasses import replace
+from itertools import permutations
 
 from strategies.case import Case
 from tests.harness.attribute import Broken, attribute, is_same
@@ -146,6 +147,22 @@ def test_gradients_where_out_is_right_are_no_bug_of_the_forward() -> None:
     assert is_same(
         one, more, runner(lambda case: {"dk", "out"} if case.sm_scale is not None else set()), CLAIMS
     )
+
+
+def test_bugs_that_need_the_same_field_and_make_other_tensors_wrong_are_two() -> None:
+    """All four show for grouped heads alone; the last shows for two members of a group, and the others for three."""
+    makes = {"heads": {"out", "lse", "dq", "dk", "dv"}, "lse": {"lse"}, "dk": {"dk"}, "dv": {"dv"}}
+    groups = {"heads": 3, "lse": 3, "dk": 3, "dv": 2}
+    kernels = {x: (lambda case, x=x: makes[x] if case.group == groups[x] else set()) for x in makes}
+    cases = {x: replace(CASE, causal=False, heads_kv=at, group=groups[x]) for at, x in enumerate(makes, 1)}
+    bugs = {x: bug(cases[x], tuple(makes[x]), GROUP, law="backward") for x in makes}
+
+    def wrong(case: Case) -> set[str]:
+        return kernels[list(makes)[case.heads_kv - 1]](case)
+
+    for one, other in permutations(makes, 2):
+        assert not is_same(bugs[one], bugs[other], runner(wrong), CLAIMS)
+        assert is_same(bugs[one], bugs[one], runner(wrong), CLAIMS)
 
 
 def test_what_only_a_law_with_numbers_of_its_own_shows_explains_no_other_law() -> None:
