@@ -206,21 +206,14 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """Return attention of q (batch, heads_q, seqlen_q, head_dim) to a cache k, v (batch, heads_kv, seqlen_k, head_dim).
 
-    Query head h reads key head ``h // (heads_q // heads_kv)``. Any strides, but the last is 1. Inputs are
-    float16, bfloat16 or float32, head_dim is 1 to 256, lengths may be 0; sm_scale is any finite number.
+    Arguments, results and errors are those of ``kernels.flash_v2.forward``, without dropout, window and out_dtype.
 
     cache_seqlens (batch,) int32 says how many keys of each sequence count, 0 to seqlen_k; those behind are
     never read. Under a causal mask query i of sequence b sees key j when ``j <= i + cache_seqlens[b] -
-    seqlen_q``. Without it, all seqlen_k keys count. ``LAUNCH`` has the launch settings; unless ``splits`` is given,
-    there is one split for every ``KEYS_PER_SPLIT`` keys.
+    seqlen_q``. Without it, all seqlen_k keys count. Its numbers are checked on the CPU alone, as the launcher does not
+    wait for a GPU: there, those out of range count as the nearest in range.
 
-    Returns out, like q, and lse (batch, heads_q, seqlen_q) float32, the natural logarithm of the softmax sum.
-    Both are contiguous.
-
-    Raises TypeError or ValueError for arguments that do not fit together, NotImplementedError for a dtype or
-    head_dim that is not supported, RuntimeError for tensors on the CPU outside of Triton's interpreter. The
-    numbers in cache_seqlens are checked on the CPU alone, as the launcher does not wait for a GPU: there,
-    those out of range count as the nearest in range.
+    ``LAUNCH`` has the launch settings; without ``splits``, there is one split for every ``KEYS_PER_SPLIT`` keys.
     """
     check_inputs(q, k, v, causal, sm_scale)
     batch, heads_q, seqlen_q, head_dim = q.shape

@@ -25,7 +25,7 @@ rounded to 16 bits at every block they would be no better than the sum of all th
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -349,28 +349,15 @@ def forward(
     key_padding_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     dropout_seed: int = 0,
-    block_m: int = 64,
-    block_n: int = 64,
-    num_stages: int = 1,
-    precision: str = "ieee",
+    **settings: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Return attention of q (batch, heads_q, seqlen_q, head_dim) to k and v (batch, heads_kv, seqlen_k, head_dim).
+    """Return out and lse, with the arguments, results and errors of ``kernels.flash_v2.forward``.
 
-    Query head h reads key head ``h // (heads_q // heads_kv)``. Any strides, but the last is 1. Inputs are
-    float16, bfloat16 or float32, head_dim is 1 to 256, lengths may be 0; sm_scale is any finite number.
-    key_padding_mask (batch, seqlen_k) bool is True where a key may be attended; the others have weight 0 and
-    gradients 0, whatever they and their values are. A share dropout_p of the weights is dropped, the same for the
-    same dropout_seed (``reference.dropout``).
-    ``LAUNCH`` has the launch settings.
-
-    Returns out, like q, and lse (batch, heads_q, seqlen_q) float32, the natural logarithm of the softmax sum.
-    Both are contiguous.
-
-    Raises TypeError or ValueError for arguments that do not fit together, NotImplementedError for a dtype or
-    head_dim that is not supported, RuntimeError for tensors on the CPU outside of Triton's interpreter.
+    There is no window and no out_dtype. key_padding_mask (batch, seqlen_k) bool is True where a key may be attended;
+    the others have weight 0 and gradients 0, whatever they and their values are. ``settings`` are launch settings,
+    those of ``Settings`` by default.
     """
-    settings = {"block_m": block_m, "block_n": block_n, "num_stages": num_stages, "precision": precision}
-    check_settings(settings, LAUNCH)
+    chosen = Settings(**settings)
     check_inputs(q, k, v, causal, sm_scale)
     check_key_padding_mask(key_padding_mask, k)
     check_dropout(dropout_p, dropout_seed)
@@ -391,7 +378,7 @@ def forward(
         CAUSAL=causal,
         DROPOUT=dropout_p > 0,
         ALIGNED=is_aligned(q, k, v, out),
-        **_constants(_forward_kernel, q, settings),
+        **chosen.constants(_forward_kernel, q),
     )
     # A row that sees no key still has m = -inf and l = 0: its lse is -inf.
     return out.copy_(acc), (m + l.log2()) * LN2.value
@@ -410,18 +397,14 @@ def backward(
     key_padding_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     dropout_seed: int = 0,
-    block_m: int = 64,
-    block_n: int = 64,
-    num_stages: int = 1,
-    precision: str = "ieee",
+    **settings: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients (dq, dk, dv) of ``sum(dout * forward(q, k, v)[0])``, like q, k and v and contiguous.
 
     dout, like q, is the gradient of out; out and lse are what ``forward`` returned. dk and dv are summed over
     the query heads that share a key head, in float32. Arguments and errors are those of ``forward``.
     """
-    settings = {"block_m": block_m, "block_n": block_n, "num_stages": num_stages, "precision": precision}
-    check_settings(settings, LAUNCH)
+    chosen = Settings(**settings)
     check_inputs(q, k, v, causal, sm_scale)
     check_key_padding_mask(key_padding_mask, k)
     check_dropout(dropout_p, dropout_seed)
@@ -443,31 +426,43 @@ def backward(
         CAUSAL=causal,
         DROPOUT=dropout_p > 0,
         ALIGNED=is_aligned(dout, q, k, v, dk, dv),
-        **_constants(_backward_kernel, q, settings),
+        **chosen.constants(_backward_kernel, q),
     )
     return (acc * sm_scale).to(q.dtype), dk, dv
 
 
-def _constants(fn: Any, q: Tensor, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the constants that the kernel ``fn`` is compiled with for q."""
-    padded = padded_head_dim(q.shape[3])
-    row_bytes = padded * q.element_size()
-    block_m, block_n = settings["block_m"], settings["block_n"]
-    fma = q.dtype == torch.float32 and settings["precision"] == "ieee"
-    if not INTERPRETED.value:
-        tiles, default = (_LARGEST_FMA_TILE, (32, 16)) if fma else (_LARGEST_TILE[fn], (block_m, block_n))
-        largest = tiles.get(row_bytes, default)
-        block_m, block_n = min(block_m, largest[0]), min(block_n, largest[1])
-    return {
-        "HEAD_DIM": padded,
-        "MASK_COLS": padded != q.shape[3],
-        # Products of 16-bit operands ignore the precision, so one value for all saves compilations.
-        "PRECISION": settings["precision"] if q.dtype == torch.float32 else "ieee",
-        "BLOCK_M": block_m,
-        "BLOCK_N": block_n,
-        "num_warps": 8,
-        "num_stages": settings["num_stages"],
-    }
+@dataclass(frozen=True)
+class Settings:
+    """Launch settings, checked against ``LAUNCH``."""
+
+    block_m: int = 64
+    block_n: int = 64
+    num_stages: int = 1
+    precision: str = "ieee"
+
+    def __post_init__(self) -> None:
+        check_settings(vars(self), LAUNCH)
+
+    def constants(self, fn: Any, q: Tensor) -> dict[str, Any]:
+        """Return the constants that the kernel ``fn`` is compiled with for q."""
+        padded = padded_head_dim(q.shape[3])
+        row_bytes = padded * q.element_size()
+        block_m, block_n = self.block_m, self.block_n
+        fma = q.dtype == torch.float32 and self.precision == "ieee"
+        if not INTERPRETED.value:
+            tiles, default = (_LARGEST_FMA_TILE, (32, 16)) if fma else (_LARGEST_TILE[fn], (block_m, block_n))
+            largest = tiles.get(row_bytes, default)
+            block_m, block_n = min(block_m, largest[0]), min(block_n, largest[1])
+        return {
+            "HEAD_DIM": padded,
+            "MASK_COLS": padded != q.shape[3],
+            # Products of 16-bit operands ignore the precision, so one value for all saves compilations.
+            "PRECISION": self.precision if q.dtype == torch.float32 else "ieee",
+            "BLOCK_M": block_m,
+            "BLOCK_N": block_n,
+            "num_warps": 8,
+            "num_stages": self.num_stages,
+        }
 
 
 def flash_v1(

@@ -691,11 +691,8 @@ def forward(
     dropout_p: float = 0.0,
     dropout_seed: int = 0,
     window: int = 0,
-    block_m: int = 128,
-    block_n: int = 64,
-    num_stages: int = 2,
-    precision: str = "ieee",
     out_dtype: torch.dtype | None = None,
+    **settings: Any,
 ) -> tuple[Tensor, Tensor]:
     """Return attention of q (batch, heads_q, seqlen_q, head_dim) to k and v (batch, heads_kv, seqlen_k, head_dim).
 
@@ -703,7 +700,7 @@ def forward(
     float16, bfloat16 or float32, head_dim is 1 to 256, lengths may be 0; sm_scale is any finite number.
     A share dropout_p of the weights is dropped, the same for the same dropout_seed (``reference.dropout``). With a
     ``window`` above 0, query i sees key j only if also ``i + seqlen_k - seqlen_q - j < window``.
-    ``LAUNCH`` has the launch settings.
+    ``settings`` are launch settings, those of ``Settings`` by default.
 
     Returns out, like q but of ``out_dtype`` if that is given, and lse (batch, heads_q, seqlen_q) float32, the natural
     logarithm of the softmax sum. Both are contiguous.
@@ -711,7 +708,7 @@ def forward(
     Raises TypeError or ValueError for arguments that do not fit together, NotImplementedError for a dtype or
     head_dim that is not supported, RuntimeError for tensors on the CPU outside of Triton's interpreter.
     """
-    settings = Settings(block_m, block_n, num_stages, precision)
+    chosen = Settings(**settings)
     check_inputs(q, k, v, causal, sm_scale)
     check_dropout(dropout_p, dropout_seed)
     check_window(window)
@@ -721,7 +718,7 @@ def forward(
     _, heads_kv, seqlen_k, _ = k.shape
     out = torch.empty(q.shape, dtype=out_dtype or q.dtype, device=q.device)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    constants = settings.constants(q, FORWARD_TILES)
+    constants = chosen.constants(q, FORWARD_TILES)
     launch(
         _forward_kernel,
         batch * heads_q * triton.cdiv(seqlen_q, constants["BLOCK_OWN"]),
@@ -754,11 +751,8 @@ def backward(
     dropout_p: float = 0.0,
     dropout_seed: int = 0,
     window: int = 0,
-    block_m: int = 128,
-    block_n: int = 64,
-    num_stages: int = 2,
-    precision: str = "ieee",
     grad_dtype: torch.dtype | None = None,
+    **settings: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients (dq, dk, dv) of ``sum(dout * forward(q, k, v)[0])``, like q, k and v and contiguous.
 
@@ -766,7 +760,7 @@ def backward(
     the query heads that share a key head, in float32. Gradients have ``grad_dtype`` if that is given. Arguments and
     errors are those of ``forward``.
     """
-    settings = Settings(block_m, block_n, num_stages, precision)
+    chosen = Settings(**settings)
     check_inputs(q, k, v, causal, sm_scale)
     check_dropout(dropout_p, dropout_seed)
     check_window(window)
@@ -785,7 +779,7 @@ def backward(
         min(window, seqlen_q + seqlen_k),
     )
     aligned = is_aligned(dout, q, k, v, dq, dk, dv)
-    constants = settings.constants(q, DK_DV_TILES)
+    constants = chosen.constants(q, DK_DV_TILES)
     launch(
         _dk_dv_kernel,
         batch * heads_kv * triton.cdiv(seqlen_k, constants["BLOCK_OWN"]),
@@ -797,7 +791,7 @@ def backward(
         ALIGNED=aligned,
         **constants,
     )
-    constants = settings.constants(q, DQ_TILES)
+    constants = chosen.constants(q, DQ_TILES)
     launch(
         _dq_kernel,
         batch * heads_q * triton.cdiv(seqlen_q, constants["BLOCK_OWN"]),
@@ -834,10 +828,10 @@ def row_deltas(dout: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
 class Settings:
     """Launch settings, checked against ``LAUNCH``."""
 
-    block_m: int
-    block_n: int
-    num_stages: int
-    precision: str
+    block_m: int = 128
+    block_n: int = 64
+    num_stages: int = 2
+    precision: str = "ieee"
 
     def __post_init__(self) -> None:
         check_settings(vars(self), LAUNCH)

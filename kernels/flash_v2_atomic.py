@@ -173,14 +173,10 @@ def forward(
     *,
     causal: bool,
     sm_scale: float,
-    block_m: int = 128,
-    block_n: int = 64,
-    num_stages: int = 2,
-    precision: str = "ieee",
+    **settings: Any,
 ) -> tuple[Tensor, Tensor]:
     """Call ``kernels.flash_v2.forward`` without dropout, which the ``backward`` of this kernel does not have."""
-    settings = Settings(block_m, block_n, num_stages, precision)
-    return flash_v2.forward(q, k, v, causal=causal, sm_scale=sm_scale, **vars(settings))
+    return flash_v2.forward(q, k, v, causal=causal, sm_scale=sm_scale, **vars(Settings(**settings)))
 
 
 def backward(
@@ -193,10 +189,7 @@ def backward(
     *,
     causal: bool,
     sm_scale: float,
-    block_m: int = 128,
-    block_n: int = 64,
-    num_stages: int = 2,
-    precision: str = "ieee",
+    **settings: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients (dq, dk, dv) of ``sum(dout * forward(q, k, v)[0])``, like q, k and v and contiguous.
 
@@ -204,7 +197,7 @@ def backward(
     the query heads that share a key head, in float32, and dq over the key tiles, in any order. Arguments and
     errors are those of ``forward``; block_m counts keys and block_n queries.
     """
-    settings = Settings(block_m, block_n, num_stages, precision)
+    chosen = Settings(**settings)
     check_inputs(q, k, v, causal, sm_scale)
     check_runnable(q)
     check_gradient_inputs(dout, q, out, lse)
@@ -213,7 +206,7 @@ def backward(
     group = heads_q // max(heads_kv, 1)
     dq_sum = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
     dk, dv = (torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (k, v))
-    constants = settings.constants(q, TILES) | {"num_warps": 8}
+    constants = chosen.constants(q, TILES) | {"num_warps": 8}
     launch(
         _backward_kernel,
         batch * heads_kv * triton.cdiv(seqlen_k, constants["BLOCK_OWN"]),

@@ -167,24 +167,21 @@ def forward(
     *,
     causal: bool,
     sm_scale: float,
-    block_m: int = 128,
-    block_n: int = 64,
-    num_stages: int = 2,
-    precision: str = "ieee",
+    **settings: Any,
 ) -> tuple[Tensor, Tensor]:
     """Return attention of q (batch, heads_q, seqlen_q, head_dim) to k and v (batch, heads_kv, seqlen_k, head_dim).
 
     Arguments, results, launch settings and errors are those of ``kernels.flash_v2.forward``, except that there is no
     dropout, no window and no out_dtype.
     """
-    settings = Settings(block_m, block_n, num_stages, precision)
+    chosen = Settings(**settings)
     check_inputs(q, k, v, causal, sm_scale)
     check_runnable(q)
     batch, heads_q, seqlen_q, head_dim = q.shape
     _, heads_kv, seqlen_k, _ = k.shape
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    constants = settings.constants(q, FORWARD_TILES)
+    constants = chosen.constants(q, FORWARD_TILES)
     launch(
         _forward_kernel,
         batch * heads_q * triton.cdiv(seqlen_q, constants["BLOCK_OWN"]),

@@ -187,9 +187,9 @@ PROGRAMS_INTERPRETED = 2
 class _Settings(Settings):
     """Launch settings, checked: those of ``kernels.flash_v2`` with any block size, and those of this kernel."""
 
-    block_d: int
-    programs: int | None
-    v_dtype: str
+    block_d: int = 128
+    programs: int | None = None
+    v_dtype: str = "input"
 
     def __post_init__(self) -> None:
         blocks = dict.fromkeys(("block_m", "block_n", "block_d"), BLOCKS)
@@ -217,13 +217,7 @@ def forward(
     *,
     causal: bool,
     sm_scale: float,
-    block_m: int = 128,
-    block_n: int = 64,
-    block_d: int = 128,
-    num_stages: int = 2,
-    precision: str = "ieee",
-    programs: int | None = None,
-    v_dtype: str = "input",
+    **settings: Any,
 ) -> tuple[Tensor, Tensor]:
     """Return attention of q (batch, heads_q, seqlen_q, head_dim) to k and v (batch, heads_kv, seqlen_k, head_dim).
 
@@ -234,21 +228,21 @@ def forward(
     product: ``float8_e5m2`` or, as in ``flash_v2``, ``input``. Raises NotImplementedError for ``float8_e5m2`` on a
     GPU that has no products of it.
     """
-    settings = _Settings(block_m, block_n, num_stages, precision, block_d, programs, v_dtype)
+    chosen = _Settings(**settings)
     check_inputs(q, k, v, causal, sm_scale)
     check_runnable(q)
-    if settings.e5m2:
+    if chosen.e5m2:
         check_fp8(q)
         v = to_e5m2(v)
     batch, heads_q, seqlen_q, head_dim = q.shape
     _, heads_kv, seqlen_k, _ = k.shape
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    constants = settings.constants(q, TILES)
+    constants = chosen.constants(q, TILES)
     tasks = batch * heads_q * triton.cdiv(seqlen_q, constants["BLOCK_OWN"])
     launch(
         _forward_kernel,
-        min(tasks, programs or _multiprocessors(q)),
+        min(tasks, chosen.programs or _multiprocessors(q)),
         *(q, k, v, out, lse),
         *row_strides(q, k, v),
         *(batch * heads_q, heads_q, heads_q // max(heads_kv, 1), seqlen_q, seqlen_k, head_dim),

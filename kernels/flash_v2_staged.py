@@ -15,6 +15,7 @@ backward pass, which is taken from there, this is ``kernels.flash_v2``.
 """
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 import triton.language as tl
@@ -117,10 +118,7 @@ def forward(
     *,
     causal: bool,
     sm_scale: float,
-    block_m: int = 128,
-    block_n: int = 64,
-    num_stages: int = 2,
-    precision: str = "ieee",
+    **settings: Any,
 ) -> tuple[Tensor, Tensor]:
     """Return attention of q (batch, heads_q, seqlen_q, head_dim) to k and v (batch, heads_kv, seqlen_k, head_dim).
 
@@ -128,22 +126,26 @@ def forward(
     of ``HEAD_DIMS``. Other lengths and head dims raise NotImplementedError. There is no dropout, and no out_dtype.
     In all else it is ``kernels.flash_v2.forward``: what is returned, the launch settings, other errors.
     """
-    settings = Settings(block_m, block_n, num_stages, precision)
+    chosen = Settings(**settings)
     check_inputs(q, k, v, causal, sm_scale)
     check_runnable(q)
     batch, heads_q, seqlen_q, head_dim = q.shape
     _, heads_kv, seqlen_k, _ = k.shape
     if head_dim not in HEAD_DIMS:
         raise NotImplementedError(f"q: got head_dim {head_dim}, expected one of {HEAD_DIMS}")
-    if seqlen_q % block_m:
-        raise NotImplementedError(f"q: got seqlen_q {seqlen_q}, expected a multiple of block_m, {block_m}")
-    if seqlen_k % block_n:
-        raise NotImplementedError(f"k: got seqlen_k {seqlen_k}, expected a multiple of block_n, {block_n}")
+    if seqlen_q % chosen.block_m:
+        raise NotImplementedError(
+            f"q: got seqlen_q {seqlen_q}, expected a multiple of block_m, {chosen.block_m}"
+        )
+    if seqlen_k % chosen.block_n:
+        raise NotImplementedError(
+            f"k: got seqlen_k {seqlen_k}, expected a multiple of block_n, {chosen.block_n}"
+        )
     if causal and seqlen_k != seqlen_q:
         raise NotImplementedError(f"k: got seqlen_k {seqlen_k}, expected q's {seqlen_q} under a causal mask")
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    constants = settings.constants(q, FORWARD_TILES)
+    constants = chosen.constants(q, FORWARD_TILES)
     del constants["MASK_COLS"]
     launch(
         _forward_kernel,

@@ -156,19 +156,11 @@ def forward(
     block_n: int = 128,
     warp_specialize: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Return attention of q (batch, heads_q, seqlen_q, head_dim) to k and v (batch, heads_kv, seqlen_k, head_dim).
+    """Return out and lse, with the arguments, results and errors of ``kernels.flash_v2.forward``.
 
-    Query head h reads key head ``h // (heads_q // heads_kv)``. Inputs are float16 or bfloat16, head_dim is a
-    multiple of 8 up to 128, lengths may be 0; sm_scale is any finite number. Storage starts and strides are
-    multiples of 16 bytes, the last stride is 1: what the TMA can copy. ``LAUNCH`` has the launch settings;
-    warp_specialize may be True as well.
-
-    Returns out, like q, and lse (batch, heads_q, seqlen_q) float32, the natural logarithm of the softmax sum.
-    Both are contiguous.
-
-    Raises TypeError or ValueError for arguments that do not fit together, NotImplementedError for a dtype,
-    head_dim or layout that is not supported, RuntimeError for tensors on the CPU outside of Triton's
-    interpreter.
+    There is no dropout, no window and no out_dtype. Inputs are float16 or bfloat16, head_dim is a multiple of 8 up to
+    128, and storage starts and strides are multiples of 16 bytes, which is what the TMA can copy; anything else raises
+    NotImplementedError. ``LAUNCH`` has the launch settings; warp_specialize may be True as well.
     """
     _check_settings(block_m, block_n, warp_specialize)
     check_inputs(q, k, v, causal, sm_scale)

@@ -428,17 +428,9 @@ _CACHED_BYTES = 2**25
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> tuple[Tensor, Tensor]:
-    """Return attention of q (batch, heads_q, seqlen_q, head_dim) to k and v (batch, heads_kv, seqlen_k, head_dim).
+    """Return out and lse, with the arguments, results and errors of ``kernels.flash_v3.forward``.
 
-    Query head h reads key head ``h // (heads_q // heads_kv)``. Inputs are float16 or bfloat16 on a Hopper GPU,
-    head_dim is a multiple of 8 up to 128, lengths may be 0; sm_scale is any finite number. Storage starts and
-    strides are multiples of 16 bytes, the last stride is 1: what the TMA can copy.
-
-    Returns out, like q, and lse (batch, heads_q, seqlen_q) float32, the natural logarithm of the softmax sum.
-    Both are contiguous.
-
-    Raises TypeError or ValueError for arguments that do not fit together, NotImplementedError for a dtype,
-    head_dim, layout or device that is not supported.
+    There are no launch settings, and any device but a Hopper GPU raises NotImplementedError.
     """
     check_inputs(q, k, v, causal, sm_scale)
     check_copyable(q=q, k=k, v=v)

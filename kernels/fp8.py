@@ -226,18 +226,10 @@ def forward(
     block_m: int = 128,
     block_n: int = 64,
 ) -> tuple[Tensor, Tensor]:
-    """Return attention of q (batch, heads_q, seqlen_q, head_dim) to k and v (batch, heads_kv, seqlen_k, head_dim).
+    """Return out and lse, with the arguments, results and errors of ``kernels.flash_v2.forward``.
 
-    Query head h reads key head ``h // (heads_q // heads_kv)``. Any strides, but the last is 1. Inputs are
-    float16, bfloat16 or float32, and are quantised here; head_dim is 1 to 256, lengths may be 0; sm_scale is
-    any finite number. ``LAUNCH`` has the launch settings.
-
-    Returns out, like q, and lse (batch, heads_q, seqlen_q) float32, the natural logarithm of the softmax sum.
-    Both are contiguous.
-
-    Raises TypeError or ValueError for arguments that do not fit together, NotImplementedError for a dtype or
-    head_dim that is not supported or a GPU without fp8 tensor cores, RuntimeError for tensors on the CPU
-    outside of Triton's interpreter.
+    q, k and v are quantised here. There is no dropout, no window and no out_dtype. ``LAUNCH`` has the launch settings.
+    A GPU without fp8 tensor cores raises NotImplementedError.
     """
     check_settings({"format": format, "scaling": scaling, "block_m": block_m, "block_n": block_n}, LAUNCH)
     check_inputs(q, k, v, causal, sm_scale)

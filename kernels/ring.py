@@ -35,7 +35,7 @@ from kernels import flash_v2
 from kernels.contract import AttentionKernel, Capabilities, flash_arithmetic
 from kernels.launching import check_settings
 from kernels.tiles import check_runnable
-from kernels.validation import check_inputs, check_like, default_scale
+from kernels.validation import check_gradient_inputs, check_inputs, default_scale
 from reference.arithmetic import Arithmetic
 
 NEG_INF = float("-inf")
@@ -167,9 +167,7 @@ def backward(
     Arguments, results and errors are those of ``flash_v2.backward``.
     """
     ranks = _ranks(q, k, v, causal, sm_scale, shards)
-    check_like("dout", dout, "q", q, q.shape, q.dtype)
-    check_like("out", out, "q", q, q.shape, q.dtype)
-    check_like("lse", lse, "q", q, q.shape[:3], torch.float32)
+    check_gradient_inputs(dout, q, out, lse)
     for rank, *of_rank in zip(ranks, *(x.tensor_split(shards, 2) for x in (dout, out, lse)), strict=True):
         rank.begin_backward(*of_rank)
     dk_dv: dict[int, Tensor] = {}

@@ -34,7 +34,7 @@ from kernels.tiles import (
     store_tile,
     tile_pointers,
 )
-from kernels.validation import check_inputs, check_lengths, check_like
+from kernels.validation import check_gradient_inputs, check_inputs, check_lengths, check_like
 
 
 @triton.jit
@@ -326,10 +326,7 @@ def packed_forward(
     *,
     causal: bool,
     sm_scale: float,
-    block_m: int = 128,
-    block_n: int = 64,
-    num_stages: int = 2,
-    precision: str = "ieee",
+    **settings: Any,
 ) -> tuple[Tensor, Tensor]:
     """Return attention of each sequence in q (total_q, heads_q, head_dim) to its own keys and values.
 
@@ -338,23 +335,20 @@ def packed_forward(
 
     cu_seqlens_q and cu_seqlens_k (sequences + 1,) int32 say where sequences begin: the first number is 0, none is less
     than the one before, and the last is the total. max_seqlen_q and max_seqlen_k are the longest lengths, or more.
-    ``LAUNCH`` has the launch settings.
+    ``settings`` are launch settings, those of ``flash_v2.Settings`` by default.
 
     Returns out, like q, and lse (heads_q, total_q) float32, the natural logarithm of the softmax sum. Both are
-    contiguous.
-
-    Raises TypeError or ValueError for arguments that do not fit together, NotImplementedError for a dtype or
-    head_dim that is not supported, RuntimeError for tensors on the CPU outside of Triton's interpreter. The
-    numbers in cu_seqlens are checked on the CPU alone, as the launcher does not wait for a GPU: wrong ones give
-    wrong answers there, but nothing outside of the tensors is read or written.
+    contiguous. Errors are those of ``kernels.flash_v2.forward``. The numbers in cu_seqlens are checked on the CPU
+    alone, as the launcher does not wait for a GPU: wrong ones give wrong answers there, but nothing outside of the
+    tensors is read or written.
     """
-    settings = flash_v2.Settings(block_m, block_n, num_stages, precision)
+    chosen = flash_v2.Settings(**settings)
     _check(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal, sm_scale)
     (total_q, heads_q, head_dim), (total_k, heads_kv, _) = q.shape, k.shape
     max_seqlen_q = min(max_seqlen_q, total_q)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty((heads_q, total_q), dtype=torch.float32, device=q.device)
-    constants = settings.constants(_batch_of_one(q), flash_v2.FORWARD_TILES)
+    constants = chosen.constants(_batch_of_one(q), flash_v2.FORWARD_TILES)
     launch(
         _forward_kernel,
         (len(cu_seqlens_q) - 1) * heads_q * triton.cdiv(max_seqlen_q, constants["BLOCK_OWN"]),
@@ -383,10 +377,7 @@ def packed_backward(
     *,
     causal: bool,
     sm_scale: float,
-    block_m: int = 128,
-    block_n: int = 64,
-    num_stages: int = 2,
-    precision: str = "ieee",
+    **settings: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients (dq, dk, dv) of ``sum(dout * packed_forward(q, ...)[0])``, like q, k and v, contiguous.
 
@@ -394,7 +385,7 @@ def packed_backward(
     over the query heads that share a key head, in float32. Arguments and errors are those of
     ``packed_forward``.
     """
-    settings = flash_v2.Settings(block_m, block_n, num_stages, precision)
+    chosen = flash_v2.Settings(**settings)
     _check(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal, sm_scale)
     (total_q, heads_q, head_dim), (total_k, heads_kv, _) = q.shape, k.shape
     max_seqlen_q, max_seqlen_k = min(max_seqlen_q, total_q), min(max_seqlen_k, total_k)
@@ -407,7 +398,7 @@ def packed_backward(
     counts = (heads_kv, heads_q // max(heads_kv, 1), total_q, total_k)
     scales = (head_dim, float(sm_scale), sm_scale * LOG2E.value)
     aligned = is_aligned(*map(_batch_of_one, (dout, q, k, v, dq, dk, dv)))
-    constants = settings.constants(_batch_of_one(q), flash_v2.DK_DV_TILES)
+    constants = chosen.constants(_batch_of_one(q), flash_v2.DK_DV_TILES)
     launch(
         _dk_dv_kernel,
         (len(cu_seqlens_k) - 1) * heads_kv * triton.cdiv(max_seqlen_k, constants["BLOCK_OWN"]),
@@ -418,7 +409,7 @@ def packed_backward(
         ALIGNED=aligned,
         **constants,
     )
-    constants = settings.constants(_batch_of_one(q), flash_v2.DQ_TILES)
+    constants = chosen.constants(_batch_of_one(q), flash_v2.DQ_TILES)
     launch(
         _dq_kernel,
         (len(cu_seqlens_q) - 1) * heads_q * triton.cdiv(max_seqlen_q, constants["BLOCK_OWN"]),
@@ -528,9 +519,7 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Call ``packed_backward`` with the arguments of ``forward``; dq, dk and dv are like q, k and v."""
     check_inputs(q, k, v, causal, sm_scale)
-    check_like("dout", dout, "q", q, q.shape, q.dtype)
-    check_like("out", out, "q", q, q.shape, q.dtype)
-    check_like("lse", lse, "q", q, q.shape[:3], torch.float32)
+    check_gradient_inputs(dout, q, out, lse)
     lengths = _lengths(q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     gradients = packed_backward(
         _packed(dout),

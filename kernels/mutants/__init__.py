@@ -1,51 +1,22 @@
 """Planted bugs: ``kernels.mutants:NAME`` is a SPEC like any other, a kernel of ours with the bug NAME.
 
 Each is an edit of a kernel's source, kept as data, so that it can't lag behind the kernel. The suite must
-catch every one (``tox -e mutation``), and find nothing in the kernel as it is.
+catch every one (``tox -e mutation``), and find nothing in the kernel as it is. ``kernels.mutants.reading`` says how
+they are written.
 """
 
 from typing import Any
 
-from kernels.mutants.atomic import ATOMIC
-from kernels.mutants.backward import BACKWARD
-from kernels.mutants.decode import DECODE
-from kernels.mutants.dropout import DROPOUT
-from kernels.mutants.flash_v1 import FLASH_V1
-from kernels.mutants.flash_v3 import FLASH_V3
-from kernels.mutants.flash_v3_gluon import FLASH_V3_GLUON
-from kernels.mutants.forward import FORWARD
-from kernels.mutants.fp8 import FP8
-from kernels.mutants.launcher import LAUNCHER
-from kernels.mutants.lazy import LAZY
-from kernels.mutants.lse import LSE
-from kernels.mutants.padding import PADDING
-from kernels.mutants.persistent import PERSISTENT
-from kernels.mutants.ring import RING
-from kernels.mutants.staged import STAGED
-from kernels.mutants.varlen import VARLEN
-from kernels.mutants.window import WINDOW
+from kernels.mutants.mutant import Mutant
+from kernels.mutants.reading import bugs
 
-MUTANTS = (
-    *FORWARD,
-    *LSE,
-    *BACKWARD,
-    *LAUNCHER,
-    *ATOMIC,
-    *DECODE,
-    *DROPOUT,
-    *FLASH_V1,
-    *FLASH_V3,
-    *FLASH_V3_GLUON,
-    *FP8,
-    *LAZY,
-    *PADDING,
-    *PERSISTENT,
-    *RING,
-    *STAGED,
-    *VARLEN,
-    *WINDOW,
+FILES = (
+    *("forward", "lse", "backward", "launcher", "atomic", "decode", "dropout", "flash_v1", "flash_v3"),
+    *("flash_v3_gluon", "fp8", "lazy", "padding", "persistent", "ring", "staged", "varlen", "window"),
 )
-CATALOGUE = {mutant.name: mutant for mutant in MUTANTS}
+MUTANTS = {file: bugs(file) for file in FILES}
+"""The planted bugs of each file."""
+CATALOGUE: dict[str, Mutant] = {mutant.name: mutant for mutants in MUTANTS.values() for mutant in mutants}
 """Every planted bug, by name."""
 
 

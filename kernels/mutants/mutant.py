@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 
 from kernels.contract import AttentionKernel
-from kernels.registry import first_on_path, locate
+from kernels.registry import REGISTERED, first_on_path, locate
 
 KERNEL = "flash_v2"
 """The registered kernel that most bugs are planted in."""
@@ -59,7 +59,6 @@ class Mutant:
         name: unique, an identifier.
         what: the bug in words.
         edits: what is changed.
-        kernel: the registered kernel that it is a bug of.
         source: the real bug that it re-enacts, where there is one.
         subtle: wrong in a single row, tile or lane, or by less than 1 % of the output's size.
         device: "cuda" where it shows compiled only; "" where it shows interpreted too.
@@ -69,11 +68,16 @@ class Mutant:
     name: str
     what: str
     edits: tuple[Edit, ...]
-    kernel: str = KERNEL
     source: str = ""
     subtle: bool = False
     device: str = ""
     raises: bool = False
+
+    @property
+    def kernel(self) -> str:
+        """The registered kernel that it is a bug of; ``KERNEL`` where it is in what several kernels share."""
+        module = self.edits[0].module.rpartition(".")[2]
+        return module if module in REGISTERED else KERNEL
 
     def sources(self) -> dict[str, str]:
         """The edited modules, whole."""

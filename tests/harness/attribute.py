@@ -145,7 +145,10 @@ def _beside(bug: Bug, broken: Broken, run: Try) -> Broken | None:
         return None
     ignored = broken.ignored | set(bug.tensors)
     finding = run(broken.law, broken.case, ignored)
-    return None if finding is None else Broken(broken.law, broken.case, finding, ignored)
+    # The case gave numbers before. A failure that hides them, such as a crash that is only expected, tells nothing.
+    if finding is None or finding.hides_numbers:
+        return None
+    return Broken(broken.law, broken.case, finding, ignored)
 
 
 def _spoils_also(bug: Bug, beside: Broken, run: Try, capabilities: Capabilities) -> bool:

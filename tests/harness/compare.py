@@ -57,6 +57,14 @@ def _of_nan(actual: Tensor, expected: Tensor, ratio: Tensor) -> tuple[str, ...]:
     return tuple(name for name, x in (("lost", lost), ("made", made)) if bool(x.any()))
 
 
+def of_two_calls(of_nan: tuple[str, ...]) -> tuple[str, ...]:
+    """Return what was done to NaN if the expected tensor is that of another call, which may be the wrong one.
+
+    A number in place of the other call's NaN was either lost by this call or made by the other.
+    """
+    return ("lost", "made") if "lost" in of_nan else of_nan
+
+
 def unit_in_the_last_place(value: float, dtype: torch.dtype) -> float:
     """Return the distance between neighbouring numbers of a dtype at ``value``, at least that of subnormals."""
     info = torch.finfo(dtype)

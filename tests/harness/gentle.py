@@ -20,6 +20,8 @@ SHORT = 16
 """A length at which few rows are left, but more than the one or two that a kernel may treat as special cases."""
 
 HALVINGS = 3
+MOST_HEAD_DIMS = 3
+"""How many further values of head_dim are tried. Cases with others are not run later, as they may end the process."""
 
 GENERAL = "gap"
 """A layout that has strides of its own in every shape."""
@@ -43,8 +45,11 @@ def gently_reduced(
         else:
             case, found = _without_one(case, group, fails, capabilities)
             for need in found:
+                yield case, (*needs, need)  # there may be no time for the next runs
                 if need.name in LENGTHS:
                     case, need = _nearer(case, need, fails, capabilities)
+                elif need.name == "head_dim":
+                    case, need = _with_head_dims(case, need, fails, capabilities)
                 needs += (need,)
         yield case, needs
 
@@ -115,6 +120,20 @@ def _nearer(
             case, need = halved, replace(need, fails=(middle,))
         else:
             need = replace(need, holds=(*need.holds, middle))
+    return case, need
+
+
+def _with_head_dims(
+    case: Case, need: Need, fails: Callable[[Case], bool], capabilities: Capabilities
+) -> tuple[Case, Need]:
+    """Try the values of head_dim between the one that fails and the one that holds, the largest first."""
+    between = [x for x in capabilities.head_dims if max(need.holds) < x < case.head_dim]
+    others = (with_value(case, "head_dim", x) for x in sorted(between, reverse=True)[:MOST_HEAD_DIMS])
+    for other in (x for x in others if is_claimed(x, capabilities)):
+        if fails(other):
+            case, need = other, replace(need, fails=(other.head_dim,))
+        else:
+            need = replace(need, holds=(*need.holds, other.head_dim))
     return case, need
 
 

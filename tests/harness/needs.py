@@ -24,6 +24,8 @@ TILES = (32, 64, 128)
 """Lengths at which a kernel's last tile may be full, whatever its tiles are."""
 COUNTS = ("batch", "heads_kv", "group")
 """Fields for which the value 1 tells most: any other value may move the error to where the numbers hide it."""
+ROWS = (*COUNTS, *LENGTHS)
+"""The fields that the number of rows of a tensor follows from."""
 FEW_ORDINARY = 3
 """How many ordinary cases of another dtype must all be wrong for a bug to show everywhere in that dtype too."""
 ORDINARY_JUDGED = 8
@@ -54,7 +56,25 @@ class NeedSearch:
         found = needs_of(matter, witnesses, fails, capabilities)
         # A failure that comes and goes may also be absent by chance, so no field is to blame.
         flaky = COMES_AND_GOES in self.failure.explanation.sentences
-        return () if flaky else without_accidents(self.by_scores(found))
+        return () if flaky else without_accidents(self.by_scores(self.without_rows(found, fails)))
+
+    def without_rows(self, needs: Sequence[Need], fails: Callable[[Case], bool]) -> list[Need]:
+        """Return the needs; beside a layout, without sizes above 1 in whose place another size above 1 fails as well.
+
+        Strides tell nothing in a single row, and several heads are several rows as well.
+        """
+        layouts = [need for need in needs if need.name.endswith(("_layout", PAIR))]
+        return [need for need in needs if not (layouts and self.has_instead(need, layouts[0], fails))]
+
+    def has_instead(self, need: Need, layout: Need, fails: Callable[[Case], bool]) -> bool:
+        """Whether a size above 1 may be another one. If the layout cures the changed case, that has the same bug."""
+        case, claims = self.failure.case, self.runs.info.capabilities
+        if need.name not in ROWS or not {0, 1}.issuperset(need.holds):
+            return False
+        one = with_value(case, need.name, 1)
+        changed = (with_value(one, x, 2) for x in ROWS if x != need.name and getattr(case, x) == 1)
+        claimed = [x for x in changed if is_claimed(x, claims)]
+        return any(fails(x) and not any(map(fails, cures(layout, x, claims))) for x in claimed)
 
     def as_needs(self, varied: Field, fails: Callable[[Case], bool]) -> Iterator[Need]:
         """Turn a field that matters into needs: a layout may matter because it differs from another tensor's."""

@@ -39,16 +39,24 @@ def plainly(broken: Broken, run: Try, capabilities: Capabilities) -> Broken:
     """
     if is_plain(broken.law) or broken.finding.kind not in NUMBERS:
         return broken
-    for case in _cases(broken, capabilities):
-        for law in PLAIN_LAWS if capabilities.backward else PLAIN_LAWS[:1]:
-            finding = run(law, case, EVERYTHING)
-            if finding is None or finding.kind not in NUMBERS:
-                continue
-            wrong = wrong_tensors(finding)
-            # If lse is wrong, equations between gradients do not hold.
-            if are_kindred(wrong, wrong_tensors(broken.finding)) or (case == broken.case and "lse" in wrong):
-                return Broken(law, case, finding)
+    for call in _wrong_calls(broken, run, capabilities, EVERYTHING):
+        wrong = wrong_tensors(call.finding)
+        # If lse is wrong, equations between gradients do not hold.
+        if are_kindred(wrong, wrong_tensors(broken.finding)) or (call.case == broken.case and "lse" in wrong):
+            return call
     return broken
+
+
+def by_its_calls(broken: Broken, run: Try, capabilities: Capabilities) -> Broken:
+    """Return a plain law's failure for one of ``determinism``, if a call is wrong by itself in one of the same tensors.
+
+    That law compares calls of batch elements, so a bug of any call seems to need several of them.
+    """
+    if broken.law != "determinism" or broken.finding.kind not in NUMBERS:
+        return broken
+    wrong = wrong_tensors(broken.finding)
+    calls = _wrong_calls(broken, run, capabilities, broken.ignored)
+    return next((call for call in calls if wrong & wrong_tensors(call.finding)), broken)
 
 
 def by_forward(broken: Broken, run: Try) -> Broken:
@@ -62,6 +70,17 @@ def by_forward(broken: Broken, run: Try) -> Broken:
     if finding is None or finding.kind not in NUMBERS or "out" not in wrong_tensors(finding):
         return broken
     return Broken("forward", broken.case, finding, broken.ignored)
+
+
+def _wrong_calls(
+    broken: Broken, run: Try, capabilities: Capabilities, ignored: frozenset[str]
+) -> Iterator[Broken]:
+    """Yield what the plain laws find wrong in numbers on the case, or on one as large as a call that was made."""
+    for case in _cases(broken, capabilities):
+        for law in PLAIN_LAWS if capabilities.backward else PLAIN_LAWS[:1]:
+            finding = run(law, case, ignored)
+            if finding is not None and finding.kind in NUMBERS:
+                yield Broken(law, case, finding, ignored)
 
 
 def _cases(broken: Broken, capabilities: Capabilities) -> Iterator[Case]:

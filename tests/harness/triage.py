@@ -13,7 +13,7 @@ from tests.harness.bugs import Bug, in_parts, met_again, with_tensors
 from tests.harness.child import HarnessError, OutOfTime
 from tests.harness.investigate import Investigation
 from tests.harness.known_bugs import KnownBugs
-from tests.harness.plainly import by_forward, is_plain, plainly
+from tests.harness.plainly import by_forward, by_its_calls, is_plain, plainly
 from tests.harness.report import Failure
 from tests.harness.runs import Runs
 from tests.harness.verdict import NUMBERS
@@ -70,6 +70,7 @@ class Triage:
         while self.waiting and (len(self.waiting) > len(others) or self.runs.clock.cut(1.0) > 0):
             broken = self.waiting.pop(0)
             self.others_wait = bool(self.waiting)
+            self.known.learn()
             self.sort(broken, patient=False)
         self.waiting = []
 
@@ -115,7 +116,7 @@ class Triage:
     def _investigate(self, broken: Broken, *, shrink: bool = True) -> None:
         """Investigate a failure that no known bug explains."""
         with suppress(OutOfTime):
-            broken = by_forward(broken, partial(self.runs.hard, explained=True)) if shrink else broken
+            broken = self._by_plain_law(broken) if shrink else broken
         info = self.runs.info
         run = info.spec, info.claims, broken.law, broken.case, broken.ignored
         failure = Failure(*run, kernel=info.name, finding=broken.finding, environment=self.environment)
@@ -137,6 +138,15 @@ class Triage:
         self.known.blame(bug, broken.law, broken.case, broken.finding.tensor)
         self.known.seen[bug.key].keep(investigation.cases.shrunk)
         self._show_apart_from(bug)
+
+    def _by_plain_law(self, broken: Broken) -> Broken:
+        """Return a failure that no known bug explains as a plain law tells it, if that one is not explained either."""
+        capabilities, known = self.runs.info.capabilities, tuple(self.known.bugs.values())
+        run = partial(self.runs.hard, explained=bool(broken.finding.explained_by))
+        told = by_its_calls(broken, run, capabilities)
+        if told is not broken and attribute(told, known, run, capabilities).rest is None:
+            return broken
+        return by_forward(told, partial(self.runs.hard, explained=True))
 
     def _investigation(self, failure: Failure) -> Investigation:
         hurried = self.others_wait and self.runs.clock.left <= 0

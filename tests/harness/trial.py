@@ -22,7 +22,7 @@ from reference.family import Family
 from strategies.case import TENSORS, Case
 from strategies.layouts import bits
 from strategies.tensors import Tensors, tensors
-from tests.harness.compare import describe, error_over_bound
+from tests.harness.compare import describe, error_over_bound, of_two_calls
 from tests.harness.device import device_answers, wait_for_device
 from tests.harness.interpreting import why_not_here
 from tests.harness.pattern import ComparedTensor
@@ -389,6 +389,7 @@ class Trial:
                     finding,
                     tensors=tuple(dict.fromkeys(c.tensor for c in checks if c.tensor in wrong)),
                     index=index,
+                    of_nan=finding.of_nan if c.other is None else of_two_calls(finding.of_nan),
                     call=c.call,
                     expression=c.expression,
                     other=c.other,

@@ -27,7 +27,7 @@ class Finding:
         wrong, total, nan, posinf, neginf: how many elements are out of bounds, of how many; how many of the
             kernel's are not finite.
         of_nan: "made" if NaN or infinity stands where a finite number belongs, "lost" if a number stands where NaN
-            belongs; both if either is somewhere in the tensor.
+            belongs; both if either is somewhere in the tensor, or if it is not known which of two calls is wrong.
         ulps: the error at the worst element, in units in the last place that the output's dtype has at the expected
             value; relative: the norm of the error over the norm of the expected tensor.
         call: which of the trial's kernel calls produced ``actual``; expression: how it is computed from the

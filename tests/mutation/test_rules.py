@@ -4,10 +4,8 @@ from functools import cache
 
 import pytest
 
-from kernels.mutants import CATALOGUE
-from kernels.mutants.dropout import DROPOUT
+from kernels.mutants import CATALOGUE, MUTANTS
 from kernels.mutants.mutant import KERNEL
-from kernels.mutants.window import WINDOW
 from tests.harness.plan import chosen_device
 from tests.mutation.compare import RuleOutcome, outcomes
 from tests.mutation.schedule import SAMPLE, is_quick
@@ -19,7 +17,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
     Bugs of dropout and of windows are left out, because these rules ask for neither.
     """
-    asked = [mutant for mutant in CATALOGUE.values() if mutant not in (*DROPOUT, *WINDOW)]
+    asked = [
+        mutant for mutant in CATALOGUE.values() if mutant not in (*MUTANTS["dropout"], *MUTANTS["window"])
+    ]
     bugs = [mutant.name for mutant in asked if mutant.kernel == KERNEL]
     metafunc.parametrize("name", (KERNEL, *bugs[:: SAMPLE if is_quick() else 1]))
 

@@ -3,12 +3,6 @@
 dout is cut in two at the middle of its columns, rows or heads, with zeros in the place of the other half, so that
 the two parts add up to it without rounding. Catches gradients that depend on dout as a whole: tiles that are skipped
 or clipped by what some entries of dout hold, a delta of part of the columns, rows whose dout is 0 and whose dq is not.
-
-The bound. At the same q, k and v, dP = dout v^T, delta = rowsum(dout * out) and dS = P * (dP - delta) are linear in
-dout, and so are the exact gradients: G(a + b) = G(a) + G(b). What a kernel returns for any dout lies within A(dout)
-of G(dout), where A is the certain bound of ``reference.bounds.backward`` with the errors of the kernel's own forward
-in it. By the triangle inequality the kernel's gradients for a + b lie within A(a + b) + A(a) + A(b) of the sum of
-those for a and for b.
 """
 
 from dataclasses import replace
@@ -16,8 +10,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from reference.bounds.relations import sum_bound
 from tests.harness.law import law
-from tests.harness.relate import Derived, agree, allowances, twice
+from tests.harness.relate import Derived, agree, allowances
 from tests.harness.trial import Problem, Trial
 
 COLUMNS, ROWS, HEADS = 3, 2, 1
@@ -35,11 +30,10 @@ def additivity(trial: Trial) -> None:
         name: (x.double(), others[name].double()) for name, x in of_first.named().items() if name in others
     }
     allowed = [allowances(trial, p, gradients=of_whole.dq is not None) for p in (whole, first, second)]
-    # If a part overflows the output's format, the sum of both need not, so nothing is compared there.
     bound = {
-        name: bound.masked_fill(pairs[name][0].isinf() | pairs[name][1].isinf(), torch.inf)
-        for name, bound in twice(twice(allowed[0], allowed[1]), allowed[2]).items()
-        if name in pairs
+        name: sum_bound([a[name] for a in allowed], pair)
+        for name, pair in pairs.items()
+        if name in allowed[0]
     }
     formula = f"results[{of_first.call}]['{{0}}'].double() + results[{of_second.call}]['{{0}}'].double()"
     sums = Derived(

@@ -11,6 +11,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from reference.bounds.forward import ForwardBounds
+from reference.bounds.relations import merged_bounds
 from tests.harness.law import law
 from tests.harness.relate import Derived, agree, allowances, claimed_length, in_claimed_layout, settled, twice
 from tests.harness.trial import Outputs, Problem, Trial
@@ -80,29 +82,16 @@ def split_keys(trial: Trial, whole: Outputs, lse: Tensor, allowed: dict[str, Ten
     if p.causal and False not in trial.kernel.capabilities.causal:
         return
     halves = [trial.forward(in_claimed_layout(trial, half)) for half in (first, second)]
-    bounds = [allowances(trial, half, gradients=False) for half in (first, second)]
+    bounds = [ForwardBounds(**allowances(trial, half, gradients=False)) for half in (first, second)]
     lses = torch.stack([half.lse.double() for half in halves if half.lse is not None])
     largest = trial.arithmetic.output.maximum
     outs = torch.stack([half.out.double().clamp(-largest, largest) for half in halves])
     together = torch.logsumexp(lses, 0)
     weights = torch.exp(lses - together.masked_fill(together == -torch.inf, 0.0)).nan_to_num(nan=torch.inf)
     merged = (weights[..., None] * outs).sum(0)
-    # An error of lse_s moves weight between the halves: |d w| <= w_1 w_2 (e_1 + e_2) before second order
-    lse_error = torch.stack([b["lse"] for b in bounds]).sum(0)
-    moved = torch.expm1(lse_error.clamp_max(50.0)) * weights.prod(0).clamp_max(1.0)
-    size = (outs[0] - outs[1]).abs()
-    out_error = (weights.clamp_max(1.0)[..., None] * torch.stack([b["out"] for b in bounds])).sum(0)
-    parts = out_error * (1 + lse_error[..., None]) + moved[..., None] * size
-    out_bound = allowed["out"] + 1.01 * parts
-    lse_bound = allowed["lse"] + torch.maximum(bounds[0]["lse"], bounds[1]["lse"])
-    # If float32 may overflow, in the whole or in a part, there is nothing to compare.
-    lost = torch.stack([b["lse"].isposinf() | b["out"].isposinf().any(-1) for b in (allowed, *bounds)]).any(0)
-    total = {
-        "out": out_bound.masked_fill(lost[..., None], torch.inf),
-        "lse": lse_bound.masked_fill(lost, torch.inf),
-    }
+    bound = merged_bounds(ForwardBounds(**allowed), bounds, outs, weights)
     expected = Derived(halves[1].call, {"out": merged, "lse": together}, _merging(halves))
-    agree(trial, "{} is merged from two halves of the keys", whole, expected, total)
+    agree(trial, "{} is merged from two halves of the keys", whole, expected, vars(bound))
 
 
 def _merging(halves: list[Outputs]) -> dict[str, str]:

@@ -10,16 +10,12 @@ from dataclasses import replace
 
 import torch
 
-from reference.arithmetic import FP32_ROUNDOFF, PARTIAL_STORES
+from reference.bounds.answers import SCORE_GAP, keys_may_overflow, mean_bounds, row_bound
 from reference.bounds.exact import FLOAT32_SAFE
-from reference.bounds.forward import merge_error, part_error
 from reference.masks import blank, visible
 from tests.harness.law import law
 from tests.harness.relate import settled
 from tests.harness.trial import Check, Trial
-
-SCORE_GAP = 256.0
-"""How far, in natural logarithms, the score of one key is above all others: exp(-256) = exp2(-369) is 0 in float32."""
 
 
 @law(key_padding=True)
@@ -51,10 +47,9 @@ def generator(trial: Trial) -> torch.Generator:
 
 def means(trial: Trial) -> None:
     """Check that with q = 0 out is the mean of the integers that a row sees, and lse the logarithm of their number."""
-    p, a = trial.problem, trial.arithmetic
-    top = 0.5 * a.weights.maximum if a.k_prescaled or a.rounded_scores else FLOAT32_SAFE
-    if blank(p.k, p.key_padding_mask).double().abs().amax() * max(1.0, abs(p.sm_scale)) >= top:
-        return  # sm_scale may be multiplied to k first, and 0 * inf is NaN
+    p = trial.problem
+    if keys_may_overflow(blank(p.k, p.key_padding_mask), p.sm_scale, trial.arithmetic):
+        return
     v = torch.randint(-8, 9, p.v.shape, generator=generator(trial)).to(p.v)
     got = trial.forward(replace(p, q=torch.zeros_like(p.q), v=v))
     group, seen = p.heads_q // p.heads_kv, seen_keys(trial)[:, None].double()
@@ -65,27 +60,13 @@ def means(trial: Trial) -> None:
         return (seen @ x.double() / counts.clamp_min(1)).repeat_interleave(group, 1).expand_as(p.q)
 
     expected = mean(v)
-    # P = 1 and all sums are integers below 2^24: only the division and the store round
-    bound = (a.div_error + a.output.roundoff * (1 + a.div_error)) * expected.abs() + a.output.underflow
-    of_parts = float(part_error(a, 0.0, p.k.shape[2])) if a.merged > 1 else 0.0
-    coarse = (4 * a.rounded_scores + PARTIAL_STORES * a.rounded_partials) * a.output.roundoff
-    if a.normalised_first or a.partial_results or of_parts or coarse:
-        # P = 1 / n is rounded twice, and its products with v are summed as they come; so are partial means
-        size = mean(v.abs())
-        terms = p.k.shape[2]
-        relative = a.weights.roundoff + a.div_error + terms * a.accumulate + merge_error(a, terms)
-        relative += 2 * of_parts + coarse
-        bound = bound + relative * size + a.weights.underflow * size * counts
-    checks = [
-        Check("q = 0 gives the mean of the values seen", "out", got.out, expected, bound, call=got.call)
-    ]
+    bound, of_lse = mean_bounds(expected, mean(v.abs()), counts, p.k.shape[2], trial.arithmetic)
+    claim = "q = 0 gives the mean of the values seen"
+    checks = [Check(claim, "out", got.out, expected, bound, call=got.call)]
     if got.lse is not None:
-        lse = counts[..., 0].log().expand_as(got.lse)
-        error = a.log_error * lse.abs().clamp_min(1.0) + 3 * FP32_ROUNDOFF * lse.abs() + of_parts
-        error = error + a.rounded_scores * a.weights.roundoff * (1 + lse.abs())
-        error = torch.where(lse == -torch.inf, 0.0, error)
+        lse, of_lse = (x.expand_as(got.lse) for x in (counts[..., 0].log(), of_lse))
         claim = "q = 0 gives the logarithm of the number of keys seen"
-        checks.append(Check(claim, "lse", got.lse, lse, error, call=got.call))
+        checks.append(Check(claim, "lse", got.lse, lse, of_lse, call=got.call))
     trial.hold(checks)
 
 
@@ -125,11 +106,7 @@ def one_hot(trial: Trial) -> None:
     group = p.heads_q // p.heads_kv
     expected = v.take_along_dim(chosen[:, None, :, None].to(v.device), 2).repeat_interleave(group, 1).double()
     expected = torch.where(counts[:, None, :, None].to(v.device) > 0, expected, 0.0)
-    # Subnormal results may be flushed to 0, or be misread and miswritten (operand_floor); and exp2 as a
-    # polynomial ends at 2^-127 instead of 0.
-    lost = expected.abs().clamp_min(2.0**-125) if trial.arithmetic.operand_floor else expected.abs()
-    left = seqlen_k * 2.0**-126 * largest_v
-    bound = torch.where(expected.abs() < 2.0**-126, lost, 0.0) + left
+    bound = row_bound(expected, largest_v, seqlen_k, trial.arithmetic)
     claim = "a query that meets one key returns its row of v, bit for bit"
     trial.hold([Check(claim, "out", got.out, expected, bound, call=got.call)])
 

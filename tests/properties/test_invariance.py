@@ -12,6 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from reference.bounds.relations import only_exponents_change, sum_bound
 from reference.heads import fold, unfold
 from tests.harness.law import law
 from tests.harness.relate import Derived, agree, allowances, settled, twice
@@ -104,16 +105,11 @@ def moved_power_of_two(trial: Trial, base: Outputs, allowed: dict[str, Tensor]) 
     the exponent of a subnormal number does not change with it (``Arithmetic.smallest_operand``).
     """
     p = trial.problem
-    q = p.q * 4
-    products = [x.double().abs() for x in (p.q, p.k)]
-    smallest = [float(torch.where(x > 0, x, torch.inf).amin()) for x in products]
-    exact = bool((q.double() == p.q.double() * 4).all()) and smallest[0] * smallest[1] > 2.0**-100
-    a = trial.arithmetic
-    rounds_between = a.k_prescaled or a.q_prescaled or a.rounded_scores
-    if not exact or not 2.0**-60 < abs(p.sm_scale) < 2.0**60 or rounds_between:
-        return  # a rounding, underflow or overflow may differ
-    normal = smallest[0] >= torch.finfo(p.q.dtype).tiny
-    got = trial.forward(replace(p, q=q, sm_scale=p.sm_scale / 4))
+    if not only_exponents_change(p.q, p.k, p.sm_scale, 4, trial.arithmetic):
+        return
+    size = p.q.double().abs()
+    normal = not bool(((size > 0) & (size < torch.finfo(p.q.dtype).tiny)).any())
+    got = trial.forward(replace(p, q=p.q * 4, sm_scale=p.sm_scale / 4))
     claim = "a factor 4 moved from sm_scale to q changes no bit of {}"
     agree(trial, claim, got, base, twice(allowed), only=("out", "lse"), exactly=normal)
 
@@ -160,8 +156,8 @@ def repeated_heads(trial: Trial, base: Outputs, allowed: dict[str, Tensor]) -> N
     got = trial.gradients(repeated)
     bound = allowances(trial, repeated, gradients=True)
 
-    def summed(x: Tensor) -> Tensor:
-        return x.double().unflatten(1, (p.heads_kv, group)).sum(2)
+    def copies(x: Tensor) -> Tensor:
+        return x.double().unflatten(1, (p.heads_kv, group))
 
     same = ("out", "lse", "dq")
     both = twice({name: allowed[name] for name in same}, bound)
@@ -171,12 +167,11 @@ def repeated_heads(trial: Trial, base: Outputs, allowed: dict[str, Tensor]) -> N
     claim = "repeating the key heads of a group leaves {} as it was"
     agree(trial, claim, got, base, both, only=same, exactly=exactly)
     if got.dk is not None and got.dv is not None:
-        sums = {"dk": summed(got.dk), "dv": summed(got.dv)}
-        # The gradient of a copy may overflow the output's format although the sum over the copies does not.
-        overflow = {"dk": summed(got.dk.isinf()) > 0, "dv": summed(got.dv.isinf()) > 0}
+        of_copies = {"dk": copies(got.dk), "dv": copies(got.dv)}
+        sums = {name: x.sum(2) for name, x in of_copies.items()}
         bound = {
-            name: (allowed[name] + summed(bound[name])).masked_fill(overflow[name], torch.inf)
-            for name in sums
+            name: sum_bound([allowed[name], copies(bound[name]).sum(2)], x.unbind(2))
+            for name, x in of_copies.items()
         }
         formula = f"{{}}.double().unflatten(1, ({p.heads_kv}, {group})).sum(2)"
         expected = Derived(got.call, sums, {name: formula.format(name) for name in sums})

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from reference.bounds.answers import leftover
 from reference.heads import fold, unfold
 from reference.masks import visible
 from tests.harness.law import law
@@ -149,8 +150,7 @@ def weightless(trial: Trial, s: Scores) -> None:
         return
     v = marked.mT.to(p.v.dtype).expand(p.v.shape).contiguous()
     got = trial.forward(replace(p, v=v))
-    # exp2 as a polynomial ends at 2^-127 instead of 0
-    bound = torch.full(got.out.shape, p.k.shape[2] * 2.0**-126, dtype=torch.float64, device=got.out.device)
+    bound = torch.full(got.out.shape, leftover(p.k.shape[2]), dtype=torch.float64, device=got.out.device)
     bound = bound.masked_fill(~unfold(rows, p.heads_q), torch.inf)
     claim = "a key whose score is -inf has weight 0"
     trial.hold([Check(claim, "out", got.out, torch.zeros_like(bound), bound, call=got.call)])

@@ -70,6 +70,17 @@ def test_tensors_that_are_ignored_break_no_law_and_are_noted() -> None:
     assert trial.beside == {"out"}
 
 
+@pytest.mark.parametrize(("other", "of_nan"), [(None, ("lost",)), (0, ("lost", "made"))])
+def test_of_two_calls_it_is_not_known_which_made_nan_or_lost_it(
+    other: int | None, of_nan: tuple[str, ...]
+) -> None:
+    trial = Trial(load(f"{TOYS}:sound", ()), Case(), "cpu", SAFETY)
+    one = torch.ones(1, 1, 1, 1, dtype=torch.float64)
+    with pytest.raises(LawBroken) as broken:
+        trial.settle([Check("so", "out", one, math.nan * one, one, other=other)])
+    assert broken.value.finding.of_nan == of_nan
+
+
 def test_lists_of_json_become_tuples() -> None:
     fields = {"index": [0, 1], "tensors": ["out"], "explained_by": ["k_prescaled=true"]}
     found = Finding(claim="so", kind="error", **fields)  # type: ignore[arg-type]  # as JSON has it

@@ -196,13 +196,21 @@ class TestWheel:
         assert {path.name for path in site.iterdir() if path.suffix != ".dist-info"} == {"flashproof"}
         package = site / "flashproof"
         assert {x.name for x in package.iterdir()} == {*FOLDERS, "__init__.py", "conftest.py", "py.typed"}
-        modules = {
-            str(path.relative_to(ROOT))
-            for folder in FOLDERS
-            for path in (ROOT / folder).rglob("*.py")
-            if not path.is_relative_to(ROOT / "tests/unit")
-        }
-        assert {str(x.relative_to(package)) for x in package.glob("*/**/*.py")} == modules
+        for ending in ("py", "ini", "diff"):
+            files = {
+                str(path.relative_to(ROOT))
+                for folder in FOLDERS
+                for path in (ROOT / folder).rglob(f"*.{ending}")
+                if not path.is_relative_to(ROOT / "tests/unit")
+            }
+            assert files
+            assert {str(x.relative_to(package)) for x in package.glob(f"*/**/*.{ending}")} == files
+
+    def test_a_planted_bug_is_a_kernel_there(self, site: Path, user: Path) -> None:
+        program = (
+            "from flashproof.kernels.mutants import CATALOGUE; print(CATALOGUE['lse_negative'].load().name)"
+        )
+        assert run(site, user, "-c", program).stdout == "lse_negative\n"
 
     def test_nothing_in_it_imports_by_the_names_of_a_checkout(self, site: Path) -> None:
         any_of = "|".join(FOLDERS)

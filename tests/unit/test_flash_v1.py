@@ -104,8 +104,8 @@ def test_tiles_are_cut_down_where_they_would_not_fit(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(module, "INTERPRETED", tl.constexpr(False))
 
     def tile(fn: Any, head_dim: int, dtype: torch.dtype, precision: str) -> tuple[int, int]:
-        settings = {"block_m": 128, "block_n": 64, "num_stages": 1, "precision": precision}
-        constants = module._constants(fn, torch.empty(1, 1, 1, head_dim, dtype=dtype), settings)
+        settings = module.Settings(block_m=128, block_n=64, num_stages=1, precision=precision)
+        constants = settings.constants(fn, torch.empty(1, 1, 1, head_dim, dtype=dtype))
         return constants["BLOCK_M"], constants["BLOCK_N"]
 
     assert tile(module._forward_kernel, 64, torch.float16, "ieee") == (128, 64)

@@ -12,6 +12,7 @@ from kernels import mutants, registry
 from kernels.flash_v2 import KERNEL
 from kernels.mutants import CATALOGUE, MUTANTS
 from kernels.mutants.mutant import Edit, load_module, source_of
+from kernels.mutants.reading import bug
 from strategies.case import Case
 from tests.harness.cause import FEATURES
 from tests.harness.pattern import known_numbers
@@ -33,7 +34,7 @@ def test_edit_applies_and_the_kernel_imports(name: str) -> None:
 
 
 def test_catalogue_is_what_it_says() -> None:
-    assert len(CATALOGUE) == len(MUTANTS), "two planted bugs have one name"
+    assert len(CATALOGUE) == sum(map(len, MUTANTS.values())), "two planted bugs have one name"
     of_flash_v2 = [m for m in CATALOGUE.values() if m.kernel == "flash_v2"]
     of_backward = [m for m in of_flash_v2 if any(re.search("backward|gradient|_d", e.where) for e in m.edits)]
     assert len(of_flash_v2) >= 80
@@ -59,6 +60,38 @@ def test_a_bug_takes_no_name_that_is_not_there(name: str) -> None:
             tables += table.get_children()
         known = {x.get_name() for x in module.get_symbols()} | set(dir(builtins))
         assert {x.get_name() for table in tables for x in table.get_symbols() if x.is_global()} <= known
+
+
+BUG = """\
+flag: a flag is set
+source: https://example.com/1
+# Why it is written like this.
+subtle
+@@ tiles:advance
+-    pointers += offset
+-    if ALIGNED:
++    if True:
+@@ tiles:dot
+-    return tl.dot(a, b, acc, input_precision=PRECISION)"""
+
+
+def test_a_bug_is_read_from_its_difference() -> None:
+    flag = bug(BUG)
+    assert (flag.name, flag.what, flag.kernel) == ("flag", "a flag is set", "flash_v2")
+    assert (flag.source, flag.subtle, flag.device, flag.raises) == ("https://example.com/1", True, "", False)
+    assert flag.edits == (
+        Edit("kernels.tiles:advance", "    pointers += offset\n    if ALIGNED:", "    if True:"),
+        Edit("kernels.tiles:dot", "    return tl.dot(a, b, acc, input_precision=PRECISION)", ""),
+    )
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [(": a flag is set", ""), ("subtle", "subtel"), ("@@ ", "@ "), ("+    if True:", "    if True:")],
+)
+def test_a_bug_that_cannot_be_read_is_an_error(old: str, new: str) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        bug(BUG.replace(old, new))
 
 
 def test_an_unknown_bug_is_no_kernel() -> None:

@@ -1,0 +1,76 @@
+"""Bounds of answers that are known without a softmax: means of values, single rows of v, and keys without weight.
+
+*Means.* If q = 0, all scores are 0 and P is exactly 1 for each of the n keys that a row sees. If v has integers of at
+most 8, P v and l are sums of integers below 2^24, which float32 holds exactly in any order. What is left is the
+division by l, by div_error of the mean, and the store of out. Sums of rounded numbers are taken by three designs:
+
+- P is divided by l before its cast (``Arithmetic.normalised_first``): it is 1 / n, rounded twice;
+- partial results are divided by their own l and merged (``Arithmetic.partial_results``): ``forward.merge_error``;
+- parts of the keys have an out and a lse each (``Arithmetic.merged``): the weight of each part errs by
+  ``forward.part_error``, and so does the sum of these weights, since out may be divided by it.
+
+Their sums err by ``accumulate`` for each key, relative to the mean of |v|, and each cast of P may underflow. If P, l,
+the quotient and a product are rounded to the format of out (``Arithmetic.rounded_scores``), or parts are stored in it
+(``Arithmetic.rounded_partials``), that many roundoffs of it are added.
+
+lse is log n, which errs by log_error, and by 3 U |lse| for two conversions of base and the sum with the maximum.
+
+*Single rows of v.* If all weights of a row are 0 but one, which is exactly 1, out is a row of v without any rounding,
+as v is in the format of out and a division by l = 1 is exact. A weight is 0 where its score is ``SCORE_GAP`` below
+another one, except that exp2 computed as a polynomial ends at 2^-127 instead of 0 (``leftover``). A value below 2^-126
+may be flushed to 0. If operands are rounded (``Arithmetic.operand_floor``), subnormals may also be misread and
+miswritten, by up to 2^-125.
+"""
+
+import torch
+from torch import Tensor
+
+from reference.arithmetic import FP32_ROUNDOFF, PARTIAL_STORES, Arithmetic
+from reference.bounds.exact import FLOAT32_SAFE
+from reference.bounds.forward import SUBNORMAL_FLUSH, merge_error, part_error
+
+SCORE_GAP = 256.0
+"""If a score is this far below another one of its row, in natural logarithms, its weight is at most exp(-256), about
+2^-369, which is 0 in float32."""
+
+
+def keys_may_overflow(k: Tensor, sm_scale: float, a: Arithmetic) -> bool:
+    """Whether a key may become infinite when it is scaled, so that its score is 0 * inf = NaN even where q is 0.
+
+    The factor is up to |sm_scale| log2 e, which is below 2 |sm_scale|; k has any shape.
+    """
+    top = 0.5 * a.weights.maximum if a.k_prescaled or a.rounded_scores else FLOAT32_SAFE
+    return bool(k.double().abs().amax() * max(1.0, abs(sm_scale)) >= top)
+
+
+def mean_bounds(
+    mean: Tensor, size: Tensor, counts: Tensor, terms: int, a: Arithmetic
+) -> tuple[Tensor, Tensor]:
+    """Return the bounds of out and lse of a row whose scores are all 0, out being a mean of small integers.
+
+    ``mean`` and ``size`` (batch, heads_q, seqlen_q, head_dim) are the means of v and of |v| over the keys that a row
+    sees, ``counts`` their number, which broadcasts with (batch, heads_q, seqlen_q, 1), and ``terms`` is seqlen_k.
+    The bound of lse has the shape of ``counts`` without its last dimension.
+    """
+    of_parts = float(part_error(a, 0.0, terms)) if a.merged > 1 else 0.0
+    coarse = (4 * a.rounded_scores + PARTIAL_STORES * a.rounded_partials) * a.output.roundoff
+    out = (a.div_error + a.output.roundoff * (1 + a.div_error)) * mean.abs() + a.output.underflow
+    if a.normalised_first or a.partial_results or of_parts or coarse:
+        relative = a.weights.roundoff + a.div_error + terms * a.accumulate + merge_error(a, terms)
+        relative += 2 * of_parts + coarse
+        out = out + relative * size + a.weights.underflow * size * counts
+    lse = counts[..., 0].log()
+    error = a.log_error * lse.abs().clamp_min(1.0) + 3 * FP32_ROUNDOFF * lse.abs() + of_parts
+    error = error + a.rounded_scores * a.weights.roundoff * (1 + lse.abs())
+    return out, torch.where(lse == -torch.inf, 0.0, error)
+
+
+def row_bound(row: Tensor, largest: Tensor, terms: int, a: Arithmetic) -> Tensor:
+    """Return the bound of an out that is one row of v, given that row, the largest |v|, and seqlen_k as ``terms``."""
+    lost = row.abs().clamp_min(2.0**-125) if a.operand_floor else row.abs()
+    return torch.where(row.abs() < SUBNORMAL_FLUSH, lost, 0.0) + leftover(terms) * largest
+
+
+def leftover(terms: int) -> float:
+    """Return what ``terms`` weights that should be 0 may add up to."""
+    return terms * SUBNORMAL_FLUSH

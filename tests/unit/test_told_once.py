@@ -1,0 +1,150 @@
+"""One bug is told once, although several laws show it, at several sizes, and beside other bugs of the kernel."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kernels.contract import Capabilities
+from strategies.case import Case
+from tests.harness.attribute import Broken, attribute
+from tests.harness.budget import GRACE_SECONDS, Clock, ShrinkBudget
+from tests.harness.bugs import Bug, Need
+from tests.harness.gentle import gently_reduced
+from tests.harness.needs import NeedSearch
+from tests.harness.plainly import by_its_calls
+from tests.harness.report import Failure
+from tests.harness.triage import Triage
+from tests.harness.verdict import Finding
+
+CLAIMS = Capabilities(head_dims=(16, 32, 64, 128))
+CASE = Case(batch=2, seqlen_q=9, seqlen_k=9, causal=True, dout_layout="gap")
+CAUSAL = Need("causal", (True,), (False,))
+LAID_OUT = Need("dout_layout", ("gap",), ("contiguous",))
+
+Run = Callable[[str, Case, frozenset[str]], Finding | None]
+
+
+def wrong(*tensors: str) -> Finding:
+    """Return the finding that these tensors are wrong."""
+    return Finding(claim="so", kind="error", tensor=tensors[0], tensors=tensors)
+
+
+def bug(finding: Finding, *needs: Need) -> Bug:
+    environment = {"device": "cpu", "device_name": "abacus"}
+    failure = Failure("k.py:f", (), "backward", CASE, kernel="k", finding=finding, environment=environment)
+    return Bug(failure, finding.tensors, needs)
+
+
+def backward(shows: Callable[[Case], bool], *, alone: bool = False) -> Run:
+    """Return a function that runs laws: ``backward``, and unless ``alone`` all others, find dq wrong in some cases."""
+
+    def run(law: str, case: Case, ignored: frozenset[str], **_: Any) -> Finding | None:
+        is_judged = "dq" not in ignored and (law == "backward" or not (alone or law == "forward"))
+        return wrong("dq") if is_judged and shows(case) else None
+
+    return run
+
+
+class TestDeterminism:
+    BROKEN = Broken("determinism", CASE, wrong("dq", "dv"), sizes=({"batch": 1},))
+
+    @pytest.mark.parametrize("batch", [1, 2])
+    def test_a_call_that_is_wrong_by_itself_is_told(self, batch: int) -> None:
+        told = by_its_calls(self.BROKEN, backward(lambda case: case.batch == batch), CLAIMS)
+        assert (told.law, told.case.batch, told.finding) == ("backward", batch, wrong("dq"))
+
+    @pytest.mark.parametrize("tensors", [("dv",), ("dv", "out")])
+    def test_calls_that_are_wrong_in_other_tensors_are_not(self, tensors: tuple[str, ...]) -> None:
+        broken = replace(self.BROKEN, finding=wrong(*tensors))
+        assert by_its_calls(broken, backward(lambda case: True), CLAIMS) is broken
+
+    def test_nor_are_those_that_are_wrong_where_nothing_is_judged(self) -> None:
+        broken = replace(self.BROKEN, ignored=frozenset({"dq"}))
+        assert by_its_calls(broken, backward(lambda case: True), CLAIMS) is broken
+
+    @pytest.mark.parametrize(
+        ("known", "law"), [((), "backward"), ((bug(wrong("dq"), CAUSAL),), "determinism")]
+    )
+    def test_a_call_that_known_bugs_make_wrong_leaves_the_law_to_tell(
+        self, known: tuple[Bug, ...], law: str
+    ) -> None:
+        """What is not the same twice is a bug of its own, also where another makes the same tensor wrong."""
+        triage: Any = SimpleNamespace(
+            runs=SimpleNamespace(
+                info=SimpleNamespace(capabilities=CLAIMS),
+                hard=backward(lambda case: case.causal, alone=True),
+            ),
+            known=SimpleNamespace(bugs=dict(enumerate(known))),
+        )
+        assert Triage._by_plain_law(triage, self.BROKEN).law == law
+
+
+class TestRows:
+    """A layout shows only if there are several rows, whichever size makes them several."""
+
+    SMALLEST = Case(seqlen_q=2, dout_layout="gap")
+    ROWS = Need("seqlen_q", (2,), (0, 1))
+
+    def needed(self, fails: Callable[[Case], bool], *needs: Need) -> list[str]:
+        runs: Any = SimpleNamespace(info=SimpleNamespace(capabilities=CLAIMS))
+        failure: Any = SimpleNamespace(case=self.SMALLEST)
+        return [need.name for need in NeedSearch(runs, failure).without_rows(needs, fails)]
+
+    @pytest.mark.parametrize(
+        ("shows", "needed"),
+        [
+            (lambda case: case.batch * case.heads_q * case.seqlen_q > 1, ["dout_layout"]),
+            (lambda case: case.seqlen_q > 1, ["dout_layout", "seqlen_q"]),
+        ],
+    )
+    def test_a_size_is_not_needed_if_another_does(
+        self, shows: Callable[[Case], bool], needed: list[str]
+    ) -> None:
+        assert (
+            self.needed(lambda case: case.dout_layout == "gap" and shows(case), LAID_OUT, self.ROWS) == needed
+        )
+
+    def test_another_size_that_shows_another_bug_is_none_instead(self) -> None:
+        def fails(case: Case) -> bool:
+            return case.heads_kv > 1 or (case.dout_layout == "gap" and case.seqlen_q > 1)
+
+        assert self.needed(fails, LAID_OUT, self.ROWS) == ["dout_layout", "seqlen_q"]
+
+    def test_beside_another_field_sizes_tell_bugs_apart(self) -> None:
+        assert self.needed(lambda case: True, CAUSAL, self.ROWS) == ["causal", "seqlen_q"]
+
+
+class TestTheEnd:
+    def test_what_other_dtypes_and_processes_have_found_is_known_also_when_time_is_over(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        events: list[str] = []
+        known: Any = SimpleNamespace(learn=lambda: events.append("learn"))
+        broken = Broken("backward", CASE, wrong("dq"))
+        runs: Any = SimpleNamespace(clock=Clock(-GRACE_SECONDS))
+        triage = Triage(runs, known, {}, ShrinkBudget(0.0), [broken, broken])
+        monkeypatch.setattr(triage, "sort", lambda broken, *, patient: events.append("sort"))
+        triage.finish()
+        assert events[:2] == ["learn", "sort"]
+
+
+class TestCrash:
+    def test_head_dims_that_hold_are_told(self) -> None:
+        """A case with a value that is not known to hold is taken for one that ends the process, and is not run."""
+        case = Case(seqlen_q=9, seqlen_k=9, head_dim=128)
+        *_, (smallest, needs) = gently_reduced(case, lambda case: case.head_dim > 32, CLAIMS)
+        assert needs == (Need("head_dim", (64,), (16, 32)),)
+        assert smallest.head_dim == 64
+
+    def test_a_case_that_gave_numbers_is_not_told_as_one_that_ends_the_process(self) -> None:
+        def run(law: str, case: Case, ignored: frozenset[str]) -> Finding | None:
+            if ignored:
+                return Finding(claim="it runs", kind="died")
+            return wrong("dq", "dk") if case.causal else None
+
+        known = bug(wrong("dq"), CAUSAL)
+        outcome = attribute(Broken("backward", CASE, wrong("dq", "dk")), (known,), run, CLAIMS)
+        assert (outcome.rest, outcome.blamed) == (None, [known])
