@@ -8,6 +8,7 @@ from typing import Any
 from kernels.contract import Capabilities
 from strategies.case import SIMPLEST, Case
 from strategies.cases import is_claimed
+from tests.harness.apart import Try, are_apart, leaves_out_right, wrong_with_ordinary_numbers
 from tests.harness.bugs import LARGE_SCORES, Bug, Need, are_kindred, is_small, with_tensors, wrong_tensors
 from tests.harness.vary import (
     LENGTHS,
@@ -21,13 +22,8 @@ from tests.harness.vary import (
 )
 from tests.harness.verdict import NUMBERS, Finding
 
-LONGER = 64
-"""Rows and keys that a case gets more of: with few, what a wrong forward returns may be right by chance."""
 MOST_VALUES = 4
 """How many values of a field are tried."""
-
-Try = Callable[[str, Case, frozenset[str]], Finding | None]
-"""Runs a law on a case without judging some tensors, and returns what it finds, or None."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +67,9 @@ def attribute(broken: Broken, bugs: Sequence[Bug], run: Try, capabilities: Capab
             continue
         if not bug.could_break(outcome.rest.finding):
             continue
-        if "out" in bug.tensors and _leaves_out_right(outcome.rest, run, capabilities):
+        if "out" in bug.tensors and leaves_out_right(
+            outcome.rest.law, outcome.rest.case, outcome.rest.finding, run, capabilities
+        ):
             continue
         cured = _without(bug, outcome.rest, run, capabilities)
         if cured.is_explained:
@@ -157,8 +155,8 @@ def _spoils_also(bug: Bug, beside: Broken, run: Try, capabilities: Capabilities)
     if not needs or not are_kindred(set(bug.tensors), wrong):
         return False
     f = bug.failure
-    own = _wrong_with_ordinary_numbers(f.law, f.case, f.finding, run, capabilities)
-    if own and own.isdisjoint(wrong):
+    own = wrong_with_ordinary_numbers(f.law, f.case, f.finding, run, capabilities)
+    if own and not wrong <= own:
         return False
 
     def found(case: Case) -> set[str]:
@@ -202,7 +200,7 @@ def is_same(known: Bug, bug: Bug, run: Try, capabilities: Capabilities) -> bool:
     if known.is_huge and bug.is_huge:
         return True
     both = ((known, bug), (bug, known))
-    if _are_apart(known, bug, run, capabilities):
+    if are_apart(known, bug, run, capabilities):
         return False
     if known.is_like(bug):
         return True
@@ -219,44 +217,6 @@ def is_same(known: Bug, bug: Bug, run: Try, capabilities: Capabilities) -> bool:
     if any(_begins_like(one, other) and _is_cured_as(one, other, run, capabilities) for one, other in both):
         return True
     return all(_is_cured_as(one, other, run, capabilities) for one, other in both)
-
-
-def _are_apart(one: Bug, other: Bug, run: Try, capabilities: Capabilities) -> bool:
-    """Whether two bugs make different tensors wrong, each in its smallest case with ordinary numbers.
-
-    They do if no tensor is wrong in both, or if out is wrong in one of them and right in the other. They may need the
-    same field all the same.
-    """
-    some, others = (
-        _wrong_with_ordinary_numbers(f.law, f.case, f.finding, run, capabilities)
-        for f in (one.failure, other.failure)
-    )
-    return bool(some and others) and (some.isdisjoint(others) or ("out" in some) != ("out" in others))
-
-
-def _leaves_out_right(broken: Broken, run: Try, capabilities: Capabilities) -> bool:
-    """Whether a failure stays one with ordinary numbers, and out is right in both."""
-    if "out" in wrong_tensors(broken.finding):
-        return False
-    found = _wrong_with_ordinary_numbers(broken.law, broken.case, broken.finding, run, capabilities)
-    return bool(found) and "out" not in found
-
-
-def _wrong_with_ordinary_numbers(
-    law: str, case: Case, finding: Finding, run: Try, capabilities: Capabilities
-) -> set[str]:
-    """Return what is wrong in a case with ordinary numbers in more rows; nothing if all that was wrong is right then.
-
-    With few rows or other numbers, a tensor may be right by chance.
-    """
-    if finding.kind not in NUMBERS or is_small(finding) or law not in ("forward", "backward"):
-        return set()
-    longer = {name: getattr(case, name) + LONGER for name in LENGTHS}
-    ordinary = with_no_more_than(SIMPLEST, replace(case, **longer))
-    judged_by = "backward" if capabilities.backward else "forward"
-    found = run(judged_by, ordinary, frozenset()) if is_claimed(ordinary, capabilities) else None
-    wrong = wrong_tensors(found) if found and found.kind in NUMBERS else set()
-    return wrong if wrong & wrong_tensors(finding) else set()
 
 
 def _begins_like(one: Bug, other: Bug) -> bool:
