@@ -8,7 +8,8 @@ from typing import Any
 from kernels.contract import Capabilities
 from strategies.case import SIMPLEST, Case
 from strategies.cases import is_claimed
-from tests.harness.bugs import Bug, Need, are_kindred, is_small, with_tensors, wrong_tensors
+from tests.harness.apart import Try, are_apart, leaves_out_right, wrong_with_ordinary_numbers
+from tests.harness.bugs import LARGE_SCORES, Bug, Need, are_kindred, is_small, with_tensors, wrong_tensors
 from tests.harness.vary import (
     LENGTHS,
     PAIR,
@@ -23,9 +24,6 @@ from tests.harness.verdict import NUMBERS, Finding
 
 MOST_VALUES = 4
 """How many values of a field are tried."""
-
-Try = Callable[[str, Case, frozenset[str]], Finding | None]
-"""Runs a law on a case without judging some tensors, and returns what it finds, or None."""
 
 
 @dataclass(frozen=True)
@@ -57,13 +55,21 @@ def attribute(broken: Broken, bugs: Sequence[Bug], run: Try, capabilities: Capab
     numbers may matter by accident, so they count only if the bug needs nothing else. If the tensors are still wrong,
     another bug is in the case, and the search goes on without the first. Tensors that the bug is not known to spoil
     are judged once more by themselves. If it turns out that the bug spoils them too, the bug that is blamed has them.
+    A bug that makes out wrong does not explain what is wrong where out is right, and one that only a law with numbers
+    of its own shows does not explain what another law finds.
     """
     outcome = Outcome(broken)
     # Bugs that need most are the most particular, so they are tried first.
     left = sorted(bugs, key=lambda bug: -len(bug.needs))
     while left and outcome.rest is not None:
         bug = left.pop(0)
+        if bug.needs_own_numbers and bug.failure.law != outcome.rest.law:
+            continue
         if not bug.could_break(outcome.rest.finding):
+            continue
+        if "out" in bug.tensors and leaves_out_right(
+            outcome.rest.law, outcome.rest.case, outcome.rest.finding, run, capabilities
+        ):
             continue
         cured = _without(bug, outcome.rest, run, capabilities)
         if cured.is_explained:
@@ -148,6 +154,10 @@ def _spoils_also(bug: Bug, beside: Broken, run: Try, capabilities: Capabilities)
     wrong, needs = wrong_tensors(beside.finding), [need for need in bug.needs if need.name not in LENGTHS]
     if not needs or not are_kindred(set(bug.tensors), wrong):
         return False
+    f = bug.failure
+    own = wrong_with_ordinary_numbers(f.law, f.case, f.finding, run, capabilities)
+    if own and not wrong <= own:
+        return False
 
     def found(case: Case) -> set[str]:
         finding = run(beside.law, case, beside.ignored)
@@ -187,16 +197,23 @@ def _values(need: Need, case: Case) -> list[object]:
 
 def is_same(known: Bug, bug: Bug, run: Try, capabilities: Capabilities) -> bool:
     """Whether two bugs that were found separately are one: what cures the smallest case of either cures the other's."""
-    if (known.is_huge and bug.is_huge) or known.is_like(bug):
+    if known.is_huge and bug.is_huge:
+        return True
+    both = ((known, bug), (bug, known))
+    if are_apart(known, bug, run, capabilities):
+        return False
+    if known.is_like(bug):
         return True
     if not known.is_kin(bug):
         return False
-    for one, other in ((known, bug), (bug, known)):
+    for one, other in both:
+        of_scores = SCORES in {need.name for need in other.needs} and {*one.tensors} <= {*other.tensors}
+        if one.needs_own_numbers and one.failure.law == LARGE_SCORES and of_scores:
+            return True
         if one.needs_no_more_than_dtype and _is_shown_by(one, other, run, capabilities):
             return True
     if bug.failure.finding.ends_process:  # each run to make sure would end a process
         return bool({need.name for need in bug.needs} & {need.name for need in known.needs})
-    both = ((known, bug), (bug, known))
     if any(_begins_like(one, other) and _is_cured_as(one, other, run, capabilities) for one, other in both):
         return True
     return all(_is_cured_as(one, other, run, capabilities) for one, other in both)

@@ -17,6 +17,11 @@ SMALLEST_TILE = 16
 OF_ROUNDINGS = 2.0**-7
 """A relative error below this may come from a format of few bits."""
 
+LARGE_SCORES = "exact"
+"""The law that sets large scores."""
+OWN_NUMBERS = (LARGE_SCORES, "special")
+"""Laws that set numbers of their own, so that a case of theirs is not ordinary, whatever its fields are."""
+
 ENOUGH = 8
 """At least this many ordinary cases must be run to say that a bug shows in all of them."""
 
@@ -138,7 +143,12 @@ class Bug:
     def is_everywhere(self) -> bool:
         """Whether it shows in every case of the dtypes that it needs, judged by the ordinary ones."""
         s = self.severity
-        return self.needs_no_more_than_dtype and s.shown == s.tried >= ENOUGH
+        return self.needs_no_more_than_dtype and s.shown == s.tried >= ENOUGH and not self.needs_own_numbers
+
+    @property
+    def needs_own_numbers(self) -> bool:
+        """Whether nothing is known to decide whether it shows but the numbers that its law sets in every case."""
+        return self.failure.law in OWN_NUMBERS and not any(need.is_telling for need in self.needs)
 
     @property
     def needs_numbers(self) -> bool:

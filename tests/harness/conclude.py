@@ -49,10 +49,10 @@ def merged(
 
 
 def _are_one(one: Bug, other: Bug, is_same: Callable[[Bug, Bug], bool] | None) -> bool:
-    """Whether two finds are of one bug, by their records or else by ``is_same``."""
+    """Whether two finds are of one bug, by ``is_same``, or by their records if there is none."""
     if one.failure.kernel != other.failure.kernel:
         return False
-    return one.is_like(other) or bool(is_same and is_same(one, other))
+    return is_same(one, other) if is_same else one.is_like(other)
 
 
 def _one(group: list[Bug], seen: Mapping[str, Sightings]) -> Concluded:

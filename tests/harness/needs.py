@@ -8,6 +8,7 @@ from typing import Any
 from reference.bounds.accumulation import SHRINKING_SAFETY
 from strategies.case import TENSORS, Case
 from strategies.cases import is_claimed
+from tests.harness.apart import wrong_with_ordinary_numbers
 from tests.harness.attribute import cures, needs_of
 from tests.harness.budget import BudgetSpent
 from tests.harness.bugs import Need, are_kindred, is_not_cured, wrong_tensors
@@ -145,9 +146,10 @@ class NeedSearch:
     def tensors_of(self, needs: Sequence[Need], cases: Sequence[Case], spend: Callable[[], None]) -> set[str]:
         """Return all tensors that are wrong because of the bug, under its own law and the plain ones.
 
-        Tensors that are still wrong when a need of the bug is taken away are another bug's.
+        Tensors that are still wrong when a need of the bug is taken away are another bug's, and so are those that are
+        right in its smallest case with ordinary numbers.
         """
-        own = self.failure.law
+        f, own = self.failure, self.failure.law
         beside = () if own in NO_PLAIN_LAW or self.failure.finding.kind not in NUMBERS else PLAIN_LAWS
         found: set[str] = set()
         for law in dict.fromkeys((own, *beside)):
@@ -158,7 +160,11 @@ class NeedSearch:
                     for case in cured:
                         wrong = wrong - self.wrong(case, law, spend)
                 found |= wrong
-        return found
+        capabilities = self.runs.info.capabilities
+        ordinarily = wrong_with_ordinary_numbers(
+            f.law, f.case, f.finding, lambda law, case, _: self.found(case, law, spend), capabilities
+        )
+        return self.kindred(found & ordinarily if ordinarily else found)
 
     def always_wrong(self, spend: Callable[[], None]) -> set[str]:
         """Return the tensors that are wrong in every ordinary case in which this failure's own tensor is wrong.
@@ -173,8 +179,12 @@ class NeedSearch:
         ordinary = ordinary_cases(info.capabilities, self.failure.case.dtype, self.runs.device_type)
         found = [self.wrong(case, law, spend) for case in ordinary[:ORDINARY_JUDGED]]
         showing = [wrong for wrong in found if own in wrong]
-        always = set.intersection(*showing) if showing else set()
-        return {tensor for tensor in always if are_kindred({own}, {tensor}) or "out" in always}
+        return self.kindred(set.intersection(*showing) if showing else set())
+
+    def kindred(self, wrong: set[str]) -> set[str]:
+        """Return the tensors that one mistake may have made wrong together with the failure's own."""
+        own = self.failure.finding.tensor
+        return {tensor for tensor in wrong if "out" in wrong or are_kindred({own}, {tensor})}
 
     def wrong(self, case: Case, law: str, spend: Callable[[], None]) -> set[str]:
         """Return the tensors that are wrong in a case."""

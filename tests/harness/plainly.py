@@ -6,7 +6,8 @@ from dataclasses import replace
 from kernels.contract import Capabilities
 from strategies.case import Case
 from strategies.cases import is_claimed
-from tests.harness.attribute import Broken, Try
+from tests.harness.apart import Try
+from tests.harness.attribute import Broken
 from tests.harness.bugs import are_kindred, wrong_tensors
 from tests.harness.verdict import NUMBERS
 

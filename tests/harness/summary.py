@@ -79,7 +79,7 @@ class Summary:
                 of_kernel = runs[bug.failure.kernel]
                 run = partial(of_kernel.hard, explained=True)
                 return is_same(known, bug, run, of_kernel.info.capabilities)
-            return False
+            return known.is_like(bug)
 
         distinct = merged(self.results.bugs, self.results.seen, one_and_the_same)
         self.results.conclude([with_offers(one, runs[one.bug.failure.kernel], spend) for one in distinct])

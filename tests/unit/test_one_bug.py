@@ -1,6 +1,7 @@
 """One bug stays one in further tensors, other numbers, dtypes and lengths, and if there are two ways to trigger it."""
 
 from dataclasses import replace
+from itertools import permutations
 
 from strategies.case import Case
 from tests.harness.attribute import Broken, attribute, is_same
@@ -117,3 +118,61 @@ def test_a_second_way_to_show_a_bug_begins_at_the_same_length() -> None:
     assert not is_same(one, more, runner(wrong), CLAIMS)
     of_masks = bug(equal, ("lse",), CAUSAL, GROUP)
     assert not is_same(bug(ordinary, ("lse",), GROUP), of_masks, runner(wrong), CLAIMS)
+
+
+def test_gradients_where_out_is_right_are_no_bug_of_the_forward() -> None:
+    """A scale of 0 is taken for the default one; beside that dk is multiplied by the default in place of the scale."""
+    zero, other = replace(CASE, causal=False, sm_scale=0.0), replace(CASE, causal=False, sm_scale=-0.5)
+    needs_zero = Need("sm_scale", (0.0,), (None, 1.0))
+    needs_other = Need("sm_scale", (-0.5,), (None,))
+
+    def wrong(case: Case) -> set[str]:
+        if case.sm_scale == 0:
+            return {"out", "lse", "dq", "dk", "dv"}
+        return set() if case.sm_scale is None else {"dk"}
+
+    of_forward = bug(zero, ("dk", "dq", "dv", "lse", "out"), needs_zero)
+    of_dk = bug(other, ("dk",), needs_other, law="backward")
+    for known, found in ((of_forward, of_dk), (of_dk, of_forward)):
+        assert not is_same(known, found, runner(wrong), CLAIMS)
+    run = runner(wrong)
+    for case, known, rest in ((zero, of_dk, {"dq", "dv", "lse", "out"}), (other, of_forward, {"dk"})):
+        failure = run("backward", case, frozenset())
+        assert failure is not None
+        outcome = attribute(Broken("backward", case, failure), [known], run, CLAIMS)
+        assert outcome.rest is not None
+        assert {*outcome.rest.finding.tensors} == rest
+    one = bug(other, ("dk",), needs_other, law="backward")
+    more = bug(replace(other, seed=1), ("dk", "out"), needs_other)
+    assert is_same(
+        one, more, runner(lambda case: {"dk", "out"} if case.sm_scale is not None else set()), CLAIMS
+    )
+
+
+def test_bugs_that_need_the_same_field_and_make_other_tensors_wrong_are_two() -> None:
+    """All four show for grouped heads alone; the last shows for two members of a group, and the others for three."""
+    makes = {"heads": {"out", "lse", "dq", "dk", "dv"}, "lse": {"lse"}, "dk": {"dk"}, "dv": {"dv"}}
+    groups = {"heads": 3, "lse": 3, "dk": 3, "dv": 2}
+    kernels = {x: (lambda case, x=x: makes[x] if case.group == groups[x] else set()) for x in makes}
+    cases = {x: replace(CASE, causal=False, heads_kv=at, group=groups[x]) for at, x in enumerate(makes, 1)}
+    bugs = {x: bug(cases[x], tuple(makes[x]), GROUP, law="backward") for x in makes}
+
+    def wrong(case: Case) -> set[str]:
+        return kernels[list(makes)[case.heads_kv - 1]](case)
+
+    for one, other in permutations(makes, 2):
+        assert not is_same(bugs[one], bugs[other], runner(wrong), CLAIMS)
+        assert is_same(bugs[one], bugs[one], runner(wrong), CLAIMS)
+
+
+def test_what_only_a_law_with_numbers_of_its_own_shows_explains_no_other_law() -> None:
+    """Large scores overflow; beside that an ordinary case is wrong because of its causal mask."""
+    exact = replace(bug(replace(CASE, causal=False), ("out",), law="exact"), severity=Severity(20, 20))
+    assert not exact.is_everywhere
+    rest, blamed = left(causal, CASE, exact)
+    assert rest is not None
+    assert not blamed
+    large = bug(replace(CASE, q_values="outliers"), ("lse", "out"), Need(SCORES, ("other",), ("ordinary",)))
+    for known, found in ((exact, large), (large, exact)):
+        assert is_same(known, found, runner(lambda case: set()), CLAIMS)
+    assert not is_same(exact, bug(CASE, ("out",), CAUSAL), runner(causal), CLAIMS)

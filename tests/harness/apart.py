@@ -1,0 +1,54 @@
+"""Bugs that are apart although they may need the same field: with ordinary numbers they make other tensors wrong."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from kernels.contract import Capabilities
+from strategies.case import SIMPLEST, Case
+from strategies.cases import is_claimed
+from tests.harness.bugs import Bug, is_small, wrong_tensors
+from tests.harness.vary import LENGTHS, with_no_more_than
+from tests.harness.verdict import NUMBERS, Finding
+
+LONGER = 64
+"""Rows and keys that a case gets more of: with few, what a wrong forward returns may be right by chance."""
+
+Try = Callable[[str, Case, frozenset[str]], Finding | None]
+"""Runs a law on a case without judging some tensors, and returns what it finds, or None."""
+
+
+def are_apart(one: Bug, other: Bug, run: Try, capabilities: Capabilities) -> bool:
+    """Whether two bugs make different tensors wrong, each in its smallest case with ordinary numbers.
+
+    They do if no tensor is wrong in both, or if out is wrong in one of them and right in the other.
+    """
+    some, others = (
+        wrong_with_ordinary_numbers(f.law, f.case, f.finding, run, capabilities)
+        for f in (one.failure, other.failure)
+    )
+    return bool(some and others) and (some.isdisjoint(others) or ("out" in some) != ("out" in others))
+
+
+def leaves_out_right(law: str, case: Case, finding: Finding, run: Try, capabilities: Capabilities) -> bool:
+    """Whether out is right in a failure, and in the same case with ordinary numbers, where something is wrong too."""
+    if "out" in wrong_tensors(finding):
+        return False
+    found = wrong_with_ordinary_numbers(law, case, finding, run, capabilities)
+    return bool(found) and "out" not in found
+
+
+def wrong_with_ordinary_numbers(
+    law: str, case: Case, finding: Finding, run: Try, capabilities: Capabilities
+) -> set[str]:
+    """Return what is wrong in a case with ordinary numbers in more rows; nothing if all that was wrong is right then.
+
+    With few rows or other numbers, a tensor may be right by chance.
+    """
+    if finding.kind not in NUMBERS or is_small(finding) or law not in ("forward", "backward"):
+        return set()
+    longer = {name: getattr(case, name) + LONGER for name in LENGTHS}
+    ordinary = with_no_more_than(SIMPLEST, replace(case, **longer))
+    judged_by = "backward" if capabilities.backward else "forward"
+    found = run(judged_by, ordinary, frozenset()) if is_claimed(ordinary, capabilities) else None
+    wrong = wrong_tensors(found) if found and found.kind in NUMBERS else set()
+    return wrong if wrong & wrong_tensors(finding) else set()
