@@ -183,9 +183,9 @@ class Bug:
     def is_like(self, other: "Bug") -> bool:
         """Whether both are one bug, to judge by their records alone.
 
-        They are if they need the same fields and the case of each meets the needs of both; or if neither needs any, as
-        far as is known, and the tensor that is most wrong in each is among the wrong ones of the other; or if the same
-        exception was raised at the same line.
+        They are if they need the same fields and the case of each meets the needs of both, or has a length that is
+        equal to head_dim; or if neither needs any, as far as is known, and the tensor that is most wrong in each is
+        among the wrong ones of the other; or if the same exception was raised at the same line.
         """
         if (origin := self.failure.finding.origin) and origin == other.failure.finding.origin:
             return True
@@ -196,6 +196,11 @@ class Bug:
             both = ((self, other), (other, self))
             return all(one.failure.finding.tensor in (*two.tensors, "") for one, two in both)
         cases = (self.failure.case, other.failure.case)
+        if any(
+            {name, "head_dim"} <= mine and all(getattr(x, name) == x.head_dim for x in cases)
+            for name in LENGTHS
+        ):
+            return True
         met = all(bug.is_met(case) for bug in (self, other) for case in cases)
         return met and any(x.is_telling for x in self.needs)
 

@@ -176,3 +176,15 @@ def test_what_only_a_law_with_numbers_of_its_own_shows_explains_no_other_law() -
     for known, found in ((exact, large), (large, exact)):
         assert is_same(known, found, runner(lambda case: set()), CLAIMS)
     assert not is_same(exact, bug(CASE, ("out",), CAUSAL), runner(causal), CLAIMS)
+
+
+def test_a_length_that_is_equal_to_head_dim_is_one_bug_at_every_head_dim() -> None:
+    """Which axis of a tensor is which may be guessed by their sizes."""
+    cases = [Case(seqlen_k=x, head_dim=x) for x in (16, 64)]
+    needs = [
+        (Need("seqlen_k", (one,), (other,)), Need("head_dim", (one,), (other,)))
+        for one, other in ((16, 64), (64, 16))
+    ]
+    equal, equal_too = (bug(case, ("dv",), *need) for case, need in zip(cases, needs, strict=True))
+    assert equal.is_like(equal_too)
+    assert not equal.is_like(bug(replace(cases[1], seqlen_k=65), ("dv",), *needs[1]))
