@@ -55,17 +55,7 @@ class GpuCheck(Rule):
         masks = cycle((False, True))
         dtypes = cycle(_GPUCHECK)
         return [
-            RuleCase(
-                batch=1,
-                heads_q=2,
-                heads_kv=2,
-                seqlen_q=length,
-                seqlen_k=length,
-                head_dim=head_dim,
-                dtype=dtype,
-                causal=causal,
-                seed=42,
-            )
+            RuleCase(1, 2, 2, length, length, head_dim, dtype=dtype, causal=causal, seed=42)
             for (length, head_dim), dtype, causal in zip(shapes, dtypes, masks, strict=False)
         ]
 
@@ -113,19 +103,8 @@ class GpuEmu(Rule):
         cases = []
         for seed in range(12 if device == "cpu" else 100):
             batch, heads, length, head_dim = (r.choice(schema[name]) for name in "BHSD")
-            cases.append(
-                RuleCase(
-                    batch=batch,
-                    heads_q=heads,
-                    heads_kv=heads,
-                    seqlen_q=length,
-                    seqlen_k=length,
-                    head_dim=head_dim,
-                    dtype=r.choice(("float32", "float16")),
-                    causal=False,
-                    seed=seed,
-                )
-            )
+            dtype = r.choice(("float32", "float16"))
+            cases.append(RuleCase(batch, heads, heads, length, length, head_dim, dtype=dtype, seed=seed))
         return cases
 
     def judge(self, kernel: AttentionKernel, case: RuleCase, device: str) -> None:

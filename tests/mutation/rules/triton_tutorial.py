@@ -49,12 +49,12 @@ class TritonTutorial(Rule):
         sizes = _SIZES["cpu" if device == "cpu" else "cuda"]
         return [
             RuleCase(
-                batch=batch,
-                heads_q=heads,
-                heads_kv=heads,
-                seqlen_q=length,
-                seqlen_k=length,
-                head_dim=head_dim,
+                batch,
+                heads,
+                heads,
+                length,
+                length,
+                head_dim,
                 dtype="float16",
                 causal=causal,
                 sm_scale=0.5,
