@@ -34,8 +34,8 @@ class Target:
     @property
     def change(self) -> str:
         """A name that outlives edits elsewhere in the file: the function, and the edit between its neighbours."""
-        lines = self.diff.splitlines()[2:]
-        return "\n".join([self.mutant.function, *(f"{x[0]} {x[1:].strip()}" for x in lines if x[:2] != "@@")])
+        lines = (f"{x[0]} {x[1:].strip()}" for x in self.diff.splitlines()[2:] if x[:2] != "@@")
+        return "\n".join([self.mutant.function, *filter(str.strip, lines)])
 
     def write(self, folder: Path) -> str:
         """Write the mutant as a module below ``folder``, and return the SPEC of its kernel."""

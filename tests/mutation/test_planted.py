@@ -9,8 +9,7 @@ from hypothesis import settings
 from kernels.mutants import CATALOGUE
 from kernels.mutants.mutant import Mutant
 from tests.mutation.campaign import Campaign
-from tests.mutation.causes import CAUSES
-from tests.mutation.diagnosis import judged
+from tests.mutation.diagnosis import CAUSES, judged
 from tests.mutation.schedule import LAWS, SAMPLE, is_quick
 from tests.mutation.score import Planted, Recorder, Sound
 from tests.mutation.shrinking import Shrunk, shrink
