@@ -13,7 +13,7 @@ from tests.harness.kernel_info import KernelInfo, Unavailable
 from tests.harness.plan import chosen_device
 from tests.mutation.campaign import Campaign
 from tests.mutation.schedule import Schedule
-from tests.mutation.score import MutationSummary, Recorder
+from tests.mutation.score import PROPERTY, MutationSummary, Recorder, written
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -90,6 +90,6 @@ def campaign(campaigns: Callable[[str], Campaign], pytestconfig: pytest.Config) 
 
 
 @pytest.fixture
-def recorder(request: pytest.FixtureRequest) -> Recorder:
-    """Return the recorder by which an item notes what it found."""
-    return Recorder(request.node)
+def record(record_property: Callable[[str, object], None]) -> Recorder:
+    """Return the function by which an item notes what it found: it sends a record along with the item's report."""
+    return lambda found: record_property(PROPERTY, written(found))

@@ -40,23 +40,23 @@ def test_operator_mutant_is_caught(
     target: Target,
     judgements: Judgements,
     campaign: Campaign,
-    recorder: Recorder,
+    record: Recorder,
     pytestconfig: pytest.Config,
 ) -> None:
     """A mutant must be caught, unless it compiles to the same code or ``equivalent`` argues why it is not caught."""
     name, judgement = target.mutant.name, judgements[target]
     if judgement.verdict != "different":
-        recorder.add(Operator(name=name, verdict=judgement.verdict, reason=judgement.detail))
+        record(Operator(name=name, verdict=judgement.verdict, reason=judgement.detail))
         return
     for argument in ARGUMENTS:
         if target.change in argument.changes and argument.device in ("", campaign.schedule.device_type):
             verdict, reason = argument.verdict, argument.reason
-            recorder.add(Operator(name=name, verdict=verdict, reason=reason, diff=target.diff))
+            record(Operator(name=name, verdict=verdict, reason=reason, diff=target.diff))
             return
     spec = target.write(Path(pytestconfig.getoption("--report-dir")) / "mutants")
     attempt = campaign.attempt(spec, 0, EXAMPLES)
     verdict = "killed" if attempt.finding else "invalid" if attempt.only_raised else "survived"
-    recorder.add(
+    record(
         Operator(
             name=name,
             verdict=verdict,
