@@ -1,5 +1,6 @@
 """The results of a run: counts for each kernel, law and dtype, the bugs found, and the content of summary.json."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
@@ -130,10 +131,10 @@ class Results:
 
     def counts(self, name: str) -> dict[str, int]:
         """Return the sum of the field ``name`` of all tallies of a kernel, for each kernel where it is not 0."""
-        sums = dict.fromkeys(self.kernels, 0)
+        sums: Counter[str] = Counter()
         for (kernel, _, _), tally in self.tallies.items():
             sums[kernel] += getattr(tally, name)
-        return {kernel: count for kernel, count in sums.items() if count}
+        return {kernel: sums[kernel] for kernel in self.kernels if sums[kernel]}
 
     def complaints(self) -> list[str]:
         """Return one line for each kernel that refuses or cannot run too much of what it claims."""
@@ -156,16 +157,13 @@ class Results:
 
         Only kernels that declare no arithmetic have such designs: see ``reference.family``.
         """
-        counts: dict[str, Tally] = {}
+        found: dict[str, Counter[str]] = {}
         for (kernel, _, _), tally in self.tallies.items():
-            counts.setdefault(kernel, Tally()).merge(Tally(designs=tally.designs))
-        ordered = {
-            kernel: sorted(x.designs, key=x.designs.__getitem__, reverse=True) for kernel, x in counts.items()
-        }
+            found.setdefault(kernel, Counter()).update(tally.designs)
         return {
-            kernel: "; ".join(f"{name} ({counts[kernel].designs[name]} examples)" for name in names)
-            for kernel, names in ordered.items()
-            if names
+            kernel: "; ".join(f"{name} ({count} examples)" for name, count in designs.most_common())
+            for kernel, designs in found.items()
+            if designs
         }
 
     def distribution(self) -> list[dict[str, Any]]:
@@ -179,8 +177,7 @@ class Results:
             for tensor, bins in tally.histogram.items():
                 if law in ("forward", "backward"):
                     part = Tally(histogram={tensor: bins}, largest={tensor: tally.largest[tensor]})
-                    part.judged = {tensor: tally.judged.get(tensor, 0)}
-                    part.idle = {tensor: tally.idle.get(tensor, 0)}
+                    part.judged[tensor], part.idle[tensor] = tally.judged[tensor], tally.idle[tensor]
                     by_tensor.setdefault((kernel, dtype, tensor), Tally()).merge(part)
         return [
             {
