@@ -101,7 +101,7 @@ def make_subject(item: LawTurn) -> Subject:
     known = KnownBugs(info.name, item.dtype, plan.report_dir, verbose=item.config.get_verbosity() > 0)
     runs = Runs(info, plan.child, plan.journal, known.bugs, plan.clock)
     triage = Triage(runs, known, plan.environment, plan.shrinking)
-    return Subject(triage, plan.max_seqlen, plan.replay.case if plan.replay else None, plan.corpus)
+    return Subject(triage, plan.max_seqlen, plan.replay, plan.corpus)
 
 
 def seconds_of(item: LawTurn) -> float:
