@@ -46,14 +46,8 @@ class RecordedLaunch:
     """
 
     function: str
-    signature: tuple[tuple[str, str], ...]
-    constants: tuple[tuple[str, Any], ...]
-
-    @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> "RecordedLaunch":
-        """Make a launch from what ``json`` makes of ``dataclasses.asdict``."""
-        pairs = (tuple((name, value) for name, value in record[key]) for key in ("signature", "constants"))
-        return cls(record["function"], *pairs)
+    signature: dict[str, str]
+    constants: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -128,8 +122,8 @@ def ttir(function: JITFunction, launch: RecordedLaunch) -> str:
     backend = make_backend(target)
     # This option is given only because Triton 3.9 warns of its default; this IR doesn't depend on it.
     options = backend.parse_options({"enable_fp_fusion": False})
-    constants = {name: _decoded(value) for name, value in launch.constants}
-    source = ASTSource(function, dict(launch.signature), constants)
+    constants = {name: _decoded(value) for name, value in launch.constants.items()}
+    source = ASTSource(function, launch.signature, constants)
     context = ir.context()
     ir.load_dialects(context)
     backend.load_dialects(context)
@@ -147,20 +141,20 @@ def _launch(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
     parameters = inspect.signature(function).parameters
     bound = inspect.signature(function).bind(*args, **{k: v for k, v in kwargs.items() if k in parameters})
     bound.apply_defaults()
-    signature, constants = [], []
+    signature, constants = {}, {}
     for i, (name, value) in enumerate(bound.arguments.items()):
         parameter = KernelParam(i, parameters[name], False, False)
         # None is a constant as well, unless an annotation says otherwise.
         kind = "constexpr" if parameter.is_constexpr else parameter.annotation_type or mangle_type(value)
         # Tuples are not supported: Triton knows no type "unknown", so the launch will not compile.
-        signature.append((name, kind if isinstance(kind, str) else "unknown"))
+        signature[name] = kind if isinstance(kind, str) else "unknown"
         if kind == "constexpr":
-            constants.append((name, _encoded(value)))
-    return RecordedLaunch(function.__name__, tuple(signature), tuple(constants))
+            constants[name] = _encoded(value)
+    return RecordedLaunch(function.__name__, signature, constants)
 
 
 def _encoded(value: Any) -> Any:
-    """Return a form of a constant that is hashable and survives JSON."""
+    """Return a form of a constant that survives JSON."""
     value = value.value if isinstance(value, tl.constexpr) else value
     if isinstance(value, tl.dtype):
         return _DTYPE + value.name
@@ -173,14 +167,9 @@ def _decoded(value: Any) -> Any:
 
 def _run(request: Mapping[str, Any]) -> "subprocess.CompletedProcess[str]":
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    return subprocess.run(
-        [sys.executable, "-P", "-m", "tests.mutation.equivalence"],
-        input=json.dumps(request),
-        env=environment | {"PYTHONPATH": python_path()},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-P", "-m", "tests.mutation.equivalence"]
+    environment["PYTHONPATH"] = python_path()
+    return subprocess.run(command, input=json.dumps(request), env=environment, capture_output=True, text=True)
 
 
 # Everything below runs in the process that compiles.
@@ -194,8 +183,8 @@ class _Original:
     """
 
     launch: RecordedLaunch
-    key: str | None
-    ir: str | None
+    key: str | None = None
+    ir: str | None = None
     error: str = ""
 
 
@@ -210,7 +199,7 @@ def main() -> None:
         print(json.dumps(record), file=answers, flush=True)
 
     module = load_module(request["entry"], {})
-    originals = [_original(module, RecordedLaunch.from_json(record)) for record in request["launches"]]
+    originals = [_original(module, RecordedLaunch(**record)) for record in request["launches"]]
     compiled, errors = [x.ir is not None for x in originals], [x.error for x in originals if x.error]
     answer({"compiled": compiled, "errors": errors})
     # Launches with the most code come first, because they show the most edits.
@@ -224,11 +213,11 @@ def main() -> None:
 def _original(module: ModuleType, launch: RecordedLaunch) -> _Original:
     function = _find(module, launch.function)
     if function is None:
-        return _Original(launch, None, None, f"no function {launch.function!r} is found")
+        return _Original(launch, error=f"no function {launch.function!r} is found")
     try:
         return _Original(launch, _key(function), ttir(function, launch))
     except Exception as error:
-        return _Original(launch, _key(function), None, _last_line(error))
+        return _Original(launch, _key(function), error=_last_line(error))
 
 
 def _judge(entry: str, mutant: Mapping[str, str], originals: Sequence[_Original]) -> Judgement:
