@@ -175,11 +175,7 @@ def own_results(trial: Trial, piece: Piece) -> dict[str, Any]:
 
 
 def explain(
-    trial: Trial,
-    factor: str,
-    base: Arithmetic,
-    ways: tuple[Changes, ...],
-    checks: Callable[..., list[Check]],
+    trial: Trial, factor: str, base: Arithmetic, ways: tuple[Changes, ...], checks: Callable[..., list[Check]]
 ) -> None:
     """Find a way to round with which all ``checks`` hold, trying first the one that held last.
 
@@ -239,27 +235,24 @@ def _checks(
     expressions: Mapping[str, str],
 ) -> list[Check]:
     """Make a check for each tensor that the kernel returned, with expected and bound unfolded to its shape."""
-    heads_q = piece.problem.heads_q
-    group = heads_q // piece.problem.heads_kv if piece.problem.heads_kv else 1
-    found = []
+    p, found = piece.problem, []
     for name, actual in piece.outputs.named().items():
-        if name not in expected:
-            continue
-        value, bound = expected[name]
-        of_keys = name in ("dk", "dv")
-        found.append(
-            Check(
+        if name in expected:
+            of_keys = name in ("dk", "dv")
+            value, bound = (x if of_keys else unfold(x, p.heads_q) for x in expected[name])
+            first_head = piece.head if of_keys else piece.head * (p.heads_q // max(1, p.heads_kv))
+            check = Check(
                 claim=claim.format(name),
                 tensor=name,
                 actual=actual,
-                expected=value if of_keys else unfold(value, heads_q),
-                bound=bound if of_keys else unfold(bound, heads_q),
+                expected=value,
+                bound=bound,
                 maximum=torch.inf if name == "lse" else trial.arithmetic.output.maximum,
                 call=piece.outputs.call,
                 expression=expressions.get(name, ""),
-                origin=(piece.batch, piece.head if of_keys else piece.head * group),
+                origin=(piece.batch, first_head),
             )
-        )
+            found.append(check)
     return found
 
 
