@@ -93,7 +93,7 @@ class Investigation:
 
     @property
     def as_it_is(self) -> Bug:
-        """The bug, as far as it is known."""
+        """Return the bug, as far as it is known."""
         case = self.failure.case
         named = (self.failure.finding.tensor,) if self.failure.finding.tensor else ()
         present = (need for need in self.needs if is_present(need, case))
@@ -128,7 +128,7 @@ class Investigation:
 
     @cached_property
     def search(self) -> NeedSearch:
-        """What can be asked about the bug, once its smallest case is known."""
+        """Return what can be asked about the bug, once its smallest case is known."""
         return NeedSearch(self.runs, self.failure)
 
     def beside_shrinking(self, seconds: float, calls: float = math.inf) -> Callable[[], None]:
@@ -284,7 +284,7 @@ class Investigation:
 
     @property
     def script_seconds(self) -> float:
-        """Seconds that a script may take, compilation included, which is given less time than in a search."""
+        """Return the seconds that a script may take. Its compilation is given less time than in a search."""
         child = self.runs.child
         return max(LEAST_SECONDS, self.runs.clock.cut(min(child.run_seconds, child.start_seconds)))
 

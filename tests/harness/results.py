@@ -70,23 +70,23 @@ class Results:
 
     @property
     def keys(self) -> set[Key]:
-        """Each kernel, law and dtype for which an item was run or a bug was seen."""
+        """Return each kernel, law and dtype for which an item was run or a bug was seen."""
         return {*self.tallies, *self.broken}
 
     @property
     def kernels(self) -> list[str]:
-        """The names of the kernels that were tried, in the order of the command line."""
+        """Return the names of the kernels that were tried, in the order of the command line."""
         tried = {kernel for kernel, _, _ in self.keys}
         return [name for name in self.infos if name in tried]
 
     @property
     def laws(self) -> list[str]:
-        """The names of the laws that were tried, in the order in which they are run."""
+        """Return the names of the laws that were tried, in the order in which they are run."""
         return sorted({law for _, law, _ in self.keys}, key=rank)
 
     @property
     def dtypes(self) -> list[str]:
-        """The names of the dtypes that were tried."""
+        """Return the names of the dtypes that were tried."""
         tried = {dtype for _, _, dtype in self.keys}
         return [dtype for dtype in DTYPES if dtype in tried]
 

@@ -70,7 +70,7 @@ class Tally:
 
     @property
     def drawn(self) -> int:
-        """The number of cases that were drawn, among which cases that were moved count twice."""
+        """Return the number of cases that were drawn, among which cases that were moved count twice."""
         return self.examples + self.refusals + self.skipped + self.known + self.set_aside
 
     def add(self, verdict: Verdict, case: Case) -> None:

@@ -66,7 +66,7 @@ class Problem:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The keywords of the call; those of key padding, dropout and a window are left out unless they are used."""
+        """Return the keywords of the call, without those of key padding, dropout and a window if they are not used."""
         options: dict[str, Any] = {"causal": self.causal, "sm_scale": self.sm_scale}
         if self.key_padding_mask is not None:
             options["key_padding_mask"] = self.key_padding_mask
@@ -102,12 +102,12 @@ class Problem:
 
     @property
     def heads_q(self) -> int:
-        """Number of query heads."""
+        """Return the number of query heads."""
         return self.q.shape[1]
 
     @property
     def heads_kv(self) -> int:
-        """Number of key heads."""
+        """Return the number of key heads."""
         return self.k.shape[1]
 
 
@@ -198,23 +198,23 @@ class Trial:
 
     @cached_property
     def family(self) -> Family:
-        """The designs that the kernel may have, one of which has to explain what it returns."""
+        """Return the designs that the kernel may have, one of which has to explain what it returns."""
         device = torch.device(self.device).type
         return self.kernel.capabilities.family(self.case.dtype, device, self.launch)
 
     @property
     def arithmetic(self) -> Arithmetic:
-        """An arithmetic that rounds at least as much as each of these designs."""
+        """Return an arithmetic that rounds at least as much as each of these designs."""
         return self.family.envelope
 
     @property
     def alignment(self) -> str:
-        """The corner to which the kernel's causal mask is aligned."""
+        """Return the corner to which the kernel's causal mask is aligned."""
         return self.kernel.capabilities.causal_alignment
 
     @property
     def sizes(self) -> list[dict[str, Any]]:
-        """The sizes and options of the calls made so far, without repetition, named as fields of a case.
+        """Return the sizes and options of the calls made so far, without repetition, named as fields of a case.
 
         Calls that have the sizes and options of the case itself are left out.
         """

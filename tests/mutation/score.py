@@ -11,10 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.harness.table import Row, print_table
+from tests.harness.table import Table, print_table
 
-Table = tuple[Row, Sequence[Row]]
-"""The names of the columns, and the rows."""
 PROPERTY = "flashproof mutation"
 """The user property that carries a record from an item, through xdist, to the main process."""
 

@@ -28,12 +28,12 @@ class Target:
 
     @property
     def diff(self) -> str:
-        """The edit as a unified diff with one line of context."""
+        """Return the edit as a unified diff with one line of context."""
         return self.mutant.diff(source_of(self.module))
 
     @property
     def change(self) -> str:
-        """A name that outlives edits elsewhere in the file: the function, and the edit between its neighbours."""
+        """Return a name that outlives edits elsewhere in the file: the function, and the edit among its neighbours."""
         lines = (f"{x[0]} {x[1:].strip()}" for x in self.diff.splitlines()[2:] if x[:2] != "@@")
         return "\n".join([self.mutant.function, *filter(str.strip, lines)])
 

@@ -83,7 +83,7 @@ class FlashAttention2(Rule):
 
 
 def _attention(p: Problem, q: Tensor, k: Tensor, v: Tensor, *, upcast: bool) -> Tensor:
-    """``attention_ref`` of the test: computed in float32, or in the dtype with k scaled (``reorder_ops``)."""
+    """Compute ``attention_ref`` of the test in float32, or in the dtype with k scaled (``reorder_ops``)."""
     dtype, root = q.dtype, math.sqrt(q.shape[-1])
     k, v = repeated(k, q.shape[1]), repeated(v, q.shape[1])
     if upcast:

@@ -74,6 +74,6 @@ class TritonTutorial(Rule):
 
 
 def _attention(p: Problem, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The reference of the test: the scores, and P before its product with v, are rounded to float16."""
+    """Compute the reference of the test: the scores, and P before its product with v, are rounded to float16."""
     scores = (matmul(q, k.mT) * p.sm_scale).masked_fill(hidden(p), -math.inf)
     return matmul(scores.float().softmax(-1).to(q.dtype), v)
