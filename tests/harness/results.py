@@ -172,13 +172,10 @@ class Results:
         Only the laws ``forward`` and ``backward`` count. "tests_nothing" is the share of examples in which an answer of
         0 would hold.
         """
-        by_tensor: dict[Key, Tally] = {}
+        merged: dict[tuple[str, str], Tally] = {}
         for (kernel, law, dtype), tally in self.tallies.items():
-            for tensor, bins in tally.histogram.items():
-                if law in ("forward", "backward"):
-                    part = Tally(histogram={tensor: bins}, largest={tensor: tally.largest[tensor]})
-                    part.judged[tensor], part.idle[tensor] = tally.judged[tensor], tally.idle[tensor]
-                    by_tensor.setdefault((kernel, dtype, tensor), Tally()).merge(part)
+            if law in ("forward", "backward"):
+                merged.setdefault((kernel, dtype), Tally()).merge(tally)
         return [
             {
                 "kernel": kernel,
@@ -190,7 +187,8 @@ class Results:
                 "maximum": tally.largest[tensor],
                 "tests_nothing": tally.idle[tensor] / max(1, tally.judged[tensor]),
             }
-            for (kernel, dtype, tensor), tally in sorted(by_tensor.items())
+            for (kernel, dtype), tally in sorted(merged.items())
+            for tensor in sorted(tally.histogram)
         ]
 
     def to_dict(self, environment: Mapping[str, str], not_run: Sequence[str]) -> dict[str, Any]:
