@@ -37,11 +37,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def test_operator_mutant_is_caught(
-    target: Target,
-    judgements: Judgements,
-    campaign: Campaign,
-    record: Recorder,
-    pytestconfig: pytest.Config,
+    target: Target, judgements: Judgements, campaign: Campaign, record: Recorder, pytestconfig: pytest.Config
 ) -> None:
     """A mutant must be caught, unless it compiles to the same code or ``equivalent`` argues why it is not caught."""
     name, judgement = target.mutant.name, judgements[target]

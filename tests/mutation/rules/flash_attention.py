@@ -36,10 +36,7 @@ _LENGTHS = {
         *((256, 128), (256, 256), (255, 256), (256, 255), (384, 384)),
     ),
 }
-_HEADS = {
-    "cuda": ((6, 6), (6, 1), (6, 2)),
-    "cpu": ((2, 2), (2, 1), (4, 2)),
-}
+_HEADS = {"cuda": ((6, 6), (6, 1), (6, 2)), "cpu": ((2, 2), (2, 1), (4, 2))}
 """Heads of q and of k for multi-head, multi-query and grouped-query attention."""
 _FACTORS = {"out": 2.0, "dq": 3.0, "dk": 3.0, "dv": 3.0}
 

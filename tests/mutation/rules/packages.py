@@ -11,17 +11,7 @@ from itertools import cycle
 import torch
 
 from kernels.contract import AttentionKernel
-from tests.mutation.rules.base import (
-    Rule,
-    RuleCase,
-    max_error,
-    normal,
-    plain,
-    problem,
-    require,
-    run,
-    uniform,
-)
+from tests.mutation.rules.base import Rule, RuleCase, max_error, normal, plain, problem, require, run, uniform
 
 _GPUCHECK = {"float16": 1e-2, "bfloat16": 5e-2, "float32": 1e-4}
 """``_DEFAULT_TOLERANCES`` of gpucheck/assertions/tolerances.py: atol and rtol alike."""
