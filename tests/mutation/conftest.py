@@ -10,7 +10,7 @@ from kernels.mutants import CATALOGUE
 from kernels.mutants.mutant import KERNEL
 from tests.harness.child import Child
 from tests.harness.kernel_info import KernelInfo, Unavailable
-from tests.harness.plan import chosen_device
+from tests.harness.plan import chosen_device, report_folder
 from tests.mutation.campaign import Campaign
 from tests.mutation.schedule import Schedule
 from tests.mutation.score import PROPERTY, MutationSummary, Recorder, written
@@ -44,14 +44,10 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(f"--seeds: got {seeds}, expected 1 or more")
     if hasattr(config, "workerinput") or config.getoption("--collect-only"):
         return
-    path = Path(config.getoption("--report-dir")) / "mutation.jsonl"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    report_dir = Path(config.getoption("--report-dir"))
+    with report_folder(report_dir) as folder:
+        path = folder / "mutation.jsonl"
         path.unlink(missing_ok=True)
-    except OSError as e:
-        raise pytest.UsageError(
-            f"--report-dir: got {str(path.parent)!r}, expected a folder that can be written ({e.strerror})"
-        ) from None
     config.pluginmanager.register(MutationSummary(path))
 
 
