@@ -66,15 +66,11 @@ class Worker:
             answer = getattr(self, f"do_{request['do']}")(request)
         except Exception:
             answer = {"raised": traceback.format_exc()}
-        return json.dumps({**answer, "fatal": not self.is_sound()})
-
-    def is_sound(self) -> bool:
-        """Whether the process can be trusted with another request."""
-        return device_answers(self.device)
+        return json.dumps({**answer, "fatal": not device_answers(self.device)})
 
     def do_environment(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return the device and the versions of the packages."""
-        name = platform.machine() if self.device == "cpu" else torch.cuda.get_device_name()
+        name = torch.cuda.get_device_name() if self.device.startswith("cuda") else platform.machine()
         versions = {package: _version(package) for package in PACKAGES}
         return {"device": self.device, "device_name": name, "python": platform.python_version(), **versions}
 
