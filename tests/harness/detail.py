@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.harness.refusals import merged
 from tests.harness.results import Results
 from tests.harness.table import Table, print_table
 from tests.harness.tally import Tally
@@ -59,13 +60,10 @@ def times(results: Results) -> Table:
     """
     rows = []
     for kernel in results.kernels:
-        total = Tally()
-        for key, tally in results.tallies.items():
-            if key[0] == kernel:
-                total.add_seconds(tally.seconds)
-        spent = [total.seconds.get(x, 0.0) for x in ("kernel", "check", "tensors", "total")]
+        seconds = merged(tally for key, tally in results.tallies.items() if key[0] == kernel).seconds
+        spent = [seconds.get(x, 0.0) for x in ("kernel", "check", "tensors", "total")]
         work = spent[0] + spent[1]
         share = f"{100 * (spent[3] - work) / work:.0f} %" if work else "-"
-        rows.append((kernel, *(f"{seconds:.1f} s" for seconds in spent), share))
+        rows.append((kernel, *(f"{x:.1f} s" for x in spent), share))
     measured = ("launches", "references", "tensors", "total", "harness over launches + references")
     return ("kernel", *measured), rows

@@ -236,7 +236,7 @@ def serve(worker: Worker) -> None:
         answers.write(worker.answer(line) + "\n")
 
 
-def main(device: str) -> None:
+def main(device: str, worker_of: type[Worker] = Worker) -> None:
     """Answer requests on a device. The process ends with its parent, which may be killed while a kernel hangs here."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     torch.set_num_threads(1)
@@ -245,7 +245,7 @@ def main(device: str) -> None:
     else:
         torch.cuda.set_device(device)
         torch.backends.cuda.matmul.allow_tf32 = False
-    serve(Worker(device))
+    serve(worker_of(device))
 
 
 if __name__ == "__main__":
