@@ -123,8 +123,8 @@ class Worker:
         A kernel that ends its process is not called; the reference is called in its place.
         """
         run, finding = run_of(request), Finding(**request["finding"])
-        guarded = False
-        if finding.ends_process:
+        guarded = finding.ends_process
+        if guarded:
             stand_in = _stand_in(self.kernel(run.spec, run.claims))
             _, recorder = self.attempt(run, WritingTrial, stand_in)
         else:
@@ -133,13 +133,14 @@ class Worker:
             finding = self.from_outside(run, finding)
             memory, _ = self.attempt(replace(run, law="memory"))
             # A kernel that writes outside its tensors may end the process of the script.
-            guarded = memory.finding is not None and memory.finding.kind == "memory"
+            writes_outside = memory.finding is not None and memory.finding.kind == "memory"
+            guarded = writes_outside or finding.ends_process
         if not isinstance(recorder, WritingTrial):
             return {"text": None}
         if len(recorder.source.calls) <= max(finding.call, finding.other or 0):
             return {"text": None}  # the law was not broken at the call at which it had been
-        named = {"law": run.law, "spec": run.spec, "title": request["title"], "seconds": request["seconds"]}
-        return {"text": script(recorder, finding, guarded=guarded, **named)}
+        seconds = request["seconds"] if guarded else None
+        return {"text": script(run, recorder, finding, request["title"], seconds)}
 
     def from_outside(self, run: Run, finding: Finding) -> Finding:
         """Return a finding with expected values that a sound kernel would return; else the finding as it is.
