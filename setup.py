@@ -100,7 +100,11 @@ if __name__ == "__main__":
     setup(
         packages=[NAME, *(f"{NAME}.{x}" for x in found)],
         package_dir={NAME: "."},
-        package_data={f"{NAME}.tests.harness": ["*.ini"], f"{NAME}.kernels.mutants": ["*.diff"]},
+        package_data={
+            f"{NAME}.tests.harness": ["*.ini"],
+            f"{NAME}.tests.mutation": ["*.toml"],
+            f"{NAME}.kernels.mutants": ["*.diff"],
+        },
         include_package_data=False,
         cmdclass={"build_py": BuildPackage, "editable_wheel": RefuseEditable},
         options={"egg_info": {"egg_base": BUILD}},

@@ -37,14 +37,6 @@ class Function:
 class Compiler(Worker):
     """Answers ``compile`` requests."""
 
-    def is_sound(self) -> bool:
-        """Whether the process is still usable: always, as nothing is run that could spoil it."""
-        return True
-
-    def do_environment(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Describe the environment: there is no device."""
-        return {}
-
     def do_compile(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return the compiled functions that an item launches, or why the kernel makes no claim there.
 

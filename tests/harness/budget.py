@@ -39,12 +39,12 @@ class Clock:
 
     @property
     def remaining(self) -> float:
-        """Seconds until the end, negative after it."""
+        """Return the seconds until the end, negative after it."""
         return self.seconds if math.isnan(self.until) else self.until - time.perf_counter()
 
     @property
     def left(self) -> float:
-        """Seconds left to draw examples, infinite if the run has no end."""
+        """Return the seconds left to draw examples, infinite if the run has no end."""
         return max(0.0, self.remaining)
 
     def cut(self, seconds: float) -> float:
@@ -77,7 +77,7 @@ class ShrinkBudget:
 
     @property
     def reducing_seconds(self) -> float:
-        """Seconds for making fields and entries simpler: three quarters of the budget."""
+        """Return the seconds for making fields and entries simpler: three quarters of the budget."""
         return 0.75 * self.seconds
 
 

@@ -1,11 +1,33 @@
 """Compare actual values with expected ones, element by element, within a bound."""
 
 import math
+from dataclasses import dataclass
+from operator import add
 
 import torch
 from torch import Tensor
 
 from tests.harness.verdict import Finding, as_number
+
+
+@dataclass(frozen=True)
+class Check:
+    """One comparison, which is not made at once, so that one device synchronisation settles many."""
+
+    claim: str
+    tensor: str
+    actual: Tensor
+    expected: Tensor
+    bound: Tensor
+    maximum: float = math.inf
+    call: int = 0
+    other: int | None = None
+    expression: str = ""
+    """How ``actual`` is computed from a call's tensors, unless it is one of them as it is."""
+    other_expression: str = ""
+    """How ``expected`` is computed from the tensors of the call ``other``."""
+    origin: tuple[int, int] = (0, 0)
+    """Batch and head of the first element, if a problem is judged in pieces."""
 
 
 def error_over_bound(actual: Tensor, expected: Tensor, bound: Tensor, maximum: float = math.inf) -> Tensor:
@@ -21,20 +43,20 @@ def error_over_bound(actual: Tensor, expected: Tensor, bound: Tensor, maximum: f
     return torch.where(allowed, 0.0, ratio).nan_to_num(nan=math.inf, posinf=math.inf)
 
 
-def describe(
-    claim: str, tensor: str, actual: Tensor, expected: Tensor, bound: Tensor, ratio: Tensor
-) -> Finding:
+def describe(check: Check, ratio: Tensor) -> Finding:
     """Return the finding for the worst element of ``ratio``, with counts over the whole tensor."""
-    worst = int(ratio.argmax())
-    index = tuple(int(i) for i in torch.unravel_index(torch.tensor(worst), ratio.shape))
-    values = [float(x.expand(ratio.shape)[index]) for x in (expected.double(), actual.double(), bound, ratio)]
+    actual, expected = check.actual, check.expected
+    index = tuple(int(i) for i in torch.unravel_index(ratio.argmax().cpu(), ratio.shape))
+    compared = (expected.double(), actual.double(), check.bound, ratio)
+    values = [float(x.expand(ratio.shape)[index]) for x in compared]
     finite = math.isfinite(values[1]) or values[0] == values[1]
+    of_nan = _of_nan(actual, expected, ratio)
     spacing = unit_in_the_last_place(values[0], actual.dtype)
     return Finding(
-        claim=claim,
+        claim=check.claim,
         kind="error" if finite else "nonfinite",
-        tensor=tensor,
-        index=index,
+        tensor=check.tensor,
+        index=(*map(add, index, check.origin), *index[2:]),
         expected=as_number(values[0]),
         actual=as_number(values[1]),
         allowed=as_number(values[2]),
@@ -46,7 +68,11 @@ def describe(
         nan=int(actual.isnan().sum()),
         posinf=int(actual.isposinf().sum()),
         neginf=int(actual.isneginf().sum()),
-        of_nan=_of_nan(actual, expected, ratio),
+        of_nan=of_nan if check.other is None else of_two_calls(of_nan),
+        call=check.call,
+        expression=check.expression,
+        other=check.other,
+        other_expression=check.other_expression,
     )
 
 

@@ -1,50 +1,28 @@
 """The tables that ``pytest -v`` adds at the end of a run: counts and verdicts, errors over bounds, and times."""
 
-from collections.abc import Iterator
-
 import pytest
 
+from tests.harness.refusals import merged
 from tests.harness.results import Results
-from tests.harness.table import print_table
+from tests.harness.table import Table, print_table
 from tests.harness.tally import Tally
 
 
 def print_detail(reporter: pytest.TerminalReporter, results: Results) -> None:
     """Print each table that has at least one row."""
-    tables = {
-        ("kernel", "property", "dtype", "examples", "refused", "worst err/bound", "verdict"): verdicts(
-            results
-        ),
-        (
-            "kernel",
-            "dtype",
-            "tensor",
-            "examples",
-            "median err/bound",
-            "99.9 %",
-            "maximum",
-            "tests nothing",
-        ): distribution(results),
-        (
-            "kernel",
-            "launches",
-            "references",
-            "tensors",
-            "total",
-            "harness over launches + references",
-        ): times(results),
-    }
-    for columns, rows in tables.items():
-        if found := list(rows):
-            print_table(reporter, columns, found)
+    for columns, rows in (verdicts(results), distribution(results), times(results)):
+        if rows:
+            print_table(reporter, columns, rows)
 
 
-def verdicts(results: Results) -> Iterator[tuple[str, ...]]:
-    """Yield a row for each kernel, law and dtype: its examples, its largest error over bound, and its verdict."""
+def verdicts(results: Results) -> Table:
+    """Return a table with a row for each kernel, law and dtype: its examples, its largest error, and its verdict."""
+    rows = []
     for key in sorted(results.tallies):
         tally = results.tallies[key]
         worst = f"{tally.worst:.3f} {tally.worst_tensor}" if tally.worst_tensor else "-"
-        yield (*key, str(tally.examples), _refused(tally), worst, results.verdict(key))
+        rows.append((*key, str(tally.examples), _refused(tally), worst, results.verdict(key)))
+    return ("kernel", "property", "dtype", "examples", "refused", "worst err/bound", "verdict"), rows
 
 
 def _refused(tally: Tally) -> str:
@@ -61,29 +39,31 @@ def _refused(tally: Tally) -> str:
     )
 
 
-def distribution(results: Results) -> Iterator[tuple[str, ...]]:
-    """Yield a row for each kernel, dtype and tensor: how the largest error over bound is distributed over examples."""
-    for row in results.distribution():
-        yield (
-            *(str(row[name]) for name in ("kernel", "dtype", "tensor", "examples")),
-            f"{row['median']:.3f}",
-            f"{row['p99.9']:.3f}",
-            f"{row['maximum']:.4f}",
+def distribution(results: Results) -> Table:
+    """Return a table with a row for each kernel, dtype and tensor: how the largest error over bound is distributed."""
+    names = ("kernel", "dtype", "tensor", "examples")
+    rows = [
+        (
+            *(str(row[name]) for name in names),
+            *(f"{row['median']:.3f}", f"{row['p99.9']:.3f}", f"{row['maximum']:.4f}"),
             f"{100 * row['tests_nothing']:.0f} %",
         )
+        for row in results.distribution()
+    ]
+    return (*names, "median err/bound", "99.9 %", "maximum", "tests nothing"), rows
 
 
-def times(results: Results) -> Iterator[tuple[str, ...]]:
-    """Yield a row for each kernel: the seconds spent on launches, on judging them, on tensors, and in all.
+def times(results: Results) -> Table:
+    """Return a table with a row for each kernel: the seconds for launches, for judging them, for tensors, and in all.
 
     The last column is the time that the harness adds, as a share of launches and judging.
     """
+    rows = []
     for kernel in results.kernels:
-        total = Tally()
-        for key, tally in results.tallies.items():
-            if key[0] == kernel:
-                total.add_seconds(tally.seconds)
-        s = total.seconds
-        work = s.get("kernel", 0.0) + s.get("check", 0.0)
-        share = f"{100 * (s['total'] - work) / work:.0f} %" if work else "-"
-        yield (kernel, *(f"{s.get(x, 0.0):.1f} s" for x in ("kernel", "check", "tensors", "total")), share)
+        seconds = merged(tally for key, tally in results.tallies.items() if key[0] == kernel).seconds
+        spent = [seconds.get(x, 0.0) for x in ("kernel", "check", "tensors", "total")]
+        work = spent[0] + spent[1]
+        share = f"{100 * (spent[3] - work) / work:.0f} %" if work else "-"
+        rows.append((kernel, *(f"{x:.1f} s" for x in spent), share))
+    measured = ("launches", "references", "tensors", "total", "harness over launches + references")
+    return ("kernel", *measured), rows

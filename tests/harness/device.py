@@ -16,7 +16,7 @@ OVERRAN = 124
 
 def device_answers(device: str) -> bool:
     """Whether the device still answers. After an illegal address, the process's context on it is lost for good."""
-    if device == "cpu":
+    if not device.startswith("cuda"):
         return True
     try:
         torch.cuda.synchronize()

@@ -47,7 +47,7 @@ class Explanation:
 
     @property
     def points_to(self) -> str:
-        """The causes, in words, that a report names as "points to"."""
+        """Return the causes, in words, that a report names as "points to"."""
         return ", ".join(FEATURES.get(cause, cause) for cause in self.causes)
 
     def lines(self) -> list[str]:

@@ -1,26 +1,28 @@
 """The investigation of one failure: its smallest case, what it needs, its severity, and a script that shows it."""
 
+import math
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 from reference.bounds.accumulation import SHRINKING_SAFETY
 from strategies.case import LAYOUT_FIELDS, Case
-from tests.harness.attribute import Broken, attribute, is_present, is_same, needs_of
+from tests.harness.attribute import Broken, attribute, is_present, is_same
 from tests.harness.budget import LEAST_SECONDS, BudgetSpent, ShrinkBudget
 from tests.harness.bugs import ENOUGH, Bug, Need, Severity, is_in_common, is_not_cured, is_small
 from tests.harness.child import ChildDied, DeviceLost
 from tests.harness.explain import HOLDS_ALONE, Explanation, Seen, explain
 from tests.harness.gentle import RUNS, gently_reduced, in_general_layout
 from tests.harness.known_bugs import KnownBugs
-from tests.harness.needs import NeedSearch, without_accidents
+from tests.harness.needs import NeedSearch
 from tests.harness.offers import offered
 from tests.harness.ordinary import ordinary_cases
 from tests.harness.reduce import reduced
 from tests.harness.report import Failure, headline
 from tests.harness.runs import Runs
+from tests.harness.severity import found_in_ordinary, with_contrast
 from tests.harness.sightings import Sightings
 from tests.harness.standalone import exit_status
 from tests.harness.vary import LENGTHS, Field, value_of
@@ -34,10 +36,6 @@ SEVERITY_SECONDS = 8.0
 """Seconds for the ordinary cases, and again for the claims to offer."""
 FEW_CRASHES = 3
 """How many ordinary cases are run of a failure that ends the process."""
-CONTRASTS = ("causal", "group", "heads_kv", "head_dim", "seqlen_k", "seqlen_q")
-"""The fields in which ordinary cases differ."""
-CONTRASTED = 4
-"""How many ordinary cases that show a bug, and how many that do not, are compared."""
 LEAST_HASTE = 0.3
 """The least share of their time that explanation, needs and severity get when the run is about to end."""
 SHRUNK_CASES = 40
@@ -95,7 +93,7 @@ class Investigation:
 
     @property
     def as_it_is(self) -> Bug:
-        """The bug, as far as it is known."""
+        """Return the bug, as far as it is known."""
         case = self.failure.case
         named = (self.failure.finding.tensor,) if self.failure.finding.tensor else ()
         present = (need for need in self.needs if is_present(need, case))
@@ -130,10 +128,10 @@ class Investigation:
 
     @cached_property
     def search(self) -> NeedSearch:
-        """What can be asked about the bug, once its smallest case is known."""
+        """Return what can be asked about the bug, once its smallest case is known."""
         return NeedSearch(self.runs, self.failure)
 
-    def beside_shrinking(self, seconds: float, calls: float = float("inf")) -> Callable[[], None]:
+    def beside_shrinking(self, seconds: float, calls: float = math.inf) -> Callable[[], None]:
         """Return a meter of the share of these seconds that shrinking has of its own (``haste``), but never too few."""
         return self.runs.clock.meter(max(self.haste, LEAST_HASTE) * seconds, calls)
 
@@ -286,38 +284,33 @@ class Investigation:
 
     @property
     def script_seconds(self) -> float:
-        """Seconds that a script may take, compilation included, which is given less time than in a search."""
+        """Return the seconds that a script may take. Its compilation is given less time than in a search."""
         child = self.runs.child
         return max(LEAST_SECONDS, self.runs.clock.cut(min(child.run_seconds, child.start_seconds)))
 
     def with_severity(self, bug: Bug) -> Bug:
         """Return the bug with the share of ordinary cases that show it, and with claims that would exclude it."""
-        ends = bug.failure.finding.ends_process
-        spend = self.beside_shrinking(SEVERITY_SECONDS, FEW_CRASHES if ends else float("inf"))
-        shown = tried = common = 0
-        dtype = bug.failure.case.dtype
-        with suppress(BudgetSpent):
-            for case in ordinary_cases(self.runs.info.capabilities, dtype, self.runs.device_type):
-                ran = bug.failure.law, case
-                if ran not in self.runs.ordinary:
-                    spend()
-                    self.runs.ordinary[ran] = self.runs.hard(*ran, self.failure.ignored, explained=True)
-                finding = self.counted(self.runs.ordinary[ran])
-                if finding and finding.hides_numbers and not is_in_common(bug.failure.finding, finding):
-                    continue  # it tells nothing of another bug
-                tried += 1
-                shown += finding is not None and bug.could_break(finding) and bug.is_met(case)
-                common += finding is not None and is_in_common(bug.failure.finding, finding)
-        is_by_chance = is_small(bug.failure.finding) or not any(need.is_telling for need in bug.needs)
-        if common == tried >= ENOUGH and is_by_chance:
-            return self.everywhere(bug, tried)
-        bug = bug if ends else self.with_contrast(bug, spend)
-        varied = [(bug.failure.law, case) for x in bug.failure.explanation.fields for case in x.held]
+        mine = bug.failure.finding
+        spend = self.beside_shrinking(SEVERITY_SECONDS, FEW_CRASHES if mine.ends_process else math.inf)
+        found = [(case, self.counted(x)) for case, x in found_in_ordinary(bug.failure, self.runs, spend)]
+        # A case that gives no numbers tells nothing of a bug that shows in another way.
+        telling = [(case, x) for case, x in found if not x or not x.hides_numbers or is_in_common(mine, x)]
+        common = sum(x is not None and is_in_common(mine, x) for _, x in telling)
+        is_by_chance = is_small(mine) or not any(need.is_telling for need in bug.needs)
+        if common == len(telling) >= ENOUGH and is_by_chance:
+            return self.everywhere(bug, len(telling))
+        shown = sum(x is not None and bug.could_break(x) and bug.is_met(case) for case, x in telling)
+        bug = bug if mine.ends_process else with_contrast(bug, telling, self.search, self.counted, spend)
+        return replace(bug, severity=Severity(shown, len(telling)), offers=self.offers(bug))
+
+    def offers(self, bug: Bug) -> tuple[str, ...]:
+        """Return claims that would exclude the bug, or under which its cases hold."""
+        failure = bug.failure
+        varied = [(failure.law, case) for x in failure.explanation.fields for case in x.held]
         ordinary = [ran for ran, finding in self.runs.ordinary.items() if self.counted(finding) is None]
         held = [*self.runs.held, *varied, *ordinary]
-        spend = self.beside_shrinking(0.0 if ends else SEVERITY_SECONDS)
-        offers = offered(bug.needs, self.cases.shrunk, held, self.runs, spend)
-        return replace(bug, severity=Severity(shown, tried), offers=offers)
+        spend = self.beside_shrinking(0.0 if failure.finding.ends_process else SEVERITY_SECONDS)
+        return offered(bug.needs, self.cases.shrunk, held, self.runs, spend)
 
     def everywhere(self, bug: Bug, tried: int) -> Bug:
         """Return the bug with no need but the dtype, because every ordinary case of its dtype shows it.
@@ -357,37 +350,3 @@ class Investigation:
             self.failure, script = self.scripted(self.failure)
             self.known.write(self.failure, script)
         return self.failure
-
-    def with_contrast(self, bug: Bug, spend: Callable[[], None]) -> Bug:
-        """Find needs of a bug that seems to need nothing, by comparing ordinary cases that show it with others."""
-        ordinary = [(case, x) for (law, case), x in self.runs.ordinary.items() if law == bug.failure.law]
-        answers = [(case, self.counted(x)) for case, x in ordinary]
-        answers = [(case, x) for case, x in answers if not (x and x.kind == UNCLEAR)]
-        showing = [case for case, x in answers if x and is_in_common(bug.failure.finding, x)]
-        without = [case for case, x in answers if not is_not_cured(bug.failure.finding, x)]
-        if bug.needs or not showing or not without:
-            return bug
-
-        def fails(case: Case) -> bool:
-            spend()
-            finding = self.runs.hard(bug.failure.law, case, self.failure.ignored, explained=True)
-            return is_not_cured(bug.failure.finding, self.counted(finding))
-
-        with suppress(BudgetSpent):
-            differences = [need for case in without[:CONTRASTED] for need in contrast(showing[0], case)]
-            # What this failure's own case does not meet is needed by another bug, which those cases show.
-            differences = [need for need in differences if need.is_met(bug.failure.case)]
-            needs = needs_of(differences, showing[:CONTRASTED], fails, self.runs.info.capabilities)
-            bug = replace(bug, needs=without_accidents(needs))
-            if needs:
-                wrong = self.search.tensors_of(bug.needs, showing[:1], spend)
-                bug = replace(bug, tensors=tuple(sorted(wrong)) or bug.tensors)
-        return bug
-
-
-def contrast(showing: Case, without: Case) -> Iterator[Need]:
-    """Yield the fields in which a case that does not show a bug differs from one that does."""
-    for name in CONTRASTS:
-        value, other = value_of(showing, name), value_of(without, name)
-        if value != other:
-            yield Need(name, (value,), (other,))

@@ -48,12 +48,12 @@ class LawTurn(pytest.Item):
 
     @property
     def plan(self) -> Plan:
-        """The plan of the run."""
+        """Return the plan of the run."""
         return self.config.stash[PLAN]
 
     @property
     def place(self) -> tuple[int, int]:
-        """The sort key of the item: first the round, then the law, where laws of few calls come first.
+        """Return the sort key of the item: first the round, then the law, where laws of few calls come first.
 
         Dtypes and kernels stay in their order, and turns of one round are together, so that processes that take
         neighbours compile different variants of a kernel.
@@ -62,7 +62,7 @@ class LawTurn(pytest.Item):
 
     @property
     def subject(self) -> Subject:
-        """The subject of this kernel and dtype, which all their turns in this process share."""
+        """Return the subject of this kernel and dtype, which all their turns in this process share."""
         subjects = self.config.stash.setdefault(SUBJECTS, {})
         key = self.info.name, self.dtype
         if key not in subjects:
@@ -101,7 +101,7 @@ def make_subject(item: LawTurn) -> Subject:
     known = KnownBugs(info.name, item.dtype, plan.report_dir, verbose=item.config.get_verbosity() > 0)
     runs = Runs(info, plan.child, plan.journal, known.bugs, plan.clock)
     triage = Triage(runs, known, plan.environment, plan.shrinking)
-    return Subject(triage, plan.max_seqlen, plan.replay.case if plan.replay else None, plan.corpus)
+    return Subject(triage, plan.max_seqlen, plan.replay, plan.corpus)
 
 
 def seconds_of(item: LawTurn) -> float:

@@ -90,96 +90,113 @@ def judge(trial: Trial, p: Problem, o: Outputs, expressions: Mapping[str, str] =
     how an output was cut from the tensors of a call.
     """
     for piece in pieces(p, o):
-        judge_piece(trial, piece, exact_of(trial, piece.problem), expressions)
+        _Judge(trial, piece, exact_of(trial, piece.problem), expressions).judge()
 
 
-def judge_piece(trial: Trial, piece: Piece, e: Exact, expressions: Mapping[str, str]) -> None:
-    """Raise LawBroken if no base of the family explains the piece; the finding is that of the nearest design."""
-    family = trial.family
-    bases = range(len(family.bases))
-    breaches: list[LawBroken] = []
-    for at in sorted(bases, key=lambda at: at != trial.explained.get("base", 0)):
-        broken = of_both_passes(trial, piece, e, family.bases[at], expressions)
-        if broken is None:
-            trial.explained["base"] = at
+@dataclass(frozen=True)
+class _Judge:
+    """The judge of one piece of a problem, whose float64 quantities are ``exact``."""
+
+    trial: Trial
+    piece: Piece
+    exact: Exact
+    expressions: Mapping[str, str]
+
+    def judge(self) -> None:
+        """Raise LawBroken if no base of the family explains the piece; the finding is that of the nearest design."""
+        trial, breaches = self.trial, list[LawBroken]()
+        for at in sorted(range(len(trial.family.bases)), key=lambda at: at != trial.explained.get("base", 0)):
+            broken = self.of_both_passes(trial.family.bases[at])
+            if broken is None:
+                trial.explained["base"] = at
+                return
+            breaches.append(broken)
+        raise nearest(breaches)
+
+    def of_both_passes(self, base: Arithmetic) -> LawBroken | None:
+        """Return the first breach, that of out and lse if there is one, with all tensors wrong in either pass."""
+        first: LawBroken | None = None
+        for judge_pass in (self.forward, self.gradients):
+            compared = self.trial.compared
+            try:
+                judge_pass(base)
+            except LawBroken as broken:
+                if first is None:
+                    first = broken
+                else:
+                    tensors = (*first.finding.tensors, *broken.finding.tensors)
+                    first = LawBroken(replace(first.finding, tensors=tensors))
+                    self.trial.compared = compared
+        return first
+
+    def forward(self, base: Arithmetic) -> None:
+        """Judge out and lse by each of the ways in which a forward may round, until one explains them."""
+        e = self.exact
+
+        def checks(a: Arithmetic, claim: str, **rule: Any) -> list[Check]:
+            bounds = forward_bounds(e, a, **rule)
+            return self.checks(claim, {"out": (e.out, bounds.out), "lse": (e.lse, bounds.lse)})
+
+        explain(self.trial, "forward", base, self.trial.family.forward, checks)
+
+    def gradients(self, base: Arithmetic) -> None:
+        """Judge dq, dk and dv by each of the ways in which a backward may round, until one explains them."""
+        if self.piece.outputs.dq is None:
             return
-        breaches.append(broken)
-    raise nearest(breaches)
+        p, ways = self.piece.problem, self.trial.family
+        dout = fold(p.dout, p.heads_kv).double()
+        own = self.own_results()
 
+        @cache
+        def forward() -> ForwardBounds:
+            """Return bounds for any forward of the family, for a backward that reads P, or without out or lse."""
+            return forward_bounds(self.exact, widest(replace(base, **changes) for changes in ways.forward))
 
-def of_both_passes(
-    trial: Trial, piece: Piece, e: Exact, base: Arithmetic, expressions: Mapping[str, str]
-) -> LawBroken | None:
-    """Return the first breach, that of out and lse if there is one, with all tensors wrong in either pass, or None."""
-    first: LawBroken | None = None
-    for judged in (of_forward, of_gradients):
-        compared = trial.compared
-        try:
-            judged(trial, piece, e, base, expressions)
-        except LawBroken as broken:
-            if first is None:
-                first = broken
-            else:
-                tensors = (*first.finding.tensors, *broken.finding.tensors)
-                first = LawBroken(replace(first.finding, tensors=tensors))
-                trial.compared = compared
-    return first
+        def checks(a: Arithmetic, claim: str, **rule: Any) -> list[Check]:
+            known = {name: x for name, x in own.items() if name == "out" or not a.saved_weights}
+            if len(known) < 2:
+                known["forward"] = forward()
+            b = backward_bounds(self.exact, dout, a, **known, **rule)
+            return self.checks(
+                claim, {"dq": (b.dq, b.dq_bound), "dk": (b.dk, b.dk_bound), "dv": (b.dv, b.dv_bound)}
+            )
 
+        explain(self.trial, "backward", base, ways.backward, checks)
 
-def of_forward(
-    trial: Trial, piece: Piece, e: Exact, base: Arithmetic, expressions: Mapping[str, str]
-) -> None:
-    """Judge out and lse by each of the ways in which a forward may round, until one explains them."""
+    def own_results(self) -> dict[str, Any]:
+        """Return the kernel's own out and lse, folded, as far as it returns them and its gradients are judged at them.
 
-    def checks(a: Arithmetic, claim: str, **rule: Any) -> list[Check]:
-        bounds = forward_bounds(e, a, **rule)
-        expected = {"out": (e.out, bounds.out), "lse": (e.lse, bounds.lse)}
-        return _checks(trial, piece, claim, expected, expressions)
+        If they are not finite the bounds of the gradients are infinite, since that error is for the forward to report.
+        """
+        o, heads_kv = self.piece.outputs, self.piece.problem.heads_kv
+        found = {"out": o.out, "lse": o.lse} if self.trial.apart else {}
+        return {name: fold(x, heads_kv).double() for name, x in found.items() if x is not None}
 
-    explain(trial, "forward", base, trial.family.forward, checks)
-
-
-def of_gradients(
-    trial: Trial, piece: Piece, e: Exact, base: Arithmetic, expressions: Mapping[str, str]
-) -> None:
-    """Judge dq, dk and dv by each of the ways in which a backward may round, until one explains them."""
-    if piece.outputs.dq is None:
-        return
-    dout = fold(piece.problem.dout, piece.problem.heads_kv).double()
-    own = own_results(trial, piece)
-
-    @cache
-    def forward() -> ForwardBounds:
-        """Return bounds for any forward of the family, which matter if a backward reads P, or without out or lse."""
-        return forward_bounds(e, widest(replace(base, **changes) for changes in trial.family.forward))
-
-    def checks(a: Arithmetic, claim: str, **rule: Any) -> list[Check]:
-        known = {name: x for name, x in own.items() if name == "out" or not a.saved_weights}
-        if len(known) < 2:
-            known["forward"] = forward()
-        b = backward_bounds(e, dout, a, **known, **rule)
-        expected = {"dq": (b.dq, b.dq_bound), "dk": (b.dk, b.dk_bound), "dv": (b.dv, b.dv_bound)}
-        return _checks(trial, piece, claim, expected, expressions)
-
-    explain(trial, "backward", base, trial.family.backward, checks)
-
-
-def own_results(trial: Trial, piece: Piece) -> dict[str, Any]:
-    """Return the kernel's own out and lse, folded, as far as it returns them and its gradients are judged at them.
-
-    If they are not finite the bounds of the gradients are infinite, since that error is for the forward to report.
-    """
-    o = piece.outputs
-    found = {"out": o.out, "lse": o.lse} if trial.apart else {}
-    return {name: fold(x, piece.problem.heads_kv).double() for name, x in found.items() if x is not None}
+    def checks(self, claim: str, expected: Mapping[str, tuple[Tensor, Tensor]]) -> list[Check]:
+        """Make a check for each tensor that the kernel returned, with expected and bound unfolded to its shape."""
+        p, outputs, found = self.piece.problem, self.piece.outputs, []
+        for name, actual in outputs.named().items():
+            if name in expected:
+                of_keys = name in ("dk", "dv")
+                value, bound = (x if of_keys else unfold(x, p.heads_q) for x in expected[name])
+                group = 1 if of_keys else p.heads_q // max(1, p.heads_kv)
+                check = Check(
+                    claim=claim.format(name),
+                    tensor=name,
+                    actual=actual,
+                    expected=value,
+                    bound=bound,
+                    maximum=torch.inf if name == "lse" else self.trial.arithmetic.output.maximum,
+                    call=outputs.call,
+                    expression=self.expressions.get(name, ""),
+                    origin=(self.piece.batch, self.piece.head * group),
+                )
+                found.append(check)
+        return found
 
 
 def explain(
-    trial: Trial,
-    factor: str,
-    base: Arithmetic,
-    ways: tuple[Changes, ...],
-    checks: Callable[..., list[Check]],
+    trial: Trial, factor: str, base: Arithmetic, ways: tuple[Changes, ...], checks: Callable[..., list[Check]]
 ) -> None:
     """Find a way to round with which all ``checks`` hold, trying first the one that held last.
 
@@ -229,38 +246,6 @@ def signature(tensor: str, a: Arithmetic) -> tuple[Any, ...]:
 def nearest(breaches: Sequence[LawBroken]) -> LawBroken:
     """Return the breach with the smallest error over bound."""
     return min(breaches, key=lambda broken: float(broken.finding.ratio or math.inf))
-
-
-def _checks(
-    trial: Trial,
-    piece: Piece,
-    claim: str,
-    expected: dict[str, tuple[Tensor, Tensor]],
-    expressions: Mapping[str, str],
-) -> list[Check]:
-    """Make a check for each tensor that the kernel returned, with expected and bound unfolded to its shape."""
-    heads_q = piece.problem.heads_q
-    group = heads_q // piece.problem.heads_kv if piece.problem.heads_kv else 1
-    found = []
-    for name, actual in piece.outputs.named().items():
-        if name not in expected:
-            continue
-        value, bound = expected[name]
-        of_keys = name in ("dk", "dv")
-        found.append(
-            Check(
-                claim=claim.format(name),
-                tensor=name,
-                actual=actual,
-                expected=value if of_keys else unfold(value, heads_q),
-                bound=bound if of_keys else unfold(bound, heads_q),
-                maximum=torch.inf if name == "lse" else trial.arithmetic.output.maximum,
-                call=piece.outputs.call,
-                expression=expressions.get(name, ""),
-                origin=(piece.batch, piece.head if of_keys else piece.head * group),
-            )
-        )
-    return found
 
 
 def _holds(trial: Trial, checks: Callable[..., list[Check]]) -> bool:

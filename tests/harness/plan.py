@@ -1,6 +1,8 @@
 """What a run covers: kernels, device, seeds and times, decided once before anything is collected."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,24 +71,17 @@ def make_plan(config: pytest.Config) -> Plan:
         value = config.getoption(option)
         if value is not None and not value > 0:
             raise pytest.UsageError(f"--{option.replace('_', '-')}: got {value}, expected a positive number")
-    if config.getoption("minutes") and config.getoption("time_limit"):
-        raise pytest.UsageError(
-            f"--time-limit: got {config.getoption('time_limit')}, expected none with --minutes"
-        )
+    if config.getoption("minutes") and (limit := config.getoption("time_limit")):
+        raise pytest.UsageError(f"--time-limit: got {limit}, expected none with --minutes")
     replay, corpus = _replay(config), _corpus(config)
     child = Child(device)
     kernels, unavailable = _kernels(config, child, replay)
-    report_dir = Path(config.getoption("--report-dir"))
-    try:
-        (report_dir / JOURNALS).mkdir(parents=True, exist_ok=True)
-        unfinished = set_aside_unfinished(report_dir / JOURNALS) if worker["workerid"] == "main" else []
+    report_dir, unfinished = Path(config.getoption("--report-dir")), list[Path]()
+    with report_folder(report_dir, JOURNALS) as journals:
         if worker["workerid"] == "main":
-            (report_dir / JOURNALS / LEDGER).unlink(missing_ok=True)
-        journal = Journal(report_dir / JOURNALS / f"{worker['workerid']}.json")
-    except OSError as e:
-        raise pytest.UsageError(
-            f"--report-dir: got {str(report_dir)!r}, expected a folder that can be written ({e.strerror})"
-        ) from None
+            unfinished = set_aside_unfinished(journals)
+            (journals / LEDGER).unlink(missing_ok=True)
+        journal = Journal(journals / f"{worker['workerid']}.json")
     minutes = None if replay else config.getoption("--minutes")
     limit = minutes or (None if replay else _time_limit(config, len(kernels)))
     combinations = sum(
@@ -117,6 +112,18 @@ def make_plan(config: pytest.Config) -> Plan:
         ),
         workers=worker["workercount"],
     )
+
+
+@contextmanager
+def report_folder(report_dir: Path, below: str = "") -> Iterator[Path]:
+    """Make the report folder or one below it. Raises pytest.UsageError, in one line, if it can't be written."""
+    try:
+        (report_dir / below).mkdir(parents=True, exist_ok=True)
+        yield report_dir / below
+    except OSError as e:
+        raise pytest.UsageError(
+            f"--report-dir: got {str(report_dir)!r}, expected a folder that can be written ({e.strerror})"
+        ) from None
 
 
 def _time_limit(config: pytest.Config, kernels: int) -> float | None:

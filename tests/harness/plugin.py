@@ -108,7 +108,7 @@ def pytest_runtest_makereport(
         crash = getattr(result.longrepr, "reprcrash", None)
         if crash is not None:  # pytest's short summary repeats this message, in CI with all of its lines
             crash.message = crash.message.partition("\n")[0]
-        result.flashproof = json.dumps(  # type: ignore[attr-defined]  # TestReport carries extra fields
-            {"law": item.law.name, **item.subject.results()}
-        )
+        results, known = item.subject.results(), item.subject.known
+        counts = json.dumps({"law": item.law.name, **results})
+        vars(result).update(flashproof=counts, is_told=bool(known.seen or known.imprecise.total))
     return result

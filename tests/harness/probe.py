@@ -16,7 +16,7 @@ from reference import safe_softmax
 from strategies.case import Case
 from strategies.tensors import tensors
 from tests.harness.device import wait_for_device
-from tests.harness.returned import WrongKind, departure, out_and_lse
+from tests.harness.returned import WrongKind, departures, out_and_lse
 
 SEQLEN = 16
 """The length of both sequences, if the claims allow it."""
@@ -73,14 +73,9 @@ def simplest_case(capabilities: Capabilities) -> Case:
 
 def wrong_form(out: Tensor, lse: Tensor | None, q: Tensor) -> str | None:
     """Say which of shape, dtype and device of out or lse is not what the contract says; None if all are."""
-    shapes = {"out": q.shape, "lse": q.shape[:3]}
-    dtypes = {"out": q.dtype, "lse": torch.float32}
-    for name, tensor in {"out": out, "lse": lse}.items():
-        if tensor is None:
-            continue
-        if found := departure(tensor, shapes[name], dtypes[name], q.device.type):
-            what, actual, wanted = found
-            return f"returned {name} of {what} {actual}, expected {wanted}{_explained(what, actual, wanted)}"
+    returned = {"out": out} if lse is None else {"out": out, "lse": lse}
+    for name, what, actual, wanted in departures(returned, q, q):
+        return f"returned {name} of {what} {actual}, expected {wanted}{_explained(what, actual, wanted)}"
     return None
 
 

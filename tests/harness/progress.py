@@ -1,6 +1,5 @@
 """The output during a run: one live line, and above it a line for each bug and, after a minute, a first matrix."""
 
-import json
 import os
 import shutil
 import sys
@@ -109,12 +108,7 @@ class LiveLine:
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Write a line for a failure that ``found`` does not tell of and, after a minute, the first matrix."""
-        counts = json.loads(getattr(report, "flashproof", "{}"))
-        if (
-            self.live
-            and report.failed
-            and not (counts.get("seen") or counts.get("imprecise", {}).get("counts"))
-        ):
+        if self.live and report.failed and not getattr(report, "is_told", False):
             self._tell(f"FAILED {report.nodeid}")
         counted = self.started and self.summary.results.tallies
         if counted and not self.shown and time.monotonic() - self.started >= TABLE_SECONDS:

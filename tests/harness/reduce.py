@@ -7,7 +7,7 @@ simple numbers. Then sizes and settings are tried again.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,8 @@ from strategies.case import LAYOUT_FIELDS, OPTIONS, SIZES, TENSORS, Case, Spike
 from strategies.cases import is_claimed
 from strategies.tensors import tensors
 from strategies.values import FAMILIES
+from tests.harness.vary import with_value
+from tests.harness.verdict import as_number
 
 MOST_ENTRIES = 2**13
 """A tensor with more entries than this is not written out entry by entry, because each run would carry them all."""
@@ -70,27 +72,25 @@ class _Search:
 def _plainer(case: Case, capabilities: Capabilities) -> Iterator[Case]:
     """Yield the case with one setting at its simplest, one tensor of a simpler family, or one entry less."""
     for name in (*OPTIONS, "seed", *LAYOUT_FIELDS):
-        yield _with(case, {name: getattr(Case, name)})
-    for at, (name, _) in enumerate(case.launch):
-        simplest = (name, capabilities.launch[name][0])
-        yield replace(case, launch=(*case.launch[:at], simplest, *case.launch[at + 1 :]))
+        yield with_value(case, name, getattr(Case, name))
+    for name, _ in case.launch:
+        yield with_value(case, name, capabilities.launch[name][0])
     for tensor in TENSORS:
-        name = f"{tensor}_values"
-        for family in FAMILIES[: FAMILIES.index(getattr(case, name))]:
-            yield _with(case, {name: family})
+        for family in FAMILIES[: FAMILIES.index(getattr(case, f"{tensor}_values"))]:
+            yield _of_family(case, tensor, family)
     for at in range(len(case.spikes)):
         yield replace(case, spikes=case.spikes[:at] + case.spikes[at + 1 :])
 
 
-def _with(case: Case, fields: Mapping[str, Any]) -> Case:
-    return replace(case, **fields)
+def _of_family(case: Case, tensor: str, family: Any) -> Case:
+    return replace(case, **{f"{tensor}_values": family})
 
 
 def _shorter(case: Case, capabilities: Capabilities) -> Iterator[Case]:
     """Yield the case with one size, or both lengths, at the smallest, halfway there, or one less."""
     for name in SIZES:
         for value in _smaller(getattr(case, name), _values_of(name, capabilities)):
-            yield _with(case, {name: value})
+            yield with_value(case, name, value)
     for less in _smaller(min(case.seqlen_q, case.seqlen_k), range(2**30)):
         cut = min(case.seqlen_q, case.seqlen_k) - less
         yield replace(case, seqlen_q=case.seqlen_q - cut, seqlen_k=case.seqlen_k - cut)
@@ -115,10 +115,10 @@ def _smaller(value: int, allowed: Sequence[int]) -> Iterator[int]:
 
 def _with_fewer_entries(case: Case, tensor: str, search: _Search) -> Case:
     """Return the case with a tensor written out entry by entry, without the entries that the failure does not need."""
-    kept, others = _entries(case, tensor)
-    if kept is None or not kept:
+    if math.prod(case.shape(tensor)) > MOST_ENTRIES or not (kept := _entries(case, tensor)):
         return case
-    plain = _with(case, {f"{tensor}_values": "zeros"})
+    others = [spike for spike in case.spikes if spike.tensor != tensor]
+    plain = _of_family(case, tensor, "zeros")
 
     def with_entries(entries: Sequence[Spike]) -> Case:
         return replace(plain, spikes=(*others, *entries))
@@ -138,21 +138,11 @@ def _with_fewer_entries(case: Case, tensor: str, search: _Search) -> Case:
     return with_entries(kept)
 
 
-def _entries(case: Case, tensor: str) -> tuple[list[Spike] | None, list[Spike]]:
-    """Return the entries of a tensor that are not 0, or None if they are too many, and the spikes of other tensors."""
-    others = [spike for spike in case.spikes if spike.tensor != tensor]
-    if math.prod(case.shape(tensor)) > MOST_ENTRIES:
-        return None, others
+def _entries(case: Case, tensor: str) -> list[Spike]:
+    """Return the entries of a tensor that are not 0."""
     values = getattr(tensors(case, "cpu"), tensor).tensor
-    found = [
-        Spike(tensor, tuple(index), _number(values[tuple(index)].item()))
-        for index in values.nonzero().tolist()
-    ]
-    return found, others
-
-
-def _number(value: float) -> float | str:
-    return value if math.isfinite(value) else str(value)
+    places = map(tuple, values.nonzero().tolist())
+    return [Spike(tensor, place, as_number(values[place].item())) for place in places]
 
 
 def _simpler(case: Case, capabilities: Capabilities) -> Iterator[Case]:

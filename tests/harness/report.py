@@ -38,19 +38,19 @@ class Failure(Run):
 
     @property
     def digest(self) -> str:
-        """Hash that identifies the bug rather than the case, so that a smaller case replaces a larger one."""
+        """Return a hash that identifies the bug rather than the case, so that a smaller case replaces a larger one."""
         bug = (*self.kin, self.number) if self.number else self.kin
         return hashlib.sha256(repr(bug).encode()).hexdigest()[:10]
 
     @property
     def kin(self) -> tuple[Any, ...]:
-        """The properties that it may share with other bugs of the kernel: see ``number``."""
+        """Return the properties that it may share with other bugs of the kernel: see ``number``."""
         f = self.finding
         return (self.spec, self.claims, self.law, self.case.dtype, f.tensor, f.kind)
 
     @property
     def folder(self) -> Path:
-        """The folder of its report, relative to the report directory."""
+        """Return the folder of its report, relative to the report directory."""
         return Path(re.sub(r"[^\w.-]", "_", self.kernel).strip(".")) / f"{self.law}-{self.digest}"
 
 

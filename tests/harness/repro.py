@@ -20,6 +20,7 @@ from kernels import registry
 from tests.harness import poison, scripted
 from tests.harness.home import OWN_FOLDERS
 from tests.harness.interpreting import REPAIRED
+from tests.harness.run import Run
 from tests.harness.source import WritingTrial
 from tests.harness.verdict import Finding
 
@@ -41,31 +42,28 @@ def {name}(q, k, v, dout, out, lse=None, dq=None, dk=None, dv=None):
     return {expression}"""
 
 
-def script(
-    trial: WritingTrial, finding: Finding, *, guarded: bool, law: str, spec: str, title: str, seconds: float
-) -> str:
-    """Return a program that makes the trial's calls again and checks what was wrong.
+def script(run: Run, trial: WritingTrial, finding: Finding, title: str, seconds: float | None) -> str:
+    """Return a program that makes the calls of a run's trial again and checks what was wrong.
 
-    If the kernel may end its process (``guarded``, or the finding says so), the program runs itself in another process,
-    which is ended if it takes longer than ``seconds``.
+    With ``seconds`` the program runs itself in another process, which is ended if it takes longer than that: the kernel
+    may end its process.
     """
     # Trials that explain a failure share ``source``, and may have made further calls than this one.
     # In a rejection each call is meant to fail, so only the one that did not fail is made.
-    made = slice(len(trial.calls)) if law != "rejection" else slice(finding.call, finding.call + 1)
+    made = slice(len(trial.calls)) if run.law != "rejection" else slice(finding.call, finding.call + 1)
     source = trial.source.only(made)
-    ends_process = guarded or finding.ends_process
     device = torch.device(trial.device).type
-    functions, ending = _ending(source.calls, law, finding, trial.case.dtype)
+    functions, ending = _ending(source.calls, run.law, finding, run.case.dtype)
     if any(function == "poisoned" for function, _ in source.calls):
         functions = [scripted.poisoned, *functions]
     called = [scripted.finished, getattr(scripted, source.function), *functions]
     parts = [
         _heading(title, finding.claim),
         STANDARD,
-        *([GUARDED, inspect.getsource(scripted.run_inside), "run_inside()"] if ends_process else []),
-        *(_interpret(spec) if device == "cpu" else []),
+        *([GUARDED, inspect.getsource(scripted.run_inside), "run_inside()"] if seconds else []),
+        *(_interpret(run.spec) if device == "cpu" else []),
         TORCH,
-        _kernel(spec),
+        _kernel(run.spec),
         _assigned(
             DEVICE=device, MARGIN=scripted.MARGIN, FILLED_ELEMENTS=scripted.FILLED_ELEMENTS, watched=[]
         ),
@@ -73,7 +71,7 @@ def script(
         *(inspect.getsource(function) for function in (scripted.numbers, scripted.window, *called)),
         "\n".join(source.tensors),
         "before = [x.clone() for x in watched]",
-        *([f"faulthandler.dump_traceback_later({seconds}, exit=True)"] if ends_process else []),
+        *([f"faulthandler.dump_traceback_later({seconds}, exit=True)"] if seconds else []),
         *ending,
     ]
     return _spaced(parts)

@@ -1,5 +1,6 @@
 """The results of a run: counts for each kernel, law and dtype, the bugs found, and the content of summary.json."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
@@ -69,23 +70,23 @@ class Results:
 
     @property
     def keys(self) -> set[Key]:
-        """Each kernel, law and dtype for which an item was run or a bug was seen."""
+        """Return each kernel, law and dtype for which an item was run or a bug was seen."""
         return {*self.tallies, *self.broken}
 
     @property
     def kernels(self) -> list[str]:
-        """The names of the kernels that were tried, in the order of the command line."""
+        """Return the names of the kernels that were tried, in the order of the command line."""
         tried = {kernel for kernel, _, _ in self.keys}
         return [name for name in self.infos if name in tried]
 
     @property
     def laws(self) -> list[str]:
-        """The names of the laws that were tried, in the order in which they are run."""
+        """Return the names of the laws that were tried, in the order in which they are run."""
         return sorted({law for _, law, _ in self.keys}, key=rank)
 
     @property
     def dtypes(self) -> list[str]:
-        """The names of the dtypes that were tried."""
+        """Return the names of the dtypes that were tried."""
         tried = {dtype for _, _, dtype in self.keys}
         return [dtype for dtype in DTYPES if dtype in tried]
 
@@ -130,10 +131,10 @@ class Results:
 
     def counts(self, name: str) -> dict[str, int]:
         """Return the sum of the field ``name`` of all tallies of a kernel, for each kernel where it is not 0."""
-        sums = dict.fromkeys(self.kernels, 0)
+        sums: Counter[str] = Counter()
         for (kernel, _, _), tally in self.tallies.items():
             sums[kernel] += getattr(tally, name)
-        return {kernel: count for kernel, count in sums.items() if count}
+        return {kernel: sums[kernel] for kernel in self.kernels if sums[kernel]}
 
     def complaints(self) -> list[str]:
         """Return one line for each kernel that refuses or cannot run too much of what it claims."""
@@ -156,16 +157,13 @@ class Results:
 
         Only kernels that declare no arithmetic have such designs: see ``reference.family``.
         """
-        counts: dict[str, Tally] = {}
+        found: dict[str, Counter[str]] = {}
         for (kernel, _, _), tally in self.tallies.items():
-            counts.setdefault(kernel, Tally()).merge(Tally(designs=tally.designs))
-        ordered = {
-            kernel: sorted(x.designs, key=x.designs.__getitem__, reverse=True) for kernel, x in counts.items()
-        }
+            found.setdefault(kernel, Counter()).update(tally.designs)
         return {
-            kernel: "; ".join(f"{name} ({counts[kernel].designs[name]} examples)" for name in names)
-            for kernel, names in ordered.items()
-            if names
+            kernel: "; ".join(f"{name} ({count} examples)" for name, count in designs.most_common())
+            for kernel, designs in found.items()
+            if designs
         }
 
     def distribution(self) -> list[dict[str, Any]]:
@@ -174,14 +172,10 @@ class Results:
         Only the laws ``forward`` and ``backward`` count. "tests_nothing" is the share of examples in which an answer of
         0 would hold.
         """
-        by_tensor: dict[Key, Tally] = {}
+        merged: dict[tuple[str, str], Tally] = {}
         for (kernel, law, dtype), tally in self.tallies.items():
-            for tensor, bins in tally.histogram.items():
-                if law in ("forward", "backward"):
-                    part = Tally(histogram={tensor: bins}, largest={tensor: tally.largest[tensor]})
-                    part.judged = {tensor: tally.judged.get(tensor, 0)}
-                    part.idle = {tensor: tally.idle.get(tensor, 0)}
-                    by_tensor.setdefault((kernel, dtype, tensor), Tally()).merge(part)
+            if law in ("forward", "backward"):
+                merged.setdefault((kernel, dtype), Tally()).merge(tally)
         return [
             {
                 "kernel": kernel,
@@ -193,7 +187,8 @@ class Results:
                 "maximum": tally.largest[tensor],
                 "tests_nothing": tally.idle[tensor] / max(1, tally.judged[tensor]),
             }
-            for (kernel, dtype, tensor), tally in sorted(by_tensor.items())
+            for (kernel, dtype), tally in sorted(merged.items())
+            for tensor in sorted(tally.histogram)
         ]
 
     def to_dict(self, environment: Mapping[str, str], not_run: Sequence[str]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Checks that a kernel returned what a forward or a backward returns, in the form that the contract demands."""
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -46,15 +47,13 @@ def type_name(value: Any) -> str:
     return type(value).__name__ if package == "builtins" else f"{package}.{type(value).__name__}"
 
 
-def departure(
-    tensor: Tensor, shape: torch.Size | tuple[int, ...], dtype: torch.dtype, device_type: str
-) -> tuple[str, Any, Any] | None:
-    """Return the first of shape, dtype and device that is wrong: its name, what it is, what it should be; or None."""
-    for what, actual, expected in (
-        ("shape", tuple(tensor.shape), tuple(shape)),
-        ("dtype", tensor.dtype, dtype),
-        ("device", tensor.device.type, device_type),
-    ):
-        if actual != expected:
-            return what, actual, expected
-    return None
+def departures(returned: Mapping[str, Tensor], q: Tensor, k: Tensor) -> Iterator[tuple[str, str, Any, Any]]:
+    """Yield what of shape, dtype and device is not as the contract says: the tensor's name, what, is, should be."""
+    shapes = {"out": q.shape, "lse": q.shape[:3], "dq": q.shape, "dk": k.shape, "dv": k.shape}
+    for name, x in returned.items():
+        dtype = torch.float32 if name == "lse" else q.dtype
+        found = {"shape": tuple(x.shape), "dtype": x.dtype, "device": x.device.type}
+        expected = {"shape": tuple(shapes[name]), "dtype": dtype, "device": q.device.type}
+        yield from (
+            (name, what, found[what], expected[what]) for what in found if found[what] != expected[what]
+        )

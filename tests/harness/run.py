@@ -30,14 +30,14 @@ class Run:
     safety: float = SAFETY
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the record that files hold. It does not tell how this run is judged, only what is run."""
+        """Return the record that files hold, which does not tell ``safety``, nor ``ignored`` if all is judged."""
         kept = {"kernel": self.spec, "claims": list(self.claims), "law": self.law}
-        return {"flashproof": FORMAT, **kept, "case": json.loads(to_json(self.case))}
+        ignored = {"ignored": sorted(self.ignored)} if self.ignored else {}
+        return {"flashproof": FORMAT, **kept, **ignored, "case": json.loads(to_json(self.case))}
 
     def request(self, do: str, **more: Any) -> dict[str, Any]:
         """Return the request by which the child process does something with this run."""
-        judged = {"ignored": sorted(self.ignored), "safety": self.safety}
-        return {"do": do, **self.to_dict(), **judged, **more}
+        return {"do": do, **self.to_dict(), "safety": self.safety, **more}
 
 
 def run_of(record: dict[str, Any]) -> Run:

@@ -111,11 +111,7 @@ def repeats(concluded: Sequence[Concluded], text: str) -> bool:
 
 def notes(results: Results, width: int) -> Iterator[str]:
     """Yield lines on what the matrix does not show: cases left out, known failures, and designs of plain functions."""
-    what = {
-        "refused": "refusals",
-        "not run here": "skipped",
-        "not drawn, the time was up": "undrawn",
-    }
+    what = {"refused": "refusals", "not run here": "skipped", "not drawn, the time was up": "undrawn"}
     for label, name in what.items():
         if counts := results.counts(name):
             each = ", ".join(f"{kernel} {count}" for kernel, count in counts.items())

@@ -84,9 +84,7 @@ def through_autograd(
     results = {"q": q, "k": k, "v": v, "dout": dout, "out": out, "lse": lse}
     if gradients and out.requires_grad:
         results |= zip(
-            ("dq", "dk", "dv"),
-            torch.autograd.grad(out, (q, k, v), dout, materialize_grads=True),
-            strict=True,
+            ("dq", "dk", "dv"), torch.autograd.grad(out, (q, k, v), dout, materialize_grads=True), strict=True
         )
     return finished(results)
 

@@ -30,13 +30,13 @@ class Subject:
     """One kernel at one dtype in one process.
 
     A law that is broken raises nothing: what becomes of the failure is left to ``triage``, and the search goes on until
-    its time is up. With ``replay``, that one case is all that is drawn. ``corpus`` has cases to be run before any is
-    drawn.
+    its time is up. With ``replay``, its case is all that is drawn, and what it ignores is not judged. ``corpus`` has
+    cases to be run before any is drawn.
     """
 
     triage: Triage
     max_seqlen: int | None = None
-    replay: Case | None = None
+    replay: Run | None = None
     corpus: Sequence[Run] = ()
     strategies: dict[tuple[Any, ...], st.SearchStrategy[Case]] = field(default_factory=dict)
 
@@ -52,7 +52,7 @@ class Subject:
     def cases(self, **options: Any) -> st.SearchStrategy[Case]:
         """Return a strategy of claimed cases at this dtype; ``options`` are those of ``strategies.cases.cases``."""
         if self.replay is not None:
-            return st.just(self.replay)
+            return st.just(self.replay.case)
         if self.max_seqlen is not None:
             options["max_seqlen"] = self.max_seqlen
         # Strategies are kept, because Hypothesis takes longer to look at a new one than to draw an example from it.
@@ -96,7 +96,7 @@ class Subject:
         open_case = case if self.replay is not None else self._moved(law, case)
         if open_case is None:
             return
-        ignored = self.known.ignored(open_case)
+        ignored = self.known.ignored(open_case) if self.replay is None else self.replay.ignored
         try:
             verdict = self.runs.drawn(law.name, open_case, ignored)
         except OutOfTime:

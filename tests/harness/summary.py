@@ -5,7 +5,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import suppress
 from functools import partial
 
@@ -121,38 +121,38 @@ class Summary:
             self._print(terminalreporter)
 
     def _print(self, reporter: pytest.TerminalReporter) -> None:
-        """Print the matrix, notes, bugs, and the paths of what is written; with -v, first the tables of all counts."""
-        verbose, width = reporter.verbosity > 0, reporter.config.get_terminal_writer().fullwidth
-        concluded = self.results.concluded
+        """Print each section, an empty line between any two; with -v, first the tables of all counts."""
+        writer, verbose = reporter.config.get_terminal_writer(), reporter.verbosity > 0
         if verbose:
             print_detail(reporter, self.results)
-            reporter.write_line("")
-        for line in (
-            *self.verdicts(reporter.config.get_terminal_writer().markup),
-            "",
-            *notes(self.results, width),
-        ):
-            reporter.write_line(line)
-        for line in self.results.complaints():
-            reporter.write_line(f"\n{line}", red=True)
-        if os.environ.get("GITHUB_ACTIONS") == "true":
-            for one in concluded:
-                reporter.write_line(annotation(one.bug, one.seen))
-        if concluded:
-            reporter.write_line(f"\nbugs, the worst first: {len(concluded)}", bold=True)
-        for number, one in enumerate(concluded, 1):
-            first, *rest = bug_lines(
-                number, one, self.plan.report_dir, width, None if verbose else MOST_LINES
-            )
-            reporter.write_line(f"\n{first}", red=True)
+        is_below = verbose
+        for markup, (first, *rest) in self._sections(writer.fullwidth, writer.markup, verbose):
+            reporter.write_line("\n" * is_below + first, **markup)
             for line in rest:
                 reporter.write_line(line)
-        for kernel, told in self.results.less_precise_told().items():
-            reporter.write_line(f"\n{kernel}: {told}")
-        reporter.write_line("")
+            is_below = True
+
+    def _sections(
+        self, width: int, paint: Paint, verbose: bool
+    ) -> Iterator[tuple[dict[str, bool], list[str]]]:
+        """Yield the matrix, notes, bugs, and the paths of what is written: lines, and how the first one is marked."""
+        results, concluded = self.results, self.results.concluded
+        yield {}, self.verdicts(paint)
+        if found := list(notes(results, width)):
+            yield {}, found
+        for line in results.complaints():
+            yield {"red": True}, [line]
+        if concluded and os.environ.get("GITHUB_ACTIONS") == "true":
+            yield {}, [annotation(one.bug, one.seen) for one in concluded]
         if concluded:
-            reporter.write_line(f"replay: {replay_line(concluded[0].bug.failure, self.plan.report_dir)}")
-        reporter.write_line(f"summary: {self.path}{self.unwritten}{'' if verbose else ' (every count: -v)'}")
+            yield {"bold": True}, [f"bugs, the worst first: {len(concluded)}"]
+        most = None if verbose else MOST_LINES
+        for number, one in enumerate(concluded, 1):
+            yield {"red": True}, bug_lines(number, one, self.plan.report_dir, width, most)
+        for kernel, told in results.less_precise_told().items():
+            yield {}, [f"{kernel}: {told}"]
+        replay = [f"replay: {replay_line(one.bug.failure, self.plan.report_dir)}" for one in concluded[:1]]
+        yield {}, [*replay, f"summary: {self.path}{self.unwritten}{'' if verbose else ' (every count: -v)'}"]
 
     def verdicts(self, paint: Paint) -> list[str]:
         """Return the lines of the matrix of what is known so far; ``paint`` colours a mark."""

@@ -5,6 +5,8 @@ from collections.abc import Iterable, Sequence
 import pytest
 
 Row = Sequence[str]
+Table = tuple[Row, Sequence[Row]]
+"""The names of the columns, and the rows."""
 
 
 def table(columns: Row, rows: Iterable[Row]) -> list[str]:

@@ -1,6 +1,6 @@
 """Counts of the cases that were tried. Those of several items and processes can be merged into one."""
 
-from collections.abc import Mapping
+from collections import Counter
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -15,6 +15,9 @@ MOST_REASONS = 10
 
 MOST_CASES = 100
 """The most different cases that an item keeps of those that were refused, and of those that were answered."""
+
+COUNTS = ("examples", "broken", "refusals", "skipped", "known", "set_aside", "moved", "undrawn")
+"""The fields of a tally that are one number, to which every item adds."""
 
 CASES = ("refused_cases", "answered_cases")
 """The fields of a tally that hold cases."""
@@ -56,25 +59,25 @@ class Tally:
     worst_tensor: str = ""
     worst_case: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
-    histogram: dict[str, dict[int, int]] = field(default_factory=dict)
+    histogram: dict[str, Counter[int]] = field(default_factory=dict)
     largest: dict[str, float] = field(default_factory=dict)
-    reasons: dict[str, int] = field(default_factory=dict)
-    judged: dict[str, int] = field(default_factory=dict)
-    idle: dict[str, int] = field(default_factory=dict)
-    designs: dict[str, int] = field(default_factory=dict)
+    reasons: Counter[str] = field(default_factory=Counter)
+    judged: Counter[str] = field(default_factory=Counter)
+    idle: Counter[str] = field(default_factory=Counter)
+    designs: Counter[str] = field(default_factory=Counter)
     refused_cases: list[Case] = field(default_factory=list)
     answered_cases: list[Case] = field(default_factory=list)
 
     @property
     def drawn(self) -> int:
-        """The number of cases that were drawn, among which cases that were moved count twice."""
+        """Return the number of cases that were drawn, among which cases that were moved count twice."""
         return self.examples + self.refusals + self.skipped + self.known + self.set_aside
 
     def add(self, verdict: Verdict, case: Case) -> None:
         """Count one case by its verdict."""
         self.add_seconds(verdict.seconds)
         if verdict.reason in self.reasons or (verdict.reason and len(self.reasons) < MOST_REASONS):
-            self.reasons[verdict.reason] = self.reasons.get(verdict.reason, 0) + 1
+            self.reasons[verdict.reason] += 1
         if verdict.status == "refused":
             self.refusals += 1
             _keep(case, self.refused_cases)
@@ -84,13 +87,11 @@ class Tally:
             self.examples += 1
             _keep(case, self.answered_cases)
             self.broken += verdict.status == "broken"
-        _count(self.judged, dict.fromkeys(verdict.idle, 1))
-        _count(self.idle, {tensor: int(idle) for tensor, idle in verdict.idle.items()})
-        _count(self.designs, dict.fromkeys(verdict.designs, 1))
+        self.judged.update(verdict.idle.keys())
+        self.idle.update({tensor: int(idle) for tensor, idle in verdict.idle.items()})
+        self.designs.update(verdict.designs)
         for tensor, ratio in verdict.worst.items():
-            bins = self.histogram.setdefault(tensor, {})
-            at = min(int(ratio * BINS), BINS)
-            bins[at] = bins.get(at, 0) + 1
+            self.histogram.setdefault(tensor, Counter())[min(int(ratio * BINS), BINS)] += 1
             self.largest[tensor] = max(self.largest.get(tensor, 0.0), ratio)
             if ratio > self.worst:
                 self.worst, self.worst_tensor, self.worst_case = ratio, tensor, repr(case)
@@ -101,28 +102,20 @@ class Tally:
             self.seconds[name] = self.seconds.get(name, 0.0) + value
 
     def merge(self, other: "Tally") -> None:
-        """Add another tally to this one."""
-        self.examples += other.examples
-        self.broken += other.broken
-        self.refusals += other.refusals
-        self.skipped += other.skipped
-        self.known += other.known
-        self.set_aside += other.set_aside
-        self.moved += other.moved
-        self.undrawn += other.undrawn
+        """Add another tally to this one; the bins of its histogram may be strings, as JSON has them."""
         if other.worst > self.worst:
             self.worst, self.worst_tensor, self.worst_case = other.worst, other.worst_tensor, other.worst_case
+        for name in COUNTS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
         self.add_seconds(other.seconds)
-        for tensor, bins in other.histogram.items():
-            mine = self.histogram.setdefault(tensor, {})
-            for at, count in bins.items():
-                mine[int(at)] = mine.get(int(at), 0) + count
-        for tensor, ratio in other.largest.items():
-            self.largest[tensor] = max(self.largest.get(tensor, 0.0), ratio)
         for name in ("reasons", "judged", "idle", "designs"):
-            _count(getattr(self, name), getattr(other, name))
-        self.refused_cases = list(dict.fromkeys([*self.refused_cases, *other.refused_cases]))
-        self.answered_cases = list(dict.fromkeys([*self.answered_cases, *other.answered_cases]))
+            getattr(self, name).update(getattr(other, name))
+        for tensor, bins in other.histogram.items():
+            numbers = {int(at): count for at, count in bins.items()}
+            self.histogram.setdefault(tensor, Counter()).update(numbers)
+            self.largest[tensor] = max(self.largest.get(tensor, 0.0), other.largest[tensor])
+        for name in CASES:
+            setattr(self, name, list(dict.fromkeys([*getattr(self, name), *getattr(other, name)])))
 
     def quantile(self, tensor: str, share: float) -> float:
         """Return the ratio that ``share`` of a tensor's examples stay below, as the upper edge of its bin."""
@@ -141,17 +134,11 @@ class Tally:
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> "Tally":
-        """Make a tally from what ``to_dict`` returned, also after JSON, which turns bins into strings."""
+        """Make a tally from what ``to_dict`` returned, also after JSON."""
         kept = {name: list(map(_from_fields, fields[name])) for name in CASES}
         tally = cls()
         tally.merge(cls(**{**fields, **kept}))
         return tally
-
-
-def _count(counts: dict[str, int], more: Mapping[str, int]) -> None:
-    """Add counts to those of the same names."""
-    for name, count in more.items():
-        counts[name] = counts.get(name, 0) + count
 
 
 def _keep(case: Case, cases: list[Case]) -> None:

@@ -16,18 +16,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.contract import AttentionKernel
+from kernels.contract import OUTPUTS, AttentionKernel
 from reference.arithmetic import Arithmetic
 from reference.family import Family
 from strategies.case import TENSORS, Case
 from strategies.layouts import bits
 from strategies.tensors import Tensors, tensors
-from tests.harness.compare import describe, error_over_bound, of_two_calls
+from tests.harness.compare import Check, describe, error_over_bound
 from tests.harness.device import device_answers, wait_for_device
 from tests.harness.interpreting import why_not_here
 from tests.harness.pattern import ComparedTensor
 from tests.harness.poison import PoisonedAllocations
-from tests.harness.returned import WrongKind, departure, out_and_lse, three_gradients
+from tests.harness.returned import WrongKind, departures, out_and_lse, three_gradients
 from tests.harness.verdict import Finding
 
 
@@ -66,7 +66,7 @@ class Problem:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The keywords of the call; those of key padding, dropout and a window are left out unless they are used."""
+        """Return the keywords of the call, without those of key padding, dropout and a window if they are not used."""
         options: dict[str, Any] = {"causal": self.causal, "sm_scale": self.sm_scale}
         if self.key_padding_mask is not None:
             options["key_padding_mask"] = self.key_padding_mask
@@ -102,12 +102,12 @@ class Problem:
 
     @property
     def heads_q(self) -> int:
-        """Number of query heads."""
+        """Return the number of query heads."""
         return self.q.shape[1]
 
     @property
     def heads_kv(self) -> int:
-        """Number of key heads."""
+        """Return the number of key heads."""
         return self.k.shape[1]
 
 
@@ -117,14 +117,14 @@ class Outputs:
 
     out: Tensor
     lse: Tensor | None
-    dq: Tensor | None
-    dk: Tensor | None
-    dv: Tensor | None
-    call: int
+    dq: Tensor | None = None
+    dk: Tensor | None = None
+    dv: Tensor | None = None
+    call: int = 0
 
     def named(self) -> dict[str, Tensor]:
         """Return the tensors that are not None, by name."""
-        pairs = {name: getattr(self, name) for name in ("out", "lse", "dq", "dk", "dv")}
+        pairs = {name: getattr(self, name) for name in OUTPUTS}
         return {name: tensor for name, tensor in pairs.items() if tensor is not None}
 
 
@@ -140,26 +140,6 @@ class Call:
         """Whether the two calls have the same bits in all arguments."""
         same_way = (self.launch, self.backward) == (other.launch, other.backward)
         return same_way and self.problem.is_like(other.problem)
-
-
-@dataclass(frozen=True)
-class Check:
-    """One comparison, which is not made at once, so that one device synchronisation settles many."""
-
-    claim: str
-    tensor: str
-    actual: Tensor
-    expected: Tensor
-    bound: Tensor
-    maximum: float = math.inf
-    call: int = 0
-    other: int | None = None
-    expression: str = ""
-    """How ``actual`` is computed from a call's tensors, unless it is one of them as it is."""
-    other_expression: str = ""
-    """How ``expected`` is computed from the tensors of the call ``other``."""
-    origin: tuple[int, int] = (0, 0)
-    """Batch and head of the first element, if a problem is judged in pieces."""
 
 
 @dataclass
@@ -218,23 +198,23 @@ class Trial:
 
     @cached_property
     def family(self) -> Family:
-        """The designs that the kernel may have, one of which has to explain what it returns."""
+        """Return the designs that the kernel may have, one of which has to explain what it returns."""
         device = torch.device(self.device).type
         return self.kernel.capabilities.family(self.case.dtype, device, self.launch)
 
     @property
     def arithmetic(self) -> Arithmetic:
-        """An arithmetic that rounds at least as much as each of these designs."""
+        """Return an arithmetic that rounds at least as much as each of these designs."""
         return self.family.envelope
 
     @property
     def alignment(self) -> str:
-        """The corner to which the kernel's causal mask is aligned."""
+        """Return the corner to which the kernel's causal mask is aligned."""
         return self.kernel.capabilities.causal_alignment
 
     @property
     def sizes(self) -> list[dict[str, Any]]:
-        """The sizes and options of the calls made so far, without repetition, named as fields of a case.
+        """Return the sizes and options of the calls made so far, without repetition, named as fields of a case.
 
         Calls that have the sizes and options of the case itself are left out.
         """
@@ -331,18 +311,14 @@ class Trial:
         c = self.kernel.capabilities
         claimed = {"out": True, "lse": c.lse and not c.may_refuse}
         claimed |= dict.fromkeys(("dq", "dk", "dv"), backward and c.backward and not c.may_refuse)
-        shapes = {"out": p.q.shape, "lse": p.q.shape[:3], "dq": p.q.shape, "dk": p.k.shape, "dv": p.v.shape}
         for name, is_claimed in claimed.items():
             value = getattr(outputs, name)
-            if isinstance(value, Tensor):
-                dtype = torch.float32 if name == "lse" else p.q.dtype
-                if found := departure(value, shapes[name], dtype, p.q.device.type):
-                    what, actual, wanted = found
-                    claim = f"{name}.{what} is {actual}, but should be {wanted}"
-                    self.fail(claim, kind="contract", tensor=name, call=outputs.call)
-            elif is_claimed or value is not None:
+            if not isinstance(value, Tensor) and (is_claimed or value is not None):
                 claim = f"{name} is a tensor, but {value!r:.80} was returned"
                 self.fail(claim, kind="contract", tensor=name, call=outputs.call)
+        for name, what, actual, wanted in departures(outputs.named(), p.q, p.k):
+            claim = f"{name}.{what} is {actual}, but should be {wanted}"
+            self.fail(claim, kind="contract", tensor=name, call=outputs.call)
 
     def changed_input(self) -> Finding | None:
         """Return a finding if the kernel wrote to an input: its outputs were then judged by inputs that it changed."""
@@ -367,35 +343,20 @@ class Trial:
         largest: list[float] = torch.stack(tops).tolist() if tops else []
         wrong = {c.tensor for c, top in zip(checks, largest, strict=True) if top > 1.0}
         self.beside |= wrong & self.ignored
-        judged = [at for at, c in enumerate(checks) if c.tensor not in self.ignored]
-        checks, ratios = [checks[at] for at in judged], [ratios[at] for at in judged]
-        largest = [largest[at] for at in judged]
+        compared = zip(checks, ratios, largest, strict=True)
+        judged = [(c, ratio, top) for c, ratio, top in compared if c.tensor not in self.ignored]
         worst: dict[str, float] = {}
-        for check, top in zip(checks, largest, strict=True):
-            worst[check.tensor] = max(worst.get(check.tensor, 0.0), top)
-        if largest and max(largest) > 1.0:
-            at = largest.index(max(largest))
-            c, ratio = checks[at], ratios[at]
-            finding = describe(c.claim, c.tensor, c.actual, c.expected, c.bound, ratio)
+        for c, _, top in judged:
+            worst[c.tensor] = max(worst.get(c.tensor, 0.0), top)
+        if max(worst.values(), default=0.0) > 1.0:
             self.compared = [
                 ComparedTensor(c.tensor, c.actual.double(), c.expected, c.bound, ratio)
-                for c, ratio in zip(checks, ratios, strict=True)
+                for c, ratio, _ in judged
                 if not c.expression and c.other is None and len(c.actual) == self.case.batch
             ]
-            batch, head, *rest = finding.index
-            index = (batch + c.origin[0], head + c.origin[1], *rest)
-            raise LawBroken(
-                replace(
-                    finding,
-                    tensors=tuple(dict.fromkeys(c.tensor for c in checks if c.tensor in wrong)),
-                    index=index,
-                    of_nan=finding.of_nan if c.other is None else of_two_calls(finding.of_nan),
-                    call=c.call,
-                    expression=c.expression,
-                    other=c.other,
-                    other_expression=c.other_expression,
-                )
-            )
+            c, ratio, _ = max(judged, key=lambda x: x[2])
+            tensors = tuple(dict.fromkeys(c.tensor for c, _, _ in judged if c.tensor in wrong))
+            raise LawBroken(replace(describe(c, ratio), tensors=tensors))
         return worst
 
     def note_idle(self, checks: list[Check]) -> None:
@@ -416,23 +377,26 @@ def run_kernel(kernel: AttentionKernel, p: Problem, launch: Mapping[str, Any], *
     An ``out`` whose shape is not that of q is returned without gradients. Raises WrongKind, and what the kernel raises.
     """
     options = {**p.options, **launch}
-    if not backward or not kernel.capabilities.backward:
-        with torch.no_grad():
-            out, lse = out_and_lse(kernel.forward(p.q, p.k, p.v, **options))
-        return Outputs(out, lse, None, None, None, 0)
-    if kernel.backward is not None:
-        with torch.no_grad():
-            out, lse = out_and_lse(kernel.forward(p.q, p.k, p.v, **options))
-            returned = kernel.backward(p.dout, p.q, p.k, p.v, out, lse, **options)
-        dq, dk, dv = three_gradients(returned)
-        return Outputs(out, lse, dq, dk, dv, 0)
+    backward = backward and kernel.capabilities.backward
+    if backward and kernel.backward is None:
+        return _through_autograd(kernel, p, options)
+    with torch.no_grad():
+        out, lse = out_and_lse(kernel.forward(p.q, p.k, p.v, **options))
+        if kernel.backward is None or not backward:
+            return Outputs(out, lse)
+        return Outputs(
+            out, lse, *three_gradients(kernel.backward(p.dout, p.q, p.k, p.v, out, lse, **options))
+        )
+
+
+def _through_autograd(kernel: AttentionKernel, p: Problem, options: Mapping[str, Any]) -> Outputs:
     leaves = [x.detach().requires_grad_() for x in (p.q, p.k, p.v)]
     out, lse = out_and_lse(kernel.forward(*leaves, **options))
     lse = None if lse is None else lse.detach()
     if not out.requires_grad or out.shape != p.q.shape:
-        return Outputs(out, lse, None, None, None, 0)
+        return Outputs(out, lse)
     dq, dk, dv = torch.autograd.grad(out, leaves, p.dout, materialize_grads=True)
-    return Outputs(out.detach(), lse, dq, dk, dv, 0)
+    return Outputs(out.detach(), lse, dq, dk, dv)
 
 
 def _same(x: Any, y: Any) -> bool:

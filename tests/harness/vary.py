@@ -49,51 +49,47 @@ def fields(case: Case, fails: Callable[[Case], bool | None], capabilities: Capab
     lengths of which the same one is the longer.
     """
     simple = {**SIMPLEST, **{name: values[0] for name, values in capabilities.launch.items()}}
-    in_order = sorted(
-        _others(case, capabilities), key=lambda field: field[1] == simple.get(field[0], field[1])
-    )
+    others = [(name, value_of(case, name), values) for name, values in _others(case, capabilities)]
     holding: list[Case] = []
-    for name, value, others in in_order:
+    for name, value, values in sorted(others, key=lambda x: x[1] == simple.get(x[0], x[1])):
         if name == "lengths" and any(_is_unequal_as(case, other) for other in holding):
             continue
-        tried = [(text(x), changed) for x, changed in others if is_claimed(changed, capabilities)]
-        answers = ((other, changed, fails(changed)) for other, changed in tried)
-        outcomes = [(other, changed, failed) for other, changed, failed in answers if failed is not None]
+        changed = ((x, with_value(case, name, x)) for x in dict.fromkeys(values) if x != value)
+        answers = [(x, other, fails(other)) for x, other in changed if is_claimed(other, capabilities)]
+        outcomes = [x for x in answers if x[2] is not None]
         if name == "head_dim":
             outcomes = [x for x in outcomes if x[2] or not _is_of_columns(case, x[1], fails)]
         if outcomes:
-            held = tuple(changed for _, changed, failed in outcomes if not failed)
+            held = tuple(other for _, other, failed in outcomes if not failed)
             holding += held
             # If some equal lengths fail too, a claim that excludes unequal ones would not help.
             excluded = held and (name != "lengths" or len(held) == len(outcomes))
+            told = [(f"both {x}" if name == "lengths" else text(x), failed) for x, _, failed in outcomes]
             yield Field(
                 name=name,
                 value=text(value),
-                fails=tuple(other for other, _, failed in outcomes if failed),
-                holds=tuple(other for other, _, failed in outcomes if not failed),
+                fails=tuple(x for x, failed in told if failed),
+                holds=tuple(x for x, failed in told if not failed),
                 held=held,
                 claim=_claim_without(name, case, capabilities) if excluded else "",
             )
 
 
-def _others(case: Case, c: Capabilities) -> Iterator[tuple[str, Any, list[tuple[Any, Case]]]]:
-    """Yield each field, its value, and the other values to try with their cases."""
+def _others(case: Case, c: Capabilities) -> Iterator[tuple[str, Sequence[Any]]]:
+    """Yield each field with the values to try for it, among which its own may be."""
     for name in SIZES:
         value = getattr(case, name)
         allowed = c.head_dims if name == "head_dim" else range(0 if name in LENGTHS else 1, 2 * value + 2)
         block = case.blocks.get(TILES_OF.get(name, ""), 0)
-        yield _changed(case, name, _distinct(value, *_near(value, allowed), *_whole_tiles(value, block)))
+        yield name, [*_near(value, allowed), *_whole_tiles(value, block)]
     if case.seqlen_q != case.seqlen_k:
-        both = [x for x in (case.seqlen_q, case.seqlen_k) if x]
-        yield "lengths", "unequal", [(f"both {x}", replace(case, seqlen_q=x, seqlen_k=x)) for x in both]
-    yield _changed(case, "dtype", [x for x in c.dtypes if x != case.dtype])
-    for name, values in OPTIONS.items():
-        yield _changed(case, name, [x for x in values if x != getattr(case, name)])
+        yield "lengths", [x for x in (case.seqlen_q, case.seqlen_k) if x]
+    yield "dtype", c.dtypes
+    yield from OPTIONS.items()
     for name in LAYOUT_FIELDS:
-        yield _changed(case, name, ["bnhd" if getattr(case, name) == "contiguous" else "contiguous"])
-    for name, value in case.launch:
-        others = [x for x in c.launch[name] if x != value]
-        yield name, value, [(x, replace(case, launch=_with_setting(case, name, x))) for x in others]
+        yield name, ["bnhd" if getattr(case, name) == "contiguous" else "contiguous"]
+    for name, _ in case.launch:
+        yield name, c.launch[name]
 
 
 def _is_of_columns(case: Case, changed: Case, fails: Callable[[Case], bool | None]) -> bool:
@@ -121,10 +117,6 @@ def _is_unequal_as(case: Case, other: Case) -> bool:
     """Whether the other case has unequal lengths too, neither of them 0, and the same one is the longer."""
     lengths = (other.seqlen_q, other.seqlen_k)
     return 0 < min(lengths) < max(lengths) and (lengths[0] < lengths[1]) == (case.seqlen_q < case.seqlen_k)
-
-
-def _changed(case: Case, name: str, values: Sequence[Any]) -> tuple[str, Any, list[tuple[Any, Case]]]:
-    return name, getattr(case, name), [(x, replace(case, **{name: x})) for x in values]
 
 
 def value_of(case: Case, name: str) -> Any:
@@ -168,7 +160,7 @@ def with_value(case: Case, name: str, value: Any) -> Case:
         spikes = tuple(spike for spike in case.spikes if spike.tensor not in VALUES_OF[name])
         return _with(case, {"spikes": spikes, **{f"{x}_values": value for x in VALUES_OF[name]}})
     if name in dict(case.launch):
-        return replace(case, launch=_with_setting(case, name, value))
+        return replace(case, launch=tuple((x, value if x == name else own) for x, own in case.launch))
     return _with(case, {name: value})
 
 
@@ -195,10 +187,6 @@ def _with(case: Case, fields: dict[str, Any]) -> Case:
     return replace(case, **fields)
 
 
-def _with_setting(case: Case, name: str, value: Any) -> tuple[tuple[str, Any], ...]:
-    return tuple((other, value if other == name else x) for other, x in case.launch)
-
-
 def _near(value: int, allowed: Sequence[int]) -> list[int]:
     """Return the smallest allowed value, those next to this one, and the largest."""
     at = list(allowed).index(value)
@@ -211,10 +199,6 @@ def _whole_tiles(length: int, block: int) -> list[int]:
         return []
     filled, touched = length // block, -(-length // block)
     return [tiles * block for tiles in (filled, touched, touched + 1) if tiles]
-
-
-def _distinct(value: int, *others: int) -> list[int]:
-    return [x for x in dict.fromkeys(others) if x != value]
 
 
 def text(value: Any) -> str:

@@ -73,7 +73,7 @@ class Finding:
 
     @property
     def origin(self) -> str:
-        """The exception and the last file and line of its traceback; "" for any other finding."""
+        """Return the exception and the last file and line of its traceback; "" for any other finding."""
         places = [line.strip() for line in self.detail.splitlines() if line.strip().startswith("File ")]
         return f"{self.claim} {places[-1]}" if self.kind == "exception" and places else ""
 
@@ -84,7 +84,7 @@ class Finding:
 
     @property
     def signature(self) -> tuple[str, ...]:
-        """What two findings of one bug have in common: their kind, with the type of an exception or the tensor."""
+        """Return what findings of one bug have in common: their kind, with the type of an exception or the tensor."""
         if self.kind in NUMBERS:
             return ("numbers",)
         if self.ends_process:

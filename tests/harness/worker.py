@@ -66,15 +66,11 @@ class Worker:
             answer = getattr(self, f"do_{request['do']}")(request)
         except Exception:
             answer = {"raised": traceback.format_exc()}
-        return json.dumps({**answer, "fatal": not self.is_sound()})
-
-    def is_sound(self) -> bool:
-        """Whether the process can be trusted with another request."""
-        return device_answers(self.device)
+        return json.dumps({**answer, "fatal": not device_answers(self.device)})
 
     def do_environment(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return the device and the versions of the packages."""
-        name = platform.machine() if self.device == "cpu" else torch.cuda.get_device_name()
+        name = torch.cuda.get_device_name() if self.device.startswith("cuda") else platform.machine()
         versions = {package: _version(package) for package in PACKAGES}
         return {"device": self.device, "device_name": name, "python": platform.python_version(), **versions}
 
@@ -109,21 +105,17 @@ class Worker:
 
     def do_run(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return the verdict on one case under one law."""
-        run = run_of(request)
-        return self.attempt(run, self.kernel(run.spec, run.claims), Trial)[0].to_dict()
+        return self.attempt(run_of(request))[0].to_dict()
 
     def do_look(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return the verdict on one case under one law, and what its wrong elements look like."""
         run = run_of(request)
-        case = run.case
-        verdict, trial = self.attempt(run, self.kernel(run.spec, run.claims), Trial)
+        verdict, trial = self.attempt(run)
         compared = trial.compared if trial else []
-        numbers = pattern.known_numbers(case.scale, case.group, case.dropout_p)
-        return {
-            **verdict.to_dict(),
-            "sentences": pattern.sentences(compared, case.blocks, numbers),
-            "pictures": [pattern.picture(c) for c in compared if bool(c.wrong.any())],
-        }
+        numbers = pattern.known_numbers(run.case.scale, run.case.group, run.case.dropout_p)
+        sentences = pattern.sentences(compared, run.case.blocks, numbers)
+        pictures = [pattern.picture(c) for c in compared if bool(c.wrong.any())]
+        return {**verdict.to_dict(), "sentences": sentences, "pictures": pictures}
 
     def do_repro(self, request: dict[str, Any]) -> dict[str, Any]:
         """Run a failing case once more, and return a stand-alone script that makes the same calls; None if it holds.
@@ -131,25 +123,26 @@ class Worker:
         A kernel that ends its process is not called; the reference is called in its place.
         """
         run, finding = run_of(request), Finding(**request["finding"])
-        kernel = self.kernel(run.spec, run.claims)
-        guarded = False
-        if finding.ends_process:
-            _, recorder = self.attempt(run, _stand_in(kernel), WritingTrial)
+        guarded = finding.ends_process
+        if guarded:
+            stand_in = _stand_in(self.kernel(run.spec, run.claims))
+            _, recorder = self.attempt(run, WritingTrial, stand_in)
         else:
-            tells = self.depends_on_memory(run, kernel, finding.tensor)
-            _, recorder = self.attempt(run, kernel, partial(WritingTrial, with_memory=tells))
-            finding = self.from_outside(run, kernel, finding)
-            memory, _ = self.attempt(replace(run, law="memory"), kernel, Trial)
+            tells = self.depends_on_memory(run, finding.tensor)
+            _, recorder = self.attempt(run, partial(WritingTrial, with_memory=tells))
+            finding = self.from_outside(run, finding)
+            memory, _ = self.attempt(replace(run, law="memory"))
             # A kernel that writes outside its tensors may end the process of the script.
-            guarded = memory.finding is not None and memory.finding.kind == "memory"
+            writes_outside = memory.finding is not None and memory.finding.kind == "memory"
+            guarded = writes_outside or finding.ends_process
         if not isinstance(recorder, WritingTrial):
             return {"text": None}
         if len(recorder.source.calls) <= max(finding.call, finding.other or 0):
             return {"text": None}  # the law was not broken at the call at which it had been
-        named = {"law": run.law, "spec": run.spec, "title": request["title"], "seconds": request["seconds"]}
-        return {"text": script(recorder, finding, guarded=guarded, **named)}
+        seconds = request["seconds"] if guarded else None
+        return {"text": script(run, recorder, finding, request["title"], seconds)}
 
-    def from_outside(self, run: Run, kernel: AttentionKernel, finding: Finding) -> Finding:
+    def from_outside(self, run: Run, finding: Finding) -> Finding:
         """Return a finding with expected values that a sound kernel would return; else the finding as it is.
 
         Gradients are judged at the kernel's own out and lse. If these are wrong, the gradients expected from them are
@@ -158,22 +151,25 @@ class Worker:
         """
         laws = ("backward", "forward") if run.law == "backward" else (run.law,)
         trial_of = partial(Trial, apart=False)
-        found = (self.attempt(replace(run, law=law), kernel, trial_of)[0].finding for law in laws)
+        found = (self.attempt(replace(run, law=law), trial_of)[0].finding for law in laws)
         return next(filter(None, found), finding)
 
-    def depends_on_memory(self, run: Run, kernel: AttentionKernel, tensor: str) -> bool:
+    def depends_on_memory(self, run: Run, tensor: str) -> bool:
         """Whether ``tensor`` is right if fresh memory is full of zeros, so that the script has to fill it with NaN.
 
         A trial fills fresh memory with NaN; a new process would find other things there.
         """
-        verdict, _ = self.attempt(run, kernel, partial(Trial, fill=0.0))
+        verdict, _ = self.attempt(run, partial(Trial, fill=0.0))
         return verdict.finding is None or verdict.finding.tensor != tensor
 
     def attempt(
-        self, run: Run, kernel: AttentionKernel, trial_of: Callable[..., Trial]
+        self, run: Run, trial_of: Callable[..., Trial] = Trial, stand_in: AttentionKernel | None = None
     ) -> tuple[Verdict, Trial | None]:
-        """Run a law on a case and return the verdict with the trial, which is None if its tensors could not be made."""
-        law = law_named(run.law)
+        """Run a law on a case and return the verdict with the trial, which is None if its tensors could not be made.
+
+        The kernel is that of the run, or ``stand_in`` in its place.
+        """
+        law, kernel = law_named(run.law), stand_in or self.kernel(run.spec, run.claims)
         if self.device != "cpu" and torch.cuda.memory_reserved() > CACHED_BYTES:
             torch.cuda.empty_cache()
         start = time.perf_counter()
@@ -241,7 +237,7 @@ def serve(worker: Worker) -> None:
         answers.write(worker.answer(line) + "\n")
 
 
-def main(device: str) -> None:
+def main(device: str, worker_of: type[Worker] = Worker) -> None:
     """Answer requests on a device. The process ends with its parent, which may be killed while a kernel hangs here."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     torch.set_num_threads(1)
@@ -250,7 +246,7 @@ def main(device: str) -> None:
     else:
         torch.cuda.set_device(device)
         torch.backends.cuda.matmul.allow_tf32 = False
-    serve(Worker(device))
+    serve(worker_of(device))
 
 
 if __name__ == "__main__":

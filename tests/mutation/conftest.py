@@ -10,10 +10,10 @@ from kernels.mutants import CATALOGUE
 from kernels.mutants.mutant import KERNEL
 from tests.harness.child import Child
 from tests.harness.kernel_info import KernelInfo, Unavailable
-from tests.harness.plan import chosen_device
+from tests.harness.plan import chosen_device, report_folder
 from tests.mutation.campaign import Campaign
 from tests.mutation.schedule import Schedule
-from tests.mutation.score import MutationSummary, Recorder
+from tests.mutation.score import PROPERTY, MutationSummary, Recorder, written
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -44,14 +44,10 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(f"--seeds: got {seeds}, expected 1 or more")
     if hasattr(config, "workerinput") or config.getoption("--collect-only"):
         return
-    path = Path(config.getoption("--report-dir")) / "mutation.jsonl"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    report_dir = Path(config.getoption("--report-dir"))
+    with report_folder(report_dir) as folder:
+        path = folder / "mutation.jsonl"
         path.unlink(missing_ok=True)
-    except OSError as e:
-        raise pytest.UsageError(
-            f"--report-dir: got {str(path.parent)!r}, expected a folder that can be written ({e.strerror})"
-        ) from None
     config.pluginmanager.register(MutationSummary(path))
 
 
@@ -90,6 +86,6 @@ def campaign(campaigns: Callable[[str], Campaign], pytestconfig: pytest.Config) 
 
 
 @pytest.fixture
-def recorder(request: pytest.FixtureRequest) -> Recorder:
-    """Return the recorder by which an item notes what it found."""
-    return Recorder(request.node)
+def record(record_property: Callable[[str, object], None]) -> Recorder:
+    """Return the function by which an item notes what it found: it sends a record along with the item's report."""
+    return lambda found: record_property(PROPERTY, written(found))

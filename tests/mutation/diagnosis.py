@@ -1,10 +1,15 @@
 """Compare the causes that a report names with the cause that was written down for a planted bug."""
 
 import re
-from collections.abc import Iterable
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 from kernels.contract import OUTPUTS
 from tests.harness.explain import Explanation
+
+CAUSES: Mapping[str, Sequence[str]] = tomllib.loads(Path(__file__).with_name("causes.toml").read_text())
+"""For each planted bug, the words that a report of it may name as its cause."""
 
 TENSORS = re.compile(r"^([a-z, ]+) (?:is|are) wrong; ")
 PLACE = re.compile(r": only the (last [a-z ]+), ")
@@ -18,7 +23,7 @@ FACTS = (
 
 
 def named(explanation: Explanation) -> set[str]:
-    """Return the words that a report names as a cause, in the vocabulary of ``tests.mutation.causes``."""
+    """Return the words that a report names as a cause, in the vocabulary of ``causes.toml``."""
     words = set(explanation.causes)
     for sentence in explanation.sentences:
         if found := TENSORS.search(sentence):

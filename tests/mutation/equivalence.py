@@ -9,12 +9,7 @@ changes a branch for the interpreter alone.
 """
 
 import inspect
-import json
-import os
 import re
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -28,13 +23,11 @@ from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction, KernelParam, mangle_type
 
 from kernels.mutants.mutant import load_module
-from tests.harness.home import python_path
+from tests.harness.child import Child, ChildDied
+from tests.harness.worker import Worker, serve
 
 SECONDS = 60
 """Seconds that one mutant may take to compile before its process is ended."""
-
-STDERR_TAIL = 2000
-"""Characters shown of a failed process's stderr, from its end."""
 
 
 @dataclass(frozen=True)
@@ -46,14 +39,8 @@ class RecordedLaunch:
     """
 
     function: str
-    signature: tuple[tuple[str, str], ...]
-    constants: tuple[tuple[str, Any], ...]
-
-    @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> "RecordedLaunch":
-        """Make a launch from what ``json`` makes of ``dataclasses.asdict``."""
-        pairs = (tuple((name, value) for name, value in record[key]) for key in ("signature", "constants"))
-        return cls(record["function"], *pairs)
+    signature: dict[str, str]
+    constants: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -95,25 +82,26 @@ def judge(
 ) -> list[Judgement]:
     """Judge mutants, each given as the new texts of modules that ``entry`` imports, as ``load_module`` takes them.
 
-    If an original cannot be compiled, a mutant that may change it counts as different. Raises RuntimeError
-    if the original module cannot be imported, or nothing can be compiled.
+    If an original cannot be compiled, a mutant that may change it counts as different. Raises HarnessError if the
+    original module cannot be imported, and RuntimeError if nothing can be compiled.
     """
-    judged: list[Judgement] = []
-    while len(judged) < len(mutants):
-        request = {
-            "entry": entry,
-            "launches": [asdict(launch) for launch in launches],
-            "mutants": [dict(mutant) for mutant in mutants[len(judged) :]],
-        }
-        process = _run(request)
-        answers = [json.loads(line) for line in process.stdout.splitlines()]
-        if not answers or not any(answers[0]["compiled"]):
-            errors = answers[0]["errors"] if answers else [process.stderr[-STDERR_TAIL:]]
-            raise RuntimeError(f"{entry}: no launch compiles: {errors[0] if errors else 'none recorded'}")
-        judged += [Judgement(**answer) for answer in answers[1:]]
-        if len(judged) < len(mutants):
-            how = f"signal {-process.returncode}" if process.returncode < 0 else process.stderr[-STDERR_TAIL:]
-            judged.append(Judgement("invalid", f"the compiling process ended: {how}"))
+    child, judged = Child("none", worker="tests.mutation.equivalence"), list[Judgement]()
+    originals = {"do": "originals", "entry": entry, "launches": [asdict(launch) for launch in launches]}
+    try:
+        for mutant in mutants:
+            if child.process is None:  # at first, and after a mutant that ended it
+                answer = child.ask(originals)
+                if not answer["compiled"]:
+                    raise RuntimeError(
+                        f"{entry}: no launch compiles: {(*answer['errors'], 'none recorded')[0]}"
+                    )
+            try:
+                answer = child.ask({"do": "judge", "entry": entry, "mutant": dict(mutant)}, SECONDS)
+                judged.append(Judgement(**answer))
+            except ChildDied as death:
+                judged.append(Judgement("invalid", str(death)))
+    finally:
+        child.close()
     return judged
 
 
@@ -128,8 +116,8 @@ def ttir(function: JITFunction, launch: RecordedLaunch) -> str:
     backend = make_backend(target)
     # This option is given only because Triton 3.9 warns of its default; this IR doesn't depend on it.
     options = backend.parse_options({"enable_fp_fusion": False})
-    constants = {name: _decoded(value) for name, value in launch.constants}
-    source = ASTSource(function, dict(launch.signature), constants)
+    constants = {name: _decoded(value) for name, value in launch.constants.items()}
+    source = ASTSource(function, launch.signature, constants)
     context = ir.context()
     ir.load_dialects(context)
     backend.load_dialects(context)
@@ -147,20 +135,20 @@ def _launch(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
     parameters = inspect.signature(function).parameters
     bound = inspect.signature(function).bind(*args, **{k: v for k, v in kwargs.items() if k in parameters})
     bound.apply_defaults()
-    signature, constants = [], []
+    signature, constants = {}, {}
     for i, (name, value) in enumerate(bound.arguments.items()):
         parameter = KernelParam(i, parameters[name], False, False)
         # None is a constant as well, unless an annotation says otherwise.
         kind = "constexpr" if parameter.is_constexpr else parameter.annotation_type or mangle_type(value)
         # Tuples are not supported: Triton knows no type "unknown", so the launch will not compile.
-        signature.append((name, kind if isinstance(kind, str) else "unknown"))
+        signature[name] = kind if isinstance(kind, str) else "unknown"
         if kind == "constexpr":
-            constants.append((name, _encoded(value)))
-    return RecordedLaunch(function.__name__, tuple(signature), tuple(constants))
+            constants[name] = _encoded(value)
+    return RecordedLaunch(function.__name__, signature, constants)
 
 
 def _encoded(value: Any) -> Any:
-    """Return a form of a constant that is hashable and survives JSON."""
+    """Return a form of a constant that survives JSON."""
     value = value.value if isinstance(value, tl.constexpr) else value
     if isinstance(value, tl.dtype):
         return _DTYPE + value.name
@@ -169,18 +157,6 @@ def _encoded(value: Any) -> Any:
 
 def _decoded(value: Any) -> Any:
     return tl.dtype(value.removeprefix(_DTYPE)) if isinstance(value, str) and _DTYPE in value else value
-
-
-def _run(request: Mapping[str, Any]) -> "subprocess.CompletedProcess[str]":
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    return subprocess.run(
-        [sys.executable, "-P", "-m", "tests.mutation.equivalence"],
-        input=json.dumps(request),
-        env=environment | {"PYTHONPATH": python_path()},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
 
 
 # Everything below runs in the process that compiles.
@@ -194,41 +170,36 @@ class _Original:
     """
 
     launch: RecordedLaunch
-    key: str | None
-    ir: str | None
+    key: str | None = None
+    ir: str | None = None
     error: str = ""
 
 
-def main() -> None:
-    """Read a request of ``judge`` from stdin; write one line about the original, then one for each mutant."""
-    request = json.load(sys.stdin)
-    # Triton prints a module that it rejects to stdout, so the answers go elsewhere.
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+class Compiler(Worker):
+    """Answers the requests of ``judge``."""
 
-    def answer(record: Mapping[str, Any]) -> None:
-        print(json.dumps(record), file=answers, flush=True)
+    def do_originals(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Compile the launches of the original, and return whether any compiles, and the errors of the others."""
+        module = load_module(request["entry"], {})
+        originals = [_original(module, RecordedLaunch(**record)) for record in request["launches"]]
+        # Launches with the most code come first, because they show the most edits.
+        self.originals = sorted(originals, key=lambda original: len(original.ir or ""), reverse=True)
+        errors = [original.error for original in originals if original.error]
+        return {"compiled": len(errors) < len(originals), "errors": errors}
 
-    module = load_module(request["entry"], {})
-    originals = [_original(module, RecordedLaunch.from_json(record)) for record in request["launches"]]
-    compiled, errors = [x.ir is not None for x in originals], [x.error for x in originals if x.error]
-    answer({"compiled": compiled, "errors": errors})
-    # Launches with the most code come first, because they show the most edits.
-    originals.sort(key=lambda original: len(original.ir or ""), reverse=True)
-    for mutant in request["mutants"]:
-        signal.alarm(SECONDS)
-        answer(asdict(_judge(request["entry"], mutant, originals)))
-    signal.alarm(0)
+    def do_judge(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Return the judgement on one mutant."""
+        return asdict(_judge(request["entry"], request["mutant"], self.originals))
 
 
 def _original(module: ModuleType, launch: RecordedLaunch) -> _Original:
     function = _find(module, launch.function)
     if function is None:
-        return _Original(launch, None, None, f"no function {launch.function!r} is found")
+        return _Original(launch, error=f"no function {launch.function!r} is found")
     try:
         return _Original(launch, _key(function), ttir(function, launch))
     except Exception as error:
-        return _Original(launch, _key(function), None, _last_line(error))
+        return _Original(launch, _key(function), error=_last_line(error))
 
 
 def _judge(entry: str, mutant: Mapping[str, str], originals: Sequence[_Original]) -> Judgement:
@@ -309,4 +280,4 @@ def _last_line(error: BaseException) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    serve(Compiler("none"))

@@ -10,7 +10,7 @@ import ast
 import difflib
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 
@@ -78,10 +78,10 @@ def _language_names(tree: ast.Module) -> set[str]:
     """Return the names by which the file refers to ``triton.language``."""
     names = {"tl"}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names |= {x.asname for x in node.names if x.name == "triton.language" and x.asname}
-        elif isinstance(node, ast.ImportFrom) and node.module == "triton":
-            names |= {x.asname or x.name for x in node.names if x.name == "language"}
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            package = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+            language = (x for x in node.names if f"{package}{x.name}" == "triton.language")
+            names |= {x.asname or x.name for x in language}
     return names
 
 
@@ -116,10 +116,13 @@ class _Code:
     def slice(self, start: int, end: int) -> str:
         return self.data[start:end].decode().strip()
 
+    def bare(self, node: ast.expr) -> str:
+        """Return the text of an expression as it is."""
+        return self.slice(self.start(node), self.end(node))
+
     def text(self, node: ast.expr) -> str:
         """Return the text of an expression, in parentheses if the place that it will be moved to needs them."""
-        text = self.slice(self.start(node), self.end(node))
-        return f"({text})" if isinstance(node, _COMPOUND) else text
+        return f"({self.bare(node)})" if isinstance(node, _COMPOUND) else self.bare(node)
 
     def find(self, symbol: str, after: ast.expr, before: int) -> int:
         """Return where an operator stands between its operands, among parentheses and comments only."""
@@ -145,6 +148,19 @@ class _Code:
         if alone and _is_enclosed(text):
             text = text[1:-1]
         return _Change(operator, ((self.start(node), self.end(node), text),))
+
+    def rename(self, node: ast.expr, others: Mapping[str, str]) -> Iterator[_Change]:
+        """Replace the name at the end of a node, such as ``f`` or ``tl.f``, by what ``others`` has for it."""
+        old, end = _name(node), self.end(node)
+        if old in others:
+            yield _Change(f"{old}-to-{others[old]}", ((end - len(old), end, others[old]),))
+
+    def change_symbol(
+        self, operator: str, symbol: str, new: str, *, after: ast.expr, before: ast.expr
+    ) -> _Change:
+        """Replace the operator that stands between two operands."""
+        position = self.find(symbol, after, self.start(before))
+        return _Change(operator, ((position, position + len(symbol), new),))
 
     def edit(self, change: _Change) -> str:
         """Return the whole file, changed."""
@@ -232,8 +248,7 @@ def _comparison(code: _Code, node: ast.Compare) -> Iterator[_Change]:
     for left, op, right in zip([node.left, *node.comparators], node.ops, node.comparators, strict=False):
         if type(op) in _BOUNDARIES:
             symbol, new, operator = _BOUNDARIES[type(op)]
-            position = code.find(symbol, left, code.start(right))
-            yield _Change(operator, ((position, position + len(symbol), new),))
+            yield code.change_symbol(operator, symbol, new, after=left, before=right)
 
 
 _SYMBOLS: dict[type[ast.operator], str] = {
@@ -268,7 +283,7 @@ def _arithmetic(code: _Code, node: ast.BinOp) -> Iterator[_Change]:
     weak = _is_sum(node) and (_is_constant(node.right) or (op is ast.Add and _is_address(code, node)))
     if op in _TURNED and not weak:
         new, operator = _TURNED[op]
-        yield _Change(operator, ((position, position + len(symbol), new),))
+        yield code.change_symbol(operator, symbol, new, after=node.left, before=node.right)
     if op is ast.BitAnd:
         yield code.replace("mask-term-1-dropped", node, right)
         yield code.replace("mask-term-2-dropped", node, left)
@@ -323,10 +338,9 @@ def _conjunction(code: _Code, node: ast.BoolOp) -> Iterator[_Change]:
 
 def _unary(code: _Code, node: ast.UnaryOp) -> Iterator[_Change]:
     """Drop a minus or a ``not``."""
-    if isinstance(node.op, ast.USub):
-        yield code.replace("minus-dropped", node, code.text(node.operand))
-    elif isinstance(node.op, ast.Not):
-        yield code.replace("not-dropped", node, code.text(node.operand))
+    if isinstance(node.op, ast.USub | ast.Not):
+        dropped = "minus" if isinstance(node.op, ast.USub) else "not"
+        yield code.replace(f"{dropped}-dropped", node, code.text(node.operand))
 
 
 def _if(code: _Code, node: ast.If) -> Iterator[_Change]:
@@ -347,20 +361,18 @@ _CLAMPS = {"maximum": "minimum", "minimum": "maximum"}
 
 def _selection(code: _Code, node: ast.Call) -> Iterator[_Change]:
     """Keep one arm of ``maximum``, ``minimum`` or ``where``, swap the arms of ``where``, or call the other function."""
-    name = _callee(node)
+    name = _name(node.func)
     if name in _CLAMPS and len(node.args) >= 2:
         for i, arm in enumerate(node.args[:2]):
             if not _is_constant(arm):
                 yield code.replace(f"{name}-arm-{i + 1}", node, code.text(arm))
-        end = code.end(node.func)
-        yield _Change(f"{name}-to-{_CLAMPS[name]}", ((end - len(name), end, _CLAMPS[name]),))
+        yield from code.rename(node.func, _CLAMPS)
     if name == "where" and len(node.args) == 3:
         first, second = node.args[1:]
         yield code.replace("where-arm-1", node, code.text(first))
         yield code.replace("where-arm-2", node, code.text(second))
-        texts = [code.slice(code.start(arm), code.end(arm)) for arm in (second, first)]
-        spans = [(code.start(arm), code.end(arm)) for arm in (first, second)]
-        edits = tuple((*span, text) for span, text in zip(spans, texts, strict=True))
+        arms = ((first, second), (second, first))
+        edits = tuple((code.start(x), code.end(x), code.bare(y)) for x, y in arms)
         yield _Change("where-swapped", edits)
 
 
@@ -369,10 +381,8 @@ _SIBLINGS = {"exp2": "exp", "exp": "exp2", "log2": "log", "log": "log2"}
 
 def _base(code: _Code, node: ast.Call) -> Iterator[_Change]:
     """Take an exponential or logarithm to the other base."""
-    name = _callee(node)
-    if name in _SIBLINGS and isinstance(node.func, ast.Attribute):
-        end = code.end(node.func)
-        yield _Change(f"{name}-to-{_SIBLINGS[name]}", ((end - len(name), end, _SIBLINGS[name]),))
+    if isinstance(node.func, ast.Attribute):
+        yield from code.rename(node.func, _SIBLINGS)
 
 
 _NARROWER = {"float32": "float16", "float64": "float32", "int64": "int32"}
@@ -380,7 +390,7 @@ _NARROWER = {"float32": "float16", "float64": "float32", "int64": "int32"}
 
 def _cast(code: _Code, node: ast.Call) -> Iterator[_Change]:
     """Remove a cast, cast to a narrower type, or narrow an accumulator."""
-    name = _callee(node)
+    name = _name(node.func)
     wide = any(isinstance(argument, ast.Attribute) and argument.attr == "int64" for argument in node.args)
     # An integer that is not made 64 bits wide has 32.
     if name == "to" and isinstance(node.func, ast.Attribute) and not wide:
@@ -388,10 +398,8 @@ def _cast(code: _Code, node: ast.Call) -> Iterator[_Change]:
         yield code.replace("cast-dropped", node, code.slice(code.start(node), dot))
     if name in ("to", "full", "zeros", "cast"):
         for argument in (*node.args, *(keyword.value for keyword in node.keywords)):
-            if isinstance(argument, ast.Attribute) and argument.attr in _NARROWER:
-                end = code.end(argument)
-                new = _NARROWER[argument.attr]
-                yield _Change(f"{argument.attr}-to-{new}", ((end - len(argument.attr), end, new),))
+            if isinstance(argument, ast.Attribute):
+                yield from code.rename(argument, _NARROWER)
 
 
 _OPTIONS = ("propagate_nan", "input_precision")
@@ -401,11 +409,11 @@ _OPTIONS = ("propagate_nan", "input_precision")
 def _keyword(code: _Code, node: ast.Call) -> Iterator[_Change]:
     """Drop a mask, change the value of masked elements, or leave an option to its default."""
     keywords = {keyword.arg: keyword for keyword in node.keywords}
-    if "mask" in keywords and _callee(node) in ("load", "store"):
+    if "mask" in keywords and _name(node.func) in ("load", "store"):
         # ``other`` without a mask does not compile.
         gone = [keywords[name] for name in ("mask", "other") if name in keywords]
         yield _Change("mask-dropped", tuple(_without(code, node, keyword) for keyword in gone))
-    if "other" in keywords and _callee(node) == "load":
+    if "other" in keywords and _name(node.func) == "load":
         value = keywords["other"].value
         one = isinstance(value, ast.Constant) and value.value == 0
         yield code.replace("other-changed", value, "1.0" if one else "0.0")
@@ -439,14 +447,14 @@ def _number(code: _Code, node: ast.Constant) -> Iterator[_Change]:
     value = node.value
     if type(value) is int:
         counted = isinstance(parent, ast.BinOp | ast.Compare | ast.Assign | ast.AugAssign)
-        called = isinstance(parent, ast.Call) and _callee(parent) in _COUNTED
+        called = isinstance(parent, ast.Call) and _name(parent.func) in _COUNTED
         if not (counted or called) or code.inside(node, ast.Subscript):
             return
         yield code.replace("constant-up", node, str(value + 1))
         dropped = isinstance(parent, ast.BinOp) and value == 1  # as good as without the term
         if value != 0 and not dropped:
             yield code.replace("constant-down", node, str(value - 1))
-    elif type(value) is float and not _is_other(parent):
+    elif type(value) is float and not (isinstance(parent, ast.keyword) and parent.arg == "other"):
         if value == 0.0:
             yield code.replace("zero-to-one", node, "1.0")
             return
@@ -456,10 +464,6 @@ def _number(code: _Code, node: ast.Constant) -> Iterator[_Change]:
             # A power binds tighter than a minus, so a negative operand needs parentheses.
             text = f"(-{value!r})" if isinstance(parent, ast.BinOp) else f"-{value!r}"
             yield code.replace("constant-negated", node, text)
-
-
-def _is_other(node: ast.AST) -> bool:
-    return isinstance(node, ast.keyword) and node.arg == "other"
 
 
 def _axes(code: _Code, node: ast.Subscript) -> Iterator[_Change]:
@@ -473,7 +477,7 @@ def _axes(code: _Code, node: ast.Subscript) -> Iterator[_Change]:
 def _loop(code: _Code, node: ast.For) -> Iterator[_Change]:
     """Move a bound of ``range`` by one."""
     call = node.iter
-    if not (isinstance(call, ast.Call) and _callee(call) in ("range", "static_range") and call.args):
+    if not (isinstance(call, ast.Call) and _name(call.func) in ("range", "static_range") and call.args):
         return
     stop = call.args[0] if len(call.args) == 1 else call.args[1]
     yield code.replace("stop-later", stop, _moved(code, stop, 1))
@@ -487,8 +491,7 @@ def _loop(code: _Code, node: ast.For) -> Iterator[_Change]:
 def _moved(code: _Code, node: ast.expr, step: int) -> str:
     if isinstance(node, ast.Constant) and isinstance(node.value, int):
         return str(node.value + step)
-    arithmetic = isinstance(node, ast.BinOp)
-    text = code.slice(code.start(node), code.end(node)) if arithmetic else code.text(node)
+    text = code.bare(node) if isinstance(node, ast.BinOp) else code.text(node)
     return f"{text} + 1" if step > 0 else f"{text} - 1"
 
 
@@ -503,13 +506,12 @@ def _in_place(code: _Code, node: ast.AugAssign) -> Iterator[_Change]:
     """Turn ``+=`` and its like into a subtraction, or into a plain assignment."""
     symbol, others = _IN_PLACE.get(type(node.op), ("", ()))
     for new, operator in others:
-        position = code.find(symbol, node.target, code.start(node.value))
-        yield _Change(operator, ((position, position + len(symbol), new),))
+        yield code.change_symbol(operator, symbol, new, after=node.target, before=node.value)
 
 
-def _callee(node: ast.Call) -> str:
-    """Return the name ``f`` of the call ``f(x)`` or ``tl.f(x)``."""
-    return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+def _name(node: ast.expr) -> str:
+    """Return the name ``f`` of ``f`` or ``tl.f``."""
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
 
 
 _OPERATORS: dict[type[ast.AST], tuple[Callable[..., Iterator[_Change]], ...]] = {
@@ -532,7 +534,7 @@ _CHECKS = ("static_assert", "device_assert", "assume", "static_print", "device_p
 
 
 def _is_check(node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and _callee(node) in _CHECKS
+    return isinstance(node, ast.Call) and _name(node.func) in _CHECKS
 
 
 def _is_effect(statement: ast.stmt) -> bool:

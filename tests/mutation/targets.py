@@ -28,14 +28,14 @@ class Target:
 
     @property
     def diff(self) -> str:
-        """The edit as a unified diff with one line of context."""
+        """Return the edit as a unified diff with one line of context."""
         return self.mutant.diff(source_of(self.module))
 
     @property
     def change(self) -> str:
-        """A name that outlives edits elsewhere in the file: the function, and the edit between its neighbours."""
-        lines = self.diff.splitlines()[2:]
-        return "\n".join([self.mutant.function, *(f"{x[0]} {x[1:].strip()}" for x in lines if x[:2] != "@@")])
+        """Return a name that outlives edits elsewhere in the file: the function, and the edit among its neighbours."""
+        lines = (f"{x[0]} {x[1:].strip()}" for x in self.diff.splitlines()[2:] if x[:2] != "@@")
+        return "\n".join([self.mutant.function, *filter(str.strip, lines)])
 
     def write(self, folder: Path) -> str:
         """Write the mutant as a module below ``folder``, and return the SPEC of its kernel."""

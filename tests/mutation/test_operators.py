@@ -10,7 +10,7 @@ from kernels.mutants.mutant import KERNEL
 from tests.harness.trial import Trial, run_kernel
 from tests.mutation.campaign import Campaign
 from tests.mutation.equivalence import Judgement, RecordedLaunch, judge, recorded_launches
-from tests.mutation.equivalent import EQUIVALENT, HOLES
+from tests.mutation.equivalent import ARGUMENTS
 from tests.mutation.schedule import is_quick
 from tests.mutation.score import Operator, Recorder
 from tests.mutation.targets import Target, absolute, targets
@@ -37,26 +37,22 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def test_operator_mutant_is_caught(
-    target: Target,
-    judgements: Judgements,
-    campaign: Campaign,
-    recorder: Recorder,
-    pytestconfig: pytest.Config,
+    target: Target, judgements: Judgements, campaign: Campaign, record: Recorder, pytestconfig: pytest.Config
 ) -> None:
     """A mutant must be caught, unless it compiles to the same code or ``equivalent`` argues why it is not caught."""
     name, judgement = target.mutant.name, judgements[target]
     if judgement.verdict != "different":
-        recorder.add(Operator(name=name, verdict=judgement.verdict, reason=judgement.detail))
+        record(Operator(name=name, verdict=judgement.verdict, reason=judgement.detail))
         return
-    for verdict, arguments in (("argued", EQUIVALENT), ("survived", HOLES)):
-        for argument in arguments:
-            if target.change in argument.changes and argument.device in ("", campaign.schedule.device_type):
-                recorder.add(Operator(name=name, verdict=verdict, reason=argument.reason, diff=target.diff))
-                return
+    for argument in ARGUMENTS:
+        if target.change in argument.changes and argument.device in ("", campaign.schedule.device_type):
+            verdict, reason = argument.verdict, argument.reason
+            record(Operator(name=name, verdict=verdict, reason=reason, diff=target.diff))
+            return
     spec = target.write(Path(pytestconfig.getoption("--report-dir")) / "mutants")
     attempt = campaign.attempt(spec, 0, EXAMPLES)
     verdict = "killed" if attempt.finding else "invalid" if attempt.only_raised else "survived"
-    recorder.add(
+    record(
         Operator(
             name=name,
             verdict=verdict,

@@ -9,8 +9,7 @@ from hypothesis import settings
 from kernels.mutants import CATALOGUE
 from kernels.mutants.mutant import Mutant
 from tests.mutation.campaign import Campaign
-from tests.mutation.causes import CAUSES
-from tests.mutation.diagnosis import judged
+from tests.mutation.diagnosis import CAUSES, judged
 from tests.mutation.schedule import LAWS, SAMPLE, is_quick
 from tests.mutation.score import Planted, Recorder, Sound
 from tests.mutation.shrinking import Shrunk, shrink
@@ -44,19 +43,19 @@ def budget(campaign: Campaign) -> int:
 
 
 def test_the_kernel_itself_keeps_every_law(
-    kernel: str, seed: int, campaigns: Callable[[str], Campaign], recorder: Recorder
+    kernel: str, seed: int, campaigns: Callable[[str], Campaign], record: Recorder
 ) -> None:
     """Nearly all bugs are caught within these examples, so on them the kernel without a bug must raise no alarm."""
     campaign = campaigns(kernel)
     examples = campaign.schedule.examples(seed, min(ALL_CAUGHT, budget(campaign)))
-    recorder.add(Sound(seed=seed, examples=sum(campaign.keeps(law, case) for law, case in examples)))
+    record(Sound(seed=seed, examples=sum(campaign.keeps(law, case) for law, case in examples)))
 
 
 def test_planted_bug_is_caught(
     mutant: Mutant,
     seed: int,
     campaigns: Callable[[str], Campaign],
-    recorder: Recorder,
+    record: Recorder,
     pytestconfig: pytest.Config,
 ) -> None:
     """The bug is caught with every seed. With ``--shrink``, its report must also hold what it promises."""
@@ -71,7 +70,7 @@ def test_planted_bug_is_caught(
         shrunk = shrink(campaign, spec, attempt.law, attempt.case.dtype, seed, limit)
         diagnosis = judged(shrunk.named, CAUSES[mutant.name])
     named = ", ".join(shrunk.named)
-    recorder.add(
+    record(
         Planted(
             name=mutant.name,
             seed=seed,

@@ -24,19 +24,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("name", (KERNEL, *bugs[:: SAMPLE if is_quick() else 1]))
 
 
-def test_what_other_rules_say(name: str, recorder: Recorder, pytestconfig: pytest.Config) -> None:
+def test_what_other_rules_say(name: str, record: Recorder, pytestconfig: pytest.Config) -> None:
     """Judge the kernel itself on all cases; judge a bug up to the first case that fails, leaving out false alarms."""
     device = chosen_device(pytestconfig)
     if name == KERNEL:
         for outcome in alarms(device):
-            recorder.add(Compared(rule=outcome.rule, alarms=len(outcome.failed), tried=outcome.tried))
+            record(Compared(rule=outcome.rule, alarms=len(outcome.failed), tried=outcome.tried))
         return
     mutant = CATALOGUE[name]
     if mutant.device not in ("", device.partition(":")[0]):
         pytest.skip(f"{name} shows on {mutant.device} alone")
     without = {outcome.rule: outcome.failed for outcome in alarms(device)}
     for outcome in outcomes(f"kernels.mutants:{name}", device, without=without):
-        recorder.add(Compared(rule=outcome.rule, bug=name, caught=bool(outcome.failed), tried=outcome.tried))
+        record(Compared(rule=outcome.rule, bug=name, caught=bool(outcome.failed), tried=outcome.tried))
 
 
 @cache

@@ -8,8 +8,8 @@ import torch
 from kernels.registry import load
 from reference.bounds.accumulation import SAFETY
 from strategies.case import Case
-from tests.harness.compare import describe, error_over_bound, relative_error, unit_in_the_last_place
-from tests.harness.trial import Check, LawBroken, Trial
+from tests.harness.compare import Check, describe, error_over_bound, relative_error, unit_in_the_last_place
+from tests.harness.trial import LawBroken, Trial
 from tests.harness.verdict import Finding
 from tests.unit.running import TOYS
 
@@ -50,7 +50,8 @@ def test_the_error_relative_to_the_norm(actual: list[float], expected: list[floa
 def test_a_finding_tells_how_large_the_error_is(wrong: float, ulps: float | str) -> None:
     actual, expected = torch.tensor([1.0, wrong], dtype=torch.float16), torch.ones(2, dtype=torch.float64)
     bound = torch.full((2,), 1e-4, dtype=torch.float64)
-    found = describe("so", "out", actual, expected, bound, error_over_bound(actual, expected, bound))
+    check = Check("so", "out", actual, expected, bound)
+    found = describe(check, error_over_bound(actual, expected, bound))
     assert found.ulps == ulps
     assert found.index == (1,)
 

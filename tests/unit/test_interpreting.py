@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.registry import load, module_of
+from kernels.registry import module_of
 from strategies.case import Case
 from tests.harness.repro import uses_triton
 from tests.harness.run import Run
 from tests.harness.standalone import exit_status
-from tests.harness.trial import Trial
 from tests.harness.verdict import Verdict
 from tests.harness.worker import Worker
 
@@ -24,7 +23,7 @@ CASE = Case(batch=1, heads_kv=2, seqlen_q=33, seqlen_k=33, head_dim=16, dtype="b
 
 def verdict_of(spec: str) -> Verdict:
     """Return the verdict of a child on the CPU."""
-    return Worker("cpu").attempt(Run(spec, (), "forward", CASE), load(spec, ()), Trial)[0]
+    return Worker("cpu").attempt(Run(spec, (), "forward", CASE))[0]
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from tests.harness.investigate import Investigation
 from tests.harness.law import law_named
 from tests.harness.needs import NeedSearch, without_accidents
 from tests.harness.report import Failure
+from tests.harness.severity import with_contrast
 from tests.harness.subject import Subject
 from tests.harness.vary import SCORES
 from tests.harness.verdict import Finding
@@ -98,14 +99,15 @@ def test_ordinary_cases_that_another_bug_breaks_tell_no_needs() -> None:
     def hard(law: str, case: Case, *ignored: object, **options: object) -> Finding | None:
         return WRONG_LSE if case.seqlen_k > 64 or case.sm_scale else None
 
-    ordinary = {("forward", Case(seqlen_k=x)): hard("forward", Case(seqlen_k=x)) for x in (64, 100)}
-    of_scale = investigation(hard, Case(seqlen_k=32, sm_scale=-1.0), ordinary=ordinary)
-    assert of_scale.with_contrast(of_scale.as_it_is, lambda: None).needs == ()
-    of_length = investigation(hard, Case(seqlen_k=70), ordinary=ordinary)
-    of_length.search.tensors_of = lambda *about: {"lse"}  # type: ignore[method-assign]
-    assert [need.name for need in of_length.with_contrast(of_length.as_it_is, lambda: None).needs] == [
-        "seqlen_k"
-    ]
+    def needs(case: Case) -> list[str]:
+        of = investigation(hard, case)
+        of.search.tensors_of = lambda *about: {"lse"}  # type: ignore[method-assign]
+        ordinary = [(x, hard("forward", x)) for x in (Case(seqlen_k=64), Case(seqlen_k=100))]
+        bug = with_contrast(of.as_it_is, ordinary, of.search, of.counted, lambda: None)
+        return [need.name for need in bug.needs]
+
+    assert needs(Case(seqlen_k=32, sm_scale=-1.0)) == []
+    assert needs(Case(seqlen_k=70)) == ["seqlen_k"]
 
 
 def test_a_case_that_a_known_bug_may_break_too_does_not_come_and_go() -> None:

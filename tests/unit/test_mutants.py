@@ -17,9 +17,8 @@ from strategies.case import Case
 from tests.harness.cause import FEATURES
 from tests.harness.pattern import known_numbers
 from tests.harness.trial import Trial, run_kernel
-from tests.mutation.causes import CAUSES
-from tests.mutation.diagnosis import FACTS
-from tests.mutation.equivalent import EQUIVALENT, HOLES
+from tests.mutation.diagnosis import CAUSES, FACTS
+from tests.mutation.equivalent import ARGUMENTS
 from tests.mutation.targets import targets
 
 
@@ -116,6 +115,6 @@ def test_a_bug_in_what_the_kernel_imports_reaches_it_and_nothing_else() -> None:
 
 def test_arguments_name_mutants_that_there_are() -> None:
     changes = {target.change for target in targets("flash_v2")}
-    argued = [change for argument in (*EQUIVALENT, *HOLES) for change in argument.changes]
+    argued = [change for argument in ARGUMENTS for change in argument.changes]
     assert [change for change in argued if change not in changes] == []
     assert len(set(argued)) == len(argued)

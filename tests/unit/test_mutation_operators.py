@@ -10,7 +10,6 @@ import torch
 
 from kernels import flash_v2, tiles
 from kernels.mutants.mutant import load_module
-from tests.mutation import equivalence
 from tests.mutation.equivalence import Judgement, RecordedLaunch, judge, recorded_launches
 from tests.mutation.operators import SourceMutant, source_mutants
 
@@ -290,10 +289,9 @@ def test_recorded_launches(path) -> None:
     types = ["*fp16", "*fp32", "i32", "i64", "fp32", "constexpr", "constexpr", "constexpr"]
     names = ["x", "y", "n", "wide", "scale", "N", "KIND", "none"]
     assert launch.function == "copy"
-    assert launch.signature == tuple(zip(names, types, strict=True))
-    assert dict(launch.constants) == {"N": 16, "KIND": "triton.language.dtype:fp32", "none": None}
-    assert RecordedLaunch.from_json(json.loads(json.dumps(asdict(launch)))) == launch
-    assert len({launch, RecordedLaunch.from_json(asdict(launch))}) == 1
+    assert list(launch.signature.items()) == list(zip(names, types, strict=True))
+    assert launch.constants == {"N": 16, "KIND": "triton.language.dtype:fp32", "none": None}
+    assert RecordedLaunch(**json.loads(json.dumps(asdict(launch)))) == launch
 
 
 def test_judgements(path) -> None:
@@ -326,17 +324,11 @@ def test_a_crash_of_the_compiler_is_invalid(path) -> None:
     crash = {path: KERNEL.replace("import triton\n", "import os, signal, triton\nos.kill(os.getpid(), 9)\n")}
     same = {path: KERNEL}
     assert judge(path, [crash, same], record(path)) == [
-        Judgement("invalid", "the compiling process ended: signal 9"),
+        Judgement("invalid", "the process ended with signal 9"),
         Judgement("equivalent", "nothing that is launched uses it"),
     ]
 
 
-def test_nothing_that_compiles(path, monkeypatch) -> None:
-    answer = {"compiled": [False], "errors": ["no function 'g' is found"]}
-
-    class Process:
-        stdout, stderr, returncode = json.dumps(answer), "", 0
-
-    monkeypatch.setattr(equivalence, "_run", lambda request: Process)
+def test_nothing_that_compiles(path) -> None:
     with pytest.raises(RuntimeError, match="no function 'g'"):
-        judge(path, [{path: KERNEL}], [RecordedLaunch("g", (), ())])
+        judge(path, [{path: KERNEL}], [RecordedLaunch("g", {}, {})])

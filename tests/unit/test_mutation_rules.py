@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor
 from kernels import flash_v2
 from kernels.contract import AttentionKernel
 from kernels.pytorch.sdpa import MATH
+from tests.mutation import compare
 from tests.mutation.rules import RULES, Rule, RuleBroken, RuleCase
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -117,3 +119,13 @@ def test_xformers_sees_what_lies_behind_the_tensors() -> None:
     case = next(c for c in rule.cases(DEVICE) if c.batch == 1 and c.seqlen_k % 256 and c.dtype != "bfloat16")
     with pytest.raises(RuleBroken, match="behind"):
         rule.judge(replace(flash_v2.KERNEL, forward=forward), case, DEVICE)
+
+
+def test_a_crash_fails_the_case_and_the_next_rule_is_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = tmp_path / "mine.py"
+    kernel.write_text("import os\n\ndef f(q, k, v, *, causal, sm_scale):\n    os.kill(os.getpid(), 9)\n")
+    monkeypatch.setattr(compare, "RULES", RULES[:2])
+    found = compare.outcomes(f"{kernel}:f", "cpu", without={RULES[0].name: (0, 1)})
+    assert [(outcome.failed, outcome.tried) for outcome in found] == [((2,), 1), ((0,), 1)]

@@ -17,11 +17,13 @@ def test_a_request_says_how_the_run_is_judged() -> None:
     assert run_of(json.loads(json.dumps(judged.request("run", more=1)))) == judged
 
 
-def test_a_file_does_not_say_how_the_run_is_judged(tmp_path: Path) -> None:
+def test_a_file_says_what_is_ignored_and_a_file_without_that_is_read(tmp_path: Path) -> None:
     path = tmp_path / "case.json"
-    judged = replace(RUN, ignored=frozenset({"lse"}), safety=8.0)
-    path.write_text(json.dumps(judged.to_dict()))
-    assert read(path) == RUN
+    ignoring = replace(RUN, ignored=frozenset({"lse"}))
+    for run, key in ((ignoring, True), (RUN, False)):
+        path.write_text(json.dumps(replace(run, safety=8.0).to_dict()))
+        assert ("ignored" in path.read_text()) == key
+        assert read(path) == run
 
 
 TEXT = json.dumps(RUN.to_dict())

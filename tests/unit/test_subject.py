@@ -136,6 +136,12 @@ class TestSubject:
         assert child.runs[0].ignored == {"lse"}
         assert subject.known.seen[str(found.folder)].total == 1
 
+    def test_a_replay_judges_what_its_report_did(self, recorded: Any) -> None:
+        subject, child = recorded()
+        subject.replay = Run("toys.py:sound", (), "forward", CASE, frozenset({"lse"}))
+        subject.uphold(law_named("forward"), CASE)
+        assert child.runs[0].ignored == {"lse"}
+
     def test_a_report_stands_without_a_script(self, recorded: Any) -> None:
         subject, _ = recorded(BROKEN)
         finding_of(subject, "forward", CASE)

@@ -24,16 +24,7 @@ class AssertClose(Rule):
     def cases(self, device: str) -> Sequence[RuleCase]:
         """Return 12 cases: every combination of dtype, length and mask."""
         return [
-            RuleCase(
-                batch=2,
-                heads_q=2,
-                heads_kv=2,
-                seqlen_q=length,
-                seqlen_k=length,
-                head_dim=64,
-                dtype=dtype,
-                causal=causal,
-            )
+            RuleCase(2, 2, 2, length, length, 64, dtype=dtype, causal=causal)
             for dtype, length, causal in product(
                 ("float16", "bfloat16", "float32"), (128, 256), (False, True)
             )

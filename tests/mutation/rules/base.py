@@ -4,7 +4,7 @@ import math
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar, TypeVar
 
 import torch
@@ -27,7 +27,7 @@ class RuleBroken(AssertionError):
     """The other suite would fail the kernel."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class RuleCase:
     """One parametrization of another suite's test; ``variant`` has a meaning only for the rule that made the case."""
 
@@ -37,8 +37,9 @@ class RuleCase:
     seqlen_q: int
     seqlen_k: int
     head_dim: int
+    _: KW_ONLY
     dtype: str
-    causal: bool
+    causal: bool = False
     sm_scale: float | None = None
     seed: int = 0
     variant: str = ""
@@ -101,20 +102,17 @@ def problem(
 
     b, d = case.batch, case.head_dim
     if layout == "bhnd":
-        shape_q = (b, case.heads_q, case.seqlen_q, d)
-        shape_k = (b, case.heads_kv, case.seqlen_k, d)
-        q, k, v = tensor(draw, *shape_q), tensor(draw, *shape_k), tensor(draw, *shape_k)
-        grad = tensor(dout or draw, *shape_q)
+        shape_q, shape_k = (b, case.heads_q, case.seqlen_q, d), (b, case.heads_kv, case.seqlen_k, d)
     else:
-        shape_q = (b, case.seqlen_q, case.heads_q, d)
-        shape_k = (b, case.seqlen_k, case.heads_kv, d)
-        q, k, v = tensor(draw, *shape_q), tensor(draw, *shape_k), tensor(draw, *shape_k)
-        if layout == "kvpacked":
-            k, v = torch.stack([k, v], 2).unbind(2)
-        elif layout == "qkvpacked":
-            q, k, v = torch.stack([q, k, v], 2).unbind(2)
-        grad = tensor(dout or draw, *shape_q).transpose(1, 2)
-        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        shape_q, shape_k = (b, case.seqlen_q, case.heads_q, d), (b, case.seqlen_k, case.heads_kv, d)
+    q, k, v = tensor(draw, *shape_q), tensor(draw, *shape_k), tensor(draw, *shape_k)
+    grad = tensor(dout or draw, *shape_q)
+    if layout == "kvpacked":
+        k, v = torch.stack([k, v], 2).unbind(2)
+    elif layout == "qkvpacked":
+        q, k, v = torch.stack([q, k, v], 2).unbind(2)
+    if layout != "bhnd":
+        q, k, v, grad = (x.transpose(1, 2) for x in (q, k, v, grad))
     return Problem(q, k, v, grad, case.causal, case.scale)
 
 

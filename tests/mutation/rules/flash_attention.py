@@ -36,10 +36,8 @@ _LENGTHS = {
         *((256, 128), (256, 256), (255, 256), (256, 255), (384, 384)),
     ),
 }
-_HEADS = {
-    "cuda": {"mha": (6, 6), "mqa": (6, 1), "gqa": (6, 2)},
-    "cpu": {"mha": (2, 2), "mqa": (2, 1), "gqa": (4, 2)},
-}
+_HEADS = {"cuda": ((6, 6), (6, 1), (6, 2)), "cpu": ((2, 2), (2, 1), (4, 2))}
+"""Heads of q and of k for multi-head, multi-query and grouped-query attention."""
 _FACTORS = {"out": 2.0, "dq": 3.0, "dk": 3.0, "dv": 3.0}
 
 
@@ -61,26 +59,14 @@ class FlashAttention2(Rule):
 
     def cases(self, device: str) -> Sequence[RuleCase]:
         """Return the sample: 12 cases on the CPU, 120 elsewhere. The last factor varies fastest, as in pytest."""
-        place = "cpu" if device == "cpu" else "cuda"
-        axes = (
-            *(_LENGTHS[place], _HEAD_DIMS, (False, True), ("mha", "mqa", "gqa")),
-            *(("float16", "bfloat16"), ("kvpacked", "bnhd")),
-        )
+        place, batch, count = ("cpu", 1, 12) if device == "cpu" else ("cuda", 4, 120)
+        dtypes, layouts = ("float16", "bfloat16"), ("kvpacked", "bnhd")
+        axes = (_LENGTHS[place], _HEAD_DIMS, (False, True), _HEADS[place], dtypes, layouts)
         cases = [
-            RuleCase(
-                batch=1 if place == "cpu" else 4,
-                heads_q=_HEADS[place][mha_type][0],
-                heads_kv=_HEADS[place][mha_type][1],
-                seqlen_q=seqlen_q,
-                seqlen_k=seqlen_k,
-                head_dim=head_dim,
-                dtype=dtype,
-                causal=causal,
-                variant=layout,
-            )
-            for (seqlen_q, seqlen_k), head_dim, causal, mha_type, dtype, layout in product(*axes)
+            RuleCase(batch, *heads, *lengths, head_dim, dtype=dtype, causal=causal, variant=layout)
+            for lengths, head_dim, causal, heads, dtype, layout in product(*axes)
         ]
-        return sample(cases, 12 if place == "cpu" else 120)
+        return sample(cases, count)
 
     def judge(self, kernel: AttentionKernel, case: RuleCase, device: str) -> None:
         """Check the four assertions at the end of the test, in its order."""
@@ -94,7 +80,7 @@ class FlashAttention2(Rule):
 
 
 def _attention(p: Problem, q: Tensor, k: Tensor, v: Tensor, *, upcast: bool) -> Tensor:
-    """``attention_ref`` of the test: computed in float32, or in the dtype with k scaled (``reorder_ops``)."""
+    """Compute ``attention_ref`` of the test in float32, or in the dtype with k scaled (``reorder_ops``)."""
     dtype, root = q.dtype, math.sqrt(q.shape[-1])
     k, v = repeated(k, q.shape[1]), repeated(v, q.shape[1])
     if upcast:

@@ -33,18 +33,7 @@ class KernelBench(Rule):
         generator = torch.Generator().manual_seed(42)
         seeds = torch.randint(0, 2**32 - 1, (5,), generator=generator).tolist()
         return [
-            RuleCase(
-                batch=batch,
-                heads_q=heads,
-                heads_kv=heads,
-                seqlen_q=512,
-                seqlen_k=512,
-                head_dim=head_dim,
-                dtype=self.dtype,
-                causal=False,
-                seed=seed,
-            )
-            for seed in seeds
+            RuleCase(batch, heads, heads, 512, 512, head_dim, dtype=self.dtype, seed=seed) for seed in seeds
         ]
 
     def judge(self, kernel: AttentionKernel, case: RuleCase, device: str) -> None:

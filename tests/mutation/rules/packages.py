@@ -11,17 +11,7 @@ from itertools import cycle
 import torch
 
 from kernels.contract import AttentionKernel
-from tests.mutation.rules.base import (
-    Rule,
-    RuleCase,
-    max_error,
-    normal,
-    plain,
-    problem,
-    require,
-    run,
-    uniform,
-)
+from tests.mutation.rules.base import Rule, RuleCase, max_error, normal, plain, problem, require, run, uniform
 
 _GPUCHECK = {"float16": 1e-2, "bfloat16": 5e-2, "float32": 1e-4}
 """``_DEFAULT_TOLERANCES`` of gpucheck/assertions/tolerances.py: atol and rtol alike."""
@@ -55,17 +45,7 @@ class GpuCheck(Rule):
         masks = cycle((False, True))
         dtypes = cycle(_GPUCHECK)
         return [
-            RuleCase(
-                batch=1,
-                heads_q=2,
-                heads_kv=2,
-                seqlen_q=length,
-                seqlen_k=length,
-                head_dim=head_dim,
-                dtype=dtype,
-                causal=causal,
-                seed=42,
-            )
+            RuleCase(1, 2, 2, length, length, head_dim, dtype=dtype, causal=causal, seed=42)
             for (length, head_dim), dtype, causal in zip(shapes, dtypes, masks, strict=False)
         ]
 
@@ -113,19 +93,8 @@ class GpuEmu(Rule):
         cases = []
         for seed in range(12 if device == "cpu" else 100):
             batch, heads, length, head_dim = (r.choice(schema[name]) for name in "BHSD")
-            cases.append(
-                RuleCase(
-                    batch=batch,
-                    heads_q=heads,
-                    heads_kv=heads,
-                    seqlen_q=length,
-                    seqlen_k=length,
-                    head_dim=head_dim,
-                    dtype=r.choice(("float32", "float16")),
-                    causal=False,
-                    seed=seed,
-                )
-            )
+            dtype = r.choice(("float32", "float16"))
+            cases.append(RuleCase(batch, heads, heads, length, length, head_dim, dtype=dtype, seed=seed))
         return cases
 
     def judge(self, kernel: AttentionKernel, case: RuleCase, device: str) -> None:

@@ -54,23 +54,12 @@ class PyTorchSdpa(Rule):
         """Return the sample: 12 cases on the CPU, 120 elsewhere."""
         cpu = device == "cpu"
         lengths_q, lengths_k = _LENGTHS["cpu" if cpu else "cuda"]
-        axes = (
-            *((1,) if cpu else (1, 8), lengths_q, lengths_k, _HEAD_DIMS),
-            *((True, False), ("float16", "bfloat16"), (None, "l1")),
-        )
+        batches, dtypes = (1,) if cpu else (1, 8), ("float16", "bfloat16")
+        axes = (batches, lengths_q, lengths_k, _HEAD_DIMS, (True, False), dtypes)
         cases = [
-            RuleCase(
-                batch=batch,
-                heads_q=4,
-                heads_kv=4,
-                seqlen_q=seqlen_q,
-                seqlen_k=seqlen_k,
-                head_dim=head_dim,
-                dtype=dtype,
-                causal=causal,
-                sm_scale=None if scale is None else 1 / head_dim,
-            )
-            for batch, seqlen_q, seqlen_k, head_dim, causal, dtype, scale in product(*axes)
+            RuleCase(batch, 4, 4, seqlen_q, seqlen_k, head_dim, dtype=dtype, causal=causal, sm_scale=sm_scale)
+            for batch, seqlen_q, seqlen_k, head_dim, causal, dtype in product(*axes)
+            for sm_scale in (None, 1 / head_dim)
             if not causal or seqlen_q == seqlen_k
         ]
         return sample(cases, 12 if cpu else 120)
@@ -120,16 +109,7 @@ class FlexAttention(Rule):
         length, batch, heads = (256, 1, 2) if cpu else (2048, 4, 8)
 
         def case(dtype: str, causal: bool, *, keys: int = length, group: int = 1) -> RuleCase:
-            return RuleCase(
-                batch=batch,
-                heads_q=heads * group,
-                heads_kv=heads,
-                seqlen_q=length,
-                seqlen_k=keys,
-                head_dim=64,
-                dtype=dtype,
-                causal=causal,
-            )
+            return RuleCase(batch, heads * group, heads, length, keys, 64, dtype=dtype, causal=causal)
 
         dtypes = ("float16", "bfloat16", "float32")
         return [

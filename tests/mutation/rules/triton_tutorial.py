@@ -49,12 +49,12 @@ class TritonTutorial(Rule):
         sizes = _SIZES["cpu" if device == "cpu" else "cuda"]
         return [
             RuleCase(
-                batch=batch,
-                heads_q=heads,
-                heads_kv=heads,
-                seqlen_q=length,
-                seqlen_k=length,
-                head_dim=head_dim,
+                batch,
+                heads,
+                heads,
+                length,
+                length,
+                head_dim,
                 dtype="float16",
                 causal=causal,
                 sm_scale=0.5,
@@ -74,6 +74,6 @@ class TritonTutorial(Rule):
 
 
 def _attention(p: Problem, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The reference of the test: the scores, and P before its product with v, are rounded to float16."""
+    """Compute the reference of the test: the scores, and P before its product with v, are rounded to float16."""
     scores = (matmul(q, k.mT) * p.sm_scale).masked_fill(hidden(p), -math.inf)
     return matmul(scores.float().softmax(-1).to(q.dtype), v)

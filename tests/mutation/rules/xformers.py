@@ -141,19 +141,11 @@ def _case(shape: Shape, dtype: str, *, causal: bool, cpu: bool) -> RuleCase:
         seqlen_q, seqlen_k = min(seqlen_q, _LONGEST_ON_CPU), min(seqlen_k, _LONGEST_ON_CPU)
     if causal:
         seqlen_k = max(seqlen_q, seqlen_k)
-    return RuleCase(
-        batch=batch,
-        heads_q=heads,
-        heads_kv=heads,
-        seqlen_q=seqlen_q,
-        seqlen_k=seqlen_k,
-        head_dim=head_dim,
-        dtype=dtype,
-        causal=causal,
-        seed=batch * seqlen_q + seqlen_k * head_dim + head_dim,
-        # xformers runs both variants of each shape; here the shapes take them in turn.
-        variant="expanded" if (seqlen_q + seqlen_k) % 2 else "random",
-    )
+    # xformers runs both variants of each shape; here the shapes take them in turn.
+    variant = "expanded" if (seqlen_q + seqlen_k) % 2 else "random"
+    seed = batch * seqlen_q + seqlen_k * head_dim + head_dim
+    sizes = (batch, heads, heads, seqlen_q, seqlen_k, head_dim)
+    return RuleCase(*sizes, dtype=dtype, causal=causal, seed=seed, variant=variant)
 
 
 def _nan_behind(x: Tensor) -> Tensor:

@@ -1,0 +1,77 @@
+"""How bad a bug is: which ordinary cases show it, and what these have in common that others lack."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from strategies.case import Case
+from tests.harness.attribute import needs_of
+from tests.harness.budget import BudgetSpent
+from tests.harness.bugs import Bug, Need, is_in_common, is_not_cured
+from tests.harness.needs import NeedSearch, without_accidents
+from tests.harness.ordinary import ordinary_cases
+from tests.harness.report import Failure
+from tests.harness.runs import Runs
+from tests.harness.vary import value_of
+from tests.harness.verdict import Finding
+
+CONTRASTS = ("causal", "group", "heads_kv", "head_dim", "seqlen_k", "seqlen_q")
+"""The fields in which ordinary cases differ."""
+CONTRASTED = 4
+"""How many ordinary cases that show a bug, and how many that do not, are compared."""
+
+Answer = tuple[Case, Finding | None]
+"""A case with what is found in it."""
+
+
+def found_in_ordinary(failure: Failure, runs: Runs, spend: Callable[[], None]) -> list[Answer]:
+    """Return what a failure's law finds in ordinary cases; ``spend`` may end the runs, which are made once for all."""
+    law, dtype = failure.law, failure.case.dtype
+    with suppress(BudgetSpent):
+        for case in ordinary_cases(runs.info.capabilities, dtype, runs.device_type):
+            if (law, case) not in runs.ordinary:
+                spend()
+                runs.ordinary[law, case] = runs.hard(law, case, failure.ignored, explained=True)
+    return [(case, finding) for (of_law, case), finding in runs.ordinary.items() if of_law == law]
+
+
+def with_contrast(
+    bug: Bug,
+    answers: Sequence[Answer],
+    search: NeedSearch,
+    counted: Callable[[Finding | None], Finding | None],
+    spend: Callable[[], None],
+) -> Bug:
+    """Find needs of a bug that seems to need nothing, by comparing ordinary cases that show it with others.
+
+    ``answers`` are those of ordinary cases. ``counted`` is ``Investigation.counted``; ``spend`` may end the search.
+    """
+    f = bug.failure
+    mine = f.finding
+    showing = [case for case, x in answers if x and is_in_common(mine, x)]
+    without = [case for case, x in answers if not is_not_cured(mine, x)]
+    if bug.needs or not showing or not without:
+        return bug
+
+    def fails(case: Case) -> bool:
+        spend()
+        return is_not_cured(mine, counted(search.runs.hard(f.law, case, f.ignored, explained=True)))
+
+    with suppress(BudgetSpent):
+        differences = [need for case in without[:CONTRASTED] for need in _contrast(showing[0], case)]
+        # What this failure's own case does not meet is needed by another bug, which those cases show.
+        differences = [need for need in differences if need.is_met(f.case)]
+        needs = needs_of(differences, showing[:CONTRASTED], fails, search.runs.info.capabilities)
+        bug = replace(bug, needs=without_accidents(needs))
+        if needs:
+            wrong = search.tensors_of(bug.needs, showing[:1], spend)
+            bug = replace(bug, tensors=tuple(sorted(wrong)) or bug.tensors)
+    return bug
+
+
+def _contrast(showing: Case, without: Case) -> Iterator[Need]:
+    """Yield the fields in which a case that does not show a bug differs from one that does."""
+    for name in CONTRASTS:
+        value, other = value_of(showing, name), value_of(without, name)
+        if value != other:
+            yield Need(name, (value,), (other,))
