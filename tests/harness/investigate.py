@@ -9,7 +9,7 @@ from functools import cached_property, partial
 
 from reference.bounds.accumulation import SHRINKING_SAFETY
 from strategies.case import LAYOUT_FIELDS, Case
-from tests.harness.attribute import Broken, attribute, is_present, is_same
+from tests.harness.attribute import Broken, attribute, cures, is_present, is_same
 from tests.harness.budget import LEAST_SECONDS, BudgetSpent, ShrinkBudget
 from tests.harness.bugs import ENOUGH, Bug, Need, Severity, is_in_common, is_not_cured, is_small
 from tests.harness.child import ChildDied, DeviceLost
@@ -158,9 +158,7 @@ class Investigation:
         finding = self.found(case)
         if finding and finding.explained_by and not self.failure.finding.explained_by:
             return None
-        known = self.known.bugs.values()
-        others = [bug for bug in known if bug.key != str(self.failure.folder)]
-        suspects = [bug for bug in others if finding and bug.could_break(finding) and bug.is_met(case)]
+        suspects = [bug for bug in self.others() if finding and bug.could_break(finding) and bug.is_met(case)]
         if finding is None or not suspects:
             return finding
         run = partial(self.runs.hard, safety=SHRINKING_SAFETY)
@@ -198,6 +196,22 @@ class Investigation:
             for name in LAYOUT_FIELDS:  # with strides of its own a tensor may lose its heads
                 in_general_layout(self.failure.case, name, fails, self.runs.info.capabilities)
             reduced(self.failure.case, fails, self.runs.info.capabilities)
+            self.leave_known_bugs(fails)
+
+    def leave_known_bugs(self, fails: Callable[[Case], bool]) -> None:
+        """Take from the smallest case what a known bug needs, if it fails without that too.
+
+        As long as a known bug breaks it, no change of another field can make it hold.
+        """
+        for bug in filter(lambda bug: bug.could_break(self.failure.finding), self.others()):
+            smallest, claims = self.failure.case, self.runs.info.capabilities
+            for case in (case for need in bug.needs for case in cures(need, smallest, claims)):
+                if bug.is_met(self.failure.case):
+                    fails(case)  # if it does, it becomes the smallest case
+
+    def others(self) -> list[Bug]:
+        """Return the known bugs but for the one that is being investigated."""
+        return [bug for bug in self.known.bugs.values() if bug.key != str(self.failure.folder)]
 
     def reduce_gently(self) -> None:
         """Look for smaller cases in few runs, as each ends a process; what can't be left out is what the bug needs."""

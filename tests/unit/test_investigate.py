@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +23,7 @@ from tests.harness.severity import with_contrast
 from tests.harness.subject import Subject
 from tests.harness.vary import SCORES
 from tests.harness.verdict import Finding
+from tests.unit.bugs import bug
 from tests.unit.running import SEVERAL, SubjectOf
 
 CLAIMS = Capabilities(head_dims=(16, 32, 64), launch={"block_m": (64, 128)})
@@ -118,6 +120,26 @@ def test_a_case_that_a_known_bug_may_break_too_does_not_come_and_go() -> None:
     own.new = lambda case: None  # type: ignore[method-assign]
     own.explain()
     assert own.failure.explanation.sentences == ("so",)
+
+
+def test_a_smallest_case_leaves_known_bugs() -> None:
+    """Grouped heads are wrong, and so are keys that fill no tile, which is known: with one key both are met."""
+
+    def wrong(case: Case) -> set[str]:
+        return {"lse"} if case.group > 1 or case.seqlen_k % 64 else set()
+
+    def hard(law: str, case: Case, *ignored: object, **options: object) -> Finding | None:
+        return WRONG_LSE if wrong(case) else None
+
+    of_tail = bug(Case(seqlen_k=1), ("lse",), Need("seqlen_k", (1,), (64, 128)), law="exact")
+    own = investigation(hard, Case(group=2, seqlen_k=1))
+    own.known.bugs["tail"] = of_tail
+    own.known.write = lambda failure, script: None  # type: ignore[method-assign]
+    own.leave_known_bugs(partial(own.fails_alike, lambda: None))
+    assert own.failure.case == Case(group=2, seqlen_k=64)
+    own.failure = replace(own.failure, case=Case(seqlen_k=1))
+    own.leave_known_bugs(partial(own.fails_alike, lambda: None))
+    assert own.failure.case == Case(seqlen_k=1)
 
 
 @pytest.mark.usefixtures("unscripted")
