@@ -51,13 +51,15 @@ def plainly(broken: Broken, run: Try, capabilities: Capabilities) -> Broken:
 def by_its_calls(broken: Broken, run: Try, capabilities: Capabilities) -> Broken:
     """Return a plain law's failure for one of ``determinism``, if a call is wrong by itself in one of the same tensors.
 
-    That law compares calls of batch elements, so a bug of any call seems to need several of them.
+    That law compares calls of batch elements, so a bug of any call seems to need several of them. A call that is wrong
+    in another way each time depends on earlier ones, which is for that law to tell.
     """
     if broken.law != "determinism" or broken.finding.kind not in NUMBERS:
         return broken
     wrong = wrong_tensors(broken.finding)
     calls = _wrong_calls(broken, run, capabilities, broken.ignored)
-    return next((call for call in calls if wrong & wrong_tensors(call.finding)), broken)
+    call = next((call for call in calls if wrong & wrong_tensors(call.finding)), broken)
+    return call if run(call.law, call.case, call.ignored) == call.finding else broken
 
 
 def by_forward(broken: Broken, run: Try) -> Broken:

@@ -1,5 +1,6 @@
 """One bug is told once, although several laws show it, at several sizes, and beside other bugs of the kernel."""
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -60,6 +61,16 @@ class TestDeterminism:
     def test_calls_that_are_wrong_in_other_tensors_are_not(self, tensors: tuple[str, ...]) -> None:
         broken = replace(self.BROKEN, finding=wrong(*tensors))
         assert by_its_calls(broken, backward(lambda case: True), CLAIMS) is broken
+
+    def test_nor_are_those_that_are_wrong_in_another_way_each_time(self) -> None:
+        worse = itertools.count()
+        growing = backward(lambda case: True)
+
+        def run(law: str, case: Case, ignored: frozenset[str]) -> Finding | None:
+            finding = growing(law, case, ignored)
+            return finding and replace(finding, actual=float(next(worse)))
+
+        assert by_its_calls(self.BROKEN, run, CLAIMS) is self.BROKEN
 
     def test_nor_are_those_that_are_wrong_where_nothing_is_judged(self) -> None:
         broken = replace(self.BROKEN, ignored=frozenset({"dq"}))
