@@ -10,7 +10,7 @@ from reference.bounds.accumulation import SAFETY
 from strategies.case import Case
 from tests.harness.budget import LEAST_SECONDS, Clock
 from tests.harness.bugs import Bug
-from tests.harness.child import Child
+from tests.harness.child import Child, OutOfTime
 from tests.harness.explain import Seen
 from tests.harness.journal import Journal
 from tests.harness.kernel_info import KernelInfo
@@ -29,7 +29,7 @@ class Runs:
     ``tally`` counts the cases of an item, and ``held`` are the last of them that held. ``ordinary`` remembers what was
     found in ordinary cases, which every investigation asks for. ``bugs`` are the known ones: a case that would end the
     process by one of them is not run just to find out about something else. ``clock`` has the time that the whole run
-    may take.
+    may take, and ``patience`` the seconds for one case after that, until a case takes longer.
     """
 
     info: KernelInfo
@@ -37,6 +37,7 @@ class Runs:
     journal: Journal
     bugs: Mapping[str, Bug] = field(default_factory=dict)
     clock: Clock = field(default_factory=Clock)
+    patience: float = LEAST_SECONDS
     ordinary: dict[tuple[str, Case], Finding | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -67,8 +68,18 @@ class Runs:
         return self.child.run(run, self.journal.sync, seconds)
 
     def in_time(self, law: str, case: Case, **options: Any) -> Verdict:
-        """Run as ``verdict`` does. Raises OutOfTime if it takes longer than the run may be busy after its end."""
-        return self.verdict(law, case, **options, seconds=self.clock.cut(math.inf))
+        """Run as ``verdict`` does. Raises OutOfTime if it takes longer than the run may be busy after its end.
+
+        After that time a case may still take ``patience``, so that quick ones can tell which failures are one bug.
+        """
+        seconds = max(self.patience, self.clock.cut(math.inf))
+        if not seconds:
+            raise OutOfTime
+        try:
+            return self.verdict(law, case, **options, seconds=seconds)
+        except OutOfTime:
+            self.patience = 0.0
+            raise
 
     def drawn(self, law: str, case: Case, ignored: frozenset[str]) -> Verdict:
         """Run a case that the search has drawn, and count it. Raises OutOfTime if the run has no time for it."""
