@@ -196,7 +196,10 @@ def _values(need: Need, case: Case) -> list[object]:
 
 
 def is_same(known: Bug, bug: Bug, run: Try, capabilities: Capabilities) -> bool:
-    """Whether two bugs that were found separately are one: what cures the smallest case of either cures the other's."""
+    """Whether two bugs that were found separately are one.
+
+    They are if what cures the smallest case of either cures the other's, unless they make other tensors wrong.
+    """
     if known.is_huge and bug.is_huge:
         return True
     both = ((known, bug), (bug, known))
