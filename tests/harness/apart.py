@@ -22,11 +22,12 @@ def are_apart(one: Bug, other: Bug, run: Try, capabilities: Capabilities) -> boo
 
     They do if no tensor is wrong in both, or if out is wrong in one of them and right in the other.
     """
-    some, others = (
-        wrong_with_ordinary_numbers(f.law, f.case, f.finding, run, capabilities)
-        for f in (one.failure, other.failure)
-    )
-    return bool(some and others) and (some.isdisjoint(others) or ("out" in some) != ("out" in others))
+    mine, theirs = one.failure, other.failure
+    some = wrong_with_ordinary_numbers(mine.law, mine.case, mine.finding, run, capabilities)
+    if not some:
+        return False
+    others = wrong_with_ordinary_numbers(theirs.law, theirs.case, theirs.finding, run, capabilities)
+    return bool(others) and (some.isdisjoint(others) or ("out" in some) != ("out" in others))
 
 
 def leaves_out_right(law: str, case: Case, finding: Finding, run: Try, capabilities: Capabilities) -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from kernels.contract import Capabilities
@@ -58,7 +58,7 @@ def attribute(broken: Broken, bugs: Sequence[Bug], run: Try, capabilities: Capab
     A bug that makes out wrong does not explain what is wrong where out is right, and one that only a law with numbers
     of its own shows does not explain what another law finds.
     """
-    outcome = Outcome(broken)
+    outcome, remembered = Outcome(broken), cache(run)
     # Bugs that need most are the most particular, so they are tried first.
     left = sorted(bugs, key=lambda bug: -len(bug.needs))
     while left and outcome.rest is not None:
@@ -68,7 +68,7 @@ def attribute(broken: Broken, bugs: Sequence[Bug], run: Try, capabilities: Capab
         if not bug.could_break(outcome.rest.finding):
             continue
         if "out" in bug.tensors and leaves_out_right(
-            outcome.rest.law, outcome.rest.case, outcome.rest.finding, run, capabilities
+            outcome.rest.law, outcome.rest.case, outcome.rest.finding, remembered, capabilities
         ):
             continue
         cured = _without(bug, outcome.rest, run, capabilities)
@@ -202,13 +202,11 @@ def is_same(known: Bug, bug: Bug, run: Try, capabilities: Capabilities) -> bool:
     """
     if known.is_huge and bug.is_huge:
         return True
-    both = ((known, bug), (bug, known))
-    if are_apart(known, bug, run, capabilities):
+    if not known.is_kin(bug) or are_apart(known, bug, run, capabilities):
         return False
     if known.is_like(bug):
         return True
-    if not known.is_kin(bug):
-        return False
+    both = ((known, bug), (bug, known))
     for one, other in both:
         of_scores = SCORES in {need.name for need in other.needs} and {*one.tensors} <= {*other.tensors}
         if one.needs_own_numbers and one.failure.law == LARGE_SCORES and of_scores:

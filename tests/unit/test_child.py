@@ -21,7 +21,7 @@ from tests.harness.home import ROOT
 from tests.harness.kernel_info import KernelInfo
 from tests.harness.law import law_named
 from tests.harness.run import Run, read
-from tests.harness.subject import TimeUp
+from tests.harness.subject import Subject, TimeUp
 from tests.harness.trial import LawBroken, Trial
 from tests.harness.verdict import Finding
 from tests.unit.running import CASE, SEVERAL, SMALL, TOYS, SubjectOf, exit_status, finding_of, report_of
@@ -155,11 +155,8 @@ class TestChild:
     def test_a_case_that_outlasts_the_run_is_ended_and_is_no_hang(
         self, subject_of: SubjectOf, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("tests.harness.budget.GRACE_SECONDS", 1.0)
         slow = Child("cpu")
-        subject = subject_of("hanging", child=slow)
-        subject.runs.clock = Clock(seconds=2.0)
-        subject.runs.clock.start()
+        subject = in_little_time(subject_of("hanging", child=slow), monkeypatch)
         with pytest.raises(TimeUp):
             subject.uphold(law_named("forward"), CASE)
         assert subject.runs.clock.remaining > -GRACE_SECONDS
@@ -170,11 +167,8 @@ class TestChild:
     def test_an_investigation_that_outlasts_the_run_is_ended_and_its_bug_is_kept(
         self, subject_of: SubjectOf, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("tests.harness.budget.GRACE_SECONDS", 1.0)
-        slow = Child("cpu")
-        subject = subject_of("slower_from_call_to_call", child=slow)
-        subject.runs.clock = Clock(seconds=2.0)
-        subject.runs.clock.start()
+        slow = subject_of("slower_from_call_to_call", child=Child("cpu"))
+        subject = in_little_time(slow, monkeypatch)
         assert finding_of(subject, "forward", CASE).kind == "error"
         assert subject.runs.clock.remaining > -2 * GRACE_SECONDS
 
@@ -226,6 +220,14 @@ class TestChild:
         child = Child("cpu")
         assert KernelInfo.ask(child, "mine:f", ()).name == "mine.f"
         child.close()
+
+
+def in_little_time(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> Subject:
+    """Return the subject in a run that ends in 2 s, and may be busy with a failure for 1 s more."""
+    monkeypatch.setattr("tests.harness.budget.GRACE_SECONDS", 1.0)
+    subject.runs.clock = Clock(seconds=2.0)
+    subject.runs.clock.start()
+    return subject
 
 
 def runs(pid: int) -> bool:
