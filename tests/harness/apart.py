@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from kernels.contract import Capabilities
-from strategies.case import SIMPLEST, Case
+from strategies.case import LAYOUT_FIELDS, SIMPLEST, Case
 from strategies.cases import is_claimed
 from tests.harness.bugs import Bug, is_small, wrong_tensors
-from tests.harness.vary import LENGTHS, with_no_more_than
+from tests.harness.vary import EXPANDED, LENGTHS, with_no_more_than
 from tests.harness.verdict import NUMBERS, Finding
 
 LONGER = 64
@@ -43,13 +44,20 @@ def wrong_with_ordinary_numbers(
 ) -> set[str]:
     """Return what is wrong in a case with ordinary numbers in more rows; nothing if all that was wrong is right then.
 
-    With few rows or other numbers, a tensor may be right by chance.
+    With few rows, rows that are alike, or other numbers, a tensor may be right by chance.
     """
     if finding.kind not in NUMBERS or is_small(finding) or law not in ("forward", "backward"):
         return set()
-    longer = {name: getattr(case, name) + LONGER for name in LENGTHS}
-    ordinary = with_no_more_than(SIMPLEST, replace(case, **longer))
+    different: dict[str, Any] = {
+        name: "contiguous" for name in LAYOUT_FIELDS if getattr(case, name) in EXPANDED
+    }
+    ordinary = with_no_more_than(SIMPLEST, longer(replace(case, **different)))
     judged_by = "backward" if capabilities.backward else "forward"
     found = run(judged_by, ordinary, frozenset()) if is_claimed(ordinary, capabilities) else None
     wrong = wrong_tensors(found) if found and found.kind in NUMBERS else set()
     return wrong if wrong & wrong_tensors(finding) else set()
+
+
+def longer(case: Case) -> Case:
+    """Return the case with LONGER more rows of queries and of keys."""
+    return replace(case, **{name: getattr(case, name) + LONGER for name in LENGTHS})

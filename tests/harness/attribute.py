@@ -1,6 +1,6 @@
 """Whether known bugs explain a failure: it must go away when any field that such a bug needs gets another value."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any
@@ -11,7 +11,9 @@ from strategies.cases import is_claimed
 from tests.harness.apart import Try, are_apart, leaves_out_right, wrong_with_ordinary_numbers
 from tests.harness.bugs import LARGE_SCORES, Bug, Need, are_kindred, is_small, with_tensors, wrong_tensors
 from tests.harness.vary import (
+    BLIND,
     LENGTHS,
+    NAN,
     PAIR,
     SCORES,
     TILES_OF,
@@ -55,8 +57,9 @@ def attribute(broken: Broken, bugs: Sequence[Bug], run: Try, capabilities: Capab
     numbers may matter by accident, so they count only if the bug needs nothing else. If the tensors are still wrong,
     another bug is in the case, and the search goes on without the first. Tensors that the bug is not known to spoil
     are judged once more by themselves. If it turns out that the bug spoils them too, the bug that is blamed has them.
-    A bug that makes out wrong does not explain what is wrong where out is right, and one that only a law with numbers
-    of its own shows does not explain what another law finds.
+    A bug that makes out wrong does not explain what is wrong where out is right, one that shows with finite numbers
+    does not explain what NaN or infinity makes wrong, and one that only a law with numbers of its own shows does not
+    explain what another law finds. A law that sets large scores in any case meets all bugs that need them.
     """
     outcome, remembered = Outcome(broken), cache(run)
     # Bugs that need most are the most particular, so they are tried first.
@@ -67,11 +70,13 @@ def attribute(broken: Broken, bugs: Sequence[Bug], run: Try, capabilities: Capab
             continue
         if not bug.could_break(outcome.rest.finding):
             continue
+        if _is_of_nan(outcome.rest, bug, remembered):
+            continue
         if "out" in bug.tensors and leaves_out_right(
             outcome.rest.law, outcome.rest.case, outcome.rest.finding, remembered, capabilities
         ):
             continue
-        cured = _without(bug, outcome.rest, run, capabilities)
+        cured = _without(_in_law(outcome.rest.law, bug), outcome.rest, run, capabilities)
         if cured.is_explained:
             beside = _beside(bug, outcome.rest, run)
             if beside is not None and _spoils_also(bug, beside, run, capabilities):
@@ -81,6 +86,20 @@ def attribute(broken: Broken, bugs: Sequence[Bug], run: Try, capabilities: Capab
         elif cured.rest is not None:
             outcome.rest = cured.rest
     return outcome
+
+
+def _in_law(law: str, bug: Bug) -> Bug:
+    """Return the bug without a need of large scores, if a law sets these in any case."""
+    set_by_law = law == LARGE_SCORES
+    return replace(bug, needs=tuple(x for x in bug.needs if not (set_by_law and x.name == SCORES)))
+
+
+def _is_of_nan(broken: Broken, bug: Bug, run: Try) -> bool:
+    """Whether NaN or infinity in an input makes a failure, and not the numbers with which a bug is known to show."""
+    if value_of(bug.failure.case, NAN) or not value_of(broken.case, NAN):
+        return False
+    finding = run(broken.law, with_value(broken.case, NAN, False), broken.ignored)
+    return finding is None or not bug.could_break(finding)
 
 
 @dataclass(frozen=True)
@@ -184,6 +203,9 @@ def cures(need: Need, case: Case, capabilities: Capabilities) -> Iterator[Case]:
 def _values(need: Need, case: Case) -> list[object]:
     if need.name == "lengths":
         return [x for x in dict.fromkeys((case.seqlen_k, case.seqlen_q)) if x]
+    if need.name == BLIND:  # with more keys than queries, or else as many
+        less, more = sorted((case.seqlen_q, case.seqlen_k))
+        return [(less or more, more), (less or more,) * 2]
     if need.name not in LENGTHS:
         return list(need.holds)
     own = getattr(case, need.name)
@@ -195,10 +217,11 @@ def _values(need: Need, case: Case) -> list[object]:
     return [x for x in dict.fromkeys([*whole, *near[:2], other, *near[2:]]) if x]
 
 
-def is_same(known: Bug, bug: Bug, run: Try, capabilities: Capabilities) -> bool:
-    """Whether two bugs that were found separately are one.
+def is_same(known: Bug, bug: Bug, run: Try, capabilities: Capabilities, others: Collection[Bug] = ()) -> bool:
+    """Whether two bugs that were found separately are one, where ``others`` are the known bugs of the kernel.
 
-    They are if what cures the smallest case of either cures the other's, unless they make other tensors wrong.
+    They are if what cures the smallest case of either cures the other's, unless they make other tensors wrong. A change
+    that brings a third bug into a case tells nothing.
     """
     if known.is_huge and bug.is_huge:
         return True
@@ -215,9 +238,11 @@ def is_same(known: Bug, bug: Bug, run: Try, capabilities: Capabilities) -> bool:
             return True
     if bug.failure.finding.ends_process:  # each run to make sure would end a process
         return bool({need.name for need in bug.needs} & {need.name for need in known.needs})
-    if any(_begins_like(one, other) and _is_cured_as(one, other, run, capabilities) for one, other in both):
-        return True
-    return all(_is_cured_as(one, other, run, capabilities) for one, other in both)
+    third = [x for x in others if x.key not in (known.key, bug.key)]
+    cured = partial(_is_cured_as, run=run, capabilities=capabilities, others=third)
+    return any(_begins_like(one, other) and cured(one, other) for one, other in both) or all(
+        cured(one, other) for one, other in both
+    )
 
 
 def _begins_like(one: Bug, other: Bug) -> bool:
@@ -247,15 +272,23 @@ def _is_shown_by(one: Bug, other: Bug, run: Try, capabilities: Capabilities) -> 
     return _is_cured_as(other, replace(one, needs=needs), run, capabilities)
 
 
-def _is_cured_as(one: Bug, other: Bug, run: Try, capabilities: Capabilities) -> bool:
+def _is_cured_as(
+    one: Bug, other: Bug, run: Try, capabilities: Capabilities, others: Collection[Bug] = ()
+) -> bool:
     """Whether changes that cure the other bug cure the smallest case of this one.
 
     All needs of the other bug that tell bugs apart must cure it; if none does, one need of any kind is enough.
     """
     f = one.failure
+
+    def brings_in_another(need: Need) -> bool:
+        changed = list(cures(need, f.case, capabilities))
+        absent = (x for x in others if x.could_break(f.finding) and not x.is_met(f.case))
+        return bool(changed) and any(all(map(x.is_met, changed)) for x in absent)
+
     if not other.needs:  # as far as is known; tensors that it is not known to spoil may be another bug's
         return other.could_break(f.finding) and f.finding.tensor in (*other.tensors, "")
-    telling = [need for need in other.needs if need.is_telling]
+    telling = [need for need in other.needs if need.is_telling and not brings_in_another(need)]
     fails = partial(_shows, one, run)
     outcomes = (
         _may_be_present(need, f.case) and _is_needed(need, f.case, fails, capabilities)

@@ -8,7 +8,7 @@ from strategies.case import SIZES, Case
 from tests.harness.explain import Explanation
 from tests.harness.report import Failure
 from tests.harness.run import run_of
-from tests.harness.vary import LENGTHS, SCORES, VALUES_OF, value_of
+from tests.harness.vary import BLIND, LENGTHS, NAN, SCORES, VALUES_OF, value_of
 from tests.harness.verdict import NUMBERS, Finding
 
 SMALLEST_TILE = 16
@@ -153,7 +153,7 @@ class Bug:
     @property
     def needs_numbers(self) -> bool:
         """Whether it needs special numbers, so that it does not show with ordinary ones."""
-        return any(need.name in (*VALUES_OF, SCORES) for need in self.needs)
+        return any(need.name in (*VALUES_OF, SCORES, NAN) for need in self.needs)
 
     def is_met(self, case: Case) -> bool:
         """Whether a case has all that the bug needs."""
@@ -272,7 +272,7 @@ def is_not_cured(mine: Finding, found: Finding | None) -> bool:
 
 def in_parts(bug: Bug) -> Bug:
     """Return the bug without needs of sizes, because a law that calls the kernel with parts of a case may meet any."""
-    needs = tuple(need for need in bug.needs if need.name not in (*SIZES, "lengths"))
+    needs = tuple(need for need in bug.needs if need.name not in (*SIZES, "lengths", BLIND))
     return replace(bug, needs=needs or bug.needs)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from strategies.case import DECLARED, SIMPLEST, SIZES, TENSORS, Case
-from tests.harness.vary import TILES_OF, Field, text
+from tests.harness.vary import EXPANDED, TILES_OF, Field, text
 
 FEW_COLUMNS = 16
 """A head_dim up to this may matter only because another one gives the case other numbers, so it is not named."""
@@ -21,9 +21,6 @@ CONSTANT = ("zeros", "ones")
 
 UNSCALED = ("zeros",)
 """Families of values that make every score 0, whatever the scale and the number of columns."""
-
-EXPANDED = ("expanded", "expanded_rows")
-"""Layouts that repeat the numbers of a part of the tensor."""
 
 SCORING = {"head_dim", "sm_scale"}
 """Fields that change all scores."""

@@ -139,7 +139,7 @@ def _with_head_dims(
 
 def _need(case: Case, name: str, simple: Any) -> Need:
     if name == "lengths":
-        return Need(name, ("unequal",), ("equal",))
+        return Need(name, (value_of(case, name),), ("equal",))
     if name in LAYOUT_FIELDS and getattr(case, name) == "huge":
         return Need("huge", (True,), (False,))
     return Need(name, (value_of(case, name),), (simple,))

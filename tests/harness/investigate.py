@@ -116,7 +116,7 @@ class Investigation:
 
         known = list(self.known.bugs.values()) if bug.needs else []
         with suppress(BudgetSpent):
-            return any(is_same(other, bug, run, capabilities) for other in known)
+            return any(is_same(other, bug, run, capabilities, known) for other in known)
         return False
 
     def fails_in_common(self, spend: Callable[[], None], case: Case) -> bool:

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from reference.bounds.accumulation import SHRINKING_SAFETY
-from strategies.case import TENSORS, Case
+from strategies.case import TENSORS, Case, Spike
 from strategies.cases import is_claimed
-from tests.harness.apart import wrong_with_ordinary_numbers
+from tests.harness.apart import LONGER, longer, wrong_with_ordinary_numbers
 from tests.harness.attribute import cures, needs_of
 from tests.harness.budget import BudgetSpent
 from tests.harness.bugs import Need, are_kindred, is_not_cured, wrong_tensors
@@ -18,7 +18,20 @@ from tests.harness.ordinary import ordinary_cases
 from tests.harness.plainly import NO_PLAIN_LAW, PLAIN_LAWS
 from tests.harness.report import Failure
 from tests.harness.runs import Runs
-from tests.harness.vary import LENGTHS, PAIR, SCORES, Field, fields, value_of, with_value
+from tests.harness.vary import (
+    BLIND,
+    LENGTHS,
+    NAN,
+    NO_KEYS,
+    PAIR,
+    SCORES,
+    SEEN,
+    VALUES_OF,
+    Field,
+    fields,
+    value_of,
+    with_value,
+)
 from tests.harness.verdict import NUMBERS, Finding
 
 TILES = (32, 64, 128)
@@ -57,7 +70,7 @@ class NeedSearch:
         found = needs_of(matter, witnesses, fails, capabilities)
         # A failure that comes and goes may also be absent by chance, so no field is to blame.
         flaky = COMES_AND_GOES in self.failure.explanation.sentences
-        return () if flaky else without_accidents(self.by_scores(self.without_rows(found, fails)))
+        return () if flaky else without_accidents(self.by_causes(found, fails))
 
     def without_rows(self, needs: Sequence[Need], fails: Callable[[Case], bool]) -> list[Need]:
         """Return the needs; beside a layout, without sizes above 1 in whose place another size above 1 fails as well.
@@ -82,7 +95,7 @@ class NeedSearch:
         case, name = self.failure.case, varied.name
         own = value_of(case, name)
         if name == "lengths":
-            yield Need(name, (own,), ("equal",))
+            yield Need(name, (own,), ("equal", *self.other_way_round(fails)))
         elif own == "huge":
             yield Need("huge", (True,), (False,))
         elif name.endswith("_layout") and (pair := self.pair_of(name, fails)):
@@ -94,6 +107,14 @@ class NeedSearch:
             # Nothing is wrong in an empty tensor.
             if name not in LENGTHS or any(holds):
                 yield Need(name, (own,), holds)
+
+    def other_way_round(self, fails: Callable[[Case], bool]) -> list[str]:
+        """Return the value of "lengths" with more of the other length, if the case and a longer one hold that way."""
+        case, claims = self.failure.case, self.runs.info.capabilities
+        turned = replace(case, seqlen_q=case.seqlen_k, seqlen_k=case.seqlen_q)
+        both = [turned, longer(turned)]
+        hold = all(is_claimed(x, claims) and not fails(x) for x in both)
+        return [value_of(turned, "lengths")] if hold else []
 
     def pair_of(self, name: str, fails: Callable[[Case], bool]) -> str:
         """Return the name of two layouts that must differ, if one matters by differing from the other, or ""."""
@@ -142,6 +163,42 @@ class NeedSearch:
         if not made or is_scale:
             return list(needs)
         return [*(need for need in needs if need not in made), Need(SCORES, ("other",), ("ordinary",))]
+
+    def by_causes(self, needs: Sequence[Need], fails: Callable[[Case], bool]) -> list[Need]:
+        """Replace needs of several fields by what these have in common."""
+        needs = self.by_scores(self.by_nan(self.without_rows(needs, fails), fails))
+        return self.by_blind_rows(needs, fails)
+
+    def by_nan(self, needs: Sequence[Need], fails: Callable[[Case], bool]) -> list[Need]:
+        """Replace needs of numbers by one of NaN or infinity, if NaN in another tensor fails as well."""
+        case = self.failure.case
+        numbers = [need for need in needs if need.name in VALUES_OF]
+        other = "v" if any(spike.tensor != "v" for spike in case.spikes) else "q"
+        finite = with_value(case, NAN, False)
+        elsewhere = replace(finite, spikes=(*finite.spikes, Spike(other, (0, 0, 0, 0), "nan")))
+        if not numbers or finite == case or fails(finite) or not fails(elsewhere):
+            return list(needs)
+        return [*(need for need in needs if need not in numbers), Need(NAN, (True,), (False,))]
+
+    def by_blind_rows(self, needs: Sequence[Need], fails: Callable[[Case], bool]) -> list[Need]:
+        """Replace needs of lengths and of the causal mask by one of rows that see no key, if only such rows are wrong.
+
+        A wrong causal mask fails with more keys than queries too, or with as many. If there are no keys, lengths say
+        the same, unless a mask that hides all keys fails as well.
+        """
+        case, capabilities = self.failure.case, self.runs.info.capabilities
+        of_rows = [need for need in needs if need.name in (*LENGTHS, "lengths", "causal")]
+        blind = Need(BLIND, (value_of(case, BLIND),), (SEEN,))
+        cured = list(cures(blind, case, capabilities)) if of_rows and SEEN not in blind.fails else []
+        if not cured or any(map(fails, cured)):
+            return list(needs)
+        hidden = replace(case, causal=True, seqlen_q=3 * LONGER, seqlen_k=LONGER)
+        other = replace(case, seqlen_k=0) if case.seqlen_k else hidden
+        if not (is_claimed(other, capabilities) and fails(other)):
+            if other is hidden:
+                return list(needs)
+            blind = replace(blind, holds=(SEEN, NO_KEYS))
+        return [*(need for need in needs if need not in of_rows), blind]
 
     def tensors_of(self, needs: Sequence[Need], cases: Sequence[Case], spend: Callable[[], None]) -> set[str]:
         """Return all tensors that are wrong because of the bug, under its own law and the plain ones.
@@ -208,7 +265,7 @@ def without_accidents(needs: Sequence[Need]) -> tuple[Need, ...]:
     The dtype counts only if ordinary numbers show the bug, because special numbers are special to a format.
     """
     unique: dict[Any, Need] = {need.name: need for need in needs}
-    if SCORES in unique or any(name.endswith("_values") for name in unique):
+    if not unique.keys().isdisjoint((SCORES, NAN)) or any(name.endswith("_values") for name in unique):
         unique.pop("dtype", None)
     if SCORES in unique:  # they are sums of head_dim products, by default scaled by it
         unique.pop("head_dim", None)

@@ -4,11 +4,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from kernels.contract import Capabilities
-from strategies.case import Case
+from strategies.case import SIMPLEST, Case
 from strategies.cases import is_claimed
 from tests.harness.apart import Try
 from tests.harness.attribute import Broken
-from tests.harness.bugs import are_kindred, wrong_tensors
+from tests.harness.bugs import LARGE_SCORES, are_kindred, wrong_tensors
+from tests.harness.vary import NAN, with_no_more_than, with_value
 from tests.harness.verdict import NUMBERS
 
 PLAIN_LAWS = ("forward", "backward")
@@ -87,10 +88,13 @@ def _wrong_calls(
 
 
 def _cases(broken: Broken, capabilities: Capabilities) -> Iterator[Case]:
-    """Yield the case itself without its non-finite entries, and a case with other numbers for each other call size."""
-    finite = tuple(spike for spike in broken.case.spikes if not isinstance(spike.value, str))
-    for fields in ({"spikes": finite}, *({**size, "spikes": ()} for size in broken.sizes)):
-        case = replace(broken.case, **fields)
+    """Yield the case itself without its non-finite entries, and a case with other numbers for each other call size.
+
+    A law that sets large scores in any case is told by ordinary numbers too, with which the same may be wrong.
+    """
+    changed = [with_value(broken.case, NAN, False)]
+    changed += [with_no_more_than(SIMPLEST, broken.case)] if broken.law == LARGE_SCORES else []
+    for case in (*changed, *(replace(broken.case, **size, spikes=()) for size in broken.sizes)):
         if _scores(case) > MOST_SCORES:
             case = replace(case, batch=1, heads_kv=1, group=1, spikes=())
         if is_claimed(case, capabilities) and _scores(case) <= MOST_SCORES:

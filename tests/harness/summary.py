@@ -77,8 +77,9 @@ class Summary:
             with suppress(BudgetSpent):
                 spend()
                 of_kernel = runs[bug.failure.kernel]
+                beside = [x for x in self.results.bugs.values() if x.failure.kernel == bug.failure.kernel]
                 run = partial(of_kernel.hard, explained=True)
-                return is_same(known, bug, run, of_kernel.info.capabilities)
+                return is_same(known, bug, run, of_kernel.info.capabilities, beside)
             return known.is_like(bug)
 
         distinct = merged(self.results.bugs, self.results.seen, one_and_the_same)

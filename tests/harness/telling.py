@@ -6,7 +6,7 @@ from typing import Any
 from tests.harness.bugs import Bug, Need
 from tests.harness.report import headline
 from tests.harness.sightings import Sightings
-from tests.harness.vary import LENGTHS, PAIR, SCORES, VALUES_OF, text
+from tests.harness.vary import BLIND, LENGTHS, NAN, PAIR, SCORES, VALUES_OF, text
 from tests.harness.verdict import NUMBERS, Finding
 
 MANY_ULPS = 1e6
@@ -52,7 +52,11 @@ def _need(need: Need) -> str:
     if need.name in VALUES_OF:
         return f"special numbers in {' or '.join(VALUES_OF[need.name])}"
     if need.name == "lengths":
-        return "unequal lengths"
+        return "unequal lengths" if len(need.holds) == 1 else str(need.fails[0])
+    if need.name == NAN:
+        return "NaN or infinity in an input"
+    if need.name == BLIND:
+        return "rows that see no key" if len(need.holds) == 1 else str(need.fails[0])
     if need.name == SCORES:
         return "large or special scores"
     if need.name in LENGTHS:
@@ -91,6 +95,10 @@ def severity(bug: Bug) -> tuple[Any, ...]:
     return RANKS.index(rank(bug)), -(bug.severity.share or 0.0), -relative, -ratio, bug.key
 
 
+MADE_OF = {BLIND: ("causal", *LENGTHS)}
+"""The fields of a case that a need with a name of its own follows from, where only they are known outside."""
+
+
 def row(bug: Bug, seen: Sightings) -> dict[str, Any]:
     """Return a bug's entry in summary.json."""
     f = bug.failure.finding
@@ -103,7 +111,7 @@ def row(bug: Bug, seen: Sightings) -> dict[str, Any]:
         "dtypes": seen.names(1),
         "failures": seen.total,
         "headline": headline(bug.failure),
-        "matters": [need.name for need in bug.needs],
+        "matters": [name for need in bug.needs for name in MADE_OF.get(need.name, (need.name,))],
         "folder": bug.key,
         "rank": rank(bug),
         "ordinary_shown": bug.severity.shown,

@@ -164,8 +164,9 @@ class Triage:
         """Return the known bug that this is, with what has been found of it now; None for a new one."""
         run, capabilities = partial(self.runs.hard, explained=True), self.runs.info.capabilities
         with suppress(OutOfTime):
-            for known in self.known.bugs.values():
-                if is_same(known, bug, run, capabilities):
+            all_known = self.known.bugs.values()
+            for known in all_known:
+                if is_same(known, bug, run, capabilities, all_known):
                     by_plain_law = is_plain(bug.failure.law)
                     return met_again(known, bug) if by_plain_law else with_tensors(known, bug.tensors)
             return self._blamed_for_smallest(bug.failure)

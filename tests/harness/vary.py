@@ -13,10 +13,18 @@ from strategies.cases import is_claimed
 LENGTHS = ("seqlen_q", "seqlen_k")
 TILES_OF = {"seqlen_q": "block_m", "seqlen_k": "block_n"}
 """The launch setting that says how many rows a tile has along each length."""
+EXPANDED = ("expanded", "expanded_rows")
+"""Layouts that repeat the numbers of a part of the tensor."""
 VALUES_OF = {"qk_values": ("q", "k"), "v_values": ("v",), "dout_values": ("dout",)}
 """Fields of numbers, and their tensors. q and k are one field, because they meet in the scores."""
 SCORES = "scores"
 """The name of one field for sm_scale and the numbers of q and k, which decide together how large scores are."""
+BLIND = "blind rows"
+"""The name of a field for rows of queries that see no key."""
+NO_KEYS, HIDDEN, SEEN = "no keys", "all keys hidden from some rows", "keys for all rows"
+"""The values of BLIND: there are no keys, the causal mask hides all of them from some rows, or every row sees one."""
+NAN = "NaN"
+"""The name of a field for whether any entry of a tensor is set to NaN or infinity."""
 PAIR = " layouts"
 """The end of the name of a field for two tensors' layouts, as where one is read by the strides of the other."""
 
@@ -122,16 +130,23 @@ def _is_unequal_as(case: Case, other: Case) -> bool:
 def value_of(case: Case, name: str) -> Any:
     """Return the value of a field, of a launch setting, or of something that follows from several fields.
 
-    The last are "lengths" (whether both are equal), "k and v layouts" and the like, "huge" (whether any layout is),
-    ``SCORES``, and those of ``VALUES_OF``: the family of the tensors' numbers, or "set" if single entries are set.
+    The last are "lengths" (whether both are equal, or which there are more of), "k and v layouts" and the like, "huge"
+    (whether any layout is), ``SCORES``, ``BLIND``, ``NAN``, and those of ``VALUES_OF``: the family of the tensors'
+    numbers, or "set" if single entries are set.
     """
     layouts = {getattr(case, f"{tensor}_layout") for tensor in _tensors_of(name)}
     if name.endswith(PAIR):
         return "contiguous" if layouts == {"contiguous"} else "other"
     if name == "lengths":
-        return "equal" if case.seqlen_q == case.seqlen_k else "unequal"
+        more = "more queries than keys" if case.seqlen_q > case.seqlen_k else "more keys than queries"
+        return "equal" if case.seqlen_q == case.seqlen_k else more
     if name == "huge":
         return "huge" in layouts
+    if name == BLIND:
+        hidden = HIDDEN if case.causal and case.seqlen_q > case.seqlen_k else SEEN
+        return hidden if case.seqlen_k else NO_KEYS
+    if name == NAN:
+        return any(isinstance(spike.value, str) for spike in case.spikes)
     if name == SCORES:
         is_ordinary = case.sm_scale is None and value_of(case, "qk_values") == "normal"
         return "ordinary" if is_ordinary else "other"
@@ -146,8 +161,13 @@ def value_of(case: Case, name: str) -> Any:
 def with_value(case: Case, name: str, value: Any) -> Case:
     """Return the case with another value of what ``value_of`` returns.
 
-    For "lengths" it is the length that both get. The layouts of a pair become contiguous, and so do huge ones.
+    For "lengths" it is the length that both get, for ``BLIND`` both lengths. The layouts of a pair become contiguous,
+    and so do huge ones; entries that are NaN or infinity are not set.
     """
+    if name == NAN:
+        return replace(case, spikes=tuple(x for x in case.spikes if not isinstance(x.value, str)))
+    if name == BLIND:
+        return replace(case, seqlen_q=value[0], seqlen_k=value[1])
     if name == "lengths":
         return replace(case, seqlen_q=value, seqlen_k=value)
     if name.endswith(PAIR):
@@ -170,6 +190,8 @@ def with_no_more_than(needed: Collection[str], case: Case) -> Case:
     It keeps its lengths, its head_dim, its dtype and its launch settings.
     """
     kept = {*needed, "dtype", *(("sm_scale", "qk_values") if SCORES in needed else ())}
+    kept |= {"causal"} if BLIND in needed else set()
+    kept |= {*VALUES_OF} if NAN in needed else set()
     of_layouts = (name for name in needed if name == "huge" or name.endswith(PAIR))
     kept |= {f"{tensor}_layout" for name in of_layouts for tensor in _tensors_of(name)}
     for name, simplest in {**SIMPLEST, **dict.fromkeys(VALUES_OF, "normal")}.items():

@@ -45,7 +45,7 @@ def all_laid_out(case: Case, layout: str) -> Case:
 CAUSAL = Need("causal", (True,), (False,))
 GROUP = Need("group", (2,), (1,))
 LONG = Need("seqlen_k", (65,), (0, 64))
-UNEQUAL = Need("lengths", ("unequal",), ("equal",))
+UNEQUAL = Need("lengths", ("more keys than queries",), ("equal",))
 OF_V = Need("v_values", ("set",), ("normal",))
 
 

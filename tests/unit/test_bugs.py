@@ -549,3 +549,12 @@ class TestLedger:
         ledger = Ledger(tmp_path / "file" / "bugs.jsonl")
         ledger.append({})
         assert ledger.news() == []
+
+    def test_a_law_of_large_scores_is_told_with_ordinary_numbers_if_these_fail(self) -> None:
+        case = replace(CASE, q_values="zeros", spikes=(Spike("v", (0, 0, 0, 0), 4.0),))
+        failed = finding({"out"})
+        assert failed is not None
+        ordinarily = runner(lambda case: {"out"} if case.q_values == "normal" else set())
+        told = plainly(Broken("exact", case, failed), ordinarily, CLAIMS)
+        assert (told.law, told.case) == ("forward", replace(case, q_values="normal", spikes=()))
+        assert plainly(Broken("identities", case, failed), ordinarily, CLAIMS).law == "identities"

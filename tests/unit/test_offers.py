@@ -18,7 +18,7 @@ CLAIMS = Capabilities(head_dims=(16, 64))
 CASE = Case(seqlen_q=70, seqlen_k=90, group=2, heads_kv=2, causal=True)
 CAUSAL = Need("causal", (True,), (False,))
 GROUP = Need("group", (2,), (1,))
-UNEQUAL = Need("lengths", ("unequal",), ("equal",))
+UNEQUAL = Need("lengths", ("more keys than queries",), ("equal",))
 
 
 def test_the_claim_that_excludes_all_that_fail_and_the_fewest_that_hold() -> None:

@@ -1,13 +1,33 @@
 """One bug stays one in further tensors, other numbers, dtypes and lengths, and if there are two ways to trigger it."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import permutations
+from types import SimpleNamespace
+from typing import Any
 
-from strategies.case import Case
+import pytest
+
+from strategies.case import Case, Spike
+from tests.harness.apart import wrong_with_ordinary_numbers
 from tests.harness.attribute import Broken, attribute, is_same
 from tests.harness.bugs import Bug, Need, Severity, met_again
-from tests.harness.vary import SCORES
-from tests.unit.bugs import CASE, CAUSAL, CLAIMS, GROUP, OF_V, Wrong, any_of, bug, causal, long_lse, runner
+from tests.harness.needs import NeedSearch
+from tests.harness.vary import BLIND, NAN, NO_KEYS, SCORES, SEEN
+from tests.unit.bugs import (
+    CASE,
+    CAUSAL,
+    CLAIMS,
+    GROUP,
+    OF_V,
+    Wrong,
+    any_of,
+    bug,
+    causal,
+    finding,
+    long_lse,
+    runner,
+)
 
 
 def left(wrong: Wrong, case: Case, known: Bug) -> tuple[Broken | None, list[Bug]]:
@@ -188,3 +208,134 @@ def test_a_length_that_is_equal_to_head_dim_is_one_bug_at_every_head_dim() -> No
     equal, equal_too = (bug(case, ("dv",), *need) for case, need in zip(cases, needs, strict=True))
     assert equal.is_like(equal_too)
     assert not equal.is_like(bug(replace(cases[1], seqlen_k=65), ("dv",), *needs[1]))
+
+
+def test_a_change_that_brings_in_a_third_bug_tells_nothing() -> None:
+    """Without a causal mask out is wrong as well, by another bug, so no change of the mask can make it right."""
+    unmasked = replace(CASE, causal=False)
+    without_mask = bug(unmasked, ("out",), Need("causal", (False,), (True,)), law="backward")
+    long, longer = Need("seqlen_k", (65,), (0, 64)), Need("seqlen_k", (90,), (0, 32, 64))
+    one, two = bug(CASE, ("out",), long), bug(replace(CASE, seed=1), ("out",), CAUSAL, longer)
+    run = runner(lambda case: {"out"} if not case.causal or case.seqlen_k > 64 else set())
+    assert is_same(one, two, run, CLAIMS, [without_mask, one, two])
+    assert not is_same(one, two, run, CLAIMS, [bug(unmasked, ("out",), GROUP, law="backward")])
+    assert not is_same(one, two, run, CLAIMS, [replace(without_mask, tensors=("lse",))])
+
+
+def test_rows_that_are_alike_do_not_tell_what_is_wrong() -> None:
+    """Whatever weights it has, a mean of equal rows of v is right."""
+    case = replace(CASE, v_layout="expanded_rows", seqlen_k=65)
+
+    def wrong(case: Case) -> set[str]:
+        return {"dv", "out"} - ({"out"} if case.v_layout == "expanded_rows" else set())
+
+    failed = finding(wrong(case))
+    assert failed is not None
+    assert wrong_with_ordinary_numbers("backward", case, failed, runner(wrong), CLAIMS) == {"dv", "out"}
+
+
+def search(case: Case) -> NeedSearch:
+    """Return the search for what a bug needs, whose smallest case is given."""
+    runs: Any = SimpleNamespace(info=SimpleNamespace(capabilities=CLAIMS))
+    return NeedSearch(runs, bug(case, ("out",)).failure)
+
+
+def without_keys(case: Case) -> bool:
+    return case.seqlen_k == 0
+
+
+def hidden(case: Case) -> bool:
+    return case.causal and case.seqlen_q > case.seqlen_k > 0
+
+
+HIDDEN_ROWS = replace(CASE, seqlen_q=90, seqlen_k=70)
+NEEDS = [CAUSAL, Need("lengths", ("more queries than keys",), ("equal",))]
+
+
+@pytest.mark.parametrize(
+    ("case", "shows", "holds"),
+    [
+        (HIDDEN_ROWS, lambda case: hidden(case) or without_keys(case), (SEEN,)),
+        (replace(CASE, seqlen_k=0), lambda case: hidden(case) or without_keys(case), (SEEN,)),
+        (HIDDEN_ROWS, hidden, (SEEN, NO_KEYS)),
+    ],
+)
+def test_rows_that_see_no_key_are_one_need_however_they_come_about(
+    case: Case, shows: Callable[[Case], bool], holds: tuple[str, ...]
+) -> None:
+    needs = search(case).by_blind_rows([*NEEDS, GROUP], shows)
+    assert [(need.name, need.holds) for need in needs] == [("group", (1,)), (BLIND, holds)]
+    blind = needs[-1]
+    known = bug(case, ("out",), blind)
+    wrong = {"out"}
+    rest, blamed = left(lambda case: wrong if shows(case) else set(), replace(HIDDEN_ROWS, seed=3), known)
+    assert (rest, blamed) == (None, [known])
+
+
+@pytest.mark.parametrize(
+    ("case", "shows"),
+    [
+        (HIDDEN_ROWS, lambda case: case.causal and case.seqlen_q != case.seqlen_k),
+        (replace(CASE, seqlen_k=0), without_keys),
+        (CASE, lambda case: case.causal),
+    ],
+)
+def test_a_wrong_mask_or_no_keys_alone_are_told_by_their_fields(
+    case: Case, shows: Callable[[Case], bool]
+) -> None:
+    assert search(case).by_blind_rows(NEEDS, shows) == NEEDS
+
+
+def test_bugs_with_more_queries_and_with_more_keys_are_two() -> None:
+    def more_keys(case: Case) -> set[str]:
+        return {"out"} if case.causal and case.seqlen_k > case.seqlen_q else set()
+
+    lengths = search(CASE).other_way_round(lambda case: bool(more_keys(case)))
+    assert lengths == ["more queries than keys"]
+    known = bug(CASE, ("out",), CAUSAL, Need("lengths", ("more keys than queries",), ("equal", *lengths)))
+    rest, _ = left(causal, HIDDEN_ROWS, known)
+    assert rest is not None
+    assert search(CASE).other_way_round(lambda case: bool(causal(case))) == []
+
+
+OF_Q, OF_V_TOO = (replace(CASE, spikes=(Spike(x, (0, 0, 1, 0), "nan"),)) for x in ("q", "v"))
+
+
+def has_nan(case: Case) -> bool:
+    return any(spike.value == "nan" for spike in case.spikes)
+
+
+def test_nan_is_one_need_in_whatever_tensor_it_is() -> None:
+    numbers = Need("qk_values", ("set",), ("normal",))
+    needs = search(OF_Q).by_nan([CAUSAL, numbers], has_nan)
+    assert [(need.name, need.holds) for need in needs] == [("causal", (False,)), (NAN, (False,))]
+    known = bug(OF_Q, ("out",), needs[-1])
+    assert left(lambda case: {"out"} if has_nan(case) else set(), OF_V_TOO, known) == (None, [known])
+
+
+def test_nan_in_one_tensor_alone_is_a_need_of_its_numbers() -> None:
+    numbers = [Need("qk_values", ("set",), ("normal",))]
+    assert search(OF_Q).by_nan(numbers, lambda case: any(x.tensor == "q" for x in case.spikes)) == numbers
+    assert search(OF_Q).by_nan(numbers, lambda case: True) == numbers
+    assert search(CASE).by_nan(numbers, has_nan) == numbers
+
+
+def test_large_scores_do_not_explain_what_nan_makes_wrong() -> None:
+    scores = Need(SCORES, ("other",), ("ordinary",))
+    known = bug(replace(CASE, q_values="outliers"), ("out",), scores)
+    rest, _ = left(lambda case: {"out"} if has_nan(case) else set(), OF_Q, known)
+    assert rest is not None
+    large = replace(OF_Q, q_values="outliers")
+    assert left(lambda case: {"out"} if case.q_values == "outliers" else set(), large, known) == (
+        None,
+        [known],
+    )
+
+
+def test_a_law_that_sets_large_scores_meets_what_needs_them() -> None:
+    known = bug(replace(CASE, q_values="outliers"), ("out",), Need(SCORES, ("other",), ("ordinary",)))
+    failed = finding({"out"})
+    assert failed is not None
+    always = runner(lambda case: {"out"})
+    assert attribute(Broken("exact", CASE, failed), [known], always, CLAIMS).rest is None
+    assert attribute(Broken("forward", CASE, failed), [known], always, CLAIMS).rest is not None
