@@ -21,14 +21,18 @@ Try = Callable[[str, Case, frozenset[str]], Finding | None]
 def are_apart(one: Bug, other: Bug, run: Try, capabilities: Capabilities) -> bool:
     """Whether two bugs make different tensors wrong, each in its smallest case with ordinary numbers.
 
-    They do if no tensor is wrong in both, or if out is wrong in one of them and right in the other.
+    They do if no tensor is wrong in both, if out is wrong in one of them and right in the other, or if out is right in
+    both and the tensor that one was found by is right in the other.
     """
     mine, theirs = one.failure, other.failure
     some = wrong_with_ordinary_numbers(mine.law, mine.case, mine.finding, run, capabilities)
     if not some:
         return False
     others = wrong_with_ordinary_numbers(theirs.law, theirs.case, theirs.finding, run, capabilities)
-    return bool(others) and (some.isdisjoint(others) or ("out" in some) != ("out" in others))
+    if not others or "out" in some & others:
+        return False
+    found_by = {mine.finding.tensor, theirs.finding.tensor}
+    return some.isdisjoint(others) or "out" in some | others or not found_by <= some & others
 
 
 def leaves_out_right(law: str, case: Case, finding: Finding, run: Try, capabilities: Capabilities) -> bool:

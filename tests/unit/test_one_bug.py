@@ -278,6 +278,7 @@ def test_rows_that_see_no_key_are_one_need_however_they_come_about(
         (HIDDEN_ROWS, lambda case: case.causal and case.seqlen_q != case.seqlen_k),
         (replace(CASE, seqlen_k=0), without_keys),
         (CASE, lambda case: case.causal),
+        (replace(HIDDEN_ROWS, spikes=(Spike("k", (0, 0, 0, 0), "nan"),)), hidden),
     ],
 )
 def test_a_wrong_mask_or_no_keys_alone_are_told_by_their_fields(
@@ -339,3 +340,16 @@ def test_a_law_that_sets_large_scores_meets_what_needs_them() -> None:
     always = runner(lambda case: {"out"})
     assert attribute(Broken("exact", CASE, failed), [known], always, CLAIMS).rest is None
     assert attribute(Broken("forward", CASE, failed), [known], always, CLAIMS).rest is not None
+
+
+def test_a_gradient_that_is_right_where_another_bug_shows_is_a_bug_of_its_own() -> None:
+    """Every group makes dk wrong, and one of three makes dv wrong."""
+
+    def wrong(case: Case) -> set[str]:
+        return {"dk"} if case.group == 2 else {"dk", "dv"} if case.group == 3 else set()
+
+    of_dk = bug(CASE, ("dk",), GROUP, law="backward")
+    of_dv = bug(replace(CASE, group=3), ("dv",), Need("group", (3,), (1,)), law="backward")
+    assert not is_same(of_dk, of_dv, runner(wrong), CLAIMS)
+    always_both = runner(lambda case: {"dk", "dv"} if case.group > 1 else set())
+    assert is_same(of_dk, of_dv, always_both, CLAIMS)
