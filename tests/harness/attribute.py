@@ -260,6 +260,8 @@ def _is_shown_by(one: Bug, other: Bug, run: Try, capabilities: Capabilities) -> 
     """Whether the other bug's smallest case shows this one, which needs nothing but its dtype."""
     f = other.failure
     are_roundings = is_small(one.failure.finding) and is_small(f.finding)
+    if one.is_everywhere and is_small(one.failure.finding) and _is_of_range(other):
+        return {*other.tensors} <= {*one.tensors}
     if one.is_everywhere and f.finding.tensor in one.tensors and one.is_met(f.case):
         # In a small case lengths and numbers may matter by accident, and all fields may if errors are small.
         return are_roundings or not any(need.is_telling for need in other.needs)
@@ -270,6 +272,16 @@ def _is_shown_by(one: Bug, other: Bug, run: Try, capabilities: Capabilities) -> 
         return False
     needs = tuple(replace(x, holds=tuple(y for y in x.holds if y != f.case.dtype)) for x in one.needs)
     return _is_cured_as(other, replace(one, needs=needs), run, capabilities)
+
+
+def _is_of_range(bug: Bug) -> bool:
+    """Whether only certain numbers show large errors, as at the ends of the range of a format of few bits.
+
+    Such a format rounds ordinary numbers as well.
+    """
+    mine, numbers = bug.failure.finding, [x for x in bug.needs if x.is_numeric or x.name == SCORES]
+    is_large = mine.kind == "error" and not is_small(mine) and not bug.severity.shown
+    return is_large and bool(numbers) and len(numbers) == len(bug.needs)
 
 
 def _is_cured_as(

@@ -14,6 +14,7 @@ from tests.harness.attribute import Broken, attribute, is_same
 from tests.harness.bugs import Bug, Need, Severity, met_again
 from tests.harness.needs import NeedSearch
 from tests.harness.vary import BLIND, NAN, NO_KEYS, SCORES, SEEN
+from tests.harness.verdict import Finding
 from tests.unit.bugs import (
     CASE,
     CAUSAL,
@@ -299,6 +300,7 @@ def test_bugs_with_more_queries_and_with_more_keys_are_two() -> None:
     assert search(CASE).other_way_round(lambda case: bool(causal(case))) == []
 
 
+NOT_FINITE = Finding(claim="so", kind="nonfinite", tensor="out", tensors=("out",))
 OF_Q, OF_V_TOO = (replace(CASE, spikes=(Spike(x, (0, 0, 1, 0), "nan"),)) for x in ("q", "v"))
 
 
@@ -353,3 +355,21 @@ def test_a_gradient_that_is_right_where_another_bug_shows_is_a_bug_of_its_own() 
     assert not is_same(of_dk, of_dv, runner(wrong), CLAIMS)
     always_both = runner(lambda case: {"dk", "dv"} if case.group > 1 else set())
     assert is_same(of_dk, of_dv, always_both, CLAIMS)
+
+
+def test_a_format_of_few_bits_rounds_ordinary_numbers_and_makes_small_ones_0() -> None:
+    of_dtype, scores = Need("dtype", ("float32",), ("float16",)), Need(SCORES, ("other",), ("ordinary",))
+    rounds = replace(bug(CASE, ("dv", "out"), of_dtype, relative=1e-4), severity=Severity(20, 20))
+    small = replace(CASE, dtype="bfloat16", q_values="wide")
+    run = runner(lambda case: {"dv", "out"})
+    flushes = bug(small, ("out",), scores, OF_V, Need("seqlen_k", (2,), (1,)), relative=1.0)
+    assert is_same(rounds, flushes, run, CLAIMS)
+    assert is_same(flushes, rounds, run, CLAIMS)
+    for other in (
+        replace(flushes, needs=(*flushes.needs, CAUSAL)),
+        replace(flushes, tensors=("lse", "out")),
+        replace(flushes, needs=(scores,), failure=replace(flushes.failure, finding=NOT_FINITE)),
+    ):
+        assert not is_same(rounds, other, run, CLAIMS)
+    assert not is_same(replace(rounds, severity=Severity(3, 20)), flushes, run, CLAIMS)
+    assert not is_same(rounds, replace(flushes, severity=Severity(3, 20)), run, CLAIMS)
