@@ -225,7 +225,7 @@ def is_same(known: Bug, bug: Bug, run: Try, capabilities: Capabilities, others: 
     """
     if known.is_huge and bug.is_huge:
         return True
-    if not known.is_kin(bug) or are_apart(known, bug, run, capabilities):
+    if not known.is_kin(bug) or _differ_by_chance(known, bug) or are_apart(known, bug, run, capabilities):
         return False
     if known.is_like(bug):
         return True
@@ -243,6 +243,13 @@ def is_same(known: Bug, bug: Bug, run: Try, capabilities: Capabilities, others: 
     return any(_begins_like(one, other) and cured(one, other) for one, other in both) or all(
         cured(one, other) for one, other in both
     )
+
+
+def _differ_by_chance(one: Bug, other: Bug) -> bool:
+    """Whether two bugs have no tensor in common, and need lengths or numbers alone, which may cure any small case."""
+    found_by = {one.failure.finding.tensor, other.failure.finding.tensor}
+    telling = any(need.is_telling for bug in (one, other) for need in bug.needs)
+    return not telling and "" not in found_by and found_by.isdisjoint({*one.tensors} & {*other.tensors})
 
 
 def _begins_like(one: Bug, other: Bug) -> bool:

@@ -373,3 +373,18 @@ def test_a_format_of_few_bits_rounds_ordinary_numbers_and_makes_small_ones_0() -
         assert not is_same(rounds, other, run, CLAIMS)
     assert not is_same(replace(rounds, severity=Severity(3, 20)), flushes, run, CLAIMS)
     assert not is_same(rounds, replace(flushes, severity=Severity(3, 20)), run, CLAIMS)
+
+
+def test_lengths_that_cure_small_cases_of_two_tensors_do_not_make_them_one_bug() -> None:
+    tail, later = Need("seqlen_k", (2,), (1, 32, 64)), Need("seqlen_k", (32,), (31, 33, 64))
+    of_out = bug(replace(CASE, seqlen_k=2), ("out",), tail)
+    of_lse = bug(replace(CASE, seqlen_k=32), ("lse",), later, law="memory")
+
+    def wrong(case: Case) -> set[str]:
+        return {"out"} if case.seqlen_k == 2 else {"lse"} if case.seqlen_k == 32 else set()
+
+    assert not is_same(of_out, of_lse, runner(wrong), CLAIMS)
+    of_both = bug(replace(CASE, seqlen_k=32), ("lse", "out"), later)
+    assert is_same(
+        of_out, of_both, runner(lambda case: {"lse", "out"} if case.seqlen_k in (2, 32) else set()), CLAIMS
+    )
