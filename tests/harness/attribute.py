@@ -205,7 +205,7 @@ def _values(need: Need, case: Case) -> list[object]:
         return [x for x in dict.fromkeys((case.seqlen_k, case.seqlen_q)) if x]
     if need.name == BLIND:  # with more keys than queries, or else as many
         less, more = sorted((case.seqlen_q, case.seqlen_k))
-        return [(less or more, more), (less or more,) * 2]
+        return [(less or more, more), (more, more)]
     if need.name not in LENGTHS:
         return list(need.holds)
     own = getattr(case, need.name)

@@ -14,6 +14,9 @@ from tests.harness.verdict import NUMBERS, Finding
 SMALLEST_TILE = 16
 """A length below this is not taken for that of a tile."""
 
+SMALLEST_NORMAL = {"float16": 2.0**-14, "bfloat16": 2.0**-126, "float32": 2.0**-126}
+"""By dtype, the smallest number of full precision: some hardware and some casts take smaller ones for 0."""
+
 OF_ROUNDINGS = 2.0**-7
 """A relative error below this may come from a format of few bits."""
 
@@ -155,6 +158,20 @@ class Bug:
         """Whether it needs special numbers, so that it does not show with ordinary ones."""
         return any(need.name in (*VALUES_OF, SCORES, NAN) for need in self.needs)
 
+    @property
+    def is_flush(self) -> bool:
+        """Whether a number smaller than those of full precision has become 0."""
+        finding = self.failure.finding
+        if finding.kind != "error" or finding.expected is None or finding.actual != 0:
+            return False
+        return 0 < abs(float(finding.expected)) < SMALLEST_NORMAL[self.failure.case.dtype]
+
+    @property
+    def is_by_chance(self) -> bool:
+        """Whether it makes small errors in some ordinary cases only, so that their numbers decide where it shows."""
+        s = self.severity
+        return is_small(self.failure.finding) and s.shown < s.tried
+
     def is_met(self, case: Case) -> bool:
         """Whether a case has all that the bug needs."""
         return all(need.is_met(case) for need in self.needs)
@@ -185,12 +202,20 @@ class Bug:
 
         They are if they need the same fields and the case of each meets the needs of both, or has a length that is
         equal to head_dim; or if neither needs any, as far as is known, and the tensor that is most wrong in each is
-        among the wrong ones of the other; or if the same exception was raised at the same line.
+        among the wrong ones of the other; or if the same exception was raised at the same line. They are also one if
+        numbers decide whether they show, in the same tensor and dtype: if both make tiny numbers 0, or small errors
+        that few cases show. What seems to matter beside the numbers does so by accident.
         """
         if (origin := self.failure.finding.origin) and origin == other.failure.finding.origin:
             return True
+        if not self.is_kin(other):
+            return False
+        places = {(bug.failure.finding.tensor, bug.failure.case.dtype) for bug in (self, other)}
+        of_numbers = (self.is_flush and other.is_flush) or (self.is_by_chance and other.is_by_chance)
+        if of_numbers and len(places) == 1:
+            return True
         mine, theirs = ({need.name for need in bug.needs} for bug in (self, other))
-        if not self.is_kin(other) or mine != theirs:
+        if mine != theirs:
             return False
         if not mine:
             both = ((self, other), (other, self))

@@ -183,16 +183,16 @@ class NeedSearch:
     def by_blind_rows(self, needs: Sequence[Need], fails: Callable[[Case], bool]) -> list[Need]:
         """Replace needs of lengths and of the causal mask by one of rows that see no key, if only such rows are wrong.
 
-        A wrong causal mask fails with more keys than queries too, or with as many. If there are no keys, lengths say
-        the same, unless a mask that hides all keys fails as well. In a case with NaN, other lengths tell nothing,
-        because they move it to other rows.
+        A wrong causal mask fails with more keys than queries too, or with as many, if there are enough rows. If there
+        are no keys, lengths say the same, unless a mask that hides all keys fails as well. In a case with NaN, other
+        lengths tell nothing, because they move it to other rows.
         """
         case, capabilities = self.failure.case, self.runs.info.capabilities
         of_rows = [need for need in needs if need.name in (*LENGTHS, "lengths", "causal")]
         blind = Need(BLIND, (value_of(case, BLIND),), (SEEN,))
         is_blind = SEEN not in blind.fails and not value_of(case, NAN)
         cured = list(cures(blind, case, capabilities)) if of_rows and is_blind else []
-        if not cured or any(map(fails, cured)):
+        if not cured or any(map(fails, [*cured, *map(longer, cured)])):
             return list(needs)
         hidden = replace(case, causal=True, seqlen_q=3 * LONGER, seqlen_k=LONGER)
         other = replace(case, seqlen_k=0) if case.seqlen_k else hidden

@@ -279,6 +279,8 @@ def test_rows_that_see_no_key_are_one_need_however_they_come_about(
         (HIDDEN_ROWS, lambda case: case.causal and case.seqlen_q != case.seqlen_k),
         (replace(CASE, seqlen_k=0), without_keys),
         (CASE, lambda case: case.causal),
+        (replace(CASE, seqlen_q=2, seqlen_k=1), lambda case: case.causal and case.seqlen_q > 1),
+        (replace(CASE, seqlen_q=2, seqlen_k=1), lambda case: case.causal and case.seqlen_q > 2),
         (replace(HIDDEN_ROWS, spikes=(Spike("k", (0, 0, 0, 0), "nan"),)), hidden),
     ],
 )
@@ -388,3 +390,24 @@ def test_lengths_that_cure_small_cases_of_two_tensors_do_not_make_them_one_bug()
     assert is_same(
         of_out, of_both, runner(lambda case: {"lse", "out"} if case.seqlen_k in (2, 32) else set()), CLAIMS
     )
+
+
+def test_tiny_numbers_that_become_0_are_one_bug_whatever_makes_them_tiny() -> None:
+    def flush(expected: float, *needs: Need, **fields: Any) -> Bug:
+        case = replace(CASE, dtype="float16", **fields)
+        return bug(case, ("dk",), *needs, expected=expected, actual=0.0, relative=1.0)
+
+    of_v, of_scores = flush(7e-6, OF_V), flush(-9e-7, Need(SCORES, ("other",), ("ordinary",)), seed=1)
+    assert of_v.is_like(of_scores)
+    assert not of_v.is_like(flush(1e-3, CAUSAL))
+    assert not replace(of_v, failure=replace(of_v.failure, case=CASE)).is_like(of_scores)
+
+
+def test_small_errors_of_some_ordinary_cases_are_one_bug() -> None:
+    seldom = Severity(2, 20)
+    one, two = (replace(bug(CASE, ("out",), x, relative=1e-6), severity=seldom) for x in (CAUSAL, GROUP))
+    assert one.is_like(two)
+    assert not one.is_like(replace(two, severity=Severity(20, 20)))
+    assert not one.is_like(replace(two, tensors=("dq",), failure=bug(CASE, ("dq",)).failure))
+    large = bug(CASE, ("out",), GROUP, relative=0.5)
+    assert not one.is_like(replace(large, severity=seldom))
