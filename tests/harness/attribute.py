@@ -268,7 +268,9 @@ def _is_shown_by(one: Bug, other: Bug, run: Try, capabilities: Capabilities) -> 
     f = other.failure
     are_roundings = is_small(one.failure.finding) and is_small(f.finding)
     if one.is_everywhere and is_small(one.failure.finding) and _is_of_range(other):
-        return {*other.tensors} <= {*one.tensors}
+        # Gradients follow from out, or from the weights that it is made of.
+        follow = {"dq", "dk", "dv"} if "out" in one.tensors else set()
+        return {*other.tensors} <= {*one.tensors, *follow}
     if one.is_everywhere and f.finding.tensor in one.tensors and one.is_met(f.case):
         # In a small case lengths and numbers may matter by accident, and all fields may if errors are small.
         return are_roundings or not any(need.is_telling for need in other.needs)

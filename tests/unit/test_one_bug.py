@@ -367,6 +367,7 @@ def test_a_format_of_few_bits_rounds_ordinary_numbers_and_makes_small_ones_0() -
     flushes = bug(small, ("out",), scores, OF_V, Need("seqlen_k", (2,), (1,)), relative=1.0)
     assert is_same(rounds, flushes, run, CLAIMS)
     assert is_same(flushes, rounds, run, CLAIMS)
+    assert is_same(rounds, replace(flushes, tensors=("dk", "out")), run, CLAIMS)
     for other in (
         replace(flushes, needs=(*flushes.needs, CAUSAL)),
         replace(flushes, tensors=("lse", "out")),
