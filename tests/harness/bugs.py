@@ -8,7 +8,7 @@ from strategies.case import SIZES, Case
 from tests.harness.explain import Explanation
 from tests.harness.report import Failure
 from tests.harness.run import run_of
-from tests.harness.vary import BLIND, LENGTHS, NAN, SCORES, VALUES_OF, value_of
+from tests.harness.vary import BLIND, HEADS, LENGTHS, NAN, SCORES, VALUES_OF, value_of
 from tests.harness.verdict import NUMBERS, Finding
 
 SMALLEST_TILE = 16
@@ -297,7 +297,7 @@ def is_not_cured(mine: Finding, found: Finding | None) -> bool:
 
 def in_parts(bug: Bug) -> Bug:
     """Return the bug without needs of sizes, because a law that calls the kernel with parts of a case may meet any."""
-    needs = tuple(need for need in bug.needs if need.name not in (*SIZES, "lengths", BLIND))
+    needs = tuple(need for need in bug.needs if need.name not in (*SIZES, "lengths", BLIND, HEADS))
     return replace(bug, needs=needs or bug.needs)
 
 

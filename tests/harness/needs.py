@@ -6,27 +6,24 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from reference.bounds.accumulation import SHRINKING_SAFETY
-from strategies.case import TENSORS, Case, Spike
+from strategies.case import TENSORS, Case
 from strategies.cases import is_claimed
-from tests.harness.apart import LONGER, longer, wrong_with_ordinary_numbers
+from tests.harness.apart import longer, wrong_with_ordinary_numbers
 from tests.harness.attribute import cures, needs_of
 from tests.harness.budget import BudgetSpent
 from tests.harness.bugs import Need, are_kindred, is_not_cured, wrong_tensors
 from tests.harness.diagnose import diagnosed
 from tests.harness.explain import COMES_AND_GOES
+from tests.harness.in_common import by_scores, in_common
 from tests.harness.ordinary import ordinary_cases
 from tests.harness.plainly import NO_PLAIN_LAW, PLAIN_LAWS
 from tests.harness.report import Failure
 from tests.harness.runs import Runs
 from tests.harness.vary import (
-    BLIND,
     LENGTHS,
     NAN,
-    NO_KEYS,
     PAIR,
     SCORES,
-    SEEN,
-    VALUES_OF,
     Field,
     fields,
     value_of,
@@ -70,7 +67,13 @@ class NeedSearch:
         found = needs_of(matter, witnesses, fails, capabilities)
         # A failure that comes and goes may also be absent by chance, so no field is to blame.
         flaky = COMES_AND_GOES in self.failure.explanation.sentences
-        return () if flaky else without_accidents(self.by_causes(found, fails))
+        return (
+            ()
+            if flaky
+            else without_accidents(
+                in_common(self.without_rows(found, fails), self.failure, fails, capabilities)
+            )
+        )
 
     def without_rows(self, needs: Sequence[Need], fails: Callable[[Case], bool]) -> list[Need]:
         """Return the needs; beside a layout, without sizes above 1 in whose place another size above 1 fails as well.
@@ -132,7 +135,7 @@ class NeedSearch:
         found: list[Need] = []
         with suppress(BudgetSpent):
             found.extend(diagnosed(self.failure.case, fails, self.runs.info.capabilities))
-        return without_accidents(self.by_scores(found))
+        return without_accidents(by_scores(found, self.failure.finding))
 
     def dtypes(self, spend: Callable[[], None]) -> tuple[Need, ...]:
         """Return the dtype as a need if ordinary cases of other dtypes hold."""
@@ -151,56 +154,6 @@ class NeedSearch:
         tiles = [(x, with_value(case, need.name, x)) for x in TILES if x not in need.holds]
         holds = [x for x, tiled in tiles if is_claimed(tiled, capabilities) and not fails(tiled)]
         return replace(need, holds=(*need.holds, *holds))
-
-    def by_scores(self, needs: Sequence[Need]) -> list[Need]:
-        """Replace needs of sm_scale and of the numbers of q and k by one need of large scores.
-
-        A large scale and large numbers make the same scores.
-        """
-        made = [need for need in needs if need.name in ("sm_scale", "qk_values")]
-        # NaN and infinity come from large scores, wherever these come from.
-        is_scale = [x.name for x in made] == ["sm_scale"] and self.failure.finding.kind != "nonfinite"
-        if not made or is_scale:
-            return list(needs)
-        return [*(need for need in needs if need not in made), Need(SCORES, ("other",), ("ordinary",))]
-
-    def by_causes(self, needs: Sequence[Need], fails: Callable[[Case], bool]) -> list[Need]:
-        """Replace needs of several fields by what these have in common."""
-        needs = self.by_scores(self.by_nan(self.without_rows(needs, fails), fails))
-        return self.by_blind_rows(needs, fails)
-
-    def by_nan(self, needs: Sequence[Need], fails: Callable[[Case], bool]) -> list[Need]:
-        """Replace needs of numbers by one of NaN or infinity, if NaN in another tensor fails as well."""
-        case = self.failure.case
-        numbers = [need for need in needs if need.name in VALUES_OF]
-        other = "v" if any(spike.tensor != "v" for spike in case.spikes) else "q"
-        finite = with_value(case, NAN, False)
-        elsewhere = replace(finite, spikes=(*finite.spikes, Spike(other, (0, 0, 0, 0), "nan")))
-        if not numbers or finite == case or fails(finite) or not fails(elsewhere):
-            return list(needs)
-        return [*(need for need in needs if need not in numbers), Need(NAN, (True,), (False,))]
-
-    def by_blind_rows(self, needs: Sequence[Need], fails: Callable[[Case], bool]) -> list[Need]:
-        """Replace needs of lengths and of the causal mask by one of rows that see no key, if only such rows are wrong.
-
-        A wrong causal mask fails with more keys than queries too, or with as many, if there are enough rows. If there
-        are no keys, lengths say the same, unless a mask that hides all keys fails as well. In a case with NaN, other
-        lengths tell nothing, because they move it to other rows.
-        """
-        case, capabilities = self.failure.case, self.runs.info.capabilities
-        of_rows = [need for need in needs if need.name in (*LENGTHS, "lengths", "causal")]
-        blind = Need(BLIND, (value_of(case, BLIND),), (SEEN,))
-        is_blind = SEEN not in blind.fails and not value_of(case, NAN)
-        cured = list(cures(blind, case, capabilities)) if of_rows and is_blind else []
-        if not cured or any(map(fails, [*cured, *map(longer, cured)])):
-            return list(needs)
-        hidden = replace(case, causal=True, seqlen_q=3 * LONGER, seqlen_k=LONGER)
-        other = replace(case, seqlen_k=0) if case.seqlen_k else hidden
-        if not (is_claimed(other, capabilities) and fails(other)):
-            if other is hidden:
-                return list(needs)
-            blind = replace(blind, holds=(SEEN, NO_KEYS))
-        return [*(need for need in needs if need not in of_rows), blind]
 
     def tensors_of(self, needs: Sequence[Need], cases: Sequence[Case], spend: Callable[[], None]) -> set[str]:
         """Return all tensors that are wrong because of the bug, under its own law and the plain ones.

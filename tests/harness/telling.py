@@ -6,7 +6,7 @@ from typing import Any
 from tests.harness.bugs import Bug, Need
 from tests.harness.report import headline
 from tests.harness.sightings import Sightings
-from tests.harness.vary import BLIND, LENGTHS, NAN, PAIR, SCORES, VALUES_OF, text
+from tests.harness.vary import BLIND, HEADS, LENGTHS, NAN, PAIR, SCORES, VALUES_OF, text
 from tests.harness.verdict import NUMBERS, Finding
 
 MANY_ULPS = 1e6
@@ -95,7 +95,7 @@ def severity(bug: Bug) -> tuple[Any, ...]:
     return RANKS.index(rank(bug)), -(bug.severity.share or 0.0), -relative, -ratio, bug.key
 
 
-MADE_OF = {BLIND: ("causal", *LENGTHS)}
+MADE_OF = {BLIND: ("causal", *LENGTHS), HEADS: ("heads_kv", "group")}
 """The fields of a case that a need with a name of its own follows from, where only they are known outside."""
 
 

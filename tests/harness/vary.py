@@ -23,6 +23,8 @@ BLIND = "blind rows"
 """The name of a field for rows of queries that see no key."""
 NO_KEYS, HIDDEN, SEEN = "no keys", "all keys hidden from some rows", "keys for all rows"
 """The values of BLIND: there are no keys, the causal mask hides all of them from some rows, or every row sees one."""
+HEADS = "heads_q"
+"""The name of a field for the number of query heads."""
 NAN = "NaN"
 """The name of a field for whether any entry of a tensor is set to NaN or infinity."""
 PAIR = " layouts"
@@ -162,8 +164,10 @@ def with_value(case: Case, name: str, value: Any) -> Case:
     """Return the case with another value of what ``value_of`` returns.
 
     For "lengths" it is the length that both get, for ``BLIND`` both lengths. The layouts of a pair become contiguous,
-    and so do huge ones; entries that are NaN or infinity are not set.
+    and so do huge ones; entries that are NaN or infinity are not set. Of any number of query heads none are grouped.
     """
+    if name == HEADS:
+        return replace(case, heads_kv=value, group=1)
     if name == NAN:
         return replace(case, spikes=tuple(x for x in case.spikes if not isinstance(x.value, str)))
     if name == BLIND:
@@ -191,6 +195,7 @@ def with_no_more_than(needed: Collection[str], case: Case) -> Case:
     """
     kept = {*needed, "dtype", *(("sm_scale", "qk_values") if SCORES in needed else ())}
     kept |= {"causal"} if BLIND in needed else set()
+    kept |= {"heads_kv", "group"} if HEADS in needed else set()
     kept |= {*VALUES_OF} if NAN in needed else set()
     of_layouts = (name for name in needed if name == "huge" or name.endswith(PAIR))
     kept |= {f"{tensor}_layout" for name in of_layouts for tensor in _tensors_of(name)}

@@ -12,6 +12,7 @@ from strategies.case import Case, Spike
 from tests.harness.apart import wrong_with_ordinary_numbers
 from tests.harness.attribute import Broken, attribute, is_same
 from tests.harness.bugs import Bug, Need, Severity, met_again
+from tests.harness.in_common import by_blind_rows, by_heads, by_nan
 from tests.harness.needs import NeedSearch
 from tests.harness.vary import BLIND, NAN, NO_KEYS, SCORES, SEEN
 from tests.harness.verdict import Finding
@@ -264,7 +265,7 @@ NEEDS = [CAUSAL, Need("lengths", ("more queries than keys",), ("equal",))]
 def test_rows_that_see_no_key_are_one_need_however_they_come_about(
     case: Case, shows: Callable[[Case], bool], holds: tuple[str, ...]
 ) -> None:
-    needs = search(case).by_blind_rows([*NEEDS, GROUP], shows)
+    needs = by_blind_rows([*NEEDS, GROUP], case, shows, CLAIMS)
     assert [(need.name, need.holds) for need in needs] == [("group", (1,)), (BLIND, holds)]
     blind = needs[-1]
     known = bug(case, ("out",), blind)
@@ -280,14 +281,14 @@ def test_rows_that_see_no_key_are_one_need_however_they_come_about(
         (replace(CASE, seqlen_k=0), without_keys),
         (CASE, lambda case: case.causal),
         (replace(CASE, seqlen_q=2, seqlen_k=1), lambda case: case.causal and case.seqlen_q > 1),
-        (replace(CASE, seqlen_q=2, seqlen_k=1), lambda case: case.causal and case.seqlen_q > 2),
+        (HIDDEN_ROWS, lambda case: hidden(case) and (case.seqlen_q - case.seqlen_k) % 64 == 20),
         (replace(HIDDEN_ROWS, spikes=(Spike("k", (0, 0, 0, 0), "nan"),)), hidden),
     ],
 )
 def test_a_wrong_mask_or_no_keys_alone_are_told_by_their_fields(
     case: Case, shows: Callable[[Case], bool]
 ) -> None:
-    assert search(case).by_blind_rows(NEEDS, shows) == NEEDS
+    assert by_blind_rows(NEEDS, case, shows, CLAIMS) == NEEDS
 
 
 def test_bugs_with_more_queries_and_with_more_keys_are_two() -> None:
@@ -312,7 +313,7 @@ def has_nan(case: Case) -> bool:
 
 def test_nan_is_one_need_in_whatever_tensor_it_is() -> None:
     numbers = Need("qk_values", ("set",), ("normal",))
-    needs = search(OF_Q).by_nan([CAUSAL, numbers], has_nan)
+    needs = by_nan([CAUSAL, numbers], OF_Q, has_nan)
     assert [(need.name, need.holds) for need in needs] == [("causal", (False,)), (NAN, (False,))]
     known = bug(OF_Q, ("out",), needs[-1])
     assert left(lambda case: {"out"} if has_nan(case) else set(), OF_V_TOO, known) == (None, [known])
@@ -320,9 +321,9 @@ def test_nan_is_one_need_in_whatever_tensor_it_is() -> None:
 
 def test_nan_in_one_tensor_alone_is_a_need_of_its_numbers() -> None:
     numbers = [Need("qk_values", ("set",), ("normal",))]
-    assert search(OF_Q).by_nan(numbers, lambda case: any(x.tensor == "q" for x in case.spikes)) == numbers
-    assert search(OF_Q).by_nan(numbers, lambda case: True) == numbers
-    assert search(CASE).by_nan(numbers, has_nan) == numbers
+    assert by_nan(numbers, OF_Q, lambda case: any(x.tensor == "q" for x in case.spikes)) == numbers
+    assert by_nan(numbers, OF_Q, lambda case: True) == numbers
+    assert by_nan(numbers, CASE, has_nan) == numbers
 
 
 def test_large_scores_do_not_explain_what_nan_makes_wrong() -> None:
@@ -412,3 +413,27 @@ def test_small_errors_of_some_ordinary_cases_are_one_bug() -> None:
     assert not one.is_like(replace(two, tensors=("dq",), failure=bug(CASE, ("dq",)).failure))
     large = bug(CASE, ("out",), GROUP, relative=0.5)
     assert not one.is_like(replace(large, severity=seldom))
+
+
+@pytest.mark.parametrize(("heads_kv", "group"), [(3, 1), (1, 3)])
+def test_a_number_of_heads_is_one_need_grouped_or_not(heads_kv: int, group: int) -> None:
+    """An odd last head is left out."""
+    case = replace(CASE, heads_kv=heads_kv, group=group)
+    sizes = {"heads_kv": heads_kv, "group": group}
+    needs = [CAUSAL, *(Need(name, (x,), (1 if x > 1 else 2,)) for name, x in sizes.items())]
+
+    def is_odd(case: Case) -> bool:
+        return case.heads_q > 1 and case.heads_q % 2 == 1
+
+    causal_need, heads = by_heads(needs, case, is_odd, CLAIMS)
+    assert (causal_need, heads.name, heads.fails) == (CAUSAL, "heads_q", (3,))
+    assert 1 in heads.holds
+    other = replace(CASE, heads_kv=group, group=heads_kv)
+    known = bug(case, ("out",), heads)
+    assert left(lambda case: {"out"} if is_odd(case) else set(), other, known) == (None, [known])
+
+
+def test_heads_that_are_grouped_are_needs_of_their_own() -> None:
+    needs = [Need("heads_kv", (2,), (1,)), GROUP]
+    assert by_heads(needs, CASE, lambda case: case.heads_kv > 1 and case.group > 1, CLAIMS) == needs
+    assert by_heads(needs[1:], CASE, lambda case: case.group > 1, CLAIMS) == needs[1:]

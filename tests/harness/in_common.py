@@ -1,0 +1,104 @@
+"""Needs of several fields replaced by what these have in common, so that each way to show a bug counts as one."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from kernels.contract import Capabilities
+from strategies.case import Case, Spike
+from strategies.cases import is_claimed
+from tests.harness.apart import LONGER, longer
+from tests.harness.attribute import cures
+from tests.harness.bugs import Need
+from tests.harness.report import Failure
+from tests.harness.vary import (
+    BLIND,
+    HEADS,
+    LENGTHS,
+    NAN,
+    NO_KEYS,
+    SCORES,
+    SEEN,
+    VALUES_OF,
+    value_of,
+    with_value,
+)
+from tests.harness.verdict import Finding
+
+Fails = Callable[[Case], bool]
+"""Whether a changed case fails as the smallest case of a bug does."""
+
+
+def in_common(
+    needs: Sequence[Need], failure: Failure, fails: Fails, capabilities: Capabilities
+) -> list[Need]:
+    """Return the needs of a failure, each group of them that a more general one explains replaced by that."""
+    case = failure.case
+    needs = by_scores(by_nan(needs, case, fails), failure.finding)
+    return by_heads(by_blind_rows(needs, case, fails, capabilities), case, fails, capabilities)
+
+
+def by_scores(needs: Sequence[Need], finding: Finding) -> list[Need]:
+    """Replace needs of sm_scale and of the numbers of q and k by one need of large scores.
+
+    A large scale and large numbers make the same scores.
+    """
+    made = [need for need in needs if need.name in ("sm_scale", "qk_values")]
+    # NaN and infinity come from large scores, wherever these come from.
+    is_scale = [x.name for x in made] == ["sm_scale"] and finding.kind != "nonfinite"
+    if not made or is_scale:
+        return list(needs)
+    return [*(need for need in needs if need not in made), Need(SCORES, ("other",), ("ordinary",))]
+
+
+def by_nan(needs: Sequence[Need], case: Case, fails: Fails) -> list[Need]:
+    """Replace needs of numbers by one of NaN or infinity, if NaN in another tensor fails as well."""
+    numbers = [need for need in needs if need.name in VALUES_OF]
+    other = "v" if any(spike.tensor != "v" for spike in case.spikes) else "q"
+    finite = with_value(case, NAN, False)
+    elsewhere = replace(finite, spikes=(*finite.spikes, Spike(other, (0, 0, 0, 0), "nan")))
+    if not numbers or finite == case or fails(finite) or not fails(elsewhere):
+        return list(needs)
+    return [*(need for need in needs if need not in numbers), Need(NAN, (True,), (False,))]
+
+
+def by_blind_rows(needs: Sequence[Need], case: Case, fails: Fails, capabilities: Capabilities) -> list[Need]:
+    """Replace needs of lengths and of the causal mask by one of rows that see no key, if only such rows are wrong.
+
+    A wrong causal mask fails with more keys than queries too, or with as many, if there are enough rows. If there are
+    no keys, lengths say the same, unless a mask that hides all keys fails as well. In a case with NaN, other lengths
+    tell nothing, because they move it to other rows.
+    """
+    of_rows = [need for need in needs if need.name in (*LENGTHS, "lengths", "causal")]
+    own = value_of(case, BLIND)
+    blind = Need(BLIND, (own,), (SEEN,))
+    cured = (
+        list(cures(blind, case, capabilities)) if of_rows and own != SEEN and not value_of(case, NAN) else []
+    )
+    if not cured or any(map(fails, [*cured, *map(longer, cured)])):
+        return list(needs)
+
+    def fails_too(**fields: Any) -> bool:
+        other = replace(case, **fields)
+        return is_claimed(other, capabilities) and fails(other)
+
+    # With rows that are no whole tiles more, a failure of certain lengths holds.
+    is_of_hidden = fails_too(
+        causal=True, seqlen_q=max(case.seqlen_q, 2 * LONGER) + LONGER + 1, seqlen_k=case.seqlen_k or LONGER
+    )
+    if not is_of_hidden:
+        return list(needs)
+    is_of_none = own == NO_KEYS or fails_too(seqlen_k=0)
+    blind = blind if is_of_none else replace(blind, holds=(SEEN, NO_KEYS))
+    return [*(need for need in needs if need not in of_rows), blind]
+
+
+def by_heads(needs: Sequence[Need], case: Case, fails: Fails, capabilities: Capabilities) -> list[Need]:
+    """Replace needs of ``heads_kv`` and ``group`` by one of the number of query heads, if it fails for both alike."""
+    of_heads = [need for need in needs if need.name in ("heads_kv", "group")]
+    alike = [replace(case, heads_kv=case.heads_q, group=1), replace(case, heads_kv=1, group=case.heads_q)]
+    if not of_heads or not all(is_claimed(x, capabilities) and fails(x) for x in alike):
+        return list(needs)
+    holds = {with_value(case, need.name, value).heads_q for need in of_heads for value in need.holds}
+    number = Need(HEADS, (case.heads_q,), tuple(sorted(holds)))
+    return [*(need for need in needs if need not in of_heads), number]
