@@ -201,8 +201,8 @@ def explain(
     """Find a way to round with which all ``checks`` hold, trying first the one that held last.
 
     If there is none, raises LawBroken with the finding of the nearest way. Two kinds of ways are not tried: those that
-    agree with a failed way in everything that the failing tensor depends on, and those alike in ``sources`` for which
-    not even the widest bounds hold.
+    agree with a failed way in everything that the failing tensor depends on, and, once one has failed, those alike in
+    ``sources`` for which not even the widest bounds hold.
     """
     failed: set[tuple[str, tuple[Any, ...]]] = set()
     hopeless: dict[tuple[Any, ...], bool] = {}
@@ -211,6 +211,9 @@ def explain(
         way = replace(base, **ways[at])
         if any((tensor, signature(tensor, way)) in failed for tensor in OUTPUTS):
             continue
+        if breaches and sources(way) not in hopeless:
+            alike = [x for x in (replace(base, **y) for y in ways) if sources(x) == sources(way)]
+            hopeless[sources(way)] = not _holds(trial, partial(checks, widest(alike)))
         if hopeless.get(sources(way)):
             continue
         try:
@@ -218,9 +221,6 @@ def explain(
         except LawBroken as broken:
             breaches.append(broken)
             failed.add((broken.finding.tensor, signature(broken.finding.tensor, way)))
-            if sources(way) not in hopeless:
-                alike = [x for x in (replace(base, **y) for y in ways) if sources(x) == sources(way)]
-                hopeless[sources(way)] = not _holds(trial, partial(checks, widest(alike)))
         else:
             trial.explained[factor] = at
             if len(ways) > 1:
