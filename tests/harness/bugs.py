@@ -9,7 +9,7 @@ from tests.harness.explain import Explanation
 from tests.harness.report import Failure
 from tests.harness.run import run_of
 from tests.harness.vary import BLIND, HEADS, LENGTHS, NAN, SCORES, VALUES_OF, value_of
-from tests.harness.verdict import NUMBERS, Finding
+from tests.harness.verdict import INTERMITTENT, NUMBERS, Finding
 
 SMALLEST_TILE = 16
 """A length below this is not taken for that of a tile."""
@@ -204,8 +204,11 @@ class Bug:
         equal to head_dim; or if neither needs any, as far as is known, and the tensor that is most wrong in each is
         among the wrong ones of the other; or if the same exception was raised at the same line. They are also one if
         numbers decide whether they show, in the same tensor and dtype: if both make tiny numbers 0, or small errors
-        that few cases show. What seems to matter beside the numbers does so by accident.
+        that few cases show. What seems to matter beside the numbers does so by accident. What comes and goes in a
+        kernel counts as one bug, since nothing tells what it needs.
         """
+        if self.failure.finding.kind == INTERMITTENT:
+            return self.is_kin(other)
         if (origin := self.failure.finding.origin) and origin == other.failure.finding.origin:
             return True
         if not self.is_kin(other):

@@ -9,19 +9,21 @@ import json
 import math
 import os
 import selectors
+import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 from tests.harness.budget import BudgetSpent
+from tests.harness.death import ASKS_WHERE, finding, how_it_ended
 from tests.harness.device import OVERRAN, WAIT_SECONDS
 from tests.harness.home import python_path
 from tests.harness.run import Run
-from tests.harness.verdict import Finding, Verdict
+from tests.harness.tail import Tail
+from tests.harness.verdict import Verdict
 
 START_SECONDS = 300.0
 """Time limit of everything but a case: imports of torch and Triton take long, if many processes make them at once."""
@@ -33,16 +35,21 @@ Interpreted, a case takes seconds. On a GPU this is time to compile, which for F
 minutes a case when many processes compile at once. A kernel that hangs on the device is ended sooner by the child.
 """
 
-STDERR_TAIL = 4000
-"""Characters that are kept of a dead child's stderr, from its end."""
+FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
+"""Exit statuses of a process that others have ended, such as a system that is out of memory: no kernel ends so."""
+PRINT_SECONDS = 0.2
+"""Seconds that a process that hangs is given to print where it is."""
+KILLED = "the process was ended from outside, twice, as by a system that is out of memory"
+"""The reason for which a case counts as one that can't be run here."""
 
 
 class ChildDied(Exception):
-    """The child ended by itself, or was ended because it overran its time, which ``hung`` says."""
+    """The child ended by itself, or was ended: because it overran its time (``hung``), or by others (``killed``)."""
 
-    def __init__(self, message: str, *, hung: bool, stderr: str) -> None:
+    def __init__(self, message: str, *, hung: bool = False, killed: bool = False, stderr: str) -> None:
         super().__init__(message)
         self.hung = hung
+        self.killed = killed
         self.stderr = stderr
 
 
@@ -86,22 +93,30 @@ class Child:
 
         Raises OutOfTime after ``seconds``, if these are fewer than the limit of a case. Raises HarnessError if
         Flashproof itself fails, and fails again in a new process: in the old one, any kernel that ran there may have
-        spoiled the memory.
+        spoiled the memory. A child that is killed from outside tells nothing of the kernel, so the case is tried again.
         """
         until = time.perf_counter() + seconds
         try:
-            try:
-                answer = self._answer_to(run, meanwhile, seconds)
-            except HarnessError:
-                self.close()
-                answer = self._answer_to(run, meanwhile, until - time.perf_counter())
+            return self._verdict(run, meanwhile, until)
+        except HarnessError:
+            self.close()
+        except ChildDied as death:
+            if not death.killed:
+                return _ended(death)
+        try:
+            return self._verdict(run, meanwhile, until)
+        except ChildDied as death:
+            return Verdict(status="skipped", reason=KILLED) if death.killed else _ended(death)
+
+    def _verdict(self, run: Run, meanwhile: Callable[[], None], until: float) -> Verdict:
+        """Return the verdict of the child. Raises ChildDied, HarnessError, and OutOfTime at the time ``until``."""
+        seconds = until - time.perf_counter()
+        try:
+            return Verdict.from_dict(self._answer_to(run, meanwhile, seconds))
         except ChildDied as death:
             if death.hung and seconds < self.run_seconds and time.perf_counter() >= until:
                 raise OutOfTime from None
-            kind = "hung" if death.hung else "died"
-            claim = f"a claimed case runs to its end, but {death}"
-            return Verdict(status="broken", finding=Finding(claim=claim, kind=kind, detail=death.stderr))
-        return Verdict.from_dict(answer)
+            raise
 
     def _answer_to(self, run: Run, meanwhile: Callable[[], None], seconds: float) -> dict[str, Any]:
         self._send(run.request("run"))
@@ -123,14 +138,15 @@ class Child:
         environment.pop("TRITON_INTERPRET", None)
         if self.device == "cpu":
             environment["TRITON_INTERPRET"] = "1"
-        self.stderr = tempfile.TemporaryFile()  # noqa: SIM115  # as long as the child
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", self.worker, self.device],
             env=environment | {"PYTHONPATH": python_path()},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self.stderr,
+            stderr=subprocess.PIPE,
         )
+        assert self.process.stderr is not None
+        self.printed = Tail(self.process.stderr)
         self.buffer = b""
         self.ask({"do": "environment"})
 
@@ -149,6 +165,8 @@ class Child:
         try:
             answer = json.loads(self._read_line(seconds))
         except TimeoutError:
+            process.send_signal(ASKS_WHERE)
+            time.sleep(PRINT_SECONDS)
             stderr = self._stop()
             raise ChildDied(f"it was still running after {seconds:.3g} s", hung=True, stderr=stderr) from None
         except EOFError:
@@ -157,8 +175,7 @@ class Child:
             if code == OVERRAN:
                 claim = f"the device was still running {WAIT_SECONDS:.3g} s after the launch"
                 raise ChildDied(claim, hung=True, stderr=stderr) from None
-            how = f"signal {-code}" if code < 0 else f"status {code}"
-            raise ChildDied(f"the process ended with {how}", hung=False, stderr=stderr) from None
+            raise ChildDied(how_it_ended(code), killed=code in FROM_OUTSIDE, stderr=stderr) from None
         is_lost = answer.pop("fatal")
         if is_lost:
             self.close()
@@ -192,7 +209,11 @@ class Child:
                 with suppress(BrokenPipeError):  # the unsent half of a request to a child that is gone
                     pipe.close()
         self.process = None
-        self.stderr.seek(0)
-        text = self.stderr.read().decode(errors="replace")
-        self.stderr.close()
-        return text[-STDERR_TAIL:]
+        return self.printed.text()
+
+
+def _ended(death: ChildDied) -> Verdict:
+    """Return the verdict on a case that has ended its process."""
+    return Verdict(
+        status="broken", finding=finding(str(death), "hung" if death.hung else "died", death.stderr)
+    )

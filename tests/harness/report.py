@@ -16,7 +16,7 @@ from tests.harness.explain import UNEXPLAINED, Explanation
 from tests.harness.home import IS_INSTALLED
 from tests.harness.run import Run
 from tests.harness.standalone import SCRIPT
-from tests.harness.verdict import Finding
+from tests.harness.verdict import INTERMITTENT, Finding
 
 DETAIL_LINES = 12
 """Lines shown of a traceback or a dead process's stderr; case.json has all that was kept."""
@@ -62,6 +62,8 @@ def headline(failure: Failure) -> str:
 def symptom(failure: Failure) -> str:
     """Return what is wrong, such as ``out is wrong`` or ``exception``."""
     f = failure.finding
+    if f.kind == INTERMITTENT:
+        return f"{f.tensor} is wrong now and then" if f.tensor else "it fails now and then"
     if f.kind == "nonfinite":
         return f"{f.tensor} hides NaN" if f.of_nan == ("lost",) else f"{f.tensor} is not finite"
     return f"{f.tensor} is wrong" if f.tensor else f.kind
@@ -71,6 +73,8 @@ def facts(failure: Failure) -> list[tuple[str, str]]:
     """Return labels and texts that describe the failure, in the order in which a maintainer asks for them."""
     f, env = failure.finding, failure.environment
     rows = [("claim", " ".join(f.claim.split()))]
+    if f.rate:
+        rows.append(("comes and goes", shown_in(f)))
     if f.actual is not None:
         rows += [
             ("where", f"{f.expression or f.tensor}[{', '.join(map(str, f.index))}]"),
@@ -93,6 +97,12 @@ def facts(failure: Failure) -> list[tuple[str, str]]:
         ("device", f"{env['device']} ({env['device_name']})"),
     ]
     return rows
+
+
+def shown_in(finding: Finding) -> str:
+    """Say how often an intermittent finding showed when its case was repeated."""
+    failed, made = finding.rate
+    return f"shows in {failed} of {made} repeats of the case"
 
 
 def last_of_detail(failure: Failure) -> list[str]:

@@ -13,5 +13,11 @@ def exit_status(script: str, seconds: float) -> int:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / SCRIPT).write_text(script)
         return subprocess.run(
-            [sys.executable, SCRIPT], cwd=folder, capture_output=True, timeout=seconds, check=False
+            [sys.executable, SCRIPT],
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=seconds,
+            check=False,
         ).returncode

@@ -11,12 +11,14 @@ from tests.harness.attribute import Broken, Outcome, attribute, is_same
 from tests.harness.budget import ShrinkBudget
 from tests.harness.bugs import Bug, in_parts, met_again, with_tensors
 from tests.harness.child import HarnessError, OutOfTime
+from tests.harness.explain import COMES_AND_GOES
 from tests.harness.investigate import Investigation
 from tests.harness.known_bugs import KnownBugs
 from tests.harness.plainly import by_forward, by_its_calls, is_plain, plainly
+from tests.harness.repeat import fails_again, intermittent
 from tests.harness.report import Failure
 from tests.harness.runs import Runs
-from tests.harness.verdict import NUMBERS
+from tests.harness.verdict import INTERMITTENT, NUMBERS
 
 WAIT_SECONDS = 3.0
 """Seconds that an item waits at its end for another process's investigation, if other items follow."""
@@ -115,17 +117,24 @@ class Triage:
 
     def _investigate(self, broken: Broken, *, shrink: bool = True) -> None:
         """Investigate a failure that no known bug explains."""
+        drawn = broken
+        if shrink and not fails_again(drawn, self.runs):
+            self._keep_intermittent(drawn)
+            return
         with suppress(OutOfTime):
             broken = self._by_plain_law(broken) if shrink else broken
-        info = self.runs.info
-        run = info.spec, info.claims, broken.law, broken.case, broken.ignored
-        failure = Failure(*run, kernel=info.name, finding=broken.finding, environment=self.environment)
-        investigation = self._investigation(failure)
+        investigation = self._investigation(self._failure(broken))
         try:
             bug = investigation.bug(shrink=shrink)
         except HarnessError as e:  # the bug is kept as far as it is known
-            self.known.tell(f"Flashproof itself failed as it looked into a failure of {info.name}: {e}")
+            self.known.tell(
+                f"Flashproof itself failed as it looked into a failure of {self.known.kernel}: {e}"
+            )
             bug = investigation.as_it_is
+        if shrink and COMES_AND_GOES in bug.failure.explanation.sentences:
+            shutil.rmtree(self.known.report_dir / bug.failure.folder, ignore_errors=True)
+            self._keep_intermittent(drawn)
+            return
         known_as = self._same_as(bug)
         if known_as is None:
             self.known.failures[bug.key] = bug.failure
@@ -138,6 +147,27 @@ class Triage:
         self.known.blame(bug, broken.law, broken.case, broken.finding.tensor)
         self.known.seen[bug.key].keep(investigation.cases.shrunk)
         self._show_apart_from(bug)
+
+    def _failure(self, broken: Broken) -> Failure:
+        """Return the record of a failure of this kernel."""
+        info = self.runs.info
+        run = info.spec, info.claims, broken.law, broken.case, broken.ignored
+        return Failure(*run, kernel=info.name, finding=broken.finding, environment=self.environment)
+
+    def _keep_intermittent(self, broken: Broken) -> None:
+        """Count a failure that comes and goes for the kernel's known one, or report it on the case as it was drawn.
+
+        No field of its case is varied, because any other value would seem to mend it.
+        """
+        bug = Bug(self._failure(replace(broken, finding=replace(broken.finding, kind=INTERMITTENT))))
+        known = next((known for known in self.known.bugs.values() if known.is_like(bug)), None)
+        if known is None:
+            self.known.write(bug.failure, None)  # as it is not lost then, whatever happens during the repeats
+            known = replace(bug, failure=intermittent(bug.failure, self.runs))
+            self.known.write(known.failure, None)
+            self.known.failures[known.key] = known.failure
+            self.known.add(known)
+        self.known.blame(known, broken.law, broken.case, broken.finding.tensor)
 
     def _by_plain_law(self, broken: Broken) -> Broken:
         """Return a failure that no known bug explains as a plain law tells it, if that one is not explained either."""

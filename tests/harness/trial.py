@@ -30,6 +30,9 @@ from tests.harness.poison import PoisonedAllocations
 from tests.harness.returned import WrongKind, departures, out_and_lse, three_gradients
 from tests.harness.verdict import Finding
 
+OUT_OF_MEMORY = ("out of memory", "can't allocate memory")
+"""What an exception says where there is too little memory: Triton, CUDA, and torch on the CPU raise a RuntimeError."""
+
 
 class LawBroken(AssertionError):
     """A law does not hold."""
@@ -297,8 +300,7 @@ class Trial:
         except WrongKind as e:
             self.fail(f"a kernel returns what its contract says, but it {e}", kind="contract", call=number)
         except Exception as e:
-            # Triton raises a RuntimeError if a kernel takes too much memory when it is loaded.
-            if isinstance(e, MemoryError) or "out of memory" in str(e):
+            if isinstance(e, MemoryError) or any(words in str(e) for words in OUT_OF_MEMORY):
                 raise CannotRun(f"out of memory in the kernel: {e}") from e
             reason = why_not_here(e) if self.device == "cpu" else None
             if reason is not None:

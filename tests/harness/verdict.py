@@ -5,6 +5,8 @@ from typing import Any
 
 NUMBERS = ("error", "nonfinite")
 """The kinds of findings in which numbers were compared."""
+INTERMITTENT = "intermittent"
+"""The kind of a finding that comes and goes: the same case sometimes holds."""
 UNCLEAR = "unclear"
 """The kind of a finding that says neither that a case shows a bug nor that it holds."""
 ENDS = ("fault", "died", "hung")
@@ -19,7 +21,8 @@ class Finding:
         claim: the sentence that is false.
         kind: "error" (beyond its bound), "nonfinite" (NaN or infinity where a number belongs), "exception",
             "fault" (one after which the device answers no more: an illegal or misaligned address), "contract"
-            (shape, dtype), "memory", "accepted" (should have been refused), "died" or "hung".
+            (shape, dtype), "memory", "accepted" (should have been refused), "died", "hung", or "intermittent": any
+            of these that the same case does not show on every run, as after a race.
         tensor: which output (or input) is wrong; "" if none is. Of several wrong ones it is the one with the largest
             ratio, and ``tensors`` are all that were wrong in the same comparison.
         index: the worst element; expected, actual, allowed: its value, the kernel's, the largest error a
@@ -34,6 +37,7 @@ class Finding:
             tensors of that call, unless it is one of them as it is.
         other, other_expression: the same for ``expected``, if two calls are compared.
         detail: a traceback, the end of a crashed process's stderr.
+        rate: of an intermittent finding, how many repeats of the case have failed, and how many were made.
         explained_by: claims that would each make this no error, by way of a design that is less precise than
             FlashAttention-2; the one with the smallest errors comes first.
     """
@@ -60,10 +64,11 @@ class Finding:
     expression: str = ""
     other_expression: str = ""
     detail: str = ""
+    rate: tuple[int, ...] = ()
     explained_by: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("index", "tensors", "of_nan", "explained_by"):  # JSON turns tuples into lists
+        for name in ("index", "tensors", "of_nan", "rate", "explained_by"):  # JSON turns tuples into lists
             object.__setattr__(self, name, tuple(getattr(self, name)))
 
     @property
@@ -87,6 +92,8 @@ class Finding:
         """Return what findings of one bug have in common: their kind, with the type of an exception or the tensor."""
         if self.kind in NUMBERS:
             return ("numbers",)
+        if self.kind == INTERMITTENT:  # a race makes any tensor wrong
+            return (self.kind, "ends" if self.actual is None else "numbers")
         if self.ends_process:
             return ("ends",)
         if self.kind == "exception":

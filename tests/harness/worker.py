@@ -5,6 +5,7 @@ kernel prints goes to stderr.
 """
 
 import ctypes
+import faulthandler
 import inspect
 import json
 import os
@@ -27,6 +28,7 @@ from kernels.claims import describe as describe_claims
 from kernels.contract import AttentionKernel
 from reference import safe_softmax
 from tests.harness import pattern
+from tests.harness.death import ASKS_WHERE
 from tests.harness.device import device_answers
 from tests.harness.interpreting import repair_interpreter
 from tests.harness.law import law_named
@@ -240,6 +242,8 @@ def serve(worker: Worker) -> None:
 def main(device: str, worker_of: type[Worker] = Worker) -> None:
     """Answer requests on a device. The process ends with its parent, which may be killed while a kernel hangs here."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    faulthandler.enable()  # a process that ends by a fault prints where it was
+    faulthandler.register(ASKS_WHERE)
     torch.set_num_threads(1)
     if device == "cpu":
         repair_interpreter()

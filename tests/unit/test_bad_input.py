@@ -204,7 +204,7 @@ class TestImports:
             ("def f(:", r"importing \S+ raised SyntaxError: .*mine.py, line 1.*"),
             (
                 "import ctypes; ctypes.string_at(0)",
-                r"expected a kernel that can be imported, but .* signal 11",
+                r"expected a kernel that can be imported, but .* signal 11 \(Segmentation fault\)",
             ),
             ("raise KeyboardInterrupt", r"expected a kernel that can be imported, but the process ended .*"),
             (

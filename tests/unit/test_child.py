@@ -13,15 +13,17 @@ import torch
 
 from kernels.registry import load
 from reference.bounds.accumulation import SAFETY
+from strategies.case import Case
 from tests.harness import trial
 from tests.harness.budget import GRACE_SECONDS, Clock, ShrinkBudget
-from tests.harness.child import Child, HarnessError
+from tests.harness.child import KILLED, Child, HarnessError
 from tests.harness.device import OVERRAN
 from tests.harness.home import ROOT
 from tests.harness.kernel_info import KernelInfo
 from tests.harness.law import law_named
 from tests.harness.run import Run, read
 from tests.harness.subject import Subject, TimeUp
+from tests.harness.tail import KEPT_BYTES, Tail
 from tests.harness.trial import LawBroken, Trial
 from tests.harness.verdict import Finding
 from tests.unit.running import CASE, SEVERAL, SMALL, TOYS, SubjectOf, exit_status, finding_of, report_of
@@ -113,6 +115,43 @@ class TestChild:
         assert "signal 11" in finding.claim
         subject.uphold(law_named("forward"), SMALL)
         assert subject.tally.examples == 2
+
+    def test_a_child_that_others_have_killed_says_nothing_against_the_kernel(self, child: Child) -> None:
+        child.ask({"do": "environment"})
+        assert child.process is not None
+        child.process.kill()
+        assert child.run(Run(f"{TOYS}:sound", (), "forward", CASE), lambda: None).status == "held"
+
+    def test_a_case_whose_child_is_killed_again_counts_as_not_run(self, child: Child) -> None:
+        def kill() -> None:
+            assert child.process is not None
+            child.process.kill()
+
+        verdict = child.run(Run(f"{TOYS}:hanging", (), "forward", CASE), kill)
+        assert (verdict.status, verdict.reason) == ("skipped", KILLED)
+
+    def test_a_crash_tells_where_the_kernel_was(self, child: Child) -> None:
+        finding = child.run(Run(f"{TOYS}:crashing", (), "forward", CASE), lambda: None).finding
+        assert finding is not None
+        assert [line.rpartition(" in ")[2] for line in finding.detail.splitlines()[1:]] == [
+            "crashing",
+            "string_at",
+        ]
+
+    def test_a_crash_at_the_fence_is_told_as_an_access_past_the_end(self, child: Child) -> None:
+        case = Case(seqlen_q=0, seqlen_k=17)
+        run = Run("tests.faults.planted:reading_outside", (), "memory", case)
+        finding = child.run(run, lambda: None).finding
+        assert finding is not None
+        assert finding.claim.startswith("nothing is read or written past the end of a tensor")
+
+    def test_of_much_output_the_end_is_kept(self) -> None:
+        program = "import os; [os.write(2, b'a' * 2**20) for _ in range(64)]; os.write(2, b'the end')"
+        with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE) as process:
+            assert process.stderr is not None
+            tail = Tail(process.stderr)
+            process.wait()
+            assert tail.text() == "a" * (KEPT_BYTES - 7) + "the end"
 
     @pytest.mark.usefixtures("unscripted")
     def test_what_is_not_written_is_nan_on_every_run(self, subject_of: SubjectOf) -> None:

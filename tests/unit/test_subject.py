@@ -64,7 +64,14 @@ def failure(law: str, finding: Finding) -> Failure:
 
 class TestSubject:
     @pytest.fixture
-    def recorded(self, subject_of: SubjectOf, tmp_path: Path) -> Callable[..., tuple[Subject, Recorded]]:
+    def recorded(
+        self, subject_of: SubjectOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> Callable[..., tuple[Subject, Recorded]]:
+        # A verdict is given once, and is to count as one that every repeat of the case would give.
+        monkeypatch.setattr("tests.harness.repeat.AGAIN", 0)
+        monkeypatch.setattr("tests.harness.triage.COMES_AND_GOES", "")
+        monkeypatch.setattr("tests.harness.explain.COMES_AND_GOES", "the case was run once")
+
         def make(*answers: Verdict) -> tuple[Subject, Recorded]:
             subject = subject_of("sound")
             child = Recorded(tmp_path / "journal.json", *answers)

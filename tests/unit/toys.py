@@ -158,7 +158,7 @@ def hanging(q, k, v, *, causal, sm_scale):
     return sound(q, k, v, causal=causal, sm_scale=sm_scale)
 
 
-CALLS = itertools.count()
+CALLS, FIRST = itertools.count(), itertools.count()
 
 
 def slower_from_call_to_call(q, k, v, *, causal, sm_scale):
@@ -166,6 +166,16 @@ def slower_from_call_to_call(q, k, v, *, causal, sm_scale):
     while has_bug(q) and next(CALLS) >= 2:
         time.sleep(1)
     return wrong(q, k, v, causal=causal, sm_scale=sm_scale)
+
+
+def racing(q, k, v, *, causal, sm_scale):
+    """Is wrong in one of five calls."""
+    return (wrong if next(CALLS) % 5 == 4 else sound)(q, k, v, causal=causal, sm_scale=sm_scale)
+
+
+def wrong_once(q, k, v, *, causal, sm_scale):
+    """Is wrong in the first call of a process, and right in any other."""
+    return (wrong if next(FIRST) == 0 else sound)(q, k, v, causal=causal, sm_scale=sm_scale)
 
 
 def hanging_on_the_device(q, k, v, *, causal, sm_scale):

@@ -1,0 +1,68 @@
+"""Failures that come and go: they are told as such, with their rate, once, and without a search for what they need."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from tests.harness.budget import BudgetSpent, meter
+from tests.harness.child import Child
+from tests.harness.law import law_named
+from tests.harness.repeat import FIRST_CALL, REPEATS, rate
+from tests.unit.running import CASE, SubjectOf, report_of
+
+
+def every(n: int) -> Callable[[], bool]:
+    """Return a function that is true in one of ``n`` calls."""
+    calls = iter(range(10**6))
+    return lambda: next(calls) % n == 0
+
+
+def test_the_rate_is_that_of_the_repeats() -> None:
+    assert rate(every(4), meter(60.0)) == (REPEATS // 4, REPEATS)
+
+
+def test_repeats_that_no_time_is_left_for_are_not_counted() -> None:
+    assert rate(every(1), meter(60.0, calls=7)) == (7, 7)
+
+
+def test_a_repeat_that_is_cut_short_is_not_counted() -> None:
+    def fails() -> bool:
+        raise BudgetSpent
+
+    assert rate(fails, meter(60.0)) == (0, 0)
+
+
+class TestIntermittent:
+    def test_a_race_is_one_bug_in_every_law_with_its_rate(self, subject_of: SubjectOf) -> None:
+        subject = subject_of("racing")
+        for law, case in (("forward", CASE), ("backward", replace(CASE, causal=True, seqlen_k=7))):
+            failed = subject.tally.broken
+            while subject.tally.broken == failed:
+                subject.uphold(law_named(law), case)
+        (bug,) = subject.known.bugs.values()
+        assert bug.failure.finding.kind == "intermittent"
+        assert bug.failure.finding.rate == (20, REPEATS)
+        assert bug.failure.case == CASE
+        assert bug.needs == ()
+        assert subject.known.seen[bug.key].total == 2
+        assert "shows in 20 of 100 repeats" in (report_of(subject) / "report.md").read_text()
+
+    def test_a_failure_that_never_shows_again_is_kept(self, subject_of: SubjectOf) -> None:
+        child = Child("cpu")
+        subject = subject_of("wrong_once", child=child)
+        subject.uphold(law_named("forward"), CASE)
+        (bug,) = subject.known.bugs.values()
+        assert bug.failure.finding.rate == (0, REPEATS)
+        assert bug.failure.case == CASE
+        assert subject.known.seen[bug.key].total == 1
+        assert bug.failure.explanation.sentences == (FIRST_CALL,)
+        child.close()
+
+    @pytest.mark.usefixtures("unscripted")
+    def test_a_failure_of_every_run_is_no_such_bug(self, subject_of: SubjectOf) -> None:
+        subject = subject_of("wrong")
+        subject.uphold(law_named("forward"), CASE)
+        (bug,) = subject.known.bugs.values()
+        assert bug.failure.finding.kind == "error"
+        assert bug.failure.finding.rate == ()
