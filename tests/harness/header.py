@@ -32,8 +32,10 @@ def header(plan: Plan, config: pytest.Config) -> list[str]:
     for info in plan.kernels:
         told = all_claims(info) if config.get_verbosity() > 0 else claims(info, device_type)
         lines += wrapped(f"kernel {info.name}: {told}", width)
+    specs = {info.spec for info in plan.kernels}
+    unfinished = [path for path, run in plan.unfinished.items() if run.spec in specs]
     lines += [f"not run: {reason}" for reason in plan.unavailable]
-    lines += [f"the run before ended in the middle of a case: --replay {path}" for path in plan.unfinished]
+    lines += [f"an earlier run was cut off in a case, which comes first now: {path}" for path in unfinished]
     return lines
 
 

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis.statistics import collector, describe_statistics
 
 from strategies.case import Case
+from strategies.cases import is_claimed
 from tests.harness.kernel_info import KernelInfo
 from tests.harness.known_bugs import KnownBugs
 from tests.harness.law import Law
@@ -52,13 +53,27 @@ class LawTurn(pytest.Item):
         return self.config.stash[PLAN]
 
     @property
-    def place(self) -> tuple[int, int]:
+    def place(self) -> tuple[int, bool, int]:
         """Return the sort key of the item: first the round, then the law, where laws of few calls come first.
+
+        What has a case in which an earlier run was cut off comes before all others of its round.
 
         Dtypes and kernels stay in their order, and turns of one round are together, so that processes that take
         neighbours compile different variants of a kernel.
         """
-        return self.turn.round, rank(self.law.name)
+        return self.turn.round, not self.unfinished, rank(self.law.name)
+
+    @property
+    def unfinished(self) -> dict[Path, Case]:
+        """Return the cases of this item in which an earlier run was cut off, by file."""
+        info = self.info
+        return {
+            path: run.case
+            for path, run in self.plan.unfinished.items()
+            if (run.spec, run.law, run.case.dtype, 0)
+            == (info.spec, self.law.name, self.dtype, self.turn.number)
+            and is_claimed(run.case, info.capabilities)
+        }
 
     @property
     def subject(self) -> Subject:
@@ -120,6 +135,9 @@ def found_in_turn(item: LawTurn, subject: Subject) -> list[str]:
     """Run the turn, and return what it finds that is new, as a user reads it."""
     gone = subject.known_that_hold(item.law) if item.turn.number == 0 else []
     try:
+        for path, case in item.unfinished.items():
+            subject.uphold(item.law, case)
+            path.unlink(missing_ok=True)
         if item.turn.number == 0:
             for case in subject.corpus_cases(item.law):
                 subject.uphold(item.law, case)

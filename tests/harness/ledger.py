@@ -15,6 +15,17 @@ PATIENCE = 150.0
 """Seconds after which an investigation that another process has begun counts as dead."""
 
 
+def is_alive(process: int) -> bool:
+    """Whether a process of this id runs on this machine."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
 class Ledger:
     """One process's view of the file. If it can't be written, the process knows only its own bugs."""
 
@@ -50,7 +61,7 @@ class Ledger:
         for (name, process), since in self.open.items():  # in the order in which they have begun
             if name == kernel and process == mine:
                 break
-            if name == kernel and now - since < PATIENCE:
+            if name == kernel and now - since < PATIENCE and is_alive(process):
                 return True
         return found
 

@@ -1,8 +1,8 @@
 """What a run covers: kernels, device, seeds and times, decided once before anything is collected."""
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from kernels.registry import REGISTERED
 from strategies.cases import is_claimed
 from tests.harness.budget import CALLS, SECONDS, Clock, ShrinkBudget
 from tests.harness.child import Child
-from tests.harness.journal import Journal, set_aside_unfinished
+from tests.harness.journal import Journal, set_aside_unfinished, unfinished_in
 from tests.harness.kernel_info import KernelInfo, Unavailable
 from tests.harness.law import LAWS, PROPERTIES, law_named
 from tests.harness.ledger import LEDGER
@@ -40,7 +40,7 @@ class Plan:
     child: Child
     report_dir: Path
     journal: Journal
-    unfinished: list[Path]
+    unfinished: Mapping[Path, Run]
     replay: Run | None
     corpus: tuple[Run, ...]
     minutes: float | None
@@ -76,10 +76,10 @@ def make_plan(config: pytest.Config) -> Plan:
     replay, corpus = _replay(config), _corpus(config)
     child = Child(device)
     kernels, unavailable = _kernels(config, child, replay)
-    report_dir, unfinished = Path(config.getoption("--report-dir")), list[Path]()
+    report_dir = Path(config.getoption("--report-dir"))
     with report_folder(report_dir, JOURNALS) as journals:
         if worker["workerid"] == "main":
-            unfinished = set_aside_unfinished(journals)
+            set_aside_unfinished(journals)
             (journals / LEDGER).unlink(missing_ok=True)
         journal = Journal(journals / f"{worker['workerid']}.json")
     minutes = None if replay else config.getoption("--minutes")
@@ -98,7 +98,7 @@ def make_plan(config: pytest.Config) -> Plan:
         child=child,
         report_dir=report_dir,
         journal=journal,
-        unfinished=unfinished,
+        unfinished={} if replay else _unfinished(report_dir),
         replay=replay,
         corpus=corpus,
         minutes=minutes,
@@ -178,6 +178,15 @@ def _corpus(config: pytest.Config) -> tuple[Run, ...]:
         return tuple(read(path) for path in paths)
     except ValueError as e:
         raise pytest.UsageError(f"--corpus {e}") from None
+
+
+def _unfinished(report_dir: Path) -> dict[Path, Run]:
+    """Return the cases in which earlier runs were cut off, by file, but for files that no run of today would write."""
+    found = {}
+    for path in unfinished_in(report_dir):
+        with suppress(ValueError):
+            found[path] = read(path)
+    return found
 
 
 def _kernels(

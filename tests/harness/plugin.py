@@ -14,6 +14,16 @@ from tests.harness.plan import covers_properties, make_plan
 from tests.harness.progress import LiveLine
 from tests.harness.summary import Summary
 
+MOST_RESTARTS = 200
+"""How many workers of pytest-xdist may be killed before the run is given up, unless --max-worker-restart says it."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Let workers of pytest-xdist be replaced more often than by default, before it reads how often."""
+    if covers_properties(config) and getattr(config.option, "maxworkerrestart", "") is None:
+        config.option.maxworkerrestart = str(MOST_RESTARTS)
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionstart(session: pytest.Session) -> None:

@@ -102,7 +102,7 @@ def facts(failure: Failure) -> list[tuple[str, str]]:
 def shown_in(finding: Finding) -> str:
     """Say how often an intermittent finding showed when its case was repeated."""
     failed, made = finding.rate
-    return f"shows in {failed} of {made} repeats of the case"
+    return f"shows in {failed} of {made} repeats of the case, which is as it was drawn"
 
 
 def last_of_detail(failure: Failure) -> list[str]:

@@ -59,6 +59,13 @@ class Results:
             self.imprecise.setdefault(counts["kernel"], Imprecise()).merge(imprecise)
             self.less_precise.add(key)
 
+    def add_unseen(self, bug: Bug) -> None:
+        """Add a bug whose item was not heard of again, because its process was killed."""
+        if bug.failure.kernel in self.infos and bug.key not in self.bugs:
+            f = bug.failure
+            self.bugs[bug.key] = bug
+            self.broken.setdefault((f.kernel, f.law, f.case.dtype), set()).add(bug.key)
+
     def conclude(self, concluded: Sequence[Concluded]) -> None:
         """Keep the distinct bugs of the whole run, and forget less precise calls that one of them explains."""
         self.concluded = list(concluded)

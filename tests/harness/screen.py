@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests.harness.conclude import Concluded
-from tests.harness.report import Failure, headline
+from tests.harness.report import Failure, headline, shown_in
 from tests.harness.results import Results
 from tests.harness.telling import told
 
@@ -73,6 +73,8 @@ def _facts(one: Concluded) -> Iterator[tuple[str, str]]:
     """Yield a label and a text for each fact that is known of a bug, apart from the path of its report."""
     failure = one.bug.failure
     yield "claim", " ".join(failure.finding.claim.split())
+    if failure.finding.rate:
+        yield "rate", shown_in(failure.finding)
     yield from _numbers(failure)
     yield from told(one.bug, one.seen)
     if failure.explanation.causes:

@@ -16,8 +16,9 @@ from tests.harness.budget import BudgetSpent, meter
 from tests.harness.bugs import Bug
 from tests.harness.conclude import merged, replaced, with_offers
 from tests.harness.detail import print_detail
+from tests.harness.ledger import LEDGER, Ledger
 from tests.harness.matrix import Paint, matrix
-from tests.harness.plan import SUMMARY, Plan
+from tests.harness.plan import JOURNALS, SUMMARY, Plan
 from tests.harness.report import add_to_report, replay_line, write_whole
 from tests.harness.results import Results
 from tests.harness.runs import Runs
@@ -82,6 +83,9 @@ class Summary:
                 return is_same(known, bug, run, of_kernel.info.capabilities, beside)
             return known.is_like(bug)
 
+        for record in Ledger(self.plan.report_dir / JOURNALS / LEDGER).news():
+            if "finding" in record:
+                self.results.add_unseen(Bug.from_dict(record))
         distinct = merged(self.results.bugs, self.results.seen, one_and_the_same)
         self.results.conclude([with_offers(one, runs[one.bug.failure.kernel], spend) for one in distinct])
         concluded = self.results.concluded

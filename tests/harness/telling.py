@@ -106,6 +106,8 @@ def row(bug: Bug, seen: Sightings) -> dict[str, Any]:
         "kernel": bug.failure.kernel,
         "law": bug.failure.law,
         "tensor": f.tensor,
+        "kind": f.kind,
+        "rate": f.rate,
         "tensors": sorted(bug.tensors),
         "laws": seen.names(0),
         "dtypes": seen.names(1),

@@ -6,6 +6,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 from tests.harness.attribute import Broken, Outcome, attribute, is_same
 from tests.harness.budget import ShrinkBudget
@@ -17,6 +18,7 @@ from tests.harness.known_bugs import KnownBugs
 from tests.harness.plainly import by_forward, by_its_calls, is_plain, plainly
 from tests.harness.repeat import fails_again, intermittent
 from tests.harness.report import Failure
+from tests.harness.run import Run
 from tests.harness.runs import Runs
 from tests.harness.verdict import INTERMITTENT, NUMBERS
 
@@ -78,16 +80,26 @@ class Triage:
 
     def sort(self, broken: Broken, *, patient: bool = True) -> None:
         """Count a failure for the bugs that explain it. What is left is investigated as a new bug, or waits."""
+        self.runs.journal.keep(self._record(broken))
+        rest = self._unsorted(broken, patient=patient)
+        if rest is not None:
+            self.runs.journal.keep(self._record(rest))
+            self.waiting.append(rest)
+        if rest != broken:
+            self.runs.journal.drop(self._record(broken))
+
+    def _unsorted(self, broken: Broken, *, patient: bool) -> Broken | None:
+        """Return what of a failure has to wait for another process, after the rest was counted or reported."""
         rest = self._unexplained(broken)
-        if rest is None or self.known.is_less_precise(rest):
-            return
+        if rest is None or self._is_less_precise(rest):
+            return None
         ledger, kernel = self.known.ledger, self.known.kernel
         if not (patient and ledger.is_busy(kernel)):
             with ledger.investigating(kernel):
                 if not (patient and ledger.is_busy(kernel)):
                     self._investigate(rest)
-                    return
-        self.waiting.append(rest)
+                    return None
+        return rest
 
     def report(self, broken: Broken) -> None:
         """Report the failure of a replay as it is, with its explanation."""
@@ -147,6 +159,16 @@ class Triage:
         self.known.blame(bug, broken.law, broken.case, broken.finding.tensor)
         self.known.seen[bug.key].keep(investigation.cases.shrunk)
         self._show_apart_from(bug)
+
+    def _is_less_precise(self, broken: Broken) -> bool:
+        """Whether a failure is a less precise call. The first one is repeated, as a race makes numbers wrong too."""
+        is_first = broken.finding.explained_by and not self.known.precision.claims
+        return (not is_first or fails_again(broken, self.runs)) and self.known.is_less_precise(broken)
+
+    def _record(self, broken: Broken) -> dict[str, Any]:
+        """Return the record from which a later run can try a failing case again."""
+        info = self.runs.info
+        return Run(info.spec, info.claims, broken.law, broken.case, broken.ignored).to_dict()
 
     def _failure(self, broken: Broken) -> Failure:
         """Return the record of a failure of this kernel."""

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.harness.journal import Journal, examples_done, set_aside_unfinished
+from tests.harness.journal import Journal, examples_done, set_aside_unfinished, unfinished_in
 from tests.harness.run import Run, read
 from tests.unit.running import CASE
 
@@ -23,10 +23,32 @@ class TestJournal:
         finished.note(self.RECORD)
         finished.close()
         assert examples_done(folder) == 3
-        (path,) = set_aside_unfinished(folder)
-        assert path == tmp_path / "unfinished-gw0.json"
+        set_aside_unfinished(folder)
+        (path,) = unfinished_in(tmp_path)
         assert read(path).case == CASE
         assert list(folder.iterdir()) == []
+
+    def test_a_failing_case_is_kept_until_it_is_counted_or_reported(self, tmp_path: Path) -> None:
+        folder = tmp_path / "journals"
+        folder.mkdir()
+        journal = Journal(folder / "gw0.json")
+        other = self.RECORD | {"law": "backward"}
+        journal.keep(self.RECORD)
+        journal.keep(other)
+        journal.drop(other)
+        assert examples_done(folder) == 0
+        set_aside_unfinished(folder)
+        (path,) = unfinished_in(tmp_path)
+        assert read(path) == Run("toys.py:f", (), "forward", CASE)
+
+    def test_cases_of_several_runs_that_were_cut_off_are_all_there(self, tmp_path: Path) -> None:
+        folder = tmp_path / "journals"
+        folder.mkdir()
+        for law in ("forward", "backward", "backward"):
+            journal = Journal(folder / "main.json")
+            journal.note(self.RECORD | {"law": law})
+            set_aside_unfinished(folder)
+        assert sorted(read(path).law for path in unfinished_in(tmp_path)) == ["backward", "forward"]
 
     def test_half_a_line_is_skipped(self, tmp_path: Path) -> None:
         (tmp_path / "gw0.json").write_text('{"done": 3, "ke')
