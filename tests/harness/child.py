@@ -13,14 +13,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from tests.harness.budget import BudgetSpent
 from tests.harness.death import ASKS_WHERE, finding, how_it_ended
 from tests.harness.device import OVERRAN, WAIT_SECONDS
 from tests.harness.home import python_path
+from tests.harness.memory import fills_the_machine
 from tests.harness.run import Run
 from tests.harness.tail import Tail
 from tests.harness.verdict import Verdict
@@ -37,9 +38,11 @@ minutes a case when many processes compile at once. A kernel that hangs on the d
 
 FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
 """Exit statuses of a process that others have ended, such as a system that is out of memory: no kernel ends so."""
+LOOK_SECONDS = 0.5
+"""Seconds between two looks at how much memory a child holds that does not answer."""
 PRINT_SECONDS = 0.2
 """Seconds that a process that hangs is given to print where it is."""
-KILLED = "the process was ended from outside, twice, as by a system that is out of memory"
+KILLED = "out of memory: the process was ended from outside, or as it filled the machine, and so once more"
 """The reason for which a case counts as one that can't be run here."""
 
 
@@ -86,6 +89,7 @@ class Child:
         self.start_seconds = start_seconds
         self.process: subprocess.Popen[bytes] | None = None
         self.buffer = b""
+        self.held = self.held_first = 0
         atexit.register(self.close)
 
     def run(self, run: Run, meanwhile: Callable[[], None], seconds: float = math.inf) -> Verdict:
@@ -128,6 +132,20 @@ class Child:
         self._send(request)
         return self._receive(self.start_seconds if seconds is None else seconds)
 
+    @property
+    def grown(self) -> int:
+        """The bytes by which the child's memory has grown since its start."""
+        return self.held - self.held_first
+
+    @contextmanager
+    def limited(self, seconds: float) -> Iterator[None]:
+        """Give a case at most so many seconds, as where a kernel is known to hang."""
+        usual, self.run_seconds = self.run_seconds, min(self.run_seconds, seconds)
+        try:
+            yield
+        finally:
+            self.run_seconds = usual
+
     def close(self) -> None:
         """End the child; a later request starts a new one."""
         if self.process is not None:
@@ -148,6 +166,7 @@ class Child:
         assert self.process.stderr is not None
         self.printed = Tail(self.process.stderr)
         self.buffer = b""
+        self.held = self.held_first = 0
         self.ask({"do": "environment"})
 
     def _send(self, request: dict[str, Any]) -> None:
@@ -176,7 +195,8 @@ class Child:
                 claim = f"the device was still running {WAIT_SECONDS:.3g} s after the launch"
                 raise ChildDied(claim, hung=True, stderr=stderr) from None
             raise ChildDied(how_it_ended(code), killed=code in FROM_OUTSIDE, stderr=stderr) from None
-        is_lost = answer.pop("fatal")
+        is_lost, self.held = answer.pop("fatal"), answer.pop("held", 0)
+        self.held_first = self.held_first or self.held
         if is_lost:
             self.close()
         if "raised" in answer:
@@ -187,11 +207,16 @@ class Child:
         """Return the next line of the child. Raises TimeoutError, and EOFError if the child has ended."""
         assert self.process is not None
         assert self.process.stdout is not None
+        until = time.perf_counter() + seconds
         with selectors.DefaultSelector() as selector:
             selector.register(self.process.stdout, selectors.EVENT_READ)
             while b"\n" not in self.buffer:
-                if not selector.select(seconds):
-                    raise TimeoutError
+                if not selector.select(min(LOOK_SECONDS, until - time.perf_counter())):
+                    if time.perf_counter() >= until:
+                        raise TimeoutError
+                    if fills_the_machine(self.process.pid):
+                        self.process.kill()
+                    continue
                 piece = os.read(self.process.stdout.fileno(), 1 << 16)
                 if not piece:
                     raise EOFError

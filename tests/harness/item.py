@@ -3,6 +3,7 @@
 import math
 import random
 import time
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ ORDER = pytest.StashKey[list["LawTurn"]]()
 """The turns in the order in which they are run."""
 SUBJECTS = pytest.StashKey[dict[tuple[str, str], Subject]]()
 """Subjects by kernel and dtype. Turns share them, so that what one turn has reported is not reported again."""
+DEBTS = pytest.StashKey[dict[str, float]]()
+"""By kernel, the seconds by which its turns have taken longer than they were given."""
 
 RUN = 8
 """Examples of one Hypothesis run, apart from its first, which is the same in every run, whatever the seed.
@@ -94,13 +97,16 @@ class LawTurn(pytest.Item):
         focus = self.turn.focus(
             self.info.capabilities, subject.runs.device_type, f"{self.plan.seed} {subject}"
         )
-        subject.begin(focus, seconds_of(self))
+        seconds = seconds_of(self)
+        subject.begin(focus, seconds)
         if not self.law.applies_to(self.info.capabilities):
             pytest.skip(f"{self.info.name} does not claim {self.law.needs}")
         try:
             failures = found_in_turn(self, subject)
         finally:
-            subject.tally.add_seconds({"total": time.perf_counter() - start})
+            spent = time.perf_counter() - start
+            subject.tally.add_seconds({"total": spent})
+            debts_of(self)[self.info.name] += max(0.0, spent - seconds)
         # The text of a failure has no traceback, as all frames would be ours or those of Hypothesis.
         if failures:
             pytest.fail("\n".join(failures), pytrace=False)
@@ -128,7 +134,26 @@ def seconds_of(item: LawTurn) -> float:
     patience = 1.0 if plan.minutes else plan.turns[-1].round + 1.0 - turn.round
     fewest = 0.0 if plan.minutes or turn.round > 0 else min(FIRST_SECONDS, plan.clock.left)
     weights = [other.turn.weight for other in items]
-    return max(fewest, seconds_for(items.index(item), weights, plan.clock.left, plan.workers, patience))
+    seconds = max(fewest, seconds_for(items.index(item), weights, plan.clock.left, plan.workers, patience))
+    return seconds - paid_back(item, seconds)
+
+
+def debts_of(item: LawTurn) -> dict[str, float]:
+    """Return by how many seconds the turns of each kernel have taken longer in this process than they were given."""
+    return item.config.stash.setdefault(DEBTS, defaultdict(float))
+
+
+def paid_back(item: LawTurn, seconds: float) -> float:
+    """Return how many of its seconds an item leaves to other kernels, from which earlier turns of its own took time.
+
+    In the first round of a run by the clock each law gets its time, and in a run by examples each has its examples.
+    """
+    debts, name = debts_of(item), item.info.name
+    if len(item.plan.kernels) == 1 or not item.plan.minutes or item.turn.round == 0:
+        return 0.0
+    paid = min(seconds, debts[name])
+    debts[name] -= paid
+    return paid
 
 
 def found_in_turn(item: LawTurn, subject: Subject) -> list[str]:

@@ -159,6 +159,13 @@ class Results:
         dtypes = {key[2] for key, tally in self.tallies.items() if key[0] == kernel and tally.examples}
         return sentence(self.imprecise[kernel], dtypes)
 
+    def slow(self) -> dict[str, Tally]:
+        """Return the counts of each kernel that took long for some cases, by the name of the kernel."""
+        totals: dict[str, Tally] = {}
+        for (kernel, _, _), tally in self.tallies.items():
+            totals.setdefault(kernel, Tally()).merge(tally)
+        return {kernel: total for kernel, total in totals.items() if total.slow}
+
     def designs(self) -> dict[str, str]:
         """Return which designs explain the results of a kernel, the most frequent first, by the name of the kernel.
 

@@ -1,6 +1,7 @@
 """Runs of one kernel in one child: each case is journaled before it is launched, and counted."""
 
 import math
+import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -18,6 +19,8 @@ from tests.harness.run import Run
 from tests.harness.tally import Tally
 from tests.harness.verdict import Finding, Verdict
 
+LEAST_CASE = 30.0
+"""A case may take half of the run's seconds, and at least so many, before the run goes on with others."""
 MOST_HELD = 200
 """The most cases that held which are remembered: a claim that excludes all of them is not offered."""
 
@@ -67,24 +70,30 @@ class Runs:
         self.journal.note(run.to_dict())
         return self.child.run(run, self.journal.sync, seconds)
 
-    def in_time(self, law: str, case: Case, **options: Any) -> Verdict:
-        """Run as ``verdict`` does. Raises OutOfTime if it takes longer than the run may be busy after its end.
+    def in_time(self, law: str, case: Case, most: float = math.inf, **options: Any) -> Verdict:
+        """Run as ``verdict`` does. Raises OutOfTime if it takes longer than ``most``, or than the run may be busy.
 
-        After that time a case may still take ``patience``, so that quick ones can tell which failures are one bug.
+        After the end of that time a case may still take ``patience``, so that quick ones can tell which failures are
+        one bug.
         """
-        seconds = max(self.patience, self.clock.cut(math.inf))
+        seconds = max(self.patience, self.clock.cut(most))
         if not seconds:
             raise OutOfTime
         try:
             return self.verdict(law, case, **options, seconds=seconds)
         except OutOfTime:
-            self.patience = 0.0
+            self.patience *= self.clock.left > 0
             raise
 
     def drawn(self, law: str, case: Case, ignored: frozenset[str]) -> Verdict:
         """Run a case that the search has drawn, and count it. Raises OutOfTime if the run has no time for it."""
         self.journal.examples += 1
-        verdict = self.in_time(law, case, ignored=ignored)
+        start = time.perf_counter()
+        try:
+            verdict = self.in_time(law, case, most=max(LEAST_CASE, self.clock.seconds / 2), ignored=ignored)
+        except OutOfTime:
+            self.tally.note_slow(time.perf_counter() - start, case, cut_off=True)
+            raise
         self.tally.add(verdict, case)
         if verdict.status == "held":
             self.held.append((law, case))

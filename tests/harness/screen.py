@@ -7,6 +7,7 @@ from pathlib import Path
 from tests.harness.conclude import Concluded
 from tests.harness.report import Failure, headline, shown_in
 from tests.harness.results import Results
+from tests.harness.tally import SLOW_SECONDS, Tally
 from tests.harness.telling import told
 
 MOST_LINES = 12
@@ -111,6 +112,13 @@ def repeats(concluded: Sequence[Concluded], text: str) -> bool:
     return all(any(name in line for name in shown) for line in text.splitlines())
 
 
+def _slow(tally: Tally) -> str:
+    """Say how long cases took that compile, or may hang."""
+    cut = f"; {tally.cut_off} cut off, which a longer run may finish" if tally.cut_off else ""
+    most = f"{tally.slowest:.0f} s for {tally.slowest_case}"
+    return f"over {SLOW_SECONDS:.0f} s for {tally.slow} cases, {tally.slow_seconds:.0f} s in all, {most}{cut}"
+
+
 def notes(results: Results, width: int) -> Iterator[str]:
     """Yield lines on what the matrix does not show: cases left out, known failures, and designs of plain functions."""
     what = {"refused": "refusals", "not run here": "skipped", "not drawn, the time was up": "undrawn"}
@@ -118,6 +126,8 @@ def notes(results: Results, width: int) -> Iterator[str]:
         if counts := results.counts(name):
             each = ", ".join(f"{kernel} {count}" for kernel, count in counts.items())
             yield from wrapped(f"{label}: {sum(counts.values())} cases ({each})", width)
+    for name, slow in results.slow().items():
+        yield from wrapped(f"slow: {name} took {_slow(slow)}", width)
     for name, info in results.infos.items():
         for known in info.known_failures:
             yield from wrapped(f"known failure of {name}: {known}", width)

@@ -16,7 +16,13 @@ MOST_REASONS = 10
 MOST_CASES = 100
 """The most different cases that an item keeps of those that were refused, and of those that were answered."""
 
-COUNTS = ("examples", "broken", "refusals", "skipped", "known", "set_aside", "moved", "undrawn")
+SLOW_SECONDS = 20.0
+"""A case whose kernel takes longer is told: it has compiled, or it may hang. Others take seconds, interpreted too."""
+
+COUNTS = (
+    *("examples", "broken", "refusals", "skipped", "known", "set_aside", "moved", "undrawn"),
+    *("slow", "slow_seconds", "cut_off"),
+)
 """The fields of a tally that are one number, to which every item adds."""
 
 CASES = ("refused_cases", "answered_cases")
@@ -36,6 +42,9 @@ class Tally:
         set_aside: the number of other drawn cases that meet a bug found in this run, and were not run as drawn.
         moved: how many of both were run with other values of some fields instead, and count among the others as well.
         undrawn: the number of cases that were not drawn because the time was up.
+        slow, slow_seconds: the number of cases that took the kernel over ``SLOW_SECONDS``, and their seconds.
+        cut_off: how many of these were ended, because a run as short as this has no more time for one case.
+        slowest, slowest_case: the seconds of the slowest of them.
         worst, worst_tensor, worst_case: the largest error over bound in any example that held.
         seconds: the time spent on "kernel", "check" and "tensors" in the child, and in "total", with the drawing.
         histogram: for each tensor, the number of examples by bin of their largest error over bound.
@@ -55,6 +64,11 @@ class Tally:
     set_aside: int = 0
     moved: int = 0
     undrawn: int = 0
+    slow: int = 0
+    slow_seconds: float = 0.0
+    cut_off: int = 0
+    slowest: float = 0.0
+    slowest_case: str = ""
     worst: float = 0.0
     worst_tensor: str = ""
     worst_case: str = ""
@@ -76,6 +90,7 @@ class Tally:
     def add(self, verdict: Verdict, case: Case) -> None:
         """Count one case by its verdict."""
         self.add_seconds(verdict.seconds)
+        self.note_slow(verdict.seconds.get("kernel", 0.0), case)
         if verdict.reason in self.reasons or (verdict.reason and len(self.reasons) < MOST_REASONS):
             self.reasons[verdict.reason] += 1
         if verdict.status == "refused":
@@ -96,6 +111,15 @@ class Tally:
             if ratio > self.worst:
                 self.worst, self.worst_tensor, self.worst_case = ratio, tensor, repr(case)
 
+    def note_slow(self, seconds: float, case: Case, *, cut_off: bool = False) -> None:
+        """Count a case for which the kernel took so many seconds, if these are many."""
+        if seconds > SLOW_SECONDS:
+            self.slow += 1
+            self.slow_seconds += seconds
+            self.cut_off += cut_off
+        if seconds > max(SLOW_SECONDS, self.slowest):
+            self.slowest, self.slowest_case = seconds, repr(case)
+
     def add_seconds(self, seconds: dict[str, float]) -> None:
         """Add seconds to those spent on the same things before."""
         for name, value in seconds.items():
@@ -105,6 +129,8 @@ class Tally:
         """Add another tally to this one; the bins of its histogram may be strings, as JSON has them."""
         if other.worst > self.worst:
             self.worst, self.worst_tensor, self.worst_case = other.worst, other.worst_tensor, other.worst_case
+        if other.slowest > self.slowest:
+            self.slowest, self.slowest_case = other.slowest, other.slowest_case
         for name in COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.add_seconds(other.seconds)

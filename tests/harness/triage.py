@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from strategies.case import Case
+from tests.harness import leak
 from tests.harness.attribute import Broken, Outcome, attribute, is_same
 from tests.harness.budget import ShrinkBudget
 from tests.harness.bugs import Bug, in_parts, met_again, with_tensors
@@ -20,10 +22,13 @@ from tests.harness.repeat import fails_again, intermittent
 from tests.harness.report import Failure
 from tests.harness.run import Run
 from tests.harness.runs import Runs
-from tests.harness.verdict import INTERMITTENT, NUMBERS
+from tests.harness.verdict import INTERMITTENT, LEAK, NUMBERS, Finding
 
 WAIT_SECONDS = 3.0
 """Seconds that an item waits at its end for another process's investigation, if other items follow."""
+
+HANG_SECONDS = {"cpu": 15.0, "cuda": 180.0}
+"""Seconds for a case, by device type, during the investigation of a kernel that hangs."""
 
 POLL_SECONDS = 0.2
 """Seconds between looks whether another process has finished its investigation."""
@@ -44,6 +49,7 @@ class Triage:
     shrinking: ShrinkBudget
     waiting: list[Broken] = field(default_factory=list)
     others_wait: bool = False
+    may_grow: int = leak.GROWN_BYTES
 
     def learn(self) -> None:
         """Read what other processes have found, and sort the failures that waited for that."""
@@ -101,6 +107,29 @@ class Triage:
                     return None
         return rest
 
+    def look_for_leak(self, law: str, case: Case) -> None:
+        """Repeat a case if the process has grown much; report a kernel that leaves memory behind each time.
+
+        The process ends with that, so that it does not fill the machine.
+        """
+        if self.runs.child.grown < self.may_grow or self.runs.clock.left <= 0:
+            return
+        is_known = any(bug.failure.finding.kind == LEAK for bug in self.known.bugs.values())
+        left = 0.0 if is_known else leak.left_behind(law, case, self.runs)
+        self.runs.child.close()
+        if left:
+            self._keep_leak(law, case, leak.finding(left))
+        elif not is_known:
+            self.may_grow *= 2
+
+    def _keep_leak(self, law: str, case: Case, finding: Finding) -> None:
+        smaller, needs = leak.reduced(law, case, self.runs)
+        bug = Bug(self._failure(Broken(law, smaller, finding)), needs=needs)
+        self.known.write(bug.failure, None)
+        self.known.failures[bug.key] = bug.failure
+        self.known.add(bug)
+        self.known.blame(bug, law, case, "")
+
     def report(self, broken: Broken) -> None:
         """Report the failure of a replay as it is, with its explanation."""
         if not self.known.is_less_precise(broken) and not self.known.failures:
@@ -137,7 +166,8 @@ class Triage:
             broken = self._by_plain_law(broken) if shrink else broken
         investigation = self._investigation(self._failure(broken))
         try:
-            bug = investigation.bug(shrink=shrink)
+            with self.runs.child.limited(self._seconds_for(broken)):
+                bug = investigation.bug(shrink=shrink)
         except HarnessError as e:  # the bug is kept as far as it is known
             self.known.tell(
                 f"Flashproof itself failed as it looked into a failure of {self.known.kernel}: {e}"
@@ -159,6 +189,10 @@ class Triage:
         self.known.blame(bug, broken.law, broken.case, broken.finding.tensor)
         self.known.seen[bug.key].keep(investigation.cases.shrunk)
         self._show_apart_from(bug)
+
+    def _seconds_for(self, broken: Broken) -> float:
+        """Return the seconds for a case that is like a failing one: few, if that one hangs."""
+        return HANG_SECONDS[self.runs.device_type] if broken.finding.kind == "hung" else math.inf
 
     def _is_less_precise(self, broken: Broken) -> bool:
         """Whether a failure is a less precise call. The first one is repeated, as a race makes numbers wrong too."""

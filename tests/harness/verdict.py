@@ -7,6 +7,8 @@ NUMBERS = ("error", "nonfinite")
 """The kinds of findings in which numbers were compared."""
 INTERMITTENT = "intermittent"
 """The kind of a finding that comes and goes: the same case sometimes holds."""
+LEAK = "leak"
+"""The kind of a finding that memory stays behind at each call."""
 UNCLEAR = "unclear"
 """The kind of a finding that says neither that a case shows a bug nor that it holds."""
 ENDS = ("fault", "died", "hung")
@@ -21,8 +23,8 @@ class Finding:
         claim: the sentence that is false.
         kind: "error" (beyond its bound), "nonfinite" (NaN or infinity where a number belongs), "exception",
             "fault" (one after which the device answers no more: an illegal or misaligned address), "contract"
-            (shape, dtype), "memory", "accepted" (should have been refused), "died", "hung", or "intermittent": any
-            of these that the same case does not show on every run, as after a race.
+            (shape, dtype), "memory", "accepted" (should have been refused), "leak" (of memory), "died", "hung", or
+            "intermittent": any of these that the same case does not show on every run, as after a race.
         tensor: which output (or input) is wrong; "" if none is. Of several wrong ones it is the one with the largest
             ratio, and ``tensors`` are all that were wrong in the same comparison.
         index: the worst element; expected, actual, allowed: its value, the kernel's, the largest error a

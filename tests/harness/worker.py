@@ -32,6 +32,7 @@ from tests.harness.death import ASKS_WHERE
 from tests.harness.device import device_answers
 from tests.harness.interpreting import repair_interpreter
 from tests.harness.law import law_named
+from tests.harness.memory import growth, held_bytes, offer_to_be_killed
 from tests.harness.precision import with_explanations
 from tests.harness.probe import probe
 from tests.harness.repro import script
@@ -68,7 +69,7 @@ class Worker:
             answer = getattr(self, f"do_{request['do']}")(request)
         except Exception:
             answer = {"raised": traceback.format_exc()}
-        return json.dumps({**answer, "fatal": not device_answers(self.device)})
+        return json.dumps({**answer, "fatal": not device_answers(self.device), "held": held_bytes()})
 
     def do_environment(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return the device and the versions of the packages."""
@@ -108,6 +109,16 @@ class Worker:
     def do_run(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return the verdict on one case under one law."""
         return self.attempt(run_of(request))[0].to_dict()
+
+    def do_leak(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Return how many bytes stay behind after each repeat of a case, 0 if memory does not grow on and on.
+
+        The reference is called in the kernel's place as well: what grows then is no fault of the kernel.
+        """
+        run = run_of(request)
+        stand_in = _stand_in(self.kernel(run.spec, run.claims))
+        left = growth(lambda: self.attempt(run), request["seconds"])
+        return {"left": left if left > 2 * growth(lambda: self.attempt(run, Trial, stand_in), 1.0) else 0}
 
     def do_look(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return the verdict on one case under one law, and what its wrong elements look like."""
@@ -242,6 +253,7 @@ def serve(worker: Worker) -> None:
 def main(device: str, worker_of: type[Worker] = Worker) -> None:
     """Answer requests on a device. The process ends with its parent, which may be killed while a kernel hangs here."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    offer_to_be_killed()
     faulthandler.enable()  # a process that ends by a fault prints where it was
     faulthandler.register(ASKS_WHERE)
     torch.set_num_threads(1)

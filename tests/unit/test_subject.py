@@ -12,7 +12,7 @@ import pytest
 
 from strategies.case import Case, to_json
 from tests.harness.bugs import Bug, Severity
-from tests.harness.child import ChildDied, DeviceLost
+from tests.harness.child import Child, ChildDied, DeviceLost
 from tests.harness.imprecise import Imprecise, ImpreciseCall
 from tests.harness.law import law_named
 from tests.harness.report import Failure
@@ -28,6 +28,8 @@ class Recorded:
 
     device = "cpu"
     run_seconds = start_seconds = 1.0
+    grown = 0
+    limited = Child.limited
 
     def __init__(self, journal: Path, *answers: Verdict) -> None:
         self.journal = journal
@@ -42,7 +44,10 @@ class Recorded:
         return self.answers.pop(0) if self.answers else HELD
 
     def ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
-        raise ChildDied("it is not there", hung=False, stderr="")
+        raise ChildDied("it is not there", stderr="")
+
+    def close(self) -> None:
+        """There is nothing to close."""
 
 
 HELD = Verdict(status="held")

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from strategies.case import Case
-from tests.harness.tally import Tally
+from tests.harness.tally import SLOW_SECONDS, Tally
 from tests.harness.verdict import Finding, Verdict
-from tests.unit.running import CASE
+from tests.unit.running import CASE, SMALL
 
 
 class TestTally:
@@ -35,3 +35,13 @@ class TestTally:
             tally.add(Verdict(status="held", worst={"out": ratio}), CASE)
         assert tally.quantile("out", 0.5) == pytest.approx(0.201)  # bins are 0.001 wide
         assert tally.quantile("out", 1.0) == pytest.approx(0.901)
+
+    def test_a_case_that_takes_long_is_counted_and_told(self) -> None:
+        one, two = Tally(), Tally()
+        one.add(Verdict(status="held", seconds={"kernel": SLOW_SECONDS - 1.0}), CASE)
+        assert one.slow == 0
+        one.add(Verdict(status="held", seconds={"kernel": SLOW_SECONDS + 10.0}), CASE)
+        two.note_slow(SLOW_SECONDS + 20.0, SMALL, cut_off=True)
+        one.merge(Tally.from_dict(json.loads(json.dumps(two.to_dict()))))
+        assert (one.slow, one.cut_off, one.slow_seconds) == (2, 1, 2 * SLOW_SECONDS + 30.0)
+        assert (one.slowest, one.slowest_case) == (SLOW_SECONDS + 20.0, repr(SMALL))

@@ -1,0 +1,72 @@
+"""How much memory a process holds: whether a kernel leaves some behind at each call, or fills the machine."""
+
+import gc
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+
+WINDOWS = 6
+"""Memory is measured after so many series of equal calls. The first series fills caches, and does not count."""
+MOST_CALLS, LEAST_CALLS = 40, 5
+"""Calls of one series: as many as there is time for, within these limits."""
+MOST_BYTES = 2**27
+"""By about so much memory may grow in one series of calls."""
+LEAST_LEFT = 2.0**16
+"""Bytes that stay behind after each call of a leak. Memory that is torn into small pieces may grow by less."""
+SHARE_HELD, SHARE_LEFT = 1 / 8, 1 / 16
+"""A process fills the machine if it holds more than the one share of its memory and less than the other is left."""
+
+
+def held_bytes(process: int | str = "self") -> int:
+    """Return the bytes of memory that a process holds, those on the device of this process included."""
+    pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
+    on_device = torch.cuda.memory_allocated() if process == "self" and torch.cuda.is_initialized() else 0
+    return pages * os.sysconf("SC_PAGE_SIZE") + on_device
+
+
+def growth(call: Callable[[], object], seconds: float) -> float:
+    """Return how many bytes stay behind after each call, 0 if memory does not grow in step with the number of calls.
+
+    It grows if it does so in every series of calls but the first, in each at least half as much as in any other. So a
+    cache, which is full at some time, is no leak.
+
+    Args:
+        call: makes the same call again.
+        seconds: how long all calls may take, unless even the fewest take longer.
+    """
+    start = time.perf_counter()
+    call()
+    once = time.perf_counter() - start
+    most = MOST_BYTES / max(1, -held_bytes() + _held_after(call, 1))
+    calls = max(LEAST_CALLS, int(min(MOST_CALLS, most, seconds / WINDOWS / once)))
+    held = [_held_after(call, calls) for _ in range(WINDOWS)]
+    steps = [(after - before) / calls for before, after in pairwise(held)]
+    return min(steps) if min(steps) >= max(LEAST_LEFT, max(steps) / 2) else 0.0
+
+
+def _held_after(call: Callable[[], object], calls: int) -> int:
+    for _ in range(calls):
+        call()
+    gc.collect()
+    return held_bytes()
+
+
+def fills_the_machine(process: int) -> bool:
+    """Whether a process holds so much memory that soon there is none left for others."""
+    with suppress(OSError, KeyError, IndexError):
+        lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
+        machine = {name: 1024 * int(size) for name, size, *_ in lines}
+        total, left = machine["MemTotal:"], machine["MemAvailable:"]
+        return left < SHARE_LEFT * total and held_bytes(process) > SHARE_HELD * total
+    return False
+
+
+def offer_to_be_killed() -> None:
+    """Make this process the first that the system ends if it is out of memory."""
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")

@@ -1,0 +1,70 @@
+"""How much memory a process holds: what a leak is and what a cache is, and who fills the machine."""
+
+import os
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from strategies.case import Case
+from tests.harness import memory
+from tests.harness.leak import left_behind
+from tests.harness.memory import fills_the_machine, growth, held_bytes
+from tests.unit.running import SubjectOf
+
+PLANTED = Path(__file__).parents[1] / "faults" / "planted.py"
+SIZE = 2**20
+
+
+def keeping(most: int | None) -> Callable[[], None]:
+    """Return a function that keeps a megabyte of each call, but of no more than the last ``most``."""
+    kept: deque[torch.Tensor] = deque(maxlen=most)
+    return lambda: kept.append(torch.ones(SIZE, dtype=torch.uint8))
+
+
+def test_what_every_call_leaves_behind_is_measured() -> None:
+    assert growth(keeping(None), 1.0) == pytest.approx(SIZE, rel=0.1)
+
+
+@pytest.mark.parametrize("most", [0, 1, 30, 100])
+def test_a_cache_that_is_full_at_some_time_is_no_leak(most: int) -> None:
+    assert growth(keeping(most), 1.0) == 0.0
+
+
+def test_only_a_process_that_holds_much_fills_a_machine_with_little_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert not fills_the_machine(os.getpid())
+    monkeypatch.setattr(memory, "SHARE_LEFT", 1.0)
+    assert not fills_the_machine(os.getpid())
+    monkeypatch.setattr(memory, "SHARE_HELD", 0.0)
+    assert fills_the_machine(os.getpid())
+    assert held_bytes(os.getpid()) > SIZE
+
+
+class TestLeak:
+    def test_a_kernel_that_leaks_is_reported_once_with_what_it_needs(
+        self, subject_of: SubjectOf, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        subject = subject_of("leaking", PLANTED)
+        subject.triage.may_grow = 0
+        for _ in range(2):
+            subject.triage.look_for_leak("forward", Case(causal=True, group=2))
+        (bug,) = subject.known.bugs.values()
+        assert bug.failure.finding.kind == "leak"
+        assert " 4 MiB stay behind" in bug.failure.finding.claim
+        assert [need.name for need in bug.needs] == ["causal"]
+        assert bug.failure.case.group == 1
+        assert subject.runs.child.process is None
+        assert len(subject.known.messages()) == 1
+
+    def test_a_kernel_that_does_not_leak_is_left_in_peace_for_longer(self, subject_of: SubjectOf) -> None:
+        subject = subject_of("leaking", PLANTED)
+        subject.triage.may_grow = 1
+        subject.runs.child.held = 2 + subject.runs.child.held_first
+        subject.triage.look_for_leak("forward", Case())
+        assert not subject.known.bugs
+        assert subject.triage.may_grow == 2
+        assert left_behind("forward", Case(), subject.runs) == 0.0
