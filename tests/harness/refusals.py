@@ -31,12 +31,14 @@ def was_not_run(tally: Tally) -> bool:
 def complaint(kernel: str, tallies: Mapping[Item, Tally], capabilities: Capabilities) -> str | None:
     """Say in one line why a run fails although no law is broken; None if it does not fail.
 
-    The kernel refuses everything, or none of its cases could be run here, or it refuses nearly all cases of some law
+    The kernel refuses everything, or is too slow for a run as short as this, or none of its cases could be run here, or it refuses nearly all cases of some law
     and dtype.
     """
     total = merged(tallies.values())
     if was_not_run(total):
         return f"{kernel}: none of its {total.skipped} cases could be run here ({_reasons(total)})"
+    if total.cut_off and not total.examples + total.refusals:
+        return f"{kernel}: none of its cases came to its end in time: it took {total.slowest:.0f} s and was cut off"
     if total.refusals and not total.examples:
         return (
             f"{kernel}: refused all {total.refusals} cases that it claims ({_reasons(total)}); {CLAIM_LESS}"
