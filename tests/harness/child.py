@@ -128,9 +128,19 @@ class Child:
         return self._receive(min(seconds, self.run_seconds))
 
     def ask(self, request: dict[str, Any], seconds: float | None = None) -> dict[str, Any]:
-        """Send one request and wait for its answer. Raises ChildDied, and HarnessError."""
+        """Send one request and wait for its answer. Raises ChildDied, and HarnessError.
+
+        If others kill the child, the request is sent once more.
+        """
+        seconds = self.start_seconds if seconds is None else seconds
+        try:
+            self._send(request)
+            return self._receive(seconds)
+        except ChildDied as death:
+            if not death.killed:
+                raise
         self._send(request)
-        return self._receive(self.start_seconds if seconds is None else seconds)
+        return self._receive(seconds)
 
     @property
     def grown(self) -> int:

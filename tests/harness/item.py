@@ -160,9 +160,7 @@ def found_in_turn(item: LawTurn, subject: Subject) -> list[str]:
     """Run the turn, and return what it finds that is new, as a user reads it."""
     gone = subject.known_that_hold(item.law) if item.turn.number == 0 else []
     try:
-        for path, case in item.unfinished.items():
-            subject.uphold(item.law, case)
-            path.unlink(missing_ok=True)
+        subject.take_up(item.law, item.unfinished)
         if item.turn.number == 0:
             for case in subject.corpus_cases(item.law):
                 subject.uphold(item.law, case)

@@ -31,8 +31,8 @@ def was_not_run(tally: Tally) -> bool:
 def complaint(kernel: str, tallies: Mapping[Item, Tally], capabilities: Capabilities) -> str | None:
     """Say in one line why a run fails although no law is broken; None if it does not fail.
 
-    The kernel refuses everything, or is too slow for a run as short as this, or none of its cases could be run here, or it refuses nearly all cases of some law
-    and dtype.
+    The kernel refuses everything, or is too slow for a run as short as this, or none of its cases could be run here, or
+    it refuses nearly all cases of some law and dtype.
     """
     total = merged(tallies.values())
     if was_not_run(total):

@@ -2,8 +2,9 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from hypothesis import strategies as st
@@ -109,6 +110,17 @@ class Subject:
         if finding is not None:
             broken = Broken(law.name, open_case, finding, ignored, tuple(verdict.sizes))
             (self.triage.sort if self.replay is None else self.triage.report)(broken)
+
+    def take_up(self, law: Law, unfinished: Mapping[Path, Case]) -> None:
+        """Run a law on cases in which earlier runs were cut off, however long that takes, and remove their files.
+
+        Raises TimeUp if the time of the run is over.
+        """
+        deadline, self.deadline = self.deadline, math.inf
+        for path, case in unfinished.items():
+            self.uphold(law, case)
+            path.unlink(missing_ok=True)
+        self.deadline = deadline
 
     def results(self) -> dict[str, Any]:
         """Return the results of the item for the summary: its counts, its bugs, and where these showed."""

@@ -1,0 +1,46 @@
+"""Processes of a run are killed without warning: no failure is lost, none is invented, the next run goes on there."""
+
+import json
+import time
+from pathlib import Path
+
+from tests.faults.killing import invented, kill_all, kill_one, reported, start
+from tests.harness.journal import unfinished_in
+
+SECONDS = 60.0
+"""A run has found its first failure after so many seconds, on a busy machine too."""
+
+
+def test_the_death_of_workers_and_children_loses_no_bug_and_invents_none(tmp_path: Path) -> None:
+    run = start(tmp_path, 0.5, ["corrupting"], "-n", "2")
+    seen = set[str]()
+    while run.poll() is None:
+        time.sleep(4.0)
+        if seen:
+            kill_one(run.pid)
+        seen |= reported(tmp_path).keys()
+    printed, _ = run.communicate()
+    assert run.returncode == 1, printed
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert [(bug["kernel"], bug["kind"]) for bug in summary["bugs"]] == [("planted.corrupting", "memory")], (
+        printed
+    )
+    assert seen <= reported(tmp_path).keys(), printed
+    assert not invented(tmp_path), printed
+
+
+def test_a_run_that_is_killed_is_taken_up_by_the_next(tmp_path: Path) -> None:
+    run, until = start(tmp_path, 5.0, ["corrupting"]), time.monotonic() + SECONDS
+    while not reported(tmp_path) and time.monotonic() < until:
+        time.sleep(0.05)
+    kill_all(run)
+    seen = reported(tmp_path)
+    assert seen
+    again = start(tmp_path, 0.4, ["corrupting"])
+    printed, _ = again.communicate()
+    assert again.returncode == 1, printed
+    assert "an earlier run was cut off in a case, which comes first now" in printed
+    assert not unfinished_in(tmp_path), printed
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert [bug["kind"] for bug in summary["bugs"]] == ["memory"], printed
+    assert not invented(tmp_path), printed
