@@ -25,6 +25,8 @@ JOURNALS = ".journal"
 """The folder of the journals, within the report directory."""
 MINUTES_PER_KERNEL = 4.0
 """Minutes for each kernel that a run takes at most, unless told otherwise."""
+UNTIL = "flashproof_until"
+"""The input by which a worker of pytest-xdist that replaces another one knows when the run ends."""
 SUMMARY = "summary.json"
 """The file of a run's results, within the report directory."""
 
@@ -102,7 +104,7 @@ def make_plan(config: pytest.Config) -> Plan:
         replay=replay,
         corpus=corpus,
         minutes=minutes,
-        clock=Clock(60 * limit if limit else math.inf),
+        clock=Clock(60 * limit if limit else math.inf, worker.get(UNTIL, math.nan)),
         turns=_turns(minutes, replay, worker["workercount"], combinations),
         seed=config.getoption("--hypothesis-seed"),
         max_seqlen=config.getoption("--max-seqlen"),

@@ -8,6 +8,7 @@ import time
 from collections.abc import Generator, Iterator
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ from tests.harness.conclude import merged, replaced, with_offers
 from tests.harness.detail import print_detail
 from tests.harness.ledger import LEDGER, Ledger
 from tests.harness.matrix import Paint, matrix
-from tests.harness.plan import JOURNALS, SUMMARY, Plan
+from tests.harness.plan import JOURNALS, SUMMARY, UNTIL, Plan
 from tests.harness.report import add_to_report, replay_line, write_whole
 from tests.harness.results import Results
 from tests.harness.runs import Runs
@@ -40,6 +41,15 @@ class Summary:
         self.path = plan.report_dir / SUMMARY
         self.unwritten = ""
         self.written = -math.inf
+
+    def pytest_runtest_logstart(self) -> None:
+        """Start the clock of the run with its first item, whichever process runs that."""
+        self.plan.clock.start()
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        """Tell a worker of pytest-xdist when the run ends, if it has begun already."""
+        node.workerinput[UNTIL] = self.plan.clock.until
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Add the counts that an item's report carries, and write summary.json unless that was done just before."""
