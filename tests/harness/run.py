@@ -20,6 +20,7 @@ class Run:
     """A law tried on one case of the kernel of a SPEC, with ``claims`` stated beside it, each as ``key=value``.
 
     Tensors in ``ignored`` are not judged. ``safety`` is how many standard deviations rule 2 of the bounds allows.
+    ``repeats`` is how often a replay tries the case at most, as its failure comes and goes.
     """
 
     spec: str
@@ -28,12 +29,14 @@ class Run:
     case: Case
     ignored: frozenset[str] = frozenset()
     safety: float = SAFETY
+    repeats: int = 1
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the record that files hold, which does not tell ``safety``, nor ``ignored`` if all is judged."""
+        """Return the record that files hold, without ``safety``, and without ``ignored`` or ``repeats`` by default."""
         kept = {"kernel": self.spec, "claims": list(self.claims), "law": self.law}
         ignored = {"ignored": sorted(self.ignored)} if self.ignored else {}
-        return {"flashproof": FORMAT, **kept, **ignored, "case": json.loads(to_json(self.case))}
+        repeats = {"repeats": self.repeats} if self.repeats > 1 else {}
+        return {"flashproof": FORMAT, **kept, **ignored, **repeats, "case": json.loads(to_json(self.case))}
 
     def request(self, do: str, **more: Any) -> dict[str, Any]:
         """Return the request by which the child process does something with this run."""
@@ -57,6 +60,7 @@ def run_of(record: dict[str, Any]) -> Run:
         from_json(json.dumps(record.get("case"))),
         frozenset(value("ignored", "a list of tensors", _are_strings, [])),
         value("safety", "a number above 0", lambda x: isinstance(x, float) and x > 0, SAFETY),
+        value("repeats", "an integer above 0", lambda x: type(x) is int and x > 0, 1),
     )
 
 

@@ -20,6 +20,7 @@ from tests.harness.law import Law
 from tests.harness.refusals import is_mostly_refused, was_not_run
 from tests.harness.run import Run
 from tests.harness.triage import Triage
+from tests.harness.verdict import Verdict
 
 
 class TimeUp(BaseException):
@@ -44,6 +45,8 @@ class Subject:
     def __post_init__(self) -> None:
         self.runs, self.known = self.triage.runs, self.triage.known
         self.info, self.dtype = self.runs.info, self.known.dtype
+        if self.replay is not None:
+            self.triage.may_grow = 0  # a replay tells a leak whatever the size of the process
         self.begin()
 
     def __repr__(self) -> str:
@@ -99,17 +102,26 @@ class Subject:
             return
         ignored = self.known.ignored(open_case) if self.replay is None else self.replay.ignored
         try:
-            verdict = self.runs.drawn(law.name, open_case, ignored)
+            verdict = self._verdict(law, open_case, ignored)
         except OutOfTime:
             if self.runs.clock.left <= 0:
                 raise TimeUp from None
             return  # of a case that may compile or hang nothing is known
-        self.triage.look_for_leak(law.name, open_case)
         self.known.blame_beside(law.name, open_case, verdict.beside)
         finding = self.info.finding(verdict)
-        if finding is not None:
+        if finding is None:
+            self.triage.look_for_leak(law.name, open_case)
+        else:
             broken = Broken(law.name, open_case, finding, ignored, tuple(verdict.sizes))
             (self.triage.sort if self.replay is None else self.triage.report)(broken)
+
+    def _verdict(self, law: Law, case: Case, ignored: frozenset[str]) -> Verdict:
+        """Return the verdict on a case. In the replay of what comes and goes it is repeated until it fails."""
+        for _ in range(1 if self.replay is None else self.replay.repeats):
+            verdict = self.runs.drawn(law.name, case, ignored)
+            if verdict.finding is not None:
+                break
+        return verdict
 
     def take_up(self, law: Law, unfinished: Mapping[Path, Case]) -> None:
         """Run a law on cases in which earlier runs were cut off, however long that takes, and remove their files.

@@ -18,7 +18,7 @@ from tests.harness.explain import COMES_AND_GOES
 from tests.harness.investigate import Investigation
 from tests.harness.known_bugs import KnownBugs
 from tests.harness.plainly import by_forward, by_its_calls, is_plain, plainly
-from tests.harness.repeat import fails_again, intermittent
+from tests.harness.repeat import REPEATS, fails_again, intermittent
 from tests.harness.report import Failure
 from tests.harness.run import Run
 from tests.harness.runs import Runs
@@ -215,7 +215,8 @@ class Triage:
 
         No field of its case is varied, because any other value would seem to mend it.
         """
-        bug = Bug(self._failure(replace(broken, finding=replace(broken.finding, kind=INTERMITTENT))))
+        failure = self._failure(replace(broken, finding=replace(broken.finding, kind=INTERMITTENT)))
+        bug = Bug(replace(failure, repeats=REPEATS))
         known = next((known for known in self.known.bugs.values() if known.is_like(bug)), None)
         if known is None:
             self.known.write(bug.failure, None)  # as it is not lost then, whatever happens during the repeats

@@ -9,6 +9,7 @@ from tests.harness.budget import BudgetSpent, meter
 from tests.harness.child import Child
 from tests.harness.law import law_named
 from tests.harness.repeat import FIRST_CALL, REPEATS, rate
+from tests.harness.run import Run
 from tests.unit.running import CASE, SubjectOf, report_of
 
 
@@ -58,6 +59,16 @@ class TestIntermittent:
         assert subject.known.seen[bug.key].total == 1
         assert bug.failure.explanation.sentences == (FIRST_CALL,)
         child.close()
+
+    @pytest.mark.usefixtures("unscripted")
+    def test_a_replay_repeats_the_case_until_it_fails(self, subject_of: SubjectOf) -> None:
+        again = subject_of("racing")
+        while again.runs.hard("forward", CASE) is None:
+            pass  # so that the next call is right
+        again.replay = Run(again.info.spec, (), "forward", CASE, repeats=REPEATS)
+        again.uphold(law_named("forward"), CASE)
+        assert again.tally.broken == 1
+        assert 1 < again.tally.examples <= 5
 
     @pytest.mark.usefixtures("unscripted")
     def test_a_failure_of_every_run_is_no_such_bug(self, subject_of: SubjectOf) -> None:
