@@ -177,6 +177,8 @@ def draw_examples(item: LawTurn, subject: Subject) -> None:
 
     A failure does not end the search. It also ends if nothing new can be drawn, as in a replay.
     """
+    if item.plan.clock.left <= 0:  # to learn this by drawing takes long, where hundreds of items are left
+        raise TimeUp
     examples, seeds, before = item.turn.examples, seeds_of(item), -1
 
     def note(statistics: Any) -> None:
