@@ -42,17 +42,31 @@ LOOK_SECONDS = 0.5
 """Seconds between two looks at how much memory a child holds that does not answer."""
 PRINT_SECONDS = 0.2
 """Seconds that a process that hangs is given to print where it is."""
+FAULTS = (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS)
+"""Exit statuses of a process whose memory may have been spoiled."""
 KILLED = "out of memory: the process was ended from outside, or as it filled the machine, and so once more"
 """The reason for which a case counts as one that can't be run here."""
 
 
 class ChildDied(Exception):
-    """The child ended by itself, or was ended: because it overran its time (``hung``), or by others (``killed``)."""
+    """The child ended by itself, or was ended: because it overran its time (``hung``), or by others (``killed``).
 
-    def __init__(self, message: str, *, hung: bool = False, killed: bool = False, stderr: str) -> None:
+    ``spoiled`` says that it ended by a fault after several kernels had run in it, any of which may be to blame.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        hung: bool = False,
+        killed: bool = False,
+        spoiled: bool = False,
+        stderr: str,
+    ) -> None:
         super().__init__(message)
         self.hung = hung
         self.killed = killed
+        self.spoiled = spoiled
         self.stderr = stderr
 
 
@@ -90,6 +104,7 @@ class Child:
         self.process: subprocess.Popen[bytes] | None = None
         self.buffer = b""
         self.held = self.held_first = 0
+        self.kernels = set[str]()
         atexit.register(self.close)
 
     def run(self, run: Run, meanwhile: Callable[[], None], seconds: float = math.inf) -> Verdict:
@@ -97,7 +112,8 @@ class Child:
 
         Raises OutOfTime after ``seconds``, if these are fewer than the limit of a case. Raises HarnessError if
         Flashproof itself fails, and fails again in a new process: in the old one, any kernel that ran there may have
-        spoiled the memory. A child that is killed from outside tells nothing of the kernel, so the case is tried again.
+        spoiled the memory. A child that is killed from outside tells nothing of the kernel, and one that crashes after
+        several kernels have run in it does not tell which of them is to blame, so the case is tried again.
         """
         until = time.perf_counter() + seconds
         try:
@@ -105,7 +121,7 @@ class Child:
         except HarnessError:
             self.close()
         except ChildDied as death:
-            if not death.killed:
+            if not (death.killed or death.spoiled):
                 return _ended(death)
         try:
             return self._verdict(run, meanwhile, until)
@@ -124,6 +140,7 @@ class Child:
 
     def _answer_to(self, run: Run, meanwhile: Callable[[], None], seconds: float) -> dict[str, Any]:
         self._send(run.request("run"))
+        self.kernels.add(run.spec)
         meanwhile()
         return self._receive(min(seconds, self.run_seconds))
 
@@ -177,6 +194,7 @@ class Child:
         self.printed = Tail(self.process.stderr)
         self.buffer = b""
         self.held = self.held_first = 0
+        self.kernels = set[str]()
         self.ask({"do": "environment"})
 
     def _send(self, request: dict[str, Any]) -> None:
@@ -204,7 +222,9 @@ class Child:
             if code == OVERRAN:
                 claim = f"the device was still running {WAIT_SECONDS:.3g} s after the launch"
                 raise ChildDied(claim, hung=True, stderr=stderr) from None
-            raise ChildDied(how_it_ended(code), killed=code in FROM_OUTSIDE, stderr=stderr) from None
+            spoiled = code in FAULTS and len(self.kernels) > 1
+            killed = code in FROM_OUTSIDE
+            raise ChildDied(how_it_ended(code), killed=killed, spoiled=spoiled, stderr=stderr) from None
         is_lost, self.held = answer.pop("fatal"), answer.pop("held", 0)
         self.held_first = self.held_first or self.held
         if is_lost:
