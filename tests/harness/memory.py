@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 
 import torch
 
@@ -32,7 +33,7 @@ def held_bytes(process: int | str = "self") -> int:
 def growth(call: Callable[[], object], seconds: float) -> float:
     """Return how many bytes stay behind after each call, 0 if memory does not grow in step with the number of calls.
 
-    It grows if it does so in every series of calls but the first, in each at least half as much as in any other. So a
+    It grows if it does so in every series of calls but the first, in each at least half as much as in most others. So a
     cache, which is full at some time, is no leak.
 
     Args:
@@ -46,7 +47,7 @@ def growth(call: Callable[[], object], seconds: float) -> float:
     calls = max(LEAST_CALLS, int(min(MOST_CALLS, most, seconds / WINDOWS / once)))
     held = [_held_after(call, calls) for _ in range(WINDOWS)]
     steps = [(after - before) / calls for before, after in pairwise(held)]
-    return min(steps) if min(steps) >= max(LEAST_LEFT, max(steps) / 2) else 0.0
+    return min(steps) if min(steps) >= max(LEAST_LEFT, median(steps) / 2) else 0.0
 
 
 def _held_after(call: Callable[[], object], calls: int) -> int:

@@ -33,6 +33,17 @@ def test_a_cache_that_is_full_at_some_time_is_no_leak(most: int) -> None:
     assert growth(keeping(most), 1.0) == 0.0
 
 
+def test_a_call_that_needs_memory_once_hides_no_leak() -> None:
+    keep, calls, once = keeping(None), iter(range(10**6)), list[torch.Tensor]()
+
+    def call() -> None:
+        keep()
+        if next(calls) == 3 * memory.MOST_CALLS:
+            once.append(torch.ones(100 * SIZE, dtype=torch.uint8))
+
+    assert growth(call, 1.0) == pytest.approx(SIZE, rel=0.1)
+
+
 def test_only_a_process_that_holds_much_fills_a_machine_with_little_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
