@@ -85,6 +85,8 @@ class DeviceLost(HarnessError):
 class Child:
     """A child process for one device ("cpu", "cuda:0"), started at the first request and again after it died.
 
+    Each request for one of the kernels in ``stateful`` is answered by a copy of a process that has called no kernel.
+
     ``run_seconds`` limits a case, by default to ``RUN_SECONDS`` of the device type, and ``start_seconds`` everything
     else. ``worker`` is the module that the child runs; its argument is the device.
     """
@@ -105,6 +107,8 @@ class Child:
         self.buffer = b""
         self.held = self.held_first = 0
         self.kernels = set[str]()
+        self.stateful = set[str]()
+        self.is_new = True
         atexit.register(self.close)
 
     def run(self, run: Run, meanwhile: Callable[[], None], seconds: float = math.inf) -> Verdict:
@@ -195,15 +199,20 @@ class Child:
         self.buffer = b""
         self.held = self.held_first = 0
         self.kernels = set[str]()
+        self.is_new = True
         self.ask({"do": "environment"})
 
     def _send(self, request: dict[str, Any]) -> None:
+        copied = request.get("kernel") in self.stateful
+        if copied and not self.is_new:
+            self.close()
         if self.process is None:
             self._start()
         assert self.process is not None
         assert self.process.stdin is not None
+        self.is_new = self.is_new and (copied or request["do"] == "environment")
         with suppress(BrokenPipeError):  # reading the answer tells how it ended
-            self.process.stdin.write(json.dumps(request).encode() + b"\n")
+            self.process.stdin.write(json.dumps(request | {"copied": copied}).encode() + b"\n")
             self.process.stdin.flush()
 
     def _receive(self, seconds: float) -> dict[str, Any]:

@@ -16,6 +16,9 @@ REPEATS = 100
 """How often a case is repeated to learn the rate of a failure that comes and goes."""
 REPEAT_SECONDS = 20.0
 """The most seconds for these repeats."""
+AFTER_OTHERS = (
+    "the case fails after other calls in the same process, and holds as the first call of a new one"
+)
 FIRST_CALL = "the case fails in the first call of a new process, and holds when it is repeated there"
 
 
@@ -30,13 +33,14 @@ def fails_again(broken: Broken, runs: Runs) -> bool:
     return True
 
 
-def intermittent(failure: Failure, runs: Runs) -> Failure:
-    """Repeat the case of a failure that comes and goes, and return the failure with its rate."""
+def intermittent(failure: Failure, runs: Runs, known_of_it: tuple[str, ...] = ()) -> Failure:
+    """Repeat the case of a failure that comes and goes, and return the failure with its rate, and with sentences."""
     failed, made = rate(lambda: _fails(failure, runs), runs.clock.meter(REPEAT_SECONDS))
-    told = (FIRST_CALL,) if not failed and _fails_anew(failure, runs) else ()
-    return replace(
-        failure, finding=replace(failure.finding, rate=(failed, made)), explanation=Explanation(told)
-    )
+    with suppress(BudgetSpent):
+        if not failed and fails_anew(failure, runs):
+            known_of_it = (*known_of_it, FIRST_CALL)
+    finding = replace(failure.finding, rate=(failed, made))
+    return replace(failure, finding=finding, explanation=Explanation(known_of_it))
 
 
 def rate(fails: Callable[[], bool], spend: Callable[[], None]) -> tuple[int, int]:
@@ -50,12 +54,10 @@ def rate(fails: Callable[[], bool], spend: Callable[[], None]) -> tuple[int, int
     return failed, made
 
 
-def _fails_anew(failure: Failure, runs: Runs) -> bool:
-    """Whether the case fails in the first call of a new process, as where autotuning spoils an output."""
+def fails_anew(broken: Broken | Failure, runs: Runs) -> bool:
+    """Whether the case fails in the first call of a new process. Raises BudgetSpent if there is no time for it."""
     runs.child.close()
-    with suppress(BudgetSpent):
-        return _fails(failure, runs)
-    return False
+    return _fails(broken, runs)
 
 
 def _fails(broken: Broken | Failure, runs: Runs) -> bool:

@@ -126,6 +126,16 @@ class Runs:
         verdict = self.verdict(law, case)
         return verdict.status != "skipped" and self.info.finding(verdict) is None
 
+    @property
+    def in_copies(self) -> bool:
+        """Whether each case is run in a process of its own, because the kernel keeps something from call to call."""
+        return self.info.spec in self.child.stateful
+
+    def go_on_in_copies(self) -> None:
+        """Run each later case in a process of its own, where that takes no longer than on the CPU."""
+        if self.device_type == "cpu":
+            self.child.stateful.add(self.info.spec)
+
     def look(self, run: Run) -> Seen:
         """Say what the wrong elements of a case look like. Raises ChildDied."""
         seconds = max(LEAST_SECONDS, self.clock.cut(self.child.run_seconds))

@@ -3,6 +3,7 @@
 import math
 import shutil
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,11 +15,11 @@ from tests.harness.attribute import Broken, Outcome, attribute, is_same
 from tests.harness.budget import ShrinkBudget
 from tests.harness.bugs import Bug, in_parts, met_again, with_tensors
 from tests.harness.child import HarnessError, OutOfTime
-from tests.harness.explain import COMES_AND_GOES
+from tests.harness.explain import COMES_AND_GOES, HOLDS_ALONE
 from tests.harness.investigate import Investigation
 from tests.harness.known_bugs import KnownBugs
 from tests.harness.plainly import by_forward, by_its_calls, is_plain, plainly
-from tests.harness.repeat import REPEATS, fails_again, intermittent
+from tests.harness.repeat import AFTER_OTHERS, REPEATS, fails_again, fails_anew, intermittent
 from tests.harness.report import Failure
 from tests.harness.run import Run
 from tests.harness.runs import Runs
@@ -156,27 +157,57 @@ class Triage:
             self.known.blame(bug, broken.law, broken.case, broken.finding.tensor)
         return outcome.rest
 
-    def _investigate(self, broken: Broken, *, shrink: bool = True) -> None:
+    def _investigate(self, drawn: Broken, *, shrink: bool = True) -> None:
         """Investigate a failure that no known bug explains."""
-        drawn = broken
         if shrink and not fails_again(drawn, self.runs):
             self._keep_intermittent(drawn)
             return
+        if shrink and not self._fails_anew(drawn):
+            self._keep_intermittent(drawn, AFTER_OTHERS)
+            self.runs.go_on_in_copies()
+            return
+        broken = drawn
         with suppress(OutOfTime):
-            broken = self._by_plain_law(broken) if shrink else broken
+            broken = self._by_plain_law(drawn) if shrink else drawn
         investigation = self._investigation(self._failure(broken))
+        bug = self._found(investigation, shrink=shrink)
+        told = bug.failure.explanation.sentences if shrink else ()
+        if COMES_AND_GOES in told:
+            shutil.rmtree(self.known.report_dir / bug.failure.folder, ignore_errors=True)
+            self._keep_intermittent(drawn)
+        elif HOLDS_ALONE in told and self._may_be_misled():
+            shutil.rmtree(self.known.report_dir / bug.failure.folder, ignore_errors=True)
+            self.runs.go_on_in_copies()
+            self._investigate(drawn)
+        else:
+            self._keep(bug, broken, investigation.cases.shrunk)
+
+    def _may_be_misled(self) -> bool:
+        """Whether smaller cases may have failed because of what earlier calls have left in the process."""
+        return self.runs.device_type == "cpu" and not self.runs.in_copies
+
+    def _fails_anew(self, broken: Broken) -> bool:
+        """Whether a failure shows in a new process. On a GPU, where one takes long to start, this is not tried."""
+        if not self._may_be_misled() or broken.finding.ends_process:
+            return True
+        with suppress(OutOfTime):
+            return fails_anew(broken, self.runs)
+        return True
+
+    def _found(self, investigation: Investigation, *, shrink: bool) -> Bug:
+        """Return what an investigation tells of its bug; after an error of our own, what is known of it by then."""
+        finding = investigation.failure.finding
         try:
-            with self.runs.child.limited(self._seconds_for(broken)):
-                bug = investigation.bug(shrink=shrink)
-        except HarnessError as e:  # the bug is kept as far as it is known
+            with self.runs.child.limited(self._seconds_for(finding)):
+                return investigation.bug(shrink=shrink)
+        except HarnessError as e:
             self.known.tell(
                 f"Flashproof itself failed as it looked into a failure of {self.known.kernel}: {e}"
             )
-            bug = investigation.as_it_is
-        if shrink and COMES_AND_GOES in bug.failure.explanation.sentences:
-            shutil.rmtree(self.known.report_dir / bug.failure.folder, ignore_errors=True)
-            self._keep_intermittent(drawn)
-            return
+            return investigation.as_it_is
+
+    def _keep(self, bug: Bug, broken: Broken, shrunk: Sequence[tuple[str, Case]]) -> None:
+        """Keep a bug, or what more is known of one, with some of its smaller cases that fail."""
         known_as = self._same_as(bug)
         if known_as is None:
             self.known.failures[bug.key] = bug.failure
@@ -187,12 +218,12 @@ class Triage:
             bug = known_as
         self.known.add(bug)
         self.known.blame(bug, broken.law, broken.case, broken.finding.tensor)
-        self.known.seen[bug.key].keep(investigation.cases.shrunk)
+        self.known.seen[bug.key].keep(shrunk)
         self._show_apart_from(bug)
 
-    def _seconds_for(self, broken: Broken) -> float:
+    def _seconds_for(self, finding: Finding) -> float:
         """Return the seconds for a case that is like a failing one: few, if that one hangs."""
-        return HANG_SECONDS[self.runs.device_type] if broken.finding.kind == "hung" else math.inf
+        return HANG_SECONDS[self.runs.device_type] if finding.kind == "hung" else math.inf
 
     def _is_less_precise(self, broken: Broken) -> bool:
         """Whether a failure is a less precise call. The first one is repeated, as a race makes numbers wrong too."""
@@ -210,17 +241,17 @@ class Triage:
         run = info.spec, info.claims, broken.law, broken.case, broken.ignored
         return Failure(*run, kernel=info.name, finding=broken.finding, environment=self.environment)
 
-    def _keep_intermittent(self, broken: Broken) -> None:
+    def _keep_intermittent(self, broken: Broken, *known_of_it: str) -> None:
         """Count a failure that comes and goes for the kernel's known one, or report it on the case as it was drawn.
 
-        No field of its case is varied, because any other value would seem to mend it.
+        No field of its case is varied, because any other value would seem to mend it. ``known_of_it`` are sentences.
         """
         failure = self._failure(replace(broken, finding=replace(broken.finding, kind=INTERMITTENT)))
         bug = Bug(replace(failure, repeats=REPEATS))
         known = next((known for known in self.known.bugs.values() if known.is_like(bug)), None)
         if known is None:
             self.known.write(bug.failure, None)  # as it is not lost then, whatever happens during the repeats
-            known = replace(bug, failure=intermittent(bug.failure, self.runs))
+            known = replace(bug, failure=intermittent(bug.failure, self.runs, known_of_it))
             self.known.write(known.failure, None)
             self.known.failures[known.key] = known.failure
             self.known.add(known)

@@ -15,8 +15,10 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import cache, partial
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -247,12 +249,49 @@ def serve(worker: Worker) -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     for line in requests:
-        answers.write(worker.answer(line) + "\n")
+        answer = answer_of_copy if json.loads(line).get("copied") else Worker.answer
+        answers.write(answer(worker, line) + "\n")
+
+
+def answer_of_copy(worker: Worker, line: str) -> str:
+    """Return the answer of a copy of this process, whose end is that of what its kernels have kept.
+
+    What the copy has imported is imported here as well, so that not each copy has to do it. If the copy ends without an
+    answer, this process ends in the same way.
+    """
+    read, write = os.pipe()
+    copy = os.fork()
+    if not copy:
+        end_with_parent()
+        before = {*sys.modules}
+        answer = worker.answer(line)
+        with os.fdopen(write, "w") as pipe:
+            json.dump([answer, sorted({*sys.modules} - before)], pipe)
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        told = pipe.read()
+    _, status = os.waitpid(copy, 0)
+    if os.WIFSIGNALED(status):
+        signal.signal(os.WTERMSIG(status), signal.SIG_DFL)
+        signal.raise_signal(os.WTERMSIG(status))
+    if not told:
+        os._exit(os.WEXITSTATUS(status))
+    answer, imported = json.loads(told)
+    for name in imported:
+        with suppress(Exception):
+            import_module(name)
+    return str(answer)
+
+
+def end_with_parent() -> None:
+    """Have this process killed when its parent ends, which may be killed while a kernel hangs here."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def main(device: str, worker_of: type[Worker] = Worker) -> None:
-    """Answer requests on a device. The process ends with its parent, which may be killed while a kernel hangs here."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    """Answer requests on a device."""
+    end_with_parent()
     offer_to_be_killed()
     faulthandler.enable()  # a process that ends by a fault prints where it was
     faulthandler.register(ASKS_WHERE)
