@@ -15,7 +15,7 @@ from tests.harness.attribute import Broken, Outcome, attribute, is_same
 from tests.harness.budget import ShrinkBudget
 from tests.harness.bugs import Bug, in_parts, met_again, with_tensors
 from tests.harness.child import HarnessError, OutOfTime
-from tests.harness.explain import COMES_AND_GOES, HOLDS_ALONE
+from tests.harness.explain import COMES_AND_GOES
 from tests.harness.investigate import Investigation
 from tests.harness.known_bugs import KnownBugs
 from tests.harness.plainly import by_forward, by_its_calls, is_plain, plainly
@@ -30,6 +30,9 @@ WAIT_SECONDS = 3.0
 
 HANG_SECONDS = {"cpu": 15.0, "cuda": 180.0}
 """Seconds for a case, by device type, during the investigation of a kernel that hangs."""
+
+TRIED_AGAIN = 24
+"""How many cases that have failed in an investigation are run once more, each in a process of its own."""
 
 POLL_SECONDS = 0.2
 """Seconds between looks whether another process has finished its investigation."""
@@ -175,9 +178,8 @@ class Triage:
         if COMES_AND_GOES in told:
             shutil.rmtree(self.known.report_dir / bug.failure.folder, ignore_errors=True)
             self._keep_intermittent(drawn)
-        elif HOLDS_ALONE in told and self._may_be_misled():
+        elif shrink and self._is_misled(investigation):
             shutil.rmtree(self.known.report_dir / bug.failure.folder, ignore_errors=True)
-            self.runs.go_on_in_copies()
             self._investigate(drawn)
         else:
             self._keep(bug, broken, investigation.cases.shrunk)
@@ -185,6 +187,24 @@ class Triage:
     def _may_be_misled(self) -> bool:
         """Whether smaller cases may have failed because of what earlier calls have left in the process."""
         return self.runs.device_type == "cpu" and not self.runs.in_copies
+
+    def _is_misled(self, investigation: Investigation) -> bool:
+        """Whether cases that have failed in an investigation hold in processes of their own, as all cases run then.
+
+        Those nearest to the smallest case are tried: they tell which fields do not matter.
+        """
+        smallest = investigation.failure
+        failing = [ran for ran, found in investigation.answers.items() if found and not found.ends_process]
+        if not self._may_be_misled() or not failing or self.runs.clock.left <= 0:
+            return False
+        failing.sort(key=lambda ran: _differences(ran[1], smallest.case))
+        self.runs.go_on_in_copies()
+        with suppress(OutOfTime):
+            again = (self.runs.hard(*ran, smallest.ignored, explained=True) for ran in failing[:TRIED_AGAIN])
+            if not all(again):
+                return True
+        self.runs.stop_copies()
+        return False
 
     def _fails_anew(self, broken: Broken) -> bool:
         """Whether a failure shows in a new process. On a GPU, where one takes long to start, this is not tried."""
@@ -303,3 +323,8 @@ class Triage:
             return None
         outcome = attribute(told, tuple(self.known.bugs.values()), run, capabilities)
         return outcome.blamed[0] if outcome.rest is None and outcome.blamed else None
+
+
+def _differences(case: Case, other: Case) -> int:
+    """Return in how many fields two cases differ."""
+    return sum(value != getattr(other, name) for name, value in vars(case).items())

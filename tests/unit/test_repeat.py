@@ -8,7 +8,7 @@ import pytest
 from tests.harness.budget import BudgetSpent, meter
 from tests.harness.child import Child
 from tests.harness.law import law_named
-from tests.harness.repeat import FIRST_CALL, REPEATS, rate
+from tests.harness.repeat import AFTER_OTHERS, FIRST_CALL, REPEATS, rate
 from tests.harness.run import Run
 from tests.unit.running import CASE, SubjectOf, report_of
 
@@ -77,3 +77,32 @@ class TestIntermittent:
         (bug,) = subject.known.bugs.values()
         assert bug.failure.finding.kind == "error"
         assert bug.failure.finding.rate == ()
+
+
+class TestAfterOtherCalls:
+    LONG, SHORT = (replace(CASE, seqlen_k=x, causal=True) for x in (9, 5))
+    UNMASKED = replace(CASE, seqlen_k=20)
+
+    def test_a_failure_that_no_new_process_shows_is_a_bug_of_its_own(self, subject_of: SubjectOf) -> None:
+        subject = subject_of("keeping_the_longest", child=(child := Child("cpu")))
+        for case in (self.LONG, self.SHORT):
+            subject.uphold(law_named("forward"), case)
+        (bug,) = subject.known.bugs.values()
+        assert bug.failure.finding.kind == "intermittent"
+        assert bug.failure.explanation.sentences == (AFTER_OTHERS,)
+        assert bug.failure.case == self.SHORT
+        subject.uphold(law_named("forward"), self.UNMASKED)
+        _, other = subject.known.bugs.values()
+        assert [(need.name, need.holds) for need in other.needs if need.is_telling] == [("causal", (True,))]
+        child.close()
+
+    def test_what_earlier_calls_leave_misleads_no_search_for_a_smaller_case(
+        self, subject_of: SubjectOf
+    ) -> None:
+        subject = subject_of("keeping_the_longest", child=(child := Child("cpu")))
+        subject.uphold(law_named("forward"), self.UNMASKED)
+        (bug,) = subject.known.bugs.values()
+        assert [(need.name, need.holds) for need in bug.needs if need.is_telling] == [("causal", (True,))]
+        assert subject.runs.in_copies
+        assert len(list(report_of(subject).parent.iterdir())) == 1
+        child.close()

@@ -36,6 +36,8 @@ class Recorded:
         self.answers = list(answers)
         self.journaled: list[dict[str, Any]] = []
         self.runs: list[Run] = []
+        self.stateful = set[str]()
+        self.stateful = set[str]()
 
     def run(self, run: Run, meanwhile: Callable[[], None], seconds: float) -> Verdict:
         self.runs.append(run)
@@ -80,6 +82,8 @@ class TestSubject:
         def make(*answers: Verdict) -> tuple[Subject, Recorded]:
             subject = subject_of("sound")
             child = Recorded(tmp_path / "journal.json", *answers)
+            child.stateful.add(subject.runs.info.spec)  # what it answers follows from no earlier call
+            child.stateful.add(subject.runs.info.spec)  # what it answers follows from no earlier call
             subject.runs.child = child  # type: ignore[assignment]  # what it uses of it
             return subject, child
 

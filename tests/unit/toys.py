@@ -168,6 +168,7 @@ def hanging(q, k, v, *, causal, sm_scale):
 
 
 CALLS, FIRST = itertools.count(), itertools.count()
+LONGEST = [0]
 
 
 def slower_from_call_to_call(q, k, v, *, causal, sm_scale):
@@ -185,6 +186,13 @@ def racing(q, k, v, *, causal, sm_scale):
 def wrong_once(q, k, v, *, causal, sm_scale):
     """Is wrong in the first call of a process, and right in any other."""
     return (wrong if next(FIRST) == 0 else sound)(q, k, v, causal=causal, sm_scale=sm_scale)
+
+
+def keeping_the_longest(q, k, v, *, causal, sm_scale):
+    """Is wrong after a call with more keys, and without a causal mask."""
+    LONGEST[0] = max(LONGEST[0], k.shape[2])
+    is_wrong = LONGEST[0] > k.shape[2] or not causal
+    return (wrong if is_wrong else sound)(q, k, v, causal=causal, sm_scale=sm_scale)
 
 
 def hanging_on_the_device(q, k, v, *, causal, sm_scale):
