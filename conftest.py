@@ -63,6 +63,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--examples, --minutes or --hypothesis-profile is given)",
     )
     group.addoption(
+        "--shard",
+        metavar="I/N",
+        help="this run is number I of N that share a night: each draws other cases than the others",
+    )
+    group.addoption(
         "--max-seqlen", type=int, metavar="N", help="largest length drawn (default: 300; 512 on a GPU)"
     )
     group.addoption(

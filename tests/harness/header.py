@@ -20,14 +20,15 @@ ARITHMETIC = "arithmetic "
 def header(plan: Plan, config: pytest.Config) -> list[str]:
     """Return the lines that Flashproof adds to pytest's header."""
     env = plan.environment
-    seed = config.getoption("--hypothesis-seed")
     versions = ", ".join(f"{name} {env[name]}" for name in ("torch", "triton", "hypothesis"))
     width = config.get_terminal_writer().fullwidth
     device_type = plan.device.partition(":")[0]
+    seed = "random" if plan.seed is None else plan.seed
+    shard = f", shard {plan.shard}" if plan.shard else ""
     lines = [
         f"flashproof: {plan.device} ({env['device_name']}), {versions}",
         f"profile: {settings.get_current_profile_name()}, "
-        f"{settings().max_examples} examples, seed: {'random' if seed is None else seed}, {time_told(plan)}",
+        f"{settings().max_examples} examples, seed: {seed}{shard}, {time_told(plan)}",
     ]
     for info in plan.kernels:
         told = all_claims(info) if config.get_verbosity() > 0 else claims(info, device_type)

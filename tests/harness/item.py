@@ -95,7 +95,7 @@ class LawTurn(pytest.Item):
         """Run the turn. The item fails if the turn finds something that is new."""
         subject, start = self.subject, time.perf_counter()
         focus = self.turn.focus(
-            self.info.capabilities, subject.runs.device_type, f"{self.plan.seed} {subject}"
+            self.info.capabilities, subject.runs.device_type, f"{self.plan.source} {subject}"
         )
         seconds = seconds_of(self)
         subject.begin(focus, seconds)
@@ -212,6 +212,6 @@ def search(law: Law, subject: Subject, examples: int, seed: int, *, without_simp
 
 
 def seeds_of(item: LawTurn) -> random.Random:
-    """Return the seeds of an item's Hypothesis runs: the same in each session if --hypothesis-seed is given."""
-    seed = item.config.getoption("--hypothesis-seed")
-    return random.Random(None if seed is None else f"{seed} {item.nodeid}")
+    """Return the seeds of an item's Hypothesis runs: if --hypothesis-seed is given, the same in each run of a shard."""
+    plan = item.plan
+    return random.Random(None if plan.seed is None else f"{plan.source} {item.nodeid}")

@@ -19,6 +19,7 @@ from tests.harness.kernel_info import KernelInfo, Unavailable
 from tests.harness.law import LAWS, PROPERTIES, law_named
 from tests.harness.ledger import LEDGER
 from tests.harness.run import Run, read
+from tests.harness.shard import Shard, shard_of
 from tests.harness.turns import Turn, turns_of_examples, turns_of_seconds
 
 JOURNALS = ".journal"
@@ -49,9 +50,15 @@ class Plan:
     clock: Clock
     turns: tuple[Turn, ...]
     seed: int | None
+    shard: Shard | None
     max_seqlen: int | None
     shrinking: ShrinkBudget
     workers: int
+
+    @property
+    def source(self) -> str:
+        """What the choices of the run derive from, apart from chance: its seed, and its shard if it is one."""
+        return f"{self.seed} {self.shard}" if self.shard else f"{self.seed}"
 
     def close(self) -> None:
         """End the child and the journal."""
@@ -75,7 +82,7 @@ def make_plan(config: pytest.Config) -> Plan:
             raise pytest.UsageError(f"--{option.replace('_', '-')}: got {value}, expected a positive number")
     if config.getoption("minutes") and (limit := config.getoption("time_limit")):
         raise pytest.UsageError(f"--time-limit: got {limit}, expected none with --minutes")
-    replay, corpus = _replay(config), _corpus(config)
+    replay, corpus, shard = _replay(config), _corpus(config), _shard(config)
     child = Child(device)
     kernels, unavailable = _kernels(config, child, replay)
     report_dir = Path(config.getoption("--report-dir"))
@@ -107,6 +114,7 @@ def make_plan(config: pytest.Config) -> Plan:
         clock=Clock(60 * limit if limit else math.inf, worker.get(UNTIL, math.nan)),
         turns=_turns(minutes, replay, worker["workercount"], combinations),
         seed=config.getoption("--hypothesis-seed"),
+        shard=shard,
         max_seqlen=config.getoption("--max-seqlen"),
         shrinking=ShrinkBudget(
             config.getoption("--shrink-seconds") or SECONDS[device.partition(":")[0]],
@@ -165,6 +173,14 @@ def _replay(config: pytest.Config) -> Run | None:
         return None if path is None else read(Path(path))
     except ValueError as e:
         raise pytest.UsageError(f"--replay {e}") from None
+
+
+def _shard(config: pytest.Config) -> Shard | None:
+    text = config.getoption("--shard")
+    try:
+        return None if text is None else shard_of(text)
+    except ValueError as e:
+        raise pytest.UsageError(f"--shard: {e}") from None
 
 
 def _corpus(config: pytest.Config) -> tuple[Run, ...]:

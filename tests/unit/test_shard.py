@@ -1,0 +1,88 @@
+"""Machines that share a night draw different cases, and the same seed and shard draw the same."""
+
+import json
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from strategies.case import Case
+from strategies.cases import cases
+from tests.harness.home import ROOT
+from tests.harness.item import draw_examples
+from tests.harness.plan import Plan
+from tests.harness.shard import Shard, shard_of
+from tests.harness.turns import Turn
+from tests.properties.test_forward import forward
+from tests.unit.drawing import CLAIMS
+
+TWO_NIGHTS = (
+    "import conftest, json; from tests.unit.test_shard import drawn; print(json.dumps([drawn(), drawn()]))"
+)
+
+
+def drawn(seed: int | None = None, shard: str | None = None) -> list[str]:
+    """Return the cases that an item draws in a run with this seed and shard."""
+    found: list[str] = []
+
+    def uphold(law: object, case: Case) -> None:
+        found.append(repr(case))
+        subject.generated += 1
+
+    plan: Any = SimpleNamespace(seed=seed, shard=shard and shard_of(shard))
+    plan.source = Plan.source.fget(plan)  # type: ignore[attr-defined]  # mypy does not know that it is a property
+    item: Any = SimpleNamespace(
+        law=forward, turn=Turn(0, 0, 1.0, last=True, examples=20), plan=plan, nodeid="forward"
+    )
+    subject: Any = SimpleNamespace(generated=0, replay=None, uphold=uphold)
+    subject.cases = lambda **options: cases(CLAIMS, dtype="float16", **options)
+    draw_examples(item, subject)
+    return found
+
+
+def common(some: list[str], others: list[str]) -> float:
+    """Return the share of cases that are in both lists."""
+    return len({*some} & {*others}) / len(some)
+
+
+def test_the_same_seed_and_shard_draw_the_same() -> None:
+    assert len(drawn(1, "1/2")) == 20
+    assert drawn(1, "1/2") == drawn(1, "1/2")
+    assert drawn(1) == drawn(1)
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+@pytest.mark.parametrize("shards", [("1/2", "2/2"), ("1/2", "1/3"), (None, "1/2"), ("1/12", "11/12")])
+def test_other_shards_draw_others(seed: int | None, shards: tuple[str | None, str | None]) -> None:
+    one, other = shards
+    assert common(drawn(seed, one), drawn(seed, other)) < 0.2
+
+
+def test_two_nights_under_ci_draw_different_cases() -> None:
+    """Hypothesis has settings of its own for CI, under which every run would draw the same."""
+    environment = os.environ | {"CI": "1", "PYTHONPATH": str(ROOT)}
+    told = subprocess.run(
+        [sys.executable, "-c", TWO_NIGHTS], env=environment, capture_output=True, text=True, check=True
+    )
+    first, second = json.loads(told.stdout)
+    assert common(first, second) < 0.2
+
+
+@pytest.mark.parametrize("text", ["1/1", "3/8", "8/8"])
+def test_a_shard_is_written_as_it_is_read(text: str) -> None:
+    assert str(shard_of(text)) == text
+
+
+def test_numbers_begin_at_one() -> None:
+    assert shard_of("3/8") == Shard(3, 8)
+
+
+@pytest.mark.parametrize("text", ["", "3", "0/8", "9/8", "-1/8", "1/0", "3/8/1", "a/b", "٣/8", "/8", " 3/8"])
+def test_anything_else_is_refused_in_one_line(text: str) -> None:
+    with pytest.raises(ValueError, match="expected i/n with 1 <= i <= n, such as 3/8") as refused:
+        shard_of(text)
+    assert repr(text) in str(refused.value)
+    assert "\n" not in str(refused.value)
