@@ -68,14 +68,14 @@ class CompileSummary:
             for key, found in sorted(functions.items())
         ]
         columns = ("kernel", "function", "target", "compiled", "registers", "spilled bytes", "shared bytes")
-        print_table(terminalreporter, (*columns, "that spill", "that fail"), rows)
+        print_table(terminalreporter.write_line, (*columns, "that spill", "that fail"), rows)
         if unclaimed:
             counts = [
                 (kernel, target, str(reasons.count(reason)), reason)
                 for (kernel, target), reasons in sorted(unclaimed.items())
                 for reason in dict.fromkeys(reasons)
             ]
-            print_table(terminalreporter, ("kernel", "target", "not claimed", "because"), counts)
+            print_table(terminalreporter.write_line, ("kernel", "target", "not claimed", "because"), counts)
         terminalreporter.write_line(
             f"\nregisters, spills and shared memory are the largest; all: {self.path}"
         )

@@ -9,14 +9,13 @@ from argparse import ArgumentParser
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.metadata import version
 from itertools import takewhile
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from tests.harness.home import IS_INSTALLED, ROOT
+from tests.harness.home import IS_INSTALLED, ROOT, own_version
 
 CONFTEST = f"{ROOT.name}.conftest" if IS_INSTALLED else "conftest"
 """The module with our options."""
@@ -29,6 +28,7 @@ commands:
   fuzz SPEC ... --minutes M    the same with fresh random cases until the time is up
   replay PATH                  run the case of one report (its case.json) again
   mutation [SPEC ...]          plant bugs in a kernel and tell which are caught
+  merge DIR ...                make one result of several runs, such as the shards of a night
   bench [SPEC ...]             time kernels beside PyTorch's, on a GPU
 
 SPEC is package.module:attribute or path/to/file.py:attribute, looked up from the current folder,
@@ -77,19 +77,26 @@ COMMANDS = {
     "bench": Command("bench", least=0),
 }
 
+WITHOUT_KERNELS = {"merge": "tests.harness.merge"}
+"""Commands that run no kernel: the module of each, whose ``main`` has options of its own."""
+
 
 def main() -> int:
     """Run the command that ``sys.argv`` names; the exit status is pytest's."""
     name, *arguments = sys.argv[1:] or [""]
-    if {name, *arguments} & {"-h", "--help"} and name != "bench":
+    if {name, *arguments} & {"-h", "--help"} and name not in ("bench", *WITHOUT_KERNELS):
         return tell_help()
     if name == "--version":
-        print(f"flashproof {version('flashproof')}")
+        print(f"flashproof {own_version()}")
         return 0
-    if name not in COMMANDS:
-        return fail(f"got {name or 'no command'}, expected {', '.join(COMMANDS)} or --help")
-    command = COMMANDS[name]
+    if name not in (*COMMANDS, *WITHOUT_KERNELS):
+        return fail(
+            f"got {name or 'no command'}, expected {', '.join((*COMMANDS, *WITHOUT_KERNELS))} or --help"
+        )
     try:
+        if name in WITHOUT_KERNELS:
+            return int(import_module(WITHOUT_KERNELS[name]).main(arguments))
+        command = COMMANDS[name]
         options = command.options(arguments)
     except ValueError as e:
         return fail(f"{name}: {e}")
@@ -132,3 +139,7 @@ def tell_help() -> int:
     import_module(CONFTEST).pytest_addoption(SimpleNamespace(getgroup=lambda *_: group))
     parser.print_help()
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

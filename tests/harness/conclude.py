@@ -1,6 +1,6 @@
 """The bugs of a whole run, collected from all processes: each once, the worst first, with claims that would be true."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -45,7 +45,7 @@ def merged(
             groups.append([bug])
         else:
             group.append(bug)
-    return [_one(group, seen) for group in groups]
+    return [together(group, seen) for group in groups]
 
 
 def _are_one(one: Bug, other: Bug, is_same: Callable[[Bug, Bug], bool] | None) -> bool:
@@ -55,7 +55,8 @@ def _are_one(one: Bug, other: Bug, is_same: Callable[[Bug, Bug], bool] | None) -
     return is_same(one, other) if is_same else one.is_like(other)
 
 
-def _one(group: list[Bug], seen: Mapping[str, Sightings]) -> Concluded:
+def together(group: Sequence[Bug], seen: Mapping[str, Sightings]) -> Concluded:
+    """Return all finds of one bug as one: the first with the tensors and sightings of all, the others its twins."""
     everything = Sightings()
     for bug in group:
         everything.merge(seen.get(bug.key, Sightings()))

@@ -1,18 +1,16 @@
 """The tables that ``pytest -v`` adds at the end of a run: counts and verdicts, errors over bounds, and times."""
 
-import pytest
-
 from tests.harness.refusals import merged
 from tests.harness.results import Results
-from tests.harness.table import Table, print_table
+from tests.harness.table import Table, WriteLine, print_table
 from tests.harness.tally import Tally
 
 
-def print_detail(reporter: pytest.TerminalReporter, results: Results) -> None:
+def print_detail(write: WriteLine, results: Results) -> None:
     """Print each table that has at least one row."""
     for columns, rows in (verdicts(results), distribution(results), times(results)):
         if rows:
-            print_table(reporter, columns, rows)
+            print_table(write, columns, rows)
 
 
 def verdicts(results: Results) -> Table:

@@ -1,6 +1,8 @@
 """Where Flashproof is: a checkout with four packages, or the installed package ``flashproof`` that contains them."""
 
 import os
+import tomllib
+from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -11,6 +13,13 @@ IS_INSTALLED = __name__.partition(".")[0] != "tests"
 
 OWN_FOLDERS = () if IS_INSTALLED else (str(ROOT),)
 """What a new process needs on its path to import our packages."""
+
+
+def own_version() -> str:
+    """Return Flashproof's version: that of the installed package, or the one that the checkout declares."""
+    if IS_INSTALLED:
+        return version("flashproof")
+    return str(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"])
 
 
 def python_path() -> str:

@@ -1,11 +1,12 @@
 """A kernel's name, claims and known failures, as the child process reports them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from kernels.contract import Capabilities, KnownFailure
 from tests.harness.child import Child, ChildDied
-from tests.harness.known import known_failure
+from tests.harness.known import described, known_failure
 from tests.harness.verdict import Finding, Verdict
 
 PROBE_SECONDS = 60.0
@@ -40,13 +41,27 @@ class KernelInfo:
             raise Unavailable(f"kernel {spec!r}: {answer['unavailable']}")
         if "error" in answer:
             raise ValueError(answer["error"])
+        return cls.from_dict({"spec": spec, "stated": claims, **answer})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a record for JSON."""
+        return {
+            "spec": self.spec,
+            "stated": self.claims,
+            **described(self.name, self.capabilities, self.printed, self.known_failures),
+        }
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> "KernelInfo":
+        """Make the record again from what ``to_dict`` returned, also after JSON, which turns tuples into lists."""
         values: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value
-            for name, value in answer["claims"].items()
+            for name, value in fields["claims"].items()
         }
         values["launch"] = {name: tuple(choices) for name, choices in values["launch"].items()}
-        known = tuple(known_failure(fields) for fields in answer["known_failures"])
-        return cls(spec, claims, answer["name"], Capabilities(**values), answer["printed"], known)
+        known = tuple(known_failure(each) for each in fields["known_failures"])
+        stated = tuple(fields["stated"])
+        return cls(fields["spec"], stated, fields["name"], Capabilities(**values), fields["printed"], known)
 
     def check_returned(self, child: Child) -> None:
         """Call a plain function once, in the child. Raises ValueError, in one line, if what it returns is no answer.

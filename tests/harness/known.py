@@ -1,9 +1,27 @@
-"""Known failures: which cases meet one, and the stored case of each that is run every time."""
+"""What is known of a kernel before it runs: its claims, and its known failures with the cases that meet them."""
 
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from typing import Any
 
-from kernels.contract import KnownFailure
+from kernels.contract import Capabilities, KnownFailure
 from strategies.case import Case, Spike
+
+
+def described(
+    name: str, claims: Capabilities, printed: Mapping[str, str], failures: Iterable[KnownFailure]
+) -> dict[str, Any]:
+    """Return what is known of a kernel as a record for JSON, without what only the child process needs of its claims.
+
+    ``printed`` are its claims as ``--claims`` takes them, and ``failures`` those that are known on the device.
+    """
+    kept = {x: y for x, y in vars(claims).items() if x not in ("arithmetic", "designs")}
+    return {
+        "name": name,
+        "claims": {**kept, "launch": dict(claims.launch)},
+        "printed": printed,
+        "known_failures": [asdict(known) for known in failures],
+    }
 
 
 def known_failure(fields: dict[str, Any]) -> KnownFailure:

@@ -1,5 +1,6 @@
 """What the processes of a run tell each other about the bugs they found: a file to which each appends JSON lines."""
 
+import errno
 import json
 import os
 import time
@@ -26,6 +27,20 @@ def is_alive(process: int) -> bool:
     return True
 
 
+def append_line(path: Path, record: Mapping[str, Any], before: str = "") -> None:
+    """Add a record to a file of JSON lines, after the text ``before``. Raises OSError if that is not possible.
+
+    A single write to a file opened for appending does not mix with those of other processes.
+    """
+    line = (before + json.dumps(record, separators=(",", ":")) + "\n").encode()
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        if os.write(file, line) < len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    finally:
+        os.close(file)
+
+
 class Ledger:
     """One process's view of the file. If it can't be written, the process knows only its own bugs."""
 
@@ -38,14 +53,9 @@ class Ledger:
             path.parent.mkdir(parents=True, exist_ok=True)
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Add one line. A single write to a file opened for appending does not mix with those of others."""
-        line = json.dumps({"process": os.getpid(), **record}, separators=(",", ":")) + "\n"
+        """Add one line."""
         with suppress(OSError):
-            file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-            try:
-                os.write(file, line.encode())
-            finally:
-                os.close(file)
+            append_line(self.path, {"process": os.getpid(), **record})
 
     def news(self) -> list[dict[str, Any]]:
         """Return the records added since the last call, including those of this process."""

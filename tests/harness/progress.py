@@ -11,6 +11,7 @@ import pytest
 from hypothesis import settings
 
 from tests.harness.bugs import Bug
+from tests.harness.ending import verdicts
 from tests.harness.journal import examples_done
 from tests.harness.law import PROPERTIES
 from tests.harness.ledger import LEDGER, Ledger
@@ -113,7 +114,7 @@ class LiveLine:
         counted = self.started and self.summary.results.tallies
         if counted and not self.shown and time.monotonic() - self.started >= TABLE_SECONDS:
             self.shown = True
-            self._tell("so far:", *self.summary.verdicts(self.writer.markup))
+            self._tell("so far:", *verdicts(self.summary.results, self.writer.markup))
 
     def pytest_sessionfinish(self) -> None:
         """Erase the live line, and write what was found last."""

@@ -66,6 +66,19 @@ class Results:
             self.bugs[bug.key] = bug
             self.broken.setdefault((f.kernel, f.law, f.case.dtype), set()).add(bug.key)
 
+    def absorb(self, other: "Results", folders: Mapping[str, str]) -> None:
+        """Add what another run has counted; ``folders`` says what its report folders are called here.
+
+        Its bugs are left out: see ``conclude``.
+        """
+        for key, tally in other.tallies.items():
+            self.tallies.setdefault(key, Tally()).merge(tally)
+        for key, reports in other.broken.items():
+            self.broken.setdefault(key, set()).update(folders.get(x, x) for x in reports)
+        for kernel, calls in other.imprecise.items():
+            self.imprecise.setdefault(kernel, Imprecise()).merge(calls)
+        self.less_precise |= other.less_precise
+
     def conclude(self, concluded: Sequence[Concluded]) -> None:
         """Keep the distinct bugs of the whole run, and forget less precise calls that one of them explains."""
         self.concluded = list(concluded)

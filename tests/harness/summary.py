@@ -2,10 +2,9 @@
 
 import json
 import math
-import os
 import shutil
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -16,15 +15,14 @@ from tests.harness.attribute import is_same
 from tests.harness.budget import BudgetSpent, meter
 from tests.harness.bugs import Bug
 from tests.harness.conclude import merged, replaced, with_offers
-from tests.harness.detail import print_detail
+from tests.harness.ending import print_ending
 from tests.harness.ledger import LEDGER, Ledger
-from tests.harness.matrix import Paint, matrix
 from tests.harness.plan import JOURNALS, SUMMARY, UNTIL, Plan
-from tests.harness.report import add_to_report, replay_line, write_whole
+from tests.harness.recorded import RECORD, Recorder, first_line, last_line
+from tests.harness.report import add_to_report, write_whole
 from tests.harness.results import Results
 from tests.harness.runs import Runs
-from tests.harness.screen import MOST_LINES, bug_lines, notes, repeats
-from tests.harness.telling import annotation
+from tests.harness.screen import repeats
 
 WRITING_SECONDS = 1.0
 """Seconds that must have passed since summary.json was written before the end of an item writes it again."""
@@ -41,6 +39,7 @@ class Summary:
         self.path = plan.report_dir / SUMMARY
         self.unwritten = ""
         self.written = -math.inf
+        self.recorder = Recorder(plan.report_dir / JOURNALS / RECORD, first_line(plan))
 
     def pytest_runtest_logstart(self) -> None:
         """Start the clock of the run with its first item, whichever process runs that."""
@@ -53,9 +52,13 @@ class Summary:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Add the counts that an item's report carries, and write summary.json unless that was done just before."""
+        if report.failed:
+            self.recorder.add({"failed": report.nodeid, "told": str(report.longrepr)})
         if not hasattr(report, "flashproof"):
             return
-        self.results.add(json.loads(report.flashproof))
+        counts = json.loads(report.flashproof)
+        self.results.add(counts)
+        self.recorder.add({"item": counts})
         if time.monotonic() - self.written >= WRITING_SECONDS:
             self._write()
             self.written = time.monotonic()
@@ -75,6 +78,7 @@ class Summary:
         self._conclude(session)
         if session.exitstatus == pytest.ExitCode.OK and self.results.complaints():
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        self.recorder.add(last_line(session.exitstatus, self.results.concluded))
 
     def _conclude(self, session: pytest.Session) -> None:
         """Find which bugs of different processes are the same, and add to each report what the whole run has seen."""
@@ -133,43 +137,6 @@ class Summary:
         yield
         if self.results.tallies:
             terminalreporter.write_sep("=", "flashproof")
-            self._print(terminalreporter)
-
-    def _print(self, reporter: pytest.TerminalReporter) -> None:
-        """Print each section, an empty line between any two; with -v, first the tables of all counts."""
-        writer, verbose = reporter.config.get_terminal_writer(), reporter.verbosity > 0
-        if verbose:
-            print_detail(reporter, self.results)
-        is_below = verbose
-        for markup, (first, *rest) in self._sections(writer.fullwidth, writer.markup, verbose):
-            reporter.write_line("\n" * is_below + first, **markup)
-            for line in rest:
-                reporter.write_line(line)
-            is_below = True
-
-    def _sections(
-        self, width: int, paint: Paint, verbose: bool
-    ) -> Iterator[tuple[dict[str, bool], list[str]]]:
-        """Yield the matrix, notes, bugs, and the paths of what is written: lines, and how the first one is marked."""
-        results, concluded = self.results, self.results.concluded
-        yield {}, self.verdicts(paint)
-        if found := list(notes(results, width)):
-            yield {}, found
-        for line in results.complaints():
-            yield {"red": True}, [line]
-        if concluded and os.environ.get("GITHUB_ACTIONS") == "true":
-            yield {}, [annotation(one.bug, one.seen) for one in concluded]
-        if concluded:
-            yield {"bold": True}, [f"bugs, the worst first: {len(concluded)}"]
-        most = None if verbose else MOST_LINES
-        for number, one in enumerate(concluded, 1):
-            yield {"red": True}, bug_lines(number, one, self.plan.report_dir, width, most)
-        for kernel, told in results.less_precise_told().items():
-            yield {}, [f"{kernel}: {told}"]
-        replay = [f"replay: {replay_line(one.bug.failure, self.plan.report_dir)}" for one in concluded[:1]]
-        yield {}, [*replay, f"summary: {self.path}{self.unwritten}{'' if verbose else ' (every count: -v)'}"]
-
-    def verdicts(self, paint: Paint) -> list[str]:
-        """Return the lines of the matrix of what is known so far; ``paint`` colours a mark."""
-        results = self.results
-        return matrix(results.kernels, results.laws, results.dtypes, results.mark, paint)
+            verbose = terminalreporter.verbosity > 0
+            writer, written = terminalreporter.config.get_terminal_writer(), f"{self.path}{self.unwritten}"
+            print_ending(writer, self.results, self.plan.report_dir, verbose=verbose, written=written)

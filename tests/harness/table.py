@@ -1,10 +1,10 @@
 """Tables as lines of text without borders, which can be copied into an issue."""
 
-from collections.abc import Iterable, Sequence
-
-import pytest
+from collections.abc import Callable, Iterable, Sequence
 
 Row = Sequence[str]
+WriteLine = Callable[..., object]
+"""A function that writes a line, such as ``TerminalWriter.line``: ``write("text", bold=True)``."""
 Table = tuple[Row, Sequence[Row]]
 """The names of the columns, and the rows."""
 
@@ -19,10 +19,10 @@ def table(columns: Row, rows: Iterable[Row]) -> list[str]:
     ]
 
 
-def print_table(reporter: pytest.TerminalReporter, columns: Row, rows: Iterable[Row]) -> None:
-    """Write an empty line and a table to pytest's terminal."""
+def print_table(write: WriteLine, columns: Row, rows: Iterable[Row]) -> None:
+    """Write an empty line and a table."""
     head, *body = table(columns, rows)
-    reporter.write_line("")
-    reporter.write_line(head, bold=True)
+    write("")
+    write(head, bold=True)
     for line in body:
-        reporter.write_line(line)
+        write(line)

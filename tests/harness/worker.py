@@ -16,7 +16,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cache, partial
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -33,6 +33,7 @@ from tests.harness import pattern
 from tests.harness.death import ASKS_WHERE
 from tests.harness.device import device_answers
 from tests.harness.interpreting import repair_interpreter
+from tests.harness.known import described
 from tests.harness.law import law_named
 from tests.harness.memory import growth, held_bytes, offer_to_be_killed
 from tests.harness.precision import with_explanations
@@ -89,20 +90,9 @@ class Worker:
             kernel = self.kernel(request["kernel"], tuple(request["claims"]))
         except ValueError as e:
             return {"error": str(e)}
-        c = kernel.capabilities
-        claims = {
-            name: getattr(c, name) for name in c.__dataclass_fields__ if name not in ("arithmetic", "designs")
-        }
-        return {
-            "name": kernel.name,
-            "claims": {**claims, "launch": dict(c.launch)},
-            "printed": describe_claims(c, device_type),
-            "known_failures": [
-                asdict(known)
-                for known in kernel.known_failures
-                if known.is_of(device_type, torch.__version__)
-            ],
-        }
+        known = [x for x in kernel.known_failures if x.is_of(device_type, torch.__version__)]
+        printed = describe_claims(kernel.capabilities, device_type)
+        return described(kernel.name, kernel.capabilities, printed, known)
 
     def do_probe(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return why a plain function does not fit the contract, as far as one call shows; None if it seems to fit."""

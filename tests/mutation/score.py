@@ -108,7 +108,7 @@ class MutationSummary:
         tables += [of_operators(operators)] if operators else []
         tables += [comparison(compared)] if compared else []
         for columns, rows in tables:
-            print_table(terminalreporter, columns, rows)
+            print_table(terminalreporter.write_line, columns, rows)
 
 
 def each_bug(planted: Sequence[Planted]) -> Table:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from strategies.case import Case, Spike
+from tests.harness import merge
 from tests.harness.home import ROOT
 from tests.harness.run import Run, read
 from tests.unit.running import CASE, SEVERAL, TOYS, pytest_run, summary_in
@@ -74,6 +75,11 @@ class TestCommandLine:
         assert verdicts == {"toys.sound": "held", "toys.wrong": "broken"}
         assert rows["toys.wrong"]["examples"] > rows["toys.wrong"]["broken"] > 0
         assert rows["toys.sound"]["worst_case"].startswith("Case(")
+
+        assert merge.main([str(tmp_path / "reports"), "--report-dir", str(tmp_path / "merged")]) == 1
+        merged = json.loads((tmp_path / "merged/summary.json").read_text())
+        assert merged.pop("shards") == {"ended": [str(tmp_path / "reports")], "cut short": [], "missing": []}
+        assert merged == summary
 
         (report_folder,) = rows["toys.wrong"]["reports"]
         folder = tmp_path / "reports" / report_folder

@@ -1,0 +1,165 @@
+"""What a run writes down line by line as it goes, so that it can be merged with others even if it is killed."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness.bugs import Bug, with_tensors
+from tests.harness.conclude import Concluded, merged, together
+from tests.harness.home import own_version
+from tests.harness.kernel_info import KernelInfo
+from tests.harness.ledger import LEDGER, Ledger, append_line
+from tests.harness.plan import JOURNALS, Plan
+from tests.harness.results import Results
+from tests.harness.shard import Shard, shard_of
+from tests.harness.sightings import Sightings
+
+RECORD = "results.jsonl"
+"""The file, beside the journals: a line about the run, one for each item, and one when the run has ended."""
+FORMAT = 1
+"""The version of the file's format."""
+
+
+class Recorder:
+    """Writes the file of a run. A line that can't be written is kept, and written with the next one."""
+
+    def __init__(self, path: Path, first: Mapping[str, Any]) -> None:
+        self.path, self.unwritten = path, list[Mapping[str, Any]]()
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+        self.add(first)
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        """Add a line to the file."""
+        # If a line was written in part, the next one must not continue it.
+        before = "\n" * bool(self.unwritten)
+        self.unwritten.append(line)
+        with suppress(OSError):
+            while self.unwritten:
+                append_line(self.path, self.unwritten[0], before)
+                self.unwritten.pop(0)
+
+
+def first_line(plan: Plan) -> dict[str, Any]:
+    """Return the line about the run: what must agree in runs that are merged, and what they have in common."""
+    return {
+        "flashproof": FORMAT,
+        "version": own_version(),
+        "shard": str(plan.shard) if plan.shard else None,
+        "report_dir": str(plan.report_dir),
+        "environment": plan.environment,
+        "kernels": [info.to_dict() for info in plan.kernels],
+        "not_run": plan.unavailable,
+    }
+
+
+def last_line(status: int, concluded: Sequence[Concluded]) -> dict[str, Any]:
+    """Return the line of the end of a run: pytest's exit status, and which of the run's finds are one bug."""
+    bugs = [{"folders": [one.bug.key, *one.twins], "offers": one.offers} for one in concluded]
+    return {"status": status, "bugs": bugs}
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A run as its files tell it.
+
+    Attributes:
+        folder: its report directory.
+        about: the first line of the file.
+        results: what its items have counted and found.
+        bugs: each distinct bug once, as the run has told them apart, or else as their records do.
+        failed: the texts of items that failed, by the ids of the items.
+        status: pytest's exit status, or None if the run was killed.
+    """
+
+    folder: Path
+    about: Mapping[str, Any]
+    results: Results
+    bugs: tuple[Concluded, ...]
+    failed: Mapping[str, str]
+    status: int | None
+
+    @property
+    def shard(self) -> Shard | None:
+        """Return which of several runs it is, or None if it is one by itself."""
+        return shard_of(self.about["shard"]) if self.about["shard"] else None
+
+    @property
+    def name(self) -> str:
+        """Return what the run is called in messages: its shard, or else its folder."""
+        return str(self.shard or self.folder)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the run came to its end, and was neither killed nor interrupted."""
+        return self.status in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+
+
+def read_run(folder: Path) -> Recorded | None:
+    """Read what a run has written into its report directory; None if it was killed before it wrote anything.
+
+    Raises ValueError, in one line, if the folder is no report directory, or is one of another version's.
+    """
+    if not (folder / JOURNALS).is_dir():
+        raise ValueError(f"got {str(folder)!r}, expected a report directory with the folder {JOURNALS}")
+    path = folder / JOURNALS / RECORD
+    try:
+        about, *lines = _lines(path) or [None]
+        if about is None:
+            return None
+        if about["flashproof"] != FORMAT:
+            raise ValueError(f"got format {about['flashproof']!r:.80}, expected {FORMAT}")
+        return _recorded(folder, about, lines)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as e:
+        raise ValueError(f"{path}: can't be read ({type(e).__name__}: {e})") from e
+
+
+def _lines(path: Path) -> list[Any]:
+    """Return the records of a file of JSON lines, without a line that was written only in part."""
+
+    def records() -> Iterator[Any]:
+        with path.open() as file:
+            for line in file:
+                with suppress(json.JSONDecodeError):
+                    yield json.loads(line)
+
+    return list(records()) if path.exists() else []
+
+
+def _recorded(folder: Path, about: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> Recorded:
+    results = Results([KernelInfo.from_dict(fields) for fields in about["kernels"]])
+    for line in lines:
+        if "item" in line:
+            results.add(line["item"])
+    failed = {line["failed"]: line["told"] for line in lines if "failed" in line}
+    end = next((line for line in lines if "status" in line), None)
+    if end is None:
+        _add_unreported(results, folder)
+        bugs = merged(results.bugs, results.seen)
+    else:
+        bugs = [_concluded(results, **one) for one in end["bugs"]]
+    return Recorded(folder, about, results, tuple(bugs), failed, None if end is None else end["status"])
+
+
+def _concluded(results: Results, folders: Sequence[str], offers: Sequence[str]) -> Concluded:
+    one = together([results.bugs[key] for key in folders], results.seen)
+    return replace(one, offers=tuple(offers))
+
+
+def _add_unreported(results: Results, folder: Path) -> None:
+    """Add the bugs of a run that was killed before the items that found them had ended: one failing example each."""
+    for record in Ledger(folder / JOURNALS / LEDGER).news():
+        if "finding" not in record:
+            continue
+        bug = Bug.from_dict(record)
+        f = bug.failure
+        results.bugs[bug.key] = with_tensors(bug, results.bugs.get(bug.key, bug).tensors)
+        if bug.key not in results.seen:
+            results.seen[bug.key] = Sightings()
+            results.seen[bug.key].add(f.law, f.case, f.finding.tensor)
+            results.broken.setdefault((f.kernel, f.law, f.case.dtype), set()).add(bug.key)
