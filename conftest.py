@@ -90,6 +90,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="DIR",
         help="run the cases below this folder first (case.json of reports), each kernel those that it claims",
     )
+    group.addoption(
+        "--database",
+        metavar="DIR|redis://HOST:PORT/N",
+        help="where failing cases are kept, to be run first by the next run, here or on another machine (default: the "
+        "folder .hypothesis; none with --minutes)",
+    )
     group.addoption("--replay", metavar="PATH", help="run the case of one report (its case.json) again")
 
 

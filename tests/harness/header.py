@@ -35,6 +35,8 @@ def header(plan: Plan, config: pytest.Config) -> list[str]:
         lines += wrapped(f"kernel {info.name}: {told}", width)
     specs = {info.spec for info in plan.kernels}
     unfinished = [path for path, run in plan.unfinished.items() if run.spec in specs]
+    if config.getoption("--database"):
+        lines.append(f"failing cases are kept in {next(iter(plan.finds.databases))}")
     lines += [f"not run: {reason}" for reason in plan.unavailable]
     lines += [f"an earlier run was cut off in a case, which comes first now: {path}" for path in unfinished]
     return lines

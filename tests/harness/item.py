@@ -119,10 +119,11 @@ class LawTurn(pytest.Item):
 def make_subject(item: LawTurn) -> Subject:
     """Make the subject that all turns of an item's kernel and dtype share in this process."""
     plan, info = item.plan, item.info
-    known = KnownBugs(info.name, item.dtype, plan.report_dir, verbose=item.config.get_verbosity() > 0)
+    verbose = item.config.get_verbosity() > 0
+    known = KnownBugs(info.name, item.dtype, plan.report_dir, verbose, plan.finds)
     runs = Runs(info, plan.child, plan.journal, known.bugs, plan.clock)
     triage = Triage(runs, known, plan.environment, plan.shrinking)
-    return Subject(triage, plan.max_seqlen, plan.replay, plan.corpus)
+    return Subject(triage, plan.max_seqlen, plan.replay, (*plan.corpus, *plan.finds.of(info.name)))
 
 
 def seconds_of(item: LawTurn) -> float:
@@ -162,8 +163,7 @@ def found_in_turn(item: LawTurn, subject: Subject) -> list[str]:
     try:
         subject.take_up(item.law, item.unfinished)
         if item.turn.number == 0:
-            for case in subject.corpus_cases(item.law):
-                subject.uphold(item.law, case)
+            subject.uphold_corpus(item.law)
         draw_examples(item, subject)
     except TimeUp:
         examples = item.turn.examples

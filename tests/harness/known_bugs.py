@@ -9,6 +9,7 @@ from strategies.case import Case
 from tests.harness import report
 from tests.harness.attribute import Broken
 from tests.harness.bugs import Bug, in_parts, with_tensors
+from tests.harness.finds import Finds
 from tests.harness.imprecise import Imprecise, ImpreciseCall
 from tests.harness.ledger import LEDGER, Ledger
 from tests.harness.plainly import is_plain
@@ -31,13 +32,14 @@ class KnownBugs:
 
     ``failures`` are those that this process has reported, ``seen`` and ``imprecise`` what an item has met. With
     ``verbose``, the text of the item that finds a bug has all that is known of it; else it has a line for each bug,
-    since the summary tells the rest.
+    since the summary tells the rest. ``finds`` outlast the run.
     """
 
     kernel: str
     dtype: str
     report_dir: Path
     verbose: bool
+    finds: Finds = field(default_factory=Finds)
     bugs: dict[str, Bug] = field(default_factory=dict)
     failures: dict[str, Failure] = field(default_factory=dict)
     blamed: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -64,11 +66,15 @@ class KnownBugs:
             self.unread.append(line)
 
     def write(self, failure: Failure, script: str | None) -> None:
-        """Write a report. If that is not possible, the run goes on, and a message says so."""
+        """Write a report, and keep its case for later runs.
+
+        If the report can't be written, the run goes on, and a message says so.
+        """
         try:
             report.write(failure, self.report_dir, script)
         except OSError as e:
             self.tell(f"report not written: {self.report_dir / failure.folder}: {e.strerror}")
+        self.finds.keep(failure)
 
     def learn(self) -> None:
         """Read what other processes have found."""

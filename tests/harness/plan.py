@@ -14,6 +14,7 @@ from kernels.registry import REGISTERED
 from strategies.cases import is_claimed
 from tests.harness.budget import CALLS, SECONDS, Clock, ShrinkBudget
 from tests.harness.child import Child
+from tests.harness.finds import Finds, finds_at
 from tests.harness.journal import Journal, set_aside_unfinished, unfinished_in
 from tests.harness.kernel_info import KernelInfo, Unavailable
 from tests.harness.law import LAWS, PROPERTIES, law_named
@@ -46,6 +47,7 @@ class Plan:
     unfinished: Mapping[Path, Run]
     replay: Run | None
     corpus: tuple[Run, ...]
+    finds: Finds
     minutes: float | None
     clock: Clock
     turns: tuple[Turn, ...]
@@ -85,6 +87,7 @@ def make_plan(config: pytest.Config) -> Plan:
     replay, corpus, shard = _replay(config), _corpus(config), _shard(config)
     child = Child(device)
     kernels, unavailable = _kernels(config, child, replay)
+    finds = Finds() if replay else _finds(config, check=worker["workerid"] == "main")
     report_dir = Path(config.getoption("--report-dir"))
     with report_folder(report_dir, JOURNALS) as journals:
         if worker["workerid"] == "main":
@@ -110,6 +113,7 @@ def make_plan(config: pytest.Config) -> Plan:
         unfinished={} if replay else _unfinished(report_dir),
         replay=replay,
         corpus=corpus,
+        finds=finds,
         minutes=minutes,
         clock=Clock(60 * limit if limit else math.inf, worker.get(UNTIL, math.nan)),
         turns=_turns(minutes, replay, worker["workercount"], combinations),
@@ -173,6 +177,13 @@ def _replay(config: pytest.Config) -> Run | None:
         return None if path is None else read(Path(path))
     except ValueError as e:
         raise pytest.UsageError(f"--replay {e}") from None
+
+
+def _finds(config: pytest.Config, *, check: bool) -> Finds:
+    try:
+        return finds_at(config.getoption("--database"), check=check)
+    except ValueError as e:
+        raise pytest.UsageError(f"--database: {e}") from None
 
 
 def _shard(config: pytest.Config) -> Shard | None:

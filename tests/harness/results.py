@@ -1,7 +1,7 @@
 """The results of a run: counts for each kernel, law and dtype, the bugs found, and the content of summary.json."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -40,6 +40,7 @@ class Results:
         self.imprecise: dict[str, Imprecise] = {}
         self.less_precise: set[Key] = set()
         self.concluded: list[Concluded] = []
+        self.notices: list[str] = []
 
     def add(self, counts: Mapping[str, Any]) -> None:
         """Add what one item has counted and found: ``counts`` is its report's ``flashproof``."""
@@ -54,6 +55,7 @@ class Results:
             # A failure may have waited for its investigation, so it may be of a law or dtype of an earlier item.
             for law, dtype, _ in sightings.counts:
                 self.broken.setdefault((key[0], law, dtype), set()).add(folder)
+        self._notice(counts.get("notices", ()))
         imprecise = Imprecise.from_dict(counts["imprecise"])
         if imprecise.total:
             self.imprecise.setdefault(counts["kernel"], Imprecise()).merge(imprecise)
@@ -78,6 +80,11 @@ class Results:
         for kernel, calls in other.imprecise.items():
             self.imprecise.setdefault(kernel, Imprecise()).merge(calls)
         self.less_precise |= other.less_precise
+        self._notice(other.notices)
+
+    def _notice(self, lines: Iterable[str]) -> None:
+        """Remember what a user must know of the whole run, each line once."""
+        self.notices = list(dict.fromkeys([*self.notices, *lines]))
 
     def conclude(self, concluded: Sequence[Concluded]) -> None:
         """Keep the distinct bugs of the whole run, and forget less precise calls that one of them explains."""
@@ -238,6 +245,7 @@ class Results:
                 for one in self.concluded or merged(self.bugs, self.seen)
             ],
             "complaints": self.complaints(),
+            "notices": self.notices,
             "consistent_with": self.designs(),
             "less_precise": self.less_precise_told(),
             "error_over_bound": self.distribution(),

@@ -128,6 +128,8 @@ def notes(results: Results, width: int) -> Iterator[str]:
             yield from wrapped(f"{label}: {sum(counts.values())} cases ({each})", width)
     for name, slow in results.slow().items():
         yield from wrapped(f"slow: {name} took {_slow(slow)}", width)
+    for line in results.notices:
+        yield from wrapped(line, width)
     for name, info in results.infos.items():
         for known in info.known_failures:
             yield from wrapped(f"known failure of {name}: {known}", width)

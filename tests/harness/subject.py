@@ -134,8 +134,15 @@ class Subject:
             path.unlink(missing_ok=True)
         self.deadline = deadline
 
+    def uphold_corpus(self, law: Law) -> None:
+        """Run ``law`` on its cases of the corpus, however long that takes. Raises TimeUp if the run's time is over."""
+        deadline, self.deadline = self.deadline, math.inf
+        for case in self.corpus_cases(law):
+            self.uphold(law, case)
+        self.deadline = deadline
+
     def results(self) -> dict[str, Any]:
-        """Return the results of the item for the summary: its counts, its bugs, and where these showed."""
+        """Return the results of the item for the summary: its counts, its bugs, where these showed, and notices."""
         bugs, seen = self.known.bugs, self.known.seen
         return {
             "kernel": self.info.name,
@@ -144,6 +151,7 @@ class Subject:
             "bugs": [bugs[key].to_dict() for key in seen if key in bugs],
             "seen": {key: x.to_dict() for key, x in seen.items()},
             "imprecise": self.known.imprecise.to_dict(),
+            "notices": self.known.finds.notices,
         }
 
     def known_that_hold(self, law: Law) -> list[str]:

@@ -266,6 +266,7 @@ def test_what_tox_installs_is_what_the_package_depends_on() -> None:
     declared: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
     project, group = declared["project"], declared["dependency-groups"]["test"]
     depended = [*project["dependencies"], *project["optional-dependencies"]["pictures"]]
+    depended += project["optional-dependencies"]["redis"]
     own = {"mpmath", "setuptools"}
     assert sorted(x for x in group if re.split(r"\W", x)[0] not in own) == sorted(depended)
     assert all(version(re.split(r"[<>=]", x)[0]) for x in depended)

@@ -46,6 +46,7 @@ class TestUsageErrors:
             ({"time_limit": 4.0, "minutes": 4.0}, "--time-limit: got 4.0, expected none with --minutes"),
             ({"max_seqlen": -1}, "--max-seqlen: got -1, expected a positive number"),
             ({"shard": "0/8"}, "--shard: got '0/8', expected i/n with 1 <= i <= n, such as 3/8"),
+            ({"database": "http://host"}, "--database: got 'http://host', expected a folder or .*"),
             ({"replay": "missing.json"}, "--replay missing.json: can't be read .*"),
         ],
     )
