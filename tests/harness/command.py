@@ -29,6 +29,7 @@ commands:
   replay PATH                  run the case of one report (its case.json) again
   mutation [SPEC ...]          plant bugs in a kernel and tell which are caught
   merge DIR ...                make one result of several runs, such as the shards of a night
+  issues DIR [--write]         open, update and close GitHub issues for the bugs of a run
   bench [SPEC ...]             time kernels beside PyTorch's, on a GPU
 
 SPEC is package.module:attribute or path/to/file.py:attribute, looked up from the current folder,
@@ -77,7 +78,7 @@ COMMANDS = {
     "bench": Command("bench", least=0),
 }
 
-WITHOUT_KERNELS = {"merge": "tests.harness.merge"}
+WITHOUT_KERNELS = {"merge": "tests.harness.merge", "issues": "tests.harness.issues"}
 """Commands that run no kernel: the module of each, whose ``main`` has options of its own."""
 
 

@@ -113,6 +113,7 @@ def row(bug: Bug, seen: Sightings) -> dict[str, Any]:
         "dtypes": seen.names(1),
         "failures": seen.total,
         "headline": headline(bug.failure),
+        "causes": bug.failure.explanation.causes,
         "matters": [name for need in bug.needs for name in MADE_OF.get(need.name, (need.name,))],
         "folder": bug.key,
         "rank": rank(bug),

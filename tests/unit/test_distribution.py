@@ -112,6 +112,8 @@ class TestCommandLine:
             ("nonsense", r"got nonsense, expected verify, .*"),
             ("verify --examples 5", r"verify: expected SPEC before the options, got --examples 5"),
             ("replay", r"replay: expected PATH before the options, got nothing"),
+            ("merge", r"merge: the following arguments are required: DIR"),
+            ("issues a b", r"issues: unrecognized arguments: b"),
             ("replay a b", r"replay: expected PATH before the options, got a b"),
         ],
     )
@@ -128,7 +130,10 @@ class TestCommandLine:
         monkeypatch.setattr(sys, "argv", ["flashproof", "verify", "--help"])
         assert command.main() == 0
         text = capsys.readouterr().out
-        assert all(f"  {name} " in text for name in (*command.COMMANDS, "--kernel", "--claims", "--corpus"))
+        assert all(
+            f"  {name} " in text
+            for name in (*command.COMMANDS, *command.WITHOUT_KERNELS, "--kernel", "--claims", "--corpus")
+        )
 
 
 @pytest.fixture(scope="module")
