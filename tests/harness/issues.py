@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.harness.merge import OneLine
+from tests.harness.arguments import OneLine
 from tests.harness.plan import SUMMARY
 from tests.harness.report import write_whole
 

@@ -4,42 +4,23 @@ import json
 import shlex
 import shutil
 import sys
-from argparse import ArgumentParser
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import combinations, count
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 from _pytest._io import TerminalWriter
 
-from tests.harness.bugs import Bug, with_tensors
-from tests.harness.conclude import Concluded, replaced
+from tests.harness.arguments import OneLine
+from tests.harness.bugs import Bug
+from tests.harness.conclude import replaced
 from tests.harness.ending import print_ending
 from tests.harness.plan import SUMMARY, report_folder
 from tests.harness.recorded import Recorded, read_run
 from tests.harness.report import add_to_report, write, write_whole
 from tests.harness.results import Results
 from tests.harness.screen import repeats
-from tests.harness.sightings import Sightings
-from tests.harness.telling import severity
-
-
-class OneLine(ArgumentParser):
-    """A parser of arguments whose errors are one line."""
-
-    def error(self, message: str) -> NoReturn:
-        """Raise ValueError."""
-        raise ValueError(message)
-
-
-@dataclass(frozen=True)
-class Find:
-    """A bug as one run has found it."""
-
-    run: Recorded
-    one: Concluded
+from tests.harness.union import Find, check_alike, united
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -47,137 +28,42 @@ def main(arguments: Sequence[str]) -> int:
 
     Raises ValueError, in one line, for what can't be merged.
     """
-    parser = OneLine(
-        "flashproof merge", description="Make one result of several runs, such as the shards of a night."
-    )
-    parser.add_argument("folders", nargs="+", type=Path, metavar="DIR", help="the report directory of a run")
-    parser.add_argument(
-        "--report-dir",
-        type=Path,
-        default="reports",
-        metavar="DIR",
-        help="where the result goes (default: reports)",
-    )
-    parser.add_argument("-v", "--verbose", action="store_true", help="print every count")
-    given = parser.parse_args(arguments)
-    into = given.report_dir
-    if same := next((x for x in given.folders if x.resolve() == into.resolve()), None):
-        raise ValueError(f"--report-dir: got {str(same)!r}, expected a folder that is not merged")
-    found = [read_run(folder) for folder in given.folders]
-    runs = [run for run in found if run is not None]
-    silent = [folder for folder, run in zip(given.folders, found, strict=True) if run is None]
+    given = parse(arguments)
+    found = {folder: read_run(folder) for folder in given.folders}
+    runs = [run for run in found.values() if run is not None]
+    silent = [folder for folder, run in found.items() if run is None]
     check_alike(runs)
     results, finds = united(runs)
-    written = write_result(into, runs, silent, results, finds)
+    written = write_result(given.report_dir, runs, silent, results, finds)
     more = [*untold(runs), *completeness(runs, silent)]
     writer = TerminalWriter(sys.stdout)
     writer.sep("=", "flashproof")
-    print_ending(writer, results, into, verbose=given.verbose, written=written, more=more)
-    is_broken = any(run.failed or run.status == pytest.ExitCode.TESTS_FAILED for run in runs)
-    return (
-        pytest.ExitCode.TESTS_FAILED
-        if is_broken or results.concluded or results.complaints()
-        else pytest.ExitCode.OK
+    print_ending(writer, results, given.report_dir, verbose=given.verbose, written=written, more=more)
+    has_failed = any(run.failed or run.status == pytest.ExitCode.TESTS_FAILED for run in runs)
+    return int(has_failed or bool(results.concluded) or bool(results.complaints()))
+
+
+def parse(arguments: Sequence[str]) -> Namespace:
+    """Return what the command line says. Raises ValueError, in one line, for what it can't say."""
+    what = "Make one result of several runs, such as the shards of a night."
+    parser = OneLine("flashproof merge", description=what)
+    add, default = parser.add_argument, Path("reports")
+    add("folders", nargs="+", type=Path, metavar="DIR", help="the report directory of a run")
+    add(
+        "--report-dir",
+        type=Path,
+        default=default,
+        metavar="DIR",
+        help="where the result goes (default: reports)",
     )
-
-
-def check_alike(runs: Sequence[Recorded]) -> None:
-    """Raise ValueError, in one line, if runs are not parts of one: by their versions, shards or kernels."""
-    if not any(run.results.keys for run in runs):
-        raise ValueError("got no run with a result, expected at least one")
-    for one, other in combinations(runs, 2):
-        where = f"in {one.folder} and {{}} in {other.folder}"
-        if one.about["version"] != other.about["version"]:
-            versions = f"got Flashproof {one.about['version']} {where.format(other.about['version'])}"
-            raise ValueError(f"{versions}, expected one version")
-        if one.folder.resolve() == other.folder.resolve():
-            raise ValueError(f"got {one.folder} twice, expected each run once")
-        if one.shard and other.shard and (one.shard == other.shard or one.shard.count != other.shard.count):
-            told = f"got shard {one.shard} {where.format(other.shard)}"
-            raise ValueError(f"{told}, expected different shards of one number")
-        for name in one.results.infos.keys() & other.results.infos.keys():
-            mine, theirs = (run.results.infos[name].printed for run in (one, other))
-            for key in sorted(mine.keys() | theirs.keys()):
-                if mine.get(key) != theirs.get(key):
-                    told = f"got the claim {key}={mine.get(key)} of {name} {where.format(theirs.get(key))}"
-                    raise ValueError(f"{told}, expected one claim")
-
-
-def united(runs: Sequence[Recorded]) -> tuple[Results, list[list[Find]]]:
-    """Return the results of all runs as one, and the finds of each of its bugs, of which the first is the worst."""
-    finds = grouped(Find(run, one) for run in runs for one in run.bugs)
-    concluded = list(named(map(as_one, finds)))
-    names: dict[Path, dict[str, str]] = {run.folder: {} for run in runs}
-    for group, one in zip(finds, concluded, strict=True):
-        for find in group:
-            names[find.run.folder].update(dict.fromkeys((find.one.bug.key, *find.one.twins), one.bug.key))
-    infos = {name: info for run in runs for name, info in run.results.infos.items()}
-    results = Results(list(infos.values()))
-    for run in runs:
-        results.absorb(run.results, names[run.folder])
-    results.conclude(concluded)
-    return results, finds
-
-
-def grouped(finds: Iterable[Find]) -> list[list[Find]]:
-    """Return the finds of each bug, the worst bug and the worst find first.
-
-    A run has told its own bugs apart by running the kernel, so that two finds of one run are two bugs.
-    """
-    groups: list[list[Find]] = []
-    for find in sorted(finds, key=lambda find: severity(find.one.bug)):
-        others = (x for x in groups if all(y.run is not find.run for y in x))
-        group = next((x for x in others if is_found_again(x[0].one.bug, find.one.bug)), None)
-        if group is None:
-            groups.append([find])
-        else:
-            group.append(find)
-    return groups
-
-
-def is_found_again(one: Bug, other: Bug) -> bool:
-    """Whether bugs of two runs are one, to judge by their records.
-
-    Within a run two bugs may break the same law in the same way and need the same lengths or numbers. Of two runs such
-    bugs count as one, if each one's smallest case has what the other one needs.
-    """
-    f, g = one.failure, other.failure
-    if f.kernel != g.kernel:
-        return False
-    broken = [(x.law, x.case.dtype, x.finding.tensor, x.finding.signature) for x in (f, g)]
-    needs = [{need.name for need in bug.needs} for bug in (one, other)]
-    is_met = one.is_met(g.case) and other.is_met(f.case)
-    return one.is_like(other) or (broken[0] == broken[1] and needs[0] == needs[1] and is_met)
-
-
-def as_one(finds: Sequence[Find]) -> Concluded:
-    """Return a bug as all runs have seen it. A claim is offered if each run that found the bug offers it."""
-    first, *rest = (find.one for find in finds)
-    seen = Sightings()
-    for find in finds:
-        seen.merge(find.one.seen)
-    bug = with_tensors(first.bug, (tensor for find in finds for tensor in find.one.bug.tensors))
-    if not rest:
-        return Concluded(bug, seen, first.offers)
-    claims = ({line.partition(": ")[0]: None for line in find.one.offers} for find in finds)
-    mine, *others = claims
-    offers = (
-        f"{claim}: offered by all {len(finds)} runs that found it"
-        for claim in mine
-        if all(claim in x for x in others)
-    )
-    return Concluded(bug, seen, tuple(offers))
-
-
-def named(concluded: Iterable[Concluded]) -> Iterator[Concluded]:
-    """Yield each bug with a report folder of its own, since two runs may have used one name for two bugs."""
-    taken: set[str] = set()
-    for one in concluded:
-        f = one.bug.failure
-        bugs = (replace(one.bug, failure=replace(f, number=n)) for n in count(f.number))
-        bug = next(bug for bug in bugs if bug.key not in taken)
-        taken.add(bug.key)
-        yield replace(one, bug=bug)
+    add("-v", "--verbose", action="store_true", help="print every count")
+    given = parser.parse_args(arguments)
+    resolved = [folder.resolve() for folder in given.folders]
+    if given.report_dir.resolve() in resolved:
+        raise ValueError(f"--report-dir: got {str(given.report_dir)!r}, expected a folder that is not merged")
+    if twice := next((x for x in given.folders if resolved.count(x.resolve()) > 1), None):
+        raise ValueError(f"got {twice} twice, expected each run once")
+    return given
 
 
 def write_result(

@@ -269,7 +269,7 @@ class TestBadInput:
             ({"kernels": [{}]}, r"\S+results.jsonl: can't be read \(KeyError: .*"),
             (
                 {"info": replace(INFO, printed={"head_dims": "128", "lse": "true"})},
-                "got the claim head_dims=64 of k in .* and 128 in .*, expected one claim",
+                "got the claim head_dims of k as 64 in .* and 128 in .*, expected one claim",
             ),
         ],
     )
