@@ -94,7 +94,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--database",
         metavar="DIR|redis://HOST:PORT/N",
         help="where failing cases are kept, to be run first by the next run, here or on another machine (default: the "
-        "folder .hypothesis; none with --minutes)",
+        "folder .hypothesis; none with --minutes or --hypothesis-seed)",
     )
     group.addoption("--replay", metavar="PATH", help="run the case of one report (its case.json) again")
 

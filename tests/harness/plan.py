@@ -180,8 +180,11 @@ def _replay(config: pytest.Config) -> Run | None:
 
 
 def _finds(config: pytest.Config, *, check: bool) -> Finds:
+    place = config.getoption("--database")
+    if place is None and config.getoption("--hypothesis-seed") is not None:
+        return Finds()  # what is repeated must not begin with what was found the first time
     try:
-        return finds_at(config.getoption("--database"), check=check)
+        return finds_at(place, check=check)
     except ValueError as e:
         raise pytest.UsageError(f"--database: {e}") from None
 

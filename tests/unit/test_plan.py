@@ -99,6 +99,14 @@ class TestUsageErrors:
         with pytest.raises(pytest.UsageError, match=r"--corpus .*/case\.json: is not JSON"):
             plan_of(corpus=str(tmp_path))
 
+    def test_a_run_that_can_be_repeated_begins_with_no_find(
+        self, plan_of: Callable[..., Any], tmp_path: Path
+    ) -> None:
+        kernel, given = [f"{TOYS}:sound"], str(tmp_path / "finds")
+        assert plan_of(kernel=kernel).finds.databases
+        assert not plan_of(kernel=kernel, hypothesis_seed=1).finds.databases
+        assert plan_of(kernel=kernel, hypothesis_seed=1, database=given).finds.databases
+
     def test_kernels_that_cannot_run_here_are_named(self, plan_of: Callable[..., Any]) -> None:
         plan = plan_of()
         assert "kernel 'sdpa_cudnn': runs on CUDA only" in plan.unavailable
