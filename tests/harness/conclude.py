@@ -9,12 +9,17 @@ from strategies.cases import is_claimed
 from tests.harness.budget import BudgetSpent
 from tests.harness.bugs import Bug, with_tensors
 from tests.harness.offers import TOP_LEFT, failing_under
+from tests.harness.report import shown_in
 from tests.harness.runs import Runs
 from tests.harness.sightings import Sightings
 from tests.harness.telling import severity, told
+from tests.harness.verdict import Finding
 
 FEWEST_DRAWN = 3
 """A claim is offered if so many failing cases that were drawn support it: cases of one shrinking are all alike."""
+
+CASE = "smallest"
+"""The label of the smallest case."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,20 @@ class Concluded:
     def lines(self) -> list[str]:
         """Return the lines that its report ends with: how bad it is, where it showed, which claims would be true."""
         return [*(text for _, text in told(self.bug, self.seen)), *self.offers]
+
+    def facts(self) -> Iterator[tuple[str, str]]:
+        """Yield a label and a text for each fact that is known of the bug, apart from the path of its report."""
+        failure = self.bug.failure
+        yield "claim", " ".join(failure.finding.claim.split())
+        if failure.finding.rate:
+            yield "rate", shown_in(failure.finding)
+        yield from _numbers(failure.finding)
+        yield from told(self.bug, self.seen)
+        if failure.explanation.causes:
+            yield "points to", failure.explanation.points_to
+        yield CASE, repr(failure.case)
+        if self.offers:
+            yield "or claim", "; ".join(self.offers)
 
 
 def merged(
@@ -91,6 +110,23 @@ def _offer(claim: str, seen: Sightings, runs: Runs, spend: Callable[[], None]) -
     tried = "" if held == drawn else f" of {drawn} that were tried"
     if held >= FEWEST_DRAWN:
         yield f"--claims {claim}: all {held} failing cases{tried} hold"
+
+
+def _numbers(f: Finding) -> Iterator[tuple[str, str]]:
+    """Yield facts of the worst element or, if no number is wrong, the last frame or line of the failure's detail."""
+    if f.actual is not None:
+        place = f"{f.expression or f.tensor}[{', '.join(map(str, f.index))}]"
+        yield "where", f"{place}: expected {f.expected}, actual {f.actual}"
+        counts = {"NaN": f.nan, "+inf": f.posinf, "-inf": f.neginf}
+        special = [f"{count} {what}" for what, count in counts.items() if count]
+        wrong = f"{f.wrong} of {f.total} elements are wrong"
+        yield "error", "; ".join([f"{_rounded(f.ratio)} times the bound", wrong, *special])
+    elif lines := f.detail.strip().splitlines():
+        yield "where", ([line for line in lines if line.strip().startswith("File ")] or lines)[-1].strip()
+
+
+def _rounded(ratio: float | str | None) -> str:
+    return f"{ratio:.4g}" if isinstance(ratio, float) else str(ratio)
 
 
 def replaced(text: str, concluded: Iterable[Concluded]) -> str:

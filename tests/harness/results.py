@@ -7,6 +7,7 @@ from typing import Any
 
 from kernels.contract import DTYPES
 from tests.harness.bugs import Bug, with_tensors
+from tests.harness.cells import by_field, claimed, is_judged
 from tests.harness.conclude import Concluded, merged
 from tests.harness.imprecise import Imprecise, sentence
 from tests.harness.kernel_info import KernelInfo
@@ -200,11 +201,25 @@ class Results:
             if designs
         }
 
+    def coverage(self) -> dict[str, dict[str, dict[str, int]]]:
+        """Return the examples of each value of a field that a kernel claims: by kernel, field and value.
+
+        An example counts only under laws that judge what the field says.
+        """
+        examples: dict[str, Counter[str]] = {kernel: Counter() for kernel in self.kernels}
+        for (kernel, law, _), tally in self.tallies.items():
+            examples[kernel].update({x: count for x, count in tally.cells.items() if is_judged(law, x)})
+        return {
+            kernel: by_field(claimed(self.infos[kernel].capabilities), found)
+            for kernel, found in examples.items()
+        }
+
     def distribution(self) -> list[dict[str, Any]]:
         """Return a row for each kernel, dtype and tensor: how the largest error over bound varies over examples.
 
-        Only the laws ``forward`` and ``backward`` count. "tests_nothing" is the share of examples in which an answer of
-        0 would hold.
+        Only the laws ``forward`` and ``backward`` count. "histogram" has the number of examples in each of ``BARS``
+        equal parts of the range from 0 to 1. "tests_nothing" is the share of examples in which an answer of 0 would
+        hold.
         """
         merged: dict[tuple[str, str], Tally] = {}
         for (kernel, law, dtype), tally in self.tallies.items():
@@ -219,6 +234,7 @@ class Results:
                 "median": tally.quantile(tensor, 0.5),
                 "p99.9": tally.quantile(tensor, 0.999),
                 "maximum": tally.largest[tensor],
+                "histogram": tally.bars(tensor),
                 "tests_nothing": tally.idle[tensor] / max(1, tally.judged[tensor]),
             }
             for (kernel, dtype), tally in sorted(merged.items())
@@ -241,7 +257,12 @@ class Results:
             "not_run": not_run,
             "results": [self._row(key) for key in sorted(self.tallies)],
             "bugs": [
-                {**row_of(one.bug, one.seen), "offers": one.offers}
+                {
+                    **row_of(one.bug, one.seen),
+                    "offers": one.offers,
+                    "facts": dict(one.facts()),
+                    "record": one.bug.to_dict(),
+                }
                 for one in self.concluded or merged(self.bugs, self.seen)
             ],
             "complaints": self.complaints(),
@@ -249,15 +270,19 @@ class Results:
             "consistent_with": self.designs(),
             "less_precise": self.less_precise_told(),
             "error_over_bound": self.distribution(),
+            "coverage": self.coverage(),
         }
 
     def _row(self, key: Key) -> dict[str, Any]:
         kernel, law, dtype = key
         tally = self.tallies[key]
         counts = {
-            f.name: getattr(tally, f.name) for f in fields(tally) if f.name not in ("histogram", *CASES)
+            f.name: getattr(tally, f.name)
+            for f in fields(tally)
+            if f.name not in ("histogram", "cells", *CASES)
         }
         twins = {twin: one.bug.key for one in self.concluded for twin in one.twins}
         reports = sorted({twins.get(folder, folder) for folder in self.broken.get(key, ())})
         names = {"kernel": kernel, "property": law, "dtype": dtype}
-        return {**names, "verdict": self.verdict(key), "reports": reports, **counts}
+        verdicts = {"verdict": self.verdict(key), "mark": self.mark(*key)}
+        return {**names, **verdicts, "reports": reports, **counts}

@@ -4,11 +4,10 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tests.harness.conclude import Concluded
-from tests.harness.report import Failure, headline, shown_in
+from tests.harness.conclude import CASE, Concluded
+from tests.harness.report import headline
 from tests.harness.results import Results
 from tests.harness.tally import SLOW_SECONDS, Tally
-from tests.harness.telling import told
 
 MOST_LINES = 12
 """The most lines of one bug. If it has more, its longest facts are cut short; the report has them whole."""
@@ -18,8 +17,6 @@ LABEL = 10
 """The width of the labels of a bug's facts, in columns."""
 INDENT = "   "
 CUT = " ..."
-CASE = "smallest"
-"""The label of the smallest case."""
 LESS_PRECISE = "; the summary tells of all calls"
 """The end of the line that a failing item has for calls that are less precise than claimed."""
 
@@ -56,7 +53,7 @@ def bug_lines(
         width: the width of the terminal, in columns.
         most: the most lines that the bug may have, or None for any number.
     """
-    facts = {**dict(_facts(one)), "report": str(report_dir / one.bug.key)}
+    facts = {**dict(one.facts()), "report": str(report_dir / one.bug.key)}
     blocks = {label: _fact(label, text, width) for label, text in facts.items()}
     # The case pastes back as Python only where it is whole, so it is shortened last.
     for label in sorted(facts, key=lambda label: (label == CASE, -len(blocks[label]))):
@@ -68,39 +65,6 @@ def bug_lines(
 
 def _fact(label: str, text: str, width: int, most: int | None = None) -> list[str]:
     return wrapped(text, width, INDENT + label.ljust(LABEL), INDENT + " " * LABEL, most)
-
-
-def _facts(one: Concluded) -> Iterator[tuple[str, str]]:
-    """Yield a label and a text for each fact that is known of a bug, apart from the path of its report."""
-    failure = one.bug.failure
-    yield "claim", " ".join(failure.finding.claim.split())
-    if failure.finding.rate:
-        yield "rate", shown_in(failure.finding)
-    yield from _numbers(failure)
-    yield from told(one.bug, one.seen)
-    if failure.explanation.causes:
-        yield "points to", failure.explanation.points_to
-    yield CASE, repr(failure.case)
-    if one.offers:
-        yield "or claim", "; ".join(one.offers)
-
-
-def _numbers(failure: Failure) -> Iterator[tuple[str, str]]:
-    """Yield facts of the worst element or, if no number is wrong, the last frame or line of the failure's detail."""
-    f = failure.finding
-    if f.actual is not None:
-        place = f"{f.expression or f.tensor}[{', '.join(map(str, f.index))}]"
-        yield "where", f"{place}: expected {f.expected}, actual {f.actual}"
-        counts = {"NaN": f.nan, "+inf": f.posinf, "-inf": f.neginf}
-        special = [f"{count} {what}" for what, count in counts.items() if count]
-        wrong = f"{f.wrong} of {f.total} elements are wrong"
-        yield "error", "; ".join([f"{_rounded(f.ratio)} times the bound", wrong, *special])
-    elif lines := f.detail.strip().splitlines():
-        yield "where", ([line for line in lines if line.strip().startswith("File ")] or lines)[-1].strip()
-
-
-def _rounded(ratio: float | str | None) -> str:
-    return f"{ratio:.4g}" if isinstance(ratio, float) else str(ratio)
 
 
 def repeats(concluded: Sequence[Concluded], text: str) -> bool:

@@ -5,10 +5,14 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from strategies.case import TENSORS, Case
+from tests.harness.cells import cells
 from tests.harness.verdict import Verdict
 
 BINS = 1000
 """The number of bins of a histogram of error over bound, which range from 0 to 1."""
+
+BARS = 25
+"""The number of bars in which a histogram is shown."""
 
 MOST_REASONS = 10
 """The most different reasons for refusals that are kept: if they name the sizes of a case, each case has its own."""
@@ -53,6 +57,7 @@ class Tally:
         judged: for each tensor, the number of examples in which it was held to its bounds.
         idle: for each tensor, how many of these test nothing of it, because an answer of 0 would hold.
         designs: the number of examples that each member of a family of designs explained.
+        cells: the number of examples in each cell of the space of cases: see ``tests.harness.cells``.
         refused_cases, answered_cases: some of the cases, with plain numbers, since no claim is about numbers.
     """
 
@@ -79,6 +84,7 @@ class Tally:
     judged: Counter[str] = field(default_factory=Counter)
     idle: Counter[str] = field(default_factory=Counter)
     designs: Counter[str] = field(default_factory=Counter)
+    cells: Counter[str] = field(default_factory=Counter)
     refused_cases: list[Case] = field(default_factory=list)
     answered_cases: list[Case] = field(default_factory=list)
 
@@ -100,6 +106,7 @@ class Tally:
             self.skipped += 1
         else:
             self.examples += 1
+            self.cells.update(cells(case))
             _keep(case, self.answered_cases)
             self.broken += verdict.status == "broken"
         self.judged.update(verdict.idle.keys())
@@ -134,7 +141,7 @@ class Tally:
         for name in COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.add_seconds(other.seconds)
-        for name in ("reasons", "judged", "idle", "designs"):
+        for name in ("reasons", "judged", "idle", "designs", "cells"):
             getattr(self, name).update(getattr(other, name))
         for tensor, bins in other.histogram.items():
             numbers = {int(at): count for at, count in bins.items()}
@@ -152,6 +159,13 @@ class Tally:
             if left <= 0:
                 return (at + 1) / BINS
         return 1.0
+
+    def bars(self, tensor: str) -> list[int]:
+        """Return a tensor's histogram in ``BARS`` bars; the last one has the examples at the bound as well."""
+        heights = [0] * BARS
+        for at, count in self.histogram[tensor].items():
+            heights[min(at * BARS // BINS, BARS - 1)] += count
+        return heights
 
     def to_dict(self) -> dict[str, Any]:
         """Return a record for JSON; of the cases that are kept it has only the fields that are not the default."""

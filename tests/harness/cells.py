@@ -1,0 +1,96 @@
+"""Cells: parts of the space of cases, each one value of one field, for which the examples of a run are counted."""
+
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Any
+
+from kernels.contract import Capabilities
+from strategies.case import DECLARED, LAYOUT_FIELDS, TENSORS, Case
+from strategies.cases import BATCHES, GROUPS, HEADS_KV, MAX_SEQLEN, SM_SCALES, TILES
+from strategies.padding import FAMILIES as PADDINGS
+from strategies.values import FAMILIES
+from tests.harness.bugs import OWN_NUMBERS
+from tests.harness.vary import LENGTHS, text
+
+VALUES = tuple(f"{tensor}_values" for tensor in TENSORS)
+FIELDS = (*DECLARED, "head_dim", *VALUES)
+"""The fields of a case of which each value is a cell."""
+COMPARED = ("shorter q", "equal", "longer q")
+"""The values of ``lengths``: seqlen_q is below seqlen_k, equal to it, or above it."""
+OUT_ONLY = ("forward", "exact", "composition")
+"""Laws that take no gradients, so that their cases have a dout that nothing reads."""
+
+
+def cells(case: Case) -> list[str]:
+    """Return the cells that a case is in, as ``field=value``.
+
+    A length of 0 or 1 is a cell of its own. Any other has one cell for each of ``TILES``: see ``remainder``.
+    """
+    longer = (case.seqlen_q > case.seqlen_k) - (case.seqlen_q < case.seqlen_k)
+    return [
+        *(f"{name}={text(getattr(case, name))}" for name in FIELDS),
+        *of_length("seqlen_q", case.seqlen_q),
+        *of_length("seqlen_k", case.seqlen_k),
+        f"lengths={COMPARED[1 + longer]}",
+        *(f"{name}={text(value)}" for name, value in case.launch),
+    ]
+
+
+@cache
+def of_length(name: str, length: int) -> tuple[str, ...]:
+    """Return the cells of a length; ``name`` is seqlen_q or seqlen_k."""
+    if length < 2:
+        return (f"{name}={length}",)
+    return tuple(f"{name} mod {tile}={remainder(length, tile)}" for tile in TILES)
+
+
+def remainder(length: int, tile: int) -> str:
+    """Return what is left of a length after whole tiles: "0", "1", all but one row of a tile, or "other"."""
+    left = length % tile
+    return str(left) if left in (0, 1, tile - 1) else "other"
+
+
+def claimed(c: Capabilities) -> list[str]:
+    """Return the cells that a kernel claims to answer and that the laws draw, field by field."""
+    values: dict[str, Iterable[Any]] = {
+        "dtype": c.dtypes,
+        "head_dim": c.head_dims,
+        "causal": c.causal,
+        "lengths": COMPARED if c.unequal_lengths else COMPARED[1:2],
+        "batch": BATCHES,
+        "heads_kv": HEADS_KV,
+        "group": GROUPS if c.grouped_heads else (1,),
+        "sm_scale": [x for x in SM_SCALES if c.sm_scale == "any" or x is None or x > 0],
+        "key_padding": ("none", *(PADDINGS if c.key_padding else ())),
+        "dropout_p": (0.0, *c.dropout),
+        "window": (0, *c.window),
+        **dict.fromkeys(LAYOUT_FIELDS, c.layouts),
+        **dict.fromkeys(VALUES, FAMILIES),
+        **c.launch,
+    }
+    lengths = [x for x in range(c.min_seqlen, max(MAX_SEQLEN.values())) if x % c.seqlen_multiple == 0]
+    found = [f"{name}={text(value)}" for name in values for value in values[name]]
+    found += [cell for name in LENGTHS for length in lengths for cell in of_length(name, length)]
+    return [cell for cell in dict.fromkeys(found) if c.backward or not cell.startswith("dout_")]
+
+
+def is_judged(law: str, cell: str) -> bool:
+    """Whether the examples of a law are judged by what the cell's field says.
+
+    Calls that ``rejection`` makes are refused. ``exact`` and ``special`` set numbers of their own.
+    """
+    if cell.partition("=")[0] in VALUES and law in OWN_NUMBERS:
+        return False
+    return law != "rejection" and not (law in OUT_ONLY and cell.startswith("dout_"))
+
+
+def by_field(claims: Iterable[str], examples: Mapping[str, int]) -> dict[str, dict[str, int]]:
+    """Return the examples of each value by field, 0 for a claimed one that was never drawn.
+
+    A field is left out if it can have only one value, or if nothing is claimed of it.
+    """
+    found: dict[str, dict[str, int]] = {}
+    for cell in claims:
+        field, _, value = cell.partition("=")
+        found.setdefault(field, {})[value] = examples.get(cell, 0)
+    return {field: values for field, values in found.items() if len(values) > 1}
