@@ -13,7 +13,7 @@ from tests.harness.bugs import OWN_NUMBERS
 from tests.harness.vary import LENGTHS, text
 
 VALUES = tuple(f"{tensor}_values" for tensor in TENSORS)
-FIELDS = (*DECLARED, "head_dim", *VALUES)
+FIELDS = (*DECLARED, *VALUES)
 """The fields of a case of which each value is a cell."""
 COMPARED = ("shorter q", "equal", "longer q")
 """The values of ``lengths``: seqlen_q is below seqlen_k, equal to it, or above it."""
@@ -29,11 +29,19 @@ def cells(case: Case) -> list[str]:
     longer = (case.seqlen_q > case.seqlen_k) - (case.seqlen_q < case.seqlen_k)
     return [
         *(f"{name}={text(getattr(case, name))}" for name in FIELDS),
+        f"head_dim={of_head_dim(case.head_dim)}",
         *of_length("seqlen_q", case.seqlen_q),
         *of_length("seqlen_k", case.seqlen_k),
         f"lengths={COMPARED[1 + longer]}",
         *(f"{name}={text(value)}" for name, value in case.launch),
     ]
+
+
+@cache
+def of_head_dim(head_dim: int) -> str:
+    """Return a power of two as it is, and any other head_dim by the powers around it, as kernels pad it to the next."""
+    power = 1 << (head_dim - 1).bit_length()
+    return str(head_dim) if head_dim == power else f"between {power // 2} and {power}"
 
 
 @cache
@@ -54,7 +62,7 @@ def claimed(c: Capabilities) -> list[str]:
     """Return the cells that a kernel claims to answer and that the laws draw, field by field."""
     values: dict[str, Iterable[Any]] = {
         "dtype": c.dtypes,
-        "head_dim": c.head_dims,
+        "head_dim": map(of_head_dim, c.head_dims),
         "causal": c.causal,
         "lengths": COMPARED if c.unequal_lengths else COMPARED[1:2],
         "batch": BATCHES,

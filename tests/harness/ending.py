@@ -21,6 +21,7 @@ def print_ending(
     *,
     verbose: bool,
     written: str,
+    page: str = "",
     more: Sequence[str] = (),
 ) -> None:
     """Print each section, an empty line between any two; with ``verbose``, first the tables of all counts.
@@ -31,12 +32,13 @@ def print_ending(
         report_dir: the folder of the reports, as a user may name it.
         verbose: whether to tell everything.
         written: the path of the summary, and why it is not written if that is so.
+        page: the same of the page; "" if there is none.
         more: lines that come after the notes.
     """
     if verbose:
         print_detail(writer.line, results)
     is_below = verbose
-    for markup, (first, *rest) in _sections(writer, results, report_dir, verbose, more, written):
+    for markup, (first, *rest) in _sections(writer, results, report_dir, verbose, more, page, written):
         writer.line("\n" * is_below + first, **markup)
         for line in rest:
             writer.line(line)
@@ -49,6 +51,7 @@ def _sections(
     report_dir: Path,
     verbose: bool,
     more: Sequence[str],
+    page: str,
     written: str,
 ) -> Iterator[tuple[dict[str, bool], list[str]]]:
     """Yield the matrix, notes, bugs, and the paths of what is written: lines, and how the first one is marked."""
@@ -68,7 +71,8 @@ def _sections(
     for kernel, told in results.less_precise_told().items():
         yield {}, [f"{kernel}: {told}"]
     replay = [f"replay: {replay_line(one.bug.failure, report_dir)}" for one in concluded[:1]]
-    yield {}, [*replay, f"summary: {written}{'' if verbose else ' (every count: -v)'}"]
+    pages = [f"page: {page}"] if page else []
+    yield {}, [*replay, *pages, f"summary: {written}{'' if verbose else ' (every count: -v)'}"]
 
 
 def verdicts(results: Results, paint: Paint) -> list[str]:

@@ -15,6 +15,8 @@ MOST_DESIGN_LINES = 2
 """The most lines that tell which designs explain a kernel; summary.json names all of them."""
 LABEL = 10
 """The width of the labels of a bug's facts, in columns."""
+LEFT_OUT = {"refused": "refusals", "not run here": "skipped", "not drawn, the time was up": "undrawn"}
+"""The counts of cases without an answer, each with the words for it."""
 INDENT = "   "
 CUT = " ..."
 LESS_PRECISE = "; the summary tells of all calls"
@@ -85,8 +87,7 @@ def _slow(tally: Tally) -> str:
 
 def notes(results: Results, width: int) -> Iterator[str]:
     """Yield lines on what the matrix does not show: cases left out, known failures, and designs of plain functions."""
-    what = {"refused": "refusals", "not run here": "skipped", "not drawn, the time was up": "undrawn"}
-    for label, name in what.items():
+    for label, name in LEFT_OUT.items():
         if counts := results.counts(name):
             each = ", ".join(f"{kernel} {count}" for kernel, count in counts.items())
             yield from wrapped(f"{label}: {sum(counts.values())} cases ({each})", width)

@@ -1,22 +1,27 @@
-"""The plugin that collects the results of all processes, writes ``summary.json``, and prints the end of a run."""
+"""The plugin that collects the results of all processes, writes them as files, and prints the end of a run."""
 
 import json
 import math
 import shutil
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import suppress
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from tests.harness.attribute import is_same
 from tests.harness.budget import BudgetSpent, meter
 from tests.harness.bugs import Bug
 from tests.harness.conclude import merged, replaced, with_offers
 from tests.harness.ending import print_ending
+from tests.harness.header import time_told
 from tests.harness.ledger import LEDGER, Ledger
+from tests.harness.nights import read_night
+from tests.harness.page import PAGE, write_page
 from tests.harness.plan import JOURNALS, SUMMARY, UNTIL, Plan
 from tests.harness.recorded import RECORD, Recorder, first_line, last_line
 from tests.harness.report import add_to_report, write_whole
@@ -24,8 +29,8 @@ from tests.harness.results import Results
 from tests.harness.runs import Runs
 from tests.harness.screen import repeats
 
-WRITING_SECONDS = 1.0
-"""Seconds that must have passed since summary.json was written before the end of an item writes it again."""
+WRITING_SECONDS, PAGE_SECONDS = 1.0, 60.0
+"""Seconds that must have passed since summary.json, or the page, was written before an item's end writes it again."""
 CONCLUDING_SECONDS = 6.0
 """The most seconds, after a run, for telling its bugs apart and for trying other claims on their failing cases."""
 
@@ -37,8 +42,12 @@ class Summary:
         self.plan = plan
         self.results = Results(plan.kernels)
         self.path = plan.report_dir / SUMMARY
+        self.before = read_night(self.path)
+        self.started = datetime.now(UTC)
+        self.exit_status: int | None = None
         self.unwritten = ""
-        self.written = -math.inf
+        self.page_unwritten = ""
+        self.written = self.page_written = -math.inf
         self.recorder = Recorder(plan.report_dir / JOURNALS / RECORD, first_line(plan))
 
     def pytest_runtest_logstart(self) -> None:
@@ -64,20 +73,35 @@ class Summary:
             self.written = time.monotonic()
 
     def _write(self) -> None:
-        """Write summary.json anew."""
-        content = self.results.to_dict(self.plan.environment, self.plan.unavailable)
-        try:
-            write_whole(self.path, json.dumps(content, indent=1) + "\n")
-            self.unwritten = ""
-        except OSError as e:
-            self.unwritten = f", not written: {e.strerror}"
+        """Write summary.json anew, and now and then the page. A replay leaves the page of the last night as it is."""
+        results = self.results.to_dict(self.plan.environment, self.plan.unavailable)
+        content = {**results, "run": self._run()}
+        self.unwritten = unwritten(lambda: write_whole(self.path, json.dumps(content, indent=1) + "\n"))
+        is_due = self.exit_status is not None or time.monotonic() - self.page_written >= PAGE_SECONDS
+        if self.plan.replay is None and is_due:
+            self.page_written = time.monotonic()
+            self.page_unwritten = unwritten(lambda: write_page(self.plan.report_dir, content, self.before))
+
+    def _run(self) -> dict[str, Any]:
+        """Return what summary.json tells of the run as such; its exit status is None until it ends."""
+        plan = self.plan
+        return {
+            "started": self.started.isoformat(timespec="seconds"),
+            "seconds": round((datetime.now(UTC) - self.started).total_seconds(), 1),
+            "exit": self.exit_status,
+            "time": time_told(plan),
+            "profile": settings.get_current_profile_name(),
+            "seed": plan.seed,
+            "replay": plan.replay is not None,
+        }
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Conclude the run. It fails, even if every item has passed, if a kernel refuses or cannot run too much."""
-        self._conclude(session)
         if session.exitstatus == pytest.ExitCode.OK and self.results.complaints():
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        self.exit_status = int(session.exitstatus)
+        self._conclude(session)
         self.recorder.add(last_line(session.exitstatus, self.results.concluded))
 
     def _conclude(self, session: pytest.Session) -> None:
@@ -137,6 +161,25 @@ class Summary:
         yield
         if self.results.tallies:
             terminalreporter.write_sep("=", "flashproof")
-            verbose = terminalreporter.verbosity > 0
-            writer, written = terminalreporter.config.get_terminal_writer(), f"{self.path}{self.unwritten}"
-            print_ending(writer, self.results, self.plan.report_dir, verbose=verbose, written=written)
+            self._print(terminalreporter)
+
+    def _print(self, reporter: pytest.TerminalReporter) -> None:
+        """Print the end of the run, with the paths of what was written."""
+        page = "" if self.plan.replay else f"{self.plan.report_dir / PAGE}{self.page_unwritten}"
+        print_ending(
+            reporter.config.get_terminal_writer(),
+            self.results,
+            self.plan.report_dir,
+            verbose=reporter.verbosity > 0,
+            written=f"{self.path}{self.unwritten}",
+            page=page,
+        )
+
+
+def unwritten(write: Callable[[], None]) -> str:
+    """Write a file, and return what follows its name on the screen: "", or why it was not written."""
+    try:
+        write()
+    except OSError as e:
+        return f", not written: {e.strerror}"
+    return ""

@@ -17,7 +17,7 @@ from tests.unit.test_matrix import info, item
 
 SMALL = Capabilities(
     dtypes=("float16",),
-    head_dims=(16, 64),
+    head_dims=(16, 48, 64),
     layouts=("contiguous", "gap"),
     grouped_heads=False,
     sm_scale="positive",
@@ -31,6 +31,17 @@ SMALL = Capabilities(
 def test_a_length_is_told_by_what_is_left_after_whole_tiles(length: int, expected: str) -> None:
     assert remainder(length, 64) == expected
     assert f"seqlen_k mod 64={expected}" in cells(Case(seqlen_k=length))
+
+
+def test_head_dims_that_are_padded_to_the_same_power_of_two_are_one_cell() -> None:
+    found = [
+        x
+        for x in claimed(Capabilities(head_dims=(1, 2, 3, 64, 65, 96, 127, 128)))
+        if x.startswith("head_dim")
+    ]
+    padded = "head_dim=between 64 and 128"
+    assert found == [*(f"head_dim={x}" for x in ("1", "2", "between 2 and 4", "64")), padded, "head_dim=128"]
+    assert padded in cells(Case(head_dim=80))
 
 
 @pytest.mark.parametrize("length", [0, 1])
@@ -64,7 +75,7 @@ def test_what_a_kernel_does_not_claim_is_no_cell_of_it() -> None:
 
 def test_values_that_were_never_drawn_have_0_examples_and_fields_of_one_value_are_left_out() -> None:
     found = by_field(claimed(SMALL), {"head_dim=16": 3, "head_dim=32": 4})
-    assert found["head_dim"] == {"16": 3, "64": 0}
+    assert found["head_dim"] == {"16": 3, "between 32 and 64": 0, "64": 0}
     assert not {"dtype", "group", "window"} & set(found)
 
 

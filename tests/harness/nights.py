@@ -1,0 +1,71 @@
+"""Two runs compared by their summaries: which bugs are new, which are still there, and which were not found again."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.harness.bugs import Bug
+
+Summary = Mapping[str, Any]
+"""The content of a summary.json."""
+Row = Mapping[str, Any]
+"""An entry of a bug, or of a law at a dtype of a kernel, in a summary."""
+
+
+def read_night(path: Path) -> Summary | None:
+    """Return the content of a summary.json of this version; None for anything else, and for the replay of one case."""
+    try:
+        summary: Summary = json.loads(path.read_text())
+        bugs_of(summary)
+        return None if summary["run"]["replay"] else summary
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return None
+
+
+def changes(now: Summary, before: Summary) -> dict[str, list[Row]]:
+    """Compare a run with an earlier one, and return the bugs of both by what became of them.
+
+    They are "new", "still there", "gone", or "not tried again". A bug of the earlier run is gone if it was not found
+    again in at least one example of its kernel, a law that it broke and a dtype that it showed in. Such a row says in
+    "tried" in how many.
+    """
+    found, known = bugs_of(now), bugs_of(before)
+    new = [row for row, bug in found if not any(are_one(bug, other) for _, other in known)]
+    lost = [
+        {**row, "tried": examples(now, row)}
+        for row, bug in known
+        if not any(are_one(bug, other) for _, other in found)
+    ]
+    return {
+        "new": new,
+        "still there": [row for row, _ in found if row not in new],
+        "gone": [row for row in lost if row["tried"]],
+        "not tried again": [row for row in lost if not row["tried"]],
+    }
+
+
+def bugs_of(summary: Summary) -> list[tuple[Row, Bug]]:
+    """Return the entry of each bug with its record. Raises ValueError, LookupError or TypeError for other content."""
+    return [(row, Bug.from_dict(row["record"])) for row in summary["bugs"]]
+
+
+def are_one(one: Bug, other: Bug) -> bool:
+    """Whether two runs have found one bug: their records are alike, or each explains the smallest case of the other."""
+    if one.failure.kernel != other.failure.kernel:
+        return False
+    return one.is_like(other) or (explains(one, other) and explains(other, one))
+
+
+def explains(known: Bug, bug: Bug) -> bool:
+    """Whether a known bug can be blamed for the smallest case of another."""
+    return known.could_break(bug.failure.finding) and known.is_met(bug.failure.case)
+
+
+def examples(summary: Summary, bug: Row) -> int:
+    """Return how many examples a run had in which a bug might have shown, judged by its kernel, laws and dtypes."""
+    return sum(
+        row["examples"]
+        for row in summary["results"]
+        if row["kernel"] == bug["kernel"] and row["property"] in bug["laws"] and row["dtype"] in bug["dtypes"]
+    )

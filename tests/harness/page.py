@@ -1,0 +1,198 @@
+"""``index.html``: the results of a run as one page that needs neither a network nor a script to be read."""
+
+from base64 import b64encode
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kernels.contract import DTYPES
+from strategies.case import TENSORS
+from tests.harness.matrix import MARKS
+from tests.harness.nights import Row, Summary, changes
+from tests.harness.report import PICTURE, write_whole
+from tests.harness.screen import LEFT_OUT
+from tests.harness.standalone import SCRIPT
+from tests.harness.vary import LENGTHS
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+PAGE = "index.html"
+"""The file, within the report directory."""
+LINKED = ("report.md", SCRIPT, "case.json")
+"""The files of a report that the page links to."""
+FEW = 1 / 4
+"""A cell with less than this share of the mean of its field's cells is shown as one of few examples."""
+EMPTIEST = 8
+"""The most cells with the fewest examples that are named, beside those that were never drawn."""
+WIDTH, HEIGHT = 100, 20
+"""The size of a histogram, in units of its own."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Examples by cell: a title, the names of the columns, and for each row its name and its cells.
+
+    A cell is a number of examples and how it compares with others: "never", "few" or "some"; None where there is none.
+    """
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[tuple[str, Sequence[tuple[int, str] | None]]]
+
+
+def write_page(report_dir: Path, now: Summary, before: Summary | None) -> None:
+    """Write the page beside summary.json. Raises OSError."""
+    write_whole(report_dir / PAGE, page(now, report_dir, before))
+
+
+def page(now: Summary, report_dir: Path, before: Summary | None = None) -> str:
+    """Return the page as HTML.
+
+    Args:
+        now: the content of summary.json.
+        report_dir: the folder of the reports, whose pictures are put into the page.
+        before: the content of summary.json of the night before, to compare with; None if there is none.
+    """
+    return template().render(
+        now=now,
+        before=before,
+        verdict=verdict(now),
+        changes=changes(now, before) if before else None,
+        kernels=[kernel(name, now, before) for name in now["coverage"]],
+        files=[files(report_dir / row["folder"]) for row in now["bugs"]],
+        marks=MARKS,
+    )
+
+
+@cache
+def template() -> "Template":
+    """Return the template, which escapes all that is put into it."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # here, as most processes write no page
+
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("page.html")
+
+
+def verdict(now: Summary) -> tuple[str, str]:
+    """Return how the run ended, "good", "bad" or "unclear", and that in words."""
+    bugs, status = len(now["bugs"]), now["run"]["exit"]
+    if bugs:
+        return "bad", f"{bugs} bug{'s' * (bugs > 1)}"
+    if now["complaints"] or now["less_precise"]:
+        return "bad", "No bug, but claims that do not hold"
+    if status is None:
+        return "unclear", "No bug so far: the run has not ended"
+    if not total(now):
+        return "unclear", "Nothing was tried"
+    if status:
+        return "unclear", f"No bug, but exit status {status}: the log of the run says why"
+    return "good", "Every law held"
+
+
+def total(summary: Summary | None, **names: str) -> int | None:
+    """Return the examples of all rows of a summary that have these names; None if it has no such row."""
+    rows = [row for row in (summary or {"results": []})["results"] if names.items() <= row.items()]
+    return sum(row["examples"] for row in rows) if rows else None
+
+
+def kernel(name: str, now: Summary, before: Summary | None) -> dict[str, Any]:
+    """Return what the page shows of a kernel."""
+    rows = [row for row in now["results"] if row["kernel"] == name]
+    coverage = now["coverage"][name]
+    counts = {f"{field}={value}": n for field, values in coverage.items() for value, n in values.items()}
+    return {
+        "name": name,
+        **now["kernels"][name],
+        "examples": total(now, kernel=name),
+        "before": total(before, kernel=name),
+        "mark": min((row["mark"] for row in rows), key=list(MARKS).index),
+        "bugs": sum(bug["kernel"] == name for bug in now["bugs"]),
+        "dtypes": [dtype for dtype in DTYPES if any(row["dtype"] == dtype for row in rows)],
+        "laws": {law: laws(rows, law) for law in dict.fromkeys(row["property"] for row in rows)},
+        "notes": list(notes(name, rows, now)),
+        "cells": len(counts),
+        "never": [cell for cell, n in counts.items() if not n],
+        "emptiest": sorted((n, cell) for cell, n in counts.items() if n)[:EMPTIEST],
+        "tables": list(tables(coverage)),
+        "errors": [
+            {**row, "bars": bars(row["histogram"])}
+            for row in now["error_over_bound"]
+            if row["kernel"] == name
+        ],
+    }
+
+
+def notes(name: str, rows: Sequence[Row], now: Summary) -> Iterator[str]:
+    """Yield what is told of a kernel in words: claims that do not hold, designs, known failures, cases left out."""
+    if name in now["less_precise"]:
+        yield now["less_precise"][name]
+    if name in now["consistent_with"]:
+        yield f"consistent with: {now['consistent_with'][name]}"
+    yield from (f"known failure: {known}" for known in now["kernels"][name]["known_failures"])
+    for label, field in LEFT_OUT.items():
+        if cases := sum(row[field] for row in rows):
+            yield f"{label}: {cases} cases"
+
+
+def laws(rows: Sequence[Row], law: str) -> dict[str, Row]:
+    """Return the rows of a law by dtype."""
+    return {row["dtype"]: row for row in rows if row["property"] == law}
+
+
+def tables(coverage: Mapping[str, Mapping[str, int]]) -> Iterator[Table]:
+    """Yield the tables of a kernel: remainders of lengths, then what each tensor has, then all other fields."""
+    mod = {name: f"{name} mod " for name in LENGTHS}
+    for name in LENGTHS:
+        of_tiles = {x.removeprefix(mod[name]): x for x in coverage if x.startswith(mod[name])}
+        columns = ("0", "1", "tile - 1", "other")
+        rows = [
+            (tile, _row(coverage[x], ("0", "1", str(int(tile) - 1), "other"))) for tile, x in of_tiles.items()
+        ]
+        yield Table(f"{name} modulo tile", columns, rows)
+    for what in ("layout", "values"):
+        of_tensor = {x: coverage[f"{x}_{what}"] for x in TENSORS if f"{x}_{what}" in coverage}
+        names = dict.fromkeys(value for values in of_tensor.values() for value in values)
+        rows = [(name, [cell for x in of_tensor.values() for cell in _row(x, (name,))]) for name in names]
+        yield Table(what, list(of_tensor), rows)
+    for field, values in coverage.items():
+        if not field.startswith(tuple(mod.values())) and not field.endswith(("_layout", "_values")):
+            yield Table(field, list(values), [("", _row(values, values))])
+
+
+def _row(values: Mapping[str, int], shown: Sequence[str] | Mapping[str, int]) -> list[tuple[int, str] | None]:
+    few = FEW * sum(values.values()) / len(values)
+    return [
+        (values[x], "some" if values[x] >= max(few, 1) else "few" if values[x] else "never")
+        if x in values
+        else None
+        for x in shown
+    ]
+
+
+def bars(histogram: Sequence[int]) -> str:
+    """Return a histogram as the path of an SVG of ``WIDTH`` by ``HEIGHT``; any bar that is not empty can be seen."""
+    width, highest = WIDTH / len(histogram), max(histogram)
+    return "".join(
+        f"M{at * width:g} {HEIGHT}h{width:g}v{-max(1.0, HEIGHT * count / highest):.2f}h{-width:g}z"
+        for at, count in enumerate(histogram)
+        if count
+    )
+
+
+def files(folder: Path) -> dict[str, Any]:
+    """Return the files of a report that are there to be linked to, and its picture as a data URL."""
+    picture = folder / PICTURE
+    encoded = b64encode(picture.read_bytes()).decode() if picture.is_file() else ""
+    return {
+        "linked": [name for name in LINKED if (folder / name).is_file()],
+        "picture": f"data:image/png;base64,{encoded}" if encoded else "",
+    }
