@@ -49,14 +49,14 @@ def write_page(report_dir: Path, now: Summary, before: Summary | None) -> None:
 
 
 def page(now: Summary, report_dir: Path, before: Summary | None = None) -> str:
-    """Return the page as HTML.
+    """Return the page as HTML, in ASCII so that it can be written and read in any encoding.
 
     Args:
         now: the content of summary.json.
         report_dir: the folder of the reports, whose pictures are put into the page.
         before: the content of summary.json of the night before, to compare with; None if there is none.
     """
-    return template().render(
+    text = template().render(
         now=now,
         before=before,
         verdict=verdict(now),
@@ -65,6 +65,7 @@ def page(now: Summary, report_dir: Path, before: Summary | None = None) -> str:
         files=[files(report_dir / row["folder"]) for row in now["bugs"]],
         marks=MARKS,
     )
+    return text.encode("ascii", "xmlcharrefreplace").decode()
 
 
 @cache

@@ -169,6 +169,12 @@ def test_one_bug_with_another_smallest_case_is_no_new_one() -> None:
     assert [len(rows) for rows in found.values()] == [0, 1, 0, 0]
 
 
+def test_any_text_can_be_written(tmp_path: Path) -> None:
+    text = page(summary(bug(claim="1 \u2264 2, \ud800 is no character")), tmp_path)
+    assert text.isascii()
+    assert "claim 1 \u2264 2, \ufffd is no character" in Page(text).text
+
+
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
