@@ -1,20 +1,18 @@
 """``index.html``: the results of a run as one page that needs neither a network nor a script to be read."""
 
 from base64 import b64encode
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernels.contract import DTYPES
-from strategies.case import TENSORS
+from tests.harness.coverage import tables
 from tests.harness.matrix import MARKS
 from tests.harness.nights import Row, Summary, changes
 from tests.harness.report import PICTURE, write_whole
 from tests.harness.screen import LEFT_OUT
 from tests.harness.standalone import SCRIPT
-from tests.harness.vary import LENGTHS
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -23,24 +21,10 @@ PAGE = "index.html"
 """The file, within the report directory."""
 LINKED = ("report.md", SCRIPT, "case.json")
 """The files of a report that the page links to."""
-FEW = 1 / 4
-"""A cell with less than this share of the mean of its field's cells is shown as one of few examples."""
 EMPTIEST = 8
 """The most cells with the fewest examples that are named, beside those that were never drawn."""
 WIDTH, HEIGHT = 100, 20
 """The size of a histogram, in units of its own."""
-
-
-@dataclass(frozen=True)
-class Table:
-    """Examples by cell: a title, the names of the columns, and for each row its name and its cells.
-
-    A cell is a number of examples and how it compares with others: "never", "few" or "some"; None where there is none.
-    """
-
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[tuple[str, Sequence[tuple[int, str] | None]]]
 
 
 def write_page(report_dir: Path, now: Summary, before: Summary | None) -> None:
@@ -147,36 +131,6 @@ def notes(name: str, rows: Sequence[Row], now: Summary) -> Iterator[str]:
 def laws(rows: Sequence[Row], law: str) -> dict[str, Row]:
     """Return the rows of a law by dtype."""
     return {row["dtype"]: row for row in rows if row["property"] == law}
-
-
-def tables(coverage: Mapping[str, Mapping[str, int]]) -> Iterator[Table]:
-    """Yield the tables of a kernel: remainders of lengths, then what each tensor has, then all other fields."""
-    mod = {name: f"{name} mod " for name in LENGTHS}
-    for name in LENGTHS:
-        of_tiles = {x.removeprefix(mod[name]): x for x in coverage if x.startswith(mod[name])}
-        columns = ("0", "1", "tile - 1", "other")
-        rows = [
-            (tile, _row(coverage[x], ("0", "1", str(int(tile) - 1), "other"))) for tile, x in of_tiles.items()
-        ]
-        yield Table(f"{name} modulo tile", columns, rows)
-    for what in ("layout", "values"):
-        of_tensor = {x: coverage[f"{x}_{what}"] for x in TENSORS if f"{x}_{what}" in coverage}
-        names = dict.fromkeys(value for values in of_tensor.values() for value in values)
-        rows = [(name, [cell for x in of_tensor.values() for cell in _row(x, (name,))]) for name in names]
-        yield Table(what, list(of_tensor), rows)
-    for field, values in coverage.items():
-        if not field.startswith(tuple(mod.values())) and not field.endswith(("_layout", "_values")):
-            yield Table(field, list(values), [("", _row(values, values))])
-
-
-def _row(values: Mapping[str, int], shown: Sequence[str] | Mapping[str, int]) -> list[tuple[int, str] | None]:
-    few = FEW * sum(values.values()) / len(values)
-    return [
-        (values[x], "some" if values[x] >= max(few, 1) else "few" if values[x] else "never")
-        if x in values
-        else None
-        for x in shown
-    ]
 
 
 def bars(histogram: Sequence[int]) -> str:

@@ -12,6 +12,7 @@ import pytest
 from strategies.case import Case
 from tests.harness.bugs import Need
 from tests.harness.conclude import Concluded
+from tests.harness.coverage import LAST, compared, tables
 from tests.harness.nights import changes, read_night
 from tests.harness.page import PAGE, bars, page, verdict
 from tests.harness.report import write
@@ -142,6 +143,31 @@ def test_cells_that_were_never_drawn_come_before_those_of_few_examples(tmp_path:
     never, fewest = found.index(" head_dim=16 "), found.index("head_dim=128: 1")
     assert never < found.index("Fewest:") < fewest < found.index("seqlen_q mod 64=63: 2")
     assert "16: 0 32: 0 64: 5 128: 1" in found
+
+
+def test_remainders_are_a_table_by_tile_and_what_each_tensor_has_is_one_by_tensor() -> None:
+    given = {
+        "causal": {"False": 3, "True": 1},
+        "seqlen_q mod 16": {"0": 16, "15": 0},
+        "q_layout": {"contiguous": 2, "gap": 2},
+        "v_layout": {"gap": 2, "packed": 2},
+    }
+    assert [(x.title, x.columns, x.rows) for x in tables(given) if x.rows] == [
+        ("seqlen_q modulo tile", ("0", "1", LAST, "other"), {"16": {"0": (16, "some"), LAST: (0, "never")}}),
+        (
+            "layout",
+            ["q", "v"],
+            {
+                "contiguous": {"q": (2, "some")},
+                "gap": {"q": (2, "some"), "v": (2, "some")},
+                "packed": {"v": (2, "some")},
+            },
+        ),
+        ("causal", ["False", "True"], {"": {"False": (3, "some"), "True": (1, "some")}}),
+    ]
+    assert [kind for _, kind in compared({"a": 0, "b": 2, "c": 3, "d": 31}).values()] == [
+        *("never", "few", "some", "some")
+    ]
 
 
 def test_a_night_is_compared_with_the_one_before(tmp_path: Path) -> None:
