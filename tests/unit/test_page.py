@@ -17,7 +17,8 @@ from tests.harness.nights import changes, read_night
 from tests.harness.page import PAGE, bars, page, verdict
 from tests.harness.report import write
 from tests.harness.results import Results
-from tests.unit.running import TOYS, pytest_run
+from tests.harness.run import Run
+from tests.unit.running import CASE, TOYS, pytest_run
 from tests.unit.test_matrix import info, item
 from tests.unit.test_screen import NUMBERS, concluded
 
@@ -258,3 +259,9 @@ def test_a_run_compares_itself_with_the_one_before_and_goes_on_without_its_page(
     (reports / PAGE).unlink()
     (reports / PAGE).mkdir()  # not even root can replace a folder by a file
     assert f"page: reports/{PAGE}, not written: Is a directory\n" in pytest_run(tmp_path, *run).stdout
+
+
+def test_a_replay_leaves_the_page_of_the_night(tmp_path: Path) -> None:
+    (tmp_path / "case.json").write_text(json.dumps(Run(f"{TOYS}:sound", (), "forward", CASE).to_dict()))
+    assert "page:" not in pytest_run(tmp_path, "--replay", "case.json").stdout
+    assert not (tmp_path / "reports" / PAGE).exists()
