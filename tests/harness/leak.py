@@ -38,7 +38,8 @@ def reduced(law: str, case: Case, runs: Runs) -> tuple[Case, tuple[Need, ...]]:
 
     def fails(smaller: Case) -> bool:
         spend()
-        return left_behind(law, smaller, runs) > 0.0
+        # Other memory that is given back meanwhile may hide a leak once.
+        return any(left_behind(law, smaller, runs) > 0.0 for _ in range(2))
 
     with suppress(BudgetSpent):
         for smaller in gently_reduced(case, fails, runs.info.capabilities):

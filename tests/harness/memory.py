@@ -1,5 +1,6 @@
 """How much memory a process holds: whether a kernel leaves some behind at each call, or fills the machine."""
 
+import ctypes
 import gc
 import os
 import time
@@ -24,8 +25,12 @@ SHARE_HELD, SHARE_LEFT = 1 / 8, 1 / 16
 
 
 def held_bytes(process: int | str = "self") -> int:
-    """Return the bytes of memory that a process holds, those on the device of this process included."""
-    pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
+    """Return the bytes of memory that a process holds, those on the device of this process included.
+
+    Pages of files do not count, such as those of libraries, because the system may take them back at any time.
+    """
+    _, resident, shared, *_ = map(int, Path(f"/proc/{process}/statm").read_text().split())
+    pages = resident - shared
     on_device = torch.cuda.memory_allocated() if process == "self" and torch.cuda.is_initialized() else 0
     return pages * os.sysconf("SC_PAGE_SIZE") + on_device
 
@@ -54,6 +59,8 @@ def _held_after(call: Callable[[], object], calls: int) -> int:
     for _ in range(calls):
         call()
     gc.collect()
+    with suppress(AttributeError):  # only glibc has it: what is free goes back to the system, and is not held
+        ctypes.CDLL(None).malloc_trim(0)
     return held_bytes()
 
 
