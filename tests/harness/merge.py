@@ -7,6 +7,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from _pytest._io import TerminalWriter
@@ -15,6 +16,8 @@ from tests.harness.arguments import OneLine
 from tests.harness.bugs import Bug
 from tests.harness.conclude import replaced
 from tests.harness.ending import print_ending
+from tests.harness.nights import read_night
+from tests.harness.page import PAGE, write_page
 from tests.harness.plan import SUMMARY, report_folder
 from tests.harness.recorded import Recorded, read_run
 from tests.harness.report import add_to_report, write, write_whole
@@ -34,13 +37,22 @@ def main(arguments: Sequence[str]) -> int:
     silent = [folder for folder, run in found.items() if run is None]
     check_alike(runs)
     results, finds = united(runs)
-    written = write_result(given.report_dir, runs, silent, results, finds)
+    has_failed = any(run.failed or run.status == pytest.ExitCode.TESTS_FAILED for run in runs)
+    status = int(has_failed or bool(results.concluded) or bool(results.complaints()))
+    written = write_result(given.report_dir, runs, silent, results, finds, status)
     more = [*untold(runs), *completeness(runs, silent)]
     writer = TerminalWriter(sys.stdout)
     writer.sep("=", "flashproof")
-    print_ending(writer, results, given.report_dir, verbose=given.verbose, written=written, more=more)
-    has_failed = any(run.failed or run.status == pytest.ExitCode.TESTS_FAILED for run in runs)
-    return int(has_failed or bool(results.concluded) or bool(results.complaints()))
+    print_ending(
+        writer,
+        results,
+        given.report_dir,
+        verbose=given.verbose,
+        written=written,
+        page=str(given.report_dir / PAGE),
+        more=more,
+    )
+    return status
 
 
 def parse(arguments: Sequence[str]) -> Namespace:
@@ -72,8 +84,9 @@ def write_result(
     silent: Sequence[Path],
     results: Results,
     finds: Sequence[Sequence[Find]],
+    status: int,
 ) -> str:
-    """Write the reports and the summary, and return the path of the latter.
+    """Write the reports, the summary and the page, and return the path of the summary. ``status`` is that of all runs.
 
     Raises ValueError, in one line, if that is not possible.
     """
@@ -83,9 +96,11 @@ def write_result(
                 copy_report(first, one.bug, into)
                 add_to_report(into / one.bug.key, one.lines())
             not_run = dict.fromkeys(x for run in runs for x in run.about["not_run"])
-            content = results.to_dict(environment(runs), list(not_run)) | {"shards": shards(runs, silent)}
-            # A page of the whole night is written here, from ``content`` and the reports below ``into``.
+            content = results.to_dict(environment(runs), list(not_run))
+            content |= {"run": told_of_run(runs, status), "shards": shards(runs, silent)}
+            before = read_night(into / SUMMARY)
             write_whole(into / SUMMARY, json.dumps(content, indent=1) + "\n")
+            write_page(into, content, before)
     except pytest.UsageError as e:
         raise ValueError(str(e)) from None
     return str(into / SUMMARY)
@@ -104,6 +119,12 @@ def copy_report(find: Find, bug: Bug, into: Path) -> None:
     for name in ("case.json", "repro.py"):
         text = text.replace(shlex.quote(str(before / name)), shlex.quote(str(target / name)))
     write_whole(target / "report.md", text)
+
+
+def told_of_run(runs: Sequence[Recorded], status: int) -> dict[str, Any]:
+    """Return what summary.json tells of the runs as if they were one: it begins with the first of them."""
+    first = min((run.about["run"] for run in runs), key=lambda run: str(run["started"]))
+    return {**first, "seconds": max(run.seconds for run in runs), "exit": status}
 
 
 def environment(runs: Sequence[Recorded]) -> dict[str, str]:

@@ -45,23 +45,27 @@ class Recorder:
                 self.unwritten.pop(0)
 
 
-def first_line(plan: Plan) -> dict[str, Any]:
-    """Return the line about the run: what must agree in runs that are merged, and what they have in common."""
+def first_line(plan: Plan, run: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the line about the run: what must agree in runs that are merged, and what they have in common.
+
+    ``run`` is what summary.json tells of the run as such.
+    """
     return {
         "flashproof": FORMAT,
         "version": own_version(),
         "shard": str(plan.shard) if plan.shard else None,
         "report_dir": str(plan.report_dir),
+        "run": run,
         "environment": plan.environment,
         "kernels": [info.to_dict() for info in plan.kernels],
         "not_run": plan.unavailable,
     }
 
 
-def last_line(status: int, concluded: Sequence[Concluded]) -> dict[str, Any]:
-    """Return the line of the end of a run: pytest's exit status, and which of the run's finds are one bug."""
+def last_line(status: int, seconds: float, concluded: Sequence[Concluded]) -> dict[str, Any]:
+    """Return the line of the end of a run: pytest's exit status, how long it took, which of its finds are one bug."""
     bugs = [{"folders": [one.bug.key, *one.twins], "offers": one.offers} for one in concluded]
-    return {"status": status, "bugs": bugs}
+    return {"status": status, "seconds": seconds, "bugs": bugs}
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,7 @@ class Recorded:
         bugs: each distinct bug once, as the run has told them apart, or else as their records do.
         failed: the texts of items that failed, by the ids of the items.
         status: pytest's exit status, or None if the run was killed.
+        seconds: how long it took; 0 if it was killed.
     """
 
     folder: Path
@@ -83,6 +88,7 @@ class Recorded:
     bugs: tuple[Concluded, ...]
     failed: Mapping[str, str]
     status: int | None
+    seconds: float
 
     @property
     def shard(self) -> Shard | None:
@@ -140,10 +146,10 @@ def _recorded(folder: Path, about: Mapping[str, Any], lines: Sequence[Mapping[st
     end = next((line for line in lines if "status" in line), None)
     if end is None:
         _add_unreported(results, folder)
-        bugs = merged(results.bugs, results.seen)
-    else:
-        bugs = [_concluded(results, **one) for one in end["bugs"]]
-    return Recorded(folder, about, results, tuple(bugs), failed, None if end is None else end["status"])
+        bugs = tuple(merged(results.bugs, results.seen))
+        return Recorded(folder, about, results, bugs, failed, status=None, seconds=0.0)
+    bugs = tuple(_concluded(results, **one) for one in end["bugs"])
+    return Recorded(folder, about, results, bugs, failed, end["status"], end["seconds"])
 
 
 def _concluded(results: Results, folders: Sequence[str], offers: Sequence[str]) -> Concluded:

@@ -48,7 +48,7 @@ class Summary:
         self.unwritten = ""
         self.page_unwritten = ""
         self.written = self.page_written = -math.inf
-        self.recorder = Recorder(plan.report_dir / JOURNALS / RECORD, first_line(plan))
+        self.recorder = Recorder(plan.report_dir / JOURNALS / RECORD, first_line(plan, self._run()))
 
     def pytest_runtest_logstart(self) -> None:
         """Start the clock of the run with its first item, whichever process runs that."""
@@ -102,7 +102,7 @@ class Summary:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         self.exit_status = int(session.exitstatus)
         self._conclude(session)
-        self.recorder.add(last_line(session.exitstatus, self.results.concluded))
+        self.recorder.add(last_line(self.exit_status, self._run()["seconds"], self.results.concluded))
 
     def _conclude(self, session: pytest.Session) -> None:
         """Find which bugs of different processes are the same, and add to each report what the whole run has seen."""

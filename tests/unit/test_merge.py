@@ -31,6 +31,16 @@ INFO = KernelInfo(
 IN_CAUSAL = bug(CASE, ("out",), CAUSAL)
 IN_GROUPS = bug(CASE, ("out",), GROUP)
 IN_LONG = bug(CASE, ("lse",), LONG)
+ENVIRONMENT = {"device": "cpu", "device_name": "abacus"}
+RUN = {
+    "started": "2026-01-02T03:04:05+00:00",
+    "seconds": 0.0,
+    "exit": None,
+    "time": "1 minute",
+    "profile": "fuzz",
+    "seed": None,
+    "replay": False,
+}
 Shard = Callable[..., Path]
 
 
@@ -63,7 +73,8 @@ def shard(tmp_path: Path) -> Shard:
             "version": own_version(),
             "shard": name if "/" in name else None,
             "report_dir": str(folder),
-            "environment": {"device": "cpu"},
+            "run": RUN,
+            "environment": ENVIRONMENT,
             "kernels": [info.to_dict()],
             "not_run": [],
         }
@@ -73,7 +84,7 @@ def shard(tmp_path: Path) -> Shard:
             for one in map(Bug.from_dict, counts["bugs"]):
                 write(one.failure, folder)
         if status is not None:
-            recorder.add(last_line(status, [] if bugs is None else bugs))
+            recorder.add(last_line(status, 60.0, [] if bugs is None else bugs))
         return folder
 
     return make
@@ -107,10 +118,11 @@ class TestCounts:
             shard("1/2", one, two, status=0), shard("2/2", two, three, three, status=0), status=0
         )
         assert summary.pop("shards") == {"ended": ["1/2", "2/2"], "cut short": [], "missing": []}
+        assert summary.pop("run") == {**RUN, "seconds": 60.0, "exit": 0}
         whole = Results([INFO])
         for counts in (one, two, two, three, three):
             whole.add(counts)
-        assert summary == json.loads(json.dumps(whole.to_dict({"device": "cpu"}, [])))
+        assert summary == json.loads(json.dumps(whole.to_dict(ENVIRONMENT, [])))
         assert {row["property"]: row["examples"] for row in summary["results"]} == {"exact": 6, "forward": 4}
 
     def test_runs_of_different_kernels_are_merged(self, shard: Shard) -> None:
@@ -125,10 +137,10 @@ class TestCounts:
 
     def test_environments_that_differ_are_all_told(self, shard: Shard) -> None:
         runs = [
-            shard(f"{i}/2", found(), status=0, environment={"device": f"cuda:{i}", "torch": "2.9"})
+            shard(f"{i}/2", found(), status=0, environment=ENVIRONMENT | {"device": f"cuda:{i}"})
             for i in (1, 2)
         ]
-        assert merged(*runs, status=0)["environment"] == {"device": "cuda:1, cuda:2", "torch": "2.9"}
+        assert merged(*runs, status=0)["environment"] == {"device": "cuda:1, cuda:2", "device_name": "abacus"}
 
 
 class TestBugs:
@@ -230,6 +242,7 @@ class TestKilled:
         assert alone == {"ended": [str(tmp_path / "mine")], "cut short": [], "missing": [str(silent)]}
         of_shards = merged(shard("2/2", found(), status=0), silent, status=0)["shards"]
         assert of_shards == {"ended": ["2/2"], "cut short": [], "missing": ["1/2"]}
+        assert "shards missing: 1/2" in (tmp_path / "merged/index.html").read_text()
 
     def test_an_interrupted_run_is_cut_short(self, shard: Shard) -> None:
         run = shard("1/1", found(), status=pytest.ExitCode.INTERRUPTED)

@@ -11,6 +11,7 @@ import pytest
 
 from strategies.case import Case
 from strategies.cases import cases
+from tests.harness.budget import Clock
 from tests.harness.home import ROOT
 from tests.harness.item import draw_examples
 from tests.harness.plan import Plan
@@ -32,7 +33,7 @@ def drawn(seed: int | None = None, shard: str | None = None) -> list[str]:
         found.append(repr(case))
         subject.generated += 1
 
-    plan: Any = SimpleNamespace(seed=seed, shard=shard and shard_of(shard))
+    plan: Any = SimpleNamespace(seed=seed, shard=shard and shard_of(shard), clock=Clock())
     plan.source = Plan.source.fget(plan)  # type: ignore[attr-defined]  # mypy does not know that it is a property
     item: Any = SimpleNamespace(
         law=forward, turn=Turn(0, 0, 1.0, last=True, examples=20), plan=plan, nodeid="forward"
