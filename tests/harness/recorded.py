@@ -9,15 +9,13 @@ from typing import Any
 
 import pytest
 
-from tests.harness.bugs import Bug, with_tensors
 from tests.harness.conclude import Concluded, merged, together
 from tests.harness.home import own_version
 from tests.harness.kernel_info import KernelInfo
-from tests.harness.ledger import LEDGER, Ledger, append_line
+from tests.harness.ledger import LEDGER, append_line
 from tests.harness.plan import JOURNALS, Plan
 from tests.harness.results import Results
 from tests.harness.shard import Shard, shard_of
-from tests.harness.sightings import Sightings
 
 RECORD = "results.jsonl"
 """The file, beside the journals: a line about the run, one for each item, and one when the run has ended."""
@@ -145,7 +143,7 @@ def _recorded(folder: Path, about: Mapping[str, Any], lines: Sequence[Mapping[st
     failed = {line["failed"]: line["told"] for line in lines if "failed" in line}
     end = next((line for line in lines if "status" in line), None)
     if end is None:
-        _add_unreported(results, folder)
+        results.add_unreported(folder / JOURNALS / LEDGER)
         bugs = tuple(merged(results.bugs, results.seen))
         return Recorded(folder, about, results, bugs, failed, status=None, seconds=0.0)
     bugs = tuple(_concluded(results, **one) for one in end["bugs"])
@@ -155,17 +153,3 @@ def _recorded(folder: Path, about: Mapping[str, Any], lines: Sequence[Mapping[st
 def _concluded(results: Results, folders: Sequence[str], offers: Sequence[str]) -> Concluded:
     one = together([results.bugs[key] for key in folders], results.seen)
     return replace(one, offers=tuple(offers))
-
-
-def _add_unreported(results: Results, folder: Path) -> None:
-    """Add the bugs of a run that was killed before the items that found them had ended: one failing example each."""
-    for record in Ledger(folder / JOURNALS / LEDGER).news():
-        if "finding" not in record:
-            continue
-        bug = Bug.from_dict(record)
-        f = bug.failure
-        results.bugs[bug.key] = with_tensors(bug, results.bugs.get(bug.key, bug).tensors)
-        if bug.key not in results.seen:
-            results.seen[bug.key] = Sightings()
-            results.seen[bug.key].add(f.law, f.case, f.finding.tensor)
-            results.broken.setdefault((f.kernel, f.law, f.case.dtype), set()).add(bug.key)

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from kernels.contract import DTYPES
@@ -12,6 +13,7 @@ from tests.harness.conclude import Concluded, merged
 from tests.harness.imprecise import Imprecise, sentence
 from tests.harness.kernel_info import KernelInfo
 from tests.harness.law import law_named
+from tests.harness.ledger import Ledger
 from tests.harness.refusals import complaint, is_mostly_refused
 from tests.harness.sightings import Sightings
 from tests.harness.tally import CASES, Tally
@@ -62,12 +64,21 @@ class Results:
             self.imprecise.setdefault(counts["kernel"], Imprecise()).merge(imprecise)
             self.less_precise.add(key)
 
-    def add_unseen(self, bug: Bug) -> None:
-        """Add a bug whose item was not heard of again, because its process was killed."""
-        if bug.failure.kernel in self.infos and bug.key not in self.bugs:
+    def add_unreported(self, ledger: Path) -> None:
+        """Add the bugs of a run's ledger of which no item has told, as their processes were killed.
+
+        Each counts for one failing example.
+        """
+        for record in Ledger(ledger).news():
+            if "finding" not in record or record["kernel"] not in self.infos:
+                continue
+            bug = Bug.from_dict(record)
             f = bug.failure
-            self.bugs[bug.key] = bug
-            self.broken.setdefault((f.kernel, f.law, f.case.dtype), set()).add(bug.key)
+            self.bugs[bug.key] = with_tensors(bug, self.bugs.get(bug.key, bug).tensors)
+            if bug.key not in self.seen:
+                self.seen[bug.key] = Sightings()
+                self.seen[bug.key].add(f.law, f.case, f.finding.tensor)
+                self.broken.setdefault((f.kernel, f.law, f.case.dtype), set()).add(bug.key)
 
     def absorb(self, other: "Results", folders: Mapping[str, str]) -> None:
         """Add what another run has counted; ``folders`` says what its report folders are called here.

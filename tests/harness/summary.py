@@ -19,7 +19,7 @@ from tests.harness.bugs import Bug
 from tests.harness.conclude import merged, replaced, with_offers
 from tests.harness.ending import print_ending
 from tests.harness.header import time_told
-from tests.harness.ledger import LEDGER, Ledger
+from tests.harness.ledger import LEDGER
 from tests.harness.nights import read_night
 from tests.harness.page import PAGE, write_page
 from tests.harness.plan import JOURNALS, SUMMARY, UNTIL, Plan
@@ -121,9 +121,7 @@ class Summary:
                 return is_same(known, bug, run, of_kernel.info.capabilities, beside)
             return known.is_like(bug)
 
-        for record in Ledger(self.plan.report_dir / JOURNALS / LEDGER).news():
-            if "finding" in record:
-                self.results.add_unseen(Bug.from_dict(record))
+        self.results.add_unreported(self.plan.report_dir / JOURNALS / LEDGER)
         distinct = merged(self.results.bugs, self.results.seen, one_and_the_same)
         self.results.conclude([with_offers(one, runs[one.bug.failure.kernel], spend) for one in distinct])
         concluded = self.results.concluded
