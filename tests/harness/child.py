@@ -148,17 +148,19 @@ class Child:
         meanwhile()
         return self._receive(min(seconds, self.run_seconds))
 
-    def ask(self, request: dict[str, Any], seconds: float | None = None) -> dict[str, Any]:
+    def ask(
+        self, request: dict[str, Any], seconds: float | None = None, *, again: bool = True
+    ) -> dict[str, Any]:
         """Send one request and wait for its answer. Raises ChildDied, and HarnessError.
 
-        If others kill the child, the request is sent once more.
+        If others kill the child, the request is sent once more, unless it depends on earlier ones (``again`` is False).
         """
         seconds = self.start_seconds if seconds is None else seconds
         try:
             self._send(request)
             return self._receive(seconds)
         except ChildDied as death:
-            if not death.killed:
+            if not (death.killed and again):
                 raise
         self._send(request)
         return self._receive(seconds)

@@ -96,7 +96,8 @@ def judge(
                         f"{entry}: no launch compiles: {(*answer['errors'], 'none recorded')[0]}"
                     )
             try:
-                answer = child.ask({"do": "judge", "entry": entry, "mutant": dict(mutant)}, SECONDS)
+                request = {"do": "judge", "entry": entry, "mutant": dict(mutant)}
+                answer = child.ask(request, SECONDS, again=False)
                 judged.append(Judgement(**answer))
             except ChildDied as death:
                 judged.append(Judgement("invalid", str(death)))

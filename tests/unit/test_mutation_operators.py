@@ -324,7 +324,7 @@ def test_a_crash_of_the_compiler_is_invalid(path) -> None:
     crash = {path: KERNEL.replace("import triton\n", "import os, signal, triton\nos.kill(os.getpid(), 9)\n")}
     same = {path: KERNEL}
     assert judge(path, [crash, same], record(path)) == [
-        Judgement("invalid", "the process ended with signal 9"),
+        Judgement("invalid", "the process ended with signal 9 (Killed)"),
         Judgement("equivalent", "nothing that is launched uses it"),
     ]
 
