@@ -62,8 +62,11 @@ class Need:
     def side(self) -> tuple[str, int] | None:
         """How failing lengths differ from those that hold, with the length that divides them; None if that is unknown.
 
-        They are "above" or "below" it if all that hold are on the other side, and "no multiple of" a tile's length.
+        They are "above" or "below" it if all that hold are on the other side, and "no multiple of" a tile's length. Of
+        several failing lengths no such rule is known.
         """
+        if len(self.fails) > 1:
+            return None
         own = self.fails[0]
         if all(x < own for x in self.holds):
             return "above", max(self.holds)
@@ -82,6 +85,10 @@ class Need:
         """
         below = [x for x in self.holds if 0 < x < self.fails[0]] if self.name in LENGTHS else []
         return (max(below), self.fails[0]) if below else None
+
+    def seen_with(self, value: Any) -> "Need":
+        """Return the need after the bug was seen with another value."""
+        return Need(self.name, (*self.fails, value), tuple(x for x in self.holds if x != value))
 
     def is_met(self, case: Case) -> bool:
         """Whether a case may show the bug, as far as this field decides it."""
@@ -307,17 +314,18 @@ def in_parts(bug: Bug) -> Bug:
 def met_again(known: Bug, again: Bug) -> Bug:
     """Return a known bug after it was found again.
 
-    It has the tensors of both, and only those needs that the second case meets too. Roundings keep their need of a
-    dtype, because in others they show with some numbers alone.
+    It has the tensors of both, and only those needs that the second case meets too. If none is left, lengths stay a
+    need as long as some hold, since a bug that needs nothing would explain whatever is wrong in its tensors. Roundings
+    keep their need of a dtype, because in others they show with some numbers alone.
     """
-    case, are_roundings = (
-        again.failure.case,
-        is_small(known.failure.finding) and is_small(again.failure.finding),
-    )
-    needs = tuple(
-        need for need in known.needs if need.is_met(case) or (are_roundings and need.name == "dtype")
-    )
-    return replace(with_tensors(known, again.tensors), needs=needs)
+    case = again.failure.case
+    are_roundings = is_small(known.failure.finding) and is_small(again.failure.finding)
+    needs = [need for need in known.needs if need.is_met(case) or (are_roundings and need.name == "dtype")]
+    if not needs:
+        lengths = [need for need in known.needs if need.name in LENGTHS]
+        needs = [need.seen_with(value_of(case, need.name)) for need in lengths]
+    kept = (need for need in needs if need.name not in LENGTHS or any(need.holds))
+    return replace(with_tensors(known, again.tensors), needs=tuple(kept))
 
 
 def with_tensors(bug: Bug, tensors: Iterable[str]) -> Bug:

@@ -437,3 +437,15 @@ def test_heads_that_are_grouped_are_needs_of_their_own() -> None:
     needs = [Need("heads_kv", (2,), (1,)), GROUP]
     assert by_heads(needs, CASE, lambda case: case.heads_kv > 1 and case.group > 1, CLAIMS) == needs
     assert by_heads(needs[1:], CASE, lambda case: case.group > 1, CLAIMS) == needs[1:]
+
+
+def test_a_bug_of_lengths_that_is_met_at_another_length_still_needs_some() -> None:
+    """Else it would explain whatever is wrong in its tensors."""
+    certain = bug(replace(CASE, seqlen_k=61), ("lse",), Need("seqlen_k", (61,), (0, 60, 62, 64)))
+    (need,) = met_again(certain, bug(replace(CASE, seqlen_k=62), ("lse",))).needs
+    assert (need.fails, need.holds, need.side) == ((61, 62), (0, 60, 64), None)
+    assert need.is_met(replace(CASE, seqlen_k=62))
+    assert not need.is_met(replace(CASE, seqlen_k=64))
+    above = bug(replace(CASE, seqlen_k=65), ("lse",), Need("seqlen_k", (65,), (0, 64)))
+    (need,) = met_again(above, bug(replace(CASE, seqlen_k=9), ("lse",))).needs
+    assert need.is_met(replace(CASE, seqlen_k=9))
