@@ -79,6 +79,8 @@ class TestCommandLine:
         assert merge.main([str(tmp_path / "reports"), "--report-dir", str(tmp_path / "merged")]) == 1
         merged = json.loads((tmp_path / "merged/summary.json").read_text())
         assert merged.pop("shards") == {"ended": [str(tmp_path / "reports")], "cut short": [], "missing": []}
+        for told in (merged, summary):  # the summary is written after the line that ends the run
+            assert told["run"].pop("seconds") > 0
         assert merged == summary
 
         (report_folder,) = rows["toys.wrong"]["reports"]
