@@ -66,14 +66,10 @@ class NeedSearch:
         matter = [self.with_whole_tiles(need, fails) for need in matter]
         found = needs_of(matter, witnesses, fails, capabilities)
         # A failure that comes and goes may also be absent by chance, so no field is to blame.
-        flaky = COMES_AND_GOES in self.failure.explanation.sentences
-        return (
-            ()
-            if flaky
-            else without_accidents(
-                in_common(self.without_rows(found, fails), self.failure, fails, capabilities)
-            )
-        )
+        if COMES_AND_GOES in self.failure.explanation.sentences:
+            return ()
+        several = self.without_rows(found, fails)
+        return without_accidents(in_common(several, self.failure, fails, capabilities))
 
     def without_rows(self, needs: Sequence[Need], fails: Callable[[Case], bool]) -> list[Need]:
         """Return the needs; beside a layout, without sizes above 1 in whose place another size above 1 fails as well.

@@ -6,7 +6,7 @@ from typing import Any
 from tests.harness.bugs import Bug, Need
 from tests.harness.report import headline
 from tests.harness.sightings import Sightings
-from tests.harness.vary import BLIND, HEADS, LENGTHS, NAN, PAIR, SCORES, VALUES_OF, text
+from tests.harness.vary import BLIND, HEADS, LENGTHS, MADE_OF, NAN, PAIR, SCORES, VALUES_OF, text
 from tests.harness.verdict import NUMBERS, Finding
 
 MANY_ULPS = 1e6
@@ -95,8 +95,8 @@ def severity(bug: Bug) -> tuple[Any, ...]:
     return RANKS.index(rank(bug)), -(bug.severity.share or 0.0), -relative, -ratio, bug.key
 
 
-MADE_OF = {BLIND: ("causal", *LENGTHS), HEADS: ("heads_kv", "group")}
-"""The fields of a case that a need with a name of its own follows from, where only they are known outside."""
+TOLD_BY_FIELDS = (BLIND, HEADS)
+"""Needs that summary.json tells by the fields of a case that they are made of."""
 
 
 def row(bug: Bug, seen: Sightings) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def row(bug: Bug, seen: Sightings) -> dict[str, Any]:
         "failures": seen.total,
         "headline": headline(bug.failure),
         "causes": bug.failure.explanation.causes,
-        "matters": [name for need in bug.needs for name in MADE_OF.get(need.name, (need.name,))],
+        "matters": [name for need in bug.needs for name in _names(need)],
         "folder": bug.key,
         "rank": rank(bug),
         "ordinary_shown": bug.severity.shown,
@@ -124,6 +124,10 @@ def row(bug: Bug, seen: Sightings) -> dict[str, Any]:
         "relative": f.relative,
         "offers": bug.offers,
     }
+
+
+def _names(need: Need) -> tuple[str, ...]:
+    return MADE_OF[need.name] if need.name in TOLD_BY_FIELDS else (need.name,)
 
 
 def annotation(bug: Bug, seen: Sightings) -> str:

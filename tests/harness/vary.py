@@ -1,6 +1,6 @@
 """Which fields of a failing case matter. Each is changed by itself, to its simplest value and to the nearest ones."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,6 +27,13 @@ HEADS = "heads_q"
 """The name of a field for the number of query heads."""
 NAN = "NaN"
 """The name of a field for whether any entry of a tensor is set to NaN or infinity."""
+MADE_OF: Mapping[str, tuple[str, ...]] = {
+    SCORES: ("sm_scale", "qk_values"),
+    BLIND: ("causal", *LENGTHS),
+    HEADS: ("heads_kv", "group"),
+    NAN: tuple(VALUES_OF),
+}
+"""The fields that a field with a name of its own follows from."""
 PAIR = " layouts"
 """The end of the name of a field for two tensors' layouts, as where one is read by the strides of the other."""
 
@@ -133,8 +140,8 @@ def value_of(case: Case, name: str) -> Any:
     """Return the value of a field, of a launch setting, or of something that follows from several fields.
 
     The last are "lengths" (whether both are equal, or which there are more of), "k and v layouts" and the like, "huge"
-    (whether any layout is), ``SCORES``, ``BLIND``, ``NAN``, and those of ``VALUES_OF``: the family of the tensors'
-    numbers, or "set" if single entries are set.
+    (whether any layout is), the names in ``MADE_OF``, and those of ``VALUES_OF``: the family of the tensors' numbers,
+    or "set" if single entries are set.
     """
     layouts = {getattr(case, f"{tensor}_layout") for tensor in _tensors_of(name)}
     if name.endswith(PAIR):
@@ -193,10 +200,7 @@ def with_no_more_than(needed: Collection[str], case: Case) -> Case:
 
     It keeps its lengths, its head_dim, its dtype and its launch settings.
     """
-    kept = {*needed, "dtype", *(("sm_scale", "qk_values") if SCORES in needed else ())}
-    kept |= {"causal"} if BLIND in needed else set()
-    kept |= {"heads_kv", "group"} if HEADS in needed else set()
-    kept |= {*VALUES_OF} if NAN in needed else set()
+    kept = {*needed, "dtype", *(field for name in needed for field in MADE_OF.get(name, ()))}
     of_layouts = (name for name in needed if name == "huge" or name.endswith(PAIR))
     kept |= {f"{tensor}_layout" for name in of_layouts for tensor in _tensors_of(name)}
     for name, simplest in {**SIMPLEST, **dict.fromkeys(VALUES_OF, "normal")}.items():
