@@ -33,7 +33,7 @@ class Journal:
 
     def sync(self) -> None:
         """Wait until the case is on disk. On a busy disk that takes milliseconds, so do it while the case is built."""
-        os.fsync(self.file)
+        os.fdatasync(self.file)
 
     def keep(self, record: dict[str, Any]) -> None:
         """Write down a case that has failed, until ``drop`` says that the failure is counted or reported."""

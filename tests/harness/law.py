@@ -28,12 +28,14 @@ class Law:
         check: the function that makes calls through a trial, and has it raise ``LawBroken`` if the law does not hold.
         needs: the claim without which the law does not apply, a field of ``Capabilities``; "" if it always applies.
         draws: options of ``strategies.cases.cases``, which draws the cases that the law is tried on.
+        on_device: whether what calls return has to stay where the kernel left it, as in a law about memory.
     """
 
     name: str
     check: Callable[[Trial], None]
     needs: str
     draws: Mapping[str, Any]
+    on_device: bool = False
 
     def __call__(self, trial: Trial) -> None:
         """Check the law on a trial. Raises LawBroken, Refused, or CannotRun."""
@@ -48,9 +50,11 @@ class Law:
         return known.breaks(self.name) or self.needs in known.laws
 
 
-def law(*, needs: str = "", **draws: Any) -> Callable[[Callable[[Trial], None]], Law]:
+def law(
+    *, needs: str = "", on_device: bool = False, **draws: Any
+) -> Callable[[Callable[[Trial], None]], Law]:
     """Declare the decorated function as the law of its name; see ``Law`` for what is declared with it."""
-    return lambda check: Law(check.__name__, check, needs, draws)
+    return lambda check: Law(check.__name__, check, needs, draws, on_device)
 
 
 def law_named(name: str) -> Law:

@@ -28,6 +28,7 @@ from tests.harness.interpreting import why_not_here
 from tests.harness.pattern import ComparedTensor
 from tests.harness.poison import PoisonedAllocations
 from tests.harness.returned import WrongKind, departures, out_and_lse, three_gradients
+from tests.harness.transfer import Copies, on_cpu
 from tests.harness.verdict import Finding
 
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory")
@@ -84,6 +85,12 @@ class Problem:
         mine, others = ({**vars(p), **p.options} for p in (self, other))
         return mine.keys() == others.keys() and all(_same(mine[name], others[name]) for name in mine)
 
+    def copied(self, copies: Copies) -> "Problem":
+        """Return the problem with copies of its tensors."""
+        names = ("q", "k", "v", "dout", *(("key_padding_mask",) if self.key_padding_mask is not None else ()))
+        found: dict[str, Any] = {name: copies.of(getattr(self, name)) for name in names}
+        return replace(self, **found)
+
     def with_keys(self, keys: Any) -> "Problem":
         """Return the problem with only these keys of every sequence."""
         mask = self.key_padding_mask
@@ -130,6 +137,12 @@ class Outputs:
         pairs = {name: getattr(self, name) for name in OUTPUTS}
         return {name: tensor for name, tensor in pairs.items() if tensor is not None}
 
+    def on_cpu(self) -> "Outputs":
+        """Return the same outputs on the CPU."""
+        found = self.named()
+        moved: dict[str, Any] = dict(zip(found, on_cpu([*found.values()]), strict=True))
+        return replace(self, **moved)
+
 
 @dataclass(frozen=True)
 class Call:
@@ -152,7 +165,8 @@ class Trial:
     ``safety`` is the number of standard deviations of rule 2. ``margin`` fills the memory around the inputs, and
     ``fill`` the memory that the kernel allocates, so that an element that is never written is wrong on every run and
     in every process. ``apart`` says whether a backward is judged at the out and lse of its own forward, right or
-    wrong. Tensors in ``ignored`` are compared, but break no law: those that are wrong are noted in ``beside``.
+    wrong. Tensors in ``ignored`` are compared, but break no law: those that are wrong are noted in ``beside``. The
+    tensors are made and judged at ``home``, the CPU or the device, which "" stands for; the kernel runs on the device.
     """
 
     kernel: AttentionKernel
@@ -163,6 +177,7 @@ class Trial:
     fill: float = math.nan
     apart: bool = True
     ignored: frozenset[str] = frozenset()
+    home: str = ""
     beside: set[str] = field(default_factory=set)
     calls: list[Call] = field(default_factory=list)
     given: list[Outputs] = field(default_factory=list)
@@ -182,8 +197,9 @@ class Trial:
 
     def __post_init__(self) -> None:
         start = time.perf_counter()
+        self.home = self.home or self.device
         try:
-            self.windows: Tensors = tensors(self.case, self.device, margin=self.margin)
+            self.windows: Tensors = tensors(self.case, self.home, margin=self.margin)
         except (torch.OutOfMemoryError, MemoryError) as e:
             raise CannotRun(f"no memory for the tensors: {e}") from e
         self.seconds["tensors"] = time.perf_counter() - start
@@ -277,18 +293,26 @@ class Trial:
                 del self.answered[at]  # the same call may be made again, and have another answer
                 return replace(answer, call=number)
         start = time.perf_counter()
+        copies = Copies(self.device) if self.home != self.device else None
+        given = problem.copied(copies) if copies else problem
+        begun = time.perf_counter()
         with self._blame_kernel(number):
             try:
                 with memory or PoisonedAllocations(self.fill):
-                    outputs = run_kernel(self.kernel, problem, self.launch, backward=backward)
+                    outputs = run_kernel(self.kernel, given, self.launch, backward=backward)
             except NotImplementedError:
                 # This is a refusal, or code of torch.compile, which can't be run under a dispatch mode.
-                outputs = run_kernel(self.kernel, problem, self.launch, backward=backward)
+                outputs = run_kernel(self.kernel, given, self.launch, backward=backward)
             wait_for_device(self.device)
-        self.seconds["kernel"] += time.perf_counter() - start
+        ended = time.perf_counter()
         outputs = replace(outputs, call=number)
-        self._check_contract(problem, outputs, backward=backward)
+        self._check_contract(given, outputs, backward=backward)
+        if copies:
+            outputs = outputs.on_cpu()
+            copies.write_back()
         self.given.append(outputs)
+        self.seconds["kernel"] += ended - begun
+        self.seconds["tensors"] += time.perf_counter() - start - (ended - begun)
         return outputs
 
     @contextmanager

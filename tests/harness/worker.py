@@ -41,6 +41,7 @@ from tests.harness.probe import probe
 from tests.harness.repro import script
 from tests.harness.run import Run, run_of
 from tests.harness.source import WritingTrial
+from tests.harness.transfer import home_of
 from tests.harness.trial import CannotRun, LawBroken, Refused, Trial
 from tests.harness.verdict import Finding, Verdict
 
@@ -181,7 +182,8 @@ class Worker:
         trial = None
         outcome: dict[str, Any]
         try:
-            trial = trial_of(kernel, run.case, self.device, run.safety, ignored=run.ignored)
+            home = self.device if law.on_device else home_of(run.case, self.device)
+            trial = trial_of(kernel, run.case, self.device, run.safety, ignored=run.ignored, home=home)
             trial.explained = self.explained.setdefault((kernel.name, run.case.dtype), {})
             law(trial)
             outcome = {"status": "held", "worst": trial.worst}

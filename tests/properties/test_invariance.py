@@ -163,7 +163,7 @@ def repeated_heads(trial: Trial, base: Outputs, allowed: dict[str, Tensor]) -> N
     both = twice({name: allowed[name] for name in same}, bound)
     # A row may take another place in its tile. On a CPU the products are those of its BLAS, which may round differently
     # at another place.
-    exactly = p.q.device.type != "cpu"
+    exactly = trial.device != "cpu"
     claim = "repeating the key heads of a group leaves {} as it was"
     agree(trial, claim, got, base, both, only=same, exactly=exactly)
     if got.dk is not None and got.dv is not None:

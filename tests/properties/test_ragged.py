@@ -24,7 +24,7 @@ MOST_SEQUENCES = 4
 """The most sequences that the rows of a packed case are cut into."""
 
 
-@law(needs="ragged")
+@law(needs="ragged", on_device=True)
 def ragged(trial: Trial) -> None:
     """Judge each sequence of one call; the seed of the case decides their lengths."""
     claimed = trial.kernel.capabilities.ragged

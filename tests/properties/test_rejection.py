@@ -19,7 +19,7 @@ from tests.harness.law import law
 from tests.harness.trial import Problem, Trial, run_kernel
 
 
-@law(needs="validates", max_tiles=8)
+@law(needs="validates", on_device=True, max_tiles=8)
 def rejection(trial: Trial) -> None:
     """Check that each call raises an exception and leaves its inputs as they are."""
     p = trial.problem
