@@ -25,14 +25,15 @@ SHARE_HELD, SHARE_LEFT = 1 / 8, 1 / 16
 
 
 def held_bytes(process: int | str = "self") -> int:
-    """Return the bytes of memory that a process holds, those on the device of this process included.
+    """Return the bytes of memory that a process holds; of this process, if it uses a GPU, those that it holds there.
 
-    Pages of files do not count, such as those of libraries, because the system may take them back at any time.
+    What such a process holds outside of its GPU grows by gigabytes as CUDA loads code, whatever a kernel does. Pages of
+    files do not count, such as those of libraries, because the system may take them back at any time.
     """
+    if process == "self" and torch.cuda.is_initialized():
+        return int(torch.cuda.memory_allocated())
     _, resident, shared, *_ = map(int, Path(f"/proc/{process}/statm").read_text().split())
-    pages = resident - shared
-    on_device = torch.cuda.memory_allocated() if process == "self" and torch.cuda.is_initialized() else 0
-    return pages * os.sysconf("SC_PAGE_SIZE") + on_device
+    return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
 
 
 def growth(call: Callable[[], object], seconds: float) -> float:

@@ -55,6 +55,13 @@ def test_only_a_process_that_holds_much_fills_a_machine_with_little_left(
     assert held_bytes(os.getpid()) > SIZE
 
 
+def test_of_a_process_on_a_gpu_only_the_memory_of_the_gpu_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.cuda.memory_allocated", lambda: SIZE)
+    assert held_bytes() == SIZE
+    assert held_bytes(os.getpid()) > SIZE
+
+
 class TestLeak:
     def test_a_kernel_that_leaks_is_reported_once_with_what_it_needs(
         self, subject_of: SubjectOf, monkeypatch: pytest.MonkeyPatch
