@@ -13,6 +13,8 @@ from tests.harness.screen import wrapped
 
 DEFAULTS = {"default claims": Capabilities(), "default claims of a plain function": PLAIN_FUNCTION}
 """Claims that a kernel's own claims are compared with, each with the words for it."""
+OLDEST_HYPOTHESIS = "6.170"
+"""The release of Hypothesis from which on examples are drawn independently; earlier ones copy parts of another one."""
 ARITHMETIC = "arithmetic "
 """The beginning of those keys of ``describe`` that are about rounding; the rest of such a key is a dtype."""
 
@@ -30,6 +32,7 @@ def header(plan: Plan, config: pytest.Config) -> list[str]:
         f"profile: {settings.get_current_profile_name()}, "
         f"{settings().max_examples} examples, seed: {seed}{shard}, {time_told(plan)}",
     ]
+    lines += too_old(env["hypothesis"])
     for info in plan.kernels:
         told = all_claims(info) if config.get_verbosity() > 0 else claims(info, device_type)
         lines += wrapped(f"kernel {info.name}: {told}", width)
@@ -40,6 +43,15 @@ def header(plan: Plan, config: pytest.Config) -> list[str]:
     lines += [f"not run: {reason}" for reason in plan.unavailable]
     lines += [f"an earlier run was cut off in a case, which comes first now: {path}" for path in unfinished]
     return lines
+
+
+def too_old(hypothesis: str) -> list[str]:
+    """Return a line that warns of a release of Hypothesis whose cases repeat one another, or none."""
+    oldest, here = (tuple(map(int, x.split(".")[:2])) for x in (OLDEST_HYPOTHESIS, hypothesis))
+    warning = (
+        f"hypothesis {hypothesis} is older than {OLDEST_HYPOTHESIS}: many of its cases repeat parts of others"
+    )
+    return [warning] if here < oldest else []
 
 
 def time_told(plan: Plan) -> str:

@@ -8,13 +8,14 @@ import subprocess
 import sys
 import tomllib
 import zipfile
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.harness import command
+from tests.harness.header import OLDEST_HYPOTHESIS
 from tests.harness.home import ROOT
 
 FOLDERS = ("kernels", "strategies", "reference", "tests")
@@ -244,7 +245,8 @@ class TestWheel:
         assert "actual" in run(site, user, str(script), status=1).stdout
         (user / "tests/helper.py").write_text(HELPER.replace("1.5", "1.0"))
         run(site, user, str(script))
-        run(site, user, "-c", FLASHPROOF, "replay", str(script.with_name("case.json")))
+        case = str(script.with_name("case.json"))
+        run(site, user, "-c", FLASHPROOF, "replay", case, "--device", "cpu")
 
     def test_a_sound_kernel_holds_by_the_path_of_its_file(self, site: Path, user: Path) -> None:
         verify(site, user, "kernels/mine.py:sound")
@@ -266,12 +268,28 @@ class TestWheel:
         assert "3 passed" in run(site, user, "-m", "pytest", "--pyargs", module, *options).stdout
 
 
+DECLARED: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
+NEEDED: list[str] = DECLARED["project"]["dependencies"]
+OPTIONAL: list[str] = [x for extra in DECLARED["project"]["optional-dependencies"].values() for x in extra]
+
+
 def test_what_tox_installs_is_what_the_package_depends_on() -> None:
     """Tox installs the dependency group, because it builds no package."""
-    declared: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    project, group = declared["project"], declared["dependency-groups"]["test"]
-    depended = [*project["dependencies"], *project["optional-dependencies"]["pictures"]]
-    depended += project["optional-dependencies"]["redis"]
     own = {"mpmath", "setuptools"}
-    assert sorted(x for x in group if re.split(r"\W", x)[0] not in own) == sorted(depended)
-    assert all(version(re.split(r"[<>=]", x)[0]) for x in depended)
+    group = [x for x in DECLARED["dependency-groups"]["test"] if re.split(r"\W", x)[0] not in own]
+    assert sorted(group) == sorted([*NEEDED, *OPTIONAL])
+
+
+@pytest.mark.parametrize("requirement", [*NEEDED, *OPTIONAL])
+def test_a_dependency_is_declared_by_the_name_of_its_distribution(requirement: str) -> None:
+    name = re.split(r"[<>=]", requirement)[0]
+    try:
+        assert version(name)
+    except PackageNotFoundError:
+        if requirement in NEEDED:
+            raise
+        pytest.skip(f"the optional package {name} is not installed here")
+
+
+def test_the_header_warns_of_a_hypothesis_that_is_older_than_the_one_declared() -> None:
+    assert f"hypothesis>={OLDEST_HYPOTHESIS}" in NEEDED

@@ -25,6 +25,7 @@ from tests.unit.running import SubjectOf, finding_of, pytest_run, summary_in
 from tests.unit.test_matrix import info, item
 
 SERVER = shutil.which("redis-server")
+WITHOUT_REDIS = "the package redis is not installed here"
 FAILURE = bug(CASE, ("out",), CAUSAL).failure
 SMALLER = replace(FAILURE, case=replace(CASE, seqlen_q=1))
 
@@ -41,6 +42,7 @@ def rare(q, k, v, *, causal, sm_scale):
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
     """Start a Redis server, and yield its URL and its process."""
+    pytest.importorskip("redis", reason=WITHOUT_REDIS)
     if SERVER is None:
         pytest.skip("there is no redis-server here")
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -173,6 +175,8 @@ class TestPlaces:
     def test_one_that_cannot_be_used_is_refused_in_one_line(
         self, tmp_path: Path, place: str, told: str
     ) -> None:
+        if place.startswith("redis:"):
+            pytest.importorskip("redis", reason=WITHOUT_REDIS)
         (tmp_path / "file").touch()
         with pytest.raises(ValueError, match=rf"^{told}$") as refused:
             finds_at(place.replace("{tmp}", str(tmp_path)), check=True)

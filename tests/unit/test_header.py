@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from kernels.claims import PLAIN_FUNCTION, describe, parse_claims
 from kernels.contract import Capabilities, flash_arithmetic
-from tests.harness.header import all_claims, claims
+from tests.harness.header import all_claims, claims, too_old
 from tests.harness.kernel_info import KernelInfo
 
 
@@ -32,6 +32,13 @@ def test_what_dtypes_have_in_common_in_their_arithmetic_is_told_once() -> None:
     )
     one = parse_claims(["float16:tile_max=64"], Capabilities())
     assert told(one) == "default claims, but arithmetic float16=tile_max 64"
+
+
+def test_an_old_hypothesis_is_warned_of() -> None:
+    assert too_old("6.170.15") == too_old("7.0.1") == []
+    assert too_old("6.168.3") == [
+        "hypothesis 6.168.3 is older than 6.170: many of its cases repeat parts of others"
+    ]
 
 
 def test_all_claims_are_those_that_are_printed() -> None:

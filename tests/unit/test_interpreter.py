@@ -33,6 +33,16 @@ TABLED = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 WIDE = ("float16", "bfloat16", "float32")
 """Formats that attention is computed in."""
 
+UNCOMPILED = {
+    ("float64", "float8_e4m3fn"),
+    ("float64", "float8_e5m2"),
+    ("float8_e4m3fn", "float64"),
+    ("float8_e5m2", "float64"),
+    ("float8_e4m3fn", "float8_e5m2"),
+    ("float8_e5m2", "float8_e4m3fn"),
+}
+"""Casts that Triton 3.6 to 3.9 compiles for no NVIDIA GPU ("Unsupported conversion")."""
+
 FLUSHED = 2.0**-126
 """Numbers smaller than this may be taken for 0 by PTX's approximate functions."""
 
@@ -94,7 +104,12 @@ def _cast(x, out, COUNT: tl.constexpr, ROUNDING: tl.constexpr):
 @pytest.mark.parametrize("target", FLOATS)
 @pytest.mark.parametrize("source", FLOATS)
 def test_casts_round_to_nearest_even(source: str, target: str) -> None:
+    if DEVICE == "cuda" and (source, target) in UNCOMPILED:
+        pytest.skip("what Triton can't compile tells nothing of the interpreter")
     x = patterns(source)
+    if DEVICE == "cuda" and (source, target) == ("float8_e5m2", "bfloat16"):
+        # For Hopper, Triton moves the bits and multiplies by a power of 2, which makes inf and NaN finite numbers.
+        x = torch.where(x.double().isfinite(), x.double(), 0.0).to(x.dtype)
     actual = run(_cast, x, out=getattr(torch, target), COUNT=COUNT, ROUNDING=None)
     values = x.double()
     widens = torch.finfo(x.dtype).bits < torch.finfo(actual.dtype).bits
@@ -277,6 +292,10 @@ def test_functions(op: str) -> None:
     largest = torch.finfo(torch.float32).max
     expected = torch.where(expected.abs() > largest, math.inf * expected.sign(), expected)
     actual = run(_unary, x, out=torch.float32, OP=op, COUNT=COUNT)
+    if (
+        op == "clamp" and DEVICE == "cuda"
+    ):  # Triton leaves open which end a NaN becomes, and PTX has its own choice
+        expected = torch.where(x.isnan() & (actual == 1.0), 1.0, expected)
     assert_same(actual, expected, relative, 2.0**-22 if "log" in op else FLUSHED)
 
 

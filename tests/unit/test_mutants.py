@@ -20,6 +20,7 @@ from tests.harness.trial import Trial, run_kernel
 from tests.mutation.diagnosis import CAUSES, FACTS
 from tests.mutation.equivalent import ARGUMENTS
 from tests.mutation.targets import targets
+from tests.unit.calling import DEVICE
 
 
 @pytest.mark.parametrize("name", CATALOGUE)
@@ -105,7 +106,7 @@ def test_an_edit_whose_line_is_gone_is_an_error() -> None:
 
 
 def test_a_bug_in_what_the_kernel_imports_reaches_it_and_nothing_else() -> None:
-    trial = Trial(KERNEL, Case(seqlen_q=3, seqlen_k=70, head_dim=16), "cpu", 0.0)
+    trial = Trial(KERNEL, Case(seqlen_q=3, seqlen_k=70, head_dim=16), DEVICE, 0.0)
     wrong = load_module("kernels.flash_v2", CATALOGUE["tail_tile_dropped"].sources()).KERNEL
     before, after = (run_kernel(KERNEL, trial.problem, {}, backward=False).out for _ in range(2))
     assert torch.equal(before, after)
