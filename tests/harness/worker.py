@@ -35,7 +35,7 @@ from tests.harness.device import device_answers
 from tests.harness.interpreting import repair_interpreter
 from tests.harness.known import described
 from tests.harness.law import law_named
-from tests.harness.memory import growth, held_bytes, offer_to_be_killed
+from tests.harness.memory import device_bytes, growth, held_bytes, offer_to_be_killed
 from tests.harness.precision import with_explanations
 from tests.harness.probe import probe
 from tests.harness.repro import script
@@ -176,7 +176,7 @@ class Worker:
         The kernel is that of the run, or ``stand_in`` in its place.
         """
         law, kernel = law_named(run.law), stand_in or self.kernel(run.spec, run.claims)
-        if self.device != "cpu" and torch.cuda.memory_reserved() > CACHED_BYTES:
+        if self.device != "cpu" and device_bytes("reserved") > CACHED_BYTES:
             torch.cuda.empty_cache()
         start = time.perf_counter()
         trial = None

@@ -57,7 +57,8 @@ def test_only_a_process_that_holds_much_fills_a_machine_with_little_left(
 
 def test_of_a_process_on_a_gpu_only_the_memory_of_the_gpu_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
-    monkeypatch.setattr("torch.cuda.memory_allocated", lambda: SIZE)
+    statistics = {"allocated_bytes": {"all": {"current": SIZE}}}
+    monkeypatch.setattr("torch.cuda.memory_stats_as_nested_dict", lambda: statistics)
     assert held_bytes() == SIZE
     assert held_bytes(os.getpid()) > SIZE
 
