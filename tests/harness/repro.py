@@ -17,12 +17,12 @@ from typing import Any
 import torch
 
 from kernels import registry
-from tests.harness import poison, scripted
+from tests.harness import memory, poison, scripted
 from tests.harness.home import OWN_FOLDERS
 from tests.harness.interpreting import REPAIRED
 from tests.harness.run import Run
 from tests.harness.source import WritingTrial
-from tests.harness.verdict import Finding
+from tests.harness.verdict import INTERMITTENT, LEAK, Finding
 
 STANDARD = """\
 import base64
@@ -30,6 +30,7 @@ import importlib
 import math
 import os
 import sys
+import time
 import zlib
 from collections.abc import Callable, Sequence
 from math import inf, nan
@@ -40,6 +41,11 @@ INTERPRET = 'os.environ["TRITON_INTERPRET"] = "1"  # read when a Triton kernel i
 SIDE = """\
 def {name}(q, k, v, dout, out, lse=None, dq=None, dk=None, dv=None):
     return {expression}"""
+LEAKS = """\
+left = growth(lambda: {call}, 4.0)
+print(f"{{left / 2**20:.3g}} MiB stay behind each time")
+sys.exit(1 if left else 0)"""
+"""The end of the script of a leak, which has the functions of ``tests.harness.memory``."""
 
 
 def script(run: Run, trial: WritingTrial, finding: Finding, title: str, seconds: float | None) -> str:
@@ -65,9 +71,14 @@ def script(run: Run, trial: WritingTrial, finding: Finding, title: str, seconds:
         TORCH,
         _kernel(run.spec),
         _assigned(
-            DEVICE=device, MARGIN=scripted.MARGIN, FILLED_ELEMENTS=scripted.FILLED_ELEMENTS, watched=[]
+            DEVICE=device,
+            MARGIN=scripted.MARGIN,
+            FILLED_ELEMENTS=scripted.FILLED_ELEMENTS,
+            REPEAT_SECONDS=scripted.REPEAT_SECONDS,
+            watched=[],
         ),
         *([inspect.getsource(poison)] if scripted.poisoned in functions else []),
+        *([inspect.getsource(memory)] if finding.kind == LEAK else []),
         *(inspect.getsource(function) for function in (scripted.numbers, scripted.window, *called)),
         "\n".join(source.tensors),
         "before = [x.clone() for x in watched]",
@@ -109,6 +120,10 @@ def _ending(
     if law == "rejection":
         refused = f"must_be_refused({', '.join(calls[0])})"
         return [scripted.must_be_refused, scripted.must_be_unchanged], [refused, unchanged]
+    if f.kind == LEAK:
+        return [], [LEAKS.format(call=f"{calls[0][0]}({calls[0][1]})")]
+    if f.kind == INTERMITTENT:
+        return [scripted.repeat], _repeated(*calls[f.call], f)
     made = "\n".join(
         ["results = [", *(f"    {function}({arguments})," for function, arguments in calls), "]"]
     )
@@ -124,6 +139,20 @@ def _ending(
     numbers = f"allowed={float(f.allowed or 0)}, largest={_largest(f, dtype)}"
     compared = f"compare({name!r}, {f.index}, actual(**results[{f.call}]), {expected}, {numbers})"
     return [scripted.is_right, scripted.compare], [made, *sides, compared]
+
+
+def _repeated(function: str, arguments: str, f: Finding) -> list[str]:
+    """Return the lines that repeat a call until what it returns is off by half of the error that was found.
+
+    The repeats are so many that a failure which shows as often as this one did, or once in a thousand calls, is missed
+    once in 10^8 runs.
+    """
+    name, (failed, made) = f.expression or f.tensor, f.rate
+    times = math.ceil(20 * made / failed) if failed else 20_000
+    error = abs(float(f.actual or 0) - float(f.expected or 0)) / 2
+    least = error if math.isfinite(error) else 0.0
+    call = f"lambda: actual(**{function}({arguments}))"
+    return [SIDE.format(name="actual", expression=name), f"repeat({name!r}, {call}, {least}, {times})"]
 
 
 def _largest(f: Finding, dtype: str) -> float:

@@ -9,6 +9,7 @@ import faulthandler
 import math
 import subprocess
 import sys
+import time
 import zlib
 from collections.abc import Callable, Sequence
 from math import nan
@@ -27,6 +28,9 @@ FILLED_ELEMENTS = 2**26
 
 DEVICE = "cpu"
 """The type of the device on which tensors are made."""
+
+REPEAT_SECONDS = 20.0
+"""The most seconds for calls that are repeated because what they return comes and goes."""
 
 watched: list[Tensor] = []
 """The storages of the inputs, with what lies around the inputs."""
@@ -148,6 +152,26 @@ def compare(
     e = float(expected[index] if isinstance(expected, Tensor) else expected)
     print(f"{name}{list(index)}: actual {a!r}, expected {e!r}, allowed error {allowed!r}")
     sys.exit(0 if is_right(a, e, allowed, largest) else 1)
+
+
+def repeat(
+    name: str, call: Callable[[], Tensor], least: float, times: int, seconds: float = REPEAT_SECONDS
+) -> NoReturn:
+    """Make a call again and again; exit with 1 as soon as a number is further than ``least`` from that of the first."""
+    first, until = call().double(), time.perf_counter() + seconds
+    for number in range(2, times + 1):
+        now = call().double()
+        same = (now == first) | (now.isnan() & first.isnan()) | ((now - first).abs() <= least)
+        if not bool(same.all()):
+            index = (~same).nonzero()[0].tolist()
+            print(
+                f"{name}{index}: {float(first[tuple(index)])!r}, in call {number}: {float(now[tuple(index)])!r}"
+            )
+            sys.exit(1)
+        if time.perf_counter() > until:
+            break
+    print(f"{name} was the same in {number} calls")
+    sys.exit(0)
 
 
 def must_fit(result: dict[str, Tensor]) -> None:

@@ -128,8 +128,11 @@ class Triage:
 
     def _keep_leak(self, law: str, case: Case, finding: Finding) -> None:
         smaller, needs = leak.reduced(law, case, self.runs)
-        bug = Bug(self._failure(Broken(law, smaller, finding)), needs=needs)
-        self.known.write(bug.failure, None)
+        failure = self._failure(Broken(law, smaller, finding))
+        self.known.write(failure, None)  # as it is not lost then, whatever its script does
+        failure, script = self._investigation(failure).scripted(failure)
+        self.known.write(failure, script)
+        bug = Bug(failure, needs=needs)
         self.known.failures[bug.key] = bug.failure
         self.known.add(bug)
         self.known.blame(bug, law, case, "")
@@ -271,8 +274,11 @@ class Triage:
         known = next((known for known in self.known.bugs.values() if known.is_like(bug)), None)
         if known is None:
             self.known.write(bug.failure, None)  # as it is not lost then, whatever happens during the repeats
-            known = replace(bug, failure=intermittent(bug.failure, self.runs, known_of_it))
-            self.known.write(known.failure, None)
+            told, script = intermittent(bug.failure, self.runs, known_of_it), None
+            if told.finding.actual is not None and AFTER_OTHERS not in known_of_it:
+                told, script = self._investigation(told).scripted(told)
+            known = replace(bug, failure=told)
+            self.known.write(known.failure, script)
             self.known.failures[known.key] = known.failure
             self.known.add(known)
         self.known.blame(known, broken.law, broken.case, broken.finding.tensor)

@@ -10,12 +10,15 @@ import torch
 
 from strategies.case import Case
 from tests.harness import memory
-from tests.harness.leak import left_behind
+from tests.harness.leak import GROWN_BYTES, left_behind
 from tests.harness.memory import fills_the_machine, growth, held_bytes
-from tests.unit.running import SubjectOf
+from tests.harness.standalone import exit_status
+from tests.unit.running import SubjectOf, report_of
 
 PLANTED = Path(__file__).parents[1] / "faults" / "planted.py"
 SIZE = 2**20
+SCRIPT_SECONDS = 60.0
+"""A script that repeats a call is over after so many seconds."""
 
 
 def keeping(most: int | None) -> Callable[[], None]:
@@ -76,7 +79,10 @@ class TestLeak:
         assert " 4 MiB stay behind" in bug.failure.finding.claim
         assert [need.name for need in bug.needs] == ["causal"]
         assert bug.failure.case.group == 1
-        assert subject.runs.child.process is None
+        assert subject.runs.child.grown < GROWN_BYTES
+        script = (report_of(subject) / "repro.py").read_text()
+        assert exit_status(script, SCRIPT_SECONDS) == 1
+        assert exit_status(script.replace(").leaking", ").sound"), SCRIPT_SECONDS) == 0
         assert len(subject.known.messages()) == 1
 
     def test_a_kernel_that_does_not_leak_is_left_in_peace_for_longer(self, subject_of: SubjectOf) -> None:

@@ -10,7 +10,11 @@ from tests.harness.child import Child
 from tests.harness.law import law_named
 from tests.harness.repeat import AFTER_OTHERS, FIRST_CALL, REPEATS, rate
 from tests.harness.run import Run
+from tests.harness.standalone import exit_status
 from tests.unit.running import CASE, SubjectOf, report_of
+
+SCRIPT_SECONDS = 60.0
+"""A script that repeats a call is over after so many seconds."""
 
 
 def every(n: int) -> Callable[[], bool]:
@@ -48,6 +52,9 @@ class TestIntermittent:
         assert bug.needs == ()
         assert subject.known.seen[bug.key].total == 2
         assert "shows in 20 of 100 repeats" in (report_of(subject) / "report.md").read_text()
+        script = (report_of(subject) / "repro.py").read_text()
+        assert exit_status(script, SCRIPT_SECONDS) == 1
+        assert exit_status(script.replace(").racing", ").sound"), SCRIPT_SECONDS) == 0
 
     def test_a_failure_that_never_shows_again_is_kept(self, subject_of: SubjectOf) -> None:
         child = Child("cpu")
@@ -58,6 +65,7 @@ class TestIntermittent:
         assert bug.failure.case == CASE
         assert subject.known.seen[bug.key].total == 1
         assert bug.failure.explanation.sentences == (FIRST_CALL,)
+        assert exit_status((report_of(subject) / "repro.py").read_text(), SCRIPT_SECONDS) == 1
         child.close()
 
     @pytest.mark.usefixtures("unscripted")
@@ -91,6 +99,7 @@ class TestAfterOtherCalls:
         assert bug.failure.finding.kind == "intermittent"
         assert bug.failure.explanation.sentences == (AFTER_OTHERS,)
         assert bug.failure.case == self.SHORT
+        assert not (report_of(subject) / "repro.py").exists()
         subject.uphold(law_named("forward"), self.UNMASKED)
         _, other = subject.known.bugs.values()
         assert [(need.name, need.holds) for need in other.needs if need.is_telling] == [("causal", (True,))]
