@@ -7,7 +7,8 @@ import json
 import math
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
+from functools import cache
 from typing import Any, TypeVar, get_type_hints
 
 TENSORS = ("q", "k", "v", "dout")
@@ -136,8 +137,13 @@ def to_json(case: Case) -> str:
 
     Raises ValueError for a number that is not finite, TypeError for a launch setting that JSON cannot hold.
     """
-    record = {"version": VERSION, **asdict(case), "launch": dict(case.launch)}
-    return json.dumps(record, indent=2, allow_nan=False)
+    return json.dumps(to_record(case), indent=2, allow_nan=False)
+
+
+def to_record(case: Case) -> dict[str, Any]:
+    """The case as what JSON has: its version, its fields, spikes and launch settings as objects."""
+    spikes = [{**vars(spike), "index": [*spike.index]} for spike in case.spikes]
+    return {"version": VERSION, **vars(case), "spikes": spikes, "launch": dict(case.launch)}
 
 
 def from_json(text: str) -> Case:
@@ -169,10 +175,15 @@ def _is_finite(value: Any) -> bool:
     return type(value) in (int, float) and abs(value) <= sys.float_info.max
 
 
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    return get_type_hints(cls)
+
+
 def _read_record(cls: type[Record], where: str, value: Any) -> Record:
     """An instance of a dataclass from an object that has exactly its fields."""
     _expect(isinstance(value, dict), where, value, "an object")
-    hints = get_type_hints(cls)
+    hints = _hints(cls)
     for name in value:
         _expect(name in hints, f"{where}.{name}", value[name], f"no field but {', '.join(hints)}")
     for name in hints:

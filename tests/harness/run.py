@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from reference.bounds.accumulation import SAFETY
-from strategies.case import Case, from_json, to_json
+from strategies.case import Case, from_json, to_record
 from strategies.tensors import check_case
 from tests.harness.law import LAWS
 
@@ -36,7 +36,7 @@ class Run:
         kept = {"kernel": self.spec, "claims": list(self.claims), "law": self.law}
         ignored = {"ignored": sorted(self.ignored)} if self.ignored else {}
         repeats = {"repeats": self.repeats} if self.repeats > 1 else {}
-        return {"flashproof": FORMAT, **kept, **ignored, **repeats, "case": json.loads(to_json(self.case))}
+        return {"flashproof": FORMAT, **kept, **ignored, **repeats, "case": to_record(self.case)}
 
     def request(self, do: str, **more: Any) -> dict[str, Any]:
         """Return the request by which the child process does something with this run."""
