@@ -1,5 +1,6 @@
 """Each planted fault is told as what it is, and what is no failure is none."""
 
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -64,10 +65,10 @@ def test_a_hang_is_told_with_its_place(child: Child) -> None:
 
 
 def test_much_output_is_no_failure_and_takes_no_memory(child: Child) -> None:
-    held = memory.held_bytes()
+    held = memory.held_bytes(os.getpid())
     assert verdict(child, "talking", "forward", Case(group=2)).status == "held"
     assert len(child.printed.kept) == KEPT_BYTES
-    assert memory.held_bytes() - held < 32 * MEBIBYTE
+    assert memory.held_bytes(os.getpid()) - held < 32 * MEBIBYTE
 
 
 def test_a_long_compilation_is_no_failure_and_its_time_is_known(child: Child) -> None:

@@ -13,6 +13,7 @@ from tests.harness import memory
 from tests.harness.leak import GROWN_BYTES, left_behind
 from tests.harness.memory import fills_the_machine, growth, held_bytes
 from tests.harness.standalone import exit_status
+from tests.unit.calling import DEVICE
 from tests.unit.running import SubjectOf, report_of
 
 PLANTED = Path(__file__).parents[1] / "faults" / "planted.py"
@@ -24,7 +25,7 @@ SCRIPT_SECONDS = 60.0
 def keeping(most: int | None) -> Callable[[], None]:
     """Return a function that keeps a megabyte of each call, but of no more than the last ``most``."""
     kept: deque[torch.Tensor] = deque(maxlen=most)
-    return lambda: kept.append(torch.ones(SIZE, dtype=torch.uint8))
+    return lambda: kept.append(torch.ones(SIZE, dtype=torch.uint8, device=DEVICE))
 
 
 def test_what_every_call_leaves_behind_is_measured() -> None:
@@ -42,7 +43,7 @@ def test_a_call_that_needs_memory_once_hides_no_leak() -> None:
     def call() -> None:
         keep()
         if next(calls) == 3 * memory.MOST_CALLS:
-            once.append(torch.ones(100 * SIZE, dtype=torch.uint8))
+            once.append(torch.ones(100 * SIZE, dtype=torch.uint8, device=DEVICE))
 
     assert growth(call, 1.0) == pytest.approx(SIZE, rel=0.1)
 
