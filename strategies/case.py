@@ -8,7 +8,6 @@ import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from functools import cache
 from typing import Any, TypeVar, get_type_hints
 
 TENSORS = ("q", "k", "v", "dout")
@@ -175,15 +174,13 @@ def _is_finite(value: Any) -> bool:
     return type(value) in (int, float) and abs(value) <= sys.float_info.max
 
 
-@cache
-def _hints(cls: type) -> dict[str, Any]:
-    return get_type_hints(cls)
+_HINTS: dict[type, dict[str, Any]] = {cls: get_type_hints(cls) for cls in (Spike, Case)}
 
 
 def _read_record(cls: type[Record], where: str, value: Any) -> Record:
     """An instance of a dataclass from an object that has exactly its fields."""
     _expect(isinstance(value, dict), where, value, "an object")
-    hints = _hints(cls)
+    hints = _HINTS[cls]
     for name in value:
         _expect(name in hints, f"{where}.{name}", value[name], f"no field but {', '.join(hints)}")
     for name in hints:
