@@ -18,6 +18,7 @@ from reference.arithmetic import Arithmetic
 from reference.bounds import Exact, ForwardBounds, backward_bounds, exact, forward_bounds
 from reference.family import Changes, in_words, widest
 from reference.heads import fold, unfold
+from tests.harness.pattern import ComparedTensor
 from tests.harness.trial import Check, LawBroken, Outputs, Problem, Trial
 
 BLOCK_ELEMENTS = 2**22
@@ -25,6 +26,9 @@ BLOCK_ELEMENTS = 2**22
 
 WHOLE: Mapping[str, str] = {}
 """No expressions: the outputs are those of a call as they are."""
+
+Breach = tuple[LawBroken, list[ComparedTensor]]
+"""How checks were broken, and the tensors that were compared then."""
 
 CERTAIN = "{} is within the rounding bound of float64"
 PROBABLE = "{} is within the probable rounding bound of float64 (rule 2: independent roundings)"
@@ -104,14 +108,15 @@ class _Judge:
 
     def judge(self) -> None:
         """Raise LawBroken if no base of the family explains the piece; the finding is that of the nearest design."""
-        trial, breaches = self.trial, list[LawBroken]()
+        trial, breaches = self.trial, list[Breach]()
         for at in sorted(range(len(trial.family.bases)), key=lambda at: at != trial.explained.get("base", 0)):
             broken = self.of_both_passes(trial.family.bases[at])
             if broken is None:
                 trial.explained["base"] = at
                 return
-            breaches.append(broken)
-        raise nearest(breaches)
+            breaches.append((broken, trial.compared))
+        best, trial.compared = nearest(breaches)
+        raise best
 
     def of_both_passes(self, base: Arithmetic) -> LawBroken | None:
         """Return the first breach, that of out and lse if there is one, with all tensors wrong in either pass."""
@@ -205,28 +210,30 @@ def explain(
     ``sources`` for which not even the widest bounds hold.
     """
     failed: set[tuple[str, tuple[Any, ...]]] = set()
-    hopeless: dict[tuple[Any, ...], bool] = {}
-    breaches: list[LawBroken] = []
+    widest_of: dict[tuple[Any, ...], Breach | None] = {}
+    breaches: list[Breach] = []
     for at in sorted(range(len(ways)), key=lambda at: at != trial.explained.get(factor, 0)):
         way = replace(base, **ways[at])
         if any((tensor, signature(tensor, way)) in failed for tensor in OUTPUTS):
             continue
-        if breaches and sources(way) not in hopeless:
+        if breaches and sources(way) not in widest_of:
             alike = [x for x in (replace(base, **y) for y in ways) if sources(x) == sources(way)]
-            hopeless[sources(way)] = not _holds(trial, partial(checks, widest(alike)))
-        if hopeless.get(sources(way)):
+            hopeless = widest_of[sources(way)] = _breach(trial, partial(checks, widest(alike)))
+            breaches += [hopeless] if hopeless else []
+        if widest_of.get(sources(way)):
             continue
         try:
             _both_rules(trial, partial(checks, way))
         except LawBroken as broken:
-            breaches.append(broken)
+            breaches.append((broken, trial.compared))
             failed.add((broken.finding.tensor, signature(broken.finding.tensor, way)))
         else:
             trial.explained[factor] = at
             if len(ways) > 1:
                 trial.designs.add(in_words(ways, ways[at]))
             return
-    raise nearest(breaches)
+    best, trial.compared = nearest(breaches)
+    raise best
 
 
 def sources(a: Arithmetic) -> tuple[Any, ...]:
@@ -243,18 +250,22 @@ def signature(tensor: str, a: Arithmetic) -> tuple[Any, ...]:
     return (*of_weights, *of_keys, *of_scores, *of_forward)
 
 
-def nearest(breaches: Sequence[LawBroken]) -> LawBroken:
-    """Return the breach with the smallest error over bound."""
-    return min(breaches, key=lambda broken: float(broken.finding.ratio or math.inf))
+def nearest(breaches: Sequence[Breach]) -> Breach:
+    """Return the breach of the fewest tensors and, among these, that with the smallest error over bound.
+
+    Where one tensor is wrong, a design that is not the kernel's may make others seem wrong too.
+    """
+    return min(breaches, key=lambda x: (len({*x[0].finding.tensors}), float(x[0].finding.ratio or math.inf)))
 
 
-def _holds(trial: Trial, checks: Callable[..., list[Check]]) -> bool:
-    """Whether all checks hold. Nothing is recorded in the trial."""
+def _breach(trial: Trial, checks: Callable[..., list[Check]]) -> Breach | None:
+    """Return the breach of checks, None if all hold. Nothing is recorded in the trial."""
+    other = trial.replayed(trial.family)
     try:
-        _both_rules(trial.replayed(trial.family), checks)
-    except LawBroken:
-        return False
-    return True
+        _both_rules(other, checks)
+    except LawBroken as broken:
+        return broken, other.compared
+    return None
 
 
 def _both_rules(trial: Trial, checks: Callable[..., list[Check]]) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from kernels.autograd import attention
 from kernels.claims import PLAIN_FUNCTION
 from kernels.contract import DTYPES, AttentionKernel, Capabilities, flash_arithmetic
+from kernels.registry import load
 from reference.arithmetic import FLOAT16, FLOAT32, Arithmetic
 from reference.bounds import Exact, backward_bounds, exact, forward_bounds
 from reference.family import LESS_PRECISE, Family, full_precision, less_precise, widest
@@ -235,6 +236,16 @@ def test_a_wrong_forward_does_not_hide_wrong_gradients() -> None:
         judged(wrong, Case(seqlen_q=9, seqlen_k=33, dtype="float16"))
     assert broken.value.finding.tensor == "lse"
     assert set(broken.value.finding.tensors) == {"lse", "dv"}
+
+
+@pytest.mark.parametrize("group", [2, 5])
+def test_where_one_gradient_is_wrong_a_wrong_lse_makes_no_other_seem_wrong(group: int) -> None:
+    kernel = load("tests.several:parts")  # its lse is in base 2, and its dv that of the first head of a group
+    trial = Trial(kernel, Case(group=group, seqlen_q=33, seqlen_k=8), "cpu", 4.0)
+    with pytest.raises(LawBroken) as broken:
+        judge(trial, trial.problem, trial.gradients())
+    assert broken.value.finding.tensors == ("lse", "dv")
+    assert {c.tensor for c in trial.compared} == {"out", "lse"}
 
 
 def test_a_call_is_broken_where_no_single_member_explains_all_of_it() -> None:
