@@ -284,13 +284,14 @@ def _is_shown_by(one: Bug, other: Bug, run: Try, capabilities: Capabilities) -> 
 
 
 def _is_of_range(bug: Bug) -> bool:
-    """Whether only certain numbers show large errors, as at the ends of the range of a format of few bits.
+    """Whether only certain numbers show large errors or become 0, as at the ends of the range of a format of few bits.
 
     Such a format rounds ordinary numbers as well.
     """
     mine, numbers = bug.failure.finding, [x for x in bug.needs if x.is_numeric or x.name == SCORES]
-    is_large = mine.kind == "error" and not is_small(mine) and not bug.severity.shown
-    return is_large and bool(numbers) and len(numbers) == len(bug.needs)
+    is_large = not is_small(mine) or mine.actual == 0 != mine.expected
+    of_few = mine.kind == "error" and is_large and not bug.severity.shown
+    return of_few and bool(numbers) and len(numbers) == len(bug.needs)
 
 
 def _is_cured_as(
