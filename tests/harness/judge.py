@@ -218,8 +218,7 @@ def explain(
             continue
         if breaches and sources(way) not in widest_of:
             alike = [x for x in (replace(base, **y) for y in ways) if sources(x) == sources(way)]
-            hopeless = widest_of[sources(way)] = _breach(trial, partial(checks, widest(alike)))
-            breaches += [hopeless] if hopeless else []
+            widest_of[sources(way)] = _breach(trial, partial(checks, widest(alike)))
         if widest_of.get(sources(way)):
             continue
         try:
@@ -232,8 +231,14 @@ def explain(
             if len(ways) > 1:
                 trial.designs.add(in_words(ways, ways[at]))
             return
-    best, trial.compared = nearest(breaches)
-    raise best
+    # Where one tensor is wrong, a design that is not the kernel's may make others seem wrong too.
+    fewest, trial.compared = min((nearest(breaches), *filter(None, widest_of.values())), key=_count)
+    raise fewest
+
+
+def _count(breach: Breach) -> int:
+    """Return how many tensors are wrong."""
+    return len({*breach[0].finding.tensors})
 
 
 def sources(a: Arithmetic) -> tuple[Any, ...]:
@@ -251,11 +256,8 @@ def signature(tensor: str, a: Arithmetic) -> tuple[Any, ...]:
 
 
 def nearest(breaches: Sequence[Breach]) -> Breach:
-    """Return the breach of the fewest tensors and, among these, that with the smallest error over bound.
-
-    Where one tensor is wrong, a design that is not the kernel's may make others seem wrong too.
-    """
-    return min(breaches, key=lambda x: (len({*x[0].finding.tensors}), float(x[0].finding.ratio or math.inf)))
+    """Return the breach with the smallest error over bound."""
+    return min(breaches, key=lambda breach: float(breach[0].finding.ratio or math.inf))
 
 
 def _breach(trial: Trial, checks: Callable[..., list[Check]]) -> Breach | None:
