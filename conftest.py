@@ -93,8 +93,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--database",
         metavar="DIR|redis://HOST:PORT/N",
-        help="where failing cases are kept, to be run first by the next run, here or on another machine (default: the "
-        "folder .hypothesis; none with --minutes or --hypothesis-seed)",
+        help="where failing cases and those nearest to a bound are kept, to be run first by the next run, here or on "
+        "another machine (default: the folder .hypothesis; none with --minutes or --hypothesis-seed)",
     )
     group.addoption("--replay", metavar="PATH", help="run the case of one report (its case.json) again")
 

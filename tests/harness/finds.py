@@ -1,33 +1,35 @@
-"""Failing cases that outlast a run: kept in one of Hypothesis's example databases, which several machines may share."""
+"""Cases that outlast a run: kept in one of Hypothesis's example databases, which several machines may share."""
 
-import json
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
-from pathlib import Path
+from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from hypothesis import settings
 from hypothesis.database import DirectoryBasedExampleDatabase, ExampleDatabase, InMemoryExampleDatabase
 
-from strategies.tensors import check_case
-from tests.harness.report import Failure
-from tests.harness.run import Run, run_of
+from tests.harness.bugs import Bug
+from tests.harness.kept import Kept, Near, nearest, read_as
 
 SECONDS = 5.0
 """Seconds after which a server that does not answer counts as lost."""
 KEPT = timedelta(days=365)
 """How long a server keeps the cases of a kernel that nobody asks for."""
 SCHEMES = ("redis", "rediss")
+TRIES = 3
+"""How often a value is saved: a folder loses one that is saved just as another process removes the last one."""
 
 Answer = TypeVar("Answer")
 
 
 @dataclass
 class Finds:
-    """The failing cases of earlier runs and of other machines, to which those of this run are added.
+    """The failing cases of earlier runs and of other machines, and those nearest to a bound; this run adds its own.
+
+    Several processes may use a database at once. Each saves before it deletes, and deletes only what its own value
+    replaces and what it saw before, or what all processes would delete, so that no two delete each other's.
 
     Of several ``databases`` the first is used, by the name that it is told by. If it is lost, the next takes its place,
     and ``notices`` has a line that says so. Without any, nothing is kept.
@@ -35,26 +37,74 @@ class Finds:
 
     databases: dict[str, ExampleDatabase] = field(default_factory=dict)
     notices: list[str] = field(default_factory=list)
-    kept: dict[Path, bytes] = field(default_factory=dict)
+    kept: dict[str, bytes] = field(default_factory=dict)
+    ratios: dict[tuple[str, ...], float] = field(default_factory=dict)
 
-    def of(self, kernel: str) -> tuple[Run, ...]:
-        """Return the failing cases of the kernel of this name, the shortest first, without those that can't be read."""
+    def of(self, kernel: str) -> tuple[Kept, ...]:
+        """Return the failing cases of the kernel of this name, each once, the shortest first.
+
+        Those that can't be read are left out.
+        """
         values = self._ask(lambda database: {*database.fetch(_key(kernel))}) or set()
-        runs = (_read(value) for value in sorted(values, key=lambda value: (len(value), value)))
-        return tuple(run for run in runs if run is not None)
+        kept = (read_as(Kept.from_dict, value) for value in sorted(values))
+        cases = {each.run: each for each in kept if each is not None}
+        return tuple(sorted(cases.values(), key=lambda each: (len(repr(each.run)), repr(each.run))))
 
-    def keep(self, failure: Failure) -> None:
-        """Keep the case of a failure, in place of a larger one that this process has kept of the same failure."""
-        key, value = _key(failure.kernel), _value(failure)
-        before = self.kept.get(failure.folder, value)
+    def keep(self, bug: Bug) -> None:
+        """Keep the case of a bug, in place of a larger one of it, and of what was known of the same case before."""
+        key, kept = _key(bug.failure.kernel), Kept.of(bug)
+        before = self.kept.get(bug.key)
 
         def save(database: ExampleDatabase) -> None:
-            _save(database, key, value)
-            if before != value:
-                database.delete(key, before)
+            old = {*_of_case(database, key, kept)} | ({before} if before else set())
+            _save(database, key, kept.value, lambda: _of_case(database, key, kept))
+            for value in old - {kept.value}:
+                database.delete(key, value)
 
         self._ask(save)
-        self.kept[failure.folder] = value
+        self.kept[bug.key] = kept.value
+
+    def withdraw(self, bug: str, kernel: str) -> None:
+        """Remove the case that this process has kept of a bug, by its key."""
+        if value := self.kept.pop(bug, None):
+            self._ask(lambda database: database.delete(_key(kernel), value))
+
+    def forget(self, bugs: Iterable[Bug]) -> None:
+        """Remove the cases of bugs that are gone."""
+        for bug in bugs:
+            self._ask(partial(_forget, key=_key(bug.failure.kernel), kept=Kept.of(bug)))
+
+    def near(self, kernel: str) -> tuple[Near, ...]:
+        """Return the cases that came nearest to a bound, one for each law, dtype and tensor."""
+        values = self._ask(lambda database: {*database.fetch(_near_key(kernel))}) or set()
+        found = nearest(near for value in values if (near := read_as(Near.from_dict, value)))
+        self.ratios |= {(kernel, *place): near.ratio for place, near in found.items()}
+        return tuple(found.values())
+
+    def keep_nearest(self, kernel: str, found: Iterable[Near], changed: Collection[Near] = ()) -> None:
+        """Keep cases that came nearer to a bound than those that are kept, in their place.
+
+        ``changed`` are kept cases that have another ratio today, or fail: they go.
+        """
+        key = _near_key(kernel)
+        for near in changed:
+            self.ratios.pop((kernel, *near.place), None)
+        nearer = [near for near in found if near.ratio > self.ratios.get((kernel, *near.place), 0.0)]
+        if not nearer and not changed:
+            return
+
+        def save(database: ExampleDatabase) -> None:
+            for near in nearer:
+                database.save(key, near.value)
+            read = {value: read_as(Near.from_dict, value) for value in database.fetch(key)}
+            known = {value: near for value, near in read.items() if near is not None}
+            best = nearest(near for near in known.values() if near not in changed)
+            for value, near in known.items():
+                if near not in best.values():
+                    database.delete(key, value)
+
+        self._ask(save)
+        self.ratios |= {(kernel, *near.place): near.ratio for near in nearer}
 
     def _ask(self, question: Callable[[ExampleDatabase], Answer]) -> Answer | None:
         """Ask the first database that answers; None if there is none."""
@@ -86,7 +136,7 @@ def finds_at(place: str | None, *, check: bool) -> Finds:
     told, database = _server(place) if "://" in place else _folder(place)
     if check:
         try:
-            _save(database, b"flashproof", b"a check")
+            _save(database, b"flashproof", b"a check", lambda: {*database.fetch(b"flashproof")})
             database.delete(b"flashproof", b"a check")
         except Exception as e:  # of the server's own kinds
             raise ValueError(
@@ -122,11 +172,29 @@ def _server(place: str) -> tuple[str, ExampleDatabase]:
     return told, RedisExampleDatabase(server, expire_after=KEPT)
 
 
-def _save(database: ExampleDatabase, key: bytes, value: bytes) -> None:
-    """Save a value. Raises OSError if it is not there afterwards, as a folder that can't be written says nothing."""
-    database.save(key, value)
-    if value not in {*database.fetch(key)}:
-        raise OSError("it can't be written")
+def _save(
+    database: ExampleDatabase, key: bytes, value: bytes, there: Callable[[], Collection[bytes]]
+) -> None:
+    """Save a value, so that it, or what another process has put in its place, is among what is ``there``.
+
+    Raises OSError if there is nothing afterwards, as a folder that can't be written says nothing.
+    """
+    for _ in range(TRIES):
+        database.save(key, value)
+        if there():
+            return
+    raise OSError("it can't be written")
+
+
+def _of_case(database: ExampleDatabase, key: bytes, kept: Kept) -> list[bytes]:
+    """Return the values in which the same law has failed on the same case."""
+    read = ((value, read_as(Kept.from_dict, value)) for value in database.fetch(key))
+    return [value for value, other in read if other is not None and other.run == kept.run]
+
+
+def _forget(database: ExampleDatabase, key: bytes, kept: Kept) -> None:
+    for value in _of_case(database, key, kept):
+        database.delete(key, value)
 
 
 def _key(kernel: str) -> bytes:
@@ -134,18 +202,9 @@ def _key(kernel: str) -> bytes:
     return f"flashproof {kernel}".encode()
 
 
-def _value(failure: Failure) -> bytes:
-    """Return what is kept of a failure: the record of a run, without what differs from machine to machine."""
-    return json.dumps(Run(failure.kernel, (), failure.law, failure.case).to_dict(), sort_keys=True).encode()
-
-
-def _read(value: bytes) -> Run | None:
-    """Return the run that was kept; None for one that a newer version of Flashproof has written."""
-    with suppress(ValueError, AttributeError):
-        run = run_of(json.loads(value))
-        check_case(run.case)
-        return run
-    return None
+def _near_key(kernel: str) -> bytes:
+    """Return the key of a kernel's cases that came nearest to a bound."""
+    return f"flashproof near {kernel}".encode()
 
 
 def _in_one_line(error: Exception) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.harness.arguments import OneLine
+from tests.harness.nights import GONE
 from tests.harness.plan import SUMMARY
 from tests.harness.report import write_whole
 
@@ -153,4 +154,4 @@ def reason_to_stay(issue: Issue, summary: Mapping[str, Any]) -> str:
     kernel = issue.key.partition(": ")[0]
     if kernel not in tried:
         return f"{kernel} was not tried"
-    return str(next(iter(summary["notices"]), ""))
+    return next((str(line) for line in summary["notices"] if not line.startswith(GONE)), "")

@@ -123,7 +123,8 @@ def make_subject(item: LawTurn) -> Subject:
     known = KnownBugs(info.name, item.dtype, plan.report_dir, verbose, plan.finds)
     runs = Runs(info, plan.child, plan.journal, known.bugs, plan.clock)
     triage = Triage(runs, known, plan.environment, plan.shrinking)
-    return Subject(triage, plan.max_seqlen, plan.replay, (*plan.corpus, *plan.finds.of(info.name)))
+    corpus = (*plan.corpus, *plan.finds.of(info.name))
+    return Subject(triage, plan.max_seqlen, plan.replay, corpus, plan.finds.near(info.name))
 
 
 def seconds_of(item: LawTurn) -> float:
@@ -164,10 +165,12 @@ def found_in_turn(item: LawTurn, subject: Subject) -> list[str]:
         subject.take_up(item.law, item.unfinished)
         if item.turn.number == 0:
             subject.uphold_corpus(item.law)
+            subject.uphold_near(item.law)
         draw_examples(item, subject)
     except TimeUp:
         examples = item.turn.examples
-        subject.tally.undrawn += 0 if examples is None else examples - subject.generated
+        subject.tally.undrawn += 0 if examples is None else max(0, examples - subject.generated)
+    subject.keep_nearest(item.law)
     subject.triage.finish(last=item.turn.last)
     return gone + subject.known.messages()
 

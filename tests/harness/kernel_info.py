@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from kernels.contract import Capabilities, KnownFailure
@@ -75,6 +76,10 @@ class KernelInfo:
             return
         if told is not None:
             raise ValueError(f"kernel {self.spec!r}: {told}")
+
+    def is_called(self, spec: str) -> bool:
+        """Whether a SPEC, perhaps of another machine, or a name is that of the kernel, whatever folder it is in."""
+        return Path(spec).name in (self.name, Path(self.spec).name)
 
     def finding(self, verdict: Verdict) -> Finding | None:
         """Return what a verdict says against the kernel, which includes a refusal if it claims to refuse nothing."""

@@ -1,5 +1,6 @@
 """The bugs of a kernel that a process knows, what they are blamed for, and what the text of an item says of them."""
 
+import shutil
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -74,7 +75,12 @@ class KnownBugs:
             report.write(failure, self.report_dir, script)
         except OSError as e:
             self.tell(f"report not written: {self.report_dir / failure.folder}: {e.strerror}")
-        self.finds.keep(failure)
+        self.finds.keep(Bug(failure))
+
+    def withdraw(self, failure: Failure) -> None:
+        """Remove the report of a failure that turned out to be none, or one of a known bug, and what is kept of it."""
+        shutil.rmtree(self.report_dir / failure.folder, ignore_errors=True)
+        self.finds.withdraw(str(failure.folder), failure.kernel)
 
     def learn(self) -> None:
         """Read what other processes have found."""
@@ -86,8 +92,10 @@ class KnownBugs:
                 self.precision.merge(Imprecise.from_dict(record))
 
     def add(self, bug: Bug) -> None:
-        """Add a bug or what more is known of it, and tell other processes."""
+        """Add a bug or what more is known of it, and tell other processes and later runs."""
         self.bugs[bug.key] = bug
+        if bug.key in self.failures:
+            self.finds.keep(bug)
         self.ledger.append(bug.to_dict())
 
     def ignored(self, case: Case) -> frozenset[str]:

@@ -1,16 +1,20 @@
 """Two runs compared by their summaries: which bugs are new, which are still there, and which were not found again."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from tests.harness.bugs import Bug
+from tests.harness.conclude import merged
+from tests.harness.report import Failure, symptom
 
 Summary = Mapping[str, Any]
 """The content of a summary.json."""
 Row = Mapping[str, Any]
 """An entry of a bug, or of a law at a dtype of a kernel, in a summary."""
+GONE = "gone: "
+"""The beginning of a notice that a bug of an earlier run is gone."""
 
 
 def read_night(path: Path) -> Summary | None:
@@ -43,6 +47,28 @@ def changes(now: Summary, before: Summary) -> dict[str, list[Row]]:
         "gone": [row for row in lost if row["tried"]],
         "not tried again": [row for row in lost if not row["tried"]],
     }
+
+
+def told_gone(held: Iterable[Bug], found: Iterable[Bug]) -> Iterator[str]:
+    """Yield a line for each bug of earlier runs whose cases hold, unless the run has found it in another case.
+
+    Args:
+        held: a bug for each case that holds now. Of one bug there may be several.
+        found: the bugs that the run has found.
+    """
+    cases = {f"{bug.failure.kernel} {bug.failure.law} {bug.failure.case}": bug for bug in held}
+    known = list(found)
+    for one in merged(cases, {}):
+        if not any(are_one(one.bug, bug) for bug in known):
+            yield f"{GONE}{_mended(one.bug.failure, 1 + len(one.twins))}"
+
+
+def _mended(f: Failure, cases: int) -> str:
+    showed = "the case that showed it holds now:"
+    if cases > 1:
+        showed = f"the {cases} cases that showed it hold now, such as"
+    was = symptom(f).replace(" is ", " was ")
+    return f"law `{f.law}` of {f.kernel}, {was} ({f.case.dtype}): {showed} {f.case!r}"
 
 
 def bugs_of(summary: Summary) -> list[tuple[Row, Bug]]:

@@ -16,6 +16,7 @@ from tests.harness.budget import CALLS, SECONDS, Clock, ShrinkBudget
 from tests.harness.child import Child
 from tests.harness.finds import Finds, finds_at
 from tests.harness.journal import Journal, set_aside_unfinished, unfinished_in
+from tests.harness.kept import Kept, read_report
 from tests.harness.kernel_info import KernelInfo, Unavailable
 from tests.harness.law import LAWS, PROPERTIES, law_named
 from tests.harness.ledger import LEDGER
@@ -46,7 +47,7 @@ class Plan:
     journal: Journal
     unfinished: Mapping[Path, Run]
     replay: Run | None
-    corpus: tuple[Run, ...]
+    corpus: tuple[Kept, ...]
     finds: Finds
     minutes: float | None
     clock: Clock
@@ -197,7 +198,7 @@ def _shard(config: pytest.Config) -> Shard | None:
         raise pytest.UsageError(f"--shard: {e}") from None
 
 
-def _corpus(config: pytest.Config) -> tuple[Run, ...]:
+def _corpus(config: pytest.Config) -> tuple[Kept, ...]:
     """Read the cases of a folder, such as that of reports. One that can't be read ends the run: a bug may come back."""
     folder = config.getoption("--corpus")
     if folder is None:
@@ -207,7 +208,7 @@ def _corpus(config: pytest.Config) -> tuple[Run, ...]:
     if not paths:
         raise pytest.UsageError(f"--corpus: got {folder!r}, expected a folder with the case.json of reports")
     try:
-        return tuple(read(path) for path in paths)
+        return tuple(read_report(path) for path in paths)
     except ValueError as e:
         raise pytest.UsageError(f"--corpus {e}") from None
 

@@ -14,6 +14,7 @@ from tests.harness.imprecise import Imprecise, sentence
 from tests.harness.kernel_info import KernelInfo
 from tests.harness.law import law_named
 from tests.harness.ledger import Ledger
+from tests.harness.nights import told_gone
 from tests.harness.refusals import complaint, is_mostly_refused
 from tests.harness.sightings import Sightings
 from tests.harness.tally import CASES, Tally
@@ -31,7 +32,8 @@ class Results:
     """All that the items of a run have counted and found, in all processes.
 
     ``bugs`` and ``seen`` have the name of a report folder as their key. ``broken`` has the folders of the bugs that
-    break a law at a dtype. ``concluded`` is empty until the run is over: then it has each distinct bug once.
+    break a law at a dtype, and ``gone`` the bugs of earlier runs whose cases hold. ``concluded`` is empty until the run
+    is over: then it has each distinct bug once.
     """
 
     def __init__(self, kernels: Sequence[KernelInfo]) -> None:
@@ -43,6 +45,7 @@ class Results:
         self.imprecise: dict[str, Imprecise] = {}
         self.less_precise: set[Key] = set()
         self.concluded: list[Concluded] = []
+        self.gone: list[Bug] = []
         self.notices: list[str] = []
 
     def add(self, counts: Mapping[str, Any]) -> None:
@@ -58,7 +61,8 @@ class Results:
             # A failure may have waited for its investigation, so it may be of a law or dtype of an earlier item.
             for law, dtype, _ in sightings.counts:
                 self.broken.setdefault((key[0], law, dtype), set()).add(folder)
-        self._notice(counts.get("notices", ()))
+        self.gone += map(Bug.from_dict, counts.get("gone", ()))
+        self.notice(counts.get("notices", ()))
         imprecise = Imprecise.from_dict(counts["imprecise"])
         if imprecise.total:
             self.imprecise.setdefault(counts["kernel"], Imprecise()).merge(imprecise)
@@ -92,9 +96,10 @@ class Results:
         for kernel, calls in other.imprecise.items():
             self.imprecise.setdefault(kernel, Imprecise()).merge(calls)
         self.less_precise |= other.less_precise
-        self._notice(other.notices)
+        self.gone += other.gone
+        self.notice(other.notices)
 
-    def _notice(self, lines: Iterable[str]) -> None:
+    def notice(self, lines: Iterable[str]) -> None:
         """Remember what a user must know of the whole run, each line once."""
         self.notices = list(dict.fromkeys([*self.notices, *lines]))
 
@@ -106,6 +111,12 @@ class Results:
             for kernel, calls in self.imprecise.items()
             if not calls.are_of([one.bug for one in concluded if one.bug.failure.kernel == kernel])
         }
+
+    @property
+    def told(self) -> list[str]:
+        """Return what a user must know of the whole run, and which bugs of earlier runs are gone."""
+        found = [one.bug for one in self.concluded] or self.bugs.values()
+        return [*self.notices, *told_gone(self.gone, found)]
 
     @property
     def keys(self) -> set[Key]:
@@ -277,7 +288,7 @@ class Results:
                 for one in self.concluded or merged(self.bugs, self.seen)
             ],
             "complaints": self.complaints(),
-            "notices": self.notices,
+            "notices": self.told,
             "consistent_with": self.designs(),
             "less_precise": self.less_precise_told(),
             "error_over_bound": self.distribution(),

@@ -29,7 +29,8 @@ MOST_HELD = 200
 class Runs:
     """Everything that can be asked of a kernel.
 
-    ``tally`` counts the cases of an item, and ``held`` are the last of them that held. ``ordinary`` remembers what was
+    ``tally`` counts the cases of an item, ``held`` are the last of them that held, and ``nearest`` has for each tensor
+    the largest error over bound among them, with its case. ``ordinary`` remembers what was
     found in ordinary cases, which every investigation asks for. ``bugs`` are the known ones: a case that would end the
     process by one of them is not run just to find out about something else. ``clock`` has the time that the whole run
     may take, and ``patience`` the seconds for one case after that, until a case takes longer.
@@ -50,6 +51,7 @@ class Runs:
         """Start counting anew, and return the counts."""
         self.tally = Tally()
         self.held: deque[tuple[str, Case]] = deque(maxlen=MOST_HELD)
+        self.nearest: dict[str, tuple[float, Case]] = {}
         return self.tally
 
     def verdict(
@@ -97,6 +99,9 @@ class Runs:
         self.tally.add(verdict, case)
         if verdict.status == "held":
             self.held.append((law, case))
+            for tensor, ratio in verdict.worst.items():
+                if ratio > self.nearest.get(tensor, (0.0, case))[0]:
+                    self.nearest[tensor] = ratio, case
         return verdict
 
     def hard(

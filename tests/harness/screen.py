@@ -93,7 +93,7 @@ def notes(results: Results, width: int) -> Iterator[str]:
             yield from wrapped(f"{label}: {sum(counts.values())} cases ({each})", width)
     for name, slow in results.slow().items():
         yield from wrapped(f"slow: {name} took {_slow(slow)}", width)
-    for line in results.notices:
+    for line in results.told:
         yield from wrapped(line, width)
     for name, info in results.infos.items():
         for known in info.known_failures:

@@ -13,11 +13,14 @@ from strategies.case import Case
 from strategies.cases import cases, is_claimed
 from strategies.focus import Focus
 from tests.harness.attribute import Broken
+from tests.harness.bugs import Bug
 from tests.harness.child import OutOfTime
 from tests.harness.elsewhere import Closed, elsewhere
+from tests.harness.kept import Kept, Near
 from tests.harness.known import stored_case
 from tests.harness.law import Law
 from tests.harness.refusals import is_mostly_refused, was_not_run
+from tests.harness.repeat import AGAIN
 from tests.harness.run import Run
 from tests.harness.triage import Triage
 from tests.harness.verdict import Verdict
@@ -33,13 +36,14 @@ class Subject:
 
     A law that is broken raises nothing: what becomes of the failure is left to ``triage``, and the search goes on until
     its time is up. With ``replay``, its case is all that is drawn, and what it ignores is not judged. ``corpus`` has
-    cases to be run before any is drawn.
+    failing cases of earlier runs, and ``near`` those that came nearest to a bound: they are run before any is drawn.
     """
 
     triage: Triage
     max_seqlen: int | None = None
     replay: Run | None = None
-    corpus: Sequence[Run] = ()
+    corpus: Sequence[Kept] = ()
+    near: Sequence[Near] = ()
     strategies: dict[tuple[Any, ...], st.SearchStrategy[Case]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -71,11 +75,10 @@ class Subject:
             )
         return self.strategies[key]
 
-    def corpus_cases(self, law: Law) -> list[Case]:
-        """Return the cases of the corpus of a law and this dtype that the kernel claims."""
-        of_law = (kept.case for kept in self.corpus if kept.law == law.name)
-        claims = self.info.capabilities
-        return [case for case in of_law if case.dtype == self.dtype and is_claimed(case, claims)]
+    def is_tried(self, run: Run, law: Law) -> bool:
+        """Whether a case of an earlier run is one of a law and this dtype that the kernel claims."""
+        case = run.case
+        return (run.law, case.dtype) == (law.name, self.dtype) and is_claimed(case, self.info.capabilities)
 
     def begin(self, focus: Focus | None = None, seconds: float = math.inf) -> None:
         """Start a new item: draw from ``focus``, by default all that the kernel claims, for so many seconds.
@@ -84,14 +87,16 @@ class Subject:
         """
         self.tally = self.runs.begin()
         self.known.begin()
+        self.gone: list[Bug] = []
+        self.changed: list[Near] = []
         self.generated = 0
         self.focus = focus or Focus(self.info.capabilities)
         self.deadline = time.perf_counter() + seconds
 
-    def uphold(self, law: Law, case: Case) -> None:
+    def uphold(self, law: Law, case: Case) -> Verdict | None:
         """Run ``law`` on ``case`` in the child, or on a case near it if this one is known to fail.
 
-        Raises TimeUp if the time is over.
+        Return the verdict on the case; None if it was not run. Raises TimeUp if the time is over.
         """
         if self._is_late():
             raise TimeUp
@@ -99,14 +104,14 @@ class Subject:
         self.triage.learn()
         open_case = case if self.replay is not None else self._moved(law, case)
         if open_case is None:
-            return
+            return None
         ignored = self.known.ignored(open_case) if self.replay is None else self.replay.ignored
         try:
             verdict = self._verdict(law, open_case, ignored)
         except OutOfTime:
             if self.runs.clock.left <= 0:
                 raise TimeUp from None
-            return  # of a case that may compile or hang nothing is known
+            return None  # of a case that may compile or hang nothing is known
         self.known.blame_beside(law.name, open_case, verdict.beside)
         finding = self.info.finding(verdict)
         if finding is None:
@@ -114,6 +119,7 @@ class Subject:
         else:
             broken = Broken(law.name, open_case, finding, ignored, tuple(verdict.sizes))
             (self.triage.sort if self.replay is None else self.triage.report)(broken)
+        return verdict if open_case is case else None
 
     def _verdict(self, law: Law, case: Case, ignored: frozenset[str]) -> Verdict:
         """Return the verdict on a case. In the replay of what comes and goes it is repeated until it fails."""
@@ -135,11 +141,43 @@ class Subject:
         self.deadline = deadline
 
     def uphold_corpus(self, law: Law) -> None:
-        """Run ``law`` on its cases of the corpus, however long that takes. Raises TimeUp if the run's time is over."""
+        """Run ``law`` on failing cases of earlier runs, however long that takes. Raises TimeUp if the run is over.
+
+        The bug of a case that holds is gone. Since failures that come and go may look otherwise, it has to hold again.
+        """
         deadline, self.deadline = self.deadline, math.inf
-        for case in self.corpus_cases(law):
-            self.uphold(law, case)
+        for kept in self.corpus:
+            if not self.is_tried(kept.run, law):
+                continue
+            verdict = self.uphold(law, kept.run.case)
+            if verdict and verdict.status == "held" and self._is_gone(kept):
+                self.gone.append(kept.bug(self.info.name))
         self.deadline = deadline
+
+    def _is_gone(self, kept: Kept) -> bool:
+        """Whether a case that has held once, where known bugs may have been ignored, holds again with all judged."""
+        is_own = kept.is_gone_if_it_holds and self.info.is_called(kept.run.spec)
+        return is_own and all(self.runs.holds(kept.run.law, kept.run.case) for _ in range(AGAIN))
+
+    def uphold_near(self, law: Law) -> None:
+        """Run ``law`` on the cases that came nearest to a bound in earlier runs. Raises TimeUp if the time is over."""
+        cases: dict[Case, list[Near]] = {}
+        for near in self.near:
+            if self.is_tried(near.run, law):
+                cases.setdefault(near.run.case, []).append(near)
+        for case, kept in cases.items():
+            verdict = self.uphold(law, case)
+            if verdict and verdict.status in ("held", "broken"):
+                self.changed += [near for near in kept if verdict.worst.get(near.tensor) != near.ratio]
+
+    def keep_nearest(self, law: Law) -> None:
+        """Keep the cases of the item that came nearest to a bound for later runs."""
+        name = self.info.name
+        found = [
+            Near(Run(name, (), law.name, case), tensor, ratio)
+            for tensor, (ratio, case) in self.runs.nearest.items()
+        ]
+        self.known.finds.keep_nearest(name, found, self.changed)
 
     def results(self) -> dict[str, Any]:
         """Return the results of the item for the summary: its counts, its bugs, where these showed, and notices."""
@@ -151,6 +189,7 @@ class Subject:
             "bugs": [bugs[key].to_dict() for key in seen if key in bugs],
             "seen": {key: x.to_dict() for key, x in seen.items()},
             "imprecise": self.known.imprecise.to_dict(),
+            "gone": [bug.to_dict() for bug in self.gone],
             "notices": self.known.finds.notices,
         }
 

@@ -124,6 +124,8 @@ class Summary:
         self.results.add_unreported(self.plan.report_dir / JOURNALS / LEDGER)
         distinct = merged(self.results.bugs, self.results.seen, one_and_the_same)
         self.results.conclude([with_offers(one, runs[one.bug.failure.kernel], spend) for one in distinct])
+        self.plan.finds.forget(self.results.gone)
+        self.results.notice(self.plan.finds.notices)
         concluded = self.results.concluded
         reporter = session.config.pluginmanager.get_plugin("terminalreporter")
         if reporter is not None:

@@ -1,7 +1,6 @@
 """What becomes of a failure: known bugs explain it, or it waits for another process, or it is investigated."""
 
 import math
-import shutil
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -179,10 +178,10 @@ class Triage:
         bug = self._found(investigation, shrink=shrink)
         told = bug.failure.explanation.sentences if shrink else ()
         if COMES_AND_GOES in told:
-            shutil.rmtree(self.known.report_dir / bug.failure.folder, ignore_errors=True)
+            self.known.withdraw(bug.failure)
             self._keep_intermittent(drawn)
         elif shrink and self._is_misled(investigation):
-            shutil.rmtree(self.known.report_dir / bug.failure.folder, ignore_errors=True)
+            self.known.withdraw(bug.failure)
             self._investigate(drawn)
         else:
             self._keep(bug, broken, investigation.cases.shrunk)
@@ -237,7 +236,7 @@ class Triage:
         else:
             # Another process may have found the same at the same time, and reported it in the same folder.
             if bug.key not in self.known.bugs:
-                shutil.rmtree(self.known.report_dir / bug.failure.folder, ignore_errors=True)
+                self.known.withdraw(bug.failure)
             bug = known_as
         self.known.add(bug)
         self.known.blame(bug, broken.law, broken.case, broken.finding.tensor)

@@ -99,6 +99,11 @@ class TestCommandLine:
         toys.write_text(TOYS.read_text().replace("MENDED = False", "MENDED = True"))
         assert "1 passed" in pytest_run(tmp_path, *line.split(), "-q").stdout
         pytest_run(tmp_path, *corpus)
+        (gone,) = summary_in(tmp_path)["notices"]
+        assert gone.startswith(
+            "gone: law `forward` of toys.wrong, out was wrong (float32): the case that showed it"
+        )
+        assert (folder / "case.json").exists()
 
     def test_a_run_by_the_clock_tries_everything_and_ends(self, tmp_path: Path) -> None:
         kernels = [f"--kernel={TOYS}:sound", f"--kernel={TOYS}:wrong", "-k", "test_forward or test_exact"]

@@ -1,33 +1,48 @@
 """Failing cases outlast a run, machines share them, and a database that is lost is told and ends nothing."""
 
+import html
 import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
 from hypothesis._settings import local_settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 
+from strategies.case import Case
+from tests.harness.bugs import Bug, Severity
 from tests.harness.finds import Finds, finds_at
+from tests.harness.kept import Kept, Near
 from tests.harness.law import law_named
 from tests.harness.report import Failure
 from tests.harness.results import Results
 from tests.harness.run import Run
 from tests.harness.screen import notes
+from tests.harness.subject import TimeUp
+from tests.harness.verdict import INTERMITTENT, LEAK
 from tests.unit import running
 from tests.unit.bugs import CASE, CAUSAL, bug
-from tests.unit.running import SubjectOf, finding_of, pytest_run, summary_in
+from tests.unit.running import TOYS, SubjectOf, finding_of, pytest_run, summary_in
 from tests.unit.test_matrix import info, item
+
+
+def on(case: Case, **changed: Any) -> Bug:
+    """Return the same bug on another case."""
+    one = bug(CASE, ("out",), CAUSAL)
+    return replace(one, failure=replace(one.failure, case=case, **changed))
+
 
 SERVER = shutil.which("redis-server")
 WITHOUT_REDIS = "the package redis is not installed here"
-FAILURE = bug(CASE, ("out",), CAUSAL).failure
-SMALLER = replace(FAILURE, case=replace(CASE, seqlen_q=1))
+BUG = bug(CASE, ("out",), CAUSAL)
+SMALLER = on(replace(CASE, seqlen_q=1))
 
 RARE = """
 from toys import sound
@@ -70,8 +85,36 @@ def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+def near(ratio: float, tensor: str = "out", law: str = "forward", **case: Any) -> Near:
+    fields = {"dtype": "float32", "causal": False, "launch": (), **case}
+    return Near(Run("k", (), law, replace(CASE, **fields)), tensor, ratio)
+
+
+def values_in(finds: Finds, key: bytes) -> set[bytes]:
+    (database, *_) = finds.databases.values()
+    return {*database.fetch(key)}
+
+
+def at_once(do: Callable[[int, Finds], object], all_finds: list[Finds]) -> None:
+    """Let several processes' finds do something at the same time."""
+    with ThreadPoolExecutor(len(all_finds)) as pool:
+        list(pool.map(do, range(len(all_finds)), all_finds))
+
+
+def keep_many(at: int, finds: Finds) -> None:
+    """Keep cases that come nearer and nearer to a bound, each at another length."""
+    for i in range(20):
+        finds.keep_nearest("k", [near((8 * i + at) / 1000, seqlen_q=i)])
+
+
+def keep_often(at: int, finds: Finds) -> None:
+    """Keep one case again and again, each time with another finding."""
+    for i in range(10):
+        finds.keep(on(CASE, finding=replace(BUG.failure.finding, total=8 * i + at)))
+
+
 def cases_of(finds: Finds, kernel: str = "k") -> list[str]:
-    return [repr(run.case) for run in finds.of(kernel)]
+    return [repr(kept.run.case) for kept in finds.of(kernel)]
 
 
 class TestShared:
@@ -81,39 +124,156 @@ class TestShared:
         for place in (server[0], str(tmp_path / "folder")):
             one, other = (finds_at(place, check=True) for _ in range(2))
             assert other.of("k") == ()
-            one.keep(FAILURE)
-            assert other.of("k") == (Run("k", (), FAILURE.law, FAILURE.case),)
+            one.keep(BUG)
+            assert other.of("k") == (Kept(Run("k", (), "forward", CASE), BUG.failure.finding, (CAUSAL,)),)
             assert other.of("another") == ()
             assert other.notices == one.notices == []
 
     def test_a_smaller_case_replaces_a_larger_one_of_the_same_failure(self, tmp_path: Path) -> None:
         finds = finds_at(str(tmp_path), check=True)
-        for failure in (FAILURE, SMALLER, SMALLER):
-            finds.keep(failure)
-        assert cases_of(finds) == [repr(SMALLER.case)]
-        finds.keep(replace(FAILURE, number=1))
-        assert cases_of(finds) == [repr(SMALLER.case), repr(CASE)]
+        for one in (BUG, SMALLER, SMALLER):
+            finds.keep(one)
+        assert cases_of(finds) == [repr(SMALLER.failure.case)]
+        finds.keep(on(CASE, number=1))
+        assert cases_of(finds) == [repr(SMALLER.failure.case), repr(CASE)]
 
     def test_where_the_file_of_a_kernel_is_makes_no_difference(self, tmp_path: Path) -> None:
         for spec in ("/home/a/k.py:f", "k.py:f"):
-            finds_at(str(tmp_path), check=True).keep(replace(FAILURE, spec=spec))
+            finds_at(str(tmp_path), check=True).keep(on(CASE, spec=spec))
         assert cases_of(finds_at(str(tmp_path), check=True)) == [repr(CASE)]
 
     def test_what_cannot_be_read_is_left_out(self, tmp_path: Path) -> None:
         finds = finds_at(str(tmp_path), check=True)
-        finds.keep(FAILURE)
+        finds.keep(BUG)
         for value in (b"\xff", b"7", b'{"flashproof": 99}'):
             DirectoryBasedExampleDatabase(tmp_path).save(b"flashproof k", value)
         assert cases_of(finds) == [repr(CASE)]
 
     def test_without_an_option_the_profile_decides(self, local: Path) -> None:
-        finds_at(None, check=True).keep(FAILURE)
+        finds_at(None, check=True).keep(BUG)
         assert cases_of(finds_at(str(local), check=True)) == [repr(CASE)]
 
     def test_fresh_random_cases_are_kept_where_a_database_is_given(self, tmp_path: Path) -> None:
         with local_settings(settings.get_profile("fuzz")):
             assert not finds_at(None, check=True).databases
             assert finds_at(str(tmp_path), check=True).databases
+
+
+class TestNearest:
+    def test_of_each_law_dtype_and_tensor_the_nearest_case_of_all_processes_is_kept(
+        self, server: tuple[str, object], tmp_path: Path
+    ) -> None:
+        for place in (server[0], str(tmp_path / "folder")):
+            one, other = (finds_at(place, check=True) for _ in range(2))
+            one.keep_nearest("k", [near(0.5), near(0.2, tensor="lse"), near(0.3, dtype="float16")])
+            assert len(other.near("k")) == 3
+            other.keep_nearest("k", [near(0.4, seqlen_q=1), near(0.6, seqlen_q=2)])
+            one.keep_nearest("k", [near(0.55, seqlen_q=3)])
+            assert {(x.tensor, x.run.case.dtype): x.ratio for x in one.near("k")} == {
+                ("out", "float32"): 0.6,
+                ("lse", "float32"): 0.2,
+                ("out", "float16"): 0.3,
+            }
+            assert len(values_in(one, b"flashproof near k")) == 3
+            assert one.near("another") == one.of("k") == ()
+            assert other.notices == one.notices == []
+
+    def test_a_case_that_is_farther_from_its_bound_today_is_kept_as_it_is_today(self, tmp_path: Path) -> None:
+        finds = finds_at(str(tmp_path), check=True)
+        finds.keep_nearest("k", [near(0.9), near(0.5, tensor="lse")])
+        finds.keep_nearest(
+            "k", [near(0.1), near(0.3, seqlen_q=1)], changed=[near(0.9), near(0.5, tensor="lse")]
+        )
+        assert finds.near("k") == (near(0.3, seqlen_q=1),)
+
+    def test_many_that_replace_one_at_once_leave_the_nearest(
+        self, server: tuple[str, object], tmp_path: Path
+    ) -> None:
+        for place in (server[0], str(tmp_path / "folder")):
+            all_finds = [finds_at(place, check=True) for _ in range(8)]
+            at_once(keep_many, all_finds)
+            assert all_finds[0].near("k") == (near(0.159, seqlen_q=19),)
+            assert len(values_in(all_finds[0], b"flashproof near k")) == 1
+            assert not any(finds.notices for finds in all_finds)
+
+    def test_what_cannot_be_read_is_left_as_it_is(self, tmp_path: Path) -> None:
+        DirectoryBasedExampleDatabase(tmp_path).save(b"flashproof near k", b'{"flashproof": 99}')
+        finds = finds_at(str(tmp_path), check=True)
+        finds.keep_nearest("k", [near(0.5)])
+        assert finds.near("k") == (near(0.5),)
+        assert b'{"flashproof": 99}' in values_in(finds, b"flashproof near k")
+
+
+class TestGone:
+    def test_the_case_of_a_bug_that_is_gone_is_removed(
+        self, server: tuple[str, object], tmp_path: Path
+    ) -> None:
+        for place in (server[0], str(tmp_path / "folder")):
+            one, other = (finds_at(place, check=True) for _ in range(2))
+            for each in (BUG, SMALLER):
+                one.keep(replace(each, failure=replace(each.failure, number=len(each.failure.case.launch))))
+            other.forget([replace(BUG, needs=())])
+            other.forget([BUG])
+            assert cases_of(one) == [repr(SMALLER.failure.case)]
+
+    def test_nothing_is_lost_where_many_keep_one_case_at_once(
+        self, server: tuple[str, object], tmp_path: Path
+    ) -> None:
+        for place in (server[0], str(tmp_path / "folder")):
+            all_finds = [finds_at(place, check=True) for _ in range(8)]
+            at_once(keep_often, all_finds)
+            assert cases_of(all_finds[0]) == [repr(CASE)]
+            assert not any(finds.notices for finds in all_finds)
+            at_once(lambda at, finds: finds.forget([BUG]) if at % 2 else finds.keep(SMALLER), all_finds)
+            assert cases_of(all_finds[0]) == [repr(SMALLER.failure.case)]
+
+    def test_a_case_that_turns_out_to_come_and_go_is_not_kept_as_another(self, tmp_path: Path) -> None:
+        finds = finds_at(str(tmp_path), check=True)
+        finds.keep(BUG)
+        finds.withdraw(BUG.key, "k")
+        assert finds.of("k") == ()
+        finds.keep(BUG)
+        finds.keep(on(CASE, finding=replace(BUG.failure.finding, kind=INTERMITTENT)))
+        (kept,) = finds.of("k")
+        assert not kept.is_gone_if_it_holds
+
+    @pytest.mark.parametrize(
+        ("kernel", "case", "changed", "is_gone"),
+        [
+            ("sound", running.CASE, {}, True),
+            ("sound", running.CASE, {"spec": "/another/machine/toys.py:sound"}, True),
+            ("sound", running.CASE, {"spec": "toys.py:wrong"}, False),
+            ("sound", running.CASE, {"kind": INTERMITTENT}, False),
+            ("sound", running.CASE, {"kind": LEAK}, False),
+            ("wrong", running.CASE, {"spec": "toys.wrong"}, False),
+            ("refusing_all", running.CASE, {"spec": "toys.refusing_all"}, False),
+        ],
+    )
+    def test_a_bug_is_gone_if_its_case_holds_and_nothing_else_may_be_the_reason(
+        self, subject_of: SubjectOf, kernel: str, case: Case, changed: dict[str, str], is_gone: bool
+    ) -> None:
+        subject = subject_of(kernel, shrink=False)
+        run = Run(changed.get("spec", "toys.sound"), (), "forward", case)
+        finding = replace(BUG.failure.finding, kind=changed.get("kind", "error"))
+        subject.corpus = [Kept(run, finding), Kept(run)]
+        for _ in range(2):
+            subject.uphold_corpus(law_named("forward"))
+        assert len(subject.gone) == 2 * is_gone
+        assert len(subject.results()["gone"]) == 2 * is_gone
+
+    def test_a_tensor_that_was_not_judged_does_not_hold(self, subject_of: SubjectOf) -> None:
+        subject = subject_of("wrong", shrink=False)
+        everywhere = Bug(
+            replace(BUG.failure, kernel="toys.wrong", case=running.CASE), ("out",), severity=Severity(20, 20)
+        )
+        subject.known.bugs[everywhere.key] = everywhere
+        assert subject.known.ignored(running.CASE) == {"out"}
+        run = Run("toys.wrong", (), "forward", running.CASE)
+        subject.corpus = [Kept(run, BUG.failure.finding)]
+        subject.uphold_corpus(law_named("forward"))
+        assert subject.tally.examples == 1
+        assert subject.tally.broken == 0
+        assert subject.gone == []
 
 
 class TestLost:
@@ -124,7 +284,7 @@ class TestLost:
         finds = finds_at(place, check=True)
         process.kill()
         process.wait()
-        finds.keep(FAILURE)
+        finds.keep(BUG)
         assert cases_of(finds) == [repr(CASE)]
         assert cases_of(finds_at(str(local), check=False)) == [repr(CASE)]
         (told,) = finds.notices
@@ -135,7 +295,7 @@ class TestLost:
         (tmp_path / "file").touch()
         broken = DirectoryBasedExampleDatabase(tmp_path / "file")
         finds = Finds({"a": broken, "b": broken})
-        finds.keep(FAILURE)
+        finds.keep(BUG)
         assert finds.of("k") == ()
         assert finds.notices == [
             "the database a was lost (it can't be written): finds go on to b",
@@ -190,15 +350,85 @@ class TestRuns:
         subject.known.finds = finds_at(str(tmp_path / "folder"), check=True)
         finding_of(subject, "forward", running.CASE)
         (failure,) = subject.known.failures.values()
-        assert [run.case for run in subject.known.finds.of(subject.info.name)] == [failure.case]
+        assert [kept.run.case for kept in subject.known.finds.of(subject.info.name)] == [failure.case]
 
     def test_all_are_run_although_the_time_of_the_turn_is_over(self, subject_of: SubjectOf) -> None:
         subject = subject_of("sound")
         lengths = [replace(CASE, seqlen_q=n, dtype="float32", causal=False, launch=()) for n in (1, 2, 3)]
-        subject.corpus = [Run("k", (), "forward", case) for case in lengths]
+        subject.corpus = [Kept(Run("k", (), "forward", case)) for case in lengths]
         subject.begin(seconds=0.0)
         subject.uphold_corpus(law_named("forward"))
         assert subject.tally.examples == 3
+
+    def test_cases_that_came_near_are_run_until_the_turn_is_over_and_kept_as_they_are_today(
+        self, subject_of: SubjectOf, tmp_path: Path
+    ) -> None:
+        subject, law = subject_of("sound"), law_named("forward")
+        finds = subject.known.finds = finds_at(str(tmp_path / "folder"), check=True)
+        plain = [replace(CASE, seqlen_q=n, causal=False, launch=()) for n in (1, 2, 3)]
+        stored = [Near(Run("toys.sound", (), "forward", case), "out", 0.999) for case in plain]
+        others = [near(0.9, dtype="float16"), near(0.9, law="backward"), near(0.9, launch=(("block_m", 64),))]
+        finds.keep_nearest("toys.sound", [*stored, *others])
+        subject.near = [*stored, replace(stored[0], tensor="lse"), *others]
+        subject.begin(seconds=0.0)
+        with pytest.raises(TimeUp):
+            subject.uphold_near(law)
+        assert subject.tally.examples == 1
+        subject.begin()
+        subject.uphold_near(law)
+        assert subject.tally.examples == subject.generated == 3
+        subject.keep_nearest(law)
+        kept = {
+            x.tensor: x
+            for x in finds.near("toys.sound")
+            if x.run.law == "forward" and x.run.case.dtype == "float32"
+        }
+        assert {tensor: x.ratio for tensor, x in kept.items()} == subject.tally.largest
+        assert kept["out"].ratio < 0.999
+        assert repr(kept[subject.tally.worst_tensor].run.case) == subject.tally.worst_case
+        subject.near = list(kept.values())
+        subject.begin()
+        subject.uphold_near(law)
+        assert subject.changed == []
+
+    def test_a_mended_bug_is_told_as_gone_once(self, server: tuple[str, object], tmp_path: Path) -> None:
+        for at, place in enumerate((server[0], "folder")):
+            folder = tmp_path / str(at)
+            folder.mkdir()
+            toys = folder / "toys.py"
+            toys.write_text(TOYS.read_text())
+            chosen = [
+                "-k",
+                "test_forward and float",
+                "--examples=12",
+                "--hypothesis-seed=1",
+                "--shrink-calls=20",
+            ]
+            options = ["--kernel=toys.py:wrong", "--database", place, *chosen]
+            pytest_run(folder, *options, status=1)
+            (found,) = summary_in(folder)["bugs"]
+            toys.write_text(TOYS.read_text().replace("MENDED = False", "MENDED = True"))
+            text = pytest_run(folder, *options).stdout
+            (told,) = summary_in(folder)["notices"]
+            case = Bug.from_dict(found["record"]).failure.case
+            assert told == (
+                f"gone: law `forward` of toys.wrong, out was wrong ({case.dtype}): "
+                f"the case that showed it holds now: {case!r}"
+            )
+            assert told in " ".join(text.split())
+            assert told in html.unescape((folder / "reports/index.html").read_text())
+            assert "gone: " not in pytest_run(folder, *options).stdout
+
+    def test_the_nearest_case_of_one_run_is_the_first_of_the_next(self, tmp_path: Path) -> None:
+        options = ["--kernel", f"{TOYS}:sound", "--database=kept", "-k", "test_forward and float32"]
+        pytest_run(tmp_path, *options, "--examples=30")
+        (before,) = summary_in(tmp_path)["results"]
+        pytest_run(tmp_path, *options, "--examples=1")
+        (now,) = summary_in(tmp_path)["results"]
+        assert now["largest"] == before["largest"]
+        assert now["worst_case"] == before["worst_case"]
+        kept = finds_at(str(tmp_path / "kept"), check=True).near("toys.sound")
+        assert now["examples"] == len({near.run for near in kept})
 
     def test_the_find_of_one_machine_is_the_first_case_of_another(
         self, server: tuple[str, object], tmp_path: Path
@@ -217,9 +447,9 @@ class TestRuns:
         rare = replace(CASE, seqlen_q=171, seqlen_k=93, dtype="float32", causal=False, launch=())
         found = Failure(
             "/elsewhere/mine.py:rare", (), "forward", rare,
-            kernel="mine.rare", finding=FAILURE.finding, environment={},
+            kernel="mine.rare", finding=BUG.failure.finding, environment={},
         )  # fmt: skip
-        finds_at(server[0], check=True).keep(found)
+        finds_at(server[0], check=True).keep(Bug(found))
         text = pytest_run(tmp_path, *options, "--database", server[0], status=1).stdout
         assert f"\nfailing cases are kept in {server[0]}\n" in text
         (seen,) = summary_in(tmp_path)["bugs"]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.harness.issues import LABEL, MARK, main
+from tests.harness.nights import told_gone
 from tests.harness.report import write
 from tests.harness.results import Results
 from tests.unit.bugs import CASE, CAUSAL, GROUP, bug
@@ -99,7 +100,7 @@ class TestCommands:
 
     def test_a_bug_that_is_gone_closes_its_issue(self, github: Path, tmp_path: Path) -> None:
         have(github, _7=MARK.format(KEY), _8_closed=MARK.format("k: group"))
-        main([run(tmp_path), "--write"])
+        main([run(tmp_path, notices=list(told_gone([IN_CAUSAL], []))), "--write"])
         assert of_issues(github) == [["close", "7"]]
 
     @pytest.mark.parametrize(
@@ -107,7 +108,7 @@ class TestCommands:
         [
             ({"shards": {"cut short": ["2/3"], "missing": ["3/3"]}}, "2/3, 3/3 did not come to an end"),
             ({"results": []}, "k was not tried"),
-            ({"notices": ["the database was lost"]}, "the database was lost"),
+            ({"notices": ["gone: another bug", "the database was lost"]}, "the database was lost"),
         ],
     )
     def test_a_bug_that_may_be_there_keeps_its_issue(

@@ -13,11 +13,12 @@ from strategies.case import Case
 from tests.harness.bugs import Need
 from tests.harness.conclude import Concluded
 from tests.harness.coverage import LAST, compared, tables
-from tests.harness.nights import changes, read_night
+from tests.harness.nights import changes, read_night, told_gone
 from tests.harness.page import PAGE, bars, page, verdict
 from tests.harness.report import write
 from tests.harness.results import Results
 from tests.harness.run import Run
+from tests.harness.screen import notes
 from tests.unit.running import CASE, TOYS, pytest_run
 from tests.unit.test_matrix import info, item
 from tests.unit.test_screen import NUMBERS, concluded
@@ -129,11 +130,11 @@ def test_what_others_have_written_is_text(tmp_path: Path) -> None:
     content = summary(bug(kernel=NASTY, claim=NASTY), kernels=(NASTY,))
     content["kernels"][NASTY] |= {"claims": {NASTY: NASTY}, "known_failures": [NASTY], "spec": NASTY}
     content |= {"complaints": [NASTY], "less_precise": {NASTY: NASTY}, "consistent_with": {NASTY: NASTY}}
-    content["not_run"] = [NASTY]
+    content |= {"not_run": [NASTY], "notices": [NASTY]}
     found = Page(page(content, tmp_path, content))
     assert not {"script", "img"} & {tag for tag, _ in found.tags}
     assert not found.values("onerror")
-    assert found.text.count(NASTY) >= 10
+    assert found.text.count(NASTY) >= 11
 
 
 def test_cells_that_were_never_drawn_come_before_those_of_few_examples(tmp_path: Path) -> None:
@@ -194,6 +195,38 @@ def test_one_bug_with_another_smallest_case_is_no_new_one() -> None:
     other = replace(one.bug, needs=(*one.bug.needs, Need("seqlen_q", (1,), (0,))))
     found = changes(summary(replace(one, bug=other)), summary(one))
     assert [len(rows) for rows in found.values()] == [0, 1, 0, 0]
+
+
+def test_a_bug_is_told_as_gone_once_and_not_if_another_case_shows_it() -> None:
+    shown, other = bug().bug, bug(causal=False).bug
+    again = replace(shown, failure=replace(shown.failure, case=replace(shown.failure.case, seqlen_q=5)))
+    case = shown.failure.case
+    assert list(told_gone([shown, shown, again, other], [])) == [
+        "gone: law `forward` of k.f, out was wrong (float16): the 2 cases that showed it hold now, such as "
+        f"{case!r}",
+        "gone: law `forward` of k.f, out was wrong (float16): the case that showed it holds now: "
+        f"{other.failure.case!r}",
+    ]
+    assert [line.endswith(repr(case)) for line in told_gone([shown, other], [other])] == [True]
+    assert len(list(told_gone([shown], [bug(kernel="k.g").bug]))) == 1
+
+
+def test_the_end_of_a_run_its_summary_and_its_page_say_what_is_gone(tmp_path: Path) -> None:
+    gone = bug().bug
+    results = Results([info("k.f")])
+    for _ in range(2):
+        results.add(
+            {**item("k.f", "forward", "float16", examples=4), "gone": [gone.to_dict()], "notices": ["lost"]}
+        )
+    (line,) = told_gone([gone], [])
+    content = {**results.to_dict(ENVIRONMENT, []), "run": RUN}
+    assert content["notices"] == ["lost", line]
+    assert " ".join(notes(results, 80)).split() == f"lost {line}".split()
+    text = Page(page(content, tmp_path)).text
+    assert "lost" in text
+    assert line in text
+    results.conclude([bug()])
+    assert results.told == ["lost"]
 
 
 def test_any_text_can_be_written(tmp_path: Path) -> None:
