@@ -20,6 +20,7 @@ from typing import Any
 from tests.harness.budget import BudgetSpent
 from tests.harness.death import ASKS_WHERE, finding, how_it_ended
 from tests.harness.device import OVERRAN, WAIT_SECONDS
+from tests.harness.gpus import pinned
 from tests.harness.home import python_path
 from tests.harness.memory import fills_the_machine
 from tests.harness.run import Run
@@ -95,12 +96,14 @@ class DeviceLost(HarnessError):
 
 
 class Child:
-    """A child process for one device ("cpu", "cuda:0"), started at the first request and again after it died.
+    """A child process for one device ("cpu", "cuda:1"), started at the first request and again after it died.
+
+    It sees no other GPU than that of its device, which is "cuda:0" to it.
 
     Each request for one of the kernels in ``stateful`` is answered by a copy of a process that has called no kernel.
 
     ``run_seconds`` limits a case, by default to ``RUN_SECONDS`` of the device type, and ``start_seconds`` everything
-    else. ``worker`` is the module that the child runs; its argument is the device.
+    else. ``worker`` is the module that the child runs; its argument is the device as the child sees it.
     """
 
     def __init__(
@@ -177,6 +180,10 @@ class Child:
         self._send(request)
         return self._receive(seconds)
 
+    def environment(self) -> dict[str, str]:
+        """Return the device, the name of its hardware, and the versions of the packages."""
+        return {"device": self.device, **self.ask({"do": "environment"})}
+
     @property
     def grown(self) -> int:
         """The bytes by which the child's memory has grown since its start."""
@@ -197,12 +204,12 @@ class Child:
             self._stop()
 
     def _start(self) -> None:
-        environment = os.environ | SETTINGS
+        environment = pinned(self.device) | SETTINGS
         environment.pop("TRITON_INTERPRET", None)
         if self.device == "cpu":
             environment["TRITON_INTERPRET"] = "1"
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", self.worker, self.device],
+            [sys.executable, "-P", "-m", self.worker, "cuda:0" if "cuda" in self.device else self.device],
             env=environment | {"PYTHONPATH": python_path()},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -282,7 +282,7 @@ class Investigation:
         # A script that hangs as the kernel does shows the bug; running it to wait for that would show nothing more.
         if script is not None and failure.finding.kind != "hung":
             with suppress(OSError, subprocess.TimeoutExpired):  # then it goes as it is
-                if exit_status(script, self.script_seconds) == 0:
+                if exit_status(script, self.script_seconds, self.runs.child.device) == 0:
                     known = failure.explanation
                     told = replace(known, sentences=(*known.sentences, HOLDS_ALONE))
                     return replace(failure, explanation=told), None

@@ -1,6 +1,7 @@
 """What a run covers: kernels, device, seeds and times, decided once before anything is collected."""
 
 import math
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from strategies.cases import is_claimed
 from tests.harness.budget import CALLS, SECONDS, Clock, ShrinkBudget
 from tests.harness.child import Child
 from tests.harness.finds import Finds, finds_at
+from tests.harness.gpus import VISIBLE, gpus
 from tests.harness.journal import Journal, set_aside_unfinished, unfinished_in
 from tests.harness.kept import Kept, read_report
 from tests.harness.kernel_info import KernelInfo, Unavailable
@@ -107,7 +109,7 @@ def make_plan(config: pytest.Config) -> Plan:
         kernels=kernels,
         unavailable=unavailable,
         device=device,
-        environment=child.ask({"do": "environment"}),
+        environment=child.environment(),
         child=child,
         report_dir=report_dir,
         journal=journal,
@@ -169,7 +171,7 @@ def chosen_device(config: pytest.Config) -> str:
     if chosen == "cpu" or not torch.cuda.is_available():
         return "cpu"
     number = int(worker.removeprefix("gw")) if worker.startswith("gw") else 0
-    return f"cuda:{number % torch.cuda.device_count()}"
+    return f"cuda:{number % gpus(os.environ.get(VISIBLE), torch.cuda.device_count())}"
 
 
 def _replay(config: pytest.Config) -> Run | None:

@@ -5,16 +5,22 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tests.harness.gpus import pinned
+
 SCRIPT = "repro.py"
 
 
-def exit_status(script: str, seconds: float) -> int:
-    """Return the exit status of a script. Raises subprocess.TimeoutExpired if it takes longer than ``seconds``."""
+def exit_status(script: str, seconds: float, device: str = "cpu") -> int:
+    """Return the exit status of a script. If ``device`` is a GPU, the script sees no other.
+
+    Raises subprocess.TimeoutExpired if it takes longer than ``seconds``.
+    """
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / SCRIPT).write_text(script)
         return subprocess.run(
             [sys.executable, SCRIPT],
             cwd=folder,
+            env=pinned(device),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -76,10 +76,10 @@ class Worker:
         return json.dumps({**answer, "fatal": not device_answers(self.device), "held": held_bytes()})
 
     def do_environment(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return the device and the versions of the packages."""
+        """Return the name of the device's hardware and the versions of the packages."""
         name = torch.cuda.get_device_name() if self.device.startswith("cuda") else platform.machine()
         versions = {package: _version(package) for package in PACKAGES}
-        return {"device": self.device, "device_name": name, "python": platform.python_version(), **versions}
+        return {"device_name": name, "python": platform.python_version(), **versions}
 
     def do_describe(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return a kernel's name, claims and known failures, or why it can't be loaded or run here."""

@@ -62,7 +62,7 @@ def shrink(campaign: Campaign, spec: str, law: str, dtype: str, seed: int, limit
         info = KernelInfo.ask(campaign.child, spec, ())
         known = KnownBugs(info.name, dtype, Path(folder), verbose=False)
         runs = Runs(info, campaign.child, Journal(Path(folder) / "journal.json"), known.bugs)
-        environment = campaign.child.ask({"do": "environment"})
+        environment = campaign.child.environment()
         subject = OneBug(Triage(runs, known, environment, ShrinkBudget(SECONDS[runs.device_type])))
         start = time.perf_counter()
         with suppress(TimeUp):
@@ -97,7 +97,8 @@ def check_report(campaign: Campaign, folder: Path) -> None:
     )
     text = (folder / SCRIPT).read_text()
     assert mutant in text
-    status = exit_status(text, SCRIPT_SECONDS)
+    device = campaign.child.device
+    status = exit_status(text, SCRIPT_SECONDS, device)
     assert status == 1, f"repro.py ends with {status} on {known.spec}: {known.case}"
-    status = exit_status(text.replace(mutant, sound), SCRIPT_SECONDS)
+    status = exit_status(text.replace(mutant, sound), SCRIPT_SECONDS, device)
     assert status == 0, f"repro.py ends with {status} on {campaign.info.spec}: {known.case}"

@@ -48,7 +48,7 @@ def subject_of(child: Child, tmp_path: Path) -> SubjectOf:
 @pytest.fixture
 def unscripted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep scripts from being run before they are written, because each run imports torch, which takes long."""
-    monkeypatch.setattr("tests.harness.investigate.exit_status", lambda script, seconds: 1)
+    monkeypatch.setattr("tests.harness.investigate.exit_status", lambda *_: 1)
 
 
 @pytest.fixture
