@@ -91,6 +91,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="run the cases below this folder first (case.json of reports), each kernel those that it claims",
     )
     group.addoption(
+        "--sanitize",
+        metavar="TOOLS",
+        help="on a GPU, run some cases once more under tools that watch the kernel: of memcheck, racecheck, initcheck "
+        "(compute-sanitizer), triton and consan (Triton's own checks) some, with commas between them, or all",
+    )
+    group.addoption(
         "--database",
         metavar="DIR|redis://HOST:PORT/N",
         help="where failing cases and those nearest to a bound are kept, to be run first by the next run, here or on "

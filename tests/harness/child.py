@@ -204,13 +204,9 @@ class Child:
             self._stop()
 
     def _start(self) -> None:
-        environment = pinned(self.device) | SETTINGS
-        environment.pop("TRITON_INTERPRET", None)
-        if self.device == "cpu":
-            environment["TRITON_INTERPRET"] = "1"
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", self.worker, "cuda:0" if "cuda" in self.device else self.device],
-            env=environment | {"PYTHONPATH": python_path()},
+            [sys.executable, "-P", "-m", self.worker, seen_by_child(self.device)],
+            env=environment_of(self.device),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -295,6 +291,19 @@ class Child:
                     pipe.close()
         self.process = None
         return self.printed.text()
+
+
+def environment_of(device: str) -> dict[str, str]:
+    """Return the environment of a new process that runs kernels on a device, and sees no other GPU."""
+    environment = pinned(device) | SETTINGS
+    environment.pop("TRITON_INTERPRET", None)
+    interpreted = {"TRITON_INTERPRET": "1"} if device == "cpu" else {}
+    return environment | interpreted | {"PYTHONPATH": python_path()}
+
+
+def seen_by_child(device: str) -> str:
+    """Return what a device is called in a process that sees no other GPU."""
+    return "cuda:0" if device.startswith("cuda") else device
 
 
 def _ended(death: ChildDied) -> Verdict:

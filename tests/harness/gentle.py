@@ -4,12 +4,14 @@ Fields are set to their simplest values together, a group at a time. The failure
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from kernels.contract import Capabilities
 from strategies.case import LAYOUT_FIELDS, OPTIONS, SIMPLEST, Case
 from strategies.cases import is_claimed
+from tests.harness.budget import BudgetSpent
 from tests.harness.bugs import Need
 from tests.harness.vary import LENGTHS, VALUES_OF, value_of, with_value
 
@@ -27,6 +29,22 @@ GENERAL = "gap"
 """A layout that has strides of its own in every shape."""
 AMBIGUOUS = ("bnhd", "packed", "offset")
 """Layouts that may have the strides of contiguous tensors, for example if there is only one head."""
+
+
+def smallest(
+    case: Case, fails: Callable[[Case], bool], capabilities: Capabilities, spend: Callable[[], None]
+) -> tuple[Case, tuple[Need, ...]]:
+    """Return the smallest case that was found, with what it needs, once ``spend`` has ended the search."""
+    found: tuple[Case, tuple[Need, ...]] = (case, ())
+
+    def tried(smaller: Case) -> bool:
+        spend()
+        return fails(smaller)
+
+    with suppress(BudgetSpent):
+        for smaller in gently_reduced(case, tried, capabilities):
+            found = smaller
+    return found
 
 
 def gently_reduced(

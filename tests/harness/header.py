@@ -36,6 +36,8 @@ def header(plan: Plan, config: pytest.Config) -> list[str]:
     for info in plan.kernels:
         told = all_claims(info) if config.get_verbosity() > 0 else claims(info, device_type)
         lines += wrapped(f"kernel {info.name}: {told}", width)
+    if plan.sanitizers:
+        lines.append(f"sanitizers: {', '.join(plan.sanitizers)}")
     specs = {info.spec for info in plan.kernels}
     unfinished = [path for path, run in plan.unfinished.items() if run.spec in specs]
     if config.getoption("--database"):

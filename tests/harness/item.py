@@ -122,7 +122,7 @@ def make_subject(item: LawTurn) -> Subject:
     verbose = item.config.get_verbosity() > 0
     known = KnownBugs(info.name, item.dtype, plan.report_dir, verbose, plan.finds)
     runs = Runs(info, plan.child, plan.journal, known.bugs, plan.clock)
-    triage = Triage(runs, known, plan.environment, plan.shrinking)
+    triage = Triage(runs, known, plan.environment, plan.shrinking, sanitizers=plan.sanitizers)
     corpus = (*plan.corpus, *plan.finds.of(info.name))
     return Subject(triage, plan.max_seqlen, plan.replay, corpus, plan.finds.near(info.name))
 
@@ -171,6 +171,8 @@ def found_in_turn(item: LawTurn, subject: Subject) -> list[str]:
         examples = item.turn.examples
         subject.tally.undrawn += 0 if examples is None else max(0, examples - subject.generated)
     subject.keep_nearest(item.law)
+    if item.turn.number == 0:
+        subject.triage.watch(item.law.name, shrink=item.plan.replay is None)
     subject.triage.finish(last=item.turn.last)
     return gone + subject.known.messages()
 

@@ -18,7 +18,7 @@ from tests.harness.plan import JOURNALS
 from tests.harness.report import Failure
 from tests.harness.sightings import Sightings
 from tests.harness.telling import told
-from tests.harness.verdict import NUMBERS
+from tests.harness.verdict import NUMBERS, SANITIZER
 
 MOST_BLAMED = 5
 """After this many failures of one bug, cases that it would break are changed so that they lack something it needs."""
@@ -113,6 +113,8 @@ class KnownBugs:
         blamed = sum(count for (key, _), count in self.blamed.items() if key == bug.key)
         if bug.failure.finding.ends_process:
             return bool(bug.needs) or blamed >= MOST_ENDED
+        if bug.failure.finding.kind == SANITIZER:  # the laws hold in its cases
+            return False
         # If a bug needs only lengths or numbers, or nothing, no other case can stand for those that meet it.
         return blamed >= MOST_BLAMED and any(not need.is_numeric for need in bug.needs)
 

@@ -1,12 +1,9 @@
 """Kernels that leave memory behind at each call: found by repeating one case in a process that has grown."""
 
-from contextlib import suppress
-
 from strategies.case import Case
-from tests.harness.budget import BudgetSpent
 from tests.harness.bugs import Need
 from tests.harness.child import ChildDied, HarnessError
-from tests.harness.gentle import RUNS, gently_reduced
+from tests.harness.gentle import RUNS, smallest
 from tests.harness.run import Run
 from tests.harness.runs import Runs
 from tests.harness.verdict import LEAK, Finding
@@ -33,18 +30,12 @@ def left_behind(law: str, case: Case, runs: Runs) -> float:
 
 def reduced(law: str, case: Case, runs: Runs) -> tuple[Case, tuple[Need, ...]]:
     """Return a small case that leaves memory behind too, with what it needs, as far as few repeats tell."""
-    spend = runs.clock.meter(REDUCING_SECONDS, RUNS)
-    found: tuple[Case, tuple[Need, ...]] = (case, ())
 
     def fails(smaller: Case) -> bool:
-        spend()
         # Other memory that is given back meanwhile may hide a leak once.
         return any(left_behind(law, smaller, runs) > 0.0 for _ in range(2))
 
-    with suppress(BudgetSpent):
-        for smaller in gently_reduced(case, fails, runs.info.capabilities):
-            found = smaller
-    return found
+    return smallest(case, fails, runs.info.capabilities, runs.clock.meter(REDUCING_SECONDS, RUNS))
 
 
 def finding(left: float) -> Finding:

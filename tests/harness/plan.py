@@ -23,6 +23,7 @@ from tests.harness.kernel_info import KernelInfo, Unavailable
 from tests.harness.law import LAWS, PROPERTIES, law_named
 from tests.harness.ledger import LEDGER
 from tests.harness.run import Run, read
+from tests.harness.sanitizers import sanitizers, why_not
 from tests.harness.shard import Shard, shard_of
 from tests.harness.turns import Turn, turns_of_examples, turns_of_seconds
 
@@ -42,6 +43,7 @@ class Plan:
 
     kernels: tuple[KernelInfo, ...]
     unavailable: tuple[str, ...]
+    sanitizers: tuple[str, ...]
     device: str
     environment: dict[str, str]
     child: Child
@@ -89,6 +91,7 @@ def make_plan(config: pytest.Config) -> Plan:
         raise pytest.UsageError(f"--time-limit: got {limit}, expected none with --minutes")
     replay, corpus, shard = _replay(config), _corpus(config), _shard(config)
     child = Child(device)
+    usable, unusable = _sanitizers(config, replay, device)
     kernels, unavailable = _kernels(config, child, replay)
     finds = Finds() if replay else _finds(config, check=worker["workerid"] == "main")
     report_dir = Path(config.getoption("--report-dir"))
@@ -107,7 +110,8 @@ def make_plan(config: pytest.Config) -> Plan:
     )
     return Plan(
         kernels=kernels,
-        unavailable=unavailable,
+        unavailable=(*unavailable, *unusable),
+        sanitizers=usable,
         device=device,
         environment=child.environment(),
         child=child,
@@ -190,6 +194,19 @@ def _finds(config: pytest.Config, *, check: bool) -> Finds:
         return finds_at(place, check=check)
     except ValueError as e:
         raise pytest.UsageError(f"--database: {e}") from None
+
+
+def _sanitizers(
+    config: pytest.Config, replay: Run | None, device: str
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the sanitizers asked for that can be used here, and why the others can't."""
+    text = config.getoption("--sanitize") or (replay.sanitizer if replay else "")
+    try:
+        asked = sanitizers(text) if text else ()
+    except ValueError as e:
+        raise pytest.UsageError(f"--sanitize: {e}") from None
+    reasons = {name: why_not(name, device) for name in asked}
+    return tuple(name for name in asked if reasons[name] is None), tuple(filter(None, reasons.values()))
 
 
 def _shard(config: pytest.Config) -> Shard | None:

@@ -17,6 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 GUARD_BYTES = 4096
 """Size of the guard zone on either side of an allocation, which also keeps the alignment of the allocation."""
 
+ALIGNMENT = 16
+"""Bytes: compilers load as much at once from addresses that are multiples of it, and less from others."""
+
 _EMPTY = {
     torch.ops.aten.empty.memory_format,
     torch.ops.aten.empty_strided.default,
@@ -84,11 +87,27 @@ class PoisonedAllocations(TorchDispatchMode):
 
 def behind_fence(x: Tensor) -> Tensor:
     """Return a copy on the CPU with the same strides, whose last element is the last that may be touched."""
-    span = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
-    fenced = fenced_storage(span if x.numel() else 0, x.dtype).as_strided(x.shape, x.stride())
+    return _copied(x, fenced_storage(_span(x), x.dtype))
+
+
+def alone(x: Tensor) -> Tensor:
+    """Return a copy with the same strides and alignment in an allocation that ends with its last element."""
+    before = x.data_ptr() % ALIGNMENT // x.element_size()
+    return _copied(x, torch.empty(before + _span(x), dtype=x.dtype, device=x.device)[before:])
+
+
+def _span(x: Tensor) -> int:
+    """Return how many elements lie between the first element of a tensor and its last, both included."""
+    last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+    return last + 1 if x.numel() else 0
+
+
+def _copied(x: Tensor, storage: Tensor) -> Tensor:
+    """Return a copy with the same strides that begins where a flat tensor begins."""
+    copy = storage.as_strided(x.shape, x.stride())
     once = tuple(slice(1) if stride == 0 else slice(None) for stride in x.stride())
-    fenced[once].copy_(x[once])
-    return fenced
+    copy[once].copy_(x[once])
+    return copy
 
 
 def fenced_storage(elements: int, dtype: torch.dtype) -> Tensor:

@@ -16,7 +16,7 @@ from tests.harness.explain import UNEXPLAINED, Explanation
 from tests.harness.home import IS_INSTALLED
 from tests.harness.run import Run
 from tests.harness.standalone import SCRIPT
-from tests.harness.verdict import INTERMITTENT, LEAK, Finding
+from tests.harness.verdict import INTERMITTENT, LEAK, SANITIZER, Finding
 
 DETAIL_LINES = 12
 """Lines shown of a traceback or a dead process's stderr; case.json has all that was kept."""
@@ -66,6 +66,8 @@ def symptom(failure: Failure) -> str:
         return f"{f.tensor} is wrong now and then" if f.tensor else "it fails now and then"
     if f.kind == LEAK:
         return "memory leaks"
+    if f.kind == SANITIZER:
+        return f"{failure.sanitizer} reports an error"
     if f.kind == "nonfinite":
         return f"{f.tensor} hides NaN" if f.of_nan == ("lost",) else f"{f.tensor} is not finite"
     return f"{f.tensor} is wrong" if f.tensor else f.kind

@@ -209,6 +209,13 @@ class Results:
             totals.setdefault(kernel, Tally()).merge(tally)
         return {kernel: total for kernel, total in totals.items() if total.slow}
 
+    def watched(self) -> dict[str, Counter[str]]:
+        """Return how many examples each sanitizer has watched, by the name of the kernel."""
+        found: dict[str, Counter[str]] = {}
+        for (kernel, _, _), tally in self.tallies.items():
+            found.setdefault(kernel, Counter()).update(tally.watched)
+        return {kernel: counts for kernel, counts in found.items() if counts}
+
     def designs(self) -> dict[str, str]:
         """Return which designs explain the results of a kernel, the most frequent first, by the name of the kernel.
 

@@ -10,6 +10,7 @@ from reference.bounds.accumulation import SAFETY
 from strategies.case import Case, from_json, to_record
 from strategies.tensors import check_case
 from tests.harness.law import LAWS
+from tests.harness.sanitizers import SANITIZERS
 
 FORMAT = 1
 """The version of the record's format. The case in it has a version of its own."""
@@ -20,7 +21,8 @@ class Run:
     """A law tried on one case of the kernel of a SPEC, with ``claims`` stated beside it, each as ``key=value``.
 
     Tensors in ``ignored`` are not judged. ``safety`` is how many standard deviations rule 2 of the bounds allows.
-    ``repeats`` is how often a replay tries the case at most, as its failure comes and goes.
+    ``repeats`` is how often a replay tries the case at most, as its failure comes and goes. ``sanitizer`` is the tool
+    that watches the kernel, if that is what reports the failure.
     """
 
     spec: str
@@ -30,13 +32,16 @@ class Run:
     ignored: frozenset[str] = frozenset()
     safety: float = SAFETY
     repeats: int = 1
+    sanitizer: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the record that files hold, without ``safety``, and without ``ignored`` or ``repeats`` by default."""
-        kept = {"kernel": self.spec, "claims": list(self.claims), "law": self.law}
+        """Return the record that files hold, without ``safety`` and without what may be left out by default."""
+        kept: dict[str, Any] = {"kernel": self.spec, "claims": list(self.claims), "law": self.law}
         ignored = {"ignored": sorted(self.ignored)} if self.ignored else {}
         repeats = {"repeats": self.repeats} if self.repeats > 1 else {}
-        return {"flashproof": FORMAT, **kept, **ignored, **repeats, "case": to_record(self.case)}
+        sanitizer = {"sanitizer": self.sanitizer} if self.sanitizer else {}
+        kept |= {**ignored, **repeats, **sanitizer}
+        return {"flashproof": FORMAT, **kept, "case": to_record(self.case)}
 
     def request(self, do: str, **more: Any) -> dict[str, Any]:
         """Return the request by which the child process does something with this run."""
@@ -61,6 +66,7 @@ def run_of(record: dict[str, Any]) -> Run:
         frozenset(value("ignored", "a list of tensors", _are_strings, [])),
         value("safety", "a number above 0", lambda x: isinstance(x, float) and x > 0, SAFETY),
         value("repeats", "an integer above 0", lambda x: type(x) is int and x > 0, 1),
+        value("sanitizer", f"one of {', '.join(SANITIZERS)}", lambda x: x in ("", *SANITIZERS), ""),
     )
 
 

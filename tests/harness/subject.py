@@ -190,7 +190,7 @@ class Subject:
             "seen": {key: x.to_dict() for key, x in seen.items()},
             "imprecise": self.known.imprecise.to_dict(),
             "gone": [bug.to_dict() for bug in self.gone],
-            "notices": self.known.finds.notices,
+            "notices": self.triage.notices,
         }
 
     def known_that_hold(self, law: Law) -> list[str]:

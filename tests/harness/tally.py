@@ -57,6 +57,7 @@ class Tally:
         judged: for each tensor, the number of examples in which it was held to its bounds.
         idle: for each tensor, how many of these test nothing of it, because an answer of 0 would hold.
         designs: the number of examples that each member of a family of designs explained.
+        watched: the number of examples that were run once more under each sanitizer.
         cells: the number of examples in each cell of the space of cases: see ``tests.harness.cells``.
         refused_cases, answered_cases: some of the cases, with plain numbers, since no claim is about numbers.
     """
@@ -84,6 +85,7 @@ class Tally:
     judged: Counter[str] = field(default_factory=Counter)
     idle: Counter[str] = field(default_factory=Counter)
     designs: Counter[str] = field(default_factory=Counter)
+    watched: Counter[str] = field(default_factory=Counter)
     cells: Counter[str] = field(default_factory=Counter)
     refused_cases: list[Case] = field(default_factory=list)
     answered_cases: list[Case] = field(default_factory=list)
@@ -141,7 +143,7 @@ class Tally:
         for name in COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.add_seconds(other.seconds)
-        for name in ("reasons", "judged", "idle", "designs", "cells"):
+        for name in ("reasons", "judged", "idle", "designs", "watched", "cells"):
             getattr(self, name).update(getattr(other, name))
         for tensor, bins in other.histogram.items():
             numbers = {int(at): count for at, count in bins.items()}

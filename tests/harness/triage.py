@@ -14,7 +14,7 @@ from tests.harness.attribute import Broken, Outcome, attribute, is_same
 from tests.harness.budget import ShrinkBudget
 from tests.harness.bugs import Bug, in_parts, met_again, with_tensors
 from tests.harness.child import HarnessError, OutOfTime
-from tests.harness.explain import COMES_AND_GOES
+from tests.harness.explain import COMES_AND_GOES, Explanation
 from tests.harness.investigate import Investigation
 from tests.harness.known_bugs import KnownBugs
 from tests.harness.plainly import by_forward, by_its_calls, is_plain, plainly
@@ -22,7 +22,9 @@ from tests.harness.repeat import AFTER_OTHERS, REPEATS, fails_again, fails_anew,
 from tests.harness.report import Failure
 from tests.harness.run import Run
 from tests.harness.runs import Runs
+from tests.harness.sanitizers import Report, finding
 from tests.harness.verdict import INTERMITTENT, LEAK, NUMBERS, Finding
+from tests.harness.watch import TOGETHER, Watch, sample
 
 WAIT_SECONDS = 3.0
 """Seconds that an item waits at its end for another process's investigation, if other items follow."""
@@ -43,7 +45,7 @@ class Triage:
 
     A failure that ``known`` bugs explain is counted for them, any other is investigated at once, in the time that
     ``shrinking`` and the clock of the run leave. What a run at its end has no time to find out about a failure is left
-    out: it is told by what is known of it.
+    out: it is told by what is known of it. ``sanitizers`` watch a few of the cases that hold.
     """
 
     runs: Runs
@@ -53,6 +55,15 @@ class Triage:
     waiting: list[Broken] = field(default_factory=list)
     others_wait: bool = False
     may_grow: int = leak.GROWN_BYTES
+    sanitizers: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.watches = [Watch(name, self.runs) for name in self.sanitizers]
+
+    @property
+    def notices(self) -> list[str]:
+        """Return lines on what could not be done, which the end of a run tells once."""
+        return [*self.known.finds.notices, *(line for watch in self.watches for line in watch.told)]
 
     def learn(self) -> None:
         """Read what other processes have found, and sort the failures that waited for that."""
@@ -131,7 +142,34 @@ class Triage:
         self.known.write(failure, None)  # as it is not lost then, whatever its script does
         failure, script = self._investigation(failure).scripted(failure)
         self.known.write(failure, script)
-        bug = Bug(failure, needs=needs)
+        self._keep_as_told(Bug(failure, needs=needs), law, case)
+
+    def watch(self, law: str, *, shrink: bool) -> None:
+        """Run a few of the cases of a law that held under each sanitizer, and report what these find."""
+        cases = sample(self.runs.held, law)
+        for watch in self.watches:
+            found = watch.first(law, cases)
+            if found is not None:
+                self._keep_watched(watch, law, *found, shrink=shrink)
+
+    def _keep_watched(
+        self, watch: Watch, law: str, case: Case, report: Report, is_alone: bool, *, shrink: bool
+    ) -> None:
+        """Count what a sanitizer reports of a case for the known bug that is the same, or report it as a new one."""
+        told = finding(watch.sanitizer, report)
+        known = next((x for x in self.known.bugs.values() if x.failure.finding.origin == told.origin), None)
+        if known is not None:
+            self.known.blame(known, law, case, "")
+            return
+        smaller, needs = watch.reduced(law, case, report) if shrink and is_alone else (case, ())
+        failure = replace(self._failure(Broken(law, smaller, told)), sanitizer=watch.sanitizer)
+        number = sum(bug.failure.kin == failure.kin for bug in self.known.bugs.values())
+        failure = replace(failure, number=number, explanation=Explanation(() if is_alone else (TOGETHER,)))
+        self.known.write(failure, None)
+        self._keep_as_told(Bug(failure, needs=needs), law, case)
+
+    def _keep_as_told(self, bug: Bug, law: str, case: Case) -> None:
+        """Keep a bug whose report is written, and of which nothing else is found out, and count a case for it."""
         self.known.failures[bug.key] = bug.failure
         self.known.add(bug)
         self.known.blame(bug, law, case, "")

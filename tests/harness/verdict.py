@@ -9,6 +9,8 @@ INTERMITTENT = "intermittent"
 """The kind of a finding that comes and goes: the same case sometimes holds."""
 LEAK = "leak"
 """The kind of a finding that memory stays behind at each call."""
+SANITIZER = "sanitizer"
+"""The kind of a finding that a tool such as memcheck reports of a call."""
 UNCLEAR = "unclear"
 """The kind of a finding that says neither that a case shows a bug nor that it holds."""
 ENDS = ("fault", "died", "hung")
@@ -23,8 +25,9 @@ class Finding:
         claim: the sentence that is false.
         kind: "error" (beyond its bound), "nonfinite" (NaN or infinity where a number belongs), "exception",
             "fault" (one after which the device answers no more: an illegal or misaligned address), "contract"
-            (shape, dtype), "memory", "accepted" (should have been refused), "leak" (of memory), "died", "hung", or
-            "intermittent": any of these that the same case does not show on every run, as after a race.
+            (shape, dtype), "memory", "accepted" (should have been refused), "leak" (of memory), "died", "hung",
+            "sanitizer" (a tool such as memcheck reports an error), or "intermittent": any of these that the same case
+            does not show on every run, as after a race.
         tensor: which output (or input) is wrong; "" if none is. Of several wrong ones it is the one with the largest
             ratio, and ``tensors`` are all that were wrong in the same comparison.
         index: the worst element; expected, actual, allowed: its value, the kernel's, the largest error a
@@ -80,7 +83,12 @@ class Finding:
 
     @property
     def origin(self) -> str:
-        """Return the exception and the last file and line of its traceback; "" for any other finding."""
+        """Return the place in the source that tells a bug from others; "" if the finding has none.
+
+        It is the exception with the last line of its traceback, or what a sanitizer reports.
+        """
+        if self.kind == SANITIZER:
+            return self.claim
         places = [line.strip() for line in self.detail.splitlines() if line.strip().startswith("File ")]
         return f"{self.claim} {places[-1]}" if self.kind == "exception" and places else ""
 
@@ -96,6 +104,8 @@ class Finding:
             return ("numbers",)
         if self.kind == INTERMITTENT:  # a race makes any tensor wrong
             return (self.kind, "ends" if self.actual is None else "numbers")
+        if self.kind == SANITIZER:
+            return (self.kind, self.claim)
         if self.ends_process:
             return ("ends",)
         if self.kind == "exception":

@@ -283,8 +283,8 @@ def end_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def main(device: str, worker_of: type[Worker] = Worker) -> None:
-    """Answer requests on a device."""
+def begin(device: str) -> None:
+    """Prepare this process to run kernels on a device, as a child of another one."""
     end_with_parent()
     offer_to_be_killed()
     faulthandler.enable()  # a process that ends by a fault prints where it was
@@ -295,6 +295,11 @@ def main(device: str, worker_of: type[Worker] = Worker) -> None:
     else:
         torch.cuda.set_device(device)
         torch.backends.cuda.matmul.allow_tf32 = False
+
+
+def main(device: str, worker_of: type[Worker] = Worker) -> None:
+    """Answer requests on a device."""
+    begin(device)
     serve(worker_of(device))
 
 

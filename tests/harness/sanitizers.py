@@ -1,0 +1,185 @@
+"""Sanitizers: tools that watch a kernel as it runs on a GPU, how each is started, and what it prints of an error.
+
+Three are tools of NVIDIA's compute-sanitizer, whose log has a block of lines for each error. Two are checks that Triton
+compiles into a kernel, which print an assertion and end the CUDA context.
+"""
+
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+
+from tests.harness.verdict import SANITIZER, Finding
+
+PROGRAM = "compute-sanitizer"
+COMPUTE: Mapping[str, tuple[str, ...]] = {
+    # Behind each allocation lies memory that nobody may touch; otherwise the next allocation may begin there.
+    "memcheck": ("--padding", str(2**20), "--report-api-errors", "no"),
+    "racecheck": (),
+    "initcheck": (),
+}
+"""Tools of compute-sanitizer, each with its own options."""
+TRITON: Mapping[str, Mapping[str, str]] = {
+    "triton": {"TRITON_DEBUG": "1"},
+    "consan": {"TRITON_INSTRUMENTATION_MODE": "consan"},
+}
+"""Checks of Triton's compiler, each with the environment that asks for it."""
+SANITIZERS = (*COMPUTE, *TRITON)
+OWN_ALLOCATIONS = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+"""The environment in which torch asks the driver for each tensor, since these tools know the driver's memory alone."""
+ALL = "all"
+
+LIBRARIES = (
+    *("at::", "cub::", "thrust::", "cublas", "cudnn", "cutlass", "pytorch_flash::"),
+    *("ampere_", "gemm", "gemv", "nvjet", "sm80_", "sm90_", "sm100_"),
+)
+"""The beginnings of names of kernels in torch and its libraries. Reports of races and of unwritten memory in these are
+about their ways to work, and are not counted; that they touch memory of nobody's is."""
+
+PREFIX = re.compile(r"^=+ ?")
+HEADLINE = re.compile(
+    r"(?:Error: )?(Invalid __\w+__ .*|Uninitialized __\w+__ memory read .*|Race reported between .*)",
+    re.IGNORECASE,
+)
+BODY = re.compile(r"\s*(at |by |and |Address |Access to )")
+SUMMARY = " SUMMARY: "
+"""What is in the last line of a log, unless the tool itself has failed."""
+PLACE = re.compile(
+    r"0x[0-9a-f]+ in (?:(?P<old_file>\S+:\d+):)?(?P<old_name>.+)"
+    r"|(?P<name>.+?)(?:[+:]0x[0-9a-f]+)?(?: in (?P<file>\S+:\d+))?"
+)
+"""Where an instruction is, as older and newer releases print it."""
+ACCESS = re.compile(r"(?:between|and) (Read|Write) access at (.*?)(?: \[\d+ hazards?\])?$", re.IGNORECASE)
+ASSERTION = re.compile(r"(\S+:\d+): (.+?): block: .*? thread: .*? Assertion `(.*)` failed")
+
+
+@dataclass(frozen=True)
+class Report:
+    """An error that a sanitizer reports.
+
+    Attributes:
+        what: the error in words, with the kernel function and the source line but without addresses and sizes, so that
+            it is the same whenever the same instruction is wrong.
+        functions: the kernel functions that it names.
+        lines: what the tool prints of it.
+    """
+
+    what: str
+    functions: tuple[str, ...]
+    lines: tuple[str, ...]
+
+
+def sanitizers(text: str) -> tuple[str, ...]:
+    """Return the sanitizers of an option: names with commas between them, or "all". Raises ValueError, in one line."""
+    names = SANITIZERS if text == ALL else tuple(dict.fromkeys(text.split(",")))
+    for name in names:
+        if name not in SANITIZERS:
+            raise ValueError(f"got {name!r}, expected some of {','.join(SANITIZERS)}, or {ALL}")
+    return names
+
+
+def why_not(sanitizer: str, device: str) -> str | None:
+    """Return why a sanitizer can't be used here; None if it can, as far as is known before it is."""
+    if not device.startswith("cuda"):
+        return f"sanitizer {sanitizer}: needs a GPU"
+    if sanitizer in COMPUTE and shutil.which(PROGRAM) is None:
+        return f"sanitizer {sanitizer}: there is no {PROGRAM} on PATH"
+    return None
+
+
+def command(sanitizer: str, log: Path) -> list[str]:
+    """Return the beginning of the command that runs a program under a sanitizer."""
+    if sanitizer in TRITON:
+        return []
+    options = ["--tool", sanitizer, "--log-file", str(log), "--show-backtrace", "no", *COMPUTE[sanitizer]]
+    return [PROGRAM, "--target-processes", "application-only", *options]
+
+
+def environment(sanitizer: str) -> Mapping[str, str]:
+    """Return what the environment of such a program has besides."""
+    return TRITON.get(sanitizer, OWN_ALLOCATIONS)
+
+
+def reports(sanitizer: str, log: str, printed: str) -> list[Report]:
+    """Return the errors that a sanitizer tells of a kernel, by its log, or by what its process has printed."""
+    if sanitizer in TRITON:
+        return [*_assertions(printed)]
+    return [report for report in map(_report, _blocks(log)) if _counts(sanitizer, report)]
+
+
+def failure(sanitizer: str, log: str) -> str | None:
+    """Return why a tool did not do its work, as far as its log tells; None if it did."""
+    if sanitizer in TRITON or SUMMARY in log:
+        return None
+    lines = [PREFIX.sub("", line).strip() for line in log.splitlines()]
+    last = next((line for line in reversed(lines) if line), "its log is empty")
+    return f"sanitizer {sanitizer} did not come to its end: {last}"
+
+
+def finding(sanitizer: str, report: Report) -> Finding:
+    """Return the finding of a report."""
+    claim = f"{sanitizer} finds nothing wrong in a claimed case, but it reports: {report.what}"
+    return Finding(claim=claim, kind=SANITIZER, detail="\n".join(report.lines))
+
+
+def _blocks(log: str) -> Iterator[list[str]]:
+    """Yield the lines of each error in a log of compute-sanitizer, its headline first."""
+    block: list[str] = []
+    for line in log.splitlines():
+        text = PREFIX.sub("", line)
+        if headline := HEADLINE.fullmatch(text.strip()):
+            yield from filter(None, [block])
+            block = [headline[1]]
+        elif block and BODY.match(text):
+            block.append(text.strip())
+        else:
+            yield from filter(None, [block])
+            block = []
+    yield from filter(None, [block])
+
+
+def _report(block: list[str]) -> Report:
+    accesses = [access for line in block if (access := ACCESS.search(line))]
+    if accesses:
+        places = [_place(access[2]) for access in accesses]
+        told = [
+            f"{access[1].lower()} in {place}" for access, (place, _) in zip(accesses, places, strict=True)
+        ]
+        what = "race between " + " and ".join(dict.fromkeys(told))
+    else:
+        places = [_place(line.removeprefix("at ")) for line in block if line.startswith("at ")][:1]
+        what = " in ".join(
+            [re.sub(r" of size [\d,]+( bytes)?", "", block[0]), *(place for place, _ in places)]
+        )
+    return Report(what, tuple(function for _, function in places), tuple(block))
+
+
+def _place(text: str) -> tuple[str, str]:
+    """Return a place with its source line, if that is known, and the name of the function without its types."""
+    found = PLACE.fullmatch(text)
+    assert found is not None  # the last alternative takes any text
+    name, file = found["old_name"] or found["name"], found["old_file"] or found["file"]
+    function = re.split(r"[<(]", name.removeprefix("void "))[0]
+    return (f"{function} ({PurePath(file).name})" if file else function), function
+
+
+def _counts(sanitizer: str, report: Report) -> bool:
+    """Whether a report is about the kernel. Threads that write the same place at one instruction are no race.
+
+    Triton stores what all threads of a warp have reduced from each of them.
+    """
+    if sanitizer == "memcheck":
+        return True
+    if any(function.startswith(LIBRARIES) for function in report.functions):
+        return False
+    accesses = {access.groups() for line in report.lines if (access := ACCESS.search(line))}
+    return len(accesses) != 1
+
+
+def _assertions(printed: str) -> Iterator[Report]:
+    for line in printed.splitlines():
+        if found := ASSERTION.search(line):
+            file, function, what = found.groups()
+            name = re.split(r"[<(]", function)[0]
+            yield Report(f"{what} in {name} ({PurePath(file).name})", (name,), (line.strip(),))
