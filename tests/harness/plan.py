@@ -200,9 +200,9 @@ def _sanitizers(
     config: pytest.Config, replay: Run | None, device: str
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the sanitizers asked for that can be used here, and why the others can't."""
-    text = config.getoption("--sanitize") or (replay.sanitizer if replay else "")
+    text, kept = config.getoption("--sanitize"), replay.sanitizer if replay else ""
     try:
-        asked = sanitizers(text) if text else ()
+        asked = sanitizers(kept if text is None else text) if kept or text is not None else ()
     except ValueError as e:
         raise pytest.UsageError(f"--sanitize: {e}") from None
     reasons = {name: why_not(name, device) for name in asked}

@@ -110,7 +110,7 @@ def reports(sanitizer: str, log: str, printed: str) -> list[Report]:
 
 def failure(sanitizer: str, log: str) -> str | None:
     """Return why a tool did not do its work, as far as its log tells; None if it did."""
-    if sanitizer in TRITON or SUMMARY in log:
+    if SUMMARY in log or (sanitizer in TRITON and not log):
         return None
     lines = [PREFIX.sub("", line).strip() for line in log.splitlines()]
     last = next((line for line in reversed(lines) if line), "its log is empty")

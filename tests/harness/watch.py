@@ -94,7 +94,8 @@ class Watch:
 def watched(sanitizer: str, runs: Sequence[Run], device: str, seconds: float, folder: Path) -> str:
     """Run cases in a process that a sanitizer watches, and return the end of what it prints.
 
-    The tool writes the file LOG of the folder, and the process the file DONE.
+    The tool writes the file LOG of the folder, and the process the file DONE. A process that takes too long is ended,
+    and the last line of LOG says so.
     """
     program = [sys.executable, "-P", "-m", "tests.harness.sanitized", seen_by_child(device)]
     records = [run.to_dict() for run in runs]
@@ -112,10 +113,13 @@ def watched(sanitizer: str, runs: Sequence[Run], device: str, seconds: float, fo
     with suppress(BrokenPipeError):
         process.stdin.write(asked.encode())
         process.stdin.close()
-    with suppress(subprocess.TimeoutExpired):
+    try:
         process.wait(PATIENCE * seconds)
-    process.kill()
-    process.wait()
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        with (folder / LOG).open("a") as log:
+            log.write(f"it was still running after {PATIENCE * seconds:.0f} s")
     return printed.text()
 
 

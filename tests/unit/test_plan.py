@@ -45,6 +45,8 @@ class TestUsageErrors:
             ({"time_limit": -1.0}, "--time-limit: got -1.0, expected a positive number"),
             ({"time_limit": 4.0, "minutes": 4.0}, "--time-limit: got 4.0, expected none with --minutes"),
             ({"max_seqlen": -1}, "--max-seqlen: got -1, expected a positive number"),
+            ({"sanitize": "valgrind"}, "--sanitize: got 'valgrind', expected some of memcheck,.*, or all"),
+            ({"sanitize": ""}, "--sanitize: got '', expected some of memcheck,.*, or all"),
             ({"shard": "0/8"}, "--shard: got '0/8', expected i/n with 1 <= i <= n, such as 3/8"),
             ({"database": "http://host"}, "--database: got 'http://host', expected a folder or .*"),
             ({"replay": "missing.json"}, "--replay missing.json: can't be read .*"),

@@ -1,0 +1,169 @@
+"""Cases that held are run once more under a sanitizer, and what that reports is a failure with a smallest case."""
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from strategies.case import Case
+from strategies.layouts import place
+from tests.harness.poison import alone
+from tests.harness.run import Run, read
+from tests.harness.sanitizers import failure
+from tests.harness.subject import Subject
+from tests.harness.watch import DONE, LOG, SAMPLE, TOGETHER, Watch, sample, watched
+from tests.unit.drawing import drawn
+from tests.unit.running import CASE, TOYS, SubjectOf, pytest_run, report_of, summary_in
+from tests.unit.test_sanitizers import CLEAN, OLDER, UNSUPPORTED
+
+Reports = Callable[[Sequence[Case]], bool]
+WatchedOf = Callable[[Reports], Subject]
+CAUSAL = replace(CASE, causal=True, batch=2)
+PROGRAM = """\
+#!{python}
+import json, pathlib, subprocess, sys
+log, asked = sys.argv[sys.argv.index("--log-file") + 1], sys.stdin.read()
+ended = subprocess.run(sys.argv[sys.argv.index("-P") - 1:], input=asked, text=True)
+wrong = any(run["case"]["causal"] for run in json.loads(asked)["runs"])
+pathlib.Path(log).write_text({wrong!r} if wrong else {clean!r})
+sys.exit(ended.returncode)
+"""
+
+
+@pytest.fixture
+def watched_of(subject_of: SubjectOf, monkeypatch: pytest.MonkeyPatch) -> WatchedOf:
+    """Return a function that makes a subject with a tool that reports an error of the cases that it is told."""
+
+    def make(is_reported: Reports) -> Subject:
+        def watched(name: str, runs: Sequence[Run], device: str, seconds: float, folder: Path) -> str:
+            (folder / LOG).write_text(OLDER if is_reported([run.case for run in runs]) else CLEAN)
+            (folder / DONE).write_text("." * len(runs))
+            return ""
+
+        monkeypatch.setattr("tests.harness.watch.watched", watched)
+        subject = subject_of("sound")
+        subject.triage.watches = [Watch("memcheck", subject.runs)]
+        return subject
+
+    return make
+
+
+def any_causal(cases: Sequence[Case]) -> bool:
+    return any(case.causal for case in cases)
+
+
+def test_what_is_reported_is_a_bug_with_a_smallest_case(watched_of: WatchedOf) -> None:
+    subject = watched_of(any_causal)
+    subject.runs.held.extend([("forward", CASE), ("forward", CAUSAL), ("backward", CASE)])
+    subject.triage.watch("backward", shrink=True)
+    assert not subject.known.bugs
+    subject.triage.watch("forward", shrink=True)
+    (bug,) = subject.known.bugs.values()
+    assert (bug.failure.case.causal, bug.failure.case.batch) == (True, 1)
+    assert [need.name for need in bug.needs] == ["causal"]
+    assert subject.runs.tally.watched == {"memcheck": 3}
+    assert "law `forward` is broken, memcheck reports an error" in subject.known.messages()[0]
+    told = (report_of(subject) / "report.md").read_text()
+    assert "fused_moe_kernel (fused_moe.py:175)" in told
+    assert "by thread (96,0,0) in block (44,0,0)" in told
+    assert not (report_of(subject) / "repro.py").exists()
+    kept = read(report_of(subject) / "case.json")
+    assert (kept.sanitizer, kept.law, kept.case) == ("memcheck", "forward", bug.failure.case)
+
+
+def test_the_same_error_under_another_law_is_the_same_bug(watched_of: WatchedOf) -> None:
+    subject = watched_of(any_causal)
+    for law in ("forward", "backward"):
+        subject.runs.held.append((law, CAUSAL))
+        subject.triage.watch(law, shrink=False)
+    (key,) = subject.known.bugs
+    assert subject.known.bugs[key].failure.case == CAUSAL
+    assert subject.known.seen[key].total == 2
+    assert not subject.known.closed("forward")
+
+
+def test_what_is_reported_of_no_case_alone_is_told_so(watched_of: WatchedOf) -> None:
+    subject = watched_of(lambda cases: len(cases) > 1)
+    subject.runs.held.extend([("forward", CASE), ("forward", CAUSAL)])
+    subject.triage.watch("forward", shrink=True)
+    (bug,) = subject.known.bugs.values()
+    assert bug.failure.case == CAUSAL
+    assert bug.failure.explanation.sentences == (TOGETHER,)
+
+
+def test_a_tool_that_fails_is_told_once_and_not_used_again(
+    watched_of: WatchedOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subject = watched_of(any_causal)
+    monkeypatch.setattr("tests.unit.test_watch.CLEAN", UNSUPPORTED)
+    for _ in range(2):
+        subject.runs.held.append(("forward", CASE))
+        subject.triage.watch("forward", shrink=True)
+    (notice,) = subject.results()["notices"]
+    assert "Device not supported" in notice
+    assert subject.runs.tally.watched["memcheck"] == 1
+    assert not subject.known.bugs
+
+
+def test_a_sample_has_the_first_cases_of_a_law_without_huge_strides() -> None:
+    cases = [replace(CASE, seed=seed) for seed in range(SAMPLE + 2)]
+    huge = replace(CASE, k_layout="huge")
+    held = [("forward", case) for case in (huge, *cases, cases[0])] + [("backward", CASE)]
+    assert sample(held, "forward") == cases[:SAMPLE]
+    assert sample(held, "memory") == []
+
+
+def test_a_program_is_run_under_the_tool(
+    subject_of: SubjectOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "bin" / "compute-sanitizer"
+    program.parent.mkdir()
+    program.write_text(PROGRAM.format(python=sys.executable, wrong=OLDER, clean=CLEAN))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=":")
+    watch = Watch("memcheck", subject_of("sound").runs)
+    assert watch.reported("forward", [CASE, replace(CASE, seqlen_k=0)]) == []
+    assert (watch.done, watch.told) == (2, [])
+    assert [report.functions for report in watch.reported("forward", [CAUSAL])] == [("fused_moe_kernel",)]
+
+
+def test_a_process_that_hangs_is_ended_and_told(tmp_path: Path) -> None:
+    assert watched("triton", [Run(f"{TOYS}:hanging", (), "forward", CASE)], "cpu", 1.0, tmp_path) == ""
+    told = failure("triton", (tmp_path / LOG).read_text())
+    assert told == "sanitizer triton did not come to its end: it was still running after 2 s"
+    assert not (tmp_path / DONE).exists()
+
+
+def test_on_a_cpu_it_is_told_and_no_failure(tmp_path: Path) -> None:
+    arguments = ["--kernel", f"{TOYS}:sound", "-k", "forward and float32", "--examples", "3"]
+    run = pytest_run(tmp_path, *arguments, "--sanitize", "memcheck,triton")
+    assert "not run: sanitizer memcheck: needs a GPU" in run.stdout
+    assert "sanitizer triton: needs a GPU" in summary_in(tmp_path)["not_run"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("layout", ["contiguous", "gap", "offset", "expanded_rows"])
+def test_a_tensor_alone_ends_where_its_memory_ends(layout: str, dtype: torch.dtype) -> None:
+    for shape in ((2, 3, 5, 8), (1, 1, 0, 8)):
+        x = place(drawn("normal", shape, dtype), layout).tensor
+        copy = alone(x)
+        assert torch.equal(copy, x)
+        assert copy.stride() == x.stride()
+        ends = copy.storage_offset() + sum(
+            (size - 1) * step for size, step in zip(x.shape, x.stride(), strict=True)
+        )
+        assert copy.untyped_storage().nbytes() == (ends + 1) * x.element_size() if x.numel() else True
+        assert copy.data_ptr() % 16 == x.data_ptr() % 16 or not x.numel()
+
+
+def test_a_record_names_its_sanitizer_or_has_none(tmp_path: Path) -> None:
+    run = Run("flash_v2", (), "forward", CASE)
+    assert "sanitizer" not in run.to_dict()
+    path = tmp_path / "case.json"
+    path.write_text(json.dumps({**run.to_dict(), "sanitizer": "valgrind"}))
+    with pytest.raises(ValueError, match=r"sanitizer: got 'valgrind', expected one of memcheck, racecheck"):
+        read(path)
