@@ -46,7 +46,8 @@ class Failure(Run):
     def kin(self) -> tuple[Any, ...]:
         """Return the properties that it may share with other bugs of the kernel: see ``number``."""
         f = self.finding
-        return (self.spec, self.claims, self.law, self.case.dtype, f.tensor, f.kind)
+        reported = (f.claim,) if self.sanitizer else ()
+        return (self.spec, self.claims, self.law, self.case.dtype, f.tensor, f.kind, *reported)
 
     @property
     def folder(self) -> Path:

@@ -156,15 +156,16 @@ class Triage:
         self, watch: Watch, law: str, case: Case, report: Report, is_alone: bool, *, shrink: bool
     ) -> None:
         """Count what a sanitizer reports of a case for the known bug that is the same, or report it as a new one."""
+        self.known.learn()
         told = finding(watch.sanitizer, report)
         known = next((x for x in self.known.bugs.values() if x.failure.finding.origin == told.origin), None)
         if known is not None:
             self.known.blame(known, law, case, "")
             return
         smaller, needs = watch.reduced(law, case, report) if shrink and is_alone else (case, ())
-        failure = replace(self._failure(Broken(law, smaller, told)), sanitizer=watch.sanitizer)
-        number = sum(bug.failure.kin == failure.kin for bug in self.known.bugs.values())
-        failure = replace(failure, number=number, explanation=Explanation(() if is_alone else (TOGETHER,)))
+        explanation = Explanation(() if is_alone else (TOGETHER,))
+        failure = self._failure(Broken(law, smaller, told))
+        failure = replace(failure, sanitizer=watch.sanitizer, explanation=explanation)
         self.known.write(failure, None)
         self._keep_as_told(Bug(failure, needs=needs), law, case)
 

@@ -11,6 +11,7 @@ import torch
 
 from strategies.case import Case
 from strategies.layouts import place
+from tests.harness.bugs import Bug
 from tests.harness.poison import alone
 from tests.harness.run import Run, read
 from tests.harness.sanitizers import failure
@@ -84,6 +85,20 @@ def test_the_same_error_under_another_law_is_the_same_bug(watched_of: WatchedOf)
     assert subject.known.bugs[key].failure.case == CAUSAL
     assert subject.known.seen[key].total == 2
     assert not subject.known.closed("forward")
+
+
+def test_two_errors_are_two_bugs(watched_of: WatchedOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = watched_of(any_causal)
+    subject.runs.held.append(("forward", CAUSAL))
+    for log in (OLDER, OLDER.replace("fused_moe_kernel", "another_kernel")):
+        monkeypatch.setattr("tests.unit.test_watch.OLDER", log)
+        subject.triage.watch("forward", shrink=False)
+    assert len(subject.known.bugs) == 2
+    one, other = subject.known.bugs.values()
+    assert not one.is_like(other)
+    again = Bug.from_dict(json.loads(json.dumps(one.to_dict())))
+    assert (again.key, again.failure.sanitizer) == (one.key, "memcheck")
+    assert again.is_like(one)
 
 
 def test_what_is_reported_of_no_case_alone_is_told_so(watched_of: WatchedOf) -> None:
