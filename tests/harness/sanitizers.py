@@ -4,6 +4,7 @@ Three are tools of NVIDIA's compute-sanitizer, whose log has a block of lines fo
 compiles into a kernel, which print an assertion and end the CUDA context.
 """
 
+import linecache
 import re
 import shutil
 from collections.abc import Iterator, Mapping
@@ -37,6 +38,10 @@ LIBRARIES = (
 """The beginnings of names of kernels in torch and its libraries. Reports of races and of unwritten memory in these are
 about their ways to work, and are not counted; that they touch memory of nobody's is."""
 
+OF_TRITON = ("def ", "gl.warp_specialize(", "ttgl.warp_specialize(")
+"""The beginnings of source lines at which code of Triton's own runs. It hands work over to other warps through shared
+memory and named barriers, which racecheck takes for a race."""
+
 PREFIX = re.compile(r"^=+ ?")
 HEADLINE = re.compile(
     r"(?:Error: )?(Invalid __\w+__ .*|Uninitialized __\w+__ memory read .*|Race reported between .*)",
@@ -52,6 +57,27 @@ PLACE = re.compile(
 """Where an instruction is, as older and newer releases print it."""
 ACCESS = re.compile(r"(?:between|and) (Read|Write) access at (.*?)(?: \[\d+ hazards?\])?$", re.IGNORECASE)
 ASSERTION = re.compile(r"(\S+:\d+): (.+?): block: .*? thread: .*? Assertion `(.*)` failed")
+UNKNOWN = "unknown"
+"""The function of an assertion, as Triton gives it."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in a kernel something happens: the function without its types, and file and line, "" if not known."""
+
+    function: str
+    file: str = ""
+
+    def __str__(self) -> str:
+        """Return the place as a user reads it, without the folder of the file."""
+        line = PurePath(self.file).name
+        return f"{self.function} ({line})" if self.function and line else self.function or line
+
+    @property
+    def source(self) -> str:
+        """Return the line of the source, "" if it can't be read."""
+        path, _, line = self.file.rpartition(":")
+        return linecache.getline(path, int(line)).strip() if path else ""
 
 
 @dataclass(frozen=True)
@@ -61,12 +87,12 @@ class Report:
     Attributes:
         what: the error in words, with the kernel function and the source line but without addresses and sizes, so that
             it is the same whenever the same instruction is wrong.
-        functions: the kernel functions that it names.
+        places: the places in kernels that it names.
         lines: what the tool prints of it.
     """
 
     what: str
-    functions: tuple[str, ...]
+    places: tuple[Place, ...]
     lines: tuple[str, ...]
 
 
@@ -92,7 +118,17 @@ def command(sanitizer: str, log: Path) -> list[str]:
     """Return the beginning of the command that runs a program under a sanitizer."""
     if sanitizer in TRITON:
         return []
-    options = ["--tool", sanitizer, "--log-file", str(log), "--show-backtrace", "no", *COMPUTE[sanitizer]]
+    options = [
+        "--tool",
+        sanitizer,
+        "--log-file",
+        str(log),
+        "--show-backtrace",
+        "no",
+        "--strip-paths",
+        "no",
+        *COMPUTE[sanitizer],
+    ]
     return [PROGRAM, "--target-processes", "application-only", *options]
 
 
@@ -143,35 +179,30 @@ def _report(block: list[str]) -> Report:
     accesses = [access for line in block if (access := ACCESS.search(line))]
     if accesses:
         places = [_place(access[2]) for access in accesses]
-        told = [
-            f"{access[1].lower()} in {place}" for access, (place, _) in zip(accesses, places, strict=True)
-        ]
+        told = [f"{access[1].lower()} in {place}" for access, place in zip(accesses, places, strict=True)]
         what = "race between " + " and ".join(dict.fromkeys(told))
     else:
         places = [_place(line.removeprefix("at ")) for line in block if line.startswith("at ")][:1]
-        what = " in ".join(
-            [re.sub(r" of size [\d,]+( bytes)?", "", block[0]), *(place for place, _ in places)]
-        )
-    return Report(what, tuple(function for _, function in places), tuple(block))
+        what = " in ".join([re.sub(r" of size [\d,]+( bytes)?", "", block[0]), *map(str, places)])
+    return Report(what, tuple(places), tuple(block))
 
 
-def _place(text: str) -> tuple[str, str]:
-    """Return a place with its source line, if that is known, and the name of the function without its types."""
+def _place(text: str) -> Place:
     found = PLACE.fullmatch(text)
     assert found is not None  # the last alternative takes any text
     name, file = found["old_name"] or found["name"], found["old_file"] or found["file"]
-    function = re.split(r"[<(]", name.removeprefix("void "))[0]
-    return (f"{function} ({PurePath(file).name})" if file else function), function
+    return Place(re.split(r"[<(]", name.removeprefix("void "))[0], file or "")
 
 
 def _counts(sanitizer: str, report: Report) -> bool:
-    """Whether a report is about the kernel. Threads that write the same place at one instruction are no race.
+    """Whether a report is about the kernel, and not about how a library or Triton's compiler works.
 
-    Triton stores what all threads of a warp have reduced from each of them.
+    Threads that write the same place at one instruction are no race: Triton stores what all threads of a warp have
+    reduced from each of them.
     """
     if sanitizer == "memcheck":
         return True
-    if any(function.startswith(LIBRARIES) for function in report.functions):
+    if any(x.function.startswith(LIBRARIES) or x.source.startswith(OF_TRITON) for x in report.places):
         return False
     accesses = {access.groups() for line in report.lines if (access := ACCESS.search(line))}
     return len(accesses) != 1
@@ -181,5 +212,5 @@ def _assertions(printed: str) -> Iterator[Report]:
     for line in printed.splitlines():
         if found := ASSERTION.search(line):
             file, function, what = found.groups()
-            name = re.split(r"[<(]", function)[0]
-            yield Report(f"{what} in {name} ({PurePath(file).name})", (name,), (line.strip(),))
+            place = Place("" if function == UNKNOWN else re.split(r"[<(]", function)[0], file)
+            yield Report(f"{what} in {place}", (place,), (line.strip(),))

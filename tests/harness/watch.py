@@ -76,7 +76,8 @@ class Watch:
         self.runs.tally.watched[self.sanitizer] += self.done if cases else 0
         if not found:
             return None
-        for case in cases if len(cases) > 1 else ():
+        last = self.done  # memcheck ends the process in the case of which it reports something
+        for case in [*cases[last:], *cases[:last]] if len(cases) > 1 else ():
             for report in self.reported(law, [case])[:1]:
                 return case, report, True
         return cases[-1], found[0], len(cases) == 1

@@ -68,6 +68,14 @@ CLEAN = "========= COMPUTE-SANITIZER\n========= ERROR SUMMARY: 0 errors\n"
 UNSUPPORTED = (
     "========= COMPUTE-SANITIZER\n========= Error: Device not supported. Please refer to the documentation\n"
 )
+OF_A_HAND_OVER = """\
+========= COMPUTE-SANITIZER
+========= Error: Race reported between Read access at _forward_kernel+0x160 in {file}:2
+=========     and Write access at _forward_kernel+0x14310 in {file}:2 [8 hazards]
+=========     and Write access at _forward_kernel+0x158a0 in {file}:3 [8 hazards]
+=========
+========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)
+"""
 ASSERTIONS = """\
 /home/user/mine.py:19: _multiply: block: [0,0,0], thread: [0,0,0] Assertion `int32 overflow detected` failed.
 /home/user/mine.py:19: _multiply: block: [0,0,0], thread: [1,0,0] Assertion `int32 overflow detected` failed.
@@ -97,6 +105,16 @@ def test_errors_of_a_log(sanitizer: str, log: str, expected: list[str]) -> None:
     assert [report.what for report in reports(sanitizer, log, ASSERTIONS)] == expected
 
 
+@pytest.mark.parametrize("line", ["gl.warp_specialize([(loader, ())], [1], [24])", "def f(x):"])
+def test_how_triton_hands_over_to_other_warps_is_no_race(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(f"@gluon.jit\n    words.load(layout)\n    {line}\n")
+    assert reports("racecheck", OF_A_HAND_OVER.format(file=path), "") == []
+    path = tmp_path / "other.py"
+    path.write_text("@gluon.jit\n    words.load(layout)\n    words.store(x)\n")
+    assert len(reports("racecheck", OF_A_HAND_OVER.format(file=path), "")) == 1
+
+
 def test_a_library_that_writes_outside_counts() -> None:
     log = OLDER.replace("/home/user/fused_moe.py:175:fused_moe_kernel", "at::native::copy_kernel<float>(int)")
     (report,) = reports("memcheck", log, "")
@@ -124,6 +142,8 @@ def test_findings_are_one_if_the_same_instruction_is_wrong_in_the_same_way() -> 
 def test_assertions_of_triton() -> None:
     found = reports("triton", "", ASSERTIONS)
     assert {report.what for report in found} == {"int32 overflow detected in _multiply (mine.py:19)"}
+    unknown = ASSERTIONS.replace("_multiply", "unknown")
+    assert reports("triton", "", unknown)[0].what == "int32 overflow detected in mine.py:19"
     assert reports("consan", "", "Traceback (most recent call last):\n") == []
 
 

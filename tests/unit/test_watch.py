@@ -143,7 +143,7 @@ def test_a_program_is_run_under_the_tool(
     watch = Watch("memcheck", subject_of("sound").runs)
     assert watch.reported("forward", [CASE, replace(CASE, seqlen_k=0)]) == []
     assert (watch.done, watch.told) == (2, [])
-    assert [report.functions for report in watch.reported("forward", [CAUSAL])] == [("fused_moe_kernel",)]
+    assert ["fused_moe_kernel" in report.what for report in watch.reported("forward", [CAUSAL])] == [True]
 
 
 def test_a_process_that_hangs_is_ended_and_told(tmp_path: Path) -> None:
