@@ -11,7 +11,7 @@ from strategies.tensors import check_case
 from tests.harness.bugs import Bug, Need, wrong_tensors
 from tests.harness.report import Failure
 from tests.harness.run import Run, read, run_of
-from tests.harness.verdict import INTERMITTENT, LEAK, Finding
+from tests.harness.verdict import INTERMITTENT, LEAK, SANITIZER, Finding
 
 Record = TypeVar("Record", "Kept", "Near")
 
@@ -51,8 +51,11 @@ class Kept:
 
     @property
     def is_gone_if_it_holds(self) -> bool:
-        """Whether the bug is known to be gone once its case holds, unlike one that comes and goes, or leaks memory."""
-        return self.finding is not None and self.finding.kind not in (INTERMITTENT, LEAK)
+        """Whether the bug is known to be gone once its case holds.
+
+        One that comes and goes, leaks memory, or is reported by a sanitizer is not.
+        """
+        return self.finding is not None and self.finding.kind not in (INTERMITTENT, LEAK, SANITIZER)
 
     def bug(self, kernel: str) -> Bug:
         """Return the bug of a kernel that the case has shown. Raises ValueError if nothing is known of it."""

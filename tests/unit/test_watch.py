@@ -12,6 +12,7 @@ import torch
 from strategies.case import Case
 from strategies.layouts import place
 from tests.harness.bugs import Bug
+from tests.harness.kept import Kept
 from tests.harness.poison import alone
 from tests.harness.run import Run, read
 from tests.harness.sanitizers import failure
@@ -74,6 +75,7 @@ def test_what_is_reported_is_a_bug_with_a_smallest_case(watched_of: WatchedOf) -
     assert not (report_of(subject) / "repro.py").exists()
     kept = read(report_of(subject) / "case.json")
     assert (kept.sanitizer, kept.law, kept.case) == ("memcheck", "forward", bug.failure.case)
+    assert not Kept.of(bug).is_gone_if_it_holds
 
 
 def test_the_same_error_under_another_law_is_the_same_bug(watched_of: WatchedOf) -> None:
