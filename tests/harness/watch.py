@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from strategies.case import LAYOUT_FIELDS, Case
+from strategies.case import Case
 from tests.harness.bugs import Need
 from tests.harness.child import environment_of, seen_by_child
 from tests.harness.gentle import RUNS, smallest
@@ -37,7 +37,7 @@ TOGETHER = "it is reported in a process that runs several cases, and of none of 
 def sample(held: Sequence[tuple[str, Case]], law: str) -> list[Case]:
     """Return the first cases of a law that held, without huge strides, for which a device may lack memory."""
     cases = dict.fromkeys(case for name, case in held if name == law)
-    return [case for case in cases if "huge" not in {getattr(case, x) for x in LAYOUT_FIELDS}][:SAMPLE]
+    return [case for case in cases if "huge" not in case.layouts][:SAMPLE]
 
 
 @dataclass
