@@ -144,8 +144,8 @@ def _ending(
 def _repeated(function: str, arguments: str, f: Finding) -> list[str]:
     """Return the lines that repeat a call until what it returns is off by half of the error that was found.
 
-    The repeats are so many that a failure which shows as often as this one did, or once in a thousand calls, is missed
-    once in 10^8 runs.
+    If there is time for all repeats, a failure that shows as often as this one did, or once in a thousand calls, is
+    missed once in 10^8 runs.
     """
     name, (failed, made) = f.expression or f.tensor, f.rate
     times = math.ceil(20 * made / failed) if failed else 20_000

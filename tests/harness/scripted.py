@@ -154,11 +154,9 @@ def compare(
     sys.exit(0 if is_right(a, e, allowed, largest) else 1)
 
 
-def repeat(
-    name: str, call: Callable[[], Tensor], least: float, times: int, seconds: float = REPEAT_SECONDS
-) -> NoReturn:
+def repeat(name: str, call: Callable[[], Tensor], least: float, times: int) -> NoReturn:
     """Make a call again and again; exit with 1 as soon as a number is further than ``least`` from that of the first."""
-    first, until = call().double(), time.perf_counter() + seconds
+    first, until = call().double(), time.perf_counter() + REPEAT_SECONDS
     for number in range(2, times + 1):
         now = call().double()
         same = (now == first) | (now.isnan() & first.isnan()) | ((now - first).abs() <= least)
