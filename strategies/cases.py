@@ -12,6 +12,7 @@ from hypothesis.strategies import SearchStrategy
 from kernels.contract import CLAIMS, LAYOUTS, Capabilities
 from strategies.case import DEFAULT_BLOCK, NONFINITE, TENSORS, Case, Spike
 from strategies.padding import FAMILIES as PADDINGS
+from strategies.padding import several_attended
 from strategies.values import FAMILIES
 
 MAX_SEQLEN = {"cpu": 300, "cuda": 512}
@@ -40,7 +41,7 @@ COARSE = 2.0**-12
 """Rounding of the operands of a product, as by tf32, after which large scores say nothing of the weights."""
 LARGEST_SPREAD = 2.0
 """The largest sm_scale times the root of head_dim, for such operands: the spread of scores of normal numbers."""
-ORDINARY = 28
+ORDINARY = 32
 """For each case with extreme values in one tensor, and each with flat values in one, so many have neither."""
 ALIKE, ONE_DIFFERS, MIXTURES = 3, 2, 1
 """How often all tensors have the same layout, one has another, or each has its own: relative to each other."""
@@ -58,6 +59,9 @@ HUGE = {
 """Which tensors have huge strides together, by device type. Memory that is never touched costs a CPU nothing; a
 GPU has to find gigabytes for each, and the time to get them."""
 MOST_WORK = 2**22
+
+MOST_SEEDS = 8
+"""Seeds that are tried for a mask that leaves keys to attend."""
 
 T = TypeVar("T")
 Heads = tuple[int, int, int]
@@ -136,7 +140,7 @@ def cases(
         drawn = st.builds(
             partial(_with_fewer_tiles, capabilities), st.sampled_from(fewest), st.sampled_from(KEPT), drawn
         )
-    claimed = drawn.map(partial(_with_claimed_lengths, capabilities))
+    claimed = drawn.map(partial(_with_claimed_lengths, capabilities)).map(_with_attended_keys)
     if not nonfinite:
         claimed = claimed.map(partial(_with_scores_that_can_be_judged, capabilities, device_type))
     return _independent(
@@ -172,13 +176,18 @@ def _only(values: list[T]) -> T:
 
 
 def lengths(tiles: Iterable[int], smallest: int, largest: int) -> SearchStrategy[int]:
-    """Draw lengths of a sequence: the smallest ten, any, and up to three whole tiles, one row more or less."""
+    """Draw lengths of a sequence: the smallest ten, any, and up to three whole tiles, one row more or less.
+
+    An empty sequence tests little, so each other of the smallest lengths is drawn twice as often.
+    """
     near_tiles = [
         st.integers(tile, min(4 * tile, largest) - 1).map(partial(_near_tiles, tile))
         for tile in sorted(set(tiles))
         if smallest < tile < largest
     ]
-    few, some = st.integers(smallest, min(smallest + 9, largest)), st.integers(smallest, largest)
+    smallest_ten = range(smallest, min(smallest + 9, largest) + 1)
+    few = st.sampled_from([length for length in smallest_ten for _ in range(2 if length else 1)])
+    some = st.integers(smallest, largest)
     return st.one_of(few, some, *(copy for near in near_tiles for copy in _often(near, 2)))
 
 
@@ -340,6 +349,18 @@ def _launch_settings(capabilities: Capabilities) -> SearchStrategy[tuple[tuple[s
 def _with_claimed_lengths(capabilities: Capabilities, case: Case) -> Case:
     may_differ = capabilities.unequal_lengths and (capabilities.causal_unequal_lengths or not case.causal)
     return case if may_differ else replace(case, seqlen_k=case.seqlen_q)
+
+
+def _with_attended_keys(case: Case) -> Case:
+    """Return a padded case with the next seed that leaves a sequence several keys, but for each eighth seed.
+
+    With one key all weights are 1, and the gradients of q and k are 0 whatever a kernel does.
+    """
+    if case.key_padding == "none" or case.seed % MOST_SEEDS == 0:
+        return case
+    # An odd seed stays odd: see ``padding.is_spoiled``.
+    others = (replace(case, seed=(case.seed + 2 * i) % 2**32) for i in range(MOST_SEEDS))
+    return next(filter(several_attended, others), case)
 
 
 def _with_scores_that_can_be_judged(capabilities: Capabilities, device_type: str, case: Case) -> Case:

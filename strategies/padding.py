@@ -27,6 +27,12 @@ def key_padding_mask(case: Case) -> Tensor | None:
     return torch.stack(masks) if masks else torch.ones(0, case.seqlen_k, dtype=torch.bool)
 
 
+def several_attended(case: Case) -> bool:
+    """Whether any sequence may attend more than one key."""
+    mask = key_padding_mask(case)
+    return case.seqlen_k > 1 if mask is None else bool((mask.sum(-1) > 1).any())
+
+
 def is_spoiled(case: Case) -> bool:
     """Whether masked keys and their values are set to NaN, which is done for odd seeds."""
     return case.key_padding != "none" and case.seed % 2 == 1

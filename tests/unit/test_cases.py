@@ -15,6 +15,7 @@ from kernels.registry import load
 from strategies.case import NONFINITE, TENSORS, Case, Spike
 from strategies.cases import LARGEST_SPREAD, MODERATE_VALUES, cases
 from strategies.padding import FAMILIES as PADDINGS
+from strategies.padding import several_attended
 from strategies.values import FAMILIES
 from tests.unit.drawing import CLAIMS, quick, sample
 
@@ -121,6 +122,12 @@ def test_masks_are_drawn_where_they_are_asked_for_and_claimed() -> None:
         cases(CLAIMS, dtype="float16", key_padding=True, dropout=True),
     ):
         assert {(case.key_padding, case.dropout_p) for case in sample(strategy)} == {("none", 0.0)}
+
+
+def test_seldom_no_sequence_of_a_padded_case_has_several_keys() -> None:
+    found = sample(cases(MASKED, dtype="float16", key_padding=True))
+    padded = [case for case in found if case.key_padding != "none" and case.seqlen_k > 1]
+    assert 0 < sum(not several_attended(case) for case in padded) < 0.05 * len(padded)
 
 
 def test_draws_are_independent() -> None:
