@@ -107,12 +107,13 @@ class TestCommandLine:
         assert (folder / "case.json").exists()
 
     def test_a_run_by_the_clock_tries_everything_and_ends(self, tmp_path: Path) -> None:
-        kernels = [f"--kernel={TOYS}:sound", f"--kernel={TOYS}:wrong", "-k", "test_forward or test_exact"]
+        laws = "(test_forward or test_exact) and float32"
+        kernels = [f"--kernel={TOYS}:sound", f"--kernel={TOYS}:wrong", "-k", laws]
         options = ["--minutes=0.1", "-n2", "--shrink-seconds=0.1"]
         text = pytest_run(tmp_path, *kernels, *options, status=None).stdout
         assert re.search(r"profile: fuzz, .*, for 0.1 minutes", text)
         rows = summary_in(tmp_path)["results"]
-        assert len(rows) == 2 * 2 * 3
+        assert len(rows) == 2 * 2
         tried = {row["verdict"] for row in rows}
         assert "held" in tried
         assert tried <= {"held", "broken"} or "the time of the run was up" in text
