@@ -31,13 +31,14 @@ class Finds:
     Several processes may use a database at once. Each saves before it deletes, and deletes only what its own value
     replaces and what it saw before, or what all processes would delete, so that no two delete each other's.
 
-    Of several ``databases`` the first is used, by the name that it is told by. If it is lost, the next takes its place,
-    and ``notices`` has a line that says so. Without any, nothing is kept.
+    Of several ``databases`` the first is used, by the name that it is told by. If it is lost, the next takes its place
+    and gets the failing cases that this process has ``kept`` so far, and ``notices`` has a line that says so. Without
+    any, nothing is kept.
     """
 
     databases: dict[str, ExampleDatabase] = field(default_factory=dict)
     notices: list[str] = field(default_factory=list)
-    kept: dict[str, bytes] = field(default_factory=dict)
+    kept: dict[str, tuple[bytes, bytes]] = field(default_factory=dict)
     ratios: dict[tuple[str, ...], float] = field(default_factory=dict)
 
     def of(self, kernel: str) -> tuple[Kept, ...]:
@@ -53,21 +54,21 @@ class Finds:
     def keep(self, bug: Bug) -> None:
         """Keep the case of a bug, in place of a larger one of it, and of what was known of the same case before."""
         key, kept = _key(bug.failure.kernel), Kept.of(bug)
-        before = self.kept.get(bug.key)
+        _, before = self.kept.get(bug.key, (key, kept.value))
 
         def save(database: ExampleDatabase) -> None:
-            old = {*_of_case(database, key, kept)} | ({before} if before else set())
+            old = {*_of_case(database, key, kept), before}
             _save(database, key, kept.value, lambda: _of_case(database, key, kept))
             for value in old - {kept.value}:
                 database.delete(key, value)
 
         self._ask(save)
-        self.kept[bug.key] = kept.value
+        self.kept[bug.key] = key, kept.value
 
-    def withdraw(self, bug: str, kernel: str) -> None:
+    def withdraw(self, bug: str) -> None:
         """Remove the case that this process has kept of a bug, by its key."""
-        if value := self.kept.pop(bug, None):
-            self._ask(lambda database: database.delete(_key(kernel), value))
+        if entry := self.kept.pop(bug, None):
+            self._ask(lambda database: database.delete(*entry))
 
     def forget(self, bugs: Iterable[Bug]) -> None:
         """Remove the cases of bugs that are gone."""
@@ -116,7 +117,14 @@ class Finds:
                 del self.databases[name]
                 instead = f"finds go on to {next(iter(self.databases), 'the reports alone')}"
                 self.notices.append(f"the database {name} was lost ({_in_one_line(e)}): {instead}")
+                self.ratios.clear()  # of cases that are nearest to a bound in another database
+                self._ask(self._save_again)
         return None
+
+    def _save_again(self, database: ExampleDatabase) -> None:
+        """Save all failing cases that this process has kept."""
+        for key, value in self.kept.values():
+            database.save(key, value)
 
 
 def local_database() -> ExampleDatabase:

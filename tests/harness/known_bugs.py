@@ -80,7 +80,7 @@ class KnownBugs:
     def withdraw(self, failure: Failure) -> None:
         """Remove the report of a failure that turned out to be none, or one of a known bug, and what is kept of it."""
         shutil.rmtree(self.report_dir / failure.folder, ignore_errors=True)
-        self.finds.withdraw(str(failure.folder), failure.kernel)
+        self.finds.withdraw(str(failure.folder))
 
     def learn(self) -> None:
         """Read what other processes have found."""

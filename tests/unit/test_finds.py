@@ -1,6 +1,7 @@
 """Failing cases outlast a run, machines share them, and a database that is lost is told and ends nothing."""
 
 import html
+import json
 import shutil
 import socket
 import subprocess
@@ -17,6 +18,7 @@ from hypothesis._settings import local_settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 
 from strategies.case import Case
+from tests.faults.killing import start
 from tests.harness.bugs import Bug, Severity
 from tests.harness.finds import Finds, finds_at
 from tests.harness.kept import Kept, Near
@@ -230,7 +232,7 @@ class TestGone:
     def test_a_case_that_turns_out_to_come_and_go_is_not_kept_as_another(self, tmp_path: Path) -> None:
         finds = finds_at(str(tmp_path), check=True)
         finds.keep(BUG)
-        finds.withdraw(BUG.key, "k")
+        finds.withdraw(BUG.key)
         assert finds.of("k") == ()
         finds.keep(BUG)
         finds.keep(on(CASE, finding=replace(BUG.failure.finding, kind=INTERMITTENT)))
@@ -282,14 +284,48 @@ class TestLost:
     ) -> None:
         place, process = server
         finds = finds_at(place, check=True)
+        finds.keep(BUG)
+        finds.keep_nearest("k", [near(0.5)])
         process.kill()
         process.wait()
-        finds.keep(BUG)
-        assert cases_of(finds) == [repr(CASE)]
-        assert cases_of(finds_at(str(local), check=False)) == [repr(CASE)]
+        finds.keep(on(CASE, number=1))
+        finds.keep(on(replace(CASE, causal=False), number=2))
+        finds.keep_nearest("k", [near(0.4)])
+        for kept in (finds, finds_at(str(local), check=False)):
+            assert cases_of(kept) == sorted([repr(CASE), repr(replace(CASE, causal=False))], key=len)
+            assert kept.near("k") == (near(0.4),)
         (told,) = finds.notices
         assert told.startswith(f"the database {place} was lost (")
         assert told.endswith(f"): finds go on to {local}")
+
+    def test_a_run_goes_on_with_a_folder_tells_so_once_and_loses_no_bug(
+        self,
+        server: tuple[str, "subprocess.Popen[bytes]"],
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        place, process = server
+        monkeypatch.setenv("HYPOTHESIS_STORAGE_DIRECTORY", str(tmp_path / "local"))
+        reports, shared, first = tmp_path / "reports", finds_at(place, check=True), "planted.corrupting"
+        run = start(reports, 0.7, ["corrupting", "exiting_politely"], "-n", "2", "--database", place)
+        while run.poll() is None and not shared.of(first):
+            time.sleep(0.1)
+        process.kill()
+        printed, _ = run.communicate()
+        assert run.returncode == 1, printed
+        summary = json.loads((reports / "summary.json").read_text())
+        found = [Bug.from_dict(bug["record"]).failure for bug in summary["bugs"]]
+        kinds = {first: "memory", "planted.exiting_politely": "died"}
+        assert {failure.kernel: failure.finding.kind for failure in found} == kinds, printed
+        assert len(found) == len(kinds), printed
+        folder = tmp_path / "local" / "examples"
+        (told,) = summary["notices"]
+        assert told.startswith(f"the database {place} was lost ("), told
+        assert told.endswith(f"): finds go on to {folder}")
+        assert " ".join(printed.split()).count(f"the database {place} was lost") == 1
+        local = finds_at(str(folder), check=False)
+        for failure in found:
+            assert repr(failure.case) in cases_of(local, failure.kernel)
 
     def test_where_nothing_can_be_written_the_reports_remain(self, tmp_path: Path) -> None:
         (tmp_path / "file").touch()
