@@ -198,6 +198,11 @@ class Child:
         finally:
             self.run_seconds = usual
 
+    def ready(self) -> None:
+        """Start the child if there is none, so that the next request does not have to wait for that."""
+        if self.process is None:
+            self._start()
+
     def close(self) -> None:
         """End the child; a later request starts a new one."""
         if self.process is not None:

@@ -17,19 +17,20 @@ from strategies.cases import is_claimed
 from tests.harness.kernel_info import KernelInfo
 from tests.harness.known_bugs import KnownBugs
 from tests.harness.law import Law
-from tests.harness.plan import Plan
+from tests.harness.plan import JOURNALS, Plan
 from tests.harness.runs import Runs
+from tests.harness.shares import TURNS, Shares
 from tests.harness.subject import Subject, TimeUp
 from tests.harness.triage import Triage
-from tests.harness.turns import Turn, rank, seconds_for
+from tests.harness.turns import Turn, fair_seconds, rank, seconds_for
 
 PLAN = pytest.StashKey[Plan]()
 ORDER = pytest.StashKey[list["LawTurn"]]()
 """The turns in the order in which they are run."""
 SUBJECTS = pytest.StashKey[dict[tuple[str, str], Subject]]()
 """Subjects by kernel and dtype. Turns share them, so that what one turn has reported is not reported again."""
-DEBTS = pytest.StashKey[dict[str, float]]()
-"""By kernel, the seconds by which its turns have taken longer than they were given."""
+SHARES = pytest.StashKey[Shares]()
+"""The time that each kernel has had, in this process and in others."""
 
 RUN = 8
 """Examples of one Hypothesis run, apart from its first, which is the same in every run, whatever the seed.
@@ -56,15 +57,15 @@ class LawTurn(pytest.Item):
         return self.config.stash[PLAN]
 
     @property
-    def place(self) -> tuple[int, bool, int]:
+    def place(self) -> tuple[int, bool, int, int, int]:
         """Return the sort key of the item: first the round, then the law, where laws of few calls come first.
 
-        What has a case in which an earlier run was cut off comes before all others of its round.
-
-        Dtypes and kernels stay in their order, and turns of one round are together, so that processes that take
-        neighbours compile different variants of a kernel.
+        What has a case in which an earlier run was cut off comes before all others of its round. Neighbours are turns
+        of different kernels, or of one with different numbers, so that processes that take them compile different
+        things, and a kernel that hangs holds up one of them alone.
         """
-        return self.turn.round, not self.unfinished, rank(self.law.name)
+        dtype = self.info.capabilities.dtypes.index(self.dtype)
+        return self.turn.round, not self.unfinished, rank(self.law.name), dtype, self.turn.number
 
     @property
     def unfinished(self) -> dict[Path, Case]:
@@ -102,18 +103,17 @@ class LawTurn(pytest.Item):
         if not self.law.applies_to(self.info.capabilities):
             pytest.skip(f"{self.info.name} does not claim {self.law.needs}")
         try:
-            failures = found_in_turn(self, subject)
+            with shares_of(self).turn(self.info.name, seconds):
+                failures = found_in_turn(self, subject, seconds)
         finally:
-            spent = time.perf_counter() - start
-            subject.tally.add_seconds({"total": spent})
-            debts_of(self)[self.info.name] += max(0.0, spent - seconds)
+            subject.tally.add_seconds({"total": time.perf_counter() - start})
         # The text of a failure has no traceback, as all frames would be ours or those of Hypothesis.
         if failures:
             pytest.fail("\n".join(failures), pytrace=False)
         if complaint := subject.complaint():
             pytest.skip(complaint)  # the whole run fails instead: see ``Summary.pytest_sessionfinish``
         if not subject.tally.drawn:
-            pytest.skip("the time of the run was up")
+            pytest.skip(f"the time of the {'kernel' if self.plan.clock.left > 0 else 'run'} was up")
 
 
 def make_subject(item: LawTurn) -> Subject:
@@ -121,7 +121,7 @@ def make_subject(item: LawTurn) -> Subject:
     plan, info = item.plan, item.info
     verbose = item.config.get_verbosity() > 0
     known = KnownBugs(info.name, item.dtype, plan.report_dir, verbose, plan.finds)
-    runs = Runs(info, plan.child, plan.journal, known.bugs, plan.clock)
+    runs = Runs(info, plan.child, plan.journal, known.bugs, plan.clock, plan.share)
     triage = Triage(runs, known, plan.environment, plan.shrinking, sanitizers=plan.sanitizers)
     corpus = (*plan.corpus, *plan.finds.of(info.name))
     return Subject(triage, plan.max_seqlen, plan.replay, corpus, plan.finds.near(info.name))
@@ -133,39 +133,54 @@ def seconds_of(item: LawTurn) -> float:
     plan.clock.start()
     if math.isinf(plan.clock.seconds):
         return math.inf
+    if plan.shares_time:
+        return share_of(item)
     patience = 1.0 if plan.minutes else plan.turns[-1].round + 1.0 - turn.round
     fewest = 0.0 if plan.minutes or turn.round > 0 else min(FIRST_SECONDS, plan.clock.left)
     weights = [other.turn.weight for other in items]
-    seconds = max(fewest, seconds_for(items.index(item), weights, plan.clock.left, plan.workers, patience))
-    return seconds - paid_back(item, seconds)
+    return max(fewest, seconds_for(items.index(item), weights, plan.clock.left, plan.workers, patience))
 
 
-def debts_of(item: LawTurn) -> dict[str, float]:
-    """Return by how many seconds the turns of each kernel have taken longer in this process than they were given."""
-    return item.config.stash.setdefault(DEBTS, defaultdict(float))
+def shares_of(item: LawTurn) -> Shares:
+    """Return what is known of the time that each kernel has had."""
+    stash = item.config.stash
+    if SHARES not in stash:
+        stash[SHARES] = Shares(item.plan.report_dir / JOURNALS / TURNS)
+    return stash[SHARES]
 
 
-def paid_back(item: LawTurn, seconds: float) -> float:
-    """Return how many of its seconds an item leaves to other kernels, from which earlier turns of its own took time.
+def share_of(item: LawTurn) -> float:
+    """Return how many seconds an item may take where several kernels share the time, whatever they do with it.
 
-    In the first round of a run by the clock each law gets its time, and in a run by examples each has its examples.
+    A kernel that holds up another process, as by a hang or the report of a failure, waits until that is over, or until
+    the others have had as much.
     """
-    debts, name = debts_of(item), item.info.name
-    if len(item.plan.kernels) == 1 or not item.plan.minutes or item.turn.round == 0:
+    items, plan, name, shares = item.config.stash[ORDER], item.plan, item.info.name, shares_of(item)
+    weights: dict[str, float] = defaultdict(float)
+    for other in items:
+        weights[other.info.name] += other.turn.weight
+    had = shares.had()
+    is_ahead = had[name] / weights[name] > min(had[x] / weights[x] for x in weights)
+    if is_ahead and name in shares.held_up():
         return 0.0
-    paid = min(seconds, debts[name])
-    debts[name] -= paid
-    return paid
+    to_come = [other.turn.weight for other in items[items.index(item) :] if other.info.name == name]
+    part, left = item.turn.weight / sum(to_come), plan.workers * plan.clock.left
+    return min(plan.clock.left, fair_seconds(name, part, weights, had, left))
 
 
-def found_in_turn(item: LawTurn, subject: Subject) -> list[str]:
-    """Run the turn, and return what it finds that is new, as a user reads it."""
+def found_in_turn(item: LawTurn, subject: Subject, seconds: float) -> list[str]:
+    """Run the turn for so many seconds, and return what it finds that is new, as a user reads it.
+
+    If there are none, no example is drawn, but what is left from earlier runs and turns is seen to.
+    """
     gone = subject.known_that_hold(item.law) if item.turn.number == 0 else []
     try:
         subject.take_up(item.law, item.unfinished)
         if item.turn.number == 0:
             subject.uphold_corpus(item.law)
             subject.uphold_near(item.law)
+        if seconds <= 0:
+            raise TimeUp
         draw_examples(item, subject)
     except TimeUp:
         examples = item.turn.examples
@@ -174,6 +189,8 @@ def found_in_turn(item: LawTurn, subject: Subject) -> list[str]:
     if item.turn.number == 0:
         subject.triage.watch(item.law.name, shrink=item.plan.replay is None)
     subject.triage.finish(last=item.turn.last)
+    if item.plan.shares_time and item.plan.clock.left > 0:
+        item.plan.child.ready()  # the kernel that has ended the process pays for another one
     return gone + subject.known.messages()
 
 

@@ -33,7 +33,8 @@ class KnownBugs:
 
     ``failures`` are those that this process has reported, ``seen`` and ``imprecise`` what an item has met. With
     ``verbose``, the text of the item that finds a bug has all that is known of it; else it has a line for each bug,
-    since the summary tells the rest. ``finds`` outlast the run.
+    since the summary tells the rest. ``finds`` outlast the run. ``hangs`` says whether a case of the kernel has hung,
+    whatever its dtype.
     """
 
     kernel: str
@@ -45,6 +46,7 @@ class KnownBugs:
     failures: dict[str, Failure] = field(default_factory=dict)
     blamed: Counter[tuple[str, str]] = field(default_factory=Counter)
     precision: Imprecise = field(default_factory=Imprecise)
+    hangs: bool = False
 
     def __post_init__(self) -> None:
         self.ledger = Ledger(self.report_dir / JOURNALS / LEDGER)
@@ -88,6 +90,8 @@ class KnownBugs:
             if record.get("kernel") == self.kernel:
                 bug = Bug.from_dict(record)
                 self.bugs[bug.key] = with_tensors(bug, self.bugs.get(bug.key, bug).tensors)
+            elif record.get("hangs") == self.kernel:
+                self.hangs = True
             elif record.get("imprecise") == self.kernel:
                 self.precision.merge(Imprecise.from_dict(record))
 
@@ -97,6 +101,11 @@ class KnownBugs:
         if bug.key in self.failures:
             self.finds.keep(bug)
         self.ledger.append(bug.to_dict())
+
+    def note_hang(self) -> None:
+        """Remember that a case of the kernel has hung, and tell others, before anything else is known of it."""
+        self.hangs = True
+        self.ledger.append({"hangs": self.kernel})
 
     def ignored(self, case: Case) -> frozenset[str]:
         """Return the tensors that are wrong in every case of this dtype: other errors show if they are not judged."""

@@ -41,21 +41,46 @@ def append_line(path: Path, record: Mapping[str, Any], before: str = "") -> None
         os.close(file)
 
 
-class Ledger:
-    """One process's view of the file. If it can't be written, the process knows only its own bugs."""
+class Lines:
+    """One process's view of a file of JSON lines. If it can't be written, nothing is told."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.offset = 0
-        self.open: dict[tuple[str, int], float] = {}
-        self.unread: list[dict[str, Any]] = []
         with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Add one line."""
+        """Add one line, which names this process."""
         with suppress(OSError):
             append_line(self.path, {"process": os.getpid(), **record})
+
+    def added(self) -> Iterator[dict[str, Any]]:
+        """Yield the records added since the last call, including those of this process."""
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self.offset)
+                text = file.read()
+        except OSError:
+            return
+        whole = text[: text.rfind(b"\n") + 1]
+        self.offset += len(whole)
+        for line in whole.splitlines():
+            with suppress(ValueError):
+                yield json.loads(line)
+
+
+class Ledger:
+    """One process's view of the file. If it can't be written, the process knows only its own bugs."""
+
+    def __init__(self, path: Path) -> None:
+        self.lines = Lines(path)
+        self.open: dict[tuple[str, int], float] = {}
+        self.unread: list[dict[str, Any]] = []
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Add one line."""
+        self.lines.append(record)
 
     def news(self) -> list[dict[str, Any]]:
         """Return the records added since the last call, including those of this process."""
@@ -87,19 +112,9 @@ class Ledger:
 
     def _read(self) -> None:
         """Read what was added to the file, and keep track of who investigates."""
-        try:
-            with self.path.open("rb") as file:
-                file.seek(self.offset)
-                text = file.read()
-        except OSError:
-            return
-        whole = text[: text.rfind(b"\n") + 1]
-        self.offset += len(whole)
-        for line in whole.splitlines():
-            with suppress(ValueError):
-                record = json.loads(line)
-                self.unread.append(record)
-                if "begins" in record:
-                    self.open[record["begins"], record["process"]] = record["time"]
-                elif "ends" in record:
-                    self.open.pop((record["ends"], record["process"]), None)
+        for record in self.lines.added():
+            self.unread.append(record)
+            if "begins" in record:
+                self.open[record["begins"], record["process"]] = record["time"]
+            elif "ends" in record:
+                self.open.pop((record["ends"], record["process"]), None)

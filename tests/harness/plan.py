@@ -25,6 +25,7 @@ from tests.harness.ledger import LEDGER
 from tests.harness.run import Run, read
 from tests.harness.sanitizers import sanitizers, why_not
 from tests.harness.shard import Shard, shard_of
+from tests.harness.shares import TURNS
 from tests.harness.turns import Turn, turns_of_examples, turns_of_seconds
 
 JOURNALS = ".journal"
@@ -67,6 +68,16 @@ class Plan:
         """What the choices of the run derive from, apart from chance: its seed, and its shard if it is one."""
         return f"{self.seed} {self.shard}" if self.shard else f"{self.seed}"
 
+    @property
+    def shares_time(self) -> bool:
+        """Whether several kernels share the time of a run that ends by the clock."""
+        return self.minutes is not None and len(self.kernels) > 1
+
+    @property
+    def share(self) -> float:
+        """The seconds of each kernel among all workers together, infinite if it shares them with no other."""
+        return self.clock.seconds * self.workers / len(self.kernels) if self.shares_time else math.inf
+
     def close(self) -> None:
         """End the child and the journal."""
         self.child.close()
@@ -98,7 +109,8 @@ def make_plan(config: pytest.Config) -> Plan:
     with report_folder(report_dir, JOURNALS) as journals:
         if worker["workerid"] == "main":
             set_aside_unfinished(journals)
-            (journals / LEDGER).unlink(missing_ok=True)
+            for file in (LEDGER, TURNS):
+                (journals / file).unlink(missing_ok=True)
         journal = Journal(journals / f"{worker['workerid']}.json")
     minutes = None if replay else config.getoption("--minutes")
     limit = minutes or (None if replay else _time_limit(config, len(kernels)))

@@ -21,6 +21,10 @@ from tests.harness.verdict import Finding, Verdict
 
 LEAST_CASE = 30.0
 """A case may take half of the run's seconds, and at least so many, before the run goes on with others."""
+MOST_SHARES = 2.0
+"""It may take so many times the share of its kernel, where several kernels share the time."""
+HANG_SECONDS = {"cpu": 15.0, "cuda": 180.0}
+"""Seconds for a case, by device type, of a kernel that is known to hang."""
 MOST_HELD = 200
 """The most cases that held which are remembered: a claim that excludes all of them is not offered."""
 
@@ -33,7 +37,8 @@ class Runs:
     the largest error over bound among them, with its case. ``ordinary`` remembers what was
     found in ordinary cases, which every investigation asks for. ``bugs`` are the known ones: a case that would end the
     process by one of them is not run just to find out about something else. ``clock`` has the time that the whole run
-    may take, and ``patience`` the seconds for one case after that, until a case takes longer.
+    may take, ``share`` the seconds of this kernel among all workers, and ``patience`` the seconds for one case after
+    the end, until a case takes longer.
     """
 
     info: KernelInfo
@@ -41,6 +46,7 @@ class Runs:
     journal: Journal
     bugs: Mapping[str, Bug] = field(default_factory=dict)
     clock: Clock = field(default_factory=Clock)
+    share: float = math.inf
     patience: float = LEAST_SECONDS
     ordinary: dict[tuple[str, Case], Finding | None] = field(default_factory=dict)
 
@@ -87,12 +93,18 @@ class Runs:
             self.patience *= self.clock.left > 0
             raise
 
-    def drawn(self, law: str, case: Case, ignored: frozenset[str]) -> Verdict:
-        """Run a case that the search has drawn, and count it. Raises OutOfTime if the run has no time for it."""
+    def drawn(self, law: str, case: Case, ignored: frozenset[str], *, hangs: bool = False) -> Verdict:
+        """Run a case that the search has drawn, and count it; ``hangs`` says whether the kernel is known to hang.
+
+        Raises OutOfTime if the run has no time for the case, which tells nothing then.
+        """
         self.journal.examples += 1
         start = time.perf_counter()
+        most = max(LEAST_CASE, min(self.clock.seconds / 2, MOST_SHARES * self.share))
+        if hangs:
+            most = min(most, HANG_SECONDS[self.device_type])
         try:
-            verdict = self.in_time(law, case, most=max(LEAST_CASE, self.clock.seconds / 2), ignored=ignored)
+            verdict = self.in_time(law, case, most=most, ignored=ignored)
         except OutOfTime:
             self.tally.note_slow(time.perf_counter() - start, case, cut_off=True)
             raise

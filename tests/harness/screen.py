@@ -15,7 +15,12 @@ MOST_DESIGN_LINES = 2
 """The most lines that tell which designs explain a kernel; summary.json names all of them."""
 LABEL = 10
 """The width of the labels of a bug's facts, in columns."""
-LEFT_OUT = {"refused": "refusals", "not run here": "skipped", "not drawn, the time was up": "undrawn"}
+LEFT_OUT = {
+    "refused": "refusals",
+    "not run here": "skipped",
+    "not drawn, the time was up": "undrawn",
+    "failed, but not told apart for lack of time": "unsorted",
+}
 """The counts of cases without an answer, each with the words for it."""
 INDENT = "   "
 CUT = " ..."

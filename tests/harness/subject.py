@@ -91,7 +91,7 @@ class Subject:
         self.changed: list[Near] = []
         self.generated = 0
         self.focus = focus or Focus(self.info.capabilities)
-        self.deadline = time.perf_counter() + seconds
+        self.deadline = self.triage.deadline = time.perf_counter() + seconds
 
     def uphold(self, law: Law, case: Case) -> Verdict | None:
         """Run ``law`` on ``case`` in the child, or on a case near it if this one is known to fail.
@@ -114,6 +114,8 @@ class Subject:
             return None  # of a case that may compile or hang nothing is known
         self.known.blame_beside(law.name, open_case, verdict.beside)
         finding = self.info.finding(verdict)
+        if finding is not None and finding.kind == "hung":
+            self.known.note_hang()
         if finding is None:
             self.triage.look_for_leak(law.name, open_case)
         else:
@@ -124,7 +126,7 @@ class Subject:
     def _verdict(self, law: Law, case: Case, ignored: frozenset[str]) -> Verdict:
         """Return the verdict on a case. In the replay of what comes and goes it is repeated until it fails."""
         for _ in range(1 if self.replay is None else self.replay.repeats):
-            verdict = self.runs.drawn(law.name, case, ignored)
+            verdict = self.runs.drawn(law.name, case, ignored, hangs=self.known.hangs)
             if verdict.finding is not None:
                 break
         return verdict

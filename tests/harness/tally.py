@@ -24,7 +24,7 @@ SLOW_SECONDS = 20.0
 """A case whose kernel takes longer is told: it has compiled, or it may hang. Others take seconds, interpreted too."""
 
 COUNTS = (
-    *("examples", "broken", "refusals", "skipped", "known", "set_aside", "moved", "undrawn"),
+    *("examples", "broken", "refusals", "skipped", "known", "set_aside", "moved", "undrawn", "unsorted"),
     *("slow", "slow_seconds", "cut_off"),
 )
 """The fields of a tally that are one number, to which every item adds."""
@@ -46,8 +46,10 @@ class Tally:
         set_aside: the number of other drawn cases that meet a bug found in this run, and were not run as drawn.
         moved: how many of both were run with other values of some fields instead, and count among the others as well.
         undrawn: the number of cases that were not drawn because the time was up.
-        slow, slow_seconds: the number of cases that took the kernel over ``SLOW_SECONDS``, and their seconds.
-        cut_off: how many of these were ended, because a run as short as this has no more time for one case.
+        unsorted: how many of the broken examples were not looked at, because there was no time to tell what is wrong.
+        slow, slow_seconds: the number of cases that took the kernel over ``SLOW_SECONDS`` or were cut off, and their
+            seconds.
+        cut_off: how many of these were ended, because the run had no more time for one case of this kernel.
         slowest, slowest_case: the seconds of the slowest of them.
         worst, worst_tensor, worst_case: the largest error over bound in any example that held.
         seconds: the time spent on "kernel", "check" and "tensors" in the child, and in "total", with the drawing.
@@ -70,6 +72,7 @@ class Tally:
     set_aside: int = 0
     moved: int = 0
     undrawn: int = 0
+    unsorted: int = 0
     slow: int = 0
     slow_seconds: float = 0.0
     cut_off: int = 0
@@ -122,7 +125,7 @@ class Tally:
 
     def note_slow(self, seconds: float, case: Case, *, cut_off: bool = False) -> None:
         """Count a case for which the kernel took so many seconds, if these are many."""
-        if seconds > SLOW_SECONDS:
+        if seconds > SLOW_SECONDS or cut_off:
             self.slow += 1
             self.slow_seconds += seconds
             self.cut_off += cut_off

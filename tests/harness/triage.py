@@ -21,16 +21,13 @@ from tests.harness.plainly import by_forward, by_its_calls, is_plain, plainly
 from tests.harness.repeat import AFTER_OTHERS, REPEATS, fails_again, fails_anew, intermittent
 from tests.harness.report import Failure
 from tests.harness.run import Run
-from tests.harness.runs import Runs
+from tests.harness.runs import HANG_SECONDS, Runs
 from tests.harness.sanitizers import Report, finding
 from tests.harness.verdict import INTERMITTENT, LEAK, NUMBERS, Finding
 from tests.harness.watch import TOGETHER, Watch, sample
 
 WAIT_SECONDS = 3.0
-"""Seconds that an item waits at its end for another process's investigation, if other items follow."""
-
-HANG_SECONDS = {"cpu": 15.0, "cuda": 180.0}
-"""Seconds for a case, by device type, during the investigation of a kernel that hangs."""
+"""Seconds after the time of an item in which it may wait for another process's investigation, and sort failures."""
 
 TRIED_AGAIN = 24
 """How many cases that have failed in an investigation are run once more, each in a process of its own."""
@@ -45,7 +42,8 @@ class Triage:
 
     A failure that ``known`` bugs explain is counted for them, any other is investigated at once, in the time that
     ``shrinking`` and the clock of the run leave. What a run at its end has no time to find out about a failure is left
-    out: it is told by what is known of it. ``sanitizers`` watch a few of the cases that hold.
+    out: it is told by what is known of it. ``deadline`` is the end of the time of an item, by ``time.perf_counter``.
+    ``sanitizers`` watch a few of the cases that hold.
     """
 
     runs: Runs
@@ -54,6 +52,7 @@ class Triage:
     shrinking: ShrinkBudget
     waiting: list[Broken] = field(default_factory=list)
     others_wait: bool = False
+    deadline: float = math.inf
     may_grow: int = leak.GROWN_BYTES
     sanitizers: tuple[str, ...] = ()
 
@@ -66,37 +65,55 @@ class Triage:
         return [*self.known.finds.notices, *(line for watch in self.watches for line in watch.told)]
 
     def learn(self) -> None:
-        """Read what other processes have found, and sort the failures that waited for that."""
+        """Read what other processes have found, and sort failures that waited for that, as far as there is time."""
         self.known.learn()
-        if self.waiting and not self.known.ledger.is_busy(self.known.kernel):
-            waiting, self.waiting = self.waiting, []
-            for at, broken in enumerate(waiting, 1):
-                self.others_wait = at < len(waiting)
-                self.sort(broken)
-            self.others_wait = False
+        if self.known.ledger.is_busy(self.known.kernel):
+            return
+        waiting, self.waiting = self.waiting, []
+        while waiting and time.perf_counter() < self.deadline:
+            broken = waiting.pop(0)
+            self.others_wait = bool(waiting)
+            self.sort(broken)
+        self.others_wait = False
+        self.waiting = [*waiting, *self.waiting]
 
     def finish(self, *, last: bool = True) -> None:
         """End an item: failures that wait for the investigation of another process are sorted when that is over.
 
-        Only in the ``last`` round does this wait as long as it takes; before, later items may sort them.
+        Only in the ``last`` round does this wait as long as it takes; before, later items may sort them. What there is
+        no time for then is counted, and left to the next run. Where other kernels share the time, that is soon.
         """
-        patient = time.perf_counter() + (math.inf if last else WAIT_SECONDS)
-        while self.waiting and self.runs.clock.cut(1.0) > 0 and time.perf_counter() < patient:
+        self.deadline = time.perf_counter() + WAIT_SECONDS
+        while self.waiting and self.runs.clock.cut(1.0) > 0 and self._may_wait(last=last):
             self.learn()
             time.sleep(POLL_SECONDS if self.waiting else 0.0)
-        if not last:
-            return
+        if last:
+            self._finish_waiting()
+
+    def _may_wait(self, *, last: bool) -> bool:
+        return time.perf_counter() < self.deadline or (last and self.known.ledger.is_busy(self.known.kernel))
+
+    def _finish_waiting(self) -> None:
+        """Sort failures that still wait, as far as there is time, whatever other processes do."""
         # One failure of each kind comes first, as there may be no time to tell apart those of one kind.
         found = ((broken.finding, broken) for broken in self.waiting)
         kinds = {(x.tensor, x.signature, x.of_nan): broken for x, broken in found}
         others = [broken for broken in self.waiting if broken not in kinds.values()]
         self.waiting = [*kinds.values(), *others]
-        while self.waiting and (len(self.waiting) > len(others) or self.runs.clock.cut(1.0) > 0):
-            broken = self.waiting.pop(0)
-            self.others_wait = bool(self.waiting)
-            self.known.learn()
-            self.sort(broken, patient=False)
+        while len(self.waiting) > len(others):
+            self._sort_next()
+        until = time.perf_counter() + (math.inf if math.isinf(self.runs.share) else WAIT_SECONDS)
+        while self.waiting and self.runs.clock.cut(1.0) > 0 and time.perf_counter() < until:
+            self._sort_next()
+        self.runs.tally.unsorted += len(self.waiting)
         self.waiting = []
+
+    def _sort_next(self) -> None:
+        """Sort the first failure that waits, without waiting for other processes."""
+        broken = self.waiting.pop(0)
+        self.others_wait = bool(self.waiting)
+        self.known.learn()
+        self.sort(broken, patient=False)
 
     def sort(self, broken: Broken, *, patient: bool = True) -> None:
         """Count a failure for the bugs that explain it. What is left is investigated as a new bug, or waits."""

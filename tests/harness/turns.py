@@ -1,8 +1,9 @@
 """Turns: every law at every dtype of every kernel gets a few examples first, and twice as many in each later round."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from random import Random
 
 from kernels.contract import Capabilities
@@ -113,3 +114,18 @@ def seconds_for(
     turns that follow share whatever is left then.
     """
     return min(left, patience * left * workers * weights[place] / sum(weights[place:]))
+
+
+def fair_seconds(
+    kernel: str, part: float, weights: Mapping[str, float], had: Mapping[str, float], left: float
+) -> float:
+    """Return how long a turn may take that is ``part`` of what is left of its kernel's turns, by their weight.
+
+    In the end each kernel shall have had seconds in proportion to the weight of all its turns (``weights``). So those
+    that have had less get more of the seconds ``left`` to all workers together, and one that has had more than its
+    share gets none.
+    """
+    ordered = sorted(weights, key=lambda name: had[name] / weights[name])  # those that are behind come first
+    seconds, total = (accumulate(map(of.__getitem__, ordered)) for of in (had, weights))
+    level = min((left + s) / weight for s, weight in zip(seconds, total, strict=True))
+    return part * max(0.0, level * weights[kernel] - had[kernel])

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,11 +13,13 @@ import pytest
 
 from strategies.case import Case, to_json
 from tests.harness.bugs import Bug, Severity
-from tests.harness.child import Child, ChildDied, DeviceLost
+from tests.harness.child import Child, ChildDied, DeviceLost, OutOfTime
 from tests.harness.imprecise import Imprecise, ImpreciseCall
+from tests.harness.known_bugs import KnownBugs
 from tests.harness.law import law_named
 from tests.harness.report import Failure
 from tests.harness.run import Run
+from tests.harness.runs import HANG_SECONDS
 from tests.harness.screen import repeats
 from tests.harness.subject import Subject
 from tests.harness.verdict import Finding, Verdict
@@ -36,11 +39,13 @@ class Recorded:
         self.answers = list(answers)
         self.journaled: list[dict[str, Any]] = []
         self.runs: list[Run] = []
+        self.seconds: list[float] = []
         self.stateful = set[str]()
         self.stateful = set[str]()
 
     def run(self, run: Run, meanwhile: Callable[[], None], seconds: float) -> Verdict:
         self.runs.append(run)
+        self.seconds.append(seconds)
         self.journaled.append(json.loads(self.journal.read_text()))
         meanwhile()
         return self.answers.pop(0) if self.answers else HELD
@@ -151,6 +156,28 @@ class TestSubject:
         subject.uphold(law_named("forward"), CASE)
         assert child.runs[0].ignored == {"lse"}
         assert subject.known.seen[str(found.folder)].total == 1
+
+    def test_a_kernel_that_has_hung_gets_little_time_for_a_case_in_all_processes(
+        self, recorded: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        hung = Verdict(status="broken", finding=Finding(claim="it ends", kind="hung"))
+        subject, child = recorded(hung)
+        subject.uphold(law_named("forward"), CASE)
+        other = KnownBugs("toys.sound", "float16", subject.known.report_dir, verbose=False)
+        other.learn()
+        assert other.hangs
+
+        def hang(run: Run, meanwhile: Callable[[], None], seconds: float) -> Verdict:
+            child.seconds.append(seconds)
+            raise OutOfTime
+
+        monkeypatch.setattr(child, "run", hang)
+        monkeypatch.setattr(subject.known, "closed", lambda law: ())
+        found, blamed = dict(subject.known.failures), dict(subject.known.blamed)
+        subject.uphold(law_named("forward"), SMALL)
+        assert (child.seconds[0], child.seconds[-1]) == (math.inf, HANG_SECONDS["cpu"])
+        assert (subject.tally.slow, subject.tally.cut_off, subject.tally.broken) == (1, 1, 1)
+        assert (subject.known.failures, subject.known.blamed) == (found, blamed)
 
     def test_a_replay_judges_what_its_report_did(self, recorded: Any) -> None:
         subject, child = recorded()

@@ -1,6 +1,7 @@
 """One bug is told once, although several laws show it, at several sizes, and beside other bugs of the kernel."""
 
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -17,7 +18,8 @@ from tests.harness.gentle import gently_reduced
 from tests.harness.needs import NeedSearch
 from tests.harness.plainly import by_its_calls
 from tests.harness.report import Failure
-from tests.harness.triage import Triage
+from tests.harness.tally import Tally
+from tests.harness.triage import WAIT_SECONDS, Triage
 from tests.harness.verdict import Finding
 
 CLAIMS = Capabilities(head_dims=(16, 32, 64, 128))
@@ -135,11 +137,44 @@ class TestTheEnd:
         events: list[str] = []
         known: Any = SimpleNamespace(learn=lambda: events.append("learn"))
         broken = Broken("backward", CASE, wrong("dq"))
-        runs: Any = SimpleNamespace(clock=Clock(-GRACE_SECONDS))
+        runs: Any = SimpleNamespace(clock=Clock(-GRACE_SECONDS), tally=Tally(), share=math.inf)
         triage = Triage(runs, known, {}, ShrinkBudget(0.0), [broken, broken])
         monkeypatch.setattr(triage, "sort", lambda broken, *, patient: events.append("sort"))
         triage.finish()
         assert events[:2] == ["learn", "sort"]
+
+    def test_failures_that_wait_take_no_more_time_than_their_turn_has_and_are_counted_at_the_end(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        now, ledger = 0.0, SimpleNamespace(is_busy=lambda kernel: False)
+        known: Any = SimpleNamespace(learn=lambda: None, kernel="k", ledger=ledger)
+        runs: Any = SimpleNamespace(clock=Clock(), tally=Tally(), share=60.0)
+        failures = [Broken("backward", replace(CASE, seed=seed), wrong("dq")) for seed in range(100)]
+        other = Broken("backward", CASE, wrong("dv"))
+        triage = Triage(runs, known, {}, ShrinkBudget(0.0), [*failures, other])
+        looked_at: list[Broken] = []
+
+        def sort(broken: Broken, **options: bool) -> None:
+            nonlocal now
+            now += 1.0
+            looked_at.append(broken)
+
+        monkeypatch.setattr(triage, "sort", sort)
+        clock = SimpleNamespace(perf_counter=lambda: now, sleep=lambda seconds: None)
+        monkeypatch.setattr("tests.harness.triage.time", clock)
+        triage.deadline = 2.0
+        triage.learn()
+        assert looked_at == failures[:2]
+        triage.finish(last=False)
+        assert (len(looked_at), len(triage.waiting), runs.tally.unsorted) == (2 + WAIT_SECONDS, 96, 0)
+        triage.finish(last=True)
+        assert other in looked_at
+        assert (triage.waiting, runs.tally.unsorted) == ([], len(failures) + 1 - len(looked_at))
+        assert len(looked_at) < 20
+        left_out = runs.tally.unsorted
+        runs.share, triage.waiting = math.inf, list(failures)  # the kernel shares its time with no other
+        triage.finish(last=True)
+        assert runs.tally.unsorted == left_out
 
 
 class TestCrash:

@@ -3,6 +3,7 @@
 import math
 import time
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -20,9 +21,12 @@ from tests.harness.budget import (
     ShrinkBudget,
     meter,
 )
+from tests.harness.ledger import append_line
+from tests.harness.shares import OVERRUN_SECONDS, TURNS, Shares
 from tests.harness.turns import (
     LAST_ROUND,
     TURN_SECONDS,
+    fair_seconds,
     rank,
     seconds_for,
     turns_of_examples,
@@ -204,3 +208,55 @@ def test_layouts_are_one_for_all_or_one_that_differs() -> None:
     assert 0.5 <= one / 400 <= 0.75
     assert 0.2 <= two / 400 <= 0.4
     assert 0.05 <= (400 - one - two) / 400 <= 0.2
+
+
+class TestShares:
+    LAWS = dict.fromkeys(("sound", "busy", "hanging"), 10.0)
+
+    def seconds(self, had: dict[str, float], left: float = 60.0) -> dict[str, float]:
+        """Return what all turns to come may take together, by kernel."""
+        return {name: fair_seconds(name, 1.0, self.LAWS, had, left) for name in self.LAWS}
+
+    def test_those_that_have_had_less_get_more(self) -> None:
+        assert self.seconds(dict.fromkeys(self.LAWS, 5.0)) == dict.fromkeys(self.LAWS, 20.0)
+        assert self.seconds({"sound": 0.0, "busy": 10.0, "hanging": 20.0}) == {
+            "sound": 30.0,
+            "busy": 20.0,
+            "hanging": 10.0,
+        }
+
+    def test_one_that_has_had_more_than_its_share_gets_none_and_the_others_share_the_rest(self) -> None:
+        had = {"sound": 0.0, "busy": 10.0, "hanging": 120.0}
+        assert self.seconds(had) == {"sound": 35.0, "busy": 25.0, "hanging": 0.0}
+        assert self.seconds(had, left=5.0) == {"sound": 5.0, "busy": 0.0, "hanging": 0.0}
+
+    def test_shares_are_by_the_weight_of_turns(self) -> None:
+        had = {"sound": 2.0, "busy": 4.0}
+        found = [fair_seconds(name, 0.5, {"sound": 1.0, "busy": 2.0}, had, 30.0) for name in had]
+        assert found == [5.0, 10.0]
+
+    def test_every_process_knows_what_each_kernel_has_had(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        now = 1000.0
+        monkeypatch.setattr("tests.harness.shares.time.time", lambda: now)
+        one, other = Shares(tmp_path / TURNS), Shares(tmp_path / TURNS)
+        with one.turn("early", 3.0):
+            now += 1.0
+        with one.turn("late", 3.0):
+            now += 3.0 + OVERRUN_SECONDS
+            assert other.had() == {"early": 3.0, "late": 3.0 + OVERRUN_SECONDS}
+            assert other.held_up() == set()
+            now += 1.0
+            assert other.held_up() == {"late"}
+        now += 100.0
+        assert other.had() == one.had() == {"early": 3.0, "late": 4.0 + OVERRUN_SECONDS}
+        assert other.held_up() == set()
+
+    def test_a_process_that_was_killed_holds_up_nothing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        shares = Shares(tmp_path / TURNS)
+        append_line(tmp_path / TURNS, {"process": 7, "turn": "k", "given": 3.0, "time": 0.0})
+        monkeypatch.setattr("tests.harness.shares.is_alive", lambda process: False)
+        assert (shares.had(), shares.held_up()) == ({"k": 3.0}, set())
