@@ -7,12 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from kernels.contract import Capabilities
 from strategies.case import Case
 from tests.harness import memory
+from tests.harness.bugs import Bug
 from tests.harness.child import KILLED, Child
+from tests.harness.outside import are_one_read
+from tests.harness.report import Failure
 from tests.harness.run import Run
 from tests.harness.tail import KEPT_BYTES
-from tests.harness.verdict import Verdict
+from tests.harness.verdict import Finding, Verdict
 
 MEBIBYTE = 2**20
 
@@ -91,3 +95,26 @@ def test_a_kernel_that_fills_the_machine_is_ended_and_that_is_no_failure(
     monkeypatch.setattr(memory, "SHARE_HELD", 1024 * MEBIBYTE / whole)
     answer = verdict(child, "taking_too_much", "forward", Case(group=2))
     assert (answer.status, answer.reason) == ("skipped", KILLED)
+
+
+def test_a_read_that_makes_numbers_wrong_and_ends_at_a_fence_is_one_bug(child: Child) -> None:
+    """A bug that makes the same numbers wrong without depending on what lies outside is another one."""
+
+    def run(law: str, case: Case, ignored: frozenset[str]) -> Finding | None:
+        return verdict(child, "reading_outside", law, case).finding
+
+    def found(law: str, case: Case) -> Bug:
+        finding = run(law, case, frozenset())
+        assert finding is not None
+        failure = Failure("k.py:f", (), law, case, kernel="k", finding=finding, environment={})
+        return Bug(failure, finding.tensors)
+
+    numbers, fenced = found("forward", Case(seqlen_k=1)), found("memory", Case(seqlen_q=0, seqlen_k=17))
+    for pair in ((numbers, fenced), (fenced, numbers)):
+        assert are_one_read(*pair, run, Capabilities())
+    assert not are_one_read(numbers, numbers, run, Capabilities())
+
+    def run_elsewhere(law: str, case: Case, ignored: frozenset[str]) -> Finding | None:
+        return None if law == "memory" else run(law, case, ignored)
+
+    assert not are_one_read(numbers, fenced, run_elsewhere, Capabilities())

@@ -14,6 +14,10 @@ AT_FENCE = " in run_fenced"
 """The end of the frame in which memory ends where a tensor ends."""
 
 
+PAST_THE_END = "nothing is read or written past the end of a tensor"
+"""What is not true of a kernel that has ended its process at a fence."""
+
+
 def how_it_ended(code: int) -> str:
     """Return words for the exit status of a process; negative ones are signals."""
     if code >= 0:
@@ -31,8 +35,13 @@ def finding(what: str, kind: str, printed: str) -> Finding:
     """
     claim = f"a claimed case runs to its end, but {what}"
     if AT_FENCE in printed:
-        claim = f"nothing is read or written past the end of a tensor, but there {what}"
+        claim = f"{PAST_THE_END}, but there {what}"
     return Finding(claim=claim, kind=kind, detail=place(printed))
+
+
+def is_at_fence(found: Finding) -> bool:
+    """Whether a process has ended where a tensor ends."""
+    return found.claim.startswith(PAST_THE_END)
 
 
 def place(printed: str) -> str:

@@ -21,6 +21,7 @@ from tests.harness.ending import print_ending
 from tests.harness.header import time_told
 from tests.harness.ledger import LEDGER
 from tests.harness.nights import read_night
+from tests.harness.outside import are_one_read
 from tests.harness.page import PAGE, write_page
 from tests.harness.plan import JOURNALS, SUMMARY, UNTIL, Plan
 from tests.harness.recorded import RECORD, Recorder, first_line, last_line
@@ -118,7 +119,10 @@ class Summary:
                 of_kernel = runs[bug.failure.kernel]
                 beside = [x for x in self.results.bugs.values() if x.failure.kernel == bug.failure.kernel]
                 run = partial(of_kernel.hard, explained=True)
-                return is_same(known, bug, run, of_kernel.info.capabilities, beside)
+                capabilities = of_kernel.info.capabilities
+                return is_same(known, bug, run, capabilities, beside) or are_one_read(
+                    known, bug, run, capabilities
+                )
             return known.is_like(bug)
 
         self.results.add_unreported(self.plan.report_dir / JOURNALS / LEDGER)
