@@ -6,13 +6,14 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernels.contract import DTYPES
+from kernels.contract import DTYPES, OUTPUTS
 from tests.harness.coverage import tables
 from tests.harness.matrix import MARKS
 from tests.harness.nights import Row, Summary, changes
 from tests.harness.report import PICTURE, write_whole
 from tests.harness.screen import LEFT_OUT
 from tests.harness.standalone import SCRIPT
+from tests.harness.turns import rank
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -102,18 +103,22 @@ def kernel(name: str, now: Summary, before: Summary | None) -> dict[str, Any]:
         "mark": min((row["mark"] for row in rows), key=list(MARKS).index),
         "bugs": sum(bug["kernel"] == name for bug in now["bugs"]),
         "dtypes": [dtype for dtype in DTYPES if any(row["dtype"] == dtype for row in rows)],
-        "laws": {law: laws(rows, law) for law in dict.fromkeys(row["property"] for row in rows)},
+        "laws": {
+            law: laws(rows, law) for law in sorted(dict.fromkeys(row["property"] for row in rows), key=rank)
+        },
         "notes": list(notes(name, rows, now)),
         "cells": len(counts),
         "never": [cell for cell, n in counts.items() if not n],
         "emptiest": sorted((n, cell) for cell, n in counts.items() if n)[:EMPTIEST],
         "tables": list(tables(coverage)),
-        "errors": [
-            {**row, "bars": bars(row["histogram"])}
-            for row in now["error_over_bound"]
-            if row["kernel"] == name
-        ],
+        "errors": [{**row, "bars": bars(row["histogram"])} for row in errors(name, now)],
     }
+
+
+def errors(name: str, now: Summary) -> list[Row]:
+    """Return the rows on error over bound of a kernel, in the order of dtypes and tensors that the rest of it has."""
+    rows = [row for row in now["error_over_bound"] if row["kernel"] == name]
+    return sorted(rows, key=lambda row: (DTYPES.index(row["dtype"]), OUTPUTS.index(row["tensor"])))
 
 
 def notes(name: str, rows: Sequence[Row], now: Summary) -> Iterator[str]:

@@ -298,3 +298,23 @@ def test_a_replay_leaves_the_page_of_the_night(tmp_path: Path) -> None:
     (tmp_path / "case.json").write_text(json.dumps(Run(f"{TOYS}:sound", (), "forward", CASE).to_dict()))
     assert "page:" not in pytest_run(tmp_path, "--replay", "case.json").stdout
     assert not (tmp_path / "reports" / PAGE).exists()
+
+
+def test_laws_dtypes_and_tensors_are_in_the_order_of_the_run(tmp_path: Path) -> None:
+    names = ("lse", "dv", "out")
+    errors = {
+        "histogram": {name: Counter({0: 3}) for name in names},
+        "largest": dict.fromkeys(names, 0.5),
+    }
+    results = Results([info("k.f")])
+    for law in ("backward", "composition", "forward"):
+        for dtype in ("bfloat16", "float16"):
+            results.add(item("k.f", law, dtype, examples=1, **(errors if law == "forward" else {})))
+    content = json.loads(json.dumps({**results.to_dict(ENVIRONMENT, []), "run": RUN}))
+    found = Page(page(content, tmp_path)).text
+    laws = [found.index(f" {law} + ") for law in ("forward", "backward", "composition")]
+    assert laws == sorted(laws)
+    tensors = [
+        found.index(f"{dtype} {name} ") for dtype in ("float16", "bfloat16") for name in ("out", "lse", "dv")
+    ]
+    assert tensors == sorted(tensors)
