@@ -37,6 +37,8 @@ RUN = 8
 
 Longer runs would repeat themselves: of 400 cases that runs of 20 drew, 21 had the same values.
 """
+AN_EXAMPLE = 1e-3
+"""Seconds in which a turn has one example, since its first one ends only with the run."""
 FIRST_SECONDS = 4.0
 """In a run by examples, a turn of the first round has at least this many seconds.
 
@@ -153,7 +155,7 @@ def share_of(item: LawTurn) -> float:
     """Return how many seconds an item may take where several kernels share the time, whatever they do with it.
 
     A kernel that holds up another process, as by a hang or the report of a failure, waits until that is over, or until
-    the others have had as much.
+    the others have had as much. Otherwise each turn of the first round has an example, so that no law is left out.
     """
     items, plan, name, shares = item.config.stash[ORDER], item.plan, item.info.name, shares_of(item)
     weights: dict[str, float] = defaultdict(float)
@@ -165,7 +167,8 @@ def share_of(item: LawTurn) -> float:
         return 0.0
     to_come = [other.turn.weight for other in items[items.index(item) :] if other.info.name == name]
     part, left = item.turn.weight / sum(to_come), plan.workers * plan.clock.left
-    return min(plan.clock.left, fair_seconds(name, part, weights, had, left))
+    fewest = AN_EXAMPLE if item.turn.round == 0 else 0.0
+    return min(plan.clock.left, max(fewest, fair_seconds(name, part, weights, had, left)))
 
 
 def found_in_turn(item: LawTurn, subject: Subject, seconds: float) -> list[str]:

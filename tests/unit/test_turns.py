@@ -1,10 +1,13 @@
 """Laws take turns, a run ends in time, and the cases of a turn share compiled variants of a kernel."""
 
 import math
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -21,11 +24,14 @@ from tests.harness.budget import (
     ShrinkBudget,
     meter,
 )
+from tests.harness.item import AN_EXAMPLE, ORDER, share_of
 from tests.harness.ledger import append_line
+from tests.harness.plan import JOURNALS
 from tests.harness.shares import OVERRUN_SECONDS, TURNS, Shares
 from tests.harness.turns import (
     LAST_ROUND,
     TURN_SECONDS,
+    Turn,
     fair_seconds,
     rank,
     seconds_for,
@@ -260,3 +266,23 @@ class TestShares:
         append_line(tmp_path / TURNS, {"process": 7, "turn": "k", "given": 3.0, "time": 0.0})
         monkeypatch.setattr("tests.harness.shares.is_alive", lambda process: False)
         assert (shares.had(), shares.held_up()) == ({"k": 3.0}, set())
+
+    def test_a_kernel_that_has_had_its_share_has_one_example_of_each_law_and_none_while_it_holds_up_another(
+        self, tmp_path: Path
+    ) -> None:
+        plan = SimpleNamespace(report_dir=tmp_path, workers=2, clock=Clock(60.0))
+        config = SimpleNamespace(stash=pytest.Stash())
+        turns = (Turn(0, 0, weight=1.0, last=False), Turn(1, 1, weight=1.0, last=True))
+        items: Any = [
+            SimpleNamespace(config=config, plan=plan, info=SimpleNamespace(name=name), turn=turn)
+            for turn in turns
+            for name in ("busy", "sound")
+        ]
+        config.stash[ORDER] = items
+        file = tmp_path / JOURNALS / TURNS
+        assert [share_of(item) for item in items] == [30.0, 30.0, 60.0, 60.0]
+        begun = {"process": os.getpid(), "turn": "busy", "given": 1.0, "time": time.time() - 200.0}
+        append_line(file, begun)
+        assert [share_of(item) for item in items] == [0.0, 60.0, 0.0, 60.0]
+        append_line(file, {"process": os.getpid(), "time": time.time()})
+        assert [share_of(item) for item in items] == [AN_EXAMPLE, 60.0, 0.0, 60.0]
