@@ -5,6 +5,7 @@ A trial lives in the child process. A law takes a ``Trial``, makes calls through
 
 import copy
 import math
+import re
 import time
 import traceback
 from collections.abc import Iterator, Mapping
@@ -33,6 +34,9 @@ from tests.harness.verdict import Finding
 
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory")
 """What an exception says where there is too little memory: Triton, CUDA, and torch on the CPU raise a RuntimeError."""
+
+TOO_FAR = re.compile(r"must be positive and less than 2147483647 but got [1-9]\d{9}")
+"""What PyTorch's own matrix product raises on a GPU for rows that lie 2^31 elements apart, as ``huge`` ones may."""
 
 
 class LawBroken(AssertionError):
@@ -326,6 +330,8 @@ class Trial:
         except Exception as e:
             if isinstance(e, MemoryError) or any(words in str(e) for words in OUT_OF_MEMORY):
                 raise CannotRun(f"out of memory in the kernel: {e}") from e
+            if TOO_FAR.search(str(e)):
+                raise CannotRun(f"PyTorch's matrix product can't take the strides: {e}") from e
             reason = why_not_here(e) if self.device == "cpu" else None
             if reason is not None:
                 raise CannotRun(reason) from e
