@@ -63,29 +63,36 @@ def attribute(broken: Broken, bugs: Sequence[Bug], run: Try, capabilities: Capab
     """
     outcome, remembered = Outcome(broken), cache(run)
     # Bugs that need most are the most particular, so they are tried first.
-    left = sorted(bugs, key=lambda bug: -len(bug.needs))
+    left, passed = sorted(bugs, key=lambda bug: -len(bug.needs)), list[Bug]()
     while left and outcome.rest is not None:
-        bug = left.pop(0)
-        if bug.needs_own_numbers and bug.failure.law != outcome.rest.law:
-            continue
-        if not bug.could_break(outcome.rest.finding):
-            continue
-        if _is_of_nan(outcome.rest, bug, remembered):
-            continue
-        if "out" in bug.tensors and leaves_out_right(
-            outcome.rest.law, outcome.rest.case, outcome.rest.finding, remembered, capabilities
-        ):
-            continue
-        cured = _without(_in_law(outcome.rest.law, bug), outcome.rest, run, capabilities)
+        bug, rest = left.pop(0), outcome.rest
+        cured = _Cured(False)
+        if _is_suspect(bug, rest, remembered, capabilities):
+            cured = _without(_in_law(rest.law, bug), rest, run, capabilities)
         if cured.is_explained:
-            beside = _beside(bug, outcome.rest, run)
+            beside = _beside(bug, rest, run)
             if beside is not None and _spoils_also(bug, beside, run, capabilities):
                 bug, beside = with_tensors(bug, wrong_tensors(beside.finding)), None
             outcome.blamed.append(bug)
             outcome.rest = beside or cured.rest
         elif cured.rest is not None:
             outcome.rest = cured.rest
+        else:
+            passed.append(bug)
+        if outcome.rest is not None and outcome.rest.case != rest.case:
+            # What does not explain a case may explain another one, in which it is all that is left.
+            left, passed = [*passed, *left], []
     return outcome
+
+
+def _is_suspect(bug: Bug, broken: Broken, run: Try, capabilities: Capabilities) -> bool:
+    """Whether a bug may be to blame for a failure, by its law, by what is wrong, and by what makes it wrong."""
+    if bug.needs_own_numbers and bug.failure.law != broken.law:
+        return False
+    if not bug.could_break(broken.finding) or _is_of_nan(broken, bug, run):
+        return False
+    wrong = broken.law, broken.case, broken.finding
+    return "out" not in bug.tensors or not leaves_out_right(*wrong, run, capabilities)
 
 
 def _in_law(law: str, bug: Bug) -> Bug:
@@ -126,7 +133,7 @@ def _without(bug: Bug, broken: Broken, run: Try, capabilities: Capabilities) -> 
         for changed in cures(need, broken.case, capabilities):
             finding = run(broken.law, changed, broken.ignored)
             left = None if finding is None else Broken(broken.law, changed, finding, broken.ignored)
-            shows = finding is not None and bug.could_break(finding)
+            shows = finding is not None and bug.could_break(finding) and not _is_gone(bug, broken, finding)
             if finding is not None and finding.hides_numbers and not shows:
                 continue  # it tells nothing of what else is in the case
             if shows:
@@ -140,6 +147,12 @@ def _without(bug: Bug, broken: Broken, run: Try, capabilities: Capabilities) -> 
             # Another length that still fails counts only if the case already has what the bug needs.
             return _Cured(False, still if is_present(need, broken.case) else None)
     return _Cured(True, other)
+
+
+def _is_gone(bug: Bug, broken: Broken, left: Finding) -> bool:
+    """Whether NaN or infinity, as a bug makes it, is gone from a failure, although wrong numbers are left."""
+    kinds = bug.failure.finding.kind, broken.finding.kind, left.kind
+    return kinds == ("nonfinite", "nonfinite", "error")
 
 
 def is_present(need: Need, case: Case) -> bool:
