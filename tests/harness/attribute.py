@@ -32,7 +32,7 @@ MOST_VALUES = 4
 class Broken:
     """A law that does not hold on a case, where ``ignored`` are the tensors that were not judged.
 
-    ``sizes`` are the sizes and options of calls that differ from those of the case: see ``Trial.sizes``.
+    ``sizes`` are the sizes, options and layouts of calls that differ from those of the case: see ``Trial.sizes``.
     """
 
     law: str

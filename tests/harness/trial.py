@@ -237,9 +237,10 @@ class Trial:
 
     @property
     def sizes(self) -> list[dict[str, Any]]:
-        """Return the sizes and options of the calls made so far, without repetition, named as fields of a case.
+        """Return sizes, options and layouts of the calls made so far, without repetition, named as fields of a case.
 
-        Calls that have the sizes and options of the case itself are left out.
+        Calls that have those of the case itself are left out. Of layouts it is only told if a tensor is contiguous in a
+        call and not in the case, as a tensor is that a law has made.
         """
         found: list[dict[str, Any]] = []
         for p in (call.problem for call in self.calls):
@@ -253,10 +254,16 @@ class Trial:
                 "head_dim": head_dim,
                 "causal": p.causal,
                 "sm_scale": self.case.sm_scale if p.sm_scale == self.case.scale else p.sm_scale,
+                **{f"{name}_layout": self._layout_in(p, name) for name in TENSORS},
             }
             if fields not in found and any(getattr(self.case, name) != x for name, x in fields.items()):
                 found.append(fields)
         return found
+
+    def _layout_in(self, p: Problem, name: str) -> str:
+        """Return the layout of a tensor in a call: that of the case, unless the tensor is contiguous only there."""
+        is_made = getattr(p, name).is_contiguous() and not getattr(self.problem, name).is_contiguous()
+        return "contiguous" if is_made else str(getattr(self.case, f"{name}_layout"))
 
     def with_launch(self, launch: dict[str, Any]) -> "Trial":
         """Return the same trial, calls and counts included, with other launch settings."""

@@ -3,10 +3,17 @@
 from dataclasses import replace
 from typing import Any
 
-from strategies.case import Case
+import pytest
+
+from kernels.registry import load
+from reference.bounds.accumulation import SAFETY
+from strategies.case import Case, Spike
 from tests.harness.apart import Try
 from tests.harness.attribute import Broken, Outcome, attribute
 from tests.harness.bugs import Bug, Need
+from tests.harness.law import law_named
+from tests.harness.plainly import plainly
+from tests.harness.trial import LawBroken, Trial
 from tests.harness.vary import BLIND, HIDDEN, SEEN
 from tests.harness.verdict import Finding
 from tests.unit.bugs import CLAIMS, bug
@@ -54,3 +61,33 @@ class TestTheCaseThatIsLeft:
         outcome = self.outcome(lambda *_: wrong("out", kind="nonfinite"), self.BLIND_ROWS)
         assert not outcome.blamed
         assert outcome.rest is not None
+
+
+class TestCallsInOtherLayouts:
+    """A law that makes a v of its own calls the kernel with k and v in two layouts, whatever those of the case are."""
+
+    CASE = Case(
+        heads_kv=2,
+        seqlen_k=2,
+        k_layout="gap",
+        v_layout="gap",
+        spikes=(Spike("k", (0, 0, 0, 0), "-inf"), Spike("q", (0, 0, 0, 0), 1.0)),
+    )
+
+    def test_a_law_tells_the_layouts_of_its_calls(self) -> None:
+        trial = Trial(load("tests.several:corners__only__k_by_strides_of_v"), self.CASE, "cpu", SAFETY)
+        with pytest.raises(LawBroken):
+            law_named("special")(trial)
+        told = {(size["k_layout"], size["v_layout"]) for size in trial.sizes}
+        assert ("gap", "contiguous") in told
+        assert ("gap", "gap") not in told
+
+    def test_a_plain_law_tells_the_failure_in_the_layouts_of_a_call(self) -> None:
+        def run(law: str, case: Case, ignored: frozenset[str]) -> Finding | None:
+            return wrong("out") if case.k_layout != case.v_layout else None
+
+        failed = wrong("out")
+        assert failed is not None
+        for v_layout, law in (("contiguous", "forward"), ("gap", "special")):
+            broken = Broken("special", self.CASE, failed, sizes=({"v_layout": v_layout},))
+            assert plainly(broken, run, CLAIMS).law == law
