@@ -26,6 +26,8 @@ from tests.harness.verdict import NUMBERS, Finding
 
 MOST_VALUES = 4
 """How many values of a field are tried."""
+OTHER_NUMBERS = 8
+"""How many seeds are tried to see whether a case shows something that its own numbers may hide."""
 
 
 @dataclass(frozen=True)
@@ -182,7 +184,10 @@ def _beside(bug: Bug, broken: Broken, run: Try) -> Broken | None:
 
 
 def _spoils_also(bug: Bug, beside: Broken, run: Try, capabilities: Capabilities) -> bool:
-    """Whether a bug makes further tensors wrong: each field that it needs cures them, and nothing else is needed."""
+    """Whether a bug makes further tensors wrong: each field that it needs cures them, and nothing else is needed.
+
+    Without the rest of the case its numbers may hide them, so several others are tried.
+    """
     wrong, needs = wrong_tensors(beside.finding), [need for need in bug.needs if need.name not in LENGTHS]
     if not needs or not are_kindred(set(bug.tensors), wrong):
         return False
@@ -198,7 +203,7 @@ def _spoils_also(bug: Bug, beside: Broken, run: Try, capabilities: Capabilities)
     bare = with_no_more_than([need.name for need in needs], beside.case)
     return (
         is_claimed(bare, capabilities)
-        and found(bare) == wrong
+        and any(found(replace(bare, seed=seed)) == wrong for seed in (bare.seed, *range(OTHER_NUMBERS)))
         and all(_is_needed(need, beside.case, lambda case: bool(found(case)), capabilities) for need in needs)
     )
 
@@ -249,6 +254,8 @@ def is_same(known: Bug, bug: Bug, run: Try, capabilities: Capabilities, others: 
             return True
         if one.needs_no_more_than_dtype and _is_shown_by(one, other, run, capabilities):
             return True
+        if _is_found_beside(one, other, run, capabilities):
+            return True
     if bug.failure.finding.ends_process:  # each run to make sure would end a process
         return bool({need.name for need in bug.needs} & {need.name for need in known.needs})
     third = [x for x in others if x.key not in (known.key, bug.key)]
@@ -274,6 +281,27 @@ def _begins_like(one: Bug, other: Bug) -> bool:
     mine, others = begins
     only_lengths = bool(others) and others.keys() <= set(LENGTHS) and None not in others.values()
     return only_lengths and others.items() < mine.items() and {*one.tensors} <= {*other.tensors}
+
+
+def _is_found_beside(one: Bug, other: Bug, run: Try, capabilities: Capabilities) -> bool:
+    """Whether a bug is another one, found in tensors that were judged beside that one's own.
+
+    It needs all that the other bug needs, and is cured with it. Without what it seems to need in addition the other bug
+    still shows, and its own tensors are only not known to be wrong: the other bug makes them wrong elsewhere, or makes
+    all of out NaN there, so that no gradient can be judged.
+    """
+    f, spoiled = one.failure, {*other.tensors}
+    mine, others = ({need.name: need for need in bug.needs} for bug in (one, other))
+    telling = any(need.is_telling for need in other.needs)
+    if f.ignored.isdisjoint(spoiled) or not telling or not others.keys() < mine.keys():
+        return False
+    more = [mine[name] for name in mine.keys() - others.keys()]
+    without = [case for need in more for case in cures(need, f.case, capabilities)]
+    found = [run(f.law, case, frozenset()) for case in (f.case, *without)]
+    shown = all(x is not None and other.could_break(x) for x in found)
+    unjudged = bool(without) and all(x is not None and x.is_all_nan for x in found[1:])
+    is_its_own = unjudged or not spoiled.isdisjoint(one.tensors)
+    return shown and is_its_own and _is_cured_as(one, other, run, capabilities)
 
 
 def _is_shown_by(one: Bug, other: Bug, run: Try, capabilities: Capabilities) -> bool:

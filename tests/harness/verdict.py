@@ -98,6 +98,11 @@ class Finding:
         return self.ends_process or self.kind in ("exception", "contract", UNCLEAR)
 
     @property
+    def is_all_nan(self) -> bool:
+        """Whether all of out is NaN, so that no gradient that follows from it can be judged."""
+        return self.tensor == "out" and 0 < self.nan == self.total
+
+    @property
     def signature(self) -> tuple[str, ...]:
         """Return what findings of one bug have in common: their kind, with the type of an exception or the tensor."""
         if self.kind in NUMBERS:

@@ -1,5 +1,6 @@
 """What would tell one bug twice is told once, and two bugs that look alike stay two."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -9,14 +10,17 @@ from kernels.registry import load
 from reference.bounds.accumulation import SAFETY
 from strategies.case import Case, Spike
 from tests.harness.apart import Try
-from tests.harness.attribute import Broken, Outcome, attribute
+from tests.harness.attribute import Broken, Outcome, attribute, is_same
 from tests.harness.bugs import Bug, Need
 from tests.harness.law import law_named
 from tests.harness.plainly import plainly
 from tests.harness.trial import LawBroken, Trial
-from tests.harness.vary import BLIND, HIDDEN, SEEN
+from tests.harness.vary import BLIND, HIDDEN, PAIR, SEEN
 from tests.harness.verdict import Finding
-from tests.unit.bugs import CLAIMS, bug
+from tests.unit.bugs import CAUSAL, CLAIMS, bug
+
+NO_NUMBERS = Finding(claim="so", kind="nonfinite", tensor="out", tensors=("out", "lse"), nan=16, total=16)
+"""All of out is NaN, so that gradients are not judged."""
 
 
 def wrong(*tensors: str, **fields: Any) -> Finding | None:
@@ -61,6 +65,68 @@ class TestTheCaseThatIsLeft:
         outcome = self.outcome(lambda *_: wrong("out", kind="nonfinite"), self.BLIND_ROWS)
         assert not outcome.blamed
         assert outcome.rest is not None
+
+
+class TestFoundBesideAnother:
+    """k is read by the strides of v: with one key head all is NaN, with two the gradients are wrong numbers."""
+
+    LAYOUTS = Need(f"k and v{PAIR}", ("other",), ("contiguous",))
+    HEADS = Need("heads_kv", (2,), (1,))
+    SMALL = Case(seqlen_k=2, k_layout="gap")
+
+    def found(self, at_one_head: Finding | None, *tensors: str) -> bool:
+        """Whether gradients that are wrong with two key heads come from a known bug of the layouts."""
+        known = bug(self.SMALL, ("lse", "out", *tensors), self.LAYOUTS)
+        beside = bug(replace(self.SMALL, heads_kv=2), ("dk", "dv"), self.HEADS, self.LAYOUTS, law="backward")
+        ignored = frozenset({"lse", "out"})
+        beside = replace(beside, failure=replace(beside.failure, ignored=ignored))
+
+        def run(law: str, case: Case, ignored: frozenset[str]) -> Finding | None:
+            if case.k_layout == "contiguous":
+                return None
+            if case.heads_kv == 1:
+                return None if "out" in ignored else at_one_head
+            return wrong(*({"out", "lse", "dk", "dv"} - ignored))
+
+        return is_same(known, beside, run, CLAIMS) and is_same(beside, known, run, CLAIMS)
+
+    def test_gradients_that_are_not_judged_without_a_field_do_not_need_it(self) -> None:
+        assert self.found(NO_NUMBERS)
+
+    def test_gradients_that_are_right_without_a_field_are_another_bug(self) -> None:
+        assert not self.found(wrong("out", "lse"))
+
+    def test_gradients_that_the_known_bug_spoils_elsewhere_are_its_own(self) -> None:
+        assert self.found(wrong("out", "lse"), "dv")
+
+    def test_what_the_known_bug_does_not_show_without_a_field_is_another_bug(self) -> None:
+        assert not self.found(None, "dv")
+
+
+class TestSpoiledByOtherNumbers:
+    """A causal mask is wrong. In a short case with nothing else, few numbers make dv wrong too."""
+
+    DRAWN = Case(batch=2, seqlen_q=9, seqlen_k=9, causal=True, v_layout="gap")
+
+    def blamed(self, shows_in_dv: Callable[[Case], bool]) -> list[Bug]:
+        """Return the known bug with all tensors that it is blamed for, once dv is wrong beside out."""
+
+        def run(law: str, case: Case, ignored: frozenset[str]) -> Finding | None:
+            found = ["out", *(["dv"] if shows_in_dv(case) else [])] if case.causal else []
+            return wrong(*(x for x in found if x not in ignored))
+
+        found = run("backward", self.DRAWN, frozenset())
+        assert found is not None
+        known = bug(Case(seqlen_q=2, causal=True), ("out",), CAUSAL)
+        return attribute(Broken("backward", self.DRAWN, found), [known], run, CLAIMS).blamed
+
+    def test_a_tensor_that_other_numbers_show_is_of_the_same_bug(self) -> None:
+        (blamed,) = self.blamed(lambda case: case.batch > 1 or case.seed == 5 or case.seqlen_q > 64)
+        assert blamed.tensors == ("dv", "out")
+
+    def test_a_tensor_that_needs_more_is_not(self) -> None:
+        (blamed,) = self.blamed(lambda case: case.v_layout == "gap" or case.seqlen_q > 64)
+        assert blamed.tensors == ("out",)
 
 
 class TestCallsInOtherLayouts:
