@@ -290,6 +290,12 @@ def is_small(finding: Finding) -> bool:
     return finding.relative is not None and float(finding.relative) < OF_ROUNDINGS
 
 
+def is_of_format(finding: Finding) -> bool:
+    """Whether an error is one that a cast to a format of few bits makes: a small one, or 0 for a tiny number."""
+    is_lost = finding.kind == "error" and finding.actual == 0 and bool(finding.expected)
+    return is_small(finding) or (is_lost and abs(float(finding.expected or 0.0)) < SMALLEST_NORMAL["float16"])
+
+
 def wrong_tensors(finding: Finding) -> set[str]:
     """Return all tensors that a failure has found wrong; none if it names none."""
     return {*finding.tensors, finding.tensor} - {""}
@@ -316,7 +322,8 @@ def met_again(known: Bug, again: Bug) -> Bug:
 
     It has the tensors of both, and only those needs that the second case meets too. If none is left, lengths stay a
     need as long as some hold, since a bug that needs nothing would explain whatever is wrong in its tensors. Roundings
-    keep their need of a dtype, because in others they show with some numbers alone.
+    keep their need of a dtype, because in others they show with some numbers alone. If nothing would be left of a bug
+    that some ordinary cases do not show, it keeps its needs.
     """
     case = again.failure.case
     are_roundings = is_small(known.failure.finding) and is_small(again.failure.finding)
@@ -324,8 +331,9 @@ def met_again(known: Bug, again: Bug) -> Bug:
     if not needs:
         lengths = [need for need in known.needs if need.name in LENGTHS]
         needs = [need.seen_with(value_of(case, need.name)) for need in lengths]
-    kept = (need for need in needs if need.name not in LENGTHS or any(need.holds))
-    return replace(with_tensors(known, again.tensors), needs=tuple(kept))
+    kept = tuple(need for need in needs if need.name not in LENGTHS or any(need.holds))
+    hides = known.severity.shown < known.severity.tried
+    return replace(with_tensors(known, again.tensors), needs=kept or (known.needs if hides else ()))
 
 
 def with_tensors(bug: Bug, tensors: Iterable[str]) -> Bug:

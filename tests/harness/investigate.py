@@ -11,7 +11,7 @@ from reference.bounds.accumulation import SHRINKING_SAFETY
 from strategies.case import LAYOUT_FIELDS, Case
 from tests.harness.attribute import Broken, attribute, cures, is_present, is_same
 from tests.harness.budget import LEAST_SECONDS, BudgetSpent, ShrinkBudget
-from tests.harness.bugs import ENOUGH, Bug, Need, Severity, is_in_common, is_not_cured, is_small
+from tests.harness.bugs import ENOUGH, Bug, Need, Severity, is_in_common, is_not_cured, is_of_format, is_small
 from tests.harness.child import ChildDied, DeviceLost
 from tests.harness.explain import HOLDS_ALONE, Explanation, Seen, explain
 from tests.harness.gentle import RUNS, gently_reduced, in_general_layout
@@ -167,11 +167,14 @@ class Investigation:
         return finding if rest is not None and rest.finding == finding else None
 
     def alike(self, case: Case) -> Failure | None:
-        """Return the same failure on another case, or None if that case holds or fails in another way."""
+        """Return the same failure on another case, or None if that case holds or fails in another way.
+
+        What any cast to a format of few bits may do is another way, unless this failure is of that kind.
+        """
         finding, mine = self.new(case), self.failure.finding
         if finding is None or (finding.tensor, finding.kind) != (mine.tensor, mine.kind):
             return None
-        if not finding.is_akin(mine):
+        if not finding.is_akin(mine) or (is_of_format(finding) and not is_of_format(mine)):
             return None
         return replace(self.failure, case=case, finding=finding.with_nan_of(mine))
 

@@ -107,6 +107,11 @@ class KnownBugs:
         self.hangs = True
         self.ledger.append({"hangs": self.kernel})
 
+    def forget(self, bug: Bug) -> None:
+        """Leave a bug out of those that explain failures; the end of the run still tells of it."""
+        self.learn()  # else what was written of it before would be read later
+        self.bugs.pop(bug.key, None)
+
     def ignored(self, case: Case) -> frozenset[str]:
         """Return the tensors that are wrong in every case of this dtype: other errors show if they are not judged."""
         always = (bug for bug in self.bugs.values() if bug.is_everywhere and bug.is_met(case))

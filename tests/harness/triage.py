@@ -360,12 +360,19 @@ class Triage:
                     self.known.add(replace(known, failure=failure))
 
     def _same_as(self, bug: Bug) -> Bug | None:
-        """Return the known bug that this is, with what has been found of it now; None for a new one."""
+        """Return the known bug that this is, with what has been found of it now; None for a new one.
+
+        A bug that every ordinary case shows takes the place of a known one that only showed it with certain numbers.
+        """
         run, capabilities = partial(self.runs.hard, explained=True), self.runs.info.capabilities
         with suppress(OutOfTime):
-            all_known = self.known.bugs.values()
+            all_known = list(self.known.bugs.values())
             for known in all_known:
-                if is_same(known, bug, run, capabilities, all_known):
+                if not is_same(known, bug, run, capabilities, all_known):
+                    continue
+                if bug.is_everywhere and not known.is_everywhere:
+                    self.known.forget(known)
+                else:
                     by_plain_law = is_plain(bug.failure.law)
                     return met_again(known, bug) if by_plain_law else with_tensors(known, bug.tensors)
             return self._blamed_for_smallest(bug.failure)

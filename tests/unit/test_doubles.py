@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,11 +12,16 @@ from reference.bounds.accumulation import SAFETY
 from strategies.case import Case, Spike
 from tests.harness.apart import Try
 from tests.harness.attribute import Broken, Outcome, attribute, is_same
-from tests.harness.bugs import Bug, Need
+from tests.harness.budget import Clock, ShrinkBudget
+from tests.harness.bugs import Bug, Need, Severity, is_of_format, met_again
+from tests.harness.investigate import Investigation
+from tests.harness.known_bugs import KnownBugs
 from tests.harness.law import law_named
 from tests.harness.plainly import plainly
+from tests.harness.report import Failure
+from tests.harness.triage import Triage
 from tests.harness.trial import LawBroken, Trial
-from tests.harness.vary import BLIND, HIDDEN, PAIR, SEEN
+from tests.harness.vary import BLIND, HIDDEN, PAIR, SCORES, SEEN
 from tests.harness.verdict import Finding
 from tests.unit.bugs import CAUSAL, CLAIMS, bug
 
@@ -157,3 +163,74 @@ class TestCallsInOtherLayouts:
         for v_layout, law in (("contiguous", "forward"), ("gap", "special")):
             broken = Broken("special", self.CASE, failed, sizes=({"v_layout": v_layout},))
             assert plainly(broken, run, CLAIMS).law == law
+
+
+class TestRoundings:
+    """A cast to a format of few bits shows in all cases of float32, and in bfloat16 only as tiny numbers that are 0."""
+
+    DTYPE = Need("dtype", ("float32",), ("float16", "bfloat16"))
+    LARGE = Need(SCORES, ("other",), ("ordinary",))
+    OF_RANGE = replace(
+        bug(Case(seqlen_k=4, dtype="bfloat16", q_values="wide"), ("out",), LARGE, expected=3e-8, actual=0.0),
+        severity=Severity(0, 20),
+    )
+    EVERYWHERE = replace(bug(Case(seqlen_k=2), ("out",), DTYPE, relative=1e-4), severity=Severity(20, 20))
+
+    def known_after(self, bug: Bug, tmp_path: Any) -> tuple[Bug | None, list[Bug]]:
+        """Return what a bug is known as if that of the range was found first, and the bugs that explain failures."""
+        known = KnownBugs("k", "float32", tmp_path, verbose=False)
+        known.add(self.OF_RANGE)
+
+        def hard(law: str, case: Case, *_: Any, **options: Any) -> Finding | None:
+            return wrong("out", relative=1e-4) if case.dtype == "float32" else None
+
+        info = SimpleNamespace(capabilities=CLAIMS)
+        runs: Any = SimpleNamespace(hard=hard, info=info, clock=Clock(), device_type="cpu")
+        triage = Triage(runs, known, {}, ShrinkBudget(0.0))
+        known_as = triage._same_as(bug)
+        known.learn()
+        return known_as, list(known.bugs.values())
+
+    def test_a_bug_that_always_shows_takes_the_place_of_one_that_needs_numbers(self, tmp_path: Any) -> None:
+        assert is_same(self.EVERYWHERE, self.OF_RANGE, lambda *_: None, CLAIMS)
+        assert self.known_after(self.EVERYWHERE, tmp_path) == (None, [])
+
+    def test_another_bug_leaves_it_as_it_is(self, tmp_path: Any) -> None:
+        other = replace(bug(Case(causal=True), ("lse",), CAUSAL), severity=Severity(9, 20))
+        assert self.known_after(other, tmp_path) == (None, [self.OF_RANGE])
+
+    def test_a_bug_that_ordinary_cases_do_not_show_keeps_its_needs(self) -> None:
+        again = bug(Case(seqlen_k=2, v_values="wide"), ("out",))
+        assert met_again(self.OF_RANGE, again).needs == (self.LARGE,)
+        assert not met_again(replace(self.OF_RANGE, severity=Severity(20, 20)), again).needs
+
+    @pytest.mark.parametrize(
+        ("found", "expected"),
+        [
+            ({"relative": 0.5}, False),
+            ({"relative": 0.5, "expected": 0.25, "actual": 0.0}, False),
+            ({"relative": 0.5, "expected": 0.0, "actual": 1.0}, False),
+            ({"relative": 0.5, "expected": 3e-8, "actual": 0.0}, True),
+            ({"relative": 1e-4}, True),
+        ],
+    )
+    def test_small_errors_and_tiny_numbers_that_are_lost_are_of_a_format(
+        self, found: dict[str, Any], expected: bool
+    ) -> None:
+        finding = wrong("out", **found)
+        assert finding is not None
+        assert is_of_format(finding) == expected
+
+    @pytest.mark.parametrize(
+        ("drawn", "smaller", "fails"), [(0.5, 0.4, True), (0.5, 1e-4, False), (1e-4, 1e-5, True)]
+    )
+    def test_wrong_numbers_are_not_shrunk_to_those_of_a_cast(
+        self, drawn: float, smaller: float, fails: bool
+    ) -> None:
+        found = {relative: wrong("out", relative=relative) for relative in (drawn, smaller)}
+        case, small = Case(seqlen_q=9), Case()
+        runs: Any = SimpleNamespace(hard=lambda *_, **__: found[smaller], clock=Clock())
+        failure = Failure("k", (), "forward", case, kernel="k", finding=found[drawn], environment={})  # type: ignore[arg-type]
+        known: Any = SimpleNamespace(bugs={})
+        alike = Investigation(runs, failure, known, ShrinkBudget(0.0)).alike(small)
+        assert (alike is not None) == fails
