@@ -188,7 +188,11 @@ class Capabilities:
         keywords=RAGGED_KEYWORDS.__getitem__,
     )
     backward: bool = claim(True, "The kernel gives gradients of q, k and v.", BOOLEAN)
-    lse: bool = claim(True, "`forward` returns lse beside out.", BOOLEAN)
+    lse: bool = claim(
+        True,
+        "`forward` returns lse beside out. A plain function may return out alone; then no lse is judged.",
+        BOOLEAN,
+    )
     deterministic: tuple[str, ...] = claim(
         OUTPUTS,
         "The outputs that are the same, bit for bit, whenever a call is repeated.",
