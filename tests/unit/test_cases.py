@@ -127,7 +127,7 @@ def test_masks_are_drawn_where_they_are_asked_for_and_claimed() -> None:
 def test_seldom_no_sequence_of_a_padded_case_has_several_keys() -> None:
     found = sample(cases(MASKED, dtype="float16", key_padding=True))
     padded = [case for case in found if case.key_padding != "none" and case.seqlen_k > 1]
-    assert 0 < sum(not several_attended(case) for case in padded) < 0.05 * len(padded)
+    assert 0 < sum(not several_attended(case) for case in padded) < 0.1 * len(padded)
 
 
 def test_draws_are_independent() -> None:
