@@ -61,7 +61,7 @@ GPU has to find gigabytes for each, and the time to get them."""
 MOST_WORK = 2**22
 
 MOST_SEEDS = 8
-"""Seeds that are tried for a mask that leaves keys to attend."""
+"""So many seeds are tried for a key padding mask that leaves keys to attend; one seed in as many keeps its mask."""
 
 T = TypeVar("T")
 Heads = tuple[int, int, int]

@@ -168,10 +168,7 @@ class Bug:
     @property
     def is_flush(self) -> bool:
         """Whether a number smaller than those of full precision has become 0."""
-        finding = self.failure.finding
-        if finding.kind != "error" or finding.expected is None or finding.actual != 0:
-            return False
-        return 0 < abs(float(finding.expected)) < SMALLEST_NORMAL[self.failure.case.dtype]
+        return is_flushed(self.failure.finding, self.failure.case.dtype)
 
     @property
     def is_by_chance(self) -> bool:
@@ -292,8 +289,14 @@ def is_small(finding: Finding) -> bool:
 
 def is_of_format(finding: Finding) -> bool:
     """Whether an error is one that a cast to a format of few bits makes: a small one, or 0 for a tiny number."""
-    is_lost = finding.kind == "error" and finding.actual == 0 and bool(finding.expected)
-    return is_small(finding) or (is_lost and abs(float(finding.expected or 0.0)) < SMALLEST_NORMAL["float16"])
+    return is_small(finding) or is_flushed(finding, "float16")
+
+
+def is_flushed(finding: Finding, dtype: str) -> bool:
+    """Whether a number has become 0 that is smaller than the smallest one of full precision in a dtype."""
+    if finding.kind != "error" or finding.expected is None or finding.actual != 0:
+        return False
+    return 0 < abs(float(finding.expected)) < SMALLEST_NORMAL[dtype]
 
 
 def wrong_tensors(finding: Finding) -> set[str]:

@@ -13,9 +13,8 @@ OURS = ("/harness/trial.py", "/kernels/registry.py")
 AT_FENCE = " in run_fenced"
 """The end of the frame in which memory ends where a tensor ends."""
 
-
 PAST_THE_END = "nothing is read or written past the end of a tensor"
-"""What is not true of a kernel that has ended its process at a fence."""
+"""The claim that is broken if a process ends at a fence, which is memory that nobody may touch behind a tensor."""
 
 
 def how_it_ended(code: int) -> str:

@@ -38,7 +38,7 @@ RUN = 8
 Longer runs would repeat themselves: of 400 cases that runs of 20 drew, 21 had the same values.
 """
 AN_EXAMPLE = 1e-3
-"""Seconds in which a turn has one example, since its first one ends only with the run."""
+"""A turn with so few seconds draws one example: the first example of a turn is cut off only by the end of the run."""
 FIRST_SECONDS = 4.0
 """In a run by examples, a turn of the first round has at least this many seconds.
 
@@ -115,6 +115,7 @@ class LawTurn(pytest.Item):
         if complaint := subject.complaint():
             pytest.skip(complaint)  # the whole run fails instead: see ``Summary.pytest_sessionfinish``
         if not subject.tally.drawn:
+            # A turn without an example has tested nothing, so it must not count as passed.
             pytest.skip(f"the time of the {'kernel' if self.plan.clock.left > 0 else 'run'} was up")
 
 
@@ -152,7 +153,7 @@ def shares_of(item: LawTurn) -> Shares:
 
 
 def share_of(item: LawTurn) -> float:
-    """Return how many seconds an item may take where several kernels share the time, whatever they do with it.
+    """Return how many seconds an item may take of the time that several kernels share, each as much as any other.
 
     A kernel that holds up another process, as by a hang or the report of a failure, waits until that is over, or until
     the others have had as much. Otherwise each turn of the first round has an example, so that no law is left out.

@@ -71,7 +71,7 @@ class Lines:
 
 
 class Ledger:
-    """One process's view of the file. If it can't be written, the process knows only its own bugs."""
+    """One process's view of the file of all bugs. If it can't be written, the process knows only its own bugs."""
 
     def __init__(self, path: Path) -> None:
         self.lines = Lines(path)

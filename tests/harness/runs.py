@@ -22,7 +22,7 @@ from tests.harness.verdict import Finding, Verdict
 LEAST_CASE = 30.0
 """A case may take half of the run's seconds, and at least so many, before the run goes on with others."""
 MOST_SHARES = 2.0
-"""It may take so many times the share of its kernel, where several kernels share the time."""
+"""A case may take so many times the seconds of its kernel, where several kernels share the time of a run."""
 HANG_SECONDS = {"cpu": 15.0, "cuda": 180.0}
 """Seconds for a case, by device type, of a kernel that is known to hang."""
 MOST_HELD = 200

@@ -26,7 +26,7 @@ class Running:
     begun: float
 
     def had(self, now: float) -> float:
-        """Return the seconds that it has had. A turn that ends early has no use for more, so it has had them all."""
+        """Return the seconds that the turn has had by now; one that ends early counts as if it had had all of them."""
         return max(self.given, now - self.begun)
 
 

@@ -230,7 +230,9 @@ class TestRoundings:
         found = {relative: wrong("out", relative=relative) for relative in (drawn, smaller)}
         case, small = Case(seqlen_q=9), Case()
         runs: Any = SimpleNamespace(hard=lambda *_, **__: found[smaller], clock=Clock())
-        failure = Failure("k", (), "forward", case, kernel="k", finding=found[drawn], environment={})  # type: ignore[arg-type]
+        finding = found[drawn]
+        assert finding is not None
+        failure = Failure("k", (), "forward", case, kernel="k", finding=finding, environment={})
         known: Any = SimpleNamespace(bugs={})
         alike = Investigation(runs, failure, known, ShrinkBudget(0.0)).alike(small)
         assert (alike is not None) == fails

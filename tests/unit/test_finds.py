@@ -309,7 +309,7 @@ class TestLost:
         reports, shared, first = tmp_path / "reports", finds_at(place, check=True), "planted.corrupting"
         run = start(reports, 0.7, ["corrupting", "exiting_politely"], "-n", "2", "--database", place)
         while run.poll() is None and not shared.of(first):
-            time.sleep(0.1)
+            time.sleep(0.1)  # wait for the first bug that is kept, however long it takes
         process.kill()
         printed, _ = run.communicate()
         assert run.returncode == 1, printed
