@@ -257,7 +257,7 @@ def is_same(known: Bug, bug: Bug, run: Try, capabilities: Capabilities, others: 
         if _is_found_beside(one, other, run, capabilities):
             return True
     if bug.failure.finding.ends_process:  # each run to make sure would end a process
-        return bool({need.name for need in bug.needs} & {need.name for need in known.needs})
+        return False
     third = [x for x in others if x.key not in (known.key, bug.key)]
     cured = partial(_is_cured_as, run=run, capabilities=capabilities, others=third)
     return any(_begins_like(one, other) and cured(one, other) for one, other in both) or all(

@@ -22,11 +22,15 @@ OF_ROUNDINGS = 2.0**-7
 
 LARGE_SCORES = "exact"
 """The law that sets large scores."""
+OF_PARTS = (*SIZES, "lengths", BLIND, HEADS)
+"""What a part of a case may have that the case has not, by the names of needs."""
 OWN_NUMBERS = (LARGE_SCORES, "special")
 """Laws that set numbers of their own, so that a case of theirs is not ordinary, whatever its fields are."""
 
 ENOUGH = 8
 """At least this many ordinary cases must be run to say that a bug shows in all of them."""
+FEW_CRASHES = 3
+"""So many are run, and are enough, if each ends a process."""
 
 
 @dataclass(frozen=True)
@@ -150,10 +154,16 @@ class Bug:
         return all(need.name == "dtype" for need in self.needs)
 
     @property
+    def fields_needed(self) -> set[str]:
+        """The names of the fields that it needs; unequal lengths are a need of both."""
+        names = {need.name for need in self.needs}
+        return names | set(LENGTHS) if "lengths" in names else names
+
+    @property
     def is_everywhere(self) -> bool:
         """Whether it shows in every case of the dtypes that it needs, judged by the ordinary ones."""
-        s = self.severity
-        return self.needs_no_more_than_dtype and s.shown == s.tried >= ENOUGH and not self.needs_own_numbers
+        s, enough = self.severity, FEW_CRASHES if self.failure.finding.ends_process else ENOUGH
+        return self.needs_no_more_than_dtype and s.shown == s.tried >= enough and not self.needs_own_numbers
 
     @property
     def needs_own_numbers(self) -> bool:
@@ -185,6 +195,19 @@ class Bug:
         finding = self.failure.finding
         return finding if finding.ends_process and self.needs and self.is_met(case) else None
 
+    def ends_parts(self, finding: Finding) -> bool:
+        """Whether it may have ended the process in a law that calls the kernel with parts of a case.
+
+        It ends the process in the same words, and needs only sizes, which such a part may have whatever the case has.
+        """
+        is_of_sizes = bool(self.needs) and all(need.name in OF_PARTS for need in self.needs)
+        return is_of_sizes and self.ends_as(finding)
+
+    def ends_as(self, finding: Finding) -> bool:
+        """Whether it ends the process in the same words as a finding."""
+        mine = self.failure.finding
+        return mine.ends_process and mine.claim == finding.claim
+
     def could_break(self, finding: Finding) -> bool:
         """Whether the bug can be blamed for a failure, by the kind of failure and by its tensors."""
         if self.is_huge:
@@ -206,7 +229,8 @@ class Bug:
 
         They are if they need the same fields and the case of each meets the needs of both, or has a length that is
         equal to head_dim; or if neither needs any, as far as is known, and the tensor that is most wrong in each is
-        among the wrong ones of the other; or if the same exception was raised at the same line. They are also one if
+        among the wrong ones of the other; or if the same exception was raised at the same line; or if both end the
+        process and have a need in common, or one of them does so in every case, in the same words. They are also one if
         numbers decide whether they show, in the same tensor and dtype: if both make tiny numbers 0, or small errors
         that few cases show. What seems to matter beside the numbers does so by accident. What comes and goes in a
         kernel counts as one bug, since nothing tells what it needs.
@@ -217,6 +241,9 @@ class Bug:
             return True
         if not self.is_kin(other):
             return False
+        if self.failure.finding.ends_process:
+            always = self.ends_as(other.failure.finding) and (self.is_everywhere or other.is_everywhere)
+            return always or not self.fields_needed.isdisjoint(other.fields_needed)
         places = {(bug.failure.finding.tensor, bug.failure.case.dtype) for bug in (self, other)}
         of_numbers = (self.is_flush and other.is_flush) or (self.is_by_chance and other.is_by_chance)
         if of_numbers and len(places) == 1:
@@ -316,7 +343,7 @@ def is_not_cured(mine: Finding, found: Finding | None) -> bool:
 
 def in_parts(bug: Bug) -> Bug:
     """Return the bug without needs of sizes, because a law that calls the kernel with parts of a case may meet any."""
-    needs = tuple(need for need in bug.needs if need.name not in (*SIZES, "lengths", BLIND, HEADS))
+    needs = tuple(need for need in bug.needs if need.name not in OF_PARTS)
     return replace(bug, needs=needs or bug.needs)
 
 

@@ -59,7 +59,7 @@ def merged(
     """
     groups: list[list[Bug]] = []
     for bug in sorted(bugs.values(), key=severity):
-        group = next((group for group in groups if _are_one(group[0], bug, is_same)), None)
+        group = next((x for x in groups if any(_are_one(one, bug, is_same) for one in x)), None)
         if group is None:
             groups.append([bug])
         else:

@@ -1,7 +1,10 @@
 """What only the process that holds the device can find out: whether it still answers, and when its work is done."""
 
+import ctypes
 import os
-from threading import Timer
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Event, Thread, Timer
 
 import torch
 
@@ -9,6 +12,11 @@ WAIT_SECONDS = 120.0
 """Seconds that the device may take once a kernel's launcher has returned, and with it all compilation. A case takes
 milliseconds, or some seconds on a device that many processes share.
 """
+
+LOOK_SECONDS = 5.0
+"""Seconds between two looks at whether the device goes on with its work while a kernel's launcher runs."""
+RELAXED = 2
+"""The number of ``CU_STREAM_CAPTURE_MODE_RELAXED``: other threads may record a CUDA graph meanwhile."""
 
 OVERRAN = 124
 """Exit status of a process whose device overran its time, as in timeout(1)."""
@@ -35,3 +43,43 @@ def wait_for_device(device: str, seconds: float = WAIT_SECONDS) -> None:
         torch.cuda.synchronize()
     finally:
         timer.cancel()
+
+
+@contextmanager
+def watched(device: str, seconds: float = WAIT_SECONDS, look: float = LOOK_SECONDS) -> Iterator[None]:
+    """Watch a device beside the code that launches work on it, which may take long to compile.
+
+    If the device needs more than so many seconds for work that has been launched, the process exits with ``OVERRAN``. A
+    launcher can't tell, since it may wait for the device without end: a module is loaded only once the device is idle.
+    """
+    over = Event()
+    if device != "cpu":
+        Thread(target=_watch, args=(over, seconds, look), daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def _watch(over: Event, seconds: float, look: float) -> None:
+    """Wait again and again for what has been launched by then, until all is over."""
+    while not over.wait(look):
+        timer = Timer(seconds, os._exit, (OVERRAN,))
+        timer.start()
+        try:
+            _wait_for_what_is_launched()
+        except Exception:  # the device is lost, as the launcher will find out
+            return
+        finally:
+            timer.cancel()
+
+
+def _wait_for_what_is_launched() -> None:
+    """Wait for the work that the device's default stream has by now.
+
+    In the mode that is set first, this does not spoil a CUDA graph that another thread records.
+    """
+    ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode(ctypes.byref(ctypes.c_int(RELAXED)))
+    reached = torch.cuda.Event(blocking=True)
+    reached.record(torch.cuda.default_stream())
+    reached.synchronize()

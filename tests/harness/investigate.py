@@ -11,7 +11,17 @@ from reference.bounds.accumulation import SHRINKING_SAFETY
 from strategies.case import LAYOUT_FIELDS, Case
 from tests.harness.attribute import Broken, attribute, cures, is_present, is_same
 from tests.harness.budget import LEAST_SECONDS, BudgetSpent, ShrinkBudget
-from tests.harness.bugs import ENOUGH, Bug, Need, Severity, is_in_common, is_not_cured, is_of_format, is_small
+from tests.harness.bugs import (
+    ENOUGH,
+    FEW_CRASHES,
+    Bug,
+    Need,
+    Severity,
+    is_in_common,
+    is_not_cured,
+    is_of_format,
+    is_small,
+)
 from tests.harness.child import ChildDied, DeviceLost
 from tests.harness.explain import HOLDS_ALONE, Explanation, Seen, explain
 from tests.harness.gentle import RUNS, gently_reduced, in_general_layout
@@ -34,8 +44,6 @@ NEEDS_SECONDS = 15.0
 """Seconds for finding what a bug needs, in addition to those that explain its case."""
 SEVERITY_SECONDS = 8.0
 """Seconds for the ordinary cases, and again for the claims to offer."""
-FEW_CRASHES = 3
-"""How many ordinary cases are run of a failure that ends the process."""
 LEAST_HASTE = 0.3
 """The least share of their time that explanation, needs and severity get when the run is about to end."""
 SHRUNK_CASES = 40

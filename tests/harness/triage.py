@@ -202,7 +202,7 @@ class Triage:
         known = tuple(self.known.bugs.values())
         if not is_plain(broken.law) and broken.finding.ends_process:
             for bug in known:
-                if in_parts(bug).end_of(broken.case):
+                if in_parts(bug).end_of(broken.case) or bug.ends_parts(broken.finding):
                     self.known.blame(bug, broken.law, broken.case, "")
                     return None
         run = partial(self.runs.hard, explained=bool(broken.finding.explained_by))

@@ -24,7 +24,7 @@ from strategies.case import TENSORS, Case
 from strategies.layouts import bits
 from strategies.tensors import Tensors, tensors
 from tests.harness.compare import Check, describe, error_over_bound
-from tests.harness.device import device_answers, wait_for_device
+from tests.harness.device import device_answers, wait_for_device, watched
 from tests.harness.interpreting import why_not_here
 from tests.harness.pattern import ComparedTensor
 from tests.harness.poison import PoisonedAllocations
@@ -307,7 +307,7 @@ class Trial:
         copies = Copies(self.device) if self.home != self.device else None
         given = problem.copied(copies) if copies else problem
         begun = time.perf_counter()
-        with self._blame_kernel(number):
+        with self._blame_kernel(number), watched(self.device):
             try:
                 with memory or PoisonedAllocations(self.fill):
                     outputs = run_kernel(self.kernel, given, self.launch, backward=backward)

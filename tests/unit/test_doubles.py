@@ -14,6 +14,7 @@ from tests.harness.apart import Try
 from tests.harness.attribute import Broken, Outcome, attribute, is_same
 from tests.harness.budget import Clock, ShrinkBudget
 from tests.harness.bugs import Bug, Need, Severity, is_of_format, met_again
+from tests.harness.conclude import merged
 from tests.harness.investigate import Investigation
 from tests.harness.known_bugs import KnownBugs
 from tests.harness.law import law_named
@@ -236,3 +237,41 @@ class TestRoundings:
         known: Any = SimpleNamespace(bugs={})
         alike = Investigation(runs, failure, known, ShrinkBudget(0.0)).alike(small)
         assert (alike is not None) == fails
+
+
+class TestTheEndOfAProcess:
+    """A crash costs the start of a process, so that little is known of what it needs."""
+
+    ALWAYS = replace(bug(Case(seqlen_k=6), ()), severity=Severity(3, 3))
+    LONG = bug(Case(seqlen_k=24), (), Need("seqlen_k", (24,), (16,)))
+    OF_LENGTHS = bug(Case(seqlen_k=24), (), Need("lengths", ("more keys than queries",), ("equal",)))
+    GROUPED = bug(Case(group=2), (), Need("group", (2,), (1,)))
+
+    @staticmethod
+    def ends(law: str, case: Case, ignored: frozenset[str]) -> Finding | None:
+        return TestTheEndOfAProcess.ALWAYS.failure.finding
+
+    def test_what_ends_every_ordinary_case_in_the_same_words_is_one_bug(self) -> None:
+        assert is_same(self.ALWAYS, self.LONG, self.ends, CLAIMS)
+        assert is_same(self.GROUPED, self.ALWAYS, self.ends, CLAIMS)
+        sometimes = replace(self.ALWAYS, severity=Severity(2, 3))
+        assert not is_same(sometimes, self.GROUPED, self.ends, CLAIMS)
+        words = replace(self.LONG.failure.finding, claim="it runs, but ended with signal 6")
+        otherwise = replace(self.LONG, failure=replace(self.LONG.failure, finding=words))
+        assert not is_same(self.ALWAYS, otherwise, self.ends, CLAIMS)
+
+    def test_crashes_that_need_the_same_are_one_bug_and_others_are_two(self) -> None:
+        assert is_same(self.LONG, self.OF_LENGTHS, self.ends, CLAIMS)
+        assert not is_same(self.LONG, self.GROUPED, self.ends, CLAIMS)
+
+    def test_a_find_is_compared_with_all_finds_of_a_bug(self) -> None:
+        worst = replace(self.LONG, severity=Severity(3, 3))
+        assert len(merged(dict(zip("abc", (worst, self.ALWAYS, self.GROUPED), strict=True)), {})) == 1
+        assert len(merged({"a": worst, "b": self.GROUPED}, {})) == 2
+
+    def test_a_law_of_parts_meets_a_crash_of_sizes_whatever_its_case_has(self) -> None:
+        found = self.LONG.failure.finding
+        assert self.LONG.ends_parts(found)
+        assert not self.LONG.ends_parts(replace(found, claim="it runs, but ended with signal 6"))
+        assert not bug(Case(causal=True), (), CAUSAL).ends_parts(found)
+        assert not self.ALWAYS.ends_parts(found)
