@@ -8,9 +8,9 @@ from threading import Event, Thread, Timer
 
 import torch
 
-WAIT_SECONDS = 120.0
-"""Seconds that the device may take once a kernel's launcher has returned, and with it all compilation. A case takes
-milliseconds, or some seconds on a device that many processes share.
+WAIT_SECONDS = 60.0
+"""Seconds that the device may take for the work that it has got, without any compilation. A case takes milliseconds, or
+some seconds on a device that many processes share.
 """
 
 LOOK_SECONDS = 5.0

@@ -62,8 +62,8 @@ def _truer_claims(
     laws = {law for law, _ in refusing}
     if "backward" in laws and any(law == "forward" for law, _ in tallies) and "forward" not in laws:
         return ("backward=false",)
-    answered = merged(tallies.values()).answered_cases
-    refused = merged(refusing.values()).refused_cases
+    answered = list(merged(tallies.values()).answered_cases)
+    refused = list(merged(refusing.values()).refused_cases)
     claim = narrower(refused, answered, capabilities)
     return (claim,) if claim else narrowing(refused, answered, capabilities)
 

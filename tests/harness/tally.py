@@ -61,7 +61,8 @@ class Tally:
         designs: the number of examples that each member of a family of designs explained.
         watched: the number of examples that were run once more under each sanitizer.
         cells: the number of examples in each cell of the space of cases: see ``tests.harness.cells``.
-        refused_cases, answered_cases: some of the cases, with plain numbers, since no claim is about numbers.
+        refused_cases, answered_cases: some of the cases, with plain numbers, since no claim is about numbers. They are
+            the keys of a dict, which are merged without computing their hashes anew.
     """
 
     examples: int = 0
@@ -90,8 +91,8 @@ class Tally:
     designs: Counter[str] = field(default_factory=Counter)
     watched: Counter[str] = field(default_factory=Counter)
     cells: Counter[str] = field(default_factory=Counter)
-    refused_cases: list[Case] = field(default_factory=list)
-    answered_cases: list[Case] = field(default_factory=list)
+    refused_cases: dict[Case, None] = field(default_factory=dict)
+    answered_cases: dict[Case, None] = field(default_factory=dict)
 
     @property
     def drawn(self) -> int:
@@ -153,7 +154,7 @@ class Tally:
             self.histogram.setdefault(tensor, Counter()).update(numbers)
             self.largest[tensor] = max(self.largest.get(tensor, 0.0), other.largest[tensor])
         for name in CASES:
-            setattr(self, name, list(dict.fromkeys([*getattr(self, name), *getattr(other, name)])))
+            getattr(self, name).update(getattr(other, name))
 
     def quantile(self, tensor: str, share: float) -> float:
         """Return the ratio that ``share`` of a tensor's examples stay below, as the upper edge of its bin."""
@@ -180,19 +181,17 @@ class Tally:
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> "Tally":
         """Make a tally from what ``to_dict`` returned, also after JSON."""
-        kept = {name: list(map(_from_fields, fields[name])) for name in CASES}
+        kept = {name: dict.fromkeys(map(_from_fields, fields[name])) for name in CASES}
         tally = cls()
         tally.merge(cls(**{**fields, **kept}))
         return tally
 
 
-def _keep(case: Case, cases: list[Case]) -> None:
+def _keep(case: Case, cases: dict[Case, None]) -> None:
     """Add the case with normal numbers to ``cases``, unless these have it already or are ``MOST_CASES``."""
     if len(cases) < MOST_CASES:
         numbers: dict[str, Any] = {f"{tensor}_values": "normal" for tensor in TENSORS}
-        plain = replace(case, seed=0, spikes=(), **numbers)
-        if plain not in cases:
-            cases.append(plain)
+        cases[replace(case, seed=0, spikes=(), **numbers)] = None
 
 
 def _to_fields(case: Case) -> dict[str, Any]:
