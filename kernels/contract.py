@@ -50,6 +50,19 @@ def flash_arithmetic(dtype: str, device: str, launch: Launch) -> Arithmetic:
     )
 
 
+def _sizes(name: str, meaning: str) -> Any:
+    """Declare the claim of a part of a mask's pattern: the values with which ``forward`` and ``backward`` take it."""
+    return claim(
+        (0,),
+        f"""{meaning} 0 stands for none, and is not passed.""",
+        integers(0, "0,128", "0-4096"),
+        fields=(name,),
+        admits=lambda claimed, case: getattr(case, name) in (0, *claimed),
+        less=(0,),
+        keywords=lambda claimed: (name,) if any(claimed) else (),
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
     """What a kernel claims. Cases are drawn from the claims alone.
@@ -158,16 +171,33 @@ class Capabilities:
         less=(0.0,),
         keywords=lambda claimed: ("dropout_p", "dropout_seed") if any(claimed) else (),
     )
-    window: tuple[int, ...] = claim(
-        (0,),
+    window: tuple[int, ...] = _sizes(
+        "window",
         """The sizes of a sliding window that `forward` and `backward` take as `window`: query i sees key j only if
         `i + seqlen_k - seqlen_q - j < window` (with `causal_alignment=top_left`, if `i - j < window`), and only if a
-        causal mask lets it. 0 stands for no window, and is not passed.""",
-        integers(0, "0,128", "0-4096"),
-        fields=("window",),
-        admits=lambda claimed, case: case.window in (0, *claimed),
-        less=(0,),
-        keywords=lambda claimed: ("window",) if any(claimed) else (),
+        causal mask lets it.""",
+    )
+    window_right: tuple[int, ...] = _sizes(
+        "window_right",
+        """The sizes of a sliding window to the right that `forward` and `backward` take as `window_right`: query i sees
+        key j only if `j - (i + seqlen_k - seqlen_q) < window_right` (with `causal_alignment=top_left`, if
+        `j - i < window_right`). Together with `window` it makes a window to both sides.""",
+    )
+    chunk: tuple[int, ...] = _sizes(
+        "chunk",
+        """The sizes of the chunks of local attention that `forward` and `backward` take as `chunk`: query i sees key j
+        only if `(i + seqlen_k - seqlen_q) // chunk == j // chunk` (with `causal_alignment=top_left`, if
+        `i // chunk == j // chunk`), and only if a causal mask lets it.""",
+    )
+    first_keys: tuple[int, ...] = _sizes(
+        "first_keys",
+        """The numbers of first keys, also known as sink tokens, that `forward` and `backward` take as `first_keys`:
+        every query sees them whatever `window`, `window_right` and `chunk` hide, if a causal mask lets it.""",
+    )
+    prefix: tuple[int, ...] = _sizes(
+        "prefix",
+        """The lengths of a prefix that `forward` and `backward` take as `prefix`: every query sees the first `prefix`
+        keys, whatever a causal mask and the other parts of the pattern hide.""",
     )
     grouped_heads: bool = claim(
         True,

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from reference.dropout import factors
 from reference.heads import fold, group_size, unfold
+from reference.mask_pattern import NO_PATTERN, MaskPattern
 from reference.masks import LOWEST, blocks, contract, hide, visible
 
 
@@ -31,18 +32,20 @@ def forward(
     alignment: str = "bottom_right",
     dropout_p: float = 0.0,
     dropout_seed: int = 0,
+    pattern: MaskPattern = NO_PATTERN,
     block_q: int,
     block_k: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return out like q, m and l (batch, heads_q, seqlen_q), float64, by Algorithm 1.
 
     q is (batch, heads_q, seqlen_q, head_dim), k and v (batch, heads_kv, seqlen_k, head_dim), any float dtype;
-    block_q and block_k are the paper's B_r and B_c; dropout is that of ``reference.dropout``.
+    block_q and block_k are the paper's B_r and B_c; dropout is that of ``reference.dropout``, pattern
+    that of ``masks.visible``.
 
     Raises ValueError for head counts, an alignment or block sizes that make no sense.
     """
     heads_q, group = q.shape[1], group_size(q, k)
-    seen = visible(q.shape[2], k.shape[2], causal, alignment, q.device, group=group)
+    seen = visible(q.shape[2], k.shape[2], causal, alignment, q.device, group=group, pattern=pattern)
     z = factors(q, k, dropout_p=dropout_p, seed=dropout_seed)
     q, k, v = fold(q.double(), k.shape[1]), k.double(), v.double()
     out = torch.zeros_like(q)  # line 2
@@ -52,7 +55,7 @@ def forward(
         k_j, v_j = k[:, :, j], v[:, :, j]  # line 6
         for i in blocks(q.shape[2], block_q):  # lines 4, 7
             q_i, out_i, l_i, m_i = q[:, :, i], out[:, :, i], l[:, :, i], m[:, :, i]  # line 8
-            seen_ij = None if seen is None else seen[i, j]
+            seen_ij = None if seen is None else seen[..., i, j]
             s_ij = hide(sm_scale * (q_i @ k_j.mT), seen_ij, -math.inf)  # line 9
             m_ij = s_ij.amax(-1, keepdim=True)  # line 10
             p_ij = torch.exp(s_ij - m_ij.clamp_min(LOWEST))  # line 10
@@ -82,6 +85,7 @@ def backward(
     alignment: str = "bottom_right",
     dropout_p: float = 0.0,
     dropout_seed: int = 0,
+    pattern: MaskPattern = NO_PATTERN,
     block_q: int,
     block_k: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -90,7 +94,7 @@ def backward(
     Raises ValueError for head counts, an alignment or block sizes that make no sense.
     """
     heads_q, heads_kv, group = q.shape[1], k.shape[1], group_size(q, k)
-    seen = visible(q.shape[2], k.shape[2], causal, alignment, q.device, group=group)
+    seen = visible(q.shape[2], k.shape[2], causal, alignment, q.device, group=group, pattern=pattern)
     z = factors(q, k, dropout_p=dropout_p, seed=dropout_seed)
     q, dout, out, m, l = (fold(x.double(), heads_kv) for x in (q, dout, out, m, l))
     k, v = k.double(), v.double()
@@ -101,7 +105,7 @@ def backward(
         dk_j, dv_j = torch.zeros_like(k_j), torch.zeros_like(v_j)  # line 8
         for i in blocks(q.shape[2], block_q):  # lines 4, 9
             q_i, out_i, dout_i, l_i, m_i = (x[:, :, i] for x in (q, out, dout, l, m))  # line 10
-            seen_ij = None if seen is None else seen[i, j]
+            seen_ij = None if seen is None else seen[..., i, j]
             seen_ji = None if seen_ij is None else seen_ij.mT
             s_ij = hide(sm_scale * (q_i @ k_j.mT), seen_ij, -math.inf)  # lines 11, 12
             p_ij = hide(torch.exp(s_ij - m_i) / l_i, seen_ij)  # line 13

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from reference.dropout import factors
 from reference.heads import fold, group_size, unfold
+from reference.mask_pattern import NO_PATTERN, MaskPattern
 from reference.masks import LOWEST, blocks, contract, hide, visible
 
 
@@ -26,18 +27,20 @@ def forward(
     alignment: str = "bottom_right",
     dropout_p: float = 0.0,
     dropout_seed: int = 0,
+    pattern: MaskPattern = NO_PATTERN,
     block_q: int,
     block_k: int,
 ) -> tuple[Tensor, Tensor]:
     """Return out like q and lse (batch, heads_q, seqlen_q), float64, by Algorithm 1.
 
     q is (batch, heads_q, seqlen_q, head_dim), k and v (batch, heads_kv, seqlen_k, head_dim), any float dtype;
-    block_q and block_k are the paper's B_r and B_c; dropout is that of ``reference.dropout``.
+    block_q and block_k are the paper's B_r and B_c; dropout is that of ``reference.dropout``, pattern
+    that of ``masks.visible``.
 
     Raises ValueError for head counts, an alignment or block sizes that make no sense.
     """
     heads_q, group = q.shape[1], group_size(q, k)
-    seen = visible(q.shape[2], k.shape[2], causal, alignment, q.device, group=group)
+    seen = visible(q.shape[2], k.shape[2], causal, alignment, q.device, group=group, pattern=pattern)
     z = factors(q, k, dropout_p=dropout_p, seed=dropout_seed)
     q, k, v = fold(q.double(), k.shape[1]), k.double(), v.double()
     out = torch.empty_like(q)  # line 2
@@ -49,7 +52,7 @@ def forward(
         l = torch.zeros_like(m)  # line 5
         for j in blocks(k.shape[2], block_k):  # lines 1, 6
             k_j, v_j = k[:, :, j], v[:, :, j]  # line 7
-            seen_ij = None if seen is None else seen[i, j]
+            seen_ij = None if seen is None else seen[..., i, j]
             s_ij = hide(sm_scale * (q_i @ k_j.mT), seen_ij, -math.inf)  # line 8
             m_new = torch.maximum(m, s_ij.amax(-1, keepdim=True))  # line 9
             p_ij = torch.exp(s_ij - m_new.clamp_min(LOWEST))  # line 9
@@ -79,6 +82,7 @@ def backward(
     alignment: str = "bottom_right",
     dropout_p: float = 0.0,
     dropout_seed: int = 0,
+    pattern: MaskPattern = NO_PATTERN,
     block_q: int,
     block_k: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -87,7 +91,7 @@ def backward(
     Raises ValueError for head counts, an alignment or block sizes that make no sense.
     """
     heads_q, heads_kv, group = q.shape[1], k.shape[1], group_size(q, k)
-    seen = visible(q.shape[2], k.shape[2], causal, alignment, q.device, group=group)
+    seen = visible(q.shape[2], k.shape[2], causal, alignment, q.device, group=group, pattern=pattern)
     z = factors(q, k, dropout_p=dropout_p, seed=dropout_seed)
     q, dout, out, lse = (fold(x.double(), heads_kv) for x in (q, dout, out, lse))
     k, v, lse = k.double(), v.double(), lse[..., None].clamp_min(LOWEST)
@@ -98,7 +102,7 @@ def backward(
         dk_j, dv_j = torch.zeros_like(k_j), torch.zeros_like(v_j)  # line 7
         for i in blocks(q.shape[2], block_q):  # lines 2, 8
             q_i, dout_i, lse_i, delta_i = (x[:, :, i] for x in (q, dout, lse, delta))  # line 9
-            seen_ij = None if seen is None else seen[i, j]
+            seen_ij = None if seen is None else seen[..., i, j]
             seen_ji = None if seen_ij is None else seen_ij.mT
             s_ij = hide(sm_scale * (q_i @ k_j.mT), seen_ij, -math.inf)  # line 10
             p_ij = hide(torch.exp(s_ij - lse_i), seen_ij)  # line 11

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from reference.mask_pattern import NO_PATTERN, MaskPattern
+
 ALIGNMENTS = ("bottom_right", "top_left")
 
 LOWEST = torch.finfo(torch.float64).min
@@ -27,15 +29,15 @@ def visible(
     rows: slice = slice(None),
     group: int = 1,
     key_padding_mask: Tensor | None = None,
-    window: int = 0,
+    pattern: MaskPattern = NO_PATTERN,
 ) -> Tensor | None:
     """Which keys the queries ``rows`` see: (group * rows, seqlen_k) bool, or None where they see every key.
 
     The last key on query i's diagonal is ``i + seqlen_k - seqlen_q`` (``bottom_right``) or ``i`` (``top_left``). A
-    causal mask hides the keys after it. A ``window`` above 0 hides the keys that lie ``window`` or more before it, and
-    none after it. The mask is repeated for the ``group`` heads folded into rows. With a ``key_padding_mask``
-    (batch, seqlen_k) bool, sequence b sees only those keys where it is True. With a window or a key padding mask, the
-    result is (batch or 1, 1, group * rows or 1, seqlen_k). Raises ValueError for another alignment.
+    causal mask hides the keys after it. ``pattern`` says what else hides keys by their places, or lets them be seen.
+    The mask is repeated for the ``group`` heads folded into rows. With a ``key_padding_mask`` (batch, seqlen_k) bool,
+    sequence b sees only those keys where it is True. With a pattern or a key padding mask, the result is
+    (batch or 1, 1, group * rows or 1, seqlen_k). Raises ValueError for another alignment.
     """
     if alignment not in ALIGNMENTS:
         raise ValueError(f"alignment: got {alignment!r}, expected one of {ALIGNMENTS}")
@@ -43,16 +45,29 @@ def visible(
     last_key_of_first_row = start + (seqlen_k - seqlen_q if alignment == "bottom_right" else 0)
     attended = None if key_padding_mask is None else key_padding_mask[:, None, None, :]
     is_cut = causal and last_key_of_first_row < seqlen_k - 1
-    if not is_cut and not window:
+    if not is_cut and not pattern:
         return attended
     seen = torch.ones(stop - start, seqlen_k, dtype=torch.bool, device=device)
     if is_cut:
         seen.tril_(last_key_of_first_row)
-    if window:
-        seen.triu_(last_key_of_first_row - window + 1)
+    if pattern:
+        diagonals = torch.arange(stop - start, device=device)[:, None] + last_key_of_first_row
+        seen = _with_pattern(seen, pattern, diagonals, torch.arange(seqlen_k, device=device))
     seen = seen if group == 1 else seen.repeat(group, 1)
-    seen = seen[None, None] if window else seen
+    seen = seen[None, None] if pattern else seen
     return seen if attended is None else seen & attended
+
+
+def _with_pattern(seen: Tensor, pattern: MaskPattern, diagonals: Tensor, keys: Tensor) -> Tensor:
+    """Return what rows with their ``diagonals`` (rows, 1) see of ``keys`` (seqlen_k,), after a causal mask."""
+    near = torch.ones_like(seen)
+    if pattern.window:
+        near &= keys > diagonals - pattern.window
+    if pattern.window_right:
+        near &= keys < diagonals + pattern.window_right
+    if pattern.chunk:
+        near &= keys // pattern.chunk == diagonals // pattern.chunk
+    return seen & (near | (keys < pattern.first_keys)) | (keys < pattern.prefix)
 
 
 def blank(x: Tensor, key_padding_mask: Tensor | None) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from reference.dropout import factors
 from reference.heads import fold, group_size, unfold
+from reference.mask_pattern import NO_PATTERN, MaskPattern
 from reference.masks import LOWEST, blank, blocks, contract, hide, visible
 
 BLOCK_BYTES = 64 * 2**20
@@ -40,7 +41,7 @@ def forward(
     key_padding_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     dropout_seed: int = 0,
-    window: int = 0,
+    pattern: MaskPattern = NO_PATTERN,
     chunk: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return out, like q, and lse (batch, heads_q, seqlen_q), the log-sum-exp of each row's scores, in float64.
@@ -49,19 +50,19 @@ def forward(
     dtype, device and strides; query head h reads key head h // (heads_q // heads_kv). ``alignment`` anchors
     the causal mask (``masks.visible``); ``chunk`` query rows of a head are taken at once (``default_chunk``).
     Where ``key_padding_mask`` (batch, seqlen_k) bool is False, a key is not seen, whatever it and its value are.
-    ``dropout_p`` and ``dropout_seed`` drop weights after the softmax (``reference.dropout``). ``window`` is the size of
-    a sliding window (``masks.visible``), 0 for none.
+    ``dropout_p`` and ``dropout_seed`` drop weights after the softmax (``reference.dropout``). ``pattern`` says
+    what else hides keys (``masks.visible``).
 
     Raises ValueError for head counts, an alignment or a chunk that make no sense.
     """
     group = group_size(q, k)
     k, v = (blank(x.double(), key_padding_mask) for x in (k, v))
-    leaks = (causal or window > 0) and not _all_finite(v)
+    leaks = (causal or bool(pattern)) and not _all_finite(v)
     outs, lses = [], []
     for rows in _chunks(q, k, chunk):
         q_rows = fold(q[:, :, rows].double(), k.shape[1])
         seen = visible(
-            q.shape[2], k.shape[2], causal, alignment, q.device, rows, group, key_padding_mask, window
+            q.shape[2], k.shape[2], causal, alignment, q.device, rows, group, key_padding_mask, pattern
         )
         weights, row_max, total = _softmax(_scores(q_rows, k, seen, sm_scale))
         if dropout_p:
@@ -85,7 +86,7 @@ def backward(
     key_padding_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     dropout_seed: int = 0,
-    window: int = 0,
+    pattern: MaskPattern = NO_PATTERN,
     out: Tensor | None = None,
     lse: Tensor | None = None,
     chunk: int | None = None,
@@ -105,12 +106,12 @@ def backward(
     group = group_size(q, k)
     heads_kv = k.shape[1]
     k, v = (blank(x.double(), key_padding_mask) for x in (k, v))
-    leaks = (causal or window > 0) and not _all_finite(q, k, dout)
+    leaks = (causal or bool(pattern)) and not _all_finite(q, k, dout)
 
     def of_rows(rows: slice) -> tuple[Tensor, Tensor, Tensor]:
         q_rows, dout_rows = (fold(x[:, :, rows].double(), heads_kv) for x in (q, dout))
         seen = visible(
-            q.shape[2], k.shape[2], causal, alignment, q.device, rows, group, key_padding_mask, window
+            q.shape[2], k.shape[2], causal, alignment, q.device, rows, group, key_padding_mask, pattern
         )
         scores = _scores(q_rows, k, seen, sm_scale)
         dp = dout_rows @ v.mT

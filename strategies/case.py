@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar, get_type_hints
 
+from reference.mask_pattern import MaskPattern
+
 TENSORS = ("q", "k", "v", "dout")
 SIZES = ("batch", "heads_kv", "group", "seqlen_q", "seqlen_k", "head_dim")
 """The fields of a case that its tensors' shapes follow from."""
@@ -53,8 +55,8 @@ class Case:
 
     heads_q is ``heads_kv * group``. Each tensor has a memory layout (``strategies.layouts``) and a family of
     values (``strategies.values``) drawn from ``seed``; then ``spikes`` are set. ``key_padding`` is none, or a family
-    of masks (``strategies.padding``). ``window`` is the size of a sliding window, 0 for none. ``launch`` holds the
-    kernel's own launch settings as (name, value) pairs.
+    of masks (``strategies.padding``). ``window`` to ``prefix`` make up a ``MaskPattern``. ``launch`` holds the kernel's
+    own launch settings as (name, value) pairs.
     """
 
     batch: int = _declared(1, "several batch elements")
@@ -69,6 +71,10 @@ class Case:
     key_padding: str = _declared("none", "the key padding mask", tried=("none",), since=3)
     dropout_p: float = _declared(0.0, "dropout", tried=(0.0,), since=2)
     window: int = _declared(0, "the sliding window", tried=(0,), since=4)
+    window_right: int = _declared(0, "the window to the right", tried=(0,), since=5)
+    chunk: int = _declared(0, "the chunks", tried=(0,), since=5)
+    first_keys: int = _declared(0, "the first keys that are always seen", tried=(0,), since=5)
+    prefix: int = _declared(0, "the prefix", tried=(0,), since=5)
     q_layout: str = _declared("contiguous", "the memory layout of q")
     k_layout: str = _declared("contiguous", "the memory layout of k")
     v_layout: str = _declared("contiguous", "the memory layout of v")
@@ -100,6 +106,11 @@ class Case:
     def scale(self) -> float:
         """The sm_scale that the kernel is called with."""
         return 1.0 / math.sqrt(self.head_dim) if self.sm_scale is None else self.sm_scale
+
+    @property
+    def pattern(self) -> MaskPattern:
+        """What hides keys by their places, beside the causal mask."""
+        return MaskPattern(**{x.name: getattr(self, x.name) for x in fields(MaskPattern)})
 
     @property
     def blocks(self) -> dict[str, int]:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -10,6 +10,7 @@ import hypothesis.strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from kernels.contract import CLAIMS, LAYOUTS, Capabilities
+from reference.mask_pattern import MaskPattern
 from strategies.case import DEFAULT_BLOCK, NONFINITE, TENSORS, Case, Spike
 from strategies.padding import FAMILIES as PADDINGS
 from strategies.padding import several_attended
@@ -82,7 +83,7 @@ def cases(
     nonfinite: bool = False,
     key_padding: bool = False,
     dropout: bool = False,
-    window: bool = False,
+    patterns: bool = False,
 ) -> SearchStrategy[Case]:
     """Cases of one dtype, of what is claimed and nothing else.
 
@@ -99,7 +100,7 @@ def cases(
         nonfinite: one or two entries, of otherwise moderate tensors, are NaN or infinite.
         key_padding: keys may be padded, where that is claimed; else none are.
         dropout: weights may be dropped, where that is claimed; else none are.
-        window: queries may see a sliding window of the keys, where that is claimed; else none do.
+        patterns: windows, chunks, first keys and prefixes may change what rows see, where that is claimed.
 
     Raises ValueError for a dtype that is not claimed and for another device type.
     """
@@ -129,7 +130,7 @@ def cases(
         sm_scale=st.sampled_from(_claimed_scales(capabilities)),
         key_padding=_key_padding(capabilities) if key_padding else st.just("none"),
         dropout_p=_seldom(0.0, capabilities.dropout) if dropout else st.just(0.0),
-        window=_windows(capabilities.window) if window else st.just(0),
+        **(_patterns(capabilities) if patterns else {}),
         seed=st.integers(0, 2**32 - 1),
         spikes=entries,
         launch=_launch_settings(capabilities),
@@ -308,6 +309,12 @@ def _present(*places: Spike | None) -> tuple[Spike, ...]:
 
 def _key_padding(capabilities: Capabilities) -> SearchStrategy[str]:
     return _seldom("none", tuple(PADDINGS) if capabilities.key_padding else ())
+
+
+def _patterns(capabilities: Capabilities) -> dict[str, SearchStrategy[int]]:
+    """Return what each part of a mask's pattern is drawn from, as far as it is claimed."""
+    claimed = {x.name: getattr(capabilities, x.name) for x in fields(MaskPattern)}
+    return {name: _windows(sizes) for name, sizes in claimed.items() if any(sizes)}
 
 
 def _windows(claimed: tuple[int, ...]) -> SearchStrategy[int]:

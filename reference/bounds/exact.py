@@ -9,6 +9,7 @@ from torch import Tensor
 from reference.arithmetic import FP32_ROUNDOFF, Quantisation
 from reference.dropout import factors
 from reference.heads import fold, group_size
+from reference.mask_pattern import NO_PATTERN, MaskPattern
 from reference.masks import blank, hide, visible
 from reference.quantisation import block_scales, dequantised
 
@@ -22,7 +23,7 @@ class Exact:
 
     q (B, H, R, D), k and v (B, H, N, D); scores S, score_size A and weights P (B, H, R, N), A and P 0 where
     a row does not see a key; row_max, lse (B, H, R); out (B, H, R, D); seen (R, N) bool, under key padding
-    or a window (B or 1, 1, R or 1, N), or None where every key is seen; empty (B, H, R) bool: rows that see no key;
+    or a pattern (B or 1, 1, R or 1, N), or None where every key is seen; empty (B, H, R) bool: rows that see no key;
     overflow (B, H, R) bool: rows whose products may leave float32; group: how many query heads read a key head; keep
     (B, H, R, N), the factor by which dropout multiplies each weight, 0 or keep_scale = 1 / (1 - dropout_p), or None
     without dropout.
@@ -97,13 +98,13 @@ def exact(
     dropout_p: float = 0.0,
     dropout_seed: int = 0,
     first_head: int = 0,
-    window: int = 0,
+    pattern: MaskPattern = NO_PATTERN,
 ) -> Exact:
     """Compute safe softmax attention (Milakov & Gimelshein 2018, eq. 2), keeping everything that bounds need.
 
     q is (batch, heads_q, seqlen_q, head_dim), k and v (batch, heads_kv, seqlen_k, head_dim), of any float
     dtype; key_padding_mask (batch, seqlen_k) bool is True where a key may be attended. Weights are dropped as
-    ``reference.dropout`` says; first_head is that of ``keep_mask``, window that of ``masks.visible``. With a
+    ``reference.dropout`` says; first_head is that of ``keep_mask``, pattern that of ``masks.visible``. With a
     ``quantisation``, everything is computed from the quantised operands, and ``product_floor`` is in units of a
     block's scale.
 
@@ -114,7 +115,7 @@ def exact(
         *(q.shape[2], seqlen_k, causal, alignment, q.device),
         group=group,
         key_padding_mask=key_padding_mask,
-        window=window,
+        pattern=pattern,
     )
     z = None
     if dropout_p:

@@ -1,10 +1,12 @@
 """Cells: parts of the space of cases, each one value of one field, for which the examples of a run are counted."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from functools import cache
 from typing import Any
 
 from kernels.contract import Capabilities
+from reference.mask_pattern import MaskPattern
 from strategies.case import DECLARED, LAYOUT_FIELDS, TENSORS, Case
 from strategies.cases import BATCHES, GROUPS, HEADS_KV, MAX_SEQLEN, SM_SCALES, TILES
 from strategies.padding import FAMILIES as PADDINGS
@@ -71,7 +73,7 @@ def claimed(c: Capabilities) -> list[str]:
         "sm_scale": [x for x in SM_SCALES if c.sm_scale == "any" or x is None or x > 0],
         "key_padding": ("none", *(PADDINGS if c.key_padding else ())),
         "dropout_p": (0.0, *c.dropout),
-        "window": (0, *c.window),
+        **{x.name: (0, *getattr(c, x.name)) for x in fields(MaskPattern)},
         **dict.fromkeys(LAYOUT_FIELDS, c.layouts),
         **dict.fromkeys(VALUES, FAMILIES),
         **c.launch,

@@ -83,7 +83,7 @@ def exact_of(trial: Trial, p: Problem) -> Exact:
         dropout_p=p.dropout_p,
         dropout_seed=p.dropout_seed,
         first_head=p.first_head,
-        window=p.window,
+        pattern=p.pattern,
     )
 
 

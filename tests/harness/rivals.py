@@ -42,7 +42,7 @@ class Design:
         group = p.heads_q // p.heads_kv
         q, k, v, dout = (fold(x, p.heads_kv).double() for x in (p.q, p.k, p.v, p.dout))
         seen = visible(
-            p.q.shape[2], p.k.shape[2], p.causal, alignment, p.q.device, group=group, window=p.window
+            p.q.shape[2], p.k.shape[2], p.causal, alignment, p.q.device, group=group, pattern=p.pattern
         )
         scores = self._cast("scores", self._cast("products", q @ k.mT, p) * p.sm_scale, p)
         scores = hide(scores, seen, -math.inf)

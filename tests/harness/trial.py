@@ -20,6 +20,7 @@ from torch import Tensor
 from kernels.contract import OUTPUTS, AttentionKernel
 from reference.arithmetic import Arithmetic
 from reference.family import Family
+from reference.mask_pattern import NO_PATTERN, MaskPattern
 from strategies.case import TENSORS, Case
 from strategies.layouts import bits
 from strategies.tensors import Tensors, tensors
@@ -68,21 +69,19 @@ class Problem:
     key_padding_mask: Tensor | None = None
     dropout_p: float = 0.0
     dropout_seed: int = 0
-    window: int = 0
+    pattern: MaskPattern = NO_PATTERN
     first_head: int = 0
     """The number of the first head, batch * heads_q + head, if this is a piece of a larger problem."""
 
     @property
     def options(self) -> dict[str, Any]:
-        """Return the keywords of the call, without those of key padding, dropout and a window if they are not used."""
+        """Return the keywords of the call, without those of key padding, dropout and a pattern that are not used."""
         options: dict[str, Any] = {"causal": self.causal, "sm_scale": self.sm_scale}
         if self.key_padding_mask is not None:
             options["key_padding_mask"] = self.key_padding_mask
         if self.dropout_p:
             options |= {"dropout_p": self.dropout_p, "dropout_seed": self.dropout_seed}
-        if self.window:
-            options["window"] = self.window
-        return options
+        return options | self.pattern.options
 
     def is_like(self, other: "Problem") -> bool:
         """Whether every tensor has the same strides and bits, and every option the same value."""
@@ -215,7 +214,7 @@ class Trial:
             key_padding_mask=w.key_padding_mask,
             dropout_p=self.case.dropout_p,
             dropout_seed=self.case.dropout_seed,
-            window=self.case.window,
+            pattern=self.case.pattern,
         )
         self.launch: dict[str, Any] = dict(self.case.launch)
 

@@ -23,7 +23,7 @@ FINITE_POISON = 1280.0
 INPUTS = ("q", "k", "v", "dout")
 
 
-@law(on_device=True, key_padding=True, dropout=True, window=True, max_tiles=16)
+@law(on_device=True, key_padding=True, dropout=True, patterns=True, max_tiles=16)
 def memory(trial: Trial) -> None:
     """Run with memory full of NaN, then of a number, then with another q, then with memory that ends at a fence."""
     first = run(trial, float("nan"))

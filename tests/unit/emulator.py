@@ -17,6 +17,7 @@ from torch import Tensor
 from reference.arithmetic import BFLOAT16, FORMATS, HOPPER_FP8_TERMS, Arithmetic, Format
 from reference.dropout import keep_mask
 from reference.heads import fold, unfold
+from reference.mask_pattern import NO_PATTERN, MaskPattern
 from reference.masks import blocks, visible
 
 BUGS = (
@@ -108,7 +109,7 @@ class Emulator:
         fused: scaling and subtraction of the maximum are one fused multiply-add.
         base_2: exponents are kept in base 2 rather than converted at every exp.
         key_padding_mask: (batch, keys) bool, True where a key may be attended.
-        window: size of a sliding window, 0 for none.
+        pattern: what else hides keys by their places.
         dropout_p, dropout_seed: as ``reference.dropout`` takes them.
         bug: one of BUGS.
         generator: of the errors of elementary functions and the order of sums.
@@ -125,7 +126,7 @@ class Emulator:
     fused: bool = True
     base_2: bool = True
     key_padding_mask: Tensor | None = None
-    window: int = 0
+    pattern: MaskPattern = NO_PATTERN
     dropout_p: float = 0.0
     dropout_seed: int = 0
     bug: str | None = None
@@ -224,7 +225,7 @@ class Emulator:
     def _seen(self, q: Tensor, k: Tensor) -> Tensor:
         """Return which keys each row sees, (rows, N) or (B, 1, rows, N) bool; bugs change the middle of the mask."""
         rows, keys = q.shape[2], k.shape[2]
-        seen = visible(rows, keys, self.causal, self.alignment, "cpu", window=self.window)
+        seen = visible(rows, keys, self.causal, self.alignment, "cpu", pattern=self.pattern)
         seen = torch.ones(rows, keys, dtype=torch.bool) if seen is None else seen.reshape(rows, keys)
         offset = keys - rows if self.alignment == "bottom_right" else 0
         if self.bug == "last_key_dropped":

@@ -31,6 +31,7 @@ from reference.arithmetic import (
 from reference.bounds import Exact, ForwardBounds, backward_bounds, exact, forward_bounds
 from reference.bounds.accumulation import SAFETY
 from reference.heads import fold, unfold
+from reference.mask_pattern import NO_PATTERN, MaskPattern
 from strategies.case import Case
 from strategies.padding import FAMILIES as PADDINGS
 from strategies.padding import key_padding_mask
@@ -178,7 +179,7 @@ def run(kernel: Emulator, x: Inputs) -> Run:
         alignment=kernel.alignment,
         product_floor=kernel.arithmetic.product_floor,
         key_padding_mask=kernel.key_padding_mask,
-        window=kernel.window,
+        pattern=kernel.pattern,
         dropout_p=kernel.dropout_p,
         dropout_seed=kernel.dropout_seed,
     )
@@ -221,7 +222,7 @@ def problem(
     *,
     padding: str = "none",
     dropout_p: float = 0.0,
-    window: int = 0,
+    pattern: MaskPattern = NO_PATTERN,
 ) -> Run:
     """Run a random kernel of the given arithmetic on two random problems of the family."""
     choose = random.Random(f"{arithmetic} {family} {seed}")
@@ -244,7 +245,7 @@ def problem(
         fused=choose.random() < 0.5,
         base_2=a.k_prescaled or choose.random() < 0.6,
         key_padding_mask=key_padding_mask(Case(batch=2, seqlen_k=keys, key_padding=padding, seed=seed)),
-        window=window,
+        pattern=pattern,
         dropout_p=dropout_p,
         dropout_seed=seed,
         generator=generator,
@@ -377,11 +378,17 @@ def test_key_padding_stays_within_both_rules(arithmetic: str, family: str, paddi
 @pytest.mark.parametrize("padding", ["none", "scattered"])
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("arithmetic", ["float16", "float32"])
-def test_windows_stay_within_both_rules(arithmetic: str, family: str, padding: str) -> None:
-    for seed, window in enumerate((1, 20, 100)):
+def test_patterns_stay_within_both_rules(arithmetic: str, family: str, padding: str) -> None:
+    patterns = (
+        *(MaskPattern(window=size) for size in (1, 20, 100)),
+        MaskPattern(window=9, window_right=9),
+        MaskPattern(chunk=16, first_keys=3),
+        MaskPattern(window=5, prefix=20),
+    )
+    for seed, pattern in enumerate(patterns):
         variant = {"partial_results": bool(seed)}
         assert_within_both_rules(
-            problem(arithmetic, family, 70 + seed, variant, padding=padding, window=window)
+            problem(arithmetic, family, 70 + seed, variant, padding=padding, pattern=pattern)
         )
 
 

@@ -27,6 +27,7 @@ FULL = Case(
     key_padding="left",
     dropout_p=0.25,
     window=7,
+    chunk=128,
     k_layout="bnhd",
     v_values="wide",
     seed=2**32 - 1,
@@ -71,17 +72,19 @@ def test_drawn_cases_survive_json_and_repr(case: Case) -> None:
 
 def test_json_layout() -> None:
     record = json.loads(to_json(FULL))
-    assert record["version"] == 4
+    assert record["version"] == 5
     assert record["spikes"][0] == {"tensor": "k", "index": [1, 2, 3, 4], "value": 3e38}
     assert record["launch"]["block_n"] == 32
 
 
 def test_a_file_older_than_a_field_has_its_default() -> None:
     record, expected = json.loads(to_json(FULL)), FULL
-    for version, name in ((3, "window"), (2, "key_padding"), (1, "dropout_p")):
+    parts = ("window_right", "chunk", "first_keys", "prefix")
+    for version, names in ((4, parts), (3, ("window",)), (2, ("key_padding",)), (1, ("dropout_p",))):
         record["version"] = version
-        del record[name]
-        expected = replace(expected, **{name: getattr(Case, name)})
+        for name in names:
+            del record[name]
+        expected = replace(expected, **{name: getattr(Case, name) for name in names})
         assert from_json(json.dumps(record)) == expected
 
 
@@ -103,12 +106,12 @@ def test_integers_are_read_as_floats_where_a_float_is_meant() -> None:
         ("{", "'{' is not JSON"),
         ("[1]", "got [1], expected an object"),
         ("null", "got None, expected an object"),
-        (changed(version=0), "version: got 0, expected 1 to 4"),
-        (changed(version=5), "version: got 5, expected 1 to 4"),
-        (changed(version=True), "version: got True, expected 1 to 4"),
-        (changed(version="1"), "version: got '1', expected 1 to 4"),
-        (without("version"), "version: got None, expected 1 to 4"),
-        (changed(version=3), "window: got 7, expected no such field in version 3"),
+        (changed(version=0), "version: got 0, expected 1 to 5"),
+        (changed(version=6), "version: got 6, expected 1 to 5"),
+        (changed(version=True), "version: got True, expected 1 to 5"),
+        (changed(version="1"), "version: got '1', expected 1 to 5"),
+        (without("version"), "version: got None, expected 1 to 5"),
+        (changed(version=4), "window_right: got 0, expected no such field in version 4"),
         (without("seqlen_k"), "seqlen_k: missing"),
         (without("spikes"), "spikes: missing"),
         (changed(seqlenk=3), "seqlenk: got 3, expected no field but"),

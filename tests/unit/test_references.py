@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from kernels.autograd import attention
 from reference import flash_v1, flash_v2, safe_softmax
+from reference.mask_pattern import NO_PATTERN, MaskPattern
 from reference.masks import visible
 from tests.unit.calling import REFERENCE
 
@@ -39,11 +40,12 @@ class Inputs:
     alignment: str
     dropout_p: float = 0.0
     dropout_seed: int = 7
+    pattern: MaskPattern = NO_PATTERN
 
     @property
     def options(self) -> dict[str, Any]:
         """Return the keywords that every reference takes."""
-        names = ("causal", "sm_scale", "alignment", "dropout_p", "dropout_seed")
+        names = ("causal", "sm_scale", "alignment", "dropout_p", "dropout_seed", "pattern")
         return {name: getattr(self, name) for name in names}
 
 
@@ -95,6 +97,8 @@ CASES = st.builds(
     spread=st.sampled_from((1.0, 30.0)),
     seed=st.integers(0, 2**16),
 )
+SIZE = st.one_of(st.just(0), st.integers(1, 12))
+PATTERNS = st.builds(MaskPattern, window=SIZE, window_right=SIZE, chunk=SIZE, first_keys=SIZE, prefix=SIZE)
 HEAVY = settings(deadline=None, database=None, max_examples=150)
 GRID = [
     inputs(group=2, seqlen_q=n, seqlen_k=m, causal=causal, alignment=alignment, sm_scale=scale, spread=2.0)
@@ -144,7 +148,7 @@ def tolerances(x: Inputs) -> Results:
     group = x.q.shape[1] // x.k.shape[1]
     q, dout = x.q.double(), x.dout.double()
     k, v = (t.double().repeat_interleave(group, 1) for t in (x.k, x.v))
-    seen = visible(q.shape[2], k.shape[2], x.causal, x.alignment, q.device)
+    seen = visible(q.shape[2], k.shape[2], x.causal, x.alignment, q.device, pattern=x.pattern)
     size = abs(x.sm_scale) * (q.abs() @ k.abs().mT)
     scores = x.sm_scale * (q @ k.mT)
     if seen is not None:
@@ -170,9 +174,14 @@ def assert_close(actual: Results, expected: Results, allowed: Results, label: st
 
 
 @HEAVY
-@given(CASES, st.sampled_from((0.0, 0.3)), st.integers(1, 17), st.integers(1, 17), st.integers(1, 17))
-def test_all_references_agree(x: Inputs, dropout_p: float, block_q: int, block_k: int, chunk: int) -> None:
-    x = replace(x, dropout_p=dropout_p)
+@given(
+    *(CASES, st.one_of(st.just(NO_PATTERN), PATTERNS), st.sampled_from((0.0, 0.3))),
+    *(st.integers(1, 17), st.integers(1, 17), st.integers(1, 17)),
+)
+def test_all_references_agree(
+    x: Inputs, pattern: MaskPattern, dropout_p: float, block_q: int, block_k: int, chunk: int
+) -> None:
+    x = replace(x, dropout_p=dropout_p, pattern=pattern)
     expected, allowed = by_softmax(x), tolerances(x)
     others = {
         "chunked": by_softmax(x, chunk),
@@ -182,6 +191,21 @@ def test_all_references_agree(x: Inputs, dropout_p: float, block_q: int, block_k
     }
     for label, actual in others.items():
         assert_close(actual, expected, allowed, label)
+
+
+def sees(diagonal: int, key: int, *, causal: bool, pattern: MaskPattern) -> bool:
+    """Whether a row sees a key, one clause for each sentence of the definition."""
+    if key < pattern.prefix:
+        return True
+    if causal and key > diagonal:
+        return False
+    if key < pattern.first_keys:
+        return True
+    if pattern.window and diagonal - key >= pattern.window:
+        return False
+    if pattern.window_right and key - diagonal >= pattern.window_right:
+        return False
+    return not pattern.chunk or diagonal // pattern.chunk == key // pattern.chunk
 
 
 def with_50_digits(x: Inputs) -> Results:
@@ -197,7 +221,7 @@ def with_50_digits(x: Inputs) -> Results:
             heads = (x.q[b, h], x.dout[b, h], x.k[b, h // group], x.v[b, h // group])
             q, dout, k, v = ([[mpmath.mpf(e) for e in row] for row in head.tolist()] for head in heads)
             for i in range(seqlen_q):
-                keys = [j for j in range(seqlen_k) if not x.causal or j <= i + offset]
+                keys = [j for j in range(seqlen_k) if sees(i + offset, j, causal=x.causal, pattern=x.pattern)]
                 if not keys:
                     continue
                 weights = [mpmath.exp(scale * mpmath.fdot(q[i], k[j])) for j in keys]
@@ -219,6 +243,24 @@ def with_50_digits(x: Inputs) -> Results:
 @pytest.mark.parametrize("reference", ALL)
 def test_agrees_with_50_digits(reference: Any) -> None:
     for x in GRID:
+        assert_close(reference(x), with_50_digits(x), tolerances(x))
+
+
+@pytest.mark.parametrize("reference", ALL)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        MaskPattern(window=2, first_keys=1),
+        MaskPattern(window=1, window_right=2),
+        MaskPattern(chunk=2, prefix=1),
+        MaskPattern(chunk=2, first_keys=1, window=1),
+    ],
+)
+def test_patterns_agree_with_50_digits(reference: Any, causal: bool, pattern: MaskPattern) -> None:
+    for (seqlen_q, seqlen_k), alignment in itertools.product(((4, 6), (6, 4)), ("bottom_right", "top_left")):
+        made = inputs(group=2, seqlen_q=seqlen_q, seqlen_k=seqlen_k, causal=causal, alignment=alignment)
+        x = replace(made, pattern=pattern)
         assert_close(reference(x), with_50_digits(x), tolerances(x))
 
 

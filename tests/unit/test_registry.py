@@ -15,6 +15,7 @@ from kernels import registry
 from kernels.claims import CAPABILITIES, PLAIN_FUNCTION, ClaimError, describe, parse_claims
 from kernels.contract import LAYOUTS, OUTPUTS, AttentionKernel, Capabilities
 from kernels.registry import REGISTERED, SpecError, load, unavailable_reason
+from reference.mask_pattern import MaskPattern
 from strategies.case import Case
 from tests.harness.trial import Trial, run_kernel
 
@@ -412,6 +413,6 @@ def test_a_kernel_takes_every_option_that_it_claims(spec: str) -> None:
         dtype=claimed.dtypes[0],
         key_padding="left" if claimed.key_padding else "none",
         dropout_p=max(claimed.dropout),
-        window=max(claimed.window),
+        **{x.name: max(getattr(claimed, x.name)) for x in dataclasses.fields(MaskPattern)},
     )
     run_kernel(kernel, Trial(kernel, case, DEVICE, 0.0).problem, {}, backward=True)

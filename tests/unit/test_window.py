@@ -11,6 +11,7 @@ from torch import Tensor
 from kernels.flash_v2 import KERNEL, backward, forward
 from reference.bounds.exact import exact
 from reference.bounds.forward import hull
+from reference.mask_pattern import MaskPattern
 from reference.masks import visible
 from strategies.case import Case
 from tests.unit.calling import DEVICE, make, uphold
@@ -36,7 +37,9 @@ def expected(
 def test_what_is_visible(seqlen_q: int, seqlen_k: int, alignment: str, causal: bool, rows: slice) -> None:
     for window, group in itertools.product((0, 1, 2, 4, 100), (1, 3)):
         seen = expected(seqlen_q, seqlen_k, window or 100, causal=causal, alignment=alignment)[rows]
-        found = visible(seqlen_q, seqlen_k, causal, alignment, "cpu", rows, group, window=window)
+        found = visible(
+            seqlen_q, seqlen_k, causal, alignment, "cpu", rows, group, pattern=MaskPattern(window=window)
+        )
         if found is None:
             assert not window
             assert seen.all()
@@ -47,7 +50,7 @@ def test_what_is_visible(seqlen_q: int, seqlen_k: int, alignment: str, causal: b
 
 def test_the_window_is_hidden_beside_padded_keys() -> None:
     mask = torch.tensor([[True, False, True], [True, True, True]])
-    found = visible(3, 3, True, "bottom_right", "cpu", key_padding_mask=mask, window=2)
+    found = visible(3, 3, True, "bottom_right", "cpu", key_padding_mask=mask, pattern=MaskPattern(window=2))
     assert found is not None
     assert torch.equal(found[:, 0], expected(3, 3, 2, causal=True) & mask[:, None])
 
@@ -60,7 +63,15 @@ def test_the_hull_is_that_of_the_keys_that_a_row_sees(window: int, padded: bool,
     mask = torch.rand(3, 17, generator=torch.Generator().manual_seed(window)).to(DEVICE) < 0.6
     mask[1, 4:12], mask[2] = False, False
     given = mask if padded else torch.ones_like(mask)
-    e = exact(q, k, v, causal=causal, sm_scale=0.3, window=window, key_padding_mask=mask if padded else None)
+    e = exact(
+        q,
+        k,
+        v,
+        causal=causal,
+        sm_scale=0.3,
+        pattern=MaskPattern(window=window),
+        key_padding_mask=mask if padded else None,
+    )
     seen = expected(11, 17, window or 100, causal=causal).to(DEVICE) & given[:, None, None]
     values, seen = v.double()[:, :, None], seen[..., None]
     rows = seen.any(-2)
