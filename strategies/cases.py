@@ -312,15 +312,19 @@ def _key_padding(capabilities: Capabilities) -> SearchStrategy[str]:
 
 
 def _patterns(capabilities: Capabilities) -> dict[str, SearchStrategy[int]]:
-    """Return what each part of a mask's pattern is drawn from, as far as it is claimed."""
+    """Return what each part of a mask's pattern is drawn from, as far as it is claimed.
+
+    Where several are, each is drawn more often, so that they meet: what matters of first keys shows beside a window.
+    """
     claimed = {x.name: getattr(capabilities, x.name) for x in fields(MaskPattern)}
-    return {name: _windows(sizes) for name, sizes in claimed.items() if any(sizes)}
+    claimed = {name: sizes for name, sizes in claimed.items() if any(sizes)}
+    return {name: _sizes(sizes, times=5 if len(claimed) == 1 else 2) for name, sizes in claimed.items()}
 
 
-def _windows(claimed: tuple[int, ...]) -> SearchStrategy[int]:
-    """Draw a window now and then, and seldom one of a single key, with which dq and dk are 0."""
-    wide = tuple(window for window in claimed if window > 1)
-    return _seldom(0, (*wide * 3, *(window for window in claimed if window == 1)), times=5)
+def _sizes(claimed: tuple[int, ...], times: int) -> SearchStrategy[int]:
+    """Draw a size now and then, and seldom a size of 1: with a window of a single key, dq and dk are 0."""
+    wide = tuple(size for size in claimed if size > 1)
+    return _seldom(0, (*wide * 3, *(size for size in claimed if size == 1)), times=times)
 
 
 def _seldom(usual: T, others: tuple[T, ...], times: int = 2) -> SearchStrategy[T]:

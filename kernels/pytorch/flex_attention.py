@@ -1,6 +1,7 @@
 """PyTorch's ``flex_attention``: compiled to Triton on CUDA; eager on the CPU, where it has no backward.
 
-Causal masks are block masks, aligned bottom-right; lse comes from ``return_aux`` and is a natural logarithm.
+Causal masks and the patterns of ``reference.mask_pattern`` are block masks, aligned bottom-right; lse comes from
+``return_aux`` and is a natural logarithm.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,6 +21,7 @@ from torch.nn.attention.flex_attention import (
 from kernels.contract import AttentionKernel, Capabilities, Launch, flash_arithmetic
 from kernels.pytorch import known_failures
 from reference.arithmetic import Arithmetic
+from reference.mask_pattern import MaskPattern
 
 _COMPILATIONS = 1024
 """The limit of compilations that Dynamo is given. Even with dynamic shapes a new dtype, head count or head_dim
@@ -44,13 +46,47 @@ def _causal_mask(seqlen_q: int, seqlen_k: int, device: torch.device) -> BlockMas
     return create_block_mask(visible, None, None, seqlen_q, seqlen_k, device=device)
 
 
-def _forward(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> tuple[Tensor, Tensor]:
+def _pattern_mask(
+    seqlen_q: int, seqlen_k: int, device: torch.device, causal: bool, pattern: MaskPattern
+) -> BlockMask:
+    """Return the mask of any pattern, as one function that is compiled once: what is not asked for has no effect."""
+    everything = seqlen_q + seqlen_k
+    sizes = (
+        seqlen_k - seqlen_q,
+        1 if causal else everything,
+        pattern.window or everything,
+        pattern.window_right or everything,
+        pattern.chunk or 1,
+        not pattern.chunk,
+        pattern.first_keys,
+        pattern.prefix,
+    )
+    offset, after, window, right, chunk, is_whole, first_keys, prefix = (
+        torch.tensor(size, device=device) for size in sizes
+    )
+
+    def visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        here = query + offset
+        in_chunk = is_whole | (torch.floor_divide(here, chunk) == torch.floor_divide(key, chunk))
+        near = (here - key < window) & (key - here < right) & in_chunk
+        return ((near | (key < first_keys)) & (key - here < after)) | (key < prefix)
+
+    return create_block_mask(visible, None, None, seqlen_q, seqlen_k, device=device)
+
+
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float, **pattern: int
+) -> tuple[Tensor, Tensor]:
+    size = q.shape[2], k.shape[2], q.device
+    mask = _causal_mask(*size) if causal else None
+    if pattern:
+        mask = _pattern_mask(*size, causal, MaskPattern(**pattern))
     with torch._dynamo.config.patch(recompile_limit=_COMPILATIONS, accumulated_recompile_limit=_COMPILATIONS):
         out, aux = _attention(q.device.type)(
             q,
             k,
             v,
-            block_mask=_causal_mask(q.shape[2], k.shape[2], q.device) if causal else None,
+            block_mask=mask,
             scale=sm_scale,
             enable_gqa=q.shape[1] != k.shape[1],
             return_aux=AuxRequest(lse=True),
@@ -76,6 +112,11 @@ KERNEL = AttentionKernel(
         head_dims=(64, 128),
         # Not documented: max() over no key raises before any kernel runs.
         min_seqlen=1,
+        window=(0, 1, 33, 100),
+        window_right=(0, 9, 40),
+        chunk=(0, 16, 48, 128),
+        first_keys=(0, 1, 4),
+        prefix=(0, 5, 70),
         # Claimed nowhere.
         deterministic=(),
         validates=False,

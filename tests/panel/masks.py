@@ -113,15 +113,16 @@ def tiled(
     """FlashAttention-2's loops over tiles, of which those that no row sees are left out; gradients by autograd."""
     pattern = (causal, window, window_right, chunk, first_keys, prefix)
     seen, offset = seen_keys(q, k, *pattern), k.shape[2] - q.shape[2]
-    keys, values = (for_each_query_head(x.float(), q) for x in (k, v))
-    outs, lses = [q.float()[:, :, :0]], [q.float()[:, :, :0, :1]]
+    # One cast of each tensor: autograd would round the gradient of each cast to the inputs' dtype before their sum.
+    queries, keys, values = q.float(), *(for_each_query_head(x.float(), q) for x in (k, v))
+    outs, lses = [queries[:, :, :0]], [queries[:, :, :0, 0].detach()]
     for at in range(0, q.shape[2], ROWS):
         rows = slice(at, min(at + ROWS, q.shape[2]))
-        acc = torch.zeros_like(q[:, :, rows], dtype=torch.float32)
+        acc = torch.zeros_like(queries[:, :, rows])
         m = torch.full_like(acc[..., :1], -torch.inf)
         l = torch.zeros_like(m)
         for tile in key_tiles(rows.start + offset, rows.stop - 1 + offset, k.shape[2], *pattern):
-            s = q[:, :, rows].float() @ keys[:, :, tile].mT * sm_scale
+            s = queries[:, :, rows] @ keys[:, :, tile].mT * sm_scale
             s = s.masked_fill(~seen[rows, tile], -torch.inf)
             m_new = torch.maximum(m, s.detach().amax(-1, keepdim=True))
             p, alpha = torch.exp(s - finite_shift(m_new)), torch.exp(m - finite_shift(m_new))
@@ -129,5 +130,5 @@ def tiled(
             acc = acc * alpha + p @ values[:, :, tile]
             m = m_new
         outs.append(acc / not_zero(l))
-        lses.append((m + l.log()).detach())
-    return torch.cat(outs, 2).to(q.dtype), torch.cat(lses, 2)[..., 0]
+        lses.append((m + l.log())[..., 0].detach())
+    return torch.cat(outs, 2).to(q.dtype), torch.cat(lses, 2)
