@@ -230,7 +230,8 @@ class Bug:
         They are if they need the same fields and the case of each meets the needs of both, or has a length that is
         equal to head_dim; or if neither needs any, as far as is known, and the tensor that is most wrong in each is
         among the wrong ones of the other; or if the same exception was raised at the same line; or if both end the
-        process and have a need in common, or one of them does so in every case, in the same words. They are also one if
+        process and have a need in common, or end it in the same words and one does so in every case or neither needs
+        anything. They are also one if
         numbers decide whether they show, in the same tensor and dtype: if both make tiny numbers 0, or small errors
         that few cases show. What seems to matter beside the numbers does so by accident. What comes and goes in a
         kernel counts as one bug, since nothing tells what it needs.
@@ -242,8 +243,7 @@ class Bug:
         if not self.is_kin(other):
             return False
         if self.failure.finding.ends_process:
-            always = self.ends_as(other.failure.finding) and (self.is_everywhere or other.is_everywhere)
-            return always or not self.fields_needed.isdisjoint(other.fields_needed)
+            return self._ends_like(other)
         places = {(bug.failure.finding.tensor, bug.failure.case.dtype) for bug in (self, other)}
         of_numbers = (self.is_flush and other.is_flush) or (self.is_by_chance and other.is_by_chance)
         if of_numbers and len(places) == 1:
@@ -262,6 +262,14 @@ class Bug:
             return True
         met = all(bug.is_met(case) for bug in (self, other) for case in cases)
         return met and any(x.is_telling for x in self.needs)
+
+    def _ends_like(self, other: "Bug") -> bool:
+        """Whether two bugs that end the process are one: what is known of their needs does not tell them apart."""
+        if not self.fields_needed.isdisjoint(other.fields_needed):
+            return True
+        of_nothing = not (self.needs or other.needs)
+        always = self.is_everywhere or other.is_everywhere
+        return self.ends_as(other.failure.finding) and (of_nothing or always)
 
     def to_dict(self) -> dict[str, Any]:
         """Return a record for JSON, without what only the report needs; of the explanation it has the causes."""

@@ -255,6 +255,7 @@ class TestTheEndOfAProcess:
         assert is_same(self.ALWAYS, self.LONG, self.ends, CLAIMS)
         assert is_same(self.GROUPED, self.ALWAYS, self.ends, CLAIMS)
         sometimes = replace(self.ALWAYS, severity=Severity(2, 3))
+        assert is_same(sometimes, replace(self.ALWAYS, severity=Severity()), self.ends, CLAIMS)
         assert not is_same(sometimes, self.GROUPED, self.ends, CLAIMS)
         words = replace(self.LONG.failure.finding, claim="it runs, but ended with signal 6")
         otherwise = replace(self.LONG, failure=replace(self.LONG.failure, finding=words))
