@@ -1,14 +1,14 @@
 """Bugs that are apart although they may need the same field: with ordinary numbers they make other tensors wrong."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from kernels.contract import Capabilities
 from strategies.case import LAYOUT_FIELDS, SIMPLEST, Case
 from strategies.cases import is_claimed
-from tests.harness.bugs import Bug, is_small, wrong_tensors
-from tests.harness.vary import EXPANDED, LENGTHS, with_no_more_than
+from tests.harness.bugs import Bug, Need, is_small, wrong_tensors
+from tests.harness.vary import EXPANDED, LENGTHS, SCORES, with_no_more_than
 from tests.harness.verdict import NUMBERS, Finding
 
 LONGER = 64
@@ -25,10 +25,11 @@ def are_apart(one: Bug, other: Bug, run: Try, capabilities: Capabilities) -> boo
     both and the tensor that one was found by is right in the other.
     """
     mine, theirs = one.failure, other.failure
-    some = wrong_with_ordinary_numbers(mine.law, mine.case, mine.finding, run, capabilities)
+    some = wrong_with_ordinary_numbers(mine.law, mine.case, mine.finding, run, capabilities, one.needs)
     if not some:
         return False
-    others = wrong_with_ordinary_numbers(theirs.law, theirs.case, theirs.finding, run, capabilities)
+    of_other = theirs.law, theirs.case, theirs.finding
+    others = wrong_with_ordinary_numbers(*of_other, run, capabilities, other.needs)
     if not others or "out" in some & others:
         return False
     found_by = {mine.finding.tensor, theirs.finding.tensor}
@@ -44,11 +45,12 @@ def leaves_out_right(law: str, case: Case, finding: Finding, run: Try, capabilit
 
 
 def wrong_with_ordinary_numbers(
-    law: str, case: Case, finding: Finding, run: Try, capabilities: Capabilities
+    law: str, case: Case, finding: Finding, run: Try, capabilities: Capabilities, needs: Sequence[Need] = ()
 ) -> set[str]:
     """Return what is wrong in a case with ordinary numbers in more rows; nothing if all that was wrong is right then.
 
-    With few rows, rows that are alike, or other numbers, a tensor may be right by chance.
+    With few rows, rows that are alike, or other numbers, a tensor may be right by chance. So it may with a large
+    sm_scale, which leaves the weights of one key: the default comes first, unless it is among the ``needs`` of the bug.
     """
     if finding.kind not in NUMBERS or is_small(finding) or law not in ("forward", "backward"):
         return set()
@@ -56,10 +58,15 @@ def wrong_with_ordinary_numbers(
         name: "contiguous" for name in LAYOUT_FIELDS if getattr(case, name) in EXPANDED
     }
     ordinary = with_no_more_than(SIMPLEST, longer(replace(case, **different)))
+    needs_scale = any(need.name in ("sm_scale", SCORES) for need in needs)
     judged_by = "backward" if capabilities.backward else "forward"
-    found = run(judged_by, ordinary, frozenset()) if is_claimed(ordinary, capabilities) else None
-    wrong = wrong_tensors(found) if found and found.kind in NUMBERS else set()
-    return wrong if wrong & wrong_tensors(finding) else set()
+    for sm_scale in dict.fromkeys((case.sm_scale,) if needs_scale else (None, case.sm_scale)):
+        scaled = replace(ordinary, sm_scale=sm_scale)
+        found = run(judged_by, scaled, frozenset()) if is_claimed(scaled, capabilities) else None
+        wrong = wrong_tensors(found) if found and found.kind in NUMBERS else set()
+        if wrong & wrong_tensors(finding):
+            return wrong
+    return set()
 
 
 def longer(case: Case) -> Case:

@@ -26,6 +26,9 @@ from tests.harness.verdict import NUMBERS, Finding
 
 MOST_VALUES = 4
 """How many values of a field are tried."""
+GRADIENTS = ("dq", "dk", "dv")
+OF_FLOAT16 = 2.0**-11
+"""The largest relative error of a rounding to float16. Those to other formats of as few bits have a wide range."""
 OTHER_NUMBERS = 8
 """How many seeds are tried to see whether a case shows something that its own numbers may hide."""
 
@@ -192,7 +195,7 @@ def _spoils_also(bug: Bug, beside: Broken, run: Try, capabilities: Capabilities)
     if not needs or not are_kindred(set(bug.tensors), wrong):
         return False
     f = bug.failure
-    own = wrong_with_ordinary_numbers(f.law, f.case, f.finding, run, capabilities)
+    own = wrong_with_ordinary_numbers(f.law, f.case, f.finding, run, capabilities, bug.needs)
     if own and not wrong <= own:
         return False
 
@@ -243,11 +246,13 @@ def is_same(known: Bug, bug: Bug, run: Try, capabilities: Capabilities, others: 
     """
     if known.is_huge and bug.is_huge:
         return True
+    both = ((known, bug), (bug, known))
+    if known.is_kin(bug) and any(_rounds_also(one, other) for one, other in both):
+        return True
     if not known.is_kin(bug) or _differ_by_chance(known, bug) or are_apart(known, bug, run, capabilities):
         return False
     if known.is_like(bug):
         return True
-    both = ((known, bug), (bug, known))
     for one, other in both:
         of_scores = SCORES in {need.name for need in other.needs} and {*one.tensors} <= {*other.tensors}
         if one.needs_own_numbers and one.failure.law == LARGE_SCORES and of_scores:
@@ -308,13 +313,13 @@ def _is_shown_by(one: Bug, other: Bug, run: Try, capabilities: Capabilities) -> 
     """Whether the other bug's smallest case shows this one, which needs nothing but its dtype."""
     f = other.failure
     are_roundings = is_small(one.failure.finding) and is_small(f.finding)
-    if one.is_everywhere and is_small(one.failure.finding) and _is_of_range(other):
-        # Gradients follow from out, or from the weights that it is made of.
-        follow = {"dq", "dk", "dv"} if "out" in one.tensors else set()
-        return {*other.tensors} <= {*one.tensors, *follow}
     if one.is_everywhere and f.finding.tensor in one.tensors and one.is_met(f.case):
         # In a small case lengths and numbers may matter by accident, and all fields may if errors are small.
-        return are_roundings or not any(need.is_telling for need in other.needs)
+        if are_roundings or any(need.is_telling for need in other.needs):
+            return are_roundings
+        # A large error of roundings is one of few numbers, so ordinary ones make it small.
+        ordinary = run(f.law, with_no_more_than(SIMPLEST, f.case), f.ignored)
+        return not is_small(one.failure.finding) or ordinary is None or is_small(ordinary)
     # In other dtypes it depends on the numbers whether the same roundings show, so that ordinary ones may hold there.
     # Where these do, what shows is imprecise if a less precise design explains it; any other bug may make small errors.
     is_imprecise = f.finding.explained_by and not other.severity.shown
@@ -324,15 +329,47 @@ def _is_shown_by(one: Bug, other: Bug, run: Try, capabilities: Capabilities) -> 
     return _is_cured_as(other, replace(one, needs=needs), run, capabilities)
 
 
+def _rounds_also(one: Bug, other: Bug) -> bool:
+    """Whether the other bug shows the ends of the range of a format to which this one rounds ordinary numbers.
+
+    Gradients follow from out, or from the weights that it is made of.
+    """
+    if not (one.is_everywhere and is_small(one.failure.finding)):
+        return False
+    follow = {*GRADIENTS} if "out" in one.tensors else set()
+    is_of_range = _is_of_range(other) or (_is_of_float16(one) and _is_overflow(other))
+    return is_of_range and {*other.tensors} <= {*one.tensors, *follow}
+
+
 def _is_of_range(bug: Bug) -> bool:
     """Whether only certain numbers show large errors or become 0, as at the ends of the range of a format of few bits.
 
     Such a format rounds ordinary numbers as well.
     """
-    mine, numbers = bug.failure.finding, [x for x in bug.needs if x.is_numeric or x.name == SCORES]
+    mine, names = bug.failure.finding, {need.name for need in bug.needs} - {*LENGTHS}
     is_large = not is_small(mine) or mine.actual == 0 != mine.expected
     of_few = mine.kind == "error" and is_large and not bug.severity.shown
-    return of_few and bool(numbers) and len(numbers) == len(bug.needs)
+    return of_few and bool(names) and names <= {*VALUES_OF, SCORES}
+
+
+def _is_of_float16(bug: Bug) -> bool:
+    """Whether roundings are no larger than those to float16, the only format of a kernel with a narrow range."""
+    return float(bug.failure.finding.relative or 0.0) <= OF_FLOAT16
+
+
+def _is_overflow(bug: Bug) -> bool:
+    """Whether only large numbers of v and dout make gradients NaN or infinite, as their products do in float16.
+
+    Large scores make NaN by other mistakes too.
+    """
+    names = {need.name for need in bug.needs} - {*LENGTHS}
+    of_products = bool(names) and names <= {"v_values", "dout_values"}
+    return (
+        bug.failure.finding.kind == "nonfinite"
+        and {*bug.tensors} <= {*GRADIENTS}
+        and of_products
+        and not bug.severity.shown
+    )
 
 
 def _is_cured_as(

@@ -364,12 +364,14 @@ def met_again(known: Bug, again: Bug) -> Bug:
     that some ordinary cases do not show, it keeps its needs.
     """
     case = again.failure.case
-    are_roundings = is_small(known.failure.finding) and is_small(again.failure.finding)
-    needs = [need for need in known.needs if need.is_met(case) or (are_roundings and need.name == "dtype")]
+    needs = [need for need in known.needs if need.is_met(case)]
+    if is_small(known.failure.finding):
+        of_dtype = (need for need in known.needs if need.name == "dtype" and need not in needs)
+        needs += [x if is_small(again.failure.finding) else x.seen_with(case.dtype) for x in of_dtype]
     if not needs:
         lengths = [need for need in known.needs if need.name in LENGTHS]
         needs = [need.seen_with(value_of(case, need.name)) for need in lengths]
-    kept = tuple(need for need in needs if need.name not in LENGTHS or any(need.holds))
+    kept = tuple(need for need in needs if need.name not in (*LENGTHS, "dtype") or any(need.holds))
     hides = known.severity.shown < known.severity.tried
     return replace(with_tensors(known, again.tensors), needs=kept or (known.needs if hides else ()))
 

@@ -1,17 +1,19 @@
 """What a bug needs to show, and all tensors that are wrong because of it."""
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from kernels.contract import OUTPUTS
 from reference.bounds.accumulation import SHRINKING_SAFETY
 from strategies.case import TENSORS, Case
 from strategies.cases import is_claimed
 from tests.harness.apart import longer, wrong_with_ordinary_numbers
 from tests.harness.attribute import cures, needs_of
 from tests.harness.budget import BudgetSpent
-from tests.harness.bugs import Need, are_kindred, is_not_cured, wrong_tensors
+from tests.harness.bugs import Need, are_kindred, is_not_cured, is_small, wrong_tensors
 from tests.harness.diagnose import diagnosed
 from tests.harness.explain import COMES_AND_GOES
 from tests.harness.in_common import by_scores, in_common
@@ -41,6 +43,10 @@ FEW_ORDINARY = 3
 """How many ordinary cases of another dtype must all be wrong for a bug to show everywhere in that dtype too."""
 ORDINARY_JUDGED = 8
 """How many ordinary cases are run to see which tensors a bug spoils that needs nothing."""
+FOLLOW = {"out": ("dq", "dk", "dv"), "dq": ("dk",), "dk": ("dq",)}
+"""The gradients that have the roundings of a tensor, or of what it is made of: dq and dk are both made of dS."""
+AS_SMALL = 4
+"""Roundings that follow from others are at most this many times as large; those of two formats are 8 times apart."""
 
 
 @dataclass
@@ -170,7 +176,7 @@ class NeedSearch:
                 found |= wrong
         capabilities = self.runs.info.capabilities
         ordinarily = wrong_with_ordinary_numbers(
-            f.law, f.case, f.finding, lambda law, case, _: self.found(case, law, spend), capabilities
+            f.law, f.case, f.finding, lambda law, case, _: self.found(case, law, spend), capabilities, needs
         )
         return self.kindred(found & ordinarily if ordinarily else found)
 
@@ -178,6 +184,7 @@ class NeedSearch:
         """Return the tensors that are wrong in every ordinary case in which this failure's own tensor is wrong.
 
         This is asked for a bug that needs no field. Its small cases can't tell, as they were made to show one tensor.
+        Gradients that follow from roundings of these tensors are among them, even if they are wrong in some cases only.
         """
         finding, info = self.failure.finding, self.runs.info
         own, law = finding.tensor, self.failure.law
@@ -185,9 +192,34 @@ class NeedSearch:
             return set()
         law = "backward" if info.capabilities.backward else law
         ordinary = ordinary_cases(info.capabilities, self.failure.case.dtype, self.runs.device_type)
-        found = [self.wrong(case, law, spend) for case in ordinary[:ORDINARY_JUDGED]]
-        showing = [wrong for wrong in found if own in wrong]
-        return self.kindred(set.intersection(*showing) if showing else set())
+        found = {case: self.wrong(case, law, spend) for case in ordinary[:ORDINARY_JUDGED]}
+        showing = {case: wrong for case, wrong in found.items() if own in wrong}
+        always = set.intersection(*showing.values()) if showing else set()
+        if is_small(finding):
+            always |= {x for tensor in always for x in self.rounded_after(tensor, law, showing, spend)}
+        return self.kindred(always)
+
+    def rounded_after(
+        self, tensor: str, law: str, found: Mapping[Case, set[str]], spend: Callable[[], None]
+    ) -> Iterator[str]:
+        """Yield the gradients that follow from a tensor, and whose errors are about as small where they are wrong.
+
+        Whether roundings that gradients inherit are above their bounds is decided by the numbers of a case. ``found``
+        are cases with all that is wrong in them.
+        """
+        for other in FOLLOW.get(tensor, ()):
+            case = next((case for case, wrong in found.items() if {tensor, other} <= wrong), None)
+            if case is not None:
+                mine, others = (self.error_alone(x, law, case, spend) for x in (tensor, other))
+                if others <= AS_SMALL * mine:
+                    yield other
+
+    def error_alone(self, tensor: str, law: str, case: Case, spend: Callable[[], None]) -> float:
+        """Return the relative error of a tensor that is wrong in a case, or infinity if that is not known."""
+        spend()
+        ignored = frozenset({*OUTPUTS} - {tensor})
+        finding = self.runs.hard(law, case, ignored, safety=SHRINKING_SAFETY, explained=True)
+        return math.inf if finding is None or finding.relative is None else float(finding.relative)
 
     def kindred(self, wrong: set[str]) -> set[str]:
         """Return the tensors that one mistake may have made wrong together with the failure's own."""

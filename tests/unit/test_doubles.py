@@ -18,6 +18,7 @@ from tests.harness.conclude import merged
 from tests.harness.investigate import Investigation
 from tests.harness.known_bugs import KnownBugs
 from tests.harness.law import law_named
+from tests.harness.needs import NeedSearch
 from tests.harness.plainly import plainly
 from tests.harness.report import Failure
 from tests.harness.triage import Triage
@@ -166,6 +167,38 @@ class TestCallsInOtherLayouts:
             assert plainly(broken, run, CLAIMS).law == law
 
 
+class TestLargeScales:
+    """A tail is not masked. At a large sm_scale one key has all weight, so that out is right by chance."""
+
+    NOT_CAUSAL = Need("causal", (False,), (True,))
+    TAIL = bug(Case(), ("lse", "out"), NOT_CAUSAL)
+    SCALED = bug(Case(sm_scale=1.0), ("lse",), NOT_CAUSAL)
+
+    @staticmethod
+    def tail(law: str, case: Case, ignored: frozenset[str]) -> Finding | None:
+        found = () if case.causal else ("lse",) if case.sm_scale else ("lse", "out")
+        return wrong(*(x for x in found if x not in ignored))
+
+    def test_a_scale_that_a_bug_does_not_need_does_not_tell_it_apart(self) -> None:
+        assert is_same(self.TAIL, self.SCALED, self.tail, CLAIMS)
+        assert is_same(self.SCALED, self.TAIL, self.tail, CLAIMS)
+
+    def test_a_bug_that_needs_its_scale_keeps_it(self) -> None:
+        """Another bug makes lse wrong where a scale is given, and is not that of the default."""
+        scale = Need("sm_scale", (1.0,), (None,))
+        of_scale = replace(self.SCALED, needs=(self.NOT_CAUSAL, scale))
+        assert not is_same(self.TAIL, of_scale, self.tail, CLAIMS)
+
+    def test_out_that_is_right_at_the_default_scale_is_another_bug(self) -> None:
+        def run(law: str, case: Case, ignored: frozenset[str]) -> Finding | None:
+            is_tail = case.seqlen_k % 2 == 1
+            found = () if case.causal else ("lse", "out") if is_tail else ("lse",)
+            return wrong(*(x for x in found if x not in ignored))
+
+        of_lse = bug(Case(seqlen_k=2, sm_scale=1.0), ("lse",), self.NOT_CAUSAL)
+        assert not is_same(self.TAIL, of_lse, run, CLAIMS)
+
+
 class TestRoundings:
     """A cast to a format of few bits shows in all cases of float32, and in bfloat16 only as tiny numbers that are 0."""
 
@@ -176,6 +209,8 @@ class TestRoundings:
         severity=Severity(0, 20),
     )
     EVERYWHERE = replace(bug(Case(seqlen_k=2), ("out",), DTYPE, relative=1e-4), severity=Severity(20, 20))
+    OF_V, LENGTH = Need("v_values", ("huge",), ("normal",)), Need("seqlen_k", (65,), (0, 64))
+    LARGE_V = Case(seqlen_k=65, dtype="bfloat16", v_values="huge")
 
     def known_after(self, bug: Bug, tmp_path: Any) -> tuple[Bug | None, list[Bug]]:
         """Return what a bug is known as if that of the range was found first, and the bugs that explain failures."""
@@ -204,6 +239,63 @@ class TestRoundings:
         again = bug(Case(seqlen_k=2, v_values="wide"), ("out",))
         assert met_again(self.OF_RANGE, again).needs == (self.LARGE,)
         assert not met_again(replace(self.OF_RANGE, severity=Severity(20, 20)), again).needs
+
+    @pytest.mark.parametrize(
+        ("relative", "kind", "case", "needs", "expected"),
+        [
+            (1e-4, "nonfinite", LARGE_V, (OF_V,), True),
+            (1e-4, "nonfinite", LARGE_V, (OF_V, LENGTH), True),
+            (2e-3, "nonfinite", LARGE_V, (OF_V,), False),
+            (1e-4, "nonfinite", LARGE_V, (OF_V, CAUSAL), False),
+            (1e-4, "nonfinite", LARGE_V, (LARGE,), False),
+            (1e-4, "nonfinite", LARGE_V, (LENGTH,), False),
+        ],
+    )
+    def test_a_format_of_narrow_range_makes_gradients_of_large_numbers_nan(
+        self, relative: float, kind: str, case: Case, needs: tuple[Need, ...], expected: bool
+    ) -> None:
+        rounds = replace(
+            bug(Case(seqlen_k=2), ("out",), self.DTYPE, relative=relative), severity=Severity(20, 20)
+        )
+        large = bug(case, ("dk", "dq"), *needs, law="backward")
+        overflows = replace(large, failure=replace(large.failure, finding=replace(NO_NUMBERS, tensor="dq")))
+        for one, other in ((rounds, overflows), (overflows, rounds)):
+            assert is_same(one, other, lambda *_: None, CLAIMS) == expected
+        forward = replace(overflows, tensors=("out",))
+        assert not is_same(rounds, forward, lambda *_: None, CLAIMS)
+
+    def test_roundings_whose_numbers_overflow_in_another_dtype_need_either(self) -> None:
+        large = bug(self.LARGE_V, ("dq",), self.OF_V, law="backward")
+        (need,) = met_again(self.EVERYWHERE, large).needs
+        assert (need.fails, need.holds) == (("float32", "bfloat16"), ("float16",))
+        elsewhere = replace(self.EVERYWHERE, needs=(Need("dtype", ("float32",), ("bfloat16",)),))
+        assert not met_again(elsewhere, large).needs
+
+    @pytest.mark.parametrize(("ordinary", "expected"), [(0.5, False), (1e-4, True)])
+    def test_a_large_error_is_of_roundings_if_ordinary_numbers_make_it_small(
+        self, ordinary: float, expected: bool
+    ) -> None:
+        tail = bug(Case(seqlen_k=65), ("out",), self.LENGTH, relative=1.0)
+
+        def run(law: str, case: Case, ignored: frozenset[str]) -> Finding | None:
+            return wrong("out", relative=ordinary)
+
+        assert is_same(self.EVERYWHERE, tail, run, CLAIMS) == expected
+
+    @pytest.mark.parametrize(("relative", "expected"), [(3e-4, {"dq", "out"}), (2e-3, {"out"})])
+    def test_gradients_follow_from_roundings_that_are_as_large(
+        self, relative: float, expected: set[str]
+    ) -> None:
+        """In half of the cases the error of dq is above its bound."""
+        relatives = {"out": 1e-4, "dq": relative}
+
+        def hard(law: str, case: Case, ignored: frozenset[str], **_: Any) -> Finding | None:
+            found = [x for x in ("out", *(["dq"] if case.seed % 2 else [])) if x not in ignored]
+            return wrong(*found, relative=relatives[found[0]]) if found else None
+
+        runs: Any = SimpleNamespace(hard=hard, info=SimpleNamespace(capabilities=CLAIMS), device_type="cpu")
+        search = NeedSearch(runs, self.EVERYWHERE.failure)
+        assert search.always_wrong(lambda: None) == expected
 
     @pytest.mark.parametrize(
         ("found", "expected"),
