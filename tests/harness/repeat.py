@@ -29,7 +29,7 @@ def fails_again(broken: Broken, runs: Runs) -> bool:
     that shows again.
     """
     with suppress(BudgetSpent):
-        return broken.finding.kind == "hung" or all(_fails(broken, runs) for _ in range(AGAIN))
+        return broken.finding.kind == "hung" or all(_fails(broken, runs) is not False for _ in range(AGAIN))
     return True
 
 
@@ -43,24 +43,32 @@ def intermittent(failure: Failure, runs: Runs, known_of_it: tuple[str, ...] = ()
     return replace(failure, finding=finding, explanation=Explanation(known_of_it))
 
 
-def rate(fails: Callable[[], bool], spend: Callable[[], None]) -> tuple[int, int]:
-    """Return how many repeats have failed, and how many were made; ``spend`` may end them by raising BudgetSpent."""
-    failed = made = 0
+def rate(fails: Callable[[], bool | None], spend: Callable[[], None]) -> tuple[int, int]:
+    """Return how many repeats have failed, and how many were made; ``spend`` may end them by raising BudgetSpent.
+
+    A repeat that can't be run here, of which ``fails`` returns None, is not counted.
+    """
+    outcomes: list[bool | None] = []
     with suppress(BudgetSpent):
-        while made < REPEATS:
+        while len(outcomes) < REPEATS:
             spend()
-            failed += fails()
-            made += 1
-    return failed, made
+            outcomes.append(fails())
+    return outcomes.count(True), len(outcomes) - outcomes.count(None)
+
+
+def is_of_every_run(failure: Failure) -> bool:
+    """Whether a failure has shown in every repeat, so that nothing comes and goes."""
+    failed, made = failure.finding.rate
+    return 0 < failed == made
 
 
 def fails_anew(broken: Broken | Failure, runs: Runs) -> bool:
     """Whether the case fails in the first call of a new process. Raises BudgetSpent if there is no time for it."""
     runs.child.close()
-    return _fails(broken, runs)
+    return _fails(broken, runs) is not False
 
 
-def _fails(broken: Broken | Failure, runs: Runs) -> bool:
-    """Whether a case fails in any way when it is run once more; one that can't be run here tells nothing against it."""
+def _fails(broken: Broken | Failure, runs: Runs) -> bool | None:
+    """Whether a case fails in any way when it is run once more; None if it can't be run here, which tells nothing."""
     verdict = runs.in_time(broken.law, broken.case, ignored=broken.ignored)
-    return verdict.status == "skipped" or runs.info.finding(verdict) is not None
+    return None if verdict.status == "skipped" else runs.info.finding(verdict) is not None

@@ -18,7 +18,14 @@ from tests.harness.explain import COMES_AND_GOES, Explanation
 from tests.harness.investigate import Investigation
 from tests.harness.known_bugs import KnownBugs
 from tests.harness.plainly import by_forward, by_its_calls, is_plain, plainly
-from tests.harness.repeat import AFTER_OTHERS, REPEATS, fails_again, fails_anew, intermittent
+from tests.harness.repeat import (
+    AFTER_OTHERS,
+    REPEATS,
+    fails_again,
+    fails_anew,
+    intermittent,
+    is_of_every_run,
+)
 from tests.harness.report import Failure
 from tests.harness.run import Run
 from tests.harness.runs import HANG_SECONDS, Runs
@@ -220,8 +227,7 @@ class Triage:
 
     def _investigate(self, drawn: Broken, *, shrink: bool = True) -> None:
         """Investigate a failure that no known bug explains."""
-        if shrink and not fails_again(drawn, self.runs):
-            self._keep_intermittent(drawn)
+        if shrink and not fails_again(drawn, self.runs) and self._keep_intermittent(drawn):
             return
         if shrink and not self._fails_anew(drawn):
             self._keep_intermittent(drawn, AFTER_OTHERS)
@@ -235,7 +241,8 @@ class Triage:
         told = bug.failure.explanation.sentences if shrink else ()
         if COMES_AND_GOES in told:
             self.known.withdraw(bug.failure)
-            self._keep_intermittent(drawn)
+            if not self._keep_intermittent(drawn):
+                self._keep_as_drawn(drawn)
         elif shrink and self._is_misled(investigation):
             self.known.withdraw(bug.failure)
             self._investigate(drawn)
@@ -319,10 +326,11 @@ class Triage:
         run = info.spec, info.claims, broken.law, broken.case, broken.ignored
         return Failure(*run, kernel=info.name, finding=broken.finding, environment=self.environment)
 
-    def _keep_intermittent(self, broken: Broken, *known_of_it: str) -> None:
+    def _keep_intermittent(self, broken: Broken, *known_of_it: str) -> bool:
         """Count a failure that comes and goes for the kernel's known one, or report it on the case as it was drawn.
 
-        No field of its case is varied, because any other value would seem to mend it. ``known_of_it`` are sentences.
+        No field of its case is varied, because any other value would seem to mend it. ``known_of_it`` are sentences. If
+        there are none and every repeat fails, nothing comes and goes: then nothing is kept, and False is returned.
         """
         failure = self._failure(replace(broken, finding=replace(broken.finding, kind=INTERMITTENT)))
         bug = Bug(replace(failure, repeats=REPEATS))
@@ -330,6 +338,9 @@ class Triage:
         if known is None:
             self.known.write(bug.failure, None)  # as it is not lost then, whatever happens during the repeats
             told, script = intermittent(bug.failure, self.runs, known_of_it), None
+            if is_of_every_run(told) and not known_of_it:
+                self.known.withdraw(bug.failure)
+                return False
             if told.finding.actual is not None and AFTER_OTHERS not in known_of_it:
                 told, script = self._investigation(told).scripted(told)
             known = replace(bug, failure=told)
@@ -337,6 +348,12 @@ class Triage:
             self.known.failures[known.key] = known.failure
             self.known.add(known)
         self.known.blame(known, broken.law, broken.case, broken.finding.tensor)
+        return True
+
+    def _keep_as_drawn(self, broken: Broken) -> None:
+        """Keep a failure of every run with what few runs of the drawn case tell, as smaller cases come and go."""
+        investigation = replace(self._investigation(self._failure(broken)), hurried=True)
+        self._keep(self._found(investigation, shrink=True), broken, ())
 
     def _by_plain_law(self, broken: Broken) -> Broken:
         """Return a failure that no known bug explains as a plain law tells it, if that one is not explained either."""

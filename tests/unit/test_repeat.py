@@ -38,6 +38,12 @@ def test_a_repeat_that_is_cut_short_is_not_counted() -> None:
     assert rate(fails, meter(60.0)) == (0, 0)
 
 
+def test_a_repeat_that_can_not_be_run_here_is_not_counted() -> None:
+    is_run = every(2)
+    assert rate(lambda: True if is_run() else None, meter(60.0)) == (REPEATS // 2, REPEATS // 2)
+    assert rate(lambda: None, meter(60.0)) == (0, 0)
+
+
 class TestIntermittent:
     def test_a_race_is_one_bug_in_every_law_with_its_rate(self, subject_of: SubjectOf) -> None:
         subject = subject_of("racing")
@@ -55,6 +61,15 @@ class TestIntermittent:
         script = (report_of(subject) / "repro.py").read_text()
         assert exit_status(script, SCRIPT_SECONDS) == 1
         assert exit_status(script.replace(").racing", ").sound"), SCRIPT_SECONDS) == 0
+
+    @pytest.mark.usefixtures("unscripted")
+    def test_a_failure_of_every_repeat_is_no_such_bug(self, subject_of: SubjectOf) -> None:
+        subject = subject_of("right_once", child=(child := Child("cpu")))
+        subject.uphold(law_named("forward"), CASE)
+        (bug,) = subject.known.bugs.values()
+        assert bug.failure.finding.kind == "error"
+        assert len(list(report_of(subject).parent.iterdir())) == 1
+        child.close()
 
     def test_a_failure_that_never_shows_again_is_kept(self, subject_of: SubjectOf) -> None:
         child = Child("cpu")

@@ -188,6 +188,11 @@ def wrong_once(q, k, v, *, causal, sm_scale):
     return (wrong if next(FIRST) == 0 else sound)(q, k, v, causal=causal, sm_scale=sm_scale)
 
 
+def right_once(q, k, v, *, causal, sm_scale):
+    """Is wrong in any call of a process but the second."""
+    return (sound if next(FIRST) == 1 else wrong)(q, k, v, causal=causal, sm_scale=sm_scale)
+
+
 def keeping_the_longest(q, k, v, *, causal, sm_scale):
     """Is wrong after a call with more keys, and without a causal mask."""
     LONGEST[0] = max(LONGEST[0], k.shape[2])
