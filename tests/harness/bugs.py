@@ -67,9 +67,9 @@ class Need:
         """How failing lengths differ from those that hold, with the length that divides them; None if that is unknown.
 
         They are "above" or "below" it if all that hold are on the other side, and "no multiple of" a tile's length. Of
-        several failing lengths no such rule is known.
+        several failing lengths no such rule is known, and neither is one if no other length is known to hold.
         """
-        if len(self.fails) > 1:
+        if len(self.fails) > 1 or not self.holds:
             return None
         own = self.fails[0]
         if all(x < own for x in self.holds):

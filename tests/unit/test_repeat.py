@@ -71,6 +71,15 @@ class TestIntermittent:
         assert len(list(report_of(subject).parent.iterdir())) == 1
         child.close()
 
+    @pytest.mark.usefixtures("unscripted")
+    def test_where_smaller_cases_come_and_go_the_drawn_one_is_told(self, subject_of: SubjectOf) -> None:
+        subject = subject_of("racing_on_few_rows")
+        drawn = replace(CASE, seqlen_q=3 * CASE.seqlen_q)
+        subject.uphold(law_named("forward"), drawn)
+        (bug,) = subject.known.bugs.values()
+        assert (bug.failure.finding.kind, bug.failure.case) == ("error", drawn)
+        assert len(list(report_of(subject).parent.iterdir())) == 1
+
     def test_a_failure_that_never_shows_again_is_kept(self, subject_of: SubjectOf) -> None:
         child = Child("cpu")
         subject = subject_of("wrong_once", child=child)

@@ -193,6 +193,12 @@ def right_once(q, k, v, *, causal, sm_scale):
     return (sound if next(FIRST) == 1 else wrong)(q, k, v, causal=causal, sm_scale=sm_scale)
 
 
+def racing_on_few_rows(q, k, v, *, causal, sm_scale):
+    """Is wrong, but for two of four calls with few rows."""
+    is_few = q.shape[2] < 3 * ROWS
+    return (sound if is_few and next(CALLS) % 4 < 2 else wrong)(q, k, v, causal=causal, sm_scale=sm_scale)
+
+
 def keeping_the_longest(q, k, v, *, causal, sm_scale):
     """Is wrong after a call with more keys, and without a causal mask."""
     LONGEST[0] = max(LONGEST[0], k.shape[2])
