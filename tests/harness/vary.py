@@ -131,8 +131,10 @@ def _in_columns_of(other: Case, case: Case) -> Case:
 
 
 def _is_unequal_as(case: Case, other: Case) -> bool:
-    """Whether the other case has unequal lengths too, neither of them 0, and the same one is the longer."""
+    """Whether a case differs in its lengths alone, neither of them 0, of which the same one is the longer."""
     lengths = (other.seqlen_q, other.seqlen_k)
+    if replace(other, seqlen_q=case.seqlen_q, seqlen_k=case.seqlen_k) != case:
+        return False
     return 0 < min(lengths) < max(lengths) and (lengths[0] < lengths[1]) == (case.seqlen_q < case.seqlen_k)
 
 

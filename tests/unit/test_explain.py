@@ -316,13 +316,14 @@ def test_a_size_is_named_where_other_numbers_fail_at_it_too() -> None:
     ("fails", "expected"),
     [
         (lambda c: c.seqlen_q > c.seqlen_k, True),
+        (lambda c: c.causal and c.seqlen_q > c.seqlen_k, True),
         (lambda c: c.seqlen_q >= 3 and c.seqlen_k == 1, False),  # holds with 3 queries and 2 keys
     ],
 )
 def test_unequal_lengths_matter_only_if_others_fail_too(
     fails: Callable[[Case], bool], expected: bool
 ) -> None:
-    told = fields(Case(seqlen_q=3, seqlen_k=1), fails, Capabilities())
+    told = fields(Case(seqlen_q=3, seqlen_k=1, causal=True), fails, Capabilities())
     assert any(field.name == "lengths" for field in told) == expected
 
 
