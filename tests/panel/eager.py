@@ -48,6 +48,22 @@ def repeated_heads(
     return float32(q, k, v, causal=causal, sm_scale=sm_scale)
 
 
+def scaled_in_product(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float
+) -> tuple[Tensor, Tensor]:
+    """Megatron's attention in float32: the scale is the alpha of a product, which BLAS does not compute if it is 0.
+
+    Claims: none
+    """
+    seen = seen_keys(q, k, causal)
+    rows, keys, values = (x.float().flatten(0, 1) for x in (q, *(for_each_query_head(x, q) for x in (k, v))))
+    nothing = rows.new_zeros(len(rows), q.shape[2], k.shape[2])
+    s = torch.baddbmm(nothing, rows, keys.mT, beta=0.0, alpha=sm_scale).unflatten(0, q.shape[:2])
+    p = torch.softmax(masked(s, seen), -1).flatten(0, 1)
+    out = torch.bmm(p, values).unflatten(0, q.shape[:2])
+    return blank_empty_rows(out, seen).to(q.dtype), lse_of(s, seen)
+
+
 def whole_rows(heads: Heads) -> tuple[Tensor, Tensor]:
     """Return out and lse by a softmax over whole rows in float32: P is divided by l, then cast."""
     s = heads.scores()

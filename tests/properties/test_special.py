@@ -4,7 +4,8 @@ NaN in q spoils its row; NaN in k every row that sees the key; NaN or infinity i
 that sees it with weight; a score of +inf spoils its row, a score of -inf is a key of weight 0. A row that
 sees a score of NaN has no dq, and the keys that it sees have no dk and dv. Rows that don't
 see the key, other heads and other batch elements keep the answer they have without it; only a value masked
-from a row may leak into it through 0 * NaN inside a tile, so that is left open. Catches NaN turned to 0, -inf
+from a row may leak into it through 0 * NaN inside a tile, so that is left open, and so is what q and k
+do where sm_scale is 0, because BLAS leaves out a product that is multiplied by 0. Catches NaN turned to 0, -inf
 replaced by a finite sentinel, padding that leaks, state shared between heads.
 """
 
@@ -93,12 +94,14 @@ def reached(trial: Trial, got: Outputs, s: Scores) -> None:
     usable = s.value.masked_fill(~s.seen | ~s.value.isfinite(), -torch.inf)
     weight = torch.softmax(usable, -1).nan_to_num(nan=0.0)
     heavy = (weight > HEAVY).double() @ (~p.v.isfinite()).double() > 0
+    # BLAS does not compute a product that it multiplies by 0, so it is open whether NaN shows in the scores then.
+    bad = s.bad & (p.sm_scale != 0)
     # Arithmetics differ in what a score of +inf does to the gradients of a row, so only NaN counts for these.
-    nan = (s.value.isnan() & s.seen).any(-1, keepdim=True)
+    nan = (s.value.isnan() & s.seen).any(-1, keepdim=True) & bad
     # They also differ in a score of -inf, which some treat as masked, with weight 0 whatever else is in the row.
     of_keys = (s.seen & ~s.hidden & nan).any(-2)[..., None]
     spoiled = {
-        "out": unfold(s.bad | heavy, p.heads_q),
+        "out": unfold(bad | heavy, p.heads_q),
         "dq": unfold(nan, p.heads_q),
         "dk": of_keys,
         "dv": of_keys,

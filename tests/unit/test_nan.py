@@ -49,6 +49,12 @@ def spreads_and_hides(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
     return torch.cat([first[:, :1], others[:, 1:]], 1), lse
 
 
+def leaves_out(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float, **options: Any) -> Any:
+    """A product of q and k that is multiplied by 0 is not computed, as BLAS has it."""
+    q, k = (x if sm_scale else torch.zeros_like(x) for x in (q, k))
+    return sound(q, k, v, sm_scale=sm_scale, **options)
+
+
 def finding_in(function: str, case: Case) -> Finding:
     with pytest.raises(LawBroken) as broken:
         law_named("special")(Trial(load(f"{Path(__file__)}:{function}"), case, "cpu", SAFETY))
@@ -60,6 +66,20 @@ def finding_in(function: str, case: Case) -> Finding:
 )
 def test_a_finding_says_what_became_of_nan(function: str, of_nan: tuple[str, ...]) -> None:
     assert finding_in(function, CASE).of_nan == of_nan
+
+
+@pytest.mark.parametrize("tensor", ["q", "k"])
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+def test_with_a_scale_of_0_the_product_of_q_and_k_may_be_left_out(tensor: str, value: str) -> None:
+    spike = Spike(tensor, (0, 0, 1, 0), value)
+    case = replace(CASE, sm_scale=0.0, spikes=(spike,))
+    for function in ("leaves_out", "sound"):
+        law_named("special")(Trial(load(f"{Path(__file__)}:{function}"), case, "cpu", SAFETY))
+
+
+def test_with_a_scale_of_0_nan_in_v_shows_all_the_same() -> None:
+    case = replace(CASE, sm_scale=0.0, spikes=(replace(NAN, tensor="v"),))
+    assert finding_in("hides", case).of_nan == ("lost",)
 
 
 def test_numbers_that_are_only_wrong_say_nothing_of_nan() -> None:
