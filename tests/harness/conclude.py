@@ -121,8 +121,8 @@ def _numbers(f: Finding) -> Iterator[tuple[str, str]]:
         special = [f"{count} {what}" for what, count in counts.items() if count]
         wrong = f"{f.wrong} of {f.total} elements are wrong"
         yield "error", "; ".join([f"{_rounded(f.ratio)} times the bound", wrong, *special])
-    elif lines := f.detail.strip().splitlines():
-        yield "where", ([line for line in lines if line.strip().startswith("File ")] or lines)[-1].strip()
+    elif f.detail.strip():
+        yield "where", f.place or f.detail.strip().splitlines()[-1].strip()
 
 
 def _rounded(ratio: float | str | None) -> str:

@@ -1,7 +1,11 @@
 """What comes back from running one case: small, plain records that travel as JSON."""
 
+import re
 from dataclasses import asdict, dataclass, field, replace
+from sysconfig import get_path
 from typing import Any
+
+from tests.harness.home import ROOT
 
 NUMBERS = ("error", "nonfinite")
 """The kinds of findings in which numbers were compared."""
@@ -15,6 +19,18 @@ UNCLEAR = "unclear"
 """The kind of a finding that says neither that a case shows a bug nor that it holds."""
 ENDS = ("fault", "died", "hung")
 """The kinds after which nothing more can be asked of the process in which they were found."""
+FRAME = 'File "'
+"""How a line of a traceback begins that says where a frame is."""
+CAUSED = "The above exception was the direct cause of the following exception:"
+"""What stands between the tracebacks of an exception and of the one that it caused."""
+PACKAGES = ("/site-packages/", "/dist-packages/")
+"""Parts of the paths of installed packages."""
+NOT_OF_KERNELS = (
+    *(str(ROOT / x) for x in ("tests/harness/", "kernels/registry.py")),
+    get_path("stdlib"),
+    "<",
+)
+"""How the paths of files begin that no kernel is in."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,12 +101,26 @@ class Finding:
     def origin(self) -> str:
         """Return the place in the source that tells a bug from others; "" if the finding has none.
 
-        It is the exception with the last line of its traceback, or what a sanitizer reports.
+        It is the exception, whatever the numbers in its words, with its place, or what a sanitizer reports.
         """
         if self.kind == SANITIZER:
             return self.claim
-        places = [line.strip() for line in self.detail.splitlines() if line.strip().startswith("File ")]
-        return f"{self.claim} {places[-1]}" if self.kind == "exception" and places else ""
+        words = re.sub(r"\d+", "0", self.claim)
+        return f"{words} {self.place}" if self.kind == "exception" and self.place else ""
+
+    @property
+    def place(self) -> str:
+        """Return the last line of a traceback that is of a kernel, not of what it calls; "" without a traceback.
+
+        Of an exception that another one caused, it is the line of the cause. If no line is outside of packages,
+        Python's library and Flashproof, it is the last line of all.
+        """
+        parts = [
+            [line.strip() for line in part.splitlines() if line.strip().startswith(FRAME)]
+            for part in self.detail.split(CAUSED)
+        ]
+        of_kernel = (line for part in parts for line in reversed(part) if _is_of_kernel(line))
+        return next(of_kernel, next((part[-1] for part in reversed(parts) if part), ""))
 
     @property
     def hides_numbers(self) -> bool:
@@ -168,3 +198,9 @@ class Verdict:
 def as_number(value: float) -> float | str:
     """Return a float as JSON can hold it: NaN and infinities become "nan", "inf" and "-inf"."""
     return value if value - value == 0.0 else str(float(value))
+
+
+def _is_of_kernel(frame: str) -> bool:
+    """Whether a frame of a traceback is outside of packages, Python's library and Flashproof."""
+    path = frame.removeprefix(FRAME)
+    return not path.startswith(NOT_OF_KERNELS) and not any(folder in path for folder in PACKAGES)

@@ -77,6 +77,10 @@ def test_a_bug_is_told_in_the_order_in_which_a_maintainer_asks() -> None:
             'Traceback:\n  File "k.py", line 3, in f\n    raise\nRuntimeError: no\n',
             'File "k.py", line 3, in f',
         ),
+        (
+            'Traceback:\n  File "k.py", line 3, in f\n  File "/v/site-packages/torch/_ops.py", line 8, in g\n',
+            'File "k.py", line 3, in f',
+        ),
         ("Fatal Python error\nSegmentation fault\n", "Segmentation fault"),
     ],
 )
