@@ -21,6 +21,7 @@ from tests.harness.vary import (
     value_of,
     with_no_more_than,
     with_value,
+    with_zeros,
 )
 from tests.harness.verdict import NUMBERS, Finding
 
@@ -96,6 +97,8 @@ def _is_suspect(bug: Bug, broken: Broken, run: Try, capabilities: Capabilities) 
         return False
     if not bug.could_break(broken.finding) or _is_of_nan(broken, bug, run):
         return False
+    if broken.law != LARGE_SCORES and _is_of_other_scores(bug, broken.law, broken.case, run):
+        return False
     wrong = broken.law, broken.case, broken.finding
     return "out" not in bug.tensors or not leaves_out_right(*wrong, run, capabilities)
 
@@ -112,6 +115,23 @@ def _is_of_nan(broken: Broken, bug: Bug, run: Try) -> bool:
         return False
     finding = run(broken.law, with_value(broken.case, NAN, False), broken.ignored)
     return finding is None or not bug.could_break(finding)
+
+
+def _is_of_other_scores(bug: Bug, law: str, case: Case, run: Try) -> bool:
+    """Whether the scores of a case can't show a bug, although ordinary ones would cure the case.
+
+    With a scale of 0 all scores are 0. If they may be so by the numbers of q or k as well, it is not the scale that
+    shows.
+    """
+    if bug.is_of_scores_in(case):
+        return False
+    own = bug.failure.case
+    if 0 not in (case.sm_scale, own.sm_scale):
+        return True
+    law, of_0 = (law, case) if case.sm_scale == 0 else (bug.failure.law, own)
+    alike = (with_zeros(tensor, replace(of_0, sm_scale=None)) for tensor in VALUES_OF["qk_values"])
+    found = (run(law, x, frozenset()) for x in alike)
+    return not any(x is not None and bug.could_break(x) for x in found)
 
 
 @dataclass(frozen=True)
@@ -253,6 +273,8 @@ def is_same(known: Bug, bug: Bug, run: Try, capabilities: Capabilities, others: 
         return False
     if known.is_like(bug):
         return True
+    if all(_is_of_other_scores(one, other.failure.law, other.failure.case, run) for one, other in both):
+        return False
     for one, other in both:
         of_scores = SCORES in {need.name for need in other.needs} and {*one.tensors} <= {*other.tensors}
         if one.needs_own_numbers and one.failure.law == LARGE_SCORES and of_scores:

@@ -8,7 +8,7 @@ from strategies.case import SIZES, Case
 from tests.harness.explain import Explanation
 from tests.harness.report import Failure
 from tests.harness.run import run_of
-from tests.harness.vary import BLIND, HEADS, LENGTHS, NAN, SCORES, VALUES_OF, value_of
+from tests.harness.vary import BLIND, HEADS, LENGTHS, NAN, SCORES, VALUES_OF, has_small_scores, value_of
 from tests.harness.verdict import INTERMITTENT, NUMBERS, Finding
 
 SMALLEST_TILE = 16
@@ -190,6 +190,21 @@ class Bug:
         """Whether a case has all that the bug needs."""
         return all(need.is_met(case) for need in self.needs)
 
+    def is_of_scores_in(self, case: Case) -> bool:
+        """Whether the scores of a case may show the bug, as far as what it needs of them says.
+
+        A bug that needs large scores was not seen with scores that are no larger than ordinary ones. One that needs
+        an sm_scale, and not any but the default, was not seen with a scale of 0. Its smallest case may be like this.
+        """
+        own = self.failure.case
+        is_small = has_small_scores(case) and not has_small_scores(own)
+        is_other = (case.sm_scale == 0) != (own.sm_scale == 0)
+        return not any(
+            (is_small and need.name == SCORES)
+            or (is_other and need.name == "sm_scale" and {*need.holds} > {None})
+            for need in self.needs
+        )
+
     def end_of(self, case: Case) -> Finding | None:
         """Return the finding with which a case would end the process because of this bug; None if it would not."""
         finding = self.failure.finding
@@ -229,12 +244,11 @@ class Bug:
 
         They are if they need the same fields and the case of each meets the needs of both, or has a length that is
         equal to head_dim; or if neither needs any, as far as is known, and the tensor that is most wrong in each is
-        among the wrong ones of the other; or if the same exception was raised at the same line; or if both end the
-        process and have a need in common, or end it in the same words and one does so in every case or neither needs
-        anything. They are also one if
-        numbers decide whether they show, in the same tensor and dtype: if both make tiny numbers 0, or small errors
-        that few cases show. What seems to matter beside the numbers does so by accident. What comes and goes in a
-        kernel counts as one bug, since nothing tells what it needs.
+        among the wrong ones of the other; or if the same exception, whatever its numbers, was raised at the same line;
+        or if both end the process and have a need in common, or end it in the same words and one does so in every case
+        or neither needs anything. They are also one if numbers decide whether they show, in the same tensor and dtype:
+        if both make tiny numbers 0, or small errors that few cases show. What seems to matter beside the numbers does
+        so by accident. What comes and goes in a kernel counts as one bug, since nothing tells what it needs.
         """
         if self.failure.finding.kind == INTERMITTENT:
             return self.is_kin(other)

@@ -35,7 +35,9 @@ class Closed:
 
     def is_met(self, case: Case) -> bool:
         """Whether a case meets any of these."""
-        return any(meets(case, known) for known in self.known) or any(bug.is_met(case) for bug in self.bugs)
+        return any(meets(case, known) for known in self.known) or any(
+            _may_show(bug, case) for bug in self.bugs
+        )
 
     def exits(self, case: Case, capabilities: Capabilities) -> Iterator[Case]:
         """Yield the case with one field changed, so that it does not meet the first of these that it meets."""
@@ -43,7 +45,7 @@ class Closed:
             if meets(case, known):
                 return (yield from _out_of(known, case, capabilities))
         for bug in self.bugs:
-            if bug.is_met(case):
+            if _may_show(bug, case):
                 return (yield from _away_from(bug, case, capabilities))
         return None
 
@@ -82,5 +84,9 @@ def _values(name: str, case: Case, capabilities: Capabilities) -> Iterable[Any]:
 def _away_from(bug: Bug, case: Case, capabilities: Capabilities) -> Iterator[Case]:
     for need in bug.needs:
         for changed in cures(need, case, capabilities):
-            if not bug.is_met(changed):
+            if not _may_show(bug, changed):
                 yield changed
+
+
+def _may_show(bug: Bug, case: Case) -> bool:
+    return bug.is_met(case) and bug.is_of_scores_in(case)

@@ -1,5 +1,6 @@
 """Which fields of a failing case matter. Each is changed by itself, to its simplest value and to the nearest ones."""
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -197,6 +198,12 @@ def with_value(case: Case, name: str, value: Any) -> Case:
     return _with(case, {name: value})
 
 
+def with_zeros(tensor: str, case: Case) -> Case:
+    """Return the case with a tensor of zeros, of which no entry is set."""
+    spikes = tuple(spike for spike in case.spikes if spike.tensor != tensor)
+    return _with(case, {f"{tensor}_values": "zeros", "spikes": spikes})
+
+
 def with_no_more_than(needed: Collection[str], case: Case) -> Case:
     """Return the case with the simplest value of each field that is not needed.
 
@@ -209,6 +216,12 @@ def with_no_more_than(needed: Collection[str], case: Case) -> Case:
         if name not in kept:
             case = with_value(case, name, simplest)
     return case
+
+
+def has_small_scores(case: Case) -> bool:
+    """Whether no score is larger than ordinary ones: sm_scale is 0, or at most the default one for normal numbers."""
+    is_small = abs(case.scale) * math.sqrt(case.head_dim) <= 1
+    return case.sm_scale == 0 or (is_small and value_of(case, "qk_values") == "normal")
 
 
 def _tensors_of(name: str) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ from tests.harness.plainly import by_forward, plainly
 from tests.harness.sightings import Sightings
 from tests.harness.telling import annotation, needed, rank, severity, told
 from tests.harness.vary import SCORES, with_value
-from tests.harness.verdict import Finding
+from tests.harness.verdict import CAUSED, Finding
 from tests.unit.bugs import (
     CASE,
     CAUSAL,
@@ -205,14 +205,18 @@ class TestNeeds:
     def test_an_exception_that_is_raised_at_one_line_is_one_bug(self) -> None:
         """Which fields cure it may differ from case to case, but the line is the same."""
 
-        def raising(line: int, *needs: Need) -> Bug:
+        def raising(line: int, *needs: Need, words: str = "size 16", more: str = "") -> Bug:
             known = bug(CASE, (), *needs)
-            detail = f'  File "k.py", line 3, in f\n    g(q)\n  File "k.py", line {line}, in g\n'
-            finding = Finding(claim="raised ValueError: view", kind="exception", detail=detail)
+            detail = f'  File "k.py", line 3, in f\n    g(q)\n  File "k.py", line {line}, in g\n{more}'
+            finding = Finding(claim=f"raised ValueError: {words}", kind="exception", detail=detail)
             return replace(known, failure=replace(known.failure, finding=finding))
 
-        assert raising(9, CAUSAL).is_like(raising(9, GROUP))
-        assert not raising(9, CAUSAL).is_like(raising(12, GROUP))
+        inside = '  File "/venv/lib/site-packages/torch/_ops.py", line 875, in __call__\n'
+        launched = f'{CAUSED}\n  File "k.py", line 20, in launch\n'
+        for same in ({}, {"words": "size 1024"}, {"more": inside}, {"more": launched}):
+            assert raising(9, CAUSAL).is_like(raising(9, GROUP, **same))
+            assert not raising(9, CAUSAL).is_like(raising(12, GROUP, **same))
+        assert not raising(9, CAUSAL).is_like(raising(9, GROUP, words="stride 16"))
 
     def test_a_bug_that_is_met_again_needs_no_more_than_both_cases_have(self) -> None:
         known = bug(replace(CASE, seqlen_k=65), ("out",), CAUSAL, LONG)
@@ -377,6 +381,22 @@ class TestElsewhere:
         closed = Closed((), (bug(CASE, (), CAUSAL, GROUP),))
         moved = elsewhere(CASE, closed, CLAIMS)
         assert moved == replace(CASE, causal=False)
+
+    @pytest.mark.parametrize(
+        ("fields", "stays"),
+        [
+            ({"sm_scale": 0.0}, True),
+            ({"sm_scale": -0.01}, True),
+            ({"sm_scale": 30.0}, False),
+            ({"sm_scale": 0.01, "q_values": "outliers"}, False),
+        ],
+    )
+    def test_a_bug_of_large_scores_leaves_small_ones_to_be_tried(self, fields: Any, stays: bool) -> None:
+        large = replace(CASE, sm_scale=30.0)
+        case = replace(CASE, **fields)
+        for need in (Need(SCORES, ("other",), ("ordinary",)), Need("sm_scale", (30.0,), (None, 1.0))):
+            moved = elsewhere(case, Closed((), (bug(large, ("out",), need),)), CLAIMS)
+            assert (moved == case) == (stays if need.name == SCORES else case.sm_scale == 0)
 
 
 class TestGently:

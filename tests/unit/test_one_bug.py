@@ -107,6 +107,59 @@ def test_a_scale_that_holds_where_it_is_as_large_does_not_matter_by_making_large
     assert is_same(bug(of_size, ("out",), large), spiked, runner(wrong), CLAIMS)
 
 
+@pytest.mark.parametrize(
+    ("need", "values"),
+    [
+        (Need(SCORES, ("other",), ("ordinary",)), {"q_values": "outliers"}),
+        (Need("sm_scale", (-1.0,), (None, 1.0)), {"sm_scale": -1.0}),
+    ],
+)
+def test_a_scale_of_0_is_a_bug_of_its_own_unless_equal_scores_show_it(
+    need: Need, values: dict[str, Any]
+) -> None:
+    """A launcher may take a scale of 0 for none that was given. Ordinary scores cure this as they cure large ones."""
+    known = bug(replace(CASE, **values), ("out",), need)
+    of_0 = bug(replace(CASE, sm_scale=0.0), ("out",), Need("sm_scale", (0.0,), (None, 1.0, -1.0)))
+    own = of_0.failure.case
+
+    def apart(case: Case) -> set[str]:
+        shows = case.sm_scale in (0.0, -1.0) or case.q_values == "outliers"
+        return {"out"} if shows else set()
+
+    assert left(apart, own, known)[0] is not None
+    assert left(apart, known.failure.case, of_0)[0] is not None
+    assert not is_same(known, of_0, runner(apart), CLAIMS)
+
+    def alike(case: Case) -> set[str]:
+        return apart(case) or ({"out"} if case.k_values == "zeros" else set())
+
+    assert left(alike, own, known) == (None, [known])
+
+
+def test_a_scale_of_0_is_no_bug_of_its_own_if_all_but_the_default_show_it() -> None:
+    of_0, other = (
+        bug(replace(CASE, sm_scale=x), ("out",), Need("sm_scale", (x,), (None,))) for x in (0.0, -1.0)
+    )
+
+    def ignored(case: Case) -> set[str]:
+        return {"out"} if case.sm_scale is not None else set()
+
+    for known, found in ((of_0, other), (other, of_0)):
+        assert left(ignored, found.failure.case, known) == (None, [known])
+        assert is_same(known, found, runner(ignored), CLAIMS)
+
+
+@pytest.mark.parametrize(("values", "is_left"), [({}, True), ({"k_values": "outliers"}, False)])
+def test_large_scores_do_not_explain_what_a_small_scale_shows(values: dict[str, Any], is_left: bool) -> None:
+    known = bug(replace(CASE, q_values="outliers"), ("out",), Need(SCORES, ("other",), ("ordinary",)))
+
+    def wrong(case: Case) -> set[str]:
+        return {"out"} if case.sm_scale == -0.01 or case.k_values == "outliers" else set()
+
+    rest, _ = left(wrong, replace(CASE, sm_scale=-0.01, **values), known)
+    assert (rest is not None) == is_left
+
+
 def test_a_length_that_holds_by_its_numbers_is_no_other_bug() -> None:
     """The numbers of each smallest case show the bug at its own length alone."""
     one = bug(replace(CASE, seqlen_k=129), ("lse",), Need("seqlen_k", (129,), (0, 128, 130, 259)))
