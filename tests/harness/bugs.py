@@ -27,6 +27,9 @@ OF_PARTS = (*SIZES, "lengths", BLIND, HEADS)
 OWN_NUMBERS = (LARGE_SCORES, "special")
 """Laws that set numbers of their own, so that a case of theirs is not ordinary, whatever its fields are."""
 
+OF_REPEATS = ("determinism", "memory")
+"""Laws that repeat one call and compare what it returns."""
+
 ENOUGH = 8
 """At least this many ordinary cases must be run to say that a bug shows in all of them."""
 FEW_CRASHES = 3
@@ -239,6 +242,14 @@ class Bug:
             return False
         return mine.kind not in NUMBERS or are_kindred(set(self.tensors), set(other.tensors))
 
+    def keeps_state_as(self, other: "Bug") -> bool:
+        """Whether it makes repeats of any call differ, and the other bug comes and goes in the same tensors."""
+        theirs = other.failure.finding
+        is_of_state = self.failure.law in OF_REPEATS and self.is_everywhere
+        return (
+            is_of_state and theirs.kind == INTERMITTENT and set() < wrong_tensors(theirs) <= {*self.tensors}
+        )
+
     def is_like(self, other: "Bug") -> bool:
         """Whether both are one bug, to judge by their records alone.
 
@@ -248,8 +259,11 @@ class Bug:
         or if both end the process and have a need in common, or end it in the same words and one does so in every case
         or neither needs anything. They are also one if numbers decide whether they show, in the same tensor and dtype:
         if both make tiny numbers 0, or small errors that few cases show. What seems to matter beside the numbers does
-        so by accident. What comes and goes in a kernel counts as one bug, since nothing tells what it needs.
+        so by accident. What comes and goes in a kernel counts as one bug, since nothing tells what it needs, and is one
+        with what makes repeats of any call differ in the same tensors.
         """
+        if self.keeps_state_as(other) or other.keeps_state_as(self):
+            return True
         if self.failure.finding.kind == INTERMITTENT:
             return self.is_kin(other)
         if (origin := self.failure.finding.origin) and origin == other.failure.finding.origin:

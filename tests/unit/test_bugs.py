@@ -23,7 +23,7 @@ from tests.harness.plainly import by_forward, plainly
 from tests.harness.sightings import Sightings
 from tests.harness.telling import annotation, needed, rank, severity, told
 from tests.harness.vary import SCORES, with_value
-from tests.harness.verdict import CAUSED, Finding
+from tests.harness.verdict import CAUSED, INTERMITTENT, Finding
 from tests.unit.bugs import (
     CASE,
     CAUSAL,
@@ -217,6 +217,24 @@ class TestNeeds:
             assert raising(9, CAUSAL).is_like(raising(9, GROUP, **same))
             assert not raising(9, CAUSAL).is_like(raising(12, GROUP, **same))
         assert not raising(9, CAUSAL).is_like(raising(9, GROUP, words="stride 16"))
+
+    def test_what_a_kernel_keeps_from_call_to_call_is_one_bug_with_what_comes_and_goes(self) -> None:
+        def found(law: str, *tensors: str, shown: int = 20) -> Bug:
+            return replace(bug(CASE, tensors, law=law), severity=Severity(shown, 20))
+
+        def at_times(*tensors: str) -> Bug:
+            known = bug(CASE, tensors)
+            finding = replace(known.failure.finding, kind=INTERMITTENT)
+            return replace(known, failure=replace(known.failure, finding=finding))
+
+        def are_one(one: Bug, other: Bug) -> bool:
+            run = runner(lambda case: set())
+            return all(x.is_like(y) and is_same(x, y, run, CLAIMS) for x, y in ((one, other), (other, one)))
+
+        assert are_one(found("memory", "dk", "dv"), at_times("dv"))
+        assert not are_one(found("memory", "dk", "dv"), at_times("dq"))
+        assert not are_one(found("backward", "dk", "dv"), at_times("dv"))
+        assert not are_one(found("memory", "dk", "dv", shown=3), at_times("dv"))
 
     def test_a_bug_that_is_met_again_needs_no_more_than_both_cases_have(self) -> None:
         known = bug(replace(CASE, seqlen_k=65), ("out",), CAUSAL, LONG)
