@@ -92,11 +92,6 @@ class TestCommandLine:
         replay = pytest_run(tmp_path, *line.split(), "-q", status=pytest.ExitCode.TESTS_FAILED)
         assert smallest in replay.stdout
         corpus = ["--corpus", "reports", "--examples=1", *kernels[2:]]
-        again = pytest_run(tmp_path, *corpus, "-v", status=pytest.ExitCode.TESTS_FAILED)
-        # It is shrunk anew, to this case or to one that is as small.
-        assert re.search(rf"\n  smallest case    Case\(.*seqlen_q={ROWS}\b", again.stdout)
-        assert "kernel toys.wrong: dtypes=all; " in again.stdout
-        assert re.search(r"toys.wrong +forward +float32 +\d+ +0 .* broken", again.stdout)
         toys.write_text(TOYS.read_text().replace("MENDED = False", "MENDED = True"))
         assert "1 passed" in pytest_run(tmp_path, *line.split(), "-q").stdout
         pytest_run(tmp_path, *corpus)

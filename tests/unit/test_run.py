@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from strategies.case import VERSION
 from tests.harness.run import Run, read, run_of
 from tests.unit.running import CASE
 
@@ -37,7 +38,7 @@ TEXT = json.dumps(RUN.to_dict())
         (TEXT, "[]", "expected the case.json of a report, got other JSON"),
         (TEXT, '{"case": {}}', "expected the case.json of a report, got other JSON"),
         ('"flashproof": 1', '"flashproof": 2', "flashproof: got 2, expected format 1"),
-        ('"version": 4', '"version": 0', "case.version: got 0, expected 1 to 4"),
+        (f'"version": {VERSION}', '"version": 0', f"case.version: got 0, expected 1 to {VERSION}"),
         ('"law": "forward"', '"law": "murphy"', "law: got 'murphy', expected one of"),
         ('"kernel": "toys.py:f"', '"kernel": 3', "kernel: got 3, expected a string"),
         ('"lse=false"', "7", r"claims: got \[7\], expected a list of key=value strings"),
