@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from kernels.declaration import Claim, claim, claims_of
-from kernels.spelling import BOOLEAN, PROBABILITIES, integer, integers, one_of, subset, words
+from kernels.spelling import BOOLEAN, PROBABILITIES, SIZES, integer, integers, one_of, subset, words
 from reference.arithmetic import BFLOAT16, FLOAT16, FLOAT32, Arithmetic
 from reference.family import Family
 
@@ -198,6 +198,39 @@ class Capabilities:
         "prefix",
         """The lengths of a prefix that `forward` and `backward` take as `prefix`: every query sees the first `prefix`
         keys, whatever a causal mask and the other parts of the pattern hide.""",
+    )
+    softcap: tuple[float, ...] = claim(
+        (0.0,),
+        """The limits that `forward` and `backward` take as `softcap`: each score, once scaled, is replaced by
+        `softcap * tanh(score / softcap)`, before any mask and ALiBi. 0 stands for none, and is not passed.""",
+        SIZES,
+        fields=("softcap",),
+        admits=lambda claimed, case: case.softcap in (0.0, *claimed),
+        less=(0.0,),
+        keywords=lambda claimed: ("softcap",) if any(claimed) else (),
+    )
+    alibi_slopes: bool = claim(
+        False,
+        """`forward` and `backward` take `alibi_slopes`, a float32 tensor (heads_q,): from the score of query i and key
+        j of head h, `alibi_slopes[h] * abs(i + seqlen_k - seqlen_q - j)` is subtracted (with
+        `causal_alignment=top_left`, `alibi_slopes[h] * abs(i - j)`), after a soft-cap. It is not passed where a case
+        has none. Its gradient is not asked for.""",
+        BOOLEAN,
+        fields=("alibi_slopes",),
+        admits=lambda claimed, case: claimed or not case.alibi_slopes,
+        less=False,
+        keywords=lambda claimed: ("alibi_slopes",) if claimed else (),
+    )
+    sinks: bool = claim(
+        False,
+        """`forward` and `backward` take `sinks`, a float32 tensor (heads_q,): to the sum that the softmax of head h
+        divides by, `exp(sinks[h])` is added, and so lse has it too. It is not passed where a case has none. The lse of
+        a row that sees no key is not judged then, and the gradient of `sinks` is not asked for.""",
+        BOOLEAN,
+        fields=("sinks",),
+        admits=lambda claimed, case: claimed or not case.sinks,
+        less=False,
+        keywords=lambda claimed: ("sinks",) if claimed else (),
     )
     grouped_heads: bool = claim(
         True,

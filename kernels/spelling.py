@@ -124,7 +124,14 @@ def _read_fractions(text: str) -> tuple[float, ...]:
     return tuple(sorted(_read_fraction(part) for part in text.split(",")))
 
 
-def _write_fractions(values: Iterable[float]) -> str:
+def _read_sizes(text: str) -> tuple[float, ...]:
+    sizes = tuple(sorted(map(float, text.split(","))))
+    if not all(0.0 <= size < math.inf for size in sizes):
+        raise ValueError
+    return sizes
+
+
+def _write_numbers(values: Iterable[float]) -> str:
     return ",".join(map(number, values))
 
 
@@ -136,6 +143,7 @@ def number(value: float) -> str:
 
 BOOLEAN = words(true=True, false=False)
 PROBABILITIES = Spelling(
-    "probabilities from 0 up to 1, such as 0,0.1", _read_fractions, _write_fractions, ("0,0.1",)
+    "probabilities from 0 up to 1, such as 0,0.1", _read_fractions, _write_numbers, ("0,0.1",)
 )
-RELATIVE_ERROR = Spelling("a relative error from 0 up to 1", _read_fraction, number, ("2^-20",))
+SIZES = Spelling("finite numbers from 0 up, such as 0,30", _read_sizes, _write_numbers, ("0,30", "0,2.5,50"))
+RELATIVE_ERROR = Spelling("an error from 0 up to 1", _read_fraction, number, ("2^-20", "2^-10"))

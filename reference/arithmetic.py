@@ -20,6 +20,11 @@ LG2_APPROX_ERROR = 2.0**-22
 DIV_FULL_ERROR = 2.0**-22
 """Relative error of PTX ``div.full.f32``: 2 ulp (PTX ISA)."""
 
+TANH_ERROR = 2.0**-20
+"""Absolute error of a tanh made of an exponential e = exp(-2 x), 16 U: as 2 / (1 + e) - 1 it errs by 2 U for that of e,
+as the derivative by log e is 1/2 at most, by 2 U for its argument's, by 10 U for those of the sum and of the quotient,
+which are doubled, and by U for the subtraction; as (1 - e) / (1 + e) by less."""
+
 HOPPER_FP8_TERMS = 32
 HOPPER_FP8_ROUNDOFF = 33 / 32 * 2.0**-13
 """A Hopper's tensor core aligns 32 fp8 products to the largest, with 13 fraction bits, and truncates: together
@@ -143,6 +148,7 @@ class Arithmetic:
         score_accumulate: the roundoff of one step of a score, where its operands are wider than those of the other
             products and one accumulation takes them all. None: scores are summed like other products.
         exp_error: relative error of one exponential.
+        tanh_error: absolute error of one tanh, where scores are soft-capped.
         log_error: error of the logarithm of l, relative to that logarithm, or absolute where it lies between -1 and 1.
         div_error: relative error of one division.
         tile_min: the smallest number of keys that one step of the softmax loop takes.
@@ -195,6 +201,7 @@ class Arithmetic:
     accumulate_terms: int | None = None
     score_accumulate: float | None = None
     exp_error: float = EX2_APPROX_ERROR
+    tanh_error: float = TANH_ERROR
     log_error: float = LG2_APPROX_ERROR
     div_error: float = DIV_FULL_ERROR
     tile_min: int = 16

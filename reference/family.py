@@ -167,6 +167,7 @@ def _widest_format(formats: list[Format]) -> Format:
 LESS_PRECISE: Mapping[str, Changes] = {
     "rounded_partials=true": {"rounded_partials": True},
     "exp_error=1e-4": {"exp_error": 1e-4},
+    "tanh_error=2^-10": {"tanh_error": 2.0**-10},
     "l_from_rounded_p=true": {"l_from_rounded_p": True},
     "k_prescaled=true": {"k_prescaled": True},
     "q_prescaled=true": {"q_prescaled": True},
@@ -180,7 +181,7 @@ the size of their errors, smallest first."""
 
 def concerns(claim: str, dtype: str) -> bool:
     """Whether a less precise design rounds more at this dtype: a cast of float32 to itself loses nothing."""
-    if claim in ("exp_error=1e-4", "rounded_partials=true"):
+    if claim in ("exp_error=1e-4", "tanh_error=2^-10", "rounded_partials=true"):
         return True
     return (claim == "precision=tf32") == (dtype == "float32")
 

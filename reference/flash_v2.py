@@ -14,6 +14,7 @@ from reference.dropout import factors
 from reference.heads import fold, group_size, unfold
 from reference.mask_pattern import NO_PATTERN, MaskPattern
 from reference.masks import LOWEST, blocks, contract, hide, visible
+from reference.score_rule import PLAIN, ScoreRule
 
 
 @torch.no_grad()
@@ -28,6 +29,7 @@ def forward(
     dropout_p: float = 0.0,
     dropout_seed: int = 0,
     pattern: MaskPattern = NO_PATTERN,
+    rule: ScoreRule = PLAIN,
     block_q: int,
     block_k: int,
 ) -> tuple[Tensor, Tensor]:
@@ -35,25 +37,27 @@ def forward(
 
     q is (batch, heads_q, seqlen_q, head_dim), k and v (batch, heads_kv, seqlen_k, head_dim), any float dtype;
     block_q and block_k are the paper's B_r and B_c; dropout is that of ``reference.dropout``, pattern
-    that of ``masks.visible``.
+    that of ``masks.visible``, rule that of ``reference.score_rule``.
 
     Raises ValueError for head counts, an alignment or block sizes that make no sense.
     """
     heads_q, group = q.shape[1], group_size(q, k)
     seen = visible(q.shape[2], k.shape[2], causal, alignment, q.device, group=group, pattern=pattern)
     z = factors(q, k, dropout_p=dropout_p, seed=dropout_seed)
+    bias, sink = rule.bias(q, k, alignment), rule.sink(q, k)
     q, k, v = fold(q.double(), k.shape[1]), k.double(), v.double()
     out = torch.empty_like(q)  # line 2
     lse = q.new_empty(q.shape[:-1])  # line 2
     for i in blocks(q.shape[2], block_q):  # lines 1, 3
         q_i = q[:, :, i]  # line 4
         acc = torch.zeros_like(q_i)  # line 5
-        m = q.new_full((*q_i.shape[:-1], 1), -math.inf)  # line 5
-        l = torch.zeros_like(m)  # line 5
+        m = sink[:, :, i].expand(*q_i.shape[:-1], 1)  # line 5
+        l = (m > -math.inf).double()  # line 5
         for j in blocks(k.shape[2], block_k):  # lines 1, 6
             k_j, v_j = k[:, :, j], v[:, :, j]  # line 7
             seen_ij = None if seen is None else seen[..., i, j]
-            s_ij = hide(sm_scale * (q_i @ k_j.mT), seen_ij, -math.inf)  # line 8
+            s_ij = rule.applied(sm_scale * (q_i @ k_j.mT), bias[:, :, i, j])  # line 8
+            s_ij = hide(s_ij, seen_ij, -math.inf)
             m_new = torch.maximum(m, s_ij.amax(-1, keepdim=True))  # line 9
             p_ij = torch.exp(s_ij - m_new.clamp_min(LOWEST))  # line 9
             alpha = torch.exp(m - m_new.clamp_min(LOWEST))  # line 9
@@ -63,7 +67,7 @@ def forward(
                 dropped_ij, v_j, seen_ij
             )  # line 10; the paper's exponent -1 is a misprint
             m = m_new
-        out[:, :, i] = acc / l.clamp_min(1.0)  # lines 12, 14; l is below 1 only where a row sees no key
+        out[:, :, i] = acc / l.clamp_min(1.0)  # lines 12, 14; l is below 1 only where it is 0
         lse[:, :, i] = (m + l.log()).squeeze(-1)  # lines 13, 15
     return unfold(out, heads_q), unfold(lse, heads_q)  # line 17
 
@@ -83,6 +87,7 @@ def backward(
     dropout_p: float = 0.0,
     dropout_seed: int = 0,
     pattern: MaskPattern = NO_PATTERN,
+    rule: ScoreRule = PLAIN,
     block_q: int,
     block_k: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -93,6 +98,7 @@ def backward(
     heads_q, heads_kv, group = q.shape[1], k.shape[1], group_size(q, k)
     seen = visible(q.shape[2], k.shape[2], causal, alignment, q.device, group=group, pattern=pattern)
     z = factors(q, k, dropout_p=dropout_p, seed=dropout_seed)
+    bias = rule.bias(q, k, alignment)
     q, dout, out, lse = (fold(x.double(), heads_kv) for x in (q, dout, out, lse))
     k, v, lse = k.double(), v.double(), lse[..., None].clamp_min(LOWEST)
     dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)  # line 3
@@ -104,12 +110,13 @@ def backward(
             q_i, dout_i, lse_i, delta_i = (x[:, :, i] for x in (q, dout, lse, delta))  # line 9
             seen_ij = None if seen is None else seen[..., i, j]
             seen_ji = None if seen_ij is None else seen_ij.mT
-            s_ij = hide(sm_scale * (q_i @ k_j.mT), seen_ij, -math.inf)  # line 10
+            s_ij = rule.applied(sm_scale * (q_i @ k_j.mT), bias[:, :, i, j])  # line 10
             p_ij = hide(torch.exp(s_ij - lse_i), seen_ij)  # line 11
             z_ij = z[:, :, i, j]
             dv_j += contract((p_ij * z_ij).mT, dout_i, seen_ji)  # line 12
             dp_ij = dout_i @ v_j.mT * z_ij  # line 13
-            ds_ij = hide(p_ij * (dp_ij - delta_i), seen_ij)  # line 14
+            ds_ij = rule.undone(p_ij * (dp_ij - delta_i), s_ij, bias[:, :, i, j])  # line 14
+            ds_ij = hide(ds_ij, seen_ij)
             dq[:, :, i] += sm_scale * contract(ds_ij, k_j, seen_ij)  # line 15
             dk_j += sm_scale * contract(ds_ij.mT, q_i, seen_ji)  # line 16
         dk[:, :, j], dv[:, :, j] = dk_j, dv_j  # line 18

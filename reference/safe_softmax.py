@@ -18,6 +18,7 @@ from reference.dropout import factors
 from reference.heads import fold, group_size, unfold
 from reference.mask_pattern import NO_PATTERN, MaskPattern
 from reference.masks import LOWEST, blank, blocks, contract, hide, visible
+from reference.score_rule import PLAIN, ScoreRule
 
 BLOCK_BYTES = 64 * 2**20
 """Size of one float64 matrix over a chunk's scores; the backward holds about five of them at once."""
@@ -42,6 +43,7 @@ def forward(
     dropout_p: float = 0.0,
     dropout_seed: int = 0,
     pattern: MaskPattern = NO_PATTERN,
+    rule: ScoreRule = PLAIN,
     chunk: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return out, like q, and lse (batch, heads_q, seqlen_q), the log-sum-exp of each row's scores, in float64.
@@ -51,7 +53,7 @@ def forward(
     the causal mask (``masks.visible``); ``chunk`` query rows of a head are taken at once (``default_chunk``).
     Where ``key_padding_mask`` (batch, seqlen_k) bool is False, a key is not seen, whatever it and its value are.
     ``dropout_p`` and ``dropout_seed`` drop weights after the softmax (``reference.dropout``). ``pattern`` says
-    what else hides keys (``masks.visible``).
+    what else hides keys (``masks.visible``), ``rule`` what is done to scores (``reference.score_rule``).
 
     Raises ValueError for head counts, an alignment or a chunk that make no sense.
     """
@@ -64,7 +66,8 @@ def forward(
         seen = visible(
             q.shape[2], k.shape[2], causal, alignment, q.device, rows, group, key_padding_mask, pattern
         )
-        weights, row_max, total = _softmax(_scores(q_rows, k, seen, sm_scale))
+        scores = rule.applied((q_rows @ k.mT).mul_(sm_scale), rule.bias(q, k, alignment, rows))
+        weights, row_max, total = _softmax(hide(scores, seen, -math.inf), rule.sink(q, k, rows))
         if dropout_p:
             weights.mul_(factors(q, k, dropout_p=dropout_p, seed=dropout_seed, rows=rows))
         out = contract(weights, v, seen if leaks else None).div_(total.clamp_min(1.0))
@@ -87,6 +90,7 @@ def backward(
     dropout_p: float = 0.0,
     dropout_seed: int = 0,
     pattern: MaskPattern = NO_PATTERN,
+    rule: ScoreRule = PLAIN,
     out: Tensor | None = None,
     lse: Tensor | None = None,
     chunk: int | None = None,
@@ -113,20 +117,21 @@ def backward(
         seen = visible(
             q.shape[2], k.shape[2], causal, alignment, q.device, rows, group, key_padding_mask, pattern
         )
-        scores = _scores(q_rows, k, seen, sm_scale)
+        bias = rule.bias(q, k, alignment, rows)
+        scores = rule.applied((q_rows @ k.mT).mul_(sm_scale), bias)
         dp = dout_rows @ v.mT
         z = factors(q, k, dropout_p=dropout_p, seed=dropout_seed, rows=rows) if dropout_p else None
         dp = dp if z is None else dp.mul_(z)
         # P and dS are hidden again: in a row with a NaN they are NaN even where the row sees no key.
         if out is None or lse is None:
-            weights, _, total = _softmax(scores)
+            weights, _, total = _softmax(hide(scores, seen, -math.inf), rule.sink(q, k, rows))
             p = hide(weights.div_(total.clamp_min(1.0)), seen)
             delta = hide(p * dp, seen).sum(-1, keepdim=True)
         else:
             shift = fold(lse[:, :, rows].double(), heads_kv).clamp_min(LOWEST)[..., None]
-            p = hide(scores.sub_(shift).exp_(), seen)
+            p = hide((scores - shift).exp_(), seen)
             delta = (dout_rows * fold(out[:, :, rows].double(), heads_kv)).sum(-1, keepdim=True)
-        ds = hide(dp.sub_(delta).mul_(p), seen).mul_(sm_scale)
+        ds = hide(rule.undone(dp.sub_(delta).mul_(p), scores, bias), seen).mul_(sm_scale)
         seen = seen if leaks else None
         seen_by = None if seen is None else seen.mT
         dq = contract(ds, k, seen)
@@ -160,16 +165,10 @@ def _all_finite(*tensors: Tensor) -> bool:
     return math.isfinite(sum(x.sum(dtype=torch.float64) for x in tensors))
 
 
-def _scores(q: Tensor, k: Tensor, seen: Tensor | None, sm_scale: float) -> Tensor:
-    """Return sm_scale * q k^T, with -inf where a row does not see a key."""
-    return hide((q @ k.mT).mul_(sm_scale), seen, -math.inf)
-
-
-def _softmax(scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return exp(scores - row_max), row_max and the sum over keys, which is at least 1, or 0 if no key is seen."""
-    if scores.shape[-1] == 0:
-        row_max = scores.new_full((*scores.shape[:-1], 1), LOWEST)
-    else:
-        row_max = scores.amax(-1, keepdim=True).clamp_min(LOWEST)
+def _softmax(scores: Tensor, sink: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return exp(scores - row_max), row_max and the sum over keys and sink: at least 1, or 0 if there are none."""
+    row_max = sink.clamp_min(LOWEST).expand(*scores.shape[:-1], 1)
+    if scores.shape[-1]:
+        row_max = torch.maximum(row_max, scores.amax(-1, keepdim=True))
     weights = (scores - row_max).exp_()
-    return weights, row_max, weights.sum(-1, keepdim=True)
+    return weights, row_max, weights.sum(-1, keepdim=True) + (sink - row_max).exp_()

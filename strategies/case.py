@@ -8,7 +8,7 @@ import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import Any, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 from reference.mask_pattern import MaskPattern
 
@@ -55,8 +55,9 @@ class Case:
 
     heads_q is ``heads_kv * group``. Each tensor has a memory layout (``strategies.layouts``) and a family of
     values (``strategies.values``) drawn from ``seed``; then ``spikes`` are set. ``key_padding`` is none, or a family
-    of masks (``strategies.padding``). ``window`` to ``prefix`` make up a ``MaskPattern``. ``launch`` holds the kernel's
-    own launch settings as (name, value) pairs.
+    of masks (``strategies.padding``). ``window`` to ``prefix`` make up a ``MaskPattern``, ``softcap`` to ``sinks``
+    say what is done to scores (``strategies.score_rules``). ``launch`` holds the kernel's own launch settings as
+    (name, value) pairs.
     """
 
     batch: int = _declared(1, "several batch elements")
@@ -75,6 +76,9 @@ class Case:
     chunk: int = _declared(0, "the chunks", tried=(0,), since=5)
     first_keys: int = _declared(0, "the first keys that are always seen", tried=(0,), since=5)
     prefix: int = _declared(0, "the prefix", tried=(0,), since=5)
+    softcap: Annotated[float, "any size"] = _declared(0.0, "the soft-cap of scores", tried=(0.0,), since=5)
+    alibi_slopes: bool = _declared(False, "the ALiBi slopes", tried=(False,), since=5)
+    sinks: bool = _declared(False, "the sinks", tried=(False,), since=5)
     q_layout: str = _declared("contiguous", "the memory layout of q")
     k_layout: str = _declared("contiguous", "the memory layout of k")
     v_layout: str = _declared("contiguous", "the memory layout of v")
@@ -111,6 +115,11 @@ class Case:
     def pattern(self) -> MaskPattern:
         """What hides keys by their places, beside the causal mask."""
         return MaskPattern(**{x.name: getattr(self, x.name) for x in fields(MaskPattern)})
+
+    @property
+    def changes_scores(self) -> bool:
+        """Whether scores are soft-capped or biased, or sinks take part in the softmax."""
+        return bool(self.softcap or self.alibi_slopes or self.sinks)
 
     @property
     def blocks(self) -> dict[str, int]:
@@ -185,7 +194,7 @@ def _is_finite(value: Any) -> bool:
     return type(value) in (int, float) and abs(value) <= sys.float_info.max
 
 
-_HINTS: dict[type, dict[str, Any]] = {cls: get_type_hints(cls) for cls in (Spike, Case)}
+_HINTS: dict[type, dict[str, Any]] = {cls: get_type_hints(cls, include_extras=True) for cls in (Spike, Case)}
 
 
 def _read_record(cls: type[Record], where: str, value: Any) -> Record:
@@ -225,6 +234,11 @@ def _read_probability(where: str, value: Any) -> float:
     return float(value)
 
 
+def _read_size(where: str, value: Any) -> float:
+    _expect(_is_finite(value) and value >= 0, where, value, "a number, 0 or more")
+    return float(value)
+
+
 def _read_entry(where: str, value: Any) -> float | str:
     _expect(_is_finite(value) or value in NONFINITE, where, value, f"a finite number or one of {NONFINITE}")
     return value if isinstance(value, str) else float(value)
@@ -253,6 +267,7 @@ _READERS: dict[Any, Callable[[str, Any], Any]] = {
     bool: _read_flag,
     str: _read_name,
     float: _read_probability,
+    Annotated[float, "any size"]: _read_size,
     float | None: _read_optional_number,
     float | str: _read_entry,
     tuple[int, int, int, int]: _read_index,

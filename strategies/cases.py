@@ -83,7 +83,7 @@ def cases(
     nonfinite: bool = False,
     key_padding: bool = False,
     dropout: bool = False,
-    patterns: bool = False,
+    variants: bool = False,
 ) -> SearchStrategy[Case]:
     """Cases of one dtype, of what is claimed and nothing else.
 
@@ -100,7 +100,8 @@ def cases(
         nonfinite: one or two entries, of otherwise moderate tensors, are NaN or infinite.
         key_padding: keys may be padded, where that is claimed; else none are.
         dropout: weights may be dropped, where that is claimed; else none are.
-        patterns: windows, chunks, first keys and prefixes may change what rows see, where that is claimed.
+        variants: patterns of masks may change what rows see, and soft-caps, ALiBi and sinks the scores, where that is
+            claimed.
 
     Raises ValueError for a dtype that is not claimed and for another device type.
     """
@@ -130,7 +131,7 @@ def cases(
         sm_scale=st.sampled_from(_claimed_scales(capabilities)),
         key_padding=_key_padding(capabilities) if key_padding else st.just("none"),
         dropout_p=_seldom(0.0, capabilities.dropout) if dropout else st.just(0.0),
-        **(_patterns(capabilities) if patterns else {}),
+        **({**_patterns(capabilities), **_score_rules(capabilities)} if variants else {}),
         seed=st.integers(0, 2**32 - 1),
         spikes=entries,
         launch=_launch_settings(capabilities),
@@ -319,6 +320,17 @@ def _patterns(capabilities: Capabilities) -> dict[str, SearchStrategy[int]]:
     claimed = {x.name: getattr(capabilities, x.name) for x in fields(MaskPattern)}
     claimed = {name: sizes for name, sizes in claimed.items() if any(sizes)}
     return {name: _sizes(sizes, times=5 if len(claimed) == 1 else 2) for name, sizes in claimed.items()}
+
+
+def _score_rules(capabilities: Capabilities) -> dict[str, SearchStrategy[Any]]:
+    """Return what each part of a score rule is drawn from, as far as it is claimed."""
+    found: dict[str, SearchStrategy[Any]] = {}
+    if any(capabilities.softcap):
+        found["softcap"] = _seldom(0.0, capabilities.softcap)
+    for name in ("alibi_slopes", "sinks"):
+        if getattr(capabilities, name):
+            found[name] = st.booleans()
+    return found
 
 
 def _sizes(claimed: tuple[int, ...], times: int) -> SearchStrategy[int]:

@@ -7,10 +7,12 @@ import torch
 from torch import Tensor
 
 from kernels.contract import DTYPES, LAYOUTS
+from reference.score_rule import PLAIN, ScoreRule
 from strategies.case import NONFINITE, TENSORS, Case, Spike
 from strategies.layouts import Window, place
 from strategies.padding import FAMILIES as PADDINGS
 from strategies.padding import is_spoiled, key_padding_mask
+from strategies.score_rules import score_rule
 from strategies.values import FAMILIES, fill
 
 MOST_ELEMENTS = 2**31
@@ -19,13 +21,14 @@ MOST_ELEMENTS = 2**31
 
 @dataclass(frozen=True, eq=False)
 class Tensors:
-    """Inputs of forward and backward, each a window in poisoned storage, and the key padding mask, if any."""
+    """Inputs of forward and backward, each a window in poisoned storage, the key padding mask, and the score rule."""
 
     q: Window
     k: Window
     v: Window
     dout: Window
     key_padding_mask: Tensor | None = None
+    rule: ScoreRule = PLAIN
 
 
 def check_case(case: Case) -> None:
@@ -62,7 +65,9 @@ def tensors(case: Case, device: torch.device | str, margin: float = float("nan")
     mask = key_padding_mask(case)
     mask = None if mask is None else mask.to(device)
     windows = Tensors(
-        **{name: _window(case, name, device, margin) for name in TENSORS}, key_padding_mask=mask
+        **{name: _window(case, name, device, margin) for name in TENSORS},
+        key_padding_mask=mask,
+        rule=score_rule(case, device),
     )
     for spike in case.spikes:
         _set(spike, windows)

@@ -15,6 +15,10 @@ Under dropout (``Exact.keep``: z) dv is the sum of P_ij z_ij dout_i, and dP_ij =
 takes the place of P, and z G that of G everywhere. A product with z adds 2 U to the relative error of the other
 factor, and if P is cast before it is multiplied with z, its underflow is multiplied with 1 / (1 - p). In
 dS = P (dP - delta), P is not multiplied with z, and delta is the row sum of dout * out as without dropout.
+
+Under a soft-cap c, dS is multiplied by s = 1 - t^2, where t = tanh(x / c) is made again of the score: it errs by
+d = e_S / c, e_S being the error of the score, and s by at most 2 |t| d + d^2 + 3 U, and never by more than 1. dS may be
+cast before that product or after it. A bias and a sink have no part in dS beside that in P.
 """
 
 import math
@@ -222,6 +226,8 @@ def _terms(
     # overflow in the cast of dS one row and one key. Masked pairs count: their weight is 0, but 0 * inf is
     # NaN, and whether it is computed depends on the tiles.
     cast_lost = ~(size + error < min(a.weights.maximum / largest_unit, FLOAT32_SAFE))
+    if e.cap_slope is not None:
+        grad_s, size, error = _through_cap(e, e.cap_slope, grad_s, error + cast * size, relative)
     size_delta = (out.abs() * dout.abs()).sum(-1, keepdim=True) + delta_error
     # If large scores make lse err by LARGEST_EXPONENT or more, the weights made from it are unknown. A weight above 1
     # comes from a wrong lse of the kernel's own, and may overflow in the cast.
@@ -250,6 +256,18 @@ def _terms(
         keys_lost=row_lost.any(-2, keepdim=True) | cast_lost.any(-2)[..., None],
         values_lost=weights_lost.any(-2, keepdim=True) | ~(size_dout < FLOAT32_SAFE),
     )
+
+
+def _through_cap(
+    e: Exact, slope: Tensor, grad_s: Tensor, error: Tensor, of_scores: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return dS, its size and its error after the soft-cap's slope, where scores err by ``of_scores`` (B, H, R, N)."""
+    moved = of_scores / e.softcap
+    of_slope = 2 * (1 - slope).sqrt() * moved + moved.square() + 3 * FP32_ROUNDOFF
+    of_slope.clamp_max_(1.0)
+    error = error * (slope + of_slope) + grad_s.abs() * of_slope
+    grad_s = grad_s * slope
+    return grad_s, grad_s.abs(), error
 
 
 def _with_underflow(size: Tensor, error: Tensor, a: Arithmetic, unit: float, seen: Tensor | None) -> Tensor:

@@ -12,9 +12,14 @@ from reference.heads import fold, group_size
 from reference.mask_pattern import NO_PATTERN, MaskPattern
 from reference.masks import blank, hide, visible
 from reference.quantisation import block_scales, dequantised
+from reference.score_rule import PLAIN, ScoreRule
 
 FLOAT32_SAFE = 2.0**125
 """Below this no sum, product with log2(e), or partial sum of a float32 computation reaches infinity."""
+
+LARGEST_SHARE = 32
+"""A scaled product of q and k errs by less than this part of the sum of the sizes of its terms: with everything rounded
+to bfloat16 five times, by 1 / 51."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +31,9 @@ class Exact:
     or a pattern (B or 1, 1, R or 1, N), or None where every key is seen; empty (B, H, R) bool: rows that see no key;
     overflow (B, H, R) bool: rows whose products may leave float32; group: how many query heads read a key head; keep
     (B, H, R, N), the factor by which dropout multiplies each weight, 0 or keep_scale = 1 / (1 - dropout_p), or None
-    without dropout.
+    without dropout; softcap: the limit of scores, or 0; cap_slope (B, H, R, N), their derivative by the scaled
+    products, or None where it is 1; sink (B or 1, H, R, 1), the logit that takes part in each row's softmax, -inf for
+    none.
     """
 
     q: Tensor
@@ -45,6 +52,9 @@ class Exact:
     group: int = 1
     keep: Tensor | None = None
     keep_scale: float = 1.0
+    softcap: float = 0.0
+    cap_slope: Tensor | None = None
+    sink: Tensor | None = None
 
     def dropped(self, x: Tensor) -> Tensor:
         """``x`` (B, H, R, N) after dropout."""
@@ -99,14 +109,15 @@ def exact(
     dropout_seed: int = 0,
     first_head: int = 0,
     pattern: MaskPattern = NO_PATTERN,
+    rule: ScoreRule = PLAIN,
 ) -> Exact:
     """Compute safe softmax attention (Milakov & Gimelshein 2018, eq. 2), keeping everything that bounds need.
 
     q is (batch, heads_q, seqlen_q, head_dim), k and v (batch, heads_kv, seqlen_k, head_dim), of any float
     dtype; key_padding_mask (batch, seqlen_k) bool is True where a key may be attended. Weights are dropped as
-    ``reference.dropout`` says; first_head is that of ``keep_mask``, pattern that of ``masks.visible``. With a
-    ``quantisation``, everything is computed from the quantised operands, and ``product_floor`` is in units of a
-    block's scale.
+    ``reference.dropout`` says; first_head is that of ``keep_mask``, pattern that of ``masks.visible``, rule that
+    of ``reference.score_rule``. With a ``quantisation``, everything is computed from the quantised operands, and
+    ``product_floor`` is in units of a block's scale.
 
     Raises ValueError if heads_q is no multiple of heads_kv, or the alignment is unknown.
     """
@@ -128,18 +139,21 @@ def exact(
         if not quantisation.only_v:
             unit_q = fold(block_scales(q, quantisation.block_q), k.shape[1])
             unit_k = block_scales(k, quantisation.block_k)
+    bias, sink = rule.bias(q, k, alignment), rule.sink(q, k)
     q, k, v = fold(q.double(), k.shape[1]), k.double(), v.double()
-    scores = (q @ k.mT).mul_(sm_scale)
+    products = (q @ k.mT).mul_(sm_scale)
     size = hide(operand_size(q, product_floor * unit_q) @ operand_size(k, product_floor * unit_k).mT, seen)
+    scores = rule.applied(products, bias)
     masked = hide(scores, seen, -math.inf)
     row_max = masked.amax(-1) if seqlen_k else q.new_full(q.shape[:-1], -math.inf)
     # A kernel may multiply q, k or their product by sm_scale.
     top = torch.maximum(largest(size, -1), largest(q.abs(), -1))
     top = torch.maximum(top, largest(k.abs().flatten(-2), -1)[..., None])[..., 0] * max(1.0, abs(sm_scale))
     empty = row_max == -math.inf
-    row_max = row_max.masked_fill(empty, 0.0)
+    row_max = torch.maximum(row_max, sink[..., 0])
+    row_max = row_max.masked_fill(row_max == -math.inf, 0.0)
     weights = (masked - row_max[..., None]).exp_()
-    total = weights.sum(-1)
+    total = weights.sum(-1) + (sink[..., 0] - row_max).exp_()
     weights.div_(total.masked_fill(empty, 1.0)[..., None])
     return Exact(
         q=q,
@@ -147,7 +161,7 @@ def exact(
         v=v,
         sm_scale=sm_scale,
         scores=scores,
-        score_size=size.mul_(abs(sm_scale)),
+        score_size=_score_size(size.mul_(abs(sm_scale)), products, bias, rule, seen),
         weights=weights,
         row_max=row_max,
         lse=row_max + total.log(),
@@ -158,4 +172,22 @@ def exact(
         group=group,
         keep=z,
         keep_scale=1.0 / (1.0 - dropout_p),
+        softcap=rule.softcap,
+        cap_slope=rule.slope(scores - bias) if rule.softcap else None,
+        sink=None if rule.sinks is None else sink,
     )
+
+
+def _score_size(size: Tensor, products: Tensor, bias: Tensor, rule: ScoreRule, seen: Tensor | None) -> Tensor:
+    """Return what errors of scores are relative to, (B, H, R, N), given A = ``size`` of the scaled ``products``.
+
+    A soft-cap multiplies the error of x, a scaled product, by the slope 1 - tanh(x / softcap)^2 somewhere between x
+    and the computed x, which errs by less than A / ``LARGEST_SHARE``: the largest slope is that of the smallest |x|.
+    Later roundings are relative to the capped score. That of a bias is a product and a sum more, so it counts twice.
+    """
+    if rule.softcap:
+        nearest = (products.abs() - size / LARGEST_SHARE).clamp_min_(0.0)
+        size = rule.slope(rule.capped(nearest)) * size + rule.capped(products).abs()
+    if rule.alibi_slopes is not None:
+        size = size + 2 * bias.abs()
+    return hide(size, seen) if rule else size

@@ -36,6 +36,11 @@ P meets v, the hull is that of the z_j v_j, within 0 and v / (1 - p), and t_j ga
 1 / (1 - p) and of its product. A cast before that product underflows by as much times 1 / (1 - p). Dropout does not
 enter l and lse.
 
+A sink (``Exact.sink``) is one further term of l, whose weight errs like those of the keys, relative to |sink|, and
+whose value is 0: the hull of v is widened by 0. A design may sum it with the keys, or as a part of its own, which takes
+a rescaling and a sum more, and whose shift is then the maximum of the keys alone. What a kernel returns as lse of a row
+that sees no key, its sink or -inf, is not judged.
+
 A padded key adds an exact zero: its score is -inf, and even a whole tile of such keys leaves the running maximum as
 it is and alpha at 1. Wherever else roundings are counted by terms or by tiles, padded keys count like others.
 """
@@ -77,19 +82,23 @@ def forward_bounds(
 
     ``clustered=False`` counts equal weights as if they rounded independently, which is a cheap lower bound of rule 2.
     """
+    of_empty_rows = 0.0 if e.sink is None else math.inf
     if e.k.shape[-2] == 0:
-        return ForwardBounds(torch.zeros_like(e.out), torch.zeros_like(e.lse))
+        return ForwardBounds(torch.zeros_like(e.out), torch.full_like(e.lse, of_empty_rows))
     extra = rescalings(e, arithmetic) * (arithmetic.exp_error + 2 * FP32_ROUNDOFF)
     extra = extra + 4 * FP32_ROUNDOFF * arithmetic.lag
     if arithmetic.merged > 1:
         extra = extra + part_error(arithmetic, largest(e.score_size, -1)[..., 0], e.k.shape[-2])
+    if e.sink is not None:  # Shifts may be the largest score, the sink, or the larger one.
+        tops = largest(e.score_size, -1)[..., 0] + e.sink[..., 0].abs()
+        extra = extra + 2 * (arithmetic.exp_error + 2 * FP32_ROUNDOFF) + FP32_ROUNDOFF * (1 + 4 * tops)
     if arithmetic.normalised_first:  # Each weight is divided, rather than the sum once.
         extra = extra + arithmetic.div_error
     err = weight_error(e, arithmetic, shift=e.row_max, extra=extra, shift_terms=0.0)
     sums = _Sums.of(e, arithmetic, err)
     out = _out_bound(e, arithmetic, err, sums, safety, clustered).masked_fill(err.lost, math.inf)
     lse = _lse_bound(e, arithmetic, err, sums).masked_fill(err.lost[..., 0], math.inf)
-    return ForwardBounds(out.masked_fill(e.empty[..., None], 0.0), lse.masked_fill(e.empty, 0.0))
+    return ForwardBounds(out.masked_fill(e.empty[..., None], 0.0), lse.masked_fill(e.empty, of_empty_rows))
 
 
 @dataclass(frozen=True)
@@ -109,10 +118,14 @@ class _Sums:
     @classmethod
     def of(cls, e: Exact, a: Arithmetic, err: WeightError) -> "_Sums":
         p, sized = e.weights, e.weights * e.score_size
-        drift = err.slope * sized.sum(-1, keepdim=True) + err.intercept
+        largest_p, size = p.amax(-1, keepdim=True), sized.sum(-1, keepdim=True)
+        if e.sink is not None:
+            of_sink = (e.sink - e.lse[..., None]).exp()
+            largest_p, size = torch.maximum(largest_p, of_sink), size + of_sink * e.sink.abs()
+        drift = err.slope * size + err.intercept
         flush = torch.full_like(drift, a.weights.underflow)
         if not a.normalised_first:  # P is relative to the running maximum when it is cast.
-            flush = flush * p.amax(-1, keepdim=True)
+            flush = flush * largest_p
         smallest = hide(p, e.seen, 1.0).amin(-1, keepdim=True)
         flush = torch.where(
             smallest * a.weights.roundoff < UNDERFLOW_MARGIN * flush, flush * (1 + err.largest), 0.0
@@ -214,7 +227,7 @@ def hull(e: Exact) -> tuple[Tensor, Tensor]:
     """Return the smallest and largest v that each row sees, (B, H, R or 1, D); arbitrary for rows that see none.
 
     A row sees all attended keys from its first one to its last one. Under dropout the hull is that of 0 and
-    v / (1 - p).
+    v / (1 - p), with a sink that of 0 and v.
     """
     if e.seen is None:
         low, high = e.v.amin(-2, keepdim=True), e.v.amax(-2, keepdim=True)
@@ -228,7 +241,7 @@ def hull(e: Exact) -> tuple[Tensor, Tensor]:
         attended = e.seen.any(-2)[..., None]
         low = -_largest_of_runs(-e.v.masked_fill(~attended, math.inf), first, last)
         high = _largest_of_runs(e.v.masked_fill(~attended, -math.inf), first, last)
-    if e.keep is None:
+    if e.keep is None and e.sink is None:
         return low, high
     return low.clamp_max(0.0) * e.keep_scale, high.clamp_min(0.0) * e.keep_scale
 

@@ -45,13 +45,14 @@ def weight_error(
 
     The dot product errs by head_dim * U * A. Four roundings err by 4 U |S| (sm_scale * log2 e, the product, the
     conversion of base, one to spare) and four by 4 U |S - shift| (the subtraction, log2 e, and the two of the
-    rescaling arguments, which telescope): together at most 8 U A + 4 U |shift|. Then come one exp2, and what the
-    caller adds: ``extra`` (B, H, R) and shift_terms * U |shift|.
+    rescaling arguments, which telescope): together at most 8 U A + 4 U |shift|. Then come one exp2, one tanh of a
+    soft-cap, and what the caller adds: ``extra`` (B, H, R) and shift_terms * U |shift|.
     """
     a = arithmetic
     relative = a.score_accumulation(e.q.shape[-1]) + 8 * FP32_ROUNDOFF + 2 * a.operand_rounding
     lost = e.overflow
     offset = extra + (a.exp_error + (4 + shift_terms) * FP32_ROUNDOFF * shift.abs())
+    offset = offset + e.softcap * a.tanh_error
     if a.k_prescaled:
         # round(k * sm_scale * log2 e) errs relative to its size or, below the normal range, absolutely (in base 2).
         relative += a.weights.roundoff
@@ -66,12 +67,15 @@ def weight_error(
     if a.rounded_scores:
         # Five roundings: of an operand that is scaled, of the product, of the product once scaled, and of its distance
         # to the maximum (2 A). The exponential, the sum and the quotient round relative to the weight.
-        relative += 5 * a.weights.roundoff
+        relative += (
+            5 + 3 * bool(e.softcap)
+        ) * a.weights.roundoff  # A soft-cap has a quotient, a tanh and a product.
         offset = offset + 4 * a.weights.roundoff + 2 * a.weights.underflow * max(1.0, abs(e.sm_scale))
         top = largest((e.q @ e.k.mT).abs(), -1)[..., 0] * max(1.0, abs(e.sm_scale))
         lost = lost | ~(top * (1 + 5 * a.weights.roundoff) < a.weights.maximum)
     offset = offset[..., None]
-    log = relative * largest(e.score_size, -1) + offset
+    top = largest(e.score_size, -1)
+    log = relative * (top if e.sink is None else torch.maximum(top, e.sink.abs())) + offset
     # NaN and infinity (an overflow of the score itself) become the largest error as well.
     cut = log.nan_to_num(nan=LARGEST_EXPONENT).clamp_max(LARGEST_EXPONENT)
     grown = torch.expm1(cut)

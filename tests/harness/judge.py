@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -61,6 +62,7 @@ def pieces(p: Problem, o: Outputs) -> Iterator[Piece]:
                 **{name: getattr(p, name)[at_q] for name in ("q", "dout")},
                 **{name: getattr(p, name)[at_k] for name in ("k", "v")},
                 first_head=first,
+                rule=p.rule.mapped(itemgetter(at_q[1])),
             )
             part: dict[str, Any] = {
                 name: x[at_k if name in ("dk", "dv") else at_q] for name, x in o.named().items()
@@ -84,6 +86,7 @@ def exact_of(trial: Trial, p: Problem) -> Exact:
         dropout_seed=p.dropout_seed,
         first_head=p.first_head,
         pattern=p.pattern,
+        rule=p.rule,
     )
 
 

@@ -61,7 +61,8 @@ def is_plainly_wrong(finding: Finding, trial: Trial) -> bool:
     long = min(case.seqlen_q, case.seqlen_k) >= FEWEST_KEYS and case.key_padding == "none"
     of_whole = finding.call < len(trial.calls) and trial.calls[finding.call].problem is trial.problem
     compared_with_truth = finding.other is None and not finding.expression
-    if not (normal and long and of_whole and compared_with_truth) or case.dropout_p or case.pattern:
+    usual = not (case.dropout_p or case.pattern or case.changes_scores)
+    if not (normal and long and of_whole and compared_with_truth and usual):
         return False
     return float(finding.relative or 0.0) > LARGEST_ERROR
 

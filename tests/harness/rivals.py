@@ -109,7 +109,7 @@ def likeliest(
     of dq and dk that are ``wrong``.
     """
     rivals = {claim: RIVALS[claim] for claim in claims if claim in RIVALS}
-    known = p.key_padding_mask is None and not p.dropout_p and p.k.shape[2] > 0
+    known = p.key_padding_mask is None and not p.dropout_p and not p.rule and p.k.shape[2] > 0
     if len(rivals) < 2 or not known:
         return [*claims]
     piece = next(pieces(p, given))

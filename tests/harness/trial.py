@@ -21,6 +21,7 @@ from kernels.contract import OUTPUTS, AttentionKernel
 from reference.arithmetic import Arithmetic
 from reference.family import Family
 from reference.mask_pattern import NO_PATTERN, MaskPattern
+from reference.score_rule import PLAIN, ScoreRule
 from strategies.case import TENSORS, Case
 from strategies.layouts import bits
 from strategies.tensors import Tensors, tensors
@@ -70,29 +71,30 @@ class Problem:
     dropout_p: float = 0.0
     dropout_seed: int = 0
     pattern: MaskPattern = NO_PATTERN
+    rule: ScoreRule = PLAIN
     first_head: int = 0
     """The number of the first head, batch * heads_q + head, if this is a piece of a larger problem."""
 
     @property
     def options(self) -> dict[str, Any]:
-        """Return the keywords of the call, without those of key padding, dropout and a pattern that are not used."""
+        """Return the keywords of the call, without those of masks, dropout and changes of scores that are not used."""
         options: dict[str, Any] = {"causal": self.causal, "sm_scale": self.sm_scale}
         if self.key_padding_mask is not None:
             options["key_padding_mask"] = self.key_padding_mask
         if self.dropout_p:
             options |= {"dropout_p": self.dropout_p, "dropout_seed": self.dropout_seed}
-        return options | self.pattern.options
+        return options | self.pattern.options | self.rule.options
 
     def is_like(self, other: "Problem") -> bool:
         """Whether every tensor has the same strides and bits, and every option the same value."""
-        mine, others = ({**vars(p), **p.options} for p in (self, other))
+        mine, others = ({**vars(p), "rule": None, **p.options} for p in (self, other))
         return mine.keys() == others.keys() and all(_same(mine[name], others[name]) for name in mine)
 
     def copied(self, copies: Copies) -> "Problem":
         """Return the problem with copies of its tensors."""
         names = ("q", "k", "v", "dout", *(("key_padding_mask",) if self.key_padding_mask is not None else ()))
         found: dict[str, Any] = {name: copies.of(getattr(self, name)) for name in names}
-        return replace(self, **found)
+        return replace(self, **found, rule=self.rule.mapped(copies.of))
 
     def with_keys(self, keys: Any) -> "Problem":
         """Return the problem with only these keys of every sequence."""
@@ -215,6 +217,7 @@ class Trial:
             dropout_p=self.case.dropout_p,
             dropout_seed=self.case.dropout_seed,
             pattern=self.case.pattern,
+            rule=w.rule,
         )
         self.launch: dict[str, Any] = dict(self.case.launch)
 

@@ -1,43 +1,13 @@
 """Bugs planted in ``tests.panel.masks``; ``tests.panel.planted_masks:NAME`` is the function with the bug NAME."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-from kernels.mutants.mutant import Edit, load_module, source_of
+from kernels.mutants.mutant import Edit
+from tests.panel.planted import Planted, loaded
 
 MASKS = "tests.panel.masks"
 SEEN, TILES = f"{MASKS}:seen_keys", f"{MASKS}:key_tiles"
-
-
-@dataclass(frozen=True)
-class Planted:
-    """A bug of a mask.
-
-    Attributes:
-        name: an identifier; the part of the pattern that it is a bug of stands before the first two underscores.
-        what: the bug in words.
-        edit: what it changes.
-    """
-
-    name: str
-    what: str
-    edit: Edit
-
-    @property
-    def part(self) -> str:
-        """The part of the pattern that it is a bug of, by the name of the claim."""
-        return self.name.partition("__")[0]
-
-    @property
-    def function(self) -> str:
-        """The function that shows it: one that leaves out tiles, if the bug is in which of them are left out."""
-        return "tiled" if self.edit.where == TILES else "eager"
-
-    def load(self) -> Callable[..., Any]:
-        """Return the function with the bug."""
-        return getattr(load_module(MASKS, {MASKS: self.edit.apply(source_of(MASKS))}), self.function)
-
 
 PLANTED = (
     Planted(
@@ -64,6 +34,7 @@ PLANTED = (
         "window__first_tile_of_last_row",
         "the first tile of a window is that of the last row of a tile of rows",
         Edit(TILES, "first_row - window + 1", "last_row - window + 1"),
+        function="tiled",
     ),
     Planted(
         "window_right__one_key_more",
@@ -84,6 +55,7 @@ PLANTED = (
         "window_right__last_tile_of_first_row",
         "the last tile of a window to the right is that of the first row of a tile of rows",
         Edit(TILES, "last_row + window_right", "first_row + window_right"),
+        function="tiled",
     ),
     Planted(
         "window_right__by_whole_tiles",
@@ -113,6 +85,7 @@ PLANTED = (
         "chunk__last_tile_of_first_row",
         "the last tile of a chunk is that of the first row of a tile of rows",
         Edit(TILES, "(last_row // chunk + 1) * chunk", "(first_row // chunk + 1) * chunk"),
+        function="tiled",
     ),
     Planted(
         "chunk__needs_causal",
@@ -137,6 +110,7 @@ PLANTED = (
             "always = max(min(first_keys, last_row + 1) if causal else first_keys, prefix)",
             "always = prefix",
         ),
+        function="tiled",
     ),
     Planted(
         "first_keys__hidden_by_chunks",
@@ -166,6 +140,7 @@ PLANTED = (
         "prefix__in_tiles_before_the_diagonal",
         "the prefix is seen only where its tile is visited anyway",
         Edit(TILES, "if causal else first_keys, prefix)", "if causal else first_keys, 0)"),
+        function="tiled",
     ),
     Planted(
         "prefix__hidden_by_a_window",
@@ -198,11 +173,7 @@ COMBINED = (
 )
 """Bugs that show only if three things come together."""
 
-_BY_NAME = {bug.name: bug for bug in (*PLANTED, *COMBINED)}
-
 
 def __getattr__(name: str) -> Callable[..., Any]:
     """Return the function with the bug of this name."""
-    if name not in _BY_NAME:
-        raise AttributeError(f"no planted bug of a mask is called {name!r}")
-    return _BY_NAME[name].load()
+    return loaded(name, (*PLANTED, *COMBINED))

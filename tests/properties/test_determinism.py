@@ -23,7 +23,7 @@ from tests.harness.relate import (
 from tests.harness.trial import Outputs, Problem, Trial
 
 
-@law(on_device=True, key_padding=True, dropout=True, patterns=True, max_tiles=8)
+@law(on_device=True, key_padding=True, dropout=True, variants=True, max_tiles=8)
 def determinism(trial: Trial) -> None:
     """Compare the four pairs of calls."""
     p = trial.problem

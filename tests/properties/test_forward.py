@@ -10,7 +10,7 @@ from tests.harness.law import law
 from tests.harness.trial import Trial
 
 
-@law(key_padding=True, dropout=True, patterns=True)
+@law(key_padding=True, dropout=True, variants=True)
 def forward(trial: Trial) -> None:
     """Judge out and lse of one call."""
     judge(trial, trial.problem, trial.forward())

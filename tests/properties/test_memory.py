@@ -23,7 +23,7 @@ FINITE_POISON = 1280.0
 INPUTS = ("q", "k", "v", "dout")
 
 
-@law(on_device=True, key_padding=True, dropout=True, patterns=True, max_tiles=16)
+@law(on_device=True, key_padding=True, dropout=True, variants=True, max_tiles=16)
 def memory(trial: Trial) -> None:
     """Run with memory full of NaN, then of a number, then with another q, then with memory that ends at a fence."""
     first = run(trial, float("nan"))
@@ -76,5 +76,6 @@ def run_fenced(trial: Trial) -> None:
     p = trial.problem
     q, k, v, dout = (behind_fence(window(trial, name).tensor) for name in INPUTS)
     mask = None if p.key_padding_mask is None else behind_fence(p.key_padding_mask)
-    problem = replace(p, q=q, k=k, v=v, dout=dout, key_padding_mask=mask)
+    rule = p.rule.mapped(behind_fence)
+    problem = replace(p, q=q, k=k, v=v, dout=dout, key_padding_mask=mask, rule=rule)
     trial.gradients(problem, memory=PoisonedAllocations(float("nan"), fenced=True))

@@ -21,7 +21,7 @@ WIDE = replace(
 @pytest.fixture(scope="module")
 def some_cases() -> list[Case]:
     """Return cases of all dtypes as the law ``forward`` draws them."""
-    options: dict[str, Any] = {"key_padding": True, "dropout": True, "patterns": True}
+    options: dict[str, Any] = {"key_padding": True, "dropout": True, "variants": True}
     return sample(st.one_of(*(cases(WIDE, dtype=dtype, **options) for dtype in WIDE.dtypes)), 700)
 
 

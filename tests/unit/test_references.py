@@ -20,6 +20,7 @@ from kernels.autograd import attention
 from reference import flash_v1, flash_v2, safe_softmax
 from reference.mask_pattern import NO_PATTERN, MaskPattern
 from reference.masks import visible
+from reference.score_rule import PLAIN, ScoreRule
 from tests.unit.calling import REFERENCE
 
 ROUNDOFF = 2.0**-53
@@ -41,11 +42,12 @@ class Inputs:
     dropout_p: float = 0.0
     dropout_seed: int = 7
     pattern: MaskPattern = NO_PATTERN
+    rule: ScoreRule = PLAIN
 
     @property
     def options(self) -> dict[str, Any]:
         """Return the keywords that every reference takes."""
-        names = ("causal", "sm_scale", "alignment", "dropout_p", "dropout_seed", "pattern")
+        names = ("causal", "sm_scale", "alignment", "dropout_p", "dropout_seed", "pattern", "rule")
         return {name: getattr(self, name) for name in names}
 
 
@@ -144,17 +146,21 @@ def tolerances(x: Inputs) -> Results:
     lse by t, and its own rounding; out by 2 t P|v|, numerator and denominator. dS = P (dP - delta) has terms
     of size P (|dout||v|^T + |dout| P|v|), each off by 4 t of that at most. Two evaluations: 8 t, for all.
     Weights below 2^-1022 have no relative accuracy: 1e-290 more. Dropout multiplies by 1 / (1 - dropout_p) at most.
+    A soft-cap, a bias and a sink add their own sizes to max A.
     """
     group = x.q.shape[1] // x.k.shape[1]
     q, dout = x.q.double(), x.dout.double()
     k, v = (t.double().repeat_interleave(group, 1) for t in (x.k, x.v))
     seen = visible(q.shape[2], k.shape[2], x.causal, x.alignment, q.device, pattern=x.pattern)
     size = abs(x.sm_scale) * (q.abs() @ k.abs().mT)
-    scores = x.sm_scale * (q @ k.mT)
+    bias, sink = x.rule.bias(x.q, k, x.alignment), x.rule.sink(x.q, k)
+    scores = x.rule.applied(x.sm_scale * (q @ k.mT), bias)
     if seen is not None:
         scores = scores.masked_fill(~seen, -math.inf)
     p = torch.softmax(scores, -1).nan_to_num(0.0)
     largest = size.max().item() if size.numel() else 0.0
+    if x.rule:
+        largest += x.rule.softcap + bias.abs().max().item() + sink.nan_to_num(neginf=0.0).abs().max().item()
     terms = max(group * q.shape[2], k.shape[2])
     t = 8 * ROUNDOFF * (4 * terms + (q.shape[3] + 8) * (largest + 1)) / (1 - x.dropout_p)
     out = p @ v.abs()
@@ -224,15 +230,20 @@ def with_50_digits(x: Inputs) -> Results:
                 keys = [j for j in range(seqlen_k) if sees(i + offset, j, causal=x.causal, pattern=x.pattern)]
                 if not keys:
                     continue
-                weights = [mpmath.exp(scale * mpmath.fdot(q[i], k[j])) for j in keys]
-                total = mpmath.fsum(weights)
+                products = [scale * mpmath.fdot(q[i], k[j]) for j in keys]
+                cap, slopes, sinks = x.rule.softcap, x.rule.alibi_slopes, x.rule.sinks
+                tanh = [mpmath.tanh(s / cap) if cap else 0 for s in products]
+                capped = [cap * t for t in tanh] if cap else products
+                falls = [0 if slopes is None else slopes[h].item() * abs(i + offset - j) for j in keys]
+                weights = [mpmath.exp(s - fall) for s, fall in zip(capped, falls, strict=True)]
+                total = mpmath.fsum(weights) + (0 if sinks is None else mpmath.exp(sinks[h].item()))
                 p = [w / total for w in weights]
                 dp = [mpmath.fdot(dout[i], v[j]) for j in keys]
                 delta = mpmath.fdot(p, dp)
                 lse[b, h, i] = float(mpmath.log(total))
                 for d in range(x.q.shape[3]):
                     out[b, h, i, d] = float(mpmath.fdot(p, [v[j][d] for j in keys]))
-                    ds = [scale * w * (g - delta) for w, g in zip(p, dp, strict=True)]
+                    ds = [scale * w * (g - delta) * (1 - t * t) for w, g, t in zip(p, dp, tanh, strict=True)]
                     dq[b, h, i, d] = float(mpmath.fdot(ds, [k[j][d] for j in keys]))
                     for n, j in enumerate(keys):
                         dk[b, h // group, j, d] += float(ds[n] * q[i][d])
@@ -261,6 +272,25 @@ def test_patterns_agree_with_50_digits(reference: Any, causal: bool, pattern: Ma
     for (seqlen_q, seqlen_k), alignment in itertools.product(((4, 6), (6, 4)), ("bottom_right", "top_left")):
         made = inputs(group=2, seqlen_q=seqlen_q, seqlen_k=seqlen_k, causal=causal, alignment=alignment)
         x = replace(made, pattern=pattern)
+        assert_close(reference(x), with_50_digits(x), tolerances(x))
+
+
+@pytest.mark.parametrize("reference", ALL)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        ScoreRule(softcap=0.5),
+        ScoreRule(alibi_slopes=torch.tensor([0.5, 0.125])),
+        ScoreRule(sinks=torch.tensor([-1.0, 3.0])),
+        ScoreRule(softcap=2.0, alibi_slopes=torch.tensor([0.1, 1.0]), sinks=torch.tensor([30.0, 0.0])),
+    ],
+    ids=lambda rule: ",".join(rule.options),
+)
+def test_changes_of_scores_agree_with_50_digits(reference: Any, causal: bool, rule: ScoreRule) -> None:
+    for alignment in ("bottom_right", "top_left"):
+        made = inputs(group=2, seqlen_q=4, seqlen_k=6, causal=causal, alignment=alignment)
+        x = replace(made, rule=rule)
         assert_close(reference(x), with_50_digits(x), tolerances(x))
 
 

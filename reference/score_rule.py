@@ -1,0 +1,91 @@
+"""What is done to scores between the product of q and k and the softmax, as one record: soft-capping, ALiBi, sinks.
+
+With x = sm_scale * q k^T, the scores of a row are S = softcap * tanh(x / softcap) - slope * distance, where distance
+is |i + seqlen_k - seqlen_q - j| for query i and key j, or |i - j| where masks are aligned top-left. The sum of
+exponentials that softmax divides by has one further term, exp(sink), whose value is 0.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from reference.heads import fold
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ScoreRule:
+    """What a call does to its scores; 0 and None stand for nothing.
+
+    Attributes:
+        softcap: the limit of the scores' size (Gemma Team 2024, arXiv 2408.00118, section 2).
+        alibi_slopes: (heads_q,), how fast the scores of each query head fall with the distance of a key (Press et al.
+            2022, arXiv 2108.12409).
+        sinks: (heads_q,), a logit of each query head that takes part in the softmax without a key (OpenAI 2025, arXiv
+            2508.10925, section 2.2).
+    """
+
+    softcap: float = 0.0
+    alibi_slopes: Tensor | None = None
+    sinks: Tensor | None = None
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors among the keywords."""
+        return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The keywords with which a kernel is asked for it."""
+        return {**({"softcap": self.softcap} if self.softcap else {}), **self.tensors}
+
+    def __bool__(self) -> bool:
+        """Whether it may change a score or a sum."""
+        return bool(self.options)
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> "ScoreRule":
+        """The rule with each of its tensors changed, such as to those of some heads."""
+        changed: dict[str, Any] = {name: change(x) for name, x in self.tensors.items()}
+        return replace(self, **changed)
+
+    def capped(self, x: Tensor) -> Tensor:
+        """Return scaled products ``x`` after the soft-cap."""
+        return (x / self.softcap).tanh_().mul_(self.softcap) if self.softcap else x
+
+    def slope(self, capped: Tensor) -> Tensor:
+        """Return the derivative of ``capped`` scores by scaled products, 1 - tanh^2."""
+        return 1.0 - (capped / self.softcap).square_() if self.softcap else torch.ones_like(capped)
+
+    def applied(self, x: Tensor, bias: Tensor) -> Tensor:
+        """Return the scores made of scaled products ``x`` and what ``bias`` has for them."""
+        return self.capped(x) if self.alibi_slopes is None else self.capped(x) + bias
+
+    def undone(self, grad: Tensor, scores: Tensor, bias: Tensor) -> Tensor:
+        """Return the gradient of the scaled products from that of ``scores``."""
+        return grad * self.slope(scores - bias) if self.softcap else grad
+
+    def bias(self, q: Tensor, k: Tensor, alignment: str, rows: slice = slice(None)) -> Tensor:
+        """Return what is added to capped scores, (1, heads_kv, group * rows, seqlen_k) float64, with heads folded.
+
+        q is (batch, heads_q, seqlen_q, head_dim), k (batch, heads_kv, seqlen_k, head_dim); ``rows`` of q are taken.
+        """
+        seqlen_q, seqlen_k = q.shape[2], k.shape[2]
+        queries = torch.arange(seqlen_q, device=q.device)[rows]
+        slopes = q.new_zeros((), dtype=torch.float64).expand(q.shape[1])
+        if self.alibi_slopes is None:
+            return fold(slopes[None, :, None, None].expand(1, -1, len(queries), seqlen_k), k.shape[1])
+        diagonals = queries + (seqlen_k - seqlen_q if alignment == "bottom_right" else 0)
+        distance = (diagonals[:, None] - torch.arange(seqlen_k, device=q.device)).abs()
+        return fold(-self.alibi_slopes.double()[None, :, None, None] * distance, k.shape[1])
+
+    def sink(self, q: Tensor, k: Tensor, rows: slice = slice(None)) -> Tensor:
+        """Return the sink of each row, (1, heads_kv, group * rows, 1) float64, heads folded; -inf stands for none."""
+        sinks = q.new_full((q.shape[1],), -torch.inf) if self.sinks is None else self.sinks
+        count = len(range(*rows.indices(q.shape[2])))
+        return fold(sinks.double()[None, :, None, None].expand(1, -1, count, 1), k.shape[1])
+
+
+PLAIN = ScoreRule()
+"""Scores are sm_scale * q k^T, and nothing else is summed."""

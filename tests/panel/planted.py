@@ -1,0 +1,42 @@
+"""Bugs planted in functions of the panel that take what models add to attention: each a named edit."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kernels.mutants.mutant import Edit, load_module, source_of
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A bug of one function.
+
+    Attributes:
+        name: an identifier; the claim that it is a bug of stands before the first two underscores.
+        what: the bug in words.
+        edit: what it changes.
+        function: the function that shows it, in the module that is edited.
+    """
+
+    name: str
+    what: str
+    edit: Edit
+    function: str = "eager"
+
+    @property
+    def part(self) -> str:
+        """The claim that it is a bug of, by its name."""
+        return self.name.partition("__")[0]
+
+    def load(self) -> Callable[..., Any]:
+        """Return the function with the bug."""
+        module = self.edit.module
+        return getattr(load_module(module, {module: self.edit.apply(source_of(module))}), self.function)
+
+
+def loaded(name: str, bugs: Sequence[Planted]) -> Callable[..., Any]:
+    """Return the function with the bug of this name, one of ``bugs``. Raises AttributeError if there is none."""
+    for bug in bugs:
+        if bug.name == name:
+            return bug.load()
+    raise AttributeError(f"no planted bug is called {name!r}")

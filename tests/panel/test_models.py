@@ -1,0 +1,68 @@
+"""What models add to attention: sound functions raise no alarm under its claims, and each planted bug is found."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.harness.child import Child
+from tests.harness.kernel_info import KernelInfo
+from tests.harness.plan import chosen_device
+from tests.mutation.campaign import Campaign
+from tests.mutation.schedule import Schedule, is_quick
+from tests.panel import masks, planted_masks, planted_scores, scores
+from tests.panel.planted import Planted
+
+CLAIMS = {
+    "tests.panel.masks:eager": masks.CLAIMS,
+    "tests.panel.masks:tiled": masks.CLAIMS,
+    "tests.panel.scores:eager": scores.CLAIMS,
+    "tests.panel.scores:gated": scores.CLAIMS,
+    "tests.panel.scores:tiled": scores.CLAIMS,
+    "tests.panel.scores:everything": scores.ALL_CLAIMS,
+}
+"""The sound functions, with what they claim."""
+EXAMPLES, QUICK_EXAMPLES = 1000, 60
+"""Examples for each sound function."""
+MOST_EXAMPLES = 3000
+"""Within so many examples a planted bug is found."""
+SEEDS = range(20)
+PLANTED = (*planted_masks.PLANTED, *planted_scores.PLANTED)
+COMBINED = (*planted_masks.COMBINED, *planted_scores.COMBINED)
+
+Campaigns = dict[str, Campaign]
+
+
+@pytest.fixture(scope="module")
+def campaigns(pytestconfig: pytest.Config) -> Iterator[Campaigns]:
+    """Yield a campaign for each sound function; they share a child."""
+    child = Child(chosen_device(pytestconfig))
+    infos = {spec: KernelInfo.ask(child, spec, claims) for spec, claims in CLAIMS.items()}
+    device_type = child.device.partition(":")[0]
+    schedules = {CLAIMS[spec]: Schedule(info.capabilities, device_type) for spec, info in infos.items()}
+    yield {spec: Campaign(info, child, schedules[CLAIMS[spec]]) for spec, info in infos.items()}
+    child.close()
+
+
+@pytest.mark.parametrize("spec", CLAIMS)
+def test_sound_functions_raise_no_alarm(spec: str, campaigns: Campaigns) -> None:
+    campaign = campaigns[spec]
+    for law, case in campaign.schedule.examples(1, QUICK_EXAMPLES if is_quick() else EXAMPLES):
+        finding = campaign.run(spec, law, case).finding
+        assert finding is None, (law, case, finding)
+
+
+@pytest.mark.parametrize("bug", [*PLANTED, *COMBINED], ids=lambda bug: bug.name)
+def test_a_planted_bug_is_found(bug: Planted, campaigns: Campaigns) -> None:
+    module = "planted_masks" if bug.edit.module == masks.__name__ else "planted_scores"
+    campaign = campaigns[f"{bug.edit.module}:{bug.function}"]
+    for seed in SEEDS[:1] if is_quick() else SEEDS:
+        attempt = campaign.attempt(f"tests.panel.{module}:{bug.name}", seed, MOST_EXAMPLES)
+        assert attempt.finding is not None, f"not found with seed {seed} in {attempt.examples} examples"
+        assert attempt.case is not None
+        assert getattr(attempt.case, bug.part), f"found without {bug.part}: {attempt.case!r}"
+
+
+def test_every_claim_has_five_planted_bugs() -> None:
+    claims = {claim.partition("=")[0] for claim in scores.ALL_CLAIMS}
+    assert all(sum(bug.part == claim for bug in PLANTED) >= 5 for claim in claims)
+    assert len(COMBINED) >= 6
