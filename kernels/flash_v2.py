@@ -19,6 +19,10 @@ in base 2, with sm_scale * log2 e in place of sm_scale.
 With dropout (the first version's Algorithm 2; ``reference.dropout``) out is the sum of P_ij z_ij v_j, z being 0 or
 1 / (1 - dropout_p), and z_ij multiplies dout_i . v_j and the P of dv as well; lse and delta do not change.
 
+With a soft-cap, softcap * tanh(s_ij / softcap) takes the place of s_ij, and dS_ij is multiplied by the derivative
+1 - tanh^2. With ALiBi, slope * |i + seqlen_k - seqlen_q - j| is subtracted after that. With sinks, exp(sink) is one
+further term of the sum in lse_i: the running maximum begins with the sink, and the running sum with 1.
+
 With a sliding window, query i sees no key j with ``j <= i + seqlen_k - seqlen_q - window``. Tiles without a key that
 is seen are skipped, and all others are masked.
 
@@ -59,6 +63,8 @@ from kernels.tiles import (
     kernel,
     key_range,
     load_tile,
+    slope_of_cap,
+    soft_capped,
     softmax_step,
     store_tile,
     tile_pointers,
@@ -68,6 +74,8 @@ from kernels.validation import (
     check_dropout,
     check_gradient_inputs,
     check_inputs,
+    check_of_heads,
+    check_softcap,
     check_stored_dtype,
     check_window,
     default_scale,
@@ -75,9 +83,9 @@ from kernels.validation import (
 from reference.arithmetic import TF32_TRUNCATED, Arithmetic
 
 # Compile keys: dtype, PRECISION, HEAD_DIM (padded), MASK_COLS (head_dim is not HEAD_DIM), CAUSAL, DROPOUT, WINDOW,
-# ALIGNED (every row starts at a multiple of 16 bytes), the BLOCK_* sizes, num_warps and num_stages. Nothing else
-# compiles anew: see ``tiles.kernel``. Strides are declared 64-bit, and so is what they are multiplied with,
-# as offsets may exceed 2^31 elements.
+# SOFTCAP, whether alibi_slopes and sinks are given, ALIGNED (every row starts at a multiple of 16 bytes), the BLOCK_*
+# sizes, num_warps and num_stages. Nothing else compiles anew: see ``tiles.kernel``. Strides are declared 64-bit, and so
+# is what they are multiplied with, as offsets may exceed 2^31 elements.
 #
 # A program owns a tile of BLOCK_OWN rows and accumulates its results over tiles of BLOCK_LOOP rows of the
 # other side. It loops twice: without a mask over the tiles that are seen as a whole, and with one over those that an
@@ -108,21 +116,30 @@ def attend(
     dropout=None,
     rows=None,
     first_key=None,
+    softcap=None,
+    slope=None,
+    diagonal=None,
+    sink=None,
 ):
     """Compute attention of a query tile to the key tiles from ``first`` up to ``end`` (FlashAttention-2, algorithm 1).
 
     Key tiles before ``whole`` are seen as a whole and taken unmasked; in the others, row i sees the keys up to
     last_key[i]. k_ptrs and v_ptrs point to key tile 0, whose rows are ``keys``. ``dropout``, if it is not None, is as
     in ``tiles.dropout_factors``, which also takes the numbers of the query tile's ``rows``. With a ``first_key``, row i
-    sees no key before first_key[i]; no tile is then seen as a whole.
+    sees no key before first_key[i]; no tile is then seen as a whole. ``softcap``, ``slope`` and ``sink``, as far as
+    they are not None, change the scores of the head and their sum, in base 2; diagonal[i] is the key at distance 0 of
+    row i.
 
     Returns the accumulator (BLOCK_ROWS, HEAD_DIM), still to be divided by the sum, the maximum of the scores
-    and the sum; for a row that sees no key they are 0, -inf and 0.
+    and the sum; for a row that sees no key they are 0, -inf and 0, or 0, the sink and 1.
     """
     k_step = stride_kn.to(tl.int64) * BLOCK_KEYS
     v_step = stride_vn.to(tl.int64) * BLOCK_KEYS
     m_i = tl.full([BLOCK_ROWS], NEG_INF, tl.float32)
     l_i = tl.full([BLOCK_ROWS], 0.0, tl.float32)
+    if sink is not None:
+        m_i = tl.full([BLOCK_ROWS], 0.0, tl.float32) + sink
+        l_i = tl.full([BLOCK_ROWS], 1.0, tl.float32)
     acc = tl.full([BLOCK_ROWS, HEAD_DIM], 0.0, tl.float32)
     for cut in tl.static_range(2):
         for tile in range(whole if cut else first, end if cut else whole):
@@ -130,6 +147,10 @@ def attend(
             in_tile = keys < seqlen_k - start_n
             k_tile = load_tile(advance(k_ptrs, tile * k_step, ALIGNED), in_tile, in_cols, cut, MASK_COLS)
             scores = dot(q_tile, tl.trans(k_tile), None, PRECISION) * scale_log2
+            if softcap is not None:
+                scores = soft_capped(scores, softcap)
+            if slope is not None:
+                scores -= slope * tl.abs((diagonal - start_n)[:, None] - keys[None, :])
             if cut:
                 seen = keys[None, :] <= (last_key - start_n)[:, None]
                 if first_key is not None:
@@ -176,9 +197,13 @@ def _forward_kernel(
     threshold: tl.int64,
     keep_scale,
     window,
+    softcap,
+    alibi_slopes,
+    sinks,
     CAUSAL: tl.constexpr,
     DROPOUT: tl.constexpr,
     WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     MASK_COLS: tl.constexpr,
     ALIGNED: tl.constexpr,
@@ -233,6 +258,10 @@ def _forward_kernel(
         dropout=(dropout_seed, threshold, keep_scale, head) if DROPOUT else None,
         rows=rows,
         first_key=rows + (seqlen_k - seqlen_q - window + 1) if WINDOW else None,
+        softcap=softcap if SOFTCAP else None,
+        slope=None if alibi_slopes is None else tl.load(alibi_slopes + head_q) * LOG2E,
+        diagonal=rows + (seqlen_k - seqlen_q),
+        sink=None if sinks is None else tl.load(sinks + head_q) * LOG2E,
     )
     out_tile, lse_rows = normalise(acc, m_i, l_i)
     out_ptrs = tile_pointers(out + head * seqlen_q * head_dim, rows, head_dim, cols, ALIGNED)
@@ -315,13 +344,16 @@ def gradients_of_keys(
     BLOCK_ROWS: tl.constexpr,
     dropout=None,
     window=None,
+    softcap=None,
+    slopes=None,
 ):
     """Compute the gradients of the key tile ``keys``, which starts at key start_n (FlashAttention-2, algorithm 2).
 
     Returns dk, still to be multiplied by sm_scale, and dv. The loop takes the query tiles of all heads of the group:
     q_ptrs and do_ptrs point to tile 0 of the first head, whose rows are ``rows``; delta and lse_log2 point to row 0
     of the first head, and the next head is stride_row_head elements further on. ``dropout``, if it is not None, is as
-    in ``tiles.dropout_factors``. ``window``, if it is not None, is the size of a sliding window.
+    in ``tiles.dropout_factors``. ``window``, if it is not None, is the size of a sliding window; ``softcap``, if it is
+    not None, that of a soft-cap in base 2; and ``slopes``, if it is not None, points to that of the first head.
 
     Scores are held transposed, (keys, rows), so that P and dS enter their products as they are. Keys past
     seqlen_k need no mask, as results of different keys never meet.
@@ -378,7 +410,14 @@ def gradients_of_keys(
                 cut,
                 MASK_COLS,
             )
-            p = weights(dot(k_tile, tl.trans(q_tile), None, PRECISION) * scale_log2, row_lse[None, :])
+            scores = dot(k_tile, tl.trans(q_tile), None, PRECISION) * scale_log2
+            if softcap is not None:
+                scores = soft_capped(scores, softcap)
+                to_products = slope_of_cap(scores, softcap)
+            if slopes is not None:
+                distance = tl.abs(rows[None, :] - (keys - offset - start_m)[:, None])
+                scores -= tl.load(slopes + member) * LOG2E * distance
+            p = weights(scores, row_lse[None, :])
             if cut:
                 seen = ((first_row - start_m)[:, None] <= rows[None, :]) & in_tile[None, :]
                 if window is not None:
@@ -401,6 +440,8 @@ def gradients_of_keys(
             if dropout is not None:
                 dp *= z
             ds = p * (dp - row_delta[None, :])
+            if softcap is not None:
+                ds *= to_products
             if cut:
                 ds = tl.where(seen, ds, 0.0)
             dk = dot(ds.to(q_tile.dtype), q_tile, dk, PRECISION)
@@ -440,9 +481,12 @@ def _dk_dv_kernel(
     threshold: tl.int64,
     keep_scale,
     window,
+    softcap,
+    alibi_slopes,
     CAUSAL: tl.constexpr,
     DROPOUT: tl.constexpr,
     WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     MASK_COLS: tl.constexpr,
     ALIGNED: tl.constexpr,
@@ -501,6 +545,8 @@ def _dk_dv_kernel(
         BLOCK_ROWS=BLOCK_LOOP,
         dropout=(dropout_seed, threshold, keep_scale, head * group) if DROPOUT else None,
         window=window if WINDOW else None,
+        softcap=softcap if SOFTCAP else None,
+        slopes=None if alibi_slopes is None else alibi_slopes + head_q,
     )
     dk_ptrs = tile_pointers(dk + head * seqlen_k * head_dim, keys, head_dim, cols, ALIGNED)
     dv_ptrs = tile_pointers(dv + head * seqlen_k * head_dim, keys, head_dim, cols, ALIGNED)
@@ -535,6 +581,9 @@ def gradient_of_queries(
     rows=None,
     first=0,
     first_key=None,
+    softcap=None,
+    slope=None,
+    diagonal=None,
 ):
     """Compute the gradient of a query tile over the key tiles from ``first`` up to ``end`` (algorithm 2).
 
@@ -549,11 +598,19 @@ def gradient_of_queries(
             in_tile = keys < seqlen_k - start_n
             k_tile = load_tile(advance(k_ptrs, tile * k_step, ALIGNED), in_tile, in_cols, cut, MASK_COLS)
             v_tile = load_tile(advance(v_ptrs, tile * v_step, ALIGNED), in_tile, in_cols, cut, MASK_COLS)
-            p = weights(dot(q_tile, tl.trans(k_tile), None, PRECISION) * scale_log2, row_lse[:, None])
+            scores = dot(q_tile, tl.trans(k_tile), None, PRECISION) * scale_log2
+            if softcap is not None:
+                scores = soft_capped(scores, softcap)
+                to_products = slope_of_cap(scores, softcap)
+            if slope is not None:
+                scores -= slope * tl.abs((diagonal - start_n)[:, None] - keys[None, :])
+            p = weights(scores, row_lse[:, None])
             dp = dot(do_tile, tl.trans(v_tile), None, PRECISION)
             if dropout is not None:
                 dp *= dropout_factors(dropout, 0, rows[:, None], start_n + keys[None, :])
             ds = p * (dp - row_delta[:, None])
+            if softcap is not None:
+                ds *= to_products
             if cut:
                 ds = tl.where(keys[None, :] <= (last_key - start_n)[:, None], ds, 0.0)
                 if first_key is not None:
@@ -594,9 +651,12 @@ def _dq_kernel(
     threshold: tl.int64,
     keep_scale,
     window,
+    softcap,
+    alibi_slopes,
     CAUSAL: tl.constexpr,
     DROPOUT: tl.constexpr,
     WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     MASK_COLS: tl.constexpr,
     ALIGNED: tl.constexpr,
@@ -657,6 +717,9 @@ def _dq_kernel(
         rows=rows,
         first=first,
         first_key=rows + (seqlen_k - seqlen_q - window + 1) if WINDOW else None,
+        softcap=softcap if SOFTCAP else None,
+        slope=None if alibi_slopes is None else tl.load(alibi_slopes + head_q) * LOG2E,
+        diagonal=rows + (seqlen_k - seqlen_q),
     )
     dq_ptrs = tile_pointers(dq + head * seqlen_q * head_dim, rows, head_dim, cols, ALIGNED)
     store_tile(dq_ptrs, dq_tile * sm_scale, in_rows, in_cols, MASK_COLS)
@@ -691,6 +754,9 @@ def forward(
     dropout_p: float = 0.0,
     dropout_seed: int = 0,
     window: int = 0,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     **settings: Any,
 ) -> tuple[Tensor, Tensor]:
@@ -699,7 +765,8 @@ def forward(
     Query head h reads key head ``h // (heads_q // heads_kv)``. Any strides, but the last is 1. Inputs are
     float16, bfloat16 or float32, head_dim is 1 to 256, lengths may be 0; sm_scale is any finite number.
     A share dropout_p of the weights is dropped, the same for the same dropout_seed (``reference.dropout``). With a
-    ``window`` above 0, query i sees key j only if also ``i + seqlen_k - seqlen_q - j < window``.
+    ``window`` above 0, query i sees key j only if also ``i + seqlen_k - seqlen_q - j < window``. A ``softcap`` above 0
+    limits scores, and alibi_slopes and sinks (heads_q,) float32 change them and their sum (``reference.score_rule``).
     ``settings`` are launch settings, those of ``Settings`` by default.
 
     Returns out, like q but of ``out_dtype`` if that is given, and lse (batch, heads_q, seqlen_q) float32, the natural
@@ -712,6 +779,8 @@ def forward(
     check_inputs(q, k, v, causal, sm_scale)
     check_dropout(dropout_p, dropout_seed)
     check_window(window)
+    check_softcap(softcap)
+    check_of_heads(q, alibi_slopes=alibi_slopes, sinks=sinks)
     check_stored_dtype("out_dtype", out_dtype)
     check_runnable(q)
     batch, heads_q, seqlen_q, head_dim = q.shape
@@ -729,9 +798,11 @@ def forward(
         min(
             window, seqlen_q + seqlen_k
         ),  # hides no key if it is that wide; a larger number may not fit 32 bits
+        *(softcap * LOG2E.value, alibi_slopes, sinks),
         CAUSAL=causal,
         DROPOUT=dropout_p > 0,
         WINDOW=window > 0,
+        SOFTCAP=softcap > 0,
         ALIGNED=is_aligned(q, k, v, out),
         **constants,
     )
@@ -751,6 +822,9 @@ def backward(
     dropout_p: float = 0.0,
     dropout_seed: int = 0,
     window: int = 0,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
     grad_dtype: torch.dtype | None = None,
     **settings: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -764,6 +838,8 @@ def backward(
     check_inputs(q, k, v, causal, sm_scale)
     check_dropout(dropout_p, dropout_seed)
     check_window(window)
+    check_softcap(softcap)
+    check_of_heads(q, alibi_slopes=alibi_slopes, sinks=sinks)
     check_stored_dtype("grad_dtype", grad_dtype)
     check_runnable(q)
     check_gradient_inputs(dout, q, out, lse)
@@ -777,6 +853,7 @@ def backward(
         *(heads_kv, group, seqlen_q, seqlen_k, head_dim, float(sm_scale), sm_scale * LOG2E.value),
         *dropout_arguments(dropout_p, dropout_seed),
         min(window, seqlen_q + seqlen_k),
+        *(softcap * LOG2E.value, alibi_slopes),
     )
     aligned = is_aligned(dout, q, k, v, dq, dk, dv)
     constants = chosen.constants(q, DK_DV_TILES)
@@ -788,6 +865,7 @@ def backward(
         CAUSAL=causal,
         DROPOUT=dropout_p > 0,
         WINDOW=window > 0,
+        SOFTCAP=softcap > 0,
         ALIGNED=aligned,
         **constants,
     )
@@ -800,6 +878,7 @@ def backward(
         CAUSAL=causal,
         DROPOUT=dropout_p > 0,
         WINDOW=window > 0,
+        SOFTCAP=softcap > 0,
         ALIGNED=aligned,
         **constants,
     )
@@ -862,8 +941,8 @@ def flash_v2(
 ) -> tuple[Tensor, Tensor]:
     """Call ``forward``, differentiable in q, k and v through ``backward``; lse has no gradient.
 
-    sm_scale is 1 / sqrt(head_dim) unless given; ``options`` are dropout_p, dropout_seed, window and
-    settings of ``LAUNCH``.
+    sm_scale is 1 / sqrt(head_dim) unless given; ``options`` are dropout_p, dropout_seed, window, softcap, alibi_slopes,
+    sinks and settings of ``LAUNCH``.
     """
     sm_scale = default_scale(q) if sm_scale is None else sm_scale
     out, lse = attention(KERNEL, q, k, v, causal=causal, sm_scale=sm_scale, **options)
@@ -887,6 +966,9 @@ KERNEL = AttentionKernel(
         batch_invariant=True,
         dropout=(0.0, 0.1, 0.5),
         window=(0, 1, 33, 100),
+        softcap=(0.0, 2.0, 30.0),
+        alibi_slopes=True,
+        sinks=True,
         launch=LAUNCH,
         arithmetic=_arithmetic,
     ),

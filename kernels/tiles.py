@@ -120,6 +120,18 @@ def softmax_step(scores, m_i, l_i):
 
 
 @triton.jit
+def soft_capped(scores, softcap):
+    """Return softcap * tanh(scores / softcap), with both in base 2; tanh(x) is 1 - 2 / (1 + exp(2 x))."""
+    return softcap * (1.0 - 2.0 / (1.0 + tl.exp2(scores / softcap * (2.0 * LOG2E))))
+
+
+@triton.jit
+def slope_of_cap(capped, softcap):
+    """Return the derivative of capped scores by scaled products, 1 - tanh^2."""
+    return 1.0 - (capped / softcap) * (capped / softcap)
+
+
+@triton.jit
 def weights(scores, row_lse):
     """Return P from scaled scores and lse, both in base 2; nan where either is nan."""
     # lse is rounded, so it may lie below the largest score, and far below a huge one. P is then at most 1 all the same.

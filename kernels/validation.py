@@ -93,6 +93,26 @@ def check_window(window: int) -> None:
         raise ValueError(f"window: got {window!r}, expected an integer of at least 0")
 
 
+def check_softcap(softcap: float) -> None:
+    """Check that ``softcap`` is a finite number of at least 0, which stands for none."""
+    if not isinstance(softcap, float | int):
+        raise TypeError(f"softcap: got {softcap!r}, expected a float or an int")
+    if not 0.0 <= softcap < math.inf:
+        raise ValueError(
+            f"softcap: got {softcap!r}, expected a finite number of at least 0, which stands for none"
+        )
+
+
+def check_of_heads(q: Tensor, **tensors: Tensor | None) -> None:
+    """Check tensors that have one float32 number for each head of q (batch, heads_q, seqlen_q, head_dim)."""
+    for name, x in tensors.items():
+        if x is None:
+            continue
+        check_like(name, x, "q", q, (q.shape[1],), torch.float32)
+        if not x.is_contiguous():
+            raise ValueError(f"{name}: got strides {x.stride()}, expected it to be contiguous")
+
+
 def check_like(
     name: str, tensor: Tensor, model_name: str, model: Tensor, shape: tuple[int, ...], dtype: torch.dtype
 ) -> None:

@@ -1,7 +1,7 @@
 """Hypothesis strategies: cases that a kernel claims to answer, drawn where kernels have been wrong."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -125,13 +125,14 @@ def cases(
         _layouts(_claimed_layouts(capabilities)),
         values,
         st.sampled_from(HUGE[device_type] if "huge" in capabilities.layouts else ((),)),
+        _score_rules(capabilities) if variants else st.just({}),
         head_dim=head_dims(capabilities.head_dims),
         dtype=st.just(dtype),
         causal=st.sampled_from(capabilities.causal),
         sm_scale=st.sampled_from(_claimed_scales(capabilities)),
         key_padding=_key_padding(capabilities) if key_padding else st.just("none"),
         dropout_p=_seldom(0.0, capabilities.dropout) if dropout else st.just(0.0),
-        **({**_patterns(capabilities), **_score_rules(capabilities)} if variants else {}),
+        **(_patterns(capabilities) if variants else {}),
         seed=st.integers(0, 2**32 - 1),
         spikes=entries,
         launch=_launch_settings(capabilities),
@@ -242,13 +243,19 @@ def _heads(capabilities: Capabilities) -> SearchStrategy[Heads]:
 
 
 def _of_parts(
-    pair: tuple[int, int], heads: Heads, layouts: Four, values: Four, huge: tuple[str, ...], **fields: Any
+    pair: tuple[int, int],
+    heads: Heads,
+    layouts: Four,
+    values: Four,
+    huge: tuple[str, ...],
+    rule: Mapping[str, Any],
+    **fields: Any,
 ) -> Case:
     fields |= dict(zip(("batch", "heads_kv", "group"), heads, strict=True))
     fields |= {f"{tensor}_layout": layout for tensor, layout in zip(TENSORS, layouts, strict=True)}
     fields |= {f"{tensor}_values": family for tensor, family in zip(TENSORS, values, strict=True)}
     fields |= {f"{tensor}_layout": "huge" for tensor in huge}
-    return Case(seqlen_q=pair[0], seqlen_k=pair[1], **fields)
+    return Case(seqlen_q=pair[0], seqlen_k=pair[1], **rule, **fields)
 
 
 def _each_of_four(strategy: SearchStrategy[str]) -> SearchStrategy[Four]:
@@ -322,15 +329,14 @@ def _patterns(capabilities: Capabilities) -> dict[str, SearchStrategy[int]]:
     return {name: _sizes(sizes, times=5 if len(claimed) == 1 else 2) for name, sizes in claimed.items()}
 
 
-def _score_rules(capabilities: Capabilities) -> dict[str, SearchStrategy[Any]]:
-    """Return what each part of a score rule is drawn from, as far as it is claimed."""
-    found: dict[str, SearchStrategy[Any]] = {}
+def _score_rules(capabilities: Capabilities) -> SearchStrategy[Mapping[str, Any]]:
+    """Draw what is done to scores, as far as it is claimed: half of the time nothing, else each part by chance."""
+    parts: dict[str, SearchStrategy[Any]] = {}
     if any(capabilities.softcap):
-        found["softcap"] = _seldom(0.0, capabilities.softcap)
-    for name in ("alibi_slopes", "sinks"):
-        if getattr(capabilities, name):
-            found[name] = st.booleans()
-    return found
+        parts["softcap"] = _seldom(0.0, capabilities.softcap, times=1)
+    parts |= {name: st.booleans() for name in ("alibi_slopes", "sinks") if getattr(capabilities, name)}
+    nothing = st.just(dict[str, Any]())
+    return st.one_of(nothing, st.fixed_dictionaries(parts)) if parts else nothing
 
 
 def _sizes(claimed: tuple[int, ...], times: int) -> SearchStrategy[int]:

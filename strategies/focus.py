@@ -16,6 +16,9 @@ WHOLE_TILES = 16
 WIDE = 3
 """From this ``width`` of ``focused`` on, lengths and numbers of heads are drawn without restriction."""
 
+SHARE_OF_FLAGS = 0.25
+"""In this share of narrowed claims ALiBi is left, and in as many sinks are."""
+
 HEADS: tuple[Heads, ...] = tuple(product(BATCHES, HEADS_KV, GROUPS))
 UNGROUPED: tuple[Heads, ...] = tuple(product(BATCHES, HEADS_KV, (1,)))
 
@@ -39,7 +42,9 @@ def without_huge_strides(capabilities: Capabilities) -> Capabilities:
 def focused(capabilities: Capabilities, width: int, chance: Random) -> Focus:
     """Narrow the claims to one head_dim, one layout, one dropout_p and one value of each launch setting.
 
-    Then one of these, chosen at random, gets twice as many values, ``width`` times over: so there are
+    Changes of scores are narrowed to one softcap, and three times in four to no ALiBi and to no sinks.
+
+    Then one of the others, chosen at random, gets twice as many values, ``width`` times over: so there are
     2 ** ``width`` combinations, each a compilation. Below a width of ``WIDE`` there are also only 2 ** ``width``
     numbers of heads, and every other time all lengths are multiples of 16. ``chance`` makes the choices, so that
     other processes, and later rounds, draw others.
@@ -59,6 +64,9 @@ def focused(capabilities: Capabilities, width: int, chance: Random) -> Focus:
         head_dims=some("head_dims", c.head_dims),
         layouts=_with_huge(c, layouts),
         dropout=some("dropout", c.dropout),
+        softcap=_some(c.softcap, 1, chance) if any(c.softcap) else c.softcap,
+        alibi_slopes=c.alibi_slopes and chance.random() < SHARE_OF_FLAGS,
+        sinks=c.sinks and chance.random() < SHARE_OF_FLAGS,
         launch={name: some(name, values) for name, values in c.launch.items()},
     )
     if width >= WIDE:

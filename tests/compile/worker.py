@@ -75,6 +75,11 @@ class Compiler(Worker):
             options["dropout_p"] = max(kernel.capabilities.dropout)
         if item.masked and any(kernel.capabilities.window):
             options["window"] = max(kernel.capabilities.window)
+        if item.masked and any(kernel.capabilities.softcap):
+            options["softcap"] = max(kernel.capabilities.softcap)
+        for name in ("alibi_slopes", "sinks"):
+            if item.masked and getattr(kernel.capabilities, name):
+                options[name] = torch.empty(q.shape[1], dtype=torch.float32, device="meta")
         out, lse = kernel.forward(q, k, v, **options)
         if kernel.backward is not None:
             kernel.backward(tensor(HEADS_KV * group), q, k, v, out, lse, **options)

@@ -15,11 +15,10 @@ from tests.mutation.score import Compared, Recorder
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Parametrize over the kernel itself and planted bugs; a quick profile takes a sample of these.
 
-    Bugs of dropout and of windows are left out, because these rules ask for neither.
+    Bugs of dropout, of windows and of changed scores are left out, because these rules ask for none of them.
     """
-    asked = [
-        mutant for mutant in CATALOGUE.values() if mutant not in (*MUTANTS["dropout"], *MUTANTS["window"])
-    ]
+    left_out = (*MUTANTS["dropout"], *MUTANTS["window"], *MUTANTS["scores"])
+    asked = [mutant for mutant in CATALOGUE.values() if mutant not in left_out]
     bugs = [mutant.name for mutant in asked if mutant.kernel == KERNEL]
     metafunc.parametrize("name", (KERNEL, *bugs[:: SAMPLE if is_quick() else 1]))
 
