@@ -1,5 +1,7 @@
 """Attention that does more to scores than scaling them: soft-caps, ALiBi and sinks, in three designs."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -10,6 +12,9 @@ from tests.panel.masks import seen_keys as pattern_seen
 
 CLAIMS = ("softcap=0,1.5,20,50", "alibi_slopes=true", "sinks=true")
 """The claims of the functions of this module."""
+
+APPROXIMATE = "tanh_error=2^-10"
+"""What ``approximate`` claims beside its soft-caps."""
 
 ALL_CLAIMS = (*CLAIMS, *MASK_CLAIMS)
 """The claims of ``everything``."""
@@ -155,3 +160,34 @@ def everything(
     if sinks is not None:
         l = l + torch.exp(column - m)
     return (p @ values / not_zero(l)).to(q.dtype), (m + l.detach().log())[..., 0]
+
+
+class _ApproximateTanh(torch.autograd.Function):
+    """``tanh.approx.f32``, which errs by 2^-11 of its result (PTX ISA): here its last 12 bits are 0."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.result = (torch.tanh(x).view(torch.int32) & -(1 << 12)).view(torch.float32)
+        return ctx.result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * (1 - ctx.result.square())
+
+
+def approximate(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool,
+    sm_scale: float,
+    softcap: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """FlashAttention's soft-cap on a GPU: the tanh is approximate."""
+    seen = seen_keys(q, k, causal)
+    k, v = (for_each_query_head(x.float(), q) for x in (k, v))
+    x = q.float() @ k.mT * sm_scale
+    s = _ApproximateTanh.apply(x / softcap) * softcap if softcap else x
+    p = torch.softmax(masked(s, seen), -1)
+    return blank_empty_rows(p @ v, seen).to(q.dtype), lse_of(s, seen)

@@ -1,6 +1,7 @@
 """What models add to attention: sound functions raise no alarm under its claims, and each planted bug is found."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -19,6 +20,7 @@ CLAIMS = {
     "tests.panel.scores:gated": scores.CLAIMS,
     "tests.panel.scores:tiled": scores.CLAIMS,
     "tests.panel.scores:everything": scores.ALL_CLAIMS,
+    "tests.panel.scores:approximate": (scores.CLAIMS[0], scores.APPROXIMATE),
 }
 """The sound functions, with what they claim."""
 EXAMPLES, QUICK_EXAMPLES = 1000, 60
@@ -49,6 +51,17 @@ def test_sound_functions_raise_no_alarm(spec: str, campaigns: Campaigns) -> None
     for law, case in campaign.schedule.examples(1, QUICK_EXAMPLES if is_quick() else EXAMPLES):
         finding = campaign.run(spec, law, case).finding
         assert finding is None, (law, case, finding)
+
+
+def test_an_approximate_tanh_is_explained_by_its_claim(campaigns: Campaigns) -> None:
+    campaign = campaigns["tests.panel.scores:approximate"]
+    plain = replace(campaign, info=replace(campaign.info, claims=scores.CLAIMS[:1]))
+    findings = [
+        plain.run(plain.info.spec, law, case).finding for law, case in plain.schedule.examples(2, 100)
+    ]
+    alarms = [finding for finding in findings if finding is not None]
+    assert alarms
+    assert all(scores.APPROXIMATE in finding.explained_by for finding in alarms)
 
 
 @pytest.mark.parametrize("bug", [*PLANTED, *COMBINED], ids=lambda bug: bug.name)

@@ -210,8 +210,16 @@ OUT, LSE = torch.zeros_like(Q), torch.zeros(Q.shape[:3], device=DEVICE)
         ({"softcap": "30"}, TypeError, "softcap: got '30', expected a float"),
         ({"alibi_slopes": torch.ones(2)}, ValueError, r"alibi_slopes: got shape \(2,\), expected \(4,\)"),
         ({"alibi_slopes": [0.5] * 4}, TypeError, "alibi_slopes: got list, expected a torch.Tensor"),
-        ({"sinks": torch.ones(4).half()}, ValueError, "sinks: got dtype torch.float16, expected torch.float32"),
-        ({"sinks": torch.ones(8)[::2]}, ValueError, r"sinks: got strides \(2,\), expected it to be contiguous"),
+        (
+            {"sinks": torch.ones(4).half()},
+            ValueError,
+            "sinks: got dtype torch.float16, expected torch.float32",
+        ),
+        (
+            {"sinks": torch.ones(8)[::2]},
+            ValueError,
+            r"sinks: got strides \(2,\), expected it to be contiguous",
+        ),
         ({"block_m": 48}, ValueError, "block_m: got 48, expected one of"),
         ({"block_m": 64.0}, ValueError, "block_m: got 64.0, expected one of"),
         ({"block_n": 0}, ValueError, "block_n: got 0"),
