@@ -3,12 +3,13 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import product
 from random import Random
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from kernels.contract import Capabilities
+from reference.mask_pattern import MaskPattern
 from strategies.cases import BATCHES, GROUPS, HEADS_KV, Heads
 
 WHOLE_TILES = 16
@@ -16,8 +17,10 @@ WHOLE_TILES = 16
 WIDE = 3
 """From this ``width`` of ``focused`` on, lengths and numbers of heads are drawn without restriction."""
 
-SHARE_OF_FLAGS = 0.25
-"""In this share of narrowed claims ALiBi is left, and in as many sinks are."""
+SHARE_OF_EXTRAS = 1 / 16
+"""In this share of the narrowest claims an extra is left; in twice as many of the next wider ones, and so on."""
+EXTRAS = ("softcap", "alibi_slopes", "sinks", *(part.name for part in fields(MaskPattern)))
+"""Claims of what a call may ask for beside the usual, which a kernel compiles in only then."""
 
 HEADS: tuple[Heads, ...] = tuple(product(BATCHES, HEADS_KV, GROUPS))
 UNGROUPED: tuple[Heads, ...] = tuple(product(BATCHES, HEADS_KV, (1,)))
@@ -42,7 +45,7 @@ def without_huge_strides(capabilities: Capabilities) -> Capabilities:
 def focused(capabilities: Capabilities, width: int, chance: Random) -> Focus:
     """Narrow the claims to one head_dim, one layout, one dropout_p and one value of each launch setting.
 
-    Changes of scores are narrowed to one softcap, and three times in four to no ALiBi and to no sinks.
+    ``EXTRAS`` are left out but for a share that grows with ``width``, each by itself. Below ``WIDE`` one value is left.
 
     Then one of the others, chosen at random, gets twice as many values, ``width`` times over: so there are
     2 ** ``width`` combinations, each a compilation. Below a width of ``WIDE`` there are also only 2 ** ``width``
@@ -64,9 +67,7 @@ def focused(capabilities: Capabilities, width: int, chance: Random) -> Focus:
         head_dims=some("head_dims", c.head_dims),
         layouts=_with_huge(c, layouts),
         dropout=some("dropout", c.dropout),
-        softcap=_some(c.softcap, 1, chance) if any(c.softcap) else c.softcap,
-        alibi_slopes=c.alibi_slopes and chance.random() < SHARE_OF_FLAGS,
-        sinks=c.sinks and chance.random() < SHARE_OF_FLAGS,
+        **_extras(c, width, chance),
         launch={name: some(name, values) for name, values in c.launch.items()},
     )
     if width >= WIDE:
@@ -74,6 +75,21 @@ def focused(capabilities: Capabilities, width: int, chance: Random) -> Focus:
     if chance.random() < 0.5:
         narrow = replace(narrow, seqlen_multiple=math.lcm(c.seqlen_multiple, WHOLE_TILES))
     return Focus(narrow, _some(HEADS if c.grouped_heads else UNGROUPED, 2**width, chance))
+
+
+def _extras(capabilities: Capabilities, width: int, chance: Random) -> dict[str, Any]:
+    """Return the narrowed claims of those ``EXTRAS`` that are claimed."""
+    narrowed: dict[str, Any] = {}
+    for name in EXTRAS:
+        claimed, nothing = getattr(capabilities, name), getattr(Capabilities(), name)
+        if claimed == nothing:
+            continue
+        is_left = chance.random() < (1 + width) * SHARE_OF_EXTRAS
+        if is_left and width < WIDE and claimed is not True:
+            narrowed[name] = (0, chance.choice([value for value in claimed if value]))
+        else:
+            narrowed[name] = claimed if is_left else nothing
+    return narrowed
 
 
 def _with_huge(capabilities: Capabilities, layouts: tuple[str, ...]) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 import math
 import os
 import time
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -171,6 +172,15 @@ class TestFocus:
     def test_groups_of_heads_are_claimed(self) -> None:
         heads = focused(replace(CLAIMS, grouped_heads=False), 2, Random(0)).heads
         assert {group for *_, group in heads or ()} == {1}
+
+    def test_what_is_compiled_in_on_request_is_mostly_left_out_at_first(self) -> None:
+        claims = replace(CLAIMS, window=(0, 7, 100), sinks=True)
+        narrow = [focused(claims, 0, Random(number)).capabilities for number in range(200)]
+        counts = Counter((c.window, c.sinks) for c in narrow)
+        assert counts[(0,), False] > 100
+        assert {windows for windows, _ in counts} == {(0,), (0, 7), (0, 100)}
+        assert {sinks for _, sinks in counts} == {False, True}
+        assert focused(claims, 100, Random(0)) == Focus(claims)
 
     def test_a_very_wide_focus_is_all_that_is_claimed(self) -> None:
         assert focused(CLAIMS, 100, Random(0)) == Focus(CLAIMS)
