@@ -19,6 +19,7 @@ from reference.family import Family
 
 DTYPES = ("float16", "bfloat16", "float32")
 LAYOUTS = ("contiguous", "bnhd", "packed", "gap", "offset", "expanded", "expanded_rows", "huge")
+BIASES = ("full", "of_heads", "of_batch", "shared", "of_keys")
 OUTPUTS = ("out", "lse", "dq", "dk", "dv")
 SMALLEST_NORMAL = {"float16": 2.0**-14, "bfloat16": 2.0**-126}
 
@@ -220,6 +221,18 @@ class Capabilities:
         admits=lambda claimed, case: claimed or not case.alibi_slopes,
         less=False,
         keywords=lambda claimed: ("alibi_slopes",) if claimed else (),
+    )
+    bias: tuple[str, ...] = claim(
+        (),
+        """The shapes in which `forward` and `backward` take `bias`, a contiguous tensor of q's dtype that is added to
+        scores after a soft-cap. `full` is (batch, heads_q, seqlen_q, seqlen_k); in `of_heads` batch is 1, in `of_batch`
+        heads_q is 1, in `shared` both are, and in `of_keys` (batch, 1, 1, seqlen_k) the queries too. It is not passed
+        where a case has none. Its gradient is not asked for.""",
+        subset(BIASES, none=()),
+        fields=("bias",),
+        admits=lambda claimed, case: case.bias in ("none", *claimed),
+        less=(),
+        keywords=lambda claimed: ("bias",) if claimed else (),
     )
     sinks: bool = claim(
         False,

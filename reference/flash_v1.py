@@ -50,7 +50,7 @@ def forward(
     heads_q, group = q.shape[1], group_size(q, k)
     seen = visible(q.shape[2], k.shape[2], causal, alignment, q.device, group=group, pattern=pattern)
     z = factors(q, k, dropout_p=dropout_p, seed=dropout_seed)
-    bias, sink = rule.bias(q, k, alignment), rule.sink(q, k)
+    bias, sink = rule.added(q, k, alignment), rule.sink(q, k)
     q, k, v = fold(q.double(), k.shape[1]), k.double(), v.double()
     out = torch.zeros_like(q)  # line 2
     m = sink.repeat(q.shape[0], 1, 1, 1)  # line 2
@@ -102,7 +102,7 @@ def backward(
     heads_q, heads_kv, group = q.shape[1], k.shape[1], group_size(q, k)
     seen = visible(q.shape[2], k.shape[2], causal, alignment, q.device, group=group, pattern=pattern)
     z = factors(q, k, dropout_p=dropout_p, seed=dropout_seed)
-    bias = rule.bias(q, k, alignment)
+    bias = rule.added(q, k, alignment)
     q, dout, out, m, l = (fold(x.double(), heads_kv) for x in (q, dout, out, m, l))
     k, v = k.double(), v.double()
     m, l = m[..., None].clamp_min(LOWEST), l[..., None].clamp_min(1.0)  # rows that see no key

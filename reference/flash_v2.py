@@ -44,7 +44,7 @@ def forward(
     heads_q, group = q.shape[1], group_size(q, k)
     seen = visible(q.shape[2], k.shape[2], causal, alignment, q.device, group=group, pattern=pattern)
     z = factors(q, k, dropout_p=dropout_p, seed=dropout_seed)
-    bias, sink = rule.bias(q, k, alignment), rule.sink(q, k)
+    bias, sink = rule.added(q, k, alignment), rule.sink(q, k)
     q, k, v = fold(q.double(), k.shape[1]), k.double(), v.double()
     out = torch.empty_like(q)  # line 2
     lse = q.new_empty(q.shape[:-1])  # line 2
@@ -98,7 +98,7 @@ def backward(
     heads_q, heads_kv, group = q.shape[1], k.shape[1], group_size(q, k)
     seen = visible(q.shape[2], k.shape[2], causal, alignment, q.device, group=group, pattern=pattern)
     z = factors(q, k, dropout_p=dropout_p, seed=dropout_seed)
-    bias = rule.bias(q, k, alignment)
+    bias = rule.added(q, k, alignment)
     q, dout, out, lse = (fold(x.double(), heads_kv) for x in (q, dout, out, lse))
     k, v, lse = k.double(), v.double(), lse[..., None].clamp_min(LOWEST)
     dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)  # line 3

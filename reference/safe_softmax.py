@@ -66,7 +66,7 @@ def forward(
         seen = visible(
             q.shape[2], k.shape[2], causal, alignment, q.device, rows, group, key_padding_mask, pattern
         )
-        scores = rule.applied((q_rows @ k.mT).mul_(sm_scale), rule.bias(q, k, alignment, rows))
+        scores = rule.applied((q_rows @ k.mT).mul_(sm_scale), rule.added(q, k, alignment, rows))
         weights, row_max, total = _softmax(hide(scores, seen, -math.inf), rule.sink(q, k, rows))
         if dropout_p:
             weights.mul_(factors(q, k, dropout_p=dropout_p, seed=dropout_seed, rows=rows))
@@ -117,7 +117,7 @@ def backward(
         seen = visible(
             q.shape[2], k.shape[2], causal, alignment, q.device, rows, group, key_padding_mask, pattern
         )
-        bias = rule.bias(q, k, alignment, rows)
+        bias = rule.added(q, k, alignment, rows)
         scores = rule.applied((q_rows @ k.mT).mul_(sm_scale), bias)
         dp = dout_rows @ v.mT
         z = factors(q, k, dropout_p=dropout_p, seed=dropout_seed, rows=rows) if dropout_p else None

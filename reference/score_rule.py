@@ -1,7 +1,7 @@
-"""What is done to scores between the product of q and k and the softmax, as one record: soft-capping, ALiBi, sinks.
+"""What is done to scores between the product of q and k and the softmax, as one record.
 
-With x = sm_scale * q k^T, the scores of a row are S = softcap * tanh(x / softcap) - slope * distance, where distance
-is |i + seqlen_k - seqlen_q - j| for query i and key j, or |i - j| where masks are aligned top-left. The sum of
+With x = sm_scale * q k^T, the scores of a row are S = softcap * tanh(x / softcap) - slope * distance + bias, where
+distance is |i + seqlen_k - seqlen_q - j| for query i and key j, or |i - j| where masks are aligned top-left. The sum of
 exponentials that softmax divides by has one further term, exp(sink), whose value is 0.
 """
 
@@ -23,12 +23,15 @@ class ScoreRule:
         softcap: the limit of the scores' size (Gemma Team 2024, arXiv 2408.00118, section 2).
         alibi_slopes: (heads_q,), how fast the scores of each query head fall with the distance of a key (Press et al.
             2022, arXiv 2108.12409).
+        bias: what is added to scores, of a shape that broadcasts to (batch, heads_q, seqlen_q, seqlen_k) and has its
+            last dimension (Raffel et al. 2019, arXiv 1910.10683, section 2.1).
         sinks: (heads_q,), a logit of each query head that takes part in the softmax without a key (OpenAI 2025, arXiv
             2508.10925, section 2.2).
     """
 
     softcap: float = 0.0
     alibi_slopes: Tensor | None = None
+    bias: Tensor | None = None
     sinks: Tensor | None = None
 
     @property
@@ -50,6 +53,26 @@ class ScoreRule:
         changed: dict[str, Any] = {name: change(x) for name, x in self.tensors.items()}
         return replace(self, **changed)
 
+    def part(
+        self,
+        batch: slice = slice(None),
+        heads: slice = slice(None),
+        rows: slice = slice(None),
+        keys: Any = slice(None),
+    ) -> "ScoreRule":
+        """The rule of some sequences, query heads, queries and keys; dimensions of size 1 stay as they are."""
+        changed: dict[str, Any] = {
+            name: x[heads] for name, x in self.tensors.items() if name in ("alibi_slopes", "sinks")
+        }
+        if self.bias is not None:
+            changed["bias"] = _part(self.bias, batch, heads, rows)[..., keys].contiguous()
+        return replace(self, **changed)
+
+    @property
+    def is_biased(self) -> bool:
+        """Whether anything is added to scores."""
+        return self.alibi_slopes is not None or self.bias is not None
+
     def capped(self, x: Tensor) -> Tensor:
         """Return scaled products ``x`` after the soft-cap."""
         return (x / self.softcap).tanh_().mul_(self.softcap) if self.softcap else x
@@ -60,31 +83,39 @@ class ScoreRule:
 
     def applied(self, x: Tensor, bias: Tensor) -> Tensor:
         """Return the scores made of scaled products ``x`` and what ``bias`` has for them."""
-        return self.capped(x) if self.alibi_slopes is None else self.capped(x) + bias
+        return self.capped(x) + bias if self.is_biased else self.capped(x)
 
     def undone(self, grad: Tensor, scores: Tensor, bias: Tensor) -> Tensor:
         """Return the gradient of the scaled products from that of ``scores``."""
         return grad * self.slope(scores - bias) if self.softcap else grad
 
-    def bias(self, q: Tensor, k: Tensor, alignment: str, rows: slice = slice(None)) -> Tensor:
-        """Return what is added to capped scores, (1, heads_kv, group * rows, seqlen_k) float64, with heads folded.
+    def added(self, q: Tensor, k: Tensor, alignment: str, rows: slice = slice(None)) -> Tensor:
+        """Return what is added to capped scores, (batch or 1, heads_kv, group * rows, seqlen_k) float64, heads folded.
 
         q is (batch, heads_q, seqlen_q, head_dim), k (batch, heads_kv, seqlen_k, head_dim); ``rows`` of q are taken.
         """
         seqlen_q, seqlen_k = q.shape[2], k.shape[2]
         queries = torch.arange(seqlen_q, device=q.device)[rows]
-        slopes = q.new_zeros((), dtype=torch.float64).expand(q.shape[1])
-        if self.alibi_slopes is None:
-            return fold(slopes[None, :, None, None].expand(1, -1, len(queries), seqlen_k), k.shape[1])
-        diagonals = queries + (seqlen_k - seqlen_q if alignment == "bottom_right" else 0)
-        distance = (diagonals[:, None] - torch.arange(seqlen_k, device=q.device)).abs()
-        return fold(-self.alibi_slopes.double()[None, :, None, None] * distance, k.shape[1])
+        total = q.new_zeros((), dtype=torch.float64).expand(1, q.shape[1], len(queries), seqlen_k)
+        if self.alibi_slopes is not None:
+            diagonals = queries + (seqlen_k - seqlen_q if alignment == "bottom_right" else 0)
+            distance = (diagonals[:, None] - torch.arange(seqlen_k, device=q.device)).abs()
+            total = total - self.alibi_slopes.double()[:, None, None] * distance
+        if self.bias is not None:
+            total = total + _part(self.bias, slice(None), slice(None), rows)
+        return fold(total, k.shape[1])
 
     def sink(self, q: Tensor, k: Tensor, rows: slice = slice(None)) -> Tensor:
         """Return the sink of each row, (1, heads_kv, group * rows, 1) float64, heads folded; -inf stands for none."""
         sinks = q.new_full((q.shape[1],), -torch.inf) if self.sinks is None else self.sinks
         count = len(range(*rows.indices(q.shape[2])))
         return fold(sinks.double()[None, :, None, None].expand(1, -1, count, 1), k.shape[1])
+
+
+def _part(bias: Tensor, *wanted: slice) -> Tensor:
+    """Return a part of the first dimensions, of which those of size 1 stay as they are."""
+    taken = zip(bias.shape, wanted, strict=False)
+    return bias[tuple(slice(None) if size == 1 else part for size, part in taken)]
 
 
 PLAIN = ScoreRule()

@@ -78,6 +78,7 @@ class Case:
     prefix: int = _declared(0, "the prefix", tried=(0,), since=5)
     softcap: Annotated[float, "any size"] = _declared(0.0, "the soft-cap of scores", tried=(0.0,), since=5)
     alibi_slopes: bool = _declared(False, "the ALiBi slopes", tried=(False,), since=5)
+    bias: str = _declared("none", "the bias of scores", tried=("none",), since=5)
     sinks: bool = _declared(False, "the sinks", tried=(False,), since=5)
     q_layout: str = _declared("contiguous", "the memory layout of q")
     k_layout: str = _declared("contiguous", "the memory layout of k")
@@ -119,7 +120,7 @@ class Case:
     @property
     def changes_scores(self) -> bool:
         """Whether scores are soft-capped or biased, or sinks take part in the softmax."""
-        return bool(self.softcap or self.alibi_slopes or self.sinks)
+        return bool(self.softcap or self.alibi_slopes or self.bias != "none" or self.sinks)
 
     @property
     def blocks(self) -> dict[str, int]:

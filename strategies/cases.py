@@ -334,6 +334,8 @@ def _score_rules(capabilities: Capabilities) -> SearchStrategy[Mapping[str, Any]
     parts: dict[str, SearchStrategy[Any]] = {}
     if any(capabilities.softcap):
         parts["softcap"] = _seldom(0.0, capabilities.softcap, times=1)
+    if capabilities.bias:
+        parts["bias"] = _seldom("none", capabilities.bias, times=1)
     parts |= {name: st.booleans() for name in ("alibi_slopes", "sinks") if getattr(capabilities, name)}
     nothing = st.just(dict[str, Any]())
     return st.one_of(nothing, st.fixed_dictionaries(parts)) if parts else nothing

@@ -19,7 +19,7 @@ WIDE = 3
 
 SHARE_OF_EXTRAS = 1 / 16
 """In this share of the narrowest claims an extra is left; in twice as many of the next wider ones, and so on."""
-EXTRAS = ("softcap", "alibi_slopes", "sinks", *(part.name for part in fields(MaskPattern)))
+EXTRAS = ("softcap", "alibi_slopes", "bias", "sinks", *(part.name for part in fields(MaskPattern)))
 """Claims of what a call may ask for beside the usual, which a kernel compiles in only then."""
 
 HEADS: tuple[Heads, ...] = tuple(product(BATCHES, HEADS_KV, GROUPS))
@@ -86,7 +86,7 @@ def _extras(capabilities: Capabilities, width: int, chance: Random) -> dict[str,
             continue
         is_left = chance.random() < (1 + width) * SHARE_OF_EXTRAS
         if is_left and width < WIDE and claimed is not True:
-            narrowed[name] = (0, chance.choice([value for value in claimed if value]))
+            narrowed[name] = (*nothing, chance.choice([value for value in claimed if value]))
         else:
             narrowed[name] = claimed if is_left else nothing
     return narrowed

@@ -1,4 +1,4 @@
-"""The tensors of what a case does to its scores: slopes of ALiBi and logits of sinks, drawn from the seed."""
+"""The tensors of what a case does to its scores, drawn from its seed: slopes of ALiBi, biases and logits of sinks."""
 
 import random
 
@@ -8,6 +8,18 @@ from torch import Tensor
 from reference.score_rule import ScoreRule
 from strategies.case import Case
 
+SHAPES = {
+    "full": (True, True, True, True),
+    "of_heads": (False, True, True, True),
+    "of_batch": (True, False, True, True),
+    "shared": (False, False, True, True),
+    "of_keys": (True, False, False, True),
+}
+"""Which dimensions of (batch, heads_q, seqlen_q, seqlen_k) a bias has; the others are 1."""
+
+HIDDEN = -10000.0
+"""What models in float16 add to the scores of keys that are not to be seen."""
+
 LARGEST_SINK = 40.0
 """Sinks of this size, of either sign, decide their rows, or have no part in them."""
 
@@ -16,7 +28,8 @@ def score_rule(case: Case, device: torch.device | str) -> ScoreRule:
     """Return what the case does to its scores, with tensors (heads_q,) in float32 on this device."""
     slopes = _slopes(case).to(device) if case.alibi_slopes else None
     sinks = _sinks(case).to(device) if case.sinks else None
-    return ScoreRule(softcap=case.softcap, alibi_slopes=slopes, sinks=sinks)
+    bias = None if case.bias == "none" else _bias(case).to(device)
+    return ScoreRule(softcap=case.softcap, alibi_slopes=slopes, bias=bias, sinks=sinks)
 
 
 def _slopes(case: Case) -> Tensor:
@@ -26,6 +39,21 @@ def _slopes(case: Case) -> Tensor:
     if chance.random() < 0.5:
         return torch.tensor([2.0 ** (-8 * head / case.heads_q) for head in heads], dtype=torch.float32)
     return torch.tensor([2.0 ** -chance.uniform(0, 8) for _ in heads], dtype=torch.float32)
+
+
+def _bias(case: Case) -> Tensor:
+    """Draw normal numbers or, for one seed in four, a mask of 0 and a number whose exponential is 0.
+
+    Raises ValueError for an unknown shape.
+    """
+    if case.bias not in SHAPES:
+        raise ValueError(f"bias: got {case.bias!r}, expected none or one of {(*SHAPES,)}")
+    full = (case.batch, case.heads_q, case.seqlen_q, case.seqlen_k)
+    shape = [size if kept else 1 for size, kept in zip(full, SHAPES[case.bias], strict=True)]
+    generator = torch.Generator().manual_seed(case.seed)
+    normal = torch.randn(shape, generator=generator)
+    values = torch.where(normal > 1.0, HIDDEN, 0.0) if case.seed % 4 == 0 else normal
+    return values.to(getattr(torch, case.dtype))
 
 
 def _sinks(case: Case) -> Tensor:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.contract import DTYPES, LAYOUTS
+from kernels.contract import BIASES, DTYPES, LAYOUTS
 from reference.score_rule import PLAIN, ScoreRule
 from strategies.case import NONFINITE, TENSORS, Case, Spike
 from strategies.layouts import Window, place
@@ -36,6 +36,7 @@ def check_case(case: Case) -> None:
     names = {
         "dtype": DTYPES,
         "key_padding": ("none", *PADDINGS),
+        "bias": ("none", *BIASES),
         **{f"{tensor}_layout": LAYOUTS for tensor in TENSORS},
         **{f"{tensor}_values": FAMILIES for tensor in TENSORS},
     }

@@ -139,7 +139,7 @@ def exact(
         if not quantisation.only_v:
             unit_q = fold(block_scales(q, quantisation.block_q), k.shape[1])
             unit_k = block_scales(k, quantisation.block_k)
-    bias, sink = rule.bias(q, k, alignment), rule.sink(q, k)
+    bias, sink = rule.added(q, k, alignment), rule.sink(q, k)
     q, k, v = fold(q.double(), k.shape[1]), k.double(), v.double()
     products = (q @ k.mT).mul_(sm_scale)
     size = hide(operand_size(q, product_floor * unit_q) @ operand_size(k, product_floor * unit_k).mT, seen)
@@ -183,11 +183,11 @@ def _score_size(size: Tensor, products: Tensor, bias: Tensor, rule: ScoreRule, s
 
     A soft-cap multiplies the error of x, a scaled product, by the slope 1 - tanh(x / softcap)^2 somewhere between x
     and the computed x, which errs by less than A / ``LARGEST_SHARE``: the largest slope is that of the smallest |x|.
-    Later roundings are relative to the capped score. That of a bias is a product and a sum more, so it counts twice.
+    Later roundings are relative to the capped score. What is added is a product and a sum more, so it counts twice.
     """
     if rule.softcap:
         nearest = (products.abs() - size / LARGEST_SHARE).clamp_min_(0.0)
         size = rule.slope(rule.capped(nearest)) * size + rule.capped(products).abs()
-    if rule.alibi_slopes is not None:
+    if rule.is_biased:
         size = size + 2 * bias.abs()
     return hide(size, seen) if rule else size

@@ -76,6 +76,7 @@ def claimed(c: Capabilities) -> list[str]:
         **{x.name: (0, *getattr(c, x.name)) for x in fields(MaskPattern)},
         "softcap": (0.0, *c.softcap),
         "alibi_slopes": (False, *((True,) if c.alibi_slopes else ())),
+        "bias": ("none", *c.bias),
         "sinks": (False, *((True,) if c.sinks else ())),
         **dict.fromkeys(LAYOUT_FIELDS, c.layouts),
         **dict.fromkeys(VALUES, FAMILIES),

@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from operator import itemgetter
 from typing import Any
 
 import torch
@@ -62,7 +61,7 @@ def pieces(p: Problem, o: Outputs) -> Iterator[Piece]:
                 **{name: getattr(p, name)[at_q] for name in ("q", "dout")},
                 **{name: getattr(p, name)[at_k] for name in ("k", "v")},
                 first_head=first,
-                rule=p.rule.mapped(itemgetter(at_q[1])),
+                rule=p.rule.part(*at_q),
             )
             part: dict[str, Any] = {
                 name: x[at_k if name in ("dk", "dv") else at_q] for name, x in o.named().items()

@@ -94,6 +94,8 @@ def _literal(option: Any) -> str:
     """Return an option of a call as Python; lengths of sequences and masks of keys become small tensors."""
     if not isinstance(option, Tensor):
         return repr(option)
+    if option.numel() > LITERAL_ELEMENTS and option.is_floating_point():
+        return written(option, None)
     return f"torch.tensor({option.tolist()}, dtype={option.dtype}, device=DEVICE)"
 
 

@@ -104,6 +104,7 @@ class Problem:
             k=self.k[:, :, keys],
             v=self.v[:, :, keys],
             key_padding_mask=None if mask is None else mask[:, keys].contiguous(),
+            rule=self.rule.part(keys=keys),
         )
 
     def with_batch(self, batch: slice) -> "Problem":
@@ -113,6 +114,7 @@ class Problem:
             self,
             **{name: getattr(self, name)[batch] for name in ("q", "k", "v", "dout")},
             key_padding_mask=None if mask is None else mask[batch],
+            rule=self.rule.part(batch),
         )
 
     @property

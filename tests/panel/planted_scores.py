@@ -7,7 +7,7 @@ from kernels.mutants.mutant import Edit
 from tests.panel.planted import Planted, loaded
 
 SCORES = "tests.panel.scores"
-CAPPED, BIAS, ALL_SCORES = f"{SCORES}:capped", f"{SCORES}:bias_of", f"{SCORES}:scores_of"
+CAPPED, ADDED, ALL_SCORES = f"{SCORES}:capped", f"{SCORES}:added", f"{SCORES}:scores_of"
 EAGER, TILED, GATED = f"{SCORES}:eager", f"{SCORES}:tiled", f"{SCORES}:gated"
 FIRST_STATE, EVERYTHING = f"{SCORES}:first_state", f"{SCORES}:everything"
 
@@ -36,8 +36,8 @@ PLANTED = (
         "the bias of ALiBi is capped as well",
         Edit(
             ALL_SCORES,
-            "capped(q.float() @ k.mT * sm_scale, softcap) + bias_of(q, k, alibi_slopes)",
-            "capped(q.float() @ k.mT * sm_scale + bias_of(q, k, alibi_slopes), softcap)",
+            "capped(q.float() @ k.mT * sm_scale, softcap) + added(q, k, alibi_slopes, bias)",
+            "capped(q.float() @ k.mT * sm_scale + added(q, k, alibi_slopes, bias), softcap)",
         ),
     ),
     Planted(
@@ -63,42 +63,73 @@ PLANTED = (
     Planted(
         "alibi_slopes__of_the_first_head",
         "every head has the slope of the first",
-        Edit(BIAS, "-slopes[:, None, None]", "-slopes[:1, None, None]"),
+        Edit(ADDED, "- slopes[:, None, None]", "- slopes[:1, None, None]"),
     ),
     Planted(
         "alibi_slopes__of_the_row",
         "distances are counted from the number of the row, also where the lengths differ",
-        Edit(BIAS, "+ (seqlen_k - seqlen_q)", "+ 0"),
+        Edit(ADDED, "+ (seqlen_k - seqlen_q)", "+ 0"),
     ),
     Planted(
         "alibi_slopes__not_absolute",
         "keys after the diagonal gain from their distance, rather than lose",
-        Edit(BIAS, ".abs()", ""),
+        Edit(ADDED, ".abs()", ""),
     ),
     Planted(
         "alibi_slopes__scaled",
         "the bias is multiplied by sm_scale like the products",
         Edit(
             ALL_SCORES,
-            "capped(q.float() @ k.mT * sm_scale, softcap) + bias_of(q, k, alibi_slopes)",
-            "capped(q.float() @ k.mT * sm_scale, softcap) + bias_of(q, k, alibi_slopes) * sm_scale",
+            "capped(q.float() @ k.mT * sm_scale, softcap) + added(q, k, alibi_slopes, bias)",
+            "capped(q.float() @ k.mT * sm_scale, softcap) + added(q, k, alibi_slopes, bias) * sm_scale",
         ),
     ),
     Planted(
         "alibi_slopes__in_bfloat16",
         "slopes are rounded to bfloat16, as in a model that is cast as a whole",
-        Edit(BIAS, "-slopes[:, None, None]", "-slopes.bfloat16().float()[:, None, None]"),
+        Edit(ADDED, "- slopes[:, None, None]", "- slopes.bfloat16().float()[:, None, None]"),
     ),
     Planted(
         "alibi_slopes__not_in_base_2",
         "in base 2, the bias is added after the conversion",
-        Edit(TILED, "(x + bias[..., tile]) * LOG2_E", "x * LOG2_E + bias[..., tile]"),
+        Edit(TILED, "(x + total[..., tile]) * LOG2_E", "x * LOG2_E + total[..., tile]"),
         function="tiled",
     ),
     Planted(
         "alibi_slopes__of_other_heads",
         "the heads have the slopes of each other, in reverse order",
-        Edit(BIAS, "-slopes[:, None, None]", "-slopes.flip(0)[:, None, None]"),
+        Edit(ADDED, "- slopes[:, None, None]", "- slopes.flip(0)[:, None, None]"),
+    ),
+    Planted(
+        "bias__scaled",
+        "the bias is multiplied by sm_scale like the products",
+        Edit(ALL_SCORES, "alibi_slopes, bias)", "alibi_slopes, None if bias is None else bias * sm_scale)"),
+    ),
+    Planted(
+        "bias__of_the_first_head",
+        "every head has the bias of the first",
+        Edit(ADDED, "bias.float()", "bias[:, :1].float()"),
+    ),
+    Planted(
+        "bias__of_the_first_sequence",
+        "every sequence has the bias of the first",
+        Edit(ADDED, "bias.float()", "bias[:1].float()"),
+    ),
+    Planted(
+        "bias__of_the_last_row",
+        "every row has the bias of the last",
+        Edit(ADDED, "bias.float()", "bias[:, :, -1:].float()"),
+    ),
+    Planted(
+        "bias__left_out_with_alibi",
+        "with ALiBi, there is no bias",
+        Edit(ADDED, "total - slopes[:, None, None]", "-slopes[:, None, None]"),
+    ),
+    Planted(
+        "bias__of_the_first_tile",
+        "every tile of keys has the bias of the first",
+        Edit(TILED, "total[..., tile]", "total[..., : tile.stop - tile.start]"),
+        function="tiled",
     ),
     Planted(
         "sinks__left_out",
@@ -164,8 +195,8 @@ COMBINED = (
         "under a causal mask and a soft-cap, the bias is halved",
         Edit(
             EVERYTHING,
-            "softcap, alibi_slopes)",
-            "softcap, alibi_slopes / 2 if alibi_slopes is not None and softcap and causal else alibi_slopes)",
+            "softcap, alibi_slopes, bias)",
+            "softcap, alibi_slopes / 2 if alibi_slopes is not None and softcap and causal else alibi_slopes, bias)",
         ),
         function="everything",
     ),

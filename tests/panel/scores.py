@@ -1,4 +1,4 @@
-"""Attention that does more to scores than scaling them: soft-caps, ALiBi and sinks, in three designs."""
+"""Attention that does more to scores than scaling them: soft-caps, ALiBi, biases and sinks, in several designs."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from tests.panel.heads import LN_2, LOG2_E, finite_shift, for_each_query_head, n
 from tests.panel.masks import CLAIMS as MASK_CLAIMS
 from tests.panel.masks import seen_keys as pattern_seen
 
-CLAIMS = ("softcap=0,1.5,20,50", "alibi_slopes=true", "sinks=true")
+CLAIMS = ("softcap=0,1.5,20,50", "alibi_slopes=true", "bias=all", "sinks=true")
 """The claims of the functions of this module."""
 
 APPROXIMATE = "tanh_error=2^-10"
@@ -28,18 +28,22 @@ def capped(x: Tensor, softcap: float) -> Tensor:
     return torch.tanh(x / softcap) * softcap if softcap else x
 
 
-def bias_of(q: Tensor, k: Tensor, slopes: Tensor | None) -> Tensor:
-    """Return what ALiBi adds to scores, (heads_q or 1, seqlen_q, seqlen_k) float32."""
+def added(q: Tensor, k: Tensor, slopes: Tensor | None, bias: Tensor | None) -> Tensor:
+    """Return what is added to capped scores in float32; it broadcasts to (batch, heads_q, seqlen_q, seqlen_k)."""
+    total = q.new_zeros(1, 1, 1, 1, dtype=torch.float32) if bias is None else bias.float()
+    if slopes is None:
+        return total
     seqlen_q, seqlen_k = q.shape[2], k.shape[2]
     here = torch.arange(seqlen_q, device=q.device)[:, None] + (seqlen_k - seqlen_q)
     distance = (here - torch.arange(seqlen_k, device=q.device)).abs()
-    slopes = q.new_zeros(1, dtype=torch.float32) if slopes is None else slopes
-    return -slopes[:, None, None] * distance
+    return total - slopes[:, None, None] * distance
 
 
-def scores_of(q: Tensor, k: Tensor, sm_scale: float, softcap: float, alibi_slopes: Tensor | None) -> Tensor:
+def scores_of(
+    q: Tensor, k: Tensor, sm_scale: float, softcap: float, alibi_slopes: Tensor | None, bias: Tensor | None
+) -> Tensor:
     """Return all scores in float32, for k with a head for each query head."""
-    return capped(q.float() @ k.mT * sm_scale, softcap) + bias_of(q, k, alibi_slopes)
+    return capped(q.float() @ k.mT * sm_scale, softcap) + added(q, k, alibi_slopes, bias)
 
 
 def eager(
@@ -51,12 +55,13 @@ def eager(
     sm_scale: float,
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
+    bias: Tensor | None = None,
     sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """GPT-OSS in model files: sinks are one more column of the scores, which is left out after the softmax."""
     seen = seen_keys(q, k, causal)
     k, v = (for_each_query_head(x.float(), q) for x in (k, v))
-    s = masked(scores_of(q, k, sm_scale, softcap, alibi_slopes), seen)
+    s = masked(scores_of(q, k, sm_scale, softcap, alibi_slopes, bias), seen)
     lse = lse_of(s, seen)
     if sinks is not None:
         s = torch.cat((s, sinks[None, :, None, None].expand(*s.shape[:-1], 1)), -1)
@@ -74,12 +79,13 @@ def gated(
     sm_scale: float,
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
+    bias: Tensor | None = None,
     sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Sinks on top of a kernel that has none: out is multiplied by sigmoid(lse - sink)."""
     seen = seen_keys(q, k, causal)
     k, v = (for_each_query_head(x.float(), q) for x in (k, v))
-    s = masked(scores_of(q, k, sm_scale, softcap, alibi_slopes), seen)
+    s = masked(scores_of(q, k, sm_scale, softcap, alibi_slopes, bias), seen)
     lse = torch.logsumexp(s, -1)
     out = torch.exp(s - lse[..., None]) @ v
     if sinks is not None:
@@ -105,10 +111,12 @@ def tiled(
     sm_scale: float,
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
+    bias: Tensor | None = None,
     sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """FlashAttention-2's loop in base 2, which begins with the sinks; a soft-cap is made of a sigmoid."""
-    seen, bias = seen_keys(q, k, causal), bias_of(q, k, alibi_slopes)
+    seen = seen_keys(q, k, causal)
+    total = added(q, k, alibi_slopes, bias).expand(-1, -1, q.shape[2], k.shape[2])
     rows, keys, values = q.float(), *(for_each_query_head(x.float(), q) for x in (k, v))
     m, l = first_state(rows.detach(), sinks)
     acc = torch.zeros_like(rows)
@@ -116,7 +124,7 @@ def tiled(
         tile = slice(at, min(at + KEYS, k.shape[2]))
         x = rows @ keys[:, :, tile].mT * sm_scale
         x = (2 * torch.sigmoid(2 * x / softcap) - 1) * softcap if softcap else x
-        s = torch.where(seen[:, tile], (x + bias[..., tile]) * LOG2_E, -torch.inf)
+        s = torch.where(seen[:, tile], (x + total[..., tile]) * LOG2_E, -torch.inf)
         m_new = torch.maximum(m, s.detach().amax(-1, keepdim=True))
         p, alpha = torch.exp2(s - finite_shift(m_new)), torch.exp2(m - finite_shift(m_new))
         l = l * alpha + p.sum(-1, keepdim=True)
@@ -140,12 +148,13 @@ def everything(
     prefix: int = 0,
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
+    bias: Tensor | None = None,
     sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Every change of scores under every pattern of masks; the sum of exponentials is written out."""
     seen = pattern_seen(q, k, causal, window, window_right, chunk, first_keys, prefix)
     keys, values = (for_each_query_head(x.float(), q) for x in (k, v))
-    s = scores_of(q, keys, sm_scale, softcap, alibi_slopes)
+    s = scores_of(q, keys, sm_scale, softcap, alibi_slopes, bias)
     s = s.masked_fill(~seen, -torch.inf)
     m = (
         s.detach().amax(-1, keepdim=True)

@@ -79,7 +79,7 @@ def test_json_layout() -> None:
 
 def test_a_file_older_than_a_field_has_its_default() -> None:
     record, expected = json.loads(to_json(FULL)), FULL
-    parts = ("window_right", "chunk", "first_keys", "prefix", "softcap", "alibi_slopes", "sinks")
+    parts = ("window_right", "chunk", "first_keys", "prefix", "softcap", "alibi_slopes", "bias", "sinks")
     for version, names in ((4, parts), (3, ("window",)), (2, ("key_padding",)), (1, ("dropout_p",))):
         record["version"] = version
         for name in names:

@@ -153,7 +153,7 @@ def tolerances(x: Inputs) -> Results:
     k, v = (t.double().repeat_interleave(group, 1) for t in (x.k, x.v))
     seen = visible(q.shape[2], k.shape[2], x.causal, x.alignment, q.device, pattern=x.pattern)
     size = abs(x.sm_scale) * (q.abs() @ k.abs().mT)
-    bias, sink = x.rule.bias(x.q, k, x.alignment), x.rule.sink(x.q, k)
+    bias, sink = x.rule.added(x.q, k, x.alignment), x.rule.sink(x.q, k)
     scores = x.rule.applied(x.sm_scale * (q @ k.mT), bias)
     if seen is not None:
         scores = scores.masked_fill(~seen, -math.inf)
@@ -235,7 +235,12 @@ def with_50_digits(x: Inputs) -> Results:
                 tanh = [mpmath.tanh(s / cap) if cap else 0 for s in products]
                 capped = [cap * t for t in tanh] if cap else products
                 falls = [0 if slopes is None else slopes[h].item() * abs(i + offset - j) for j in keys]
-                weights = [mpmath.exp(s - fall) for s, fall in zip(capped, falls, strict=True)]
+                added = torch.zeros(()) if x.rule.bias is None else x.rule.bias
+                bias = added.expand(*x.q.shape[:3], seqlen_k)[b, h, i]
+                weights = [
+                    mpmath.exp(s - fall + bias[j].item())
+                    for s, fall, j in zip(capped, falls, keys, strict=True)
+                ]
                 total = mpmath.fsum(weights) + (0 if sinks is None else mpmath.exp(sinks[h].item()))
                 p = [w / total for w in weights]
                 dp = [mpmath.fdot(dout[i], v[j]) for j in keys]
@@ -283,6 +288,8 @@ def test_patterns_agree_with_50_digits(reference: Any, causal: bool, pattern: Ma
         ScoreRule(softcap=0.5),
         ScoreRule(alibi_slopes=torch.tensor([0.5, 0.125])),
         ScoreRule(sinks=torch.tensor([-1.0, 3.0])),
+        ScoreRule(bias=torch.linspace(-3, 3, 12).reshape(1, 2, 1, 6)),
+        ScoreRule(bias=torch.linspace(-3, 3, 48).reshape(1, 2, 4, 6), softcap=1.0),
         ScoreRule(softcap=2.0, alibi_slopes=torch.tensor([0.1, 1.0]), sinks=torch.tensor([30.0, 0.0])),
     ],
     ids=lambda rule: ",".join(rule.options),
