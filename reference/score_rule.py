@@ -49,7 +49,7 @@ class ScoreRule:
         return bool(self.options)
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "ScoreRule":
-        """The rule with each of its tensors changed, such as to those of some heads."""
+        """The rule with each of its tensors changed, such as copied to a device."""
         changed: dict[str, Any] = {name: change(x) for name, x in self.tensors.items()}
         return replace(self, **changed)
 

@@ -66,10 +66,9 @@ def weight_error(
         lost = lost | (top >= a.weights.maximum)
     if a.rounded_scores:
         # Five roundings: of an operand that is scaled, of the product, of the product once scaled, and of its distance
-        # to the maximum (2 A). The exponential, the sum and the quotient round relative to the weight.
-        relative += (
-            5 + 3 * bool(e.softcap)
-        ) * a.weights.roundoff  # A soft-cap has a quotient, a tanh and a product.
+        # to the maximum (2 A); a soft-cap has three more. The exponential, the sum and the quotient round relative to
+        # the weight.
+        relative += (8 if e.softcap else 5) * a.weights.roundoff
         offset = offset + 4 * a.weights.roundoff + 2 * a.weights.underflow * max(1.0, abs(e.sm_scale))
         top = largest((e.q @ e.k.mT).abs(), -1)[..., 0] * max(1.0, abs(e.sm_scale))
         lost = lost | ~(top * (1 + 5 * a.weights.roundoff) < a.weights.maximum)

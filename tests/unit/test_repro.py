@@ -41,7 +41,8 @@ SCRIPTS = [
 ]
 """Toys with the law that each breaks, and the kind of its finding."""
 
-CASES = {"MASKED": replace(CASE, seqlen_k=9, key_padding="scattered", dropout_p=0.5, seed=6)}
+MASKED_CASE = replace(CASE, seqlen_q=8, seqlen_k=9, key_padding="scattered", dropout_p=0.5, seed=6)
+CASES = {"MASKED": replace(MASKED_CASE, softcap=2.0, bias="full", sinks=True)}
 
 
 @pytest.mark.usefixtures("without_ordinary_crashes")

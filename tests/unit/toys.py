@@ -14,6 +14,7 @@ import torch
 
 from kernels.contract import AttentionKernel, Capabilities, KnownFailure
 from reference import safe_softmax
+from reference.score_rule import ScoreRule
 from tests.harness.device import wait_for_device
 
 MENDED = False
@@ -297,10 +298,10 @@ ACCEPTING = AttentionKernel(
 )
 
 
-def masked(q, k, v, *, key_padding_mask=None, **options):
+def masked(q, k, v, *, key_padding_mask=None, softcap=0.0, bias=None, sinks=None, **options):
     """Attends padded keys too."""
-    mask = None if has_bug(q) else key_padding_mask
-    out, lse = safe_softmax.forward(q, k, v, key_padding_mask=mask, **options)
+    mask, rule = None if has_bug(q) else key_padding_mask, ScoreRule(softcap=softcap, bias=bias, sinks=sinks)
+    out, lse = safe_softmax.forward(q, k, v, key_padding_mask=mask, rule=rule, **options)
     return out.to(q.dtype), lse.float()
 
 
@@ -323,5 +324,7 @@ WRONG_THROUGHOUT = AttentionKernel(
 MASKED = AttentionKernel(
     name="masked",
     forward=masked,
-    capabilities=Capabilities(backward=False, key_padding=True, dropout=(0.0, 0.5)),
+    capabilities=Capabilities(
+        backward=False, key_padding=True, dropout=(0.0, 0.5), softcap=(0.0, 2.0), bias=("full",), sinks=True
+    ),
 )
