@@ -973,3 +973,8 @@ KERNEL = AttentionKernel(
         arithmetic=_arithmetic,
     ),
 )
+
+WITHOUT_EXTRAS = replace(
+    KERNEL.capabilities, dropout=(0.0,), window=(0,), softcap=(0.0,), alibi_slopes=False, sinks=False
+)
+"""What is claimed by designs like this one that have nothing beyond q, k, v, a causal mask and sm_scale."""

@@ -229,9 +229,7 @@ KERNEL = AttentionKernel(
     forward=forward,
     backward=backward,
     capabilities=replace(
-        flash_v2.KERNEL.capabilities,
-        dropout=(0.0,),
-        window=(0,),
+        flash_v2.WITHOUT_EXTRAS,
         deterministic=("out", "lse", "dk", "dv"),
         arithmetic=_arithmetic,
     ),

@@ -205,5 +205,5 @@ KERNEL = AttentionKernel(
     name="flash_v2_lazy",
     forward=forward,
     backward=flash_v2.backward,
-    capabilities=replace(flash_v2.KERNEL.capabilities, dropout=(0.0,), window=(0,), arithmetic=_arithmetic),
+    capabilities=replace(flash_v2.WITHOUT_EXTRAS, arithmetic=_arithmetic),
 )

@@ -165,11 +165,9 @@ KERNEL = AttentionKernel(
     forward=forward,
     backward=flash_v2.backward,
     capabilities=replace(
-        flash_v2.KERNEL.capabilities,
+        flash_v2.WITHOUT_EXTRAS,
         head_dims=HEAD_DIMS,
         seqlen_multiple=max(*LAUNCH["block_m"], *LAUNCH["block_n"]),
         causal_unequal_lengths=False,
-        dropout=(0.0,),
-        window=(0,),
     ),
 )

@@ -414,5 +414,9 @@ def test_a_kernel_takes_every_option_that_it_claims(spec: str) -> None:
         key_padding="left" if claimed.key_padding else "none",
         dropout_p=max(claimed.dropout),
         **{x.name: max(getattr(claimed, x.name)) for x in dataclasses.fields(MaskPattern)},
+        softcap=max(claimed.softcap),
+        alibi_slopes=claimed.alibi_slopes,
+        bias=claimed.bias[0] if claimed.bias else "none",
+        sinks=claimed.sinks,
     )
     run_kernel(kernel, Trial(kernel, case, DEVICE, 0.0).problem, {}, backward=True)
