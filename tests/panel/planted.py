@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kernels.mutants.mutant import Edit, load_module, source_of
+from strategies.case import SIMPLEST, Case
 
 
 @dataclass(frozen=True)
@@ -16,17 +17,23 @@ class Planted:
         what: the bug in words.
         edit: what it changes.
         function: the function that shows it, in the module that is edited.
+        also: another claim that shows it, by its name.
     """
 
     name: str
     what: str
     edit: Edit
     function: str = "eager"
+    also: str = ""
 
     @property
     def part(self) -> str:
         """The claim that it is a bug of, by its name."""
         return self.name.partition("__")[0]
+
+    def can_show(self, case: Case) -> bool:
+        """Whether a case has what the claim is about."""
+        return any(getattr(case, name) != SIMPLEST[name] for name in (self.part, self.also) if name)
 
     def load(self) -> Callable[..., Any]:
         """Return the function with the bug."""

@@ -76,13 +76,9 @@ PLANTED = (
         Edit(ADDED, ".abs()", ""),
     ),
     Planted(
-        "alibi_slopes__scaled",
-        "the bias is multiplied by sm_scale like the products",
-        Edit(
-            ALL_SCORES,
-            "capped(q.float() @ k.mT * sm_scale, softcap) + added(q, k, alibi_slopes, bias)",
-            "capped(q.float() @ k.mT * sm_scale, softcap) + added(q, k, alibi_slopes, bias) * sm_scale",
-        ),
+        "alibi_slopes__in_another_base",
+        "slopes are multiplied by ln 2, as if scores were in base 2",
+        Edit(ADDED, "- slopes[:, None, None]", "- slopes[:, None, None] * LN_2"),
     ),
     Planted(
         "alibi_slopes__in_bfloat16",
@@ -94,6 +90,7 @@ PLANTED = (
         "in base 2, the bias is added after the conversion",
         Edit(TILED, "(x + total[..., tile]) * LOG2_E", "x * LOG2_E + total[..., tile]"),
         function="tiled",
+        also="bias",
     ),
     Planted(
         "alibi_slopes__of_other_heads",
