@@ -127,6 +127,7 @@ PLANTED = (
         "every tile of keys has the bias of the first",
         Edit(TILED, "total[..., tile]", "total[..., : tile.stop - tile.start]"),
         function="tiled",
+        also="alibi_slopes",
     ),
     Planted(
         "sinks__left_out",
