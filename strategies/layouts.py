@@ -92,6 +92,17 @@ def place(
     return Window(tensor, storage, region)
 
 
+def is_as_contiguous(layout: str, shape: Shape) -> bool:
+    """Whether a tensor lies as a contiguous one does: strides differ along sizes of 1 alone, where none is used.
+
+    An offset and huge strides also move the start of the tensor.
+    """
+    if layout in ("offset", "huge"):
+        return False
+    both = zip(_STRIDES[layout](*shape), _contiguous(*shape), shape, strict=True)
+    return all(stride == usual or size == 1 for stride, usual, size in both)
+
+
 @dataclass(frozen=True)
 class _Blocks:
     """Strides of a tensor, and the equal blocks of storage that it lies in, ``step`` elements apart.

@@ -28,6 +28,8 @@ from tests.harness.vary import (
     SCORES,
     Field,
     fields,
+    laid_out,
+    lie_as_contiguous,
     value_of,
     with_value,
 )
@@ -39,6 +41,8 @@ COUNTS = ("batch", "heads_kv", "group")
 """Fields for which the value 1 tells most: any other value may move the error to where the numbers hide it."""
 ROWS = (*COUNTS, *LENGTHS)
 """The fields that the number of rows of a tensor follows from."""
+OF_BATCHES = "determinism"
+"""The law that compares an element of a batch with the same one alone."""
 FEW_ORDINARY = 3
 """How many ordinary cases of another dtype must all be wrong for a bug to show everywhere in that dtype too."""
 ORDINARY_JUDGED = 8
@@ -78,12 +82,18 @@ class NeedSearch:
         return without_accidents(in_common(several, self.failure, fails, capabilities))
 
     def without_rows(self, needs: Sequence[Need], fails: Callable[[Case], bool]) -> list[Need]:
-        """Return the needs; beside a layout, without sizes above 1 in whose place another size above 1 fails as well.
+        """Return the needs; beside a layout, without sizes above 1 that only make strides tell something.
 
         Strides tell nothing in a single row, and several heads are several rows as well.
         """
         layouts = [need for need in needs if need.name.endswith(("_layout", PAIR))]
-        return [need for need in needs if not (layouts and self.has_instead(need, layouts[0], fails))]
+        if not layouts:
+            return list(needs)
+        return [
+            need
+            for need in needs
+            if not (self.has_instead(need, layouts[0], fails) or self.is_of_layout(need, layouts[0], fails))
+        ]
 
     def has_instead(self, need: Need, layout: Need, fails: Callable[[Case], bool]) -> bool:
         """Whether a size above 1 may be another one. If the layout cures the changed case, that has the same bug."""
@@ -94,6 +104,24 @@ class NeedSearch:
         changed = (with_value(one, x, 2) for x in ROWS if x != need.name and getattr(case, x) == 1)
         claimed = [x for x in changed if is_claimed(x, claims)]
         return any(fails(x) and not any(map(fails, cures(layout, x, claims))) for x in claimed)
+
+    def is_of_layout(self, need: Need, layout: Need, fails: Callable[[Case], bool]) -> bool:
+        """Whether a size above 1 only gives a layout its strides: at 1 the tensors lie as contiguous ones do.
+
+        Gaps may keep their strides there. If they do, and fail at this size but hold at 1, the size matters by itself.
+        The law that compares elements of a batch has nothing to compare at 1, so that no gaps tell.
+        """
+        case, claims = self.failure.case, self.runs.info.capabilities
+        if need.name not in ROWS or not {0, 1}.issuperset(need.holds):
+            return False
+        tensors, one = laid_out(layout.name, case), with_value(case, need.name, 1)
+        if not tensors or lie_as_contiguous(tensors, case) or not lie_as_contiguous(tensors, one):
+            return False
+        if need.name == "batch" and self.failure.law == OF_BATCHES:
+            return True
+        own, single = (replace(x, **{f"{tensor}_layout": "gap" for tensor in tensors}) for x in (case, one))
+        told = is_claimed(own, claims) and not lie_as_contiguous(tensors, single)
+        return told and (fails(single) or not fails(own))
 
     def as_needs(self, varied: Field, fails: Callable[[Case], bool]) -> Iterator[Need]:
         """Turn a field that matters into needs: a layout may matter because it differs from another tensor's."""

@@ -10,6 +10,7 @@ from kernels.contract import CLAIMS, Capabilities
 from kernels.declaration import Claim
 from strategies.case import LAYOUT_FIELDS, OPTIONS, SIMPLEST, SIZES, TENSORS, Case
 from strategies.cases import is_claimed
+from strategies.layouts import is_as_contiguous
 
 LENGTHS = ("seqlen_q", "seqlen_k")
 TILES_OF = {"seqlen_q": "block_m", "seqlen_k": "block_n"}
@@ -196,6 +197,17 @@ def with_value(case: Case, name: str, value: Any) -> Case:
     if name in dict(case.launch):
         return replace(case, launch=tuple((x, value if x == name else own) for x, own in case.launch))
     return _with(case, {name: value})
+
+
+def laid_out(name: str, case: Case) -> list[str]:
+    """Return the tensors that a field of one layout, or of a pair of them, is about, and that are not contiguous."""
+    tensors = _tensors_of(name) if name.endswith(PAIR) else (name.removesuffix("_layout"),)
+    return [tensor for tensor in tensors if getattr(case, f"{tensor}_layout") != "contiguous"]
+
+
+def lie_as_contiguous(tensors: Collection[str], case: Case) -> bool:
+    """Whether tensors lie in memory as contiguous ones of their shapes in a case do, whatever their layouts are."""
+    return all(is_as_contiguous(getattr(case, f"{x}_layout"), case.shape(x)) for x in tensors)
 
 
 def with_zeros(tensor: str, case: Case) -> Case:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernels.contract import LAYOUTS
-from strategies.layouts import FAR, MARGIN_ELEMENTS, MARGIN_ROWS, place
+from strategies.layouts import FAR, MARGIN_ELEMENTS, MARGIN_ROWS, is_as_contiguous, place
 from tests.unit.drawing import Shape, drawn
 
 SHAPES: list[Shape] = [
@@ -117,3 +117,22 @@ def test_huge_window_of_a_single_row_starts_beyond_32_bit_offsets(seqlen: int) -
 def test_unknown_layout_is_named() -> None:
     with pytest.raises(ValueError, match=r"layout: got 'strided', expected one of .*'contiguous'"):
         place(drawn("normal", (1, 1, 1, 1)), "strided")
+
+
+@pytest.mark.parametrize(
+    ("layout", "shape", "expected"),
+    [
+        ("bnhd", (2, 1, 3, 16), True),
+        ("bnhd", (1, 2, 1, 16), True),
+        ("bnhd", (1, 2, 3, 16), False),
+        ("expanded", (1, 1, 3, 16), True),
+        ("expanded", (2, 1, 3, 16), False),
+        ("gap", (1, 1, 1, 16), True),
+        ("gap", (1, 1, 2, 16), False),
+        ("offset", (1, 1, 1, 16), False),
+    ],
+)
+def test_strides_along_sizes_of_1_are_not_used(layout: str, shape: Shape, *, expected: bool) -> None:
+    assert is_as_contiguous(layout, shape) == expected
+    if layout != "offset":
+        assert place(torch.zeros(shape), layout).tensor.is_contiguous() == expected

@@ -11,7 +11,7 @@ import pytest
 
 from kernels.contract import Capabilities
 from strategies.case import Case
-from tests.harness.attribute import Broken, attribute
+from tests.harness.attribute import Broken, attribute, is_same
 from tests.harness.budget import GRACE_SECONDS, Clock, ShrinkBudget
 from tests.harness.bugs import Bug, Need
 from tests.harness.gentle import gently_reduced
@@ -20,12 +20,16 @@ from tests.harness.plainly import by_its_calls
 from tests.harness.report import Failure
 from tests.harness.tally import Tally
 from tests.harness.triage import WAIT_SECONDS, Triage
+from tests.harness.vary import lie_as_contiguous
 from tests.harness.verdict import Finding
 
 CLAIMS = Capabilities(head_dims=(16, 32, 64, 128))
 CASE = Case(batch=2, seqlen_q=9, seqlen_k=9, causal=True, dout_layout="gap")
 CAUSAL = Need("causal", (True,), (False,))
 LAID_OUT = Need("dout_layout", ("gap",), ("contiguous",))
+
+RUNS: Any = SimpleNamespace(info=SimpleNamespace(capabilities=CLAIMS))
+"""What an investigation asks of a kernel that is not run: its claims."""
 
 Run = Callable[[str, Case, frozenset[str]], Finding | None]
 
@@ -102,9 +106,8 @@ class TestRows:
     ROWS = Need("seqlen_q", (2,), (0, 1))
 
     def needed(self, fails: Callable[[Case], bool], *needs: Need) -> list[str]:
-        runs: Any = SimpleNamespace(info=SimpleNamespace(capabilities=CLAIMS))
-        failure: Any = SimpleNamespace(case=self.SMALLEST)
-        return [need.name for need in NeedSearch(runs, failure).without_rows(needs, fails)]
+        failure = replace(bug(wrong("dq")).failure, case=self.SMALLEST)
+        return [need.name for need in NeedSearch(RUNS, failure).without_rows(needs, fails)]
 
     @pytest.mark.parametrize(
         ("shows", "needed"),
@@ -125,6 +128,46 @@ class TestRows:
             return case.heads_kv > 1 or (case.dout_layout == "gap" and case.seqlen_q > 1)
 
         assert self.needed(fails, LAID_OUT, self.ROWS) == ["dout_layout", "seqlen_q"]
+
+    TURNED = Case(group=2, seqlen_q=2, dout_layout="bnhd")
+    OF_HEADS, OF_TURNED = Need("group", (2,), (1,)), Need("dout_layout", ("bnhd",), ("contiguous",))
+
+    @pytest.mark.parametrize(
+        ("shows", "is_needed"),
+        [
+            (lambda case: True, False),
+            (lambda case: case.group > 1, True),
+            (lambda case: case.dout_layout == "bnhd", False),
+        ],
+    )
+    def test_a_size_without_which_a_layout_is_contiguous_tells_nothing_by_itself(
+        self, shows: Callable[[Case], bool], *, is_needed: bool
+    ) -> None:
+        """With other sizes above 1 numbers hide what is wrong."""
+
+        def fails(case: Case) -> bool:
+            is_hidden = case.batch * case.heads_kv > 1
+            return shows(case) and not is_hidden and not lie_as_contiguous(["dout"], case)
+
+        search = NeedSearch(RUNS, replace(bug(wrong("dq")).failure, case=self.TURNED))
+        needs = search.without_rows((self.OF_HEADS, self.OF_TURNED), fails)
+        assert needs == [*([self.OF_HEADS] if is_needed else []), self.OF_TURNED]
+        found = replace(bug(wrong("dq"), *needs), failure=search.failure)
+        known = bug(wrong("dq", "dk"), LAID_OUT)
+
+        def run(law: str, case: Case, ignored: frozenset[str]) -> Finding | None:
+            of_known = case.dout_layout == "gap" and case.batch > 1
+            return wrong("dq") if fails(case) or of_known else None
+
+        assert is_same(known, found, run, CLAIMS) == (not is_needed)
+
+    @pytest.mark.parametrize(("law", "is_needed"), [("determinism", False), ("backward", True)])
+    def test_the_law_of_a_batch_tells_nothing_of_one_element(self, law: str, *, is_needed: bool) -> None:
+        several, laid_out = Need("batch", (2,), (1,)), Need("k_layout", ("expanded",), ("contiguous",))
+        case = Case(batch=2, k_layout="expanded")
+        search = NeedSearch(RUNS, replace(bug(wrong("dk")).failure, law=law, case=case))
+        needs = search.without_rows((several, laid_out), lambda case: case.batch > 1)
+        assert (several in needs) == is_needed
 
     def test_beside_another_field_sizes_tell_bugs_apart(self) -> None:
         assert self.needed(lambda case: True, CAUSAL, self.ROWS) == ["causal", "seqlen_q"]
