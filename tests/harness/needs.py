@@ -119,7 +119,8 @@ class NeedSearch:
             return False
         if need.name == "batch" and self.failure.law == OF_BATCHES:
             return True
-        own, single = (replace(x, **{f"{tensor}_layout": "gap" for tensor in tensors}) for x in (case, one))
+        gaps: dict[str, Any] = {f"{tensor}_layout": "gap" for tensor in tensors}
+        own, single = (replace(x, **gaps) for x in (case, one))
         told = is_claimed(own, claims) and not lie_as_contiguous(tensors, single)
         return told and (fails(single) or not fails(own))
 
