@@ -24,11 +24,11 @@ OUTPUTS = ("out", "lse", "dq", "dk", "dv")
 SMALLEST_NORMAL = {"float16": 2.0**-14, "bfloat16": 2.0**-126}
 
 RAGGED_KEYWORDS = {
-    "": (),
     "cache": ("cache_seqlens",),
     "packed": ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"),
+    "paged": ("cache_seqlens", "block_table"),
 }
-"""The keywords for sequences of different lengths, by the value of the claim ``ragged``."""
+"""The keywords for sequences of different lengths, by the kinds that the claim ``ragged`` has."""
 
 Launch = Mapping[str, Any]
 ArithmeticOf = Callable[[str, str, Launch], Arithmetic]
@@ -49,6 +49,11 @@ def flash_arithmetic(dtype: str, device: str, launch: Launch) -> Arithmetic:
         output=formats[dtype],
         smallest_operand=0.0 if device == "cpu" else SMALLEST_NORMAL.get(dtype, 0.0),
     )
+
+
+def _keywords_of_ragged(claimed: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the keywords of several kinds of sequences of different lengths, each once."""
+    return tuple(dict.fromkeys(name for kind in claimed for name in RAGGED_KEYWORDS[kind]))
 
 
 def _sizes(name: str, meaning: str) -> Any:
@@ -253,15 +258,25 @@ class Capabilities:
         admits=lambda claimed, case: claimed or case.group == 1,
         less=False,
     )
-    ragged: Literal["", "cache", "packed"] = claim(
-        "",
-        """Sequences of different lengths in one call. With `cache`, `forward` takes `cache_seqlens`, an int32 tensor
+    ragged: tuple[str, ...] = claim(
+        (),
+        """The kinds of calls that have sequences of different lengths. With `cache`, `forward` takes `cache_seqlens`, an int32 tensor
         (batch,): sequence b has its first `cache_seqlens[b]` keys, and the corner of a causal mask lies there. With
         `packed`, `forward` and `backward` take `cu_seqlens_q` and `cu_seqlens_k`, int32 tensors (sequences + 1,), and
         the integers `max_seqlen_q` and `max_seqlen_k`: batch is 1, and sequence b has the rows from
-        `cu_seqlens_q[b]` up to `cu_seqlens_q[b + 1]`, and likewise its keys.""",
-        words(none="", cache="cache", packed="packed"),
-        keywords=RAGGED_KEYWORDS.__getitem__,
+        `cu_seqlens_q[b]` up to `cu_seqlens_q[b + 1]`, and likewise its keys. With `paged`, `forward` takes
+        `cache_seqlens` as with `cache`, and `block_table`, an int32 tensor (batch, pages of a sequence) whose rows may
+        lie apart: k and v are then (pages, heads_kv, page_size, head_dim), and key j of sequence b is row
+        `j % page_size` of page `block_table[b, j // page_size]`. Sequences may share pages. Rows behind the last key of
+        a sequence, pages of no sequence and unused entries of the table may hold anything. The keywords of a kind are
+        not passed in other calls.""",
+        subset(tuple(RAGGED_KEYWORDS), none=()),
+        keywords=_keywords_of_ragged,
+    )
+    page_sizes: tuple[int, ...] = claim(
+        (16, 32, 64, 128, 256),
+        "The numbers of keys that a page may have, smallest first. It means nothing without `ragged=paged`.",
+        integers(1, "64", "16,32", "16-256/16"),
     )
     backward: bool = claim(True, "The kernel gives gradients of q, k and v.", BOOLEAN)
     lse: bool = claim(

@@ -10,7 +10,8 @@ keys, so the keys are split as well:
    lse = log sum_s exp(lse_s). A split none of whose keys is seen has out 0 and lse -inf: weight 0.
 
 A cache may be longer than its contents: ``cache_seqlens`` says for each sequence how many keys count, and the
-causal corner moves with that number.
+causal corner moves with that number. A cache may also be a pool of pages, as in vLLM's PagedAttention (Kwon et al.,
+2023): ``block_table`` says for each sequence which pages hold its keys, and keys are found through it one by one.
 
 Where splits begin depends on the number of keys and on launch settings alone, never on the queries, so that a row has
 the same bits whatever else is in the batch.
@@ -41,7 +42,7 @@ from kernels.tiles import (
     store_tile,
     tile_pointers,
 )
-from kernels.validation import check_inputs, check_lengths
+from kernels.validation import check_block_table, check_cache_seqlens, check_inputs
 from reference.arithmetic import Arithmetic
 
 
@@ -53,6 +54,9 @@ def _split_kernel(
     out,
     lse,
     cache_seqlens,
+    block_table,
+    stride_table: tl.int64,
+    page_size,
     stride_qb: tl.int64,
     stride_qh: tl.int64,
     stride_qm: tl.int64,
@@ -95,8 +99,16 @@ def _split_kernel(
     keys = tl.arange(0, BLOCK_LOOP)
     q_heads = q + (batch * stride_qb + heads_q * stride_qh)[:, None]
     q_ptrs = tile_pointers(q_heads, queries, stride_qm, cols, ALIGNED)
-    k_ptrs = tile_pointers(k + batch * stride_kb + head_kv * stride_kh, keys, stride_kn, cols, ALIGNED)
-    v_ptrs = tile_pointers(v + batch * stride_vb + head_kv * stride_vh, keys, stride_vn, cols, ALIGNED)
+    k_heads = k + head_kv * stride_kh
+    v_heads = v + head_kv * stride_vh
+    first_rows = keys
+    if block_table is None:
+        k_heads += batch * stride_kb
+        v_heads += batch * stride_vb
+    else:
+        first_rows = tl.full([BLOCK_LOOP], 0, tl.int32)
+    k_ptrs = tile_pointers(k_heads, first_rows, stride_kn, cols, ALIGNED)
+    v_ptrs = tile_pointers(v_heads, first_rows, stride_vn, cols, ALIGNED)
 
     if cache_seqlens is not None:
         seqlen_k = tl.minimum(tl.maximum(tl.load(cache_seqlens + batch), 0), seqlen_k)
@@ -131,6 +143,9 @@ def _split_kernel(
         ALIGNED=ALIGNED,
         PRECISION="ieee",
         BLOCK_KEYS=BLOCK_LOOP,
+        pages=None
+        if block_table is None
+        else (block_table + batch * stride_table, page_size, stride_kb, stride_kn, stride_vb, stride_vn),
     )
     out_tile, lse_rows = normalise(acc, m_i, l_i)
     out_rows = ((split * batches + batch) * heads_kv * group + heads_q) * seqlen_q + queries
@@ -181,6 +196,9 @@ LAUNCH: Mapping[str, tuple[Any, ...]] = {
 """Launch settings: packed rows of a query tile, keys of a key tile, and how many programs share the keys.
 ``splits`` may also be any other positive integer."""
 
+PAGE_SIZES = (16, 32, 64, 128, 256)
+"""The numbers of keys that a page may have."""
+
 KEYS_PER_SPLIT = 1024
 """Keys of each split if ``splits`` is not given. At 16k keys, 16 programs then share each key head."""
 
@@ -200,6 +218,7 @@ def forward(
     causal: bool,
     sm_scale: float,
     cache_seqlens: Tensor | None = None,
+    block_table: Tensor | None = None,
     block_m: int = 16,
     block_n: int = 64,
     splits: int | None = None,
@@ -213,15 +232,28 @@ def forward(
     seqlen_q``. Without it, all seqlen_k keys count. Its numbers are checked on the CPU alone, as the launcher does not
     wait for a GPU: there, those out of range count as the nearest in range.
 
+    With a block_table (batch, pages of a sequence) int32, k and v are (pages, heads_kv, page_size, head_dim), with a
+    page_size of ``PAGE_SIZES``, and cache_seqlens has to be given. Key j of sequence b is row ``j % page_size`` of page
+    ``block_table[b, j // page_size]``; there are as many keys at most as the entries of a sequence hold. Entries behind
+    its last key are never read; on the CPU, those before are checked.
+
+    Raises:
+        TypeError, ValueError: a cache_seqlens or block_table of another type, shape, dtype or device; lengths or pages
+            out of range, on the CPU; a block_table without cache_seqlens; splits below 1.
+        NotImplementedError: a page size that is not in ``PAGE_SIZES``.
+
     ``LAUNCH`` has the launch settings; without ``splits``, there is one split for every ``KEYS_PER_SPLIT`` keys.
     """
-    check_inputs(q, k, v, causal, sm_scale)
+    check_inputs(q, k, v, causal, sm_scale, paged=block_table is not None)
     batch, heads_q, seqlen_q, head_dim = q.shape
-    _, heads_kv, seqlen_k, _ = k.shape
+    _, heads_kv, page_size, _ = k.shape
+    seqlen_k, stride_table = page_size, 0
+    if block_table is not None:
+        check_block_table(block_table, q, k, cache_seqlens, PAGE_SIZES)
+        seqlen_k, stride_table = block_table.shape[1] * page_size, block_table.stride(0)
+    elif cache_seqlens is not None:
+        check_cache_seqlens(cache_seqlens, q, seqlen_k)
     if cache_seqlens is not None:
-        check_lengths("cache_seqlens", cache_seqlens, batch, q)
-        if cache_seqlens.is_cpu and not all(0 <= n <= seqlen_k for n in cache_seqlens.tolist()):
-            raise ValueError(f"cache_seqlens: got {cache_seqlens.tolist()}, expected 0 to k's {seqlen_k}")
         cache_seqlens = cache_seqlens.contiguous()
     if splits is None:
         splits = max(1, triton.cdiv(seqlen_k, KEYS_PER_SPLIT))
@@ -243,7 +275,7 @@ def forward(
     launch(
         _split_kernel,
         batch * heads_kv * triton.cdiv(seqlen_q * group, constants["BLOCK_OWN"]) * splits,
-        *(q, k, v, partial_out, partial_lse, cache_seqlens),
+        *(q, k, v, partial_out, partial_lse, cache_seqlens, block_table, stride_table, page_size),
         *row_strides(q, k, v),
         *(batch, heads_kv, group, seqlen_q, seqlen_k, head_dim, splits, sm_scale * LOG2E.value),
         CAUSAL=causal,
@@ -298,7 +330,8 @@ KERNEL = AttentionKernel(
         head_dims=tuple(range(1, 257)),
         backward=False,
         batch_invariant=True,
-        ragged="cache",
+        ragged=("cache", "paged"),
+        page_sizes=PAGE_SIZES,
         launch=LAUNCH,
         arithmetic=_arithmetic,
     ),

@@ -63,6 +63,7 @@ from kernels.tiles import (
     kernel,
     key_range,
     load_tile,
+    offsets_in_pages,
     slope_of_cap,
     soft_capped,
     softmax_step,
@@ -120,6 +121,7 @@ def attend(
     slope=None,
     diagonal=None,
     sink=None,
+    pages=None,
 ):
     """Compute attention of a query tile to the key tiles from ``first`` up to ``end`` (FlashAttention-2, algorithm 1).
 
@@ -128,7 +130,8 @@ def attend(
     in ``tiles.dropout_factors``, which also takes the numbers of the query tile's ``rows``. With a ``first_key``, row i
     sees no key before first_key[i]; no tile is then seen as a whole. ``softcap``, ``slope`` and ``sink``, as far as
     they are not None, change the scores of the head and their sum, in base 2; diagonal[i] is the key at distance 0 of
-    row i.
+    row i. With ``pages``, which are as in ``tiles.offsets_in_pages``, k_ptrs and v_ptrs point to row 0 of page 0, once
+    for each of ``keys``.
 
     Returns the accumulator (BLOCK_ROWS, HEAD_DIM), still to be divided by the sum, the maximum of the scores
     and the sum; for a row that sees no key they are 0, -inf and 0, or 0, the sink and 1.
@@ -145,7 +148,11 @@ def attend(
         for tile in range(whole if cut else first, end if cut else whole):
             start_n = tile * BLOCK_KEYS
             in_tile = keys < seqlen_k - start_n
-            k_tile = load_tile(advance(k_ptrs, tile * k_step, ALIGNED), in_tile, in_cols, cut, MASK_COLS)
+            k_offset = tile * k_step
+            v_offset = tile * v_step
+            if pages is not None:
+                k_offset, v_offset = offsets_in_pages(pages, start_n + keys, in_tile)
+            k_tile = load_tile(advance(k_ptrs, k_offset, ALIGNED), in_tile, in_cols, cut, MASK_COLS)
             scores = dot(q_tile, tl.trans(k_tile), None, PRECISION) * scale_log2
             if softcap is not None:
                 scores = soft_capped(scores, softcap)
@@ -159,7 +166,7 @@ def attend(
             p, alpha, m_i, l_i = softmax_step(scores, m_i, l_i)
             if dropout is not None:
                 p *= dropout_factors(dropout, 0, rows[:, None], start_n + keys[None, :])
-            v_tile = load_tile(advance(v_ptrs, tile * v_step, ALIGNED), in_tile, in_cols, cut, MASK_COLS)
+            v_tile = load_tile(advance(v_ptrs, v_offset, ALIGNED), in_tile, in_cols, cut, MASK_COLS)
             acc = dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None], PRECISION)
     return acc, m_i, l_i
 

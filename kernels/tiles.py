@@ -75,6 +75,21 @@ def advance(pointers, offset, ALIGNED: tl.constexpr):
 
 
 @triton.jit
+def offsets_in_pages(pages, keys, in_keys):
+    """Return where the rows of ``keys`` lie in a pool of pages of k and in one of v, (keys, 1) int64 in elements.
+
+    ``pages`` is (table, page_size, k's strides of a page and of a row, v's strides of both); key j is row
+    j % page_size of page table[j // page_size]. The table is read only where ``in_keys``; elsewhere the page is 0.
+    """
+    table, page_size, stride_kp, stride_kn, stride_vp, stride_vn = pages
+    page = tl.load(table + keys // page_size, mask=in_keys, other=0).to(tl.int64)
+    row = (keys % page_size).to(tl.int64)
+    k_offsets = page * stride_kp + row * stride_kn
+    v_offsets = page * stride_vp + row * stride_vn
+    return k_offsets[:, None], v_offsets[:, None]
+
+
+@triton.jit
 def load_tile(pointers, in_rows, in_cols, MASK_ROWS: tl.constexpr, MASK_COLS: tl.constexpr):
     """Load a tile, with 0 outside of in_rows if ``MASK_ROWS``, and outside of in_cols if ``MASK_COLS``."""
     if MASK_ROWS and MASK_COLS:

@@ -15,8 +15,13 @@ MAX_HEAD_DIM = 256
 _DTYPES = tuple(getattr(torch, name) for name in DTYPES)
 
 
-def check_inputs(q: Tensor, k: Tensor, v: Tensor, causal: bool, sm_scale: float) -> None:
-    """Check q (batch, heads_q, seqlen_q, head_dim), k and v (batch, heads_kv, seqlen_k, head_dim)."""
+def check_inputs(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, sm_scale: float, *, paged: bool = False
+) -> None:
+    """Check q (batch, heads_q, seqlen_q, head_dim), k and v (batch, heads_kv, seqlen_k, head_dim).
+
+    If they are ``paged``, k and v are (pages, heads_kv, page_size, head_dim).
+    """
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{name}: got {type(tensor).__name__}, expected a torch.Tensor")
@@ -29,7 +34,7 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor, causal: bool, sm_scale: float)
     if not 1 <= q.shape[3] <= MAX_HEAD_DIM:
         raise NotImplementedError(f"q: got head_dim {q.shape[3]}, expected 1 to {MAX_HEAD_DIM}")
     check_like("q", q, "q", q, q.shape, q.dtype)
-    check_like("k", k, "q", q, (q.shape[0], k.shape[1], k.shape[2], q.shape[3]), q.dtype)
+    check_like("k", k, "q", q, ((k if paged else q).shape[0], *k.shape[1:3], q.shape[3]), q.dtype)
     check_like("v", v, "k", k, k.shape, q.dtype)
     heads_q, heads_kv = q.shape[1], k.shape[1]
     if heads_q != 0 and (heads_kv == 0 or heads_q % heads_kv):
@@ -133,3 +138,39 @@ def check_like(
 def check_lengths(name: str, lengths: Tensor, count: int, q: Tensor) -> None:
     """Check that ``lengths`` is (count,) int32 on the device of q. The numbers in it are not checked."""
     check_like(name, lengths, "q", q, (count,), torch.int32)
+
+
+def check_cache_seqlens(cache_seqlens: Tensor, q: Tensor, most: int) -> None:
+    """Check lengths (batch,) int32 on the device of q and, if that is the CPU, that they are 0 to ``most``."""
+    check_lengths("cache_seqlens", cache_seqlens, q.shape[0], q)
+    if cache_seqlens.is_cpu and not all(0 <= n <= most for n in cache_seqlens.tolist()):
+        raise ValueError(f"cache_seqlens: got {cache_seqlens.tolist()}, expected 0 to the {most} keys of k")
+
+
+def check_block_table(
+    block_table: Tensor, q: Tensor, k: Tensor, cache_seqlens: Tensor | None, page_sizes: tuple[int, ...]
+) -> None:
+    """Check a table (batch, pages of a sequence) int32 on the device of q, and the pages (pages, _, page_size, _) of k.
+
+    The lengths are checked too: there must be some. On the CPU, the entries in use have to be pages of k.
+    """
+    if not isinstance(block_table, Tensor):
+        raise TypeError(f"block_table: got {type(block_table).__name__}, expected a torch.Tensor")
+    if block_table.ndim != 2:
+        raise ValueError(
+            f"block_table: got shape {tuple(block_table.shape)}, expected (batch, pages of a sequence)"
+        )
+    check_like("block_table", block_table, "q", q, (q.shape[0], block_table.shape[1]), torch.int32)
+    if block_table.shape[1] > 1 and block_table.stride(1) != 1:
+        raise ValueError(f"block_table: got strides {block_table.stride()}, expected the last to be 1")
+    pages, _, page_size, _ = k.shape
+    if page_size not in page_sizes:
+        raise NotImplementedError(f"k: got pages of {page_size} keys, expected one of {page_sizes}")
+    if cache_seqlens is None:
+        raise ValueError("cache_seqlens: got None beside a block_table, expected a torch.Tensor")
+    check_cache_seqlens(cache_seqlens, q, block_table.shape[1] * page_size)
+    if block_table.is_cpu:
+        for row, length in zip(block_table.tolist(), cache_seqlens.tolist(), strict=True):
+            used = row[: -(-length // page_size)]
+            if not all(0 <= page < pages for page in used):
+                raise ValueError(f"block_table: got {used} for a sequence, expected pages 0 to {pages - 1}")

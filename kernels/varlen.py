@@ -570,5 +570,5 @@ KERNEL = AttentionKernel(
     name="varlen",
     forward=forward,
     backward=backward,
-    capabilities=replace(flash_v2.WITHOUT_EXTRAS, ragged="packed"),
+    capabilities=replace(flash_v2.WITHOUT_EXTRAS, ragged=("packed",)),
 )

@@ -96,7 +96,11 @@ def _literal(option: Any) -> str:
         return repr(option)
     if option.numel() > LITERAL_ELEMENTS and option.is_floating_point():
         return written(option, None)
-    return f"torch.tensor({option.tolist()}, dtype={option.dtype}, device=DEVICE)"
+    literal = f"torch.tensor({option.tolist()}, dtype={option.dtype}, device=DEVICE)"
+    if option.is_contiguous():
+        return literal
+    shape, strides = tuple(option.shape), option.stride()
+    return f"torch.empty_strided({shape}, {strides}, dtype={option.dtype}, device=DEVICE).copy_({literal})"
 
 
 def written(x: Tensor, poison: float | None) -> str:

@@ -161,8 +161,12 @@ class Call:
 
     def is_like(self, other: "Call") -> bool:
         """Whether the two calls have the same bits in all arguments."""
-        same_way = (self.launch, self.backward) == (other.launch, other.backward)
-        return same_way and self.problem.is_like(other.problem)
+        same_way = self.backward == other.backward and self.launch.keys() == other.launch.keys()
+        return (
+            same_way
+            and all(_same(value, other.launch[name]) for name, value in self.launch.items())
+            and self.problem.is_like(other.problem)
+        )
 
 
 @dataclass
@@ -244,10 +248,10 @@ class Trial:
         """Return sizes, options and layouts of the calls made so far, without repetition, named as fields of a case.
 
         Calls that have those of the case itself are left out. Of layouts it is only told if a tensor is contiguous in a
-        call and not in the case, as a tensor is that a law has made.
+        call and not in the case, as a tensor is that a law has made. Calls with keys in pages are left out too.
         """
         found: list[dict[str, Any]] = []
-        for p in (call.problem for call in self.calls):
+        for p in (call.problem for call in self.calls if "block_table" not in call.launch):
             batch, heads_kv, seqlen_k, head_dim = p.k.shape
             fields = {
                 "batch": batch,

@@ -1,9 +1,9 @@
 """Ragged: if sequences of different lengths are in one call, each is answered as if it were alone.
 
-The kernel takes a cache of which each sequence fills a part, or sequences packed end to end. In both cases out, lse
-and the gradients of each sequence are within the bound of float64. Lengths are 0, 1, close to whole tiles, random, or
-the full length. Catches lengths or offsets of another sequence, rows and keys of the neighbour, a
-causal corner that is that of the longest, empty sequences, and what lies in a cache behind its last key.
+The kernel takes a cache of which each sequence fills a part, a cache in pages, or sequences packed end to end. In each
+case out, lse and the gradients of each sequence are within the bound of float64. Lengths are 0, 1, close to whole tiles
+or pages, random, or the full length. Catches lengths, offsets or pages of another sequence, rows and keys of the
+neighbour, a causal corner that is that of the longest, empty sequences, and what lies in a cache behind its last key.
 """
 
 import math
@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from strategies.case import DEFAULT_BLOCK
+from strategies.pages import in_pages
 from tests.harness.judge import judge
 from tests.harness.law import law
-from tests.harness.trial import Trial
+from tests.harness.trial import Outputs, Problem, Trial
 
 MOST_SEQUENCES = 4
 """The most sequences that the rows of a packed case are cut into."""
@@ -26,28 +27,45 @@ MOST_SEQUENCES = 4
 
 @law(needs="ragged", on_device=True)
 def ragged(trial: Trial) -> None:
-    """Judge each sequence of one call; the seed of the case decides their lengths."""
-    claimed = trial.kernel.capabilities.ragged
-    chance = random.Random(trial.case.seed)
-    if claimed == "cache":
-        filled_in_part(trial, chance)
-    elif claimed == "packed":
-        end_to_end(trial, chance)
+    """Judge each sequence of a call of each kind that is claimed; the seed of the case decides their lengths."""
+    calls = {"cache": filled_in_part, "packed": end_to_end, "paged": from_a_pool}
+    for kind in trial.kernel.capabilities.ragged:
+        calls[kind](trial, random.Random(trial.case.seed))
 
 
 def filled_in_part(trial: Trial, chance: random.Random) -> None:
     """Give each sequence of the batch a random number of keys, in half of the cases with NaN behind the last one."""
     p = trial.problem
-    lengths = [length(trial, "block_n", p.k.shape[2], chance) for _ in range(len(p.k))]
+    tile = tile_of(trial, "block_n")
+    lengths = [length(tile, p.k.shape[2], chance) for _ in range(len(p.k))]
     if chance.random() < 0.5:
         p = replace(p, k=p.k.clone(), v=p.v.clone())
         for b, n in enumerate(lengths):
             p.k[b, :, n:] = p.v[b, :, n:] = math.nan
     trial = trial.with_launch({**trial.launch, "cache_seqlens": int32(lengths, p.q.device)})
     outputs = trial.forward(p)
-    for b, n in enumerate(lengths):
+    each_alone(trial, p, outputs, [(p.k[b : b + 1, :, :n], p.v[b : b + 1, :, :n]) for b, n in enumerate(lengths)])
+
+
+def from_a_pool(trial: Trial, chance: random.Random) -> None:
+    """Give each sequence of the batch a random number of keys, in pages of a size that is claimed."""
+    p, claimed = trial.problem, trial.kernel.capabilities
+    page_size = chance.choice(claimed.page_sizes)
+    tile = chance.choice((page_size, tile_of(trial, "block_n")))
+    lengths = [length(tile, p.k.shape[2], chance) for _ in range(len(p.k))]
+    layouts = [layout for layout in ("contiguous", "bnhd") if layout in claimed.layouts]
+    pages = in_pages(p.k, p.v, lengths, page_size, layouts or ["contiguous"], chance)
+    tensors = {"cache_seqlens": int32(lengths, p.q.device), "block_table": pages.block_table}
+    trial = trial.with_launch({**trial.launch, **tensors})
+    outputs = trial.forward(replace(p, k=pages.k, v=pages.v))
+    each_alone(trial, p, outputs, [pages.of(b, n) for b, n in enumerate(lengths)])
+
+
+def each_alone(trial: Trial, p: Problem, outputs: Outputs, keys: list[tuple[Tensor, Tensor]]) -> None:
+    """Judge each sequence of the batch by its own keys and values, (1, heads_kv, length, head_dim) each."""
+    for b, (k, v) in enumerate(keys):
         here = slice(b, b + 1)
-        alone = replace(p, q=p.q[here], k=p.k[here, :, :n], v=p.v[here, :, :n], dout=p.dout[here])
+        alone = replace(p, q=p.q[here], k=k, v=v, dout=p.dout[here])
         expressions = {name: f"{name}[{b}:{b + 1}]" for name in outputs.named()}
         of_this: dict[str, Any] = {name: x[here] for name, x in outputs.named().items()}
         judge(trial, alone, replace(outputs, **of_this), expressions)
@@ -58,8 +76,8 @@ def end_to_end(trial: Trial, chance: random.Random) -> None:
     p = trial.problem
     p = replace(p, q=p.q[:1], k=p.k[:1], v=p.v[:1], dout=p.dout[:1])
     sequences = chance.randint(1, MOST_SEQUENCES)
-    cuts_q = cuts(trial, "block_m", p.q.shape[2], sequences, chance)
-    cuts_k = cuts(trial, "block_n", p.k.shape[2], sequences, chance)
+    cuts_q = cuts(tile_of(trial, "block_m"), p.q.shape[2], sequences, chance)
+    cuts_k = cuts(tile_of(trial, "block_n"), p.k.shape[2], sequences, chance)
     lengths = {
         "cu_seqlens_q": int32(cuts_q, p.q.device),
         "cu_seqlens_k": int32(cuts_k, p.q.device),
@@ -78,15 +96,19 @@ def end_to_end(trial: Trial, chance: random.Random) -> None:
         judge(trial, alone, part, expressions)
 
 
-def cuts(trial: Trial, block: str, total: int, sequences: int, chance: random.Random) -> list[int]:
+def cuts(tile: int, total: int, sequences: int, chance: random.Random) -> list[int]:
     """Return the places where the sequences begin, and the end of the last one."""
-    places = [length(trial, block, total, chance) for _ in range(sequences - 1)]
+    places = [length(tile, total, chance) for _ in range(sequences - 1)]
     return [0, *sorted(places), total]
 
 
-def length(trial: Trial, block: str, most: int, chance: random.Random) -> int:
-    """Return a random length: 0, 1, one close to whole tiles of the setting ``block``, any length, or ``most``."""
-    tile = trial.launch.get(block, DEFAULT_BLOCK)
+def tile_of(trial: Trial, block: str) -> int:
+    """Return the rows of a tile by the launch setting ``block``, or by default if the kernel has none of this name."""
+    return int(trial.launch.get(block, DEFAULT_BLOCK))
+
+
+def length(tile: int, most: int, chance: random.Random) -> int:
+    """Return a random length: 0, 1, one close to whole tiles of so many rows, any length, or ``most``."""
     near_tile = chance.randint(1, max(1, most // tile)) * tile + chance.randint(-1, 1)
     return min(most, chance.choice((0, 1, near_tile, near_tile, chance.randint(0, most), most)))
 

@@ -28,7 +28,7 @@ ROUNDS = 10
 @cache
 def drawn(law: str, dtype: str, round_: int) -> list[Case]:
     """Return cases as the law's own items draw them, the same in every run."""
-    return draw(law_named(law), replace(CLAIMS, ragged="cache"), dtype, "cpu", EXAMPLES, round_)
+    return draw(law_named(law), replace(CLAIMS, ragged=("cache",)), dtype, "cpu", EXAMPLES, round_)
 
 
 def failure(law: str, make: Callable[[], AttentionKernel], dtype: str, rounds: int = 1) -> str:
@@ -47,7 +47,7 @@ class Cached(Sound):
     """A sound kernel that takes a cache of which each sequence fills a part."""
 
     def kernel(self) -> AttentionKernel:
-        return replace(super().kernel(), capabilities=replace(CLAIMS, ragged="cache"))
+        return replace(super().kernel(), capabilities=replace(CLAIMS, ragged=("cache",)))
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, *, cache_seqlens: Tensor | None = None, **options: Any

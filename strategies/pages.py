@@ -1,0 +1,76 @@
+"""Lay keys and values out in pages, as a paged key-value cache holds them."""
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from strategies.layouts import place
+
+MOST_SPARE = 3
+"""The most pages that belong to no sequence."""
+
+
+@dataclass(frozen=True, eq=False)
+class Pages:
+    """A pool of pages, and a table that says which of them each sequence has.
+
+    Attributes:
+        k, v: (pages, heads_kv, page_size, head_dim).
+        block_table: (batch, pages of a sequence) int32; its rows may lie apart.
+    """
+
+    k: Tensor
+    v: Tensor
+    block_table: Tensor
+
+    def of(self, sequence: int, length: int) -> tuple[Tensor, Tensor]:
+        """Return the first ``length`` keys and values of a sequence, (1, heads_kv, length, head_dim) each."""
+        used = self.block_table[sequence, : -(-length // self.k.shape[2])].long()
+        k, v = (x[used].transpose(0, 1).flatten(1, 2)[None, :, :length] for x in (self.k, self.v))
+        return k, v
+
+
+def in_pages(
+    k: Tensor,
+    v: Tensor,
+    lengths: Sequence[int],
+    page_size: int,
+    layouts: Sequence[str],
+    chance: random.Random,
+) -> Pages:
+    """Lay out the first ``lengths[b]`` keys and values of each sequence b in pages, in a random order.
+
+    k and v are (batch, heads_kv, seqlen_k, head_dim), of any dtype and on any device. Each pool has one of ``layouts``.
+    What no sequence has is NaN or 1, and entries of the table that are not used are -1, far too large, or a page of the
+    pool. In half of the cases two sequences share as many of their first pages as both fill, so that ``Pages.of`` alone
+    says which keys a sequence has.
+    """
+    counts = [-(-n // page_size) for n in lengths]
+    columns = max(1, *counts) + chance.randint(0, 2)
+    numbers = list(range(sum(counts) + chance.randint(1, MOST_SPARE)))
+    chance.shuffle(numbers)
+    shape, anywhere = (len(k), columns + chance.choice((0, 2))), chance.choice(numbers)
+    table = torch.full(shape, anywhere, dtype=torch.int32, device=k.device)[:, :columns]
+    table.fill_(chance.choice((-1, 2**31 - 1, anywhere)))
+    pages_of = {b: [numbers.pop() for _ in range(count)] for b, count in enumerate(counts)}
+    for b, pages in pages_of.items():
+        table[b, : len(pages)] = torch.tensor(pages, dtype=torch.int32)
+    if len(lengths) > 1 and chance.random() < 0.5:
+        first, other = chance.sample(range(len(lengths)), 2)
+        shared = min(lengths[first], lengths[other]) // page_size
+        table[other, :shared] = table[first, :shared]
+
+    rest = chance.choice((math.nan, 1.0))
+    pools = []
+    for x in (k, v):
+        pool = x.new_full((sum(counts) + len(numbers), x.shape[1], page_size, x.shape[3]), rest)
+        for b, pages in pages_of.items():
+            rows = x.new_full((x.shape[1], len(pages) * page_size, x.shape[3]), rest)
+            rows[:, : lengths[b]] = x[b, :, : lengths[b]]
+            pool[pages] = rows.unflatten(1, (len(pages), page_size)).transpose(0, 1)
+        pools.append(place(pool, chance.choice(layouts), device=x.device).tensor)
+    return Pages(*pools, block_table=table)
