@@ -260,15 +260,15 @@ class Capabilities:
     )
     ragged: tuple[str, ...] = claim(
         (),
-        """The kinds of calls that have sequences of different lengths. With `cache`, `forward` takes `cache_seqlens`, an int32 tensor
-        (batch,): sequence b has its first `cache_seqlens[b]` keys, and the corner of a causal mask lies there. With
-        `packed`, `forward` and `backward` take `cu_seqlens_q` and `cu_seqlens_k`, int32 tensors (sequences + 1,), and
-        the integers `max_seqlen_q` and `max_seqlen_k`: batch is 1, and sequence b has the rows from
-        `cu_seqlens_q[b]` up to `cu_seqlens_q[b + 1]`, and likewise its keys. With `paged`, `forward` takes
-        `cache_seqlens` as with `cache`, and `block_table`, an int32 tensor (batch, pages of a sequence) whose rows may
-        lie apart: k and v are then (pages, heads_kv, page_size, head_dim), and key j of sequence b is row
-        `j % page_size` of page `block_table[b, j // page_size]`. Sequences may share pages. Rows behind the last key of
-        a sequence, pages of no sequence and unused entries of the table may hold anything. The keywords of a kind are
+        """The kinds of calls that have sequences of different lengths. With `cache`, `forward` takes `cache_seqlens`,
+        an int32 tensor (batch,): sequence b has its first `cache_seqlens[b]` keys, and the corner of a causal mask
+        lies there. With `packed`, `forward` and `backward` take `cu_seqlens_q` and `cu_seqlens_k`, int32 tensors
+        (sequences + 1,), and the integers `max_seqlen_q` and `max_seqlen_k`: batch is 1, and sequence b has the rows
+        from `cu_seqlens_q[b]` up to `cu_seqlens_q[b + 1]`, and likewise its keys. With `paged`, `forward` takes
+        `cache_seqlens` as with `cache`, and `block_table`, an int32 tensor (batch, pages of a sequence) whose rows
+        may lie apart: k and v are then (pages, heads_kv, page_size, head_dim), and key j of sequence b is row `j %
+        page_size` of page `block_table[b, j // page_size]`. Sequences may share pages. Rows behind the last key of a
+        sequence, pages of no sequence and unused entries of the table may hold anything. The keywords of a kind are
         not passed in other calls.""",
         subset(tuple(RAGGED_KEYWORDS), none=()),
         keywords=_keywords_of_ragged,

@@ -144,7 +144,7 @@ def check_cache_seqlens(cache_seqlens: Tensor, q: Tensor, most: int) -> None:
     """Check lengths (batch,) int32 on the device of q and, if that is the CPU, that they are 0 to ``most``."""
     check_lengths("cache_seqlens", cache_seqlens, q.shape[0], q)
     if cache_seqlens.is_cpu and not all(0 <= n <= most for n in cache_seqlens.tolist()):
-        raise ValueError(f"cache_seqlens: got {cache_seqlens.tolist()}, expected 0 to the {most} keys of k")
+        raise ValueError(f"cache_seqlens: got {cache_seqlens.tolist()}, expected 0 to {most}")
 
 
 def check_block_table(

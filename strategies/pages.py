@@ -65,7 +65,7 @@ def in_pages(
         table[other, :shared] = table[first, :shared]
 
     rest = chance.choice((math.nan, 1.0))
-    pools = []
+    pools: list[Tensor] = []
     for x in (k, v):
         pool = x.new_full((sum(counts) + len(numbers), x.shape[1], page_size, x.shape[3]), rest)
         for b, pages in pages_of.items():
@@ -73,4 +73,5 @@ def in_pages(
             rows[:, : lengths[b]] = x[b, :, : lengths[b]]
             pool[pages] = rows.unflatten(1, (len(pages), page_size)).transpose(0, 1)
         pools.append(place(pool, chance.choice(layouts), device=x.device).tensor)
-    return Pages(*pools, block_table=table)
+    k, v = pools
+    return Pages(k, v, table)

@@ -10,12 +10,14 @@ from tests.harness.kernel_info import KernelInfo
 from tests.harness.plan import chosen_device
 from tests.mutation.campaign import Campaign
 from tests.mutation.schedule import Schedule, is_quick
-from tests.panel import masks, planted_masks, planted_scores, scores
+from tests.panel import masks, paged, planted_masks, planted_pages, planted_scores, scores
 from tests.panel.planted import Planted
 
 CLAIMS = {
     "tests.panel.masks:eager": masks.CLAIMS,
     "tests.panel.masks:tiled": masks.CLAIMS,
+    "tests.panel.paged:eager": paged.CLAIMS,
+    "tests.panel.paged:tiled": paged.CLAIMS,
     "tests.panel.scores:eager": scores.CLAIMS,
     "tests.panel.scores:gated": scores.CLAIMS,
     "tests.panel.scores:tiled": scores.CLAIMS,
@@ -28,7 +30,13 @@ EXAMPLES, QUICK_EXAMPLES = 1000, 60
 MOST_EXAMPLES = 3000
 """Within so many examples a planted bug is found."""
 SEEDS = range(20)
-PLANTED = (*planted_masks.PLANTED, *planted_scores.PLANTED)
+PLANTED_IN = {
+    masks.__name__: planted_masks.__name__,
+    paged.__name__: planted_pages.__name__,
+    scores.__name__: planted_scores.__name__,
+}
+"""The module that has the bugs planted in a module of sound functions."""
+PLANTED = (*planted_masks.PLANTED, *planted_scores.PLANTED, *planted_pages.PLANTED)
 COMBINED = (*planted_masks.COMBINED, *planted_scores.COMBINED)
 
 Campaigns = dict[str, Campaign]
@@ -66,16 +74,15 @@ def test_an_approximate_tanh_is_explained_by_its_claim(campaigns: Campaigns) -> 
 
 @pytest.mark.parametrize("bug", [*PLANTED, *COMBINED], ids=lambda bug: bug.name)
 def test_a_planted_bug_is_found(bug: Planted, campaigns: Campaigns) -> None:
-    module = "planted_masks" if bug.edit.module == masks.__name__ else "planted_scores"
     campaign = campaigns[f"{bug.edit.module}:{bug.function}"]
     for seed in SEEDS[:1] if is_quick() else SEEDS:
-        attempt = campaign.attempt(f"tests.panel.{module}:{bug.name}", seed, MOST_EXAMPLES)
+        attempt = campaign.attempt(f"{PLANTED_IN[bug.edit.module]}:{bug.name}", seed, MOST_EXAMPLES)
         assert attempt.finding is not None, f"not found with seed {seed} in {attempt.examples} examples"
         assert attempt.case is not None
-        assert bug.can_show(attempt.case), f"found without {bug.part}: {attempt.case!r}"
+        assert bug.can_show(attempt.law, attempt.case), f"found without {bug.part}: {attempt.case!r}"
 
 
 def test_every_claim_has_five_planted_bugs() -> None:
-    claims = {claim.partition("=")[0] for claim in scores.ALL_CLAIMS}
+    claims = {claim.partition("=")[0] for claim in (*scores.ALL_CLAIMS, *paged.CLAIMS)}
     assert all(sum(bug.part == claim for bug in PLANTED) >= 5 for claim in claims)
     assert len(COMBINED) >= 6

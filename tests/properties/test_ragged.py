@@ -44,7 +44,9 @@ def filled_in_part(trial: Trial, chance: random.Random) -> None:
             p.k[b, :, n:] = p.v[b, :, n:] = math.nan
     trial = trial.with_launch({**trial.launch, "cache_seqlens": int32(lengths, p.q.device)})
     outputs = trial.forward(p)
-    each_alone(trial, p, outputs, [(p.k[b : b + 1, :, :n], p.v[b : b + 1, :, :n]) for b, n in enumerate(lengths)])
+    each_alone(
+        trial, p, outputs, [(p.k[b : b + 1, :, :n], p.v[b : b + 1, :, :n]) for b, n in enumerate(lengths)]
+    )
 
 
 def from_a_pool(trial: Trial, chance: random.Random) -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from kernels import decode as module
 from kernels.decode import LAUNCH, forward
@@ -74,8 +75,76 @@ def test_refuses(change: dict[str, Any], error: type[Exception], message: str) -
 def test_lengths_out_of_range_are_refused_on_the_cpu(lengths: list[int]) -> None:
     q, k, v = (x.cpu() for x in (Q, K, V))
     given = torch.tensor(lengths, dtype=torch.int32)
-    with pytest.raises(ValueError, match=r"cache_seqlens: got .*, expected 0 to k's 9"):
+    with pytest.raises(ValueError, match=r"cache_seqlens: got .*, expected 0 to 9"):
         forward(q, k, v, causal=False, sm_scale=1.0, cache_seqlens=given)
+
+
+PAGED: dict[str, Any] = {
+    "k": K[:, :, :8].repeat(3, 1, 2, 1),
+    "v": V[:, :, :8].repeat(3, 1, 2, 1),
+    "cache_seqlens": torch.tensor([20, 4], dtype=torch.int32, device=DEVICE),
+    "block_table": torch.tensor([[5, 0], [2, -1]], dtype=torch.int32, device=DEVICE),
+}
+"""A cache of six pages of 16 keys, of which two sequences have three."""
+
+
+def gathered(pool: Tensor, pages: list[int], length: int) -> Tensor:
+    """Return the first ``length`` keys of some pages, (1, heads_kv, length, head_dim)."""
+    return torch.cat([pool[page : page + 1] for page in pages], 2)[:, :, :length]
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+def test_pages_change_no_bit(splits: int) -> None:
+    options: dict[str, Any] = {"causal": True, "sm_scale": 0.3, "splits": splits}
+    out, lse = forward(Q, **PAGED, **options)
+    for b, (pages, length) in enumerate([([5, 0], 20), ([2], 4)]):
+        k, v = (gathered(PAGED[name], pages, length) for name in ("k", "v"))
+        expected = forward(Q[b : b + 1], k, v, **options)
+        assert torch.equal(out[b : b + 1], expected[0])
+        assert torch.equal(lse[b : b + 1], expected[1])
+
+
+TABLE = PAGED["block_table"]
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"block_table": [[5, 0], [2, 1]]}, TypeError, "block_table: got list, expected a torch.Tensor"),
+        (
+            {"block_table": TABLE.long()},
+            ValueError,
+            "block_table: got dtype torch.int64, expected torch.int32",
+        ),
+        ({"block_table": TABLE[0]}, ValueError, r"block_table: got shape \(2,\), expected \(batch, pages"),
+        ({"block_table": TABLE[:1]}, ValueError, r"block_table: got shape \(1, 2\), expected \(2, 2\)"),
+        ({"block_table": TABLE.to("meta")}, ValueError, "block_table: got device meta"),
+        (
+            {"block_table": TABLE.mT},
+            ValueError,
+            r"block_table: got strides \(1, 2\), expected the last to be 1",
+        ),
+        ({"cache_seqlens": None}, ValueError, "cache_seqlens: got None beside a block_table"),
+        ({"k": K, "v": V}, NotImplementedError, r"k: got pages of 9 keys, expected one of \(16, 32"),
+    ],
+)
+def test_refuses_with_pages(change: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        forward(**{"q": Q, **PAGED, "causal": False, "sm_scale": 1.0, **change})
+
+
+@pytest.mark.parametrize(
+    ("lengths", "message"),
+    [
+        ([33, 4], r"cache_seqlens: got \[33, 4\], expected 0 to 32"),
+        ([20, 17], r"block_table: got \[2, -1\] for a sequence, expected pages 0 to 5"),
+    ],
+)
+def test_pages_out_of_range_are_refused_on_the_cpu(lengths: list[int], message: str) -> None:
+    pages: dict[str, Any] = {name: x.cpu() for name, x in PAGED.items()}
+    pages["cache_seqlens"] = torch.tensor(lengths, dtype=torch.int32)
+    with pytest.raises(ValueError, match=message):
+        forward(Q.cpu(), **pages, causal=False, sm_scale=1.0)
 
 
 def test_tiles_are_cut_down_where_they_would_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
