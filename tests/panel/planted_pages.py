@@ -56,12 +56,12 @@ PLANTED = (
         function="tiled",
     ),
     Planted(
-        "ragged__pages_of_32_keys",
-        "keys are looked up as if a page had at most 32",
+        "ragged__pages_of_16_keys",
+        "keys are looked up as if every page had 16",
         Edit(
             TILED,
             "int(block_table[b, at // page_size])",
-            "int(block_table[b, min(at // min(page_size, 32), block_table.shape[1] - 1)].clamp(0, len(k) - 1))",
+            "int(block_table[b, min(at // 16, block_table.shape[1] - 1)].clamp(0, len(k) - 1))",
         ),
         function="tiled",
     ),
