@@ -1,8 +1,9 @@
 """The kernel contract: what a kernel is called with, what it returns, and what it claims.
 
-Shapes, everywhere: q (batch, heads_q, seqlen_q, head_dim); k and v (batch, heads_kv, seqlen_k, head_dim);
-out like q; lse (batch, heads_q, seqlen_q) float32, the natural log of the sum of exponentials of the scaled
-and masked scores. Query head h reads key head ``h // (heads_q // heads_kv)``. Inputs are never written.
+Shapes, everywhere: q (batch, heads_q, seqlen_q, head_dim); k (batch, heads_kv, seqlen_k, head_dim); v like k and
+out like q, but for a head_dim of their own where that is claimed (``v_head_dim``); lse (batch, heads_q, seqlen_q)
+float32, the natural log of the sum of exponentials of the scaled and masked scores. Query head h reads key head
+``h // (heads_q // heads_kv)``. Inputs are never written.
 
 Causal masks are aligned bottom-right (query i sees key j when ``j <= i + seqlen_k - seqlen_q``) unless the
 kernel declares top-left. A query that sees no key has out 0, lse -inf and gradients 0.
@@ -85,6 +86,14 @@ class Capabilities:
         integers(1, "64,128", "1-256", "8-256/8"),
         fields=("head_dim",),
         admits=lambda claimed, case: case.head_dim in claimed,
+    )
+    v_head_dim: tuple[int, ...] = claim(
+        (0,),
+        """Head dimensions of v, out and dout, where they may differ from that of q and k. 0 stands for the same.""",
+        integers(0, "128", "0,64,128", "0-256"),
+        fields=("v_head_dim",),
+        admits=lambda claimed, case: case.v_head_dim in claimed,
+        less=(0,),
     )
     causal: tuple[bool, ...] = claim(
         (False, True),

@@ -191,7 +191,7 @@ def _terms(
     undropped = operand_size(dout, a.product_floor) @ operand_size(e.v, a.product_floor).mT
     products = e.dropped(undropped)
     # Relative error of dP, whose size is |dP| <= G: that of the dot product, and the rounding of its result.
-    of_grad_p = e.q.shape[-1] * a.accumulate + 2 * a.operand_rounding + FP32_ROUNDOFF + e.of_keep
+    of_grad_p = e.v.shape[-1] * a.accumulate + 2 * a.operand_rounding + FP32_ROUNDOFF + e.of_keep
     rounded = a.weights.roundoff if a.rounded_scores else 0.0
     of_grad_p += 2 * rounded  # dP is rounded as a product, and again as its distance to delta.
     of_products = products * p
@@ -309,7 +309,7 @@ def _delta_by_out(e: Exact, a: Arithmetic, err: WeightError, s: _Sums) -> Tensor
     """Error of delta as the sum of dout * out over the head dimension: that of the sum, and that of out itself."""
     size = operand_size(s.dout, a.operand_floor)
     error = (
-        e.q.shape[-1] * FP32_ROUNDOFF * (operand_size(s.out, a.operand_floor) * size).sum(-1, keepdim=True)
+        size.shape[-1] * FP32_ROUNDOFF * (operand_size(s.out, a.operand_floor) * size).sum(-1, keepdim=True)
     )
     return error if s.out_error is None else error + (s.out_error * size).sum(-1, keepdim=True)
 

@@ -54,7 +54,7 @@ def probe(kernel: AttentionKernel, device: str) -> str | None:
         return _of_the_call(error, keywords(kernel.capabilities))
     except Exception:
         return None
-    return wrong_form(out, lse, q) or _wrong_order(out, q, k, v, kernel.capabilities, options)
+    return wrong_form(out, lse, q, v) or _wrong_order(out, q, k, v, kernel.capabilities, options)
 
 
 def simplest_case(capabilities: Capabilities) -> Case:
@@ -66,15 +66,16 @@ def simplest_case(capabilities: Capabilities) -> Case:
         seqlen_q=seqlen,
         seqlen_k=seqlen,
         head_dim=c.head_dims[0],
+        v_head_dim=c.v_head_dim[0],
         dtype=c.dtypes[0],
         causal=min(c.causal),
     )
 
 
-def wrong_form(out: Tensor, lse: Tensor | None, q: Tensor) -> str | None:
+def wrong_form(out: Tensor, lse: Tensor | None, q: Tensor, v: Tensor) -> str | None:
     """Say which of shape, dtype and device of out or lse is not what the contract says; None if all are."""
     returned = {"out": out} if lse is None else {"out": out, "lse": lse}
-    for name, what, actual, wanted in departures(returned, q, q):
+    for name, what, actual, wanted in departures(returned, q, q, v):
         return f"returned {name} of {what} {actual}, expected {wanted}{_explained(what, actual, wanted)}"
     return None
 

@@ -47,9 +47,12 @@ def type_name(value: Any) -> str:
     return type(value).__name__ if package == "builtins" else f"{package}.{type(value).__name__}"
 
 
-def departures(returned: Mapping[str, Tensor], q: Tensor, k: Tensor) -> Iterator[tuple[str, str, Any, Any]]:
+def departures(
+    returned: Mapping[str, Tensor], q: Tensor, k: Tensor, v: Tensor
+) -> Iterator[tuple[str, str, Any, Any]]:
     """Yield what of shape, dtype and device is not as the contract says: the tensor's name, what, is, should be."""
-    shapes = {"out": q.shape, "lse": q.shape[:3], "dq": q.shape, "dk": k.shape, "dv": k.shape}
+    out = (*q.shape[:3], v.shape[3])
+    shapes = {"out": out, "lse": q.shape[:3], "dq": q.shape, "dk": k.shape, "dv": v.shape}
     for name, x in returned.items():
         dtype = torch.float32 if name == "lse" else q.dtype
         found = {"shape": tuple(x.shape), "dtype": x.dtype, "device": x.device.type}

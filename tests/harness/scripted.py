@@ -174,8 +174,9 @@ def repeat(name: str, call: Callable[[], Tensor], least: float, times: int) -> N
 
 def must_fit(result: dict[str, Tensor]) -> None:
     """Exit with 1 if a tensor that a call returned has a wrong shape, dtype or device."""
-    q, k = result["q"], result["k"]
-    shapes = {"out": q.shape, "lse": q.shape[:3], "dq": q.shape, "dk": k.shape, "dv": k.shape}
+    q, k, v = result["q"], result["k"], result["v"]
+    out = torch.Size((*q.shape[:3], v.shape[3]))
+    shapes = {"out": out, "lse": q.shape[:3], "dq": q.shape, "dk": k.shape, "dv": v.shape}
     for name in shapes.keys() & result.keys():
         x, dtype = result[name], torch.float32 if name == "lse" else q.dtype
         if (x.shape, x.dtype, x.device) != (shapes[name], dtype, q.device):

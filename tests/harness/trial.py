@@ -59,7 +59,7 @@ class CannotRun(Exception):
 
 @dataclass(frozen=True)
 class Problem:
-    """The arguments of one kernel call, with shapes and meaning as in ``kernels.contract``; dout is like q."""
+    """The arguments of one kernel call, with shapes and meaning as in ``kernels.contract``; dout is like out."""
 
     q: Tensor
     k: Tensor
@@ -256,6 +256,7 @@ class Trial:
                 "seqlen_q": p.q.shape[2],
                 "seqlen_k": seqlen_k,
                 "head_dim": head_dim,
+                "v_head_dim": 0 if p.v.shape[3] == head_dim else p.v.shape[3],
                 "causal": p.causal,
                 "sm_scale": self.case.sm_scale if p.sm_scale == self.case.scale else p.sm_scale,
                 **{f"{name}_layout": self._layout_in(p, name) for name in TENSORS},
@@ -359,7 +360,7 @@ class Trial:
             if not isinstance(value, Tensor) and (is_claimed or value is not None):
                 claim = f"{name} is a tensor, but {value!r:.80} was returned"
                 self.fail(claim, kind="contract", tensor=name, call=outputs.call)
-        for name, what, actual, wanted in departures(outputs.named(), p.q, p.k):
+        for name, what, actual, wanted in departures(outputs.named(), p.q, p.k, p.v):
             claim = f"{name}.{what} is {actual}, but should be {wanted}"
             self.fail(claim, kind="contract", tensor=name, call=outputs.call)
 
@@ -417,7 +418,7 @@ class Trial:
 def run_kernel(kernel: AttentionKernel, p: Problem, launch: Mapping[str, Any], *, backward: bool) -> Outputs:
     """Call a kernel by its contract; gradients come from its own backward, or else from autograd.
 
-    An ``out`` whose shape is not that of q is returned without gradients. Raises WrongKind, and what the kernel raises.
+    An ``out`` of a wrong shape is returned without gradients. Raises WrongKind, and what the kernel raises.
     """
     options = {**p.options, **launch}
     backward = backward and kernel.capabilities.backward
@@ -436,7 +437,7 @@ def _through_autograd(kernel: AttentionKernel, p: Problem, options: Mapping[str,
     leaves = [x.detach().requires_grad_() for x in (p.q, p.k, p.v)]
     out, lse = out_and_lse(kernel.forward(*leaves, **options))
     lse = None if lse is None else lse.detach()
-    if not out.requires_grad or out.shape != p.q.shape:
+    if not out.requires_grad or out.shape != (*p.q.shape[:3], p.v.shape[3]):
         return Outputs(out, lse)
     dq, dk, dv = torch.autograd.grad(out, leaves, p.dout, materialize_grads=True)
     return Outputs(out.detach(), lse, dq, dk, dv)

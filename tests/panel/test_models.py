@@ -10,8 +10,7 @@ from tests.harness.kernel_info import KernelInfo
 from tests.harness.plan import chosen_device
 from tests.mutation.campaign import Campaign
 from tests.mutation.schedule import Schedule, is_quick
-from tests.panel import masks, planted_masks, planted_scores, scores
-from tests.panel.planted import Planted
+from tests.panel import masks, planted_masks, planted_scores, planted_v_head_dim, scores
 
 CLAIMS = {
     "tests.panel.masks:eager": masks.CLAIMS,
@@ -21,6 +20,7 @@ CLAIMS = {
     "tests.panel.scores:tiled": scores.CLAIMS,
     "tests.panel.scores:everything": scores.ALL_CLAIMS,
     "tests.panel.scores:approximate": (scores.CLAIMS[0], scores.APPROXIMATE),
+    **dict.fromkeys(planted_v_head_dim.SOUND, planted_v_head_dim.CLAIMS),
 }
 """The sound functions, with what they claim."""
 EXAMPLES, QUICK_EXAMPLES = 1000, 60
@@ -28,8 +28,16 @@ EXAMPLES, QUICK_EXAMPLES = 1000, 60
 MOST_EXAMPLES = 3000
 """Within so many examples a planted bug is found."""
 SEEDS = range(20)
-PLANTED = (*planted_masks.PLANTED, *planted_scores.PLANTED)
-COMBINED = (*planted_masks.COMBINED, *planted_scores.COMBINED)
+PLANTED = {
+    f"{module.__name__}:{bug.name}": bug
+    for module in (planted_masks, planted_scores, planted_v_head_dim)
+    for bug in module.PLANTED
+}
+COMBINED = {
+    f"{module.__name__}:{bug.name}": bug
+    for module in (planted_masks, planted_scores)
+    for bug in module.COMBINED
+}
 
 Campaigns = dict[str, Campaign]
 
@@ -64,18 +72,18 @@ def test_an_approximate_tanh_is_explained_by_its_claim(campaigns: Campaigns) -> 
     assert all(scores.APPROXIMATE in finding.explained_by for finding in alarms)
 
 
-@pytest.mark.parametrize("bug", [*PLANTED, *COMBINED], ids=lambda bug: bug.name)
-def test_a_planted_bug_is_found(bug: Planted, campaigns: Campaigns) -> None:
-    module = "planted_masks" if bug.edit.module == masks.__name__ else "planted_scores"
+@pytest.mark.parametrize("spec", [*PLANTED, *COMBINED])
+def test_a_planted_bug_is_found(spec: str, campaigns: Campaigns) -> None:
+    bug = PLANTED.get(spec) or COMBINED[spec]
     campaign = campaigns[f"{bug.edit.module}:{bug.function}"]
     for seed in SEEDS[:1] if is_quick() else SEEDS:
-        attempt = campaign.attempt(f"tests.panel.{module}:{bug.name}", seed, MOST_EXAMPLES)
+        attempt = campaign.attempt(spec, seed, MOST_EXAMPLES)
         assert attempt.finding is not None, f"not found with seed {seed} in {attempt.examples} examples"
         assert attempt.case is not None
         assert bug.can_show(attempt.case), f"found without {bug.part}: {attempt.case!r}"
 
 
 def test_every_claim_has_five_planted_bugs() -> None:
-    claims = {claim.partition("=")[0] for claim in scores.ALL_CLAIMS}
-    assert all(sum(bug.part == claim for bug in PLANTED) >= 5 for claim in claims)
+    claims = {claim.partition("=")[0] for claim in (*scores.ALL_CLAIMS, *planted_v_head_dim.CLAIMS)}
+    assert all(sum(bug.part == claim for bug in PLANTED.values()) >= 5 for claim in claims)
     assert len(COMBINED) >= 6

@@ -72,7 +72,7 @@ def test_drawn_cases_survive_json_and_repr(case: Case) -> None:
 
 def test_json_layout() -> None:
     record = json.loads(to_json(FULL))
-    assert record["version"] == 5
+    assert record["version"] == 6
     assert record["spikes"][0] == {"tensor": "k", "index": [1, 2, 3, 4], "value": 3e38}
     assert record["launch"]["block_n"] == 32
 
