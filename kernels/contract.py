@@ -2,14 +2,14 @@
 
 Shapes, everywhere: q (batch, heads_q, seqlen_q, head_dim); k and v (batch, heads_kv, seqlen_k, head_dim);
 out like q; lse (batch, heads_q, seqlen_q) float32, the natural log of the sum of exponentials of the scaled
-and masked scores. Query head h reads key head ``h // (heads_q // heads_kv)``. Inputs are never written.
+and masked scores, unless the kernel claims another base or order of lse. Query head h reads key head ``h // (heads_q // heads_kv)``. Inputs are never written.
 
 Causal masks are aligned bottom-right (query i sees key j when ``j <= i + seqlen_k - seqlen_q``) unless the
 kernel declares top-left. A query that sees no key has out 0, lse -inf and gradients 0.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from kernels.declaration import Claim, claim, claims_of
@@ -269,6 +269,19 @@ class Capabilities:
         "`forward` returns lse beside out. A plain function may return out alone; then no lse is judged.",
         BOOLEAN,
     )
+    lse_base: Literal["e", "2"] = claim(
+        "e",
+        """The base of the logarithm that `forward` returns as lse. An lse in base 2 is multiplied by ln 2 in float64
+        before it is judged; that of a row that sees no key is -inf in either base. `backward` gets it as `forward`
+        returned it.""",
+        one_of("e", "2"),
+    )
+    lse_layout: Literal["bhn", "bnh"] = claim(
+        "bhn",
+        """The order of the dimensions of the lse that `forward` returns: (batch, heads_q, seqlen_q) with `bhn`, (batch,
+        seqlen_q, heads_q) with `bnh`. `backward` gets lse as `forward` returned it.""",
+        one_of("bhn", "bnh"),
+    )
     deterministic: tuple[str, ...] = claim(
         OUTPUTS,
         "The outputs that are the same, bit for bit, whenever a call is repeated.",
@@ -306,10 +319,17 @@ class Capabilities:
     )
 
     def family(self, dtype: str, device: str, launch: Launch) -> Family:
-        """Return the designs of which one has to explain the kernel's answer; a declared arithmetic is the only one."""
+        """Return the designs of which one has to explain the kernel's answer; a declared arithmetic is the only one.
+
+        The base of lse is a claim of its own, which is added to the arithmetic of each design.
+        """
         if self.designs is None:
-            return Family((self.arithmetic(dtype, device, launch),))
-        return self.designs(dtype, device, launch)
+            family = Family((self.arithmetic(dtype, device, launch),))
+        else:
+            family = self.designs(dtype, device, launch)
+        if self.lse_base == "e":
+            return family
+        return replace(family, bases=tuple(replace(base, lse_in_base_2=True) for base in family.bases))
 
 
 CLAIMS: Mapping[str, Claim] = claims_of(Capabilities)

@@ -10,7 +10,7 @@ from tests.harness.kernel_info import KernelInfo
 from tests.harness.plan import chosen_device
 from tests.mutation.campaign import Campaign
 from tests.mutation.schedule import Schedule, is_quick
-from tests.panel import masks, planted_masks, planted_scores, scores
+from tests.panel import lse_forms, masks, planted_lse, planted_masks, planted_scores, scores
 from tests.panel.planted import Planted
 
 CLAIMS = {
@@ -21,6 +21,9 @@ CLAIMS = {
     "tests.panel.scores:tiled": scores.CLAIMS,
     "tests.panel.scores:everything": scores.ALL_CLAIMS,
     "tests.panel.scores:approximate": (scores.CLAIMS[0], scores.APPROXIMATE),
+    "tests.panel.lse_forms:converted": lse_forms.BASE_2,
+    "tests.panel.lse_forms:transposed": lse_forms.ROWS_FIRST,
+    "tests.panel.lse_forms:tiled": lse_forms.BOTH,
 }
 """The sound functions, with what they claim."""
 EXAMPLES, QUICK_EXAMPLES = 1000, 60
@@ -28,7 +31,13 @@ EXAMPLES, QUICK_EXAMPLES = 1000, 60
 MOST_EXAMPLES = 3000
 """Within so many examples a planted bug is found."""
 SEEDS = range(20)
-PLANTED = (*planted_masks.PLANTED, *planted_scores.PLANTED)
+PLANTED = (*planted_masks.PLANTED, *planted_scores.PLANTED, *planted_lse.PLANTED)
+PLANTED_IN = {
+    masks.__name__: planted_masks.__name__,
+    scores.__name__: planted_scores.__name__,
+    lse_forms.__name__: planted_lse.__name__,
+}
+"""The modules of the planted bugs, by the module that they are planted in."""
 COMBINED = (*planted_masks.COMBINED, *planted_scores.COMBINED)
 
 Campaigns = dict[str, Campaign]
@@ -66,16 +75,16 @@ def test_an_approximate_tanh_is_explained_by_its_claim(campaigns: Campaigns) -> 
 
 @pytest.mark.parametrize("bug", [*PLANTED, *COMBINED], ids=lambda bug: bug.name)
 def test_a_planted_bug_is_found(bug: Planted, campaigns: Campaigns) -> None:
-    module = "planted_masks" if bug.edit.module == masks.__name__ else "planted_scores"
+    module = PLANTED_IN[bug.edit.module]
     campaign = campaigns[f"{bug.edit.module}:{bug.function}"]
     for seed in SEEDS[:1] if is_quick() else SEEDS:
-        attempt = campaign.attempt(f"tests.panel.{module}:{bug.name}", seed, MOST_EXAMPLES)
+        attempt = campaign.attempt(f"{module}:{bug.name}", seed, MOST_EXAMPLES)
         assert attempt.finding is not None, f"not found with seed {seed} in {attempt.examples} examples"
         assert attempt.case is not None
         assert bug.can_show(attempt.case), f"found without {bug.part}: {attempt.case!r}"
 
 
 def test_every_claim_has_five_planted_bugs() -> None:
-    claims = {claim.partition("=")[0] for claim in scores.ALL_CLAIMS}
+    claims = {claim.partition("=")[0] for claim in (*scores.ALL_CLAIMS, *lse_forms.BOTH)}
     assert all(sum(bug.part == claim for bug in PLANTED) >= 5 for claim in claims)
     assert len(COMBINED) >= 6
