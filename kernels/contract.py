@@ -2,7 +2,8 @@
 
 Shapes, everywhere: q (batch, heads_q, seqlen_q, head_dim); k and v (batch, heads_kv, seqlen_k, head_dim);
 out like q; lse (batch, heads_q, seqlen_q) float32, the natural log of the sum of exponentials of the scaled
-and masked scores, unless the kernel claims another base or order of lse. Query head h reads key head ``h // (heads_q // heads_kv)``. Inputs are never written.
+and masked scores, unless another base or order of lse is claimed. Query head h reads key head
+``h // (heads_q // heads_kv)``. Inputs are never written.
 
 Causal masks are aligned bottom-right (query i sees key j when ``j <= i + seqlen_k - seqlen_q``) unless the
 kernel declares top-left. A query that sees no key has out 0, lse -inf and gradients 0.

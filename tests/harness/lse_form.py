@@ -1,4 +1,4 @@
-"""The forms in which a kernel may return lse, by the claims ``lse_base`` and ``lse_layout``, and the contract's form."""
+"""The forms in which a kernel may return lse, by its claims ``lse_base`` and ``lse_layout``."""
 
 import math
 from collections.abc import Sequence

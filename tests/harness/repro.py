@@ -147,7 +147,8 @@ def _ending(
         expected = f"expected(**results[{f.other}])"
     numbers = f"allowed={float(f.allowed or 0)}, largest={_largest(f, dtype)}"
     compared = f"compare({name!r}, {f.index}, actual(**results[{f.call}]), {expected}, {numbers})"
-    functions, lse_form = [scripted.is_right, scripted.compare], (claims.lse_base, claims.lse_layout)
+    functions: list[Callable[..., Any]] = [scripted.is_right, scripted.compare]
+    lse_form = claims.lse_base, claims.lse_layout
     if lse_form == (Capabilities.lse_base, Capabilities.lse_layout):
         return functions, [made, *sides, compared]
     converted = OF_LSE.format(base=claims.lse_base, layout=claims.lse_layout)
