@@ -72,14 +72,14 @@ def test_the_claimed_form_becomes_that_of_the_contract(base: str, layout: str) -
 @pytest.mark.parametrize("law", ["forward", "backward", "composition", "exact", "identities", "invariance"])
 @pytest.mark.parametrize(("base", "layout"), FORMS)
 def test_laws_hold_in_the_form_that_is_claimed(base: str, layout: str, law: str) -> None:
-    claimed = replace(PLAIN_FUNCTION, lse_base=base, lse_layout=layout)
+    claimed = parse_claims([f"lse_base={base}", f"lse_layout={layout}"], PLAIN_FUNCTION)
     assert found_by(law, kernel_of(base, layout, claimed)) == ""
 
 
 @pytest.mark.parametrize(("base", "layout"), FORMS[1:])
 def test_another_form_than_the_claimed_one_is_wrong(base: str, layout: str) -> None:
     assert found_by("forward", kernel_of(base, layout, PLAIN_FUNCTION)) == "lse"
-    claimed = replace(PLAIN_FUNCTION, lse_base=base, lse_layout=layout)
+    claimed = parse_claims([f"lse_base={base}", f"lse_layout={layout}"], PLAIN_FUNCTION)
     assert found_by("forward", kernel_of("e", "bhn", claimed)) == "lse"
 
 
