@@ -28,6 +28,7 @@ from strategies.tensors import Tensors, tensors
 from tests.harness.compare import Check, describe, error_over_bound
 from tests.harness.device import device_answers, wait_for_device, watched
 from tests.harness.interpreting import why_not_here
+from tests.harness.lse_form import in_contract_form
 from tests.harness.pattern import ComparedTensor
 from tests.harness.poison import PoisonedAllocations
 from tests.harness.returned import WrongKind, departures, out_and_lse, three_gradients
@@ -130,7 +131,11 @@ class Problem:
 
 @dataclass(frozen=True)
 class Outputs:
-    """What one call returned; lse and the gradients are None if the kernel doesn't give them."""
+    """What one call returned; lse and the gradients are None if the kernel doesn't give them.
+
+    lse is as the kernel returned it until its shape and dtype are checked, and then in the contract's form: float64 if
+    the kernel claims base 2, else float32.
+    """
 
     out: Tensor
     lse: Tensor | None
@@ -326,6 +331,9 @@ class Trial:
         if copies:
             outputs = outputs.on_cpu()
             copies.write_back()
+        if outputs.lse is not None:
+            c = self.kernel.capabilities
+            outputs = replace(outputs, lse=in_contract_form(outputs.lse, c.lse_base, c.lse_layout))
         self.given.append(outputs)
         self.seconds["kernel"] += ended - begun
         self.seconds["tensors"] += time.perf_counter() - start - (ended - begun)
@@ -360,7 +368,7 @@ class Trial:
             if not isinstance(value, Tensor) and (is_claimed or value is not None):
                 claim = f"{name} is a tensor, but {value!r:.80} was returned"
                 self.fail(claim, kind="contract", tensor=name, call=outputs.call)
-        for name, what, actual, wanted in departures(outputs.named(), p.q, p.k, p.v):
+        for name, what, actual, wanted in departures(outputs.named(), p.q, p.k, p.v, c.lse_layout):
             claim = f"{name}.{what} is {actual}, but should be {wanted}"
             self.fail(claim, kind="contract", tensor=name, call=outputs.call)
 
@@ -418,6 +426,7 @@ class Trial:
 def run_kernel(kernel: AttentionKernel, p: Problem, launch: Mapping[str, Any], *, backward: bool) -> Outputs:
     """Call a kernel by its contract; gradients come from its own backward, or else from autograd.
 
+    lse is as the kernel returned it, in the base and the layout that it claims, and so its own backward gets it.
     An ``out`` of a wrong shape is returned without gradients. Raises WrongKind, and what the kernel raises.
     """
     options = {**p.options, **launch}

@@ -32,8 +32,9 @@ class Planted:
         return self.name.partition("__")[0]
 
     def can_show(self, case: Case) -> bool:
-        """Whether a case has what the claim is about."""
-        return any(getattr(case, name) != SIMPLEST[name] for name in (self.part, self.also) if name)
+        """Whether a case has what the claim is about; every case has what is no field of a case."""
+        names = [name for name in (self.part, self.also) if name in SIMPLEST]
+        return not names or any(getattr(case, name) != SIMPLEST[name] for name in names)
 
     def load(self) -> Callable[..., Any]:
         """Return the function with the bug."""

@@ -10,7 +10,15 @@ from tests.harness.kernel_info import KernelInfo
 from tests.harness.plan import chosen_device
 from tests.mutation.campaign import Campaign
 from tests.mutation.schedule import Schedule, is_quick
-from tests.panel import masks, planted_masks, planted_scores, planted_v_head_dim, scores
+from tests.panel import (
+    lse_forms,
+    masks,
+    planted_lse,
+    planted_masks,
+    planted_scores,
+    planted_v_head_dim,
+    scores,
+)
 
 CLAIMS = {
     "tests.panel.masks:eager": masks.CLAIMS,
@@ -21,6 +29,9 @@ CLAIMS = {
     "tests.panel.scores:everything": scores.ALL_CLAIMS,
     "tests.panel.scores:approximate": (scores.CLAIMS[0], scores.APPROXIMATE),
     **dict.fromkeys(planted_v_head_dim.SOUND, planted_v_head_dim.CLAIMS),
+    "tests.panel.lse_forms:converted": lse_forms.BASE_2,
+    "tests.panel.lse_forms:transposed": lse_forms.ROWS_FIRST,
+    "tests.panel.lse_forms:tiled": lse_forms.BOTH,
 }
 """The sound functions, with what they claim."""
 EXAMPLES, QUICK_EXAMPLES = 1000, 60
@@ -30,7 +41,7 @@ MOST_EXAMPLES = 3000
 SEEDS = range(20)
 PLANTED = {
     f"{module.__name__}:{bug.name}": bug
-    for module in (planted_masks, planted_scores, planted_v_head_dim)
+    for module in (planted_masks, planted_scores, planted_v_head_dim, planted_lse)
     for bug in module.PLANTED
 }
 COMBINED = {
@@ -84,6 +95,8 @@ def test_a_planted_bug_is_found(spec: str, campaigns: Campaigns) -> None:
 
 
 def test_every_claim_has_five_planted_bugs() -> None:
-    claims = {claim.partition("=")[0] for claim in (*scores.ALL_CLAIMS, *planted_v_head_dim.CLAIMS)}
+    claims = {
+        claim.partition("=")[0] for claim in (*scores.ALL_CLAIMS, *planted_v_head_dim.CLAIMS, *lse_forms.BOTH)
+    }
     assert all(sum(bug.part == claim for bug in PLANTED.values()) >= 5 for claim in claims)
     assert len(COMBINED) >= 6
