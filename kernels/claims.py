@@ -54,8 +54,8 @@ that claims neither.
 CAPABILITIES = {name: claim.spelling for name, claim in CLAIMS.items() if claim.spelling is not None}
 """How each claim is spelled that can be made on the command line."""
 
-NOT_CLAIMED = ("smallest_operand", "accumulate_terms")
-"""Fields of ``Arithmetic`` that follow from hardware and dtype."""
+NOT_CLAIMED = ("smallest_operand", "accumulate_terms", "lse_in_base_2")
+"""Fields of ``Arithmetic`` that follow from hardware and dtype, or from the claim ``lse_base``."""
 
 _BY_TYPE: Mapping[Any, Spelling] = {
     bool: BOOLEAN,

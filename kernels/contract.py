@@ -1,15 +1,17 @@
 """The kernel contract: what a kernel is called with, what it returns, and what it claims.
 
-Shapes, everywhere: q (batch, heads_q, seqlen_q, head_dim); k and v (batch, heads_kv, seqlen_k, head_dim);
-out like q; lse (batch, heads_q, seqlen_q) float32, the natural log of the sum of exponentials of the scaled
-and masked scores. Query head h reads key head ``h // (heads_q // heads_kv)``. Inputs are never written.
+Shapes, everywhere: q (batch, heads_q, seqlen_q, head_dim); k (batch, heads_kv, seqlen_k, head_dim); v like k and
+out like q, but for a head_dim of their own where that is claimed (``v_head_dim``); lse (batch, heads_q, seqlen_q)
+float32, the natural log of the sum of exponentials of the scaled and masked scores, unless another base or order of
+lse is claimed. Query head h reads key head
+``h // (heads_q // heads_kv)``. Inputs are never written.
 
 Causal masks are aligned bottom-right (query i sees key j when ``j <= i + seqlen_k - seqlen_q``) unless the
 kernel declares top-left. A query that sees no key has out 0, lse -inf and gradients 0.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from kernels.declaration import Claim, claim, claims_of
@@ -90,6 +92,14 @@ class Capabilities:
         integers(1, "64,128", "1-256", "8-256/8"),
         fields=("head_dim",),
         admits=lambda claimed, case: case.head_dim in claimed,
+    )
+    v_head_dim: tuple[int, ...] = claim(
+        (0,),
+        """Head dimensions of v, out and dout, where they may differ from that of q and k. 0 stands for the same.""",
+        integers(0, "128", "0,64,128", "0-256"),
+        fields=("v_head_dim",),
+        admits=lambda claimed, case: case.v_head_dim in claimed,
+        less=(0,),
     )
     causal: tuple[bool, ...] = claim(
         (False, True),
@@ -284,6 +294,19 @@ class Capabilities:
         "`forward` returns lse beside out. A plain function may return out alone; then no lse is judged.",
         BOOLEAN,
     )
+    lse_base: Literal["e", "2"] = claim(
+        "e",
+        """The base of the logarithm that `forward` returns as lse. An lse in base 2 is multiplied by ln 2 in float64
+        before it is judged; that of a row that sees no key is -inf in either base. `backward` gets it as `forward`
+        returned it.""",
+        one_of("e", "2"),
+    )
+    lse_layout: Literal["bhn", "bnh"] = claim(
+        "bhn",
+        """The order of the dimensions of the lse that `forward` returns: (batch, heads_q, seqlen_q) with `bhn`, (batch,
+        seqlen_q, heads_q) with `bnh`. `backward` gets lse as `forward` returned it.""",
+        one_of("bhn", "bnh"),
+    )
     deterministic: tuple[str, ...] = claim(
         OUTPUTS,
         "The outputs that are the same, bit for bit, whenever a call is repeated.",
@@ -321,10 +344,17 @@ class Capabilities:
     )
 
     def family(self, dtype: str, device: str, launch: Launch) -> Family:
-        """Return the designs of which one has to explain the kernel's answer; a declared arithmetic is the only one."""
+        """Return the designs of which one has to explain the kernel's answer; a declared arithmetic is the only one.
+
+        The base of lse is a claim of its own, which is added to the arithmetic of each design.
+        """
         if self.designs is None:
-            return Family((self.arithmetic(dtype, device, launch),))
-        return self.designs(dtype, device, launch)
+            family = Family((self.arithmetic(dtype, device, launch),))
+        else:
+            family = self.designs(dtype, device, launch)
+        if self.lse_base == "e":
+            return family
+        return replace(family, bases=tuple(replace(base, lse_in_base_2=True) for base in family.bases))
 
 
 CLAIMS: Mapping[str, Claim] = claims_of(Capabilities)

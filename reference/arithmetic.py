@@ -189,6 +189,7 @@ class Arithmetic:
         dq_keys: the running sum of dq is rounded to ``output`` after every so many keys. None: it stays in float32 to
             the end.
         dq_atomic: dq is summed over key tiles by float32 atomic adds, which flush subnormals (PTX ISA, atom.add).
+        lse_in_base_2: lse is returned as a logarithm to base 2, as the claim ``lse_base`` says.
         quantisation: how q, k and v are quantised. Results are judged at the quantised operands: what is lost
             in them is the algorithm's error, not the kernel's.
     """
@@ -224,7 +225,19 @@ class Arithmetic:
     dk_dv_rows: int | None = None
     dq_keys: int | None = None
     dq_atomic: bool = False
+    lse_in_base_2: bool = False
     quantisation: Quantisation | None = None
+
+    @property
+    def lse_conversion(self) -> float:
+        """Error, relative to lse, of the conversion of a natural lse to base 2; 0 if lse is returned in base e.
+
+        A kernel returns fl(lse c) with c = fl(log2 e), which differs from log2 e by 0.224 U of it. So the returned
+        number times ln 2 differs from lse by one rounding and the error of the constant, (1 + 0.224) U < 5/4 U of lse.
+        The product with ln 2 in float64, by which it is judged, adds 2^-52, which is far below the difference. A kernel
+        that takes the logarithm in base 2 and returns it as it is makes no such error.
+        """
+        return 1.25 * FP32_ROUNDOFF if self.lse_in_base_2 else 0.0
 
     @property
     def rotates(self) -> bool:

@@ -42,8 +42,8 @@ def forward(
     """Return out like q, m and l (batch, heads_q, seqlen_q), float64, by Algorithm 1.
 
     q is (batch, heads_q, seqlen_q, head_dim), k and v (batch, heads_kv, seqlen_k, head_dim), any float dtype;
-    block_q and block_k are the paper's B_r and B_c; dropout is that of ``reference.dropout``, pattern
-    that of ``masks.visible``, rule that of ``reference.score_rule``.
+    v and out may have another head_dim; block_q and block_k are the paper's B_r and B_c; dropout is that of
+    ``reference.dropout``, pattern that of ``masks.visible``, rule that of ``reference.score_rule``.
 
     Raises ValueError for head counts, an alignment or block sizes that make no sense.
     """
@@ -52,7 +52,7 @@ def forward(
     z = factors(q, k, dropout_p=dropout_p, seed=dropout_seed)
     bias, sink = rule.added(q, k, alignment), rule.sink(q, k)
     q, k, v = fold(q.double(), k.shape[1]), k.double(), v.double()
-    out = torch.zeros_like(q)  # line 2
+    out = q.new_zeros(*q.shape[:-1], v.shape[-1])  # line 2
     m = sink.repeat(q.shape[0], 1, 1, 1)  # line 2
     l = (m > -math.inf).double()  # line 2
     for j in blocks(k.shape[2], block_k):  # lines 3, 5

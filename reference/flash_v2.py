@@ -36,8 +36,8 @@ def forward(
     """Return out like q and lse (batch, heads_q, seqlen_q), float64, by Algorithm 1.
 
     q is (batch, heads_q, seqlen_q, head_dim), k and v (batch, heads_kv, seqlen_k, head_dim), any float dtype;
-    block_q and block_k are the paper's B_r and B_c; dropout is that of ``reference.dropout``, pattern
-    that of ``masks.visible``, rule that of ``reference.score_rule``.
+    v and out may have another head_dim; block_q and block_k are the paper's B_r and B_c; dropout is that of
+    ``reference.dropout``, pattern that of ``masks.visible``, rule that of ``reference.score_rule``.
 
     Raises ValueError for head counts, an alignment or block sizes that make no sense.
     """
@@ -46,11 +46,11 @@ def forward(
     z = factors(q, k, dropout_p=dropout_p, seed=dropout_seed)
     bias, sink = rule.added(q, k, alignment), rule.sink(q, k)
     q, k, v = fold(q.double(), k.shape[1]), k.double(), v.double()
-    out = torch.empty_like(q)  # line 2
+    out = q.new_empty(*q.shape[:-1], v.shape[-1])  # line 2
     lse = q.new_empty(q.shape[:-1])  # line 2
     for i in blocks(q.shape[2], block_q):  # lines 1, 3
         q_i = q[:, :, i]  # line 4
-        acc = torch.zeros_like(q_i)  # line 5
+        acc = torch.zeros_like(out[:, :, i])  # line 5
         m = sink[:, :, i].expand(*q_i.shape[:-1], 1)  # line 5
         l = (m > -math.inf).double()  # line 5
         for j in blocks(k.shape[2], block_k):  # lines 1, 6

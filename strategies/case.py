@@ -51,7 +51,7 @@ def _declared(simplest: Any, called: str, *, tried: tuple[Any, ...] = (), since:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Case:
-    """One run of a kernel. ``sm_scale=None`` stands for 1 / sqrt(head_dim).
+    """One run of a kernel. ``sm_scale=None`` stands for 1 / sqrt(head_dim), and a v_head_dim of 0 for head_dim.
 
     heads_q is ``heads_kv * group``. Each tensor has a memory layout (``strategies.layouts``) and a family of
     values (``strategies.values``) drawn from ``seed``; then ``spikes`` are set. ``key_padding`` is none, or a family
@@ -66,6 +66,7 @@ class Case:
     seqlen_q: int = 1
     seqlen_k: int = 1
     head_dim: int = 16
+    v_head_dim: int = _declared(0, "a head_dim of v of its own", tried=(0,), since=6)
     dtype: str = _declared("float32", "the dtype")
     causal: bool = _declared(False, "the causal mask", tried=(False, True))
     sm_scale: float | None = _declared(None, "sm_scale", tried=(None, 1.0, -1.0))
@@ -135,11 +136,12 @@ class Case:
     def shape(self, tensor: str) -> tuple[int, int, int, int]:
         """Shape (batch, heads, seqlen, head_dim) of ``q``, ``k``, ``v`` or ``dout``."""
         of_query = tensor in ("q", "dout")
+        of_value = tensor in ("v", "dout")
         return (
             self.batch,
             self.heads_q if of_query else self.heads_kv,
             self.seqlen_q if of_query else self.seqlen_k,
-            self.head_dim,
+            self.v_head_dim if of_value and self.v_head_dim else self.head_dim,
         )
 
 

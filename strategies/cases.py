@@ -127,6 +127,7 @@ def cases(
         st.sampled_from(HUGE[device_type] if "huge" in capabilities.layouts else ((),)),
         _score_rules(capabilities) if variants else st.just({}),
         head_dim=head_dims(capabilities.head_dims),
+        **_v_head_dim(capabilities),
         dtype=st.just(dtype),
         causal=st.sampled_from(capabilities.causal),
         sm_scale=st.sampled_from(_claimed_scales(capabilities)),
@@ -298,6 +299,15 @@ def head_dims(claimed: tuple[int, ...]) -> SearchStrategy[int]:
     powers = [head_dim for head_dim in claimed if head_dim.bit_count() == 1]
     others = [head_dim for head_dim in claimed if head_dim.bit_count() != 1]
     return st.one_of(*(st.sampled_from(found) for found in (powers, others) if found))
+
+
+def _v_head_dim(capabilities: Capabilities) -> dict[str, SearchStrategy[int]]:
+    """Return what a head_dim of v is drawn from if one is claimed; every other case has that of q and k, if it may."""
+    others = tuple(x for x in capabilities.v_head_dim if x)
+    if not others:
+        return {}
+    own = head_dims(others)
+    return {"v_head_dim": st.one_of(st.just(0), own) if 0 in capabilities.v_head_dim else own}
 
 
 def spikes(values: tuple[float | str, ...]) -> SearchStrategy[Spike]:

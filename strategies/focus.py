@@ -8,8 +8,9 @@ from itertools import product
 from random import Random
 from typing import Any, TypeVar
 
-from kernels.contract import Capabilities
+from kernels.contract import CLAIMS, Capabilities
 from reference.mask_pattern import MaskPattern
+from strategies.case import Case
 from strategies.cases import BATCHES, GROUPS, HEADS_KV, Heads
 
 WHOLE_TILES = 16
@@ -19,7 +20,10 @@ WIDE = 3
 
 SHARE_OF_EXTRAS = 1 / 16
 """In this share of the narrowest claims an extra is left; in twice as many of the next wider ones, and so on."""
-EXTRAS = ("softcap", "alibi_slopes", "bias", "sinks", *(part.name for part in fields(MaskPattern)))
+EXTRAS = (
+    *("v_head_dim", "softcap", "alibi_slopes", "bias", "sinks"),
+    *(part.name for part in fields(MaskPattern)),
+)
 """Claims of what a call may ask for beside the usual, which a kernel compiles in only then."""
 
 HEADS: tuple[Heads, ...] = tuple(product(BATCHES, HEADS_KV, GROUPS))
@@ -78,11 +82,11 @@ def focused(capabilities: Capabilities, width: int, chance: Random) -> Focus:
 
 
 def _extras(capabilities: Capabilities, width: int, chance: Random) -> dict[str, Any]:
-    """Return the narrowed claims of those ``EXTRAS`` that are claimed."""
+    """Return the narrowed claims of those ``EXTRAS`` that are claimed, and that a case may be without."""
     narrowed: dict[str, Any] = {}
     for name in EXTRAS:
         claimed, nothing = getattr(capabilities, name), getattr(Capabilities(), name)
-        if claimed == nothing:
+        if claimed == nothing or not CLAIMS[name].admits(claimed, Case()):
             continue
         is_left = chance.random() < (1 + width) * SHARE_OF_EXTRAS
         if is_left and width < WIDE and claimed is not True:

@@ -55,7 +55,7 @@ def check_case(case: Case) -> None:
 
 
 def tensors(case: Case, device: torch.device | str, margin: float = float("nan")) -> Tensors:
-    """Build the tensors: q and dout of shape ``case.shape("q")``, k and v of shape ``case.shape("k")``.
+    """Build the tensors: each of its shape in the case (``Case.shape``).
 
     The same case gives the same bits on every device. ``margin`` is the poison that fills the storage around the
     tensors. Raises ValueError for an unknown dtype, family, layout or padding, or a spike of an unknown tensor or

@@ -10,7 +10,8 @@ exponentials count in full, because they may all have the same sign, as where te
 Notation, in every module here: S = sm_scale * q k^T, A = |sm_scale| |q| |k|^T, P = softmax(S), l the sum of
 exponentials that softmax divides by, dP = dout v^T, dS = P (dP - delta), U = 2^-24, u the roundoff of the cast of
 P and dS. Query heads are folded into rows (``reference.heads``): the shape (batch, heads_kv, rows, seqlen_k), with
-rows = group * seqlen_q, is written (B, H, R, N), and D is head_dim.
+rows = group * seqlen_q, is written (B, H, R, N). D is head_dim: for q, k, dq and dk that of q, for v, out, dout and dv
+that of v.
 """
 
 from reference.bounds.backward import GradientBounds, backward_bounds

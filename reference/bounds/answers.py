@@ -61,7 +61,7 @@ def mean_bounds(
         out = out + relative * size + a.weights.underflow * size * counts
     lse = counts[..., 0].log()
     error = a.log_error * lse.abs().clamp_min(1.0) + 3 * FP32_ROUNDOFF * lse.abs() + of_parts
-    error = error + a.rounded_scores * a.weights.roundoff * (1 + lse.abs())
+    error = error + a.rounded_scores * a.weights.roundoff * (1 + lse.abs()) + a.lse_conversion * lse.abs()
     return out, torch.where(lse == -torch.inf, 0.0, error)
 
 

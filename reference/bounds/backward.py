@@ -185,13 +185,14 @@ def _terms(
         p, extra = e.weights, forward.lse + a.div_error  # type: ignore[union-attr]  # checked above
     else:
         p = hide(torch.exp(e.scores - shift[..., None]), e.seen).masked_fill(e.empty[..., None], 0.0)
-        extra = torch.zeros_like(shift)
+        # A backward may read the natural lse of which the kernel's own lse, in base 2, is a conversion.
+        extra = a.lse_conversion * shift.abs()
     err = weight_error(e, a, shift=shift, extra=extra, shift_terms=2.0)
     grad_p = e.dropped(dout @ e.v.mT)
     undropped = operand_size(dout, a.product_floor) @ operand_size(e.v, a.product_floor).mT
     products = e.dropped(undropped)
     # Relative error of dP, whose size is |dP| <= G: that of the dot product, and the rounding of its result.
-    of_grad_p = e.q.shape[-1] * a.accumulate + 2 * a.operand_rounding + FP32_ROUNDOFF + e.of_keep
+    of_grad_p = e.v.shape[-1] * a.accumulate + 2 * a.operand_rounding + FP32_ROUNDOFF + e.of_keep
     rounded = a.weights.roundoff if a.rounded_scores else 0.0
     of_grad_p += 2 * rounded  # dP is rounded as a product, and again as its distance to delta.
     of_products = products * p
@@ -309,7 +310,7 @@ def _delta_by_out(e: Exact, a: Arithmetic, err: WeightError, s: _Sums) -> Tensor
     """Error of delta as the sum of dout * out over the head dimension: that of the sum, and that of out itself."""
     size = operand_size(s.dout, a.operand_floor)
     error = (
-        e.q.shape[-1] * FP32_ROUNDOFF * (operand_size(s.out, a.operand_floor) * size).sum(-1, keepdim=True)
+        size.shape[-1] * FP32_ROUNDOFF * (operand_size(s.out, a.operand_floor) * size).sum(-1, keepdim=True)
     )
     return error if s.out_error is None else error + (s.out_error * size).sum(-1, keepdim=True)
 

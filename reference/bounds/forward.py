@@ -163,11 +163,15 @@ def merge_error(arithmetic: Arithmetic, terms: int) -> float:
 
 
 def _lse_bound(e: Exact, a: Arithmetic, err: WeightError, s: _Sums) -> Tensor:
-    """Absolute error of lse (B, H, R): from the error of l (at most that of any weight), and from its logarithm."""
+    """Absolute error of lse (B, H, R): from the error of l (at most that of any weight), and from its logarithm.
+
+    Where lse is returned in base 2, ``Arithmetic.lse_conversion`` is one product more than those counted here.
+    """
     of_weights = torch.minimum(s.drift / (1 - s.drift.clamp_max(0.5)), err.log)
     size = a.log_error * ((e.lse - e.row_max).abs() + a.lag).clamp_min(1.0)
     if a.rounded_scores:  # Such a kernel may round the logarithm as well.
         size = size + a.weights.roundoff * (e.row_max.abs() + e.lse.abs()) + a.weights.underflow
+    size = size + a.lse_conversion * e.lse.abs()
     return (of_weights + s.of_sum)[..., 0] + size + FP32_ROUNDOFF * (3 * e.row_max.abs() + 2 * e.lse.abs())
 
 

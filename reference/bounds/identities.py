@@ -74,7 +74,7 @@ def sizes(
     seqlen_q, heads_kv, group = q.shape[2], k.shape[1], q.shape[1] // k.shape[1]
     q, dout = fold(q, heads_kv).double(), fold(dout, heads_kv).double()
     k, v = k.double(), v.double()
-    terms, head_dim = k.shape[2], k.shape[3]
+    terms, head_dim, v_head_dim = k.shape[2], k.shape[3], v.shape[3]
     seen = visible(seqlen_q, terms, causal, alignment, q.device)
     live = torch.ones(seqlen_q, dtype=torch.bool, device=q.device) if seen is None else seen.any(-1)
     live = live.repeat(group)
@@ -116,7 +116,7 @@ def sizes(
     stored = 2 * weight + a.weights.roundoff + a.operand_rounding + a.output.roundoff + terms * a.accumulate
     stored = stored + merge_error(a, terms) + PARTIAL_STORES * a.rounded_partials * a.output.roundoff
     casts = (2 + a.ds_from_rounded_p + 6 * a.rounded_scores) * a.weights.roundoff
-    relative = 2 * weight + casts + 2 * head_dim * a.accumulate + 6 * FP32_ROUNDOFF
+    relative = 2 * weight + casts + 2 * v_head_dim * a.accumulate + 6 * FP32_ROUNDOFF
     floor = terms * a.weights.underflow / min(a.ds_units(sm_scale)) * (1 + grad_p)
     grad_s = (
         (2 * relative + 4 * a.operand_rounding + stored) * grad_p

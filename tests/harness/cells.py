@@ -65,6 +65,7 @@ def claimed(c: Capabilities) -> list[str]:
     values: dict[str, Iterable[Any]] = {
         "dtype": c.dtypes,
         "head_dim": map(of_head_dim, c.head_dims),
+        "v_head_dim": (0, *c.v_head_dim),
         "causal": c.causal,
         "lengths": COMPARED if c.unequal_lengths else COMPARED[1:2],
         "batch": BATCHES,

@@ -51,7 +51,9 @@ def describe(check: Check, ratio: Tensor) -> Finding:
     values = [float(x.expand(ratio.shape)[index]) for x in compared]
     finite = math.isfinite(values[1]) or values[0] == values[1]
     of_nan = _of_nan(actual, expected, ratio)
-    spacing = unit_in_the_last_place(values[0], actual.dtype)
+    # An lse that was returned in base 2 is float64 here, but what the kernel stored of it is float32.
+    dtype = torch.float32 if check.tensor == "lse" else actual.dtype
+    spacing = unit_in_the_last_place(values[0], dtype)
     return Finding(
         claim=check.claim,
         kind="error" if finite else "nonfinite",

@@ -8,7 +8,7 @@ from kernels.claims import parse_claims
 from strategies.cases import is_claimed
 from tests.harness.budget import BudgetSpent
 from tests.harness.bugs import Bug, with_tensors
-from tests.harness.offers import TOP_LEFT, failing_under
+from tests.harness.offers import OF_ANSWERS, failing_under
 from tests.harness.report import shown_in
 from tests.harness.runs import Runs
 from tests.harness.sightings import Sightings
@@ -95,7 +95,7 @@ def _offer(claim: str, seen: Sightings, runs: Runs, spend: Callable[[], None]) -
     failing, drawn = [*seen.cases, *seen.shrunk], len(seen.cases)
     if drawn < FEWEST_DRAWN:
         return
-    if claim != TOP_LEFT:
+    if claim not in OF_ANSWERS:
         narrow = parse_claims([claim], runs.info.capabilities)
         if not any(is_claimed(case, narrow) for _, case in failing):
             yield f"--claims {claim}: all {drawn} failing cases are excluded"

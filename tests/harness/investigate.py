@@ -27,7 +27,7 @@ from tests.harness.explain import HOLDS_ALONE, Explanation, Seen, explain
 from tests.harness.gentle import RUNS, gently_reduced, in_general_layout
 from tests.harness.known_bugs import KnownBugs
 from tests.harness.needs import NeedSearch
-from tests.harness.offers import offered
+from tests.harness.offers import excluding, offered
 from tests.harness.ordinary import ordinary_cases
 from tests.harness.reduce import reduced
 from tests.harness.report import Failure, headline
@@ -335,7 +335,11 @@ class Investigation:
         ordinary = [ran for ran, finding in self.runs.ordinary.items() if self.counted(finding) is None]
         held = [*self.runs.held, *varied, *ordinary]
         spend = self.beside_shrinking(0.0 if failure.finding.ends_process else SEVERITY_SECONDS)
-        return offered(bug.needs, self.cases.shrunk, held, self.runs, spend)
+        failing, holding = [case for _, case in self.cases.shrunk], [case for _, case in held]
+        return (
+            *offered(bug, self.cases.shrunk, self.runs, spend),
+            *excluding(bug.needs, failing, holding, self.runs.info.capabilities),
+        )
 
     def everywhere(self, bug: Bug, tried: int) -> Bug:
         """Return the bug with no need but the dtype, because every ordinary case of its dtype shows it.
@@ -351,7 +355,8 @@ class Investigation:
             bug = replace(bug, failure=self.shown_apart_from([bug, *self.known.bugs.values()]))
         named = {self.failure.finding.tensor} - {""}
         tensors = tuple(sorted(always | named))
-        return replace(bug, needs=needs, tensors=tensors, severity=Severity(tried, tried))
+        bug = replace(bug, needs=needs, tensors=tensors, severity=Severity(tried, tried))
+        return replace(bug, offers=offered(bug, self.cases.shrunk, self.runs, spend))
 
     def shown_apart_from(self, others: Sequence[Bug]) -> Failure:
         """Return the failure on a smallest case that does not meet other bugs, or as it is if there is none.

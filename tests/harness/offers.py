@@ -8,11 +8,17 @@ from kernels.contract import CLAIMS, Capabilities
 from strategies.case import LAYOUT_FIELDS, Case
 from strategies.cases import is_claimed
 from tests.harness.budget import BudgetSpent
-from tests.harness.bugs import Need
+from tests.harness.bugs import Bug, Need
 from tests.harness.runs import Runs
 
 TOP_LEFT = "causal_alignment=top_left"
-"""The claim that changes which answer is right, and excludes no case."""
+"""The claim that the corner of a causal mask lies elsewhere."""
+
+IN_BASE_2, ROWS_FIRST = "lse_base=2", "lse_layout=bnh"
+"""The claims that lse is returned in another base, and with its rows before its heads."""
+
+OF_ANSWERS = (TOP_LEFT, IN_BASE_2, ROWS_FIRST)
+"""Claims that change which answer is right, and exclude no case."""
 
 LEAST_LEFT = 1 / 8
 """A list of values is offered if it leaves this share of the cases that held.
@@ -25,17 +31,29 @@ FEW = 12
 Ran = tuple[str, Case]
 
 
-def offered(
-    needs: Sequence[Need], failing: Sequence[Ran], held: Sequence[Ran], runs: Runs, spend: Callable[[], None]
-) -> tuple[str, ...]:
-    """Return claims that would be true as far as the known cases tell; ``spend`` may end the runs made for that."""
-    capabilities = runs.info.capabilities
-    cases, holding = [case for _, case in failing], [case for _, case in held]
-    claims = [*excluding(needs, cases, holding, capabilities)]
+def offered(bug: Bug, failing: Sequence[Ran], runs: Runs, spend: Callable[[], None]) -> tuple[str, ...]:
+    """Return claims that change which answer is right, under which the failing cases of a bug hold.
+
+    Some of the cases are run under each claim that may be meant; ``spend`` may end these runs.
+    """
+    found: list[str] = []
     with suppress(BudgetSpent):
-        if may_be_top_left(cases, capabilities) and not failing_under(TOP_LEFT, failing[:FEW], runs, spend):
-            claims.insert(0, TOP_LEFT)
-    return tuple(claims)
+        for claim in other_answers(bug.tensors, [case for _, case in failing], runs.info.capabilities):
+            if not failing_under(claim, failing[:FEW], runs, spend):
+                found.append(claim)
+    return tuple(found)
+
+
+def other_answers(tensors: Sequence[str], cases: Sequence[Case], capabilities: Capabilities) -> Iterator[str]:
+    """Yield the claims of ``OF_ANSWERS`` that could make all cases hold in which these tensors are wrong."""
+    if may_be_top_left(cases, capabilities):
+        yield TOP_LEFT
+    if {*tensors} == {"lse"}:
+        if capabilities.lse_base != "2":
+            yield IN_BASE_2
+        # With one head or one row, both orders have the same numbers.
+        if capabilities.lse_layout != "bnh" and all(min(x.heads_q, x.seqlen_q) > 1 for x in cases):
+            yield ROWS_FIRST
 
 
 def may_be_top_left(cases: Iterable[Case], capabilities: Capabilities) -> bool:

@@ -16,6 +16,7 @@ from reference import safe_softmax
 from strategies.case import Case
 from strategies.tensors import tensors
 from tests.harness.device import wait_for_device
+from tests.harness.lse_form import shape_of_lse
 from tests.harness.returned import WrongKind, departures, out_and_lse
 
 SEQLEN = 16
@@ -29,6 +30,8 @@ FRAMES_OF_OURS = 2
 
 DIMENSIONS = ("batch", "heads", "seqlen", "head_dim")
 OTHER_ORDER = "(batch, seqlen, heads, head_dim)"
+LSE_DIMENSIONS = {"bhn": "(batch, heads, seqlen)", "bnh": "(batch, seqlen, heads)"}
+"""The dimensions of lse, by the claim ``lse_layout``."""
 
 
 def probe(kernel: AttentionKernel, device: str) -> str | None:
@@ -54,7 +57,9 @@ def probe(kernel: AttentionKernel, device: str) -> str | None:
         return _of_the_call(error, keywords(kernel.capabilities))
     except Exception:
         return None
-    return wrong_form(out, lse, q) or _wrong_order(out, q, k, v, kernel.capabilities, options)
+    return wrong_form(out, lse, q, v, kernel.capabilities.lse_layout) or _wrong_order(
+        out, q, k, v, kernel.capabilities, options
+    )
 
 
 def simplest_case(capabilities: Capabilities) -> Case:
@@ -66,23 +71,35 @@ def simplest_case(capabilities: Capabilities) -> Case:
         seqlen_q=seqlen,
         seqlen_k=seqlen,
         head_dim=c.head_dims[0],
+        v_head_dim=c.v_head_dim[0],
         dtype=c.dtypes[0],
         causal=min(c.causal),
     )
 
 
-def wrong_form(out: Tensor, lse: Tensor | None, q: Tensor) -> str | None:
-    """Say which of shape, dtype and device of out or lse is not what the contract says; None if all are."""
+def wrong_form(out: Tensor, lse: Tensor | None, q: Tensor, v: Tensor, lse_layout: str) -> str | None:
+    """Say which of shape, dtype and device of out or lse is not what the contract says; None if all are.
+
+    ``lse_layout`` is the claim of that name, by which lse is expected.
+    """
     returned = {"out": out} if lse is None else {"out": out, "lse": lse}
-    for name, what, actual, wanted in departures(returned, q, q):
-        return f"returned {name} of {what} {actual}, expected {wanted}{_explained(what, actual, wanted)}"
+    for name, what, actual, wanted in departures(returned, q, q, v, lse_layout):
+        told = f"returned {name} of {what} {actual}, expected {wanted}"
+        if what != "shape":
+            return told
+        return told + (_of_lse(actual, q, lse_layout) if name == "lse" else _explained(actual, wanted))
     return None
 
 
-def _explained(what: str, actual: Any, wanted: Any) -> str:
+def _of_lse(actual: Any, q: Tensor, claimed: str) -> str:
+    """Name the dimensions that the claim expects of lse, and the other claim if that is the one which fits."""
+    other = next(layout for layout in LSE_DIMENSIONS if layout != claimed)
+    fits = f": --claims lse_layout={other} fits it" if actual == shape_of_lse(q.shape, other) else ""
+    return f", which is {LSE_DIMENSIONS[claimed]}{fits}"
+
+
+def _explained(actual: Any, wanted: Any) -> str:
     """Name the dimensions, and say if heads and seqlen are in each other's place."""
-    if what != "shape":
-        return ""
     names = f", which is ({', '.join(DIMENSIONS[: len(wanted)])})"
     swapped = (wanted[0], wanted[2], wanted[1], *wanted[3:])
     return f"{names}: it has the shape for tensors of {OTHER_ORDER}" if actual == swapped else names

@@ -17,9 +17,11 @@ from typing import Any
 import torch
 
 from kernels import registry
+from kernels.contract import Capabilities
 from tests.harness import memory, poison, scripted
 from tests.harness.home import OWN_FOLDERS
 from tests.harness.interpreting import REPAIRED
+from tests.harness.lse_form import in_contract_form
 from tests.harness.run import Run
 from tests.harness.source import WritingTrial
 from tests.harness.verdict import INTERMITTENT, LEAK, Finding
@@ -41,6 +43,11 @@ INTERPRET = 'os.environ["TRITON_INTERPRET"] = "1"  # read when a Triton kernel i
 SIDE = """\
 def {name}(q, k, v, dout, out, lse=None, dq=None, dk=None, dv=None):
     return {expression}"""
+OF_LSE = """\
+for result in results:
+    if "lse" in result:
+        result["lse"] = in_contract_form(result["lse"], {base!r}, {layout!r})"""
+"""What follows the calls of a kernel that returns lse in another form than that of the contract."""
 LEAKS = """\
 left = growth(lambda: {call}, 4.0)
 print(f"{{left / 2**20:.3g}} MiB stay behind each time")
@@ -59,7 +66,8 @@ def script(run: Run, trial: WritingTrial, finding: Finding, title: str, seconds:
     made = slice(len(trial.calls)) if run.law != "rejection" else slice(finding.call, finding.call + 1)
     source = trial.source.only(made)
     device = torch.device(trial.device).type
-    functions, ending = _ending(source.calls, run.law, finding, run.case.dtype)
+    claims = trial.kernel.capabilities
+    functions, ending = _ending(source.calls, run.law, finding, run.case.dtype, claims)
     if any(function == "poisoned" for function, _ in source.calls):
         functions = [scripted.poisoned, *functions]
     called = [scripted.finished, getattr(scripted, source.function), *functions]
@@ -72,6 +80,7 @@ def script(run: Run, trial: WritingTrial, finding: Finding, title: str, seconds:
         _kernel(run.spec),
         _assigned(
             DEVICE=device,
+            LSE_LAYOUT=claims.lse_layout,
             MARGIN=scripted.MARGIN,
             FILLED_ELEMENTS=scripted.FILLED_ELEMENTS,
             REPEAT_SECONDS=scripted.REPEAT_SECONDS,
@@ -113,7 +122,7 @@ def _kernel(spec: str) -> str:
 
 
 def _ending(
-    calls: list[tuple[str, str]], law: str, f: Finding, dtype: str
+    calls: list[tuple[str, str]], law: str, f: Finding, dtype: str, claims: Capabilities
 ) -> tuple[list[Callable[..., Any]], list[str]]:
     """Return the functions that the end of the program needs, and its lines, which make the calls and check them."""
     unchanged = "must_be_unchanged(before)"
@@ -138,7 +147,12 @@ def _ending(
         expected = f"expected(**results[{f.other}])"
     numbers = f"allowed={float(f.allowed or 0)}, largest={_largest(f, dtype)}"
     compared = f"compare({name!r}, {f.index}, actual(**results[{f.call}]), {expected}, {numbers})"
-    return [scripted.is_right, scripted.compare], [made, *sides, compared]
+    functions: list[Callable[..., Any]] = [scripted.is_right, scripted.compare]
+    lse_form = claims.lse_base, claims.lse_layout
+    if lse_form == (Capabilities.lse_base, Capabilities.lse_layout):
+        return functions, [made, *sides, compared]
+    converted = OF_LSE.format(base=claims.lse_base, layout=claims.lse_layout)
+    return [in_contract_form, *functions], [made, converted, *sides, compared]
 
 
 def _repeated(function: str, arguments: str, f: Finding) -> list[str]:

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.harness.lse_form import shape_of_lse
+
 
 class WrongKind(TypeError):
     """A kernel returned another kind of object than the contract says; the message says which and what was expected."""
@@ -47,9 +49,20 @@ def type_name(value: Any) -> str:
     return type(value).__name__ if package == "builtins" else f"{package}.{type(value).__name__}"
 
 
-def departures(returned: Mapping[str, Tensor], q: Tensor, k: Tensor) -> Iterator[tuple[str, str, Any, Any]]:
-    """Yield what of shape, dtype and device is not as the contract says: the tensor's name, what, is, should be."""
-    shapes = {"out": q.shape, "lse": q.shape[:3], "dq": q.shape, "dk": k.shape, "dv": k.shape}
+def departures(
+    returned: Mapping[str, Tensor], q: Tensor, k: Tensor, v: Tensor, lse_layout: str
+) -> Iterator[tuple[str, str, Any, Any]]:
+    """Yield what of shape, dtype and device is not as the contract says: the tensor's name, what, is, should be.
+
+    ``lse_layout`` is the kernel's claim of that name, and lse is as the kernel returned it.
+    """
+    shapes = {
+        "out": (*q.shape[:3], v.shape[3]),
+        "lse": shape_of_lse(q.shape, lse_layout),
+        "dq": q.shape,
+        "dk": k.shape,
+        "dv": v.shape,
+    }
     for name, x in returned.items():
         dtype = torch.float32 if name == "lse" else q.dtype
         found = {"shape": tuple(x.shape), "dtype": x.dtype, "device": x.device.type}

@@ -29,6 +29,9 @@ FILLED_ELEMENTS = 2**26
 DEVICE = "cpu"
 """The type of the device on which tensors are made."""
 
+LSE_LAYOUT = "bhn"
+"""The order of the dimensions of lse, as the kernel returns it: batch, heads and rows, or "bnh"."""
+
 REPEAT_SECONDS = 20.0
 """The most seconds for calls that are repeated because what they return comes and goes."""
 
@@ -174,8 +177,10 @@ def repeat(name: str, call: Callable[[], Tensor], least: float, times: int) -> N
 
 def must_fit(result: dict[str, Tensor]) -> None:
     """Exit with 1 if a tensor that a call returned has a wrong shape, dtype or device."""
-    q, k = result["q"], result["k"]
-    shapes = {"out": q.shape, "lse": q.shape[:3], "dq": q.shape, "dk": k.shape, "dv": k.shape}
+    q, k, v = result["q"], result["k"], result["v"]
+    out = torch.Size((*q.shape[:3], v.shape[3]))
+    of_lse = q[..., 0].mT.shape if LSE_LAYOUT == "bnh" else q.shape[:3]
+    shapes = {"out": out, "lse": of_lse, "dq": q.shape, "dk": k.shape, "dv": v.shape}
     for name in shapes.keys() & result.keys():
         x, dtype = result[name], torch.float32 if name == "lse" else q.dtype
         if (x.shape, x.dtype, x.device) != (shapes[name], dtype, q.device):

@@ -28,6 +28,7 @@ from strategies.tensors import Tensors, tensors
 from tests.harness.compare import Check, describe, error_over_bound
 from tests.harness.device import device_answers, wait_for_device, watched
 from tests.harness.interpreting import why_not_here
+from tests.harness.lse_form import in_contract_form
 from tests.harness.pattern import ComparedTensor
 from tests.harness.poison import PoisonedAllocations
 from tests.harness.returned import WrongKind, departures, out_and_lse, three_gradients
@@ -59,7 +60,7 @@ class CannotRun(Exception):
 
 @dataclass(frozen=True)
 class Problem:
-    """The arguments of one kernel call, with shapes and meaning as in ``kernels.contract``; dout is like q."""
+    """The arguments of one kernel call, with shapes and meaning as in ``kernels.contract``; dout is like out."""
 
     q: Tensor
     k: Tensor
@@ -130,7 +131,11 @@ class Problem:
 
 @dataclass(frozen=True)
 class Outputs:
-    """What one call returned; lse and the gradients are None if the kernel doesn't give them."""
+    """What one call returned; lse and the gradients are None if the kernel doesn't give them.
+
+    lse is as the kernel returned it until its shape and dtype are checked, and then in the contract's form: float64 if
+    the kernel claims base 2, else float32.
+    """
 
     out: Tensor
     lse: Tensor | None
@@ -260,6 +265,7 @@ class Trial:
                 "seqlen_q": p.q.shape[2],
                 "seqlen_k": seqlen_k,
                 "head_dim": head_dim,
+                "v_head_dim": 0 if p.v.shape[3] == head_dim else p.v.shape[3],
                 "causal": p.causal,
                 "sm_scale": self.case.sm_scale if p.sm_scale == self.case.scale else p.sm_scale,
                 **{f"{name}_layout": self._layout_in(p, name) for name in TENSORS},
@@ -329,6 +335,9 @@ class Trial:
         if copies:
             outputs = outputs.on_cpu()
             copies.write_back()
+        if outputs.lse is not None:
+            c = self.kernel.capabilities
+            outputs = replace(outputs, lse=in_contract_form(outputs.lse, c.lse_base, c.lse_layout))
         self.given.append(outputs)
         self.seconds["kernel"] += ended - begun
         self.seconds["tensors"] += time.perf_counter() - start - (ended - begun)
@@ -363,7 +372,7 @@ class Trial:
             if not isinstance(value, Tensor) and (is_claimed or value is not None):
                 claim = f"{name} is a tensor, but {value!r:.80} was returned"
                 self.fail(claim, kind="contract", tensor=name, call=outputs.call)
-        for name, what, actual, wanted in departures(outputs.named(), p.q, p.k):
+        for name, what, actual, wanted in departures(outputs.named(), p.q, p.k, p.v, c.lse_layout):
             claim = f"{name}.{what} is {actual}, but should be {wanted}"
             self.fail(claim, kind="contract", tensor=name, call=outputs.call)
 
@@ -421,7 +430,8 @@ class Trial:
 def run_kernel(kernel: AttentionKernel, p: Problem, launch: Mapping[str, Any], *, backward: bool) -> Outputs:
     """Call a kernel by its contract; gradients come from its own backward, or else from autograd.
 
-    An ``out`` whose shape is not that of q is returned without gradients. Raises WrongKind, and what the kernel raises.
+    lse is as the kernel returned it, in the base and the layout that it claims, and so its own backward gets it.
+    An ``out`` of a wrong shape is returned without gradients. Raises WrongKind, and what the kernel raises.
     """
     options = {**p.options, **launch}
     backward = backward and kernel.capabilities.backward
@@ -440,7 +450,7 @@ def _through_autograd(kernel: AttentionKernel, p: Problem, options: Mapping[str,
     leaves = [x.detach().requires_grad_() for x in (p.q, p.k, p.v)]
     out, lse = out_and_lse(kernel.forward(*leaves, **options))
     lse = None if lse is None else lse.detach()
-    if not out.requires_grad or out.shape != p.q.shape:
+    if not out.requires_grad or out.shape != (*p.q.shape[:3], p.v.shape[3]):
         return Outputs(out, lse)
     dq, dk, dv = torch.autograd.grad(out, leaves, p.dout, materialize_grads=True)
     return Outputs(out.detach(), lse, dq, dk, dv)

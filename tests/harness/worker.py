@@ -35,6 +35,7 @@ from tests.harness.device import device_answers
 from tests.harness.interpreting import repair_interpreter
 from tests.harness.known import described
 from tests.harness.law import law_named
+from tests.harness.lse_form import in_claimed_form
 from tests.harness.memory import device_bytes, growth, held_bytes, offer_to_be_killed
 from tests.harness.precision import with_explanations
 from tests.harness.probe import probe
@@ -221,6 +222,7 @@ def _stand_in(kernel: AttentionKernel) -> AttentionKernel:
     """Return the kernel with its functions replaced by the float64 reference, in the dtypes of the kernel's results."""
     taken = inspect.signature(safe_softmax.forward).parameters.keys() - kernel.capabilities.launch.keys()
     alignment = kernel.capabilities.causal_alignment
+    lse_form = kernel.capabilities.lse_base, kernel.capabilities.lse_layout
 
     def answer(reference: Callable[..., Any], *tensors: Tensor, **options: Any) -> Any:
         known = {name: value for name, value in options.items() if name in taken}
@@ -228,7 +230,7 @@ def _stand_in(kernel: AttentionKernel) -> AttentionKernel:
 
     def forward(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
         out, lse = answer(safe_softmax.forward, q, k, v, **options)
-        return out.to(q.dtype), lse.float()
+        return out.to(q.dtype), in_claimed_form(lse, *lse_form).float()
 
     def backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *stored: Tensor, **options: Any) -> Any:
         return tuple(x.to(q.dtype) for x in answer(safe_softmax.backward, dout, q, k, v, **options))

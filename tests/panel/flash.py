@@ -11,7 +11,7 @@ from tests.panel.heads import LN_2, LOG2_E, Heads, attend, finite_shift, not_zer
 def online_softmax(heads: Heads, *, block: int, backwards: bool = False) -> tuple[Tensor, Tensor]:
     """FlashAttention-2, algorithm 1: P is cast before its product, and the sum is divided by l once, at the end."""
     m = torch.full_like(heads.q[..., :1], -torch.inf)
-    l, acc = torch.zeros_like(m), torch.zeros_like(heads.q)
+    l, acc = torch.zeros_like(m), heads.q.new_zeros(*heads.q.shape[:3], heads.v.shape[3])
     tiles = heads.tiles(block)
     for keys in reversed(tiles) if backwards else tiles:
         s = heads.scores(keys)

@@ -10,8 +10,17 @@ from tests.harness.kernel_info import KernelInfo
 from tests.harness.plan import chosen_device
 from tests.mutation.campaign import Campaign
 from tests.mutation.schedule import Schedule, is_quick
-from tests.panel import masks, paged, planted_masks, planted_pages, planted_scores, scores
-from tests.panel.planted import Planted
+from tests.panel import (
+    lse_forms,
+    masks,
+    paged,
+    planted_lse,
+    planted_masks,
+    planted_pages,
+    planted_scores,
+    planted_v_head_dim,
+    scores,
+)
 
 CLAIMS = {
     "tests.panel.masks:eager": masks.CLAIMS,
@@ -23,6 +32,10 @@ CLAIMS = {
     "tests.panel.scores:tiled": scores.CLAIMS,
     "tests.panel.scores:everything": scores.ALL_CLAIMS,
     "tests.panel.scores:approximate": (scores.CLAIMS[0], scores.APPROXIMATE),
+    **dict.fromkeys(planted_v_head_dim.SOUND, planted_v_head_dim.CLAIMS),
+    "tests.panel.lse_forms:converted": lse_forms.BASE_2,
+    "tests.panel.lse_forms:transposed": lse_forms.ROWS_FIRST,
+    "tests.panel.lse_forms:tiled": lse_forms.BOTH,
 }
 """The sound functions, with what they claim."""
 EXAMPLES, QUICK_EXAMPLES = 1000, 60
@@ -30,14 +43,16 @@ EXAMPLES, QUICK_EXAMPLES = 1000, 60
 MOST_EXAMPLES = 3000
 """Within so many examples a planted bug is found."""
 SEEDS = range(20)
-PLANTED_IN = {
-    masks.__name__: planted_masks.__name__,
-    paged.__name__: planted_pages.__name__,
-    scores.__name__: planted_scores.__name__,
+PLANTED = {
+    f"{module.__name__}:{bug.name}": bug
+    for module in (planted_masks, planted_scores, planted_v_head_dim, planted_lse, planted_pages)
+    for bug in module.PLANTED
 }
-"""The module that has the bugs planted in a module of sound functions."""
-PLANTED = (*planted_masks.PLANTED, *planted_scores.PLANTED, *planted_pages.PLANTED)
-COMBINED = (*planted_masks.COMBINED, *planted_scores.COMBINED)
+COMBINED = {
+    f"{module.__name__}:{bug.name}": bug
+    for module in (planted_masks, planted_scores)
+    for bug in module.COMBINED
+}
 
 Campaigns = dict[str, Campaign]
 
@@ -72,17 +87,21 @@ def test_an_approximate_tanh_is_explained_by_its_claim(campaigns: Campaigns) -> 
     assert all(scores.APPROXIMATE in finding.explained_by for finding in alarms)
 
 
-@pytest.mark.parametrize("bug", [*PLANTED, *COMBINED], ids=lambda bug: bug.name)
-def test_a_planted_bug_is_found(bug: Planted, campaigns: Campaigns) -> None:
+@pytest.mark.parametrize("spec", [*PLANTED, *COMBINED])
+def test_a_planted_bug_is_found(spec: str, campaigns: Campaigns) -> None:
+    bug = PLANTED.get(spec) or COMBINED[spec]
     campaign = campaigns[f"{bug.edit.module}:{bug.function}"]
     for seed in SEEDS[:1] if is_quick() else SEEDS:
-        attempt = campaign.attempt(f"{PLANTED_IN[bug.edit.module]}:{bug.name}", seed, MOST_EXAMPLES)
+        attempt = campaign.attempt(spec, seed, MOST_EXAMPLES)
         assert attempt.finding is not None, f"not found with seed {seed} in {attempt.examples} examples"
         assert attempt.case is not None
-        assert bug.can_show(attempt.law, attempt.case), f"found without {bug.part}: {attempt.case!r}"
+        assert bug.can_show(attempt.case), f"found without {bug.part}: {attempt.case!r}"
 
 
 def test_every_claim_has_five_planted_bugs() -> None:
-    claims = {claim.partition("=")[0] for claim in (*scores.ALL_CLAIMS, *paged.CLAIMS)}
-    assert all(sum(bug.part == claim for bug in PLANTED) >= 5 for claim in claims)
+    claims = {
+        claim.partition("=")[0]
+        for claim in (*scores.ALL_CLAIMS, *planted_v_head_dim.CLAIMS, *lse_forms.BOTH, *paged.CLAIMS)
+    }
+    assert all(sum(bug.part == claim for bug in PLANTED.values()) >= 5 for claim in claims)
     assert len(COMBINED) >= 6

@@ -57,7 +57,7 @@ def means(trial: Trial) -> None:
 
     def mean(x: torch.Tensor) -> torch.Tensor:
         """Return the mean of x over the keys that a row sees, shaped like out; sums of integers are exact."""
-        return (seen @ x.double() / counts.clamp_min(1)).repeat_interleave(group, 1).expand_as(p.q)
+        return (seen @ x.double() / counts.clamp_min(1)).repeat_interleave(group, 1).expand_as(p.dout)
 
     expected = mean(v)
     bound, of_lse = mean_bounds(expected, mean(v.abs()), counts, p.k.shape[2], trial.arithmetic)

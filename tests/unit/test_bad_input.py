@@ -95,7 +95,7 @@ class TestProbe:
             (
                 "rows_first_with_lse",
                 "returned lse of shape (1, 16, 2), expected (1, 2, 16), which is (batch, heads, seqlen): "
-                "it has the shape for tensors of (batch, seqlen, heads, head_dim)",
+                "--claims lse_layout=bnh fits it",
             ),
             (
                 "rows_first_throughout",
