@@ -1,0 +1,55 @@
+"""A cache in pages holds the keys of each sequence, and what no sequence has can be told from them."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from strategies.pages import Pages, in_pages
+from tests.unit.running import exit_status, pytest_run
+
+LENGTHS = (0, 17, 32, 40)
+PAGE_SIZE = 16
+SEEDS = range(20)
+
+
+def drawn(seed: int) -> tuple[torch.Tensor, Pages]:
+    """Return keys of random numbers, and them in pages, with values that are their opposites."""
+    k = torch.randn(len(LENGTHS), 2, max(LENGTHS), 4, generator=torch.Generator().manual_seed(seed))
+    return k, in_pages(k, -k, LENGTHS, PAGE_SIZE, ["contiguous", "bnhd"], random.Random(seed))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_sequence_has_its_keys_but_for_first_pages_that_it_shares(seed: int) -> None:
+    given, pages = drawn(seed)
+    for b, length in enumerate(LENGTHS):
+        k, v = pages.of(b, length)
+        assert k.shape == (1, 2, length, 4)
+        assert torch.equal(v, -k)
+        own = [torch.equal(k[0, :, at], given[b, :, at]) for at in range(length)]
+        shared = own.index(True) if True in own else length
+        assert all(own[shared:])
+        assert shared % PAGE_SIZE == 0
+
+
+def test_tables_vary_in_what_a_kernel_may_take_for_granted() -> None:
+    pools = [drawn(seed)[1] for seed in SEEDS]
+    counts = [-(-length // PAGE_SIZE) for length in LENGTHS]
+    tables = [pages.block_table for pages in pools]
+    unused = [[int(x) for row, count in zip(t, counts, strict=True) for x in row[count:]] for t in tables]
+    assert {-1, 2**31 - 1} < {x for entries in unused for x in entries}
+    assert {t.is_contiguous() for t in tables} == {True, False}
+    assert {t.shape[1] - max(counts) for t in tables} == {0, 1, 2}
+    assert {len({int(t[1, 0]), int(t[2, 0]), int(t[3, 0])}) for t in tables} == {2, 3}
+    assert {bool(pages.k.isnan().any()) for pages in pools} == {True, False}
+    assert all(len(pages.k) > sum(counts) for pages in pools)
+
+
+def test_a_script_has_the_table_with_its_rows_apart(tmp_path: Path) -> None:
+    kernel = "tests.panel.planted_pages:ragged__rows_of_the_table_adjacent"
+    options = ["--kernel", kernel, "--claims=ragged=paged", "-k", "ragged", "--examples=60"]
+    pytest_run(tmp_path, *options, "--hypothesis-seed=1", status=pytest.ExitCode.TESTS_FAILED)
+    (script,) = tmp_path.rglob("repro.py")
+    assert "block_table=torch.empty_strided(" in script.read_text()
+    assert exit_status(script, tmp_path) == 1
