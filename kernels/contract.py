@@ -3,8 +3,7 @@
 Shapes, everywhere: q (batch, heads_q, seqlen_q, head_dim); k (batch, heads_kv, seqlen_k, head_dim); v like k and
 out like q, but for a head_dim of their own where that is claimed (``v_head_dim``); lse (batch, heads_q, seqlen_q)
 float32, the natural log of the sum of exponentials of the scaled and masked scores, unless another base or order of
-lse is claimed. Query head h reads key head
-``h // (heads_q // heads_kv)``. Inputs are never written.
+lse is claimed. Query head h reads key head ``h // (heads_q // heads_kv)``. Inputs are never written.
 
 Causal masks are aligned bottom-right (query i sees key j when ``j <= i + seqlen_k - seqlen_q``) unless the
 kernel declares top-left. A query that sees no key has out 0, lse -inf and gradients 0.

@@ -185,7 +185,7 @@ def _terms(
         p, extra = e.weights, forward.lse + a.div_error  # type: ignore[union-attr]  # checked above
     else:
         p = hide(torch.exp(e.scores - shift[..., None]), e.seen).masked_fill(e.empty[..., None], 0.0)
-        # A backward may read the natural lse of which the kernel's own lse, in base 2, is a conversion.
+        # The kernel may have kept its natural lse for the backward; the lse of base 2 differs by its conversion.
         extra = a.lse_conversion * shift.abs()
     err = weight_error(e, a, shift=shift, extra=extra, shift_terms=2.0)
     grad_p = e.dropped(dout @ e.v.mT)

@@ -165,7 +165,7 @@ def merge_error(arithmetic: Arithmetic, terms: int) -> float:
 def _lse_bound(e: Exact, a: Arithmetic, err: WeightError, s: _Sums) -> Tensor:
     """Absolute error of lse (B, H, R): from the error of l (at most that of any weight), and from its logarithm.
 
-    Where lse is returned in base 2, ``Arithmetic.lse_conversion`` is one product more than those counted here.
+    An lse that is returned in base 2 has the error of its conversion as well (``Arithmetic.lse_conversion``).
     """
     of_weights = torch.minimum(s.drift / (1 - s.drift.clamp_max(0.5)), err.log)
     size = a.log_error * ((e.lse - e.row_max).abs() + a.lag).clamp_min(1.0)

@@ -45,7 +45,10 @@ def offered(bug: Bug, failing: Sequence[Ran], runs: Runs, spend: Callable[[], No
 
 
 def other_answers(tensors: Sequence[str], cases: Sequence[Case], capabilities: Capabilities) -> Iterator[str]:
-    """Yield the claims of ``OF_ANSWERS`` that could make all cases hold in which these tensors are wrong."""
+    """Yield the claims of ``OF_ANSWERS`` that a kernel may be meant for which is wrong in these cases.
+
+    ``tensors`` are the outputs that are wrong in them.
+    """
     if may_be_top_left(cases, capabilities):
         yield TOP_LEFT
     if {*tensors} == {"lse"}:

@@ -30,7 +30,7 @@ DEVICE = "cpu"
 """The type of the device on which tensors are made."""
 
 LSE_LAYOUT = "bhn"
-"""The order of the dimensions of lse, as the kernel returns it: batch, heads and rows, or "bnh"."""
+"""The dimensions of the lse that the kernel returns: (batch, heads, rows), or (batch, rows, heads) if it is "bnh"."""
 
 REPEAT_SECONDS = 20.0
 """The most seconds for calls that are repeated because what they return comes and goes."""

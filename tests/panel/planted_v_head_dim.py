@@ -23,7 +23,7 @@ MEMORY = "tests.several.memory"
 
 
 def _planted(name: str, what: str, edit: Edit) -> Planted:
-    """Return a bug of the function ``v2``."""
+    """Return a bug that ``tests.panel.flash:v2`` shows, of the claim ``v_head_dim``."""
     return Planted(f"v_head_dim__{name}", what, edit, function="v2")
 
 

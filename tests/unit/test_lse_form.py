@@ -66,7 +66,8 @@ def test_the_claimed_form_becomes_that_of_the_contract(base: str, layout: str) -
     lse[0, 1, 2] = -math.inf
     returned = in_claimed_form(lse, base, layout)
     assert returned.shape == shape_of_lse((2, 3, 5, 64), layout)
-    torch.testing.assert_close(in_contract_form(returned, base, layout), lse, rtol=1e-15, atol=0.0)
+    # In base 2, a quotient and a product are rounded in float64: four times 2^-53 covers them and the constant twice.
+    torch.testing.assert_close(in_contract_form(returned, base, layout), lse, rtol=2.0**-51, atol=0.0)
 
 
 @pytest.mark.parametrize("law", ["forward", "backward", "composition", "exact", "identities", "invariance"])
