@@ -1,5 +1,6 @@
 """Which less precise design, if any, would explain a result that no design of full precision explains."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -16,7 +17,9 @@ LARGEST_ERROR = 2.0**-4
 The formats of all designs have at least 8 bits, so that a rounding errs by 2^-8 of a number at most. Numbers from a
 normal distribution make scores of size 1 in the root mean square, and a rounded score then changes its weight by less
 than 2^-8 of it. Gradients take one or two such factors more, and running sums that are rounded at each of N tiles add
-sqrt(N) errors of random signs: fewer than 128 tiles add less than 2^-4.
+sqrt(N) errors of random signs: fewer than 128 tiles add less than 2^-4. Where sm_scale makes scores larger, their
+roundings are larger by as much. This is asked of dq and dk at the default sm_scale alone: large scores leave the weight
+of one key, and dP - delta is then a small difference of large numbers.
 """
 FEWEST_KEYS = 16
 """With at least this many rows and keys, only a few rows of a tensor are 0 or small differences of large numbers."""
@@ -25,7 +28,7 @@ FEWEST_KEYS = 16
 def with_explanations(finding: Finding, trial: Trial | None, law: Callable[[Trial], None]) -> Finding:
     """Return the finding with the claims that would explain it, unless the kernel declares its arithmetic.
 
-    If claims explain only some of the wrong tensors, the finding returned is that of the others.
+    If no claim explains all wrong tensors, but one explains some of them, the finding returned is that of the others.
     """
     if trial is None or trial.kernel.capabilities.designs is None or finding.kind not in NUMBERS:
         return finding
@@ -37,7 +40,9 @@ def with_explanations(finding: Finding, trial: Trial | None, law: Callable[[Tria
             return finding  # the same results hold: what failed is not how precise they are
         claims = [*explanations(trial, law)]
         return replace(finding, explained_by=likeliest_of(trial, claims, finding))
-    explained = set(finding.tensors) - set(left.tensors)
+    if finding.tensor in left.tensors:
+        return finding
+    explained = most_explained(finding, trial, law)
     if finding.tensor not in explained:
         return finding
     others = trial.replayed(trial.family)
@@ -57,14 +62,25 @@ def is_plainly_wrong(finding: Finding, trial: Trial) -> bool:
     """
     case = trial.case
     values = {case.q_values, case.k_values, case.v_values, case.dout_values}
-    normal = values == {"normal"} and not case.spikes and case.sm_scale is None
+    normal = values == {"normal"} and not case.spikes
+    scores = abs(case.scale) * math.sqrt(case.head_dim)
+    does_not_cancel = case.sm_scale is None or finding.tensor in ("out", "lse", "dv")
     long = min(case.seqlen_q, case.seqlen_k) >= FEWEST_KEYS and case.key_padding == "none"
     of_whole = finding.call < len(trial.calls) and trial.calls[finding.call].problem is trial.problem
     compared_with_truth = finding.other is None and not finding.expression
     usual = not (case.dropout_p or case.pattern or case.changes_scores)
-    if not (normal and long and of_whole and compared_with_truth and usual):
+    if not (normal and does_not_cancel and long and of_whole and compared_with_truth and usual):
         return False
-    return float(finding.relative or 0.0) > LARGEST_ERROR
+    return float(finding.relative or 0.0) > LARGEST_ERROR * max(1.0, scores)
+
+
+def most_explained(finding: Finding, trial: Trial, law: Callable[[Trial], None]) -> set[str]:
+    """Return those of the wrong tensors that are right by one less precise design, by the one that explains most.
+
+    The bounds of all designs together, which are wider, would take a wrong lse or out of bfloat16 for a rounded one.
+    """
+    lefts = (left_by(trial.replayed(family), law) for _, family in less_precise(trial.family))
+    return max((set(finding.tensors) - set(left.tensors) for left in lefts if left), key=len, default=set())
 
 
 def widened(family: Family) -> Family:

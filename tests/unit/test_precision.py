@@ -27,7 +27,7 @@ def half_dv(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
 
 
 def broken(name: str, case: Case, law: str = "backward") -> tuple[Finding, Trial]:
-    trial = Trial(load(f"{Path(__file__) if name == 'half_dv' else TOYS}:{name}"), case, "cpu", SAFETY)
+    trial = Trial(load(f"{Path(__file__) if name in globals() else TOYS}:{name}"), case, "cpu", SAFETY)
     with pytest.raises(LawBroken) as failed:
         law_named(law)(trial)
     return failed.value.finding, trial
@@ -44,6 +44,28 @@ def test_a_tensor_that_a_later_call_changes_is_no_matter_of_roundings() -> None:
     """The same results hold if they are judged once more, so no design has to explain them."""
     finding, trial = broken("pooled", replace(CASE, dtype="float32"), "memory")
     assert with_explanations(finding, trial, law_named("memory")).explained_by == ()
+
+
+def test_larger_scores_may_have_larger_roundings() -> None:
+    finding, trial = broken("half_dv", replace(CASE, sm_scale=0.25))
+    assert is_plainly_wrong(finding, trial)
+    assert not is_plainly_wrong(replace(finding, relative=0.1), trial)
+    assert not is_plainly_wrong(replace(finding, tensor="dk"), trial)
+
+
+def one_key_less(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
+    """The last key is left out."""
+    return sound(q, k[:, :, :-1], v[:, :, :-1], **options)
+
+
+def test_tensors_that_no_single_design_explains_stay_wrong() -> None:
+    """Rounded scores would explain lse, and rounded scores, weights and sums together out as well."""
+    law = law_named("backward")
+    finding, trial = broken("one_key_less", replace(CASE, seqlen_k=97))
+    assert finding.tensor == "lse"
+    told = with_explanations(finding, trial, law)
+    assert told.explained_by == ()
+    assert "out" in told.tensors
 
 
 @pytest.mark.parametrize(
