@@ -302,12 +302,14 @@ def _differ_by_chance(one: Bug, other: Bug) -> bool:
 def _begins_like(one: Bug, other: Bug) -> bool:
     """Whether a bug may show another, which needs lengths alone, by a second way to trigger it.
 
-    The same tensors are wrong, from the same lengths on.
+    The same tensors are wrong and, as far as the lengths that were tried tell, from the same lengths on.
     """
     begins = ({need.name: need.begins for need in bug.needs} for bug in (one, other))
     mine, others = begins
-    only_lengths = bool(others) and others.keys() <= set(LENGTHS) and None not in others.values()
-    return only_lengths and others.items() < mine.items() and {*one.tensors} <= {*other.tensors}
+    if not others or not others.keys() < mine.keys() or not {*one.tensors} <= {*other.tensors}:
+        return False
+    pairs = ((mine[name], begin) for name, begin in others.items())
+    return all(own and begin and own[0] <= begin[0] < begin[1] <= own[1] for own, begin in pairs)
 
 
 def _is_found_beside(one: Bug, other: Bug, run: Try, capabilities: Capabilities) -> bool:

@@ -120,8 +120,7 @@ def _is_of_columns(case: Case, changed: Case, fails: Callable[[Case], bool | Non
     moved = _in_columns_of(changed, case)
     if moved == _in_columns_of(case, case) or fails(moved):
         return False
-    normal = {f"{tensor}_values": "normal" for tensor in TENSORS}
-    dense, other = (_with(x, {"spikes": (), **normal}) for x in (case, changed))
+    dense, other = map(with_normal_numbers, (case, changed))
     return fails(other) is not False or not fails(dense)
 
 
@@ -214,6 +213,11 @@ def with_zeros(tensor: str, case: Case) -> Case:
     """Return the case with a tensor of zeros, of which no entry is set."""
     spikes = tuple(spike for spike in case.spikes if spike.tensor != tensor)
     return _with(case, {f"{tensor}_values": "zeros", "spikes": spikes})
+
+
+def with_normal_numbers(case: Case) -> Case:
+    """Return the case with normal numbers in all tensors, and with no entry set."""
+    return _with(case, {"spikes": (), **{f"{tensor}_values": "normal" for tensor in TENSORS}})
 
 
 def with_no_more_than(needed: Collection[str], case: Case) -> Case:

@@ -21,7 +21,7 @@ from tests.harness.needs import NeedSearch, without_accidents
 from tests.harness.report import Failure
 from tests.harness.severity import with_contrast
 from tests.harness.subject import Subject
-from tests.harness.vary import SCORES
+from tests.harness.vary import HEADS, SCORES
 from tests.harness.verdict import Finding
 from tests.unit.bugs import bug
 from tests.unit.running import SEVERAL, SubjectOf
@@ -220,6 +220,13 @@ def test_what_needs_large_scores_needs_no_head_dim() -> None:
     ]
     assert [need.name for need in without_accidents(needs)] == [SCORES, "causal"]
     assert [need.name for need in without_accidents(needs[1:])] == ["head_dim", "causal"]
+
+
+def test_a_count_of_1_tells_nothing_beside_special_numbers() -> None:
+    single, several = Need(HEADS, (1,), (2, 3)), Need("group", (2,), (1,))
+    scores = Need(SCORES, ("other",), ("ordinary",))
+    assert without_accidents([single, several, scores]) == (several, scores)
+    assert without_accidents([single, several]) == (single, several)
 
 
 @pytest.mark.parametrize(("elsewhere", "needed"), [("died", False), ("exception", False), (None, True)])

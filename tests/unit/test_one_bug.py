@@ -187,7 +187,9 @@ def test_a_second_way_to_show_a_bug_begins_at_the_same_length() -> None:
 
     for known, found in ((one, two), (two, one)):
         assert is_same(known, found, runner(wrong), CLAIMS)
-    later = bug(equal, ("lse",), CAUSAL, Need("seqlen_k", (129,), (0, 100)))
+    coarse = bug(replace(equal, seqlen_k=259), ("lse",), CAUSAL, Need("seqlen_k", (259,), (0, 100, 260)))
+    assert is_same(one, coarse, runner(wrong), CLAIMS)
+    later = bug(replace(equal, seqlen_k=259), ("lse",), CAUSAL, Need("seqlen_k", (259,), (0, 200)))
     assert not is_same(one, later, runner(wrong), CLAIMS)
     more = bug(equal, ("lse", "out"), CAUSAL, Need("seqlen_k", (129,), (0, 128)))
     assert not is_same(one, more, runner(wrong), CLAIMS)
@@ -269,7 +271,7 @@ def test_a_change_that_brings_in_a_third_bug_tells_nothing() -> None:
     """Without a causal mask out is wrong as well, by another bug, so no change of the mask can make it right."""
     unmasked = replace(CASE, causal=False)
     without_mask = bug(unmasked, ("out",), Need("causal", (False,), (True,)), law="backward")
-    long, longer = Need("seqlen_k", (65,), (0, 64)), Need("seqlen_k", (90,), (0, 32, 64))
+    long, longer = Need("seqlen_k", (65,), (0, 64)), Need("seqlen_k", (90,), (0, 32, 70))
     one, two = bug(CASE, ("out",), long), bug(replace(CASE, seed=1), ("out",), CAUSAL, longer)
     run = runner(lambda case: {"out"} if not case.causal or case.seqlen_k > 64 else set())
     assert is_same(one, two, run, CLAIMS, [without_mask, one, two])
@@ -354,6 +356,15 @@ def test_bugs_with_more_queries_and_with_more_keys_are_two() -> None:
     rest, _ = left(causal, HIDDEN_ROWS, known)
     assert rest is not None
     assert search(CASE).other_way_round(lambda case: bool(causal(case))) == []
+
+
+def test_an_entry_that_hides_a_bug_the_other_way_round_does_not_make_it_two() -> None:
+    entry = replace(CASE, dout_values="zeros", spikes=(Spike("dout", (0, 0, 0, 0), 1.0),))
+
+    def shows(case: Case) -> bool:
+        return case.seqlen_k > case.seqlen_q or (case.seqlen_q > case.seqlen_k and not case.spikes)
+
+    assert search(entry).other_way_round(shows) == []
 
 
 NOT_FINITE = Finding(claim="so", kind="nonfinite", tensor="out", tensors=("out",))
