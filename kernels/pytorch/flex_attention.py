@@ -110,6 +110,8 @@ KERNEL = AttentionKernel(
         # On CUDA: "embedding dimension of the query, key, and value must be at least 16". All larger ones are
         # taken, but each is a compilation of its own, so only a few are claimed.
         head_dims=(64, 128),
+        # "value (Tensor): Value tensor; shape (B, Hkv, S, Ev)", beside a query and a key of (..., E).
+        v_head_dim=(0, 64, 128),
         # Not documented: max() over no key raises before any kernel runs.
         min_seqlen=1,
         window=(0, 1, 33, 100),

@@ -131,8 +131,14 @@ MATH = AttentionKernel(
     name="sdpa_math",
     forward=partial(_forward, SDPBackend.MATH),
     known_failures=known_failures.MATH,
-    # It answers more than is claimed here: float64, and any head_dim.
-    capabilities=replace(_PUBLIC, validates=False, arithmetic=_math_arithmetic),
+    capabilities=replace(
+        _PUBLIC,
+        # "value (Tensor): Value tensor; shape (N, ..., H, S, Ev)", beside a query and a key of (..., E).
+        v_head_dim=tuple(range(257)),
+        # It answers more than is claimed here: float64, and any head_dim.
+        validates=False,
+        arithmetic=_math_arithmetic,
+    ),
 )
 
 FLASH = AttentionKernel(
@@ -150,6 +156,7 @@ FLASH = AttentionKernel(
 )
 
 _MULTIPLES_OF_8 = tuple(range(8, 257, 8))
+_UP_TO_128 = tuple(range(8, 129, 8))
 
 # "Grouped Query Attention (GQA) is an experimental feature. It currently works only for Flash_attention and
 # math kernel on CUDA tensor."
@@ -163,6 +170,7 @@ EFFICIENT = AttentionKernel(
         _UNGROUPED,
         # "Mem efficient attention requires last dimension of inputs to be divisible by 8" (4 for float32).
         head_dims=_MULTIPLES_OF_8,
+        v_head_dim=(0, *_MULTIPLES_OF_8),
         # "Mem efficient attention on sm80 or newer requires q, k, and v storage offsets * element_size to be
         # aligned to 16 bytes"; of strides, "query is not correctly aligned (strideM)".
         layouts=tuple(layout for layout in LAYOUTS if layout not in ("gap", "offset")),
@@ -179,7 +187,8 @@ CUDNN = AttentionKernel(
         # "Expected query, key and value to all be of dtype: {Half, BFloat16}."
         dtypes=("float16", "bfloat16"),
         # "head_dim should be no more than 128", "head_dim should be a multiple of 8"
-        head_dims=tuple(head_dim for head_dim in _MULTIPLES_OF_8 if head_dim <= 128),
+        head_dims=_UP_TO_128,
+        v_head_dim=(0, *_UP_TO_128),
         # "cudnn SDPA does not support key/value sequence length 1."
         min_seqlen=2,
         designs=_cudnn_designs,
