@@ -104,6 +104,11 @@ class Case:
         return self.heads_kv * self.group
 
     @property
+    def scores(self) -> int:
+        """Number of scores, over all heads: what the time to judge a call follows."""
+        return self.batch * self.heads_q * self.seqlen_q * self.seqlen_k
+
+    @property
     def layouts(self) -> tuple[str, ...]:
         """The memory layouts of q, k, v and dout."""
         return tuple(getattr(self, name) for name in LAYOUT_FIELDS)

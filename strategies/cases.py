@@ -463,4 +463,4 @@ def _is_affordable(case: Case, *, max_tiles: int | None, max_work: int) -> bool:
     heads = case.batch * case.heads_q
     block_m, block_n = _blocks(case)
     tiles = heads * math.ceil(case.seqlen_q / block_m) * math.ceil(case.seqlen_k / block_n)
-    return (max_tiles is None or tiles <= max_tiles) and heads * case.seqlen_q * case.seqlen_k <= max_work
+    return (max_tiles is None or tiles <= max_tiles) and case.scores <= max_work

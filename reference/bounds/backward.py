@@ -196,13 +196,15 @@ def _terms(
     rounded = a.weights.roundoff if a.rounded_scores else 0.0
     of_grad_p += 2 * rounded  # dP is rounded as a product, and again as its distance to delta.
     of_products = products * p
-    out_error = None
-    if a.delta == "out" and out is not None:
+    out_error, apart = None, torch.zeros_like(shift[..., None])
+    delta = (p * grad_p).sum(-1, keepdim=True)
+    if out is None or a.delta not in ("out", "any"):
+        out, out_error = e.out, None if forward is None else forward.out
+    elif a.delta == "out":
         delta = (out * dout).sum(-1, keepdim=True)
     else:
-        out, out_error = e.out, None if forward is None else forward.out
-        delta = (p * grad_p).sum(-1, keepdim=True)
-    sums = _Sums(dout, out, out_error, p, p * grad_p.abs(), of_products, of_grad_p)
+        apart = ((out * dout).sum(-1, keepdim=True) - delta).abs()
+    sums = _Sums(dout, out, out_error, apart, p, p * grad_p.abs(), of_products, of_grad_p)
     delta_error = _delta_error(e, a, err, sums, safety, clustered)
     grad_s = (grad_p - delta) * p
     size = grad_s.abs()
@@ -282,13 +284,15 @@ def _with_underflow(size: Tensor, error: Tensor, a: Arithmetic, unit: float, see
 class _Sums:
     """The terms that delta is the sum of: out times dout (B, H, R, D), or P times dP (B, H, R, N).
 
-    ``out_error`` is None if out is the kernel's own. ``of_terms`` is P |dP|. ``of_products`` is P G, and dP errs by
+    ``out_error`` is None if out is the kernel's own. If delta may be either sum, it is the second one that is taken,
+    from which that of the kernel's own out is ``apart``. ``of_terms`` is P |dP|. ``of_products`` is P G, and dP errs by
     ``of_grad_p`` relative to G.
     """
 
     dout: Tensor
     out: Tensor
     out_error: Tensor | None
+    apart: Tensor
     p: Tensor
     of_terms: Tensor
     of_products: Tensor
@@ -303,7 +307,11 @@ def _delta_error(
     if a.delta in ways:
         return ways[a.delta](e, a, err, s)
     by_weights = _delta_by_probabilities(e, a, err, s) + _delta_by_casts(e, a, err, s, safety, clustered)
-    return by_weights if a.delta == "weights" else torch.maximum(by_weights, _delta_by_out(e, a, err, s))
+    return (
+        by_weights
+        if a.delta == "weights"
+        else torch.maximum(by_weights, s.apart + _delta_by_out(e, a, err, s))
+    )
 
 
 def _delta_by_out(e: Exact, a: Arithmetic, err: WeightError, s: _Sums) -> Tensor:

@@ -9,6 +9,7 @@ from functools import cached_property, partial
 
 from reference.bounds.accumulation import SHRINKING_SAFETY
 from strategies.case import LAYOUT_FIELDS, Case
+from strategies.cases import is_claimed
 from tests.harness.attribute import Broken, attribute, cures, is_present, is_same
 from tests.harness.budget import LEAST_SECONDS, BudgetSpent, ShrinkBudget
 from tests.harness.bugs import (
@@ -26,7 +27,7 @@ from tests.harness.child import ChildDied, DeviceLost
 from tests.harness.explain import HOLDS_ALONE, Explanation, Seen, explain
 from tests.harness.gentle import RUNS, gently_reduced, in_general_layout
 from tests.harness.known_bugs import KnownBugs
-from tests.harness.needs import NeedSearch
+from tests.harness.needs import COUNTS, NeedSearch
 from tests.harness.offers import excluding, offered
 from tests.harness.ordinary import ordinary_cases
 from tests.harness.reduce import reduced
@@ -35,7 +36,7 @@ from tests.harness.runs import Runs
 from tests.harness.severity import found_in_ordinary, with_contrast
 from tests.harness.sightings import Sightings
 from tests.harness.standalone import exit_status
-from tests.harness.vary import LENGTHS, Field, value_of
+from tests.harness.vary import LENGTHS, Field, value_of, with_value
 from tests.harness.verdict import UNCLEAR, Finding
 
 EXPLAIN_SECONDS = 10.0
@@ -46,6 +47,8 @@ SEVERITY_SECONDS = 8.0
 """Seconds for the ordinary cases, and again for the claims to offer."""
 LEAST_HASTE = 0.3
 """The least share of their time that explanation, needs and severity get when the run is about to end."""
+LARGE = 2**16
+"""A case with more scores than this is made smaller before it is run again and again."""
 SHRUNK_CASES = 40
 """How many failing cases are kept of those met on the way to the smallest case, since they are much alike."""
 
@@ -76,14 +79,16 @@ class Investigation:
         self.shrinking = whole.within(self.runs.clock)
         self.haste = self.shrinking.seconds / whole.seconds if whole.seconds else 1.0
         number = sum(known.failure.kin == self.failure.kin for known in self.known.bugs.values())
-        self.failure = first = replace(self.failure, number=number)
+        self.failure = replace(self.failure, number=number)
         self.known.write(self.failure, None)
         self.cases.keep([(drawn.law, drawn.case)])
         gently = self.failure.finding.ends_process
         if shrink and not gently:
+            self.lighten()
             self.diagnose()
             if self.is_known():
                 return self.as_it_is
+        first = self.failure
         thorough = shrink and not self.hurried
         if shrink and gently:
             self.reduce_gently()
@@ -107,6 +112,20 @@ class Investigation:
         present = (need for need in self.needs if is_present(need, case))
         needs = tuple(replace(need, fails=(value_of(case, need.name),)) for need in present)
         return Bug(self.failure, tensors=named, needs=needs)
+
+    def lighten(self) -> None:
+        """Go on with fewer sequences and heads of a large case, if it fails alike with them.
+
+        All that is asked about a case takes some hundred runs, and those of a large one a second or two each.
+        """
+        fails = partial(self.fails_alike, self.beside_shrinking(NEEDS_SECONDS))
+        with suppress(BudgetSpent):
+            for name in COUNTS:
+                case, value = self.failure.case, getattr(self.failure.case, name)
+                fewer = (with_value(case, name, x) for x in (1, 2) if x < value)
+                claimed = (x for x in fewer if is_claimed(x, self.runs.info.capabilities))
+                if case.scores > LARGE:
+                    any(map(fails, claimed))  # the first that fails becomes the case
 
     def diagnose(self) -> None:
         """Find out in few runs what the drawn case needs, as nothing else may be known of it in the end."""

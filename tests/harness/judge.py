@@ -4,7 +4,6 @@ A kernel whose source is not known may have any design of a family. The judgemen
 everything that a call returned.
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -19,7 +18,7 @@ from reference.bounds import Exact, ForwardBounds, backward_bounds, exact, forwa
 from reference.family import Changes, in_words, widest
 from reference.heads import fold, unfold
 from tests.harness.pattern import ComparedTensor
-from tests.harness.trial import Check, LawBroken, Outputs, Problem, Trial
+from tests.harness.trial import Check, OutOfBounds, Outputs, Problem, Trial
 
 BLOCK_ELEMENTS = 2**22
 """How many scores are judged at once: a float64 matrix of them takes 32 MiB, and about 25 such are alive."""
@@ -27,7 +26,7 @@ BLOCK_ELEMENTS = 2**22
 WHOLE: Mapping[str, str] = {}
 """No expressions: the outputs are those of a call as they are."""
 
-Breach = tuple[LawBroken, list[ComparedTensor]]
+Breach = tuple[OutOfBounds, list[ComparedTensor]]
 """How checks were broken, and the tensors that were compared then."""
 
 CERTAIN = "{} is within the rounding bound of float64"
@@ -109,7 +108,7 @@ class _Judge:
     expressions: Mapping[str, str]
 
     def judge(self) -> None:
-        """Raise LawBroken if no base of the family explains the piece; the finding is that of the nearest design."""
+        """Raise OutOfBounds if no base of the family explains the piece, as the nearest design is."""
         trial, breaches = self.trial, list[Breach]()
         for at in sorted(range(len(trial.family.bases)), key=lambda at: at != trial.explained.get("base", 0)):
             broken = self.of_both_passes(trial.family.bases[at])
@@ -120,19 +119,18 @@ class _Judge:
         best, trial.compared = nearest(breaches)
         raise best
 
-    def of_both_passes(self, base: Arithmetic) -> LawBroken | None:
+    def of_both_passes(self, base: Arithmetic) -> OutOfBounds | None:
         """Return the first breach, that of out and lse if there is one, with all tensors wrong in either pass."""
-        first: LawBroken | None = None
+        first: OutOfBounds | None = None
         for judge_pass in (self.forward, self.gradients):
             compared = self.trial.compared
             try:
                 judge_pass(base)
-            except LawBroken as broken:
+            except OutOfBounds as broken:
                 if first is None:
                     first = broken
                 else:
-                    tensors = (*first.finding.tensors, *broken.finding.tensors)
-                    first = LawBroken(replace(first.finding, tensors=tensors))
+                    first = first.beside(broken.tensors)
                     self.trial.compared = compared
         return first
 
@@ -207,27 +205,35 @@ def explain(
 ) -> None:
     """Find a way to round with which all ``checks`` hold, trying first the one that held last.
 
-    If there is none, raises LawBroken with the finding of the nearest way. Two kinds of ways are not tried: those that
-    agree with a failed way in everything that the failing tensor depends on, and, once one has failed, those alike in
-    ``sources`` for which not even the widest bounds hold.
+    If there is none, raises OutOfBounds as the nearest way is. Two kinds of ways are not tried: those that agree with a
+    failed way in everything that the failing tensor depends on, and, once one has failed, those of a group (see
+    ``GROUPS``) for which not even the widest bounds hold.
     """
     failed: set[tuple[str, tuple[Any, ...]]] = set()
     widest_of: dict[tuple[Any, ...], Breach | None] = {}
     breaches: list[Breach] = []
+
+    def is_hopeless(way: Arithmetic) -> bool:
+        for rules, group_of in GROUPS:
+            group = group_of(way)
+            if group not in widest_of:
+                alike = [x for x in (replace(base, **y) for y in ways) if group_of(x) == group]
+                widest_of[group] = _breach(trial, partial(checks, widest(alike)), rules)
+            if widest_of[group]:
+                return True
+        return False
+
     for at in sorted(range(len(ways)), key=lambda at: at != trial.explained.get(factor, 0)):
         way = replace(base, **ways[at])
         if any((tensor, signature(tensor, way)) in failed for tensor in OUTPUTS):
             continue
-        if breaches and sources(way) not in widest_of:
-            alike = [x for x in (replace(base, **y) for y in ways) if sources(x) == sources(way)]
-            widest_of[sources(way)] = _breach(trial, partial(checks, widest(alike)))
-        if widest_of.get(sources(way)):
+        if breaches and is_hopeless(way):
             continue
         try:
             _both_rules(trial, partial(checks, way))
-        except LawBroken as broken:
+        except OutOfBounds as broken:
             breaches.append((broken, trial.compared))
-            failed.add((broken.finding.tensor, signature(broken.finding.tensor, way)))
+            failed.add((broken.tensor, signature(broken.tensor, way)))
         else:
             trial.explained[factor] = at
             if len(ways) > 1:
@@ -240,12 +246,24 @@ def explain(
 
 def _count(breach: Breach) -> int:
     """Return how many tensors are wrong."""
-    return len({*breach[0].finding.tensors})
+    return len({*breach[0].tensors})
+
+
+def source_of_weights(a: Arithmetic) -> tuple[Any, ...]:
+    """Return the field that decides whether gradients are computed from the weights of the forward, or from its lse."""
+    return (a.saved_weights,)
 
 
 def sources(a: Arithmetic) -> tuple[Any, ...]:
     """Return the fields that decide from which results of a call its gradients are computed, and so what is right."""
     return (a.saved_weights, a.delta)
+
+
+GROUPS = ((1, source_of_weights), (2, sources))
+"""Groups of ways that are judged together first, by so many rules, the largest groups first.
+
+Where delta may be either sum, the bound allows for the distance between both, by rule 1 alone.
+"""
 
 
 def signature(tensor: str, a: Arithmetic) -> tuple[Any, ...]:
@@ -259,19 +277,20 @@ def signature(tensor: str, a: Arithmetic) -> tuple[Any, ...]:
 
 def nearest(breaches: Sequence[Breach]) -> Breach:
     """Return the breach with the smallest error over bound."""
-    return min(breaches, key=lambda breach: float(breach[0].finding.ratio or math.inf))
+    return min(breaches, key=lambda breach: breach[0].ratio)
 
 
-def _breach(trial: Trial, checks: Callable[..., list[Check]]) -> Breach | None:
-    """Return the breach of checks, None if all hold. Nothing is recorded in the trial.
+def _breach(trial: Trial, checks: Callable[..., list[Check]], rules: int) -> Breach | None:
+    """Return the breach of checks by rule 1 or, if ``rules`` is 2, by both; None if all hold.
 
-    Rule 1 comes first, because one of its bounds is enough to show a breach.
+    Nothing is recorded in the trial. Rule 1 comes first, because one of its bounds is enough to show a breach.
     """
     other = trial.replayed(trial.family)
     try:
         other.hold(checks(CERTAIN))
-        other.hold(checks(PROBABLE, safety=trial.safety))
-    except LawBroken as broken:
+        if rules == 2:
+            other.hold(checks(PROBABLE, safety=trial.safety))
+    except OutOfBounds as broken:
         return broken, other.compared
     return None
 
@@ -282,6 +301,6 @@ def _both_rules(trial: Trial, checks: Callable[..., list[Check]]) -> None:
     trial.note_idle(lowest)
     try:
         trial.hold(lowest)
-    except LawBroken:
+    except OutOfBounds:
         trial.hold(checks(CERTAIN))
         trial.hold(checks(PROBABLE, safety=trial.safety))

@@ -95,11 +95,7 @@ def _cases(broken: Broken, capabilities: Capabilities) -> Iterator[Case]:
     changed = [with_value(broken.case, NAN, False)]
     changed += [with_no_more_than(SIMPLEST, broken.case)] if broken.law == LARGE_SCORES else []
     for case in (*changed, *(replace(broken.case, **size, spikes=()) for size in broken.sizes)):
-        if _scores(case) > MOST_SCORES:
+        if case.scores > MOST_SCORES:
             case = replace(case, batch=1, heads_kv=1, group=1, spikes=())
-        if is_claimed(case, capabilities) and _scores(case) <= MOST_SCORES:
+        if is_claimed(case, capabilities) and case.scores <= MOST_SCORES:
             yield case
-
-
-def _scores(case: Case) -> int:
-    return case.batch * case.heads_q * case.seqlen_q * case.seqlen_k

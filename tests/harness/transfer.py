@@ -17,7 +17,7 @@ MOST_WORK = 2**22
 
 def home_of(case: Case, device: str) -> str:
     """Return where the tensors of a case are made and judged, if its kernel runs on ``device``."""
-    work = case.batch * case.heads_q * case.seqlen_q * case.seqlen_k * case.head_dim
+    work = case.scores * case.head_dim
     is_huge = "huge" in case.layouts
     return device if work > MOST_WORK or is_huge else "cpu"
 

@@ -11,7 +11,7 @@ from typing import Any
 from strategies.case import Case
 from tests.harness import leak
 from tests.harness.attribute import Broken, Outcome, attribute, is_same
-from tests.harness.budget import ShrinkBudget
+from tests.harness.budget import BudgetSpent, ShrinkBudget
 from tests.harness.bugs import Bug, in_parts, met_again, with_tensors
 from tests.harness.child import HarnessError, OutOfTime
 from tests.harness.explain import COMES_AND_GOES, Explanation
@@ -38,6 +38,9 @@ WAIT_SECONDS = 3.0
 
 TRIED_AGAIN = 24
 """How many cases that have failed in an investigation are run once more, each in a process of its own."""
+
+SECONDS_FOR_AGAIN = 3.0
+"""Seconds for these runs; where cases take long, the nearest few have to do."""
 
 POLL_SECONDS = 0.2
 """Seconds between looks whether another process has finished its investigation."""
@@ -263,10 +266,15 @@ class Triage:
         if not self._may_be_misled() or not failing or self.runs.clock.left <= 0:
             return False
         failing.sort(key=lambda ran: _differences(ran[1], smallest.case))
+        spend = self.runs.clock.meter(SECONDS_FOR_AGAIN, TRIED_AGAIN)
+
+        def fails(ran: tuple[str, Case]) -> bool:
+            spend()
+            return self.runs.hard(*ran, smallest.ignored, explained=True) is not None
+
         self.runs.go_on_in_copies()
-        with suppress(OutOfTime):
-            again = (self.runs.hard(*ran, smallest.ignored, explained=True) for ran in failing[:TRIED_AGAIN])
-            if not all(again):
+        with suppress(BudgetSpent):
+            if not all(map(fails, failing)):
                 return True
         self.runs.stop_copies()
         return False

@@ -50,6 +50,30 @@ class LawBroken(AssertionError):
         self.finding = finding
 
 
+class OutOfBounds(LawBroken):
+    """Elements of ``tensors`` are further from what is expected than their bounds allow.
+
+    ``ratio`` is the largest error over bound, that of ``tensor``. The finding is made when it is read, because most
+    designs that do not explain a call are only compared by these.
+    """
+
+    def __init__(self, worst: Check, ratios: Tensor, ratio: float, tensors: tuple[str, ...]) -> None:
+        AssertionError.__init__(self, worst.claim)
+        self.worst, self.ratios = worst, ratios
+        self.tensor, self.ratio, self.tensors = worst.tensor, ratio, tensors
+
+    @cached_property
+    def finding(self) -> Finding:  # type: ignore[override]  # computed, where it is given elsewhere
+        """Return what is told of the worst element."""
+        return replace(describe(self.worst, self.ratios), tensors=self.tensors)
+
+    def beside(self, tensors: tuple[str, ...]) -> "OutOfBounds":
+        """Return the same with further tensors that are wrong."""
+        return OutOfBounds(
+            self.worst, self.ratios, self.ratio, tuple(dict.fromkeys((*self.tensors, *tensors)))
+        )
+
+
 class Refused(Exception):
     """The kernel raised NotImplementedError."""
 
@@ -393,7 +417,7 @@ class Trial:
         raise LawBroken(Finding(claim=claim, **fields))
 
     def settle(self, checks: list[Check]) -> dict[str, float]:
-        """Return the largest error over bound of each tensor; raise LawBroken for the worst one if that is above 1."""
+        """Return the largest error over bound of each tensor; raise OutOfBounds if one is above 1."""
         ratios = [error_over_bound(c.actual, c.expected, c.bound, c.maximum) for c in checks]
         tops = [r.max() if r.numel() else r.new_zeros(()) for r in ratios]
         largest: list[float] = torch.stack(tops).tolist() if tops else []
@@ -410,9 +434,8 @@ class Trial:
                 for c, ratio, _ in judged
                 if not c.expression and c.other is None and len(c.actual) == self.case.batch
             ]
-            c, ratio, _ = max(judged, key=lambda x: x[2])
             tensors = tuple(dict.fromkeys(c.tensor for c, _, _ in judged if c.tensor in wrong))
-            raise LawBroken(replace(describe(c, ratio), tensors=tensors))
+            raise OutOfBounds(*max(judged, key=lambda x: x[2]), tensors)
         return worst
 
     def note_idle(self, checks: list[Check]) -> None:

@@ -74,6 +74,26 @@ def test_ways_that_read_the_same_results_have_widest_bounds(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("saved", [False, True])
+@pytest.mark.parametrize("wrong", [1.0, 1.001, 1.1, -3.0])
+def test_what_any_delta_explains_the_widest_bounds_explain(dtype: str, saved: bool, wrong: float) -> None:
+    """However wrong the kernel's own out is, gradients within a member's bounds are within those of all by rule 1."""
+    e, dout = problem(dtype, 0.125)
+    family = plain(dtype)
+    own: dict[str, Any] = {"out": wrong * e.out}
+    own |= {"forward": forward_bounds(e, family.envelope)} if saved else {"lse": e.lse + 0.01 * (wrong - 1)}
+    for base in family.bases:
+        alike = [x for way in family.backward if (x := replace(base, **way)).saved_weights == saved]
+        most = backward_bounds(e, dout, widest(alike), **own)
+        for way in alike:
+            member = backward_bounds(e, dout, way, **own)
+            for name in ("dq", "dk", "dv"):
+                distance = (getattr(member, name) - getattr(most, name)).abs()
+                reach = distance + getattr(member, f"{name}_bound")
+                assert bool((reach <= getattr(most, f"{name}_bound") * (1 + 1e-12)).all()), (name, way)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rule", [{}, {"safety": 4.0}, {"safety": 4.0, "clustered": False}])
 @pytest.mark.parametrize("seqlen_k", [33, 300])
 def test_ways_of_a_forward_have_widest_bounds(dtype: str, rule: dict[str, Any], seqlen_k: int) -> None:
