@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field, replace
 from sysconfig import get_path
 from typing import Any
 
+from strategies.case import TENSORS
 from tests.harness.home import ROOT
 
 NUMBERS = ("error", "nonfinite")
@@ -124,8 +125,9 @@ class Finding:
 
     @property
     def hides_numbers(self) -> bool:
-        """Whether no numbers came back that could be judged, right or wrong."""
-        return self.ends_process or self.kind in ("exception", "contract", UNCLEAR)
+        """Whether no numbers came back that could be judged, right or wrong: after a write to an input, none can."""
+        writes_input = self.kind == "memory" and self.tensor in TENSORS
+        return writes_input or self.ends_process or self.kind in ("exception", "contract", UNCLEAR)
 
     @property
     def is_all_nan(self) -> bool:
