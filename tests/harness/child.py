@@ -24,6 +24,7 @@ from tests.harness.gpus import pinned
 from tests.harness.home import python_path
 from tests.harness.memory import fills_the_machine
 from tests.harness.run import Run
+from tests.harness.specialisation import GENERAL
 from tests.harness.tail import Tail
 from tests.harness.verdict import Verdict
 
@@ -102,6 +103,8 @@ class Child:
 
     Each request for one of the kernels in ``stateful`` is answered by a copy of a process that has called no kernel.
 
+    If it is ``general``, Triton kernels are compiled in it for any sizes and strides: see ``specialisation``.
+
     ``run_seconds`` limits a case, by default to ``RUN_SECONDS`` of the device type, and ``start_seconds`` everything
     else. ``worker`` is the module that the child runs; its argument is the device as the child sees it.
     """
@@ -113,9 +116,11 @@ class Child:
         run_seconds: float | None = None,
         start_seconds: float = START_SECONDS,
         worker: str = "tests.harness.worker",
+        general: bool = False,
     ) -> None:
         self.device = device
         self.worker = worker
+        self.general = general
         self.run_seconds = RUN_SECONDS[device.partition(":")[0]] if run_seconds is None else run_seconds
         self.start_seconds = start_seconds
         self.process: subprocess.Popen[bytes] | None = None
@@ -210,7 +215,10 @@ class Child:
 
     def _start(self) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", self.worker, seen_by_child(self.device)],
+            [
+                *(sys.executable, "-P", "-m", self.worker, seen_by_child(self.device)),
+                *([GENERAL] if self.general else []),
+            ],
             env=environment_of(self.device),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

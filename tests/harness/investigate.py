@@ -71,6 +71,7 @@ class Investigation:
     haste: float = 1.0
     answers: dict[tuple[str, Case], Finding | None] = field(default_factory=dict)
     needs: tuple[Need, ...] = ()
+    is_misled: bool = False
 
     def bug(self, *, shrink: bool = True) -> Bug:
         """Tell all that can be told within the time; without ``shrink`` the case is reported as it is."""
@@ -99,10 +100,25 @@ class Investigation:
         bug = self.as_it_is
         if thorough and not gently:
             bug = self.with_needs(bug, first)
-        failure, script = self.scripted(bug.failure)
+        failure, script = self.scripted(self.by_value(bug.failure))
         self.known.write(failure, script)
         bug = replace(bug, failure=failure)
         return self.with_severity(bug) if thorough else bug
+
+    def by_value(self, failure: Failure) -> Failure:
+        """Return the failure with what the kernel gives if it is compiled for this case, as where users run it.
+
+        If the case holds then, the search was misled by the kernel that was compiled for any values.
+        """
+        if not self.runs.is_general:
+            return failure
+        with suppress(BudgetSpent):
+            verdict = self.runs.in_time(failure.law, failure.case, ignored=failure.ignored)
+            finding = self.runs.info.finding(verdict)
+            self.is_misled = finding is None or not is_in_common(failure.finding, finding)
+            if finding and finding.tensor == failure.finding.tensor and not self.is_misled:
+                return replace(failure, finding=finding.with_nan_of(failure.finding))
+        return failure
 
     @property
     def as_it_is(self) -> Bug:

@@ -124,7 +124,7 @@ def make_subject(item: LawTurn) -> Subject:
     plan, info = item.plan, item.info
     verbose = item.config.get_verbosity() > 0
     known = KnownBugs(info.name, item.dtype, plan.report_dir, verbose, plan.finds)
-    runs = Runs(info, plan.child, plan.journal, known.bugs, plan.clock, plan.share)
+    runs = Runs(info, plan.child, plan.journal, known.bugs, plan.clock, plan.share, general=plan.general)
     triage = Triage(runs, known, plan.environment, plan.shrinking, sanitizers=plan.sanitizers)
     corpus = (*plan.corpus, *plan.finds.of(info.name))
     return Subject(triage, plan.max_seqlen, plan.replay, corpus, plan.finds.near(info.name))

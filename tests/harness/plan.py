@@ -48,6 +48,7 @@ class Plan:
     device: str
     environment: dict[str, str]
     child: Child
+    general: Child | None
     report_dir: Path
     journal: Journal
     unfinished: Mapping[Path, Run]
@@ -79,8 +80,10 @@ class Plan:
         return self.clock.seconds * self.workers / len(self.kernels) if self.shares_time else math.inf
 
     def close(self) -> None:
-        """End the child and the journal."""
+        """End the children and the journal."""
         self.child.close()
+        if self.general is not None:
+            self.general.close()
         self.journal.close()
 
 
@@ -127,6 +130,7 @@ def make_plan(config: pytest.Config) -> Plan:
         device=device,
         environment=child.environment(),
         child=child,
+        general=None if device == "cpu" else Child(device, general=True),
         report_dir=report_dir,
         journal=journal,
         unfinished={} if replay else _unfinished(report_dir),

@@ -3,21 +3,23 @@
 import math
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from reference.bounds.accumulation import SAFETY
 from strategies.case import Case
 from tests.harness.budget import LEAST_SECONDS, Clock
-from tests.harness.bugs import Bug
-from tests.harness.child import Child, OutOfTime
+from tests.harness.bugs import Bug, is_in_common
+from tests.harness.child import Child, HarnessError, OutOfTime
 from tests.harness.explain import Seen
 from tests.harness.journal import Journal
 from tests.harness.kernel_info import KernelInfo
 from tests.harness.run import Run
 from tests.harness.tally import Tally
-from tests.harness.verdict import Finding, Verdict
+from tests.harness.verdict import NUMBERS, Finding, Verdict
 
 LEAST_CASE = 30.0
 """A case may take half of the run's seconds, and at least so many, before the run goes on with others."""
@@ -38,7 +40,8 @@ class Runs:
     found in ordinary cases, which every investigation asks for. ``bugs`` are the known ones: a case that would end the
     process by one of them is not run just to find out about something else. ``clock`` has the time that the whole run
     may take, ``share`` the seconds of this kernel among all workers, and ``patience`` the seconds for one case after
-    the end, until a case takes longer.
+    the end, until a case takes longer. What is asked about a failure is asked of the ``general`` child, if there is one
+    and the failure shows there, as it hardly has to compile anything: see ``asked_of_general``.
     """
 
     info: KernelInfo
@@ -48,6 +51,8 @@ class Runs:
     clock: Clock = field(default_factory=Clock)
     share: float = math.inf
     patience: float = LEAST_SECONDS
+    general: Child | None = None
+    is_general: bool = False
     ordinary: dict[tuple[str, Case], Finding | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -69,14 +74,15 @@ class Runs:
         claims: tuple[str, ...] = (),
         safety: float = SAFETY,
         seconds: float = math.inf,
+        child: Child | None = None,
     ) -> Verdict:
         """Run a law on a case without judging tensors in ``ignored``, with ``claims`` added to those of the kernel.
 
-        Raises OutOfTime if it takes longer than ``seconds``.
+        It is run in ``child``, by default the one of the search. Raises OutOfTime if it takes longer than ``seconds``.
         """
         run = Run(self.info.spec, (*self.info.claims, *claims), law, case, ignored, safety)
         self.journal.note(run.to_dict())
-        return self.child.run(run, self.journal.sync, seconds)
+        return (child or self.child).run(run, self.journal.sync, seconds)
 
     def in_time(self, law: str, case: Case, most: float = math.inf, **options: Any) -> Verdict:
         """Run as ``verdict`` does. Raises OutOfTime if it takes longer than ``most``, or than the run may be busy.
@@ -133,10 +139,31 @@ class Runs:
         ends = next(filter(None, (bug.end_of(case) for bug in self.bugs.values())), None)
         if ends is not None and not claims:
             return ends
-        verdict = self.in_time(law, case, ignored=ignored, claims=claims, safety=safety)
+        child = self.general if self.is_general else None
+        verdict = self.in_time(law, case, ignored=ignored, claims=claims, safety=safety, child=child)
         self.tally.add_seconds(verdict.seconds)
         finding = self.info.finding(verdict)
         return finding if finding and (explained or not finding.explained_by) else None
+
+    @contextmanager
+    def asked_of_general(
+        self, law: str, case: Case, finding: Finding, ignored: frozenset[str]
+    ) -> Iterator[None]:
+        """Meanwhile, ask the general child about a failure, if it shows there and its kernel is compiled by values."""
+        with suppress(OutOfTime, HarnessError):
+            if self.general and finding.kind in NUMBERS and self.is_compiled_by_value:
+                verdict = self.in_time(law, case, ignored=ignored, child=self.general)
+                again = self.info.finding(verdict)
+                self.is_general = again is not None and is_in_common(finding, again)
+        try:
+            yield
+        finally:
+            self.is_general = False
+
+    @cached_property
+    def is_compiled_by_value(self) -> bool:
+        """Whether the kernel is one in Triton, of which a variant is compiled for each class of argument values."""
+        return bool(self.child.ask({"do": "compiled"})["by_value"])
 
     def holds(self, law: str, case: Case) -> bool:
         """Whether a case did not fail and could be run at all, for which a device may have too little memory."""

@@ -128,7 +128,8 @@ class Triage:
     def sort(self, broken: Broken, *, patient: bool = True) -> None:
         """Count a failure for the bugs that explain it. What is left is investigated as a new bug, or waits."""
         self.runs.journal.keep(self._record(broken))
-        rest = self._unsorted(broken, patient=patient)
+        with self.runs.asked_of_general(broken.law, broken.case, broken.finding, broken.ignored):
+            rest = self._unsorted(broken, patient=patient)
         if rest is not None:
             self.runs.journal.keep(self._record(rest))
             self.waiting.append(rest)
@@ -246,8 +247,9 @@ class Triage:
             self.known.withdraw(bug.failure)
             if not self._keep_intermittent(drawn):
                 self._keep_as_drawn(drawn)
-        elif shrink and self._is_misled(investigation):
+        elif shrink and (investigation.is_misled or self._is_misled(investigation)):
             self.known.withdraw(bug.failure)
+            self.runs.is_general = False
             self._investigate(drawn)
         else:
             self._keep(bug, broken, investigation.cases.shrunk)

@@ -42,6 +42,7 @@ from tests.harness.probe import probe
 from tests.harness.repro import script
 from tests.harness.run import Run, run_of
 from tests.harness.source import WritingTrial
+from tests.harness.specialisation import GENERAL, compile_for_any_values, has_kernels_of_users
 from tests.harness.transfer import home_of
 from tests.harness.trial import CannotRun, LawBroken, Refused, Trial
 from tests.harness.verdict import INTERMITTENT, LEAK, Finding, Verdict
@@ -103,6 +104,10 @@ class Worker:
     def do_run(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return the verdict on one case under one law."""
         return self.attempt(run_of(request))[0].to_dict()
+
+    def do_compiled(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Return whether kernels are compiled here for the values of their arguments."""
+        return {"by_value": self.device != "cpu" and has_kernels_of_users()}
 
     def do_leak(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return how many bytes stay behind after each repeat of a case, 0 if memory does not grow on and on.
@@ -306,4 +311,6 @@ def main(device: str, worker_of: type[Worker] = Worker) -> None:
 
 
 if __name__ == "__main__":
+    if GENERAL in sys.argv:
+        compile_for_any_values()
     main(sys.argv[1])

@@ -16,6 +16,7 @@ from kernels.contract import AttentionKernel, Capabilities, KnownFailure
 from reference import safe_softmax
 from reference.score_rule import ScoreRule
 from tests.harness.device import wait_for_device
+from tests.harness.specialisation import GENERAL
 
 MENDED = False
 ROWS = 3
@@ -48,6 +49,12 @@ def wrong(q, k, v, *, causal, sm_scale):
     out, lse = sound(q, k, v, causal=causal, sm_scale=sm_scale)
     rows = torch.arange(q.shape[2])[:, None]
     return torch.where(rows == ROWS - 1, 1.5 * out, out) if has_bug(q) else out, lse
+
+
+def wrong_if_general(q, k, v, *, causal, sm_scale):
+    """Makes out half as large again, in a process that compiles for any values in every call, and else in few."""
+    out, lse = sound(q, k, v, causal=causal, sm_scale=sm_scale)
+    return 1.5 * out if GENERAL in sys.argv or has_bug(q) else out, lse
 
 
 def nonfinite(q, k, v, *, causal, sm_scale):

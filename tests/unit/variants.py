@@ -1,0 +1,28 @@
+"""Prints how many variants of a kernel Triton compiles for calls of several sizes, and whether it finds the kernel."""
+
+import sys
+
+import torch
+
+from tests.compile.targets import compiling_for
+from tests.harness.specialisation import GENERAL, compile_for_any_values, has_kernels_of_users
+
+SIZES = (64, 65, 1)
+"""A multiple of 16, no multiple, and 1: the classes for which Triton compiles."""
+
+
+def main() -> None:
+    """Call a kernel for sizes of each class, with tensors that have no memory."""
+    if GENERAL in sys.argv:
+        compile_for_any_values()
+    from tests.panel.triton_tutorial import attention
+
+    with compiling_for("sm_90") as compiled:
+        for size in SIZES:
+            q = torch.empty(1, 2, size, 64, dtype=torch.float16, device="meta")
+            attention(q, q, q, causal=False, sm_scale=0.5)
+    print(len({kernel.hash for kernel in compiled}), has_kernels_of_users())
+
+
+if __name__ == "__main__":
+    main()
