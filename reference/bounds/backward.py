@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from reference.arithmetic import FP32_ROUNDOFF, PARTIAL_STORES, Arithmetic
-from reference.bounds.accumulation import multiplicity, probable_accumulation
+from reference.bounds.accumulation import multiplicity, probable_partial_sum, probable_steps
 from reference.bounds.exact import FLOAT32_SAFE, Exact, largest, operand_size
 from reference.bounds.forward import SUBNORMAL_FLUSH, ForwardBounds, merge_error, sum_error
 from reference.bounds.scores import LARGEST_EXPONENT, WeightError, weight_error
@@ -397,7 +397,7 @@ def _product(
             squares.mul_(multiplicity(x.weights.clamp_min(TINY).log_(), x.seen, cast))
         root, size = (squares @ (y * y)).sqrt_(), value.abs().add_(of_error)
         probable = of_error.mul_(1 + x.casts * cast).add_(root, alpha=safety * math.sqrt(x.casts) * cast)
-        probable.add_(probable_accumulation(terms, size, root), alpha=a.accumulate)
+        probable.add_(probable_partial_sum(size, root), alpha=a.accumulate * probable_steps(terms))
         if always:
             probable.add_(partial_sum, alpha=always)
         if a.weights.truncates:

@@ -14,9 +14,9 @@ with o (U each), relative to alpha acc, and by the rounding of the sum, which is
 first block there is nothing to divide, and the last division is every kernel's: T blocks merge T - 1 times,
     e_m <= (T - 1) (div_error + 2 U) max_t |acc_t|,  T <= ceil(N / tile_min),
 acc_t being the sum over the first t blocks brought to the final maximum. It is a partial sum of the N terms, in
-rule 1 at most sum_j P_j |v_j|, in rule 2 as large as ``probable_accumulation`` takes partial sums to be. Both
-the quotient and its product may flush a subnormal, which later steps only make smaller, as l alpha <= l'. l and
-m are those of the running sum, so that merging adds no error to lse.
+rule 1 at most sum_j P_j |v_j|, in rule 2 as large as ``probable_partial_sum`` says. Both the quotient and its
+product may flush a subnormal, which later steps only make smaller, as l alpha <= l'. l and m are those of the
+running sum, so that merging adds no error to lse.
 
 Where ``Arithmetic.merged`` parts of the keys give an out_s and lse_s each, and out is their mean with weights
 exp(lse_s - mu), mu a running maximum, each part's weights share one more factor 1 + t: ``part_error``. Where out is
@@ -52,7 +52,7 @@ import torch
 from torch import Tensor
 
 from reference.arithmetic import FP32_ROUNDOFF, PARTIAL_STORES, Arithmetic
-from reference.bounds.accumulation import PARTIAL_SUM_DEVIATIONS, multiplicity, probable_accumulation
+from reference.bounds.accumulation import multiplicity, probable_partial_sum, probable_steps
 from reference.bounds.exact import FLOAT32_SAFE, Exact, operand_size
 from reference.bounds.scores import LARGEST_EXPONENT, WeightError, rescalings, weight_error
 from reference.masks import hide
@@ -197,10 +197,8 @@ def _out_bound(
         if clustered:
             squares.mul_(multiplicity(e.scores, e.seen, a.weights.roundoff))
         root = (squares @ (e.v * e.v)).sqrt_()
-        probable = probable_accumulation(terms, size_out, root).mul_(a.accumulate)
+        probable = probable_partial_sum(size_out, root).mul_(a.accumulate * probable_steps(terms) + of_merges)
         probable.addcmul_(root, safety * s.cast)
-        if of_merges:
-            probable.add_(torch.add(size_out, root, alpha=PARTIAL_SUM_DEVIATIONS), alpha=of_merges)
         if a.weights.truncates:
             probable.addcmul_(size_out, s.cast)
         cast_and_sum = torch.minimum(cast_and_sum, probable)
