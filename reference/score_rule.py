@@ -95,9 +95,10 @@ class ScoreRule:
         q is (batch, heads_q, seqlen_q, head_dim), k (batch, heads_kv, seqlen_k, head_dim); ``rows`` of q are taken.
         """
         seqlen_q, seqlen_k = q.shape[2], k.shape[2]
-        queries = torch.arange(seqlen_q, device=q.device)[rows]
-        total = q.new_zeros((), dtype=torch.float64).expand(1, q.shape[1], len(queries), seqlen_k)
+        count = len(range(*rows.indices(seqlen_q)))
+        total = q.new_zeros((), dtype=torch.float64).expand(1, q.shape[1], count, seqlen_k)
         if self.alibi_slopes is not None:
+            queries = torch.arange(seqlen_q, device=q.device)[rows]
             diagonals = queries + (seqlen_k - seqlen_q if alignment == "bottom_right" else 0)
             distance = (diagonals[:, None] - torch.arange(seqlen_k, device=q.device)).abs()
             total = total - self.alibi_slopes.double()[:, None, None] * distance

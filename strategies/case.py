@@ -183,13 +183,18 @@ def from_json(text: str) -> Case:
         record = json.loads(text)
     except ValueError as error:
         raise ValueError(f"case: {text!r:.80} is not JSON: {error}") from None
+    return from_record(record)
+
+
+def from_record(record: Any) -> Case:
+    """The case of what JSON made of ``to_record``, read as strictly as ``from_json`` does."""
     _expect(isinstance(record, dict), "case", record, "an object")
-    version = record.pop("version", None)
+    version, rest = record.get("version"), {name: x for name, x in record.items() if name != "version"}
     _expect(type(version) is int and 1 <= version <= VERSION, "case.version", version, f"1 to {VERSION}")
     later = {name: SIMPLEST[name] for name, x in DECLARED.items() if x["since"] > version}
     for name in later:
-        _expect(name not in record, f"case.{name}", record.get(name), f"no such field in version {version}")
-    return _read_record(Case, "case", {**later, **record})
+        _expect(name not in rest, f"case.{name}", rest.get(name), f"no such field in version {version}")
+    return _read_record(Case, "case", {**later, **rest})
 
 
 def _expect(holds: bool, where: str, value: Any, expected: str) -> None:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import hypothesis.strategies as st
@@ -118,25 +119,29 @@ def cases(
         # Each place may stay empty. From a list, Hypothesis could hardly delete a spike, which takes too many choices.
         entry = st.one_of(st.none(), spikes(SPIKES))
         entries = st.one_of(st.just(()), st.builds(_present, *[entry] * MAX_SPIKES))
+    # What has one value only is left out here: to draw a constant takes Hypothesis nearly as long as any other draw.
     drawn = st.builds(
-        _of_parts,
+        partial(_of_parts, dtype=dtype),
         pair,
         _heads(capabilities) if heads is None else st.sampled_from(heads),
         _layouts(_claimed_layouts(capabilities)),
         values,
-        st.sampled_from(HUGE[device_type] if "huge" in capabilities.layouts else ((),)),
-        _score_rules(capabilities) if variants else st.just({}),
+        **({"huge": st.sampled_from(HUGE[device_type])} if "huge" in capabilities.layouts else {}),
+        **({"rule": _score_rules(capabilities)} if variants else {}),
         head_dim=head_dims(capabilities.head_dims),
         **_v_head_dim(capabilities),
-        dtype=st.just(dtype),
         causal=st.sampled_from(capabilities.causal),
         sm_scale=st.sampled_from(_claimed_scales(capabilities)),
-        key_padding=_key_padding(capabilities) if key_padding else st.just("none"),
-        dropout_p=_seldom(0.0, capabilities.dropout) if dropout else st.just(0.0),
+        **(
+            {"key_padding": _seldom("none", tuple(PADDINGS))}
+            if key_padding and capabilities.key_padding
+            else {}
+        ),
+        **({"dropout_p": _seldom(0.0, capabilities.dropout)} if dropout and capabilities.dropout else {}),
         **(_patterns(capabilities) if variants else {}),
         seed=st.integers(0, 2**32 - 1),
         spikes=entries,
-        launch=_launch_settings(capabilities),
+        **({"launch": _launch_settings(capabilities)} if capabilities.launch else {}),
     )
     limits: dict[str, Any] = {"max_tiles": max_tiles if device_type == "cpu" else None, "max_work": max_work}
     if device_type == "cpu":
@@ -144,12 +149,14 @@ def cases(
         drawn = st.builds(
             partial(_with_fewer_tiles, capabilities), st.sampled_from(fewest), st.sampled_from(KEPT), drawn
         )
-    claimed = drawn.map(partial(_with_claimed_lengths, capabilities)).map(_with_attended_keys)
-    if not nonfinite:
-        claimed = claimed.map(partial(_with_scores_that_can_be_judged, capabilities, device_type))
-    return _independent(
-        claimed.map(partial(_with_fewer_heads, **limits)).filter(partial(_is_affordable, **limits))
-    )
+
+    def claimed(case: Case) -> Case:
+        case = _with_attended_keys(_with_claimed_lengths(capabilities, case))
+        if not nonfinite:
+            case = _with_scores_that_can_be_judged(capabilities, device_type, case)
+        return _with_fewer_heads(case, **limits)
+
+    return _independent(drawn.map(claimed).filter(partial(_is_affordable, **limits)))
 
 
 def is_claimed(case: Case, capabilities: Capabilities) -> bool:
@@ -248,8 +255,8 @@ def _of_parts(
     heads: Heads,
     layouts: Four,
     values: Four,
-    huge: tuple[str, ...],
-    rule: Mapping[str, Any],
+    huge: tuple[str, ...] = (),
+    rule: Mapping[str, Any] = MappingProxyType({}),
     **fields: Any,
 ) -> Case:
     fields |= dict(zip(("batch", "heads_kv", "group"), heads, strict=True))
@@ -323,10 +330,6 @@ def spikes(values: tuple[float | str, ...]) -> SearchStrategy[Spike]:
 
 def _present(*places: Spike | None) -> tuple[Spike, ...]:
     return tuple(spike for spike in places if spike is not None)
-
-
-def _key_padding(capabilities: Capabilities) -> SearchStrategy[str]:
-    return _seldom("none", tuple(PADDINGS) if capabilities.key_padding else ())
 
 
 def _patterns(capabilities: Capabilities) -> dict[str, SearchStrategy[int]]:

@@ -159,6 +159,8 @@ def _align(elements: int) -> int:
 
 def _distinct(tensor: Tensor) -> Tensor:
     """Return the part of a tensor whose entries do not share memory: one slice of each expanded dimension."""
+    if 0 not in tensor.stride():
+        return tensor
     return tensor[tuple(slice(1) if stride == 0 else slice(None) for stride in tensor.stride())]
 
 

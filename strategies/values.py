@@ -42,12 +42,12 @@ def _normal(shape: Shape, dtype: torch.dtype, generator: Generator) -> Tensor:
 
 def _wide(shape: Shape, dtype: torch.dtype, generator: Generator) -> Tensor:
     """Standard deviation 5, and so have logits against normal partners: exposes wrong rescaling by a new maximum."""
-    return 5.0 * _normal(shape, dtype, generator)
+    return _normal(shape, dtype, generator).mul_(5.0)
 
 
 def _positive(shape: Shape, dtype: torch.dtype, generator: Generator) -> Tensor:
     """Entries of 5 or more: logits of such q and k are large, and overflow if the maximum is not subtracted."""
-    return _normal(shape, dtype, generator).abs() + 5.0
+    return _normal(shape, dtype, generator).abs_().add_(5.0)
 
 
 def _negative(shape: Shape, dtype: torch.dtype, generator: Generator) -> Tensor:
@@ -55,7 +55,7 @@ def _negative(shape: Shape, dtype: torch.dtype, generator: Generator) -> Tensor:
 
     With lse < -88.7, which is -log of float32's maximum, a padded key of score 0 gets the weight exp(0 - lse) = inf.
     """
-    return -_positive(shape, dtype, generator)
+    return _positive(shape, dtype, generator).neg_()
 
 
 def _near_ties(shape: Shape, dtype: torch.dtype, generator: Generator) -> Tensor:
@@ -65,14 +65,14 @@ def _near_ties(shape: Shape, dtype: torch.dtype, generator: Generator) -> Tensor
     """
     batch, heads, _, head_dim = shape
     common = _normal((batch, heads, 1, head_dim), dtype, generator)
-    return 8.0 * common + 0.1 * _normal(shape, dtype, generator)
+    return _normal(shape, dtype, generator).mul_(0.1).add_(common.mul_(8.0))
 
 
 def _dominant(shape: Shape, dtype: torch.dtype, generator: Generator) -> Tensor:
     """Standard normal, but one row of each head is 32 times larger: one key, in any tile, has all the weight."""
     batch, heads, seqlen, _ = shape
     row = torch.randint(0, seqlen, (batch, heads, 1, 1), generator=generator)
-    return _normal(shape, dtype, generator) * torch.where(torch.arange(seqlen)[:, None] == row, 32.0, 1.0)
+    return _normal(shape, dtype, generator).mul_(torch.where(torch.arange(seqlen)[:, None] == row, 32.0, 1.0))
 
 
 def _outliers(shape: Shape, dtype: torch.dtype, generator: Generator) -> Tensor:
@@ -83,13 +83,13 @@ def _outliers(shape: Shape, dtype: torch.dtype, generator: Generator) -> Tensor:
     """
     chance = torch.rand(shape, generator=generator)
     chosen = chance <= chance.amin((-2, -1), keepdim=True).clamp(min=1e-3)
-    return _normal(shape, dtype, generator) * torch.where(chosen, 10.0, 1.0)
+    return _normal(shape, dtype, generator).mul_(torch.where(chosen, 10.0, 1.0))
 
 
 def _integers(shape: Shape, dtype: torch.dtype, generator: Generator) -> Tensor:
     """Sparse integers from -2 to 2, whose products and sums are exact: a wrong index shows without any tolerance."""
     kept = torch.randint(0, 4, shape, generator=generator) == 0
-    return (torch.randint(-2, 3, shape, generator=generator) * kept).float()
+    return torch.randint(-2, 3, shape, generator=generator).mul_(kept).float()
 
 
 def _subnormal(shape: Shape, dtype: torch.dtype, generator: Generator) -> Tensor:
@@ -115,7 +115,7 @@ def _huge(shape: Shape, dtype: torch.dtype, generator: Generator) -> Tensor:
 
 def _tiny_logits(shape: Shape, dtype: torch.dtype, generator: Generator) -> Tensor:
     """Standard deviation 1e-3: weights are nearly uniform, so that their casts have the same error."""
-    return 1e-3 * _normal(shape, dtype, generator)
+    return _normal(shape, dtype, generator).mul_(1e-3)
 
 
 def _duplicates(shape: Shape, dtype: torch.dtype, generator: Generator) -> Tensor:

@@ -33,9 +33,9 @@ def probable_steps(terms: int) -> float:
     return min(float(terms), SAFETY * math.sqrt(terms) + 0.5 * terms)
 
 
-def probable_accumulation(terms: int, value: Tensor, root: Tensor) -> Tensor:
-    """Return rule 2's error of a sum of x_i, in roundoffs, given value = |sum x_i| and root = sqrt(sum x_i^2)."""
-    return torch.add(value, root, alpha=PARTIAL_SUM_DEVIATIONS).mul_(probable_steps(terms))
+def probable_partial_sum(value: Tensor, root: Tensor) -> Tensor:
+    """Return rule 2's largest partial sum of x_i, given value = |sum x_i| and root = sqrt(sum x_i^2)."""
+    return torch.add(value, root, alpha=PARTIAL_SUM_DEVIATIONS)
 
 
 def multiplicity(x: Tensor, seen: Tensor | None, roundoff: float) -> Tensor:

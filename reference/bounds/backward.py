@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from reference.arithmetic import FP32_ROUNDOFF, PARTIAL_STORES, Arithmetic
-from reference.bounds.accumulation import multiplicity, probable_accumulation
+from reference.bounds.accumulation import multiplicity, probable_partial_sum, probable_steps
 from reference.bounds.exact import FLOAT32_SAFE, Exact, largest, operand_size
 from reference.bounds.forward import SUBNORMAL_FLUSH, ForwardBounds, merge_error, sum_error
 from reference.bounds.scores import LARGEST_EXPONENT, WeightError, weight_error
@@ -85,9 +85,9 @@ def backward_bounds(
     # dq is accumulated with round(k * sm_scale * log2 e) in units of ln 2, dk with round(q * sm_scale).
     below = a.weights.underflow / max(scale, 1e-300)
     if a.k_prescaled or a.rounded_scores:
-        dq_error = dq_error + below * t.grad_s.size.sum(-1, keepdim=True)
+        dq_error += below * t.grad_s.size.sum(-1, keepdim=True)
     if a.q_prescaled or a.rounded_scores:
-        dk_error = dk_error + below * t.grad_s.size.sum(-2)[..., None]
+        dk_error += below * t.grad_s.size.sum(-2)[..., None]
 
     # Each store may underflow. dq and dk may be stored before or after they are scaled, which may include log2 e.
     floor = a.output.underflow
@@ -95,25 +95,28 @@ def backward_bounds(
     dq_floor = (1 + stores_of_keys * max(1.0, scale_back)) * floor + scale * atomic_flush(a, keys)
     dk_floor = (heads + stores_of_rows * max(1.0, scale_back)) * floor
     dv_floor = (heads + stores_of_rows) * floor + rows * SUBNORMAL_FLUSH
-    safe, scaled = FLOAT32_SAFE / max(1.0, scale), last + 4 * FP32_ROUNDOFF
-    dq_bound = (dq_error * (1 + last)).add_(dq.value.abs(), alpha=scaled).mul_(scale).add_(dq_floor)
-    dq_bound = dq_bound.masked_fill_(e.empty[..., None], 0.0)
-    # dq and dk may overflow before they are scaled, or after.
-    largest = a.output.maximum / max(1.0, scale)
-    dq_lost = t.rows_lost | ~(dq.size < safe) | _overflows(dq.size, stores_of_keys, largest)
-    dk_lost = t.keys_lost | ~(dk.size < safe) | _overflows(dk.size, stores_of_rows, largest)
-    dv_lost = t.values_lost | _overflows(dv.size, stores_of_rows, a.output.maximum)
+    scaled = last + 4 * FP32_ROUNDOFF
+    dq_bound = dq_error.mul_(1 + last).add_(dq.value.abs(), alpha=scaled).mul_(scale).add_(dq_floor)
+    dq_bound.masked_fill_(e.empty[..., None], 0.0)
+    # dq and dk may overflow before they are scaled, or after, and any of the three at a store in between.
+    dq_most, dk_most = (
+        min(FLOAT32_SAFE, a.output.maximum if stores else math.inf) / max(1.0, scale)
+        for stores in (stores_of_keys, stores_of_rows)
+    )
+    dq_lost, dk_lost = t.rows_lost | ~(dq.size < dq_most), t.keys_lost | ~(dk.size < dk_most)
+    dv_lost = t.values_lost | ~(dv.size < a.output.maximum) if stores_of_rows else t.values_lost
     if heads > 1:
         dk_parts = _size_of_parts(t.grad_s, e.q, e.group) + dk_error
         dv_parts = _size_of_parts(t.weights, dout, e.group) + dv_error
-        dk_error, dv_error = dk_error + last * dk_parts, dv_error + last * dv_parts
-        dk_lost |= ~(dk_parts * scale * (1 + last) < a.output.maximum)
-        dv_lost |= ~(dv_parts * (1 + last) < a.output.maximum)
-    dk_bound = (dk_error * (1 + last)).add_(dk.value.abs(), alpha=scaled).mul_(scale).add_(dk_floor)
-    dv_bound = (dv_error * (1 + last)).add_(dv.value.abs(), alpha=last).add_(dv_floor)
+        dk_error.add_(dk_parts, alpha=last)
+        dv_error.add_(dv_parts, alpha=last)
+        dk_lost = dk_lost | ~(dk_parts * scale * (1 + last) < a.output.maximum)
+        dv_lost = dv_lost | ~(dv_parts * (1 + last) < a.output.maximum)
+    dk_bound = dk_error.mul_(1 + last).add_(dk.value.abs(), alpha=scaled).mul_(scale).add_(dk_floor)
+    dv_bound = dv_error.mul_(1 + last).add_(dv.value.abs(), alpha=last).add_(dv_floor)
     return GradientBounds(
-        dq=dq.value * e.sm_scale,
-        dk=dk.value * e.sm_scale,
+        dq=dq.value.mul_(e.sm_scale),
+        dk=dk.value.mul_(e.sm_scale),
         dv=dv.value,
         dq_bound=dq_bound.masked_fill_(dq_lost, math.inf),
         dk_bound=dk_bound.masked_fill_(dk_lost, math.inf),
@@ -184,7 +187,7 @@ def _terms(
     if lse is None:
         p, extra = e.weights, forward.lse + a.div_error  # type: ignore[union-attr]  # checked above
     else:
-        p = hide(torch.exp(e.scores - shift[..., None]), e.seen).masked_fill(e.empty[..., None], 0.0)
+        p = (e.scores - shift[..., None]).exp_()
         # The kernel may have kept its natural lse for the backward; the lse of base 2 differs by its conversion.
         extra = a.lse_conversion * shift.abs()
     err = weight_error(e, a, shift=shift, extra=extra, shift_terms=2.0)
@@ -196,30 +199,37 @@ def _terms(
     rounded = a.weights.roundoff if a.rounded_scores else 0.0
     of_grad_p += 2 * rounded  # dP is rounded as a product, and again as its distance to delta.
     of_products = products * p
-    out_error, apart = None, torch.zeros_like(shift[..., None])
-    delta = (p * grad_p).sum(-1, keepdim=True)
-    if out is None or a.delta not in ("out", "any"):
-        out, out_error = e.out, None if forward is None else forward.out
-    elif a.delta == "out":
+    out_error: Tensor | None = None
+    apart: Tensor | float = 0.0
+    if a.delta == "out" and out is not None:
         delta = (out * dout).sum(-1, keepdim=True)
     else:
-        apart = ((out * dout).sum(-1, keepdim=True) - delta).abs()
-    sums = _Sums(dout, out, out_error, apart, p, p * grad_p.abs(), of_products, of_grad_p)
+        delta = (p * grad_p).sum(-1, keepdim=True)
+        if a.delta == "any" and out is not None:
+            apart = ((out * dout).sum(-1, keepdim=True) - delta).abs()
+        else:
+            out, out_error = e.out, None if forward is None else forward.out
+    sums = _Sums(dout, out, out_error, apart, p, grad_p, of_products, of_grad_p)
     delta_error = _delta_error(e, a, err, sums, safety, clustered)
-    grad_s = (grad_p - delta) * p
+    grad_s = (grad_p - delta).mul_(p)
     size = grad_s.abs()
     relative = torch.addcmul(err.intercept, err.slope, e.score_size)
     # The error of dS: weight errors times errors of dP and delta; roundings of dP - delta and of the product; the cast
     # of P, if dS is made from the P that was cast; and exp2's flush of weights below 2^-126 to 0.
-    of_delta = (1 + err.largest) * delta_error + 3 * FP32_ROUNDOFF * delta.abs()
+    size_delta = delta.abs()
+    of_delta = torch.addcmul(
+        (3 * FP32_ROUNDOFF + 2 * rounded) * size_delta, err.factor + rounded, delta_error
+    )
     below = a.weights.underflow if a.ds_from_rounded_p else 0.0
-    of_delta = of_delta + rounded * (2 * delta.abs() + delta_error)
     cast = 2 * rounded  # dS is rounded before and after it is scaled.
     below += 4 * a.weights.underflow if a.rounded_scores else 0.0
-    flush = (SUBNORMAL_FLUSH + below) * (1 + largest(hide(products, e.seen), -1) + delta.abs() + delta_error)
+    flush = (
+        (largest(hide(products, e.seen), -1) + size_delta + delta_error).add_(1).mul_(SUBNORMAL_FLUSH + below)
+    )
     error = (
-        ((relative + FP32_ROUNDOFF + cast * (1 + err.largest)) * size)
-        .addcmul_(of_products, (1 + err.largest) * of_grad_p + 3 * FP32_ROUNDOFF)
+        (relative + (FP32_ROUNDOFF + cast * err.factor))
+        .mul_(size)
+        .addcmul_(of_products, err.factor * of_grad_p + 3 * FP32_ROUNDOFF)
         .addcmul_(p, of_delta)
         .add_(flush)
     )
@@ -228,15 +238,15 @@ def _terms(
     # An overflow of S, dP or delta spoils all of a row's dS, and through the sum over rows every dk; an
     # overflow in the cast of dS one row and one key. Masked pairs count: their weight is 0, but 0 * inf is
     # NaN, and whether it is computed depends on the tiles.
-    cast_lost = ~(size + error < min(a.weights.maximum / largest_unit, FLOAT32_SAFE))
+    cast_ds, most_ds = size + error, min(a.weights.maximum / largest_unit, FLOAT32_SAFE)
     if e.cap_slope is not None:
         grad_s, size, error = _through_cap(e, e.cap_slope, grad_s, error + cast * size, relative)
-    size_delta = (out.abs() * dout.abs()).sum(-1, keepdim=True) + delta_error
+    largest_delta = (out * dout).abs_().sum(-1, keepdim=True) + delta_error
     # If large scores make lse err by LARGEST_EXPONENT or more, the weights made from it are unknown. A weight above 1
     # comes from a wrong lse of the kernel's own, and may overflow in the cast.
     weights_lost = err.lost | ~(err.log < LARGEST_EXPONENT) | ~(largest(p, -1) < a.weights.maximum)
-    largest_product = largest(undropped, -1) * e.keep_scale
-    row_lost = weights_lost | ~((largest_product < FLOAT32_SAFE) & (size_delta < FLOAT32_SAFE))
+    largest_term = torch.maximum(largest(undropped, -1) * e.keep_scale, largest_delta)
+    row_lost = weights_lost | ~(largest_term < FLOAT32_SAFE)
     if a.rounded_scores:
         row_lost |= ~(largest(grad_p.abs(), -1) * (1 + of_grad_p) < a.weights.maximum)
     dropped, size_dout = e.dropped(p), dout.abs().sum(-2, keepdim=True) * e.keep_scale
@@ -255,8 +265,8 @@ def _terms(
             e.seen,
             casts=1 + a.ds_from_rounded_p,
         ),
-        rows_lost=row_lost | cast_lost.any(-1, keepdim=True),
-        keys_lost=row_lost.any(-2, keepdim=True) | cast_lost.any(-2)[..., None],
+        rows_lost=row_lost | ~(largest(cast_ds, -1) < most_ds),
+        keys_lost=row_lost.any(-2, keepdim=True) | ~(largest(cast_ds, -2).mT < most_ds),
         values_lost=weights_lost.any(-2, keepdim=True) | ~(size_dout < FLOAT32_SAFE),
     )
 
@@ -285,18 +295,23 @@ class _Sums:
     """The terms that delta is the sum of: out times dout (B, H, R, D), or P times dP (B, H, R, N).
 
     ``out_error`` is None if out is the kernel's own. If delta may be either sum, it is the second one that is taken,
-    from which that of the kernel's own out is ``apart``. ``of_terms`` is P |dP|. ``of_products`` is P G, and dP errs by
-    ``of_grad_p`` relative to G.
+    from which that of the kernel's own out is ``apart``. ``of_products`` is P G, and dP errs by ``of_grad_p`` relative
+    to G.
     """
 
     dout: Tensor
     out: Tensor
     out_error: Tensor | None
-    apart: Tensor
+    apart: Tensor | float
     p: Tensor
-    of_terms: Tensor
+    grad_p: Tensor
     of_products: Tensor
     of_grad_p: float
+
+    @property
+    def of_terms(self) -> Tensor:
+        """P |dP|, (B, H, R, N)."""
+        return self.p * self.grad_p.abs()
 
 
 def _delta_error(
@@ -326,7 +341,7 @@ def _delta_by_out(e: Exact, a: Arithmetic, err: WeightError, s: _Sums) -> Tensor
 def _delta_by_probabilities(e: Exact, a: Arithmetic, err: WeightError, s: _Sums) -> Tensor:
     """Error of delta as the sum of P * dP over the keys: that of each P, of the sum, and of each dP."""
     of_weights = (err.largest + e.k.shape[-2] * FP32_ROUNDOFF) * s.of_terms.sum(-1, keepdim=True)
-    return of_weights + (1 + err.largest) * s.of_grad_p * s.of_products.sum(-1, keepdim=True)
+    return of_weights + err.factor * s.of_grad_p * s.of_products.sum(-1, keepdim=True)
 
 
 def _delta_by_casts(
@@ -337,11 +352,11 @@ def _delta_by_casts(
     The casts change delta by the same amount in both ways to compute it. With c_j the cast error of P_j, the sum of
     P * dP changes by sum_j c_j dP_j; out, before it is stored, changes by sum_j c_j v_j, and dout . v_j is dP_j.
     """
-    terms = e.k.shape[-2]
-    size, cast = s.of_terms.sum(-1, keepdim=True), a.weights.roundoff * (1 + err.largest)
+    terms, of_terms = e.k.shape[-2], s.of_terms
+    size, cast = of_terms.sum(-1, keepdim=True), a.weights.roundoff * err.factor
     of_casts = cast * size
     if safety is not None:
-        squares = s.of_terms.square()
+        squares = of_terms.square_()
         if clustered:
             squares = squares * multiplicity(s.p.clamp_min(TINY).log(), e.seen, a.weights.roundoff)
         of_casts = torch.minimum(of_casts, safety * cast * squares.sum(-1, keepdim=True).sqrt())
@@ -368,11 +383,6 @@ def stores_in_between(terms: int, terms_per_store: int | None) -> int:
     return 0 if terms_per_store is None else terms // terms_per_store
 
 
-def _overflows(size: Tensor, stores: int, largest: float) -> Tensor:
-    """Whether a running sum of this size may exceed ``largest``, its format's maximum, at an intermediate store."""
-    return ~(size < largest) if stores else torch.zeros_like(size, dtype=torch.bool)
-
-
 def atomic_flush(a: Arithmetic, keys: int) -> float:
     """Absolute error of dq, before it is scaled, by atomic adds: each flushes the addend and the sum below 2^-126."""
     return 2 * math.ceil(keys / a.tile_min) * SUBNORMAL_FLUSH if a.dq_atomic else 0.0
@@ -394,10 +404,10 @@ def _product(
     if safety is not None:
         squares = x.size * x.size
         if clustered:
-            squares = squares * multiplicity(x.weights.clamp_min(TINY).log(), x.seen, cast)
-        root, size = (squares @ (y * y)).sqrt_(), value.abs() + of_error
+            squares.mul_(multiplicity(x.weights.clamp_min(TINY).log_(), x.seen, cast))
+        root, size = (squares @ (y * y)).sqrt_(), value.abs().add_(of_error)
         probable = of_error.mul_(1 + x.casts * cast).add_(root, alpha=safety * math.sqrt(x.casts) * cast)
-        probable.add_(probable_accumulation(terms, size, root), alpha=a.accumulate)
+        probable.add_(probable_partial_sum(size, root), alpha=a.accumulate * probable_steps(terms))
         if always:
             probable.add_(partial_sum, alpha=always)
         if a.weights.truncates:

@@ -26,14 +26,14 @@ to bfloat16 five times, by 1 / 51."""
 class Exact:
     """The forward's quantities in float64, with query heads folded into rows (``reference.heads``).
 
-    q (B, H, R, D), k and v (B, H, N, D); scores S, score_size A and weights P (B, H, R, N), A and P 0 where
-    a row does not see a key; row_max, lse (B, H, R); out (B, H, R, D); seen (R, N) bool, under key padding
-    or a pattern (B or 1, 1, R or 1, N), or None where every key is seen; empty (B, H, R) bool: rows that see no key;
-    overflow (B, H, R) bool: rows whose products may leave float32; group: how many query heads read a key head; keep
-    (B, H, R, N), the factor by which dropout multiplies each weight, 0 or keep_scale = 1 / (1 - dropout_p), or None
-    without dropout; softcap: the limit of scores, or 0; cap_slope (B, H, R, N), their derivative by the scaled
-    products, or None where it is 1; sink (B or 1, H, R, 1), the logit that takes part in each row's softmax, -inf for
-    none.
+    q (B, H, R, D), k and v (B, H, N, D); scores S, score_size A and weights P (B, H, R, N), S -inf and A and P 0 where
+    a row does not see a key; largest_size (B, H, R, 1) the largest A of each row; row_max, lse (B, H, R); out (B, H, R,
+    D); seen (R, N) bool, under key padding or a pattern (B or 1, 1, R or 1, N), or None where every key is seen; empty
+    (B, H, R) bool: rows that see no key; overflow (B, H, R) bool: rows whose products may leave float32; group: how
+    many query heads read a key head; keep (B, H, R, N), the factor by which dropout multiplies each weight, 0 or
+    keep_scale = 1 / (1 - dropout_p), or None without dropout; softcap: the limit of scores, or 0; cap_slope (B, H, R,
+    N), their derivative by the scaled products, or None where it is 1; sink (B or 1, H, R, 1), the logit that takes
+    part in each row's softmax, -inf for none.
     """
 
     q: Tensor
@@ -42,6 +42,7 @@ class Exact:
     sm_scale: float
     scores: Tensor
     score_size: Tensor
+    largest_size: Tensor
     weights: Tensor
     row_max: Tensor
     lse: Tensor
@@ -91,7 +92,7 @@ def operand_size(x: Tensor, floor: float | Tensor) -> Tensor:
     size = x.abs()
     if isinstance(floor, float) and not floor:
         return size
-    return size.clamp_min(floor).masked_fill(x == 0, 0.0)
+    return size.clamp_min_(floor).masked_fill_(x == 0, 0.0)
 
 
 def exact(
@@ -139,21 +140,28 @@ def exact(
         if not quantisation.only_v:
             unit_q = fold(block_scales(q, quantisation.block_q), k.shape[1])
             unit_k = block_scales(k, quantisation.block_k)
-    bias, sink = rule.added(q, k, alignment), rule.sink(q, k)
-    q, k, v = fold(q.double(), k.shape[1]), k.double(), v.double()
+    bias = rule.added(q, k, alignment)
+    sink = None if rule.sinks is None else rule.sink(q, k)
+    q, k, v = (x.to(torch.float64, memory_format=torch.contiguous_format) for x in (q, k, v))
+    q = fold(q, k.shape[1])
+    size_q, size_k = operand_size(q, product_floor * unit_q), operand_size(k, product_floor * unit_k)
     products = (q @ k.mT).mul_(sm_scale)
-    size = hide(operand_size(q, product_floor * unit_q) @ operand_size(k, product_floor * unit_k).mT, seen)
-    scores = rule.applied(products, bias)
-    masked = hide(scores, seen, -math.inf)
-    row_max = masked.amax(-1) if seqlen_k else q.new_full(q.shape[:-1], -math.inf)
+    size = hide(size_q @ size_k.mT, seen)
     # A kernel may multiply q, k or their product by sm_scale.
-    top = torch.maximum(largest(size, -1), largest(q.abs(), -1))
-    top = torch.maximum(top, largest(k.abs().flatten(-2), -1)[..., None])[..., 0] * max(1.0, abs(sm_scale))
+    top = torch.maximum(largest(size, -1), largest(size_q, -1))
+    top = torch.maximum(top, largest(size_k.flatten(-2), -1)[..., None])[..., 0] * max(1.0, abs(sm_scale))
+    size = _score_size(size.mul_(abs(sm_scale)), products, bias, rule, seen)
+    applied = rule.applied(products, bias)
+    scores = hide(applied, seen, -math.inf)
+    row_max = scores.amax(-1) if seqlen_k else q.new_full(q.shape[:-1], -math.inf)
     empty = row_max == -math.inf
-    row_max = torch.maximum(row_max, sink[..., 0])
+    if sink is not None:
+        row_max = torch.maximum(row_max, sink[..., 0])
     row_max = row_max.masked_fill(row_max == -math.inf, 0.0)
-    weights = (masked - row_max[..., None]).exp_()
-    total = weights.sum(-1) + (sink[..., 0] - row_max).exp_()
+    weights = (scores - row_max[..., None]).exp_()
+    total = weights.sum(-1)
+    if sink is not None:
+        total += (sink[..., 0] - row_max).exp_()
     weights.div_(total.masked_fill(empty, 1.0)[..., None])
     return Exact(
         q=q,
@@ -161,7 +169,8 @@ def exact(
         v=v,
         sm_scale=sm_scale,
         scores=scores,
-        score_size=_score_size(size.mul_(abs(sm_scale)), products, bias, rule, seen),
+        score_size=size,
+        largest_size=largest(size, -1),
         weights=weights,
         row_max=row_max,
         lse=row_max + total.log(),
@@ -173,8 +182,8 @@ def exact(
         keep=z,
         keep_scale=1.0 / (1.0 - dropout_p),
         softcap=rule.softcap,
-        cap_slope=rule.slope(scores - bias) if rule.softcap else None,
-        sink=None if rule.sinks is None else sink,
+        cap_slope=rule.slope(applied - bias) if rule.softcap else None,
+        sink=sink,
     )
 
 

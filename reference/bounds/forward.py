@@ -14,9 +14,9 @@ with o (U each), relative to alpha acc, and by the rounding of the sum, which is
 first block there is nothing to divide, and the last division is every kernel's: T blocks merge T - 1 times,
     e_m <= (T - 1) (div_error + 2 U) max_t |acc_t|,  T <= ceil(N / tile_min),
 acc_t being the sum over the first t blocks brought to the final maximum. It is a partial sum of the N terms, in
-rule 1 at most sum_j P_j |v_j|, in rule 2 as large as ``probable_accumulation`` takes partial sums to be. Both
-the quotient and its product may flush a subnormal, which later steps only make smaller, as l alpha <= l'. l and
-m are those of the running sum, so that merging adds no error to lse.
+rule 1 at most sum_j P_j |v_j|, in rule 2 as large as ``probable_partial_sum`` says. Both the quotient and its
+product may flush a subnormal, which later steps only make smaller, as l alpha <= l'. l and m are those of the
+running sum, so that merging adds no error to lse.
 
 Where ``Arithmetic.merged`` parts of the keys give an out_s and lse_s each, and out is their mean with weights
 exp(lse_s - mu), mu a running maximum, each part's weights share one more factor 1 + t: ``part_error``. Where out is
@@ -52,8 +52,8 @@ import torch
 from torch import Tensor
 
 from reference.arithmetic import FP32_ROUNDOFF, PARTIAL_STORES, Arithmetic
-from reference.bounds.accumulation import PARTIAL_SUM_DEVIATIONS, multiplicity, probable_accumulation
-from reference.bounds.exact import FLOAT32_SAFE, Exact, largest, operand_size
+from reference.bounds.accumulation import multiplicity, probable_partial_sum, probable_steps
+from reference.bounds.exact import FLOAT32_SAFE, Exact, operand_size
 from reference.bounds.scores import LARGEST_EXPONENT, WeightError, rescalings, weight_error
 from reference.masks import hide
 
@@ -86,19 +86,20 @@ def forward_bounds(
     if e.k.shape[-2] == 0:
         return ForwardBounds(torch.zeros_like(e.out), torch.full_like(e.lse, of_empty_rows))
     extra = rescalings(e, arithmetic) * (arithmetic.exp_error + 2 * FP32_ROUNDOFF)
-    extra = extra + 4 * FP32_ROUNDOFF * arithmetic.lag
+    if arithmetic.lag:
+        extra = extra + 4 * FP32_ROUNDOFF * arithmetic.lag
     if arithmetic.merged > 1:
-        extra = extra + part_error(arithmetic, largest(e.score_size, -1)[..., 0], e.k.shape[-2])
+        extra = extra + part_error(arithmetic, e.largest_size[..., 0], e.k.shape[-2])
     if e.sink is not None:  # Shifts may be the largest score, the sink, or the larger one.
-        tops = largest(e.score_size, -1)[..., 0] + e.sink[..., 0].abs()
+        tops = e.largest_size[..., 0] + e.sink[..., 0].abs()
         extra = extra + 2 * (arithmetic.exp_error + 2 * FP32_ROUNDOFF) + FP32_ROUNDOFF * (1 + 4 * tops)
     if arithmetic.normalised_first:  # Each weight is divided, rather than the sum once.
         extra = extra + arithmetic.div_error
     err = weight_error(e, arithmetic, shift=e.row_max, extra=extra, shift_terms=0.0)
     sums = _Sums.of(e, arithmetic, err)
-    out = _out_bound(e, arithmetic, err, sums, safety, clustered).masked_fill(err.lost, math.inf)
-    lse = _lse_bound(e, arithmetic, err, sums).masked_fill(err.lost[..., 0], math.inf)
-    return ForwardBounds(out.masked_fill(e.empty[..., None], 0.0), lse.masked_fill(e.empty, of_empty_rows))
+    out = _out_bound(e, arithmetic, err, sums, safety, clustered).masked_fill_(err.lost, math.inf)
+    lse = _lse_bound(e, arithmetic, err, sums).masked_fill_(err.lost[..., 0], math.inf)
+    return ForwardBounds(out.masked_fill_(e.empty[..., None], 0.0), lse.masked_fill_(e.empty, of_empty_rows))
 
 
 @dataclass(frozen=True)
@@ -122,15 +123,13 @@ class _Sums:
         if e.sink is not None:
             of_sink = (e.sink - e.lse[..., None]).exp()
             largest_p, size = torch.maximum(largest_p, of_sink), size + of_sink * e.sink.abs()
-        drift = err.slope * size + err.intercept
-        flush = torch.full_like(drift, a.weights.underflow)
-        if not a.normalised_first:  # P is relative to the running maximum when it is cast.
-            flush = flush * largest_p
+        drift = torch.addcmul(err.intercept, err.slope, size)
+        # P is relative to the running maximum when it is cast, unless it is divided by l before.
+        flush = a.weights.underflow * (torch.ones_like(size) if a.normalised_first else largest_p)
         smallest = hide(p, e.seen, 1.0).amin(-1, keepdim=True)
-        flush = torch.where(
-            smallest * a.weights.roundoff < UNDERFLOW_MARGIN * flush, flush * (1 + err.largest), 0.0
-        )
-        cast = a.weights.roundoff * (1 + err.largest)
+        may_flush = smallest < UNDERFLOW_MARGIN / a.weights.roundoff * flush
+        flush = torch.where(may_flush, flush * err.factor, 0.0)
+        cast = a.weights.roundoff * err.factor
         of_sum = sum_error(a, p.shape[-1]) + (cast + flush * p.shape[-1] if a.l_from_rounded_p else 0.0)
         return cls(sized, drift, of_sum, cast, flush)
 
@@ -168,11 +167,13 @@ def _lse_bound(e: Exact, a: Arithmetic, err: WeightError, s: _Sums) -> Tensor:
     An lse that is returned in base 2 has the error of its conversion as well (``Arithmetic.lse_conversion``).
     """
     of_weights = torch.minimum(s.drift / (1 - s.drift.clamp_max(0.5)), err.log)
-    size = a.log_error * ((e.lse - e.row_max).abs() + a.lag).clamp_min(1.0)
-    if a.rounded_scores:  # Such a kernel may round the logarithm as well.
-        size = size + a.weights.roundoff * (e.row_max.abs() + e.lse.abs()) + a.weights.underflow
-    size = size + a.lse_conversion * e.lse.abs()
-    return (of_weights + s.of_sum)[..., 0] + size + FP32_ROUNDOFF * (3 * e.row_max.abs() + 2 * e.lse.abs())
+    of_log = (e.lse - e.row_max).abs_().add_(a.lag).clamp_min_(1.0).mul_(a.log_error)
+    # Such a kernel may round the logarithm as well.
+    rounding = a.weights.roundoff if a.rounded_scores else 0.0
+    underflow = a.weights.underflow if a.rounded_scores else 0.0
+    error = (of_weights + s.of_sum)[..., 0] + of_log.add_(underflow)
+    error.add_(e.row_max.abs(), alpha=3 * FP32_ROUNDOFF + rounding)
+    return error.add_(e.lse.abs(), alpha=2 * FP32_ROUNDOFF + rounding + a.lse_conversion)
 
 
 def _out_bound(
@@ -182,38 +183,39 @@ def _out_bound(
     size_v = operand_size(e.v, a.operand_floor)
     of_weights = p @ size_v
     error = (
-        err.slope * (e.dropped(s.sized) @ size_v)
-        + (err.intercept + a.operand_rounding + (1 + err.largest) * e.of_keep) * of_weights
-        + (s.drift + s.of_sum) * size_out
-        + s.flush * e.keep_scale * e.sum_seen(size_v)
+        (e.dropped(s.sized) @ size_v)
+        .mul_(err.slope)
+        .addcmul_(of_weights, err.intercept + a.operand_rounding + err.factor * e.of_keep)
+        .addcmul_(size_out, s.drift + s.of_sum)
+        .addcmul_(e.sum_seen(size_v), s.flush * e.keep_scale)
     )
-    partial_sum = of_weights * (1 + err.largest)
+    partial_sum = of_weights.mul_(err.factor)
     of_merges = merge_error(a, terms)
-    cast_and_sum = (s.cast + a.accumulation(terms) + of_merges) * partial_sum
+    cast_and_sum = partial_sum * (s.cast + a.accumulation(terms) + of_merges)
     if safety is not None:
         squares = p * p
         if clustered:
-            squares = squares * multiplicity(e.scores, e.seen, a.weights.roundoff)
-        root = (squares @ (e.v * e.v)).sqrt()
-        probable = safety * s.cast * root + a.accumulate * probable_accumulation(terms, size_out, root)
-        if of_merges:
-            probable += of_merges * (size_out + PARTIAL_SUM_DEVIATIONS * root)
+            squares.mul_(multiplicity(e.scores, e.seen, a.weights.roundoff))
+        root = (squares @ (e.v * e.v)).sqrt_()
+        probable = probable_partial_sum(size_out, root).mul_(a.accumulate * probable_steps(terms) + of_merges)
+        probable.addcmul_(root, safety * s.cast)
         if a.weights.truncates:
-            probable += s.cast * size_out
+            probable.addcmul_(size_out, s.cast)
         cast_and_sum = torch.minimum(cast_and_sum, probable)
-    error = error + cast_and_sum
+    error.add_(cast_and_sum)
     if a.rounded_partials:  # The out of each part is rounded; the weights of the parts sum to 1.
-        error = error + PARTIAL_STORES * (a.output.roundoff * partial_sum + a.output.underflow)
-    error = error / (1 - s.drift - s.of_sum).clamp_min(1e-3)
+        error.add_(a.output.roundoff * partial_sum + a.output.underflow, alpha=PARTIAL_STORES)
+    error.div_((1 - s.drift - s.of_sum).clamp_min_(1e-3))
     # Errors of scores beyond LARGEST_EXPONENT were cut there, so what follows from them bounds nothing.
-    error = error.masked_fill(~(err.log < LARGEST_EXPONENT), math.inf)
+    error.masked_fill_(~(err.log < LARGEST_EXPONENT), math.inf)
     low, high = hull(e)
     size_hull = torch.maximum(low.abs(), high.abs())
     relative = a.weights.roundoff + a.operand_rounding + 2 * a.accumulation(terms) + 2 * s.of_sum + of_merges
     relative = relative + e.of_keep + PARTIAL_STORES * a.rounded_partials * a.output.roundoff
-    anywhere = torch.maximum(high - e.out, e.out - low) + size_hull * (relative + a.weights.underflow * terms)
+    anywhere = torch.maximum(high - e.out, e.out - low)
+    anywhere.add_(size_hull * (relative + a.weights.underflow * terms))
     if a.merged_by_lse:
-        of_parts = torch.as_tensor(part_error(a, largest(e.score_size, -1), terms))
+        of_parts = torch.as_tensor(part_error(a, e.largest_size, terms))
         anywhere = anywhere + size_hull * torch.expm1(
             of_parts.nan_to_num(math.inf).clamp_max(LARGEST_EXPONENT)
         )
@@ -222,9 +224,10 @@ def _out_bound(
     # There is at most one merge for each key, and each takes two operations.
     floor = a.output.underflow + terms * (3 if a.partial_results else 1) * SUBNORMAL_FLUSH
     floor = floor + PARTIAL_STORES * a.rounded_partials * a.output.underflow
-    bound = torch.minimum(error, anywhere) * (1 + last) + last * size_out + FLOAT64_SLACK * size_hull + floor
+    bound = torch.minimum(error, anywhere).mul_(1 + last).add_(size_out, alpha=last)
+    bound.add_(size_hull, alpha=FLOAT64_SLACK).add_(floor)
     # The unnormalised accumulator holds up to seqlen_k times the largest v, each times the largest P.
-    return bound.masked_fill(size_hull * terms * a.largest_weight >= FLOAT32_SAFE, math.inf)
+    return bound.masked_fill_(size_hull * (terms * a.largest_weight) >= FLOAT32_SAFE, math.inf)
 
 
 def hull(e: Exact) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from reference.arithmetic import FP32_ROUNDOFF, Arithmetic
 from reference.bounds.exact import Exact, largest
-from reference.masks import hide
 
 LARGEST_EXPONENT = 50.0
 """Largest error of a score, in natural units, that is computed with. Beyond e^50 a weight is unknown, and the hull of
@@ -27,14 +26,15 @@ RECORD_TILE = 16
 class WeightError:
     """Bound of the relative error of the weights: exp(score error) - 1 is at most slope_i A_ij + intercept_i in row i.
 
-    All are (B, H, R, 1). ``log`` and ``largest`` are the row's largest error before and after exponentiation;
-    ``lost`` says where scores may overflow.
+    All are (B, H, R, 1). ``log`` and ``largest`` are the row's largest error before and after exponentiation, and
+    ``factor`` is 1 + ``largest``; ``lost`` says where scores may overflow.
     """
 
     slope: Tensor
     intercept: Tensor
     log: Tensor
     largest: Tensor
+    factor: Tensor
     lost: Tensor
 
 
@@ -51,8 +51,8 @@ def weight_error(
     a = arithmetic
     relative = a.score_accumulation(e.q.shape[-1]) + 8 * FP32_ROUNDOFF + 2 * a.operand_rounding
     lost = e.overflow
-    offset = extra + (a.exp_error + (4 + shift_terms) * FP32_ROUNDOFF * shift.abs())
-    offset = offset + e.softcap * a.tanh_error
+    offset = torch.add(extra, shift.abs(), alpha=(4 + shift_terms) * FP32_ROUNDOFF)
+    offset.add_(a.exp_error + (a.tanh_error * e.softcap))
     if a.k_prescaled:
         # round(k * sm_scale * log2 e) errs relative to its size or, below the normal range, absolutely (in base 2).
         relative += a.weights.roundoff
@@ -73,13 +73,13 @@ def weight_error(
         top = largest((e.q @ e.k.mT).abs(), -1)[..., 0] * max(1.0, abs(e.sm_scale))
         lost = lost | ~(top * (1 + 5 * a.weights.roundoff) < a.weights.maximum)
     offset = offset[..., None]
-    top = largest(e.score_size, -1)
-    log = relative * (top if e.sink is None else torch.maximum(top, e.sink.abs())) + offset
+    top = e.largest_size
+    log = torch.add(offset, top if e.sink is None else torch.maximum(top, e.sink.abs()), alpha=relative)
     # NaN and infinity (an overflow of the score itself) become the largest error as well.
-    cut = log.nan_to_num(nan=LARGEST_EXPONENT).clamp_max(LARGEST_EXPONENT)
+    cut = log.nan_to_num(nan=LARGEST_EXPONENT).clamp_max_(LARGEST_EXPONENT)
     grown = torch.expm1(cut)
     chord = grown / cut
-    return WeightError(chord * relative, chord * offset, log, grown, lost[..., None])
+    return WeightError(chord * relative, chord * offset, log, grown, 1 + grown, lost[..., None])
 
 
 def rescalings(e: Exact, arithmetic: Arithmetic) -> Tensor:
@@ -93,16 +93,12 @@ def rescalings(e: Exact, arithmetic: Arithmetic) -> Tensor:
     most = math.ceil(seqlen_k / arithmetic.tile_min) + 1
     if most <= 4 or arithmetic.merged > 1:  # Parts of the keys have running maxima of their own.
         return torch.full_like(e.row_max, float(most))
-    tiles = torch.nn.functional.pad(
-        hide(e.scores, e.seen, -math.inf), (0, -seqlen_k % RECORD_TILE), value=-math.inf
-    )
+    tiles = torch.nn.functional.pad(e.scores, (0, -seqlen_k % RECORD_TILE), value=-math.inf)
     tops = tiles.unflatten(-1, (-1, RECORD_TILE)).amax(-1)
-
-    def records(tops: Tensor) -> Tensor:
-        running = tops.cummax(-1).values
-        before = torch.nn.functional.pad(running[..., :-1], (1, 0), value=-math.inf)
-        # Scores that differ by float32 noise may be records in the kernel's order and not in ours.
-        noise = 1e-5 * running.abs().clamp_min(1.0)
-        return ((tops >= before - noise) & (tops > -math.inf)).sum(-1)
-
-    return (2.0 * torch.maximum(records(tops), records(tops.flip(-1)))).clamp_max(most)
+    tops = torch.stack((tops, tops.flip(-1)))
+    running = tops.cummax(-1).values
+    before = torch.nn.functional.pad(running[..., :-1], (1, 0), value=-math.inf)
+    # Scores that differ by float32 noise may be records in the kernel's order and not in ours.
+    noise = 1e-5 * running.abs().clamp_min_(1.0)
+    records = ((tops >= before - noise) & (tops > -math.inf)).sum(-1).amax(0)
+    return (2.0 * records).clamp_max_(most)

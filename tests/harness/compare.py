@@ -1,6 +1,7 @@
 """Compare actual values with expected ones, element by element, within a bound."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import add
 
@@ -37,10 +38,36 @@ def error_over_bound(actual: Tensor, expected: Tensor, bound: Tensor, maximum: f
     allowed where the exact value may round to more than ``maximum``, the largest finite value of the format.
     """
     actual = actual.double()
-    ratio = (actual - expected).abs() / bound
     overflow = actual.isinf() & (actual.sign() * expected + bound >= maximum)
     allowed = (actual == expected) | bound.isposinf() | overflow
-    return torch.where(allowed, 0.0, ratio).nan_to_num(nan=math.inf, posinf=math.inf)
+    ratio = _quotient(actual, expected, bound)
+    return ratio.masked_fill_(allowed, 0.0).nan_to_num_(nan=math.inf, posinf=math.inf)
+
+
+def errors_over_bounds(checks: Sequence[Check]) -> tuple[list[Tensor], list[float]]:
+    """Return the error over bound of each check, and the largest of each, 0 where there are no elements.
+
+    A quotient that is finite throughout is the error over bound as it is: what else is allowed has one that is not.
+    """
+    ratios = [_quotient(c.actual.double(), c.expected, c.bound) for c in checks]
+    largest = _maxima(ratios)
+    if all(map(math.isfinite, largest)):
+        return ratios, largest
+    ratios = [
+        ratio if math.isfinite(top) else error_over_bound(c.actual, c.expected, c.bound, c.maximum)
+        for c, ratio, top in zip(checks, ratios, largest, strict=True)
+    ]
+    return ratios, _maxima(ratios)
+
+
+def _quotient(actual: Tensor, expected: Tensor, bound: Tensor) -> Tensor:
+    return (actual - expected).abs_().div_(bound)
+
+
+def _maxima(ratios: Sequence[Tensor]) -> list[float]:
+    """Return the largest entry of each tensor, after waiting for their device once."""
+    tops = [r.max() if r.numel() else r.new_zeros(()) for r in ratios]
+    return torch.stack(tops).tolist() if tops else []
 
 
 def describe(check: Check, ratio: Tensor) -> Finding:

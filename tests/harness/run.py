@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from reference.bounds.accumulation import SAFETY
-from strategies.case import Case, from_json, to_record
+from strategies.case import Case, from_record, to_record
 from strategies.tensors import check_case
 from tests.harness.law import LAWS
 from tests.harness.sanitizers import SANITIZERS
@@ -62,7 +62,7 @@ def run_of(record: dict[str, Any]) -> Run:
         value("kernel", "a string", lambda x: isinstance(x, str)),
         tuple(value("claims", "a list of key=value strings", _are_strings)),
         value("law", f"one of {', '.join(LAWS)}", lambda x: x in LAWS),
-        from_json(json.dumps(record.get("case"))),
+        from_record(record.get("case")),
         frozenset(value("ignored", "a list of tensors", _are_strings, [])),
         value("safety", "a number above 0", lambda x: isinstance(x, float) and x > 0, SAFETY),
         value("repeats", "an integer above 0", lambda x: type(x) is int and x > 0, 1),

@@ -25,7 +25,7 @@ from reference.score_rule import PLAIN, ScoreRule
 from strategies.case import TENSORS, Case
 from strategies.layouts import bits
 from strategies.tensors import Tensors, tensors
-from tests.harness.compare import Check, describe, error_over_bound
+from tests.harness.compare import Check, describe, errors_over_bounds
 from tests.harness.device import device_answers, wait_for_device, watched
 from tests.harness.interpreting import why_not_here
 from tests.harness.lse_form import in_contract_form
@@ -418,9 +418,7 @@ class Trial:
 
     def settle(self, checks: list[Check]) -> dict[str, float]:
         """Return the largest error over bound of each tensor; raise OutOfBounds if one is above 1."""
-        ratios = [error_over_bound(c.actual, c.expected, c.bound, c.maximum) for c in checks]
-        tops = [r.max() if r.numel() else r.new_zeros(()) for r in ratios]
-        largest: list[float] = torch.stack(tops).tolist() if tops else []
+        ratios, largest = errors_over_bounds(checks)
         wrong = {c.tensor for c, top in zip(checks, largest, strict=True) if top > 1.0}
         self.beside |= wrong & self.ignored
         compared = zip(checks, ratios, largest, strict=True)

@@ -187,7 +187,7 @@ class Verdict:
 
     def to_dict(self) -> dict[str, Any]:
         """Return a record for JSON."""
-        return asdict(self)
+        return {**vars(self), "finding": self.finding and asdict(self.finding)}
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> "Verdict":
