@@ -13,6 +13,8 @@ from tests.harness.verdict import NUMBERS, Finding
 
 LONGER = 64
 """Rows and keys that a case gets more of: with few, what a wrong forward returns may be right by chance."""
+FEWEST = 8
+"""With so many rows and keys of ordinary numbers, what a wrong forward returns is hardly right by chance."""
 
 Try = Callable[[str, Case, frozenset[str]], Finding | None]
 """Runs a law on a case without judging some tensors, and returns what it finds, or None."""
@@ -37,27 +39,44 @@ def are_apart(one: Bug, other: Bug, run: Try, capabilities: Capabilities) -> boo
 
 
 def leaves_out_right(law: str, case: Case, finding: Finding, run: Try, capabilities: Capabilities) -> bool:
-    """Whether out is right in a failure, and in the same case with ordinary numbers, where something is wrong too."""
+    """Whether out is right in a failure, and in the same case with ordinary numbers, where something is wrong too.
+
+    That case has the same lengths, if they are not so short that out may be right by chance, or else longer ones.
+    """
     if "out" in wrong_tensors(finding):
         return False
-    found = wrong_with_ordinary_numbers(law, case, finding, run, capabilities)
+    rows = (LONGER,) if min(case.seqlen_q, case.seqlen_k) < FEWEST else (0, LONGER)
+    wrong = (wrong_with_ordinary_numbers(law, case, finding, run, capabilities, more=x) for x in rows)
+    found = next(filter(None, wrong), set[str]())
     return bool(found) and "out" not in found
 
 
+def longer(case: Case, rows: int = LONGER) -> Case:
+    """Return the case with so many more rows of queries and of keys."""
+    return replace(case, **{name: getattr(case, name) + rows for name in LENGTHS})
+
+
 def wrong_with_ordinary_numbers(
-    law: str, case: Case, finding: Finding, run: Try, capabilities: Capabilities, needs: Sequence[Need] = ()
+    law: str,
+    case: Case,
+    finding: Finding,
+    run: Try,
+    capabilities: Capabilities,
+    needs: Sequence[Need] = (),
+    more: int = LONGER,
 ) -> set[str]:
     """Return what is wrong in a case with ordinary numbers in more rows; nothing if all that was wrong is right then.
 
     With few rows, rows that are alike, or other numbers, a tensor may be right by chance. So it may with a large
     sm_scale, which leaves the weights of one key: the default comes first, unless it is among the ``needs`` of the bug.
+    ``more`` says how many rows and keys the case gets in addition.
     """
     if finding.kind not in NUMBERS or is_small(finding) or law not in ("forward", "backward"):
         return set()
     different: dict[str, Any] = {
         name: "contiguous" for name in LAYOUT_FIELDS if getattr(case, name) in EXPANDED
     }
-    ordinary = with_no_more_than(SIMPLEST, longer(replace(case, **different)))
+    ordinary = with_no_more_than(SIMPLEST, longer(replace(case, **different), more))
     needs_scale = any(need.name in ("sm_scale", SCORES) for need in needs)
     judged_by = "backward" if capabilities.backward else "forward"
     for sm_scale in dict.fromkeys((case.sm_scale,) if needs_scale else (None, case.sm_scale)):
@@ -67,8 +86,3 @@ def wrong_with_ordinary_numbers(
         if wrong & wrong_tensors(finding):
             return wrong
     return set()
-
-
-def longer(case: Case) -> Case:
-    """Return the case with LONGER more rows of queries and of keys."""
-    return replace(case, **{name: getattr(case, name) + LONGER for name in LENGTHS})

@@ -13,9 +13,9 @@ ORDINARY = 20
 TILE = 64
 LENGTHS = {
     "cpu": (TILE - 1, TILE, TILE + 1, 2 * TILE, 100, 16, 150),
-    "cuda": (TILE - 1, TILE, TILE + 1, 4 * TILE, 1000, 128, 300),
+    "cuda": (TILE - 1, TILE, TILE + 1, 4 * TILE, 1000, 16, 128, 300),
 }
-"""Lengths by device type: whole tiles, one row more or less, and lengths between."""
+"""Lengths by device type: whole tiles, one row more or less, lengths between, and one that fits into any tile."""
 COMMON_HEAD_DIMS = (64, 128, 32)
 SEED = 17
 

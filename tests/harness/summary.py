@@ -25,10 +25,12 @@ from tests.harness.outside import are_one_read
 from tests.harness.page import PAGE, write_page
 from tests.harness.plan import JOURNALS, SUMMARY, UNTIL, Plan
 from tests.harness.recorded import RECORD, Recorder, first_line, last_line
+from tests.harness.redundant import is_redundant
 from tests.harness.report import add_to_report, write_whole
 from tests.harness.results import Results
 from tests.harness.runs import Runs
 from tests.harness.screen import repeats
+from tests.harness.sightings import Sightings
 
 WRITING_SECONDS, PAGE_SECONDS = 1.0, 60.0
 """Seconds that must have passed since summary.json, or the page, was written before an item's end writes it again."""
@@ -109,19 +111,27 @@ class Summary:
         """Find which bugs of different processes are the same, and add to each report what the whole run has seen."""
         spend = meter(self.plan.clock.cut(CONCLUDING_SECONDS))
         runs = {
-            name: Runs(info, self.plan.child, self.plan.journal, clock=self.plan.clock)
+            name: Runs(
+                info, self.plan.child, self.plan.journal, clock=self.plan.clock, general=self.plan.general
+            )
             for name, info in self.results.infos.items()
         }
 
         def one_and_the_same(known: Bug, bug: Bug) -> bool:
-            with suppress(BudgetSpent):
+            f, seen = bug.failure, self.results.seen
+            of_kernel = runs[f.kernel]
+            beside = [x for x in self.results.bugs.values() if x.failure.kernel == f.kernel]
+            run = partial(of_kernel.hard, explained=True)
+            capabilities = of_kernel.info.capabilities
+            with suppress(BudgetSpent), of_kernel.asked_of_general(f.law, f.case, f.finding, f.ignored):
                 spend()
-                of_kernel = runs[bug.failure.kernel]
-                beside = [x for x in self.results.bugs.values() if x.failure.kernel == bug.failure.kernel]
-                run = partial(of_kernel.hard, explained=True)
-                capabilities = of_kernel.info.capabilities
-                return is_same(known, bug, run, capabilities, beside) or are_one_read(
-                    known, bug, run, capabilities
+                return (
+                    is_same(known, bug, run, capabilities, beside)
+                    or are_one_read(known, bug, run, capabilities)
+                    or any(
+                        is_redundant(one, other, seen.get(one.key, Sightings()), run, capabilities, spend)
+                        for one, other in ((known, bug), (bug, known))
+                    )
                 )
             return known.is_like(bug)
 

@@ -1,0 +1,47 @@
+"""Whether a bug is none of its own, because another one explains each of its failing cases.
+
+Of failing cases that are drawn after a bug is known, those that it explains count for it. A bug that was found before,
+with what seems to matter in its smallest case, has failing cases that would have counted for the other one.
+"""
+
+from collections.abc import Callable
+
+from kernels.contract import Capabilities
+from tests.harness.apart import Try
+from tests.harness.attribute import Broken, attribute
+from tests.harness.bugs import Bug
+from tests.harness.plainly import plainly
+from tests.harness.sightings import Sightings
+from tests.harness.verdict import NUMBERS
+
+MOST_CASES = 3
+"""How many failing cases of a bug are tried, beside the smallest."""
+
+
+def is_redundant(
+    bug: Bug, other: Bug, seen: Sightings, run: Try, capabilities: Capabilities, spend: Callable[[], None]
+) -> bool:
+    """Whether another bug, which no fewer ordinary cases show, explains each failing case that is known of a bug.
+
+    ``seen`` has the drawn ones. ``spend`` is called before each case, and may end the search.
+    """
+    f = bug.failure
+    if f.finding.kind not in NUMBERS or other.failure.finding.kind not in NUMBERS:
+        return False
+    if not bug.is_kin(other) or not other.needs or _share(bug) > _share(other):
+        return False
+    drawn = [ran for ran in seen.cases if ran != (f.law, f.case)][:MOST_CASES]
+    for law, case in ((f.law, f.case), *drawn):
+        spend()
+        finding = run(law, case, f.ignored)
+        if finding is None:
+            continue
+        broken = plainly(Broken(law, case, finding, f.ignored), run, capabilities)
+        if attribute(broken, [other], run, capabilities).rest is not None:
+            return False
+    return True
+
+
+def _share(bug: Bug) -> float:
+    """Return the share of ordinary cases that show a bug, 0 if none was tried."""
+    return bug.severity.share or 0.0

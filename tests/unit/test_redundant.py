@@ -1,0 +1,91 @@
+"""A bug all of whose failing cases another one explains is none of its own; any other stays."""
+
+from dataclasses import replace
+
+import pytest
+
+from strategies.case import Case, Spike
+from tests.harness.apart import leaves_out_right
+from tests.harness.budget import BudgetSpent
+from tests.harness.bugs import Bug, Need, Severity
+from tests.harness.redundant import is_redundant
+from tests.harness.sightings import Sightings
+from tests.harness.vary import SCORES
+from tests.unit.bugs import CLAIMS, Wrong, any_of, bug, finding, runner
+
+NUMBERS = (Spike("v", (0, 0, 39, 15), 1.0), Spike("q", (0, 0, 0, 13), 1.0))
+BY_NUMBERS = replace(
+    bug(Case(seqlen_k=42, spikes=NUMBERS), ("out",), Need(SCORES, ("other",), ("ordinary",))),
+    severity=Severity(0, 20),
+)
+"""What the smallest case of a bug of many keys may seem to need, if it has few numbers."""
+BY_LENGTH = replace(
+    bug(Case(seqlen_k=41), ("out",), Need("seqlen_k", (41,), (40, 32))), severity=Severity(15, 20)
+)
+
+
+def many_keys(case: Case) -> set[str]:
+    return {"out"} if case.seqlen_k > 40 else set()
+
+
+def numbers(case: Case) -> set[str]:
+    return {"out"} if case.spikes else set()
+
+
+def seen(*cases: Case) -> Sightings:
+    drawn = Sightings()
+    for case in cases:
+        drawn.add("forward", case, "out")
+    return drawn
+
+
+@pytest.mark.parametrize(
+    ("wrong", "one", "other", "drawn", "expected"),
+    [
+        (many_keys, BY_NUMBERS, BY_LENGTH, (), True),
+        (many_keys, BY_NUMBERS, BY_LENGTH, (Case(seqlen_k=300, spikes=NUMBERS),), True),
+        (any_of(many_keys, numbers), BY_NUMBERS, BY_LENGTH, (), False),
+        # The smallest case has both bugs, and a drawn one tells that they are two.
+        (
+            lambda case: many_keys(case) | (numbers(case) if case.batch > 1 else set()),
+            BY_NUMBERS,
+            BY_LENGTH,
+            (Case(batch=2, seqlen_k=8, spikes=NUMBERS),),
+            False,
+        ),
+        (many_keys, BY_LENGTH, BY_NUMBERS, (), False),
+        (many_keys, BY_NUMBERS, replace(BY_LENGTH, needs=()), (), False),
+        (many_keys, replace(BY_NUMBERS, severity=Severity(16, 20)), BY_LENGTH, (), False),
+    ],
+)
+def test_another_bug_has_to_explain_every_failing_case(
+    wrong: Wrong, one: Bug, other: Bug, drawn: tuple[Case, ...], expected: bool
+) -> None:
+    assert is_redundant(one, other, seen(*drawn), runner(wrong), CLAIMS, lambda: None) == expected
+
+
+def test_the_search_ends_with_its_time() -> None:
+    def spend() -> None:
+        raise BudgetSpent
+
+    with pytest.raises(BudgetSpent):
+        is_redundant(BY_NUMBERS, BY_LENGTH, seen(), runner(many_keys), CLAIMS, spend)
+
+
+@pytest.mark.parametrize(
+    ("case", "expected"),
+    [
+        (Case(seqlen_q=32, seqlen_k=15), True),  # long enough to tell, and out is right
+        (Case(seqlen_q=32, seqlen_k=41), False),
+        (Case(seqlen_q=32, seqlen_k=1), False),  # with one key, and 65 as well, out may be right by chance
+    ],
+)
+def test_out_is_right_at_the_lengths_of_the_failure(case: Case, expected: bool) -> None:
+    """A forward that is wrong for many keys does not explain gradients that are wrong for few."""
+
+    def wrong(x: Case) -> set[str]:
+        return {"dk"} | many_keys(x)
+
+    of_dk = finding({"dk"})
+    assert of_dk is not None
+    assert leaves_out_right("backward", case, of_dk, runner(wrong), CLAIMS) == expected
