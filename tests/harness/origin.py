@@ -8,6 +8,7 @@ sockets. It reads ``COPY`` with the files of a new process, and answers with tha
 answers with the exit status of that process when it has ended. It ends when the other socket is closed.
 """
 
+import gc
 import importlib
 import os
 import signal
@@ -149,6 +150,7 @@ def main(number: int) -> None:
     """Import what runs kernels, and make copies of this process, in each of which that is run."""
     worker = importlib.import_module(WORKER)
     worker.end_with_parent()
+    gc.freeze()  # copies share the memory of what is there by now only as long as no collection looks through it
     with socket.socket(fileno=number) as ours:
         is_copy = serve(ours)
     if not is_copy:
