@@ -1,5 +1,6 @@
 """Options and Hypothesis profiles. The rest of the pytest plugin is ``tests.harness.plugin``."""
 
+import gc
 import os
 
 import pytest
@@ -9,6 +10,9 @@ from hypothesis import HealthCheck, Phase, settings
 from tests.harness.interpreting import repair_interpreter
 
 pytest_plugins = ["tests.harness.plugin"]
+
+# What has been imported by now stays to the end. pytest collects garbage twice as it ends, and would look through it.
+gc.freeze()
 
 if not torch.cuda.is_available():
     # Unit tests call Triton kernels in this process; Triton reads this when a kernel is imported.

@@ -43,7 +43,7 @@ def test_a_run_that_is_killed_is_taken_up_by_the_next(tmp_path: Path) -> None:
     kill_all(run)
     seen = reported(tmp_path)
     assert seen
-    again = start(tmp_path, 0.4, ["corrupting"])
+    again = start(tmp_path, 0.2, ["corrupting"])
     printed, _ = again.communicate()
     assert again.returncode == 1, printed
     assert "an earlier run was cut off in a case, which comes first now" in printed

@@ -23,6 +23,7 @@ from tests.harness.device import OVERRAN, WAIT_SECONDS
 from tests.harness.gpus import pinned
 from tests.harness.home import python_path
 from tests.harness.memory import fills_the_machine
+from tests.harness.origin import WORKER, Copy, new_copy
 from tests.harness.run import Run
 from tests.harness.specialisation import GENERAL
 from tests.harness.tail import Tail
@@ -115,7 +116,7 @@ class Child:
         *,
         run_seconds: float | None = None,
         start_seconds: float = START_SECONDS,
-        worker: str = "tests.harness.worker",
+        worker: str = WORKER,
         general: bool = False,
     ) -> None:
         self.device = device
@@ -123,7 +124,7 @@ class Child:
         self.general = general
         self.run_seconds = RUN_SECONDS[device.partition(":")[0]] if run_seconds is None else run_seconds
         self.start_seconds = start_seconds
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | Copy | None = None
         self.buffer = b""
         self.held = self.held_first = 0
         self.kernels = set[str]()
@@ -214,16 +215,7 @@ class Child:
             self._stop()
 
     def _start(self) -> None:
-        self.process = subprocess.Popen(
-            [
-                *(sys.executable, "-P", "-m", self.worker, seen_by_child(self.device)),
-                *([GENERAL] if self.general else []),
-            ],
-            env=environment_of(self.device),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
+        self.process = self._new_process()
         assert self.process.stderr is not None
         self.printed = Tail(self.process.stderr)
         self.buffer = b""
@@ -231,6 +223,22 @@ class Child:
         self.kernels = set[str]()
         self.is_new = True
         self.ask({"do": "environment"})
+
+    def _new_process(self) -> "subprocess.Popen[bytes] | Copy":
+        environment = environment_of(self.device)
+        if self.device == "cpu" and self.worker == WORKER and not self.general:
+            with suppress(OSError):  # where no copy can be made, what a process of its own prints tells why
+                return new_copy(environment, self.start_seconds)
+        return subprocess.Popen(
+            [
+                *(sys.executable, "-P", "-m", self.worker, seen_by_child(self.device)),
+                *([GENERAL] if self.general else []),
+            ],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
 
     def _send(self, request: dict[str, Any]) -> None:
         copied = request.get("kernel") in self.stateful

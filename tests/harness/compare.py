@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import add
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -73,7 +74,8 @@ def _maxima(ratios: Sequence[Tensor]) -> list[float]:
 def describe(check: Check, ratio: Tensor) -> Finding:
     """Return the finding for the worst element of ``ratio``, with counts over the whole tensor."""
     actual, expected = check.actual, check.expected
-    index = tuple(int(i) for i in torch.unravel_index(ratio.argmax().cpu(), ratio.shape))
+    # NumPy's, as torch.unravel_index imports sympy, which takes longer than most cases.
+    index = tuple(int(i) for i in np.unravel_index(int(ratio.argmax()), ratio.shape))
     compared = (expected.double(), actual.double(), check.bound, ratio)
     values = [float(x.expand(ratio.shape)[index]) for x in compared]
     finite = math.isfinite(values[1]) or values[0] == values[1]

@@ -79,3 +79,11 @@ def pytest_run(
 def summary_in(folder: Path) -> Any:
     """Return the summary that a run of pytest has written."""
     return json.loads((folder / "reports/summary.json").read_text())
+
+
+def runs(pid: int) -> bool:
+    """Whether a process is still running; a zombie, which has no command line, is not."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes() != b""
+    except OSError:
+        return False

@@ -26,7 +26,7 @@ from tests.harness.subject import Subject, TimeUp
 from tests.harness.tail import KEPT_BYTES, Tail
 from tests.harness.trial import LawBroken, Trial
 from tests.harness.verdict import Finding
-from tests.unit.running import CASE, SEVERAL, SMALL, TOYS, SubjectOf, exit_status, finding_of, report_of
+from tests.unit.running import CASE, SEVERAL, SMALL, TOYS, SubjectOf, exit_status, finding_of, report_of, runs
 from tests.unit.toys import ROWS
 
 
@@ -298,11 +298,3 @@ def in_little_time(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> Subject
     subject.runs.clock = Clock(seconds=2.0)
     subject.runs.clock.start()
     return subject
-
-
-def runs(pid: int) -> bool:
-    """Whether a process is still running; a zombie, which has no command line, is not."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes() != b""
-    except OSError:
-        return False

@@ -118,6 +118,7 @@ def test_a_run_offers_base_2(tmp_path: Path) -> None:
         "-k",
         "forward and float32",
         "--hypothesis-seed=1",
+        "--shrink-seconds=1",
     ]
     text = pytest_run(tmp_path, *options, status=pytest.ExitCode.TESTS_FAILED).stdout
     assert re.search(r"or claim  --claims lse_base=2: all \d+ failing cases hold", text), text

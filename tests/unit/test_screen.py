@@ -187,6 +187,7 @@ def test_pytest_shows_the_failures_that_the_screen_does_not_repeat(tmp_path: Pat
     own = tmp_path / "test_own.py"
     own.write_text("def test_own():\n    assert 1 == 2\n")
     selected = ["-k", "(test_forward and float32) or test_own", "--examples=4", "--hypothesis-seed=1"]
+    selected += ["--shrink-seconds=1"]
     run = pytest_run(tmp_path, str(own), "--kernel", f"{TOYS}:wrong", *selected, *["-v"] * verbose, status=1)
     assert "\n1. toys.wrong: law `forward` is broken, out is wrong (float32)\n" in run.stdout
     headings = re.findall("^_{3,} (.*) _{3,}$", run.stdout, re.MULTILINE)
