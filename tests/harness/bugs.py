@@ -133,6 +133,7 @@ class Bug:
         needs: the fields without which it does not show; none if it always shows.
         severity: how often ordinary cases show it.
         offers: claims under which its failing cases hold, or that exclude them.
+        by_numbers: whether other ordinary numbers cure an ordinary case that shows it, so that its numbers decide.
     """
 
     failure: Failure
@@ -140,6 +141,7 @@ class Bug:
     needs: tuple[Need, ...] = ()
     severity: Severity = Severity()
     offers: tuple[str, ...] = ()
+    by_numbers: bool = False
 
     @property
     def key(self) -> str:
@@ -257,10 +259,10 @@ class Bug:
         equal to head_dim; or if neither needs any, as far as is known, and the tensor that is most wrong in each is
         among the wrong ones of the other; or if the same exception, whatever its numbers, was raised at the same line;
         or if both end the process and have a need in common, or end it in the same words and one does so in every case
-        or neither needs anything. They are also one if numbers decide whether they show, in the same tensor and dtype:
-        if both make tiny numbers 0, or small errors that few cases show. What seems to matter beside the numbers does
-        so by accident. What comes and goes in a kernel counts as one bug, since nothing tells what it needs, and is one
-        with what makes repeats of any call differ in the same tensors.
+        or neither needs anything. They are also one if numbers decide whether they show: in ordinary cases, or, in the
+        same tensor and dtype, if both make tiny numbers 0, or small errors that few cases show. What seems to matter
+        beside the numbers does so by accident. What comes and goes in a kernel counts as one bug, since nothing tells
+        what it needs, and is one with what makes repeats of any call differ in the same tensors.
         """
         if self.keeps_state_as(other) or other.keeps_state_as(self):
             return True
@@ -272,6 +274,8 @@ class Bug:
             return False
         if self.failure.finding.ends_process:
             return self._ends_like(other)
+        if self.by_numbers and other.by_numbers:
+            return True
         places = {(bug.failure.finding.tensor, bug.failure.case.dtype) for bug in (self, other)}
         of_numbers = (self.is_flush and other.is_flush) or (self.is_by_chance and other.is_by_chance)
         if of_numbers and len(places) == 1:
@@ -312,6 +316,7 @@ class Bug:
             "needs": [asdict(need) for need in self.needs],
             "severity": asdict(self.severity),
             "offers": self.offers,
+            "by_numbers": self.by_numbers,
             "causes": f.explanation.causes,
         }
 
@@ -333,6 +338,7 @@ class Bug:
             needs=tuple(needs),
             severity=Severity(**fields["severity"]),
             offers=tuple(fields["offers"]),
+            by_numbers=fields.get("by_numbers", False),
         )
 
 

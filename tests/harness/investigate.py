@@ -36,8 +36,8 @@ from tests.harness.runs import Runs
 from tests.harness.severity import found_in_ordinary, with_contrast
 from tests.harness.sightings import Sightings
 from tests.harness.standalone import exit_status
-from tests.harness.vary import LENGTHS, Field, value_of, with_value
-from tests.harness.verdict import UNCLEAR, Finding
+from tests.harness.vary import LENGTHS, SCORES, Field, value_of, with_value
+from tests.harness.verdict import NUMBERS, UNCLEAR, Finding
 
 EXPLAIN_SECONDS = 10.0
 """Seconds to find out which fields of the smallest case matter."""
@@ -49,6 +49,8 @@ LEAST_HASTE = 0.3
 """The least share of their time that explanation, needs and severity get when the run is about to end."""
 LARGE = 2**16
 """A case with more scores than this is made smaller before it is run again and again."""
+OTHER_NUMBERS = 4
+"""How many other seeds are tried to see whether the numbers of an ordinary case decide that it fails."""
 SHRUNK_CASES = 40
 """How many failing cases are kept of those met on the way to the smallest case, since they are much alike."""
 
@@ -359,9 +361,27 @@ class Investigation:
         is_by_chance = is_small(mine) or not any(need.is_telling for need in bug.needs)
         if common == len(telling) >= ENOUGH and is_by_chance:
             return self.everywhere(bug, len(telling))
+        if 0 < common < len(telling):
+            showing = [case for case, x in telling if x is not None and is_in_common(mine, x)]
+            fewest = min(showing, key=lambda case: case.scores)
+            bug = replace(bug, by_numbers=self.is_by_numbers(bug, fewest, spend))
         shown = sum(x is not None and bug.could_break(x) and bug.is_met(case) for case, x in telling)
         bug = bug if mine.ends_process else with_contrast(bug, telling, self.search, self.counted, spend)
         return replace(bug, severity=Severity(shown, len(telling)), offers=self.offers(bug))
+
+    def is_by_numbers(self, bug: Bug, showing: Case, spend: Callable[[], None]) -> bool:
+        """Whether an ordinary case that shows a bug holds with other ordinary numbers.
+
+        This is asked of a bug that seems to need lengths and numbers alone. One of lengths shows with any numbers.
+        """
+        mine = bug.failure.finding
+        of_numbers = all(need.is_numeric or need.name in (SCORES, "dtype") for need in bug.needs)
+        if not of_numbers or mine.kind not in NUMBERS or is_small(mine):
+            return False
+        others = (replace(showing, seed=showing.seed + at) for at in range(1, OTHER_NUMBERS + 1))
+        with suppress(BudgetSpent):
+            return not all(self.fails_in_common(spend, case) for case in others)
+        return False
 
     def offers(self, bug: Bug) -> tuple[str, ...]:
         """Return claims that would exclude the bug, or under which its cases hold."""

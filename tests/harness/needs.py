@@ -27,6 +27,7 @@ from tests.harness.vary import (
     NAN,
     PAIR,
     SCORES,
+    VALUES_OF,
     Field,
     fields,
     laid_out,
@@ -196,9 +197,12 @@ class NeedSearch:
         """Return all tensors that are wrong because of the bug, under its own law and the plain ones.
 
         Tensors that are still wrong when a need of the bug is taken away are another bug's, and so are those that are
-        right in its smallest case with ordinary numbers.
+        right in its smallest case with ordinary numbers. A bug that needs no numbers of its own shows with normal ones
+        what few numbers hide.
         """
         f, own = self.failure, self.failure.law
+        if not any(need.name in (SCORES, NAN, *VALUES_OF) for need in needs):
+            cases = [*cases, with_normal_numbers(f.case)]
         beside = () if own in NO_PLAIN_LAW or self.failure.finding.kind not in NUMBERS else PLAIN_LAWS
         found: set[str] = set()
         for law in dict.fromkeys((own, *beside)):

@@ -21,17 +21,20 @@ MOST_CASES = 3
 def is_redundant(
     bug: Bug, other: Bug, seen: Sightings, run: Try, capabilities: Capabilities, spend: Callable[[], None]
 ) -> bool:
-    """Whether another bug, which no fewer ordinary cases show, explains each failing case that is known of a bug.
+    """Whether each failing case that is known of a bug has what another bug needs, and is explained by that.
 
-    ``seen`` has the drawn ones. ``spend`` is called before each case, and may end the search.
+    ``seen`` has the drawn ones. If there are few, no fewer ordinary cases must show the other bug. ``spend`` is called
+    before each case, and may end the search.
     """
     f = bug.failure
     if f.finding.kind not in NUMBERS or other.failure.finding.kind not in NUMBERS:
         return False
-    if not bug.is_kin(other) or not other.needs or _share(bug) > _share(other):
-        return False
     drawn = [ran for ran in seen.cases if ran != (f.law, f.case)][:MOST_CASES]
+    if not bug.is_kin(other) or not other.needs or (_share(bug) > _share(other) and len(drawn) < MOST_CASES):
+        return False
     for law, case in ((f.law, f.case), *drawn):
+        if not other.is_met(case):
+            return False
         spend()
         finding = run(law, case, f.ignored)
         if finding is None:

@@ -55,3 +55,20 @@ def scaled_in_float32(q, k, v, *, causal, sm_scale):
     """Out is half as large again in float32, and right in other dtypes."""
     out, lse = sound(q, k, v, causal=causal, sm_scale=sm_scale)
     return 1.5 * out if q.dtype == torch.float32 else out, lse
+
+
+def dead_row(q, k, v, *, causal, sm_scale):
+    """The first row of out is 0 if its first score is negative."""
+    out, lse = sound(q, k, v, causal=causal, sm_scale=sm_scale)
+    if not k.shape[2] or not q.shape[2]:
+        return out, lse
+    is_negative = (q[0, 0, 0].float() * k[0, 0, 0].float()).sum() * sm_scale < 0
+    is_dead = torch.zeros(q.shape[2], 1, dtype=torch.bool)
+    is_dead[0] = is_negative
+    return torch.where(is_dead, 0.0, out), lse
+
+
+def dead_short_rows(q, k, v, *, causal, sm_scale):
+    """Out is 0 where there are fewer than 32 keys."""
+    out, lse = sound(q, k, v, causal=causal, sm_scale=sm_scale)
+    return (0.0 * out if k.shape[2] < 32 else out), lse

@@ -243,3 +243,26 @@ def test_a_crash_in_another_dtype_does_not_make_the_dtype_a_need(elsewhere: str 
     failure: Any = SimpleNamespace(finding=WRONG_LSE, case=Case(), law="forward", ignored=frozenset())
     needs = NeedSearch(runs, failure).dtypes(lambda: None)
     assert [need.name for need in needs] == (["dtype"] if needed else [])
+
+
+@pytest.mark.usefixtures("unscripted")
+@pytest.mark.parametrize(("name", "expected"), [("dead_row", True), ("dead_short_rows", False)])
+def test_whether_the_numbers_of_an_ordinary_case_decide(
+    subject_of: SubjectOf, name: str, expected: bool
+) -> None:
+    """Both are right in some ordinary cases. A bug of lengths shows with any numbers."""
+    subject = subject_of(name, SEVERAL)
+    case = Case(seqlen_q=9, seqlen_k=3, q_values="positive", k_values="negative")
+    subject.uphold(law_named("forward"), case)
+    (found,) = subject.known.bugs.values()
+    assert found.by_numbers == expected
+    assert Bug.from_dict(found.to_dict()).by_numbers == expected
+
+
+def test_bugs_that_numbers_decide_are_one() -> None:
+    one = bug(Case(seqlen_k=2), ("out",), Need("seqlen_k", (2,), (0, 1)))
+    other = bug(Case(dtype="float16"), ("dv", "out"), Need(SCORES, ("other",), ("ordinary",)))
+    both = [replace(x, by_numbers=True) for x in (one, other)]
+    assert not one.is_like(other)
+    assert not one.is_like(both[1])
+    assert both[0].is_like(both[1])

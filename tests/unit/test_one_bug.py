@@ -21,6 +21,7 @@ from tests.unit.bugs import (
     CAUSAL,
     CLAIMS,
     GROUP,
+    LONG,
     OF_V,
     Wrong,
     any_of,
@@ -519,3 +520,22 @@ def test_a_length_of_which_no_other_is_known_to_hold_may_be_any() -> None:
     unknown = Need("seqlen_q", (4,), ())
     assert unknown.side is None
     assert unknown.is_met(CASE)
+
+
+def test_tensors_that_few_numbers_hide_are_told_by_normal_ones() -> None:
+    """A key that is dropped makes dq wrong, unless k is 0; another bug makes dv wrong whatever the lengths are."""
+
+    def wrong(case: Case) -> set[str]:
+        dropped = {"out", "dk"} | ({"dq"} if case.k_values == "normal" else set())
+        return {"dv"} | (dropped if case.seqlen_k > 64 else set())
+
+    run = runner(wrong)
+    runs: Any = SimpleNamespace(
+        info=SimpleNamespace(capabilities=CLAIMS),
+        hard=lambda law, case, ignored, **_: run(law, case, ignored),
+    )
+    smallest = Case(seqlen_k=65, k_values="zeros", q_values="zeros")
+    found = NeedSearch(runs, bug(smallest, ("out",)).failure)
+    assert found.tensors_of((LONG,), [smallest], lambda: None) == {"out", "dk", "dq"}
+    by_numbers = Need("qk_values", ("zeros",), ("normal",))
+    assert "dq" not in found.tensors_of((LONG, by_numbers), [smallest], lambda: None)
