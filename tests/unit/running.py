@@ -42,7 +42,7 @@ def report_of(subject: Subject) -> Path:
 def exit_status(script: Path, folder: Path) -> int:
     """Return the exit status of a script run in a new process, forked from one that has imported torch already."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch._dynamo"])
+    context.set_forkserver_preload(["torch"])
     empty = folder / "empty"
     empty.mkdir(exist_ok=True)
     process = context.Process(target=run_in, args=(empty, script))
