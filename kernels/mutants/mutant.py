@@ -3,6 +3,7 @@
 import ast
 import atexit
 import hashlib
+import importlib
 import importlib.util
 import shutil
 import sys
@@ -105,6 +106,9 @@ def load_module(entry: str, edited: Mapping[str, str]) -> ModuleType:
     anew, those edited in their order, then ``entry``; it must import them by ``from module import name``.
     The texts become files, for Triton reads a kernel's source through ``inspect``.
     """
+    for name in (name for name in (*edited, entry) if not name.endswith(".py")):
+        # A module between those that are edited must not be imported for the first time beside them, and be kept.
+        importlib.import_module(name)
     texts = {
         name: edited.get(name) or source_of(name) for name in (*(x for x in edited if x != entry), entry)
     }

@@ -2,8 +2,10 @@
 
 import ast
 import builtins
+import importlib
 import re
 import symtable
+from pathlib import Path
 
 import pytest
 import torch
@@ -119,3 +121,23 @@ def test_arguments_name_mutants_that_there_are() -> None:
     argued = [change for argument in ARGUMENTS for change in argument.changes]
     assert [change for change in argued if change not in changes] == []
     assert len(set(argued)) == len(argued)
+
+
+def test_modules_between_edited_ones_keep_what_they_import(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that has run a planted bug runs the sound kernel next."""
+    package = tmp_path / "layers"
+    package.mkdir()
+    texts = {
+        "__init__": "",
+        "low": "VALUE = 'right'\n",
+        "middle": "from layers.low import VALUE\n",
+        "high": "from layers import middle\nfrom layers.low import VALUE\n",
+    }
+    for name, text in texts.items():
+        (package / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    edited = load_module("layers.high", {"layers.low": "VALUE = 'wrong'\n"})
+    assert (edited.VALUE, edited.middle.VALUE) == ("wrong", "right")
+    assert importlib.import_module("layers.middle").VALUE == "right"
