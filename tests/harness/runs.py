@@ -163,7 +163,8 @@ class Runs:
     @cached_property
     def is_compiled_by_value(self) -> bool:
         """Whether the kernel is one in Triton, of which a variant is compiled for each class of argument values."""
-        return bool(self.child.ask({"do": "compiled"})["by_value"])
+        request = {"do": "compiled", "kernel": self.info.spec, "claims": self.info.claims}
+        return bool(self.child.ask(request)["by_value"])
 
     def holds(self, law: str, case: Case) -> bool:
         """Whether a case did not fail and could be run at all, for which a device may have too little memory."""

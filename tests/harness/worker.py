@@ -106,7 +106,8 @@ class Worker:
         return self.attempt(run_of(request))[0].to_dict()
 
     def do_compiled(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return whether kernels are compiled here for the values of their arguments."""
+        """Return whether Triton compiles a kernel here for the values of its arguments."""
+        self.kernel(request["kernel"], tuple(request["claims"]))  # imports its module
         return {"by_value": self.device != "cpu" and has_kernels_of_users()}
 
     def do_leak(self, request: dict[str, Any]) -> dict[str, Any]:

@@ -66,3 +66,7 @@ def test_a_search_that_the_general_child_misleads_is_made_again(
     assert Path(report_of(subject), "case.json").exists()
     assert subject.runs.general is not None
     subject.runs.general.close()
+
+
+def test_nothing_is_compiled_by_value_on_a_cpu(subject_of: SubjectOf) -> None:
+    assert not subject_of("wrong").runs.is_compiled_by_value
