@@ -36,7 +36,7 @@ from tests.harness.watch import TOGETHER, Watch, sample
 WAIT_SECONDS = 3.0
 """Seconds after the time of an item in which it may wait for another process's investigation, and sort failures."""
 
-TRIED_AGAIN = 12
+TRIED_AGAIN = 24
 """How many cases that have failed in an investigation are run once more, each in a process of its own."""
 
 SECONDS_FOR_AGAIN = 3.0
