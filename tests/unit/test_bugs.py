@@ -12,7 +12,7 @@ from kernels.contract import KnownFailure
 from strategies.case import Case, Spike
 from strategies.cases import is_claimed
 from tests.harness.attribute import Broken, attribute, is_same, needs_of
-from tests.harness.bugs import Bug, Need, Severity, in_parts, is_small, met_again
+from tests.harness.bugs import Bug, Need, Severity, in_parts, is_not_cured, is_small, met_again
 from tests.harness.conclude import merged, replaced
 from tests.harness.elsewhere import Closed, elsewhere
 from tests.harness.gentle import RUNS, gently_reduced
@@ -596,3 +596,12 @@ class TestLedger:
         told = plainly(Broken("exact", case, failed), ordinarily, CLAIMS)
         assert (told.law, told.case) == ("forward", replace(case, q_values="normal", spikes=()))
         assert plainly(Broken("identities", case, failed), ordinarily, CLAIMS).law == "identities"
+
+
+@pytest.mark.parametrize(("kind", "tensor", "expected"), [("memory", "q", True), ("memory", "out", False)])
+def test_a_write_to_an_input_hides_numbers(kind: str, tensor: str, expected: bool) -> None:
+    """What a kernel returns after it has changed an input can't be judged, so that such a case cures no other bug."""
+    found = Finding(claim="so", kind=kind, tensor=tensor)
+    assert found.hides_numbers == expected
+    mine = Finding(claim="so", kind="error", tensor="dk")
+    assert is_not_cured(mine, found) == expected
