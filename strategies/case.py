@@ -187,7 +187,7 @@ def from_json(text: str) -> Case:
 
 
 def from_record(record: Any) -> Case:
-    """The case of what JSON made of ``to_record``, read as strictly as ``from_json`` does."""
+    """Return the case of a record that ``to_record`` made, also after JSON, read as strictly as by ``from_json``."""
     _expect(isinstance(record, dict), "case", record, "an object")
     version, rest = record.get("version"), {name: x for name, x in record.items() if name != "version"}
     _expect(type(version) is int and 1 <= version <= VERSION, "case.version", version, f"1 to {VERSION}")

@@ -74,7 +74,7 @@ def _maxima(ratios: Sequence[Tensor]) -> list[float]:
 def describe(check: Check, ratio: Tensor) -> Finding:
     """Return the finding for the worst element of ``ratio``, with counts over the whole tensor."""
     actual, expected = check.actual, check.expected
-    # NumPy's, as torch.unravel_index imports sympy, which takes longer than most cases.
+    # NumPy finds the index, because torch.unravel_index imports sympy, which takes longer than most cases.
     index = tuple(int(i) for i in np.unravel_index(int(ratio.argmax()), ratio.shape))
     compared = (expected.double(), actual.double(), check.bound, ratio)
     values = [float(x.expand(ratio.shape)[index]) for x in compared]

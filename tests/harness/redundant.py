@@ -23,6 +23,7 @@ def is_redundant(
 ) -> bool:
     """Whether each failing case that is known of a bug has what another bug needs, and is explained by that.
 
+    A case that holds now, as those of a bug that comes and goes may, is explained by nothing.
     ``seen`` has the drawn ones. If there are few, no fewer ordinary cases must show the other bug. ``spend`` is called
     before each case, and may end the search.
     """
@@ -38,7 +39,7 @@ def is_redundant(
         spend()
         finding = run(law, case, f.ignored)
         if finding is None:
-            continue
+            return False
         broken = plainly(Broken(law, case, finding, f.ignored), run, capabilities)
         if attribute(broken, [other], run, capabilities).rest is not None:
             return False

@@ -123,16 +123,17 @@ class Summary:
             beside = [x for x in self.results.bugs.values() if x.failure.kernel == f.kernel]
             run = partial(of_kernel.hard, explained=True)
             capabilities = of_kernel.info.capabilities
-            with suppress(BudgetSpent), of_kernel.asked_of_general(f.law, f.case, f.finding, f.ignored):
+            with suppress(BudgetSpent):
                 spend()
-                return (
-                    is_same(known, bug, run, capabilities, beside)
-                    or are_one_read(known, bug, run, capabilities)
-                    or any(
-                        is_redundant(one, other, seen.get(one.key, Sightings()), run, capabilities, spend)
-                        for one, other in ((known, bug), (bug, known))
+                with of_kernel.asked_of_general(f.law, f.case, f.finding, f.ignored):
+                    return (
+                        is_same(known, bug, run, capabilities, beside)
+                        or are_one_read(known, bug, run, capabilities)
+                        or any(
+                            is_redundant(one, other, seen.get(one.key, Sightings()), run, capabilities, spend)
+                            for one, other in ((known, bug), (bug, known))
+                        )
                     )
-                )
             return known.is_like(bug)
 
         self.results.add_unreported(self.plan.report_dir / JOURNALS / LEDGER)

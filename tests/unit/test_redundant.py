@@ -54,6 +54,7 @@ def seen(*cases: Case) -> Sightings:
             False,
         ),
         (many_keys, BY_LENGTH, BY_NUMBERS, (), False),
+        (lambda case: set(), BY_NUMBERS, BY_LENGTH, (), False),
         (many_keys, BY_NUMBERS, replace(BY_LENGTH, needs=()), (), False),
         (many_keys, replace(BY_NUMBERS, severity=Severity(16, 20)), BY_LENGTH, (), False),
     ],
