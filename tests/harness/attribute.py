@@ -9,7 +9,16 @@ from kernels.contract import Capabilities
 from strategies.case import SIMPLEST, Case
 from strategies.cases import is_claimed
 from tests.harness.apart import Try, are_apart, leaves_out_right, wrong_with_ordinary_numbers
-from tests.harness.bugs import LARGE_SCORES, Bug, Need, are_kindred, is_small, with_tensors, wrong_tensors
+from tests.harness.bugs import (
+    LARGE_SCORES,
+    Bug,
+    Need,
+    are_kindred,
+    is_small,
+    is_tiny,
+    with_tensors,
+    wrong_tensors,
+)
 from tests.harness.vary import (
     BLIND,
     LENGTHS,
@@ -366,13 +375,14 @@ def _rounds_also(one: Bug, other: Bug) -> bool:
 
 
 def _is_of_range(bug: Bug) -> bool:
-    """Whether only certain numbers show large errors or become 0, as at the ends of the range of a format of few bits.
+    """Whether only certain numbers show errors of the ends of a format's range: large, of a tiny number, or a lost one.
 
     Such a format rounds ordinary numbers as well.
     """
-    mine, names = bug.failure.finding, {need.name for need in bug.needs} - {*LENGTHS}
-    is_large = not is_small(mine) or mine.actual == 0 != mine.expected
-    of_few = mine.kind == "error" and is_large and not bug.severity.shown
+    mine = bug.failure.finding
+    names = {SCORES if _is_large_scale(need) else need.name for need in bug.needs} - {*LENGTHS}
+    at_the_ends = not is_small(mine) or mine.actual == 0 != mine.expected or is_tiny(mine, "float16")
+    of_few = mine.kind == "error" and at_the_ends and not bug.severity.shown
     return of_few and bool(names) and names <= {*VALUES_OF, SCORES}
 
 
@@ -422,15 +432,17 @@ def _is_cured_as(
 
 
 def _as_in(bug: Bug, need: Need) -> Need:
-    """Return the need; if it is of a large sm_scale and this bug needs large scores instead, return that need.
-
-    A scale no larger than one with which a case holds does not matter by making large scores.
-    """
-    if need.name != "sm_scale" or abs(need.fails[0] or 0.0) <= max(
-        (abs(x or 0.0) for x in need.holds), default=0.0
-    ):
+    """Return the need; if it is of a large sm_scale and this bug needs large scores instead, return that need."""
+    if not _is_large_scale(need):
         return need
     return next((mine for mine in bug.needs if mine.name == SCORES), need)
+
+
+def _is_large_scale(need: Need) -> bool:
+    """Whether sm_scale matters by making large scores, which one no larger than a scale that holds does not do."""
+    if need.name != "sm_scale":
+        return False
+    return abs(need.fails[0] or 0.0) > max((abs(x or 0.0) for x in need.holds), default=0.0)
 
 
 def _shows(bug: Bug, run: Try, case: Case) -> bool:

@@ -363,7 +363,12 @@ def is_of_format(finding: Finding) -> bool:
 
 def is_flushed(finding: Finding, dtype: str) -> bool:
     """Whether a number has become 0 that is smaller than the smallest one of full precision in a dtype."""
-    if finding.kind != "error" or finding.expected is None or finding.actual != 0:
+    return finding.actual == 0 and is_tiny(finding, dtype)
+
+
+def is_tiny(finding: Finding, dtype: str) -> bool:
+    """Whether a number is wrong that is smaller than the smallest one of full precision in a dtype."""
+    if finding.kind != "error" or finding.expected is None:
         return False
     return 0 < abs(float(finding.expected)) < SMALLEST_NORMAL[dtype]
 

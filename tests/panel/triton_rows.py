@@ -10,8 +10,8 @@ from tests.panel.heads import Heads, attend_by_launch
 
 BLOCK_M = 64
 PROGRAMS = 8
-MOST_KEYS = 512
-"""The most keys of a call, since the scores of a block of rows, and all keys and values, have to fit on chip."""
+MOST_BYTES = 2**17
+"""The most bytes of k and v for one head, since they have to fit on chip beside the scores of a block of rows."""
 
 
 @triton.jit
@@ -71,11 +71,13 @@ def _forward(
 
 
 def launch_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, sm_scale: float) -> tuple[Tensor, Tensor]:
-    """Return out (contiguous) and lse. Raises NotImplementedError for more than MOST_KEYS keys."""
+    """Return out (contiguous) and lse. Raises NotImplementedError if k and v of a head take more than MOST_BYTES."""
     batch, heads, seqlen_q, head_dim = q.shape
     seqlen_k = k.shape[2]
-    if seqlen_k > MOST_KEYS:
-        raise NotImplementedError(f"k: got {seqlen_k} keys, expected at most {MOST_KEYS}")
+    keys = max(16, triton.next_power_of_2(seqlen_k))
+    most_keys = MOST_BYTES // (2 * head_dim * k.element_size())
+    if keys > most_keys:
+        raise NotImplementedError(f"k: got {seqlen_k} keys, expected at most {most_keys}")
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     if not seqlen_q:
@@ -88,7 +90,7 @@ def launch_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, sm_scale: floa
         CAUSAL=causal,
         HEAD_DIM=head_dim,
         BLOCK_M=BLOCK_M,
-        KEYS=max(16, triton.next_power_of_2(seqlen_k)),
+        KEYS=keys,
     )
     return out, lse
 
@@ -100,7 +102,7 @@ def _backward(heads: Heads, dout: Tensor, out: Tensor, lse: Tensor) -> tuple[Ten
 def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> tuple[Tensor, Tensor]:
     """Attention made from Triton's fused softmax tutorial: whole rows, persistent programs, an eager backward.
 
-    Raises NotImplementedError for more than MOST_KEYS keys.
+    Raises NotImplementedError if k and v of a head take more than MOST_BYTES.
 
     Claims: none
     """

@@ -434,12 +434,19 @@ def test_a_format_of_few_bits_rounds_ordinary_numbers_and_makes_small_ones_0() -
     assert is_same(rounds, flushes, run, CLAIMS)
     assert is_same(flushes, rounds, run, CLAIMS)
     assert is_same(rounds, replace(flushes, tensors=("dk", "out")), run, CLAIMS)
+    scaled = Need("sm_scale", (-1.0,), (None, 0.125))
+    tiny = bug(replace(small, sm_scale=-1.0), ("out",), scaled, OF_V, expected=9e-11, relative=1e-3)
     for other in (
         replace(flushes, needs=(*flushes.needs, CAUSAL)),
         replace(flushes, tensors=("lse", "out")),
         replace(flushes, needs=(scores,), failure=replace(flushes.failure, finding=NOT_FINITE)),
     ):
         assert not is_same(rounds, other, run, CLAIMS)
+    wide = replace(rounds, needs=(replace(of_dtype, holds=("bfloat16", "float16")),))
+    assert is_same(wide, tiny, run, CLAIMS)
+    assert not is_same(wide, replace(tiny, needs=(replace(scaled, fails=(-0.1,)), OF_V)), run, CLAIMS)
+    usual = replace(tiny.failure, finding=replace(tiny.failure.finding, expected=1.0))
+    assert not is_same(wide, replace(tiny, failure=usual), run, CLAIMS)
     assert not is_same(replace(rounds, severity=Severity(3, 20)), flushes, run, CLAIMS)
     assert not is_same(rounds, replace(flushes, severity=Severity(3, 20)), run, CLAIMS)
 
