@@ -9,15 +9,18 @@ from functools import partial
 from typing import Any
 
 from strategies.case import Case
+from strategies.cases import is_claimed
 from tests.harness import leak
 from tests.harness.attribute import Broken, Outcome, attribute, is_same
 from tests.harness.budget import BudgetSpent, ShrinkBudget
 from tests.harness.bugs import Bug, in_parts, met_again, with_tensors
 from tests.harness.child import HarnessError, OutOfTime
+from tests.harness.elsewhere import Closed
 from tests.harness.explain import COMES_AND_GOES, Explanation
 from tests.harness.investigate import Investigation
 from tests.harness.known_bugs import KnownBugs
 from tests.harness.plainly import by_forward, by_its_calls, is_plain, plainly
+from tests.harness.precision import FEWEST_KEYS
 from tests.harness.repeat import (
     AFTER_OTHERS,
     REPEATS,
@@ -30,6 +33,7 @@ from tests.harness.report import Failure
 from tests.harness.run import Run
 from tests.harness.runs import HANG_SECONDS, Runs
 from tests.harness.sanitizers import Report, finding
+from tests.harness.vary import LENGTHS, with_normal_numbers, with_value
 from tests.harness.verdict import INTERMITTENT, LEAK, NUMBERS, Finding
 from tests.harness.watch import TOGETHER, Watch, sample
 
@@ -139,6 +143,8 @@ class Triage:
     def _unsorted(self, broken: Broken, *, patient: bool) -> Broken | None:
         """Return what of a failure has to wait for another process, after the rest was counted or reported."""
         rest = self._unexplained(broken)
+        if rest is not None:
+            rest = self._with_ordinary_numbers(rest) or rest
         if rest is None or self._is_less_precise(rest):
             return None
         ledger, kernel = self.known.ledger, self.known.kernel
@@ -315,6 +321,26 @@ class Triage:
         self.known.blame(bug, broken.law, broken.case, broken.finding.tensor)
         self.known.seen[bug.key].keep(shrunk)
         self._show_apart_from(bug)
+
+    def _with_ordinary_numbers(self, broken: Broken) -> Broken | None:
+        """Return the failure that a less precise call shows with ordinary numbers; None if these show no new bug.
+
+        Roundings of large scores may make any error of a gradient, so that they seem to explain wrong numbers as well.
+        This is asked at the first such failure in a dtype, which has a sound kernel run one case more.
+        """
+        case = with_value(with_normal_numbers(broken.case), "sm_scale", None)
+        for name in LENGTHS:
+            case = with_value(case, name, max(getattr(case, name), FEWEST_KEYS))
+        info, is_first = self.runs.info, broken.case.dtype not in self.known.precision.claims
+        asked = broken.finding.explained_by and is_first and is_claimed(case, info.capabilities)
+        if not asked or Closed(info.known_failures).is_met(case):
+            return None
+        law = "backward" if info.capabilities.backward else "forward"
+        with suppress(OutOfTime):
+            finding = self.runs.hard(law, case, broken.ignored)
+            if finding is not None and finding.kind in NUMBERS:
+                return self._unexplained(Broken(law, case, finding, broken.ignored))
+        return None
 
     def _seconds_for(self, finding: Finding) -> float:
         """Return the seconds for a case that is like a failing one: few, if that one hangs."""

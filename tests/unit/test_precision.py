@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 from kernels.registry import load
@@ -15,7 +16,7 @@ from tests.harness.law import law_named
 from tests.harness.precision import is_plainly_wrong, with_explanations
 from tests.harness.trial import LawBroken, Trial
 from tests.harness.verdict import Finding
-from tests.unit.running import TOYS, SubjectOf
+from tests.unit.running import TOYS, SubjectOf, finding_of
 from tests.unit.toys import sound
 
 CASE = Case(group=2, seqlen_q=64, seqlen_k=64, head_dim=64, dtype="bfloat16")
@@ -99,3 +100,44 @@ def test_an_error_that_a_less_precise_design_explains_is_no_case_that_holds(
     fields = {field.name: field for field in bug.failure.explanation.fields}
     assert ("causal" in fields) == bool(known)
     assert ("causal" in {need.name for need in bug.needs}) == bool(known)
+
+
+class _Doubled(torch.autograd.Function):
+    """Nothing in the forward; the gradient is doubled."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, dx: Tensor) -> Tensor:
+        return 2.0 * dx
+
+
+def doubled_dk(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
+    """The gradient of k is twice what it should be."""
+    return sound(q, _Doubled.apply(k), v, **options)
+
+
+def test_what_large_scores_would_excuse_is_a_bug_if_ordinary_numbers_show_it(
+    subject_of: SubjectOf, unscripted: None
+) -> None:
+    large = replace(CASE, seqlen_q=16, seqlen_k=16, dtype="float16", sm_scale=2.0, q_values="positive")
+    finding, trial = broken("doubled_dk", large)
+    assert with_explanations(finding, trial, law_named("backward")).explained_by
+    subject = subject_of("doubled_dk", Path(__file__), shrink=False)
+    assert finding_of(subject, "backward", large).explained_by == ()
+
+
+def test_a_less_precise_kernel_has_no_bug_that_ordinary_numbers_would_show(subject_of: SubjectOf) -> None:
+    large = replace(CASE, dtype="float16", sm_scale=1.9, q_values="positive")
+    subject = subject_of("scaled_first", Path(__file__))
+    subject.known.dtype = large.dtype
+    subject.uphold(law_named("backward"), large)
+    assert not subject.known.failures
+    assert "q_prescaled=true" in subject.known.precision.common
+
+
+def scaled_first(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> Any:
+    """The scale is multiplied to q, and the product rounded to its dtype."""
+    return sound(q * sm_scale, k, v, causal=causal, sm_scale=1.0)

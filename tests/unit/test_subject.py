@@ -17,6 +17,7 @@ from tests.harness.child import Child, ChildDied, DeviceLost, OutOfTime
 from tests.harness.imprecise import Imprecise, ImpreciseCall
 from tests.harness.known_bugs import KnownBugs
 from tests.harness.law import law_named
+from tests.harness.precision import FEWEST_KEYS
 from tests.harness.report import Failure
 from tests.harness.run import Run
 from tests.harness.runs import HANG_SECONDS
@@ -108,10 +109,16 @@ class TestSubject:
         assert child.runs[0].safety < child.runs[1].safety
 
     def test_a_call_that_a_claim_explains_is_remembered_and_not_investigated(self, recorded: Any) -> None:
-        subject, child = recorded(imprecise("k_prescaled=true", "tf32=true"), imprecise("k_prescaled=true"))
+        first, second = imprecise("k_prescaled=true", "tf32=true"), imprecise("k_prescaled=true")
+        subject, child = recorded(first, HELD, second)
         for case in (CASE, SMALL):
             subject.uphold(law_named("forward"), case)
-        assert len(child.runs) == 2
+        lengths = [(run.case.seqlen_q, run.case.seqlen_k) for run in child.runs]
+        assert lengths == [
+            (CASE.seqlen_q, CASE.seqlen_k),
+            (FEWEST_KEYS, FEWEST_KEYS),  # with ordinary numbers, which could show that it is a bug
+            (SMALL.seqlen_q, SMALL.seqlen_k),
+        ]
         assert subject.known.failures == {}
         (line,) = subject.known.messages()
         assert "less precise than FlashAttention-2 (float32), as k_prescaled=true or tf32=true would" in line
