@@ -19,6 +19,7 @@ from tests.harness.bugs import (
     with_tensors,
     wrong_tensors,
 )
+from tests.harness.same_lengths import show_at_same_lengths
 from tests.harness.vary import (
     BLIND,
     LENGTHS,
@@ -280,7 +281,7 @@ def is_same(known: Bug, bug: Bug, run: Try, capabilities: Capabilities, others: 
         return True
     if not known.is_kin(bug) or _differ_by_chance(known, bug) or are_apart(known, bug, run, capabilities):
         return False
-    if known.is_like(bug):
+    if known.is_like(bug) or show_at_same_lengths(known, bug, run, capabilities):
         return True
     if all(_is_of_other_scores(one, other.failure.law, other.failure.case, run) for one, other in both):
         return False

@@ -21,6 +21,7 @@ from tests.harness.ordinary import ordinary_cases
 from tests.harness.plainly import NO_PLAIN_LAW, PLAIN_LAWS
 from tests.harness.report import Failure
 from tests.harness.runs import Runs
+from tests.harness.same_lengths import TILES
 from tests.harness.vary import (
     HEADS,
     LENGTHS,
@@ -38,8 +39,6 @@ from tests.harness.vary import (
 )
 from tests.harness.verdict import NUMBERS, Finding
 
-TILES = (32, 64, 128)
-"""Lengths at which a kernel's last tile may be full, whatever its tiles are."""
 COUNTS = ("batch", "heads_kv", "group")
 """Fields for which the value 1 tells most: any other value may move the error to where the numbers hide it."""
 ROWS = (*COUNTS, *LENGTHS)

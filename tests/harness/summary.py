@@ -7,15 +7,17 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import suppress
 from datetime import UTC, datetime
-from functools import partial
+from threading import Thread
 from typing import Any
 
 import pytest
 from hypothesis import settings
 
+from strategies.case import Case
 from tests.harness.attribute import is_same
 from tests.harness.budget import BudgetSpent, meter
 from tests.harness.bugs import Bug
+from tests.harness.child import ChildDied, HarnessError
 from tests.harness.conclude import merged, replaced, with_offers
 from tests.harness.ending import print_ending
 from tests.harness.header import time_told
@@ -31,11 +33,15 @@ from tests.harness.results import Results
 from tests.harness.runs import Runs
 from tests.harness.screen import repeats
 from tests.harness.sightings import Sightings
+from tests.harness.verdict import Finding
 
 WRITING_SECONDS, PAGE_SECONDS = 1.0, 60.0
 """Seconds that must have passed since summary.json, or the page, was written before an item's end writes it again."""
 CONCLUDING_SECONDS = 6.0
-"""The most seconds, after a run, for telling its bugs apart and for trying other claims on their failing cases."""
+"""The most seconds, after a run, for telling its bugs apart and for trying other claims on their failing cases.
+
+Workers may have been busy for ``budget.GRACE_SECONDS`` before, and a run ends half a minute after its time at most.
+"""
 
 
 class Summary:
@@ -51,6 +57,8 @@ class Summary:
         self.unwritten = ""
         self.page_unwritten = ""
         self.written = self.page_written = -math.inf
+        self.has_workers = False
+        self.starting: Thread | None = None
         self.recorder = Recorder(plan.report_dir / JOURNALS / RECORD, first_line(plan, self._run()))
 
     def pytest_runtest_logstart(self) -> None:
@@ -61,6 +69,7 @@ class Summary:
     def pytest_configure_node(self, node: Any) -> None:
         """Tell a worker of pytest-xdist when the run ends, if it has begun already."""
         node.workerinput[UNTIL] = self.plan.clock.until
+        self.has_workers = True
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Add the counts that an item's report carries, and write summary.json unless that was done just before."""
@@ -71,9 +80,20 @@ class Summary:
         counts = json.loads(report.flashproof)
         self.results.add(counts)
         self.recorder.add({"item": counts})
+        if self.results.bugs and self.has_workers and self.starting is None:
+            self.starting = Thread(target=self._make_ready, daemon=True)
+            self.starting.start()
         if time.monotonic() - self.written >= WRITING_SECONDS:
             self._write()
             self.written = time.monotonic()
+
+    def _make_ready(self) -> None:
+        """Start the process that compiles kernels for any values: the end of a run has no time to wait for that."""
+        with suppress(
+            ChildDied, HarnessError
+        ):  # the first request to it starts it then, and tells why it can't
+            if self.plan.general is not None:
+                self.plan.general.ready()
 
     def _write(self) -> None:
         """Write summary.json anew, and now and then the page. A replay leaves the page of the last night as it is."""
@@ -109,7 +129,9 @@ class Summary:
 
     def _conclude(self, session: pytest.Session) -> None:
         """Find which bugs of different processes are the same, and add to each report what the whole run has seen."""
-        spend = meter(self.plan.clock.cut(CONCLUDING_SECONDS))
+        if self.starting is not None:
+            self.starting.join()
+        spend = meter(CONCLUDING_SECONDS)
         runs = {
             name: Runs(
                 info, self.plan.child, self.plan.journal, clock=self.plan.clock, general=self.plan.general
@@ -121,8 +143,12 @@ class Summary:
             f, seen = bug.failure, self.results.seen
             of_kernel = runs[f.kernel]
             beside = [x for x in self.results.bugs.values() if x.failure.kernel == f.kernel]
-            run = partial(of_kernel.hard, explained=True)
             capabilities = of_kernel.info.capabilities
+
+            def run(law: str, case: Case, ignored: frozenset[str]) -> Finding | None:
+                spend()
+                return of_kernel.hard(law, case, ignored, explained=True)
+
             with suppress(BudgetSpent):
                 spend()
                 with of_kernel.asked_of_general(f.law, f.case, f.finding, f.ignored):

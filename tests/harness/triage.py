@@ -335,7 +335,7 @@ class Triage:
         asked = broken.finding.explained_by and is_first and is_claimed(case, info.capabilities)
         if not asked or Closed(info.known_failures).is_met(case):
             return None
-        law = "backward" if info.capabilities.backward else "forward"
+        law = "forward" if broken.finding.tensor in ("out", "lse") else "backward"
         with suppress(OutOfTime):
             finding = self.runs.hard(law, case, broken.ignored)
             if finding is not None and finding.kind in NUMBERS:
