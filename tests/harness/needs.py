@@ -197,11 +197,12 @@ class NeedSearch:
 
         Tensors that are still wrong when a need of the bug is taken away are another bug's, and so are those that are
         right in its smallest case with ordinary numbers. A bug that needs no numbers of its own shows with normal ones
-        what few numbers hide.
+        what few numbers hide, and in more rows and keys what one of them hides: of one key, dq and dk are 0.
         """
         f, own = self.failure, self.failure.law
         if not any(need.name in (SCORES, NAN, *VALUES_OF) for need in needs):
-            cases = [*cases, with_normal_numbers(f.case)]
+            normal = with_normal_numbers(f.case)
+            cases = [*cases, normal, *self.longer(normal, needs)]
         beside = () if own in NO_PLAIN_LAW or self.failure.finding.kind not in NUMBERS else PLAIN_LAWS
         found: set[str] = set()
         for law in dict.fromkeys((own, *beside)):
@@ -217,6 +218,12 @@ class NeedSearch:
             f.law, f.case, f.finding, lambda law, case, _: self.found(case, law, spend), capabilities, needs
         )
         return self.kindred(found & ordinarily if ordinarily else found)
+
+    def longer(self, case: Case, needs: Sequence[Need]) -> Iterator[Case]:
+        """Yield the case with more rows and keys, if it is claimed and has what the bug needs."""
+        more = longer(case)
+        if is_claimed(more, self.runs.info.capabilities) and all(need.is_met(more) for need in needs):
+            yield more
 
     def always_wrong(self, spend: Callable[[], None]) -> set[str]:
         """Return the tensors that are wrong in every ordinary case in which this failure's own tensor is wrong.
