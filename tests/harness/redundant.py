@@ -9,7 +9,7 @@ from collections.abc import Callable
 from kernels.contract import Capabilities
 from tests.harness.apart import Try
 from tests.harness.attribute import Broken, attribute
-from tests.harness.bugs import Bug
+from tests.harness.bugs import Bug, is_small
 from tests.harness.plainly import plainly
 from tests.harness.sightings import Sightings
 from tests.harness.verdict import NUMBERS
@@ -17,21 +17,27 @@ from tests.harness.verdict import NUMBERS
 MOST_CASES = 3
 """How many failing cases of a bug are tried, beside the smallest."""
 
+MOST = 0.75
+"""The share of ordinary cases from which on a bug is said to show in most of them."""
+
 
 def is_redundant(
     bug: Bug, other: Bug, seen: Sightings, run: Try, capabilities: Capabilities, spend: Callable[[], None]
 ) -> bool:
     """Whether each failing case that is known of a bug has what another bug needs, and is explained by that.
 
-    A case that holds now, as those of a bug that comes and goes may, is explained by nothing.
+    A case that holds now, as those of a bug that comes and goes may, is explained by nothing. A bug that needs nothing
+    explains all of a tensor that it spoils in most ordinary cases: what else may be wrong there, no run can tell.
     ``seen`` has the drawn ones. If there are few, no fewer ordinary cases must show the other bug. ``spend`` is called
     before each case, and may end the search.
     """
     f = bug.failure
     if f.finding.kind not in NUMBERS or other.failure.finding.kind not in NUMBERS:
         return False
+    if not other.needs:
+        return _hides(other, bug)
     drawn = [ran for ran in seen.cases if ran != (f.law, f.case)][:MOST_CASES]
-    if not bug.is_kin(other) or not other.needs or (_share(bug) > _share(other) and len(drawn) < MOST_CASES):
+    if not bug.is_kin(other) or (_share(bug) > _share(other) and len(drawn) < MOST_CASES):
         return False
     for law, case in ((f.law, f.case), *drawn):
         if not other.is_met(case):
@@ -44,6 +50,18 @@ def is_redundant(
         if attribute(broken, [other], run, capabilities).rest is not None:
             return False
     return True
+
+
+def _hides(other: Bug, bug: Bug) -> bool:
+    """Whether a bug makes most ordinary cases wrong by much, in all tensors that another one is known to spoil."""
+    f = other.failure
+    return (
+        _share(other) >= max(MOST, _share(bug))
+        and not is_small(f.finding)
+        and f.finding.kind == bug.failure.finding.kind
+        and {*bug.tensors} <= {*other.tensors}
+        and not other.needs_own_numbers
+    )
 
 
 def _share(bug: Bug) -> float:

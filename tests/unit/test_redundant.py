@@ -23,6 +23,9 @@ BY_LENGTH = replace(
     bug(Case(seqlen_k=41), ("out",), Need("seqlen_k", (41,), (40, 32))), severity=Severity(15, 20)
 )
 
+EVERYWHERE = replace(BY_LENGTH, needs=(), severity=Severity(18, 20))
+SMALL_EVERYWHERE = replace(bug(Case(), ("out",), relative=1e-4), severity=Severity(20, 20))
+
 
 def many_keys(case: Case) -> set[str]:
     return {"out"} if case.seqlen_k > 40 else set()
@@ -55,7 +58,12 @@ def seen(*cases: Case) -> Sightings:
         ),
         (many_keys, BY_LENGTH, BY_NUMBERS, (), False),
         (lambda case: set(), BY_NUMBERS, BY_LENGTH, (), False),
-        (many_keys, BY_NUMBERS, replace(BY_LENGTH, needs=()), (), False),
+        # What needs nothing hides all of its tensors if most ordinary cases show it by much.
+        (many_keys, BY_NUMBERS, EVERYWHERE, (), True),
+        (many_keys, replace(BY_NUMBERS, tensors=("dv", "out")), EVERYWHERE, (), False),
+        (many_keys, BY_NUMBERS, replace(EVERYWHERE, severity=Severity(14, 20)), (), False),
+        (many_keys, replace(BY_NUMBERS, severity=Severity(19, 20)), EVERYWHERE, (), False),
+        (many_keys, BY_NUMBERS, SMALL_EVERYWHERE, (), False),
         (many_keys, replace(BY_NUMBERS, severity=Severity(16, 20)), BY_LENGTH, (), False),
     ],
 )
