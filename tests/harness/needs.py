@@ -10,7 +10,7 @@ from kernels.contract import OUTPUTS
 from reference.bounds.accumulation import SHRINKING_SAFETY
 from strategies.case import TENSORS, Case
 from strategies.cases import is_claimed
-from tests.harness.apart import longer, wrong_with_ordinary_numbers
+from tests.harness.apart import LONGER, longer, wrong_with_ordinary_numbers
 from tests.harness.attribute import cures, needs_of
 from tests.harness.budget import BudgetSpent
 from tests.harness.bugs import Need, are_kindred, is_not_cured, is_small, wrong_tensors
@@ -80,7 +80,7 @@ class NeedSearch:
         # A failure that comes and goes may also be absent by chance, so no field is to blame.
         if COMES_AND_GOES in self.failure.explanation.sentences:
             return ()
-        several = self.without_rows(found, fails)
+        several = [self.with_ordinary_border(need, fails) for need in self.without_rows(found, fails)]
         return without_accidents(in_common(several, self.failure, fails, capabilities))
 
     def without_rows(self, needs: Sequence[Need], fails: Callable[[Case], bool]) -> list[Need]:
@@ -191,6 +191,24 @@ class NeedSearch:
         tiles = [(x, with_value(case, need.name, x)) for x in TILES if x not in need.holds]
         holds = [x for x, tiled in tiles if is_claimed(tiled, capabilities) and not fails(tiled)]
         return replace(need, holds=(*need.holds, *holds))
+
+    def with_ordinary_border(self, need: Need, fails: Callable[[Case], bool]) -> Need:
+        """Return a need of lengths above some other with the border that ordinary numbers show; others as they are.
+
+        The few numbers of a smallest case may hide the bug at lengths just above its border. That is the end of a tile
+        at which many rows of ordinary numbers hold, while one more row or key fails.
+        """
+        side = need.side if need.name in LENGTHS else None
+        if side is None or side[0] != "above" or side[1] % TILES[0] == 0:
+            return need
+        (other,) = {*LENGTHS} - {need.name}
+        many = with_value(with_normal_numbers(self.failure.case), other, LONGER)
+        for tile in (tile for tile in TILES if tile < side[1]):
+            pair = [with_value(many, need.name, length) for length in (tile, tile + 1)]
+            claimed = all(is_claimed(case, self.runs.info.capabilities) for case in pair)
+            if claimed and not fails(pair[0]) and fails(pair[1]):
+                return replace(need, holds=(*(x for x in need.holds if x < tile), tile))
+        return need
 
     def tensors_of(self, needs: Sequence[Need], cases: Sequence[Case], spend: Callable[[], None]) -> set[str]:
         """Return all tensors that are wrong because of the bug, under its own law and the plain ones.
