@@ -12,6 +12,7 @@ from tests.harness.attribute import Broken, attribute
 from tests.harness.bugs import Bug, is_small
 from tests.harness.plainly import plainly
 from tests.harness.sightings import Sightings
+from tests.harness.vary import SCORES
 from tests.harness.verdict import NUMBERS
 
 MOST_CASES = 3
@@ -35,7 +36,7 @@ def is_redundant(
     if f.finding.kind not in NUMBERS or other.failure.finding.kind not in NUMBERS:
         return False
     if not other.needs:
-        return _hides(other, bug)
+        return _hides(other, bug) or _may_need_as(other, bug)
     drawn = [ran for ran in seen.cases if ran != (f.law, f.case)][:MOST_CASES]
     if not bug.is_kin(other) or (_share(bug) > _share(other) and len(drawn) < MOST_CASES):
         return False
@@ -62,6 +63,18 @@ def _hides(other: Bug, bug: Bug) -> bool:
         and {*bug.tensors} <= {*other.tensors}
         and not other.needs_own_numbers
     )
+
+
+def _may_need_as(other: Bug, bug: Bug) -> bool:
+    """Whether a bug by whose cases no need could be told, although ordinary ones hold, may have those of another one.
+
+    The other one makes the same tensor wrong by much, and needs lengths and numbers only, which do not tell bugs apart.
+    """
+    both, s = (other, bug), other.severity
+    found_by = {one.failure.finding.tensor for one in both}
+    by_much = all(one.failure.finding.kind == "error" and not is_small(one.failure.finding) for one in both)
+    telling = any(need.is_telling and need.name != SCORES for need in bug.needs)
+    return by_much and len(found_by) == 1 and 0 < s.shown < s.tried and bool(bug.needs) and not telling
 
 
 def _share(bug: Bug) -> float:

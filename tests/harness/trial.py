@@ -277,7 +277,9 @@ class Trial:
         """Return sizes, options and layouts of the calls made so far, without repetition, named as fields of a case.
 
         Calls that have those of the case itself are left out. Of layouts it is only told if a tensor is contiguous in a
-        call and not in the case, as a tensor is that a law has made. Calls with keys in pages are left out too.
+        call and not in the case, as a tensor is that a law has made, or the other way round, as some rows of a tensor
+        are: "bnhd" stands for these, in which heads do not lie behind each other either. Calls with keys in pages are
+        left out too.
         """
         found: list[dict[str, Any]] = []
         for p in (call.problem for call in self.calls if "block_table" not in call.launch):
@@ -299,9 +301,11 @@ class Trial:
         return found
 
     def _layout_in(self, p: Problem, name: str) -> str:
-        """Return the layout of a tensor in a call: that of the case, unless the tensor is contiguous only there."""
-        is_made = getattr(p, name).is_contiguous() and not getattr(self.problem, name).is_contiguous()
-        return "contiguous" if is_made else str(getattr(self.case, f"{name}_layout"))
+        """Return the layout of a tensor in a call: that of the case, unless it is contiguous in just one of them."""
+        in_call, in_case = (getattr(problem, name).is_contiguous() for problem in (p, self.problem))
+        if in_call == in_case:
+            return str(getattr(self.case, f"{name}_layout"))
+        return "contiguous" if in_call else "bnhd"
 
     def with_launch(self, launch: dict[str, Any]) -> "Trial":
         """Return the same trial, calls and counts included, with other launch settings."""

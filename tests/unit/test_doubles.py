@@ -26,6 +26,7 @@ from tests.harness.trial import LawBroken, Trial
 from tests.harness.vary import BLIND, HIDDEN, PAIR, SCORES, SEEN
 from tests.harness.verdict import Finding
 from tests.unit.bugs import CAUSAL, CLAIMS, bug
+from tests.unit.running import TOYS
 
 NO_NUMBERS = Finding(claim="so", kind="nonfinite", tensor="out", tensors=("out", "lse"), nan=16, total=16)
 """All of out is NaN, so that gradients are not judged."""
@@ -155,6 +156,12 @@ class TestCallsInOtherLayouts:
         told = {(size["k_layout"], size["v_layout"]) for size in trial.sizes}
         assert ("gap", "contiguous") in told
         assert ("gap", "gap") not in told
+
+    def test_rows_of_a_tensor_count_as_laid_out(self) -> None:
+        case = Case(heads_kv=2, seqlen_q=3, seqlen_k=2, seed=1)
+        trial = Trial(load(f"{TOYS}:sound"), case, "cpu", SAFETY)
+        law_named("composition")(trial)
+        assert ("bnhd", 2) in {(size["q_layout"], size["seqlen_q"]) for size in trial.sizes}
 
     def test_a_plain_law_tells_the_failure_in_the_layouts_of_a_call(self) -> None:
         def run(law: str, case: Case, ignored: frozenset[str]) -> Finding | None:
