@@ -279,7 +279,11 @@ def is_same(known: Bug, bug: Bug, run: Try, capabilities: Capabilities, others: 
     both = ((known, bug), (bug, known))
     if known.is_kin(bug) and any(_rounds_also(one, other) for one, other in both):
         return True
-    if not known.is_kin(bug) or _differ_by_chance(known, bug) or are_apart(known, bug, run, capabilities):
+    if not known.is_kin(bug) or are_apart(known, bug, run, capabilities):
+        return False
+    if any(_is_found_beside(one, other, run, capabilities) for one, other in both):
+        return True
+    if _differ_by_chance(known, bug):
         return False
     if known.is_like(bug) or show_at_same_lengths(known, bug, run, capabilities):
         return True
@@ -290,8 +294,6 @@ def is_same(known: Bug, bug: Bug, run: Try, capabilities: Capabilities, others: 
         if one.needs_own_numbers and one.failure.law == LARGE_SCORES and of_scores:
             return True
         if one.needs_no_more_than_dtype and _is_shown_by(one, other, run, capabilities):
-            return True
-        if _is_found_beside(one, other, run, capabilities):
             return True
     if bug.failure.finding.ends_process:  # each run to make sure would end a process
         return False
@@ -326,20 +328,27 @@ def _is_found_beside(one: Bug, other: Bug, run: Try, capabilities: Capabilities)
     """Whether a bug is another one, found in tensors that were judged beside that one's own.
 
     It needs all that the other bug needs, and is cured with it. Without what it seems to need in addition the other bug
-    still shows, and its own tensors are only not known to be wrong: the other bug makes them wrong elsewhere, or makes
-    all of out NaN there, so that no gradient can be judged.
+    still shows, and its own tensors are only not known to be wrong: the other bug makes them wrong elsewhere, or they
+    are wrong there with ordinary numbers, or all of out is NaN there, so that no gradient can be judged.
     """
     f, spoiled = one.failure, {*other.tensors}
     mine, others = ({need.name: need for need in bug.needs} for bug in (one, other))
-    telling = any(need.is_telling for need in other.needs)
-    if f.ignored.isdisjoint(spoiled) or not telling or not others.keys() < mine.keys():
+    telling = any(need.is_telling for need in other.needs) or len(others) > 1
+    if f.ignored.isdisjoint(spoiled) or not telling or not others.keys() <= mine.keys():
         return False
     more = [mine[name] for name in mine.keys() - others.keys()]
     without = [case for need in more for case in cures(need, f.case, capabilities)]
     found = [run(f.law, case, frozenset()) for case in (f.case, *without)]
     shown = all(x is not None and other.could_break(x) for x in found)
     unjudged = bool(without) and all(x is not None and x.is_all_nan for x in found[1:])
-    is_its_own = unjudged or not spoiled.isdisjoint(one.tensors)
+    is_its_own = (
+        unjudged
+        or not spoiled.isdisjoint(one.tensors)
+        or any(
+            wrong_with_ordinary_numbers(f.law, case, f.finding, run, capabilities)
+            for case in without or (f.case,)
+        )
+    )
     return shown and is_its_own and _is_cured_as(one, other, run, capabilities)
 
 

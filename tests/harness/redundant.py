@@ -18,6 +18,9 @@ from tests.harness.verdict import NUMBERS
 MOST_CASES = 3
 """How many failing cases of a bug are tried, beside the smallest."""
 
+WRITES_TO_EXPANDED = "more than one element of the written-to tensor refers to a single memory location"
+"""How PyTorch refuses to write to a tensor with strides of 0, as a kernel does that writes to an input."""
+
 MOST = 0.75
 """The share of ordinary cases from which on a bug is said to show in most of them."""
 
@@ -33,6 +36,8 @@ def is_redundant(
     before each case, and may end the search.
     """
     f = bug.failure
+    if f.finding.kind == "exception" and other.failure.finding.kind == "memory":
+        return WRITES_TO_EXPANDED in f.finding.claim + f.finding.detail
     if f.finding.kind not in NUMBERS or other.failure.finding.kind not in NUMBERS:
         return False
     if not other.needs:

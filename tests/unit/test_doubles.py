@@ -105,6 +105,25 @@ class TestFoundBesideAnother:
     def test_gradients_that_are_right_without_a_field_are_another_bug(self) -> None:
         assert not self.found(wrong("out", "lse"))
 
+    @pytest.mark.parametrize("is_right", [True, False])
+    def test_gradients_that_ordinary_numbers_show_without_a_field_do_not_need_it(
+        self, *, is_right: bool
+    ) -> None:
+        """Both need two lengths, and gradients are wrong in the same rows as out."""
+        rows, keys = Need("seqlen_q", (65,), (64,)), Need("seqlen_k", (129,), (128,))
+        known = bug(Case(seqlen_q=65, seqlen_k=129), ("lse", "out"), rows, keys)
+        needs = replace(rows, fails=(66,), holds=(65, 64)), replace(keys, fails=(254,), holds=(253, 128))
+        beside = bug(Case(seqlen_q=66, seqlen_k=254), ("dq",), *needs, law="backward")
+        beside = replace(beside, failure=replace(beside.failure, ignored=frozenset({"lse", "out"})))
+
+        def run(law: str, case: Case, ignored: frozenset[str]) -> Finding | None:
+            if case.seqlen_q <= 64 or case.seqlen_k <= 128:
+                return None
+            gradients = {"dq"} if case == beside.failure.case or not is_right else set()
+            return wrong(*({"out", "lse", *gradients} - ignored))
+
+        assert is_same(known, beside, run, CLAIMS) != is_right
+
     def test_gradients_that_the_known_bug_spoils_elsewhere_are_its_own(self) -> None:
         assert self.found(wrong("out", "lse"), "dv")
 

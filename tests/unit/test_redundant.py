@@ -8,9 +8,10 @@ from strategies.case import Case, Spike
 from tests.harness.apart import leaves_out_right
 from tests.harness.budget import BudgetSpent
 from tests.harness.bugs import Bug, Need, Severity
-from tests.harness.redundant import is_redundant
+from tests.harness.redundant import WRITES_TO_EXPANDED, is_redundant
 from tests.harness.sightings import Sightings
 from tests.harness.vary import SCORES
+from tests.harness.verdict import Finding
 from tests.unit.bugs import CAUSAL, CLAIMS, Wrong, any_of, bug, finding, runner
 
 NUMBERS = (Spike("v", (0, 0, 39, 15), 1.0), Spike("q", (0, 0, 0, 13), 1.0))
@@ -107,3 +108,18 @@ def test_out_is_right_at_the_lengths_of_the_failure(case: Case, expected: bool) 
     of_dk = finding({"dk"})
     assert of_dk is not None
     assert leaves_out_right("backward", case, of_dk, runner(wrong), CLAIMS) == expected
+
+
+def test_pytorch_refuses_to_write_to_an_expanded_input_that_a_bug_writes_to() -> None:
+    text = f"the kernel raised RuntimeError: {WRITES_TO_EXPANDED}. Please clone() the tensor"
+    writes = bug(Case(), ("q",))
+    writes = replace(
+        writes, failure=replace(writes.failure, finding=Finding(claim="kept", kind="memory", tensor="q"))
+    )
+    raises = bug(Case(q_layout="expanded"), ())
+    for claim, expected in ((text, True), ("the kernel raised ValueError: no such layout", False)):
+        of_layout = replace(
+            raises, failure=replace(raises.failure, finding=Finding(claim=claim, kind="exception"))
+        )
+        assert is_redundant(of_layout, writes, seen(), runner(numbers), CLAIMS, lambda: None) == expected
+        assert not is_redundant(of_layout, BY_LENGTH, seen(), runner(numbers), CLAIMS, lambda: None)
