@@ -37,6 +37,8 @@ from tests.harness.verdict import NUMBERS, Finding
 
 MOST_VALUES = 4
 """How many values of a field are tried."""
+MOST_CHANGES = 4
+"""How often a failing case may be changed to one without the part that a bug explains, after which all are tried."""
 GRADIENTS = ("dq", "dk", "dv")
 OF_FLOAT16 = 2.0**-11
 """The largest relative error of a rounding to float16. Those to other formats of as few bits have a wide range."""
@@ -80,6 +82,7 @@ def attribute(broken: Broken, bugs: Sequence[Bug], run: Try, capabilities: Capab
     outcome, remembered = Outcome(broken), cache(run)
     # Bugs that need most are the most particular, so they are tried first.
     left, passed = sorted(bugs, key=lambda bug: -len(bug.needs)), list[Bug]()
+    visited = {broken.case}
     while left and outcome.rest is not None:
         bug, rest = left.pop(0), outcome.rest
         cured = _Cured(False)
@@ -91,13 +94,13 @@ def attribute(broken: Broken, bugs: Sequence[Bug], run: Try, capabilities: Capab
                 bug, beside = with_tensors(bug, wrong_tensors(beside.finding)), None
             outcome.blamed.append(bug)
             outcome.rest = beside or cured.rest
-        elif cured.rest is not None:
-            outcome.rest = cured.rest
         else:
+            outcome.rest = cured.rest or rest
             passed.append(bug)
-        if outcome.rest is not None and outcome.rest.case != rest.case:
+        if outcome.rest is not None and outcome.rest.case not in visited and len(visited) <= MOST_CHANGES:
             # What does not explain a case may explain another one, in which it is all that is left.
             left, passed = [*passed, *left], []
+            visited.add(outcome.rest.case)
     return outcome
 
 

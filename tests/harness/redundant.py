@@ -4,7 +4,7 @@ Of failing cases that are drawn after a bug is known, those that it explains cou
 with what seems to matter in its smallest case, has failing cases that would have counted for the other one.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from kernels.contract import Capabilities
 from tests.harness.apart import Try
@@ -26,13 +26,21 @@ MOST = 0.75
 
 
 def is_redundant(
-    bug: Bug, other: Bug, seen: Sightings, run: Try, capabilities: Capabilities, spend: Callable[[], None]
+    bug: Bug,
+    other: Bug,
+    seen: Sightings,
+    run: Try,
+    capabilities: Capabilities,
+    spend: Callable[[], None],
+    beside: Collection[Bug] = (),
 ) -> bool:
     """Whether each failing case that is known of a bug has what another bug needs, and is explained by that.
 
     A case that holds now, as those of a bug that comes and goes may, is explained by nothing. A bug that needs nothing
     explains all of a tensor that it spoils in most ordinary cases: what else may be wrong there, no run can tell.
-    ``seen`` has the drawn ones. If there are few, no fewer ordinary cases must show the other bug. ``spend`` is called
+    Where a change that cures a case of the other bug brings in one of those ``beside``, that may explain what is left,
+    but not the whole case.
+    ``seen`` has the drawn cases. If there are few, no fewer ordinary cases must show the other bug. ``spend`` is called
     before each case, and may end the search.
     """
     f = bug.failure
@@ -45,6 +53,7 @@ def is_redundant(
     drawn = [ran for ran in seen.cases if ran != (f.law, f.case)][:MOST_CASES]
     if not bug.is_kin(other) or (_share(bug) > _share(other) and len(drawn) < MOST_CASES):
         return False
+    third = [x for x in beside if x.key not in (bug.key, other.key)]
     for law, case in ((f.law, f.case), *drawn):
         if not other.is_met(case):
             return False
@@ -53,7 +62,9 @@ def is_redundant(
         if finding is None:
             return False
         broken = plainly(Broken(law, case, finding, f.ignored), run, capabilities)
-        if attribute(broken, [other], run, capabilities).rest is not None:
+        if attribute(broken, [other, *third], run, capabilities).rest is not None:
+            return False
+        if third and attribute(broken, third, run, capabilities).rest is None:
             return False
     return True
 

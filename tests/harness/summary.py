@@ -156,7 +156,9 @@ class Summary:
                         is_same(known, bug, run, capabilities, beside)
                         or are_one_read(known, bug, run, capabilities)
                         or any(
-                            is_redundant(one, other, seen.get(one.key, Sightings()), run, capabilities, spend)
+                            is_redundant(
+                                one, other, seen.get(one.key, Sightings()), run, capabilities, spend, beside
+                            )
                             for one, other in ((known, bug), (bug, known))
                         )
                     )

@@ -278,8 +278,8 @@ class Trial:
 
         Calls that have those of the case itself are left out. Of layouts it is only told if a tensor is contiguous in a
         call and not in the case, as a tensor is that a law has made, or the other way round, as some rows of a tensor
-        are: "bnhd" stands for these, in which heads do not lie behind each other either. Calls with keys in pages are
-        left out too.
+        are: "bnhd" stands for several rows of several heads, and "gap" for others. Calls with keys in pages are left
+        out too.
         """
         found: list[dict[str, Any]] = []
         for p in (call.problem for call in self.calls if "block_table" not in call.launch):
@@ -305,7 +305,8 @@ class Trial:
         in_call, in_case = (getattr(problem, name).is_contiguous() for problem in (p, self.problem))
         if in_call == in_case:
             return str(getattr(self.case, f"{name}_layout"))
-        return "contiguous" if in_call else "bnhd"
+        several = min(getattr(p, name).shape[1:3]) > 1
+        return "contiguous" if in_call else "bnhd" if several else "gap"
 
     def with_launch(self, launch: dict[str, Any]) -> "Trial":
         """Return the same trial, calls and counts included, with other launch settings."""

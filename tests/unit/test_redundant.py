@@ -83,6 +83,24 @@ def test_another_bug_has_to_explain_every_failing_case(
     assert is_redundant(one, other, seen(*drawn), runner(wrong), CLAIMS, lambda: None) == expected
 
 
+def test_a_third_bug_may_be_in_the_cases_that_cure_the_other_one() -> None:
+    """With fewer keys than queries a causal mask is wrong as well."""
+
+    def masked(case: Case) -> set[str]:
+        return {"out"} if case.causal and case.seqlen_q > case.seqlen_k else set()
+
+    drawn = seen(Case(seqlen_q=52, seqlen_k=193, causal=True))
+    of_mask = bug(Case(seqlen_q=2, causal=True), ("out",), CAUSAL)
+    of_mask = replace(of_mask, failure=replace(of_mask.failure, number=1))
+    run = runner(any_of(many_keys, masked))
+    assert not is_redundant(BY_NUMBERS, BY_LENGTH, drawn, run, CLAIMS, lambda: None)
+    assert is_redundant(BY_NUMBERS, BY_LENGTH, drawn, run, CLAIMS, lambda: None, [of_mask])
+    # If that explains a whole case, the case says nothing for the other bug.
+    drawn = seen(Case(seqlen_q=52, seqlen_k=45, causal=True))
+    run = runner(lambda case: many_keys(case) if case.seqlen_q == 1 else masked(case))
+    assert not is_redundant(BY_NUMBERS, BY_LENGTH, drawn, run, CLAIMS, lambda: None, [of_mask])
+
+
 def test_the_search_ends_with_its_time() -> None:
     def spend() -> None:
         raise BudgetSpent
