@@ -64,7 +64,8 @@ def is_redundant(
         broken = plainly(Broken(law, case, finding, f.ignored), run, capabilities)
         if attribute(broken, [other, *third], run, capabilities).rest is not None:
             return False
-        if third and attribute(broken, third, run, capabilities).rest is None:
+        alone = [x for x in third if x.is_met(broken.case)]
+        if alone and attribute(broken, alone, run, capabilities).rest is None:
             return False
     return True
 
