@@ -71,10 +71,14 @@ def is_redundant(
 
 
 def _hides(other: Bug, bug: Bug) -> bool:
-    """Whether a bug makes most ordinary cases wrong by much, in all tensors that another one is known to spoil."""
+    """Whether a bug makes most ordinary cases wrong by much, in all tensors that another one is known to spoil.
+
+    If it shows in all of them, it needs nothing indeed, and does not show where a layout or an option cures a case.
+    """
     f = other.failure
     return (
         _share(other) >= max(MOST, _share(bug))
+        and not (_is_telling(bug) and _share(other) == 1)
         and not is_small(f.finding)
         and f.finding.kind == bug.failure.finding.kind
         and {*bug.tensors} <= {*other.tensors}
@@ -87,11 +91,15 @@ def _may_need_as(other: Bug, bug: Bug) -> bool:
 
     The other one makes the same tensor wrong by much, and needs lengths and numbers only, which do not tell bugs apart.
     """
-    both, s = (other, bug), other.severity
+    both, unknown = (other, bug), 0 < _share(other) < 1
     found_by = {one.failure.finding.tensor for one in both}
     by_much = all(one.failure.finding.kind == "error" and not is_small(one.failure.finding) for one in both)
-    telling = any(need.is_telling and need.name != SCORES for need in bug.needs)
-    return by_much and len(found_by) == 1 and 0 < s.shown < s.tried and bool(bug.needs) and not telling
+    return by_much and len(found_by) == 1 and unknown and bool(bug.needs) and not _is_telling(bug)
+
+
+def _is_telling(bug: Bug) -> bool:
+    """Whether a bug needs more than lengths, numbers and a dtype."""
+    return any(need.is_telling and need.name != SCORES for need in bug.needs)
 
 
 def _share(bug: Bug) -> float:

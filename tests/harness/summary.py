@@ -89,10 +89,8 @@ class Summary:
 
     def _make_ready(self) -> None:
         """Start the process that compiles kernels for any values: the end of a run has no time to wait for that."""
-        with suppress(
-            ChildDied, HarnessError
-        ):  # the first request to it starts it then, and tells why it can't
-            if self.plan.general is not None:
+        if self.plan.general is not None:
+            with suppress(ChildDied, HarnessError):  # the first request to it tells why it can't be started
                 self.plan.general.ready()
 
     def _write(self) -> None:

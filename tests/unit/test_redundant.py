@@ -61,6 +61,14 @@ def seen(*cases: Case) -> Sightings:
         (lambda case: set(), BY_NUMBERS, BY_LENGTH, (), False),
         # What needs nothing hides all of its tensors if most ordinary cases show it by much.
         (many_keys, BY_NUMBERS, EVERYWHERE, (), True),
+        (many_keys, replace(BY_NUMBERS, needs=(CAUSAL,)), EVERYWHERE, (), False),
+        (
+            many_keys,
+            replace(BY_NUMBERS, needs=(CAUSAL,)),
+            replace(EVERYWHERE, severity=Severity(17, 20)),
+            (),
+            True,
+        ),
         (many_keys, replace(BY_NUMBERS, tensors=("dv", "out")), EVERYWHERE, (), False),
         # What seems to need nothing, and holds in ordinary cases, may need what the other one does.
         (many_keys, BY_NUMBERS, replace(EVERYWHERE, severity=Severity(14, 20)), (), True),
