@@ -187,7 +187,10 @@ def from_json(text: str) -> Case:
 
 
 def from_record(record: Any) -> Case:
-    """Return the case of a record that ``to_record`` made, also after JSON, read as strictly as by ``from_json``."""
+    """Return the case that a record of ``to_record`` describes.
+
+    The record may have been written as JSON and read again. It is checked as strictly as ``from_json`` checks a text.
+    """
     _expect(isinstance(record, dict), "case", record, "an object")
     version, rest = record.get("version"), {name: x for name, x in record.items() if name != "version"}
     _expect(type(version) is int and 1 <= version <= VERSION, "case.version", version, f"1 to {VERSION}")

@@ -342,7 +342,8 @@ def _is_found_beside(one: Bug, other: Bug, run: Try, capabilities: Capabilities)
     more = [mine[name] for name in mine.keys() - others.keys()]
     without = [case for need in more for case in cures(need, f.case, capabilities)]
     found = [run(f.law, case, frozenset()) for case in (f.case, *without)]
-    shown = all(x is not None and other.could_break(x) for x in found)
+    if not all(x is not None and other.could_break(x) for x in found):
+        return False
     unjudged = bool(without) and all(x is not None and x.is_all_nan for x in found[1:])
     is_its_own = (
         unjudged
@@ -352,7 +353,7 @@ def _is_found_beside(one: Bug, other: Bug, run: Try, capabilities: Capabilities)
             for case in without or (f.case,)
         )
     )
-    return shown and is_its_own and _is_cured_as(one, other, run, capabilities)
+    return is_its_own and _is_cured_as(one, other, run, capabilities)
 
 
 def _is_shown_by(one: Bug, other: Bug, run: Try, capabilities: Capabilities) -> bool:

@@ -10,7 +10,7 @@ from kernels.contract import OUTPUTS
 from reference.bounds.accumulation import SHRINKING_SAFETY
 from strategies.case import TENSORS, Case
 from strategies.cases import is_claimed
-from tests.harness.apart import LONGER, longer, wrong_with_ordinary_numbers
+from tests.harness.apart import longer, wrong_with_ordinary_numbers
 from tests.harness.attribute import cures, needs_of
 from tests.harness.budget import BudgetSpent
 from tests.harness.bugs import Need, are_kindred, is_not_cured, is_small, wrong_tensors
@@ -21,7 +21,7 @@ from tests.harness.ordinary import ordinary_cases
 from tests.harness.plainly import NO_PLAIN_LAW, PLAIN_LAWS
 from tests.harness.report import Failure
 from tests.harness.runs import Runs
-from tests.harness.same_lengths import TILES
+from tests.harness.same_lengths import TILES, with_ordinary_numbers
 from tests.harness.vary import (
     HEADS,
     LENGTHS,
@@ -193,18 +193,19 @@ class NeedSearch:
         return replace(need, holds=(*need.holds, *holds))
 
     def with_ordinary_border(self, need: Need, fails: Callable[[Case], bool]) -> Need:
-        """Return a need of lengths above some other with the border that ordinary numbers show; others as they are.
+        """Return a need of a large length with the border beyond which ordinary numbers show the bug.
 
-        The few numbers of a smallest case may hide the bug at lengths just above its border. That is the end of a tile
-        at which many rows of ordinary numbers hold, while one more row or key fails.
+        The few numbers of a smallest case may hide the bug at lengths that are only a little too long. It then begins
+        at the end of a tile: that length holds with many rows of ordinary numbers, and one more row or key fails. Any
+        other need is returned as it is.
         """
         side = need.side if need.name in LENGTHS else None
         if side is None or side[0] != "above" or side[1] % TILES[0] == 0:
             return need
-        (other,) = {*LENGTHS} - {need.name}
-        many = with_value(with_normal_numbers(self.failure.case), other, LONGER)
         for tile in (tile for tile in TILES if tile < side[1]):
-            pair = [with_value(many, need.name, length) for length in (tile, tile + 1)]
+            pair = [
+                with_ordinary_numbers(self.failure.case, need.name, length) for length in (tile, tile + 1)
+            ]
             claimed = all(is_claimed(case, self.runs.info.capabilities) for case in pair)
             if claimed and not fails(pair[0]) and fails(pair[1]):
                 return replace(need, holds=(*(x for x in need.holds if x < tile), tile))

@@ -4,7 +4,7 @@ Of failing cases that are drawn after a bug is known, those that it explains cou
 with what seems to matter in its smallest case, has failing cases that would have counted for the other one.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 from kernels.contract import Capabilities
 from tests.harness.apart import Try
@@ -31,7 +31,6 @@ def is_redundant(
     seen: Sightings,
     run: Try,
     capabilities: Capabilities,
-    spend: Callable[[], None],
     beside: Collection[Bug] = (),
 ) -> bool:
     """Whether each failing case that is known of a bug has what another bug needs, and is explained by that.
@@ -40,8 +39,8 @@ def is_redundant(
     explains all of a tensor that it spoils in most ordinary cases: what else may be wrong there, no run can tell.
     Where a change that cures a case of the other bug brings in one of those ``beside``, that may explain what is left,
     but not the whole case.
-    ``seen`` has the drawn cases. If there are few, no fewer ordinary cases must show the other bug. ``spend`` is called
-    before each case, and may end the search.
+    ``seen`` has the drawn cases. If there are few, no fewer ordinary cases must show the other bug. ``run`` may
+    raise BudgetSpent, which ends the search.
     """
     f = bug.failure
     if f.finding.kind == "exception" and other.failure.finding.kind == "memory":
@@ -57,7 +56,6 @@ def is_redundant(
     for law, case in ((f.law, f.case), *drawn):
         if not other.is_met(case):
             return False
-        spend()
         finding = run(law, case, f.ignored)
         if finding is None:
             return False
@@ -73,7 +71,7 @@ def is_redundant(
 def _hides(other: Bug, bug: Bug) -> bool:
     """Whether a bug makes most ordinary cases wrong by much, in all tensors that another one is known to spoil.
 
-    If it shows in all of them, it needs nothing indeed, and does not show where a layout or an option cures a case.
+    A bug that shows in all of them needs nothing. It then does not explain a case that a layout or an option cures.
     """
     f = other.failure
     return (
@@ -87,9 +85,9 @@ def _hides(other: Bug, bug: Bug) -> bool:
 
 
 def _may_need_as(other: Bug, bug: Bug) -> bool:
-    """Whether a bug by whose cases no need could be told, although ordinary ones hold, may have those of another one.
+    """Whether ``other``, of which no need was found although some ordinary cases hold, may need the same as ``bug``.
 
-    The other one makes the same tensor wrong by much, and needs lengths and numbers only, which do not tell bugs apart.
+    Both make the same tensor wrong by much, and ``bug`` needs lengths and numbers only, which do not tell bugs apart.
     """
     both, unknown = (other, bug), 0 < _share(other) < 1
     found_by = {one.failure.finding.tensor for one in both}

@@ -1,17 +1,17 @@
-"""Whether two bugs that seem to need different lengths show at the same ones, once their numbers are ordinary.
+"""Find out at which lengths a bug shows when the numbers of its smallest case are replaced by ordinary ones.
 
-In the smallest case of a bug most numbers are 0, so that the length from which on it shows there follows from the few
-that are not, as well as from the kernel's tiles. With ordinary numbers in many rows the tiles alone decide.
+In the smallest case of a bug most numbers are 0. The length from which on the bug shows there follows from the few
+others as well as from the kernel's tiles. With ordinary numbers in many rows it follows from the tiles alone.
 """
 
 from collections.abc import Mapping
 
 from kernels.contract import Capabilities
-from strategies.case import SIMPLEST, Case
+from strategies.case import Case
 from strategies.cases import is_claimed
 from tests.harness.apart import LONGER, Try
 from tests.harness.bugs import Bug, wrong_tensors
-from tests.harness.vary import LENGTHS, SCORES, VALUES_OF, with_no_more_than, with_value
+from tests.harness.vary import LENGTHS, SCORES, VALUES_OF, with_normal_numbers, with_value
 
 TILES = (32, 64, 128)
 """Lengths at which a kernel's last tile may be full, whatever its tiles are."""
@@ -37,7 +37,7 @@ def show_at_same_lengths(one: Bug, other: Bug, run: Try, capabilities: Capabilit
     beyond = {tile * (max(own) // tile + 1) for tile in TILES}
     shows: dict[int, bool] = {}
     for length in sorted(filter(None, own | tried | beyond))[:MOST_LENGTHS]:
-        case = _ordinary(one, name, length)
+        case = with_ordinary_numbers(one.failure.case, name, length)
         if is_claimed(case, capabilities):
             finding = run(one.failure.law, case, frozenset())
             shows[length] = finding is not None and not tensors.isdisjoint(wrong_tensors(finding))
@@ -50,11 +50,10 @@ def _length_needed(bug: Bug) -> str:
     return names.pop() if len(names) == 1 and names <= {*LENGTHS} else ""
 
 
-def _ordinary(bug: Bug, name: str, length: int) -> Case:
-    """Return a bug's smallest case with ordinary numbers, and many rows of the other length."""
+def with_ordinary_numbers(case: Case, name: str, length: int) -> Case:
+    """Return a case with ordinary numbers in which ``name`` is of this length, and the other length is a long one."""
     (other,) = {*LENGTHS} - {name}
-    ordinary = with_no_more_than(SIMPLEST, bug.failure.case)
-    return with_value(with_value(ordinary, other, LONGER), name, length)
+    return with_value(with_value(with_normal_numbers(case), other, LONGER), name, length)
 
 
 def _is_of_one_rule(shows: Mapping[int, bool]) -> bool:

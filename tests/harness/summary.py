@@ -17,7 +17,7 @@ from strategies.case import Case
 from tests.harness.attribute import is_same
 from tests.harness.budget import BudgetSpent, meter
 from tests.harness.bugs import Bug
-from tests.harness.child import ChildDied, HarnessError
+from tests.harness.child import Child, ChildDied, HarnessError
 from tests.harness.conclude import merged, replaced, with_offers
 from tests.harness.ending import print_ending
 from tests.harness.header import time_told
@@ -38,9 +38,9 @@ from tests.harness.verdict import Finding
 WRITING_SECONDS, PAGE_SECONDS = 1.0, 60.0
 """Seconds that must have passed since summary.json, or the page, was written before an item's end writes it again."""
 CONCLUDING_SECONDS = 6.0
-"""The most seconds, after a run, for telling its bugs apart and for trying other claims on their failing cases.
+"""The most seconds that the end of a run takes to find which bugs are the same and which other claims would hold.
 
-Workers may have been busy for ``budget.GRACE_SECONDS`` before, and a run ends half a minute after its time at most.
+Workers may be busy for ``budget.GRACE_SECONDS`` before that, and the whole run has to end within half a minute.
 """
 
 
@@ -80,18 +80,18 @@ class Summary:
         counts = json.loads(report.flashproof)
         self.results.add(counts)
         self.recorder.add({"item": counts})
-        if self.results.bugs and self.has_workers and self.starting is None:
-            self.starting = Thread(target=self._make_ready, daemon=True)
+        if self.results.bugs and self.has_workers and self.plan.general and self.starting is None:
+            self.starting = Thread(target=self._make_ready, args=(self.plan.general,), daemon=True)
             self.starting.start()
         if time.monotonic() - self.written >= WRITING_SECONDS:
             self._write()
             self.written = time.monotonic()
 
-    def _make_ready(self) -> None:
-        """Start the process that compiles kernels for any values: the end of a run has no time to wait for that."""
-        if self.plan.general is not None:
-            with suppress(ChildDied, HarnessError):  # the first request to it tells why it can't be started
-                self.plan.general.ready()
+    @staticmethod
+    def _make_ready(general: Child) -> None:
+        """Start the process that compiles kernels for any values, as the end of a run has no time to wait for it."""
+        with suppress(ChildDied, HarnessError):  # if it can't be started, the first request to it tells why
+            general.ready()
 
     def _write(self) -> None:
         """Write summary.json anew, and now and then the page. A replay leaves the page of the last night as it is."""
@@ -155,7 +155,7 @@ class Summary:
                         or are_one_read(known, bug, run, capabilities)
                         or any(
                             is_redundant(
-                                one, other, seen.get(one.key, Sightings()), run, capabilities, spend, beside
+                                one, other, seen.get(one.key, Sightings()), run, capabilities, beside
                             )
                             for one, other in ((known, bug), (bug, known))
                         )

@@ -328,12 +328,12 @@ class Triage:
         Roundings of large scores may make any error of a gradient, so that they seem to explain wrong numbers as well.
         This is asked at the first such failure in a dtype, which has a sound kernel run one case more.
         """
-        case = with_value(with_normal_numbers(broken.case), "sm_scale", None)
+        if not broken.finding.explained_by or broken.case.dtype in self.known.precision.claims:
+            return None
+        info, case = self.runs.info, with_value(with_normal_numbers(broken.case), "sm_scale", None)
         for name in LENGTHS:
             case = with_value(case, name, max(getattr(case, name), FEWEST_KEYS))
-        info, is_first = self.runs.info, broken.case.dtype not in self.known.precision.claims
-        asked = broken.finding.explained_by and is_first and is_claimed(case, info.capabilities)
-        if not asked or Closed(info.known_failures).is_met(case):
+        if not is_claimed(case, info.capabilities) or Closed(info.known_failures).is_met(case):
             return None
         law = "forward" if broken.finding.tensor in ("out", "lse") else "backward"
         with suppress(OutOfTime):

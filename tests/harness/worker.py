@@ -107,7 +107,7 @@ class Worker:
 
     def do_compiled(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return whether Triton compiles a kernel here for the values of its arguments."""
-        self.kernel(request["kernel"], tuple(request["claims"]))  # imports its module
+        self.kernel(request["kernel"], tuple(request["claims"]))  # to have its module imported
         return {"by_value": self.device != "cpu" and has_kernels_of_users()}
 
     def do_leak(self, request: dict[str, Any]) -> dict[str, Any]:

@@ -600,7 +600,7 @@ class TestLedger:
 
 @pytest.mark.parametrize(("kind", "tensor", "expected"), [("memory", "q", True), ("memory", "out", False)])
 def test_a_write_to_an_input_hides_numbers(kind: str, tensor: str, expected: bool) -> None:
-    """What a kernel returns after it has changed an input can't be judged, so that such a case cures no other bug."""
+    """Numbers can't be judged if the kernel has changed an input, so no other bug counts as absent from the case."""
     found = Finding(claim="so", kind=kind, tensor=tensor)
     assert found.hides_numbers == expected
     mine = Finding(claim="so", kind="error", tensor="dk")

@@ -109,7 +109,7 @@ class TestFoundBesideAnother:
     def test_gradients_that_ordinary_numbers_show_without_a_field_do_not_need_it(
         self, *, is_right: bool
     ) -> None:
-        """Both need two lengths, and gradients are wrong in the same rows as out."""
+        """Two bugs need the same two lengths; unless ``is_right``, dq is wrong wherever out is wrong."""
         rows, keys = Need("seqlen_q", (65,), (64,)), Need("seqlen_k", (129,), (128,))
         known = bug(Case(seqlen_q=65, seqlen_k=129), ("lse", "out"), rows, keys)
         needs = replace(rows, fails=(66,), holds=(65, 64)), replace(keys, fails=(254,), holds=(253, 128))

@@ -103,7 +103,7 @@ def test_an_error_that_a_less_precise_design_explains_is_no_case_that_holds(
 
 
 class _Doubled(torch.autograd.Function):
-    """Nothing in the forward; the gradient is doubled."""
+    """A function that returns its input, and doubles the gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:

@@ -58,7 +58,7 @@ def test_lengths_are_compared_with_ordinary_numbers(
 
 
 def test_such_bugs_are_one() -> None:
-    """From 33 keys on the numbers of one smallest case, and ordinary ones, show it; those of the other, from 72 on."""
+    """The kernel is wrong beyond 32 keys, which the few numbers of one of the two smallest cases hide up to 71 keys."""
 
     def wrong(case: Case) -> set[str]:
         few = case.spikes == ENTRY and case.seqlen_k != ABOVE_37.failure.case.seqlen_k
