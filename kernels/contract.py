@@ -374,8 +374,8 @@ class KnownFailure:
         kept: laws that it does not break although ``laws`` has ``ANY_LAW``.
         case: the stored case, as fields of ``strategies.case.Case``; None where a failure comes and goes, or takes
             longer than one would wait for.
-        where: the fields of a case that decide whether it meets the bug, each with the values that do; a case meets it
-            if all these fields do, and every case does if there are none.
+        where: the fields of a case, or properties that follow from them, which decide whether it meets the bug, each
+            with the values that do; a case meets it if all these do, and every case does if there are none.
         device: "cpu" or "cuda".
         torch: the versions of PyTorch that have it, as beginnings of a version.
     """
