@@ -223,7 +223,8 @@ def reach(places, before, after, chunk, seqlen_q, seqlen_k):
     if after is not None:
         last = places + after - 1
     if chunk is not None:
-        begin = places - (places % chunk + chunk) % chunk  # the remainder of a negative number may be negative
+        # The remainder of a negative number may be negative.
+        begin = places - (places % chunk + chunk) % chunk
         first = tl.maximum(first, begin)
         last = tl.minimum(last, begin + chunk - 1)
     return first, last
