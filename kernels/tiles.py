@@ -260,7 +260,7 @@ def seen_range(
         offset = seqlen_k - seqlen_q
         first_key, end = reach(rows + offset, window, window_right, chunk, seqlen_q, seqlen_k)
         last_key = tl.minimum(last_key, end)
-        # Neither the first nor the last key of a row lies before that of an earlier row.
+        # The first and the last visible key never decrease from a row to the next, so the ends of the tile bound them.
         begin, _ = reach(start_m + offset, window, window_right, chunk, seqlen_q, seqlen_k)
         _, end = reach(start_m + BLOCK_ROWS - 1 + offset, window, window_right, chunk, seqlen_q, seqlen_k)
         tiles = tl.minimum(tl.cdiv(tl.maximum(end + 1, 0), BLOCK_KEYS), tiles)
