@@ -40,7 +40,7 @@ from tests.harness.watch import TOGETHER, Watch, sample
 WAIT_SECONDS = 3.0
 """Seconds after the time of an item in which it may wait for another process's investigation, and sort failures."""
 
-TRIED_AGAIN = 24
+TRIED_AGAIN = 8
 """How many cases that have failed in an investigation are run once more, each in a process of its own."""
 
 SECONDS_FOR_AGAIN = 3.0
@@ -270,7 +270,8 @@ class Triage:
         Those nearest to the smallest case are tried: they tell which fields do not matter.
         """
         smallest = investigation.failure
-        failing = [ran for ran, found in investigation.answers.items() if found and not found.ends_process]
+        answers = investigation.judged | investigation.answers
+        failing = [ran for ran, found in answers.items() if found and not found.ends_process]
         if not self._may_be_misled() or not failing or self.runs.clock.left <= 0:
             return False
         failing.sort(key=lambda ran: _differences(ran[1], smallest.case))
@@ -278,7 +279,7 @@ class Triage:
 
         def fails(ran: tuple[str, Case]) -> bool:
             spend()
-            return self.runs.hard(*ran, smallest.ignored, explained=True) is not None
+            return self.runs.wrong(*ran, smallest.ignored) is not None
 
         self.runs.go_on_in_copies()
         with suppress(BudgetSpent):
