@@ -129,10 +129,14 @@ class Need:
 
 @dataclass(frozen=True)
 class Severity:
-    """How bad a bug is: it showed in ``shown`` of ``tried`` ordinary cases; both are 0 if a search was cut short."""
+    """How bad a bug is: it showed in ``shown`` of ``tried`` ordinary cases; both are 0 if a search was cut short.
+
+    ``missed`` of those that did not show it have all that it is known to need, so it needs something else as well.
+    """
 
     shown: int = 0
     tried: int = 0
+    missed: int = 0
 
     @property
     def share(self) -> float | None:

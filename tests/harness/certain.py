@@ -5,8 +5,9 @@ what matters by accident, may fail because of other bugs. With ordinary numbers 
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
+from itertools import combinations
 
 from kernels.contract import Capabilities
 from strategies.case import Case
@@ -62,34 +63,54 @@ def _ordinary(case: Case) -> Iterator[Case]:
 
 
 def _borders(name: str, case: Case, shown: Case, shows: Fails) -> Iterator[Need]:
-    """Yield a need of one length if it shows the bug beyond some tile, up to its end, or wherever it fills no tile."""
+    """Yield a need of one length if it shows the bug beyond some tile, up to its end, or wherever it fills no tile.
+
+    Another bug of the same tensors may show at other lengths by a rule of its own. Then two rules together say where
+    something is wrong, and the need is the one that the smallest case meets, if it does not meet both.
+    """
     (other,) = {*LENGTHS} - {name}
-    base, left = with_value(shown, other, ODD), list(_rules(name, getattr(case, name)))
+    base, own = with_value(shown, other, ODD), getattr(case, name)
+    rules = [*_rules(name, own)]
+    left = [(x,) for x in rules] + [*filter(_are_apart, combinations(rules, 2))]
     for x in TRIED:
         is_shown = shows(with_value(base, name, x))
-        left = [(showing, need) for showing, need in left if (x in showing) == is_shown]
+        left = [together for together in left if any(x in rule.showing for rule in together) == is_shown]
         if not left:
             return
-    yield left[0][1]
+    met = [rule.need for rule in left[0] if rule.is_met]
+    if len(met) == 1:
+        yield met[0]
 
 
-def _rules(name: str, own: int) -> Iterator[tuple[set[int], Need]]:
-    """Yield what a length may have to do with tiles of each size: the lengths of ``TRIED`` that show it, and the need.
+@dataclass(frozen=True)
+class _Rule:
+    """Which of the lengths that are tried show a bug; ``is_met`` says whether the smallest case does, by its length."""
 
-    ``own`` is the length in the smallest case, which meets each of these needs.
-    """
+    showing: frozenset[int]
+    need: Need
+    is_met: bool
+
+
+def _are_apart(together: tuple[_Rule, ...]) -> bool:
+    """Whether two rules leave lengths that hold, and neither says what the other does."""
+    one, other = (rule.showing for rule in together)
+    return not one <= other and not other <= one and one | other < {*TRIED}
+
+
+def _rules(name: str, own: int) -> Iterator[_Rule]:
+    """Yield what a length may have to do with tiles of each size, where ``own`` is the length in the smallest case."""
+    tried = frozenset(TRIED)
     for size in SIZES_OF_TILES:
         whole = tuple(x for x in TRIED if x % size == 0)
-        above, partial = {x for x in TRIED if x > size}, {*TRIED} - {*whole}
+        above = frozenset(x for x in TRIED if x > size)
         # The lengths that hold are those next to the border, so that ``Need.side`` tells the rule.
         rules = (
             (above, own > size, (size,)),
-            ({*TRIED} - above, own <= size, (size + 1, size + 2)),
-            (partial, own % size, whole),
+            (tried - above, own <= size, (size + 1, size + 2)),
+            (tried - {*whole}, own % size != 0, whole),
         )
         for showing, is_met, holds in rules:
-            if is_met:
-                yield showing, Need(name, (own,), holds, is_certain=True)
+            yield _Rule(showing, Need(name, (own,), holds, is_certain=True), is_met)
 
 
 def _of_both(case: Case, shown: Case, shows: Fails) -> Iterator[Need]:

@@ -381,7 +381,8 @@ class Investigation:
             bug = replace(bug, by_numbers=self.is_by_numbers(bug, fewest, spend))
         shown = sum(x is not None and bug.could_break(x) and bug.is_met(case) for case, x in telling)
         bug = bug if mine.ends_process else with_contrast(bug, telling, self.search, self.counted, spend)
-        return replace(bug, severity=Severity(shown, len(telling)), offers=self.offers(bug))
+        missed = sum(not is_not_cured(mine, x) and bug.is_met(case) for case, x in telling)
+        return replace(bug, severity=Severity(shown, len(telling), missed), offers=self.offers(bug))
 
     def is_by_numbers(self, bug: Bug, showing: Case, spend: Callable[[], None]) -> bool:
         """Whether an ordinary case that shows a bug holds with other ordinary numbers.

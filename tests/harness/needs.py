@@ -10,7 +10,7 @@ from kernels.contract import OUTPUTS
 from reference.bounds.accumulation import SHRINKING_SAFETY
 from strategies.case import TENSORS, Case
 from strategies.cases import is_claimed
-from tests.harness.apart import longer, wrong_with_ordinary_numbers
+from tests.harness.apart import FEWEST, longer, wrong_with_ordinary_numbers
 from tests.harness.attribute import cures, needs_of
 from tests.harness.budget import BudgetSpent
 from tests.harness.bugs import Need, are_kindred, is_not_cured, is_small, wrong_tensors
@@ -260,7 +260,9 @@ class NeedSearch:
         """Return the tensors that are wrong in every ordinary case in which this failure's own tensor is wrong.
 
         This is asked for a bug that needs no field. Its small cases can't tell, as they were made to show one tensor.
-        Gradients that follow from roundings of these tensors are among them, even if they are wrong in some cases only.
+        Another bug that shows in every ordinary case may still hold with few rows and keys, so those are tried as well.
+        Tensors that are wrong where this failure's own tensor is right are another bug's. Gradients that follow from
+        roundings of these tensors are among them, even if they are wrong in some cases only.
         """
         finding, info = self.failure.finding, self.runs.info
         own, law = finding.tensor, self.failure.law
@@ -268,9 +270,12 @@ class NeedSearch:
             return set()
         law = "backward" if info.capabilities.backward else law
         ordinary = ordinary_cases(info.capabilities, self.failure.case.dtype, self.runs.device_type)
-        found = {case: self.wrong(case, law, spend) for case in ordinary[:ORDINARY_JUDGED]}
+        few = [replace(case, seqlen_q=FEWEST, seqlen_k=FEWEST) for case in ordinary[:FEW_ORDINARY]]
+        claimed = [case for case in few if is_claimed(case, info.capabilities)]
+        found = {case: self.wrong(case, law, spend) for case in (*ordinary[:ORDINARY_JUDGED], *claimed)}
         showing = {case: wrong for case, wrong in found.items() if own in wrong}
         always = set.intersection(*showing.values()) if showing else set()
+        always -= set.union(set(), *(wrong for wrong in found.values() if own not in wrong))
         if is_small(finding):
             always |= {x for tensor in always for x in self.rounded_after(tensor, law, showing, spend)}
         return self.kindred(always)
