@@ -20,8 +20,9 @@ With dropout (the first version's Algorithm 2; ``reference.dropout``) out is the
 1 / (1 - dropout_p), and z_ij multiplies dout_i . v_j and the P of dv as well; lse and delta do not change.
 
 With a soft-cap, softcap * tanh(s_ij / softcap) takes the place of s_ij, and dS_ij is multiplied by the derivative
-1 - tanh^2. With ALiBi, slope * |i + seqlen_k - seqlen_q - j| is subtracted after that. With sinks, exp(sink) is one
-further term of the sum in lse_i: the running maximum begins with the sink, and the running sum with 1.
+1 - tanh^2. With ALiBi, slope * |i + seqlen_k - seqlen_q - j| is subtracted after that, and a bias is added. With
+sinks, exp(sink) is one further term of the sum in lse_i: the running maximum begins with the sink, and the running sum
+with 1.
 
 With a sliding window, query i sees no key j with ``j <= i + seqlen_k - seqlen_q - window``. Tiles without a key that
 is seen are skipped, and all others are masked.
@@ -40,7 +41,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.autograd import attention
-from kernels.contract import AttentionKernel, Capabilities, flash_arithmetic
+from kernels.contract import BIASES, AttentionKernel, Capabilities, flash_arithmetic
 from kernels.launching import (
     check_settings,
     dropout_arguments,
@@ -72,6 +73,7 @@ from kernels.tiles import (
     weights,
 )
 from kernels.validation import (
+    check_bias,
     check_dropout,
     check_gradient_inputs,
     check_inputs,
@@ -84,7 +86,7 @@ from kernels.validation import (
 from reference.arithmetic import TF32_TRUNCATED, Arithmetic
 
 # Compile keys: dtype, PRECISION, HEAD_DIM (padded), MASK_COLS (head_dim is not HEAD_DIM), CAUSAL, DROPOUT, WINDOW,
-# SOFTCAP, whether alibi_slopes and sinks are given, ALIGNED (every row starts at a multiple of 16 bytes), the BLOCK_*
+# SOFTCAP, whether alibi_slopes, bias and sinks are given, ALIGNED (every row starts at a multiple of 16 bytes), the BLOCK_*
 # sizes, num_warps and num_stages. Nothing else compiles anew: see ``tiles.kernel``. Strides are declared 64-bit, and so
 # is what they are multiplied with, as offsets may exceed 2^31 elements.
 #
@@ -122,6 +124,8 @@ def attend(
     diagonal=None,
     sink=None,
     pages=None,
+    bias_ptrs=None,
+    in_rows=None,
 ):
     """Compute attention of a query tile to the key tiles from ``first`` up to ``end`` (FlashAttention-2, algorithm 1).
 
@@ -131,7 +135,8 @@ def attend(
     sees no key before first_key[i]; no tile is then seen as a whole. ``softcap``, ``slope`` and ``sink``, as far as
     they are not None, change the scores of the head and their sum, in base 2; diagonal[i] is the key at distance 0 of
     row i. With ``pages``, which are as in ``tiles.offsets_in_pages``, k_ptrs and v_ptrs point to row 0 of page 0, once
-    for each of ``keys``.
+    for each of ``keys``. ``bias_ptrs``, if they are not None, point to what is added to the scores of key tile 0, and
+    ``in_rows`` says which rows there are.
 
     Returns the accumulator (BLOCK_ROWS, HEAD_DIM), still to be divided by the sum, the maximum of the scores
     and the sum; for a row that sees no key they are 0, -inf and 0, or 0, the sink and 1.
@@ -158,6 +163,8 @@ def attend(
                 scores = soft_capped(scores, softcap)
             if slope is not None:
                 scores -= slope * tl.abs((diagonal - start_n)[:, None] - keys[None, :])
+            if bias_ptrs is not None:
+                scores += load_bias(bias_ptrs + start_n, in_rows, in_tile)
             if cut:
                 seen = keys[None, :] <= (last_key - start_n)[:, None]
                 if first_key is not None:
@@ -169,6 +176,12 @@ def attend(
             v_tile = load_tile(advance(v_ptrs, v_offset, ALIGNED), in_tile, in_cols, cut, MASK_COLS)
             acc = dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None], PRECISION)
     return acc, m_i, l_i
+
+
+@triton.jit
+def load_bias(pointers, in_first, in_last):
+    """Load what is added to a tile of scores, in base 2: 0 outside of ``in_first`` and ``in_last``, its dimensions."""
+    return tl.load(pointers, mask=in_first[:, None] & in_last[None, :], other=0.0).to(tl.float32) * LOG2E
 
 
 @triton.jit
@@ -207,6 +220,10 @@ def _forward_kernel(
     softcap,
     alibi_slopes,
     sinks,
+    bias,
+    stride_bb: tl.int64,
+    stride_bh: tl.int64,
+    stride_bm: tl.int64,
     CAUSAL: tl.constexpr,
     DROPOUT: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -269,6 +286,10 @@ def _forward_kernel(
         slope=None if alibi_slopes is None else tl.load(alibi_slopes + head_q) * LOG2E,
         diagonal=rows + (seqlen_k - seqlen_q),
         sink=None if sinks is None else tl.load(sinks + head_q) * LOG2E,
+        bias_ptrs=None
+        if bias is None
+        else tile_pointers(bias + batch * stride_bb + head_q * stride_bh, rows, stride_bm, keys, False),
+        in_rows=in_rows,
     )
     out_tile, lse_rows = normalise(acc, m_i, l_i)
     out_ptrs = tile_pointers(out + head * seqlen_q * head_dim, rows, head_dim, cols, ALIGNED)
@@ -353,6 +374,7 @@ def gradients_of_keys(
     window=None,
     softcap=None,
     slopes=None,
+    bias=None,
 ):
     """Compute the gradients of the key tile ``keys``, which starts at key start_n (FlashAttention-2, algorithm 2).
 
@@ -361,6 +383,8 @@ def gradients_of_keys(
     of the first head, and the next head is stride_row_head elements further on. ``dropout``, if it is not None, is as
     in ``tiles.dropout_factors``. ``window``, if it is not None, is the size of a sliding window; ``softcap``, if it is
     not None, that of a soft-cap in base 2; and ``slopes``, if it is not None, points to that of the first head.
+    ``bias``, if it is not None, is pointers (keys, rows) to what is added to the scores of tile 0 of the first head, and
+    its strides of a head and of a row.
 
     Scores are held transposed, (keys, rows), so that P and dS enter their products as they are. Keys past
     seqlen_k need no mask, as results of different keys never meet.
@@ -424,6 +448,10 @@ def gradients_of_keys(
             if slopes is not None:
                 distance = tl.abs(rows[None, :] - (keys - offset - start_m)[:, None])
                 scores -= tl.load(slopes + member) * LOG2E * distance
+            if bias is not None:
+                bias_ptrs, bias_head_step, bias_row_step = bias
+                bias_offset = member * bias_head_step.to(tl.int64) + start_m * bias_row_step.to(tl.int64)
+                scores += load_bias(bias_ptrs + bias_offset, keys < seqlen_k, in_tile)
             p = weights(scores, row_lse[None, :])
             if cut:
                 seen = ((first_row - start_m)[:, None] <= rows[None, :]) & in_tile[None, :]
@@ -490,6 +518,10 @@ def _dk_dv_kernel(
     window,
     softcap,
     alibi_slopes,
+    bias,
+    stride_bb: tl.int64,
+    stride_bh: tl.int64,
+    stride_bm: tl.int64,
     CAUSAL: tl.constexpr,
     DROPOUT: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -554,6 +586,13 @@ def _dk_dv_kernel(
         window=window if WINDOW else None,
         softcap=softcap if SOFTCAP else None,
         slopes=None if alibi_slopes is None else alibi_slopes + head_q,
+        bias=None
+        if bias is None
+        else (
+            bias + batch * stride_bb + head_q * stride_bh + rows[None, :] * stride_bm + keys[:, None],
+            stride_bh,
+            stride_bm,
+        ),
     )
     dk_ptrs = tile_pointers(dk + head * seqlen_k * head_dim, keys, head_dim, cols, ALIGNED)
     dv_ptrs = tile_pointers(dv + head * seqlen_k * head_dim, keys, head_dim, cols, ALIGNED)
@@ -591,6 +630,8 @@ def gradient_of_queries(
     softcap=None,
     slope=None,
     diagonal=None,
+    bias_ptrs=None,
+    in_rows=None,
 ):
     """Compute the gradient of a query tile over the key tiles from ``first`` up to ``end`` (algorithm 2).
 
@@ -611,6 +652,8 @@ def gradient_of_queries(
                 to_products = slope_of_cap(scores, softcap)
             if slope is not None:
                 scores -= slope * tl.abs((diagonal - start_n)[:, None] - keys[None, :])
+            if bias_ptrs is not None:
+                scores += load_bias(bias_ptrs + start_n, in_rows, in_tile)
             p = weights(scores, row_lse[:, None])
             dp = dot(do_tile, tl.trans(v_tile), None, PRECISION)
             if dropout is not None:
@@ -660,6 +703,10 @@ def _dq_kernel(
     window,
     softcap,
     alibi_slopes,
+    bias,
+    stride_bb: tl.int64,
+    stride_bh: tl.int64,
+    stride_bm: tl.int64,
     CAUSAL: tl.constexpr,
     DROPOUT: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -727,6 +774,10 @@ def _dq_kernel(
         softcap=softcap if SOFTCAP else None,
         slope=None if alibi_slopes is None else tl.load(alibi_slopes + head_q) * LOG2E,
         diagonal=rows + (seqlen_k - seqlen_q),
+        bias_ptrs=None
+        if bias is None
+        else tile_pointers(bias + batch * stride_bb + head_q * stride_bh, rows, stride_bm, keys, False),
+        in_rows=in_rows,
     )
     dq_ptrs = tile_pointers(dq + head * seqlen_q * head_dim, rows, head_dim, cols, ALIGNED)
     store_tile(dq_ptrs, dq_tile * sm_scale, in_rows, in_cols, MASK_COLS)
@@ -763,6 +814,7 @@ def forward(
     window: int = 0,
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
+    bias: Tensor | None = None,
     sinks: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     **settings: Any,
@@ -773,7 +825,9 @@ def forward(
     float16, bfloat16 or float32, head_dim is 1 to 256, lengths may be 0; sm_scale is any finite number.
     A share dropout_p of the weights is dropped, the same for the same dropout_seed (``reference.dropout``). With a
     ``window`` above 0, query i sees key j only if also ``i + seqlen_k - seqlen_q - j < window``. A ``softcap`` above 0
-    limits scores, and alibi_slopes and sinks (heads_q,) float32 change them and their sum (``reference.score_rule``).
+    limits scores, and alibi_slopes and sinks (heads_q,) float32 change them and their sum (``reference.score_rule``). A
+    ``bias`` that is like q in dtype is added to scores: (batch, heads_q, seqlen_q, seqlen_k), contiguous, of which each
+    of the first three may be 1.
     ``settings`` are launch settings, those of ``Settings`` by default.
 
     Returns out, like q but of ``out_dtype`` if that is given, and lse (batch, heads_q, seqlen_q) float32, the natural
@@ -788,6 +842,7 @@ def forward(
     check_window(window)
     check_softcap(softcap)
     check_of_heads(q, alibi_slopes=alibi_slopes, sinks=sinks)
+    check_bias(bias, q, k)
     check_stored_dtype("out_dtype", out_dtype)
     check_runnable(q)
     batch, heads_q, seqlen_q, head_dim = q.shape
@@ -805,7 +860,7 @@ def forward(
         min(
             window, seqlen_q + seqlen_k
         ),  # hides no key if it is that wide; a larger number may not fit 32 bits
-        *(softcap * LOG2E.value, alibi_slopes, sinks),
+        *(softcap * LOG2E.value, alibi_slopes, sinks, bias, *bias_strides(bias, q, k)),
         CAUSAL=causal,
         DROPOUT=dropout_p > 0,
         WINDOW=window > 0,
@@ -831,6 +886,7 @@ def backward(
     window: int = 0,
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
+    bias: Tensor | None = None,
     sinks: Tensor | None = None,
     grad_dtype: torch.dtype | None = None,
     **settings: Any,
@@ -847,6 +903,7 @@ def backward(
     check_window(window)
     check_softcap(softcap)
     check_of_heads(q, alibi_slopes=alibi_slopes, sinks=sinks)
+    check_bias(bias, q, k)
     check_stored_dtype("grad_dtype", grad_dtype)
     check_runnable(q)
     check_gradient_inputs(dout, q, out, lse)
@@ -860,7 +917,7 @@ def backward(
         *(heads_kv, group, seqlen_q, seqlen_k, head_dim, float(sm_scale), sm_scale * LOG2E.value),
         *dropout_arguments(dropout_p, dropout_seed),
         min(window, seqlen_q + seqlen_k),
-        *(softcap * LOG2E.value, alibi_slopes),
+        *(softcap * LOG2E.value, alibi_slopes, bias, *bias_strides(bias, q, k)),
     )
     aligned = is_aligned(dout, q, k, v, dq, dk, dv)
     constants = chosen.constants(q, DK_DV_TILES)
@@ -890,6 +947,11 @@ def backward(
         **constants,
     )
     return dq, dk, dv
+
+
+def bias_strides(bias: Tensor | None, q: Tensor, k: Tensor) -> tuple[int, ...]:
+    """Return the strides of batch, head and row of a bias, 0 where it has one of all; 0 throughout without a bias."""
+    return (0, 0, 0) if bias is None else bias.expand(*q.shape[:3], k.shape[2]).stride()[:3]
 
 
 def row_deltas(dout: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
@@ -949,7 +1011,7 @@ def flash_v2(
     """Call ``forward``, differentiable in q, k and v through ``backward``; lse has no gradient.
 
     sm_scale is 1 / sqrt(head_dim) unless given; ``options`` are dropout_p, dropout_seed, window, softcap, alibi_slopes,
-    sinks and settings of ``LAUNCH``.
+    bias, sinks and settings of ``LAUNCH``.
     """
     sm_scale = default_scale(q) if sm_scale is None else sm_scale
     out, lse = attention(KERNEL, q, k, v, causal=causal, sm_scale=sm_scale, **options)
@@ -975,6 +1037,7 @@ KERNEL = AttentionKernel(
         window=(0, 1, 2, 33, 100),
         softcap=(0.0, 2.0, 30.0),
         alibi_slopes=True,
+        bias=BIASES,
         sinks=True,
         launch=LAUNCH,
         arithmetic=_arithmetic,
@@ -982,6 +1045,6 @@ KERNEL = AttentionKernel(
 )
 
 WITHOUT_EXTRAS = replace(
-    KERNEL.capabilities, dropout=(0.0,), window=(0,), softcap=(0.0,), alibi_slopes=False, sinks=False
+    KERNEL.capabilities, dropout=(0.0,), window=(0,), softcap=(0.0,), alibi_slopes=False, bias=(), sinks=False
 )
 """What is claimed by designs like this one that have nothing beyond q, k, v, a causal mask and sm_scale."""
