@@ -20,9 +20,9 @@ With dropout (the first version's Algorithm 2; ``reference.dropout``) out is the
 1 / (1 - dropout_p), and z_ij multiplies dout_i . v_j and the P of dv as well; lse and delta do not change.
 
 With a soft-cap, softcap * tanh(s_ij / softcap) takes the place of s_ij, and dS_ij is multiplied by the derivative
-1 - tanh^2. With ALiBi, slope * |i + seqlen_k - seqlen_q - j| is subtracted after that, and a bias is added. With
-sinks, exp(sink) is one further term of the sum in lse_i: the running maximum begins with the sink, and the running sum
-with 1.
+1 - tanh^2. With ALiBi, slope * |i + seqlen_k - seqlen_q - j| is subtracted after that, and a bias is added, whose
+gradient is dS_ij before that derivative, summed over all that share an entry of the bias. With sinks, exp(sink) is one
+further term of the sum in lse_i: the running maximum begins with the sink, and the running sum with 1.
 
 With a sliding window, query i sees no key j with ``j <= i + seqlen_k - seqlen_q - window``. Tiles without a key that
 is seen are skipped, and all others are masked.
@@ -86,9 +86,9 @@ from kernels.validation import (
 from reference.arithmetic import TF32_TRUNCATED, Arithmetic
 
 # Compile keys: dtype, PRECISION, HEAD_DIM (padded), MASK_COLS (head_dim is not HEAD_DIM), CAUSAL, DROPOUT, WINDOW,
-# SOFTCAP, whether alibi_slopes, bias and sinks are given, ALIGNED (every row starts at a multiple of 16 bytes), the BLOCK_*
-# sizes, num_warps and num_stages. Nothing else compiles anew: see ``tiles.kernel``. Strides are declared 64-bit, and so
-# is what they are multiplied with, as offsets may exceed 2^31 elements.
+# SOFTCAP, SUM_ROWS, whether alibi_slopes, bias and sinks are given, ALIGNED (every row starts at a multiple of 16
+# bytes), the BLOCK_* sizes, num_warps and num_stages. Nothing else compiles anew: see ``tiles.kernel``. Strides are
+# declared 64-bit, and so is what they are multiplied with, as offsets may exceed 2^31 elements.
 #
 # A program owns a tile of BLOCK_OWN rows and accumulates its results over tiles of BLOCK_LOOP rows of the
 # other side. It loops twice: without a mask over the tiles that are seen as a whole, and with one over those that an
@@ -383,8 +383,8 @@ def gradients_of_keys(
     of the first head, and the next head is stride_row_head elements further on. ``dropout``, if it is not None, is as
     in ``tiles.dropout_factors``. ``window``, if it is not None, is the size of a sliding window; ``softcap``, if it is
     not None, that of a soft-cap in base 2; and ``slopes``, if it is not None, points to that of the first head.
-    ``bias``, if it is not None, is pointers (keys, rows) to what is added to the scores of tile 0 of the first head, and
-    its strides of a head and of a row.
+    ``bias``, if it is not None, is pointers (keys, rows) to what is added to the scores of tile 0 of the first head,
+    and its strides of a head and of a row.
 
     Scores are held transposed, (keys, rows), so that P and dS enter their products as they are. Keys past
     seqlen_k need no mask, as results of different keys never meet.
@@ -783,6 +783,133 @@ def _dq_kernel(
     store_tile(dq_ptrs, dq_tile * sm_scale, in_rows, in_cols, MASK_COLS)
 
 
+@kernel
+def _dbias_kernel(
+    dout,
+    q,
+    k,
+    v,
+    delta,
+    lse_log2,
+    dbias,
+    stride_dob: tl.int64,
+    stride_doh: tl.int64,
+    stride_dom: tl.int64,
+    stride_qb: tl.int64,
+    stride_qh: tl.int64,
+    stride_qm: tl.int64,
+    stride_kb: tl.int64,
+    stride_kh: tl.int64,
+    stride_kn: tl.int64,
+    stride_vb: tl.int64,
+    stride_vh: tl.int64,
+    stride_vn: tl.int64,
+    heads_kv,
+    group,
+    seqlen_q,
+    seqlen_k,
+    head_dim,
+    sm_scale,
+    scale_log2,
+    dropout_seed: tl.int64,
+    threshold: tl.int64,
+    keep_scale,
+    window,
+    softcap,
+    alibi_slopes,
+    bias,
+    stride_bb: tl.int64,
+    stride_bh: tl.int64,
+    stride_bm: tl.int64,
+    own_heads,
+    sequences,
+    heads,
+    CAUSAL: tl.constexpr,
+    DROPOUT: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    SUM_ROWS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    MASK_COLS: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_OWN: tl.constexpr,
+    BLOCK_LOOP: tl.constexpr,
+):
+    """Compute a tile of dbias: dS, made anew, summed in a fixed order over the sequences, heads and rows that share it.
+
+    dbias has own_heads heads, and each entry belongs to so many ``sequences`` and ``heads``; with ``SUM_ROWS`` it
+    belongs to all rows, and a tile is one row. Tiles have BLOCK_LOOP keys, and BLOCK_OWN rows of each head.
+    """
+    tiles_q = tl.cdiv(seqlen_q, BLOCK_OWN)
+    tiles_k = tl.cdiv(seqlen_k, BLOCK_LOOP)
+    own_tiles = 1 if SUM_ROWS else tiles_q
+    own_rows = 1 if SUM_ROWS else seqlen_q
+    start_n = tl.program_id(0) % tiles_k * BLOCK_LOOP
+    own_tile = tl.program_id(0) // tiles_k % own_tiles
+    own = (tl.program_id(0) // tiles_k // own_tiles).to(tl.int64)
+    first_batch = own // own_heads
+    first_head = own % own_heads
+
+    cols = tl.arange(0, HEAD_DIM)
+    in_cols = columns_inside(cols, head_dim, q, ALIGNED)
+    keys = start_n + tl.arange(0, BLOCK_LOOP)
+    in_keys = keys < seqlen_k
+    offset = seqlen_k - seqlen_q
+    tiles = tiles_q if SUM_ROWS else 1
+    total = tl.full([BLOCK_OWN, BLOCK_LOOP], 0.0, tl.float32)
+    for index in range(sequences * heads * tiles):
+        batch = first_batch + index // (heads * tiles)
+        head_q = first_head + index // tiles % heads
+        head_kv = head_q // group
+        head = batch * heads_kv * group + head_q
+        rows = (own_tile + index % tiles) * BLOCK_OWN + tl.arange(0, BLOCK_OWN)
+        in_rows = rows < seqlen_q
+        q_ptrs = tile_pointers(q + batch * stride_qb + head_q * stride_qh, rows, stride_qm, cols, ALIGNED)
+        do_ptrs = tile_pointers(
+            dout + batch * stride_dob + head_q * stride_doh, rows, stride_dom, cols, ALIGNED
+        )
+        k_ptrs = tile_pointers(k + batch * stride_kb + head_kv * stride_kh, keys, stride_kn, cols, ALIGNED)
+        v_ptrs = tile_pointers(v + batch * stride_vb + head_kv * stride_vh, keys, stride_vn, cols, ALIGNED)
+        q_tile = load_tile(q_ptrs, in_rows, in_cols, True, MASK_COLS)
+        do_tile = load_tile(do_ptrs, in_rows, in_cols, True, MASK_COLS)
+        k_tile = load_tile(k_ptrs, in_keys, in_cols, True, MASK_COLS)
+        v_tile = load_tile(v_ptrs, in_keys, in_cols, True, MASK_COLS)
+        row_lse = tl.load(lse_log2 + head * seqlen_q + rows, mask=in_rows, other=0.0)
+        row_delta = tl.load(delta + head * seqlen_q + rows, mask=in_rows, other=0.0)
+
+        scores = dot(q_tile, tl.trans(k_tile), None, PRECISION) * scale_log2
+        if SOFTCAP:
+            scores = soft_capped(scores, softcap)
+        if alibi_slopes is not None:
+            distance = tl.abs((rows + offset)[:, None] - keys[None, :])
+            scores -= tl.load(alibi_slopes + head_q) * LOG2E * distance
+        bias_ptrs = tile_pointers(bias + batch * stride_bb + head_q * stride_bh, rows, stride_bm, keys, False)
+        scores += load_bias(bias_ptrs, in_rows, in_keys)
+        p = weights(scores, row_lse[:, None])
+        dp = dot(do_tile, tl.trans(v_tile), None, PRECISION)
+        if DROPOUT:
+            dropout = (dropout_seed, threshold, keep_scale, head)
+            dp *= dropout_factors(dropout, 0, rows[:, None], keys[None, :])
+        seen = in_rows[:, None] & in_keys[None, :]
+        if CAUSAL:
+            seen = seen & (keys[None, :] <= (rows + offset)[:, None])
+        if WINDOW:
+            seen = seen & (keys[None, :] > (rows + (offset - window))[:, None])
+        total += tl.where(seen, p * (dp - row_delta[:, None]), 0.0)
+    own_ptrs = dbias + own * own_rows * seqlen_k + keys
+    if SUM_ROWS:
+        tl.store(own_ptrs, tl.sum(total, 0).to(dbias.dtype.element_ty), mask=in_keys)
+    else:
+        rows = own_tile * BLOCK_OWN + tl.arange(0, BLOCK_OWN)
+        tile_ptrs = own_ptrs[None, :] + (rows.to(tl.int64) * seqlen_k)[:, None]
+        tl.store(
+            tile_ptrs,
+            total.to(dbias.dtype.element_ty),
+            mask=(rows < seqlen_q)[:, None] & in_keys[None, :],
+        )
+
+
 LAUNCH: Mapping[str, tuple[Any, ...]] = {
     "block_m": (64, 128),
     "block_n": (32, 64),
@@ -890,12 +1017,12 @@ def backward(
     sinks: Tensor | None = None,
     grad_dtype: torch.dtype | None = None,
     **settings: Any,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """Return the gradients (dq, dk, dv) of ``sum(dout * forward(q, k, v)[0])``, like q, k and v and contiguous.
 
     dout, like q, is the gradient of out; out and lse are what ``forward`` returned. dk and dv are summed over
-    the query heads that share a key head, in float32. Gradients have ``grad_dtype`` if that is given. Arguments and
-    errors are those of ``forward``.
+    the query heads that share a key head, in float32. With a ``bias``, dbias, like it and summed in float32 as well, is
+    the fourth. Gradients have ``grad_dtype`` if that is given. Arguments and errors are those of ``forward``.
     """
     chosen = Settings(**settings)
     check_inputs(q, k, v, causal, sm_scale)
@@ -946,7 +1073,27 @@ def backward(
         ALIGNED=aligned,
         **constants,
     )
-    return dq, dk, dv
+    if bias is None:
+        return dq, dk, dv
+    dbias = torch.empty(bias.shape, dtype=grad_dtype or bias.dtype, device=bias.device)
+    own_batch, own_heads, own_rows, _ = bias.shape
+    sum_rows = own_rows == 1
+    own_tiles = 1 if sum_rows else triton.cdiv(seqlen_q, constants["BLOCK_OWN"])
+    launch(
+        _dbias_kernel,
+        own_batch * own_heads * own_tiles * triton.cdiv(seqlen_k, constants["BLOCK_LOOP"]),
+        *(dout, q, k, v, delta, lse_log2, dbias),
+        *arguments,
+        *(own_heads, batch // max(own_batch, 1), heads_q // max(own_heads, 1)),
+        CAUSAL=causal,
+        DROPOUT=dropout_p > 0,
+        WINDOW=window > 0,
+        SOFTCAP=softcap > 0,
+        SUM_ROWS=sum_rows,
+        ALIGNED=aligned,
+        **constants,
+    )
+    return dq, dk, dv, dbias
 
 
 def bias_strides(bias: Tensor | None, q: Tensor, k: Tensor) -> tuple[int, ...]:
@@ -1008,7 +1155,7 @@ class Settings:
 def flash_v2(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, sm_scale: float | None = None, **options: Any
 ) -> tuple[Tensor, Tensor]:
-    """Call ``forward``, differentiable in q, k and v through ``backward``; lse has no gradient.
+    """Call ``forward``, differentiable in q, k, v and bias through ``backward``; lse has no gradient.
 
     sm_scale is 1 / sqrt(head_dim) unless given; ``options`` are dropout_p, dropout_seed, window, softcap, alibi_slopes,
     bias, sinks and settings of ``LAUNCH``.
@@ -1038,6 +1185,7 @@ KERNEL = AttentionKernel(
         softcap=(0.0, 2.0, 30.0),
         alibi_slopes=True,
         bias=BIASES,
+        bias_gradient=True,
         sinks=True,
         launch=LAUNCH,
         arithmetic=_arithmetic,
@@ -1045,6 +1193,13 @@ KERNEL = AttentionKernel(
 )
 
 WITHOUT_EXTRAS = replace(
-    KERNEL.capabilities, dropout=(0.0,), window=(0,), softcap=(0.0,), alibi_slopes=False, bias=(), sinks=False
+    KERNEL.capabilities,
+    dropout=(0.0,),
+    window=(0,),
+    softcap=(0.0,),
+    alibi_slopes=False,
+    bias=(),
+    bias_gradient=False,
+    sinks=False,
 )
 """What is claimed by designs like this one that have nothing beyond q, k, v, a causal mask and sm_scale."""

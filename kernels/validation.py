@@ -119,7 +119,7 @@ def check_of_heads(q: Tensor, **tensors: Tensor | None) -> None:
 
 
 def check_bias(bias: Tensor | None, q: Tensor, k: Tensor) -> None:
-    """Check a bias like q in dtype, contiguous and (batch, heads_q, seqlen_q, seqlen_k), of which the first may be 1."""
+    """Check a contiguous bias like q in dtype, (batch, heads_q, seqlen_q, seqlen_k) but for 1 in place of the first."""
     if bias is None:
         return
     if not isinstance(bias, Tensor):

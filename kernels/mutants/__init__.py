@@ -11,7 +11,18 @@ from kernels.mutants.mutant import Mutant
 from kernels.mutants.reading import bugs
 
 FILES = (
-    *("forward", "lse", "backward", "launcher", "atomic", "decode", "dropout", "flash_v1", "flash_v3"),
+    *(
+        "bias",
+        "forward",
+        "lse",
+        "backward",
+        "launcher",
+        "atomic",
+        "decode",
+        "dropout",
+        "flash_v1",
+        "flash_v3",
+    ),
     *(
         "flash_v3_gluon",
         "fp8",
