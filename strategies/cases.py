@@ -15,6 +15,7 @@ from reference.mask_pattern import MaskPattern
 from strategies.case import DEFAULT_BLOCK, NONFINITE, TENSORS, Case, Spike
 from strategies.padding import FAMILIES as PADDINGS
 from strategies.padding import several_attended
+from strategies.score_rules import SHAPES
 from strategies.values import FAMILIES
 
 MAX_SEQLEN = {"cpu": 300, "cuda": 512}
@@ -154,6 +155,8 @@ def cases(
         case = _with_attended_keys(_with_claimed_lengths(capabilities, case))
         if not nonfinite:
             case = _with_scores_that_can_be_judged(capabilities, device_type, case)
+        if capabilities.bias_gradient and case.bias != "none":
+            case = _with_several_to_sum(case)
         return _with_fewer_heads(case, **limits)
 
     return _independent(drawn.map(claimed).filter(partial(_is_affordable, **limits)))
@@ -405,6 +408,19 @@ def _with_attended_keys(case: Case) -> Case:
     # An odd seed stays odd: see ``padding.is_spoiled``.
     others = (replace(case, seed=(case.seed + 2 * i) % 2**32) for i in range(MOST_SEEDS))
     return next(filter(several_attended, others), case)
+
+
+def _with_several_to_sum(case: Case) -> Case:
+    """Return a case in which several sequences and heads share the bias if it has one of all, but for each eighth seed.
+
+    The gradient of the bias is a sum over these, of which a single one tells nothing.
+    """
+    if case.seed % MOST_SEEDS == 0:
+        return case
+    has_batch, has_heads, *_ = SHAPES[case.bias]
+    batch = 2 if case.batch == 1 and not has_batch else case.batch
+    heads_kv = 2 if case.heads_q == 1 and not has_heads else case.heads_kv
+    return replace(case, batch=batch, heads_kv=heads_kv)
 
 
 def _with_scores_that_can_be_judged(capabilities: Capabilities, device_type: str, case: Case) -> Case:
