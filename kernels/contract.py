@@ -286,7 +286,9 @@ class Capabilities:
         may lie apart: k and v are then (pages, heads_kv, page_size, head_dim), and key j of sequence b is row `j %
         page_size` of page `block_table[b, j // page_size]`. Sequences may share pages. Rows behind the last key of a
         sequence, pages of no sequence and unused entries of the table may hold anything. The keywords of a kind are
-        not passed in other calls.""",
+        not passed in other calls. Whatever else is claimed counts the rows and keys of each sequence from 0, and the
+        diagonal of its query i by its own lengths. Beside `cache` and `packed`, a `key_padding_mask` is (batch,
+        seqlen_k) as ever; beside `paged` there is none, and `bias` and dropout are passed with no kind.""",
         subset(tuple(RAGGED_KEYWORDS), none=()),
         keywords=_keywords_of_ragged,
     )
@@ -382,8 +384,8 @@ class KnownFailure:
         kept: laws that it does not break although ``laws`` has ``ANY_LAW``.
         case: the stored case, as fields of ``strategies.case.Case``; None where a failure comes and goes, or takes
             longer than one would wait for.
-        where: the fields of a case that decide whether it meets the bug, each with the values that do; a case meets it
-            if all these fields do, and every case does if there are none.
+        where: the fields of a case, or properties that follow from them, which decide whether it meets the bug, each
+            with the values that do; a case meets it if all these do, and every case does if there are none.
         device: "cpu" or "cuda".
         torch: the versions of PyTorch that have it, as beginnings of a version.
     """

@@ -25,7 +25,7 @@ gradient is dS_ij before that derivative, summed over all that share an entry of
 further term of the sum in lse_i: the running maximum begins with the sink, and the running sum with 1.
 
 With a sliding window, query i sees no key j with ``j <= i + seqlen_k - seqlen_q - window``. Tiles without a key that
-is seen are skipped, and all others are masked.
+is seen are skipped, and all others are masked (``tiles.seen_range``).
 
 It is left open whether nan or inf behind the causal mask reaches a row that does not see it: 0 * nan is nan, so
 it depends on the tiles. Memory outside of the tensors never reaches a row.
@@ -60,11 +60,11 @@ from kernels.tiles import (
     columns_inside,
     dot,
     dropout_factors,
-    first_tile_of_window,
     kernel,
-    key_range,
     load_tile,
     offsets_in_pages,
+    reach,
+    seen_range,
     slope_of_cap,
     soft_capped,
     softmax_step,
@@ -78,9 +78,9 @@ from kernels.validation import (
     check_gradient_inputs,
     check_inputs,
     check_of_heads,
+    check_sizes,
     check_softcap,
     check_stored_dtype,
-    check_window,
     default_scale,
 )
 from reference.arithmetic import TF32_TRUNCATED, Arithmetic
@@ -253,11 +253,10 @@ def _forward_kernel(
     k_ptrs = tile_pointers(k + batch * stride_kb + head_kv * stride_kh, keys, stride_kn, cols, ALIGNED)
     v_ptrs = tile_pointers(v + batch * stride_vb + head_kv * stride_vh, keys, stride_vn, cols, ALIGNED)
     q_tile = load_tile(q_ptrs, in_rows, in_cols, True, MASK_COLS)
-    last_key, whole, tiles_k = key_range(start_m, rows, seqlen_q, seqlen_k, CAUSAL, BLOCK_OWN, BLOCK_LOOP)
-    first = 0
-    if WINDOW:
-        first = first_tile_of_window(start_m, seqlen_q, seqlen_k, window, tiles_k, BLOCK_LOOP)
-        whole = first
+    pattern = (window, None, None) if WINDOW else None
+    first_key, last_key, first, whole, tiles_k = seen_range(
+        start_m, rows, seqlen_q, seqlen_k, pattern, CAUSAL, BLOCK_OWN, BLOCK_LOOP
+    )
 
     acc, m_i, l_i = attend(
         q_tile=q_tile,
@@ -281,7 +280,7 @@ def _forward_kernel(
         BLOCK_KEYS=BLOCK_LOOP,
         dropout=(dropout_seed, threshold, keep_scale, head) if DROPOUT else None,
         rows=rows,
-        first_key=rows + (seqlen_k - seqlen_q - window + 1) if WINDOW else None,
+        first_key=None if pattern is None else first_key,
         softcap=softcap if SOFTCAP else None,
         slope=None if alibi_slopes is None else tl.load(alibi_slopes + head_q) * LOG2E,
         diagonal=rows + (seqlen_k - seqlen_q),
@@ -371,7 +370,7 @@ def gradients_of_keys(
     PRECISION: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     dropout=None,
-    window=None,
+    pattern=None,
     softcap=None,
     slopes=None,
     bias=None,
@@ -381,8 +380,8 @@ def gradients_of_keys(
     Returns dk, still to be multiplied by sm_scale, and dv. The loop takes the query tiles of all heads of the group:
     q_ptrs and do_ptrs point to tile 0 of the first head, whose rows are ``rows``; delta and lse_log2 point to row 0
     of the first head, and the next head is stride_row_head elements further on. ``dropout``, if it is not None, is as
-    in ``tiles.dropout_factors``. ``window``, if it is not None, is the size of a sliding window; ``softcap``, if it is
-    not None, that of a soft-cap in base 2; and ``slopes``, if it is not None, points to that of the first head.
+    in ``tiles.dropout_factors``. ``pattern``, if it is not None, is as in ``tiles.seen_range``; ``softcap``, if it is
+    not None, is the size of a soft-cap in base 2; and ``slopes``, if it is not None, points to that of the first head.
     ``bias``, if it is not None, is pointers (keys, rows) to what is added to the scores of tile 0 of the first head,
     and its strides of a head and of a row.
 
@@ -402,10 +401,16 @@ def gradients_of_keys(
         first = tl.maximum(start_n - offset, 0) // BLOCK_ROWS
         diagonal = tl.cdiv(tl.maximum(start_n + BLOCK_KEYS - 1 - offset, 0), BLOCK_ROWS)
         diagonal = tl.minimum(diagonal, tiles_q)
-    if window is not None:
-        # Row i sees key j if i < j + window - offset. All tiles are masked, up to the last row that sees a key.
-        end = tl.cdiv(start_n + BLOCK_KEYS - 1 + window - offset, BLOCK_ROWS)
-        tiles_q = tl.maximum(tl.minimum(end, tiles_q), first)
+    if pattern is not None:
+        # All tiles are masked, from that of the first row that sees a key to that of the last one.
+        window, window_right, chunk = pattern
+        begin, end = reach(keys, window_right, window, chunk, seqlen_q, seqlen_k)
+        first_row = tl.maximum(first_row, begin - offset)
+        last_row = end - offset
+        begin, _ = reach(start_n, window_right, window, chunk, seqlen_q, seqlen_k)
+        _, end = reach(start_n + BLOCK_KEYS - 1, window_right, window, chunk, seqlen_q, seqlen_k)
+        first = tl.maximum(tl.maximum(begin - offset, 0) // BLOCK_ROWS, first)
+        tiles_q = tl.maximum(tl.minimum(tl.cdiv(end - offset + 1, BLOCK_ROWS), tiles_q), first)
         diagonal = tiles_q
         full = 0
     cut_tiles = diagonal - first + tiles_q - tl.maximum(diagonal, full)
@@ -455,8 +460,8 @@ def gradients_of_keys(
             p = weights(scores, row_lse[None, :])
             if cut:
                 seen = ((first_row - start_m)[:, None] <= rows[None, :]) & in_tile[None, :]
-                if window is not None:
-                    seen = seen & ((keys + (window - offset - start_m))[:, None] > rows[None, :])
+                if pattern is not None:
+                    seen = seen & ((last_row - start_m)[:, None] >= rows[None, :])
                 p = tl.where(seen, p, 0.0)
             do_tile = load_tile(
                 advance(do_ptrs, member * do_head_step + tile * do_step, ALIGNED),
@@ -583,7 +588,7 @@ def _dk_dv_kernel(
         PRECISION=PRECISION,
         BLOCK_ROWS=BLOCK_LOOP,
         dropout=(dropout_seed, threshold, keep_scale, head * group) if DROPOUT else None,
-        window=window if WINDOW else None,
+        pattern=(window, None, None) if WINDOW else None,
         softcap=softcap if SOFTCAP else None,
         slopes=None if alibi_slopes is None else alibi_slopes + head_q,
         bias=None
@@ -739,11 +744,10 @@ def _dq_kernel(
     do_tile = load_tile(do_ptrs, in_rows, in_cols, True, MASK_COLS)
     row_lse = tl.load(lse_log2 + head * seqlen_q + rows, mask=in_rows, other=0.0)
     row_delta = tl.load(delta + head * seqlen_q + rows, mask=in_rows, other=0.0)
-    last_key, whole, tiles_k = key_range(start_m, rows, seqlen_q, seqlen_k, CAUSAL, BLOCK_OWN, BLOCK_LOOP)
-    first = 0
-    if WINDOW:
-        first = first_tile_of_window(start_m, seqlen_q, seqlen_k, window, tiles_k, BLOCK_LOOP)
-        whole = first
+    pattern = (window, None, None) if WINDOW else None
+    first_key, last_key, first, whole, tiles_k = seen_range(
+        start_m, rows, seqlen_q, seqlen_k, pattern, CAUSAL, BLOCK_OWN, BLOCK_LOOP
+    )
 
     dq_tile = gradient_of_queries(
         q_tile=q_tile,
@@ -770,7 +774,7 @@ def _dq_kernel(
         dropout=(dropout_seed, threshold, keep_scale, head) if DROPOUT else None,
         rows=rows,
         first=first,
-        first_key=rows + (seqlen_k - seqlen_q - window + 1) if WINDOW else None,
+        first_key=None if pattern is None else first_key,
         softcap=softcap if SOFTCAP else None,
         slope=None if alibi_slopes is None else tl.load(alibi_slopes + head_q) * LOG2E,
         diagonal=rows + (seqlen_k - seqlen_q),
@@ -966,7 +970,7 @@ def forward(
     chosen = Settings(**settings)
     check_inputs(q, k, v, causal, sm_scale)
     check_dropout(dropout_p, dropout_seed)
-    check_window(window)
+    check_sizes(window=window)
     check_softcap(softcap)
     check_of_heads(q, alibi_slopes=alibi_slopes, sinks=sinks)
     check_bias(bias, q, k)
@@ -1027,7 +1031,7 @@ def backward(
     chosen = Settings(**settings)
     check_inputs(q, k, v, causal, sm_scale)
     check_dropout(dropout_p, dropout_seed)
-    check_window(window)
+    check_sizes(window=window)
     check_softcap(softcap)
     check_of_heads(q, alibi_slopes=alibi_slopes, sinks=sinks)
     check_bias(bias, q, k)

@@ -209,10 +209,59 @@ def key_range(
 
 
 @triton.jit
-def first_tile_of_window(start_m, seqlen_q, seqlen_k, window, tiles, BLOCK_KEYS: tl.constexpr):
-    """Return the number of the first key tile that holds a key of row start_m's sliding window, ``tiles`` at most.
+def reach(places, before, after, chunk, seqlen_q, seqlen_k):
+    """Return the first and the last key that a pattern lets rows see, told by ``places``, the keys on their diagonals.
 
-    Row i sees only keys above i + seqlen_k - seqlen_q - window, so later rows see nothing of earlier tiles either.
+    A row with key d on its diagonal sees key j if d - before < j < d + after, and if both are in the same chunk of
+    ``chunk`` keys; what is None hides nothing. So the diagonals of the rows that see key j are within reach of j, with
+    before and after swapped. Keys and diagonals are from -seqlen_q to seqlen_k.
     """
-    first_key = tl.maximum(start_m + seqlen_k - seqlen_q - window + 1, 0)
-    return tl.minimum(first_key // BLOCK_KEYS, tiles)
+    first = tl.minimum(places, -seqlen_q)
+    last = tl.maximum(places, seqlen_k)
+    if before is not None:
+        first = places - before + 1
+    if after is not None:
+        last = places + after - 1
+    if chunk is not None:
+        # The remainder of a negative number may be negative.
+        begin = places - (places % chunk + chunk) % chunk
+        first = tl.maximum(first, begin)
+        last = tl.minimum(last, begin + chunk - 1)
+    return first, last
+
+
+@triton.jit
+def seen_range(
+    start_m,
+    rows,
+    seqlen_q,
+    seqlen_k,
+    pattern,
+    CAUSAL: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_KEYS: tl.constexpr,
+):
+    """Return what the query tile ``rows``, which starts at row start_m, sees of the keys under a mask's pattern.
+
+    ``pattern`` is (window, window_right, chunk) as in ``reference.mask_pattern``, each None if there is none, and at
+    most seqlen_q + seqlen_k; or it is None, and all keys are seen that ``key_range`` leaves.
+
+    Returns the first and the last key that each row sees, the number of leading key tiles that no row sees, the number
+    of those that are either not seen or seen as a whole, and the number of those up to the last one that any row sees.
+    Under a pattern no tile counts as seen as a whole.
+    """
+    last_key, whole, tiles = key_range(start_m, rows, seqlen_q, seqlen_k, CAUSAL, BLOCK_ROWS, BLOCK_KEYS)
+    first_key = tl.full([BLOCK_ROWS], 0, tl.int32)
+    first = 0
+    if pattern is not None:
+        window, window_right, chunk = pattern
+        offset = seqlen_k - seqlen_q
+        first_key, end = reach(rows + offset, window, window_right, chunk, seqlen_q, seqlen_k)
+        last_key = tl.minimum(last_key, end)
+        # Neither the first nor the last key of a row lies before that of an earlier row.
+        begin, _ = reach(start_m + offset, window, window_right, chunk, seqlen_q, seqlen_k)
+        _, end = reach(start_m + BLOCK_ROWS - 1 + offset, window, window_right, chunk, seqlen_q, seqlen_k)
+        tiles = tl.minimum(tl.cdiv(tl.maximum(end + 1, 0), BLOCK_KEYS), tiles)
+        first = tl.minimum(tl.maximum(begin, 0) // BLOCK_KEYS, tiles)
+        whole = first
+    return first_key, last_key, first, whole, tiles

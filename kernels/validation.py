@@ -90,12 +90,13 @@ def check_dropout(dropout_p: float, dropout_seed: int) -> None:
         raise ValueError(f"dropout_seed: got {dropout_seed!r}, expected an integer from 0 to 2^63 - 1")
 
 
-def check_window(window: int) -> None:
-    """Check that ``window`` is an integer of at least 0."""
-    if not isinstance(window, int):
-        raise TypeError(f"window: got {window!r}, expected an integer")
-    if window < 0:
-        raise ValueError(f"window: got {window!r}, expected an integer of at least 0")
+def check_sizes(**sizes: int) -> None:
+    """Check that the parts of a mask's pattern, such as ``window``, are integers of at least 0."""
+    for name, size in sizes.items():
+        if not isinstance(size, int):
+            raise TypeError(f"{name}: got {size!r}, expected an integer")
+        if size < 0:
+            raise ValueError(f"{name}: got {size!r}, expected an integer of at least 0")
 
 
 def check_softcap(softcap: float) -> None:

@@ -4,7 +4,8 @@ The algorithm is that of ``kernels.flash_v2`` (Dao 2023, sections 2.2 and 3.1); 
 FlashAttention's ``flash_attn_varlen_func``. Instead of being padded to a common length, the sequences of a batch
 lie end to end in tensors (total, heads, head_dim): sequence b has the queries from ``cu_seqlens_q[b]`` up to
 ``cu_seqlens_q[b + 1]`` and sees the keys from ``cu_seqlens_k[b]`` up to ``cu_seqlens_k[b + 1]``, as many as there
-are, 0 too. A causal mask has its corner at the last query and the last key of each sequence.
+are, 0 too. A causal mask has its corner at the last query and the last key of each sequence, and the same diagonal is
+that of windows and chunks. These, soft-caps and sinks are as in ``kernels.flash_v2``.
 
 A program owns a tile of one sequence. Every sequence has as many programs as the longest one needs; those past the end
 of a shorter sequence return at once.
@@ -29,12 +30,20 @@ from kernels.tiles import (
     check_runnable,
     columns_inside,
     kernel,
-    key_range,
     load_tile,
+    seen_range,
     store_tile,
     tile_pointers,
 )
-from kernels.validation import check_gradient_inputs, check_inputs, check_lengths, check_like
+from kernels.validation import (
+    check_gradient_inputs,
+    check_inputs,
+    check_lengths,
+    check_like,
+    check_of_heads,
+    check_sizes,
+    check_softcap,
+)
 
 
 @triton.jit
@@ -67,7 +76,13 @@ def _forward_kernel(
     max_seqlen_q,
     head_dim,
     scale_log2,
+    window,
+    window_right,
+    chunk,
+    softcap,
+    sinks,
     CAUSAL: tl.constexpr,
+    PATTERN: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     MASK_COLS: tl.constexpr,
     ALIGNED: tl.constexpr,
@@ -95,7 +110,10 @@ def _forward_kernel(
     q_ptrs = tile_pointers(q + first_q * stride_qm + head_q * stride_qh, rows, stride_qm, cols, ALIGNED)
     k_ptrs = tile_pointers(k + first_k * stride_kn + head_kv * stride_kh, keys, stride_kn, cols, ALIGNED)
     v_ptrs = tile_pointers(v + first_k * stride_vn + head_kv * stride_vh, keys, stride_vn, cols, ALIGNED)
-    last_key, whole, tiles_k = key_range(start_m, rows, seqlen_q, seqlen_k, CAUSAL, BLOCK_OWN, BLOCK_LOOP)
+    pattern = (window, window_right, chunk) if PATTERN else None
+    first_key, last_key, first, whole, tiles_k = seen_range(
+        start_m, rows, seqlen_q, seqlen_k, pattern, CAUSAL, BLOCK_OWN, BLOCK_LOOP
+    )
 
     q_tile = load_tile(q_ptrs, in_rows, in_cols, True, MASK_COLS)
     acc, m_i, l_i = attend(
@@ -108,7 +126,7 @@ def _forward_kernel(
         in_cols=in_cols,
         last_key=last_key,
         seqlen_k=seqlen_k,
-        first=0,
+        first=first,
         whole=whole,
         end=tiles_k,
         scale_log2=scale_log2,
@@ -118,6 +136,9 @@ def _forward_kernel(
         ALIGNED=ALIGNED,
         PRECISION=PRECISION,
         BLOCK_KEYS=BLOCK_LOOP,
+        first_key=None if pattern is None else first_key,
+        softcap=softcap,
+        sink=None if sinks is None else tl.load(sinks + head_q) * LOG2E,
     )
     out_tile, lse_rows = normalise(acc, m_i, l_i)
     out_ptrs = tile_pointers(
@@ -155,7 +176,12 @@ def _dk_dv_kernel(
     head_dim,
     sm_scale,
     scale_log2,
+    window,
+    window_right,
+    chunk,
+    softcap,
     CAUSAL: tl.constexpr,
+    PATTERN: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     MASK_COLS: tl.constexpr,
     ALIGNED: tl.constexpr,
@@ -213,6 +239,8 @@ def _dk_dv_kernel(
         ALIGNED=ALIGNED,
         PRECISION=PRECISION,
         BLOCK_ROWS=BLOCK_LOOP,
+        pattern=(window, window_right, chunk) if PATTERN else None,
+        softcap=softcap,
     )
     base = (first_k * heads_kv + head_kv) * head_dim
     dk_ptrs = tile_pointers(dk + base, keys, heads_kv * head_dim, cols, ALIGNED)
@@ -248,7 +276,12 @@ def _dq_kernel(
     head_dim,
     sm_scale,
     scale_log2,
+    window,
+    window_right,
+    chunk,
+    softcap,
     CAUSAL: tl.constexpr,
+    PATTERN: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     MASK_COLS: tl.constexpr,
     ALIGNED: tl.constexpr,
@@ -280,7 +313,10 @@ def _dq_kernel(
     k_ptrs = tile_pointers(k + first_k * stride_kn + head_kv * stride_kh, keys, stride_kn, cols, ALIGNED)
     v_ptrs = tile_pointers(v + first_k * stride_vn + head_kv * stride_vh, keys, stride_vn, cols, ALIGNED)
     row_base = head_q * total_q + first_q
-    last_key, whole, tiles_k = key_range(start_m, rows, seqlen_q, seqlen_k, CAUSAL, BLOCK_OWN, BLOCK_LOOP)
+    pattern = (window, window_right, chunk) if PATTERN else None
+    first_key, last_key, first, whole, tiles_k = seen_range(
+        start_m, rows, seqlen_q, seqlen_k, pattern, CAUSAL, BLOCK_OWN, BLOCK_LOOP
+    )
 
     dq_tile = gradient_of_queries(
         q_tile=load_tile(q_ptrs, in_rows, in_cols, True, MASK_COLS),
@@ -304,6 +340,9 @@ def _dq_kernel(
         ALIGNED=ALIGNED,
         PRECISION=PRECISION,
         BLOCK_KEYS=BLOCK_LOOP,
+        first=first,
+        first_key=None if pattern is None else first_key,
+        softcap=softcap,
     )
     dq_ptrs = tile_pointers(
         dq + (first_q * heads_q + head_q) * head_dim, rows, heads_q * head_dim, cols, ALIGNED
@@ -326,6 +365,11 @@ def packed_forward(
     *,
     causal: bool,
     sm_scale: float,
+    window: int = 0,
+    window_right: int = 0,
+    chunk: int = 0,
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
     **settings: Any,
 ) -> tuple[Tensor, Tensor]:
     """Return attention of each sequence in q (total_q, heads_q, head_dim) to its own keys and values.
@@ -335,6 +379,9 @@ def packed_forward(
 
     cu_seqlens_q and cu_seqlens_k (sequences + 1,) int32 say where sequences begin: the first number is 0, none is less
     than the one before, and the last is the total. max_seqlen_q and max_seqlen_k are the longest lengths, or more.
+    With the diagonal ``d = i + seqlen_k - seqlen_q`` of query i by the lengths of its sequence, a ``window`` above 0
+    hides key j unless ``d - j < window``, a ``window_right`` above 0 unless ``j - d < window_right``, and a ``chunk``
+    above 0 unless ``d // chunk == j // chunk``. softcap and sinks are as in ``kernels.flash_v2.forward``.
     ``settings`` are launch settings, those of ``flash_v2.Settings`` by default.
 
     Returns out, like q, and lse (heads_q, total_q) float32, the natural logarithm of the softmax sum. Both are
@@ -344,10 +391,14 @@ def packed_forward(
     """
     chosen = flash_v2.Settings(**settings)
     _check(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal, sm_scale)
+    check_sizes(window=window, window_right=window_right, chunk=chunk)
+    check_softcap(softcap)
+    check_of_heads(_batch_of_one(q), sinks=sinks)
     (total_q, heads_q, head_dim), (total_k, heads_kv, _) = q.shape, k.shape
     max_seqlen_q = min(max_seqlen_q, total_q)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty((heads_q, total_q), dtype=torch.float32, device=q.device)
+    sizes = _sizes(q, k, window, window_right, chunk)
     constants = chosen.constants(_batch_of_one(q), flash_v2.FORWARD_TILES)
     launch(
         _forward_kernel,
@@ -356,7 +407,9 @@ def packed_forward(
         *_strides(q, k, v),
         *(heads_q, heads_q // max(heads_kv, 1), total_q, total_k, max_seqlen_q, head_dim),
         sm_scale * LOG2E.value,
+        *(*sizes, softcap * LOG2E.value or None, sinks),
         CAUSAL=causal,
+        PATTERN=any(sizes),
         ALIGNED=is_aligned(*map(_batch_of_one, (q, k, v, out))),
         **constants,
     )
@@ -377,6 +430,11 @@ def packed_backward(
     *,
     causal: bool,
     sm_scale: float,
+    window: int = 0,
+    window_right: int = 0,
+    chunk: int = 0,
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
     **settings: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients (dq, dk, dv) of ``sum(dout * packed_forward(q, ...)[0])``, like q, k and v, contiguous.
@@ -387,6 +445,9 @@ def packed_backward(
     """
     chosen = flash_v2.Settings(**settings)
     _check(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal, sm_scale)
+    check_sizes(window=window, window_right=window_right, chunk=chunk)
+    check_softcap(softcap)
+    check_of_heads(_batch_of_one(q), sinks=sinks)
     (total_q, heads_q, head_dim), (total_k, heads_kv, _) = q.shape, k.shape
     max_seqlen_q, max_seqlen_k = min(max_seqlen_q, total_q), min(max_seqlen_k, total_k)
     check_like("dout", _batch_of_one(dout), "q", q, (1, heads_q, total_q, head_dim), q.dtype)
@@ -397,6 +458,8 @@ def packed_backward(
     lengths = (cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous())
     counts = (heads_kv, heads_q // max(heads_kv, 1), total_q, total_k)
     scales = (head_dim, float(sm_scale), sm_scale * LOG2E.value)
+    sizes = _sizes(q, k, window, window_right, chunk)
+    options = (*sizes, softcap * LOG2E.value or None)
     aligned = is_aligned(*map(_batch_of_one, (dout, q, k, v, dq, dk, dv)))
     constants = chosen.constants(_batch_of_one(q), flash_v2.DK_DV_TILES)
     launch(
@@ -404,8 +467,9 @@ def packed_backward(
         (len(cu_seqlens_k) - 1) * heads_kv * triton.cdiv(max_seqlen_k, constants["BLOCK_OWN"]),
         *(dout, q, k, v, delta, lse_log2, dk, dv, *lengths),
         *_strides(dout, q, k, v),
-        *(*counts, max_seqlen_k, *scales),
+        *(*counts, max_seqlen_k, *scales, *options),
         CAUSAL=causal,
+        PATTERN=any(sizes),
         ALIGNED=aligned,
         **constants,
     )
@@ -415,8 +479,9 @@ def packed_backward(
         (len(cu_seqlens_q) - 1) * heads_q * triton.cdiv(max_seqlen_q, constants["BLOCK_OWN"]),
         *(dout, q, k, v, delta, lse_log2, dq, *lengths),
         *_strides(dout, q, k, v),
-        *(*counts, max_seqlen_q, *scales),
+        *(*counts, max_seqlen_q, *scales, *options),
         CAUSAL=causal,
+        PATTERN=any(sizes),
         ALIGNED=aligned,
         **constants,
     )
@@ -431,6 +496,14 @@ def _batch_of_one(packed: Tensor) -> Tensor:
 def _strides(*packed: Tensor) -> tuple[int, ...]:
     """Return the strides of row and head of each tensor, in elements."""
     return tuple(stride for tensor in packed for stride in tensor.stride()[:2])
+
+
+def _sizes(q: Tensor, k: Tensor, *sizes: int) -> tuple[int | None, ...]:
+    """Return the parts of a pattern as the kernels take them: None for 0, and none larger than both totals.
+
+    One that is as large hides what a larger one does, which may not fit 32 bits.
+    """
+    return tuple(min(size, len(q) + len(k)) or None for size in sizes)
 
 
 def _check(
@@ -570,5 +643,13 @@ KERNEL = AttentionKernel(
     name="varlen",
     forward=forward,
     backward=backward,
-    capabilities=replace(flash_v2.WITHOUT_EXTRAS, ragged=("packed",)),
+    capabilities=replace(
+        flash_v2.WITHOUT_EXTRAS,
+        ragged=("packed",),
+        window=(0, 1, 2, 33, 100),
+        window_right=(0, 1, 2, 33, 100),
+        chunk=(0, 16, 48),
+        softcap=(0.0, 2.0, 30.0),
+        sinks=True,
+    ),
 )

@@ -18,6 +18,8 @@ SIZES = ("batch", "heads_kv", "group", "seqlen_q", "seqlen_k", "head_dim")
 LAYOUT_FIELDS = tuple(f"{tensor}_layout" for tensor in TENSORS)
 NONFINITE = ("nan", "inf", "-inf")
 DEFAULT_BLOCK = 64
+LARGE = 1e30
+"""An entry of q or k above this may have products beyond float32, since entries of most families are below 1e5."""
 """Rows of a tile where no launch setting says."""
 
 Record = TypeVar("Record")
@@ -127,6 +129,12 @@ class Case:
     def changes_scores(self) -> bool:
         """Whether scores are soft-capped or biased, or sinks take part in the softmax."""
         return bool(self.softcap or self.alibi_slopes or self.bias != "none" or self.sinks)
+
+    @property
+    def may_overflow(self) -> bool:
+        """Whether products of q and k may leave float32: either is of the family ``huge``, or has such an entry set."""
+        entries = (abs(float(spike.value)) for spike in self.spikes if spike.tensor in ("q", "k"))
+        return "huge" in (self.q_values, self.k_values) or max(entries, default=0.0) > LARGE
 
     @property
     def blocks(self) -> dict[str, int]:

@@ -12,7 +12,7 @@ from hypothesis.strategies import SearchStrategy
 
 from kernels.contract import CLAIMS, LAYOUTS, Capabilities
 from reference.mask_pattern import MaskPattern
-from strategies.case import DEFAULT_BLOCK, NONFINITE, TENSORS, Case, Spike
+from strategies.case import DEFAULT_BLOCK, NONFINITE, SIMPLEST, TENSORS, Case, Spike
 from strategies.padding import FAMILIES as PADDINGS
 from strategies.padding import several_attended
 from strategies.score_rules import SHAPES
@@ -48,6 +48,10 @@ ORDINARY = 32
 """For each case with extreme values in one tensor, and each with flat values in one, so many have neither."""
 ALIKE, ONE_DIFFERS, MIXTURES = 3, 2, 1
 """How often all tensors have the same layout, one has another, or each has its own: relative to each other."""
+FEW = 3
+"""For each case that may have many options, so many have few."""
+SELDOM = 5
+"""How often an option is left out of a case with few of them, for each time that it is there."""
 TILE_SHARES = (1, 4, 4, 8, 8, 8)
 """Most interpreted cases keep to a fraction of the most tiles: bugs show in few, and time is proportional to them."""
 FEWEST_TILES = 3
@@ -120,6 +124,7 @@ def cases(
         # Each place may stay empty. From a list, Hypothesis could hardly delete a spike, which takes too many choices.
         entry = st.one_of(st.none(), spikes(SPIKES))
         entries = st.one_of(st.just(()), st.builds(_present, *[entry] * MAX_SPIKES))
+    options = _claimed_options(capabilities, key_padding=key_padding, dropout=dropout, variants=variants)
     # What has one value only is left out here: to draw a constant takes Hypothesis nearly as long as any other draw.
     drawn = st.builds(
         partial(_of_parts, dtype=dtype),
@@ -128,18 +133,11 @@ def cases(
         _layouts(_claimed_layouts(capabilities)),
         values,
         **({"huge": st.sampled_from(HUGE[device_type])} if "huge" in capabilities.layouts else {}),
-        **({"rule": _score_rules(capabilities)} if variants else {}),
+        **({"options": _few_or_many(options)} if options else {}),
         head_dim=head_dims(capabilities.head_dims),
         **_v_head_dim(capabilities),
         causal=st.sampled_from(capabilities.causal),
         sm_scale=st.sampled_from(_claimed_scales(capabilities)),
-        **(
-            {"key_padding": _seldom("none", tuple(PADDINGS))}
-            if key_padding and capabilities.key_padding
-            else {}
-        ),
-        **({"dropout_p": _seldom(0.0, capabilities.dropout)} if dropout and capabilities.dropout else {}),
-        **(_patterns(capabilities) if variants else {}),
         seed=st.integers(0, 2**32 - 1),
         spikes=entries,
         **({"launch": _launch_settings(capabilities)} if capabilities.launch else {}),
@@ -259,14 +257,14 @@ def _of_parts(
     layouts: Four,
     values: Four,
     huge: tuple[str, ...] = (),
-    rule: Mapping[str, Any] = MappingProxyType({}),
+    options: Mapping[str, Any] = MappingProxyType({}),
     **fields: Any,
 ) -> Case:
     fields |= dict(zip(("batch", "heads_kv", "group"), heads, strict=True))
     fields |= {f"{tensor}_layout": layout for tensor, layout in zip(TENSORS, layouts, strict=True)}
     fields |= {f"{tensor}_values": family for tensor, family in zip(TENSORS, values, strict=True)}
     fields |= {f"{tensor}_layout": "huge" for tensor in huge}
-    return Case(seqlen_q=pair[0], seqlen_k=pair[1], **rule, **fields)
+    return Case(seqlen_q=pair[0], seqlen_k=pair[1], **options, **fields)
 
 
 def _each_of_four(strategy: SearchStrategy[str]) -> SearchStrategy[Four]:
@@ -335,38 +333,46 @@ def _present(*places: Spike | None) -> tuple[Spike, ...]:
     return tuple(spike for spike in places if spike is not None)
 
 
-def _patterns(capabilities: Capabilities) -> dict[str, SearchStrategy[int]]:
-    """Return what each part of a mask's pattern is drawn from, as far as it is claimed.
+def _claimed_options(
+    capabilities: Capabilities, *, key_padding: bool, dropout: bool, variants: bool
+) -> dict[str, tuple[Any, ...]]:
+    """Return the values, beside the simplest, of each option of a call that may be drawn and is claimed."""
+    claimed: dict[str, tuple[Any, ...]] = {}
+    if key_padding and capabilities.key_padding:
+        claimed["key_padding"] = tuple(PADDINGS)
+    if dropout:
+        claimed["dropout_p"] = capabilities.dropout
+    if variants:
+        claimed |= {x.name: _sizes(getattr(capabilities, x.name)) for x in fields(MaskPattern)}
+        claimed |= {"softcap": capabilities.softcap, "bias": capabilities.bias}
+        claimed |= {name: (getattr(capabilities, name),) for name in ("alibi_slopes", "sinks")}
+    others = {name: tuple(x for x in values if x != SIMPLEST[name]) for name, values in claimed.items()}
+    return {name: values for name, values in others.items() if values}
 
-    Where several are, each is drawn more often, so that they meet: what matters of first keys shows beside a window.
+
+def _sizes(claimed: tuple[int, ...]) -> tuple[int, ...]:
+    """Return sizes as often as they are drawn: seldom 1, as dq and dk are 0 with a window of a single key."""
+    return tuple(size for size in claimed for _ in range(1 if size == 1 else 3))
+
+
+def _few_or_many(options: Mapping[str, tuple[Any, ...]]) -> SearchStrategy[Mapping[str, Any]]:
+    """Draw options: mostly each of them seldom, but in some cases each half of the time.
+
+    Were all drawn independently, three options that a bug needs together would hardly ever meet, or few cases be left
+    without any, in which other bugs show best.
     """
-    claimed = {x.name: getattr(capabilities, x.name) for x in fields(MaskPattern)}
-    claimed = {name: sizes for name, sizes in claimed.items() if any(sizes)}
-    return {name: _sizes(sizes, times=5 if len(claimed) == 1 else 2) for name, sizes in claimed.items()}
+    few, many = (
+        st.fixed_dictionaries(
+            {name: _seldom(SIMPLEST[name], values, times) for name, values in options.items()}
+        )
+        for times in (SELDOM, 1)
+    )
+    return st.one_of(*_often(few, FEW), many)
 
 
-def _score_rules(capabilities: Capabilities) -> SearchStrategy[Mapping[str, Any]]:
-    """Draw what is done to scores, as far as it is claimed: half of the time nothing, else each part by chance."""
-    parts: dict[str, SearchStrategy[Any]] = {}
-    if any(capabilities.softcap):
-        parts["softcap"] = _seldom(0.0, capabilities.softcap, times=1)
-    if capabilities.bias:
-        parts["bias"] = _seldom("none", capabilities.bias, times=1)
-    parts |= {name: st.booleans() for name in ("alibi_slopes", "sinks") if getattr(capabilities, name)}
-    nothing = st.just(dict[str, Any]())
-    return st.one_of(nothing, st.fixed_dictionaries(parts)) if parts else nothing
-
-
-def _sizes(claimed: tuple[int, ...], times: int) -> SearchStrategy[int]:
-    """Draw a size now and then, and seldom a size of 1: with a window of a single key, dq and dk are 0."""
-    wide = tuple(size for size in claimed if size > 1)
-    return _seldom(0, (*wide * 3, *(size for size in claimed if size == 1)), times=times)
-
-
-def _seldom(usual: T, others: tuple[T, ...], times: int = 2) -> SearchStrategy[T]:
+def _seldom(usual: T, others: tuple[T, ...], times: int) -> SearchStrategy[T]:
     """Draw the usual value so many times as often as any of the others."""
-    others = tuple(value for value in others if value != usual)
-    return st.sampled_from((*(usual,) * times * len(others), *others)) if others else st.just(usual)
+    return st.sampled_from((*(usual,) * times * len(others), *others))
 
 
 def _declared_blocks(capabilities: Capabilities) -> tuple[int, ...]:

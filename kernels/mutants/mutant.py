@@ -64,6 +64,7 @@ class Mutant:
         subtle: wrong in a single row, tile or lane, or by less than 1 % of the output's size.
         device: "cuda" where it shows compiled only; "" where it shows interpreted too.
         raises: the bug is that a claimed call raises.
+        shown_by: the registered kernel that shows it, if that is not the one whose source is edited first.
     """
 
     name: str
@@ -73,11 +74,12 @@ class Mutant:
     subtle: bool = False
     device: str = ""
     raises: bool = False
+    shown_by: str = ""
 
     @property
     def kernel(self) -> str:
         """The registered kernel that it is a bug of; ``KERNEL`` where it is in what several kernels share."""
-        module = self.edits[0].module.rpartition(".")[2]
+        module = self.shown_by or self.edits[0].module.rpartition(".")[2]
         return module if module in REGISTERED else KERNEL
 
     def sources(self) -> dict[str, str]:

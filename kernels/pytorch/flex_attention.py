@@ -1,11 +1,15 @@
 """PyTorch's ``flex_attention``: compiled to Triton on CUDA; eager on the CPU, where it has no backward.
 
-Causal masks and the patterns of ``reference.mask_pattern`` are block masks, aligned bottom-right; lse comes from
-``return_aux`` and is a natural logarithm.
+Causal masks, the patterns of ``reference.mask_pattern``, key padding and sequences that are packed end to end are block
+masks, aligned bottom-right; lse comes from ``return_aux`` and is a natural logarithm.
+
+What is done to scores is a ``score_mod``, which is given them scaled (Dong et al. 2024, arXiv 2412.05496), in the order
+of ``reference.score_rule``: soft-cap, ALiBi, bias. Sinks are the scores of one more key, whose value is 0. Models also
+multiply out by sigmoid(lse - sink) after the call, but that rounds out once more, and dout before it meets v.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any
 
@@ -14,13 +18,16 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import (
     AuxRequest,
     BlockMask,
+    and_masks,
     create_block_mask,
     flex_attention,
 )
 
-from kernels.contract import AttentionKernel, Capabilities, Launch, flash_arithmetic
+from kernels.contract import BIASES, AttentionKernel, Capabilities, Launch, flash_arithmetic
 from kernels.pytorch import known_failures
+from kernels.pytorch.masks import PATTERNS, blank, sees
 from reference.arithmetic import Arithmetic
+from reference.family import ALL_KEYS
 from reference.mask_pattern import MaskPattern
 
 _COMPILATIONS = 1024
@@ -36,6 +43,34 @@ def _attention(device_type: str) -> Callable[..., Any]:
     return torch.compile(flex_attention, dynamic=True)
 
 
+@dataclass(frozen=True)
+class _Places:
+    """Where rows and keys lie in their sequences, of which a call may have several: integer tensors.
+
+    A key for the sinks, if there is one, comes after all others, in a sequence that has no rows.
+
+    Attributes:
+        diagonal: for each row, the place of the last key that a causal mask lets it see.
+        place: the place of each key.
+        of_row: the number of each row's sequence.
+        of_key: the number of each key's sequence.
+    """
+
+    diagonal: Tensor
+    place: Tensor
+    of_row: Tensor
+    of_key: Tensor
+
+    @classmethod
+    def of(cls, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, seqlen_q: int, keys: int) -> "_Places":
+        """Return the places in sequences that begin at ``cu_seqlens_q`` and ``cu_seqlens_k``."""
+        row, key = (torch.arange(n, device=cu_seqlens_q.device) for n in (seqlen_q, keys))
+        of_row = torch.searchsorted(cu_seqlens_q[1:], row, right=True)
+        of_key = torch.searchsorted(cu_seqlens_k[1:], key, right=True)
+        diagonal = row - cu_seqlens_q[1:][of_row] + cu_seqlens_k.diff()[of_row]
+        return cls(diagonal, key - cu_seqlens_k[of_key], of_row, of_key)
+
+
 def _causal_mask(seqlen_q: int, seqlen_k: int, device: torch.device) -> BlockMask:
     # The offset is a tensor, because a captured integer would be a constant: another one would compile anew.
     offset = torch.tensor(seqlen_k - seqlen_q, device=device)
@@ -46,60 +81,124 @@ def _causal_mask(seqlen_q: int, seqlen_k: int, device: torch.device) -> BlockMas
     return create_block_mask(visible, None, None, seqlen_q, seqlen_k, device=device)
 
 
-def _pattern_mask(
-    seqlen_q: int, seqlen_k: int, device: torch.device, causal: bool, pattern: MaskPattern
+def _mask(
+    places: _Places, seqlen_k: int, causal: bool, pattern: MaskPattern, key_padding_mask: Tensor | None
 ) -> BlockMask:
-    """Return the mask of any pattern, as one function that is compiled once: what is not asked for has no effect."""
-    everything = seqlen_q + seqlen_k
-    sizes = (
-        seqlen_k - seqlen_q,
-        1 if causal else everything,
-        pattern.window or everything,
-        pattern.window_right or everything,
-        pattern.chunk or 1,
-        not pattern.chunk,
-        pattern.first_keys,
-        pattern.prefix,
-    )
-    offset, after, window, right, chunk, is_whole, first_keys, prefix = (
-        torch.tensor(size, device=device) for size in sizes
-    )
+    """Return any mask of ``seqlen_k`` keys; a key after these, which is for the sinks, is seen by every row."""
+    diagonal, place, of_row, of_key = (getattr(places, x.name) for x in fields(places))
+    seqlen_q, keys, device = len(diagonal), len(place), place.device
+    is_seen, end = sees(causal, pattern, seqlen_q + keys, device), torch.tensor(seqlen_k, device=device)
 
     def visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        here = query + offset
-        in_chunk = is_whole | (torch.floor_divide(here, chunk) == torch.floor_divide(key, chunk))
-        near = (here - key < window) & (key - here < right) & in_chunk
-        return ((near | (key < first_keys)) & (key - here < after)) | (key < prefix)
+        is_own = of_row[query] == of_key[key]
+        return (is_own & is_seen(diagonal[query], place[key])) | (key >= end)
 
-    return create_block_mask(visible, None, None, seqlen_q, seqlen_k, device=device)
+    if key_padding_mask is None:
+        return create_block_mask(visible, None, None, seqlen_q, keys, device=device)
+    attended = torch.nn.functional.pad(key_padding_mask, (0, keys - seqlen_k), value=True)
+
+    def attends(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return attended[batch, key]
+
+    both = and_masks(visible, attends)
+    return create_block_mask(both, len(attended), None, seqlen_q, keys, device=device)
+
+
+def _score_mod(
+    places: _Places,
+    size: tuple[int, int, int, int],
+    *,
+    softcap: float,
+    alibi_slopes: Tensor | None,
+    bias: Tensor | None,
+    sinks: Tensor | None,
+) -> Callable[..., Tensor]:
+    """Return any change of scores of ``size`` (batch, heads_q, seqlen_q, seqlen_k), as one function.
+
+    It is compiled once, since what is not asked for has no effect: scores are multiplied by 0 and 0 is added. The bias
+    is read by its strides, which are 0 along dimensions that it does not have.
+    """
+    # No tensor stands for two, in a mask and here: Dynamo guards on that too, and raised AttributeError as it did.
+    diagonal, place = places.diagonal.clone(), places.place.clone()
+    end, limit, is_capped = (
+        torch.tensor(x, device=place.device) for x in (size[3], softcap or 1.0, softcap > 0)
+    )
+    # Dynamo compiles anew for a length of 1.
+    nothing = place.new_zeros((3, max(2, size[1])), dtype=torch.float32)
+    given = (alibi_slopes, None if bias is None else bias.flatten(), sinks)
+    slopes, addends, logits = (
+        zeros if x is None else x for zeros, x in zip(nothing.unbind(), given, strict=True)
+    )
+    strides = (0, 0, 0, 0) if bias is None else bias.expand(size).stride()
+    of_batch, of_head, of_query, of_key = (torch.tensor(x, device=place.device) for x in strides)
+
+    def change(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        capped = torch.where(is_capped, limit * torch.tanh(score / limit), score)
+        distance = (diagonal[query] - place[key]).abs()
+        at = batch * of_batch + head * of_head + query * of_query + torch.minimum(key, end - 1) * of_key
+        return torch.where(key < end, capped - slopes[head] * distance + addends[at], logits[head])
+
+    return change
 
 
 def _forward(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float, **pattern: int
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool,
+    sm_scale: float,
+    key_padding_mask: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: int = 0,
+    max_seqlen_k: int = 0,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    bias: Tensor | None = None,
+    sinks: Tensor | None = None,
+    **pattern: int,
 ) -> tuple[Tensor, Tensor]:
-    size = q.shape[2], k.shape[2], q.device
-    mask = _causal_mask(*size) if causal else None
-    if pattern:
-        mask = _pattern_mask(*size, causal, MaskPattern(**pattern))
+    (batch, heads_q, seqlen_q, _), seqlen_k = q.shape, k.shape[2]
+    starts_q, starts_k = (
+        torch.tensor((0, length), device=q.device) if given is None else given.long()
+        for given, length in ((cu_seqlens_q, seqlen_q), (cu_seqlens_k, seqlen_k))
+    )
+    k, v = blank(k, key_padding_mask), blank(v, key_padding_mask)
+    if sinks is not None:
+        k, v = (torch.nn.functional.pad(x, (0, 0, 0, 1)) for x in (k, v))
+    places = _Places.of(starts_q, starts_k, seqlen_q, k.shape[2])
+    mask = _causal_mask(seqlen_q, seqlen_k, q.device) if causal else None
+    if pattern or any(x is not None for x in (key_padding_mask, cu_seqlens_q, sinks)):
+        mask = _mask(places, seqlen_k, causal, MaskPattern(**pattern), key_padding_mask)
+    change = None
+    if softcap or any(x is not None for x in (alibi_slopes, bias, sinks)):
+        size = (batch, heads_q, seqlen_q, seqlen_k)
+        change = _score_mod(places, size, softcap=softcap, alibi_slopes=alibi_slopes, bias=bias, sinks=sinks)
     with torch._dynamo.config.patch(recompile_limit=_COMPILATIONS, accumulated_recompile_limit=_COMPILATIONS):
         out, aux = _attention(q.device.type)(
             q,
             k,
             v,
+            score_mod=change,
             block_mask=mask,
             scale=sm_scale,
-            enable_gqa=q.shape[1] != k.shape[1],
+            enable_gqa=heads_q != k.shape[1],
             return_aux=AuxRequest(lse=True),
         )
     return out, aux.lse
 
 
 def _arithmetic(dtype: str, device: str, launch: Launch) -> Arithmetic:
-    """FlashAttention-2's arithmetic; PyTorch's casts round to nearest on the CPU as well.
+    """FlashAttention-2's arithmetic on CUDA, where few queries against many keys are split over these.
 
-    Few queries against many keys are split over the keys ("flex decoding").
+    Eager code, on the CPU, makes a softmax of whole rows in float32 and casts it before its product with v. PyTorch's
+    casts round to nearest there as well.
     """
-    return replace(flash_arithmetic(dtype, "cuda", launch), partial_results=True)
+    arithmetic = flash_arithmetic(dtype, "cuda", launch)
+    if device == "cpu":
+        return replace(arithmetic, normalised_first=True, tile_min=ALL_KEYS, tile_max=ALL_KEYS)
+    return replace(arithmetic, partial_results=True)
 
 
 KERNEL = AttentionKernel(
@@ -114,15 +213,17 @@ KERNEL = AttentionKernel(
         v_head_dim=(0, 64, 128),
         # Not documented: max() over no key raises before any kernel runs.
         min_seqlen=1,
-        window=(0, 1, 33, 100),
-        window_right=(0, 9, 40),
-        chunk=(0, 16, 48, 128),
-        first_keys=(0, 1, 4),
-        prefix=(0, 5, 70),
+        key_padding=True,
+        softcap=(0.0, 1.5, 20.0, 50.0),
+        alibi_slopes=True,
+        bias=BIASES,
+        sinks=True,
+        ragged=("packed",),
         # Claimed nowhere.
         deterministic=(),
         validates=False,
         arithmetic=_arithmetic,
+        **PATTERNS,
     ),
 )
 
@@ -130,5 +231,6 @@ UNAVAILABLE: Mapping[tuple[str, str], str] = {
     (
         KERNEL.name,
         "cpu",
-    ): "FlexAttention does not support backward on CPU (forward alone: --claims backward=false)",
+    ): "FlexAttention does not support backward on CPU (forward alone: --kernel "
+    "kernels.pytorch.flex_attention:KERNEL --claims backward=false)",
 }

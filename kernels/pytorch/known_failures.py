@@ -7,6 +7,7 @@ say it: it may cover cases that hold.
 from typing import Any
 
 from kernels.contract import ANY_LAW, KnownFailure
+from kernels.pytorch.masks import PATTERNS
 
 _ON_CPU: dict[str, Any] = {"device": "cpu", "torch": ("2.13",)}
 _ON_H200: dict[str, Any] = {"device": "cuda", "torch": ("2.11",)}
@@ -21,6 +22,7 @@ _LAWS_BY_INPUT: dict[str, dict[str, Any]] = {
 _NOT_POSITIVE = (0.0, -0.125, -1.0)
 _UNALIGNED = ("gap", "offset")
 _GROUPED = tuple(range(2, 9))
+_PADDINGS = ("right", "left", "gap", "scattered")
 _MULTIPLES_OF_8 = tuple(range(8, 257, 8))
 
 _SMALL: dict[str, Any] = {"dtype": "float16", "head_dim": 64, "seqlen_q": 3, "seqlen_k": 3}
@@ -34,6 +36,12 @@ def _in_last_of_two_keys(value: str) -> dict[str, Any]:
     return {"seqlen_k": 2, "spikes": ({"tensor": "k", "index": (0, 0, 1, 0), "value": value},)}
 
 
+def _overflow(*, row: int, key: int) -> tuple[dict[str, Any], ...]:
+    """Return spikes whose product, the score of a query and a key, is beyond float32."""
+    places = (("q", row), ("k", key))
+    return tuple({"tensor": tensor, "index": (0, 0, at, 0), "value": 3e38} for tensor, at in places)
+
+
 MATH = (
     *(
         KnownFailure(
@@ -45,6 +53,28 @@ MATH = (
             **seen,
         )
         for seen in (_ON_CPU, _ON_H200)
+    ),
+    *(
+        KnownFailure(
+            what=f"{name}: scores that overflow make a row NaN that sees no key, as the mask is added to them",
+            issue="https://github.com/pytorch/pytorch/issues/101967",
+            laws=_FORWARD,
+            case={**_ZEROS, "dtype": "float32", "head_dim": 1, **case, "spikes": _overflow(row=row, key=key)},
+            where={"dtype": ("bfloat16", "float32"), "may_overflow": (True,), **where},
+            **_ON_CPU,
+        )
+        for name, case, row, key, where in (
+            ("window", {"seqlen_q": 2, "window": 1}, 1, 0, {"window": PATTERNS["window"][1:]}),
+            ("chunk", {"seqlen_q": 17, "chunk": 16}, 16, 0, {"chunk": PATTERNS["chunk"][1:]}),
+            # A padded key is 0, but not one behind a causal mask.
+            (
+                "key padding",
+                {"seqlen_q": 2, "seqlen_k": 2, "causal": True, "key_padding": "left", "seed": 4},
+                0,
+                1,
+                {"key_padding": _PADDINGS},
+            ),
+        )
     ),
     KnownFailure(
         what="without keys, out and dq are uninitialised memory",
@@ -127,6 +157,14 @@ EFFICIENT = (
         laws=("special",),
         case={**_SMALL, **_in_last_of_two_keys("inf"), "dtype": "float32", "seqlen_q": 2},
         where={"dtype": ("float32",)},
+        **_ON_H200,
+    ),
+    KnownFailure(
+        what="padding and a causal mask: scores that overflow make a row NaN that sees no key, as a mask is added",
+        issue="https://github.com/pytorch/pytorch/issues/101967",
+        laws=_FORWARD,
+        case=None,
+        where={"dtype": ("float32",), "may_overflow": (True,), "key_padding": _PADDINGS, "causal": (True,)},
         **_ON_H200,
     ),
     KnownFailure(

@@ -1,36 +1,74 @@
 """PyTorch's ``scaled_dot_product_attention``, one kernel for each of its backends.
 
-Only the public interface is used: lse is not claimed, and gradients come from autograd. The claims are those
-of PyTorch's documentation (2.9 to 2.13), quoted beside each restriction; where the docstring is silent, the
-warning that PyTorch gives as it refuses is quoted. A claim that differs between devices is reduced to what
-holds on both: the CPU's flash kernel is asked for less than it takes, which is float32 too, and causal masks
-on unequal lengths.
+Only the public interface is used: lse is not claimed, and gradients come from autograd. Biases, key padding and the
+patterns of ``reference.mask_pattern`` are said by ``attn_mask``. The claims are those of PyTorch's documentation (2.9
+to 2.13), quoted beside each restriction; where the docstring is silent, the warning that PyTorch gives as it refuses
+is quoted. A claim that differs between devices is reduced to what holds on both: the CPU's flash kernel is asked for
+less than it takes, which is float32, masks, and causal masks on unequal lengths too.
 """
 
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache, partial
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from kernels.contract import LAYOUTS, AttentionKernel, Capabilities, Launch, flash_arithmetic
+from kernels.contract import BIASES, LAYOUTS, AttentionKernel, Capabilities, Launch, flash_arithmetic
 from kernels.pytorch import known_failures
+from kernels.pytorch.masks import PATTERNS, blank, sees
 from reference.arithmetic import FLOAT32, FP32_ROUNDOFF, Arithmetic
 from reference.family import ALL_KEYS, Family, full_precision, in_tf32x3
+from reference.mask_pattern import MaskPattern
 
 _REFUSALS = ("No available kernel", "No viable backend", "overflows")
 """What the RuntimeError says if the one backend that is enabled does not take the inputs or strides."""
 
 
+def _attn_mask(
+    seqlen_q: int, k: Tensor, causal: bool, pattern: MaskPattern, attended: Tensor | None, bias: Tensor | None
+) -> Tensor | None:
+    """Return all that hides or changes scores, as ``attn_mask`` says it: a bool mask or, with a bias, a float one.
+
+    "An error is thrown if both attn_mask and is_causal are set", so a causal mask is a part of it. It is None if
+    there is nothing else to say.
+    """
+    if attended is None and bias is None and not pattern:
+        return None
+    if bias is not None and attended is None and not causal and not pattern:
+        return bias
+    seqlen_k = k.shape[2]
+    rows, keys = (torch.arange(n, device=k.device) for n in (seqlen_q, seqlen_k))
+    seen = sees(causal, pattern, seqlen_q + seqlen_k, k.device)(rows[:, None], keys)
+    seen = seen if attended is None else seen & attended[:, None, None, :]
+    return seen if bias is None else bias.masked_fill(~seen, -torch.inf)
+
+
 def _forward(
-    backend: SDPBackend, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float
+    backend: SDPBackend,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool,
+    sm_scale: float,
+    key_padding_mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    **pattern: int,
 ) -> tuple[Tensor, None]:
+    mask = _attn_mask(q.shape[2], k, causal, MaskPattern(**pattern), key_padding_mask, bias)
     try:
         with sdpa_kernel(backend):
             out = torch.nn.functional.scaled_dot_product_attention(
-                q, k, v, is_causal=causal, scale=sm_scale, enable_gqa=q.shape[1] != k.shape[1]
+                q,
+                blank(k, key_padding_mask),
+                blank(v, key_padding_mask),
+                attn_mask=mask,
+                is_causal=causal and mask is None,
+                scale=sm_scale,
+                enable_gqa=q.shape[1] != k.shape[1],
             )
     except RuntimeError as error:
         if not any(refusal in str(error) for refusal in _REFUSALS):
@@ -121,6 +159,14 @@ _PUBLIC = Capabilities(
     may_refuse=True,
 )
 
+_MASKED: Mapping[str, Any] = {"key_padding": True, "bias": BIASES, **PATTERNS}
+"""Claims of what ``attn_mask`` says.
+
+"A boolean mask where a value of True indicates that the element *should* take part in attention. A float mask of the
+same type as query, key, value that is added to the attention score"; its shape is "broadcastable to the shape of
+attention weights".
+"""
+
 _FUSED = replace(
     _PUBLIC,
     # "All fused kernels do not support zero seq_len_q or seq_len_kv."
@@ -138,6 +184,7 @@ MATH = AttentionKernel(
         # It answers more than is claimed here: float64, and any head_dim.
         validates=False,
         arithmetic=_math_arithmetic,
+        **_MASKED,
     ),
 )
 
@@ -149,7 +196,8 @@ FLASH = AttentionKernel(
         _FUSED,
         # On CUDA: "Expected query, key and value to all be of dtype: {Half, BFloat16}."
         dtypes=("float16", "bfloat16"),
-        # On CUDA: "Flash attention does not support the is_causal flag when seqlen_q != seqlen_k."
+        # On CUDA: "Flash attention does not support the is_causal flag when seqlen_q != seqlen_k", and "Flash
+        # Attention does not support non-null attn_mask."
         causal_unequal_lengths=False,
         arithmetic=_flash_arithmetic,
     ),
@@ -175,6 +223,7 @@ EFFICIENT = AttentionKernel(
         # aligned to 16 bytes"; of strides, "query is not correctly aligned (strideM)".
         layouts=tuple(layout for layout in LAYOUTS if layout not in ("gap", "offset")),
         arithmetic=_efficient_arithmetic,
+        **_MASKED,
     ),
 )
 
@@ -191,6 +240,9 @@ CUDNN = AttentionKernel(
         v_head_dim=(0, *_UP_TO_128),
         # "cudnn SDPA does not support key/value sequence length 1."
         min_seqlen=2,
+        # A bool mask is no claim: what it hides is given -65504, so that a row without keys sees all of them
+        # (https://github.com/pytorch/pytorch/issues/177842).
+        bias=BIASES,
         designs=_cudnn_designs,
     ),
 )

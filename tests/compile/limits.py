@@ -38,7 +38,7 @@ SPILLS: Mapping[str, Mapping[str, int]] = {
     "flash_v3": {"gfx942": 936, "sm_80": 928},
     "flash_v3_gluon": {"head_dim=64": 112},
     "ring": _SPILLS_OF_FLASH_V2,
-    "varlen": {"gfx942": 908, "unaligned": 240, "float32": 72},
+    "varlen": {"gfx942": 908, "unaligned": 240, "masked": 128, "float32": 72},
 }
 """Bytes that a thread may spill, where that is more than none."""
 

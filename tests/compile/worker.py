@@ -73,10 +73,9 @@ class Compiler(Worker):
             options["key_padding_mask"] = torch.empty(BATCH, SEQLEN, dtype=torch.bool, device="meta")
         if item.masked and any(kernel.capabilities.dropout):
             options["dropout_p"] = max(kernel.capabilities.dropout)
-        if item.masked and any(kernel.capabilities.window):
-            options["window"] = max(kernel.capabilities.window)
-        if item.masked and any(kernel.capabilities.softcap):
-            options["softcap"] = max(kernel.capabilities.softcap)
+        for name in ("window", "window_right", "chunk", "softcap"):
+            if item.masked and any(getattr(kernel.capabilities, name)):
+                options[name] = max(getattr(kernel.capabilities, name))
         for name in ("alibi_slopes", "sinks"):
             if item.masked and getattr(kernel.capabilities, name):
                 options[name] = torch.empty(q.shape[1], dtype=torch.float32, device="meta")

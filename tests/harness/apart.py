@@ -1,6 +1,6 @@
 """Bugs that are apart although they may need the same field: with ordinary numbers they make other tensors wrong."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,13 +20,18 @@ Try = Callable[[str, Case, frozenset[str]], Finding | None]
 """Runs a law on a case without judging some tensors, and returns what it finds, or None."""
 
 
-def are_apart(one: Bug, other: Bug, run: Try, capabilities: Capabilities) -> bool:
+def are_apart(
+    one: Bug, other: Bug, run: Try, capabilities: Capabilities, third: Collection[Bug] = ()
+) -> bool:
     """Whether two bugs make different tensors wrong, each in its smallest case with ordinary numbers.
 
     They do if no tensor is wrong in both, if out is wrong in one of them and right in the other, or if out is right in
-    both and the tensor that one was found by is right in the other.
+    both and the tensor that one was found by is right in the other. Where more rows bring in one of ``third``, nothing
+    is known.
     """
     mine, theirs = one.failure, other.failure
+    if any(x.is_met(longer(f.case)) and not x.is_met(f.case) for f in (mine, theirs) for x in third):
+        return False
     some = wrong_with_ordinary_numbers(mine.law, mine.case, mine.finding, run, capabilities, one.needs)
     if not some:
         return False

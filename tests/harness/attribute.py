@@ -160,7 +160,8 @@ class _Cured:
 def _without(bug: Bug, broken: Broken, run: Try, capabilities: Capabilities) -> _Cured:
     """Change each field that the bug needs, and see whether the failure goes away."""
     telling = [need for need in bug.needs if need.is_telling]
-    if telling and not bug.is_met(broken.case):
+    necessary = bug.needs if telling else [need for need in bug.needs if need.is_certain]
+    if not all(need.is_met(broken.case) for need in necessary):
         return _Cured(False)
     if not all(is_present(need, broken.case) for need in bug.needs if need.name not in LENGTHS):
         return _Cured(False)
@@ -281,7 +282,8 @@ def is_same(known: Bug, bug: Bug, run: Try, capabilities: Capabilities, others: 
     both = ((known, bug), (bug, known))
     if known.is_kin(bug) and any(_rounds_also(one, other) for one, other in both):
         return True
-    if not known.is_kin(bug) or are_apart(known, bug, run, capabilities):
+    third = [x for x in others if x.key not in (known.key, bug.key)]
+    if not known.is_kin(bug) or are_apart(known, bug, run, capabilities, third):
         return False
     if any(_is_found_beside(one, other, run, capabilities) for one, other in both):
         return True
@@ -299,7 +301,6 @@ def is_same(known: Bug, bug: Bug, run: Try, capabilities: Capabilities, others: 
             return True
     if bug.failure.finding.ends_process:  # each run to make sure would end a process
         return False
-    third = [x for x in others if x.key not in (known.key, bug.key)]
     cured = partial(_is_cured_as, run=run, capabilities=capabilities, others=third)
     return any(_begins_like(one, other) and cured(one, other) for one, other in both) or all(
         cured(one, other) for one, other in both

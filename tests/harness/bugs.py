@@ -8,7 +8,17 @@ from strategies.case import SIZES, Case
 from tests.harness.explain import Explanation
 from tests.harness.report import Failure
 from tests.harness.run import run_of
-from tests.harness.vary import BLIND, HEADS, LENGTHS, NAN, SCORES, VALUES_OF, has_small_scores, value_of
+from tests.harness.vary import (
+    BLIND,
+    HEADS,
+    LENGTHS,
+    NAN,
+    SCORES,
+    TILES_OF_SIZE,
+    VALUES_OF,
+    has_small_scores,
+    value_of,
+)
 from tests.harness.verdict import INTERMITTENT, NUMBERS, Finding
 
 SMALLEST_TILE = 16
@@ -41,11 +51,13 @@ class Need:
     """A field that must have a certain value for a bug to show; ``name`` is that of ``vary.value_of``.
 
     ``fails`` are values with which the bug was seen, that of the smallest case first; ``holds`` are values without it.
+    With ``is_certain``, ordinary numbers in many rows have confirmed the need.
     """
 
     name: str
     fails: tuple[Any, ...]
     holds: tuple[Any, ...]
+    is_certain: bool = False
 
     @property
     def is_numeric(self) -> bool:
@@ -59,6 +71,11 @@ class Need:
         Lengths, numbers and the dtype do not, because they may matter in a small case by chance.
         """
         return not self.is_numeric and self.name != "dtype"
+
+    @property
+    def is_of_parts(self) -> bool:
+        """Whether a part of a case may have what the case itself has not."""
+        return self.name in OF_PARTS or self.name.startswith(TILES_OF_SIZE)
 
     @property
     def cures_by_all(self) -> bool:
@@ -95,7 +112,7 @@ class Need:
 
     def seen_with(self, value: Any) -> "Need":
         """Return the need after the bug was seen with another value."""
-        return Need(self.name, (*self.fails, value), tuple(x for x in self.holds if x != value))
+        return replace(self, fails=(*self.fails, value), holds=tuple(x for x in self.holds if x != value))
 
     def is_met(self, case: Case) -> bool:
         """Whether a case may show the bug, as far as this field decides it."""
@@ -220,7 +237,7 @@ class Bug:
 
         It ends the process in the same words, and needs only sizes, which such a part may have whatever the case has.
         """
-        is_of_sizes = bool(self.needs) and all(need.name in OF_PARTS for need in self.needs)
+        is_of_sizes = bool(self.needs) and all(need.is_of_parts for need in self.needs)
         return is_of_sizes and self.ends_as(finding)
 
     def ends_as(self, finding: Finding) -> bool:
@@ -331,7 +348,10 @@ class Bug:
             number=fields["number"],
             explanation=Explanation(causes=tuple(fields["causes"])),
         )
-        needs = (Need(x["name"], tuple(x["fails"]), tuple(x["holds"])) for x in fields["needs"])
+        needs = (
+            Need(x["name"], tuple(x["fails"]), tuple(x["holds"]), x.get("is_certain", False))
+            for x in fields["needs"]
+        )
         return cls(
             failure,
             tensors=tuple(fields["tensors"]),
@@ -390,20 +410,20 @@ def is_not_cured(mine: Finding, found: Finding | None) -> bool:
 
 def in_parts(bug: Bug) -> Bug:
     """Return the bug without needs of sizes, because a law that calls the kernel with parts of a case may meet any."""
-    needs = tuple(need for need in bug.needs if need.name not in OF_PARTS)
+    needs = tuple(need for need in bug.needs if not need.is_of_parts)
     return replace(bug, needs=needs or bug.needs)
 
 
 def met_again(known: Bug, again: Bug) -> Bug:
     """Return a known bug after it was found again.
 
-    It has the tensors of both, and only those needs that the second case meets too. If none is left, lengths stay a
-    need as long as some hold, since a bug that needs nothing would explain whatever is wrong in its tensors. Roundings
-    keep their need of a dtype, because in others they show with some numbers alone. If nothing would be left of a bug
-    that some ordinary cases do not show, it keeps its needs.
+    It has the tensors of both, and only those needs that are certain or that the second case meets. If none is left,
+    lengths stay a need as long as some hold, since a bug that needs nothing would explain whatever is wrong in its
+    tensors. Roundings keep their need of a dtype, because in others they show with some numbers alone. If nothing would
+    be left of a bug that some ordinary cases do not show, it keeps its needs.
     """
     case = again.failure.case
-    needs = [need for need in known.needs if need.is_met(case)]
+    needs = [need for need in known.needs if need.is_certain or need.is_met(case)]
     if is_small(known.failure.finding):
         of_dtype = (need for need in known.needs if need.name == "dtype" and need not in needs)
         needs += [x if is_small(again.failure.finding) else x.seen_with(case.dtype) for x in of_dtype]

@@ -82,7 +82,9 @@ def _values(name: str, case: Case, capabilities: Capabilities) -> Iterable[Any]:
 
 
 def _away_from(bug: Bug, case: Case, capabilities: Capabilities) -> Iterator[Case]:
-    for need in bug.needs:
+    # Each field that the bug needs is changed in some cases, so that no other is left without cases that have it.
+    first = case.seed % len(bug.needs) if bug.needs else 0
+    for need in (*bug.needs[first:], *bug.needs[:first]):
         for changed in cures(need, case, capabilities):
             if not _may_show(bug, changed):
                 yield changed

@@ -14,6 +14,7 @@ from tests.harness.apart import longer, wrong_with_ordinary_numbers
 from tests.harness.attribute import cures, needs_of
 from tests.harness.budget import BudgetSpent
 from tests.harness.bugs import Need, are_kindred, is_not_cured, is_small, wrong_tensors
+from tests.harness.certain import certain
 from tests.harness.diagnose import diagnosed
 from tests.harness.explain import COMES_AND_GOES
 from tests.harness.in_common import by_scores, in_common
@@ -82,8 +83,19 @@ class NeedSearch:
         # A failure that comes and goes may also be absent by chance, so no field is to blame.
         if COMES_AND_GOES in self.failure.explanation.sentences:
             return ()
-        several = [self.with_ordinary_border(need, fails) for need in self.without_rows(found, fails)]
+        several = self.without_rows(self.with_certain(found, matter, fails), fails)
+        several = [self.with_ordinary_border(need, fails) for need in several]
         return without_accidents(in_common(several, self.failure, fails, capabilities))
+
+    def with_certain(
+        self, needs: Sequence[Need], matter: Sequence[Need], fails: Callable[[Case], bool]
+    ) -> list[Need]:
+        """Return the needs, with those that are certain, although larger cases may fail without them."""
+        sure: dict[str, Need] = {}
+        with suppress(BudgetSpent):
+            for need in certain(matter, self.failure.case, fails, self.runs.info.capabilities):
+                sure[need.name] = need
+        return [*(need for need in needs if need.name not in sure), *sure.values()]
 
     def without_rows(self, needs: Sequence[Need], fails: Callable[[Case], bool]) -> list[Need]:
         """Return the needs; beside a layout, without sizes above 1 that only make strides tell something.
@@ -322,5 +334,5 @@ def without_accidents(needs: Sequence[Need]) -> tuple[Need, ...]:
     if SCORES in unique:  # they are sums of head_dim products, by default scaled by it
         unique.pop("head_dim", None)
     if "lengths" in unique:  # a change of one length may make both equal
-        unique = {name: need for name, need in unique.items() if name not in LENGTHS}
+        unique = {name: need for name, need in unique.items() if need.is_certain or name not in LENGTHS}
     return tuple(unique.values())

@@ -6,7 +6,18 @@ from typing import Any
 from tests.harness.bugs import Bug, Need
 from tests.harness.report import headline
 from tests.harness.sightings import Sightings
-from tests.harness.vary import BLIND, HEADS, LENGTHS, MADE_OF, NAN, PAIR, SCORES, VALUES_OF, text
+from tests.harness.vary import (
+    BLIND,
+    HEADS,
+    LENGTHS,
+    MADE_OF,
+    NAN,
+    PAIR,
+    SCORES,
+    TILES_OF_SIZE,
+    VALUES_OF,
+    text,
+)
 from tests.harness.verdict import NUMBERS, Finding
 
 MANY_ULPS = 1e6
@@ -61,6 +72,8 @@ def _need(need: Need) -> str:
         return "large or special scores"
     if need.name in LENGTHS:
         return f"{need.name} {need.side[0]} {need.side[1]}" if need.side else f"certain {need.name}"
+    if need.name.startswith(TILES_OF_SIZE):
+        return f"lengths that fill no {need.name}"
     if need.name.endswith(PAIR):
         return need.name
     if need.name == "sm_scale":  # of many values few were tried
@@ -127,6 +140,8 @@ def row(bug: Bug, seen: Sightings) -> dict[str, Any]:
 
 
 def _names(need: Need) -> tuple[str, ...]:
+    if need.name.startswith(TILES_OF_SIZE):
+        return LENGTHS
     return MADE_OF[need.name] if need.name in TOLD_BY_FIELDS else (need.name,)
 
 

@@ -36,6 +36,10 @@ MADE_OF: Mapping[str, tuple[str, ...]] = {
     NAN: tuple(VALUES_OF),
 }
 """The fields that a field with a name of its own follows from."""
+WHOLE, PARTIAL = "whole", "partial"
+"""The values of a field for tiles of so many rows: both lengths fill their tiles, or one of them does not."""
+TILES_OF_SIZE = "tiles of "
+"""The beginning of the name of such a field."""
 PAIR = " layouts"
 """The end of the name of a field for two tensors' layouts, as where one is read by the strides of the other."""
 
@@ -142,9 +146,9 @@ def _is_unequal_as(case: Case, other: Case) -> bool:
 def value_of(case: Case, name: str) -> Any:
     """Return the value of a field, of a launch setting, or of something that follows from several fields.
 
-    The last are "lengths" (whether both are equal, or which there are more of), "k and v layouts" and the like, "huge"
-    (whether any layout is), the names in ``MADE_OF``, and those of ``VALUES_OF``: the family of the tensors' numbers,
-    or "set" if single entries are set.
+    The last are "lengths" (whether both are equal, or which there are more of), "tiles of 16" and the like, "k and v
+    layouts" and the like, "huge" (whether any layout is), the names in ``MADE_OF``, and those of ``VALUES_OF``: the
+    family of the tensors' numbers, or "set" if single entries are set.
     """
     layouts = {getattr(case, f"{tensor}_layout") for tensor in _tensors_of(name)}
     if name.endswith(PAIR):
@@ -154,6 +158,8 @@ def value_of(case: Case, name: str) -> Any:
         return "equal" if case.seqlen_q == case.seqlen_k else more
     if name == "huge":
         return "huge" in layouts
+    if name.startswith(TILES_OF_SIZE):
+        return PARTIAL if any(getattr(case, length) % _rows(name) for length in LENGTHS) else WHOLE
     if name == BLIND:
         hidden = HIDDEN if case.causal and case.seqlen_q > case.seqlen_k else SEEN
         return hidden if case.seqlen_k else NO_KEYS
@@ -173,8 +179,9 @@ def value_of(case: Case, name: str) -> Any:
 def with_value(case: Case, name: str, value: Any) -> Case:
     """Return the case with another value of what ``value_of`` returns.
 
-    For "lengths" it is the length that both get, for ``BLIND`` both lengths. The layouts of a pair become contiguous,
-    and so do huge ones; entries that are NaN or infinity are not set. Of any number of query heads none are grouped.
+    For "lengths" it is the length that both get, for ``BLIND`` both lengths. For whole tiles both become so long that
+    they fill theirs. The layouts of a pair become contiguous, and so do huge ones; entries that are NaN or infinity are
+    not set. Of any number of query heads none are grouped.
     """
     if name == HEADS:
         return replace(case, heads_kv=value, group=1)
@@ -184,6 +191,9 @@ def with_value(case: Case, name: str, value: Any) -> Case:
         return replace(case, seqlen_q=value[0], seqlen_k=value[1])
     if name == "lengths":
         return replace(case, seqlen_q=value, seqlen_k=value)
+    if name.startswith(TILES_OF_SIZE):
+        rows = _rows(name)
+        return _with(case, {length: -(-getattr(case, length) // rows) * rows for length in LENGTHS})
     if name.endswith(PAIR):
         return _with(case, {f"{tensor}_layout": "contiguous" for tensor in _tensors_of(name)})
     if name == "huge":
@@ -196,6 +206,16 @@ def with_value(case: Case, name: str, value: Any) -> Case:
     if name in dict(case.launch):
         return replace(case, launch=tuple((x, value if x == name else own) for x, own in case.launch))
     return _with(case, {name: value})
+
+
+def tiles_of(rows: int) -> str:
+    """Return the name of the field that says whether both lengths fill tiles of so many rows."""
+    return f"{TILES_OF_SIZE}{rows}"
+
+
+def _rows(name: str) -> int:
+    """Return the rows of a tile from the name of such a field."""
+    return int(name.removeprefix(TILES_OF_SIZE))
 
 
 def laid_out(name: str, case: Case) -> list[str]:

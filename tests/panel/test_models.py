@@ -13,9 +13,11 @@ from tests.mutation.schedule import Schedule, is_quick
 from tests.panel import (
     lse_forms,
     masks,
+    packed,
     paged,
     planted_lse,
     planted_masks,
+    planted_packed,
     planted_pages,
     planted_scores,
     planted_v_head_dim,
@@ -25,6 +27,7 @@ from tests.panel import (
 CLAIMS = {
     "tests.panel.masks:eager": masks.CLAIMS,
     "tests.panel.masks:tiled": masks.CLAIMS,
+    "tests.panel.packed:eager": packed.CLAIMS,
     "tests.panel.paged:eager": paged.CLAIMS,
     "tests.panel.paged:tiled": paged.CLAIMS,
     "tests.panel.scores:eager": scores.CLAIMS,
@@ -46,7 +49,14 @@ MOST_EXAMPLES = 3000
 SEEDS = range(20)
 PLANTED = {
     f"{module.__name__}:{bug.name}": bug
-    for module in (planted_masks, planted_scores, planted_v_head_dim, planted_lse, planted_pages)
+    for module in (
+        planted_masks,
+        planted_scores,
+        planted_v_head_dim,
+        planted_lse,
+        planted_pages,
+        planted_packed,
+    )
     for bug in module.PLANTED
 }
 COMBINED = {

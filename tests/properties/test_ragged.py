@@ -3,7 +3,12 @@
 The kernel takes a cache of which each sequence fills a part, a cache in pages, or sequences packed end to end. In each
 case out, lse and the gradients of each sequence are within the bound of float64. Lengths are 0, 1, close to whole tiles
 or pages, random, or the full length. Catches lengths, offsets or pages of another sequence, rows and keys of the
-neighbour, a causal corner that is that of the longest, empty sequences, and what lies in a cache behind its last key.
+neighbour, a causal corner or a window that is that of the longest, empty sequences, and what lies in a cache behind its
+last key.
+
+Patterns of masks, soft-caps, ALiBi and sinks are drawn with it, and each sequence has them as if it were alone: the
+diagonal of its query i is ``i + seqlen_k - seqlen_q`` by its own lengths. Key padding masks are drawn too, but for keys
+in pages. Biases are not passed.
 """
 
 import math
@@ -15,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from reference.masks import blank
 from strategies.case import DEFAULT_BLOCK
 from strategies.pages import in_pages
 from tests.harness.judge import judge
@@ -25,17 +31,17 @@ MOST_SEQUENCES = 4
 """The most sequences that the rows of a packed case are cut into."""
 
 
-@law(needs="ragged", on_device=True)
+@law(needs="ragged", on_device=True, key_padding=True, variants=True)
 def ragged(trial: Trial) -> None:
     """Judge each sequence of a call of each kind that is claimed; the seed of the case decides their lengths."""
+    p = replace(trial.problem, rule=replace(trial.problem.rule, bias=None))
     calls = {"cache": filled_in_part, "packed": end_to_end, "paged": from_a_pool}
     for kind in trial.kernel.capabilities.ragged:
-        calls[kind](trial, random.Random(trial.case.seed))
+        calls[kind](trial, p, random.Random(trial.case.seed))
 
 
-def filled_in_part(trial: Trial, chance: random.Random) -> None:
+def filled_in_part(trial: Trial, p: Problem, chance: random.Random) -> None:
     """Give each sequence of the batch a random number of keys, in half of the cases with NaN behind the last one."""
-    p = trial.problem
     tile = tile_of(trial, "block_n")
     lengths = [length(tile, p.k.shape[2], chance) for _ in range(len(p.k))]
     if chance.random() < 0.5:
@@ -45,16 +51,19 @@ def filled_in_part(trial: Trial, chance: random.Random) -> None:
     trial = trial.with_launch({**trial.launch, "cache_seqlens": int32(lengths, p.q.device)})
     outputs = trial.forward(p)
     each_alone(
-        trial, p, outputs, [(p.k[b : b + 1, :, :n], p.v[b : b + 1, :, :n]) for b, n in enumerate(lengths)]
+        trial, outputs, [p.with_batch(slice(b, b + 1)).with_keys(slice(n)) for b, n in enumerate(lengths)]
     )
 
 
-def from_a_pool(trial: Trial, chance: random.Random) -> None:
+def from_a_pool(trial: Trial, p: Problem, chance: random.Random) -> None:
     """Give each sequence of the batch a random number of keys, in pages of a size that is claimed.
 
-    In half of the cases it is the smallest, since the keys of a case seldom fill two pages of a large one.
+    In half of the cases it is the smallest, since the keys of a case seldom fill two pages of a large one. Keys that
+    are padded are seen here, and are 0, because what is masked may hold anything.
     """
-    p, claimed = trial.problem, trial.kernel.capabilities
+    claimed = trial.kernel.capabilities
+    k, v = (blank(x, p.key_padding_mask) for x in (p.k, p.v))
+    p = replace(p, k=k, v=v, key_padding_mask=None)
     page_size = chance.choice((min(claimed.page_sizes), chance.choice(claimed.page_sizes)))
     tile = chance.choice((page_size, tile_of(trial, "block_n")))
     lengths = [length(tile, p.k.shape[2], chance) for _ in range(len(p.k))]
@@ -63,23 +72,28 @@ def from_a_pool(trial: Trial, chance: random.Random) -> None:
     tensors = {"cache_seqlens": int32(lengths, p.q.device), "block_table": pages.block_table}
     trial = trial.with_launch({**trial.launch, **tensors})
     outputs = trial.forward(replace(p, k=pages.k, v=pages.v))
-    each_alone(trial, p, outputs, [pages.of(b, n) for b, n in enumerate(lengths)])
+    each_alone(
+        trial,
+        outputs,
+        [
+            replace(p.with_batch(slice(b, b + 1)), k=k, v=v)
+            for b, (k, v) in enumerate(map(pages.of, range(len(lengths)), lengths))
+        ],
+    )
 
 
-def each_alone(trial: Trial, p: Problem, outputs: Outputs, keys: list[tuple[Tensor, Tensor]]) -> None:
-    """Judge each sequence of the batch by its own keys and values, (1, heads_kv, length, head_dim) each."""
-    for b, (k, v) in enumerate(keys):
+def each_alone(trial: Trial, outputs: Outputs, sequences: list[Problem]) -> None:
+    """Judge each sequence of the batch by the problem that it is alone."""
+    for b, alone in enumerate(sequences):
         here = slice(b, b + 1)
-        alone = replace(p, q=p.q[here], k=k, v=v, dout=p.dout[here])
         expressions = {name: f"{name}[{b}:{b + 1}]" for name in outputs.named()}
         of_this: dict[str, Any] = {name: x[here] for name, x in outputs.named().items()}
         judge(trial, alone, replace(outputs, **of_this), expressions)
 
 
-def end_to_end(trial: Trial, chance: random.Random) -> None:
+def end_to_end(trial: Trial, p: Problem, chance: random.Random) -> None:
     """Cut the rows of the first batch element into sequences, and its keys into as many, at other places."""
-    p = trial.problem
-    p = replace(p, q=p.q[:1], k=p.k[:1], v=p.v[:1], dout=p.dout[:1])
+    p = p.with_batch(slice(1))
     sequences = chance.randint(1, MOST_SEQUENCES)
     cuts_q = cuts(tile_of(trial, "block_m"), p.q.shape[2], sequences, chance)
     cuts_k = cuts(tile_of(trial, "block_n"), p.k.shape[2], sequences, chance)
@@ -93,7 +107,7 @@ def end_to_end(trial: Trial, chance: random.Random) -> None:
     outputs = trial.gradients(p)
     for of_q, of_k in zip(pairwise(cuts_q), pairwise(cuts_k), strict=True):
         rows, keys = slice(*of_q), slice(*of_k)
-        alone = replace(p, q=p.q[:, :, rows], dout=p.dout[:, :, rows], k=p.k[:, :, keys], v=p.v[:, :, keys])
+        alone = replace(p.with_keys(keys), q=p.q[:, :, rows], dout=p.dout[:, :, rows])
         at = {name: keys if name in ("dk", "dv") else rows for name in outputs.named()}
         expressions = {name: f"{name}[:, :, {x.start}:{x.stop}]" for name, x in at.items()}
         of_this: dict[str, Any] = {name: x[:, :, at[name]] for name, x in outputs.named().items()}

@@ -3,15 +3,18 @@
 import itertools
 import warnings
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from kernels.contract import DTYPES, LAYOUTS
+from kernels.contract import BIASES, DTYPES, LAYOUTS
 from kernels.registry import REGISTERED, load
 from reference.bounds.accumulation import SAFETY
 from strategies.case import Case
+from strategies.cases import is_claimed
+from strategies.padding import FAMILIES as PADDINGS
 from strategies.tensors import tensors
 from tests.harness.judge import judge
 from tests.harness.trial import Trial, run_kernel
@@ -56,6 +59,54 @@ def assert_right(name: str, case: Case, *, gradients: bool = False) -> None:
 @pytest.mark.parametrize("sm_scale", [0.25, 0.3])
 def test_forward_is_right(name: str, case: Case, sm_scale: float) -> None:
     assert_right(name, replace(case, sm_scale=sm_scale))
+
+
+OPTIONS: tuple[dict[str, Any], ...] = (
+    *({"bias": shape} for shape in BIASES),
+    *({"key_padding": family, "seed": 1} for family in PADDINGS),  # masked keys hold NaN for odd seeds
+    {"window": 33, "window_right": 9, "first_keys": 1},
+    {"chunk": 16, "prefix": 5},
+    {"bias": "full", "key_padding": "gap", "window": 33},
+)
+"""What ``attn_mask`` can say."""
+
+CHANGES: tuple[dict[str, Any], ...] = (
+    {"softcap": 1.5},
+    {"alibi_slopes": True},
+    {"sinks": True},
+    {"softcap": 20.0, "alibi_slopes": True, "bias": "full", "sinks": True},
+    {"sinks": True, "bias": "of_keys", "key_padding": "gap", "chunk": 16},
+)
+"""What only ``score_mod`` can say, and together with masks."""
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *(("sdpa_math", options) for options in OPTIONS),
+        *(("flex_attention", options) for options in (*OPTIONS, *CHANGES)),
+    ],
+)
+def test_masks_and_changes_of_scores(name: str, options: dict[str, Any], causal: bool) -> None:
+    claims = load(name).capabilities
+    for seqlen_q, seqlen_k in ((23, 37), (37, 23)):
+        case = Case(batch=2, heads_kv=2, group=2, head_dim=64, causal=causal)
+        case = replace(case, seqlen_q=seqlen_q, seqlen_k=seqlen_k, **options)
+        assert is_claimed(case, claims)
+        assert_right(name, case, gradients=name != "flex_attention")
+
+
+def test_one_compilation_answers_all_values_of_options() -> None:
+    """A captured number would be a constant of the compiled function, and another one would compile anew."""
+    torch._dynamo.reset()
+    case = Case(heads_kv=2, seqlen_q=5, seqlen_k=9, head_dim=64, alibi_slopes=True, softcap=1.5, window=33)
+    for bias in ("full", "shared"):  # The first compilation is for a length, the second one for any.
+        assert_right("flex_attention", replace(case, bias=bias))
+    torch._dynamo.utils.counters.clear()
+    for softcap, window, bias in ((50.0, 100, "of_heads"), (0.0, 1, "full"), (20.0, 33, "of_keys")):
+        assert_right("flex_attention", replace(case, softcap=softcap, window=window, bias=bias))
+    assert not torch._dynamo.utils.counters["stats"]
 
 
 # sdpa_flash is left out under a causal mask: PyTorch 2.13 multiplies the mask's -inf by the scale, which is NaN.

@@ -29,8 +29,11 @@ def test_laws_are_those_that_there_are(known: KnownFailure) -> None:
 def test_values_of_fields_are_such_as_a_case_has(known: KnownFailure) -> None:
     for name, values in known.where.items():
         for value in values:
-            case = replace(Case(), **{name: value})
-            assert from_json(to_json(case)) == case
+            if isinstance(getattr(Case, name), property):
+                assert type(value) is type(getattr(Case(), name))
+            else:
+                case = replace(Case(), **{name: value})
+                assert from_json(to_json(case)) == case
 
 
 @pytest.mark.parametrize("known", KNOWN)

@@ -49,6 +49,12 @@ def test_longest_lengths_may_be_more_than_the_longest() -> None:
     assert all(torch.equal(a, b) for a, b in zip(more, packed_forward(**CALL), strict=True))
 
 
+@pytest.mark.parametrize("name", ["window", "window_right", "chunk"])
+def test_sizes_that_do_not_fit_32_bits_hide_what_both_lengths_together_do(name: str) -> None:
+    huge, wide = (packed_forward(**{**CALL, "causal": False, name: size}) for size in (2**40, 21))
+    assert all(torch.equal(a, b) for a, b in zip(huge, wide, strict=True))
+
+
 def test_no_sequences() -> None:
     none = {**CALL, "q": Q[:0], "k": K[:0], "v": V[:0], "cu_seqlens_q": int32(0), "cu_seqlens_k": int32(0)}
     out, lse = packed_forward(**none)
@@ -77,6 +83,11 @@ def test_rows_that_follow_each_other_are_not_copied() -> None:
         ({"max_seqlen_q": None}, ValueError, "max_seqlen_q: got None, expected an integer, 0 or more"),
         ({"max_seqlen_k": -1}, ValueError, "max_seqlen_k: got -1, expected an integer, 0 or more"),
         ({"block_m": 48}, ValueError, "block_m: got 48, expected one of"),
+        ({"window": 1.5}, TypeError, "window: got 1.5, expected an integer"),
+        ({"window_right": -1}, ValueError, "window_right: got -1, expected an integer of at least 0"),
+        ({"chunk": -16}, ValueError, "chunk: got -16, expected an integer of at least 0"),
+        ({"softcap": -1.0}, ValueError, "softcap: got -1.0, expected a finite number of at least 0"),
+        ({"sinks": torch.zeros(2, device=DEVICE)}, ValueError, r"sinks: got shape \(2,\), expected \(4,\)"),
     ],
 )
 def test_refuses(change: dict[str, Any], error: type[Exception], message: str) -> None:

@@ -1,0 +1,98 @@
+"""What a bug surely needs: with ordinary numbers in many rows it shows, and without the needed field it does not.
+
+In the smallest case of a bug nearly all numbers are 0, so that much matters by accident; and larger cases, which tell
+what matters by accident, may fail because of other bugs. With ordinary numbers in many rows nothing does.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import cache
+
+from kernels.contract import Capabilities
+from strategies.case import Case
+from strategies.cases import is_claimed
+from tests.harness.apart import FEWEST, LONGER, longer
+from tests.harness.attribute import cures
+from tests.harness.bugs import Need
+from tests.harness.vary import LENGTHS, PARTIAL, WHOLE, tiles_of, with_normal_numbers, with_value
+
+Fails = Callable[[Case], bool]
+"""Whether a changed case fails as the smallest case of a bug does."""
+
+SIZES_OF_TILES = (4, 8, 16, 32, 48, 64, 128)
+"""How many rows a kernel's tile may have, the fewest first."""
+TRIED = (3, 4, 5, 8, 9, 16, 17, 20, 24, 32, 33, 48, 49, 64, 65, 96, 128, 129, 192)
+"""Lengths that tell whether a bug shows beyond a tile, up to its end, or in a tile that is not full."""
+ODD = LONGER + 1
+"""The other length while one is varied: it fills no tile."""
+
+
+def certain(matter: Sequence[Need], case: Case, fails: Fails, capabilities: Capabilities) -> Iterator[Need]:
+    """Yield the needs that ordinary numbers confirm, and one of tiles that are not full if it takes both lengths.
+
+    ``matter`` are the fields that matter in the smallest case. Nothing is certain of a bug that ordinary numbers do not
+    show there. ``fails`` may raise BudgetSpent.
+    """
+
+    @cache
+    def shows(changed: Case) -> bool:
+        return is_claimed(changed, capabilities) and fails(changed)
+
+    shown = next(filter(shows, _ordinary(case)), None)
+    if shown is None:
+        return
+    for need in matter:
+        changed = list(cures(need, shown, capabilities)) if need.is_telling else []
+        if changed and not any(map(shows, changed)):
+            yield replace(need, is_certain=True)
+    borders = [border for name in LENGTHS for border in _borders(name, case, shown, shows)]
+    yield from borders or _of_both(case, shown, shows)
+
+
+def _ordinary(case: Case) -> Iterator[Case]:
+    """Yield the case with ordinary numbers, in more rows and keys, and in its own if these are many."""
+    normal = with_normal_numbers(case)
+    yield longer(normal)
+    yield longer(normal, 3 * LONGER)
+    if min(case.seqlen_q, case.seqlen_k) >= FEWEST:
+        yield normal
+
+
+def _borders(name: str, case: Case, shown: Case, shows: Fails) -> Iterator[Need]:
+    """Yield a need of one length if it shows the bug beyond some tile, up to its end, or wherever it fills no tile."""
+    (other,) = {*LENGTHS} - {name}
+    base, own = with_value(shown, other, ODD), getattr(case, name)
+    found = {x for x in TRIED if shows(with_value(base, name, x))}
+    for size in SIZES_OF_TILES:
+        whole = tuple(x for x in TRIED if x % size == 0)
+        above, below, partial = (
+            {x for x in TRIED if x > size},
+            {x for x in TRIED if x <= size},
+            {*TRIED} - {*whole},
+        )
+        # The lengths that hold are those next to the border, so that ``Need.side`` tells the rule.
+        rules = (
+            (above, own > size, (size,)),
+            (below, own <= size, (size + 1, size + 2)),
+            (partial, own % size, whole),
+        )
+        for showing, is_met, holds in rules:
+            if is_met and showing == found:
+                yield Need(name, (own,), holds, is_certain=True)
+                return
+
+
+def _of_both(case: Case, shown: Case, shows: Fails) -> Iterator[Need]:
+    """Yield a need of tiles if the bug shows where a length fills no tile, and not where both fill theirs.
+
+    This is tried with equal lengths, with more keys and with more queries. One of these is enough, since another bug
+    may show in the others whether tiles are full or not.
+    """
+    for size in SIZES_OF_TILES:
+        need = Need(tiles_of(size), (PARTIAL,), (WHOLE,), is_certain=True)
+        for queries, keys in ((3, 3), (3, 5), (5, 3)):  # odd, so that larger tiles are not full
+            whole = [(x * queries * size, x * keys * size) for x in (1, 3)]
+            full, more = ([replace(shown, seqlen_q=q + x, seqlen_k=k + x) for q, k in whole] for x in (0, 1))
+            if need.is_met(case) and all(map(shows, more)) and not any(map(shows, full)):
+                yield need
+                return

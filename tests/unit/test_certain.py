@@ -1,0 +1,82 @@
+"""Ordinary numbers in many rows tell what a bug surely needs, where few numbers and other bugs tell nothing."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from kernels.contract import Capabilities
+from strategies.case import Case
+from tests.harness.bugs import Bug, Need, met_again
+from tests.harness.certain import certain
+from tests.harness.vary import PARTIAL, WHOLE, tiles_of, value_of, with_value
+from tests.unit.bugs import CAUSAL, UNEQUAL, bug
+
+CLAIMS = Capabilities(head_dims=(16, 64))
+BATCH = Need("batch", (2,), (1,))
+FEW: Mapping[str, Any] = {f"{tensor}_values": "zeros" for tensor in ("q", "k", "v", "dout")}
+
+
+def found(case: Case, fails: Callable[[Case], bool], *matter: Need) -> dict[str, Need]:
+    """Return by name what is certain of a bug, given the fields that matter in its smallest case."""
+    return {need.name: need for need in certain(matter, case, fails, CLAIMS)}
+
+
+def test_what_cures_ordinary_numbers_is_certain() -> None:
+    case = Case(batch=2, seqlen_q=1, seqlen_k=2, **FEW)
+    sure = found(case, lambda x: x.batch == 2 and x.seqlen_q != x.seqlen_k, BATCH, UNEQUAL, CAUSAL)
+    assert [*sure] == ["batch", "lengths"]
+    assert all(need.is_certain for need in sure.values())
+
+
+def test_nothing_is_certain_of_what_ordinary_numbers_do_not_show() -> None:
+    assert not found(Case(batch=2, **FEW), lambda case: case.v_values == "zeros" and case.batch == 2, BATCH)
+
+
+@pytest.mark.parametrize(
+    ("keys", "fails", "side"),
+    [
+        (35, lambda keys: keys > 32, ("above", 32)),
+        (9, lambda keys: keys <= 16, ("below", 17)),
+        (17, lambda keys: keys % 16 > 0, ("no multiple of", 16)),
+        (35, lambda keys: keys > 33, None),  # no tile ends there
+        (3, lambda keys: keys > 32, None),  # its smallest case is another bug's
+        (35, lambda keys: True, None),
+    ],
+)
+def test_a_border_of_one_length(
+    keys: int, fails: Callable[[int], bool], side: tuple[str, int] | None
+) -> None:
+    case = Case(seqlen_q=40, seqlen_k=keys, **FEW)
+    sure = found(case, lambda x: fails(x.seqlen_k))
+    assert [need.side for need in sure.values()] == ([side] if side else [])
+
+
+def test_tiles_of_both_lengths() -> None:
+    """Tiles of 16 that are not full are wrong, and so is, by another bug, any case with more queries than keys."""
+
+    def fails(case: Case) -> bool:
+        return bool(case.seqlen_q % 16 or case.seqlen_k % 16 or case.seqlen_q > case.seqlen_k)
+
+    sure = found(Case(seqlen_q=17, seqlen_k=20, **FEW), fails)
+    assert [*sure] == [tiles_of(16)]
+    assert sure[tiles_of(16)].is_met(Case(seqlen_q=16, seqlen_k=17))
+    assert not sure[tiles_of(16)].is_met(Case(seqlen_q=48, seqlen_k=16))
+
+
+def test_whole_tiles_are_no_shorter() -> None:
+    case = Case(seqlen_q=17, seqlen_k=32)
+    whole = with_value(case, tiles_of(16), WHOLE)
+    assert (whole.seqlen_q, whole.seqlen_k) == (32, 32)
+    assert [value_of(x, tiles_of(16)) for x in (case, whole)] == [PARTIAL, WHOLE]
+
+
+def test_a_certain_need_is_kept_whatever_is_met_again() -> None:
+    case = Case(batch=2, seqlen_q=1, seqlen_k=2)
+    sure = Need(UNEQUAL.name, UNEQUAL.fails, UNEQUAL.holds, is_certain=True)
+    known, again = (
+        bug(case, ("out",), sure, BATCH),
+        bug(Case(batch=2, seqlen_q=2, seqlen_k=2), ("out",), BATCH),
+    )
+    assert met_again(known, again).needs == (sure, BATCH)
+    assert Bug.from_dict(known.to_dict()).needs == known.needs
