@@ -253,9 +253,8 @@ def _forward_kernel(
     k_ptrs = tile_pointers(k + batch * stride_kb + head_kv * stride_kh, keys, stride_kn, cols, ALIGNED)
     v_ptrs = tile_pointers(v + batch * stride_vb + head_kv * stride_vh, keys, stride_vn, cols, ALIGNED)
     q_tile = load_tile(q_ptrs, in_rows, in_cols, True, MASK_COLS)
-    pattern = (window, None, None) if WINDOW else None
     first_key, last_key, first, whole, tiles_k = seen_range(
-        start_m, rows, seqlen_q, seqlen_k, pattern, CAUSAL, BLOCK_OWN, BLOCK_LOOP
+        start_m, rows, seqlen_q, seqlen_k, window, None, None, WINDOW, CAUSAL, BLOCK_OWN, BLOCK_LOOP
     )
 
     acc, m_i, l_i = attend(
@@ -280,7 +279,7 @@ def _forward_kernel(
         BLOCK_KEYS=BLOCK_LOOP,
         dropout=(dropout_seed, threshold, keep_scale, head) if DROPOUT else None,
         rows=rows,
-        first_key=None if pattern is None else first_key,
+        first_key=first_key if WINDOW else None,
         softcap=softcap if SOFTCAP else None,
         slope=None if alibi_slopes is None else tl.load(alibi_slopes + head_q) * LOG2E,
         diagonal=rows + (seqlen_k - seqlen_q),
@@ -370,7 +369,10 @@ def gradients_of_keys(
     PRECISION: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     dropout=None,
-    pattern=None,
+    window=None,
+    window_right=None,
+    chunk=None,
+    PATTERN: tl.constexpr = False,
     softcap=None,
     slopes=None,
     bias=None,
@@ -380,10 +382,10 @@ def gradients_of_keys(
     Returns dk, still to be multiplied by sm_scale, and dv. The loop takes the query tiles of all heads of the group:
     q_ptrs and do_ptrs point to tile 0 of the first head, whose rows are ``rows``; delta and lse_log2 point to row 0
     of the first head, and the next head is stride_row_head elements further on. ``dropout``, if it is not None, is as
-    in ``tiles.dropout_factors``. ``pattern``, if it is not None, is as in ``tiles.seen_range``; ``softcap``, if it is
-    not None, is the size of a soft-cap in base 2; and ``slopes``, if it is not None, points to that of the first head.
-    ``bias``, if it is not None, is pointers (keys, rows) to what is added to the scores of tile 0 of the first head,
-    and its strides of a head and of a row.
+    in ``tiles.dropout_factors``. ``window``, ``window_right``, ``chunk`` and PATTERN are as in ``tiles.seen_range``.
+    ``softcap``, if it is not None, is the size of a soft-cap in base 2; and ``slopes``, if it is not None, points to
+    that of the first head. ``bias``, if it is not None, is pointers (keys, rows) to what is added to the scores of tile
+    0 of the first head, and its strides of a head and of a row.
 
     Scores are held transposed, (keys, rows), so that P and dS enter their products as they are. Keys past
     seqlen_k need no mask, as results of different keys never meet.
@@ -401,9 +403,8 @@ def gradients_of_keys(
         first = tl.maximum(start_n - offset, 0) // BLOCK_ROWS
         diagonal = tl.cdiv(tl.maximum(start_n + BLOCK_KEYS - 1 - offset, 0), BLOCK_ROWS)
         diagonal = tl.minimum(diagonal, tiles_q)
-    if pattern is not None:
-        # All tiles are masked, from that of the first row that sees a key to that of the last one.
-        window, window_right, chunk = pattern
+    if PATTERN:
+        # All tiles are masked. The first has the first row that sees a key of this tile, and the last has the last row.
         begin, end = reach(keys, window_right, window, chunk, seqlen_q, seqlen_k)
         first_row = tl.maximum(first_row, begin - offset)
         last_row = end - offset
@@ -460,7 +461,7 @@ def gradients_of_keys(
             p = weights(scores, row_lse[None, :])
             if cut:
                 seen = ((first_row - start_m)[:, None] <= rows[None, :]) & in_tile[None, :]
-                if pattern is not None:
+                if PATTERN:
                     seen = seen & ((last_row - start_m)[:, None] >= rows[None, :])
                 p = tl.where(seen, p, 0.0)
             do_tile = load_tile(
@@ -588,7 +589,8 @@ def _dk_dv_kernel(
         PRECISION=PRECISION,
         BLOCK_ROWS=BLOCK_LOOP,
         dropout=(dropout_seed, threshold, keep_scale, head * group) if DROPOUT else None,
-        pattern=(window, None, None) if WINDOW else None,
+        window=window,
+        PATTERN=WINDOW,
         softcap=softcap if SOFTCAP else None,
         slopes=None if alibi_slopes is None else alibi_slopes + head_q,
         bias=None
@@ -744,9 +746,8 @@ def _dq_kernel(
     do_tile = load_tile(do_ptrs, in_rows, in_cols, True, MASK_COLS)
     row_lse = tl.load(lse_log2 + head * seqlen_q + rows, mask=in_rows, other=0.0)
     row_delta = tl.load(delta + head * seqlen_q + rows, mask=in_rows, other=0.0)
-    pattern = (window, None, None) if WINDOW else None
     first_key, last_key, first, whole, tiles_k = seen_range(
-        start_m, rows, seqlen_q, seqlen_k, pattern, CAUSAL, BLOCK_OWN, BLOCK_LOOP
+        start_m, rows, seqlen_q, seqlen_k, window, None, None, WINDOW, CAUSAL, BLOCK_OWN, BLOCK_LOOP
     )
 
     dq_tile = gradient_of_queries(
@@ -774,7 +775,7 @@ def _dq_kernel(
         dropout=(dropout_seed, threshold, keep_scale, head) if DROPOUT else None,
         rows=rows,
         first=first,
-        first_key=None if pattern is None else first_key,
+        first_key=first_key if WINDOW else None,
         softcap=softcap if SOFTCAP else None,
         slope=None if alibi_slopes is None else tl.load(alibi_slopes + head_q) * LOG2E,
         diagonal=rows + (seqlen_k - seqlen_q),

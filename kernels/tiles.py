@@ -236,15 +236,18 @@ def seen_range(
     rows,
     seqlen_q,
     seqlen_k,
-    pattern,
+    window,
+    window_right,
+    chunk,
+    PATTERN: tl.constexpr,
     CAUSAL: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_KEYS: tl.constexpr,
 ):
     """Return what the query tile ``rows``, which starts at row start_m, sees of the keys under a mask's pattern.
 
-    ``pattern`` is (window, window_right, chunk) as in ``reference.mask_pattern``, each None if there is none, and at
-    most seqlen_q + seqlen_k; or it is None, and all keys are seen that ``key_range`` leaves.
+    ``window``, ``window_right`` and ``chunk`` are those of ``reference.mask_pattern``, each None if there is none, and
+    at most seqlen_q + seqlen_k. Without PATTERN they are not read, and a row sees all keys that ``key_range`` leaves.
 
     Returns the first and the last key that each row sees, the number of leading key tiles that no row sees, the number
     of those that are either not seen or seen as a whole, and the number of those up to the last one that any row sees.
@@ -253,12 +256,11 @@ def seen_range(
     last_key, whole, tiles = key_range(start_m, rows, seqlen_q, seqlen_k, CAUSAL, BLOCK_ROWS, BLOCK_KEYS)
     first_key = tl.full([BLOCK_ROWS], 0, tl.int32)
     first = 0
-    if pattern is not None:
-        window, window_right, chunk = pattern
+    if PATTERN:
         offset = seqlen_k - seqlen_q
         first_key, end = reach(rows + offset, window, window_right, chunk, seqlen_q, seqlen_k)
         last_key = tl.minimum(last_key, end)
-        # Neither the first nor the last key of a row lies before that of an earlier row.
+        # The first and the last visible key never decrease from a row to the next, so the ends of the tile bound them.
         begin, _ = reach(start_m + offset, window, window_right, chunk, seqlen_q, seqlen_k)
         _, end = reach(start_m + BLOCK_ROWS - 1 + offset, window, window_right, chunk, seqlen_q, seqlen_k)
         tiles = tl.minimum(tl.cdiv(tl.maximum(end + 1, 0), BLOCK_KEYS), tiles)

@@ -110,9 +110,8 @@ def _forward_kernel(
     q_ptrs = tile_pointers(q + first_q * stride_qm + head_q * stride_qh, rows, stride_qm, cols, ALIGNED)
     k_ptrs = tile_pointers(k + first_k * stride_kn + head_kv * stride_kh, keys, stride_kn, cols, ALIGNED)
     v_ptrs = tile_pointers(v + first_k * stride_vn + head_kv * stride_vh, keys, stride_vn, cols, ALIGNED)
-    pattern = (window, window_right, chunk) if PATTERN else None
     first_key, last_key, first, whole, tiles_k = seen_range(
-        start_m, rows, seqlen_q, seqlen_k, pattern, CAUSAL, BLOCK_OWN, BLOCK_LOOP
+        start_m, rows, seqlen_q, seqlen_k, window, window_right, chunk, PATTERN, CAUSAL, BLOCK_OWN, BLOCK_LOOP
     )
 
     q_tile = load_tile(q_ptrs, in_rows, in_cols, True, MASK_COLS)
@@ -136,7 +135,7 @@ def _forward_kernel(
         ALIGNED=ALIGNED,
         PRECISION=PRECISION,
         BLOCK_KEYS=BLOCK_LOOP,
-        first_key=None if pattern is None else first_key,
+        first_key=first_key if PATTERN else None,
         softcap=softcap,
         sink=None if sinks is None else tl.load(sinks + head_q) * LOG2E,
     )
@@ -239,7 +238,10 @@ def _dk_dv_kernel(
         ALIGNED=ALIGNED,
         PRECISION=PRECISION,
         BLOCK_ROWS=BLOCK_LOOP,
-        pattern=(window, window_right, chunk) if PATTERN else None,
+        window=window,
+        window_right=window_right,
+        chunk=chunk,
+        PATTERN=PATTERN,
         softcap=softcap,
     )
     base = (first_k * heads_kv + head_kv) * head_dim
@@ -313,9 +315,8 @@ def _dq_kernel(
     k_ptrs = tile_pointers(k + first_k * stride_kn + head_kv * stride_kh, keys, stride_kn, cols, ALIGNED)
     v_ptrs = tile_pointers(v + first_k * stride_vn + head_kv * stride_vh, keys, stride_vn, cols, ALIGNED)
     row_base = head_q * total_q + first_q
-    pattern = (window, window_right, chunk) if PATTERN else None
     first_key, last_key, first, whole, tiles_k = seen_range(
-        start_m, rows, seqlen_q, seqlen_k, pattern, CAUSAL, BLOCK_OWN, BLOCK_LOOP
+        start_m, rows, seqlen_q, seqlen_k, window, window_right, chunk, PATTERN, CAUSAL, BLOCK_OWN, BLOCK_LOOP
     )
 
     dq_tile = gradient_of_queries(
@@ -341,7 +342,7 @@ def _dq_kernel(
         PRECISION=PRECISION,
         BLOCK_KEYS=BLOCK_LOOP,
         first=first,
-        first_key=None if pattern is None else first_key,
+        first_key=first_key if PATTERN else None,
         softcap=softcap,
     )
     dq_ptrs = tile_pointers(

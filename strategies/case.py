@@ -18,9 +18,9 @@ SIZES = ("batch", "heads_kv", "group", "seqlen_q", "seqlen_k", "head_dim")
 LAYOUT_FIELDS = tuple(f"{tensor}_layout" for tensor in TENSORS)
 NONFINITE = ("nan", "inf", "-inf")
 DEFAULT_BLOCK = 64
+"""Rows of a tile where no launch setting says."""
 LARGE = 1e30
 """An entry of q or k above this may have products beyond float32, since entries of most families are below 1e5."""
-"""Rows of a tile where no launch setting says."""
 
 Record = TypeVar("Record")
 

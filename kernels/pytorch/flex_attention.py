@@ -167,12 +167,15 @@ def _forward(
     k, v = blank(k, key_padding_mask), blank(v, key_padding_mask)
     if sinks is not None:
         k, v = (torch.nn.functional.pad(x, (0, 0, 0, 1)) for x in (k, v))
-    places = _Places.of(starts_q, starts_k, seqlen_q, k.shape[2])
     mask = _causal_mask(seqlen_q, seqlen_k, q.device) if causal else None
-    if pattern or any(x is not None for x in (key_padding_mask, cu_seqlens_q, sinks)):
-        mask = _mask(places, seqlen_k, causal, MaskPattern(**pattern), key_padding_mask)
     change = None
-    if softcap or any(x is not None for x in (alibi_slopes, bias, sinks)):
+    masks = pattern or any(x is not None for x in (key_padding_mask, cu_seqlens_q, sinks))
+    changes_scores = softcap or any(x is not None for x in (alibi_slopes, bias, sinks))
+    if masks or changes_scores:
+        places = _Places.of(starts_q, starts_k, seqlen_q, k.shape[2])
+    if masks:
+        mask = _mask(places, seqlen_k, causal, MaskPattern(**pattern), key_padding_mask)
+    if changes_scores:
         size = (batch, heads_q, seqlen_q, seqlen_k)
         change = _score_mod(places, size, softcap=softcap, alibi_slopes=alibi_slopes, bias=bias, sinks=sinks)
     with torch._dynamo.config.patch(recompile_limit=_COMPILATIONS, accumulated_recompile_limit=_COMPILATIONS):
@@ -192,8 +195,8 @@ def _forward(
 def _arithmetic(dtype: str, device: str, launch: Launch) -> Arithmetic:
     """FlashAttention-2's arithmetic on CUDA, where few queries against many keys are split over these.
 
-    Eager code, on the CPU, makes a softmax of whole rows in float32 and casts it before its product with v. PyTorch's
-    casts round to nearest there as well.
+    On the CPU the code is eager: it takes the softmax of whole rows in float32 and casts the result to the inputs'
+    dtype before the product with v. PyTorch's casts round to nearest on both devices.
     """
     arithmetic = flash_arithmetic(dtype, "cuda", launch)
     if device == "cpu":

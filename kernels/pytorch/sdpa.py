@@ -30,10 +30,10 @@ _REFUSALS = ("No available kernel", "No viable backend", "overflows")
 def _attn_mask(
     seqlen_q: int, k: Tensor, causal: bool, pattern: MaskPattern, attended: Tensor | None, bias: Tensor | None
 ) -> Tensor | None:
-    """Return all that hides or changes scores, as ``attn_mask`` says it: a bool mask or, with a bias, a float one.
+    """Return an ``attn_mask`` for all masks and the bias of a call: a bool tensor or, with a bias, a float one.
 
-    "An error is thrown if both attn_mask and is_causal are set", so a causal mask is a part of it. It is None if
-    there is nothing else to say.
+    PyTorch raises an error if both attn_mask and is_causal are set, so the causal mask is part of this one. Returns
+    None if there is no mask but a causal one, and no bias.
     """
     if attended is None and bias is None and not pattern:
         return None

@@ -22,7 +22,7 @@ Fails = Callable[[Case], bool]
 SIZES_OF_TILES = (4, 8, 16, 32, 48, 64, 128)
 """How many rows a kernel's tile may have, the fewest first."""
 TRIED = (3, 4, 5, 8, 9, 16, 17, 20, 24, 32, 33, 48, 49, 64, 65, 96, 128, 129, 192)
-"""Lengths that tell whether a bug shows beyond a tile, up to its end, or in a tile that is not full."""
+"""Lengths to try: they lie below, at and above the ends of tiles of each size, so they tell where a bug shows."""
 ODD = LONGER + 1
 """The other length while one is varied: it fills no tile."""
 
@@ -83,16 +83,18 @@ def _borders(name: str, case: Case, shown: Case, shows: Fails) -> Iterator[Need]
 
 
 def _of_both(case: Case, shown: Case, shows: Fails) -> Iterator[Need]:
-    """Yield a need of tiles if the bug shows where a length fills no tile, and not where both fill theirs.
+    """Yield a need of tiles if the bug shows where both lengths fill none, and does not where they fill theirs.
 
-    This is tried with equal lengths, with more keys and with more queries. One of these is enough, since another bug
-    may show in the others whether tiles are full or not.
+    Which length is the longer is as in the smallest case, because another bug may show in whole tiles the other way
+    round, and this one may need tiles that are not full there alone.
     """
+    queries, keys = 3, 3  # odd, so that larger tiles are not full
+    if case.seqlen_q != case.seqlen_k:
+        queries, keys = (3, 5) if case.seqlen_q < case.seqlen_k else (5, 3)
     for size in SIZES_OF_TILES:
         need = Need(tiles_of(size), (PARTIAL,), (WHOLE,), is_certain=True)
-        for queries, keys in ((3, 3), (3, 5), (5, 3)):  # odd, so that larger tiles are not full
-            whole = [(x * queries * size, x * keys * size) for x in (1, 3)]
-            full, more = ([replace(shown, seqlen_q=q + x, seqlen_k=k + x) for q, k in whole] for x in (0, 1))
-            if need.is_met(case) and all(map(shows, more)) and not any(map(shows, full)):
-                yield need
-                return
+        whole = [(x * queries * size, x * keys * size) for x in (1, 3)]
+        full, more = ([replace(shown, seqlen_q=q + x, seqlen_k=k + x) for q, k in whole] for x in (0, 1))
+        if need.is_met(case) and all(map(shows, more)) and not any(map(shows, full)):
+            yield need
+            return

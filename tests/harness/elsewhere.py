@@ -82,7 +82,8 @@ def _values(name: str, case: Case, capabilities: Capabilities) -> Iterable[Any]:
 
 
 def _away_from(bug: Bug, case: Case, capabilities: Capabilities) -> Iterator[Case]:
-    # Each field that the bug needs is changed in some cases, so that no other is left without cases that have it.
+    # The need to start with depends on the case. If all cases lost the same need, say their causal mask, no case would
+    # be left to show another bug that has this need too.
     first = case.seed % len(bug.needs) if bug.needs else 0
     for need in (*bug.needs[first:], *bug.needs[:first]):
         for changed in cures(need, case, capabilities):

@@ -83,7 +83,7 @@ def from_a_pool(trial: Trial, p: Problem, chance: random.Random) -> None:
 
 
 def each_alone(trial: Trial, outputs: Outputs, sequences: list[Problem]) -> None:
-    """Judge each sequence of the batch by the problem that it is alone."""
+    """Judge the results of each sequence of the batch by a problem that holds this sequence alone."""
     for b, alone in enumerate(sequences):
         here = slice(b, b + 1)
         expressions = {name: f"{name}[{b}:{b + 1}]" for name in outputs.named()}

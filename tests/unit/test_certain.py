@@ -64,6 +64,15 @@ def test_tiles_of_both_lengths() -> None:
     assert not sure[tiles_of(16)].is_met(Case(seqlen_q=48, seqlen_k=16))
 
 
+def test_tiles_are_not_to_blame_where_whole_ones_fail_too() -> None:
+    """Any case with more queries than keys is wrong; another bug, of tiles of 16, spoils the same tensor elsewhere."""
+
+    def fails(case: Case) -> bool:
+        return bool(case.seqlen_q > case.seqlen_k or case.seqlen_k % 16)
+
+    assert tiles_of(16) not in found(Case(seqlen_q=33, seqlen_k=20, **FEW), fails)
+
+
 def test_whole_tiles_are_no_shorter() -> None:
     case = Case(seqlen_q=17, seqlen_k=32)
     whole = with_value(case, tiles_of(16), WHOLE)
