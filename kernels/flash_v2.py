@@ -404,7 +404,8 @@ def gradients_of_keys(
         diagonal = tl.cdiv(tl.maximum(start_n + BLOCK_KEYS - 1 - offset, 0), BLOCK_ROWS)
         diagonal = tl.minimum(diagonal, tiles_q)
     if PATTERN:
-        # All tiles are masked. The first has the first row that sees a key of this tile, and the last has the last row.
+        # The loop begins at the query tile of the first row that sees any of these keys, ends at the query tile of the
+        # last such row, and masks every tile.
         begin, end = reach(keys, window_right, window, chunk, seqlen_q, seqlen_k)
         first_row = tl.maximum(first_row, begin - offset)
         last_row = end - offset

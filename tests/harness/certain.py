@@ -83,14 +83,14 @@ def _borders(name: str, case: Case, shown: Case, shows: Fails) -> Iterator[Need]
 
 
 def _of_both(case: Case, shown: Case, shows: Fails) -> Iterator[Need]:
-    """Yield a need of tiles if the bug shows where both lengths fill none, and does not where they fill theirs.
+    """Yield a need of tiles if the bug shows where neither length fills its tiles, and not where both do.
 
-    Which length is the longer is as in the smallest case, because another bug may show in whole tiles the other way
-    round, and this one may need tiles that are not full there alone.
+    Only lengths of the same order as in the smallest case are tried: equal ones, more queries or more keys. Whole tiles
+    of another order may hold although those of this order fail, so that tiles are not what the bug needs.
     """
-    queries, keys = 3, 3  # odd, so that larger tiles are not full
-    if case.seqlen_q != case.seqlen_k:
-        queries, keys = (3, 5) if case.seqlen_q < case.seqlen_k else (5, 3)
+    # These are odd numbers of tiles, so that tiles of twice the size are not full.
+    queries = 5 if case.seqlen_q > case.seqlen_k else 3
+    keys = 5 if case.seqlen_k > case.seqlen_q else 3
     for size in SIZES_OF_TILES:
         need = Need(tiles_of(size), (PARTIAL,), (WHOLE,), is_certain=True)
         whole = [(x * queries * size, x * keys * size) for x in (1, 3)]

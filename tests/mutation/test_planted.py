@@ -38,9 +38,10 @@ def seeds(config: pytest.Config) -> range:
 
 
 def budget(campaign: Campaign) -> int:
-    """Return how many examples a default run of the properties draws, or a run of this profile if that has more.
+    """Return how many examples one bug may take: those of a run in the default profile, or in this one if it has more.
 
-    A quick profile tries fewer bugs, not fewer examples of each: it stops at the first that catches the bug anyway.
+    A bug that needs three options may take more examples than a quick profile has. A quick run saves time by trying
+    fewer bugs; a bug that is caught takes no further examples.
     """
     examples = max(settings().max_examples, settings.get_profile("dev").max_examples)
     return examples * len(LAWS) * len(campaign.info.capabilities.dtypes)

@@ -6,6 +6,7 @@ import os
 import runpy
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -87,3 +88,12 @@ def runs(pid: int) -> bool:
         return Path(f"/proc/{pid}/cmdline").read_bytes() != b""
     except OSError:
         return False
+
+
+def has_ended(process: int) -> bool:
+    """Whether a process ends within half a minute. No event tells the end of one that is no child of this process."""
+    for _ in range(300):
+        if not runs(process):
+            return True
+        time.sleep(0.1)
+    return False

@@ -3,7 +3,6 @@
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,18 @@ from tests.harness.subject import Subject, TimeUp
 from tests.harness.tail import KEPT_BYTES, Tail
 from tests.harness.trial import LawBroken, Trial
 from tests.harness.verdict import Finding
-from tests.unit.running import CASE, SEVERAL, SMALL, TOYS, SubjectOf, exit_status, finding_of, report_of, runs
+from tests.unit.running import (
+    CASE,
+    SEVERAL,
+    SMALL,
+    TOYS,
+    SubjectOf,
+    exit_status,
+    finding_of,
+    has_ended,
+    report_of,
+    runs,
+)
 from tests.unit.toys import ROWS
 
 
@@ -237,10 +247,7 @@ class TestChild:
             pid = int(parent.stdout.readline())
             assert runs(pid)
             parent.kill()
-        for _ in range(300):  # wait for half a minute at most, as no event tells that a grandchild has ended
-            if runs(pid):
-                time.sleep(0.1)
-        assert not runs(pid)
+        assert has_ended(pid)
 
     @pytest.mark.usefixtures("without_ordinary_crashes")
     def test_a_hang_of_the_device_is_a_finding(self, subject_of: SubjectOf) -> None:

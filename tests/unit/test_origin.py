@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from tests.harness.home import ROOT
 from tests.harness.origin import LOST, NAMES_A_TEST, Copy, new_copy
 from tests.harness.run import Run
 from tests.harness.verdict import Verdict
-from tests.unit.running import CASE, TOYS, runs
+from tests.unit.running import CASE, TOYS, has_ended
 
 
 def copied(child: Child) -> Copy:
@@ -71,6 +70,7 @@ def test_the_end_of_a_copy_is_that_of_a_process(child: Child) -> None:
 def test_copies_end_with_their_origin_and_there_is_another_one(child: Child) -> None:
     process = copied(child)
     os.kill(parent_of(process.pid), signal.SIGKILL)
+    assert has_ended(process.pid)
     assert verdict(child, "sound").status == "held"
     assert process.wait() == LOST
     assert copied(child).origin is not process.origin
@@ -97,10 +97,7 @@ def test_an_origin_ends_with_its_user() -> None:
     run = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    for _ in range(300):  # wait for half a minute at most, as no event tells that a grandchild has ended
-        if runs(int(run.stdout)):
-            time.sleep(0.1)
-    assert not runs(int(run.stdout))
+    assert has_ended(int(run.stdout))
 
 
 def parent_of(process: int) -> int:
