@@ -124,7 +124,7 @@ def attend(
     diagonal=None,
     sink=None,
     pages=None,
-    bias_ptrs=None,
+    bias_rows=None,
     in_rows=None,
 ):
     """Compute attention of a query tile to the key tiles from ``first`` up to ``end`` (FlashAttention-2, algorithm 1).
@@ -135,8 +135,8 @@ def attend(
     sees no key before first_key[i]; no tile is then seen as a whole. ``softcap``, ``slope`` and ``sink``, as far as
     they are not None, change the scores of the head and their sum, in base 2; diagonal[i] is the key at distance 0 of
     row i. With ``pages``, which are as in ``tiles.offsets_in_pages``, k_ptrs and v_ptrs point to row 0 of page 0, once
-    for each of ``keys``. ``bias_ptrs``, if they are not None, point to what is added to the scores of key tile 0, and
-    ``in_rows`` says which rows there are.
+    for each of ``keys``. ``bias_rows``, if they are not None, point to what is added to the score of each row and
+    key 0, and ``in_rows`` says which rows there are.
 
     Returns the accumulator (BLOCK_ROWS, HEAD_DIM), still to be divided by the sum, the maximum of the scores
     and the sum; for a row that sees no key they are 0, -inf and 0, or 0, the sink and 1.
@@ -163,8 +163,8 @@ def attend(
                 scores = soft_capped(scores, softcap)
             if slope is not None:
                 scores -= slope * tl.abs((diagonal - start_n)[:, None] - keys[None, :])
-            if bias_ptrs is not None:
-                scores += load_bias(bias_ptrs + start_n, in_rows, in_tile)
+            if bias_rows is not None:
+                scores += load_bias(bias_rows[:, None] + (start_n + keys)[None, :], in_rows, in_tile)
             if cut:
                 seen = keys[None, :] <= (last_key - start_n)[:, None]
                 if first_key is not None:
@@ -284,9 +284,9 @@ def _forward_kernel(
         slope=None if alibi_slopes is None else tl.load(alibi_slopes + head_q) * LOG2E,
         diagonal=rows + (seqlen_k - seqlen_q),
         sink=None if sinks is None else tl.load(sinks + head_q) * LOG2E,
-        bias_ptrs=None
+        bias_rows=None
         if bias is None
-        else tile_pointers(bias + batch * stride_bb + head_q * stride_bh, rows, stride_bm, keys, False),
+        else bias + batch * stride_bb + head_q * stride_bh + rows.to(tl.int64) * stride_bm,
         in_rows=in_rows,
     )
     out_tile, lse_rows = normalise(acc, m_i, l_i)
@@ -384,8 +384,8 @@ def gradients_of_keys(
     of the first head, and the next head is stride_row_head elements further on. ``dropout``, if it is not None, is as
     in ``tiles.dropout_factors``. ``window``, ``window_right``, ``chunk`` and PATTERN are as in ``tiles.seen_range``.
     ``softcap``, if it is not None, is the size of a soft-cap in base 2; and ``slopes``, if it is not None, points to
-    that of the first head. ``bias``, if it is not None, is pointers (keys, rows) to what is added to the scores of tile
-    0 of the first head, and its strides of a head and of a row.
+    that of the first head. ``bias``, if it is not None, is a pointer to what is added to the score of row 0 and key 0
+    of the first head, and its strides of a head and of a row.
 
     Scores are held transposed, (keys, rows), so that P and dS enter their products as they are. Keys past
     seqlen_k need no mask, as results of different keys never meet.
@@ -456,9 +456,10 @@ def gradients_of_keys(
                 distance = tl.abs(rows[None, :] - (keys - offset - start_m)[:, None])
                 scores -= tl.load(slopes + member) * LOG2E * distance
             if bias is not None:
-                bias_ptrs, bias_head_step, bias_row_step = bias
-                bias_offset = member * bias_head_step.to(tl.int64) + start_m * bias_row_step.to(tl.int64)
-                scores += load_bias(bias_ptrs + bias_offset, keys < seqlen_k, in_tile)
+                bias_base, bias_head_step, bias_row_step = bias
+                bias_base += member * bias_head_step.to(tl.int64)
+                bias_rows = bias_base + (start_m + rows) * bias_row_step.to(tl.int64)
+                scores += load_bias(bias_rows[None, :] + keys[:, None], keys < seqlen_k, in_tile)
             p = weights(scores, row_lse[None, :])
             if cut:
                 seen = ((first_row - start_m)[:, None] <= rows[None, :]) & in_tile[None, :]
@@ -594,13 +595,7 @@ def _dk_dv_kernel(
         PATTERN=WINDOW,
         softcap=softcap if SOFTCAP else None,
         slopes=None if alibi_slopes is None else alibi_slopes + head_q,
-        bias=None
-        if bias is None
-        else (
-            bias + batch * stride_bb + head_q * stride_bh + rows[None, :] * stride_bm + keys[:, None],
-            stride_bh,
-            stride_bm,
-        ),
+        bias=None if bias is None else (bias + batch * stride_bb + head_q * stride_bh, stride_bh, stride_bm),
     )
     dk_ptrs = tile_pointers(dk + head * seqlen_k * head_dim, keys, head_dim, cols, ALIGNED)
     dv_ptrs = tile_pointers(dv + head * seqlen_k * head_dim, keys, head_dim, cols, ALIGNED)
@@ -638,7 +633,7 @@ def gradient_of_queries(
     softcap=None,
     slope=None,
     diagonal=None,
-    bias_ptrs=None,
+    bias_rows=None,
     in_rows=None,
 ):
     """Compute the gradient of a query tile over the key tiles from ``first`` up to ``end`` (algorithm 2).
@@ -660,8 +655,8 @@ def gradient_of_queries(
                 to_products = slope_of_cap(scores, softcap)
             if slope is not None:
                 scores -= slope * tl.abs((diagonal - start_n)[:, None] - keys[None, :])
-            if bias_ptrs is not None:
-                scores += load_bias(bias_ptrs + start_n, in_rows, in_tile)
+            if bias_rows is not None:
+                scores += load_bias(bias_rows[:, None] + (start_n + keys)[None, :], in_rows, in_tile)
             p = weights(scores, row_lse[:, None])
             dp = dot(do_tile, tl.trans(v_tile), None, PRECISION)
             if dropout is not None:
@@ -780,9 +775,9 @@ def _dq_kernel(
         softcap=softcap if SOFTCAP else None,
         slope=None if alibi_slopes is None else tl.load(alibi_slopes + head_q) * LOG2E,
         diagonal=rows + (seqlen_k - seqlen_q),
-        bias_ptrs=None
+        bias_rows=None
         if bias is None
-        else tile_pointers(bias + batch * stride_bb + head_q * stride_bh, rows, stride_bm, keys, False),
+        else bias + batch * stride_bb + head_q * stride_bh + rows.to(tl.int64) * stride_bm,
         in_rows=in_rows,
     )
     dq_ptrs = tile_pointers(dq + head * seqlen_q * head_dim, rows, head_dim, cols, ALIGNED)
@@ -928,8 +923,10 @@ loops over, the depth of the loads' pipeline, and how float32 operands are multi
 FORWARD_TILES = {1024: (32, 32)}
 DK_DV_TILES = {256: (128, 32), 512: (32, 32), 1024: (32, 32)}
 DQ_TILES = {512: (128, 32), 1024: (32, 32)}
+BIAS_TILES = {256: (128, 32), **DQ_TILES}
 """The largest (BLOCK_OWN, BLOCK_LOOP) of each kernel that fits a Hopper's registers and shared memory, by bytes in a
-row of HEAD_DIM elements. Larger launch settings are cut down; every tile fits rows that have no entry."""
+row of HEAD_DIM elements. Larger launch settings are cut down; every tile fits rows that have no entry. With a bias, out
+and dq have ``BIAS_TILES``, since each of its elements has an address of its own; dbias has those of dk and dv."""
 
 _LARGEST_FMA_TILE = (32, 16)
 """The largest (BLOCK_OWN, BLOCK_LOOP) for float32 without tensor cores: products are unrolled into multiply-adds."""
@@ -982,7 +979,7 @@ def forward(
     _, heads_kv, seqlen_k, _ = k.shape
     out = torch.empty(q.shape, dtype=out_dtype or q.dtype, device=q.device)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    constants = chosen.constants(q, FORWARD_TILES)
+    constants = chosen.constants(q, FORWARD_TILES if bias is None else BIAS_TILES)
     launch(
         _forward_kernel,
         batch * heads_q * triton.cdiv(seqlen_q, constants["BLOCK_OWN"]),
@@ -1066,7 +1063,7 @@ def backward(
         ALIGNED=aligned,
         **constants,
     )
-    constants = chosen.constants(q, DQ_TILES)
+    constants = chosen.constants(q, DQ_TILES if bias is None else BIAS_TILES)
     launch(
         _dq_kernel,
         batch * heads_q * triton.cdiv(seqlen_q, constants["BLOCK_OWN"]),
@@ -1082,6 +1079,7 @@ def backward(
     if bias is None:
         return dq, dk, dv
     dbias = torch.empty(bias.shape, dtype=grad_dtype or bias.dtype, device=bias.device)
+    constants = chosen.constants(q, DK_DV_TILES)
     own_batch, own_heads, own_rows, _ = bias.shape
     sum_rows = own_rows == 1
     own_tiles = 1 if sum_rows else triton.cdiv(seqlen_q, constants["BLOCK_OWN"])

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from triton import knobs
 
+from strategies.score_rules import bias_shape
 from tests.compile.items import Item
 from tests.compile.limits import declared
 from tests.compile.targets import TARGETS, compiling_for
@@ -57,7 +58,7 @@ class Compiler(Worker):
         return {"unclaimed": "", "functions": [asdict(function) for function in functions]}
 
     def call(self, item: Item) -> None:
-        """Call the kernel's own launcher on tensors without memory."""
+        """Call the kernel's own launcher on tensors without memory, once for each shape of a bias that is claimed."""
         kernel = self.kernel(item.kernel, ())
         group = 2 if kernel.capabilities.grouped_heads else 1
 
@@ -79,9 +80,13 @@ class Compiler(Worker):
         for name in ("alibi_slopes", "sinks"):
             if item.masked and getattr(kernel.capabilities, name):
                 options[name] = torch.empty(q.shape[1], dtype=torch.float32, device="meta")
-        out, lse = kernel.forward(q, k, v, **options)
-        if kernel.backward is not None:
-            kernel.backward(tensor(HEADS_KV * group), q, k, v, out, lse, **options)
+        of_scores = (*q.shape[:3], SEQLEN)
+        shapes = [bias_shape(name, of_scores) for name in kernel.capabilities.bias] if item.masked else []
+        for bias in [torch.empty(shape, dtype=q.dtype, device="meta") for shape in shapes] or [None]:
+            with_bias = options if bias is None else {**options, "bias": bias}
+            out, lse = kernel.forward(q, k, v, **with_bias)
+            if kernel.backward is not None:
+                kernel.backward(tensor(HEADS_KV * group), q, k, v, out, lse, **with_bias)
 
 
 def _function(kernel: Any, item: Item, granted: dict[str, int]) -> Function:
