@@ -151,7 +151,7 @@ class _Judge:
         explain(self.trial, "forward", base, self.trial.family.forward, checks)
 
     def gradients(self, base: Arithmetic) -> None:
-        """Judge dq, dk and dv by each of the ways in which a backward may round, until one explains them."""
+        """Judge gradients by each of the ways in which a backward may round, until one explains them."""
         if self.piece.outputs.dq is None:
             return
         p, ways = self.piece.problem, self.trial.family
