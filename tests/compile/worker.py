@@ -80,13 +80,15 @@ class Compiler(Worker):
         for name in ("alibi_slopes", "sinks"):
             if item.masked and getattr(kernel.capabilities, name):
                 options[name] = torch.empty(q.shape[1], dtype=torch.float32, device="meta")
-        of_scores = (*q.shape[:3], SEQLEN)
-        shapes = [bias_shape(name, of_scores) for name in kernel.capabilities.bias] if item.masked else []
-        for bias in [torch.empty(shape, dtype=q.dtype, device="meta") for shape in shapes] or [None]:
-            with_bias = options if bias is None else {**options, "bias": bias}
-            out, lse = kernel.forward(q, k, v, **with_bias)
+        shapes = kernel.capabilities.bias if item.masked else ()
+        biases = [
+            torch.empty(bias_shape(name, (*q.shape[:3], SEQLEN)), dtype=q.dtype, device="meta")
+            for name in shapes
+        ]
+        for given in [{"bias": bias} for bias in biases] or [{}]:
+            out, lse = kernel.forward(q, k, v, **options, **given)
             if kernel.backward is not None:
-                kernel.backward(tensor(HEADS_KV * group), q, k, v, out, lse, **with_bias)
+                kernel.backward(tensor(HEADS_KV * group), q, k, v, out, lse, **options, **given)
 
 
 def _function(kernel: Any, item: Item, granted: dict[str, int]) -> Function:
