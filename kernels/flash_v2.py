@@ -924,9 +924,11 @@ FORWARD_TILES = {1024: (32, 32)}
 DK_DV_TILES = {256: (128, 32), 512: (32, 32), 1024: (32, 32)}
 DQ_TILES = {512: (128, 32), 1024: (32, 32)}
 BIAS_TILES = {256: (128, 32), **DQ_TILES}
+DBIAS_TILES = {**DK_DV_TILES, 256: (64, 32)}
 """The largest (BLOCK_OWN, BLOCK_LOOP) of each kernel that fits a Hopper's registers and shared memory, by bytes in a
 row of HEAD_DIM elements. Larger launch settings are cut down; every tile fits rows that have no entry. With a bias, out
-and dq have ``BIAS_TILES``, since each of its elements has an address of its own; dbias has those of dk and dv."""
+and dq have ``BIAS_TILES``, since each of its elements has an address of its own. The loop of dbias loads tiles of all
+four operands."""
 
 _LARGEST_FMA_TILE = (32, 16)
 """The largest (BLOCK_OWN, BLOCK_LOOP) for float32 without tensor cores: products are unrolled into multiply-adds."""
@@ -1079,7 +1081,7 @@ def backward(
     if bias is None:
         return dq, dk, dv
     dbias = torch.empty(bias.shape, dtype=grad_dtype or bias.dtype, device=bias.device)
-    constants = chosen.constants(q, DK_DV_TILES)
+    constants = chosen.constants(q, DBIAS_TILES)
     own_batch, own_heads, own_rows, _ = bias.shape
     sum_rows = own_rows == 1
     own_tiles = 1 if sum_rows else triton.cdiv(seqlen_q, constants["BLOCK_OWN"])
