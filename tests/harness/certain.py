@@ -21,8 +21,11 @@ Fails = Callable[[Case], bool]
 
 SIZES_OF_TILES = (4, 8, 16, 32, 48, 64, 128)
 """How many rows a kernel's tile may have, the fewest first."""
-TRIED = (3, 4, 5, 8, 9, 16, 17, 20, 24, 32, 33, 48, 49, 64, 65, 96, 128, 129, 192)
-"""Lengths to try: they lie below, at and above the ends of tiles of each size, so they tell where a bug shows."""
+TRIED = (3, 192, 128, 4, 5, 8, 9, 16, 17, 20, 24, 32, 33, 48, 49, 64, 65, 96, 129)
+"""Lengths to try: they lie below, at and above the ends of tiles of each size, so they tell where a bug shows.
+
+Where it shows at all lengths, or at none, the first three tell that there is no border.
+"""
 ODD = LONGER + 1
 """The other length while one is varied: it fills no tile."""
 
@@ -61,25 +64,32 @@ def _ordinary(case: Case) -> Iterator[Case]:
 def _borders(name: str, case: Case, shown: Case, shows: Fails) -> Iterator[Need]:
     """Yield a need of one length if it shows the bug beyond some tile, up to its end, or wherever it fills no tile."""
     (other,) = {*LENGTHS} - {name}
-    base, own = with_value(shown, other, ODD), getattr(case, name)
-    found = {x for x in TRIED if shows(with_value(base, name, x))}
+    base, left = with_value(shown, other, ODD), list(_rules(name, getattr(case, name)))
+    for x in TRIED:
+        is_shown = shows(with_value(base, name, x))
+        left = [(showing, need) for showing, need in left if (x in showing) == is_shown]
+        if not left:
+            return
+    yield left[0][1]
+
+
+def _rules(name: str, own: int) -> Iterator[tuple[set[int], Need]]:
+    """Yield what a length may have to do with tiles of each size: the lengths of ``TRIED`` that show it, and the need.
+
+    ``own`` is the length in the smallest case, which meets each of these needs.
+    """
     for size in SIZES_OF_TILES:
         whole = tuple(x for x in TRIED if x % size == 0)
-        above, below, partial = (
-            {x for x in TRIED if x > size},
-            {x for x in TRIED if x <= size},
-            {*TRIED} - {*whole},
-        )
+        above, partial = {x for x in TRIED if x > size}, {*TRIED} - {*whole}
         # The lengths that hold are those next to the border, so that ``Need.side`` tells the rule.
         rules = (
             (above, own > size, (size,)),
-            (below, own <= size, (size + 1, size + 2)),
+            ({*TRIED} - above, own <= size, (size + 1, size + 2)),
             (partial, own % size, whole),
         )
         for showing, is_met, holds in rules:
-            if is_met and showing == found:
-                yield Need(name, (own,), holds, is_certain=True)
-                return
+            if is_met:
+                yield showing, Need(name, (own,), holds, is_certain=True)
 
 
 def _of_both(case: Case, shown: Case, shows: Fails) -> Iterator[Need]:
@@ -93,8 +103,8 @@ def _of_both(case: Case, shown: Case, shows: Fails) -> Iterator[Need]:
     keys = 5 if case.seqlen_k > case.seqlen_q else 3
     for size in SIZES_OF_TILES:
         need = Need(tiles_of(size), (PARTIAL,), (WHOLE,), is_certain=True)
-        whole = [(x * queries * size, x * keys * size) for x in (1, 3)]
+        whole = [((queries + further) * size, (keys + further) * size) for further in (0, 2)]
         full, more = ([replace(shown, seqlen_q=q + x, seqlen_k=k + x) for q, k in whole] for x in (0, 1))
-        if need.is_met(case) and all(map(shows, more)) and not any(map(shows, full)):
+        if need.is_met(case) and not any(map(shows, full)) and all(map(shows, more)):
             yield need
             return

@@ -24,7 +24,7 @@ from tests.harness.bugs import (
     is_small,
 )
 from tests.harness.child import ChildDied, DeviceLost
-from tests.harness.explain import HOLDS_ALONE, Explanation, Seen, explain
+from tests.harness.explain import HOLDS_ALONE, UNEXPLAINED, Explanation, Seen, explain
 from tests.harness.gentle import RUNS, gently_reduced, in_general_layout
 from tests.harness.known_bugs import KnownBugs
 from tests.harness.needs import COUNTS, NeedSearch
@@ -32,6 +32,7 @@ from tests.harness.offers import excluding, offered
 from tests.harness.ordinary import ordinary_cases
 from tests.harness.reduce import reduced
 from tests.harness.report import Failure, headline
+from tests.harness.run import ALL_DESIGNS, ONE_DESIGN
 from tests.harness.runs import Runs
 from tests.harness.severity import found_in_ordinary, with_contrast
 from tests.harness.sightings import Sightings
@@ -61,7 +62,8 @@ class Investigation:
 
     ``clock`` is that of the run; after its end the investigation must soon be over. A report is written at once, and
     that of each smaller case replaces it. If it is ``hurried``, the case is reported as it was drawn, so that time is
-    left for other failures.
+    left for other failures. ``answers`` remember what cases say of this failure (see ``counted``), and ``judged`` what
+    is wrong in them, whatever design would explain that.
     """
 
     runs: Runs
@@ -72,6 +74,7 @@ class Investigation:
     cases: Sightings = field(default_factory=Sightings)
     haste: float = 1.0
     answers: dict[tuple[str, Case], Finding | None] = field(default_factory=dict)
+    judged: dict[tuple[str, Case], Finding | None] = field(default_factory=dict)
     needs: tuple[Need, ...] = ()
     is_misled: bool = False
 
@@ -148,7 +151,7 @@ class Investigation:
     def diagnose(self) -> None:
         """Find out in few runs what the drawn case needs, as nothing else may be known of it in the end."""
         fails = partial(self.fails_in_common, self.beside_shrinking(NEEDS_SECONDS))
-        self.needs = NeedSearch(self.runs, self.failure).diagnosed(fails)
+        self.needs = NeedSearch(self.runs, self.failure, self.judged).diagnosed(fails)
 
     def is_known(self) -> bool:
         """Whether what the drawn case needs shows that a known bug makes other tensors wrong here."""
@@ -165,16 +168,25 @@ class Investigation:
         return False
 
     def fails_in_common(self, spend: Callable[[], None], case: Case) -> bool:
-        """Whether a changed case fails in the same tensor: others may be wrong because of a bug that is not known."""
-        if (self.failure.law, case) not in self.answers:
+        """Whether a changed case fails in the same tensor: others may be wrong because of a bug that is not known.
+
+        Unless the kernel is known to be less precise, it does not matter which design would explain what is wrong.
+        """
+        f = self.failure
+        ran, is_precise = (f.law, case), not self.known.precision.common
+        if ran not in self.answers and not (is_precise and ran in self.judged):
             spend()
-            self.found(case)
-        return is_not_cured(self.failure.finding, self.answers[self.failure.law, case])
+            if is_precise:
+                self.judged[ran] = self.runs.wrong(*ran, f.ignored, SHRINKING_SAFETY)
+            else:
+                self.found(case)
+        found = self.judged[ran] if is_precise and ran in self.judged else self.answers[ran]
+        return is_not_cured(f.finding, found)
 
     @cached_property
     def search(self) -> NeedSearch:
         """Return what can be asked about the bug, once its smallest case is known."""
-        return NeedSearch(self.runs, self.failure)
+        return NeedSearch(self.runs, self.failure, self.judged)
 
     def beside_shrinking(self, seconds: float, calls: float = math.inf) -> Callable[[], None]:
         """Return a meter of the share of these seconds that shrinking has of its own (``haste``), but never too few."""
@@ -182,7 +194,8 @@ class Investigation:
 
     def found(self, case: Case) -> Finding | None:
         """Return what is found in a case, whatever bug causes it, and remember the answer."""
-        f, run = self.failure, partial(self.runs.hard, safety=SHRINKING_SAFETY, explained=True)
+        f, designs = self.failure, ALL_DESIGNS if self.known.precision.common else ONE_DESIGN
+        run = partial(self.runs.hard, safety=SHRINKING_SAFETY, explained=True, designs=designs)
         self.answers[f.law, case] = finding = self.counted(run(f.law, case, f.ignored))
         return finding
 
@@ -221,7 +234,8 @@ class Investigation:
             return None
         if not finding.is_akin(mine) or (is_of_format(finding) and not is_of_format(mine)):
             return None
-        return replace(self.failure, case=case, finding=finding.with_nan_of(mine))
+        found = finding.with_nan_of(mine)
+        return replace(self.failure, case=case, finding=found, explanation=UNEXPLAINED)
 
     def fails_alike(self, spend: Callable[[], None], case: Case) -> bool:
         """Whether a smaller case fails in the same way; if it does, it becomes the failure's case."""

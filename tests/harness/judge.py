@@ -221,11 +221,15 @@ def explain(
     widest_of: dict[tuple[Any, ...], Breach | None] = {}
     breaches: list[Breach] = []
 
+    @cache
+    def members() -> list[Arithmetic]:
+        return [replace(base, **changes) for changes in ways]
+
     def is_hopeless(way: Arithmetic) -> bool:
         for rules, group_of in GROUPS:
             group = group_of(way)
             if group not in widest_of:
-                alike = [x for x in (replace(base, **y) for y in ways) if group_of(x) == group]
+                alike = [x for x in members() if group_of(x) == group]
                 widest_of[group] = _breach(trial, partial(checks, widest(alike)), rules)
             if widest_of[group]:
                 return True

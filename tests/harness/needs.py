@@ -296,7 +296,7 @@ class NeedSearch:
         """Return the relative error of a tensor that is wrong in a case, or infinity if that is not known."""
         spend()
         ignored = frozenset({*OUTPUTS} - {tensor})
-        finding = self.runs.hard(law, case, ignored, safety=SHRINKING_SAFETY, explained=True)
+        finding = self.runs.wrong(law, case, ignored, SHRINKING_SAFETY)
         return math.inf if finding is None or finding.relative is None else float(finding.relative)
 
     def kindred(self, wrong: set[str]) -> set[str]:
@@ -314,9 +314,7 @@ class NeedSearch:
         """Return what is found in a case, and remember it."""
         if (law, case) not in self.judged:
             spend()
-            # Errors that a less precise design would explain count as well.
-            options: dict[str, Any] = {"safety": SHRINKING_SAFETY, "explained": True}
-            self.judged[law, case] = self.runs.hard(law, case, self.failure.ignored, **options)
+            self.judged[law, case] = self.runs.wrong(law, case, self.failure.ignored, SHRINKING_SAFETY)
         return self.judged[law, case]
 
 

@@ -4,10 +4,12 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import islice
 
 from reference.family import Family, less_precise, widest
 from tests.harness.judge import judge
 from tests.harness.rivals import likeliest
+from tests.harness.run import NO_DESIGN, ONE_DESIGN
 from tests.harness.trial import CannotRun, LawBroken, Refused, Trial
 from tests.harness.verdict import NUMBERS, Finding
 
@@ -25,12 +27,17 @@ FEWEST_KEYS = 16
 """With at least this many rows and keys, only a few rows of a tensor are 0 or small differences of large numbers."""
 
 
-def with_explanations(finding: Finding, trial: Trial | None, law: Callable[[Trial], None]) -> Finding:
+def with_explanations(
+    finding: Finding, trial: Trial | None, law: Callable[[Trial], None], designs: str
+) -> Finding:
     """Return the finding with the claims that would explain it, unless the kernel declares its arithmetic.
 
     If no claim explains all wrong tensors, but one explains some of them, the finding returned is that of the others.
+    ``designs`` says how many claims are looked for: see ``DESIGNS``.
     """
     if trial is None or trial.kernel.capabilities.designs is None or finding.kind not in NUMBERS:
+        return finding
+    if designs == NO_DESIGN:
         return finding
     if is_plainly_wrong(finding, trial):
         return finding
@@ -38,7 +45,7 @@ def with_explanations(finding: Finding, trial: Trial | None, law: Callable[[Tria
     if left is None:
         if left_by(trial.replayed(trial.family), law) is None:
             return finding  # the same results hold: what failed is not how precise they are
-        claims = [*explanations(trial, law)]
+        claims = [*islice(explanations(trial, law), 1 if designs == ONE_DESIGN else None)]
         return replace(finding, explained_by=likeliest_of(trial, claims, finding))
     if finding.tensor in left.tensors:
         return finding

@@ -15,6 +15,12 @@ from tests.harness.sanitizers import SANITIZERS
 FORMAT = 1
 """The version of the record's format. The case in it has a version of its own."""
 
+NO_DESIGN, ONE_DESIGN, ALL_DESIGNS = DESIGNS = ("none", "one", "all")
+"""How many of the less precise designs that would explain a failure are looked for.
+
+To look for all of them takes several times as long as to find the failure.
+"""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -22,7 +28,7 @@ class Run:
 
     Tensors in ``ignored`` are not judged. ``safety`` is how many standard deviations rule 2 of the bounds allows.
     ``repeats`` is how often a replay tries the case at most, as its failure comes and goes. ``sanitizer`` is the tool
-    that watches the kernel, if that is what reports the failure.
+    that watches the kernel, if that is what reports the failure. ``designs`` is one of ``DESIGNS``.
     """
 
     spec: str
@@ -33,9 +39,10 @@ class Run:
     safety: float = SAFETY
     repeats: int = 1
     sanitizer: str = ""
+    designs: str = ALL_DESIGNS
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the record that files hold, without ``safety`` and without what may be left out by default."""
+        """Return the record that files hold: the run without ``safety``, ``designs`` and what has its default."""
         kept: dict[str, Any] = {"kernel": self.spec, "claims": list(self.claims), "law": self.law}
         ignored = {"ignored": sorted(self.ignored)} if self.ignored else {}
         repeats = {"repeats": self.repeats} if self.repeats > 1 else {}
@@ -45,7 +52,7 @@ class Run:
 
     def request(self, do: str, **more: Any) -> dict[str, Any]:
         """Return the request by which the child process does something with this run."""
-        return {"do": do, **self.to_dict(), "safety": self.safety, **more}
+        return {"do": do, **self.to_dict(), "safety": self.safety, "designs": self.designs, **more}
 
 
 def run_of(record: dict[str, Any]) -> Run:
@@ -67,6 +74,7 @@ def run_of(record: dict[str, Any]) -> Run:
         value("safety", "a number above 0", lambda x: isinstance(x, float) and x > 0, SAFETY),
         value("repeats", "an integer above 0", lambda x: type(x) is int and x > 0, 1),
         value("sanitizer", f"one of {', '.join(SANITIZERS)}", lambda x: x in ("", *SANITIZERS), ""),
+        value("designs", f"one of {', '.join(DESIGNS)}", lambda x: x in DESIGNS, ALL_DESIGNS),
     )
 
 

@@ -17,7 +17,7 @@ from tests.harness.child import Child, HarnessError, OutOfTime
 from tests.harness.explain import Seen
 from tests.harness.journal import Journal
 from tests.harness.kernel_info import KernelInfo
-from tests.harness.run import Run
+from tests.harness.run import ALL_DESIGNS, NO_DESIGN, ONE_DESIGN, Run
 from tests.harness.tally import Tally
 from tests.harness.verdict import NUMBERS, Finding, Verdict
 
@@ -75,12 +75,14 @@ class Runs:
         safety: float = SAFETY,
         seconds: float = math.inf,
         child: Child | None = None,
+        designs: str = ALL_DESIGNS,
     ) -> Verdict:
         """Run a law on a case without judging tensors in ``ignored``, with ``claims`` added to those of the kernel.
 
         It is run in ``child``, by default the one of the search. Raises OutOfTime if it takes longer than ``seconds``.
         """
-        run = Run(self.info.spec, (*self.info.claims, *claims), law, case, ignored, safety)
+        all_claims = (*self.info.claims, *claims)
+        run = Run(self.info.spec, all_claims, law, case, ignored, safety, designs=designs)
         self.journal.note(run.to_dict())
         return (child or self.child).run(run, self.journal.sync, seconds)
 
@@ -131,19 +133,37 @@ class Runs:
         safety: float = SAFETY,
         *,
         explained: bool = False,
+        designs: str = ONE_DESIGN,
     ) -> Finding | None:
         """Return what is found in a run outside the search. With ``explained``, less precise results count as well.
 
+        ``designs`` says how many designs are looked for that would explain them: see ``DESIGNS``. Raises OutOfTime if
+        the run has no time for it.
+        """
+        options: dict[str, Any] = {"ignored": ignored, "safety": safety, "designs": designs}
+        finding = self._outside_search(law, case, claims, **options)
+        return finding if finding and (explained or not finding.explained_by) else None
+
+    def wrong(
+        self, law: str, case: Case, ignored: frozenset[str] = frozenset(), safety: float = SAFETY
+    ) -> Finding | None:
+        """Return what is wrong in a run outside the search, whether or not a less precise design would explain it.
+
         Raises OutOfTime if the run has no time for it.
         """
+        return self._outside_search(law, case, ignored=ignored, safety=safety, designs=NO_DESIGN)
+
+    def _outside_search(
+        self, law: str, case: Case, claims: tuple[str, ...] = (), **options: Any
+    ) -> Finding | None:
+        """Run a case, unless a known bug would end the process in it, and return what is found."""
         ends = next(filter(None, (bug.end_of(case) for bug in self.bugs.values())), None)
         if ends is not None and not claims:
             return ends
         child = self.general if self.is_general else None
-        verdict = self.in_time(law, case, ignored=ignored, claims=claims, safety=safety, child=child)
+        verdict = self.in_time(law, case, claims=claims, child=child, **options)
         self.tally.add_seconds(verdict.seconds)
-        finding = self.info.finding(verdict)
-        return finding if finding and (explained or not finding.explained_by) else None
+        return self.info.finding(verdict)
 
     @contextmanager
     def asked_of_general(

@@ -11,6 +11,7 @@ from tests.harness.bugs import Bug, Need, is_in_common, is_not_cured
 from tests.harness.needs import NeedSearch, without_accidents
 from tests.harness.ordinary import ordinary_cases
 from tests.harness.report import Failure
+from tests.harness.run import ALL_DESIGNS
 from tests.harness.runs import Runs
 from tests.harness.vary import value_of
 from tests.harness.verdict import Finding
@@ -31,7 +32,8 @@ def found_in_ordinary(failure: Failure, runs: Runs, spend: Callable[[], None]) -
         for case in ordinary_cases(runs.info.capabilities, dtype, runs.device_type):
             if (law, case) not in runs.ordinary:
                 spend()
-                runs.ordinary[law, case] = runs.hard(law, case, failure.ignored, explained=True)
+                found = runs.hard(law, case, failure.ignored, explained=True, designs=ALL_DESIGNS)
+                runs.ordinary[law, case] = found
     return [(case, finding) for (of_law, case), finding in runs.ordinary.items() if of_law == law]
 
 
@@ -55,7 +57,8 @@ def with_contrast(
 
     def fails(case: Case) -> bool:
         spend()
-        return is_not_cured(mine, counted(search.runs.hard(f.law, case, f.ignored, explained=True)))
+        found = search.runs.hard(f.law, case, f.ignored, explained=True, designs=ALL_DESIGNS)
+        return is_not_cured(mine, counted(found))
 
     with suppress(BudgetSpent):
         differences = [need for case in without[:CONTRASTED] for need in _contrast(showing[0], case)]

@@ -40,7 +40,7 @@ from tests.harness.watch import TOGETHER, Watch, sample
 WAIT_SECONDS = 3.0
 """Seconds after the time of an item in which it may wait for another process's investigation, and sort failures."""
 
-TRIED_AGAIN = 24
+TRIED_AGAIN = 12
 """How many cases that have failed in an investigation are run once more, each in a process of its own."""
 
 SECONDS_FOR_AGAIN = 3.0
@@ -267,22 +267,25 @@ class Triage:
     def _is_misled(self, investigation: Investigation) -> bool:
         """Whether cases that have failed in an investigation hold in processes of their own, as all cases run then.
 
-        Those nearest to the smallest case are tried: they tell which fields do not matter.
+        For each field the case nearest to the smallest one is tried, since it tells that the field does not matter.
         """
         smallest = investigation.failure
-        failing = [ran for ran, found in investigation.answers.items() if found and not found.ends_process]
+        answers = investigation.judged | investigation.answers
+        failing = [ran for ran, found in answers.items() if found and not found.ends_process]
         if not self._may_be_misled() or not failing or self.runs.clock.left <= 0:
             return False
-        failing.sort(key=lambda ran: _differences(ran[1], smallest.case))
+        failing.sort(key=lambda ran: len(_differences(ran[1], smallest.case)))
+        nearest = {name: ran for ran in reversed(failing) for name in _differences(ran[1], smallest.case)}
+        telling = dict.fromkeys([*failing[:1], *nearest.values()])
         spend = self.runs.clock.meter(SECONDS_FOR_AGAIN, TRIED_AGAIN)
 
         def fails(ran: tuple[str, Case]) -> bool:
             spend()
-            return self.runs.hard(*ran, smallest.ignored, explained=True) is not None
+            return self.runs.wrong(*ran, smallest.ignored) is not None
 
         self.runs.go_on_in_copies()
         with suppress(BudgetSpent):
-            if not all(map(fails, failing)):
+            if not all(map(fails, telling)):
                 return True
         self.runs.stop_copies()
         return False
@@ -446,6 +449,6 @@ class Triage:
         return outcome.blamed[0] if outcome.rest is None and outcome.blamed else None
 
 
-def _differences(case: Case, other: Case) -> int:
-    """Return in how many fields two cases differ."""
-    return sum(value != getattr(other, name) for name, value in vars(case).items())
+def _differences(case: Case, other: Case) -> list[str]:
+    """Return the fields in which two cases differ."""
+    return [name for name, value in vars(case).items() if value != getattr(other, name)]

@@ -202,7 +202,7 @@ class Worker:
             changed = trial.changed_input() if trial and broken.finding.expected is not None else None
             outcome = {
                 "status": "broken",
-                "finding": changed or with_explanations(broken.finding, trial, law),
+                "finding": changed or with_explanations(broken.finding, trial, law, run.designs),
                 "sizes": trial.sizes if trial else [],
             }
         except Refused as refused:

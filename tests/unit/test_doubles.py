@@ -15,6 +15,7 @@ from tests.harness.attribute import Broken, Outcome, attribute, is_same
 from tests.harness.budget import Clock, ShrinkBudget
 from tests.harness.bugs import Bug, Need, Severity, is_of_format, met_again
 from tests.harness.conclude import merged
+from tests.harness.imprecise import Imprecise
 from tests.harness.investigate import Investigation
 from tests.harness.known_bugs import KnownBugs
 from tests.harness.law import law_named
@@ -315,11 +316,12 @@ class TestRoundings:
         """In half of the cases the error of dq is above its bound."""
         relatives = {"out": 1e-4, "dq": relative}
 
-        def hard(law: str, case: Case, ignored: frozenset[str], **_: Any) -> Finding | None:
+        def is_wrong(law: str, case: Case, ignored: frozenset[str], *_: Any) -> Finding | None:
             found = [x for x in ("out", *(["dq"] if case.seed % 2 else [])) if x not in ignored]
             return wrong(*found, relative=relatives[found[0]]) if found else None
 
-        runs: Any = SimpleNamespace(hard=hard, info=SimpleNamespace(capabilities=CLAIMS), device_type="cpu")
+        info = SimpleNamespace(capabilities=CLAIMS)
+        runs: Any = SimpleNamespace(wrong=is_wrong, info=info, device_type="cpu")
         search = NeedSearch(runs, self.EVERYWHERE.failure)
         assert search.always_wrong(lambda: None) == expected
 
@@ -352,7 +354,7 @@ class TestRoundings:
         finding = found[drawn]
         assert finding is not None
         failure = Failure("k", (), "forward", case, kernel="k", finding=finding, environment={})
-        known: Any = SimpleNamespace(bugs={})
+        known: Any = SimpleNamespace(bugs={}, precision=Imprecise())
         alike = Investigation(runs, failure, known, ShrinkBudget(0.0)).alike(small)
         assert (alike is not None) == fails
 

@@ -234,11 +234,11 @@ def test_a_crash_in_another_dtype_does_not_make_the_dtype_a_need(elsewhere: str 
     """Where no numbers came back, nothing is known of the tensor that is wrong in this dtype."""
     other = None if elsewhere is None else Finding(claim="", kind=elsewhere)
 
-    def hard(law: str, case: Case, ignored: frozenset[str], **options: Any) -> Finding | None:
+    def wrong(law: str, case: Case, *options: Any) -> Finding | None:
         return WRONG_LSE if case.dtype == "float32" else other
 
     runs: Any = SimpleNamespace(
-        hard=hard, info=SimpleNamespace(capabilities=Capabilities()), device_type="cpu"
+        wrong=wrong, info=SimpleNamespace(capabilities=Capabilities()), device_type="cpu"
     )
     failure: Any = SimpleNamespace(finding=WRONG_LSE, case=Case(), law="forward", ignored=frozenset())
     needs = NeedSearch(runs, failure).dtypes(lambda: None)

@@ -539,7 +539,7 @@ def test_tensors_that_few_numbers_hide_are_told_by_normal_ones() -> None:
     run = runner(wrong)
     runs: Any = SimpleNamespace(
         info=SimpleNamespace(capabilities=CLAIMS),
-        hard=lambda law, case, ignored, **_: run(law, case, ignored),
+        wrong=lambda law, case, ignored, *_: run(law, case, ignored),
     )
     smallest = Case(seqlen_k=65, k_values="zeros", q_values="zeros")
     found = NeedSearch(runs, bug(smallest, ("out",)).failure)

@@ -14,6 +14,7 @@ from strategies.case import Case
 from tests.harness.imprecise import ImpreciseCall
 from tests.harness.law import law_named
 from tests.harness.precision import is_plainly_wrong, with_explanations
+from tests.harness.run import ALL_DESIGNS
 from tests.harness.trial import LawBroken, Trial
 from tests.harness.verdict import Finding
 from tests.unit.running import TOYS, SubjectOf, finding_of
@@ -38,13 +39,13 @@ def test_a_gradient_of_half_its_size_is_no_matter_of_roundings() -> None:
     finding, trial = broken("half_dv", CASE)
     assert is_plainly_wrong(finding, trial)
     assert not is_plainly_wrong(replace(finding, relative=0.05), trial)
-    assert with_explanations(finding, trial, law_named("backward")).explained_by == ()
+    assert with_explanations(finding, trial, law_named("backward"), ALL_DESIGNS).explained_by == ()
 
 
 def test_a_tensor_that_a_later_call_changes_is_no_matter_of_roundings() -> None:
     """The same results hold if they are judged once more, so no design has to explain them."""
     finding, trial = broken("pooled", replace(CASE, dtype="float32"), "memory")
-    assert with_explanations(finding, trial, law_named("memory")).explained_by == ()
+    assert with_explanations(finding, trial, law_named("memory"), ALL_DESIGNS).explained_by == ()
 
 
 def test_larger_scores_may_have_larger_roundings() -> None:
@@ -64,7 +65,7 @@ def test_tensors_that_no_single_design_explains_stay_wrong() -> None:
     law = law_named("backward")
     finding, trial = broken("one_key_less", replace(CASE, seqlen_k=97))
     assert finding.tensor == "lse"
-    told = with_explanations(finding, trial, law)
+    told = with_explanations(finding, trial, law, ALL_DESIGNS)
     assert told.explained_by == ()
     assert "out" in told.tensors
 
@@ -124,7 +125,7 @@ def test_what_large_scores_would_excuse_is_a_bug_if_ordinary_numbers_show_it(
 ) -> None:
     large = replace(CASE, seqlen_q=16, seqlen_k=16, dtype="float16", sm_scale=2.0, q_values="positive")
     finding, trial = broken("doubled_dk", large)
-    assert with_explanations(finding, trial, law_named("backward")).explained_by
+    assert with_explanations(finding, trial, law_named("backward"), ALL_DESIGNS).explained_by
     subject = subject_of("doubled_dk", Path(__file__), shrink=False)
     assert finding_of(subject, "backward", large).explained_by == ()
 

@@ -10,6 +10,7 @@ from strategies.case import Case
 from tests.harness.law import law_named
 from tests.harness.precision import with_explanations
 from tests.harness.rivals import RIVALS, likeliest
+from tests.harness.run import ALL_DESIGNS
 from tests.harness.trial import LawBroken, Trial
 
 CASE = Case(
@@ -62,5 +63,5 @@ def test_scores_in_the_inputs_dtype_are_not_taken_for_a_scaled_operand() -> None
     trial = trial_of("model_file", CASE)
     with pytest.raises(LawBroken) as failed:
         law_named("backward")(trial)
-    explained = with_explanations(failed.value.finding, trial, law_named("backward"))
+    explained = with_explanations(failed.value.finding, trial, law_named("backward"), ALL_DESIGNS)
     assert explained.explained_by == ("rounded_scores=true",)
