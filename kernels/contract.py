@@ -21,7 +21,8 @@ from reference.family import Family
 DTYPES = ("float16", "bfloat16", "float32")
 LAYOUTS = ("contiguous", "bnhd", "packed", "gap", "offset", "expanded", "expanded_rows", "huge")
 BIASES = ("full", "of_heads", "of_batch", "shared", "of_keys")
-OUTPUTS = ("out", "lse", "dq", "dk", "dv")
+GRADIENTS = ("dq", "dk", "dv", "dbias")
+OUTPUTS = ("out", "lse", *GRADIENTS)
 SMALLEST_NORMAL = {"float16": 2.0**-14, "bfloat16": 2.0**-126}
 
 RAGGED_KEYWORDS = {
@@ -241,12 +242,19 @@ class Capabilities:
         """The shapes in which `forward` and `backward` take `bias`, a contiguous tensor of q's dtype that is added to
         scores after a soft-cap. `full` is (batch, heads_q, seqlen_q, seqlen_k); in `of_heads` batch is 1, in `of_batch`
         heads_q is 1, in `shared` both are, and in `of_keys` (batch, 1, 1, seqlen_k) the queries too. It is not passed
-        where a case has none. Its gradient is not asked for.""",
+        where a case has none. Its gradient is asked for only with `bias_gradient`.""",
         subset(BIASES, none=()),
         fields=("bias",),
         admits=lambda claimed, case: case.bias in ("none", *claimed),
         less=(),
         keywords=lambda claimed: ("bias",) if claimed else (),
+    )
+    bias_gradient: bool = claim(
+        False,
+        """The kernel gives the gradient of `bias` too, where it is passed one: `backward` returns (dq, dk, dv, dbias)
+        then. dbias has the shape and the dtype of `bias`, and is summed over the dimensions in which that has size 1.
+        With `backward=false` or `bias=none` it means nothing.""",
+        BOOLEAN,
     )
     sinks: bool = claim(
         False,
@@ -413,7 +421,7 @@ class AttentionKernel:
             not claimed. ``launch`` holds launch settings, and keywords that claims add, such as ``window``.
             Without ``backward``, gradients are taken through autograd from ``out``.
         backward: ``backward(dout, q, k, v, out, lse, *, causal, sm_scale, **launch) -> (dq, dk, dv)``, or
-            None.
+            None. With ``bias_gradient``, a call that is passed a ``bias`` returns dbias as the fourth.
         capabilities: what the kernel claims.
         known_failures: bugs that the kernel is known to have in cases that it claims.
 

@@ -20,7 +20,8 @@ With dropout (the first version's Algorithm 2; ``reference.dropout``) out is the
 1 / (1 - dropout_p), and z_ij multiplies dout_i . v_j and the P of dv as well; lse and delta do not change.
 
 With a soft-cap, softcap * tanh(s_ij / softcap) takes the place of s_ij, and dS_ij is multiplied by the derivative
-1 - tanh^2. With ALiBi, slope * |i + seqlen_k - seqlen_q - j| is subtracted after that. With sinks, exp(sink) is one
+1 - tanh^2. With ALiBi, slope * |i + seqlen_k - seqlen_q - j| is subtracted after that, and a bias is added, whose
+gradient is dS_ij before that derivative, summed over all that share an entry of the bias. With sinks, exp(sink) is one
 further term of the sum in lse_i: the running maximum begins with the sink, and the running sum with 1.
 
 With a sliding window, query i sees no key j with ``j <= i + seqlen_k - seqlen_q - window``. Tiles without a key that
@@ -40,7 +41,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.autograd import attention
-from kernels.contract import AttentionKernel, Capabilities, flash_arithmetic
+from kernels.contract import BIASES, AttentionKernel, Capabilities, flash_arithmetic
 from kernels.launching import (
     check_settings,
     dropout_arguments,
@@ -72,6 +73,7 @@ from kernels.tiles import (
     weights,
 )
 from kernels.validation import (
+    check_bias,
     check_dropout,
     check_gradient_inputs,
     check_inputs,
@@ -84,9 +86,9 @@ from kernels.validation import (
 from reference.arithmetic import TF32_TRUNCATED, Arithmetic
 
 # Compile keys: dtype, PRECISION, HEAD_DIM (padded), MASK_COLS (head_dim is not HEAD_DIM), CAUSAL, DROPOUT, WINDOW,
-# SOFTCAP, whether alibi_slopes and sinks are given, ALIGNED (every row starts at a multiple of 16 bytes), the BLOCK_*
-# sizes, num_warps and num_stages. Nothing else compiles anew: see ``tiles.kernel``. Strides are declared 64-bit, and so
-# is what they are multiplied with, as offsets may exceed 2^31 elements.
+# SOFTCAP, SUM_ROWS, whether alibi_slopes, bias and sinks are given, ALIGNED (every row starts at a multiple of 16
+# bytes), the BLOCK_* sizes, num_warps and num_stages. Nothing else compiles anew: see ``tiles.kernel``. Strides are
+# declared 64-bit, and so is what they are multiplied with, as offsets may exceed 2^31 elements.
 #
 # A program owns a tile of BLOCK_OWN rows and accumulates its results over tiles of BLOCK_LOOP rows of the
 # other side. It loops twice: without a mask over the tiles that are seen as a whole, and with one over those that an
@@ -122,6 +124,8 @@ def attend(
     diagonal=None,
     sink=None,
     pages=None,
+    bias_rows=None,
+    in_rows=None,
 ):
     """Compute attention of a query tile to the key tiles from ``first`` up to ``end`` (FlashAttention-2, algorithm 1).
 
@@ -131,7 +135,8 @@ def attend(
     sees no key before first_key[i]; no tile is then seen as a whole. ``softcap``, ``slope`` and ``sink``, as far as
     they are not None, change the scores of the head and their sum, in base 2; diagonal[i] is the key at distance 0 of
     row i. With ``pages``, which are as in ``tiles.offsets_in_pages``, k_ptrs and v_ptrs point to row 0 of page 0, once
-    for each of ``keys``.
+    for each of ``keys``. ``bias_rows``, if they are not None, point to what is added to the score of each row and
+    key 0, and ``in_rows`` says which rows there are.
 
     Returns the accumulator (BLOCK_ROWS, HEAD_DIM), still to be divided by the sum, the maximum of the scores
     and the sum; for a row that sees no key they are 0, -inf and 0, or 0, the sink and 1.
@@ -158,6 +163,8 @@ def attend(
                 scores = soft_capped(scores, softcap)
             if slope is not None:
                 scores -= slope * tl.abs((diagonal - start_n)[:, None] - keys[None, :])
+            if bias_rows is not None:
+                scores += load_bias(bias_rows[:, None] + (start_n + keys)[None, :], in_rows, in_tile)
             if cut:
                 seen = keys[None, :] <= (last_key - start_n)[:, None]
                 if first_key is not None:
@@ -169,6 +176,12 @@ def attend(
             v_tile = load_tile(advance(v_ptrs, v_offset, ALIGNED), in_tile, in_cols, cut, MASK_COLS)
             acc = dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None], PRECISION)
     return acc, m_i, l_i
+
+
+@triton.jit
+def load_bias(pointers, in_first, in_last):
+    """Load what is added to a tile of scores, in base 2: 0 outside of ``in_first`` and ``in_last``, its dimensions."""
+    return tl.load(pointers, mask=in_first[:, None] & in_last[None, :], other=0.0).to(tl.float32) * LOG2E
 
 
 @triton.jit
@@ -207,6 +220,10 @@ def _forward_kernel(
     softcap,
     alibi_slopes,
     sinks,
+    bias,
+    stride_bb: tl.int64,
+    stride_bh: tl.int64,
+    stride_bm: tl.int64,
     CAUSAL: tl.constexpr,
     DROPOUT: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -267,6 +284,10 @@ def _forward_kernel(
         slope=None if alibi_slopes is None else tl.load(alibi_slopes + head_q) * LOG2E,
         diagonal=rows + (seqlen_k - seqlen_q),
         sink=None if sinks is None else tl.load(sinks + head_q) * LOG2E,
+        bias_rows=None
+        if bias is None
+        else bias + batch * stride_bb + head_q * stride_bh + rows.to(tl.int64) * stride_bm,
+        in_rows=in_rows,
     )
     out_tile, lse_rows = normalise(acc, m_i, l_i)
     out_ptrs = tile_pointers(out + head * seqlen_q * head_dim, rows, head_dim, cols, ALIGNED)
@@ -354,6 +375,7 @@ def gradients_of_keys(
     PATTERN: tl.constexpr = False,
     softcap=None,
     slopes=None,
+    bias=None,
 ):
     """Compute the gradients of the key tile ``keys``, which starts at key start_n (FlashAttention-2, algorithm 2).
 
@@ -362,7 +384,8 @@ def gradients_of_keys(
     of the first head, and the next head is stride_row_head elements further on. ``dropout``, if it is not None, is as
     in ``tiles.dropout_factors``. ``window``, ``window_right``, ``chunk`` and PATTERN are as in ``tiles.seen_range``.
     ``softcap``, if it is not None, is the size of a soft-cap in base 2; and ``slopes``, if it is not None, points to
-    that of the first head.
+    that of the first head. ``bias``, if it is not None, is a pointer to what is added to the score of row 0 and key 0
+    of the first head, and its strides of a head and of a row.
 
     Scores are held transposed, (keys, rows), so that P and dS enter their products as they are. Keys past
     seqlen_k need no mask, as results of different keys never meet.
@@ -432,6 +455,11 @@ def gradients_of_keys(
             if slopes is not None:
                 distance = tl.abs(rows[None, :] - (keys - offset - start_m)[:, None])
                 scores -= tl.load(slopes + member) * LOG2E * distance
+            if bias is not None:
+                bias_base, bias_head_step, bias_row_step = bias
+                bias_base += member * bias_head_step.to(tl.int64)
+                bias_rows = bias_base + (start_m + rows) * bias_row_step.to(tl.int64)
+                scores += load_bias(bias_rows[None, :] + keys[:, None], keys < seqlen_k, in_tile)
             p = weights(scores, row_lse[None, :])
             if cut:
                 seen = ((first_row - start_m)[:, None] <= rows[None, :]) & in_tile[None, :]
@@ -498,6 +526,10 @@ def _dk_dv_kernel(
     window,
     softcap,
     alibi_slopes,
+    bias,
+    stride_bb: tl.int64,
+    stride_bh: tl.int64,
+    stride_bm: tl.int64,
     CAUSAL: tl.constexpr,
     DROPOUT: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -563,6 +595,7 @@ def _dk_dv_kernel(
         PATTERN=WINDOW,
         softcap=softcap if SOFTCAP else None,
         slopes=None if alibi_slopes is None else alibi_slopes + head_q,
+        bias=None if bias is None else (bias + batch * stride_bb + head_q * stride_bh, stride_bh, stride_bm),
     )
     dk_ptrs = tile_pointers(dk + head * seqlen_k * head_dim, keys, head_dim, cols, ALIGNED)
     dv_ptrs = tile_pointers(dv + head * seqlen_k * head_dim, keys, head_dim, cols, ALIGNED)
@@ -600,6 +633,8 @@ def gradient_of_queries(
     softcap=None,
     slope=None,
     diagonal=None,
+    bias_rows=None,
+    in_rows=None,
 ):
     """Compute the gradient of a query tile over the key tiles from ``first`` up to ``end`` (algorithm 2).
 
@@ -620,6 +655,8 @@ def gradient_of_queries(
                 to_products = slope_of_cap(scores, softcap)
             if slope is not None:
                 scores -= slope * tl.abs((diagonal - start_n)[:, None] - keys[None, :])
+            if bias_rows is not None:
+                scores += load_bias(bias_rows[:, None] + (start_n + keys)[None, :], in_rows, in_tile)
             p = weights(scores, row_lse[:, None])
             dp = dot(do_tile, tl.trans(v_tile), None, PRECISION)
             if dropout is not None:
@@ -669,6 +706,10 @@ def _dq_kernel(
     window,
     softcap,
     alibi_slopes,
+    bias,
+    stride_bb: tl.int64,
+    stride_bh: tl.int64,
+    stride_bm: tl.int64,
     CAUSAL: tl.constexpr,
     DROPOUT: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -734,9 +775,140 @@ def _dq_kernel(
         softcap=softcap if SOFTCAP else None,
         slope=None if alibi_slopes is None else tl.load(alibi_slopes + head_q) * LOG2E,
         diagonal=rows + (seqlen_k - seqlen_q),
+        bias_rows=None
+        if bias is None
+        else bias + batch * stride_bb + head_q * stride_bh + rows.to(tl.int64) * stride_bm,
+        in_rows=in_rows,
     )
     dq_ptrs = tile_pointers(dq + head * seqlen_q * head_dim, rows, head_dim, cols, ALIGNED)
     store_tile(dq_ptrs, dq_tile * sm_scale, in_rows, in_cols, MASK_COLS)
+
+
+@kernel
+def _dbias_kernel(
+    dout,
+    q,
+    k,
+    v,
+    delta,
+    lse_log2,
+    dbias,
+    stride_dob: tl.int64,
+    stride_doh: tl.int64,
+    stride_dom: tl.int64,
+    stride_qb: tl.int64,
+    stride_qh: tl.int64,
+    stride_qm: tl.int64,
+    stride_kb: tl.int64,
+    stride_kh: tl.int64,
+    stride_kn: tl.int64,
+    stride_vb: tl.int64,
+    stride_vh: tl.int64,
+    stride_vn: tl.int64,
+    heads_kv,
+    group,
+    seqlen_q,
+    seqlen_k,
+    head_dim,
+    sm_scale,
+    scale_log2,
+    dropout_seed: tl.int64,
+    threshold: tl.int64,
+    keep_scale,
+    window,
+    softcap,
+    alibi_slopes,
+    bias,
+    stride_bb: tl.int64,
+    stride_bh: tl.int64,
+    stride_bm: tl.int64,
+    own_heads,
+    sequences,
+    heads,
+    CAUSAL: tl.constexpr,
+    DROPOUT: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    SUM_ROWS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    MASK_COLS: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_OWN: tl.constexpr,
+    BLOCK_LOOP: tl.constexpr,
+):
+    """Compute a tile of dbias: dS, made anew, summed in a fixed order over the sequences, heads and rows that share it.
+
+    dbias has own_heads heads, and each entry belongs to so many ``sequences`` and ``heads``; with ``SUM_ROWS`` it
+    belongs to all rows, and a tile is one row. Tiles have BLOCK_LOOP keys, and BLOCK_OWN rows of each head.
+    """
+    tiles_q = tl.cdiv(seqlen_q, BLOCK_OWN)
+    tiles_k = tl.cdiv(seqlen_k, BLOCK_LOOP)
+    own_tiles = 1 if SUM_ROWS else tiles_q
+    own_rows = 1 if SUM_ROWS else seqlen_q
+    start_n = tl.program_id(0) % tiles_k * BLOCK_LOOP
+    own_tile = tl.program_id(0) // tiles_k % own_tiles
+    own = (tl.program_id(0) // tiles_k // own_tiles).to(tl.int64)
+    first_batch = own // own_heads
+    first_head = own % own_heads
+
+    cols = tl.arange(0, HEAD_DIM)
+    in_cols = columns_inside(cols, head_dim, q, ALIGNED)
+    keys = start_n + tl.arange(0, BLOCK_LOOP)
+    in_keys = keys < seqlen_k
+    offset = seqlen_k - seqlen_q
+    tiles = tiles_q if SUM_ROWS else 1
+    total = tl.full([BLOCK_OWN, BLOCK_LOOP], 0.0, tl.float32)
+    for index in range(sequences * heads * tiles):
+        batch = first_batch + index // (heads * tiles)
+        head_q = first_head + index // tiles % heads
+        head_kv = head_q // group
+        head = batch * heads_kv * group + head_q
+        rows = (own_tile + index % tiles) * BLOCK_OWN + tl.arange(0, BLOCK_OWN)
+        in_rows = rows < seqlen_q
+        q_ptrs = tile_pointers(q + batch * stride_qb + head_q * stride_qh, rows, stride_qm, cols, ALIGNED)
+        do_ptrs = tile_pointers(
+            dout + batch * stride_dob + head_q * stride_doh, rows, stride_dom, cols, ALIGNED
+        )
+        k_ptrs = tile_pointers(k + batch * stride_kb + head_kv * stride_kh, keys, stride_kn, cols, ALIGNED)
+        v_ptrs = tile_pointers(v + batch * stride_vb + head_kv * stride_vh, keys, stride_vn, cols, ALIGNED)
+        q_tile = load_tile(q_ptrs, in_rows, in_cols, True, MASK_COLS)
+        do_tile = load_tile(do_ptrs, in_rows, in_cols, True, MASK_COLS)
+        k_tile = load_tile(k_ptrs, in_keys, in_cols, True, MASK_COLS)
+        v_tile = load_tile(v_ptrs, in_keys, in_cols, True, MASK_COLS)
+        row_lse = tl.load(lse_log2 + head * seqlen_q + rows, mask=in_rows, other=0.0)
+        row_delta = tl.load(delta + head * seqlen_q + rows, mask=in_rows, other=0.0)
+
+        scores = dot(q_tile, tl.trans(k_tile), None, PRECISION) * scale_log2
+        if SOFTCAP:
+            scores = soft_capped(scores, softcap)
+        if alibi_slopes is not None:
+            distance = tl.abs((rows + offset)[:, None] - keys[None, :])
+            scores -= tl.load(alibi_slopes + head_q) * LOG2E * distance
+        bias_ptrs = tile_pointers(bias + batch * stride_bb + head_q * stride_bh, rows, stride_bm, keys, False)
+        scores += load_bias(bias_ptrs, in_rows, in_keys)
+        p = weights(scores, row_lse[:, None])
+        dp = dot(do_tile, tl.trans(v_tile), None, PRECISION)
+        if DROPOUT:
+            dropout = (dropout_seed, threshold, keep_scale, head)
+            dp *= dropout_factors(dropout, 0, rows[:, None], keys[None, :])
+        seen = in_rows[:, None] & in_keys[None, :]
+        if CAUSAL:
+            seen = seen & (keys[None, :] <= (rows + offset)[:, None])
+        if WINDOW:
+            seen = seen & (keys[None, :] > (rows + (offset - window))[:, None])
+        total += tl.where(seen, p * (dp - row_delta[:, None]), 0.0)
+    own_ptrs = dbias + own * own_rows * seqlen_k + keys
+    if SUM_ROWS:
+        tl.store(own_ptrs, tl.sum(total, 0).to(dbias.dtype.element_ty), mask=in_keys)
+    else:
+        rows = own_tile * BLOCK_OWN + tl.arange(0, BLOCK_OWN)
+        tile_ptrs = own_ptrs[None, :] + (rows.to(tl.int64) * seqlen_k)[:, None]
+        tl.store(
+            tile_ptrs,
+            total.to(dbias.dtype.element_ty),
+            mask=(rows < seqlen_q)[:, None] & in_keys[None, :],
+        )
 
 
 LAUNCH: Mapping[str, tuple[Any, ...]] = {
@@ -751,8 +923,12 @@ loops over, the depth of the loads' pipeline, and how float32 operands are multi
 FORWARD_TILES = {1024: (32, 32)}
 DK_DV_TILES = {256: (128, 32), 512: (32, 32), 1024: (32, 32)}
 DQ_TILES = {512: (128, 32), 1024: (32, 32)}
+BIAS_TILES = {256: (128, 32), **DQ_TILES}
+DBIAS_TILES = {**DK_DV_TILES, 256: (64, 32)}
 """The largest (BLOCK_OWN, BLOCK_LOOP) of each kernel that fits a Hopper's registers and shared memory, by bytes in a
-row of HEAD_DIM elements. Larger launch settings are cut down; every tile fits rows that have no entry."""
+row of HEAD_DIM elements. Larger launch settings are cut down; every tile fits rows that have no entry. With a bias, out
+and dq have ``BIAS_TILES``, since each of its elements has an address of its own. The loop of dbias loads tiles of all
+four operands."""
 
 _LARGEST_FMA_TILE = (32, 16)
 """The largest (BLOCK_OWN, BLOCK_LOOP) for float32 without tensor cores: products are unrolled into multiply-adds."""
@@ -770,6 +946,7 @@ def forward(
     window: int = 0,
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
+    bias: Tensor | None = None,
     sinks: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     **settings: Any,
@@ -780,7 +957,9 @@ def forward(
     float16, bfloat16 or float32, head_dim is 1 to 256, lengths may be 0; sm_scale is any finite number.
     A share dropout_p of the weights is dropped, the same for the same dropout_seed (``reference.dropout``). With a
     ``window`` above 0, query i sees key j only if also ``i + seqlen_k - seqlen_q - j < window``. A ``softcap`` above 0
-    limits scores, and alibi_slopes and sinks (heads_q,) float32 change them and their sum (``reference.score_rule``).
+    limits scores, and alibi_slopes and sinks (heads_q,) float32 change them and their sum (``reference.score_rule``). A
+    ``bias`` that is like q in dtype is added to scores: (batch, heads_q, seqlen_q, seqlen_k), contiguous, of which each
+    of the first three may be 1.
     ``settings`` are launch settings, those of ``Settings`` by default.
 
     Returns out, like q but of ``out_dtype`` if that is given, and lse (batch, heads_q, seqlen_q) float32, the natural
@@ -795,13 +974,14 @@ def forward(
     check_sizes(window=window)
     check_softcap(softcap)
     check_of_heads(q, alibi_slopes=alibi_slopes, sinks=sinks)
+    check_bias(bias, q, k)
     check_stored_dtype("out_dtype", out_dtype)
     check_runnable(q)
     batch, heads_q, seqlen_q, head_dim = q.shape
     _, heads_kv, seqlen_k, _ = k.shape
     out = torch.empty(q.shape, dtype=out_dtype or q.dtype, device=q.device)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    constants = chosen.constants(q, FORWARD_TILES)
+    constants = chosen.constants(q, FORWARD_TILES if bias is None else BIAS_TILES)
     launch(
         _forward_kernel,
         batch * heads_q * triton.cdiv(seqlen_q, constants["BLOCK_OWN"]),
@@ -812,7 +992,7 @@ def forward(
         min(
             window, seqlen_q + seqlen_k
         ),  # hides no key if it is that wide; a larger number may not fit 32 bits
-        *(softcap * LOG2E.value, alibi_slopes, sinks),
+        *(softcap * LOG2E.value, alibi_slopes, sinks, bias, *bias_strides(bias, q, k)),
         CAUSAL=causal,
         DROPOUT=dropout_p > 0,
         WINDOW=window > 0,
@@ -838,15 +1018,16 @@ def backward(
     window: int = 0,
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
+    bias: Tensor | None = None,
     sinks: Tensor | None = None,
     grad_dtype: torch.dtype | None = None,
     **settings: Any,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """Return the gradients (dq, dk, dv) of ``sum(dout * forward(q, k, v)[0])``, like q, k and v and contiguous.
 
     dout, like q, is the gradient of out; out and lse are what ``forward`` returned. dk and dv are summed over
-    the query heads that share a key head, in float32. Gradients have ``grad_dtype`` if that is given. Arguments and
-    errors are those of ``forward``.
+    the query heads that share a key head, in float32. With a ``bias``, dbias, like it and summed in float32 as well, is
+    the fourth. Gradients have ``grad_dtype`` if that is given. Arguments and errors are those of ``forward``.
     """
     chosen = Settings(**settings)
     check_inputs(q, k, v, causal, sm_scale)
@@ -854,6 +1035,7 @@ def backward(
     check_sizes(window=window)
     check_softcap(softcap)
     check_of_heads(q, alibi_slopes=alibi_slopes, sinks=sinks)
+    check_bias(bias, q, k)
     check_stored_dtype("grad_dtype", grad_dtype)
     check_runnable(q)
     check_gradient_inputs(dout, q, out, lse)
@@ -867,7 +1049,7 @@ def backward(
         *(heads_kv, group, seqlen_q, seqlen_k, head_dim, float(sm_scale), sm_scale * LOG2E.value),
         *dropout_arguments(dropout_p, dropout_seed),
         min(window, seqlen_q + seqlen_k),
-        *(softcap * LOG2E.value, alibi_slopes),
+        *(softcap * LOG2E.value, alibi_slopes, bias, *bias_strides(bias, q, k)),
     )
     aligned = is_aligned(dout, q, k, v, dq, dk, dv)
     constants = chosen.constants(q, DK_DV_TILES)
@@ -883,7 +1065,7 @@ def backward(
         ALIGNED=aligned,
         **constants,
     )
-    constants = chosen.constants(q, DQ_TILES)
+    constants = chosen.constants(q, DQ_TILES if bias is None else BIAS_TILES)
     launch(
         _dq_kernel,
         batch * heads_q * triton.cdiv(seqlen_q, constants["BLOCK_OWN"]),
@@ -896,7 +1078,33 @@ def backward(
         ALIGNED=aligned,
         **constants,
     )
-    return dq, dk, dv
+    if bias is None:
+        return dq, dk, dv
+    dbias = torch.empty(bias.shape, dtype=grad_dtype or bias.dtype, device=bias.device)
+    constants = chosen.constants(q, DBIAS_TILES)
+    own_batch, own_heads, own_rows, _ = bias.shape
+    sum_rows = own_rows == 1
+    own_tiles = 1 if sum_rows else triton.cdiv(seqlen_q, constants["BLOCK_OWN"])
+    launch(
+        _dbias_kernel,
+        own_batch * own_heads * own_tiles * triton.cdiv(seqlen_k, constants["BLOCK_LOOP"]),
+        *(dout, q, k, v, delta, lse_log2, dbias),
+        *arguments,
+        *(own_heads, batch // max(own_batch, 1), heads_q // max(own_heads, 1)),
+        CAUSAL=causal,
+        DROPOUT=dropout_p > 0,
+        WINDOW=window > 0,
+        SOFTCAP=softcap > 0,
+        SUM_ROWS=sum_rows,
+        ALIGNED=aligned,
+        **constants,
+    )
+    return dq, dk, dv, dbias
+
+
+def bias_strides(bias: Tensor | None, q: Tensor, k: Tensor) -> tuple[int, ...]:
+    """Return the strides of batch, head and row of a bias, 0 where it has one of all; 0 throughout without a bias."""
+    return (0, 0, 0) if bias is None else bias.expand(*q.shape[:3], k.shape[2]).stride()[:3]
 
 
 def row_deltas(dout: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
@@ -953,10 +1161,10 @@ class Settings:
 def flash_v2(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, sm_scale: float | None = None, **options: Any
 ) -> tuple[Tensor, Tensor]:
-    """Call ``forward``, differentiable in q, k and v through ``backward``; lse has no gradient.
+    """Call ``forward``, differentiable in q, k, v and bias through ``backward``; lse has no gradient.
 
     sm_scale is 1 / sqrt(head_dim) unless given; ``options`` are dropout_p, dropout_seed, window, softcap, alibi_slopes,
-    sinks and settings of ``LAUNCH``.
+    bias, sinks and settings of ``LAUNCH``.
     """
     sm_scale = default_scale(q) if sm_scale is None else sm_scale
     out, lse = attention(KERNEL, q, k, v, causal=causal, sm_scale=sm_scale, **options)
@@ -982,6 +1190,8 @@ KERNEL = AttentionKernel(
         window=(0, 1, 2, 33, 100),
         softcap=(0.0, 2.0, 30.0),
         alibi_slopes=True,
+        bias=BIASES,
+        bias_gradient=True,
         sinks=True,
         launch=LAUNCH,
         arithmetic=_arithmetic,
@@ -989,6 +1199,13 @@ KERNEL = AttentionKernel(
 )
 
 WITHOUT_EXTRAS = replace(
-    KERNEL.capabilities, dropout=(0.0,), window=(0,), softcap=(0.0,), alibi_slopes=False, sinks=False
+    KERNEL.capabilities,
+    dropout=(0.0,),
+    window=(0,),
+    softcap=(0.0,),
+    alibi_slopes=False,
+    bias=(),
+    bias_gradient=False,
+    sinks=False,
 )
 """What is claimed by designs like this one that have nothing beyond q, k, v, a causal mask and sm_scale."""

@@ -246,7 +246,7 @@ def _backward(
     block_m: int = 128,
     block_n: int = 128,
     warp_specialize: bool = False,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """Call ``flash_v2.backward`` without the forward's launch settings, as it has its own."""
     _check_settings(block_m, block_n, warp_specialize)
     check_inputs(q, k, v, causal, sm_scale)

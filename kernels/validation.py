@@ -119,6 +119,22 @@ def check_of_heads(q: Tensor, **tensors: Tensor | None) -> None:
             raise ValueError(f"{name}: got strides {x.stride()}, expected it to be contiguous")
 
 
+def check_bias(bias: Tensor | None, q: Tensor, k: Tensor) -> None:
+    """Check a contiguous bias like q in dtype, (batch, heads_q, seqlen_q, seqlen_k) but for 1 in place of the first."""
+    if bias is None:
+        return
+    if not isinstance(bias, Tensor):
+        raise TypeError(f"bias: got {type(bias).__name__}, expected a torch.Tensor")
+    full = (*q.shape[:3], k.shape[2])
+    fits = bias.ndim == 4 and all(n in (1, size) for n, size in zip(bias.shape[:3], full, strict=False))
+    if not fits or bias.shape[3] != full[3]:
+        expected = f"{full}, of which each but the last may be 1"
+        raise ValueError(f"bias: got shape {tuple(bias.shape)}, expected {expected}")
+    check_like("bias", bias, "q", q, tuple(bias.shape), q.dtype)
+    if not bias.is_contiguous():
+        raise ValueError(f"bias: got strides {bias.stride()}, expected it to be contiguous")
+
+
 def check_like(
     name: str, tensor: Tensor, model_name: str, model: Tensor, shape: tuple[int, ...], dtype: torch.dtype
 ) -> None:

@@ -134,7 +134,7 @@ class Arithmetic:
 
     Attributes:
         weights: format that P and dS are cast to before they enter a matrix product.
-        output: format that out, dq, dk and dv are stored in.
+        output: format that out and gradients are stored in.
         operand_rounding: relative rounding of each raw operand of a product (0 where products are exact:
             16-bit inputs; 2^-10 for float32 inputs through Hopper's tf32).
         accumulate: relative error of one step of a float32 accumulation: 2^-24 for IEEE additions in any order and

@@ -92,10 +92,13 @@ def backward(
     dropout_seed: int = 0,
     pattern: MaskPattern = NO_PATTERN,
     rule: ScoreRule = PLAIN,
+    bias_gradient: bool = False,
     block_q: int,
     block_k: int,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """Return dq like q, dk and dv like k and v, float64, by Algorithm 4 from what ``forward`` was given and returned.
+
+    With ``bias_gradient``, dbias is the fourth: dS, summed to the shape of the rule's bias. The paper has no bias.
 
     Raises ValueError for head counts, an alignment or block sizes that make no sense.
     """
@@ -107,6 +110,7 @@ def backward(
     k, v = k.double(), v.double()
     m, l = m[..., None].clamp_min(LOWEST), l[..., None].clamp_min(1.0)  # rows that see no key
     dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)  # line 5
+    grad_s = torch.zeros_like(q[..., :1]).repeat(1, 1, 1, k.shape[2])
     for j in blocks(k.shape[2], block_k):  # lines 3, 6
         k_j, v_j = k[:, :, j], v[:, :, j]  # line 7
         dk_j, dv_j = torch.zeros_like(k_j), torch.zeros_like(v_j)  # line 8
@@ -120,9 +124,11 @@ def backward(
             dv_j += contract((p_ij * z_ij).mT, dout_i, seen_ji)  # lines 15, 16
             dp_ij = dout_i @ v_j.mT * z_ij  # lines 17, 18
             delta_i = (dout_i * out_i).sum(-1, keepdim=True)  # line 19
-            ds_ij = rule.undone(p_ij * (dp_ij - delta_i), s_ij, bias[:, :, i, j])  # line 20
+            grad_s[:, :, i, j] = hide(p_ij * (dp_ij - delta_i), seen_ij)  # line 20
+            ds_ij = rule.undone(grad_s[:, :, i, j], s_ij, bias[:, :, i, j])
             ds_ij = hide(ds_ij, seen_ij)
             dq[:, :, i] += sm_scale * contract(ds_ij, k_j, seen_ij)  # line 21
             dk_j += sm_scale * contract(ds_ij.mT, q_i, seen_ji)  # line 22
         dk[:, :, j], dv[:, :, j] = dk_j, dv_j  # line 24
-    return unfold(dq, heads_q), dk, dv  # line 26
+    dbias = (rule.summed(grad_s, heads_q),) if bias_gradient else ()
+    return unfold(dq, heads_q), dk, dv, *dbias  # line 26

@@ -88,10 +88,13 @@ def backward(
     dropout_seed: int = 0,
     pattern: MaskPattern = NO_PATTERN,
     rule: ScoreRule = PLAIN,
+    bias_gradient: bool = False,
     block_q: int,
     block_k: int,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """Return dq like q, dk and dv like k and v, float64, by Algorithm 2 from what ``forward`` was given and returned.
+
+    With ``bias_gradient``, dbias is the fourth: dS, summed to the shape of the rule's bias. The paper has no bias.
 
     Raises ValueError for head counts, an alignment or block sizes that make no sense.
     """
@@ -102,6 +105,7 @@ def backward(
     q, dout, out, lse = (fold(x.double(), heads_kv) for x in (q, dout, out, lse))
     k, v, lse = k.double(), v.double(), lse[..., None].clamp_min(LOWEST)
     dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)  # line 3
+    grad_s = torch.zeros_like(q[..., :1]).repeat(1, 1, 1, k.shape[2])
     delta = (dout * out).sum(-1, keepdim=True)  # line 4
     for j in blocks(k.shape[2], block_k):  # lines 1, 5
         k_j, v_j = k[:, :, j], v[:, :, j]  # line 6
@@ -115,9 +119,11 @@ def backward(
             z_ij = z[:, :, i, j]
             dv_j += contract((p_ij * z_ij).mT, dout_i, seen_ji)  # line 12
             dp_ij = dout_i @ v_j.mT * z_ij  # line 13
-            ds_ij = rule.undone(p_ij * (dp_ij - delta_i), s_ij, bias[:, :, i, j])  # line 14
+            grad_s[:, :, i, j] = hide(p_ij * (dp_ij - delta_i), seen_ij)  # line 14
+            ds_ij = rule.undone(grad_s[:, :, i, j], s_ij, bias[:, :, i, j])
             ds_ij = hide(ds_ij, seen_ij)
             dq[:, :, i] += sm_scale * contract(ds_ij, k_j, seen_ij)  # line 15
             dk_j += sm_scale * contract(ds_ij.mT, q_i, seen_ji)  # line 16
         dk[:, :, j], dv[:, :, j] = dk_j, dv_j  # line 18
-    return unfold(dq, heads_q), dk, dv  # line 20
+    dbias = (rule.summed(grad_s, heads_q),) if bias_gradient else ()
+    return unfold(dq, heads_q), dk, dv, *dbias  # line 20

@@ -91,18 +91,20 @@ def backward(
     dropout_seed: int = 0,
     pattern: MaskPattern = NO_PATTERN,
     rule: ScoreRule = PLAIN,
+    bias_gradient: bool = False,
     out: Tensor | None = None,
     lse: Tensor | None = None,
     chunk: int | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """Return the gradients dq, like q, and dk and dv, like k and v (summed over the heads of a group), in float64.
 
     dout is (batch, heads_q, seqlen_q, head_dim); q, k, v and the options are those of ``forward``. If a
     kernel's own out and lse are given, shaped as ``forward`` returns them, gradients are *teacher-forced*:
     P = exp(S - lse) and delta = rowsum(dout * out). Otherwise P is the exact softmax and
-    delta = rowsum(P * dP), which is the same number for an exact out.
+    delta = rowsum(P * dP), which is the same number for an exact out. With ``bias_gradient``, dbias, like the bias of
+    the rule, is the fourth gradient: the sum of dS over the dimensions in which the bias has size 1.
 
-    Raises ValueError as ``forward`` does, and where only one of out and lse is given.
+    Raises ValueError as ``forward`` does, where only one of out and lse is given, and for the gradient of no bias.
     """
     if (out is None) != (lse is None):
         missing = "out" if out is None else "lse"
@@ -112,7 +114,7 @@ def backward(
     k, v = (blank(x.double(), key_padding_mask) for x in (k, v))
     leaks = (causal or bool(pattern)) and not _all_finite(q, k, dout)
 
-    def of_rows(rows: slice) -> tuple[Tensor, Tensor, Tensor]:
+    def of_rows(rows: slice) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         q_rows, dout_rows = (fold(x[:, :, rows].double(), heads_kv) for x in (q, dout))
         seen = visible(
             q.shape[2], k.shape[2], causal, alignment, q.device, rows, group, key_padding_mask, pattern
@@ -131,22 +133,26 @@ def backward(
             shift = fold(lse[:, :, rows].double(), heads_kv).clamp_min(LOWEST)[..., None]
             p = hide((scores - shift).exp_(), seen)
             delta = (dout_rows * fold(out[:, :, rows].double(), heads_kv)).sum(-1, keepdim=True)
-        ds = hide(rule.undone(dp.sub_(delta).mul_(p), scores, bias), seen).mul_(sm_scale)
+        grad_s = hide(dp.sub_(delta).mul_(p), seen)
+        dbias = rule.summed(grad_s, q.shape[1]) if bias_gradient else None
+        ds = hide(rule.undone(grad_s, scores, bias), seen) * sm_scale
         seen = seen if leaks else None
         seen_by = None if seen is None else seen.mT
         dq = contract(ds, k, seen)
         p = p if z is None else p.mul_(z)
-        return unfold(dq, q.shape[1]), contract(ds.mT, q_rows, seen_by), contract(p.mT, dout_rows, seen_by)
+        dk, dv = contract(ds.mT, q_rows, seen_by), contract(p.mT, dout_rows, seen_by)
+        return unfold(dq, q.shape[1]), dk, dv, dbias
 
     first, *rest = _chunks(q, k, chunk)
-    dq, dk, dv = of_rows(first)
-    dqs = [dq]
+    dq, dk, dv, dbias = of_rows(first)
+    dqs, of_bias = [dq], [dbias] if dbias is not None else []
     for rows in rest:
-        dq, dk_part, dv_part = of_rows(rows)
+        dq, dk_part, dv_part, dbias = of_rows(rows)
         dqs.append(dq)
+        of_bias += [dbias] if dbias is not None else []
         dk += dk_part
         dv += dv_part
-    return _join(dqs), dk, dv
+    return _join(dqs), dk, dv, *_of_bias(of_bias, rule)
 
 
 def _chunks(q: Tensor, k: Tensor, chunk: int | None) -> list[slice]:
@@ -158,6 +164,13 @@ def _chunks(q: Tensor, k: Tensor, chunk: int | None) -> list[slice]:
 def _join(parts: list[Tensor]) -> Tensor:
     """Join the chunks along the query axis; a single one is not copied."""
     return torch.cat(parts, 2) if len(parts) > 1 else parts[0]
+
+
+def _of_bias(parts: list[Tensor], rule: ScoreRule) -> list[Tensor]:
+    """Return dbias alone, joined from that of each chunk, or added up if the bias has one row for all; [] of none."""
+    if not parts or rule.bias is None:
+        return []
+    return [_join(parts) if rule.bias.shape[2] > 1 else torch.stack(parts).sum(0)]
 
 
 def _all_finite(*tensors: Tensor) -> bool:

@@ -5,14 +5,14 @@ distance is |i + seqlen_k - seqlen_q - j| for query i and key j, or |i - j| wher
 exponentials that softmax divides by has one further term, exp(sink), whose value is 0.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from reference.heads import fold
+from reference.heads import fold, unfold
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -89,6 +89,17 @@ class ScoreRule:
         """Return the gradient of the scaled products from that of ``scores``."""
         return grad * self.slope(scores - bias) if self.softcap else grad
 
+    def summed(self, grad: Tensor, heads_q: int) -> Tensor:
+        """Return the gradient of the bias from that of the scores: its sum over the dimensions that the bias lacks.
+
+        ``grad`` is (batch, heads_kv, group * rows, seqlen_k), heads folded; the result has as many rows, or one, and is
+        in its other dimensions like the bias. Raises ValueError if there is none.
+        """
+        if self.bias is None:
+            raise ValueError("bias: got None, expected a bias whose gradient is wanted")
+        whole, dims = unfold(grad, heads_q), broadcast(self.bias.shape)
+        return whole.sum(dims, keepdim=True) if dims else whole
+
     def added(self, q: Tensor, k: Tensor, alignment: str, rows: slice = slice(None)) -> Tensor:
         """Return what is added to capped scores, (batch or 1, heads_kv, group * rows, seqlen_k) float64, heads folded.
 
@@ -111,6 +122,11 @@ class ScoreRule:
         sinks = q.new_full((q.shape[1],), -torch.inf) if self.sinks is None else self.sinks
         count = len(range(*rows.indices(q.shape[2])))
         return fold(sinks.double()[None, :, None, None].expand(1, -1, count, 1), k.shape[1])
+
+
+def broadcast(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the dimensions of (batch, heads_q, seqlen_q, seqlen_k) in which a bias of this shape has one of all."""
+    return tuple(dim for dim in range(3) if shape[dim] == 1)
 
 
 def _part(bias: Tensor, *wanted: slice) -> Tensor:

@@ -15,6 +15,7 @@ from reference.mask_pattern import MaskPattern
 from strategies.case import DEFAULT_BLOCK, NONFINITE, SIMPLEST, TENSORS, Case, Spike
 from strategies.padding import FAMILIES as PADDINGS
 from strategies.padding import several_attended
+from strategies.score_rules import SHAPES
 from strategies.values import FAMILIES
 
 MAX_SEQLEN = {"cpu": 300, "cuda": 512}
@@ -149,6 +150,8 @@ def cases(
         )
 
     def claimed(case: Case) -> Case:
+        if capabilities.bias_gradient and case.bias != "none":
+            case = _with_several_to_sum(capabilities, case)
         case = _with_attended_keys(_with_claimed_lengths(capabilities, case))
         if not nonfinite:
             case = _with_scores_that_can_be_judged(capabilities, device_type, case)
@@ -411,6 +414,24 @@ def _with_attended_keys(case: Case) -> Case:
     # An odd seed stays odd: see ``padding.is_spoiled``.
     others = (replace(case, seed=(case.seed + 2 * i) % 2**32) for i in range(MOST_SEEDS))
     return next(filter(several_attended, others), case)
+
+
+def _with_several_to_sum(capabilities: Capabilities, case: Case) -> Case:
+    """Return a case in which several sequences, heads and tiles of rows share the bias where it has one of all.
+
+    The gradient of the bias is a sum over these, of which a single one tells nothing. Each eighth seed keeps its case.
+    """
+    if case.seed % MOST_SEEDS == 0:
+        return case
+    has_batch, has_heads, has_rows, _ = SHAPES[case.bias]
+    tile = math.lcm(_blocks(case)[0], capabilities.seqlen_multiple)
+    rows = tile if not has_rows and 0 < case.seqlen_q <= tile else 0
+    return replace(
+        case,
+        batch=2 if case.batch == 1 and not has_batch else case.batch,
+        heads_kv=2 if case.heads_q == 1 and not has_heads else case.heads_kv,
+        seqlen_q=case.seqlen_q + rows,
+    )
 
 
 def _with_scores_that_can_be_judged(capabilities: Capabilities, device_type: str, case: Case) -> Case:

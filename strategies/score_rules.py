@@ -1,6 +1,7 @@
 """The tensors of what a case does to its scores, drawn from its seed: slopes of ALiBi, biases and logits of sinks."""
 
 import random
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -42,18 +43,22 @@ def _slopes(case: Case) -> Tensor:
 
 
 def _bias(case: Case) -> Tensor:
-    """Draw normal numbers or, for one seed in four, a mask of 0 and a number whose exponential is 0.
-
-    Raises ValueError for an unknown shape.
-    """
-    if case.bias not in SHAPES:
-        raise ValueError(f"bias: got {case.bias!r}, expected none or one of {(*SHAPES,)}")
-    full = (case.batch, case.heads_q, case.seqlen_q, case.seqlen_k)
-    shape = [size if kept else 1 for size, kept in zip(full, SHAPES[case.bias], strict=True)]
+    """Draw normal numbers or, for one seed in four, a mask of 0 and a number whose exponential is 0."""
+    shape = bias_shape(case.bias, (case.batch, case.heads_q, case.seqlen_q, case.seqlen_k))
     generator = torch.Generator().manual_seed(case.seed)
     normal = torch.randn(shape, generator=generator)
     values = torch.where(normal > 1.0, HIDDEN, 0.0) if case.seed % 4 == 0 else normal
     return values.to(getattr(torch, case.dtype))
+
+
+def bias_shape(name: str, full: Sequence[int]) -> list[int]:
+    """Return the shape of the bias that has this name in ``SHAPES``, for scores of the shape ``full``.
+
+    Raises ValueError for an unknown name.
+    """
+    if name not in SHAPES:
+        raise ValueError(f"bias: got {name!r}, expected none or one of {(*SHAPES,)}")
+    return [size if kept else 1 for size, kept in zip(full, SHAPES[name], strict=True)]
 
 
 def _sinks(case: Case) -> Tensor:

@@ -11,8 +11,8 @@ from kernels.mutants.mutant import Mutant
 from kernels.mutants.reading import bugs
 
 FILES = (
-    *("forward", "lse", "backward", "launcher", "atomic", "combined", "decode", "dropout"),
-    *("flash_v1", "flash_v3", "flash_v3_gluon", "fp8", "lazy", "padding", "persistent", "ring"),
+    *("forward", "lse", "backward", "launcher", "atomic", "bias", "combined", "decode"),
+    *("dropout", "flash_v1", "flash_v3", "flash_v3_gluon", "fp8", "lazy", "padding", "persistent", "ring"),
     *("scores", "staged", "varlen", "window"),
 )
 MUTANTS = {file: bugs(file) for file in FILES}

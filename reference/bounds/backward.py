@@ -1,4 +1,4 @@
-"""Bounds of dq, dk and dv.
+"""Bounds of dq, dk, dv and dbias.
 
 Gradients are judged at the kernel's own stored out and lse ("teacher-forced") wherever the kernel computes them from
 these, so that an error of the forward is not blamed on the backward. Where the kernel returns no out or lse, or its
@@ -19,9 +19,18 @@ dS = P (dP - delta), P is not multiplied with z, and delta is the row sum of dou
 Under a soft-cap c, dS is multiplied by s = 1 - t^2, where t = tanh(x / c) is made again of the score: it errs by
 d = e_S / c, e_S being the error of the score, and s by at most 2 |t| d + d^2 + 3 U, and never by more than 1. dS may be
 cast before that product or after it. A bias and a sink have no part in dS beside that in P.
+
+A bias is added after the soft-cap and after the scale, so dbias is the sum of dS = P (dP - delta) before both, over the
+n rows, heads and sequences that share an entry of the bias; n = 1 where it has an entry for each score. Each dS errs as
+it does in dq and dk. If it is stored, or is the gradient of an expanded bias, it is rounded to the format of the output
+before it is summed, by u |dS|, or by the underflow of that format below u times as much; if n = 1, that is the last
+store itself. A dS that is made from the P that was cast errs by the cast of P as well. A sum of n terms in float32 errs
+by n U sum |dS|, and by 2 n 2^-126 where atomic adds flush the addend and the sum (PTX ISA, atom.add). By rule 2 the
+casts of different dS count as their root of squares, as in dq and dk.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -32,12 +41,17 @@ from reference.bounds.accumulation import multiplicity, probable_partial_sum, pr
 from reference.bounds.exact import FLOAT32_SAFE, Exact, largest, operand_size
 from reference.bounds.forward import SUBNORMAL_FLUSH, ForwardBounds, merge_error, sum_error
 from reference.bounds.scores import LARGEST_EXPONENT, WeightError, weight_error
+from reference.heads import unfold
 from reference.masks import hide
+from reference.score_rule import broadcast
 
 
 @dataclass(frozen=True)
 class GradientBounds:
-    """Expected dq (B, H, R, D), dk and dv (B, H, N, D) in float64, and the bounds of their errors."""
+    """Expected dq (B, H, R, D), dk and dv (B, H, N, D) in float64, and the bounds of their errors.
+
+    dbias, with the shape of the bias, and its bound are None if they are not asked for.
+    """
 
     dq: Tensor
     dk: Tensor
@@ -45,6 +59,8 @@ class GradientBounds:
     dq_bound: Tensor
     dk_bound: Tensor
     dv_bound: Tensor
+    dbias: Tensor | None = None
+    dbias_bound: Tensor | None = None
 
 
 def backward_bounds(
@@ -57,16 +73,19 @@ def backward_bounds(
     forward: ForwardBounds | None = None,
     safety: float | None = None,
     clustered: bool = True,
+    bias_shape: Sequence[int] | None = None,
 ) -> GradientBounds:
     """Return the gradients and their bounds, by rule 1 (``safety=None``) or rule 2, which is never above rule 1.
 
     ``dout`` (B, H, R, D), ``out`` (B, H, R, D) and ``lse`` (B, H, R) are folded and float64; out and lse are the
     kernel's own (teacher-forced). If either is None, the exact one is used and ``forward`` must hold its rule-1
-    bounds. ``safety`` and ``clustered`` are those of ``forward_bounds``. Raises ValueError if out or lse is missing
-    and ``forward`` is too.
+    bounds. ``safety`` and ``clustered`` are those of ``forward_bounds``. With ``bias_shape``, the shape of a bias
+    (batch or 1, heads_q or 1, seqlen_q or 1, seqlen_k), there is dbias as well. Raises ValueError if out or lse is
+    missing and ``forward`` is too.
     """
     a, rows, keys = arithmetic, e.q.shape[-2], e.k.shape[-2]
     t = _terms(e, dout, a, out, lse, forward, safety, clustered)
+    dbias = None if bias_shape is None else _bias_gradient(e, t, a, bias_shape, safety, clustered)
     scale, last = abs(e.sm_scale), a.output.roundoff
     heads = e.group if a.dk_dv_per_head else 1
     # If an operand was scaled and rounded, the gradient of the scaled operand may be stored before it is scaled back.
@@ -121,6 +140,7 @@ def backward_bounds(
         dq_bound=dq_bound.masked_fill_(dq_lost, math.inf),
         dk_bound=dk_bound.masked_fill_(dk_lost, math.inf),
         dv_bound=dv_bound.masked_fill_(dv_lost, math.inf),
+        **({} if dbias is None else {"dbias": dbias[0], "dbias_bound": dbias[1]}),
     )
 
 
@@ -162,10 +182,16 @@ class _Product:
 
 @dataclass(frozen=True)
 class _Terms:
-    """P and dS with their errors, and the rows, keys and columns of v that an overflow of float32 may spoil."""
+    """P and dS with their errors, and the rows, keys and columns of v that an overflow of float32 may spoil.
+
+    ``of_scores`` is dS before a soft-cap's slope, and its error that before any cast of it. ``products_lost`` are the
+    rows in which a product may overflow, whatever comes of the cast of dS.
+    """
 
     weights: _Operand
     grad_s: _Operand
+    of_scores: _Operand
+    products_lost: Tensor
     rows_lost: Tensor
     keys_lost: Tensor
     values_lost: Tensor
@@ -239,6 +265,14 @@ def _terms(
     # overflow in the cast of dS one row and one key. Masked pairs count: their weight is 0, but 0 * inf is
     # NaN, and whether it is computed depends on the tiles.
     cast_ds, most_ds = size + error, min(a.weights.maximum / largest_unit, FLOAT32_SAFE)
+    of_scores = _Operand(
+        grad_s,
+        size,
+        error.masked_fill(e.empty[..., None], 0.0),
+        p,
+        e.seen,
+        casts=1 + a.ds_from_rounded_p,
+    )
     if e.cap_slope is not None:
         grad_s, size, error = _through_cap(e, e.cap_slope, grad_s, error + cast * size, relative)
     largest_delta = (out * dout).abs_().sum(-1, keepdim=True) + delta_error
@@ -265,10 +299,52 @@ def _terms(
             e.seen,
             casts=1 + a.ds_from_rounded_p,
         ),
+        of_scores=of_scores,
+        products_lost=row_lost,
         rows_lost=row_lost | ~(largest(cast_ds, -1) < most_ds),
         keys_lost=row_lost.any(-2, keepdim=True) | ~(largest(cast_ds, -2).mT < most_ds),
         values_lost=weights_lost.any(-2, keepdim=True) | ~(size_dout < FLOAT32_SAFE),
     )
+
+
+def _bias_gradient(
+    e: Exact, t: _Terms, a: Arithmetic, shape: Sequence[int], safety: float | None, clustered: bool
+) -> tuple[Tensor, Tensor]:
+    """Return dbias (of this shape) and its bound, which the docstring of this module derives."""
+    heads_q, dims = e.group * e.k.shape[1], broadcast(shape)
+    kept = [dim for dim in range(4) if dim not in dims]
+
+    def terms_of(x: Tensor) -> Tensor:
+        """Return x (B, H, R, N) with the terms of each entry of dbias in the last dimension, the entries before it."""
+        whole = unfold(x.expand_as(t.of_scores.value), heads_q).permute(*kept, *dims)
+        return whole.reshape(*whole.shape[: len(kept)], math.prod(whole.shape[len(kept) :]))
+
+    values, sizes, errors = (terms_of(x) for x in (t.of_scores.value, t.of_scores.size, t.of_scores.error))
+    terms, last = values.shape[-1], a.output.roundoff
+    value, of_error = values.sum(-1), errors.sum(-1)
+    partial_sum = sizes.sum(-1).add_(of_error)
+    cast = last if terms > 1 else 0.0
+    of_p = (t.of_scores.casts - 1) * a.weights.roundoff
+    stores = PARTIAL_STORES * a.rounded_partials
+    error = of_error + (cast + of_p + terms * a.accumulate) * partial_sum
+    if safety is not None:
+        squares = sizes.square()
+        if clustered and terms > 1:
+            like = terms_of(t.of_scores.weights).clamp_min(TINY).log()
+            squares.mul_(multiplicity(like, None, max(cast, of_p)))
+        root, size = squares.sum(-1).sqrt_(), value.abs().add_(of_error)
+        probable = of_error * (1 + cast + of_p) + (safety * math.hypot(cast, of_p)) * root
+        probable.add_(probable_partial_sum(size, root), alpha=a.accumulate * probable_steps(terms))
+        error = torch.minimum(error, probable)
+    error = error.add_(partial_sum, alpha=math.expm1(stores * last))
+    if cast:
+        low = (sizes < a.output.underflow / last) & (sizes + errors > 0)
+        error.add_(low.sum(-1), alpha=a.output.underflow)
+    floor = (1 + stores) * a.output.underflow + 2 * terms * SUBNORMAL_FLUSH
+    bound = error.mul_(1 + last).add_(value.abs(), alpha=last).add_(floor)
+    most = min(a.output.maximum if cast or stores else math.inf, FLOAT32_SAFE)
+    lost = terms_of(t.products_lost).any(-1) | ~(partial_sum < most)
+    return value.reshape(*shape), bound.masked_fill_(lost, math.inf).reshape(*shape)
 
 
 def _through_cap(

@@ -3,7 +3,7 @@
 *Sums.* If an exact result is the sum of the exact results of parts, what a kernel returns for the whole differs from
 the sum of what it returns for the parts by no more than their bounds add up to, by the triangle inequality. Gradients
 are such a sum if dout is: at the same q, k and v, dP = dout v^T, delta = rowsum(dout * out) and dS = P (dP - delta) are
-linear in dout, and so are dq, dk and dv. The bound of each call must then hold for its own forward's errors too
+linear in dout, and so are all gradients. The bound of each call must then hold for its own forward's errors too
 (``backward_bounds`` with ``forward``). So are dk and dv of a key head, over the query heads that share it.
 
 *Merging.* With s running over two parts of the keys, out = sum_s w_s out_s, where w_s = exp(lse_s - lse). An error e_s

@@ -21,8 +21,8 @@ HEAD_DIMS = (64, 96, 128, 256)
 class Item:
     """One call of a kernel, forward and backward, on one target. An empty ``launch`` means the default settings.
 
-    ``aligned``: rows start at multiples of 16 bytes. ``masked``: the call has key padding, dropout, windows and
-    chunks, if claimed.
+    ``aligned``: rows start at multiples of 16 bytes. ``masked``: the call has all that is claimed of key padding,
+    dropout, windows, chunks and what changes scores.
     """
 
     kernel: str

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from triton import knobs
 
+from strategies.score_rules import bias_shape
 from tests.compile.items import Item
 from tests.compile.limits import declared
 from tests.compile.targets import TARGETS, compiling_for
@@ -57,7 +58,7 @@ class Compiler(Worker):
         return {"unclaimed": "", "functions": [asdict(function) for function in functions]}
 
     def call(self, item: Item) -> None:
-        """Call the kernel's own launcher on tensors without memory."""
+        """Call the kernel's own launcher on tensors without memory, once for each shape of a bias that is claimed."""
         kernel = self.kernel(item.kernel, ())
         group = 2 if kernel.capabilities.grouped_heads else 1
 
@@ -79,9 +80,15 @@ class Compiler(Worker):
         for name in ("alibi_slopes", "sinks"):
             if item.masked and getattr(kernel.capabilities, name):
                 options[name] = torch.empty(q.shape[1], dtype=torch.float32, device="meta")
-        out, lse = kernel.forward(q, k, v, **options)
-        if kernel.backward is not None:
-            kernel.backward(tensor(HEADS_KV * group), q, k, v, out, lse, **options)
+        shapes = kernel.capabilities.bias if item.masked else ()
+        biases = [
+            torch.empty(bias_shape(name, (*q.shape[:3], SEQLEN)), dtype=q.dtype, device="meta")
+            for name in shapes
+        ]
+        for given in [{"bias": bias} for bias in biases] or [{}]:
+            out, lse = kernel.forward(q, k, v, **options, **given)
+            if kernel.backward is not None:
+                kernel.backward(tensor(HEADS_KV * group), q, k, v, out, lse, **options, **given)
 
 
 def _function(kernel: Any, item: Item, granted: dict[str, int]) -> Function:

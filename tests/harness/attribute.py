@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any
 
-from kernels.contract import Capabilities
+from kernels.contract import GRADIENTS, Capabilities
 from strategies.case import SIMPLEST, Case
 from strategies.cases import is_claimed
 from tests.harness.apart import Try, are_apart, leaves_out_right, wrong_with_ordinary_numbers
@@ -39,7 +39,6 @@ MOST_VALUES = 4
 """How many values of a field are tried."""
 MOST_CHANGES = 4
 """How often a failing case may be changed to one without the part that a bug explains, after which all are tried."""
-GRADIENTS = ("dq", "dk", "dv")
 OF_FLOAT16 = 2.0**-11
 """The largest relative error of a rounding to float16. Those to other formats of as few bits have a wide range."""
 OTHER_NUMBERS = 8

@@ -12,11 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.contract import OUTPUTS
+from kernels.contract import GRADIENTS, OUTPUTS
 from reference.arithmetic import Arithmetic
 from reference.bounds import Exact, ForwardBounds, backward_bounds, exact, forward_bounds
 from reference.family import Changes, in_words, widest
 from reference.heads import fold, unfold
+from reference.score_rule import broadcast
 from tests.harness.pattern import ComparedTensor
 from tests.harness.trial import Check, OutOfBounds, Outputs, Problem, Trial
 
@@ -35,7 +36,7 @@ PROBABLE = "{} is within the probable rounding bound of float64 (rule 2: indepen
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a problem: all of it, or one key head, where ``batch`` and ``head`` (of k) say which."""
+    """A part of a problem: all of it, or some sequences and key heads from ``batch`` and ``head`` (of k) on."""
 
     problem: Problem
     outputs: Outputs
@@ -44,16 +45,21 @@ class Piece:
 
 
 def pieces(p: Problem, o: Outputs) -> Iterator[Piece]:
-    """Yield the problem as a whole or, if its scores would take too much memory, one key head at a time."""
+    """Yield the problem as a whole or, if its scores would take too much memory, one key head at a time.
+
+    A sum over the batch or over heads, as dbias may be, is judged with all that it is a sum of.
+    """
     batch, heads_kv, seqlen_k, _ = p.k.shape
     if batch * p.heads_q * p.q.shape[2] * seqlen_k <= BLOCK_ELEMENTS:
         yield Piece(p, o)
         return
     group = p.heads_q // heads_kv
-    for b in range(batch):
-        for h in range(heads_kv):
-            at_q = (slice(b, b + 1), slice(h * group, (h + 1) * group))
-            at_k = (slice(b, b + 1), slice(h, h + 1))
+    summed = () if o.dbias is None else broadcast(o.dbias.shape)
+    sequences, heads = (size if dim in summed else 1 for dim, size in enumerate((batch, heads_kv)))
+    for b in range(0, batch, sequences):
+        for h in range(0, heads_kv, heads):
+            at_q = (slice(b, b + sequences), slice(h * group, (h + heads) * group))
+            at_k = (slice(b, b + sequences), slice(h, h + heads))
             first = p.first_head + b * p.heads_q + h * group
             problem = replace(
                 p.with_batch(at_k[0]),
@@ -145,7 +151,7 @@ class _Judge:
         explain(self.trial, "forward", base, self.trial.family.forward, checks)
 
     def gradients(self, base: Arithmetic) -> None:
-        """Judge dq, dk and dv by each of the ways in which a backward may round, until one explains them."""
+        """Judge gradients by each of the ways in which a backward may round, until one explains them."""
         if self.piece.outputs.dq is None:
             return
         p, ways = self.piece.problem, self.trial.family
@@ -161,9 +167,11 @@ class _Judge:
             known = {name: x for name, x in own.items() if name == "out" or not a.saved_weights}
             if len(known) < 2:
                 known["forward"] = forward()
-            b = backward_bounds(self.exact, dout, a, **known, **rule)
+            bias_shape = None if self.piece.outputs.dbias is None else self.piece.outputs.dbias.shape
+            b = backward_bounds(self.exact, dout, a, **known, **rule, bias_shape=bias_shape)
             return self.checks(
-                claim, {"dq": (b.dq, b.dq_bound), "dk": (b.dk, b.dk_bound), "dv": (b.dv, b.dv_bound)}
+                claim,
+                {name: (getattr(b, name), getattr(b, f"{name}_bound")) for name in GRADIENTS},
             )
 
         explain(self.trial, "backward", base, ways.backward, checks)
@@ -182,9 +190,9 @@ class _Judge:
         p, outputs, found = self.piece.problem, self.piece.outputs, []
         for name, actual in outputs.named().items():
             if name in expected:
-                of_keys = name in ("dk", "dv")
-                value, bound = (x if of_keys else unfold(x, p.heads_q) for x in expected[name])
-                group = 1 if of_keys else p.heads_q // max(1, p.heads_kv)
+                as_it_is = name in ("dk", "dv", "dbias")
+                value, bound = (x if as_it_is else unfold(x, p.heads_q) for x in expected[name])
+                group = 1 if name in ("dk", "dv") else p.heads_q // max(1, p.heads_kv)
                 check = Check(
                     claim=claim.format(name),
                     tensor=name,
@@ -274,7 +282,7 @@ def signature(tensor: str, a: Arithmetic) -> tuple[Any, ...]:
     """Return the fields that decide the bounds of a tensor, among arithmetics of one factor of a family."""
     of_weights = (a.saved_weights,)
     of_keys = (a.dk_dv_per_head,) if tensor in ("dk", "dv") else ()
-    of_scores = (a.delta, a.ds_scaled, a.ds_from_rounded_p) if tensor in ("dq", "dk") else ()
+    of_scores = (a.delta, a.ds_scaled, a.ds_from_rounded_p) if tensor in ("dq", "dk", "dbias") else ()
     of_forward = (a.normalised_first, a.partial_results) if tensor in ("out", "lse") else ()
     return (*of_weights, *of_keys, *of_scores, *of_forward)
 

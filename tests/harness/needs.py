@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from kernels.contract import OUTPUTS
+from kernels.contract import GRADIENTS, OUTPUTS
 from reference.bounds.accumulation import SHRINKING_SAFETY
 from strategies.case import TENSORS, Case
 from strategies.cases import is_claimed
@@ -50,8 +50,10 @@ FEW_ORDINARY = 3
 """How many ordinary cases of another dtype must all be wrong for a bug to show everywhere in that dtype too."""
 ORDINARY_JUDGED = 8
 """How many ordinary cases are run to see which tensors a bug spoils that needs nothing."""
-FOLLOW = {"out": ("dq", "dk", "dv"), "dq": ("dk",), "dk": ("dq",)}
-"""The gradients that have the roundings of a tensor, or of what it is made of: dq and dk are both made of dS."""
+OF_SCORES = ("dq", "dk", "dbias")
+"""The gradients that are made of dS."""
+FOLLOW = {"out": GRADIENTS, **{name: tuple(x for x in OF_SCORES if x != name) for name in OF_SCORES}}
+"""The gradients that have the roundings of a tensor, or of what it is made of."""
 AS_SMALL = 4
 """Roundings that follow from others are at most this many times as large; those of two formats are 8 times apart."""
 

@@ -19,7 +19,7 @@ WITNESSES = 4
 SHARP = 2.0**-6
 """A factor is named only if its relative error is at most this."""
 
-AXES = {"out": "query", "lse": "query", "dq": "query", "dk": "key", "dv": "key"}
+AXES = {"out": "query", "lse": "query", "dq": "query", "dk": "key", "dv": "key", "dbias": "query"}
 """What a row of each tensor belongs to."""
 
 
@@ -65,7 +65,7 @@ def sentences(
 def _places(c: ComparedTensor, blocks: Mapping[str, int]) -> list[str]:
     """Say, for each axis, where all wrong elements are, if there are right ones elsewhere."""
     side = AXES[c.tensor]
-    names = ["batch element", f"{side} head", side, "column"]
+    names = ["batch element", f"{side} head", side, "key" if c.tensor == "dbias" else "column"]
     told = []
     for axis, name in zip(range(c.wrong.dim()), names, strict=False):
         others = [other for other in range(c.wrong.dim()) if other != axis]

@@ -83,7 +83,7 @@ def wrong_form(out: Tensor, lse: Tensor | None, q: Tensor, v: Tensor, lse_layout
     ``lse_layout`` is the claim of that name, by which lse is expected.
     """
     returned = {"out": out} if lse is None else {"out": out, "lse": lse}
-    for name, what, actual, wanted in departures(returned, q, q, v, lse_layout):
+    for name, what, actual, wanted in departures(returned, q, q, v, None, lse_layout):
         told = f"returned {name} of {what} {actual}, expected {wanted}"
         if what != "shape":
             return told

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from kernels.contract import LAYOUTS
+from kernels.contract import LAYOUTS, OUTPUTS
 from reference.bounds import backward_bounds, forward_bounds
 from reference.heads import fold, unfold
 from strategies.layouts import place
 from tests.harness.judge import exact_of
-from tests.harness.trial import Check, Outputs, Problem, Trial
+from tests.harness.trial import Check, Outputs, Problem, Trial, gradients_given
 
 
 def allowances(trial: Trial, p: Problem, *, gradients: bool) -> dict[str, Tensor]:
@@ -22,8 +22,12 @@ def allowances(trial: Trial, p: Problem, *, gradients: bool) -> dict[str, Tensor
     found = {"out": unfold(forward.out, p.heads_q), "lse": unfold(forward.lse, p.heads_q)}
     if gradients:
         # A backward that reads the stored out and lse has their errors on top of its own.
-        b = backward_bounds(e, fold(p.dout, p.heads_kv).double(), trial.arithmetic, forward=forward)
+        names = gradients_given(trial.kernel, p)
+        bias_shape = p.rule.bias.shape if p.rule.bias is not None and "dbias" in names else None
+        dout = fold(p.dout, p.heads_kv).double()
+        b = backward_bounds(e, dout, trial.arithmetic, forward=forward, bias_shape=bias_shape)
         found |= {"dq": unfold(b.dq_bound, p.heads_q), "dk": b.dk_bound, "dv": b.dv_bound}
+        found |= {} if b.dbias_bound is None else {"dbias": b.dbias_bound}
     return found
 
 
@@ -106,7 +110,7 @@ def agree(
     expected: Outputs | Derived,
     allowed: Mapping[str, Tensor],
     *,
-    only: tuple[str, ...] = ("out", "lse", "dq", "dk", "dv"),
+    only: tuple[str, ...] = OUTPUTS,
     exactly: bool = False,
 ) -> None:
     """Compare the outputs of two calls: they must agree within ``allowed``, or bit for bit if that is claimed.

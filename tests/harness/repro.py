@@ -41,7 +41,7 @@ GUARDED = "import faulthandler\nimport subprocess"
 TORCH = "import torch\nfrom torch import Tensor"
 INTERPRET = 'os.environ["TRITON_INTERPRET"] = "1"  # read when a Triton kernel is imported'
 SIDE = """\
-def {name}(q, k, v, dout, out, lse=None, dq=None, dk=None, dv=None):
+def {name}(q, k, v, dout, out, lse=None, dq=None, dk=None, dv=None, bias=None, dbias=None):
     return {expression}"""
 OF_LSE = """\
 for result in results:

@@ -6,7 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from kernels.contract import DTYPES
+from kernels.contract import DTYPES, GRADIENTS
 from tests.harness.bugs import Bug, with_tensors
 from tests.harness.cells import by_field, claimed, is_judged
 from tests.harness.conclude import Concluded, merged
@@ -177,7 +177,7 @@ class Results:
         """Whether the law ``backward`` was tried on a kernel and never got a gradient to judge."""
         tallies = (tally for key, tally in self.tallies.items() if key[:2] == (kernel, "backward"))
         judged = {tensor for tally in tallies for tensor in tally.judged}
-        return bool(judged) and judged.isdisjoint(("dq", "dk", "dv"))
+        return bool(judged) and judged.isdisjoint(GRADIENTS)
 
     def counts(self, name: str) -> dict[str, int]:
         """Return the sum of the field ``name`` of all tallies of a kernel, for each kernel where it is not 0."""

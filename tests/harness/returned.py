@@ -1,6 +1,6 @@
 """Checks that a kernel returned what a forward or a backward returns, in the form that the contract demands."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,14 +21,17 @@ def out_and_lse(returned: Any) -> tuple[Tensor, Tensor | None]:
     return pair
 
 
-def three_gradients(returned: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Return ``(dq, dk, dv)`` as a kernel's own backward returns them. Raises WrongKind for anything else."""
+def gradients_of(returned: Any, names: Sequence[str]) -> dict[str, Any]:
+    """Return by name what a kernel's own backward returned: one value for each of the ``names``, in their order.
+
+    Raises WrongKind for anything else.
+    """
+    expected = f"from its backward, expected ({', '.join(names)})"
     if not isinstance(returned, tuple | list):
-        raise WrongKind(f"returned {described(returned)} from its backward, expected (dq, dk, dv)")
-    if len(returned) != 3:
-        raise WrongKind(f"returned {len(returned)} values from its backward, expected (dq, dk, dv)")
-    dq, dk, dv = returned
-    return dq, dk, dv
+        raise WrongKind(f"returned {described(returned)} {expected}")
+    if len(returned) != len(names):
+        raise WrongKind(f"returned {len(returned)} values {expected}")
+    return dict(zip(names, returned, strict=True))
 
 
 def described(returned: Any) -> str:
@@ -50,7 +53,7 @@ def type_name(value: Any) -> str:
 
 
 def departures(
-    returned: Mapping[str, Tensor], q: Tensor, k: Tensor, v: Tensor, lse_layout: str
+    returned: Mapping[str, Tensor], q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, lse_layout: str
 ) -> Iterator[tuple[str, str, Any, Any]]:
     """Yield what of shape, dtype and device is not as the contract says: the tensor's name, what, is, should be.
 
@@ -62,6 +65,7 @@ def departures(
         "dq": q.shape,
         "dk": k.shape,
         "dv": v.shape,
+        "dbias": () if bias is None else bias.shape,
     }
     for name, x in returned.items():
         dtype = torch.float32 if name == "lse" else q.dtype

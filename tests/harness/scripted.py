@@ -81,29 +81,30 @@ def window(
 
 
 def through_autograd(
-    kernel: Any, q: Tensor, k: Tensor, v: Tensor, dout: Tensor, *, gradients: bool, **options: Any
+    kernel: Any, q: Tensor, k: Tensor, v: Tensor, dout: Tensor, *, gradients: Sequence[str], **options: Any
 ) -> dict[str, Tensor]:
-    """Call the kernel and return all tensors by name; gradients, if wanted, come from autograd."""
-    if gradients:
-        q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
-    returned = getattr(kernel, "forward", kernel)(q, k, v, **options)
+    """Call the kernel and return all tensors by name; the ``gradients`` that are wanted come from autograd."""
+    inputs = {"q": q, "k": k, "v": v, **options}
+    leaves = {name[1:]: inputs[name[1:]].detach().requires_grad_() for name in gradients}
+    inputs |= leaves
+    positional = [inputs.pop(name) for name in ("q", "k", "v")]
+    returned = getattr(kernel, "forward", kernel)(*positional, **inputs)
     out, lse = returned if isinstance(returned, tuple) else (returned, None)
-    results = {"q": q, "k": k, "v": v, "dout": dout, "out": out, "lse": lse}
+    results = {"q": q, "k": k, "v": v, "dout": dout, "out": out, "lse": lse, "bias": options.get("bias")}
     if gradients and out.requires_grad:
-        results |= zip(
-            ("dq", "dk", "dv"), torch.autograd.grad(out, (q, k, v), dout, materialize_grads=True), strict=True
-        )
+        found = torch.autograd.grad(out, [*leaves.values()], dout, materialize_grads=True)
+        results |= zip(gradients, found, strict=True)
     return finished(results)
 
 
 def by_kernel(
-    kernel: Any, q: Tensor, k: Tensor, v: Tensor, dout: Tensor, *, gradients: bool, **options: Any
+    kernel: Any, q: Tensor, k: Tensor, v: Tensor, dout: Tensor, *, gradients: Sequence[str], **options: Any
 ) -> dict[str, Tensor]:
-    """Call the kernel and return all tensors by name; gradients, if wanted, come from its own backward."""
+    """Call the kernel and return all tensors by name; the ``gradients`` that are wanted come from its own backward."""
     out, lse = kernel.forward(q, k, v, **options)
-    results = {"q": q, "k": k, "v": v, "dout": dout, "out": out, "lse": lse}
+    results = {"q": q, "k": k, "v": v, "dout": dout, "out": out, "lse": lse, "bias": options.get("bias")}
     if gradients:
-        results |= zip(("dq", "dk", "dv"), kernel.backward(dout, q, k, v, out, lse, **options), strict=False)
+        results |= zip(gradients, kernel.backward(dout, q, k, v, out, lse, **options), strict=False)
     return finished(results)
 
 
@@ -181,6 +182,8 @@ def must_fit(result: dict[str, Tensor]) -> None:
     out = torch.Size((*q.shape[:3], v.shape[3]))
     of_lse = q[..., 0].mT.shape if LSE_LAYOUT == "bnh" else q.shape[:3]
     shapes = {"out": out, "lse": of_lse, "dq": q.shape, "dk": k.shape, "dv": v.shape}
+    if "bias" in result:
+        shapes["dbias"] = result["bias"].shape
     for name in shapes.keys() & result.keys():
         x, dtype = result[name], torch.float32 if name == "lse" else q.dtype
         if (x.shape, x.dtype, x.device) != (shapes[name], dtype, q.device):

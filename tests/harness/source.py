@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, uint8
 
 from tests.harness.poison import PoisonedAllocations
-from tests.harness.trial import Problem, Trial
+from tests.harness.trial import Problem, Trial, gradients_given
 
 LITERAL_ELEMENTS = 64
 """Tensors up to this size are written as numbers. Larger ones are written by their few nonzero numbers, or as bytes."""
@@ -37,7 +37,7 @@ class Source:
         launch: Mapping[str, Any],
         memory: PoisonedAllocations | None,
         *,
-        gradients: bool,
+        gradients: tuple[str, ...],
     ) -> None:
         """Write a call down before it is made, because the kernel may change its inputs."""
         poison = memory.value if memory else None
@@ -85,7 +85,7 @@ class WritingTrial(Trial):
             memory = PoisonedAllocations(self.fill)
         number = super().record(problem, memory, backward=backward)
         if number == len(self.source.calls):
-            gradients = backward and self.kernel.capabilities.backward
+            gradients = gradients_given(self.kernel, problem) if backward else ()
             self.source.add(problem, self.launch, memory, gradients=gradients)
         return number
 

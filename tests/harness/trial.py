@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.contract import OUTPUTS, AttentionKernel
+from kernels.contract import GRADIENTS, OUTPUTS, AttentionKernel
 from reference.arithmetic import Arithmetic
 from reference.family import Family
 from reference.mask_pattern import NO_PATTERN, MaskPattern
@@ -31,7 +31,7 @@ from tests.harness.interpreting import why_not_here
 from tests.harness.lse_form import in_contract_form
 from tests.harness.pattern import ComparedTensor
 from tests.harness.poison import PoisonedAllocations
-from tests.harness.returned import WrongKind, departures, out_and_lse, three_gradients
+from tests.harness.returned import WrongKind, departures, gradients_of, out_and_lse
 from tests.harness.transfer import Copies, on_cpu
 from tests.harness.verdict import Finding
 
@@ -166,6 +166,7 @@ class Outputs:
     dq: Tensor | None = None
     dk: Tensor | None = None
     dv: Tensor | None = None
+    dbias: Tensor | None = None
     call: int = 0
 
     def named(self) -> dict[str, Tensor]:
@@ -395,13 +396,16 @@ class Trial:
     def _check_contract(self, p: Problem, outputs: Outputs, *, backward: bool) -> None:
         c = self.kernel.capabilities
         claimed = {"out": True, "lse": c.lse and not c.may_refuse}
-        claimed |= dict.fromkeys(("dq", "dk", "dv"), backward and c.backward and not c.may_refuse)
+        given = gradients_given(self.kernel, p)
+        claimed |= {name: backward and name in given and not c.may_refuse for name in GRADIENTS}
         for name, is_claimed in claimed.items():
             value = getattr(outputs, name)
             if not isinstance(value, Tensor) and (is_claimed or value is not None):
                 claim = f"{name} is a tensor, but {value!r:.80} was returned"
                 self.fail(claim, kind="contract", tensor=name, call=outputs.call)
-        for name, what, actual, wanted in departures(outputs.named(), p.q, p.k, p.v, c.lse_layout):
+        for name, what, actual, wanted in departures(
+            outputs.named(), p.q, p.k, p.v, p.rule.bias, c.lse_layout
+        ):
             claim = f"{name}.{what} is {actual}, but should be {wanted}"
             self.fail(claim, kind="contract", tensor=name, call=outputs.call)
 
@@ -453,6 +457,13 @@ class Trial:
             self.worst[tensor] = max(self.worst.get(tensor, 0.0), ratio)
 
 
+def gradients_given(kernel: AttentionKernel, p: Problem) -> tuple[str, ...]:
+    """Return the names of the gradients that a kernel claims to give of a problem."""
+    c = kernel.capabilities
+    of_bias = c.bias_gradient and p.rule.bias is not None
+    return () if not c.backward else GRADIENTS if of_bias else GRADIENTS[:3]
+
+
 def run_kernel(kernel: AttentionKernel, p: Problem, launch: Mapping[str, Any], *, backward: bool) -> Outputs:
     """Call a kernel by its contract; gradients come from its own backward, or else from autograd.
 
@@ -460,26 +471,30 @@ def run_kernel(kernel: AttentionKernel, p: Problem, launch: Mapping[str, Any], *
     An ``out`` of a wrong shape is returned without gradients. Raises WrongKind, and what the kernel raises.
     """
     options = {**p.options, **launch}
-    backward = backward and kernel.capabilities.backward
-    if backward and kernel.backward is None:
-        return _through_autograd(kernel, p, options)
+    names = gradients_given(kernel, p) if backward else ()
+    if names and kernel.backward is None:
+        return _through_autograd(kernel, p, options, names)
     with torch.no_grad():
         out, lse = out_and_lse(kernel.forward(p.q, p.k, p.v, **options))
-        if kernel.backward is None or not backward:
+        if kernel.backward is None or not names:
             return Outputs(out, lse)
-        return Outputs(
-            out, lse, *three_gradients(kernel.backward(p.dout, p.q, p.k, p.v, out, lse, **options))
-        )
+        returned = kernel.backward(p.dout, p.q, p.k, p.v, out, lse, **options)
+        return Outputs(out, lse, **gradients_of(returned, names))
 
 
-def _through_autograd(kernel: AttentionKernel, p: Problem, options: Mapping[str, Any]) -> Outputs:
-    leaves = [x.detach().requires_grad_() for x in (p.q, p.k, p.v)]
-    out, lse = out_and_lse(kernel.forward(*leaves, **options))
+def _through_autograd(
+    kernel: AttentionKernel, p: Problem, options: dict[str, Any], names: tuple[str, ...]
+) -> Outputs:
+    inputs = {name: getattr(p.rule if name == "bias" else p, name) for name in (x[1:] for x in names)}
+    leaves = {name: x.detach().requires_grad_() for name, x in inputs.items()}
+    q, k, v = (leaves[name] for name in ("q", "k", "v"))
+    of_bias = {name: x for name, x in leaves.items() if name == "bias"}
+    out, lse = out_and_lse(kernel.forward(q, k, v, **{**options, **of_bias}))
     lse = None if lse is None else lse.detach()
     if not out.requires_grad or out.shape != (*p.q.shape[:3], p.v.shape[3]):
         return Outputs(out, lse)
-    dq, dk, dv = torch.autograd.grad(out, leaves, p.dout, materialize_grads=True)
-    return Outputs(out.detach(), lse, dq, dk, dv)
+    found = torch.autograd.grad(out, [*leaves.values()], p.dout, materialize_grads=True)
+    return Outputs(out.detach(), lse, **gradients_of(found, names))
 
 
 def _same(x: Any, y: Any) -> bool:

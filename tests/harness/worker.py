@@ -16,7 +16,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache, partial
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -29,6 +29,8 @@ from kernels import registry
 from kernels.claims import describe as describe_claims
 from kernels.contract import AttentionKernel
 from reference import safe_softmax
+from reference.mask_pattern import MaskPattern
+from reference.score_rule import ScoreRule
 from tests.harness import pattern
 from tests.harness.death import ASKS_WHERE
 from tests.harness.device import device_answers
@@ -231,15 +233,22 @@ def _stand_in(kernel: AttentionKernel) -> AttentionKernel:
     lse_form = kernel.capabilities.lse_base, kernel.capabilities.lse_layout
 
     def answer(reference: Callable[..., Any], *tensors: Tensor, **options: Any) -> Any:
-        known = {name: value for name, value in options.items() if name in taken}
-        return reference(*tensors, **known, alignment=alignment)
+        known = {name: value for name, value in options.items() if name in {*taken, "bias_gradient"}}
+        pattern, rule = (
+            record(**{x.name: options[x.name] for x in fields(record) if x.name in options})
+            for record in (MaskPattern, ScoreRule)
+        )
+        return reference(*tensors, **known, pattern=pattern, rule=rule, alignment=alignment)
 
     def forward(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
         out, lse = answer(safe_softmax.forward, q, k, v, **options)
         return out.to(q.dtype), in_claimed_form(lse, *lse_form).float()
 
     def backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *stored: Tensor, **options: Any) -> Any:
-        return tuple(x.to(q.dtype) for x in answer(safe_softmax.backward, dout, q, k, v, **options))
+        of_bias = {"bias_gradient": True} if kernel.capabilities.bias_gradient and "bias" in options else {}
+        return tuple(
+            x.to(q.dtype) for x in answer(safe_softmax.backward, dout, q, k, v, **options, **of_bias)
+        )
 
     return replace(kernel, forward=forward, backward=kernel.backward and backward)
 

@@ -8,7 +8,7 @@ from tests.panel.planted import Planted, loaded
 
 SCORES = "tests.panel.scores"
 CAPPED, ADDED, ALL_SCORES = f"{SCORES}:capped", f"{SCORES}:added", f"{SCORES}:scores_of"
-EAGER, TILED, GATED = f"{SCORES}:eager", f"{SCORES}:tiled", f"{SCORES}:gated"
+EAGER, EXPANDED, TILED, GATED = f"{SCORES}:eager", f"{SCORES}:expanded", f"{SCORES}:tiled", f"{SCORES}:gated"
 FIRST_STATE, EVERYTHING = f"{SCORES}:first_state", f"{SCORES}:everything"
 
 PLANTED = (
@@ -128,6 +128,56 @@ PLANTED = (
         Edit(TILED, "total[..., tile]", "total[..., : tile.stop - tile.start]"),
         function="tiled",
         also="alibi_slopes",
+    ),
+    Planted(
+        "bias_gradient__none",
+        "the bias is detached, so that its gradient is 0",
+        Edit(ADDED, "bias.float()", "bias.detach().float()"),
+        also="bias",
+    ),
+    Planted(
+        "bias_gradient__of_the_first_head",
+        "a bias that the heads share has the gradient of the first",
+        Edit(
+            EXPANDED,
+            "bias.expand(*q.shape[:3], k.shape[2])",
+            "torch.cat([bias.expand(*q.shape[:3], k.shape[2])[:, :1], bias.detach().expand(*q.shape[:3], k.shape[2])"
+            "[:, 1:]], 1) if bias.shape[1] == 1 else bias.expand(*q.shape[:3], k.shape[2])",
+        ),
+        function="expanded",
+        also="bias",
+    ),
+    Planted(
+        "bias_gradient__of_the_last_sequence",
+        "a bias that the batch shares has the gradient of the last sequence",
+        Edit(
+            EXPANDED,
+            "bias.expand(*q.shape[:3], k.shape[2])",
+            "torch.cat([bias.detach().expand(*q.shape[:3], k.shape[2])[:-1], bias.expand(*q.shape[:3], k.shape[2])"
+            "[-1:]]) if bias.shape[0] == 1 else bias.expand(*q.shape[:3], k.shape[2])",
+        ),
+        function="expanded",
+        also="bias",
+    ),
+    Planted(
+        "bias_gradient__scaled",
+        "the gradient of the bias is multiplied by sm_scale",
+        Edit(
+            ALL_SCORES,
+            "alibi_slopes, bias)",
+            "alibi_slopes, None if bias is None else bias.detach().float() + sm_scale * (bias - bias.detach()))",
+        ),
+        also="bias",
+    ),
+    Planted(
+        "bias_gradient__mean_over_the_batch",
+        "the gradient of the bias is divided by the number of sequences",
+        Edit(
+            ADDED,
+            "bias.float()",
+            "bias.detach().float() + (bias - bias.detach()).float() / q.shape[0]",
+        ),
+        also="bias",
     ),
     Planted(
         "sinks__left_out",

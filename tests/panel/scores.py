@@ -10,7 +10,7 @@ from tests.panel.heads import LN_2, LOG2_E, finite_shift, for_each_query_head, n
 from tests.panel.masks import CLAIMS as MASK_CLAIMS
 from tests.panel.masks import seen_keys as pattern_seen
 
-CLAIMS = ("softcap=0,1.5,20,50", "alibi_slopes=true", "bias=all", "sinks=true")
+CLAIMS = ("softcap=0,1.5,20,50", "alibi_slopes=true", "bias=all", "bias_gradient=true", "sinks=true")
 """The claims of the functions of this module."""
 
 APPROXIMATE = "tanh_error=2^-10"
@@ -68,6 +68,25 @@ def eager(
         lse = torch.logaddexp(lse, sinks[:, None])
     p = torch.softmax(s, -1)[..., : k.shape[2]]
     return blank_empty_rows(p @ v, seen).to(q.dtype), lse
+
+
+def expanded(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool,
+    sm_scale: float,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    bias: Tensor | None = None,
+    sinks: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """T5 in model files: the bias is expanded to all scores first, so that each score's gradient is in 16 bits."""
+    if bias is not None:
+        bias = bias.expand(*q.shape[:3], k.shape[2])
+    options: dict[str, Any] = {"softcap": softcap, "alibi_slopes": alibi_slopes, "sinks": sinks}
+    return eager(q, k, v, causal=causal, sm_scale=sm_scale, bias=bias, **options)
 
 
 def gated(

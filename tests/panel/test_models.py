@@ -31,6 +31,7 @@ CLAIMS = {
     "tests.panel.paged:eager": paged.CLAIMS,
     "tests.panel.paged:tiled": paged.CLAIMS,
     "tests.panel.scores:eager": scores.CLAIMS,
+    "tests.panel.scores:expanded": scores.CLAIMS,
     "tests.panel.scores:gated": scores.CLAIMS,
     "tests.panel.scores:tiled": scores.CLAIMS,
     "tests.panel.scores:everything": scores.ALL_CLAIMS,

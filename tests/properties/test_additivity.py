@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from kernels.contract import GRADIENTS
 from reference.bounds.relations import sum_bound
 from tests.harness.law import law
 from tests.harness.relate import Derived, agree, allowances
@@ -19,7 +20,7 @@ COLUMNS, ROWS, HEADS = 3, 2, 1
 """The dimensions along which dout may be cut."""
 
 
-@law(needs="backward", key_padding=True, dropout=True, max_tiles=8)
+@law(needs="backward", key_padding=True, dropout=True, variants=True, max_tiles=8)
 def additivity(trial: Trial) -> None:
     """Cut dout along a dimension that the seed decides, and compare the gradients of whole and parts."""
     whole = trial.problem
@@ -42,7 +43,7 @@ def additivity(trial: Trial) -> None:
         {name: formula.format(name) for name in pairs},
     )
     claim = "{0} for a sum of two dout is the sum of {0} for each"
-    agree(trial, claim, of_whole, sums, bound, only=("dq", "dk", "dv"))
+    agree(trial, claim, of_whole, sums, bound, only=GRADIENTS)
 
 
 def halves(p: Problem, dim: int) -> tuple[Problem, Problem]:

@@ -1,4 +1,4 @@
-"""Backward: dq, dk and dv, and the out and lse of the same call, are within the rounding bound of float64.
+"""Backward: gradients, and the out and lse of the same call, are within the rounding bound of float64.
 
 Element by element. The upstream gradient is random and of full scale. Gradients are judged at the kernel's own out
 and lse where they follow from them, so that an error is blamed where it was made. Catches a wrong delta, a scale

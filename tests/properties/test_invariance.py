@@ -126,9 +126,7 @@ def unseen_keys(trial: Trial, base: Outputs, allowed: dict[str, Tensor]) -> None
     other.k[:, :, first:] = 3.0
     other.v[:, :, first:] = -7.0
     got = trial.forward(other)
-    part = Outputs(
-        got.out[:, :, :rows], got.lse if got.lse is None else got.lse[:, :, :rows], None, None, None, got.call
-    )
+    part = Outputs(got.out[:, :, :rows], got.lse if got.lse is None else got.lse[:, :, :rows], call=got.call)
     expected = {name: x[:, :, :rows] for name, x in base.named().items()}
     bound = twice({name: x[:, :, :rows] for name, x in allowed.items()})
     claim = "keys that a row does not see leave its {} as it was"

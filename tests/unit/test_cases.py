@@ -10,12 +10,13 @@ import pytest
 from hypothesis import Phase, find, given, settings
 from hypothesis.strategies import SearchStrategy
 
-from kernels.contract import LAYOUTS, Capabilities
+from kernels.contract import BIASES, LAYOUTS, Capabilities
 from kernels.registry import load
-from strategies.case import NONFINITE, TENSORS, Case, Spike
+from strategies.case import DEFAULT_BLOCK, NONFINITE, TENSORS, Case, Spike
 from strategies.cases import LARGEST_SPREAD, MODERATE_VALUES, cases
 from strategies.padding import FAMILIES as PADDINGS
 from strategies.padding import several_attended
+from strategies.score_rules import SHAPES
 from strategies.values import FAMILIES
 from tests.unit.drawing import CLAIMS, quick, sample
 
@@ -292,3 +293,20 @@ def test_unclaimed_dtype_is_refused(dtype: str) -> None:
 def test_unknown_device_type_is_refused() -> None:
     with pytest.raises(ValueError, match="device_type: got 'tpu', expected one of"):
         cases(CLAIMS, dtype="float16", device_type="tpu")
+
+
+@pytest.mark.parametrize("bias", BIASES)
+def test_a_bias_whose_gradient_is_claimed_is_mostly_a_sum(bias: str) -> None:
+    """Several sequences, heads and tiles of rows share a bias that has one of all, if there are any rows."""
+    claims = Capabilities(bias=(bias,), bias_gradient=True)
+    drawn = [case for case in sample(cases(claims, dtype="float32", variants=True)) if case.bias == bias]
+    has = SHAPES[bias]
+    several = [
+        (has[0] or case.batch > 1)
+        and (has[1] or case.heads_q > 1)
+        and (has[2] or case.seqlen_q > DEFAULT_BLOCK)
+        for case in drawn
+        if case.seqlen_q
+    ]
+    assert len(drawn) > 40
+    assert sum(several) > 0.7 * len(several)

@@ -24,8 +24,9 @@ from reference.score_rule import PLAIN, ScoreRule
 from tests.unit.calling import REFERENCE
 
 ROUNDOFF = 2.0**-53
-NAMES = ("out", "lse", "dq", "dk", "dv")
-Results = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+NAMES = ("out", "lse", "dq", "dk", "dv", "dbias")
+Results = tuple[Tensor, ...]
+"""Out, lse, dq, dk, dv and, if the rule has a bias, dbias."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +50,11 @@ class Inputs:
         """Return the keywords that every reference takes."""
         names = ("causal", "sm_scale", "alignment", "dropout_p", "dropout_seed", "pattern", "rule")
         return {name: getattr(self, name) for name in names}
+
+    @property
+    def of_bias(self) -> dict[str, Any]:
+        """Return the keyword with which a backward gives dbias too, if there is a bias."""
+        return {} if self.rule.bias is None else {"bias_gradient": True}
 
 
 def inputs(
@@ -112,26 +118,27 @@ GRID = [
 
 def by_softmax(x: Inputs, chunk: int | None = None) -> Results:
     forward = safe_softmax.forward(x.q, x.k, x.v, **x.options, chunk=chunk)
-    return *forward, *safe_softmax.backward(x.dout, x.q, x.k, x.v, **x.options, chunk=chunk)
+    return *forward, *safe_softmax.backward(x.dout, x.q, x.k, x.v, **x.options, **x.of_bias, chunk=chunk)
 
 
 def by_softmax_forced(x: Inputs, chunk: int | None = None) -> Results:
     out, lse = safe_softmax.forward(x.q, x.k, x.v, **x.options, chunk=chunk)
-    grads = safe_softmax.backward(x.dout, x.q, x.k, x.v, **x.options, out=out, lse=lse, chunk=chunk)
+    forced: dict[str, Any] = {"out": out, "lse": lse, "chunk": chunk}
+    grads = safe_softmax.backward(x.dout, x.q, x.k, x.v, **x.options, **x.of_bias, **forced)
     return out, lse, *grads
 
 
 def by_v1(x: Inputs, block_q: int = 2, block_k: int = 2) -> Results:
     options = {**x.options, "block_q": block_q, "block_k": block_k}
     out, m, l = flash_v1.forward(x.q, x.k, x.v, **options)
-    grads = flash_v1.backward(x.dout, x.q, x.k, x.v, out, m, l, **options)
+    grads = flash_v1.backward(x.dout, x.q, x.k, x.v, out, m, l, **options, **x.of_bias)
     return out, flash_v1.logsumexp(m, l), *grads
 
 
 def by_v2(x: Inputs, block_q: int = 2, block_k: int = 2) -> Results:
     options = {**x.options, "block_q": block_q, "block_k": block_k}
     out, lse = flash_v2.forward(x.q, x.k, x.v, **options)
-    return out, lse, *flash_v2.backward(x.dout, x.q, x.k, x.v, out, lse, **options)
+    return out, lse, *flash_v2.backward(x.dout, x.q, x.k, x.v, out, lse, **options, **x.of_bias)
 
 
 ALL = (by_softmax, by_softmax_forced, by_v1, by_v2)
@@ -168,11 +175,14 @@ def tolerances(x: Inputs) -> Results:
     dq, dk, dv = ds @ k.abs(), ds.mT @ q.abs(), p.mT @ dout.abs()
     dk, dv = (g.unflatten(1, (-1, group)).sum(2) for g in (dk, dv))
     lse = torch.full(q.shape[:3], 1 + largest + math.log(max(terms, 1)), dtype=torch.float64)
-    return tuple(t * s + 1e-290 for s in (out, lse, dq, dk, dv))  # type: ignore[return-value]  # five of them
+    sizes = [out, lse, dq, dk, dv]
+    if x.rule.bias is not None:
+        sizes.append(ds.sum_to_size(x.rule.bias.shape) / abs(x.sm_scale))
+    return tuple(t * s + 1e-290 for s in sizes)
 
 
 def assert_close(actual: Results, expected: Results, allowed: Results, label: str = "") -> None:
-    for name, a, e, tolerance in zip(NAMES, actual, expected, allowed, strict=True):
+    for name, a, e, tolerance in zip(NAMES[: len(expected)], actual, expected, allowed, strict=True):
         assert a.dtype == torch.float64
         assert a.shape == e.shape, f"{label} {name}: shape"
         fine = (a == e) | ((a - e).abs() <= tolerance) | (a.isnan() & e.isnan())
@@ -218,6 +228,7 @@ def with_50_digits(x: Inputs) -> Results:
     """Return out by its definition, and gradients by their closed form, entry by entry."""
     group = x.q.shape[1] // x.k.shape[1]
     out, dq, dk, dv = (torch.zeros_like(t) for t in (x.q, x.q, x.k, x.k))
+    grad_s = torch.zeros(*x.q.shape[:3], x.k.shape[2], dtype=torch.float64)
     lse = torch.full(x.q.shape[:3], -math.inf, dtype=torch.float64)
     seqlen_q, seqlen_k = x.q.shape[2], x.k.shape[2]
     offset = seqlen_k - seqlen_q if x.alignment == "bottom_right" else 0
@@ -246,6 +257,8 @@ def with_50_digits(x: Inputs) -> Results:
                 dp = [mpmath.fdot(dout[i], v[j]) for j in keys]
                 delta = mpmath.fdot(p, dp)
                 lse[b, h, i] = float(mpmath.log(total))
+                for n, j in enumerate(keys):
+                    grad_s[b, h, i, j] = float(p[n] * (dp[n] - delta))
                 for d in range(x.q.shape[3]):
                     out[b, h, i, d] = float(mpmath.fdot(p, [v[j][d] for j in keys]))
                     ds = [scale * w * (g - delta) * (1 - t * t) for w, g, t in zip(p, dp, tanh, strict=True)]
@@ -253,7 +266,8 @@ def with_50_digits(x: Inputs) -> Results:
                     for n, j in enumerate(keys):
                         dk[b, h // group, j, d] += float(ds[n] * q[i][d])
                         dv[b, h // group, j, d] += float(p[n] * dout[i][d])
-    return out, lse, dq, dk, dv
+    dbias = () if x.rule.bias is None else (grad_s.sum_to_size(x.rule.bias.shape),)
+    return out, lse, dq, dk, dv, *dbias
 
 
 @pytest.mark.parametrize("reference", ALL)
@@ -290,6 +304,8 @@ def test_patterns_agree_with_50_digits(reference: Any, causal: bool, pattern: Ma
         ScoreRule(sinks=torch.tensor([-1.0, 3.0])),
         ScoreRule(bias=torch.linspace(-3, 3, 12).reshape(1, 2, 1, 6)),
         ScoreRule(bias=torch.linspace(-3, 3, 48).reshape(1, 2, 4, 6), softcap=1.0),
+        ScoreRule(bias=torch.linspace(-3, 3, 24).reshape(1, 1, 4, 6), softcap=1.0),
+        ScoreRule(bias=torch.linspace(-3, 3, 6).reshape(1, 1, 1, 6)),
         ScoreRule(softcap=2.0, alibi_slopes=torch.tensor([0.1, 1.0]), sinks=torch.tensor([30.0, 0.0])),
     ],
     ids=lambda rule: ",".join(rule.options),
@@ -364,7 +380,7 @@ def test_what_is_not_seen_has_no_effect(reference: Any, alignment: str, value: f
     spoiled_rows = seen[:, at] if tensor in ("k", "v") else torch.arange(6) == at
     spoiled_keys = seen[spoiled_rows].any(0)
     allowed = tolerances(inputs(batch=2, group=2, seqlen_q=6, seqlen_k=8, causal=True, alignment=alignment))
-    for name, a, e, tolerance in zip(NAMES, dirty, clean, allowed, strict=True):
+    for name, a, e, tolerance in zip(NAMES[:5], dirty, clean, allowed, strict=True):
         spoiled = spoiled_keys if name in ("dk", "dv") else spoiled_rows
         assert ((a - e).abs() <= tolerance)[1][:, ~spoiled].all(), f"{name}: reached what does not see it"
         assert ((a - e).abs() <= tolerance)[0].all(), f"{name}: reached another batch"

@@ -339,7 +339,7 @@ def test_claims_add_up_and_the_last_of_a_key_holds() -> None:
         ("sm_scale=0.5", "any or positive"),
         ("layouts=none", "some of contiguous,"),
         ("dropout=1", "got '1', expected probabilities from 0 up to 1"),
-        ("deterministic=dp", "all or none, or some of out,lse,dq,dk,dv"),
+        ("deterministic=dp", "all or none, or some of out,lse,dq,dk,dv,dbias"),
         ("precision=fp8", "ieee or tf32"),
         ("delta=dout", "out or probabilities or weights"),
         ("exp_error=nan", "an error"),

@@ -38,11 +38,17 @@ SCRIPTS = [
     ("crashing", "forward", "died"),
     ("hanging", "forward", "hung"),
     ("MASKED", "forward", "error"),
+    ("BIASED", "backward", "error"),
+    ("BIASED_BACKWARD", "backward", "error"),
 ]
 """Toys with the law that each breaks, and the kind of its finding."""
 
 MASKED_CASE = replace(CASE, seqlen_q=8, seqlen_k=9, key_padding="scattered", dropout_p=0.5, seed=6)
-CASES = {"MASKED": replace(MASKED_CASE, softcap=2.0, bias="full", sinks=True)}
+CASES = {
+    "BIASED": replace(CASE, batch=2, bias="shared"),
+    "BIASED_BACKWARD": replace(CASE, batch=2, bias="shared"),
+    "MASKED": replace(MASKED_CASE, softcap=2.0, bias="full", sinks=True),
+}
 
 
 @pytest.mark.usefixtures("without_ordinary_crashes")

@@ -14,6 +14,7 @@ from tests.unit.calling import REFERENCE
 from tests.unit.toys import sound
 
 OPTIONS: dict[str, Any] = {"causal": True, "sm_scale": 0.5}
+GRADIENTS = ("dq", "dk", "dv")
 
 
 def problem() -> tuple[Tensor, ...]:
@@ -23,12 +24,12 @@ def problem() -> tuple[Tensor, ...]:
 
 
 def test_gradients_are_those_of_autograd_or_of_the_kernel() -> None:
-    by_kernel = scripted.by_kernel(REFERENCE, *problem(), gradients=True, **OPTIONS)
-    through_autograd = scripted.through_autograd(sound, *problem(), gradients=True, **OPTIONS)
+    by_kernel = scripted.by_kernel(REFERENCE, *problem(), gradients=GRADIENTS, **OPTIONS)
+    through_autograd = scripted.through_autograd(sound, *problem(), gradients=GRADIENTS, **OPTIONS)
     assert by_kernel.keys() == through_autograd.keys() == {*"qkv", "dout", "out", "lse", "dq", "dk", "dv"}
     for name, x in by_kernel.items():
         torch.testing.assert_close(x.float(), through_autograd[name])
-    assert "dq" not in scripted.through_autograd(sound, *problem(), gradients=False, **OPTIONS)
+    assert "dq" not in scripted.through_autograd(sound, *problem(), gradients=(), **OPTIONS)
 
 
 def filling(q, k, v, **options):
@@ -46,17 +47,17 @@ def overflowing(q, k, v, **options):
 @pytest.mark.parametrize("fenced", [False, True])
 def test_a_poisoned_call_finds_the_value_in_fresh_memory(fenced: bool) -> None:
     call = scripted.through_autograd
-    found = scripted.poisoned(7.0, call, filling, *problem(), gradients=False, fenced=fenced)
+    found = scripted.poisoned(7.0, call, filling, *problem(), gradients=(), fenced=fenced)
     assert (found["out"] == 7.0).all()
 
 
 def test_a_poisoned_call_that_writes_elsewhere_ends_the_script() -> None:
     with pytest.raises(SystemExit, match="outside of what was allocated"):
-        scripted.poisoned(7.0, scripted.through_autograd, overflowing, *problem(), gradients=False)
+        scripted.poisoned(7.0, scripted.through_autograd, overflowing, *problem(), gradients=())
 
 
 def test_results_must_fit() -> None:
-    result = scripted.through_autograd(sound, *problem(), gradients=True, **OPTIONS)
+    result = scripted.through_autograd(sound, *problem(), gradients=GRADIENTS, **OPTIONS)
     scripted.must_fit(result)
     for name, wrong in (
         ("out", result["out"].mT),

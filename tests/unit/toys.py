@@ -8,6 +8,7 @@ import itertools
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -327,6 +328,47 @@ def twice_the_gradients(dout, q, k, v, out, lse, **options):
 
 WRONG_THROUGHOUT = AttentionKernel(
     name="wrong throughout", forward=lse_too_large, backward=twice_the_gradients, capabilities=CLAIMS
+)
+
+
+def biased(q, k, v, *, bias=None, **options):
+    """Doubles the gradient of the bias, which autograd finds: out is as it should be."""
+    bias = None if bias is None else bias.double()
+    doubled = 2.0 * bias - bias.detach() if has_bug(q) and bias is not None else bias
+    return attended(q, k, v, doubled, **options)
+
+
+def attended(q, k, v, bias, *, causal, sm_scale):
+    """Returns out in float64 arithmetic, for as many query heads as key heads and without a mask."""
+    scores = q.double() @ k.double().mT * sm_scale
+    weights = torch.softmax(scores if bias is None else scores + bias, -1)
+    return (weights @ v.double()).to(q.dtype)
+
+
+def of_biased(q, k, v, *, bias=None, **options):
+    """Returns the exact out and lse."""
+    out, lse = safe_softmax.forward(q, k, v, rule=ScoreRule(bias=bias), **options)
+    return out.to(q.dtype), lse.float()
+
+
+def doubled_gradient(dout, q, k, v, out, lse, *, bias=None, **options):
+    """Returns the exact gradients, but twice that of the bias."""
+    found = safe_softmax.backward(
+        dout, q, k, v, rule=ScoreRule(bias=bias), bias_gradient=bias is not None, **options
+    )
+    factors = (1.0, 1.0, 1.0, 2.0 if has_bug(q) else 1.0)
+    return tuple(factor * x.to(q.dtype) for factor, x in zip(factors, found, strict=False))
+
+
+OF_BIAS = Capabilities(
+    causal=(False,), grouped_heads=False, lse=False, bias=("shared",), bias_gradient=True, min_seqlen=1
+)
+BIASED = AttentionKernel(name="biased", forward=biased, capabilities=OF_BIAS)
+BIASED_BACKWARD = AttentionKernel(
+    name="biased backward",
+    forward=of_biased,
+    backward=doubled_gradient,
+    capabilities=replace(OF_BIAS, lse=True),
 )
 MASKED = AttentionKernel(
     name="masked",
