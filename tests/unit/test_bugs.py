@@ -17,6 +17,7 @@ from tests.harness.conclude import merged, replaced
 from tests.harness.elsewhere import Closed, elsewhere
 from tests.harness.gentle import RUNS, gently_reduced
 from tests.harness.imprecise import Imprecise, ImpreciseCall, sentence
+from tests.harness.known_bugs import MOST_BLAMED, MOST_BLAMED_IN_DOUBT, KnownBugs
 from tests.harness.ledger import Ledger
 from tests.harness.ordinary import ORDINARY, ordinary_cases
 from tests.harness.plainly import by_forward, plainly
@@ -399,6 +400,19 @@ class TestElsewhere:
         closed = Closed((), (bug(CASE, (), CAUSAL, GROUP),))
         moved = elsewhere(CASE, closed, CLAIMS)
         assert moved == replace(CASE, causal=False)
+
+    @pytest.mark.parametrize(("missed", "most"), [(0, MOST_BLAMED), (1, MOST_BLAMED_IN_DOUBT)])
+    def test_cases_are_run_elsewhere_later_if_the_bug_needs_more_than_is_known(
+        self, tmp_path: Path, missed: int, most: int
+    ) -> None:
+        known = KnownBugs("k", "float32", tmp_path, verbose=False)
+        found = replace(bug(CASE, ("out",), CAUSAL), severity=Severity(8, 20, missed))
+        known.add(found)
+        assert most > 1
+        for blamed in range(most):
+            assert not known.closed("forward"), blamed
+            known.blame(found, "forward", CASE, "out")
+        assert known.closed("forward") == (found,)
 
     @pytest.mark.parametrize(
         ("fields", "stays"),

@@ -325,6 +325,18 @@ class TestRoundings:
         search = NeedSearch(runs, self.EVERYWHERE.failure)
         assert search.always_wrong(lambda: None) == expected
 
+    def test_what_few_rows_leave_wrong_beside_it_is_of_another_bug(self) -> None:
+        """One bug makes out wrong from 9 keys on, another one dk in any case."""
+
+        def is_wrong(law: str, case: Case, *_: Any) -> Finding | None:
+            return wrong("dk", *(["out"] if case.seqlen_k > 8 else []))
+
+        info = SimpleNamespace(capabilities=CLAIMS)
+        runs: Any = SimpleNamespace(wrong=is_wrong, info=info, device_type="cpu")
+        for tensor in ("out", "dk"):
+            found = NeedSearch(runs, bug(Case(seqlen_k=9), (tensor,)).failure)
+            assert found.always_wrong(lambda: None) == {tensor}
+
     @pytest.mark.parametrize(
         ("found", "expected"),
         [

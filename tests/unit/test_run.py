@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from strategies.case import VERSION
-from tests.harness.run import Run, read, run_of
+from tests.harness.run import ONE_DESIGN, Run, read, run_of
 from tests.unit.running import CASE
 
 RUN = Run("toys.py:f", ("lse=false",), "forward", CASE)
 
 
 def test_a_request_says_how_the_run_is_judged() -> None:
-    judged = replace(RUN, ignored=frozenset({"lse", "dq"}), safety=8.0)
+    judged = replace(RUN, ignored=frozenset({"lse", "dq"}), safety=8.0, designs=ONE_DESIGN)
     assert run_of(json.loads(json.dumps(judged.request("run", more=1)))) == judged
 
 
@@ -45,6 +45,7 @@ TEXT = json.dumps(RUN.to_dict())
         ('"case": {', '"other": {', "case: got None, expected an object"),
         ('"law": ', '"ignored": 7, "law": ', "ignored: got 7, expected a list of tensors"),
         ('"law": ', '"safety": "wide", "law": ', "safety: got 'wide', expected a number above 0"),
+        ('"law": ', '"designs": "few", "law": ', "designs: got 'few', expected one of none, one, all"),
         ('"seed": 0', '"seed": -1', "case.seed: got -1, expected an integer"),
         ('"seed": 0', f'"seed": {2**32}', "case.seed: got .*, expected a number"),
         (
