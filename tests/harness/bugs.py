@@ -231,6 +231,10 @@ class Bug:
             for need in self.needs
         )
 
+    def lacks_nan_of(self, case: Case) -> bool:
+        """Whether a case has NaN or infinity in an input, and the bug is known to show without them."""
+        return bool(value_of(case, NAN)) and not value_of(self.failure.case, NAN)
+
     def end_of(self, case: Case) -> Finding | None:
         """Return the finding with which a case would end the process because of this bug; None if it would not."""
         finding = self.failure.finding

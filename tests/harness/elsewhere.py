@@ -92,4 +92,6 @@ def _away_from(bug: Bug, case: Case, capabilities: Capabilities) -> Iterator[Cas
 
 
 def _may_show(bug: Bug, case: Case) -> bool:
-    return bug.is_met(case) and bug.is_of_scores_in(case)
+    """Whether a case has what a bug needs. If that is numbers, one with NaN has others, which may show another bug."""
+    has_others = bug.needs_numbers and bug.lacks_nan_of(case)
+    return not has_others and bug.is_met(case) and bug.is_of_scores_in(case)

@@ -430,6 +430,13 @@ class TestElsewhere:
             moved = elsewhere(case, Closed((), (bug(large, ("out",), need),)), CLAIMS)
             assert (moved == case) == (stays if need.name == SCORES else case.sm_scale == 0)
 
+    def test_a_bug_of_finite_large_scores_leaves_nan_to_be_tried(self) -> None:
+        large, nan = (Spike("q", (0, 0, 0, 0), x) for x in (30.0, "nan"))
+        found = bug(replace(CASE, spikes=(large,)), ("out",), Need(SCORES, ("other",), ("ordinary",)))
+        for spike, stays in ((large, False), (nan, True)):
+            case = replace(CASE, spikes=(spike,))
+            assert (elsewhere(case, Closed((), (found,)), CLAIMS) == case) == stays
+
 
 class TestGently:
     def reduced(self, case: Case, fails: Callable[[Case], bool]) -> tuple[Case, list[str], int]:

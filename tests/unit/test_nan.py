@@ -12,7 +12,7 @@ from kernels.contract import Capabilities
 from kernels.registry import load
 from reference.bounds.accumulation import SAFETY
 from strategies.case import Case, Spike
-from tests.harness.attribute import is_same
+from tests.harness.attribute import Broken, attribute, is_same
 from tests.harness.bugs import Bug, Need
 from tests.harness.law import law_named
 from tests.harness.report import Failure, symptom
@@ -104,6 +104,22 @@ def test_bugs_that_the_same_change_cures_are_two_if_one_makes_nan_and_the_other_
     assert is_same(moved, lost, run, Capabilities())
     assert is_same(moved, made, run, Capabilities())
     assert not made.could_break(lost.failure.finding)
+
+
+def test_a_bug_of_finite_large_numbers_loses_no_nan() -> None:
+    """Ordinary numbers in q and k mend both, but only by taking NaN out of them as well."""
+    lost, large = finding_in("hides", CASE), replace(NAN, value=30.0)
+    wrong = Finding(claim="so", kind="error", tensor="out", tensors=("out",))
+    of_numbers = bug("hides")
+    failure = replace(of_numbers.failure, finding=wrong, case=replace(CASE, spikes=(large,)))
+    case = replace(CASE, spikes=(NAN, replace(large, index=(0, 0, 2, 0))))
+
+    def run(law: str, case: Case, ignored: frozenset[str]) -> Finding | None:
+        return lost if NAN in case.spikes else wrong if case.spikes else None
+
+    for known, is_explained in ((replace(of_numbers, failure=failure), False), (of_numbers, True)):
+        outcome = attribute(Broken("special", case, lost), [known], run, Capabilities())
+        assert (outcome.rest is None) == is_explained
 
 
 def test_hidden_nan_is_not_called_a_result_that_is_not_finite() -> None:
