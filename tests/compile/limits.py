@@ -17,7 +17,7 @@ _SPILLS_OF_FLASH_V2 = {
     "sm_80 unaligned": 6176,  # loads one element wide, each with an address of its own
     "unaligned": 2784,
     "num_stages=1": 448,
-    "sm_100 masked": 472,
+    "sm_100 masked": 472,  # a bias beside them, each of whose elements has an address of its own
     "masked": 304,  # Philox's words and products of twice their width, a window, and what changes scores
     "float32": 96,
     "sm_80": 64,

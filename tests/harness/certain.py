@@ -23,9 +23,9 @@ Fails = Callable[[Case], bool]
 SIZES_OF_TILES = (4, 8, 16, 32, 48, 64, 128)
 """How many rows a kernel's tile may have, the fewest first."""
 TRIED = (3, 192, 128, 4, 5, 8, 9, 16, 17, 20, 24, 32, 33, 48, 49, 64, 65, 96, 129)
-"""Lengths to try: they lie below, at and above the ends of tiles of each size, so they tell where a bug shows.
+"""The lengths at which a search for a border tries a bug: some below, at and above the ends of tiles of each size.
 
-Where it shows at all lengths, or at none, the first three tell that there is no border.
+Where the bug shows at all of them, or at none, the first three tell that there is no border.
 """
 ODD = LONGER + 1
 """The other length while one is varied: it fills no tile."""

@@ -92,6 +92,10 @@ def _away_from(bug: Bug, case: Case, capabilities: Capabilities) -> Iterator[Cas
 
 
 def _may_show(bug: Bug, case: Case) -> bool:
-    """Whether a case has what a bug needs. If that is numbers, one with NaN has others, which may show another bug."""
+    """Whether a case has all that a bug is known to need.
+
+    If a bug needs certain numbers, and was seen without NaN, it is not looked for in a case with NaN: the NaN stands in
+    place of such numbers, and may show another bug.
+    """
     has_others = bug.needs_numbers and bug.lacks_nan_of(case)
     return not has_others and bug.is_met(case) and bug.is_of_scores_in(case)

@@ -174,13 +174,13 @@ class Investigation:
         """
         f = self.failure
         ran, is_precise = (f.law, case), not self.known.precision.common
-        if ran not in self.answers and not (is_precise and ran in self.judged):
+        if is_precise and (ran in self.judged or ran not in self.answers):
+            found = NeedSearch(self.runs, f, self.judged).found(case, f.law, spend)
+        elif ran in self.answers:
+            found = self.answers[ran]
+        else:
             spend()
-            if is_precise:
-                self.judged[ran] = self.runs.wrong(*ran, f.ignored, SHRINKING_SAFETY)
-            else:
-                self.found(case)
-        found = self.judged[ran] if is_precise and ran in self.judged else self.answers[ran]
+            found = self.found(case)
         return is_not_cured(f.finding, found)
 
     @cached_property

@@ -277,7 +277,7 @@ class NeedSearch:
         found = {case: self.wrong(case, law, spend) for case in (*ordinary[:ORDINARY_JUDGED], *claimed)}
         showing = {case: wrong for case, wrong in found.items() if own in wrong}
         always = set.intersection(*showing.values()) if showing else set()
-        always -= set.union(set(), *(wrong for wrong in found.values() if own not in wrong))
+        always = always.difference(*(wrong for wrong in found.values() if own not in wrong))
         if is_small(finding):
             always |= {x for tensor in always for x in self.rounded_after(tensor, law, showing, spend)}
         return self.kindred(always)

@@ -37,9 +37,7 @@ def with_explanations(
     """
     if trial is None or trial.kernel.capabilities.designs is None or finding.kind not in NUMBERS:
         return finding
-    if designs == NO_DESIGN:
-        return finding
-    if is_plainly_wrong(finding, trial):
+    if designs == NO_DESIGN or is_plainly_wrong(finding, trial):
         return finding
     left = left_by(trial.replayed(widened(trial.family)), law)
     if left is None:

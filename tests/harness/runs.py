@@ -156,7 +156,7 @@ class Runs:
     def _outside_search(
         self, law: str, case: Case, claims: tuple[str, ...] = (), **options: Any
     ) -> Finding | None:
-        """Run a case, unless a known bug would end the process in it, and return what is found."""
+        """Return what is found in a case. If a known bug would end the process in it, that is told without a run."""
         ends = next(filter(None, (bug.end_of(case) for bug in self.bugs.values())), None)
         if ends is not None and not claims:
             return ends

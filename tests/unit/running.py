@@ -91,9 +91,9 @@ def runs(pid: int) -> bool:
 
 
 def has_ended(process: int) -> bool:
-    """Whether a process ends within half a minute. No event tells the end of one that is no child of this process."""
+    """Whether a process ends within half a minute."""
     for _ in range(300):
         if not runs(process):
             return True
-        time.sleep(0.1)
+        time.sleep(0.1)  # no event tells the end of a process that is no child of this one
     return False

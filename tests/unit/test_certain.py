@@ -42,7 +42,7 @@ def test_nothing_is_certain_of_what_ordinary_numbers_do_not_show() -> None:
         (35, lambda keys: keys > 33, None),  # no tile ends there
         (3, lambda keys: keys > 32, None),  # its smallest case is another bug's
         (35, lambda keys: True, None),
-        # Two bugs of the same tensor, each by a rule of its own, of which the smallest case meets one or both.
+        # Two bugs make the same tensor wrong, each at lengths of its own; the smallest case shows one of them, or both.
         (17, lambda keys: keys > 64 or keys % 16 > 0, ("no multiple of", 16)),
         (128, lambda keys: keys > 64 or keys % 16 > 0, ("above", 64)),
         (97, lambda keys: keys > 64 or keys % 16 > 0, None),
