@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from tests.harness.budget import BudgetSpent
@@ -23,11 +24,14 @@ from tests.harness.device import OVERRAN, WAIT_SECONDS
 from tests.harness.gpus import pinned
 from tests.harness.home import python_path
 from tests.harness.memory import fills_the_machine
-from tests.harness.origin import WORKER, Copy, new_copy
+from tests.harness.origin import Copy, new_copy
 from tests.harness.run import Run
 from tests.harness.specialisation import GENERAL
 from tests.harness.tail import Tail
 from tests.harness.verdict import Verdict
+
+WORKER = "tests.harness.worker"
+"""The program of a child that runs kernels."""
 
 START_SECONDS = 300.0
 """Time limit of everything but a case: imports of torch and Triton take long, if many processes make them at once."""
@@ -226,14 +230,11 @@ class Child:
 
     def _new_process(self) -> "subprocess.Popen[bytes] | Copy":
         environment = environment_of(self.device)
-        if self.device == "cpu" and self.worker == WORKER and not self.general:
-            with suppress(OSError):  # where no copy can be made, what a process of its own prints tells why
-                return new_copy(environment, self.start_seconds)
+        arguments = ["-m", self.worker, seen_by_child(self.device), *([GENERAL] if self.general else [])]
+        with suppress(OSError):  # where no copy can be made, what a process of its own prints tells why
+            return new_copy(self.worker, arguments, environment, Path.cwd(), self.start_seconds)
         return subprocess.Popen(
-            [
-                *(sys.executable, "-P", "-m", self.worker, seen_by_child(self.device)),
-                *([GENERAL] if self.general else []),
-            ],
+            [sys.executable, "-P", *arguments],
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -36,7 +36,7 @@ from tests.harness.run import ALL_DESIGNS, ONE_DESIGN
 from tests.harness.runs import Runs
 from tests.harness.severity import found_in_ordinary, with_contrast
 from tests.harness.sightings import Sightings
-from tests.harness.standalone import exit_status
+from tests.harness.standalone import exit_status, prepare
 from tests.harness.vary import LENGTHS, SCORES, Field, value_of, with_value
 from tests.harness.verdict import NUMBERS, UNCLEAR, Finding
 
@@ -87,6 +87,7 @@ class Investigation:
         number = sum(known.failure.kin == self.failure.kin for known in self.known.bugs.values())
         self.failure = replace(self.failure, number=number)
         self.known.write(self.failure, None)
+        prepare(self.runs.child.device)
         self.cases.keep([(drawn.law, drawn.case)])
         gently = self.failure.finding.ends_process
         if shrink and not gently:

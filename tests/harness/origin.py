@@ -1,28 +1,30 @@
-"""New processes that run kernels on the CPU: copies of one process that has imported torch and has called no kernel.
+"""New Python processes that are copies of one: it has imported torch, say, and has called no kernel.
 
 That import takes more than a second, and processes are replaced often: after each crash, and wherever earlier calls may
 be to blame for a failure. A copy takes milliseconds, and no copy knows anything of another one.
 
-``python -m tests.harness.origin FD`` is the program of the process that is copied, where FD is its end of a pair of
-sockets. It reads ``COPY`` with the files of a new process, and answers with that one's id; or it reads an id, and
-answers with the exit status of that process when it has ended. It ends when the other socket is closed.
+``python PATH FD MODULE``, with the path of this file, is the program of the process that is copied. It imports MODULE;
+FD is its end of a pair of sockets. It reads what a copy is to run as a line of JSON, with the files of the new process,
+and answers with that one's id; or it reads an id, and answers with the exit status of that process when it has ended.
+It ends when the other socket is closed. It imports none of our packages by itself, as a copy may run a script of users
+that has packages of the same names.
 """
 
 import gc
 import importlib
+import json
 import os
+import runpy
 import signal
 import socket
 import subprocess
 import sys
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 
-WORKER = "tests.harness.worker"
-"""The program of a copy."""
-COPY = b"copy"
-MOST_BYTES = 64
+MOST_BYTES = 2**15
 """No message is longer than this."""
 LOST = -signal.SIGKILL
 """The exit status of a copy that others have killed, which is also what it dies of when its origin does."""
@@ -31,14 +33,17 @@ NAMES_A_TEST = "PYTEST_CURRENT_TEST"
 
 
 class Origin:
-    """A process that is copied. It ends with this process, or when neither it nor one of its copies is used here."""
+    """A process that has imported a module, and is copied.
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    It ends with this process, or when neither it nor one of its copies is used here.
+    """
+
+    def __init__(self, module: str, environment: Mapping[str, str]) -> None:
         self.environment = dict(environment)
         self.socket, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
         with theirs:
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", __name__, str(theirs.fileno())],
+                [sys.executable, "-P", __file__, str(theirs.fileno()), module],
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -47,12 +52,13 @@ class Origin:
             )
         weakref.finalize(self, _end, self.socket, process)
 
-    def copy(self, seconds: float) -> "Copy":
-        """Return a new process. Raises OSError if there is none within so many seconds."""
+    def copy(self, arguments: Sequence[str], folder: str | Path, seconds: float, *, silent: bool) -> "Copy":
+        """Return a new process, as ``new_copy`` does. Raises OSError if there is none within so many seconds."""
         (stdin, to_stdin), (from_stdout, stdout), (from_stderr, stderr) = os.pipe(), os.pipe(), os.pipe()
         ours, theirs = (to_stdin, from_stdout, from_stderr), (stdin, stdout, stderr)
+        wanted = json.dumps({"arguments": arguments, "folder": str(folder), "silent": silent})
         try:
-            pid = self.ask(COPY, theirs, seconds)
+            pid = self.ask(wanted.encode(), theirs, seconds)
         except BaseException:
             for file in ours:
                 os.close(file)
@@ -94,31 +100,53 @@ class Copy:
         """End the process at once."""
         self.send_signal(signal.SIGKILL)
 
-    def wait(self) -> int:
-        """Wait for the end of the process, and return its exit status: negative if it was ended by a signal."""
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end of the process, and return its exit status: negative if it was ended by a signal.
+
+        Raises subprocess.TimeoutExpired after ``timeout`` seconds, and ends the process then.
+        """
         if self.returncode is None:
             try:
-                self.returncode = self.origin.ask(str(self.pid).encode())
+                self.returncode = self.origin.ask(str(self.pid).encode(), seconds=timeout)
+            except TimeoutError:
+                self.kill()
+                self.returncode = LOST
+                raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0) from None
             except OSError:
                 self.returncode = LOST
         return self.returncode
 
 
-_latest: Origin | None = None
+_latest: dict[str, Origin] = {}
 
 
-def new_copy(environment: Mapping[str, str], seconds: float) -> Copy:
-    """Return a new process with an environment, in the current folder. Raises OSError if there is none in time.
-
-    The folder is a part of PYTHONPATH, which ``environment`` has.
-    """
-    global _latest
+def origin_of(module: str, environment: Mapping[str, str]) -> Origin:
+    """Return a process with an environment that has imported a module, or is about to: the latest one, or a new one."""
     told = {name: value for name, value in environment.items() if name != NAMES_A_TEST}
-    if _latest is not None and _latest.environment == told:
-        with suppress(OSError):  # it may have been killed: then there is another one
-            return _latest.copy(seconds)
-    _latest = Origin(told)
-    return _latest.copy(seconds)
+    latest = _latest.get(module)
+    if latest is None or latest.environment != told:
+        latest = _latest[module] = Origin(module, told)
+    return latest
+
+
+def new_copy(
+    module: str,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    folder: str | Path,
+    seconds: float,
+    *,
+    silent: bool = False,
+) -> Copy:
+    """Return a new process that has imported a module, and does as ``python -P`` with these arguments does.
+
+    These are ``-m`` and the name of a module, or the path of a script, and its own arguments. The process works in
+    ``folder``; if ``silent``, nobody reads what it prints. Raises OSError if there is none within so many seconds.
+    """
+    with suppress(OSError):  # the process that is copied may have been killed: then there is another one
+        return origin_of(module, environment).copy(arguments, folder, seconds, silent=silent)
+    _latest.pop(module, None)
+    return origin_of(module, environment).copy(arguments, folder, seconds, silent=silent)
 
 
 def _end(ours: socket.socket, process: "subprocess.Popen[bytes]") -> None:
@@ -126,39 +154,57 @@ def _end(ours: socket.socket, process: "subprocess.Popen[bytes]") -> None:
     process.wait()
 
 
-def serve(ours: socket.socket) -> bool:
-    """Make copies of this process. Returns False in the end, and True in each copy."""
+def serve(ours: socket.socket) -> list[str]:
+    """Make copies of this process. Returns nothing in the end, and in each copy the arguments that it has."""
     while True:
         message, files, _, _ = socket.recv_fds(ours, MOST_BYTES, 3)
         if not message:
-            return False
-        if message == COPY:
-            answer = os.fork()
-            if not answer:
-                for number, file in enumerate(files):
-                    os.dup2(file, number)
-        else:
-            answer = os.waitstatus_to_exitcode(os.waitpid(int(message), 0)[1])
+            return []
+        asked = json.loads(message)
+        if isinstance(asked, int):
+            answer = os.waitstatus_to_exitcode(os.waitpid(asked, 0)[1])
+        elif not (answer := os.fork()):
+            become(files, asked["folder"], silent=asked["silent"])
+            return list(asked["arguments"])
         for file in files:
             os.close(file)
-        if message == COPY and not answer:
-            return True
         ours.send(str(answer).encode())
 
 
-def main(number: int) -> None:
-    """Import what runs kernels, and make copies of this process, in each of which that is run."""
-    worker = importlib.import_module(WORKER)
-    worker.end_with_parent()
+def become(files: Sequence[int], folder: str, *, silent: bool) -> None:
+    """Give this process, a new copy, its files and its folder."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for number, file in enumerate(files):
+        os.dup2(nowhere if silent else file, number)
+    for file in (*files, nowhere):
+        os.close(file)
+    os.chdir(folder)
+
+
+def run(arguments: list[str]) -> None:
+    """Do as ``python -P`` with these arguments does."""
+    importlib.invalidate_caches()  # files may have been written since this process began
+    if arguments[0] == "-m":
+        sys.argv = arguments[1:]
+        sys.modules.pop(
+            arguments[1], None
+        )  # runpy warns of a module that it runs although it has been imported
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = arguments
+        runpy.run_path(arguments[0], run_name="__main__")
+
+
+def main(number: int, module: str) -> None:
+    """Import a module, and make copies of this process."""
+    importlib.import_module(module)
     gc.freeze()  # copies share the memory of what is there by now only as long as no collection looks through it
     with socket.socket(fileno=number) as ours:
-        is_copy = serve(ours)
-    if not is_copy:
+        arguments = serve(ours)
+    if not arguments:
         os._exit(0)  # what torch does at the end of a process takes a while, and nobody waits for it
-    importlib.invalidate_caches()  # files may have been written since
-    sys.argv = [str(worker.__file__), "cpu"]
-    worker.main("cpu")
+    run(arguments)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), sys.argv[2])

@@ -10,10 +10,11 @@ import pytest
 
 from strategies.case import Case
 from tests.harness import origin
-from tests.harness.child import START_SECONDS, Child, environment_of
+from tests.harness.child import START_SECONDS, WORKER, Child, environment_of
 from tests.harness.home import ROOT
 from tests.harness.origin import LOST, NAMES_A_TEST, Copy, new_copy
 from tests.harness.run import Run
+from tests.harness.standalone import exit_status
 from tests.harness.verdict import Verdict
 from tests.unit.running import CASE, TOYS, has_ended
 
@@ -47,7 +48,7 @@ def test_processes_are_copies_of_one_whatever_pytest_names_the_test(
 def test_a_process_has_the_environment_of_its_start(child: Child, monkeypatch: pytest.MonkeyPatch) -> None:
     before = copied(child)
     monkeypatch.setenv("FLASHPROOF_MARK", "1")
-    marked = new_copy(environment_of("cpu"), START_SECONDS)
+    marked = new_copy(WORKER, ["-m", WORKER, "cpu"], environment_of("cpu"), Path.cwd(), START_SECONDS)
     environ = Path(f"/proc/{marked.pid}/environ").read_bytes()
     assert b"FLASHPROOF_MARK=1" in environ.split(b"\0")
     assert marked.origin is not before.origin
@@ -81,7 +82,7 @@ def test_where_no_copy_can_be_made_a_process_is_started(monkeypatch: pytest.Monk
         raise OSError
 
     monkeypatch.setattr(origin.Origin, "__init__", refuse)
-    monkeypatch.setattr(origin, "_latest", None)
+    monkeypatch.setattr(origin, "_latest", {})
     child = Child("cpu")
     assert verdict(child, "sound").status == "held"
     assert not isinstance(child.process, Copy)
@@ -98,6 +99,27 @@ def test_an_origin_ends_with_its_user() -> None:
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert has_ended(int(run.stdout))
+
+
+@pytest.mark.parametrize(
+    ("script", "status"),
+    [
+        ("import sys; sys.exit('torch' not in sys.modules)", 0),
+        ("import sys; sys.exit('tests' in sys.modules or 'triton' in sys.modules)", 0),
+        ("import os, sys; sys.exit(os.listdir() != ['repro.py'])", 0),
+        ("raise ValueError", 1),
+        ("import sys; sys.exit(3)", 3),
+        ("import os; os.abort()", -signal.SIGABRT),
+    ],
+)
+def test_a_script_runs_as_in_a_new_process_that_has_imported_torch(script: str, status: int) -> None:
+    assert exit_status(script, START_SECONDS) == status
+
+
+def test_a_script_that_takes_too_long_is_ended() -> None:
+    with pytest.raises(subprocess.TimeoutExpired):
+        exit_status("import time; time.sleep(600)", 1.0)
+    assert exit_status("", START_SECONDS) == 0
 
 
 def parent_of(process: int) -> int:
