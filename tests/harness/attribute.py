@@ -6,7 +6,7 @@ from functools import cache, partial
 from typing import Any
 
 from kernels.contract import GRADIENTS, Capabilities
-from strategies.case import SIMPLEST, Case
+from strategies.case import SIMPLEST, Case, Spike
 from strategies.cases import is_claimed
 from tests.harness.apart import Try, are_apart, leaves_out_right, wrong_with_ordinary_numbers
 from tests.harness.bugs import (
@@ -291,6 +291,8 @@ def is_same(known: Bug, bug: Bug, run: Try, capabilities: Capabilities, others: 
     third = [x for x in others if x.key not in (known.key, bug.key)]
     if not known.is_kin(bug) or are_apart(known, bug, run, capabilities, third):
         return False
+    if any(_hides_nan_by_itself(one, other, run, capabilities) for one, other in both):
+        return False
     if any(_is_found_beside(one, other, run, capabilities) for one, other in both):
         return True
     if _differ_by_chance(known, bug):
@@ -311,6 +313,27 @@ def is_same(known: Bug, bug: Bug, run: Try, capabilities: Capabilities, others: 
     return any(_begins_like(one, other) and cured(one, other) for one, other in both) or all(
         cured(one, other) for one, other in both
     )
+
+
+def _hides_nan_by_itself(one: Bug, other: Bug, run: Try, capabilities: Capabilities) -> bool:
+    """Whether a bug hides the NaN of an input, and another one that needs certain finite numbers does not do that.
+
+    A bound for scores, say, does both. It shows in one row of two large scores as well.
+    """
+    f = one.failure
+    if f.finding.of_nan != ("lost",) or not (other.needs_numbers and other.lacks_nan_of(f.case)):
+        return False
+    entries = (("q", (0, 0, 0, 0), 2.0**15), ("k", (0, 0, 0, 0), 2.0), ("k", (0, 0, 1, 0), 4.0))
+    two_scores = replace(
+        with_no_more_than((), f.case),
+        seqlen_q=1,
+        seqlen_k=2,
+        q_values="zeros",
+        k_values="zeros",
+        spikes=tuple(Spike(*entry) for entry in entries),
+    )
+    finding = run("forward", two_scores, frozenset()) if is_claimed(two_scores, capabilities) else None
+    return finding is None or not other.could_break(finding)
 
 
 def _differ_by_chance(one: Bug, other: Bug) -> bool:

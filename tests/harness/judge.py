@@ -133,6 +133,8 @@ class _Judge:
             try:
                 judge_pass(base)
             except OutOfBounds as broken:
+                if self.trial.to_first_breach:
+                    return broken
                 if first is None:
                     first = broken
                 else:

@@ -41,7 +41,7 @@ def with_explanations(
         return finding
     left = left_by(trial.replayed(widened(trial.family)), law)
     if left is None:
-        if left_by(trial.replayed(trial.family), law) is None:
+        if left_by(asked_whether(trial, trial.family), law) is None:
             return finding  # the same results hold: what failed is not how precise they are
         claims = [*islice(explanations(trial, law), 1 if designs == ONE_DESIGN else None)]
         return replace(finding, explained_by=likeliest_of(trial, claims, finding))
@@ -94,6 +94,13 @@ def widened(family: Family) -> Family:
     return replace(family, bases=(widest(bases),))
 
 
+def asked_whether(trial: Trial, family: Family) -> Trial:
+    """Return the trial as if the kernel were of another family, to be asked whether a law holds, and not how not."""
+    again = trial.replayed(family)
+    again.to_first_breach = True
+    return again
+
+
 def left_by(trial: Trial, law: Callable[[Trial], None]) -> Finding | None:
     """Return what a law finds wrong with a trial; None if nothing is."""
     with suppress(Refused, CannotRun):
@@ -112,9 +119,9 @@ def explanations(trial: Trial, law: Callable[[Trial], None]) -> Iterator[str]:
     """
     for claim, family in less_precise(trial.family):
         with suppress(LawBroken, Refused, CannotRun):
-            law(trial.replayed(family))
+            law(asked_whether(trial, family))
             if all(bool(x.isfinite().all()) for x in (trial.problem.q, trial.problem.k, trial.problem.v)):
-                again = trial.replayed(family)
+                again = asked_whether(trial, family)
                 judge(again, again.problem, again.gradients())
             yield claim
 

@@ -7,8 +7,9 @@ simple numbers. Then sizes and settings are tried again.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from kernels.contract import Capabilities
@@ -25,7 +26,8 @@ SIMPLE_VALUES = (1.0, -1.0, 2.0, -2.0, 4.0, -4.0)
 """Values of an entry, simplest first."""
 
 Fails = Callable[[Case], bool]
-Step = Callable[[Case, Capabilities], Iterator[Case]]
+Change = Callable[[Case], Iterator[Case]]
+"""Yields smaller cases that differ from a case in one respect, the smallest first."""
 
 
 def reduced(case: Case, fails: Fails, capabilities: Capabilities) -> Case:
@@ -37,11 +39,10 @@ def reduced(case: Case, fails: Fails, capabilities: Capabilities) -> Case:
     search = _Search(fails, capabilities)
     while True:
         before = case
-        for step in (_plainer, _shorter):
-            case = search.descend(case, step)
+        case = search.descend(case, [*_plainer(case, capabilities), *_shorter(capabilities)])
         for tensor in TENSORS:
             case = _with_fewer_entries(case, tensor, search)
-        case = search.descend(case, _simpler)
+        case = search.descend(case, [*_simpler(case)])
         if case == before:
             return case
 
@@ -60,24 +61,38 @@ class _Search:
             self.known[case] = is_claimed(case, self.capabilities) and self.fails(case)
         return self.known[case]
 
-    def descend(self, case: Case, step: Step) -> Case:
-        """Go to the first neighbour that fails, and continue from there."""
+    def descend(self, case: Case, changes: Sequence[Change]) -> Case:
+        """Make each change in turn, as often as the case still fails, until none of them makes it smaller."""
         while True:
-            smaller = next((x for x in step(case, self.capabilities) if x != case and self.accepts(x)), None)
-            if smaller is None:
+            before = case
+            for change in changes:
+                while smaller := next((x for x in change(case) if x != case and self.accepts(x)), None):
+                    case = smaller
+            if case == before:
                 return case
-            case = smaller
 
 
-def _plainer(case: Case, capabilities: Capabilities) -> Iterator[Case]:
-    """Yield the case with one setting at its simplest, one tensor of a simpler family, or one entry less."""
+def _plainer(case: Case, capabilities: Capabilities) -> Iterator[Change]:
+    """Yield changes to one setting at its simplest, to one tensor of a simpler family, and to one entry less."""
     for name in (*OPTIONS, "seed", *LAYOUT_FIELDS):
-        yield with_value(case, name, getattr(Case, name))
+        yield partial(_with_one_of, name=name, values=[getattr(Case, name)])
     for name, _ in case.launch:
-        yield with_value(case, name, capabilities.launch[name][0])
+        yield partial(_with_one_of, name=name, values=[capabilities.launch[name][0]])
     for tensor in TENSORS:
-        for family in FAMILIES[: FAMILIES.index(getattr(case, f"{tensor}_values"))]:
-            yield _of_family(case, tensor, family)
+        yield partial(_of_simpler_family, tensor=tensor)
+    yield _without_an_entry
+
+
+def _with_one_of(case: Case, name: str, values: Iterable[Any]) -> Iterator[Case]:
+    return (with_value(case, name, value) for value in values)
+
+
+def _of_simpler_family(case: Case, tensor: str) -> Iterator[Case]:
+    for family in FAMILIES[: FAMILIES.index(getattr(case, f"{tensor}_values"))]:
+        yield _of_family(case, tensor, family)
+
+
+def _without_an_entry(case: Case) -> Iterator[Case]:
     for at in range(len(case.spikes)):
         yield replace(case, spikes=case.spikes[:at] + case.spikes[at + 1 :])
 
@@ -86,11 +101,18 @@ def _of_family(case: Case, tensor: str, family: Any) -> Case:
     return replace(case, **{f"{tensor}_values": family})
 
 
-def _shorter(case: Case, capabilities: Capabilities) -> Iterator[Case]:
-    """Yield the case with one size, or both lengths, at the smallest, halfway there, or one less."""
+def _shorter(capabilities: Capabilities) -> Iterator[Change]:
+    """Yield changes to one size, and to both lengths, at the smallest, halfway there, or one less."""
     for name in SIZES:
-        for value in _smaller(getattr(case, name), _values_of(name, capabilities)):
-            yield with_value(case, name, value)
+        yield partial(_of_smaller, name=name, allowed=_values_of(name, capabilities))
+    yield _of_smaller_lengths
+
+
+def _of_smaller(case: Case, name: str, allowed: Sequence[int]) -> Iterator[Case]:
+    return _with_one_of(case, name, _smaller(getattr(case, name), allowed))
+
+
+def _of_smaller_lengths(case: Case) -> Iterator[Case]:
     for less in _smaller(min(case.seqlen_q, case.seqlen_k), range(2**30)):
         cut = min(case.seqlen_q, case.seqlen_k) - less
         yield replace(case, seqlen_q=case.seqlen_q - cut, seqlen_k=case.seqlen_k - cut)
@@ -145,13 +167,15 @@ def _entries(case: Case, tensor: str) -> list[Spike]:
     return [Spike(tensor, place, as_number(values[place].item())) for place in places]
 
 
-def _simpler(case: Case, capabilities: Capabilities) -> Iterator[Case]:
-    """Yield the case with one entry at a simpler value."""
-    for at, spike in enumerate(case.spikes):
-        for value in _simpler_values(spike.value):
-            yield replace(
-                case, spikes=(*case.spikes[:at], replace(spike, value=value), *case.spikes[at + 1 :])
-            )
+def _simpler(case: Case) -> Iterator[Change]:
+    """Yield changes to one entry at a simpler value."""
+    return (partial(_with_simpler_value, at=at) for at in range(len(case.spikes)))
+
+
+def _with_simpler_value(case: Case, at: int) -> Iterator[Case]:
+    spike = case.spikes[at]
+    for value in _simpler_values(spike.value):
+        yield replace(case, spikes=(*case.spikes[:at], replace(spike, value=value), *case.spikes[at + 1 :]))
 
 
 def _simpler_values(value: float | str) -> Iterator[float]:

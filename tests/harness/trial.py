@@ -217,6 +217,7 @@ class Trial:
     margin: float = math.nan
     fill: float = math.nan
     apart: bool = True
+    to_first_breach: bool = False
     ignored: frozenset[str] = frozenset()
     home: str = ""
     beside: set[str] = field(default_factory=set)

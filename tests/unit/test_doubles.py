@@ -408,3 +408,22 @@ class TestTheEndOfAProcess:
         assert not self.LONG.ends_parts(replace(found, claim="it runs, but ended with signal 6"))
         assert not bug(Case(causal=True), (), CAUSAL).ends_parts(found)
         assert not self.ALWAYS.ends_parts(found)
+
+
+class TestHiddenNan:
+    """Where one bug needs large scores and another hides NaN, ordinary scores cure both."""
+
+    OF_SCORES = Need(SCORES, ("other",), ("ordinary",))
+    LARGE = bug(Case(seqlen_q=2, spikes=(Spike("q", (0, 0, 0, 0), 20.0),)), ("out",), OF_SCORES)
+    HIDING = bug(
+        Case(spikes=(Spike("k", (0, 0, 0, 0), "nan"),)), ("out",), OF_SCORES, law="special", of_nan=("lost",)
+    )
+
+    @pytest.mark.parametrize("rows", [1, 2])
+    def test_it_is_a_bug_of_its_own_unless_large_scores_show_the_other_in_one_row(self, rows: int) -> None:
+        def run(law: str, case: Case, ignored: frozenset[str]) -> Finding | None:
+            is_nan = any(isinstance(spike.value, str) for spike in case.spikes)
+            return wrong("out") if case.spikes and (is_nan or case.seqlen_q >= rows) else None
+
+        assert is_same(self.LARGE, self.HIDING, run, CLAIMS) == (rows == 1)
+        assert is_same(self.HIDING, self.LARGE, run, CLAIMS) == (rows == 1)
