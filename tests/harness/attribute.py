@@ -125,13 +125,14 @@ def _is_of_nan(broken: Broken, bug: Bug, run: Try) -> bool:
     """Whether NaN or infinity in an input makes a failure, and not the numbers with which a bug is known to show.
 
     A bug that needs certain numbers, and shows with finite ones, loses no NaN. Other numbers cure what it does, but
-    they take the NaN away as well, so that they do not tell.
+    they take the NaN away as well, so that they do not tell. Any bug is in the case if its own law shows it there
+    without the NaN.
     """
     if not bug.lacks_nan_of(broken.case):
         return False
     if "lost" in broken.finding.of_nan and bug.needs_numbers:
         return True
-    finding = run(broken.law, with_value(broken.case, NAN, False), broken.ignored)
+    finding = run(bug.failure.law, with_value(broken.case, NAN, False), frozenset())
     return finding is None or not bug.could_break(finding)
 
 

@@ -12,7 +12,16 @@ from kernels.contract import KnownFailure
 from strategies.case import Case, Spike
 from strategies.cases import is_claimed
 from tests.harness.attribute import Broken, attribute, is_same, needs_of
-from tests.harness.bugs import Bug, Need, Severity, in_parts, is_not_cured, is_small, met_again
+from tests.harness.bugs import (
+    Bug,
+    Need,
+    Severity,
+    in_parts,
+    is_in_common,
+    is_not_cured,
+    is_small,
+    met_again,
+)
 from tests.harness.conclude import merged, replaced
 from tests.harness.elsewhere import Closed, elsewhere
 from tests.harness.gentle import RUNS, gently_reduced
@@ -626,3 +635,15 @@ def test_a_write_to_an_input_hides_numbers(kind: str, tensor: str, expected: boo
     assert found.hides_numbers == expected
     mine = Finding(claim="so", kind="error", tensor="dk")
     assert is_not_cured(mine, found) == expected
+
+
+@pytest.mark.parametrize(("tensor", "expected"), [("dq", False), ("lse", True)])
+def test_roundings_of_a_tensor_are_not_its_wrong_numbers(tensor: str, expected: bool) -> None:
+    """Of lse an error is as small where one of many keys is left out."""
+    mine, found = (
+        Finding(claim="so", kind="error", tensor=tensor, relative=relative) for relative in (1.0, 1e-3)
+    )
+    assert is_in_common(mine, found) == expected
+    assert is_in_common(found, mine)
+    assert is_in_common(replace(mine, tensor="out", tensors=("out", tensor)), found) is False
+    assert is_in_common(mine, replace(found, tensor="out", tensors=("out", tensor)))

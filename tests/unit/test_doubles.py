@@ -427,3 +427,16 @@ class TestHiddenNan:
 
         assert is_same(self.LARGE, self.HIDING, run, CLAIMS) == (rows == 1)
         assert is_same(self.HIDING, self.LARGE, run, CLAIMS) == (rows == 1)
+
+    @pytest.mark.parametrize("is_there", [True, False])
+    def test_a_bug_that_its_own_law_shows_without_the_nan_may_be_to_blame(self, is_there: bool) -> None:
+        def run(law: str, case: Case, ignored: frozenset[str]) -> Finding | None:
+            shown = case.spikes if law == "special" else is_there
+            return wrong("out") if case.causal and shown else None
+
+        case = replace(self.HIDING.failure.case, causal=True)
+        hidden = wrong("out", of_nan=("lost",))
+        assert hidden is not None
+        known = bug(Case(causal=True), ("out",), CAUSAL)
+        outcome = attribute(Broken("special", case, hidden), [known], run, CLAIMS)
+        assert (outcome.rest is None) == is_there
