@@ -138,9 +138,9 @@ def talking(q, k, v, *, causal, sm_scale):
 
 
 def asking_for_too_much(q, k, v, *, causal, sm_scale):
-    """Asks for 64 TiB if query heads share a key head: there is too little memory, which is no failure."""
+    """Asks for 2^60 bytes if query heads share a key head: there is too little memory, which is no failure."""
     if q.shape[1] > k.shape[1]:
-        torch.empty(2**46, dtype=torch.uint8)
+        torch.empty(2**60, dtype=torch.uint8)
     return sound(q, k, v, causal=causal, sm_scale=sm_scale)
 
 
