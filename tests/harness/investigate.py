@@ -86,7 +86,7 @@ class Investigation:
         self.haste = self.shrinking.seconds / whole.seconds if whole.seconds else 1.0
         number = sum(known.failure.kin == self.failure.kin for known in self.known.bugs.values())
         self.failure = replace(self.failure, number=number)
-        self.known.write(self.failure, None)
+        self.known.write_first(self.failure)
         prepare(self.runs.child.device)
         self.cases.keep([(drawn.law, drawn.case)])
         gently = self.failure.finding.ends_process

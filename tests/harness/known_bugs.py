@@ -12,7 +12,7 @@ from tests.harness.attribute import Broken
 from tests.harness.bugs import Bug, in_parts, with_tensors
 from tests.harness.finds import Finds
 from tests.harness.imprecise import Imprecise, ImpreciseCall
-from tests.harness.ledger import LEDGER, Ledger
+from tests.harness.ledger import BEGUN, LEDGER, WITHDRAWN, Ledger
 from tests.harness.plainly import is_plain
 from tests.harness.plan import JOURNALS
 from tests.harness.report import Failure
@@ -85,10 +85,16 @@ class KnownBugs:
             self.tell(f"report not written: {self.report_dir / failure.folder}: {e.strerror}")
         self.finds.keep(Bug(failure))
 
+    def write_first(self, failure: Failure) -> None:
+        """Write the first report of a failure, and tell of it in case this process is killed before it knows more."""
+        self.write(failure, None)
+        self.ledger.append({BEGUN: Bug(failure).to_dict()})
+
     def withdraw(self, failure: Failure) -> None:
         """Remove the report of a failure that turned out to be none, or one of a known bug, and what is kept of it."""
         shutil.rmtree(self.report_dir / failure.folder, ignore_errors=True)
         self.finds.withdraw(str(failure.folder))
+        self.ledger.append({WITHDRAWN: str(failure.folder)})
 
     def learn(self) -> None:
         """Read what other processes have found."""

@@ -12,6 +12,9 @@ from typing import Any
 LEDGER = "bugs.jsonl"
 """The file, beside the journals."""
 
+BEGUN, WITHDRAWN = "begun", "withdrawn"
+"""Keys of records: of a failure that is about to be investigated, and of a report folder that is none of a bug."""
+
 PATIENCE = 150.0
 """Seconds after which an investigation that another process has begun counts as dead."""
 

@@ -13,7 +13,7 @@ from tests.harness.conclude import Concluded, merged
 from tests.harness.imprecise import Imprecise, sentence
 from tests.harness.kernel_info import KernelInfo
 from tests.harness.law import law_named
-from tests.harness.ledger import Ledger
+from tests.harness.ledger import BEGUN, WITHDRAWN, Ledger
 from tests.harness.nights import told_gone
 from tests.harness.refusals import complaint, is_mostly_refused
 from tests.harness.sightings import Sightings
@@ -71,18 +71,27 @@ class Results:
     def add_unreported(self, ledger: Path) -> None:
         """Add the bugs of a run's ledger of which no item has told, as their processes were killed.
 
-        Each counts for one failing example.
+        Each counts for one failing example. A failure whose process was killed as it looked into it is a bug of which
+        no more is known.
         """
+        begun: dict[str, Bug] = {}
         for record in Ledger(ledger).news():
-            if "finding" not in record or record["kernel"] not in self.infos:
+            begun.pop(record.get(WITHDRAWN, ""), None)
+            told = record.get(BEGUN, record)
+            if "finding" not in told or told["kernel"] not in self.infos:
                 continue
-            bug = Bug.from_dict(record)
-            f = bug.failure
+            bug = Bug.from_dict(told)
+            if told is not record:
+                begun[bug.key] = bug
+                continue
             self.bugs[bug.key] = with_tensors(bug, self.bugs.get(bug.key, bug).tensors)
-            if bug.key not in self.seen:
-                self.seen[bug.key] = Sightings()
-                self.seen[bug.key].add(f.law, f.case, f.finding.tensor)
-                self.broken.setdefault((f.kernel, f.law, f.case.dtype), set()).add(bug.key)
+        self.bugs |= {key: bug for key, bug in begun.items() if key not in self.bugs}
+        for key, bug in self.bugs.items():
+            if key not in self.seen:
+                f = bug.failure
+                self.seen[key] = Sightings()
+                self.seen[key].add(f.law, f.case, f.finding.tensor)
+                self.broken.setdefault((f.kernel, f.law, f.case.dtype), set()).add(key)
 
     def absorb(self, other: "Results", folders: Mapping[str, str]) -> None:
         """Add what another run has counted; ``folders`` says what its report folders are called here.

@@ -15,7 +15,7 @@ from tests.harness.bugs import Bug
 from tests.harness.conclude import Concluded
 from tests.harness.home import own_version
 from tests.harness.kernel_info import KernelInfo
-from tests.harness.ledger import LEDGER, Ledger
+from tests.harness.ledger import BEGUN, LEDGER, WITHDRAWN, Ledger
 from tests.harness.merge import main
 from tests.harness.plan import JOURNALS
 from tests.harness.recorded import FORMAT, RECORD, Recorder, last_line, read_run
@@ -224,13 +224,21 @@ class TestKilled:
         assert "\ncut short, counted as far as they came: 1/3\n" in told
         assert "\nmissing, nothing of them is counted: 2/3\n" in told
 
-    def test_a_bug_whose_item_had_not_ended_is_there(self, shard: Shard) -> None:
+    @pytest.mark.parametrize("record", [IN_CAUSAL.to_dict(), {BEGUN: IN_CAUSAL.to_dict()}])
+    def test_a_bug_whose_item_had_not_ended_is_there(self, shard: Shard, record: dict[str, Any]) -> None:
+        """So is one that was just looked into."""
         killed = shard("1/1", found() | {"dtype": "float32"}, status=None)
-        Ledger(killed / JOURNALS / LEDGER).append(IN_CAUSAL.to_dict())
+        Ledger(killed / JOURNALS / LEDGER).append(record)
         write(IN_CAUSAL.failure, killed)
         summary = merged(killed)
         assert [(one["folder"], one["failures"]) for one in summary["bugs"]] == [(IN_CAUSAL.key, 1)]
         assert [row["verdict"] for row in summary["results"]] == ["broken"]
+
+    def test_a_failure_that_turned_out_to_be_none_is_not_there(self, shard: Shard) -> None:
+        killed = shard("1/1", found(), status=None)
+        for record in ({BEGUN: IN_CAUSAL.to_dict()}, {WITHDRAWN: IN_CAUSAL.key}):
+            Ledger(killed / JOURNALS / LEDGER).append(record)
+        assert not merged(killed, status=0)["bugs"]
 
     @pytest.mark.parametrize("text", [None, "", '{"flashproof": 1, "vers'])
     def test_one_that_wrote_nothing_is_missing(self, shard: Shard, tmp_path: Path, text: str | None) -> None:
