@@ -200,6 +200,12 @@ class Investigation:
         self.answers[f.law, case] = finding = self.counted(run(f.law, case, f.ignored))
         return finding
 
+    def found_anew(self, case: Case) -> Finding | None:
+        """Return what is found in a case; the failure's own is run again, to see whether it fails on every run."""
+        if case == self.failure.case:
+            self.runs.forget()
+        return self.found(case)
+
     def counted(self, finding: Finding | None) -> Finding | None:
         """Return a finding as what it says of this failure; one that a less precise design explains says nothing.
 
@@ -305,13 +311,13 @@ class Investigation:
             # Any failure counts: a field does not matter if without it the same bug makes another tensor wrong. If a
             # known bug does that, nothing is known of the field.
             spend()
-            finding = self.found(case)
+            finding = self.found_anew(case)
             return None if finding and finding.kind == UNCLEAR else finding is not None
 
         def look(case: Case) -> Seen | None:
             spend()
             # The case itself is known to be none of a known bug.
-            fails_alike = self.found(case) if case == failure.case else self.alike(case)
+            fails_alike = self.found_anew(case) if case == failure.case else self.alike(case)
             return self.runs.look(replace(failure, case=case)) if fails_alike else None
 
         # If no number is wrong there is nothing to look at.

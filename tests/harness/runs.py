@@ -36,8 +36,9 @@ class Runs:
     """Everything that can be asked of a kernel.
 
     ``tally`` counts the cases of an item, ``held`` are the last of them that held, and ``nearest`` has for each tensor
-    the largest error over bound among them, with its case. ``ordinary`` remembers what was
-    found in ordinary cases, which every investigation asks for. ``bugs`` are the known ones: a case that would end the
+    the largest error over bound among them, with its case. ``ordinary`` remembers what was found in ordinary cases,
+    which every investigation asks for, and ``answers`` what was found outside the search since ``forget`` was called,
+    as questions about one failure often meet the same case. ``bugs`` are the known ones: a case that would end the
     process by one of them is not run just to find out about something else. ``clock`` has the time that the whole run
     may take, ``share`` the seconds of this kernel among all workers, and ``patience`` the seconds for one case after
     the end, until a case takes longer. What is asked about a failure is asked of the ``general`` child, if there is one
@@ -54,6 +55,7 @@ class Runs:
     general: Child | None = None
     is_general: bool = False
     ordinary: dict[tuple[str, Case], Finding | None] = field(default_factory=dict)
+    answers: dict[tuple[Any, ...], Finding | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.begin()
@@ -160,10 +162,17 @@ class Runs:
         ends = next(filter(None, (bug.end_of(case) for bug in self.bugs.values())), None)
         if ends is not None and not claims:
             return ends
-        child = self.general if self.is_general else None
-        verdict = self.in_time(law, case, claims=claims, child=child, **options)
-        self.tally.add_seconds(verdict.seconds)
-        return self.info.finding(verdict)
+        asked = law, case, claims, *options.values(), self.is_general, self.in_copies
+        if asked not in self.answers:
+            child = self.general if self.is_general else None
+            verdict = self.in_time(law, case, claims=claims, child=child, **options)
+            self.tally.add_seconds(verdict.seconds)
+            self.answers[asked] = self.info.finding(verdict)
+        return self.answers[asked]
+
+    def forget(self) -> None:
+        """Run cases outside the search anew, although they were run before."""
+        self.answers.clear()
 
     @contextmanager
     def asked_of_general(

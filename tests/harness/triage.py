@@ -132,6 +132,7 @@ class Triage:
     def sort(self, broken: Broken, *, patient: bool = True) -> None:
         """Count a failure for the bugs that explain it. What is left is investigated as a new bug, or waits."""
         self.runs.journal.keep(self._record(broken))
+        self.runs.forget()
         with self.runs.asked_of_general(broken.law, broken.case, broken.finding, broken.ignored):
             rest = self._unsorted(broken, patient=patient)
         if rest is not None:

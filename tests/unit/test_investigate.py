@@ -22,9 +22,9 @@ from tests.harness.report import Failure
 from tests.harness.severity import with_contrast
 from tests.harness.subject import Subject
 from tests.harness.vary import HEADS, SCORES
-from tests.harness.verdict import Finding
+from tests.harness.verdict import Finding, Verdict
 from tests.unit.bugs import bug
-from tests.unit.running import SEVERAL, SubjectOf
+from tests.unit.running import CASE, SEVERAL, SubjectOf
 
 CLAIMS = Capabilities(head_dims=(16, 32, 64), launch={"block_m": (64, 128)})
 WRONG_LSE = Finding(claim="", kind="error", tensor="lse", tensors=("lse",), actual=0.0)
@@ -90,7 +90,7 @@ def investigation(hard: Callable[..., Finding | None], case: Case, **runs: Any) 
     """Return the investigation of a wrong lse in a case, for a kernel of which ``hard`` says what a run finds."""
     known: Any = SimpleNamespace(bugs={}, precision=SimpleNamespace(common=[]))
     of_kernel: Any = SimpleNamespace(capabilities=CLAIMS)
-    all_runs: Any = SimpleNamespace(hard=hard, info=of_kernel, clock=Clock(), **runs)
+    all_runs: Any = SimpleNamespace(hard=hard, forget=lambda: None, info=of_kernel, clock=Clock(), **runs)
     failure = Failure("k.py:f", (), "forward", case, kernel="k", finding=WRONG_LSE, environment={})
     return Investigation(all_runs, failure, known, ShrinkBudget(60.0))
 
@@ -266,3 +266,23 @@ def test_bugs_that_numbers_decide_are_one() -> None:
     assert not one.is_like(other)
     assert not one.is_like(both[1])
     assert both[0].is_like(both[1])
+
+
+@pytest.mark.usefixtures("unscripted")
+def test_what_is_asked_twice_of_a_failure_is_run_once(
+    subject_of: SubjectOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs, ran = subject_of("wrong").runs, list[Case]()
+    in_time = runs.in_time
+
+    def counted(law: str, case: Case, **options: Any) -> Verdict:
+        ran.append(case)
+        return in_time(law, case, **options)
+
+    monkeypatch.setattr(runs, "in_time", counted)
+    found = [runs.hard("forward", CASE), runs.hard("forward", CASE), runs.wrong("forward", CASE)]
+    assert found[0] == found[1]
+    assert len(ran) == 2  # of which one looks for no design
+    runs.forget()
+    assert runs.hard("forward", CASE) == found[0]
+    assert len(ran) == 3
