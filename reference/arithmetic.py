@@ -156,6 +156,8 @@ class Arithmetic:
         largest_weight: the largest P before it is divided by l. It is above 1 if rescaling is lazy, as in
             FlashAttention-4: P is taken relative to an earlier maximum of its row until a score exceeds that by
             log(largest_weight).
+        rounded_reference: what is subtracted from the scores of a row need be none of them, such as their maximum
+            rounded up to an integer, so that no P is exactly 1 before it is divided by l. Such a P is in float32.
         normalised_first: P is divided by l before it is cast and multiplied by v (softmax as a whole, then a
             matrix product), rather than the product by l at the end.
         partial_results: results over parts of the keys are divided by their own l and then merged (V1, split
@@ -208,6 +210,7 @@ class Arithmetic:
     tile_min: int = 16
     tile_max: int = 256
     largest_weight: int = 1
+    rounded_reference: bool = False
     normalised_first: bool = False
     partial_results: bool = False
     merged: int = 1

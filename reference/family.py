@@ -81,7 +81,7 @@ def _with(changes: Changes, factor: tuple[Changes, ...]) -> tuple[Changes, ...]:
 
 def full_precision(base: Arithmetic) -> Family:
     """Return every plausible design that rounds no more than ``base``, the arithmetic of FlashAttention-2."""
-    base = replace(base, tile_max=ALL_KEYS)
+    base = replace(base, tile_max=ALL_KEYS, rounded_reference=True)
     narrow = base.weights.name != "float32"
     split: Changes = {"partial_results": True, "merged": MOST_PARTS, "merged_by_lse": True}
     deltas = [{"delta": delta} for delta in (DELTAS if narrow else DELTAS[:2])]

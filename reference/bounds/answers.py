@@ -16,10 +16,14 @@ the quotient and a product are rounded to the format of out (``Arithmetic.rounde
 lse is log n, which errs by log_error, and by 3 U |lse| for two conversions of base and the sum with the maximum.
 
 *Single rows of v.* If all weights of a row are 0 but one, which is exactly 1, out is a row of v without any rounding,
-as v is in the format of out and a division by l = 1 is exact. A weight is 0 where its score is ``SCORE_GAP`` below
-another one, except that exp2 computed as a polynomial ends at 2^-127 instead of 0 (``leftover``). A value below 2^-126
-may be flushed to 0. If operands are rounded (``Arithmetic.operand_floor``), subnormals may also be misread and
-miswritten, by up to 2^-125.
+as v is in the format of out and a division by l = 1 is exact. If that weight is some other number P, as where the
+maximum of a row is rounded up to an integer (``Arithmetic.rounded_reference``), out is fl(P v) / P in float32. The
+product and the division give e = accumulate + div_error, relative to v. If e is less than half a roundoff of the format
+of out, the store rounds to v itself, as v is in that format and its neighbours are at least two such errors away; else
+the store adds a roundoff. P v may be flushed below 2^-126, which is twice as much after a division by P >= 1/2. A
+weight is 0 where its score is ``SCORE_GAP`` below another one, except that exp2 computed as a polynomial ends at 2^-127
+instead of 0 (``leftover``). A value below 2^-126 may be flushed to 0. If operands are rounded
+(``Arithmetic.operand_floor``), subnormals may also be misread and miswritten, by up to 2^-125.
 """
 
 import torch
@@ -68,7 +72,11 @@ def mean_bounds(
 def row_bound(row: Tensor, largest: Tensor, terms: int, a: Arithmetic) -> Tensor:
     """Return the bound of an out that is one row of v, given that row, the largest |v|, and seqlen_k as ``terms``."""
     lost = row.abs().clamp_min(2.0**-125) if a.operand_floor else row.abs()
-    return torch.where(row.abs() < SUBNORMAL_FLUSH, lost, 0.0) + leftover(terms) * largest
+    bound = torch.where(row.abs() < SUBNORMAL_FLUSH, lost, 0.0) + leftover(terms) * largest
+    of_weight = a.accumulate + a.div_error
+    if not a.rounded_reference or of_weight < a.output.roundoff / 2:
+        return bound
+    return bound + (of_weight + a.output.roundoff * (1 + of_weight)) * row.abs() + 2 * a.output.underflow
 
 
 def leftover(terms: int) -> float:

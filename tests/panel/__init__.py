@@ -34,7 +34,7 @@ def _of(module: str, *functions: str, claims: tuple[str, ...] = (), is_triton: b
 FULL_PRECISION = (
     *_of("flash", "v1", "v2", "v2_tiles_of_128", "v2_without_lse", "v2_scaled_ds", "v2_delta_from_p"),
     *_of("flash", "v2_stores_each_head", "cutlass", "keys_from_last_to_first", "base_2"),
-    *_of("flash", "v4_lazy_rescaling", "two_passes", "flex"),
+    *_of("flash", "integer_maximum", "v4_lazy_rescaling", "two_passes", "flex"),
     *_of("eager", "float32", "repeated_heads", "scaled_in_product", "normalised_weights"),
     *_of("eager", "saved_cast_weights", "recomputed_from_rows", "chunks_by_autograd"),
     *_of("parts", "split_4", "split_8", "ring"),

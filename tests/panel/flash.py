@@ -213,6 +213,30 @@ def base_2(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) ->
     return attend(q, k, v, causal=causal, sm_scale=sm_scale, forward=forward, backward=backward)
 
 
+def integer_maximum(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float
+) -> tuple[Tensor, Tensor]:
+    """Softermax (Stevens et al. 2021) with P in float32: maxima are rounded up to integers, so that rescaling is exact.
+
+    Claims: none
+    """
+
+    def forward(heads: Heads) -> tuple[Tensor, Tensor]:
+        m = torch.full_like(heads.q[..., :1], -torch.inf)
+        l, acc = torch.zeros_like(m), torch.zeros_like(heads.q)
+        for keys in heads.tiles(64):
+            s = heads.scores(keys) * LOG2_E
+            m_new = torch.maximum(m, s.amax(-1, keepdim=True).ceil())
+            shift = finite_shift(m_new)
+            p, alpha = torch.exp2(s - shift), torch.exp2(m - shift)
+            l = l * alpha + p.sum(-1, keepdim=True)
+            acc = acc * alpha + heads.product(p, heads.v[:, :, keys])
+            m = m_new
+        return acc / not_zero(l), (m + l.log2()) * LN_2
+
+    return attend(q, k, v, causal=causal, sm_scale=sm_scale, forward=forward, backward=recomputed)
+
+
 LAZY_GROWTH = 8.0 * LN_2
 """FlashAttention-4 does not rescale a row's sums until its maximum has grown by 8 in base 2, a factor of 2^8."""
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from reference.arithmetic import FLOAT16, Arithmetic
+from reference.arithmetic import FLOAT16, FLOAT32, Arithmetic, Format
 from reference.bounds import exact, forward_bounds
 from reference.bounds.answers import keys_may_overflow, leftover, mean_bounds, row_bound
 from reference.bounds.forward import ForwardBounds
@@ -93,6 +93,20 @@ def test_a_row_of_v_is_exact_but_for_subnormals_and_what_other_weights_leave() -
     assert row_bound(row, largest, 4, HALF).tolist() == [left, 2.0**-130 + left, left]
     rounded = replace(HALF, operand_rounding=2.0**-10)
     assert row_bound(row, largest, 4, rounded).tolist() == [left, 2.0**-125 + left, 2.0**-125 + left]
+
+
+@pytest.mark.parametrize("output", [FLOAT32, FLOAT16])
+def test_a_row_of_v_errs_where_its_weight_is_not_1(output: Format) -> None:
+    """The store to float16 rounds to the row what a float32 weight errs by."""
+    generator = torch.Generator().manual_seed(0)
+    v = cast(torch.randn(2**14, generator=generator), output)
+    p = (1 + torch.rand(2**14, generator=generator)) / 2
+    out = cast(p * v / p, output)
+    error, v = (out.double() - v.double()).abs(), v.double()
+    for is_rounded in (True, False):
+        a = replace(HALF, weights=output, output=output, rounded_reference=is_rounded)
+        is_held = bool((error <= row_bound(v, v.abs().amax(), 1, a)).all())
+        assert is_held == (is_rounded or output is FLOAT16)
 
 
 def of_keys(
