@@ -30,6 +30,10 @@ class ImpreciseCall:
         ulps, ratio = (float(x or 0.0) for x in (finding.ulps, finding.ratio))
         return cls(law, case, finding.tensor, finding.explained_by, ulps, ratio)
 
+    def is_of(self, bug: Bug) -> bool:
+        """Whether a bug explains the call, by all that it needs and by a tensor that it makes wrong."""
+        return self.tensor in bug.tensors and bug.is_met(self.case)
+
 
 @dataclass
 class Imprecise:
@@ -52,10 +56,12 @@ class Imprecise:
         return [claim for claim in (found[0] if found else ()) if all(claim in others for others in found)]
 
     def are_of(self, bugs: Sequence[Bug]) -> bool:
-        """Whether some bug explains each remembered call, by all that it needs and by a tensor that it makes wrong."""
-        return all(
-            any(call.tensor in bug.tensors and bug.is_met(call.case) for bug in bugs) for call in self.calls
-        )
+        """Whether some bug explains each remembered call."""
+        return all(any(map(call.is_of, bugs)) for call in self.calls)
+
+    def shows(self, bug: Bug) -> bool:
+        """Whether a bug explains any remembered call."""
+        return any(call.is_of(bug) for call in self.calls)
 
     def explains_also(self, call: ImpreciseCall) -> bool:
         """Whether some claim explains this call and all calls so far."""

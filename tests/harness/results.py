@@ -113,13 +113,16 @@ class Results:
         self.notices = list(dict.fromkeys([*self.notices, *lines]))
 
     def conclude(self, concluded: Sequence[Concluded]) -> None:
-        """Keep the distinct bugs of the whole run, and forget less precise calls that one of them explains."""
+        """Keep the distinct bugs of the whole run, to which less precise calls belong if bugs explain all of them."""
         self.concluded = list(concluded)
-        self.imprecise = {
-            kernel: calls
-            for kernel, calls in self.imprecise.items()
-            if not calls.are_of([one.bug for one in concluded if one.bug.failure.kernel == kernel])
-        }
+        for kernel, calls in list(self.imprecise.items()):
+            bugs = [one.bug for one in concluded if one.bug.failure.kernel == kernel]
+            if not calls.are_of(bugs):
+                continue
+            del self.imprecise[kernel]
+            for key in [key for key in self.less_precise if key[0] == kernel]:
+                self.less_precise.remove(key)
+                self.broken.setdefault(key, set()).update(bug.key for bug in bugs if calls.shows(bug))
 
     @property
     def told(self) -> list[str]:

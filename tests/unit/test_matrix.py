@@ -10,6 +10,7 @@ import pytest
 from kernels.contract import DTYPES, Capabilities
 from kernels.registry import REGISTERED
 from strategies.case import Case
+from tests.harness.conclude import Concluded
 from tests.harness.imprecise import Imprecise, ImpreciseCall
 from tests.harness.kernel_info import KernelInfo
 from tests.harness.law import LAWS
@@ -18,6 +19,7 @@ from tests.harness.results import Results
 from tests.harness.sightings import Sightings
 from tests.harness.tally import Tally
 from tests.harness.turns import CHEAP_FIRST
+from tests.unit.bugs import bug
 
 KERNELS = tuple(REGISTERED)[:11]
 
@@ -51,6 +53,15 @@ def test_laws_about_gradients_do_not_hold_for_a_kernel_that_gives_none() -> None
             results.add(item(kernel, law, "float16", examples=1, judged=judged))
     marks = {kernel: [results.mark(kernel, law, "float16") for law in results.laws] for kernel in "fg"}
     assert marks == {"f": ["held", "not claimed", "not claimed"], "g": ["held"] * 3}
+
+
+@pytest.mark.parametrize(("tensor", "mark"), [("out", "broken"), ("dq", "less precise")])
+def test_less_precise_calls_that_a_bug_explains_break_their_law(tensor: str, mark: str) -> None:
+    results = Results([info("k")])
+    results.add(item("k", "forward", "float32", examples=1) | {"imprecise": imprecise()})
+    results.conclude([Concluded(bug(Case(), (tensor,)), Sightings())])
+    assert results.mark("k", "forward", "float32") == mark
+    assert bool(results.less_precise_told()) == (mark == "less precise")
 
 
 def seen(law: str, dtype: str) -> dict[str, object]:
