@@ -186,9 +186,7 @@ def run(arguments: list[str]) -> None:
     importlib.invalidate_caches()  # files may have been written since this process began
     if arguments[0] == "-m":
         sys.argv = arguments[1:]
-        sys.modules.pop(
-            arguments[1], None
-        )  # runpy warns of a module that it runs although it has been imported
+        sys.modules.pop(arguments[1], None)  # runpy warns of a module that has been imported before
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
     else:
         sys.argv = arguments

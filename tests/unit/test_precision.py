@@ -13,7 +13,7 @@ from reference.bounds.accumulation import SAFETY
 from strategies.case import Case
 from tests.harness.imprecise import ImpreciseCall
 from tests.harness.law import law_named
-from tests.harness.precision import is_plainly_wrong, with_explanations
+from tests.harness.precision import asked_whether, is_plainly_wrong, left_by, with_explanations
 from tests.harness.run import ALL_DESIGNS, NO_DESIGN, ONE_DESIGN
 from tests.harness.trial import LawBroken, Trial
 from tests.harness.verdict import Finding
@@ -58,6 +58,17 @@ def test_larger_scores_may_have_larger_roundings() -> None:
 def one_key_less(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
     """The last key is left out."""
     return sound(q, k[:, :, :-1], v[:, :, :-1], **options)
+
+
+def test_to_tell_whether_a_law_holds_no_gradient_is_judged_beside_a_wrong_out() -> None:
+    _, trial = broken("one_key_less", CASE)
+    found = [
+        left_by(again, law_named("backward"))
+        for again in (trial.replayed(trial.family), asked_whether(trial, trial.family))
+    ]
+    wrong = [set() if x is None else {*x.tensors} for x in found]
+    assert wrong[0] > wrong[1] >= {"out"}
+    assert wrong[1] <= {"out", "lse"}
 
 
 def test_tensors_that_no_single_design_explains_stay_wrong() -> None:
