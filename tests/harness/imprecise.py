@@ -1,5 +1,6 @@
 """Calls that are less precise than claimed. If one claim explains all of them, they are one finding of the kernel."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 from reference.family import concerns
 from strategies.case import Case, from_json, to_json
 from tests.harness.bugs import Bug
-from tests.harness.verdict import Finding
+from tests.harness.verdict import Finding, in_ulps
 
 MOST_CASES = 20
 """How many calls of an item are remembered."""
@@ -105,10 +106,11 @@ def sentence(imprecise: Imprecise, claimed: Iterable[str]) -> str:
     the line says so.
     """
     tensor = max(imprecise.ulps, key=lambda name: imprecise.ulps[name])
-    off = f"{tensor} up to {imprecise.ulps[tensor]:.3g} ulps off"
+    ulps = imprecise.ulps[tensor]
+    worst = f"{tensor} {'up to ' * math.isfinite(ulps)}{in_ulps(ulps)}"
     common = imprecise.common
     if not common:
-        what = f"{imprecise.total} calls are less precise than FlashAttention-2, {off}"
+        what = f"{imprecise.total} calls are less precise than FlashAttention-2, {worst}"
         return f"{what}; no one claim explains all of them"
     claim = common[0]
     dtypes = sorted(imprecise.claims)
@@ -117,5 +119,5 @@ def sentence(imprecise: Imprecise, claimed: Iterable[str]) -> str:
     options = " ".join(f"--claims {prefix}{claim}" for prefix in prefixes)
     name = claim.removesuffix("=true")
     others = f" (or {' or '.join(common[1:])})" if common[1:] else ""
-    what = f"consistent with `{name}`{others}: less precise than FlashAttention-2, {off}"
+    what = f"consistent with `{name}`{others}: less precise than FlashAttention-2, {worst}"
     return f"{what}; if that is meant, `{options}`"

@@ -18,7 +18,7 @@ from tests.harness.vary import (
     VALUES_OF,
     text,
 )
-from tests.harness.verdict import NUMBERS, Finding
+from tests.harness.verdict import NUMBERS, Finding, in_ulps
 
 MANY_ULPS = 1e6
 """An error of this many units in the last place or more is plainly wrong, so that its number of units is not told."""
@@ -51,7 +51,7 @@ def _size(finding: Finding) -> str:
     if finding.ulps is None or finding.relative is None:
         return ""
     ulps, relative = float(finding.ulps), float(finding.relative)
-    sizes = [f"{ulps:.3g} ulps off"] if ulps < MANY_ULPS else []
+    sizes = [in_ulps(ulps)] if ulps < MANY_ULPS else []
     sizes += [f"{relative:.2g} of {finding.tensor}'s norm"] if math.isfinite(relative) else []
     return f"; {', '.join(sizes)}" if sizes else ""
 

@@ -1,5 +1,6 @@
 """What comes back from running one case: small, plain records that travel as JSON."""
 
+import math
 import re
 from dataclasses import asdict, dataclass, field, replace
 from sysconfig import get_path
@@ -206,3 +207,10 @@ def _is_of_kernel(frame: str) -> bool:
     """Whether a frame of a traceback is outside of packages, Python's library and Flashproof."""
     path = frame.removeprefix(FRAME)
     return not path.startswith(NOT_OF_KERNELS) and not any(folder in path for folder in PACKAGES)
+
+
+def in_ulps(ulps: float) -> str:
+    """Say how large an error is: in ulps, unless it is infinitely many, as where a number should be 0."""
+    if not math.isfinite(ulps):
+        return "off where it should be 0"
+    return f"{ulps:.3g} ulp{'s' * (f'{ulps:.3g}' != '1')} off"

@@ -1,6 +1,7 @@
 """Bugs are told apart. A kernel is a function of a case here, which says at once which tensors are wrong in it."""
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -554,6 +555,14 @@ class TestLessPrecise:
         )
         assert sentence(all_calls, ["float16", "float32"]) == sentence(all_calls, ["float16"])
         assert "`--claims float16:k_prescaled=true`" in sentence(all_calls, ["float16", "bfloat16"])
+
+    @pytest.mark.parametrize(
+        ("ulps", "told_of"), [(1.0, "dq up to 1 ulp off;"), (math.inf, "dq off where it should be 0;")]
+    )
+    def test_the_largest_error_is_told(self, ulps: float, told_of: str) -> None:
+        all_calls = Imprecise()
+        all_calls.add(replace(self.call("k_prescaled=true"), ulps=ulps))
+        assert told_of in sentence(all_calls, ["float16"])
 
     def test_other_claims_that_explain_every_call_are_named(self) -> None:
         all_calls = Imprecise()
