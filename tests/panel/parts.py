@@ -88,7 +88,11 @@ def cascade(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -
 
 
 def ring_forward(heads: Heads, *, stored_in_dtype: bool) -> tuple[Tensor, Tensor]:
-    """Attend on four devices, each with a part of the keys; each step moves out by sigmoid(lse of the part - lse)."""
+    """Attend on four devices, each with a part of the keys; each step weighs the part and what came before by lse.
+
+    Production code moves out by sigmoid(lse of the part - lse) of its distance to the part instead, which keeps an
+    absolute error of what has vanished.
+    """
     out, lse = torch.zeros_like(heads.q), torch.full_like(heads.q[..., :1], -torch.inf)
     for keys in equal_parts(heads, 4):
         part, part_lse = of_keys(heads, keys)
@@ -112,7 +116,7 @@ def ring(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> t
 def ring_of_stored_parts(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float
 ) -> tuple[Tensor, Tensor]:
-    """ring-flash-attention: each step's out comes from a FlashAttention call, which stores it in the inputs' dtype.
+    """Ring attention in which each step's out comes from a FlashAttention call, which stores it in the inputs' dtype.
 
     Claims: rounded_partials=true
     """
