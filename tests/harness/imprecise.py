@@ -57,11 +57,11 @@ class Imprecise:
         return [claim for claim in (found[0] if found else ()) if all(claim in others for others in found)]
 
     def are_of(self, bugs: Sequence[Bug]) -> bool:
-        """Whether some bug explains each remembered call."""
+        """Whether each remembered call is explained by one of these bugs."""
         return all(any(map(call.is_of, bugs)) for call in self.calls)
 
     def shows(self, bug: Bug) -> bool:
-        """Whether a bug explains any remembered call."""
+        """Whether a bug explains at least one remembered call."""
         return any(call.is_of(bug) for call in self.calls)
 
     def explains_also(self, call: ImpreciseCall) -> bool:

@@ -23,6 +23,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 MOST_BYTES = 2**15
 """No message is longer than this."""
@@ -54,9 +55,8 @@ class Origin:
 
     def copy(self, arguments: Sequence[str], folder: str | Path, seconds: float, *, silent: bool) -> "Copy":
         """Return a new process, as ``new_copy`` does. Raises OSError if there is none within so many seconds."""
-        (stdin, to_stdin), (from_stdout, stdout), (from_stderr, stderr) = os.pipe(), os.pipe(), os.pipe()
-        ours, theirs = (to_stdin, from_stdout, from_stderr), (stdin, stdout, stderr)
-        wanted = json.dumps({"arguments": arguments, "folder": str(folder), "silent": silent})
+        ours, theirs = ((), _nowhere()) if silent else _pipes()
+        wanted = json.dumps([str(folder), *arguments])
         try:
             pid = self.ask(wanted.encode(), theirs, seconds)
         except BaseException:
@@ -85,9 +85,13 @@ class Origin:
 class Copy:
     """A copy, with as much of the interface of ``subprocess.Popen`` as its user needs."""
 
-    def __init__(self, origin: Origin, pid: int, files: tuple[int, int, int]) -> None:
+    def __init__(self, origin: Origin, pid: int, files: tuple[int, ...]) -> None:
         self.origin, self.pid = origin, pid
-        self.stdin, self.stdout, self.stderr = map(os.fdopen, files, ("wb", "rb", "rb"))
+        self.stdin: IO[bytes] | None = None
+        self.stdout: IO[bytes] | None = None
+        self.stderr: IO[bytes] | None = None
+        if files:
+            self.stdin, self.stdout, self.stderr = map(os.fdopen, files, ("wb", "rb", "rb"))
         self.returncode: int | None = None
 
     def send_signal(self, number: int) -> None:
@@ -149,6 +153,17 @@ def new_copy(
     return origin_of(module, environment).copy(arguments, folder, seconds, silent=silent)
 
 
+def _pipes() -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return our ends of the pipes to stdin, from stdout and from stderr of a process, and its own ends."""
+    (stdin, to_stdin), (from_stdout, stdout), (from_stderr, stderr) = os.pipe(), os.pipe(), os.pipe()
+    return (to_stdin, from_stdout, from_stderr), (stdin, stdout, stderr)
+
+
+def _nowhere() -> tuple[int, ...]:
+    """Return files for stdin, stdout and stderr of a process of which nothing is read."""
+    return tuple(os.open(os.devnull, os.O_RDWR) for _ in range(3))
+
+
 def _end(ours: socket.socket, process: "subprocess.Popen[bytes]") -> None:
     ours.close()
     process.wait()
@@ -164,19 +179,18 @@ def serve(ours: socket.socket) -> list[str]:
         if isinstance(asked, int):
             answer = os.waitstatus_to_exitcode(os.waitpid(asked, 0)[1])
         elif not (answer := os.fork()):
-            become(files, asked["folder"], silent=asked["silent"])
-            return list(asked["arguments"])
+            folder, *arguments = asked
+            become(files, folder)
+            return arguments
         for file in files:
             os.close(file)
         ours.send(str(answer).encode())
 
 
-def become(files: Sequence[int], folder: str, *, silent: bool) -> None:
+def become(files: Sequence[int], folder: str) -> None:
     """Give this process, a new copy, its files and its folder."""
-    nowhere = os.open(os.devnull, os.O_RDWR)
     for number, file in enumerate(files):
-        os.dup2(nowhere if silent else file, number)
-    for file in (*files, nowhere):
+        os.dup2(file, number)
         os.close(file)
     os.chdir(folder)
 
@@ -194,7 +208,7 @@ def run(arguments: list[str]) -> None:
 
 
 def main(number: int, module: str) -> None:
-    """Import a module, and make copies of this process."""
+    """Import a module, make the copies of this process that are asked for, and do in each what it is to run."""
     importlib.import_module(module)
     gc.freeze()  # copies share the memory of what is there by now only as long as no collection looks through it
     with socket.socket(fileno=number) as ours:

@@ -113,15 +113,19 @@ class Results:
         self.notices = list(dict.fromkeys([*self.notices, *lines]))
 
     def conclude(self, concluded: Sequence[Concluded]) -> None:
-        """Keep the distinct bugs of the whole run, to which less precise calls belong if bugs explain all of them."""
+        """Keep the distinct bugs of the whole run.
+
+        If they explain all less precise calls of a kernel, these count for the bugs.
+        """
         self.concluded = list(concluded)
         for kernel, calls in list(self.imprecise.items()):
             bugs = [one.bug for one in concluded if one.bug.failure.kernel == kernel]
             if not calls.are_of(bugs):
                 continue
             del self.imprecise[kernel]
-            for key in [key for key in self.less_precise if key[0] == kernel]:
-                self.less_precise.remove(key)
+            of_kernel = {key for key in self.less_precise if key[0] == kernel}
+            self.less_precise -= of_kernel
+            for key in of_kernel:
                 self.broken.setdefault(key, set()).update(bug.key for bug in bugs if calls.shows(bug))
 
     @property

@@ -175,28 +175,33 @@ def keys_from_last_to_first(
     return attend(q, k, v, causal=causal, sm_scale=sm_scale, forward=forward, backward=recomputed)
 
 
+def exponents(heads: Heads, keys: slice) -> Tensor:
+    """Return the scores of ``keys`` in base 2: log2(e) is folded into the scale."""
+    s = heads.product(heads.q, heads.k[:, :, keys].mT) * (heads.sm_scale * LOG2_E)
+    return torch.where(heads.seen[:, keys], s, -torch.inf)
+
+
+def softmax_in_base_2(heads: Heads, *, integers: bool = False) -> tuple[Tensor, Tensor]:
+    """FlashAttention-2 in base 2. With ``integers``, maxima are rounded up to integers, and P is not cast."""
+    m = torch.full_like(heads.q[..., :1], -torch.inf)
+    l, acc = torch.zeros_like(m), torch.zeros_like(heads.q)
+    for keys in heads.tiles(64):
+        s = exponents(heads, keys)
+        largest = s.amax(-1, keepdim=True)
+        m_new = torch.maximum(m, largest.ceil() if integers else largest)
+        shift = finite_shift(m_new)
+        p, alpha = torch.exp2(s - shift), torch.exp2(m - shift)
+        l = l * alpha + p.sum(-1, keepdim=True)
+        acc = acc * alpha + heads.product(p if integers else heads.rounded(p), heads.v[:, :, keys])
+        m = m_new
+    return acc / not_zero(l), (m + l.log2()) * LN_2
+
+
 def base_2(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> tuple[Tensor, Tensor]:
     """FlashAttention-2 in CUDA: log2(e) is folded into the scale, and exponents and lse are kept in base 2.
 
     Claims: none
     """
-
-    def exponents(heads: Heads, keys: slice) -> Tensor:
-        s = heads.product(heads.q, heads.k[:, :, keys].mT) * (heads.sm_scale * LOG2_E)
-        return torch.where(heads.seen[:, keys], s, -torch.inf)
-
-    def forward(heads: Heads) -> tuple[Tensor, Tensor]:
-        m = torch.full_like(heads.q[..., :1], -torch.inf)
-        l, acc = torch.zeros_like(m), torch.zeros_like(heads.q)
-        for keys in heads.tiles(64):
-            s = exponents(heads, keys)
-            m_new = torch.maximum(m, s.amax(-1, keepdim=True))
-            shift = finite_shift(m_new)
-            p, alpha = torch.exp2(s - shift), torch.exp2(m - shift)
-            l = l * alpha + p.sum(-1, keepdim=True)
-            acc = acc * alpha + heads.product(heads.rounded(p), heads.v[:, :, keys])
-            m = m_new
-        return acc / not_zero(l), (m + l.log2()) * LN_2
 
     def backward(heads: Heads, dout: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         dq, dk, dv = (torch.zeros_like(x) for x in (heads.q, heads.k, heads.v))
@@ -210,7 +215,7 @@ def base_2(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) ->
             dq += heads.product(ds, heads.k[:, :, keys])
         return dq * heads.sm_scale, dk, dv
 
-    return attend(q, k, v, causal=causal, sm_scale=sm_scale, forward=forward, backward=backward)
+    return attend(q, k, v, causal=causal, sm_scale=sm_scale, forward=softmax_in_base_2, backward=backward)
 
 
 def integer_maximum(
@@ -220,20 +225,7 @@ def integer_maximum(
 
     Claims: none
     """
-
-    def forward(heads: Heads) -> tuple[Tensor, Tensor]:
-        m = torch.full_like(heads.q[..., :1], -torch.inf)
-        l, acc = torch.zeros_like(m), torch.zeros_like(heads.q)
-        for keys in heads.tiles(64):
-            s = heads.scores(keys) * LOG2_E
-            m_new = torch.maximum(m, s.amax(-1, keepdim=True).ceil())
-            shift = finite_shift(m_new)
-            p, alpha = torch.exp2(s - shift), torch.exp2(m - shift)
-            l = l * alpha + p.sum(-1, keepdim=True)
-            acc = acc * alpha + heads.product(p, heads.v[:, :, keys])
-            m = m_new
-        return acc / not_zero(l), (m + l.log2()) * LN_2
-
+    forward = partial(softmax_in_base_2, integers=True)
     return attend(q, k, v, causal=causal, sm_scale=sm_scale, forward=forward, backward=recomputed)
 
 

@@ -88,8 +88,9 @@ def cascade(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -
 
 
 def ring_forward(heads: Heads, *, stored_in_dtype: bool) -> tuple[Tensor, Tensor]:
-    """Attend on four devices, each with a part of the keys; each step weighs the part and what came before by lse.
+    """Attend on four devices, each with a part of the keys; each step adds one part to what it has.
 
+    The out of that part, and that of all parts before it, are summed with weights that follow from their lse.
     Production code moves out by sigmoid(lse of the part - lse) of its distance to the part instead, which keeps an
     absolute error of what has vanished.
     """

@@ -226,7 +226,7 @@ class TestKilled:
 
     @pytest.mark.parametrize("record", [IN_CAUSAL.to_dict(), {BEGUN: IN_CAUSAL.to_dict()}])
     def test_a_bug_whose_item_had_not_ended_is_there(self, shard: Shard, record: dict[str, Any]) -> None:
-        """So is one that was just looked into."""
+        """The process is killed after it has found out all of the bug, or before."""
         killed = shard("1/1", found() | {"dtype": "float32"}, status=None)
         Ledger(killed / JOURNALS / LEDGER).append(record)
         write(IN_CAUSAL.failure, killed)

@@ -59,6 +59,7 @@ def test_a_process_has_the_environment_of_its_start(child: Child, monkeypatch: p
 
 def test_the_end_of_a_copy_is_that_of_a_process(child: Child) -> None:
     process = copied(child)
+    assert process.stdin is not None
     process.stdin.close()
     assert (process.wait(), process.wait()) == (0, 0)
     child.close()
