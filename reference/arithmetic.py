@@ -125,7 +125,8 @@ scales is a normal number."""
 
 
 PARTIAL_STORES = 8
-"""At most this many parts of a sum are merged one after the other, where each part is stored in the output's format."""
+"""At most this many parts of a sum are merged one after the other, where each is stored in the output's format, or
+merged by difference."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,6 +159,8 @@ class Arithmetic:
             log(largest_weight).
         rounded_reference: what is subtracted from the scores of a row need be none of them, such as their maximum
             rounded up to an integer, so that no P is exactly 1 before it is divided by l. Such a P is in float32.
+        rounded_largest_weight: the same with a P that is cast: the largest one of a row is between 1/2 and 1, and is
+            rounded like the others.
         normalised_first: P is divided by l before it is cast and multiplied by v (softmax as a whole, then a
             matrix product), rather than the product by l at the end.
         partial_results: results over parts of the keys are divided by their own l and then merged (V1, split
@@ -167,6 +170,10 @@ class Arithmetic:
             and out is merged from these.
         merged_by_lse: out is the sum of the out_s with weights exp(lse_s - lse), which need not sum to 1, rather
             than their weighted mean.
+        merged_by_difference: out and lse of one part after the other are merged into those so far, as ring attention
+            does it: ``out -= sigmoid(lse_s - lse) * (out - out_s)``, at most eight parts (``PARTIAL_STORES``). What a
+            part before has left in out vanishes but for a rounding of its size, where its weight vanishes; likewise
+            its gradients, where autograd differentiates the merges.
         rounded_partials: partial results, of out and of the gradients, are stored in ``output`` before they are
             merged, so that a sum is rounded up to eight times (``PARTIAL_STORES``) before its last store.
         l_from_rounded_p: the softmax sum is taken over P after its cast.
@@ -211,10 +218,12 @@ class Arithmetic:
     tile_max: int = 256
     largest_weight: int = 1
     rounded_reference: bool = False
+    rounded_largest_weight: bool = False
     normalised_first: bool = False
     partial_results: bool = False
     merged: int = 1
     merged_by_lse: bool = False
+    merged_by_difference: bool = False
     rounded_partials: bool = False
     l_from_rounded_p: bool = False
     k_prescaled: bool = False
@@ -241,6 +250,16 @@ class Arithmetic:
         that takes the logarithm in base 2 and returns it as it is makes no such error.
         """
         return 1.25 * FP32_ROUNDOFF if self.lse_in_base_2 else 0.0
+
+    @property
+    def difference_error(self) -> float:
+        """Error of all merges by difference, relative to the largest distance between two partial results.
+
+        The roundings of the sigmoid's sum, of the difference and of the product err by U each, and its quotient by
+        ``div_error``, all relative to the move s_t (out - out_s). Later merges leave (1 - s) of an error, and the sum
+        of all s_t times the (1 - s) of later merges is 1 at most, as these are the final weights of the parts.
+        """
+        return 3 * FP32_ROUNDOFF + self.div_error if self.merged_by_difference else 0.0
 
     @property
     def rotates(self) -> bool:

@@ -165,9 +165,11 @@ def _widest_format(formats: list[Format]) -> Format:
 
 
 LESS_PRECISE: Mapping[str, Changes] = {
+    "merged_by_difference=true": {"merged_by_difference": True},
     "rounded_partials=true": {"rounded_partials": True},
     "exp_error=1e-4": {"exp_error": 1e-4},
     "tanh_error=2^-10": {"tanh_error": 2.0**-10},
+    "rounded_largest_weight=true": {"rounded_largest_weight": True},
     "l_from_rounded_p=true": {"l_from_rounded_p": True},
     "k_prescaled=true": {"k_prescaled": True},
     "q_prescaled=true": {"q_prescaled": True},
@@ -175,15 +177,25 @@ LESS_PRECISE: Mapping[str, Changes] = {
     "precision=tf32": {"weights": FORMATS["tf32_truncated"], "operand_rounding": 2.0**-10},
 }
 """Claims of sound designs that round more than FlashAttention-2 does, with the fields that they change. Partial results
-come first, because they change out alone, while whatever errs in a softmax shows in lse as well. The others follow by
+come first, because they change out most, while whatever errs in a softmax shows in lse as well. The others follow by
 the size of their errors, smallest first."""
+
+
+OF_16_BITS = (
+    "rounded_largest_weight=true",
+    "l_from_rounded_p=true",
+    "k_prescaled=true",
+    "q_prescaled=true",
+    "rounded_scores=true",
+)
+"""Claims of casts to the format of the inputs, which lose something where that is not float32."""
 
 
 def concerns(claim: str, dtype: str) -> bool:
     """Whether a less precise design rounds more at this dtype: a cast of float32 to itself loses nothing."""
-    if claim in ("exp_error=1e-4", "tanh_error=2^-10", "rounded_partials=true"):
-        return True
-    return (claim == "precision=tf32") == (dtype == "float32")
+    if claim in OF_16_BITS:
+        return dtype != "float32"
+    return claim != "precision=tf32" or dtype == "float32"
 
 
 def less_precise(family: Family) -> Iterator[tuple[str, Family]]:

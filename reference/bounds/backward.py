@@ -20,6 +20,12 @@ Under a soft-cap c, dS is multiplied by s = 1 - t^2, where t = tanh(x / c) is ma
 d = e_S / c, e_S being the error of the score, and s by at most 2 |t| d + d^2 + 3 U, and never by more than 1. dS may be
 cast before that product or after it. A bias and a sink have no part in dS beside that in P.
 
+Where autograd differentiates merges by difference (``Arithmetic.merged_by_difference``), what reaches a part is
+g - s g at each later merge, which errs by ``Arithmetic.difference_error`` of dout in all, as the moves of out do. The P
+of a part's own softmax is 1 at most, so in dv each weight errs by as much, absolutely. dS of a part is its P times
+dP - delta of the part, plus the gradient of its lse, s (1 - s) g (out_s - out), and that of the running lse, which the
+factors 1 - s of later merges multiply: each of the four errs by ``difference_error`` of the largest |dP| of the row.
+
 A bias is added after the soft-cap and after the scale, so dbias is the sum of dS = P (dP - delta) before both, over the
 n rows, heads and sequences that share an entry of the bias; n = 1 where it has an entry for each score. Each dS errs as
 it does in dq and dk. If it is stored, or is the gradient of an expanded bias, it is rounded to the format of the output
@@ -252,6 +258,8 @@ def _terms(
     flush = (
         (largest(hide(products, e.seen), -1) + size_delta + delta_error).add_(1).mul_(SUBNORMAL_FLUSH + below)
     )
+    if a.merged_by_difference:
+        flush = flush + (4 * a.difference_error) * (largest(hide(products, e.seen), -1) + size_delta)
     error = (
         (relative + (FP32_ROUNDOFF + cast * err.factor))
         .mul_(size)
@@ -287,6 +295,8 @@ def _terms(
     if e.keep is not None:
         relative = relative + e.of_keep * (1 + relative)
     of_dropped = relative.mul_(dropped)
+    if a.merged_by_difference:
+        of_dropped = hide(of_dropped.add_(a.difference_error), e.seen)
     return _Terms(
         weights=_Operand(
             dropped, dropped, _with_underflow(dropped, of_dropped, a, 1.0 / e.keep_scale, e.seen), p, e.seen

@@ -22,6 +22,12 @@ Where ``Arithmetic.merged`` parts of the keys give an out_s and lse_s each, and 
 exp(lse_s - mu), mu a running maximum, each part's weights share one more factor 1 + t: ``part_error``. Where out is
 the sum of the parts with weights exp(lse_s - lse) (``Arithmetic.merged_by_lse``), it may leave the hull by as much.
 
+Where parts are merged by difference (``Arithmetic.merged_by_difference``), merge t moves out by s_t (out - out_s) with
+s_t = sigmoid(lse_s - lse). What of this is relative to a weight is in ``part_error``: the argument's rounding, and the
+errors of the running lse, d at each merge, of which later ones leave the share of what came before, so that T merges
+leave T d at most. What remains is relative to the distance of two partial results, which is at most the width of the
+hull: ``Arithmetic.difference_error``. Where the weight of all before vanishes, it is what they leave in out.
+
 Where rescaling is lazy, P is taken relative to a reference r of its row, which may lie below the running maximum by
 up to t = log(``Arithmetic.largest_weight``). r grows only where the maximum does, so that ``rescalings`` bounds the
 number of its changes too. A weight's exponent errs by roundings of S - r, and by those of what r grows by later: 2 U
@@ -124,8 +130,9 @@ class _Sums:
             of_sink = (e.sink - e.lse[..., None]).exp()
             largest_p, size = torch.maximum(largest_p, of_sink), size + of_sink * e.sink.abs()
         drift = torch.addcmul(err.intercept, err.slope, size)
-        # P is relative to the running maximum when it is cast, unless it is divided by l before.
+        # P is relative to the running maximum when it is cast, or to twice that, unless it is divided by l before.
         flush = a.weights.underflow * (torch.ones_like(size) if a.normalised_first else largest_p)
+        flush = flush * (1 + a.rounded_largest_weight)
         smallest = hide(p, e.seen, 1.0).amin(-1, keepdim=True)
         may_flush = smallest < UNDERFLOW_MARGIN / a.weights.roundoff * flush
         flush = torch.where(may_flush, flush * err.factor, 0.0)
@@ -141,10 +148,16 @@ def part_error(a: Arithmetic, top: Tensor | float, terms: int) -> Tensor | float
     The argument lse_s - mu of the exponential errs by U (2 top + log n). Then come the exponential; the division of
     out_s by the same sum that lse_s is the logarithm of; and for each other part a rescaling (exp2, two roundings), a
     product and a sum.
+
+    A merge by difference rounds lse_s - lse, which is 2 top + log n at most, the logarithm of the sigmoid of that, and
+    the sum of lse and this logarithm: U (5 top + 3 log n), and the error of the logarithm.
     """
     log_terms = math.log(max(terms, 1))
     of_lse = a.log_error * max(1.0, log_terms + a.lag) + FP32_ROUNDOFF * (7 * top + 3 * log_terms)
-    of_merges = a.merged * (a.exp_error + 4 * FP32_ROUNDOFF)
+    of_merges: Tensor | float = a.merged * (a.exp_error + 4 * FP32_ROUNDOFF)
+    if a.merged_by_difference:
+        of_running_lse = a.log_error * max(1.0, log_terms) + FP32_ROUNDOFF * (5 * top + 3 * log_terms)
+        of_merges = of_merges + PARTIAL_STORES * of_running_lse
     return of_lse + a.div_error + of_merges
 
 
@@ -205,13 +218,15 @@ def _out_bound(
     error.add_(cast_and_sum)
     if a.rounded_partials:  # The out of each part is rounded; the weights of the parts sum to 1.
         error.add_(a.output.roundoff * partial_sum + a.output.underflow, alpha=PARTIAL_STORES)
+    low, high = hull(e)
+    error.add_(a.difference_error * (high - low))
     error.div_((1 - s.drift - s.of_sum).clamp_min_(1e-3))
     # Errors of scores beyond LARGEST_EXPONENT were cut there, so what follows from them bounds nothing.
     error.masked_fill_(~(err.log < LARGEST_EXPONENT), math.inf)
-    low, high = hull(e)
     size_hull = torch.maximum(low.abs(), high.abs())
     relative = a.weights.roundoff + a.operand_rounding + 2 * a.accumulation(terms) + 2 * s.of_sum + of_merges
     relative = relative + e.of_keep + PARTIAL_STORES * a.rounded_partials * a.output.roundoff
+    relative = relative + 2 * a.difference_error
     anywhere = torch.maximum(high - e.out, e.out - low)
     anywhere.add_(size_hull * (relative + a.weights.underflow * terms))
     if a.merged_by_lse:

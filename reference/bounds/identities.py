@@ -115,6 +115,8 @@ def sizes(
     # dS errs by weights (2 |dP| each), casts, the dot products of dP and delta, and the stored out in delta.
     stored = 2 * weight + a.weights.roundoff + a.operand_rounding + a.output.roundoff + terms * a.accumulate
     stored = stored + merge_error(a, terms) + PARTIAL_STORES * a.rounded_partials * a.output.roundoff
+    # Each weight of a part's own softmax errs, and these sum to 1 in each part; so do four terms of dS, of 2 |dP| each.
+    stored = stored + 8 * PARTIAL_STORES * a.difference_error
     casts = (2 + a.ds_from_rounded_p + 6 * a.rounded_scores) * a.weights.roundoff
     relative = 2 * weight + casts + 2 * v_head_dim * a.accumulate + 6 * FP32_ROUNDOFF
     floor = terms * a.weights.underflow / min(a.ds_units(sm_scale)) * (1 + grad_p)
@@ -188,6 +190,7 @@ def _share(s: Sizes, a: Arithmetic, operand_rounding: float) -> Tensor:
         + a.output.roundoff
     )
     relative += (4 * a.rounded_scores + PARTIAL_STORES * a.rounded_partials) * a.output.roundoff
+    relative += 2 * a.difference_error
     relative = 2 * relative if a.l_from_rounded_p else relative
     of_parts = part_error(a, s.score, terms) if a.merged_by_lse else 0.0
     return (torch.zeros_like(s.score) + relative + of_parts)[..., None]
@@ -219,7 +222,12 @@ def sums_bounds(s: Sizes, a: Arithmetic, dq: Tensor, dk: Tensor, dv: Tensor) -> 
     # The weights of a row sum to 1, but for the error of lse.
     size_dout = s.dout.abs() * s.live[:, None]
     of_weights = (
-        s.weight + a.weights.roundoff + a.operand_rounding + terms * a.weights.underflow + accumulated
+        s.weight
+        + a.weights.roundoff
+        + a.operand_rounding
+        + terms * a.weights.underflow
+        + accumulated
+        + PARTIAL_STORES * a.difference_error
     )
     dv_bound = (of_weights[..., None] * size_dout).sum(-2) + last * dv.abs().sum(-2) + terms * tiny
     # Both sides are sm_scale sum_ij dS_ij q_i.k_j, but dq and dk each round dS for themselves.

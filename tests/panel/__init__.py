@@ -49,11 +49,13 @@ LESS_PRECISION = (
     *_of("narrow", "k_prescaled", claims=("k_prescaled=true",)),
     *_of("narrow", "k_prescaled_in_float16", claims=("float16:k_prescaled=true",)),
     *_of("narrow", "q_prescaled", "multihead_attention", claims=("q_prescaled=true",)),
+    *_of("flash", "integer_maximum_of_cast_weights", claims=("rounded_largest_weight=true",)),
     *_of("narrow", "l_from_rounded_p", claims=("l_from_rounded_p=true",)),
     *_of("narrow", "model_file", "rounded_scores", "rounded_dp", claims=("rounded_scores=true",)),
     *_of("narrow", "polynomial_exp", claims=("exp_error=1e-4",)),
     *_of("narrow", "tf32", claims=("precision=tf32",)),
     *_of("parts", "split_4_in_16_bits", "cascade", "ring_of_stored_parts", claims=("rounded_partials=true",)),
+    *_of("parts", "ring_by_difference", "differentiated_ring", claims=("merged_by_difference=true",)),
 )
 
 PANEL = FULL_PRECISION + LESS_PRECISION

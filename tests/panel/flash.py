@@ -181,8 +181,8 @@ def exponents(heads: Heads, keys: slice) -> Tensor:
     return torch.where(heads.seen[:, keys], s, -torch.inf)
 
 
-def softmax_in_base_2(heads: Heads, *, integers: bool = False) -> tuple[Tensor, Tensor]:
-    """FlashAttention-2 in base 2. With ``integers``, maxima are rounded up to integers, and P is not cast."""
+def softmax_in_base_2(heads: Heads, *, integers: bool = False, cast: bool = True) -> tuple[Tensor, Tensor]:
+    """FlashAttention-2 in base 2. ``integers`` rounds maxima up to integers; without ``cast``, P stays in float32."""
     m = torch.full_like(heads.q[..., :1], -torch.inf)
     l, acc = torch.zeros_like(m), torch.zeros_like(heads.q)
     for keys in heads.tiles(64):
@@ -192,7 +192,7 @@ def softmax_in_base_2(heads: Heads, *, integers: bool = False) -> tuple[Tensor, 
         shift = finite_shift(m_new)
         p, alpha = torch.exp2(s - shift), torch.exp2(m - shift)
         l = l * alpha + p.sum(-1, keepdim=True)
-        acc = acc * alpha + heads.product(p if integers else heads.rounded(p), heads.v[:, :, keys])
+        acc = acc * alpha + heads.product(heads.rounded(p) if cast else p, heads.v[:, :, keys])
         m = m_new
     return acc / not_zero(l), (m + l.log2()) * LN_2
 
@@ -224,6 +224,17 @@ def integer_maximum(
     """Softermax (Stevens et al. 2021) with P in float32: maxima are rounded up to integers, so that rescaling is exact.
 
     Claims: none
+    """
+    forward = partial(softmax_in_base_2, integers=True, cast=False)
+    return attend(q, k, v, causal=causal, sm_scale=sm_scale, forward=forward, backward=recomputed)
+
+
+def integer_maximum_of_cast_weights(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float
+) -> tuple[Tensor, Tensor]:
+    """Softermax with P cast to the inputs' dtype, so that even the weight of the largest score is rounded.
+
+    Claims: rounded_largest_weight=true
     """
     forward = partial(softmax_in_base_2, integers=True)
     return attend(q, k, v, causal=causal, sm_scale=sm_scale, forward=forward, backward=recomputed)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tests.panel.flash import online_softmax, recomputed
-from tests.panel.heads import Heads, attend, not_zero
+from tests.panel.heads import Heads, attend, finite_shift, heads_of, not_zero
 
 
 def of_keys(heads: Heads, keys: slice) -> tuple[Tensor, Tensor]:
@@ -91,8 +91,6 @@ def ring_forward(heads: Heads, *, stored_in_dtype: bool) -> tuple[Tensor, Tensor
     """Attend on four devices, each with a part of the keys; each step adds one part to what it has.
 
     The out of that part, and that of all parts before it, are summed with weights that follow from their lse.
-    Production code moves out by sigmoid(lse of the part - lse) of its distance to the part instead, which keeps an
-    absolute error of what has vanished.
     """
     out, lse = torch.zeros_like(heads.q), torch.full_like(heads.q[..., :1], -torch.inf)
     for keys in equal_parts(heads, 4):
@@ -123,3 +121,52 @@ def ring_of_stored_parts(
     """
     forward = partial(ring_forward, stored_in_dtype=True)
     return attend(q, k, v, causal=causal, sm_scale=sm_scale, forward=forward, backward=recomputed)
+
+
+def moved(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> tuple[Tensor, Tensor]:
+    """Return out and lse after a part: out moves by the share of the part in the distance between the two.
+
+    A row that has seen no key yet takes those of the part, and one that sees no key of the part keeps its own.
+    """
+    first, last = lse == -torch.inf, part_lse == -torch.inf
+    apart = (part_lse - lse).masked_fill(first | last, 0.0)
+    new = out - torch.sigmoid(apart) * (out - part)
+    new_lse = lse - torch.nn.functional.logsigmoid(-apart)
+    out, lse = torch.where(last, out, new), torch.where(last, lse, new_lse)
+    return torch.where(first, part, out), torch.where(first, part_lse, lse)
+
+
+def ring_by_difference(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float
+) -> tuple[Tensor, Tensor]:
+    """PyTorch's context parallel attention: each step moves out by sigmoid(lse of the part - lse) to the part.
+
+    Claims: merged_by_difference=true
+    """
+
+    def forward(heads: Heads) -> tuple[Tensor, Tensor]:
+        out, lse = torch.zeros_like(heads.q), torch.full_like(heads.q[..., :1], -torch.inf)
+        for keys in equal_parts(heads, 4):
+            out, lse = moved(out, lse, *of_keys(heads, keys))
+        return out, lse
+
+    return attend(q, k, v, causal=causal, sm_scale=sm_scale, forward=forward, backward=recomputed)
+
+
+def differentiated_ring(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float
+) -> tuple[Tensor, Tensor]:
+    """The same merges over eight parts, each a softmax in float32, with gradients by autograd through all of them.
+
+    Claims: merged_by_difference=true
+    """
+    heads = heads_of(q, k, v, causal, sm_scale)
+    out, lse = torch.zeros_like(heads.q), torch.full_like(heads.q[..., :1], -torch.inf)
+    for keys in equal_parts(heads, 8):
+        s = heads.scores(keys)
+        top = finite_shift(s.detach().amax(-1, keepdim=True))
+        p = torch.exp(s - top)
+        l = p.sum(-1, keepdim=True)
+        part_lse = (top + not_zero(l).log()).masked_fill(l == 0.0, -torch.inf)
+        out, lse = moved(out, lse, p @ heads.v[:, :, keys] / not_zero(l), part_lse)
+    return out.to(q.dtype), lse[..., 0]

@@ -66,6 +66,8 @@ def test_a_mean_is_allowed_one_division_and_one_store_unless_sums_are_rounded() 
         {"partial_results": True},
         {"rounded_scores": True},
         {"rounded_partials": True},
+        {"partial_results": True, "merged_by_difference": True},
+        {"rounded_largest_weight": True},
     ]
     for fields in rounded:
         assert mean_bounds(mean, mean, counts, KEYS, replace(HALF, **fields))[0] > out
@@ -95,6 +97,16 @@ def test_a_row_of_v_is_exact_but_for_subnormals_and_what_other_weights_leave() -
     assert row_bound(row, largest, 4, rounded).tolist() == [left, 2.0**-125 + left, 2.0**-125 + left]
 
 
+def test_a_merge_by_difference_leaves_a_rounding_of_what_vanishes() -> None:
+    """The share of the second row is exactly 1, so that ``out - (out - row)`` should be that row."""
+    before, row = 1000 * random(2**14), random(2**14, seed=1)
+    error = (before - (before - row) - row).double().abs()
+    largest = before.double().abs().amax()
+    for is_claimed in (True, False):
+        a = replace(ARITHMETIC["float32"], merged_by_difference=is_claimed)
+        assert bool((error <= row_bound(row.double(), largest, 1, a)).all()) == is_claimed
+
+
 @pytest.mark.parametrize("output", [FLOAT32, FLOAT16])
 def test_a_row_of_v_errs_where_its_weight_is_not_1(output: Format) -> None:
     """The store to float16 rounds to the row what a float32 weight errs by."""
@@ -107,6 +119,18 @@ def test_a_row_of_v_errs_where_its_weight_is_not_1(output: Format) -> None:
         a = replace(HALF, weights=output, output=output, rounded_reference=is_rounded)
         is_held = bool((error <= row_bound(v, v.abs().amax(), 1, a)).all())
         assert is_held == (is_rounded or output is FLOAT16)
+
+
+def test_a_row_of_v_errs_by_a_roundoff_more_where_its_weight_is_cast() -> None:
+    """The error is that of the cast, and of the store to float16 after it."""
+    generator = torch.Generator().manual_seed(0)
+    v = cast(torch.randn(2**14, generator=generator), FLOAT16)
+    p = (1 + torch.rand(2**14, generator=generator)) / 2
+    out = cast(cast(p, FLOAT16) * v / p, FLOAT16)
+    error, v = (out.double() - v.double()).abs(), v.double()
+    for is_cast in (True, False):
+        a = replace(HALF, rounded_reference=True, rounded_largest_weight=is_cast)
+        assert bool((error <= row_bound(v, v.abs().amax(), 1, a)).all()) == is_cast
 
 
 def of_keys(
