@@ -10,6 +10,7 @@ from strategies.case import SIMPLEST, Case, Spike
 from strategies.cases import is_claimed
 from tests.harness.apart import Try, are_apart, leaves_out_right, wrong_with_ordinary_numbers
 from tests.harness.bugs import (
+    ENOUGH,
     LARGE_SCORES,
     Bug,
     Need,
@@ -26,6 +27,7 @@ from tests.harness.vary import (
     NAN,
     PAIR,
     SCORES,
+    SEEN,
     TILES_OF,
     VALUES_OF,
     value_of,
@@ -109,6 +111,8 @@ def _is_suspect(bug: Bug, broken: Broken, run: Try, capabilities: Capabilities) 
         return False
     if not bug.could_break(broken.finding) or _is_of_nan(broken, bug, run):
         return False
+    if _is_of_blind_rows(broken, bug, run, capabilities):
+        return False
     if broken.law != LARGE_SCORES and _is_of_other_scores(bug, broken.law, broken.case, run):
         return False
     wrong = broken.law, broken.case, broken.finding
@@ -134,6 +138,22 @@ def _is_of_nan(broken: Broken, bug: Bug, run: Try) -> bool:
         return True
     finding = run(bug.failure.law, with_value(broken.case, NAN, False), frozenset())
     return finding is None or not bug.could_break(finding)
+
+
+def _is_of_blind_rows(broken: Broken, bug: Bug, run: Try, capabilities: Capabilities) -> bool:
+    """Whether rows that see no key make NaN or infinity in a failure, and not a bug that is known by wrong numbers.
+
+    Other lengths that cure what the bug does may leave no such row either, so that they do not tell. Lengths that leave
+    none, and with which the bug still makes wrong numbers, tell that it makes no more than these.
+    """
+    kinds, blind = (bug.failure.finding.kind, broken.finding.kind), value_of(broken.case, BLIND)
+    if kinds != ("error", "nonfinite") or blind in (SEEN, value_of(bug.failure.case, BLIND)):
+        return False
+    for case in cures(Need(BLIND, (blind,), (SEEN,)), broken.case, capabilities):
+        finding = run(broken.law, case, broken.ignored) if bug.is_met(case) else None
+        if finding is not None and bug.could_break(finding):
+            return finding.kind == "error"
+    return False
 
 
 def _is_of_other_scores(bug: Bug, law: str, case: Case, run: Try) -> bool:
@@ -409,9 +429,13 @@ def _is_shown_by(one: Bug, other: Bug, run: Try, capabilities: Capabilities) -> 
 def _rounds_also(one: Bug, other: Bug) -> bool:
     """Whether the other bug shows the ends of the range of a format to which this one rounds ordinary numbers.
 
+    Whether ordinary numbers of one case show roundings depends on the numbers, so most of these cases are enough.
+
     Gradients follow from out, or from the weights that it is made of.
     """
-    if not (one.is_everywhere and is_small(one.failure.finding)):
+    s = one.severity
+    is_usual = one.needs_no_more_than_dtype and not one.needs_own_numbers and 2 * s.shown > s.tried >= ENOUGH
+    if not (is_usual and is_small(one.failure.finding)):
         return False
     follow = {*GRADIENTS} if "out" in one.tensors else set()
     is_of_range = _is_of_range(other) or (_is_of_float16(one) and _is_overflow(other))
@@ -517,7 +541,7 @@ def needs_of(
         for need in (*fields, *filter(None, numbers))
         if _is_needed(need, witnesses[0], fails, capabilities)
     ]
-    telling = {need.name for need in kept if _resisted_shrinking(need)}
+    telling = {need.name for need in kept if resisted_shrinking(need)}
     for witness in witnesses[1:]:
         cured = [need for need in kept if _is_needed(need, witness, fails, capabilities)]
         if cured and (not telling or telling & {need.name for need in cured}):
@@ -525,7 +549,7 @@ def needs_of(
     return tuple(kept)
 
 
-def _resisted_shrinking(need: Need) -> bool:
+def resisted_shrinking(need: Need) -> bool:
     """Whether shrinking left a field at a value that it would have simplified, had the failure not needed it."""
     if need.name in SIMPLEST:
         return need.name != "dtype" and need.fails[0] != SIMPLEST[need.name]

@@ -27,7 +27,7 @@ from tests.harness.child import ChildDied, DeviceLost
 from tests.harness.explain import HOLDS_ALONE, UNEXPLAINED, Explanation, Seen, explain
 from tests.harness.gentle import RUNS, gently_reduced, in_general_layout
 from tests.harness.known_bugs import KnownBugs
-from tests.harness.needs import COUNTS, NeedSearch
+from tests.harness.needs import COUNTS, NeedSearch, explained
 from tests.harness.offers import excluding, offered
 from tests.harness.ordinary import ordinary_cases
 from tests.harness.reduce import reduced
@@ -132,8 +132,8 @@ class Investigation:
         case = self.failure.case
         named = (self.failure.finding.tensor,) if self.failure.finding.tensor else ()
         present = (need for need in self.needs if is_present(need, case))
-        needs = tuple(replace(need, fails=(value_of(case, need.name),)) for need in present)
-        return Bug(self.failure, tensors=named, needs=needs)
+        needs = [replace(need, fails=(value_of(case, need.name),)) for need in present]
+        return Bug(self.failure, tensors=named, needs=tuple(explained(needs, self.failure)))
 
     def lighten(self) -> None:
         """Go on with fewer sequences and heads of a large case, if it fails alike with them.

@@ -8,10 +8,10 @@ from typing import Any
 
 from kernels.contract import GRADIENTS, OUTPUTS
 from reference.bounds.accumulation import SHRINKING_SAFETY
-from strategies.case import TENSORS, Case
+from strategies.case import SIMPLEST, TENSORS, Case
 from strategies.cases import is_claimed
 from tests.harness.apart import FEWEST, longer, wrong_with_ordinary_numbers
-from tests.harness.attribute import cures, needs_of
+from tests.harness.attribute import cures, needs_of, resisted_shrinking
 from tests.harness.budget import BudgetSpent
 from tests.harness.bugs import Need, are_kindred, is_not_cured, is_small, wrong_tensors
 from tests.harness.certain import certain
@@ -321,6 +321,23 @@ class NeedSearch:
             spend()
             self.judged[law, case] = self.runs.wrong(law, case, self.failure.ignored, SHRINKING_SAFETY)
         return self.judged[law, case]
+
+
+def explained(needs: Sequence[Need], failure: Failure) -> list[Need]:
+    """Return what a case needs as it was drawn, corrected by what is told of the smallest case that was made of it.
+
+    A field that does not matter there is not needed. One that matters, and that shrinking had to leave at a special
+    value, is needed too.
+    """
+    case, told = failure.case, {x.name: x for x in failure.explanation.fields}
+    kept = [need for need in needs if need.name not in told or told[need.name].matters]
+    left_out = {*LENGTHS, *(need.name for need in kept)}
+    others = (
+        Need(name, (value_of(case, name),), tuple(value_of(x, name) for x in varied.held))
+        for name, varied in told.items()
+        if varied.matters and name in SIMPLEST and name not in left_out
+    )
+    return [*kept, *filter(resisted_shrinking, others)]
 
 
 def without_accidents(needs: Sequence[Need]) -> tuple[Need, ...]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from kernels.contract import Capabilities
+from kernels.contract import GRADIENTS, Capabilities
 from strategies.case import SIMPLEST, Case
 from strategies.cases import is_claimed
 from tests.harness.apart import Try
@@ -39,18 +39,35 @@ def plainly(broken: Broken, run: Try, capabilities: Capabilities) -> Broken:
     A law that compares calls also makes calls with other lengths or heads than the case has. A bug may show in one of
     those alone, and what it needs is then a matter of that call's sizes.
     """
-    if is_plain(broken.law) or broken.finding.kind not in NUMBERS:
+    is_own = is_plain(broken.law)
+    if (is_own and not _is_of_batch(broken)) or broken.finding.kind not in NUMBERS:
         return broken
     for call in _wrong_calls(broken, run, capabilities, EVERYTHING):
-        wrong = wrong_tensors(call.finding)
-        # If lse is wrong, equations between gradients do not hold.
-        if are_kindred(wrong, wrong_tensors(broken.finding)) or (call.case == broken.case and "lse" in wrong):
+        of_call = wrong_tensors(call.finding)
+        is_alike = not is_own and are_kindred(of_call, wrong_tensors(broken.finding))
+        if is_alike or _is_of_lse(broken, call):
             return call
     return broken
 
 
+def _is_of_batch(broken: Broken) -> bool:
+    """Whether gradients of a batch element among others, and of it alone, differ."""
+    is_alone = broken.law == "determinism" and bool(broken.finding.other_expression)
+    return is_alone and wrong_tensors(broken.finding) <= {*GRADIENTS}
+
+
+def _is_of_lse(broken: Broken, call: Broken) -> bool:
+    """Whether the case's own lse is wrong, so that equations between gradients do not hold.
+
+    Weights that are made from it may be of any size, and their roundings with them, which differ between calls.
+    """
+    return call.case == broken.case and "lse" in wrong_tensors(call.finding)
+
+
 def by_its_calls(broken: Broken, run: Try, capabilities: Capabilities) -> Broken:
     """Return a plain law's failure for one of ``determinism``, if a call is wrong by itself in one of the same tensors.
+
+    Gradients of a batch element may differ by a call's lse as well.
 
     That law compares calls of batch elements, so a bug of any call seems to need several of them. A call that is wrong
     in another way each time depends on earlier ones, which is for that law to tell.
@@ -59,7 +76,9 @@ def by_its_calls(broken: Broken, run: Try, capabilities: Capabilities) -> Broken
         return broken
     wrong = wrong_tensors(broken.finding)
     calls = _wrong_calls(broken, run, capabilities, broken.ignored)
-    call = next((call for call in calls if wrong & wrong_tensors(call.finding)), broken)
+    of_lse = _is_of_batch(broken)
+    telling = (x for x in calls if wrong & wrong_tensors(x.finding) or (of_lse and _is_of_lse(broken, x)))
+    call = next(telling, broken)
     return call if run(call.law, call.case, call.ignored) == call.finding else broken
 
 

@@ -55,10 +55,10 @@ class TestTheCaseThatIsLeft:
             return wrong("out", kind="nonfinite")
         return wrong("out") if case.seqlen_k % 4 else None
 
-    def outcome(self, run: Try, *known: Bug) -> Outcome:
-        found = run("forward", self.DRAWN, frozenset())
+    def outcome(self, run: Try, *known: Bug, drawn: Case = DRAWN) -> Outcome:
+        found = run("forward", drawn, frozenset())
         assert found is not None
-        return attribute(Broken("forward", self.DRAWN, found), known, run, CLAIMS)
+        return attribute(Broken("forward", drawn, found), known, run, CLAIMS)
 
     def test_a_bug_that_a_cure_brings_in_explains_what_is_left(self) -> None:
         outcome = self.outcome(self.run, self.REMAINDER, self.BLIND_ROWS)
@@ -70,6 +70,19 @@ class TestTheCaseThatIsLeft:
         assert outcome.blamed == [self.BLIND_ROWS]
         assert outcome.rest is not None
         assert outcome.rest.finding.kind == "error"
+
+    @pytest.mark.parametrize("always", [False, True])
+    def test_nan_is_not_of_a_bug_that_makes_numbers_wrong_where_no_row_is_blind(
+        self, *, always: bool
+    ) -> None:
+        """Lengths that fill their tiles leave no blind row, so that they cure NaN as well as wrong numbers."""
+
+        def run(law: str, case: Case, ignored: frozenset[str]) -> Finding | None:
+            is_nan = always and case.seqlen_k % 4
+            return wrong("out", kind="nonfinite") if is_nan else self.run(law, case, ignored)
+
+        outcome = self.outcome(run, self.REMAINDER, drawn=replace(self.DRAWN, seqlen_q=33, seqlen_k=31))
+        assert outcome.blamed == ([self.REMAINDER] if always else [])
 
     def test_nan_that_stays_is_another_bug(self) -> None:
         outcome = self.outcome(lambda *_: wrong("out", kind="nonfinite"), self.BLIND_ROWS)
@@ -278,12 +291,13 @@ class TestRoundings:
             (1e-4, "nonfinite", LARGE_V, (LENGTH,), False),
         ],
     )
+    @pytest.mark.parametrize("shown", [9, 11, 20])
     def test_a_format_of_narrow_range_makes_gradients_of_large_numbers_nan(
-        self, relative: float, kind: str, case: Case, needs: tuple[Need, ...], expected: bool
+        self, relative: float, kind: str, case: Case, needs: tuple[Need, ...], expected: bool, shown: int
     ) -> None:
-        rounds = replace(
-            bug(Case(seqlen_k=2), ("out",), self.DTYPE, relative=relative), severity=Severity(20, 20)
-        )
+        """Most ordinary cases show the roundings, if not all."""
+        rounds = bug(Case(seqlen_k=2), ("out",), self.DTYPE, relative=relative)
+        rounds, expected = replace(rounds, severity=Severity(shown, 20)), expected and shown > 10
         large = bug(case, ("dk", "dq"), *needs, law="backward")
         overflows = replace(large, failure=replace(large.failure, finding=replace(NO_NUMBERS, tensor="dq")))
         for one, other in ((rounds, overflows), (overflows, rounds)):

@@ -12,9 +12,10 @@ from strategies.case import Case, Spike
 from tests.harness.apart import wrong_with_ordinary_numbers
 from tests.harness.attribute import Broken, attribute, is_same
 from tests.harness.bugs import Bug, Need, Severity, met_again
+from tests.harness.explain import Explanation
 from tests.harness.in_common import by_blind_rows, by_heads, by_nan
-from tests.harness.needs import NeedSearch
-from tests.harness.vary import BLIND, NAN, NO_KEYS, SCORES, SEEN
+from tests.harness.needs import NeedSearch, explained
+from tests.harness.vary import BLIND, NAN, NO_KEYS, SCORES, SEEN, fields
 from tests.harness.verdict import Finding
 from tests.unit.bugs import (
     CASE,
@@ -196,6 +197,22 @@ def test_a_second_way_to_show_a_bug_begins_at_the_same_length() -> None:
     assert not is_same(one, more, runner(wrong), CLAIMS)
     of_masks = bug(equal, ("lse",), CAUSAL, GROUP)
     assert not is_same(bug(ordinary, ("lse",), GROUP), of_masks, runner(wrong), CLAIMS)
+
+
+def test_what_is_told_of_the_smallest_case_corrects_the_needs_of_the_drawn_one() -> None:
+    of_batch, of_scores = Need("batch", (2,), (1,)), Need(SCORES, ("other",), ("ordinary",))
+    smallest = Case(batch=2, seqlen_k=2, sm_scale=0.5, causal=False)
+    known = bug(smallest, ("dq",)).failure
+
+    def told(*names: str) -> list[Need]:
+        fields_ = fields(smallest, lambda case: bool(case.sm_scale) and not case.causal, CLAIMS)
+        chosen = tuple(x for x in fields_ if x.name in names)
+        return explained([of_batch, of_scores], replace(known, explanation=Explanation(fields=chosen)))
+
+    assert told() == [of_batch, of_scores]
+    (kept, of_scale) = told("batch", "sm_scale", "causal", "seqlen_k")
+    assert kept == of_scores
+    assert (of_scale.name, of_scale.fails, set(of_scale.holds)) == ("sm_scale", (0.5,), {None})
 
 
 def test_gradients_where_out_is_right_are_no_bug_of_the_forward() -> None:

@@ -16,7 +16,7 @@ from tests.harness.budget import GRACE_SECONDS, Clock, ShrinkBudget
 from tests.harness.bugs import Bug, Need
 from tests.harness.gentle import gently_reduced
 from tests.harness.needs import NeedSearch
-from tests.harness.plainly import by_its_calls
+from tests.harness.plainly import by_its_calls, plainly
 from tests.harness.report import Failure
 from tests.harness.tally import Tally
 from tests.harness.triage import WAIT_SECONDS, Triage
@@ -81,6 +81,18 @@ class TestDeterminism:
     def test_nor_are_those_that_are_wrong_where_nothing_is_judged(self) -> None:
         broken = replace(self.BROKEN, ignored=frozenset({"dq"}))
         assert by_its_calls(broken, backward(lambda case: True), CLAIMS) is broken
+
+    @pytest.mark.parametrize("is_of_batch", [True, False])
+    def test_gradients_of_a_batch_element_follow_from_a_wrong_lse(self, *, is_of_batch: bool) -> None:
+        """What differs when the same call is repeated is no matter of lse."""
+        finding = replace(wrong("dq"), other_expression="dq[-1:]" if is_of_batch else "")
+        broken = replace(self.BROKEN, finding=finding)
+
+        def run(law: str, case: Case, ignored: frozenset[str]) -> Finding | None:
+            return wrong("lse") if law == "forward" and case == CASE else None
+
+        for told in (by_its_calls(broken, run, CLAIMS), plainly(broken, run, CLAIMS)):
+            assert told.law == ("forward" if is_of_batch else "determinism")
 
     @pytest.mark.parametrize(
         ("known", "law"), [((), "backward"), ((bug(wrong("dq"), CAUSAL),), "determinism")]
