@@ -30,7 +30,7 @@ from tests.harness.repeat import (
     is_of_every_run,
 )
 from tests.harness.report import Failure
-from tests.harness.run import Run
+from tests.harness.run import ALL_DESIGNS, Run
 from tests.harness.runs import HANG_SECONDS, Runs
 from tests.harness.sanitizers import Report, finding
 from tests.harness.vary import LENGTHS, with_normal_numbers, with_value
@@ -146,6 +146,7 @@ class Triage:
         rest = self._unexplained(broken)
         if rest is not None:
             rest = self._with_ordinary_numbers(rest) or rest
+            rest = rest if rest == broken else self._with_all_designs(rest)
         if rest is None or self._is_less_precise(rest):
             return None
         ledger, kernel = self.known.ledger, self.known.kernel
@@ -325,6 +326,15 @@ class Triage:
         self.known.blame(bug, broken.law, broken.case, broken.finding.tensor)
         self.known.seen[bug.key].keep(shrunk)
         self._show_apart_from(bug)
+
+    def _with_all_designs(self, broken: Broken) -> Broken:
+        """Return what is left of a failure with every less precise design that explains it, not only the first."""
+        if broken.finding.explained_by:
+            with suppress(OutOfTime):
+                asked = broken.law, broken.case, broken.ignored
+                finding = self.runs.hard(*asked, explained=True, designs=ALL_DESIGNS)
+                return broken if finding is None else replace(broken, finding=finding)
+        return broken
 
     def _with_ordinary_numbers(self, broken: Broken) -> Broken | None:
         """Return the failure that a less precise call shows with ordinary numbers; None if these show no new bug.

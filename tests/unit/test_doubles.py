@@ -22,6 +22,7 @@ from tests.harness.law import law_named
 from tests.harness.needs import NeedSearch
 from tests.harness.plainly import plainly
 from tests.harness.report import Failure
+from tests.harness.run import ALL_DESIGNS, ONE_DESIGN
 from tests.harness.triage import Triage
 from tests.harness.trial import LawBroken, Trial
 from tests.harness.vary import BLIND, HIDDEN, PAIR, SCORES, SEEN
@@ -383,6 +384,27 @@ class TestRoundings:
         known: Any = SimpleNamespace(bugs={}, precision=Imprecise())
         alike = Investigation(runs, failure, known, ShrinkBudget(0.0)).alike(small)
         assert (alike is not None) == fails
+
+
+def test_a_call_that_a_law_makes_is_asked_about_every_less_precise_design(tmp_path: Any) -> None:
+    """The law itself was, and a call of it is told instead. The first design that explains it may be another one."""
+    known = KnownBugs("k", "float16", tmp_path, verbose=False)
+    case = Case(seqlen_k=2, dtype="float16")
+    known.is_less_precise(Broken("forward", case, found_imprecise("own=true")))
+
+    def hard(law: str, case: Case, *_: Any, designs: str = ONE_DESIGN, **options: Any) -> Finding | None:
+        return found_imprecise("other=true", *(["own=true"] if designs == ALL_DESIGNS else []))
+
+    runs: Any = SimpleNamespace(hard=hard, info=SimpleNamespace(capabilities=CLAIMS), clock=Clock())
+    triage = Triage(runs, known, {}, ShrinkBudget(0.0))
+    assert triage._unsorted(Broken("invariance", case, found_imprecise("own=true")), patient=True) is None
+    assert known.imprecise.total == 2
+    assert not known.bugs
+
+
+def found_imprecise(*claims: str) -> Finding:
+    """Return the finding that out is wrong, which each of these claims would explain."""
+    return Finding(claim="so", kind="error", tensor="out", tensors=("out",), explained_by=claims)
 
 
 class TestTheEndOfAProcess:
