@@ -1,0 +1,33 @@
+"""A whole run tells of a less precise design nothing but the claim that explains it."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.mutation.schedule import is_quick
+from tests.panel import LESS_PRECISION, Member
+from tests.unit.running import pytest_run, summary_in
+
+LAWS = "forward or invariance"
+"""One law that judges results and one that compares calls, each of which may be wrong by itself."""
+
+
+def members() -> list[Member]:
+    """Return the members that are run: those that need one claim at every dtype, or in a quick profile one of them."""
+    of_each = [member for member in LESS_PRECISION if ":" not in member.claims[0]]
+    return [next(x for x in of_each if x.name == "narrow.model_file")] if is_quick() else of_each
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Parametrize over the members."""
+    metafunc.parametrize("member", [pytest.param(x, id=x.name) for x in members()])
+
+
+def test_a_run_tells_the_claim_and_no_bug(member: Member, tmp_path: Path) -> None:
+    chosen = f"({LAWS}) and not bfloat16"
+    arguments = ("--kernel", member.spec, "-k", chosen, "--examples", "20", "--hypothesis-seed", "3")
+    pytest_run(tmp_path, *arguments, status=1)
+    summary = summary_in(tmp_path)
+    assert not summary["bugs"]
+    (told,) = summary["less_precise"].values()
+    assert member.claims[0].partition("=")[0] in told
