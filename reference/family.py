@@ -12,7 +12,7 @@ are at least those of every member.
 """
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
@@ -164,7 +164,7 @@ def _widest_format(formats: list[Format]) -> Format:
     )
 
 
-LESS_PRECISE: Mapping[str, Changes] = {
+LESS_PRECISE: Mapping[str, dict[str, Any]] = {
     "merged_by_difference=true": {"merged_by_difference": True},
     "rounded_partials=true": {"rounded_partials": True},
     "exp_error=1e-4": {"exp_error": 1e-4},
@@ -181,6 +181,23 @@ come first, because they change out most, while whatever errs in a softmax shows
 the size of their errors, smallest first."""
 
 
+AND = " + "
+PAIRS: Mapping[str, tuple[str, str]] = {
+    AND.join(claims): claims
+    for claims in (
+        ("rounded_scores=true", "l_from_rounded_p=true"),
+        ("rounded_partials=true", "merged_by_difference=true"),
+    )
+}
+"""Two of these claims together, as softmax by parts in the inputs' dtype and rings of stored parts have them."""
+
+
+def implied(claims: Sequence[str]) -> list[str]:
+    """Return the claims that explain a call, with each pair of claims one of which explains it."""
+    pairs = (pair for pair, parts in PAIRS.items() if not {*parts}.isdisjoint(claims))
+    return list(dict.fromkeys([*claims, *pairs]))
+
+
 OF_16_BITS = (
     "rounded_largest_weight=true",
     "l_from_rounded_p=true",
@@ -193,6 +210,8 @@ OF_16_BITS = (
 
 def concerns(claim: str, dtype: str) -> bool:
     """Whether a less precise design rounds more at this dtype: a cast of float32 to itself loses nothing."""
+    if claim in PAIRS:
+        return any(concerns(part, dtype) for part in PAIRS[claim])
     if claim in OF_16_BITS:
         return dtype != "float32"
     return claim != "precision=tf32" or dtype == "float32"
@@ -200,6 +219,17 @@ def concerns(claim: str, dtype: str) -> bool:
 
 def less_precise(family: Family) -> Iterator[tuple[str, Family]]:
     """Yield each claim of ``LESS_PRECISE`` that matters at the family's dtype, with the family of its designs."""
-    for claim, changes in LESS_PRECISE.items():
+    yield from _changed(family, LESS_PRECISE)
+
+
+def in_pairs(family: Family) -> Iterator[tuple[str, Family]]:
+    """Yield each of ``PAIRS`` that matters at the family's dtype, with the family of its designs."""
+    yield from _changed(
+        family, {pair: LESS_PRECISE[one] | LESS_PRECISE[two] for pair, (one, two) in PAIRS.items()}
+    )
+
+
+def _changed(family: Family, designs: Mapping[str, Changes]) -> Iterator[tuple[str, Family]]:
+    for claim, changes in designs.items():
         if concerns(claim, family.bases[0].output.name):
             yield claim, replace(family, bases=tuple(replace(base, **changes) for base in family.bases[:1]))

@@ -2,10 +2,10 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from reference.family import concerns
+from reference.family import AND, concerns
 from strategies.case import Case, from_json, to_json
 from tests.harness.bugs import Bug
 from tests.harness.verdict import Finding, in_ulps
@@ -16,7 +16,7 @@ MOST_CASES = 20
 
 @dataclass(frozen=True)
 class ImpreciseCall:
-    """A call that broke its bounds, and that each of ``explained_by`` would explain."""
+    """A call that broke its bounds, and that each of ``explained_by`` would explain, of which some are ``likely``."""
 
     law: str
     case: Case
@@ -24,12 +24,13 @@ class ImpreciseCall:
     explained_by: tuple[str, ...]
     ulps: float
     ratio: float
+    likely: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, law: str, case: Case, finding: Finding) -> "ImpreciseCall":
         """Make a record of a call from what a law has found."""
         ulps, ratio = (float(x or 0.0) for x in (finding.ulps, finding.ratio))
-        return cls(law, case, finding.tensor, finding.explained_by, ulps, ratio)
+        return cls(law, case, finding.tensor, finding.explained_by, ulps, ratio, finding.likely)
 
     def is_of(self, bug: Bug) -> bool:
         """Whether a bug explains the call, by all that it needs and by a tensor that it makes wrong."""
@@ -38,12 +39,16 @@ class ImpreciseCall:
 
 @dataclass
 class Imprecise:
-    """The less precise calls of an item or a kernel: their largest errors and, by dtype, what explains all of them."""
+    """The less precise calls of an item or a kernel: their largest errors and, by dtype, what explains all of them.
+
+    ``votes`` count, for each claim, the calls of which it is likely.
+    """
 
     claims: dict[str, list[str]] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
     ulps: dict[str, float] = field(default_factory=dict)
     calls: list[ImpreciseCall] = field(default_factory=list)
+    votes: dict[str, int] = field(default_factory=dict)
 
     @property
     def total(self) -> int:
@@ -52,9 +57,10 @@ class Imprecise:
 
     @property
     def common(self) -> list[str]:
-        """The claims of which each one explains every call."""
+        """The claims of which each one explains every call, the likeliest one first."""
         found = list(self.claims.values())
-        return [claim for claim in (found[0] if found else ()) if all(claim in others for others in found)]
+        common = [claim for claim in (found[0] if found else ()) if all(claim in others for others in found)]
+        return sorted(common, key=lambda claim: -self.votes.get(claim, 0))
 
     def are_of(self, bugs: Sequence[Bug]) -> bool:
         """Whether each remembered call is explained by one of these bugs."""
@@ -70,8 +76,13 @@ class Imprecise:
 
     def add(self, call: ImpreciseCall) -> None:
         """Remember a call."""
-        dtype = call.case.dtype
-        self.merge(Imprecise({dtype: list(call.explained_by)}, {dtype: 1}, {call.tensor: call.ulps}, [call]))
+        self.merge(replace(Imprecise.told_by(call), counts={call.case.dtype: 1}, calls=[call]))
+
+    @classmethod
+    def told_by(cls, call: ImpreciseCall) -> "Imprecise":
+        """Return what a call tells of others, without counting it."""
+        dtype, votes = call.case.dtype, dict.fromkeys(call.likely, 1)
+        return cls({dtype: list(call.explained_by)}, {dtype: 0}, {call.tensor: call.ulps}, votes=votes)
 
     def merge(self, other: "Imprecise") -> None:
         """Add the calls of another item or process."""
@@ -81,12 +92,15 @@ class Imprecise:
             self.counts[dtype] = self.counts.get(dtype, 0) + other.counts[dtype]
         for tensor, ulps in other.ulps.items():
             self.ulps[tensor] = max(self.ulps.get(tensor, 0.0), ulps)
+        for claim, votes in other.votes.items():
+            self.votes[claim] = self.votes.get(claim, 0) + votes
         self.calls += other.calls[: MOST_CASES - len(self.calls)]
 
     def to_dict(self) -> dict[str, Any]:
         """Return a record for JSON."""
         calls = [[call.law, to_json(call.case), call.tensor, call.ulps, call.ratio] for call in self.calls]
-        return {"claims": self.claims, "counts": self.counts, "ulps": self.ulps, "calls": calls}
+        counts = {"counts": self.counts, "ulps": self.ulps, "votes": self.votes}
+        return {"claims": self.claims, **counts, "calls": calls}
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> "Imprecise":
@@ -95,15 +109,15 @@ class Imprecise:
             ImpreciseCall(law, from_json(case), tensor, (), ulps, ratio)
             for law, case, tensor, ulps, ratio in fields["calls"]
         ]
-        return cls(fields["claims"], fields["counts"], fields["ulps"], calls)
+        return cls(fields["claims"], fields["counts"], fields["ulps"], calls, fields.get("votes", {}))
 
 
 def sentence(imprecise: Imprecise, claimed: Iterable[str]) -> str:
     """Return the finding as one line; ``claimed`` are the dtypes of which examples were run.
 
-    The claim of the smallest errors is offered, and others that explain all of the calls as well are named. Claims are
-    prefixed by the dtypes that need them, where the others do without. Without a claim that explains all of the calls,
-    the line says so.
+    The likeliest claim is offered, and others that explain all of the calls as well, and are as likely, are named.
+    Claims are prefixed by the dtypes that need them, where the others do without. Without a claim that explains all of
+    the calls, the line says so.
     """
     tensor = max(imprecise.ulps, key=lambda name: imprecise.ulps[name])
     ulps = imprecise.ulps[tensor]
@@ -116,8 +130,9 @@ def sentence(imprecise: Imprecise, claimed: Iterable[str]) -> str:
     dtypes = sorted(imprecise.claims)
     without = {dtype for dtype in claimed if concerns(claim, dtype)} - set(dtypes)
     prefixes = [f"{dtype}:" for dtype in dtypes] if without else [""]
-    options = " ".join(f"--claims {prefix}{claim}" for prefix in prefixes)
-    name = claim.removesuffix("=true")
-    others = f" (or {' or '.join(common[1:])})" if common[1:] else ""
+    options = " ".join(f"--claims {prefix}{part}" for part in claim.split(AND) for prefix in prefixes)
+    name = "` with `".join(part.removesuffix("=true") for part in claim.split(AND))
+    as_likely = [x for x in common[1:] if imprecise.votes.get(x, 0) == imprecise.votes.get(claim, 0)]
+    others = f" (or {' or '.join(as_likely)})" if as_likely else ""
     what = f"consistent with `{name}`{others}: less precise than FlashAttention-2, {worst}"
     return f"{what}; if that is meant, `{options}`"

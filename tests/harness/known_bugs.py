@@ -180,10 +180,9 @@ class KnownBugs:
         if not self.imprecise.total:
             self.unread.append(
                 f"{self.kernel}: law `{broken.law}`: {call.tensor} is less precise than FlashAttention-2 "
-                f"({self.dtype}), as {' or '.join(call.explained_by)} would have it; the summary tells of all calls"
+                f"({self.dtype}), as {' or '.join(call.likely)} would have it; the summary tells of all calls"
             )
         self.imprecise.add(call)
         if self.precision.claims[self.dtype] != before:
-            told = Imprecise({self.dtype: list(call.explained_by)}, {self.dtype: 0}, {call.tensor: call.ulps})
-            self.ledger.append({"imprecise": self.kernel, **told.to_dict()})
+            self.ledger.append({"imprecise": self.kernel, **Imprecise.told_by(call).to_dict()})
         return True

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 
-from reference.family import Family, less_precise, widest
+from reference.family import Family, implied, in_pairs, less_precise, widest
 from tests.harness.judge import judge
 from tests.harness.rivals import likeliest
 from tests.harness.run import NO_DESIGN, ONE_DESIGN
@@ -44,7 +44,8 @@ def with_explanations(
         if left_by(asked_whether(trial, trial.family), law) is None:
             return finding  # the same results hold: what failed is not how precise they are
         claims = [*islice(explanations(trial, law), 1 if designs == ONE_DESIGN else None)]
-        return replace(finding, explained_by=likeliest_of(trial, claims, finding))
+        likely = likeliest_of(trial, claims, finding)
+        return replace(finding, explained_by=tuple(implied(claims)), likely=likely)
     if finding.tensor in left.tensors:
         return finding
     explained = most_explained(finding, trial, law)
@@ -114,16 +115,30 @@ def left_by(trial: Trial, law: Callable[[Trial], None]) -> Finding | None:
 def explanations(trial: Trial, law: Callable[[Trial], None]) -> Iterator[str]:
     """Yield claims under which the law holds for what the trial's calls returned; calls not reached so far are made.
 
-    Some laws allow for the worst sum of errors, so that a claim would excuse much that it does not explain. Therefore a
-    call of the whole problem has to be within its bounds as well.
+    Pairs of claims come last, if no single one explains it.
     """
+    is_explained = False
     for claim, family in less_precise(trial.family):
-        with suppress(LawBroken, Refused, CannotRun):
-            law(asked_whether(trial, family))
-            if all(bool(x.isfinite().all()) for x in (trial.problem.q, trial.problem.k, trial.problem.v)):
-                again = asked_whether(trial, family)
-                judge(again, again.problem, again.gradients())
+        if _explains(family, trial, law):
+            is_explained = True
             yield claim
+    if not is_explained:
+        yield from (pair for pair, family in in_pairs(trial.family) if _explains(family, trial, law))
+
+
+def _explains(family: Family, trial: Trial, law: Callable[[Trial], None]) -> bool:
+    """Whether the law holds for what the trial's calls returned, were the kernel of this family.
+
+    Some laws allow for the worst sum of errors, so that a family would excuse much that it does not explain. Therefore
+    a call of the whole problem has to be within its bounds as well.
+    """
+    with suppress(LawBroken, Refused, CannotRun):
+        law(asked_whether(trial, family))
+        if all(bool(x.isfinite().all()) for x in (trial.problem.q, trial.problem.k, trial.problem.v)):
+            again = asked_whether(trial, family)
+            judge(again, again.problem, again.gradients())
+        return True
+    return False
 
 
 def likeliest_of(trial: Trial, claims: Sequence[str], finding: Finding) -> tuple[str, ...]:

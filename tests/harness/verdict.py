@@ -63,6 +63,7 @@ class Finding:
         rate: of an intermittent finding, how many repeats of the case have failed, and how many were made.
         explained_by: claims that would each make this no error, by way of a design that is less precise than
             FlashAttention-2; the one with the smallest errors comes first.
+        likely: those of them that no other one explains much better.
     """
 
     claim: str
@@ -89,9 +90,17 @@ class Finding:
     detail: str = ""
     rate: tuple[int, ...] = ()
     explained_by: tuple[str, ...] = ()
+    likely: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("index", "tensors", "of_nan", "rate", "explained_by"):  # JSON turns tuples into lists
+        for name in (
+            "index",
+            "tensors",
+            "of_nan",
+            "rate",
+            "explained_by",
+            "likely",
+        ):  # JSON turns tuples into lists
             object.__setattr__(self, name, tuple(getattr(self, name)))
 
     @property

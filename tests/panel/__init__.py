@@ -55,6 +55,11 @@ LESS_PRECISION = (
     *_of("narrow", "polynomial_exp", claims=("exp_error=1e-4",)),
     *_of("narrow", "tf32", claims=("precision=tf32",)),
     *_of("parts", "split_4_in_16_bits", "cascade", "ring_of_stored_parts", claims=("rounded_partials=true",)),
+    *_of(
+        "parts",
+        "ring_of_stored_parts_by_difference",
+        claims=("rounded_partials=true", "merged_by_difference=true"),
+    ),
     *_of("parts", "ring_by_difference", "differentiated_ring", claims=("merged_by_difference=true",)),
 )
 

@@ -136,6 +136,15 @@ def moved(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> tuple[Ten
     return torch.where(first, part, out), torch.where(first, part_lse, lse)
 
 
+def moved_over_parts(heads: Heads, *, stored_in_dtype: bool) -> tuple[Tensor, Tensor]:
+    """Attend on four devices as ``ring_forward`` does, with each step merged by ``moved``."""
+    out, lse = torch.zeros_like(heads.q), torch.full_like(heads.q[..., :1], -torch.inf)
+    for keys in equal_parts(heads, 4):
+        part, part_lse = of_keys(heads, keys)
+        out, lse = moved(out, lse, heads.rounded(part) if stored_in_dtype else part, part_lse)
+    return out, lse
+
+
 def ring_by_difference(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float
 ) -> tuple[Tensor, Tensor]:
@@ -143,13 +152,18 @@ def ring_by_difference(
 
     Claims: merged_by_difference=true
     """
+    forward = partial(moved_over_parts, stored_in_dtype=False)
+    return attend(q, k, v, causal=causal, sm_scale=sm_scale, forward=forward, backward=recomputed)
 
-    def forward(heads: Heads) -> tuple[Tensor, Tensor]:
-        out, lse = torch.zeros_like(heads.q), torch.full_like(heads.q[..., :1], -torch.inf)
-        for keys in equal_parts(heads, 4):
-            out, lse = moved(out, lse, *of_keys(heads, keys))
-        return out, lse
 
+def ring_of_stored_parts_by_difference(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float
+) -> tuple[Tensor, Tensor]:
+    """ring-flash-attention: the same, where each part comes from a FlashAttention call that stores it in 16 bits.
+
+    Claims: rounded_partials=true, merged_by_difference=true
+    """
+    forward = partial(moved_over_parts, stored_in_dtype=True)
     return attend(q, k, v, causal=causal, sm_scale=sm_scale, forward=forward, backward=recomputed)
 
 

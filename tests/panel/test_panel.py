@@ -10,6 +10,7 @@ from hypothesis import settings
 
 from kernels.registry import load
 from reference import safe_softmax
+from reference.family import AND
 from strategies.case import Case
 from tests.harness.child import Child
 from tests.harness.kernel_info import KernelInfo
@@ -70,8 +71,8 @@ def told(found: list[Alarm]) -> str:
 
 
 def names(claims: tuple[str, ...]) -> set[str]:
-    """Return the claims without the dtype that they may be limited to."""
-    return {claim.rpartition(":")[2] for claim in claims}
+    """Return the claims, those of pairs by themselves, without the dtype that they may be limited to."""
+    return {part.rpartition(":")[2] for claim in claims for part in claim.split(AND)}
 
 
 @pytest.mark.parametrize("member", PANEL, ids=lambda member: member.name)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from kernels.contract import KnownFailure
+from reference.family import implied
 from strategies.case import Case, Spike
 from strategies.cases import is_claimed
 from tests.harness.attribute import Broken, attribute, is_same, needs_of
@@ -570,6 +571,27 @@ class TestLessPrecise:
         told_of = sentence(all_calls, ["float16"])
         assert told_of.startswith("consistent with `k_prescaled` (or rounded_scores=true): less precise")
         assert told_of.endswith("`--claims k_prescaled=true`")
+
+    def test_the_claim_that_most_calls_make_likely_is_offered(self) -> None:
+        """A rival may be nearer to single calls, and does not rule the claim out that explains all of them."""
+        all_calls, both = Imprecise(), self.call("q_prescaled=true", "rounded_scores=true")
+        for likely in ("q_prescaled=true", "rounded_scores=true", "rounded_scores=true"):
+            assert all_calls.explains_also(both)
+            all_calls.add(replace(both, likely=(likely,)))
+        assert sentence(all_calls, ["float16"]).startswith("consistent with `rounded_scores`: less precise")
+
+    def test_a_pair_of_claims_explains_what_either_does(self) -> None:
+        all_calls, (pair,) = Imprecise(), implied(["rounded_partials=true"])[1:]
+        for claims in (["rounded_partials=true"], ["merged_by_difference=true"], [pair]):
+            call = self.call(*implied(claims))
+            assert all_calls.explains_also(call)
+            all_calls.add(call)
+        assert sentence(all_calls, ["float16"]).startswith(
+            "consistent with `rounded_partials` with `merged_by_difference`: less precise"
+        )
+        assert sentence(all_calls, ["float16"]).endswith(
+            "`--claims rounded_partials=true --claims merged_by_difference=true`"
+        )
 
     def test_calls_that_a_bug_explains_are_not_told_of(self) -> None:
         all_calls = Imprecise()

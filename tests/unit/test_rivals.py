@@ -64,4 +64,4 @@ def test_scores_in_the_inputs_dtype_are_not_taken_for_a_scaled_operand() -> None
     with pytest.raises(LawBroken) as failed:
         law_named("backward")(trial)
     explained = with_explanations(failed.value.finding, trial, law_named("backward"), ALL_DESIGNS)
-    assert explained.explained_by == ("rounded_scores=true",)
+    assert explained.likely == ("rounded_scores=true",)

@@ -65,7 +65,12 @@ BROKEN = Verdict(status="broken", finding=WRONG)
 
 def imprecise(*explained_by: str) -> Verdict:
     """Return the verdict that a call is wrong, with claims each of which would explain it."""
-    fields: dict[str, Any] = {"ulps": 12.0, "ratio": 1.5, "explained_by": explained_by}
+    fields: dict[str, Any] = {
+        "ulps": 12.0,
+        "ratio": 1.5,
+        "explained_by": explained_by,
+        "likely": explained_by,
+    }
     return Verdict(status="broken", finding=Finding(claim="so", kind="error", tensor="dq", **fields))
 
 
