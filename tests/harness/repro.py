@@ -196,13 +196,20 @@ def _interpret(spec: str) -> list[str]:
     return [INTERPRET, f"{told}\n{repair}", "repair()"]
 
 
+def _origins(value: Any) -> list[str]:
+    """Return the modules that a value is from; a bound method, as ``apply`` of a class, is from its owner's as well."""
+    if isinstance(value, ModuleType):
+        return [value.__name__]
+    found = (getattr(x, "__module__", None) for x in (value, getattr(value, "__self__", None)))
+    return [name for name in found if isinstance(name, str)]
+
+
 def uses_triton(module: ModuleType) -> bool:
     """Whether a module, or any module that it has names from, has names from Triton."""
     known, waiting = {module.__name__}, [module]
     while waiting:
-        for value in vars(waiting.pop()).values():
-            name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
-            package = str(name).partition(".")[0]
+        for name in {x for value in vars(waiting.pop()).values() for x in _origins(value)}:
+            package = name.partition(".")[0]
             if package == "triton":
                 return True
             if (

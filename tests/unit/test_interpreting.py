@@ -1,11 +1,15 @@
 """Triton kernels on the CPU: what runs, what is skipped with a reason, and the script of a failure."""
 
 import importlib
+import sys
 from dataclasses import asdict
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
+import triton
 
 from kernels.registry import module_of
 from strategies.case import Case
@@ -86,3 +90,12 @@ def test_a_script_repairs_the_interpreter_by_itself(tmp_path: Path) -> None:
 )
 def test_only_scripts_of_triton_carry_the_repair(module: str, uses: bool) -> None:
     assert uses_triton(importlib.import_module(module)) == uses
+
+
+def test_a_module_uses_triton_that_has_a_method_of_a_class_in_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ``flash_attn_func = FlashAttnFunc.apply``, whose own module is that of torch's functions."""
+    of_kernel, adapter = ModuleType("of_kernel"), ModuleType("adapter")
+    made: Any = type("Attention", (torch.autograd.Function,), {"__module__": "of_kernel"})
+    vars(of_kernel)["tl"], vars(adapter)["attention"] = triton.language, made.apply
+    monkeypatch.setitem(sys.modules, "of_kernel", of_kernel)
+    assert uses_triton(adapter)
