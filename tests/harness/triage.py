@@ -33,7 +33,7 @@ from tests.harness.report import Failure
 from tests.harness.run import ALL_DESIGNS, Run
 from tests.harness.runs import HANG_SECONDS, Runs
 from tests.harness.sanitizers import Report, finding
-from tests.harness.vary import LENGTHS, with_normal_numbers, with_value
+from tests.harness.vary import LENGTHS, value_of, with_normal_numbers, with_value
 from tests.harness.verdict import INTERMITTENT, LEAK, NUMBERS, Finding
 from tests.harness.watch import TOGETHER, Watch, sample
 
@@ -147,6 +147,7 @@ class Triage:
         if rest is not None:
             rest = self._with_ordinary_numbers(rest) or rest
             rest = rest if rest == broken else self._with_all_designs(rest)
+            rest = self._without_design_of_strides(rest)
         if rest is None or self._is_less_precise(rest):
             return None
         ledger, kernel = self.known.ledger, self.known.kernel
@@ -334,6 +335,15 @@ class Triage:
                 asked = broken.law, broken.case, broken.ignored
                 finding = self.runs.hard(*asked, explained=True, designs=ALL_DESIGNS)
                 return broken if finding is None else replace(broken, finding=finding)
+        return broken
+
+    def _without_design_of_strides(self, broken: Broken) -> Broken:
+        """Return the failure as one that no design explains, if it needs huge strides, with which none rounds more."""
+        if broken.finding.explained_by and value_of(broken.case, "huge"):
+            with suppress(OutOfTime):
+                near = with_value(broken.case, "huge", False)
+                if self.runs.hard(broken.law, near, broken.ignored, explained=True) is None:
+                    return replace(broken, finding=replace(broken.finding, explained_by=(), likely=()))
         return broken
 
     def _with_ordinary_numbers(self, broken: Broken) -> Broken | None:

@@ -402,6 +402,20 @@ def test_a_call_that_a_law_makes_is_asked_about_every_less_precise_design(tmp_pa
     assert not known.bugs
 
 
+@pytest.mark.parametrize("is_of_strides", [True, False])
+def test_no_design_explains_what_huge_strides_alone_show(tmp_path: Any, *, is_of_strides: bool) -> None:
+    known = KnownBugs("k", "float16", tmp_path, verbose=False)
+
+    def hard(law: str, case: Case, *_: Any, **options: Any) -> Finding | None:
+        return None if is_of_strides and case.k_layout != "huge" else found_imprecise("own=true")
+
+    runs: Any = SimpleNamespace(hard=hard, info=SimpleNamespace(capabilities=CLAIMS), clock=Clock())
+    triage = Triage(runs, known, {}, ShrinkBudget(0.0))
+    case = Case(seqlen_k=2, dtype="float16", k_layout="huge")
+    left = triage._without_design_of_strides(Broken("forward", case, found_imprecise("own=true")))
+    assert bool(left.finding.explained_by) != is_of_strides
+
+
 def found_imprecise(*claims: str) -> Finding:
     """Return the finding that out is wrong, which each of these claims would explain."""
     return Finding(claim="so", kind="error", tensor="out", tensors=("out",), explained_by=claims)
