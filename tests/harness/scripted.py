@@ -92,8 +92,10 @@ def through_autograd(
     out, lse = returned if isinstance(returned, tuple) else (returned, None)
     results = {"q": q, "k": k, "v": v, "dout": dout, "out": out, "lse": lse, "bias": options.get("bias")}
     if gradients and out.requires_grad:
-        found = torch.autograd.grad(out, [*leaves.values()], dout, materialize_grads=True)
-        results |= zip(gradients, found, strict=True)
+        out.backward(dout)
+        results |= {
+            f"d{name}": torch.zeros_like(x) if x.grad is None else x.grad for name, x in leaves.items()
+        }
     return finished(results)
 
 

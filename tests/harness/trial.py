@@ -27,6 +27,7 @@ from strategies.layouts import bits
 from strategies.tensors import Tensors, tensors
 from tests.harness.compare import Check, describe, errors_over_bounds
 from tests.harness.device import device_answers, wait_for_device, watched
+from tests.harness.differentiate import differentiated
 from tests.harness.interpreting import why_not_here
 from tests.harness.lse_form import in_contract_form
 from tests.harness.pattern import ComparedTensor
@@ -494,7 +495,7 @@ def _through_autograd(
     lse = None if lse is None else lse.detach()
     if not out.requires_grad or out.shape != (*p.q.shape[:3], p.v.shape[3]):
         return Outputs(out, lse)
-    found = torch.autograd.grad(out, [*leaves.values()], p.dout, materialize_grads=True)
+    found = differentiated(out, [*leaves.values()], p.dout)
     return Outputs(out.detach(), lse, **gradients_of(found, names))
 
 
