@@ -93,14 +93,8 @@ class Finding:
     likely: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in (
-            "index",
-            "tensors",
-            "of_nan",
-            "rate",
-            "explained_by",
-            "likely",
-        ):  # JSON turns tuples into lists
+        # JSON turns tuples into lists.
+        for name in ("index", "tensors", "of_nan", "rate", "explained_by", "likely"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
 
     @property
