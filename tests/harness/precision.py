@@ -130,13 +130,14 @@ def _explains(family: Family, trial: Trial, law: Callable[[Trial], None]) -> boo
     """Whether the law holds for what the trial's calls returned, were the kernel of this family.
 
     Some laws allow for the worst sum of errors, so that a family would excuse much that it does not explain. Therefore
-    a call of the whole problem has to be within its bounds as well.
+    a call of the whole problem, which a kernel without gradients may refuse, has to be within its bounds as well.
     """
     with suppress(LawBroken, Refused, CannotRun):
         law(asked_whether(trial, family))
         if all(bool(x.isfinite().all()) for x in (trial.problem.q, trial.problem.k, trial.problem.v)):
-            again = asked_whether(trial, family)
-            judge(again, again.problem, again.gradients())
+            with suppress(Refused):
+                again = asked_whether(trial, family)
+                judge(again, again.problem, again.gradients())
         return True
     return False
 

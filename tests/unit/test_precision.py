@@ -10,13 +10,15 @@ from torch import Tensor
 
 from kernels.registry import load
 from reference.bounds.accumulation import SAFETY
-from strategies.case import Case
+from strategies.case import Case, Spike
 from tests.harness.imprecise import ImpreciseCall
 from tests.harness.law import law_named
 from tests.harness.precision import asked_whether, is_plainly_wrong, left_by, with_explanations
 from tests.harness.run import ALL_DESIGNS, NO_DESIGN, ONE_DESIGN
 from tests.harness.trial import LawBroken, Trial
 from tests.harness.verdict import Finding
+from tests.panel.heads import heads_of
+from tests.panel.parts import equal_parts, merged, of_keys
 from tests.unit.running import TOYS, SubjectOf, finding_of
 from tests.unit.toys import sound
 
@@ -79,6 +81,27 @@ def test_tensors_that_no_single_design_explains_stay_wrong() -> None:
     told = with_explanations(finding, trial, law, ALL_DESIGNS)
     assert told.explained_by == ()
     assert "out" in told.tensors
+
+
+def stored_parts(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> Any:
+    """Each of 4 parts of the keys is stored in the inputs' dtype; there is no backward."""
+    if q.requires_grad:
+        raise NotImplementedError("gradients")
+    heads = heads_of(q, k, v, causal, sm_scale)
+    results = [of_keys(heads, keys) for keys in equal_parts(heads, 4)]
+    out, _ = merged([heads.rounded(out) for out, _ in results], [lse for _, lse in results])
+    return out.to(q.dtype)
+
+
+def test_a_design_explains_a_kernel_that_refuses_to_be_differentiated() -> None:
+    """One of 7 keys of a part has a value of 128 times the smallest number of float16: 18.3 in the part, 4.6 in all."""
+    value = Spike(tensor="v", index=(0, 0, 27, 8), value=-(2.0**-17))
+    case = Case(
+        seqlen_q=60, seqlen_k=28, dtype="float16", q_values="zeros", v_values="zeros", spikes=(value,)
+    )
+    finding, trial = broken("stored_parts", case, "forward")
+    told = with_explanations(finding, trial, law_named("forward"), ALL_DESIGNS)
+    assert "rounded_partials=true" in told.explained_by
 
 
 @pytest.mark.parametrize(
