@@ -189,7 +189,7 @@ PAIRS: Mapping[str, tuple[str, str]] = {
         ("rounded_partials=true", "merged_by_difference=true"),
     )
 }
-"""Two of these claims together, as softmax by parts in the inputs' dtype and rings of stored parts have them."""
+"""Pairs of claims that one kernel may need together: attention by parts in the inputs' dtype, rings of stored parts."""
 
 
 def implied(claims: Sequence[str]) -> list[str]:
@@ -223,7 +223,7 @@ def less_precise(family: Family) -> Iterator[tuple[str, Family]]:
 
 
 def in_pairs(family: Family) -> Iterator[tuple[str, Family]]:
-    """Yield each of ``PAIRS`` that matters at the family's dtype, with the family of its designs."""
+    """Yield each pair of claims that matters at the family's dtype, with the family of the designs that have both."""
     yield from _changed(
         family, {pair: LESS_PRECISE[one] | LESS_PRECISE[two] for pair, (one, two) in PAIRS.items()}
     )

@@ -429,8 +429,7 @@ def _is_shown_by(one: Bug, other: Bug, run: Try, capabilities: Capabilities) -> 
 def _rounds_also(one: Bug, other: Bug) -> bool:
     """Whether the other bug shows the ends of the range of a format to which this one rounds ordinary numbers.
 
-    Whether ordinary numbers of one case show roundings depends on the numbers, so most of these cases are enough.
-
+    It is enough that most ordinary cases show these roundings, since it depends on the numbers whether one does.
     Gradients follow from out, or from the weights that it is made of.
     """
     s = one.severity

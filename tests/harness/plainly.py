@@ -67,8 +67,7 @@ def _is_of_lse(broken: Broken, call: Broken) -> bool:
 def by_its_calls(broken: Broken, run: Try, capabilities: Capabilities) -> Broken:
     """Return a plain law's failure for one of ``determinism``, if a call is wrong by itself in one of the same tensors.
 
-    Gradients of a batch element may differ by a call's lse as well.
-
+    For gradients that differ between a batch element and the same one alone, a wrong lse of the case tells as much.
     That law compares calls of batch elements, so a bug of any call seems to need several of them. A call that is wrong
     in another way each time depends on earlier ones, which is for that law to tell.
     """

@@ -338,7 +338,10 @@ class Triage:
         return broken
 
     def _without_design_of_strides(self, broken: Broken) -> Broken:
-        """Return the failure as one that no design explains, if it needs huge strides, with which none rounds more."""
+        """Return the failure as one that no design explains, if the case holds once its tensors lie close together.
+
+        No design rounds more because strides are huge.
+        """
         if broken.finding.explained_by and value_of(broken.case, "huge"):
             with suppress(OutOfTime):
                 near = with_value(broken.case, "huge", False)

@@ -1,6 +1,7 @@
 """Attention over parts of the keys, whose results are merged through their lse: split-KV, cascade, ring."""
 
 import math
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -87,40 +88,16 @@ def cascade(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -
     return attend(q, k, v, causal=causal, sm_scale=sm_scale, forward=forward, backward=recomputed)
 
 
-def ring_forward(heads: Heads, *, stored_in_dtype: bool) -> tuple[Tensor, Tensor]:
-    """Attend on four devices, each with a part of the keys; each step adds one part to what it has.
-
-    The out of that part, and that of all parts before it, are summed with weights that follow from their lse.
-    """
-    out, lse = torch.zeros_like(heads.q), torch.full_like(heads.q[..., :1], -torch.inf)
-    for keys in equal_parts(heads, 4):
-        part, part_lse = of_keys(heads, keys)
-        part = heads.rounded(part) if stored_in_dtype else part
-        both = torch.logaddexp(lse, part_lse)
-        share = torch.exp(part_lse - both.masked_fill(both == -torch.inf, 0.0))
-        rest = torch.exp(lse - both.masked_fill(both == -torch.inf, 0.0))
-        out, lse = rest * out + share * part, both
-    return out, lse
+Merge = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""A function from out and lse of the keys so far, and out and lse of a part, to out and lse of all of these keys."""
 
 
-def ring(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> tuple[Tensor, Tensor]:
-    """Ring attention (Liu et al. 2023) over four devices, with out and lse accumulated in float32.
-
-    Claims: none
-    """
-    forward = partial(ring_forward, stored_in_dtype=False)
-    return attend(q, k, v, causal=causal, sm_scale=sm_scale, forward=forward, backward=recomputed)
-
-
-def ring_of_stored_parts(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float
-) -> tuple[Tensor, Tensor]:
-    """Ring attention in which each step's out comes from a FlashAttention call, which stores it in the inputs' dtype.
-
-    Claims: rounded_partials=true
-    """
-    forward = partial(ring_forward, stored_in_dtype=True)
-    return attend(q, k, v, causal=causal, sm_scale=sm_scale, forward=forward, backward=recomputed)
+def summed(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> tuple[Tensor, Tensor]:
+    """Return out and lse after a part: the sum of both outs, with weights that follow from their lse."""
+    both = torch.logaddexp(lse, part_lse)
+    share = torch.exp(part_lse - both.masked_fill(both == -torch.inf, 0.0))
+    rest = torch.exp(lse - both.masked_fill(both == -torch.inf, 0.0))
+    return rest * out + share * part, both
 
 
 def moved(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> tuple[Tensor, Tensor]:
@@ -136,13 +113,33 @@ def moved(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> tuple[Ten
     return torch.where(first, part, out), torch.where(first, part_lse, lse)
 
 
-def moved_over_parts(heads: Heads, *, stored_in_dtype: bool) -> tuple[Tensor, Tensor]:
-    """Attend on four devices as ``ring_forward`` does, with each step merged by ``moved``."""
+def ring_forward(heads: Heads, merge: Merge, *, stored_in_dtype: bool) -> tuple[Tensor, Tensor]:
+    """Attend on four devices, each of which has a part of the keys, and merge one part after the other."""
     out, lse = torch.zeros_like(heads.q), torch.full_like(heads.q[..., :1], -torch.inf)
     for keys in equal_parts(heads, 4):
         part, part_lse = of_keys(heads, keys)
-        out, lse = moved(out, lse, heads.rounded(part) if stored_in_dtype else part, part_lse)
+        out, lse = merge(out, lse, heads.rounded(part) if stored_in_dtype else part, part_lse)
     return out, lse
+
+
+def ring(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> tuple[Tensor, Tensor]:
+    """Ring attention (Liu et al. 2023) over four devices, with out and lse accumulated in float32.
+
+    Claims: none
+    """
+    forward = partial(ring_forward, merge=summed, stored_in_dtype=False)
+    return attend(q, k, v, causal=causal, sm_scale=sm_scale, forward=forward, backward=recomputed)
+
+
+def ring_of_stored_parts(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float
+) -> tuple[Tensor, Tensor]:
+    """Ring attention in which each step's out comes from a FlashAttention call, which stores it in the inputs' dtype.
+
+    Claims: rounded_partials=true
+    """
+    forward = partial(ring_forward, merge=summed, stored_in_dtype=True)
+    return attend(q, k, v, causal=causal, sm_scale=sm_scale, forward=forward, backward=recomputed)
 
 
 def ring_by_difference(
@@ -152,7 +149,7 @@ def ring_by_difference(
 
     Claims: merged_by_difference=true
     """
-    forward = partial(moved_over_parts, stored_in_dtype=False)
+    forward = partial(ring_forward, merge=moved, stored_in_dtype=False)
     return attend(q, k, v, causal=causal, sm_scale=sm_scale, forward=forward, backward=recomputed)
 
 
@@ -163,7 +160,7 @@ def ring_of_stored_parts_by_difference(
 
     Claims: rounded_partials=true, merged_by_difference=true
     """
-    forward = partial(moved_over_parts, stored_in_dtype=True)
+    forward = partial(ring_forward, merge=moved, stored_in_dtype=True)
     return attend(q, k, v, causal=causal, sm_scale=sm_scale, forward=forward, backward=recomputed)
 
 

@@ -1,4 +1,4 @@
-"""A whole run tells of a less precise design nothing but the claim that explains it."""
+"""A whole run over a less precise design tells the claim that explains it, and no bug."""
 
 from pathlib import Path
 

@@ -573,7 +573,7 @@ class TestLessPrecise:
         assert told_of.endswith("`--claims k_prescaled=true`")
 
     def test_the_claim_that_most_calls_make_likely_is_offered(self) -> None:
-        """A rival may be nearer to single calls, and does not rule the claim out that explains all of them."""
+        """Another claim may come nearer to single calls. That does not rule out the one that explains all of them."""
         all_calls, both = Imprecise(), self.call("q_prescaled=true", "rounded_scores=true")
         for likely in ("q_prescaled=true", "rounded_scores=true", "rounded_scores=true"):
             assert all_calls.explains_also(both)

@@ -93,7 +93,7 @@ def test_only_scripts_of_triton_carry_the_repair(module: str, uses: bool) -> Non
 
 
 def test_a_module_uses_triton_that_has_a_method_of_a_class_in_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As ``flash_attn_func = FlashAttnFunc.apply``, whose own module is that of torch's functions."""
+    """``flash_attn_func = FlashAttnFunc.apply`` is such a method, and names a module of torch as its own."""
     of_kernel, adapter = ModuleType("of_kernel"), ModuleType("adapter")
     made: Any = type("Attention", (torch.autograd.Function,), {"__module__": "of_kernel"})
     vars(of_kernel)["tl"], vars(adapter)["attention"] = triton.language, made.apply
