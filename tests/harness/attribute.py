@@ -444,11 +444,13 @@ def _rounds_also(one: Bug, other: Bug) -> bool:
 def _is_of_range(bug: Bug) -> bool:
     """Whether only certain numbers show errors of the ends of a format's range: large, of a tiny number, or a lost one.
 
-    Such a format rounds ordinary numbers as well.
+    Such a format rounds ordinary numbers as well. A weight is tiny by any scale that makes two scores differ by much.
     """
     mine = bug.failure.finding
-    names = {SCORES if _is_large_scale(need) else need.name for need in bug.needs} - {*LENGTHS}
-    at_the_ends = not is_small(mine) or mine.actual == 0 != mine.expected or is_tiny(mine, "float16")
+    of_tiny = is_tiny(mine, "float16")
+    are_scores = (need.name == "sm_scale" and (of_tiny or _is_large_scale(need)) for need in bug.needs)
+    names = {SCORES if x else need.name for x, need in zip(are_scores, bug.needs, strict=True)} - {*LENGTHS}
+    at_the_ends = not is_small(mine) or mine.actual == 0 != mine.expected or of_tiny
     of_few = mine.kind == "error" and at_the_ends and not bug.severity.shown
     return of_few and bool(names) and names <= {*VALUES_OF, SCORES}
 

@@ -439,14 +439,16 @@ class Investigation:
         """Return the failure on a smallest case that does not meet other bugs, or as it is if there is none.
 
         A bug that every ordinary case shows has no need of what they need. If its smallest case meets them all the
-        same, that case may have become one of another bug on the way there.
+        same, that case may have become one of another bug on the way there. Of a bug that makes small errors, no case
+        is taken that shows a large one, as that may be of a bug that is not known.
         """
         before, claims = self.failure, self.runs.info.capabilities
         met = [bug for bug in others if not bug.needs_no_more_than_dtype and bug.is_met(before.case)]
         fails = partial(self.fails_alike, self.beside_shrinking(self.shrinking.reducing_seconds))
 
         def fails_apart(case: Case) -> bool:
-            return not any(bug.is_met(case) for bug in met) and fails(case)
+            found = None if any(bug.is_met(case) for bug in met) else self.alike(case)
+            return found is not None and is_small(found.finding) == is_small(before.finding) and fails(case)
 
         ordinary = ordinary_cases(claims, before.case.dtype, self.runs.device_type)
         with suppress(BudgetSpent):

@@ -216,7 +216,7 @@ OUT, LSE = torch.zeros_like(Q), torch.zeros(Q.shape[:3], device=DEVICE)
             "sinks: got dtype torch.float16, expected torch.float32",
         ),
         (
-            {"sinks": torch.ones(8)[::2]},
+            {"sinks": torch.ones(8, device=DEVICE)[::2]},
             ValueError,
             r"sinks: got strides \(2,\), expected it to be contiguous",
         ),
@@ -225,7 +225,7 @@ OUT, LSE = torch.zeros_like(Q), torch.zeros(Q.shape[:3], device=DEVICE)
         ({"bias": torch.zeros(1, 4, 5, 1)}, ValueError, r"bias: got shape \(1, 4, 5, 1\), expected"),
         ({"bias": torch.zeros(5, 7)}, ValueError, r"bias: got shape \(5, 7\), expected"),
         ({"bias": torch.zeros(1, 1, 5, 7).half()}, ValueError, "bias: got dtype torch.float16"),
-        ({"bias": torch.zeros(1, 1, 7, 5).mT}, ValueError, "bias: got strides"),
+        ({"bias": torch.zeros(1, 1, 7, 5, device=DEVICE).mT}, ValueError, "bias: got strides"),
         ({"block_m": 48}, ValueError, "block_m: got 48, expected one of"),
         ({"block_m": 64.0}, ValueError, "block_m: got 64.0, expected one of"),
         ({"block_n": 0}, ValueError, "block_n: got 0"),

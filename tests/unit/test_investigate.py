@@ -176,6 +176,23 @@ def test_the_smallest_case_of_what_is_always_wrong_shows_no_other_bug(subject_of
     assert of_lse.failure.explanation.fields
 
 
+@pytest.mark.parametrize(("relative", "moves"), [(1e-4, False), (0.5, True)])
+def test_small_errors_that_always_show_are_not_shown_by_a_case_with_large_ones(
+    relative: float, monkeypatch: pytest.MonkeyPatch, *, moves: bool
+) -> None:
+    """The smallest case has what a known bug needs. All others have large errors, as of a bug that is not known."""
+    mine, large = (replace(WRONG_LSE, relative=x) for x in (relative, 0.5))
+    monkeypatch.setattr(Investigation, "explain", lambda _: None)
+    monkeypatch.setattr(Investigation, "scripted", lambda _, failure: (failure, None))
+    smallest = Case(causal=True)
+    of = investigation(
+        lambda _, case, *__, **___: mine if case == smallest else large, smallest, device_type="cpu"
+    )
+    of.failure, of.known.write = replace(of.failure, finding=mine), lambda *_: None  # type: ignore[method-assign]
+    shown = of.shown_apart_from([bug(smallest, ("lse",), Need("causal", (True,), (False,)))])
+    assert (shown.case != smallest) == moves
+
+
 @pytest.mark.usefixtures("unscripted")
 def test_what_is_always_wrong_in_one_dtype_is_judged_in_others(subject_of: SubjectOf) -> None:
     subject = subject_of("scaled_in_float32", SEVERAL)

@@ -94,10 +94,14 @@ def stored_parts(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: flo
 
 
 def test_a_design_explains_a_kernel_that_refuses_to_be_differentiated() -> None:
-    """One of 7 keys of a part has a value of 128 times the smallest number of float16: 18.3 in the part, 4.6 in all."""
-    value = Spike(tensor="v", index=(0, 0, 27, 8), value=-(2.0**-17))
+    """The results of the parts are 18.4, 18.4, 18.4 and 19.4 times the smallest number of float16, their mean 18.7.
+
+    Each part's is that of 7 keys of which one has a value. Once they are rounded, their mean is 18.25, and so 18.
+    """
+    units = (129, 129, 129, 136)
+    values = (Spike("v", (0, 0, 7 * part, 8), n * 2.0**-24) for part, n in enumerate(units))
     case = Case(
-        seqlen_q=60, seqlen_k=28, dtype="float16", q_values="zeros", v_values="zeros", spikes=(value,)
+        seqlen_q=60, seqlen_k=28, dtype="float16", q_values="zeros", v_values="zeros", spikes=(*values,)
     )
     finding, trial = broken("stored_parts", case, "forward")
     told = with_explanations(finding, trial, law_named("forward"), ALL_DESIGNS)
