@@ -12,7 +12,7 @@ from tests.harness.attribute import Broken, attribute
 from tests.harness.bugs import Bug, is_small
 from tests.harness.plainly import plainly
 from tests.harness.sightings import Sightings
-from tests.harness.vary import SCORES
+from tests.harness.vary import PAIR, SCORES, laid_out
 from tests.harness.verdict import NUMBERS
 
 MOST_CASES = 3
@@ -20,6 +20,8 @@ MOST_CASES = 3
 
 WRITES_TO_EXPANDED = "more than one element of the written-to tensor refers to a single memory location"
 """How PyTorch refuses to write to a tensor with strides of 0, as a kernel does that writes to an input."""
+OUTSIDE_OF_STORAGE = "are out of bounds for storage of size"
+"""How PyTorch refuses a view by strides that reach beyond the end of a tensor's memory."""
 
 MOST = 0.75
 """The share of ordinary cases from which on a bug is said to show in most of them."""
@@ -43,8 +45,8 @@ def is_redundant(
     raise BudgetSpent, which ends the search.
     """
     f = bug.failure
-    if f.finding.kind == "exception" and other.failure.finding.kind == "memory":
-        return WRITES_TO_EXPANDED in f.finding.claim + f.finding.detail
+    if f.finding.kind == "exception":
+        return _is_refused_by_pytorch(bug, other)
     if f.finding.kind not in NUMBERS or other.failure.finding.kind not in NUMBERS:
         return False
     if not other.needs:
@@ -66,6 +68,22 @@ def is_redundant(
         if alone and attribute(broken, alone, run, capabilities).rest is None:
             return False
     return True
+
+
+def _is_refused_by_pytorch(bug: Bug, other: Bug) -> bool:
+    """Whether PyTorch raises for what the other bug does with a layout: a write to an input, or reads by wrong strides.
+
+    Where these lead beyond the tensor's memory there is an exception, and elsewhere they make numbers wrong.
+    """
+    f, kind = bug.failure, other.failure.finding.kind
+    text = f.finding.claim + f.finding.detail
+    of_layout = any(
+        laid_out(need.name, f.case) for need in other.needs if need.name.endswith(("_layout", PAIR))
+    )
+    reads_elsewhere = kind in NUMBERS and of_layout and other.is_met(f.case)
+    return (kind == "memory" and WRITES_TO_EXPANDED in text) or (
+        reads_elsewhere and OUTSIDE_OF_STORAGE in text
+    )
 
 
 def _hides(other: Bug, bug: Bug) -> bool:

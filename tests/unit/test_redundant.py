@@ -8,7 +8,7 @@ from strategies.case import Case, Spike
 from tests.harness.apart import leaves_out_right
 from tests.harness.budget import BudgetSpent
 from tests.harness.bugs import Bug, Need, Severity
-from tests.harness.redundant import WRITES_TO_EXPANDED, is_redundant
+from tests.harness.redundant import OUTSIDE_OF_STORAGE, WRITES_TO_EXPANDED, is_redundant
 from tests.harness.sightings import Sightings
 from tests.harness.vary import SCORES
 from tests.harness.verdict import Finding
@@ -149,3 +149,22 @@ def test_pytorch_refuses_to_write_to_an_expanded_input_that_a_bug_writes_to() ->
         )
         assert is_redundant(of_layout, writes, seen(), runner(numbers), CLAIMS) == expected
         assert not is_redundant(of_layout, BY_LENGTH, seen(), runner(numbers), CLAIMS)
+
+
+@pytest.mark.parametrize(
+    ("other", "text", "expected"),
+    [
+        (Need("k_layout", ("gap",), ("contiguous",)), OUTSIDE_OF_STORAGE, True),
+        (Need("k_layout", ("gap",), ("contiguous",)), "no such layout", False),
+        (Need("v_layout", ("gap",), ("contiguous",)), OUTSIDE_OF_STORAGE, False),
+        (CAUSAL, OUTSIDE_OF_STORAGE, False),
+    ],
+)
+def test_pytorch_refuses_a_view_by_strides_that_elsewhere_make_numbers_wrong(
+    other: Need, text: str, *, expected: bool
+) -> None:
+    claim = f"the kernel raised RuntimeError: setStorage: strides [16, 1] {text} 512"
+    raises = bug(Case(causal=True, k_layout="expanded_rows"), ())
+    raises = replace(raises, failure=replace(raises.failure, finding=Finding(claim=claim, kind="exception")))
+    numbers_of = bug(Case(causal=True, k_layout="gap"), ("out",), other)
+    assert is_redundant(raises, numbers_of, seen(), runner(numbers), CLAIMS) == expected
