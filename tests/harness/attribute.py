@@ -32,6 +32,7 @@ from tests.harness.vary import (
     VALUES_OF,
     value_of,
     with_no_more_than,
+    with_normal_numbers,
     with_value,
     with_zeros,
 )
@@ -130,14 +131,15 @@ def _is_of_nan(broken: Broken, bug: Bug, run: Try) -> bool:
 
     A bug that needs certain numbers, and shows with finite ones, loses no NaN. Other numbers cure what it does, but
     they take the NaN away as well, so that they do not tell. Any bug is in the case if its own law shows it there
-    without the NaN.
+    without the NaN, or with ordinary numbers: of a dout of zeros, all gradients are 0.
     """
     if not bug.lacks_nan_of(broken.case):
         return False
     if "lost" in broken.finding.of_nan and bug.needs_numbers:
         return True
-    finding = run(bug.failure.law, with_value(broken.case, NAN, False), frozenset())
-    return finding is None or not bug.could_break(finding)
+    finite = (with_value(broken.case, NAN, False), with_normal_numbers(broken.case))
+    found = (run(bug.failure.law, case, frozenset()) for case in finite)
+    return not any(finding is not None and bug.could_break(finding) for finding in found)
 
 
 def _is_of_blind_rows(broken: Broken, bug: Bug, run: Try, capabilities: Capabilities) -> bool:
@@ -444,11 +446,11 @@ def _rounds_also(one: Bug, other: Bug) -> bool:
 def _is_of_range(bug: Bug) -> bool:
     """Whether only certain numbers show errors of the ends of a format's range: large, of a tiny number, or a lost one.
 
-    Such a format rounds ordinary numbers as well. A weight is tiny by any scale that makes two scores differ by much.
+    Such a format rounds ordinary numbers as well. A weight is tiny by any scale above the default one.
     """
-    mine = bug.failure.finding
+    mine, default = bug.failure.finding, bug.failure.case.head_dim**-0.5
     of_tiny = is_tiny(mine, "float16")
-    are_scores = (need.name == "sm_scale" and (of_tiny or _is_large_scale(need)) for need in bug.needs)
+    are_scores = (_is_large_scale(x) or (of_tiny and _is_scale_above(default, x)) for x in bug.needs)
     names = {SCORES if x else need.name for x, need in zip(are_scores, bug.needs, strict=True)} - {*LENGTHS}
     at_the_ends = not is_small(mine) or mine.actual == 0 != mine.expected or of_tiny
     of_few = mine.kind == "error" and at_the_ends and not bug.severity.shown
@@ -509,9 +511,13 @@ def _as_in(bug: Bug, need: Need) -> Need:
 
 def _is_large_scale(need: Need) -> bool:
     """Whether sm_scale matters by making large scores, which one no larger than a scale that holds does not do."""
-    if need.name != "sm_scale":
-        return False
-    return abs(need.fails[0] or 0.0) > max((abs(x or 0.0) for x in need.holds), default=0.0)
+    held = need.holds if need.name == "sm_scale" else ()
+    return _is_scale_above(max((abs(x or 0.0) for x in held), default=0.0), need)
+
+
+def _is_scale_above(least: float, need: Need) -> bool:
+    """Whether sm_scale matters, and is larger than ``least`` or, if it is negative, smaller than ``-least``."""
+    return need.name == "sm_scale" and abs(need.fails[0] or 0.0) > least
 
 
 def _shows(bug: Bug, run: Try, case: Case) -> bool:

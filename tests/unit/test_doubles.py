@@ -273,7 +273,9 @@ class TestRoundings:
         assert self.known_after(self.EVERYWHERE, tmp_path) == (None, [])
 
     @pytest.mark.parametrize(("expected", "told"), [(3e-6, True), (0.3, False)])
-    def test_any_scale_may_make_a_tiny_weight(self, expected: float, *, told: bool) -> None:
+    def test_any_scale_above_the_default_one_may_make_a_tiny_weight(
+        self, expected: float, *, told: bool
+    ) -> None:
         case, needs = Case(seqlen_k=7, sm_scale=0.3), (Need("sm_scale", (0.3,), (1.0, None)), self.OF_V)
         found = bug(case, ("out",), *needs, relative=0.01, expected=expected, actual=1.01 * expected)
         assert is_same(self.EVERYWHERE, found, lambda *_: None, CLAIMS) == told

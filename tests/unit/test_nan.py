@@ -1,6 +1,7 @@
 """What makes NaN is told from what hides it, and both from what moves it."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,26 @@ def test_a_bug_of_finite_large_numbers_loses_no_nan() -> None:
     for known, is_explained in ((replace(of_numbers, failure=failure), False), (of_numbers, True)):
         outcome = attribute(Broken("special", case, lost), [known], run, Capabilities())
         assert (outcome.rest is None) == is_explained
+
+
+def test_ordinary_numbers_tell_whether_a_bug_is_in_a_case_of_zeros() -> None:
+    """A group makes dv wrong, and so its NaN is lost. Of a dout of zeros, dv is 0 whatever the group makes of it."""
+    lost = replace(finding_in("hides", CASE), tensor="dv", tensors=("dv",))
+    wrong = Finding(claim="so", kind="error", tensor="dv", tensors=("dv",))
+    case = Case(group=2, q_values="zeros", dout_values="zeros", spikes=(NAN,))
+    failure = replace(
+        bug("hides").failure, law="backward", case=replace(CASE, group=2, spikes=()), finding=wrong
+    )
+    of_group = Bug(failure, ("dv",), (Need("group", (2,), (1,)),))
+
+    def run(law: str, case: Case, ignored: frozenset[str], *, shows: bool = True) -> Finding | None:
+        if case.group == 1 or (law == "backward" and case.dout_values == "zeros"):
+            return None
+        return wrong if shows and law == "backward" else lost if case.spikes else None
+
+    for shows in (True, False):
+        told = attribute(Broken("special", case, lost), [of_group], partial(run, shows=shows), Capabilities())
+        assert (told.rest is None) == shows
 
 
 def test_hidden_nan_is_not_called_a_result_that_is_not_finite() -> None:
