@@ -17,6 +17,7 @@ from tests.harness.bugs import (
     are_kindred,
     is_small,
     is_tiny,
+    leaves_roundings,
     with_tensors,
     wrong_tensors,
 )
@@ -217,9 +218,16 @@ def _without(bug: Bug, broken: Broken, run: Try, capabilities: Capabilities) -> 
 
 
 def _is_gone(bug: Bug, broken: Broken, left: Finding) -> bool:
-    """Whether NaN or infinity, as a bug makes it, is gone from a failure, although wrong numbers are left."""
+    """Whether what a bug makes is gone from a failure, although something of another kind is left.
+
+    That is wrong numbers where it makes NaN or infinity, or an error of roundings where it makes a large one.
+    """
     kinds = bug.failure.finding.kind, broken.finding.kind, left.kind
-    return kinds == ("nonfinite", "nonfinite", "error")
+    of_nan = kinds == ("nonfinite", "nonfinite", "error")
+    by_much = {*kinds} == {"error"} and all(
+        leaves_roundings(x, left) for x in (bug.failure.finding, broken.finding)
+    )
+    return of_nan or by_much
 
 
 def is_present(need: Need, case: Case) -> bool:
@@ -523,7 +531,7 @@ def _is_scale_above(least: float, need: Need) -> bool:
 def _shows(bug: Bug, run: Try, case: Case) -> bool:
     """Whether a case shows a bug again: under its law, in its tensors, and with NaN or infinity if it made these."""
     finding, mine = run(bug.failure.law, case, frozenset()), bug.failure.finding
-    if finding is None or not bug.could_break(finding):
+    if finding is None or not bug.could_break(finding) or leaves_roundings(mine, finding):
         return False
     if finding.explained_by and not (mine.explained_by or is_small(mine)):
         return False  # what is left is less precise, as another bug may make it

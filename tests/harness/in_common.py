@@ -1,5 +1,6 @@
 """Needs of several fields replaced by what these have in common, so that each way to show a bug counts as one."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -23,7 +24,6 @@ from tests.harness.vary import (
     value_of,
     with_value,
 )
-from tests.harness.verdict import Finding
 
 Fails = Callable[[Case], bool]
 """Whether a changed case fails as the smallest case of a bug does."""
@@ -34,21 +34,31 @@ def in_common(
 ) -> list[Need]:
     """Return the needs of a failure, each group of them that a more general one explains replaced by that."""
     case = failure.case
-    needs = by_scores(by_nan(needs, case, fails), failure.finding)
+    needs = by_scores(by_nan(needs, case, fails), failure, fails)
     return by_heads(by_blind_rows(needs, case, fails, capabilities), case, fails, capabilities)
 
 
-def by_scores(needs: Sequence[Need], finding: Finding) -> list[Need]:
+def by_scores(needs: Sequence[Need], failure: Failure, fails: Fails) -> list[Need]:
     """Replace needs of sm_scale and of the numbers of q and k by one need of large scores.
 
-    A large scale and large numbers make the same scores.
+    A large scale and large numbers make the same scores. A scale that is needed alone stays a need, unless the case
+    fails at the default one too, with the numbers of q as many times as large.
     """
     made = [need for need in needs if need.name in ("sm_scale", "qk_values")]
     # NaN and infinity come from large scores, wherever these come from.
-    is_scale = [x.name for x in made] == ["sm_scale"] and finding.kind != "nonfinite"
-    if not made or is_scale:
+    is_scale = [x.name for x in made] == ["sm_scale"] and failure.finding.kind != "nonfinite"
+    if not made or (is_scale and not _is_of_scores(failure.case, fails)):
         return list(needs)
     return [*(need for need in needs if need not in made), Need(SCORES, ("other",), ("ordinary",))]
+
+
+def _is_of_scores(case: Case, fails: Fails) -> bool:
+    """Whether a case with few numbers in q fails at the default scale too, if these numbers make the same scores."""
+    if case.q_values != "zeros" or any(isinstance(spike.value, str) for spike in case.spikes):
+        return False
+    times = case.scale * math.sqrt(case.head_dim)
+    spikes = (replace(x, value=times * float(x.value)) if x.tensor == "q" else x for x in case.spikes)
+    return fails(replace(case, sm_scale=None, spikes=tuple(spikes)))
 
 
 def by_nan(needs: Sequence[Need], case: Case, fails: Fails) -> list[Need]:

@@ -186,7 +186,8 @@ class NeedSearch:
         found: list[Need] = []
         with suppress(BudgetSpent):
             found.extend(diagnosed(self.failure.case, fails, self.runs.info.capabilities))
-        return without_accidents(by_scores(found, self.failure.finding))
+        # As it was drawn, a case has more numbers in q than can be asked about here.
+        return without_accidents(by_scores(found, self.failure, lambda _: False))
 
     def dtypes(self, spend: Callable[[], None]) -> tuple[Need, ...]:
         """Return the dtype as a need if ordinary cases of other dtypes hold."""

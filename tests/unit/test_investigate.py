@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from kernels.contract import Capabilities
-from strategies.case import Case
-from tests.harness.attribute import Broken
+from strategies.case import Case, Spike
+from tests.harness.attribute import Broken, attribute
 from tests.harness.budget import BudgetSpent, Clock, ShrinkBudget
 from tests.harness.bugs import Bug, Need
 from tests.harness.diagnose import diagnosed
 from tests.harness.explain import Seen
+from tests.harness.in_common import by_scores
 from tests.harness.investigate import Investigation
 from tests.harness.law import law_named
 from tests.harness.needs import NeedSearch, without_accidents
@@ -237,6 +238,37 @@ def test_what_needs_large_scores_needs_no_head_dim() -> None:
     ]
     assert [need.name for need in without_accidents(needs)] == [SCORES, "causal"]
     assert [need.name for need in without_accidents(needs[1:])] == ["head_dim", "causal"]
+
+
+@pytest.mark.parametrize(("by_sign", "name"), [(False, SCORES), (True, "sm_scale")])
+def test_a_scale_matters_by_the_scores_that_it_makes_or_by_itself(name: str, *, by_sign: bool) -> None:
+    """One kernel is wrong where a score is below -30, the other one if the scale is negative."""
+    case = Case(sm_scale=-1.0, q_values="zeros", k_values="ones", spikes=(Spike("q", (0, 0, 0, 0), 40.0),))
+
+    def fails(case: Case) -> bool:
+        (q,) = case.spikes
+        return case.scale < 0 if by_sign else case.scale * float(q.value) < -30
+
+    of_scale = bug(case, ("lse",), Need("sm_scale", (-1.0,), (None, 1.0)))
+    assert fails(case)
+    assert [need.name for need in by_scores(of_scale.needs, of_scale.failure, fails)] == [name]
+    of_many = replace(of_scale.failure, case=replace(case, q_values="normal"))
+    assert [need.name for need in by_scores(of_scale.needs, of_many, fails)] == ["sm_scale"]
+
+
+@pytest.mark.parametrize(("relative", "left"), [(0.5, True), (1e-4, False)])
+def test_a_large_error_is_cured_where_roundings_are_left(relative: float, *, left: bool) -> None:
+    """A causal mask makes a large error, or one of roundings, and without it there are roundings."""
+    rounded = Finding(claim="", kind="error", tensor="out", tensors=("out",), relative=1e-4)
+    mine = replace(rounded, relative=relative)
+    of_mask = bug(Case(causal=True), ("out",), Need("causal", (True,), (False,)), relative=relative)
+
+    def run(law: str, case: Case, ignored: frozenset[str]) -> Finding | None:
+        return mine if case.causal else rounded
+
+    told = attribute(Broken("forward", Case(causal=True), mine), [of_mask], run, CLAIMS)
+    assert (told.blamed == [of_mask]) == left
+    assert told.rest is not None
 
 
 def test_a_count_of_1_tells_nothing_beside_special_numbers() -> None:
