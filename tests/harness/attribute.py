@@ -454,12 +454,14 @@ def _rounds_also(one: Bug, other: Bug) -> bool:
 def _is_of_range(bug: Bug) -> bool:
     """Whether only certain numbers show errors of the ends of a format's range: large, of a tiny number, or a lost one.
 
-    Such a format rounds ordinary numbers as well. A weight is tiny by any scale above the default one.
+    Such a format rounds ordinary numbers as well. A weight is tiny by any scale above the default one, and with
+    any lengths but one key, whose weight is 1.
     """
     mine, default = bug.failure.finding, bug.failure.case.head_dim**-0.5
     of_tiny = is_tiny(mine, "float16")
     are_scores = (_is_large_scale(x) or (of_tiny and _is_scale_above(default, x)) for x in bug.needs)
-    names = {SCORES if x else need.name for x, need in zip(are_scores, bug.needs, strict=True)} - {*LENGTHS}
+    names = {SCORES if x else need.name for x, need in zip(are_scores, bug.needs, strict=True)}
+    names -= {*LENGTHS, "lengths"} if of_tiny else {*LENGTHS}
     at_the_ends = not is_small(mine) or mine.actual == 0 != mine.expected or of_tiny
     of_few = mine.kind == "error" and at_the_ends and not bug.severity.shown
     return of_few and bool(names) and names <= {*VALUES_OF, SCORES}

@@ -277,8 +277,12 @@ class TestRoundings:
         self, expected: float, *, told: bool
     ) -> None:
         case, needs = Case(seqlen_k=7, sm_scale=0.3), (Need("sm_scale", (0.3,), (1.0, None)), self.OF_V)
-        found = bug(case, ("out",), *needs, relative=0.01, expected=expected, actual=1.01 * expected)
-        assert is_same(self.EVERYWHERE, found, lambda *_: None, CLAIMS) == told
+        unequal = Need("lengths", ("more keys than queries",), ("equal",))
+        for more in ((), (unequal,)):
+            found = bug(
+                case, ("out",), *needs, *more, relative=0.01, expected=expected, actual=1.01 * expected
+            )
+            assert is_same(self.EVERYWHERE, found, lambda *_: None, CLAIMS) == told
 
     def test_another_bug_leaves_it_as_it_is(self, tmp_path: Any) -> None:
         other = replace(bug(Case(causal=True), ("lse",), CAUSAL), severity=Severity(9, 20))
