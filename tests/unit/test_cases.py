@@ -3,21 +3,27 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import Phase, find, given, settings
 from hypothesis.strategies import SearchStrategy
+from torch import Tensor
 
 from kernels.contract import BIASES, LAYOUTS, Capabilities
 from kernels.registry import load
+from reference.bounds.accumulation import SAFETY
 from strategies.case import DEFAULT_BLOCK, NONFINITE, TENSORS, Case, Spike
-from strategies.cases import LARGEST_SPREAD, MODERATE_VALUES, cases
+from strategies.cases import FAR_BELOW, LARGEST_SPREAD, MODERATE_VALUES, cases
 from strategies.padding import FAMILIES as PADDINGS
 from strategies.padding import several_attended
 from strategies.score_rules import SHAPES
 from strategies.values import FAMILIES
+from tests.harness.law import law_named
+from tests.harness.trial import LawBroken, Trial
 from tests.unit.drawing import CLAIMS, quick, sample
 
 Condition = Callable[[Case], bool]
@@ -109,6 +115,29 @@ KINDS: dict[str, Condition] = {
 def test_every_kind_of_case_is_drawn(device_type: str) -> None:
     found = sample(cases(CLAIMS, dtype="float16", device_type=device_type), 2500)
     assert not [name for name, holds in KINDS.items() if not any(map(holds, found))]
+
+
+def masked_by_a_number(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> Any:
+    """Hidden scores are set to -1e4 instead of -infinity. All heads are query heads."""
+    hidden = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).triu(1 + k.shape[2] - q.shape[2])
+    scores = (q @ k.mT * sm_scale).masked_fill(hidden & causal, -1e4)
+    return scores.softmax(-1) @ v, scores.logsumexp(-1)
+
+
+def test_scores_are_drawn_that_lie_below_those_to_which_a_mask_sets_hidden_ones() -> None:
+    found = sample(cases(CLAIMS, dtype="float32"), 2500)
+    far = [case for case in found if case.causal and case.sm_scale == FAR_BELOW and case.seqlen_q > 1]
+    negative = [case for case in far if {case.q_values, case.k_values} == {"positive", "negative"}]
+    assert len(negative) > 2
+    case = replace(negative[0], group=1, seqlen_q=9, seqlen_k=9, spikes=(), launch=())
+
+    def judge(case: Case) -> None:
+        kernel = load(f"{Path(__file__)}:{masked_by_a_number.__name__}")
+        law_named("forward")(Trial(kernel, case, "cpu", SAFETY))
+
+    with pytest.raises(LawBroken, match="lse is within"):
+        judge(case)
+    judge(replace(case, sm_scale=None))
 
 
 MASKED = replace(CLAIMS, key_padding=True, dropout=(0.0, 0.1, 0.5))
