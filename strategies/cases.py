@@ -45,7 +45,10 @@ COARSE = 2.0**-12
 LARGEST_SPREAD = 2.0
 """The largest sm_scale times the root of head_dim, for such operands: the spread of scores of normal numbers."""
 FAR_BELOW = 30.0
-"""An sm_scale by which scores of q and k of opposite signs lie below -1e4, to which some masks set hidden ones."""
+"""An sm_scale by which scores of q and k of opposite signs lie below -1e4, to which some masks set hidden ones.
+
+That is so from a head_dim of 16 on.
+"""
 ORDINARY = 32
 """For each case with extreme values in one tensor, and each with flat values in one, so many have neither."""
 ALIKE, ONE_DIFFERS, MIXTURES = 3, 2, 1

@@ -129,7 +129,7 @@ def test_scores_are_drawn_that_lie_below_those_to_which_a_mask_sets_hidden_ones(
     far = [case for case in found if case.causal and case.sm_scale == FAR_BELOW and case.seqlen_q > 1]
     negative = [case for case in far if {case.q_values, case.k_values} == {"positive", "negative"}]
     assert len(negative) > 2
-    case = replace(negative[0], group=1, seqlen_q=9, seqlen_k=9, spikes=(), launch=())
+    case = replace(negative[0], group=1, seqlen_q=9, seqlen_k=9, head_dim=64, spikes=(), launch=())
 
     def judge(case: Case) -> None:
         kernel = load(f"{Path(__file__)}:{masked_by_a_number.__name__}")
