@@ -189,7 +189,10 @@ PAIRS: Mapping[str, tuple[str, str]] = {
         ("rounded_partials=true", "merged_by_difference=true"),
     )
 }
-"""Pairs of claims that one kernel may need together: attention by parts in the inputs' dtype, rings of stored parts."""
+"""Pairs of claims that one kernel may need together.
+
+Attention by parts that computes in the inputs' dtype needs such a pair, and so does a ring that stores its parts.
+"""
 
 
 def implied(claims: Sequence[str]) -> list[str]:

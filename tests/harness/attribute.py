@@ -1,6 +1,6 @@
 """Whether known bugs explain a failure: it must go away when any field that such a bug needs gets another value."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any
@@ -139,8 +139,13 @@ def _is_of_nan(broken: Broken, bug: Bug, run: Try) -> bool:
     if "lost" in broken.finding.of_nan and bug.needs_numbers:
         return True
     finite = (with_value(broken.case, NAN, False), with_normal_numbers(broken.case))
-    found = (run(bug.failure.law, case, frozenset()) for case in finite)
-    return not any(finding is not None and bug.could_break(finding) for finding in found)
+    return not _is_shown_in(finite, bug, bug.failure.law, run)
+
+
+def _is_shown_in(cases: Iterable[Case], bug: Bug, law: str, run: Try) -> bool:
+    """Whether a law finds in any of the cases what a bug may have caused."""
+    found = (run(law, case, frozenset()) for case in cases)
+    return any(finding is not None and bug.could_break(finding) for finding in found)
 
 
 def _is_of_blind_rows(broken: Broken, bug: Bug, run: Try, capabilities: Capabilities) -> bool:
@@ -172,8 +177,7 @@ def _is_of_other_scores(bug: Bug, law: str, case: Case, run: Try) -> bool:
         return True
     law, of_0 = (law, case) if case.sm_scale == 0 else (bug.failure.law, own)
     alike = (with_zeros(tensor, replace(of_0, sm_scale=None)) for tensor in VALUES_OF["qk_values"])
-    found = (run(law, x, frozenset()) for x in alike)
-    return not any(x is not None and bug.could_break(x) for x in found)
+    return not _is_shown_in(alike, bug, law, run)
 
 
 @dataclass(frozen=True)
@@ -457,10 +461,10 @@ def _is_of_range(bug: Bug) -> bool:
     Such a format rounds ordinary numbers as well. A weight is tiny by any scale above the default one, and with
     any lengths but one key, whose weight is 1.
     """
-    mine, default = bug.failure.finding, bug.failure.case.head_dim**-0.5
+    mine, default = bug.failure.finding, replace(bug.failure.case, sm_scale=None).scale
     of_tiny = is_tiny(mine, "float16")
-    are_scores = (_is_large_scale(x) or (of_tiny and _is_scale_above(default, x)) for x in bug.needs)
-    names = {SCORES if x else need.name for x, need in zip(are_scores, bug.needs, strict=True)}
+    scales = [x for x in bug.needs if _is_large_scale(x) or (of_tiny and _is_scale_above(default, x))]
+    names = {SCORES if need in scales else need.name for need in bug.needs}
     names -= {*LENGTHS, "lengths"} if of_tiny else {*LENGTHS}
     at_the_ends = not is_small(mine) or mine.actual == 0 != mine.expected or of_tiny
     of_few = mine.kind == "error" and at_the_ends and not bug.severity.shown

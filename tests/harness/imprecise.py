@@ -57,7 +57,7 @@ class Imprecise:
 
     @property
     def common(self) -> list[str]:
-        """The claims that explain every call, each by itself; the one that is likely for most calls comes first."""
+        """Return the claims each of which alone explains every call, the one that is likely for most calls first."""
         found = list(self.claims.values())
         common = [claim for claim in (found[0] if found else ()) if all(claim in others for others in found)]
         return sorted(common, key=lambda claim: -self.votes.get(claim, 0))

@@ -1,6 +1,5 @@
 """Needs of several fields replaced by what these have in common, so that each way to show a bug counts as one."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -54,11 +53,12 @@ def by_scores(needs: Sequence[Need], failure: Failure, fails: Fails) -> list[Nee
 
 def _is_of_scores(case: Case, fails: Fails) -> bool:
     """Whether a case with few numbers in q fails at the default scale too, if these numbers make the same scores."""
-    if case.q_values != "zeros" or any(isinstance(spike.value, str) for spike in case.spikes):
+    if case.q_values != "zeros" or value_of(case, NAN):
         return False
-    times = case.scale * math.sqrt(case.head_dim)
+    at_default = replace(case, sm_scale=None)
+    times = case.scale / at_default.scale
     spikes = (replace(x, value=times * float(x.value)) if x.tensor == "q" else x for x in case.spikes)
-    return fails(replace(case, sm_scale=None, spikes=tuple(spikes)))
+    return fails(replace(at_default, spikes=tuple(spikes)))
 
 
 def by_nan(needs: Sequence[Need], case: Case, fails: Fails) -> list[Need]:

@@ -244,11 +244,14 @@ class Investigation:
         found = finding.with_nan_of(mine)
         return replace(self.failure, case=case, finding=found, explanation=UNEXPLAINED)
 
-    def fails_alike(self, spend: Callable[[], None], case: Case) -> bool:
-        """Whether a smaller case fails in the same way; if it does, it becomes the failure's case."""
+    def fails_alike(self, spend: Callable[[], None], case: Case, *, as_small: bool = False) -> bool:
+        """Whether a smaller case fails in the same way; if it does, it becomes the failure's case.
+
+        With ``as_small``, no case does whose error is large where this failure's is one of roundings, or the reverse.
+        """
         spend()
         smaller = self.alike(case)
-        if smaller is None:
+        if smaller is None or (as_small and is_small(smaller.finding) != is_small(self.failure.finding)):
             return False
         self.failure = smaller
         self.known.write(smaller, None)
@@ -444,11 +447,11 @@ class Investigation:
         """
         before, claims = self.failure, self.runs.info.capabilities
         met = [bug for bug in others if not bug.needs_no_more_than_dtype and bug.is_met(before.case)]
-        fails = partial(self.fails_alike, self.beside_shrinking(self.shrinking.reducing_seconds))
+        spend = self.beside_shrinking(self.shrinking.reducing_seconds)
+        fails = partial(self.fails_alike, spend, as_small=True)
 
         def fails_apart(case: Case) -> bool:
-            found = None if any(bug.is_met(case) for bug in met) else self.alike(case)
-            return found is not None and is_small(found.finding) == is_small(before.finding) and fails(case)
+            return not any(bug.is_met(case) for bug in met) and fails(case)
 
         ordinary = ordinary_cases(claims, before.case.dtype, self.runs.device_type)
         with suppress(BudgetSpent):

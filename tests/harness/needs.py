@@ -27,6 +27,7 @@ from tests.harness.vary import (
     HEADS,
     LENGTHS,
     NAN,
+    OF_LAYOUTS,
     PAIR,
     SCORES,
     VALUES_OF,
@@ -102,7 +103,7 @@ class NeedSearch:
 
         Strides tell nothing in a single row, and several heads are several rows as well.
         """
-        layouts = [need for need in needs if need.name.endswith(("_layout", PAIR))]
+        layouts = [need for need in needs if need.name.endswith(OF_LAYOUTS)]
         if not layouts:
             return list(needs)
         return [

@@ -12,7 +12,7 @@ from tests.harness.attribute import Broken, attribute
 from tests.harness.bugs import Bug, is_small
 from tests.harness.plainly import plainly
 from tests.harness.sightings import Sightings
-from tests.harness.vary import PAIR, SCORES, laid_out
+from tests.harness.vary import OF_LAYOUTS, SCORES, laid_out
 from tests.harness.verdict import NUMBERS
 
 MOST_CASES = 3
@@ -77,9 +77,7 @@ def _is_refused_by_pytorch(bug: Bug, other: Bug) -> bool:
     """
     f, kind = bug.failure, other.failure.finding.kind
     text = f.finding.claim + f.finding.detail
-    of_layout = any(
-        laid_out(need.name, f.case) for need in other.needs if need.name.endswith(("_layout", PAIR))
-    )
+    of_layout = any(laid_out(need.name, f.case) for need in other.needs if need.name.endswith(OF_LAYOUTS))
     reads_elsewhere = kind in NUMBERS and of_layout and other.is_met(f.case)
     return (kind == "memory" and WRITES_TO_EXPANDED in text) or (
         reads_elsewhere and OUTSIDE_OF_STORAGE in text

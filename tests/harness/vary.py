@@ -42,6 +42,8 @@ TILES_OF_SIZE = "tiles of "
 """The beginning of the name of such a field."""
 PAIR = " layouts"
 """The end of the name of a field for two tensors' layouts, as where one is read by the strides of the other."""
+OF_LAYOUTS = ("_layout", PAIR)
+"""The ends of the names of fields for the layout of one tensor or of two."""
 
 
 @dataclass(frozen=True)

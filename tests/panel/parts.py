@@ -93,7 +93,7 @@ Merge = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def summed(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> tuple[Tensor, Tensor]:
-    """Return out and lse after a part: the sum of both outs, with weights that follow from their lse."""
+    """Return out and lse after a part: out is the mean of the two, each weighted by the exponential of its lse."""
     both = torch.logaddexp(lse, part_lse)
     share = torch.exp(part_lse - both.masked_fill(both == -torch.inf, 0.0))
     rest = torch.exp(lse - both.masked_fill(both == -torch.inf, 0.0))

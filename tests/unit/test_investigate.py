@@ -89,7 +89,9 @@ def test_what_is_known_at_the_end_of_the_time_is_kept() -> None:
 
 def investigation(hard: Callable[..., Finding | None], case: Case, **runs: Any) -> Investigation:
     """Return the investigation of a wrong lse in a case, for a kernel of which ``hard`` says what a run finds."""
-    known: Any = SimpleNamespace(bugs={}, precision=SimpleNamespace(common=[]))
+    known: Any = SimpleNamespace(
+        bugs={}, precision=SimpleNamespace(common=[]), write=lambda failure, script: None
+    )
     of_kernel: Any = SimpleNamespace(capabilities=CLAIMS)
     all_runs: Any = SimpleNamespace(hard=hard, forget=lambda: None, info=of_kernel, clock=Clock(), **runs)
     failure = Failure("k.py:f", (), "forward", case, kernel="k", finding=WRONG_LSE, environment={})
@@ -189,7 +191,7 @@ def test_small_errors_that_always_show_are_not_shown_by_a_case_with_large_ones(
     of = investigation(
         lambda _, case, *__, **___: mine if case == smallest else large, smallest, device_type="cpu"
     )
-    of.failure, of.known.write = replace(of.failure, finding=mine), lambda *_: None  # type: ignore[method-assign]
+    of.failure = replace(of.failure, finding=mine)
     shown = of.shown_apart_from([bug(smallest, ("lse",), Need("causal", (True,), (False,)))])
     assert (shown.case != smallest) == moves
 
@@ -242,7 +244,7 @@ def test_what_needs_large_scores_needs_no_head_dim() -> None:
 
 @pytest.mark.parametrize(("by_sign", "name"), [(False, SCORES), (True, "sm_scale")])
 def test_a_scale_matters_by_the_scores_that_it_makes_or_by_itself(name: str, *, by_sign: bool) -> None:
-    """One kernel is wrong where a score is below -30, the other one if the scale is negative."""
+    """Two kernels are asked: one is wrong where a score is below -30, the other one where sm_scale is negative."""
     case = Case(sm_scale=-1.0, q_values="zeros", k_values="ones", spikes=(Spike("q", (0, 0, 0, 0), 40.0),))
 
     def fails(case: Case) -> bool:
