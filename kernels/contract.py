@@ -333,7 +333,8 @@ class Capabilities:
     may_refuse: bool = claim(
         False,
         """A claimed case may still be refused, by `NotImplementedError`. Refusals are counted, and only a kernel that
-        refuses nearly everything fails. This is meant for plain functions, whose claims are assumed and not stated.""",
+        refuses nearly everything fails. Of one that refuses a quarter, most cases are drawn from what it seems to
+        answer. This is meant for plain functions, whose claims are assumed and not stated.""",
         BOOLEAN,
     )
     launch: Mapping[str, tuple[Any, ...]] = claim(
@@ -364,6 +365,10 @@ class Capabilities:
         if self.lse_base == "e":
             return family
         return replace(family, bases=tuple(replace(base, lse_in_base_2=True) for base in family.bases))
+
+    def admits(self, case: Any) -> bool:
+        """Whether the kernel claims to answer a case."""
+        return all(claim.admits(getattr(self, name), case) for name, claim in CLAIMS.items())
 
 
 CLAIMS: Mapping[str, Claim] = claims_of(Capabilities)

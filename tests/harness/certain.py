@@ -6,7 +6,7 @@ what matters by accident, may fail because of other bugs. With ordinary numbers 
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import combinations
 
 from kernels.contract import Capabilities
@@ -27,8 +27,8 @@ TRIED = (3, 192, 128, 4, 5, 8, 9, 16, 17, 20, 24, 32, 33, 48, 49, 64, 65, 96, 12
 
 Where the bug shows at all of them, or at none, the first three tell that there is no border.
 """
-ODD = LONGER + 1
-"""The other length while one is varied: it fills no tile."""
+ODDS = (LONGER + 1, LONGER + 8, LONGER)
+"""The other length while one is varied, the first that is claimed: one that fills no tile, if lengths may be odd."""
 
 
 def certain(matter: Sequence[Need], case: Case, fails: Fails, capabilities: Capabilities) -> Iterator[Need]:
@@ -49,7 +49,8 @@ def certain(matter: Sequence[Need], case: Case, fails: Fails, capabilities: Capa
         changed = list(cures(need, shown, capabilities)) if need.is_telling else []
         if changed and not any(map(shows, changed)):
             yield replace(need, is_certain=True)
-    borders = [border for name in LENGTHS for border in _borders(name, case, shown, shows)]
+    claims = partial(is_claimed, capabilities=capabilities)
+    borders = [border for name in LENGTHS for border in _borders(name, case, shown, shows, claims)]
     yield from borders or _of_both(case, shown, shows)
 
 
@@ -62,21 +63,26 @@ def _ordinary(case: Case) -> Iterator[Case]:
         yield normal
 
 
-def _borders(name: str, case: Case, shown: Case, shows: Fails) -> Iterator[Need]:
+def _borders(name: str, case: Case, shown: Case, shows: Fails, claims: Fails) -> Iterator[Need]:
     """Yield a need of one length if it shows the bug beyond some tile, up to its end, or wherever it fills no tile.
 
     Another bug of the same tensors may show at other lengths by a rule of its own. Then two rules together say where
     something is wrong, and the need is the one that the smallest case meets, if it does not meet both.
     """
     (other,) = {*LENGTHS} - {name}
-    base, own = with_value(shown, other, ODD), getattr(case, name)
+    own, tried = getattr(case, name), {}
     rules = [*_rules(name, own)]
     left = [(x,) for x in rules] + [*filter(_are_apart, combinations(rules, 2))]
     for x in TRIED:
-        is_shown = shows(with_value(base, name, x))
-        left = [together for together in left if any(x in rule.showing for rule in together) == is_shown]
+        changed = next(filter(claims, (with_value(with_value(shown, other, y), name, x) for y in ODDS)), None)
+        if changed is None:
+            continue
+        tried[x] = shows(changed)
+        left = [together for together in left if any(x in rule.showing for rule in together) == tried[x]]
         if not left:
             return
+    if len({*tried.values()}) < 2:  # where no claimed length is on the other side, nothing tells a border
+        return
     met = [rule.need for rule in left[0] if rule.is_met]
     if len(met) == 1:
         yield met[0]

@@ -5,10 +5,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from kernels.claims import parse_claims
+from strategies.case import Case
 from strategies.cases import is_claimed
 from tests.harness.budget import BudgetSpent
 from tests.harness.bugs import Bug, with_tensors
-from tests.harness.offers import OF_ANSWERS, failing_under
+from tests.harness.offers import OF_ANSWERS, excluding, failing_under
 from tests.harness.report import shown_in
 from tests.harness.runs import Runs
 from tests.harness.sightings import Sightings
@@ -83,12 +84,20 @@ def together(group: Sequence[Bug], seen: Mapping[str, Sightings]) -> Concluded:
     return Concluded(worst, everything, twins=tuple(bug.key for bug in group[1:]))
 
 
-def with_offers(concluded: Concluded, runs: Runs, spend: Callable[[], None]) -> Concluded:
-    """Return the bug with those offers that are true for all failing cases of the run; ``spend`` may end the runs."""
-    lines = tuple(
-        line for claim in concluded.bug.offers for line in _offer(claim, concluded.seen, runs, spend)
-    )
-    return replace(concluded, offers=lines)
+def with_offers(
+    concluded: Concluded, runs: Runs, answered: Sequence[Case], spend: Callable[[], None]
+) -> Concluded:
+    """Return the bug with those offers that are true for all failing cases of the run; ``spend`` may end the runs.
+
+    If none of those is, that which excludes all failing cases is looked for among others: of the cases that the kernel
+    has ``answered`` it must leave enough.
+    """
+    bug, seen = concluded.bug, concluded.seen
+    failing = [case for _, case in (*seen.cases, *seen.shrunk)]
+    for claims in (bug.offers, excluding(bug.needs, failing, answered, runs.info.capabilities)):
+        if lines := tuple(line for claim in claims for line in _offer(claim, seen, runs, spend)):
+            return replace(concluded, offers=lines)
+    return concluded
 
 
 def _offer(claim: str, seen: Sightings, runs: Runs, spend: Callable[[], None]) -> Iterator[str]:

@@ -156,7 +156,7 @@ class Investigation:
 
     def is_known(self) -> bool:
         """Whether what the drawn case needs shows that a known bug makes other tensors wrong here."""
-        bug, capabilities = self.as_it_is, self.runs.info.capabilities
+        bug, capabilities = self.as_it_is, self.runs.claims_of(self.failure.law)
         spend = self.beside_shrinking(NEEDS_SECONDS)
 
         def run(law: str, case: Case, ignored: frozenset[str]) -> Finding | None:
@@ -228,7 +228,7 @@ class Investigation:
             return finding
         run = partial(self.runs.hard, safety=SHRINKING_SAFETY)
         broken = Broken(self.failure.law, case, finding, self.failure.ignored)
-        rest = attribute(broken, suspects, run, self.runs.info.capabilities).rest
+        rest = attribute(broken, suspects, run, self.runs.claims_of(self.failure.law)).rest
         return finding if rest is not None and rest.finding == finding else None
 
     def alike(self, case: Case) -> Failure | None:
@@ -327,7 +327,8 @@ class Investigation:
         looks = None if failure.finding.actual is None else look
         with suppress(ChildDied):
             tell = failure.law != "ragged"
-            told = explain(failure.case, fails, looks, self.runs.info.capabilities, lengths_tell=tell)
+            claims = self.runs.claims_of(failure.law)
+            told = explain(failure.case, fails, looks, claims, lengths_tell=tell)
             self.failure = replace(failure, explanation=told)
 
     def with_needs(self, bug: Bug, first: Failure) -> Bug:
@@ -445,7 +446,7 @@ class Investigation:
         same, that case may have become one of another bug on the way there. Of a bug that makes small errors, no case
         is taken that shows a large one, as that may be of a bug that is not known.
         """
-        before, claims = self.failure, self.runs.info.capabilities
+        before, claims = self.failure, self.runs.claims_of(self.failure.law)
         met = [bug for bug in others if not bug.needs_no_more_than_dtype and bug.is_met(before.case)]
         spend = self.beside_shrinking(self.shrinking.reducing_seconds)
         fails = partial(self.fails_alike, spend, as_small=True)

@@ -14,6 +14,7 @@ from hypothesis.statistics import collector, describe_statistics
 
 from strategies.case import Case
 from strategies.cases import is_claimed
+from tests.harness.answered import Answered
 from tests.harness.kernel_info import KernelInfo
 from tests.harness.known_bugs import KnownBugs
 from tests.harness.law import Law
@@ -29,6 +30,8 @@ ORDER = pytest.StashKey[list["LawTurn"]]()
 """The turns in the order in which they are run."""
 SUBJECTS = pytest.StashKey[dict[tuple[str, str], Subject]]()
 """Subjects by kernel and dtype. Turns share them, so that what one turn has reported is not reported again."""
+ANSWERED = pytest.StashKey[dict[str, Answered]]()
+"""What each kernel seems to answer, which the subjects of all its dtypes share."""
 SHARES = pytest.StashKey[Shares]()
 """The time that each kernel has had, in this process and in others."""
 
@@ -97,11 +100,10 @@ class LawTurn(pytest.Item):
     def runtest(self) -> None:
         """Run the turn. The item fails if the turn finds something that is new."""
         subject, start = self.subject, time.perf_counter()
-        focus = self.turn.focus(
-            self.info.capabilities, subject.runs.device_type, f"{self.plan.source} {subject}"
-        )
+        claims = subject.answered.of_turn(self.turn.number)
+        focus = self.turn.focus(claims, subject.runs.device_type, f"{self.plan.source} {subject}")
         seconds = seconds_of(self)
-        subject.begin(focus, seconds)
+        subject.begin(focus, seconds, is_within=claims is not self.info.capabilities)
         if not self.law.applies_to(self.info.capabilities):
             pytest.skip(f"{self.info.name} does not claim {self.law.needs}")
         try:
@@ -127,7 +129,8 @@ def make_subject(item: LawTurn) -> Subject:
     runs = Runs(info, plan.child, plan.journal, known.bugs, plan.clock, plan.share, general=plan.general)
     triage = Triage(runs, known, plan.environment, plan.shrinking, sanitizers=plan.sanitizers)
     corpus = (*plan.corpus, *plan.finds.of(info.name))
-    return Subject(triage, plan.max_seqlen, plan.replay, corpus, plan.finds.near(info.name))
+    answered = item.config.stash.setdefault(ANSWERED, {}).setdefault(info.name, Answered(info.capabilities))
+    return Subject(triage, answered, plan.max_seqlen, plan.replay, corpus, plan.finds.near(info.name))
 
 
 def seconds_of(item: LawTurn) -> float:

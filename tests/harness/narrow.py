@@ -11,6 +11,9 @@ from strategies.cases import is_claimed
 MULTIPLES = (2, 4, 8, 16, 32, 64, 128)
 """Numbers of which kernels may need lengths and head dimensions to be multiples."""
 
+FEW_HEAD_DIMS = 8
+"""If no more are claimed, each is drawn often."""
+
 DENSE = ("contiguous", "bnhd", "packed")
 """Layouts without expanded, misaligned or huge strides."""
 
@@ -36,12 +39,14 @@ def narrower(outside: Sequence[Case], inside: Sequence[Case], capabilities: Capa
     return best
 
 
-def narrowing(outside: Sequence[Case], inside: Sequence[Case], capabilities: Capabilities) -> tuple[str, ...]:
-    """Return claims that together exclude all cases of ``outside`` and none ``inside``, or () if there are none.
+def narrowing(
+    outside: Sequence[Case], inside: Sequence[Case], capabilities: Capabilities
+) -> Iterator[tuple[str, int]]:
+    """Yield claims that exclude cases of ``outside`` and none ``inside``, each with how many of the rest it excludes.
 
     Each claim is the one that excludes most of the cases that are left, the first of equal ones.
     """
-    left, claims = list(outside), list[str]()
+    left = list(outside)
     while left and inside:
         narrowed = [
             (claim, parse_claims([claim], capabilities)) for claim in candidates((), inside, capabilities)
@@ -50,10 +55,9 @@ def narrowing(outside: Sequence[Case], inside: Sequence[Case], capabilities: Cap
         remaining = {claim: [case for case in left if is_claimed(case, c)] for claim, c in harmless}
         best = min(remaining, key=lambda claim: len(remaining[claim]), default=None)
         if best is None or len(remaining[best]) == len(left):
-            return ()
+            return
+        yield best, len(left) - len(remaining[best])
         left, capabilities = remaining[best], parse_claims([best], capabilities)
-        claims.append(best)
-    return tuple(claims)
 
 
 def candidates(outside: Sequence[Case], inside: Sequence[Case], capabilities: Capabilities) -> Iterator[str]:
@@ -111,11 +115,13 @@ def _head_dims(outside: Sequence[Case], inside: Sequence[Case], claimed: tuple[i
         *(tuple(d for d in claimed if d % m == 0) for m in MULTIPLES),
         *(tuple(d for d in claimed if d <= m) for m in MULTIPLES),
     }
-    left = (
+    left = [
         tuple(d for d in claimed if d < min(without, default=0)),
         tuple(d for d in claimed if d > max(without, default=0)),
-        tuple(d for d in claimed if d in within),
-    )
+    ]
+    # Where nothing is outside and many are claimed, those that occur inside may be few by chance.
+    if without or len(claimed) <= FEW_HEAD_DIMS:
+        left.append(tuple(d for d in claimed if d in within))
     for choice in (*sorted(usual, key=lambda choice: (-len(choice), choice)), *left):
         if choice and not without.intersection(choice):
             yield f"head_dims={write_integers(choice)}"

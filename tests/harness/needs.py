@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from kernels.contract import GRADIENTS, OUTPUTS
+from kernels.contract import GRADIENTS, OUTPUTS, Capabilities
 from reference.bounds.accumulation import SHRINKING_SAFETY
 from strategies.case import SIMPLEST, TENSORS, Case
 from strategies.cases import is_claimed
@@ -71,9 +71,14 @@ class NeedSearch:
     failure: Failure
     judged: dict[tuple[str, Case], Finding | None] = field(default_factory=dict)
 
+    @property
+    def claims(self) -> Capabilities:
+        """The claims that changed cases must meet: a case that the kernel refuses tells nothing."""
+        return self.runs.claims_of(self.failure.law)
+
     def needs(self, witnesses: Sequence[Case], fails: Callable[[Case], bool]) -> tuple[Need, ...]:
         """Return the fields without which none of the ``witnesses`` fails; ``fails`` says whether a case does."""
-        case, capabilities = self.failure.case, self.runs.info.capabilities
+        case, capabilities = self.failure.case, self.claims
         varied = [x for x in fields(case, fails, capabilities) if x.matters]
         matter = [need for x in varied for need in self.as_needs(x, fails)]
         # Lengths that do not matter as far as they were varied may still do so at whole tiles.
@@ -94,7 +99,7 @@ class NeedSearch:
         """Return the needs, with those that are certain, although larger cases may fail without them."""
         sure: dict[str, Need] = {}
         with suppress(BudgetSpent):
-            for need in certain(matter, self.failure.case, fails, self.runs.info.capabilities):
+            for need in certain(matter, self.failure.case, fails, self.claims):
                 sure[need.name] = need
         return [*(need for need in needs if need.name not in sure), *sure.values()]
 
@@ -114,7 +119,7 @@ class NeedSearch:
 
     def has_instead(self, need: Need, layout: Need, fails: Callable[[Case], bool]) -> bool:
         """Whether a size above 1 may be another one. If the layout cures the changed case, that has the same bug."""
-        case, claims = self.failure.case, self.runs.info.capabilities
+        case, claims = self.failure.case, self.claims
         if need.name not in ROWS or not {0, 1}.issuperset(need.holds):
             return False
         one = with_value(case, need.name, 1)
@@ -128,7 +133,7 @@ class NeedSearch:
         Gaps may keep their strides there. If they do, and fail at this size but hold at 1, the size matters by itself.
         The law that compares elements of a batch has nothing to compare at 1, so that no gaps tell.
         """
-        case, claims = self.failure.case, self.runs.info.capabilities
+        case, claims = self.failure.case, self.claims
         if need.name not in ROWS or not {0, 1}.issuperset(need.holds):
             return False
         tensors, one = laid_out(layout.name, case), with_value(case, need.name, 1)
@@ -161,7 +166,7 @@ class NeedSearch:
 
     def other_way_round(self, fails: Callable[[Case], bool]) -> list[str]:
         """Return the value of "lengths" with more of the other length, if the case and a longer one hold that way."""
-        case, claims = self.failure.case, self.runs.info.capabilities
+        case, claims = self.failure.case, self.claims
         turned = replace(case, seqlen_q=case.seqlen_k, seqlen_k=case.seqlen_q)
         both = [turned, longer(turned)]
         if fails(
@@ -178,7 +183,7 @@ class NeedSearch:
             if getattr(case, f"{other}_layout") == getattr(case, name):
                 continue
             alike = with_value(case, f"{other}_layout", getattr(case, name))
-            if is_claimed(alike, self.runs.info.capabilities) and not fails(alike):
+            if is_claimed(alike, self.claims) and not fails(alike):
                 return " and ".join(sorted((mine, other))) + PAIR
         return ""
 
@@ -186,13 +191,13 @@ class NeedSearch:
         """Return what the case needs as far as few runs, or fewer if the time is over, can tell."""
         found: list[Need] = []
         with suppress(BudgetSpent):
-            found.extend(diagnosed(self.failure.case, fails, self.runs.info.capabilities))
+            found.extend(diagnosed(self.failure.case, fails, self.claims))
         # As it was drawn, a case has more numbers in q than can be asked about here.
         return without_accidents(by_scores(found, self.failure, lambda _: False))
 
     def dtypes(self, spend: Callable[[], None]) -> tuple[Need, ...]:
         """Return the dtype as a need if ordinary cases of other dtypes hold."""
-        f, claims, holding = self.failure, self.runs.info.capabilities, []
+        f, claims, holding = self.failure, self.claims, []
         for dtype in (x for x in claims.dtypes if x != f.case.dtype):
             ordinary = ordinary_cases(claims, dtype, self.runs.device_type)[:FEW_ORDINARY]
             if not all(is_not_cured(f.finding, self.found(case, f.law, spend)) for case in ordinary):
@@ -203,7 +208,7 @@ class NeedSearch:
         """Return a need of a length with those of ``TILES`` at which the case holds; other needs as they are."""
         if need.name not in LENGTHS:
             return need
-        case, capabilities = self.failure.case, self.runs.info.capabilities
+        case, capabilities = self.failure.case, self.claims
         tiles = [(x, with_value(case, need.name, x)) for x in TILES if x not in need.holds]
         holds = [x for x, tiled in tiles if is_claimed(tiled, capabilities) and not fails(tiled)]
         return replace(need, holds=(*need.holds, *holds))
@@ -222,7 +227,7 @@ class NeedSearch:
             pair = [
                 with_ordinary_numbers(self.failure.case, need.name, length) for length in (tile, tile + 1)
             ]
-            claimed = all(is_claimed(case, self.runs.info.capabilities) for case in pair)
+            claimed = all(is_claimed(case, self.claims) for case in pair)
             if claimed and not fails(pair[0]) and fails(pair[1]):
                 return replace(need, holds=(*(x for x in need.holds if x < tile), tile))
         return need
@@ -244,11 +249,11 @@ class NeedSearch:
             for witness in cases:
                 wrong = self.wrong(witness, law, spend)
                 for need in needs:
-                    cured = list(cures(need, witness, self.runs.info.capabilities))[:1] if wrong else []
+                    cured = list(cures(need, witness, self.claims))[:1] if wrong else []
                     for case in cured:
                         wrong = wrong - self.wrong(case, law, spend)
                 found |= wrong
-        capabilities = self.runs.info.capabilities
+        capabilities = self.claims
         ordinarily = wrong_with_ordinary_numbers(
             f.law, f.case, f.finding, lambda law, case, _: self.found(case, law, spend), capabilities, needs
         )
@@ -257,7 +262,7 @@ class NeedSearch:
     def longer(self, case: Case, needs: Sequence[Need]) -> Iterator[Case]:
         """Yield the case with more rows and keys, if it is claimed and has what the bug needs."""
         more = longer(case)
-        if is_claimed(more, self.runs.info.capabilities) and all(need.is_met(more) for need in needs):
+        if is_claimed(more, self.claims) and all(need.is_met(more) for need in needs):
             yield more
 
     def always_wrong(self, spend: Callable[[], None]) -> set[str]:

@@ -112,7 +112,8 @@ def candidates(
         yield from _listed("layouts", [x for x in capabilities.layouts if x != "huge"])
     for name in names & {*LAYOUT_FIELDS}:
         fine = {getattr(case, name) for case in held} - {getattr(case, name) for case in failing}
-        yield from _listed("layouts", [x for x in capabilities.layouts if x in fine])
+        for left in (fine, {*capabilities.layouts[:1]}):
+            yield from _listed("layouts", [x for x in capabilities.layouts if x in left])
 
 
 def _listed(key: str, values: Sequence[object]) -> list[str]:

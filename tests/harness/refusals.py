@@ -3,11 +3,15 @@
 from collections.abc import Iterable, Mapping
 
 from kernels.contract import Capabilities
+from strategies.case import Case
 from tests.harness.narrow import narrower, narrowing
 from tests.harness.tally import Tally
 
 MOST_REFUSED = 0.9
 """A kernel that may refuse cases still fails if it refuses more than this share of those of one law and dtype."""
+
+MOST_ASKED = 300
+"""About so many cases are asked which claims would exclude them."""
 
 MOST_QUOTED = 3
 """The number of different reasons that are quoted."""
@@ -19,8 +23,19 @@ Item = tuple[str, str]
 
 
 def is_mostly_refused(tally: Tally) -> bool:
-    """Whether more than ``MOST_REFUSED`` of the cases that the kernel could be asked were refused."""
-    return tally.refusals > MOST_REFUSED * (tally.examples + tally.refusals)
+    """Whether more than ``MOST_REFUSED`` of the cases that the kernel could be asked were refused.
+
+    Of a kernel that answers some cases, only those count that were drawn from all that it claims.
+    """
+    if not tally.examples:
+        return tally.refusals > 0
+    refused, asked = _of_all_claimed(tally)
+    return refused > MOST_REFUSED * asked
+
+
+def _of_all_claimed(tally: Tally) -> tuple[int, int]:
+    """Return how many of the cases that were drawn from all that is claimed were refused, and how many these are."""
+    return tally.refusals - tally.refused_within, tally.examples + tally.refusals - tally.within
 
 
 def was_not_run(tally: Tally) -> bool:
@@ -48,11 +63,43 @@ def complaint(kernel: str, tallies: Mapping[Item, Tally], capabilities: Capabili
         return None
     some = merged(refusing.values())
     claims = _truer_claims(tallies, refusing, capabilities)
-    advice = f"claim less: {' '.join(f'--claims {claim}' for claim in claims)}" if claims else CLAIM_LESS
+    advice = f"claim less: {_options(claims)}" if claims else CLAIM_LESS
+    refused, asked = _of_all_claimed(some)
     return (
-        f"{kernel}: refused {some.refusals} of {some.refusals + some.examples} cases that it claims under "
+        f"{kernel}: refused {refused} of {asked} cases that it claims under "
         f"{_names(refusing)} ({_reasons(some)}); {advice}"
     )
+
+
+def drawn_within(kernel: str, tallies: Mapping[Item, Tally], capabilities: Capabilities) -> str | None:
+    """Say in one line that cases were drawn from less than the kernel claims, and from what; None if none were."""
+    total = merged(tallies.values())
+    if not total.within:
+        return None
+    refused, asked = _of_all_claimed(total)
+    some, others = map(_spread, (total.refused_cases, total.answered_cases))
+    claims = [claim for claim, _ in narrowing(some, others, capabilities)]
+    print(
+        len(some),
+        len(others),
+        claims,
+        [(x.seqlen_q, x.seqlen_k, x.dtype) for x in others if x.seqlen_q % 8 or x.seqlen_k % 8][:10],
+    )
+    advice = f"; most of them are not claimed by {_options(claims)}" if claims else ""
+    return (
+        f"{kernel}: refused {refused} of {asked} cases that it claims ({_reasons(total)}), so that "
+        f"{total.within} others were drawn from what it seems to answer{advice}"
+    )
+
+
+def _spread(cases: Iterable[Case]) -> list[Case]:
+    """Return some of the cases, of all laws alike."""
+    listed = list(cases)
+    return listed[:: max(1, len(listed) // MOST_ASKED)]
+
+
+def _options(claims: Iterable[str]) -> str:
+    return " ".join(f"--claims {claim}" for claim in claims)
 
 
 def _truer_claims(
@@ -64,8 +111,11 @@ def _truer_claims(
         return ("backward=false",)
     answered = list(merged(tallies.values()).answered_cases)
     refused = list(merged(refusing.values()).refused_cases)
-    claim = narrower(refused, answered, capabilities)
-    return (claim,) if claim else narrowing(refused, answered, capabilities)
+    if claim := narrower(refused, answered, capabilities):
+        return (claim,)
+    found = [*narrowing(refused, answered, capabilities)]
+    excludes_all = sum(excluded for _, excluded in found) == len(refused)
+    return tuple(claim for claim, _ in found) if excludes_all else ()
 
 
 def merged(tallies: Iterable[Tally]) -> Tally:

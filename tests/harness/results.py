@@ -1,12 +1,13 @@
 """The results of a run: counts for each kernel, law and dtype, the bugs found, and the content of summary.json."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from kernels.contract import DTYPES, GRADIENTS
+from kernels.contract import DTYPES, GRADIENTS, Capabilities
+from strategies.case import Case
 from tests.harness.bugs import Bug, with_tensors
 from tests.harness.cells import by_field, claimed, is_judged
 from tests.harness.conclude import Concluded, merged
@@ -15,7 +16,8 @@ from tests.harness.kernel_info import KernelInfo
 from tests.harness.law import law_named
 from tests.harness.ledger import BEGUN, WITHDRAWN, Ledger
 from tests.harness.nights import told_gone
-from tests.harness.refusals import complaint, is_mostly_refused
+from tests.harness.refusals import Item, complaint, drawn_within, is_mostly_refused
+from tests.harness.refusals import merged as merged_tallies
 from tests.harness.sightings import Sightings
 from tests.harness.tally import CASES, Tally
 from tests.harness.telling import row as row_of
@@ -26,6 +28,8 @@ FORMAT = 1
 
 Key = tuple[str, str, str]
 """The names of a kernel, a law and a dtype."""
+Tell = Callable[[str, Mapping[Item, Tally], Capabilities], str | None]
+"""Makes one line about a kernel of its name, its counts and its claims; or None."""
 
 
 class Results:
@@ -202,13 +206,23 @@ class Results:
             sums[kernel] += getattr(tally, name)
         return {kernel: sums[kernel] for kernel in self.kernels if sums[kernel]}
 
+    def answered(self, kernel: str) -> list[Case]:
+        """Return some of the cases that a kernel has answered, of all laws and dtypes."""
+        return list(merged_tallies(x for key, x in self.tallies.items() if key[0] == kernel).answered_cases)
+
     def complaints(self) -> list[str]:
         """Return one line for each kernel that refuses or cannot run too much of what it claims."""
-        told = []
+        return [line for line in self._of_each(complaint) if line is not None]
+
+    def drawn_within(self) -> list[str]:
+        """Return one line for each kernel that refuses so much that cases were drawn from less than it claims."""
+        return [line for line in self._of_each(drawn_within) if line is not None]
+
+    def _of_each(self, tell: Tell) -> Iterator[str | None]:
+        """Yield what a function tells of each kernel from its name, its counts and its claims."""
         for name, info in self.infos.items():
             tallies = {key[1:]: tally for key, tally in self.tallies.items() if key[0] == name}
-            told.append(complaint(name, tallies, info.capabilities))
-        return [line for line in told if line is not None]
+            yield tell(name, tallies, info.capabilities)
 
     def less_precise_told(self) -> dict[str, str]:
         """Return one line for each kernel that is less precise than claimed, by the name of the kernel."""

@@ -6,11 +6,13 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
-from reference.bounds.accumulation import SAFETY
+from kernels.contract import Capabilities
+from reference.bounds.accumulation import SAFETY, SHRINKING_SAFETY
 from strategies.case import Case
+from tests.harness.answered import Asked
 from tests.harness.budget import LEAST_SECONDS, Clock
 from tests.harness.bugs import Bug, is_in_common
 from tests.harness.child import Child, HarnessError, OutOfTime
@@ -38,11 +40,13 @@ class Runs:
     ``tally`` counts the cases of an item, ``held`` are the last of them that held, and ``nearest`` has for each tensor
     the largest error over bound among them, with its case. ``ordinary`` remembers what was found in ordinary cases,
     which every investigation asks for, and ``answers`` what was found outside the search since ``forget`` was called,
-    as questions about one failure often meet the same case. ``bugs`` are the known ones: a case that would end the
-    process by one of them is not run just to find out about something else. ``clock`` has the time that the whole run
-    may take, ``share`` the seconds of this kernel among all workers, and ``patience`` the seconds for one case after
-    the end, until a case takes longer. What is asked about a failure is asked of the ``general`` child, if there is one
-    and the failure shows there, as it hardly has to compile anything: see ``asked_of_general``.
+    as questions about one failure often meet the same case, and ``refusals`` which of these cases were refused.
+    ``bugs`` are the known ones: a case that would end the process by one of them is not run just to find out about
+    something else. ``clock`` has the time that the whole run may take, ``share`` the seconds of this kernel among all
+    workers, and ``patience`` the seconds for one case after the end, until a case takes longer. Of a kernel that
+    ``has_refused`` some case, each case is asked whether it does. What is asked about a failure is asked of the
+    ``general`` child, if there is one and the failure shows there, as it hardly has to compile anything: see
+    ``asked_of_general``.
     """
 
     info: KernelInfo
@@ -54,8 +58,10 @@ class Runs:
     patience: float = LEAST_SECONDS
     general: Child | None = None
     is_general: bool = False
+    has_refused: bool = False
     ordinary: dict[tuple[str, Case], Finding | None] = field(default_factory=dict)
     answers: dict[tuple[Any, ...], Finding | None] = field(default_factory=dict)
+    refusals: dict[tuple[str, Case], bool] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.begin()
@@ -167,12 +173,25 @@ class Runs:
             child = self.general if self.is_general else None
             verdict = self.in_time(law, case, claims=claims, child=child, **options)
             self.tally.add_seconds(verdict.seconds)
+            self.refusals[law, case] = verdict.status == "refused"
             self.answers[asked] = self.info.finding(verdict)
         return self.answers[asked]
+
+    def claims_of(self, law: str) -> Capabilities:
+        """Return the claims of the kernel, less the cases that it refuses under a law, which tell nothing of a bug."""
+        claims = self.info.capabilities
+        return Asked(**vars(claims), refuses=partial(self.refuses, law)) if self.has_refused else claims
+
+    def refuses(self, law: str, case: Case) -> bool:
+        """Whether the kernel refuses a case. Raises OutOfTime if the run has no time to ask."""
+        if (law, case) not in self.refusals:
+            self.hard(law, case, safety=SHRINKING_SAFETY)
+        return self.refusals.get((law, case), False)
 
     def forget(self) -> None:
         """Run cases outside the search anew, although they were run before."""
         self.answers.clear()
+        self.refusals.clear()
 
     @contextmanager
     def asked_of_general(

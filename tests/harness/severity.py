@@ -64,7 +64,7 @@ def with_contrast(
         differences = [need for case in without[:CONTRASTED] for need in _contrast(showing[0], case)]
         # What this failure's own case does not meet is needed by another bug, which those cases show.
         differences = [need for need in differences if need.is_met(f.case)]
-        needs = needs_of(differences, showing[:CONTRASTED], fails, search.runs.info.capabilities)
+        needs = needs_of(differences, showing[:CONTRASTED], fails, search.claims)
         bug = replace(bug, needs=without_accidents(needs))
         if needs:
             wrong = search.tensors_of(bug.needs, showing[:1], spend)

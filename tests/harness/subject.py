@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from strategies.case import Case
 from strategies.cases import cases, is_claimed
 from strategies.focus import Focus
+from tests.harness.answered import Answered
 from tests.harness.attribute import Broken
 from tests.harness.bugs import Bug
 from tests.harness.child import OutOfTime
@@ -35,11 +36,13 @@ class Subject:
     """One kernel at one dtype in one process.
 
     A law that is broken raises nothing: what becomes of the failure is left to ``triage``, and the search goes on until
-    its time is up. With ``replay``, its case is all that is drawn, and what it ignores is not judged. ``corpus`` has
-    failing cases of earlier runs, and ``near`` those that came nearest to a bound: they are run before any is drawn.
+    its time is up. What the kernel seems to answer is learned in ``answered``. With ``replay``, its case is all that is
+    drawn, and what it ignores is not judged. ``corpus`` has failing cases of earlier runs, and ``near`` those that came
+    nearest to a bound: they are run before any is drawn.
     """
 
     triage: Triage
+    answered: Answered
     max_seqlen: int | None = None
     replay: Run | None = None
     corpus: Sequence[Kept] = ()
@@ -80,8 +83,12 @@ class Subject:
         case = run.case
         return (run.law, case.dtype) == (law.name, self.dtype) and is_claimed(case, self.info.capabilities)
 
-    def begin(self, focus: Focus | None = None, seconds: float = math.inf) -> None:
+    def begin(
+        self, focus: Focus | None = None, seconds: float = math.inf, *, is_within: bool = False
+    ) -> None:
         """Start a new item: draw from ``focus``, by default all that the kernel claims, for so many seconds.
+
+        ``is_within`` says that it leaves out claimed cases which the kernel seems to refuse.
 
         What earlier items have found stays known.
         """
@@ -90,6 +97,7 @@ class Subject:
         self.gone: list[Bug] = []
         self.changed: list[Near] = []
         self.generated = 0
+        self.is_within = is_within
         self.focus = focus or Focus(self.info.capabilities)
         self.deadline = self.triage.deadline = time.perf_counter() + seconds
 
@@ -114,6 +122,7 @@ class Subject:
             return None  # of a case that may compile or hang nothing is known
         self.known.blame_beside(law.name, open_case, verdict.beside)
         finding = self.info.finding(verdict)
+        self._note(open_case, verdict)
         if finding is not None and finding.kind == "hung":
             self.known.note_hang()
         if finding is None:
@@ -122,6 +131,17 @@ class Subject:
             broken = Broken(law.name, open_case, finding, ignored, tuple(verdict.sizes))
             (self.triage.sort if self.replay is None else self.triage.report)(broken)
         return verdict if open_case is case else None
+
+    def _note(self, case: Case, verdict: Verdict) -> None:
+        """Remember whether the kernel has refused or answered a case, if it may refuse any."""
+        is_refused = verdict.status == "refused"
+        if not self.info.capabilities.may_refuse or not (is_refused or verdict.tells_answers):
+            return
+        self.runs.has_refused |= is_refused
+        self.answered.note(case, is_refused=is_refused)
+        if self.is_within:
+            self.tally.within += 1
+            self.tally.refused_within += is_refused
 
     def _verdict(self, law: Law, case: Case, ignored: frozenset[str]) -> Verdict:
         """Return the verdict on a case. In the replay of what comes and goes it is repeated until it fails."""

@@ -129,10 +129,15 @@ class Summary:
         """Find which bugs of different processes are the same, and add to each report what the whole run has seen."""
         if self.starting is not None:
             self.starting.join()
-        spend = meter(CONCLUDING_SECONDS)
+        spend, refusing = meter(CONCLUDING_SECONDS), self.results.counts("refusals")
         runs = {
             name: Runs(
-                info, self.plan.child, self.plan.journal, clock=self.plan.clock, general=self.plan.general
+                info,
+                self.plan.child,
+                self.plan.journal,
+                clock=self.plan.clock,
+                general=self.plan.general,
+                has_refused=name in refusing,
             )
             for name, info in self.results.infos.items()
         }
@@ -141,7 +146,7 @@ class Summary:
             f, seen = bug.failure, self.results.seen
             of_kernel = runs[f.kernel]
             beside = [x for x in self.results.bugs.values() if x.failure.kernel == f.kernel]
-            capabilities = of_kernel.info.capabilities
+            capabilities = of_kernel.claims_of(f.law)
 
             def run(law: str, case: Case, ignored: frozenset[str]) -> Finding | None:
                 spend()
@@ -164,9 +169,17 @@ class Summary:
 
         self.results.add_unreported(self.plan.report_dir / JOURNALS / LEDGER)
         distinct = merged(self.results.bugs, self.results.seen, one_and_the_same)
-        self.results.conclude([with_offers(one, runs[one.bug.failure.kernel], spend) for one in distinct])
+        answered = {
+            name: self.results.answered(name) for name in {one.bug.failure.kernel for one in distinct}
+        }
+        self.results.conclude(
+            [
+                with_offers(one, runs[name := one.bug.failure.kernel], answered[name], spend)
+                for one in distinct
+            ]
+        )
         self.plan.finds.forget(self.results.gone)
-        self.results.notice(self.plan.finds.notices)
+        self.results.notice([*self.plan.finds.notices, *self.results.drawn_within()])
         concluded = self.results.concluded
         reporter = session.config.pluginmanager.get_plugin("terminalreporter")
         if reporter is not None:

@@ -25,7 +25,7 @@ SLOW_SECONDS = 20.0
 
 COUNTS = (
     *("examples", "broken", "refusals", "skipped", "known", "set_aside", "moved", "undrawn", "unsorted"),
-    *("slow", "slow_seconds", "cut_off"),
+    *("within", "refused_within", "slow", "slow_seconds", "cut_off"),
 )
 """The fields of a tally that are one number, to which every item adds."""
 
@@ -47,6 +47,8 @@ class Tally:
         moved: how many of both were run with other values of some fields instead, and count among the others as well.
         undrawn: the number of cases that were not drawn because the time was up.
         unsorted: how many of the broken examples were not looked at, because there was no time to tell what is wrong.
+        within, refused_within: how many of the examples and refusals, and how many of the refusals, were not drawn from
+            all that the kernel claims, but from what it seems to answer.
         slow, slow_seconds: the number of cases that took the kernel over ``SLOW_SECONDS`` or were cut off, and their
             seconds.
         cut_off: how many of these were ended, because the run had no more time for one case of this kernel.
@@ -74,6 +76,8 @@ class Tally:
     moved: int = 0
     undrawn: int = 0
     unsorted: int = 0
+    within: int = 0
+    refused_within: int = 0
     slow: int = 0
     slow_seconds: float = 0.0
     cut_off: int = 0
@@ -113,7 +117,8 @@ class Tally:
         else:
             self.examples += 1
             self.cells.update(cells(case))
-            _keep(case, self.answered_cases)
+            if verdict.tells_answers:
+                _keep(case, self.answered_cases)
             self.broken += verdict.status == "broken"
         self.judged.update(verdict.idle.keys())
         self.idle.update({tensor: int(idle) for tensor, idle in verdict.idle.items()})

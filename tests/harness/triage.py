@@ -226,7 +226,7 @@ class Triage:
                     self.known.blame(bug, broken.law, broken.case, "")
                     return None
         run = partial(self.runs.hard, explained=bool(broken.finding.explained_by))
-        capabilities = self.runs.info.capabilities
+        capabilities = self.runs.claims_of(broken.law)
         try:
             outcome = attribute(plainly(broken, run, capabilities), known, run, capabilities)
         except OutOfTime:
@@ -444,7 +444,7 @@ class Triage:
 
         A bug that every ordinary case shows takes the place of a known one that only showed it with certain numbers.
         """
-        run, capabilities = partial(self.runs.hard, explained=True), self.runs.info.capabilities
+        run, capabilities = partial(self.runs.hard, explained=True), self.runs.claims_of(bug.failure.law)
         with suppress(OutOfTime):
             all_known = list(self.known.bugs.values())
             for known in all_known:

@@ -189,6 +189,11 @@ class Verdict:
     idle: dict[str, bool] = field(default_factory=dict)
     sizes: list[dict[str, Any]] = field(default_factory=list)
 
+    @property
+    def tells_answers(self) -> bool:
+        """Whether the kernel was called and something of what it did was judged, unlike where a law asks nothing."""
+        return bool(self.worst) or self.status == "broken"
+
     def to_dict(self) -> dict[str, Any]:
         """Return a record for JSON."""
         return {**vars(self), "finding": self.finding and asdict(self.finding)}

@@ -89,4 +89,5 @@ def _imported_first(item: tuple[str, str]) -> int:
 
 HEADS, FLASH, EAGER, PARTS = (f"tests.panel.{name}" for name in ("heads", "flash", "eager", "parts"))
 TUTORIAL, SPLIT, V2 = (f"tests.panel.triton_{name}" for name in ("tutorial", "split", "v2"))
+DEMANDING = "tests.several.demanding"
 IMPORT_ORDER = (HEADS, FLASH, EAGER, PARTS, TUTORIAL, SPLIT, V2)

@@ -1,7 +1,9 @@
 """Kernels in PyTorch with several planted bugs, and the bugs that only one of them has."""
 
+from dataclasses import replace
+
 from strategies.case import Case
-from tests.several.bug import EAGER, FLASH, PARTS, Edit, PlantedBug, Several
+from tests.several.bug import DEMANDING, EAGER, FLASH, PARTS, Edit, PlantedBug, Several
 from tests.several.shared import (
     ALL,
     CAUSAL_OFF_BY_ONE,
@@ -213,6 +215,16 @@ TORCH = (
         "parts",
         f"{PARTS}:split_4",
         (REMAINDER_OF_KEYS_DROPPED, EMPTY_PARTS_GIVE_NAN, DV_OF_FIRST_HEAD, LSE_IN_BASE_2),
+    ),
+    Several(
+        "demanding",
+        f"{DEMANDING}:attention",
+        (
+            replace(CAUSAL_TOP_LEFT, case=Case(seqlen_q=8, seqlen_k=16, causal=True)),
+            replace(DEFAULT_SCALE_IN_BACKWARD, case=Case(seqlen_q=8, seqlen_k=8, sm_scale=1.0)),
+            replace(DELTA_OF_64_COLUMNS, case=Case(head_dim=128, seqlen_q=8, seqlen_k=8)),
+            replace(DV_OF_FIRST_HEAD, case=Case(group=2, seqlen_q=8, seqlen_k=8)),
+        ),
     ),
     Several("model", f"{EAGER}:float32", (FINITE_MASK, P_IN_FLOAT16, WRONG_HEAD_MAP)),
 )

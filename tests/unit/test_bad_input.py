@@ -15,7 +15,7 @@ from strategies.cases import is_claimed
 from tests.harness.child import Child
 from tests.harness.kernel_info import KernelInfo
 from tests.harness.probe import probe, simplest_case
-from tests.harness.refusals import complaint, merged
+from tests.harness.refusals import complaint, drawn_within, merged
 from tests.harness.tally import MOST_CASES, Tally
 from tests.harness.trial import LawBroken, Trial
 from tests.harness.verdict import Verdict
@@ -236,7 +236,13 @@ def tally(case: Case, refused: int = 0, answered: int = 0, skipped: int = 0, rea
     found = Tally()
     for status, number in (("refused", refused), ("held", answered), ("skipped", skipped)):
         for _ in range(number):
-            found.add(Verdict(status=status, reason="" if status == "held" else reason), case)
+            is_held = status == "held"
+            found.add(
+                Verdict(
+                    status=status, worst={"out": 0.5} if is_held else {}, reason="" if is_held else reason
+                ),
+                case,
+            )
     return found
 
 
@@ -291,13 +297,29 @@ class TestComplaint:
             "f: none of its 6 cases could be run here (no inline assembly here)"
         )
 
+    def test_cases_that_were_drawn_from_what_it_answers_do_not_hide_its_refusals(self) -> None:
+        found = tally(self.MASKED, refused=38)
+        found.merge(tally(self.PLAIN, answered=2))
+        found.merge(within := tally(self.PLAIN, answered=104))
+        assert self.told(forward=found) is None
+        found.within = within.examples
+        assert self.told(forward=found) == (
+            "f: refused 38 of 40 cases that it claims under forward (float32) (no); "
+            "claim less: --claims causal=false"
+        )
+        assert drawn_within("f", {("forward", "float32"): found}, PLAIN_FUNCTION) == (
+            "f: refused 38 of 40 cases that it claims (no), "
+            "so that 104 others were drawn from what it seems to answer; "
+            "most of them are not claimed by --claims causal=false"
+        )
+
     def test_what_is_kept_of_the_cases_is_bounded_and_travels(self) -> None:
         found = Tally()
         for number in range(2 * MOST_CASES):
             case = Case(seqlen_q=number, seed=number, q_values="ones", launch=(("block_m", 16),))
-            for status in ("refused", "held"):
-                found.add(Verdict(status=status), case)
-                found.add(Verdict(status=status), replace(case, seed=1 + number))
+            for verdict in (Verdict(status="refused"), Verdict(status="held", worst={"out": 0.5})):
+                found.add(verdict, case)
+                found.add(verdict, replace(case, seed=1 + number))
         assert len(found.refused_cases) == len(found.answered_cases) == MOST_CASES
         assert [*found.refused_cases][3] == Case(seqlen_q=3, launch=(("block_m", 16),))
         again = Tally.from_dict(found.to_dict())

@@ -1,6 +1,6 @@
 """Claims are offered that would be true, as far as failing cases tell that were drawn by themselves."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +12,7 @@ from tests.harness.conclude import Concluded, with_offers
 from tests.harness.offers import excluding
 from tests.harness.report import Failure
 from tests.harness.sightings import Sightings
+from tests.harness.vary import with_value
 from tests.harness.verdict import Finding
 
 CLAIMS = Capabilities(head_dims=(16, 64))
@@ -49,16 +50,18 @@ def test_a_list_that_leaves_nearly_nothing_is_not_offered() -> None:
     assert list(excluding([need], failing, held[:8], CLAIMS)) == ["layouts=contiguous"]
 
 
-def offers(drawn: Iterable[Case], shrunk: Iterable[Case]) -> tuple[str, ...]:
+def offers(
+    drawn: Iterable[Case], shrunk: Iterable[Case], answered: Sequence[Case] = (), need: Need = GROUP
+) -> tuple[str, ...]:
     found = Finding(claim="so", kind="error", tensor="out", tensors=("out",))
     failure = Failure("k.py:f", (), "forward", CASE, kernel="k", finding=found, environment={})
-    one = Bug(failure, ("out",), (GROUP,), offers=("grouped_heads=false",))
+    one = Bug(failure, ("out",), (need,), offers=("grouped_heads=false",))
     seen = Sightings()
     for case in drawn:
         seen.add("forward", case, "out")
     seen.keep(("forward", case) for case in shrunk)
     runs: Any = SimpleNamespace(info=SimpleNamespace(capabilities=CLAIMS))
-    return with_offers(Concluded(one, seen), runs, lambda: None).offers
+    return with_offers(Concluded(one, seen), runs, answered, lambda: None).offers
 
 
 def test_cases_of_one_shrinking_do_not_support_an_offer() -> None:
@@ -71,3 +74,13 @@ def test_cases_of_one_shrinking_do_not_support_an_offer() -> None:
 def test_cases_of_one_shrinking_can_refute_an_offer() -> None:
     drawn = [replace(CASE, seed=n) for n in range(3)]
     assert offers(drawn, [replace(CASE, group=1)]) == ()
+
+
+def test_what_all_failing_cases_have_in_common_is_offered_where_the_first_ones_said_something_else() -> None:
+    need = Need("k_layout", ("gap",), ("contiguous",))
+    drawn = [
+        with_value(replace(CASE, group=1), layout, "gap") for layout in ("q_layout", "k_layout", "v_layout")
+    ]
+    told = ("--claims layouts=contiguous: all 3 failing cases are excluded",)
+    assert offers(drawn, (), [*drawn, CASE], need) == told
+    assert offers(drawn, (), drawn, need) == ()
