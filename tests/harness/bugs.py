@@ -254,11 +254,14 @@ class Bug:
         return mine.ends_process and mine.claim == finding.claim
 
     def could_break(self, finding: Finding) -> bool:
-        """Whether the bug can be blamed for a failure, by the kind of failure and by its tensors."""
+        """Whether the bug can be blamed for a failure, by the kind of failure and by its tensors.
+
+        An exception that is raised elsewhere is another one: each line that checks its arguments is told.
+        """
         if self.is_huge:
             return True
         mine = self.failure.finding
-        if not mine.is_akin(finding):
+        if not mine.is_akin(finding) or (mine.kind == "exception" and mine.origin != finding.origin):
             return False
         return mine.kind not in NUMBERS or bool(set(self.tensors) & wrong_tensors(finding))
 

@@ -29,6 +29,7 @@ from tests.harness.vary import BLIND, HIDDEN, PAIR, SCORES, SEEN
 from tests.harness.verdict import Finding
 from tests.unit.bugs import CAUSAL, CLAIMS, bug
 from tests.unit.running import TOYS
+from tests.unit.stubs import runs_of
 
 NO_NUMBERS = Finding(claim="so", kind="nonfinite", tensor="out", tensors=("out", "lse"), nan=16, total=16)
 """All of out is NaN, so that gradients are not judged."""
@@ -261,8 +262,7 @@ class TestRoundings:
         def hard(law: str, case: Case, *_: Any, **options: Any) -> Finding | None:
             return wrong("out", relative=1e-4) if case.dtype == "float32" else None
 
-        info = SimpleNamespace(capabilities=CLAIMS)
-        runs: Any = SimpleNamespace(hard=hard, info=info, clock=Clock(), device_type="cpu")
+        runs = runs_of(CLAIMS, hard=hard, clock=Clock(), device_type="cpu")
         triage = Triage(runs, known, {}, ShrinkBudget(0.0))
         known_as = triage._same_as(bug)
         known.learn()
@@ -347,8 +347,7 @@ class TestRoundings:
             found = [x for x in ("out", *(["dq"] if case.seed % 2 else [])) if x not in ignored]
             return wrong(*found, relative=relatives[found[0]]) if found else None
 
-        info = SimpleNamespace(capabilities=CLAIMS)
-        runs: Any = SimpleNamespace(wrong=is_wrong, info=info, device_type="cpu")
+        runs = runs_of(CLAIMS, wrong=is_wrong, device_type="cpu")
         search = NeedSearch(runs, self.EVERYWHERE.failure)
         assert search.always_wrong(lambda: None) == expected
 
@@ -358,8 +357,7 @@ class TestRoundings:
         def is_wrong(law: str, case: Case, *_: Any) -> Finding | None:
             return wrong("dk", *(["out"] if case.seqlen_k > 8 else []))
 
-        info = SimpleNamespace(capabilities=CLAIMS)
-        runs: Any = SimpleNamespace(wrong=is_wrong, info=info, device_type="cpu")
+        runs = runs_of(CLAIMS, wrong=is_wrong, device_type="cpu")
         for tensor in ("out", "dk"):
             found = NeedSearch(runs, bug(Case(seqlen_k=9), (tensor,)).failure)
             assert found.always_wrong(lambda: None) == {tensor}
@@ -407,7 +405,7 @@ def test_a_call_that_a_law_makes_is_asked_about_every_less_precise_design(tmp_pa
     def hard(law: str, case: Case, *_: Any, designs: str = ONE_DESIGN, **options: Any) -> Finding | None:
         return found_imprecise("other=true", *(["own=true"] if designs == ALL_DESIGNS else []))
 
-    runs: Any = SimpleNamespace(hard=hard, info=SimpleNamespace(capabilities=CLAIMS), clock=Clock())
+    runs = runs_of(CLAIMS, hard=hard, clock=Clock())
     triage = Triage(runs, known, {}, ShrinkBudget(0.0))
     assert triage._unsorted(Broken("invariance", case, found_imprecise("own=true")), patient=True) is None
     assert known.imprecise.total == 2
@@ -421,7 +419,7 @@ def test_no_design_explains_what_huge_strides_alone_show(tmp_path: Any, *, is_of
     def hard(law: str, case: Case, *_: Any, **options: Any) -> Finding | None:
         return None if is_of_strides and case.k_layout != "huge" else found_imprecise("own=true")
 
-    runs: Any = SimpleNamespace(hard=hard, info=SimpleNamespace(capabilities=CLAIMS), clock=Clock())
+    runs = runs_of(CLAIMS, hard=hard, clock=Clock())
     triage = Triage(runs, known, {}, ShrinkBudget(0.0))
     case = Case(seqlen_k=2, dtype="float16", k_layout="huge")
     left = triage._without_design_of_strides(Broken("forward", case, found_imprecise("own=true")))

@@ -26,6 +26,7 @@ from tests.harness.vary import HEADS, SCORES
 from tests.harness.verdict import Finding, Verdict
 from tests.unit.bugs import bug
 from tests.unit.running import CASE, SEVERAL, SubjectOf
+from tests.unit.stubs import runs_of
 
 CLAIMS = Capabilities(head_dims=(16, 32, 64), launch={"block_m": (64, 128)})
 WRONG_LSE = Finding(claim="", kind="error", tensor="lse", tensors=("lse",), actual=0.0)
@@ -81,8 +82,8 @@ def test_what_is_known_at_the_end_of_the_time_is_kept() -> None:
             raise BudgetSpent
         return case.group > 1 and case.heads_kv > 1 and case.v_values != "normal"
 
-    of_cpu: Any = SimpleNamespace(info=SimpleNamespace(capabilities=CLAIMS))
-    failure: Any = SimpleNamespace(case=DRAWN, finding=WRONG_LSE)
+    of_cpu = runs_of(CLAIMS)
+    failure: Any = SimpleNamespace(case=DRAWN, finding=WRONG_LSE, law="forward")
     needs = NeedSearch(of_cpu, failure).diagnosed(fails)
     assert [need.name for need in needs] == ["heads_kv", "group"]
 
@@ -92,8 +93,7 @@ def investigation(hard: Callable[..., Finding | None], case: Case, **runs: Any) 
     known: Any = SimpleNamespace(
         bugs={}, precision=SimpleNamespace(common=[]), write=lambda failure, script: None
     )
-    of_kernel: Any = SimpleNamespace(capabilities=CLAIMS)
-    all_runs: Any = SimpleNamespace(hard=hard, forget=lambda: None, info=of_kernel, clock=Clock(), **runs)
+    all_runs = runs_of(CLAIMS, hard=hard, forget=lambda: None, clock=Clock(), **runs)
     failure = Failure("k.py:f", (), "forward", case, kernel="k", finding=WRONG_LSE, environment={})
     return Investigation(all_runs, failure, known, ShrinkBudget(60.0))
 
@@ -288,9 +288,7 @@ def test_a_crash_in_another_dtype_does_not_make_the_dtype_a_need(elsewhere: str 
     def wrong(law: str, case: Case, *options: Any) -> Finding | None:
         return WRONG_LSE if case.dtype == "float32" else other
 
-    runs: Any = SimpleNamespace(
-        wrong=wrong, info=SimpleNamespace(capabilities=Capabilities()), device_type="cpu"
-    )
+    runs = runs_of(Capabilities(), wrong=wrong, device_type="cpu")
     failure: Any = SimpleNamespace(finding=WRONG_LSE, case=Case(), law="forward", ignored=frozenset())
     needs = NeedSearch(runs, failure).dtypes(lambda: None)
     assert [need.name for need in needs] == (["dtype"] if needed else [])

@@ -2,8 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
 
 from kernels.contract import Capabilities
 from strategies.case import Case
@@ -14,6 +12,7 @@ from tests.harness.report import Failure
 from tests.harness.sightings import Sightings
 from tests.harness.vary import with_value
 from tests.harness.verdict import Finding
+from tests.unit.stubs import runs_of
 
 CLAIMS = Capabilities(head_dims=(16, 64))
 CASE = Case(seqlen_q=70, seqlen_k=90, group=2, heads_kv=2, causal=True)
@@ -60,7 +59,7 @@ def offers(
     for case in drawn:
         seen.add("forward", case, "out")
     seen.keep(("forward", case) for case in shrunk)
-    runs: Any = SimpleNamespace(info=SimpleNamespace(capabilities=CLAIMS))
+    runs = runs_of(CLAIMS)
     return with_offers(Concluded(one, seen), runs, answered, lambda: None).offers
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import permutations
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,6 +31,7 @@ from tests.unit.bugs import (
     long_lse,
     runner,
 )
+from tests.unit.stubs import runs_of
 
 
 def left(wrong: Wrong, case: Case, known: Bug) -> tuple[Broken | None, list[Bug]]:
@@ -311,7 +311,7 @@ def test_rows_that_are_alike_do_not_tell_what_is_wrong() -> None:
 
 def search(case: Case) -> NeedSearch:
     """Return the search for what a bug needs, whose smallest case is given."""
-    runs: Any = SimpleNamespace(info=SimpleNamespace(capabilities=CLAIMS))
+    runs = runs_of(CLAIMS)
     return NeedSearch(runs, bug(case, ("out",)).failure)
 
 
@@ -554,10 +554,7 @@ def test_tensors_that_few_numbers_hide_are_told_by_normal_ones() -> None:
         return {"dv"} | (dropped if case.seqlen_k > 64 else set())
 
     run = runner(wrong)
-    runs: Any = SimpleNamespace(
-        info=SimpleNamespace(capabilities=CLAIMS),
-        wrong=lambda law, case, ignored, *_: run(law, case, ignored),
-    )
+    runs = runs_of(CLAIMS, wrong=lambda law, case, ignored, *_: run(law, case, ignored))
     smallest = Case(seqlen_k=65, k_values="zeros", q_values="zeros")
     found = NeedSearch(runs, bug(smallest, ("out",)).failure)
     assert found.tensors_of((LONG,), [smallest], lambda: None) == {"out", "dk", "dq"}

@@ -1,8 +1,6 @@
 """Two bugs of one tensor are one if ordinary numbers show both at the same lengths, by one rule."""
 
 from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -13,6 +11,7 @@ from tests.harness.needs import NeedSearch
 from tests.harness.same_lengths import show_at_same_lengths
 from tests.harness.vary import SCORES
 from tests.unit.bugs import CAUSAL, CLAIMS, bug, runner
+from tests.unit.stubs import runs_of
 
 OF_SCORES = Need(SCORES, ("other",), ("ordinary",))
 ENTRY = (Spike("v", (0, 0, 0, 0), 1.0),)
@@ -85,7 +84,7 @@ def test_a_border_is_the_end_of_a_tile_if_ordinary_numbers_say_so(
     def fails(case: Case) -> bool:
         return shows(case.seqlen_k) and case.v_values == "normal" and case.seqlen_q > 1
 
-    runs: Any = SimpleNamespace(info=SimpleNamespace(capabilities=CLAIMS))
+    runs = runs_of(CLAIMS)
     known = found_at(71, holds)
     need = NeedSearch(runs, known.failure).with_ordinary_border(known.needs[0], fails)
     assert need.holds == expected

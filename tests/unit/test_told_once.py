@@ -22,13 +22,14 @@ from tests.harness.tally import Tally
 from tests.harness.triage import WAIT_SECONDS, Triage
 from tests.harness.vary import lie_as_contiguous
 from tests.harness.verdict import Finding
+from tests.unit.stubs import runs_of
 
 CLAIMS = Capabilities(head_dims=(16, 32, 64, 128))
 CASE = Case(batch=2, seqlen_q=9, seqlen_k=9, causal=True, dout_layout="gap")
 CAUSAL = Need("causal", (True,), (False,))
 LAID_OUT = Need("dout_layout", ("gap",), ("contiguous",))
 
-RUNS: Any = SimpleNamespace(info=SimpleNamespace(capabilities=CLAIMS))
+RUNS = runs_of(CLAIMS)
 """What an investigation asks of a kernel that is not run: its claims."""
 
 Run = Callable[[str, Case, frozenset[str]], Finding | None]
@@ -102,10 +103,7 @@ class TestDeterminism:
     ) -> None:
         """What is not the same twice is a bug of its own, also where another makes the same tensor wrong."""
         triage: Any = SimpleNamespace(
-            runs=SimpleNamespace(
-                info=SimpleNamespace(capabilities=CLAIMS),
-                hard=backward(lambda case: case.causal, alone=True),
-            ),
+            runs=runs_of(CLAIMS, hard=backward(lambda case: case.causal, alone=True)),
             known=SimpleNamespace(bugs=dict(enumerate(known))),
         )
         assert Triage._by_plain_law(triage, self.BROKEN).law == law
