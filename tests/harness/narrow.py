@@ -18,7 +18,10 @@ DENSE = ("contiguous", "bnhd", "packed")
 """Layouts without expanded, misaligned or huge strides."""
 
 MOST_LOST = 0.5
-"""A claim that excludes this share of the cases inside, or more, does not tell one kind of case from the other."""
+"""A claim that excludes this share of the cases inside, or more, does not tell one kind of case from the other.
+
+Claims that exclude no more than this share of the cases outside do not either.
+"""
 
 
 def narrower(outside: Sequence[Case], inside: Sequence[Case], capabilities: Capabilities) -> str | None:
@@ -83,7 +86,7 @@ def _min_seqlens(outside: Sequence[Case], inside: Sequence[Case], claimed: int) 
     least = 1 + max((min(case.seqlen_q, case.seqlen_k) for case in outside), default=claimed)
     shortest = (min(case.seqlen_q, case.seqlen_k) for case in inside)
     most = min((length for length in shortest if length >= least), default=least)
-    for seqlen in (*(m for m in MULTIPLES if least <= m <= most), least):
+    for seqlen in (*(m for m in (1, *MULTIPLES) if least <= m <= most), least):
         if seqlen > claimed:
             yield f"min_seqlen={seqlen}"
 

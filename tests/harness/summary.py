@@ -37,7 +37,7 @@ from tests.harness.verdict import Finding
 
 WRITING_SECONDS, PAGE_SECONDS = 1.0, 60.0
 """Seconds that must have passed since summary.json, or the page, was written before an item's end writes it again."""
-CONCLUDING_SECONDS = 6.0
+CONCLUDING_SECONDS, LEAST_CONCLUDING_SECONDS = 20.0, 6.0
 """The most seconds that the end of a run takes to find which bugs are the same and which other claims would hold.
 
 Workers may be busy for ``budget.GRACE_SECONDS`` before that, and the whole run has to end within half a minute.
@@ -108,13 +108,17 @@ class Summary:
         plan = self.plan
         return {
             "started": self.started.isoformat(timespec="seconds"),
-            "seconds": round((datetime.now(UTC) - self.started).total_seconds(), 1),
+            "seconds": round(self._seconds(), 1),
             "exit": self.exit_status,
             "time": time_told(plan),
             "profile": settings.get_current_profile_name(),
             "seed": plan.seed,
             "replay": plan.replay is not None,
         }
+
+    def _seconds(self) -> float:
+        """Return how long the run has taken so far."""
+        return (datetime.now(UTC) - self.started).total_seconds()
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -129,7 +133,8 @@ class Summary:
         """Find which bugs of different processes are the same, and add to each report what the whole run has seen."""
         if self.starting is not None:
             self.starting.join()
-        spend, refusing = meter(CONCLUDING_SECONDS), self.results.counts("refusals")
+        refusing, late = self.results.counts("refusals"), self._seconds() - self.plan.clock.seconds
+        spend = meter(max(LEAST_CONCLUDING_SECONDS, CONCLUDING_SECONDS - max(0.0, late)))
         runs = {
             name: Runs(
                 info,

@@ -307,8 +307,10 @@ class TestComplaint:
             "f: refused 38 of 40 cases that it claims under forward (float32) (no); "
             "claim less: --claims causal=false"
         )
+        assert drawn_within("f", {("forward", "float32"): found}, PLAIN_FUNCTION) is None
+        found.merge(tally(self.PLAIN, answered=10))
         assert drawn_within("f", {("forward", "float32"): found}, PLAIN_FUNCTION) == (
-            "f: refused 38 of 40 cases that it claims (no), "
+            "f: refused 38 of 50 cases that it claims (no), "
             "so that 104 others were drawn from what it seems to answer; "
             "most of them are not claimed by --claims causal=false"
         )
