@@ -108,26 +108,31 @@ class Triage:
         return time.perf_counter() < self.deadline or (last and self.known.ledger.is_busy(self.known.kernel))
 
     def _finish_waiting(self) -> None:
-        """Sort failures that still wait, as far as there is time, whatever other processes do."""
+        """Sort failures that still wait, one process after the other, as far as there is time.
+
+        Then one is sorted of each kind that was not, if no known bug may be to blame for it. Others would be told as
+        bugs of their own by each process that has met them.
+        """
         # One failure of each kind comes first, as there may be no time to tell apart those of one kind.
-        found = ((broken.finding, broken) for broken in self.waiting)
-        kinds = {(x.tensor, x.signature, x.of_nan): broken for x, broken in found}
-        others = [broken for broken in self.waiting if broken not in kinds.values()]
-        self.waiting = [*kinds.values(), *others]
-        while len(self.waiting) > len(others):
-            self._sort_next()
+        first = _of_each_kind(self.waiting)
+        self.waiting = [*first, *(broken for broken in self.waiting if broken not in first)]
         until = time.perf_counter() + (math.inf if math.isinf(self.runs.share) else WAIT_SECONDS)
         while self.waiting and self.runs.clock.cut(1.0) > 0 and time.perf_counter() < until:
-            self._sort_next()
+            self.known.learn()
+            if self.known.ledger.is_busy(self.known.kernel):
+                time.sleep(POLL_SECONDS)
+                continue
+            broken = self.waiting.pop(0)
+            self.others_wait = bool(self.waiting)
+            self.sort(broken)
+        for broken in _of_each_kind(self.waiting):
+            self.known.learn()
+            if not any(bug.could_break(broken.finding) for bug in self.known.bugs.values()):
+                self.waiting.remove(broken)
+                self.others_wait = True
+                self.sort(broken, patient=False)
         self.runs.tally.unsorted += len(self.waiting)
         self.waiting = []
-
-    def _sort_next(self) -> None:
-        """Sort the first failure that waits, without waiting for other processes."""
-        broken = self.waiting.pop(0)
-        self.others_wait = bool(self.waiting)
-        self.known.learn()
-        self.sort(broken, patient=False)
 
     def sort(self, broken: Broken, *, patient: bool = True) -> None:
         """Count a failure for the bugs that explain it. What is left is investigated as a new bug, or waits."""
@@ -476,3 +481,9 @@ class Triage:
 def _differences(case: Case, other: Case) -> list[str]:
     """Return the fields in which two cases differ."""
     return [name for name, value in vars(case).items() if value != getattr(other, name)]
+
+
+def _of_each_kind(waiting: Sequence[Broken]) -> list[Broken]:
+    """Return the last failure of each kind: those of one kind may be of one bug."""
+    found = ((broken.finding, broken) for broken in waiting)
+    return list({(x.tensor, x.signature, x.of_nan): broken for x, broken in found}.values())

@@ -188,7 +188,7 @@ class TestTheEnd:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         events: list[str] = []
-        known: Any = SimpleNamespace(learn=lambda: events.append("learn"))
+        known: Any = SimpleNamespace(learn=lambda: events.append("learn"), bugs={})
         broken = Broken("backward", CASE, wrong("dq"))
         runs: Any = SimpleNamespace(clock=Clock(-GRACE_SECONDS), tally=Tally(), share=math.inf)
         triage = Triage(runs, known, {}, ShrinkBudget(0.0), [broken, broken])
@@ -196,11 +196,22 @@ class TestTheEnd:
         triage.finish()
         assert events[:2] == ["learn", "sort"]
 
+    def test_without_time_nothing_is_told_twice(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What a known bug may be to blame for is counted; what no bug is known of is told."""
+        told: list[Broken] = []
+        of_dq, of_dv = (Broken("backward", CASE, wrong(tensor)) for tensor in ("dq", "dv"))
+        known: Any = SimpleNamespace(learn=lambda: None, bugs={"k": bug(wrong("dq"))})
+        runs: Any = SimpleNamespace(clock=Clock(-GRACE_SECONDS), tally=Tally(), share=math.inf)
+        triage = Triage(runs, known, {}, ShrinkBudget(0.0), [of_dq, of_dv])
+        monkeypatch.setattr(triage, "sort", lambda broken, *, patient: told.append(broken))
+        triage.finish()
+        assert (told, runs.tally.unsorted) == ([of_dv], 1)
+
     def test_failures_that_wait_take_no_more_time_than_their_turn_has_and_are_counted_at_the_end(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         now, ledger = 0.0, SimpleNamespace(is_busy=lambda kernel: False)
-        known: Any = SimpleNamespace(learn=lambda: None, kernel="k", ledger=ledger)
+        known: Any = SimpleNamespace(learn=lambda: None, kernel="k", ledger=ledger, bugs={})
         runs: Any = SimpleNamespace(clock=Clock(), tally=Tally(), share=60.0)
         failures = [Broken("backward", replace(CASE, seed=seed), wrong("dq")) for seed in range(100)]
         other = Broken("backward", CASE, wrong("dv"))
