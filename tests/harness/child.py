@@ -70,6 +70,8 @@ KILLED = "out of memory: the process was ended from outside, or as it filled the
 class ChildDied(Exception):
     """The child ended by itself, or was ended: because it overran its time (``hung``), or by others (``killed``).
 
+    What others do to it tells nothing of a kernel.
+
     ``spoiled`` says that it ended by a fault after several kernels had run in it, any of which may be to blame.
     """
 
@@ -87,6 +89,15 @@ class ChildDied(Exception):
         self.killed = killed
         self.spoiled = spoiled
         self.stderr = stderr
+
+
+class NotStarted(ChildDied):
+    """The child ended before a kernel was called in it, as where others have filled the device's memory."""
+
+    def __init__(self, death: ChildDied) -> None:
+        said = death.stderr.strip().splitlines()
+        error = next((line.strip() for line in reversed(said) if "Error" in line), "")
+        super().__init__(f"no process can be started: {error or death}", killed=True, stderr=death.stderr)
 
 
 class OutOfTime(BudgetSpent):
@@ -141,8 +152,9 @@ class Child:
 
         Raises OutOfTime after ``seconds``, if these are fewer than the limit of a case. Raises HarnessError if
         Flashproof itself fails, and fails again in a new process: in the old one, any kernel that ran there may have
-        spoiled the memory. A child that is killed from outside tells nothing of the kernel, and one that crashes after
-        several kernels have run in it does not tell which of them is to blame, so the case is tried again.
+        spoiled the memory. A child that is killed from outside, or ends before it calls the kernel, tells nothing of
+        it, and one that crashes after several kernels have run in it does not tell which of them is to blame, so the
+        case is tried again.
         """
         until = time.perf_counter() + seconds
         try:
@@ -154,6 +166,8 @@ class Child:
                 return _ended(death)
         try:
             return self._verdict(run, meanwhile, until)
+        except NotStarted as death:
+            return Verdict(status="skipped", reason=str(death))
         except ChildDied as death:
             return Verdict(status="skipped", reason=KILLED) if death.killed else _ended(death)
 
@@ -226,7 +240,10 @@ class Child:
         self.held = self.held_first = 0
         self.kernels = set[str]()
         self.is_new = True
-        self.ask({"do": "environment"})
+        try:
+            self.ask({"do": "environment"}, again=False)
+        except ChildDied as death:
+            raise NotStarted(death) from death
 
     def _new_process(self) -> "subprocess.Popen[bytes] | Copy":
         environment = environment_of(self.device)

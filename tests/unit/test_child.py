@@ -140,6 +140,23 @@ class TestChild:
         verdict = child.run(Run(f"{TOYS}:hanging", (), "forward", CASE), kill)
         assert (verdict.status, verdict.reason) == ("skipped", KILLED)
 
+    def test_a_process_that_cannot_start_says_nothing_against_the_kernel(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Others may have filled the device's memory, so that a new process finds none for itself."""
+        full = [sys.executable, "-c", "raise MemoryError('no memory is left')"]
+        started: list[subprocess.Popen[bytes]] = []
+
+        def start(self: Child) -> subprocess.Popen[bytes]:
+            pipe = subprocess.PIPE
+            started.append(subprocess.Popen(full, stdin=pipe, stdout=pipe, stderr=pipe))
+            return started[-1]
+
+        monkeypatch.setattr(Child, "_new_process", start)
+        verdict = Child("cpu").run(Run(f"{TOYS}:sound", (), "forward", CASE), lambda: None)
+        told = "no process can be started: MemoryError: no memory is left"
+        assert (verdict.status, verdict.reason, len(started)) == ("skipped", told, 2)
+
     def test_a_crash_after_another_kernel_counts_if_it_shows_in_a_new_process(
         self, child: Child, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
