@@ -1,22 +1,34 @@
 """What a kernel seems to answer of all that it claims, learned from the cases that it has refused and answered."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
 
 from kernels.claims import parse_claims
 from kernels.contract import Capabilities
 from strategies.case import Case
 from strategies.cases import is_claimed
 from tests.harness.narrow import narrowing
+from tests.harness.vary import in_plain_layouts
 
 MUCH = 1 / 4
 """From this share of refused cases on, cases are drawn from what the kernel seems to answer."""
 
-FEWEST = 8
-"""A claim is learned from at least so many refused cases that it excludes, and so many answered ones that it keeps."""
+FEWEST, FEWEST_EXCLUDED = 8, 4
+"""A claim is learned from at least so many answered cases, all of which it keeps, and refused ones that it excludes."""
 
 MOST = 200
 """The most refused cases, and the most answered ones, that are remembered. An answer that is a surprise always is."""
+
+USUAL_HEAD_DIMS, USUAL_LENGTHS = (64, 128), (128, 256)
+"""Nearly every kernel answers a call with one of these values of each."""
+
+LENGTHS_ASKED = (*range(16, 129, 16), 8, 24, 40, 4, 12, 2, 6, 1, 3, 33)
+"""Lengths by which a rule for them shows: multiples of each power of two that are none of the next one."""
+
+NOT_LEARNED = ("dtypes=", "layouts=")
+"""Claims that are not learned: each dtype has turns of its own, and what is refused is run with contiguous inputs."""
 
 ALL_CLAIMED = 4
 """One of so many turns of a law draws from all that is claimed, since what was learned of a few cases may be wrong."""
@@ -36,18 +48,21 @@ class Asked(Capabilities):
 class Answered:
     """What one kernel seems to answer, at any dtype, in ``claims``: at first all that it has ``claimed``.
 
-    That it refuses a dtype is not learned, as each dtype has turns of its own.
+    It is asked under ``law``.
     """
 
-    def __init__(self, claimed: Capabilities) -> None:
+    def __init__(self, claimed: Capabilities, law: str = "forward") -> None:
         """Begin with no case."""
+        self.law = law
         self.claimed, self.claims = claimed, claimed
         self.refused: list[Case] = []
         self.answered: list[Case] = []
         self.surprises = 0
+        self.asked = set[str]()
 
     def note(self, case: Case, *, is_refused: bool) -> None:
         """Remember a case. After some that ``claims`` are wrong about, these are learned anew."""
+        case = in_plain_layouts(case)
         is_expected = is_claimed(case, self.claims) != is_refused
         kept = self.refused if is_refused else self.answered
         if len(kept) < MOST or not (is_refused or is_expected):
@@ -57,17 +72,70 @@ class Answered:
         if not is_expected and (not is_refused or self.surprises >= FEWEST):
             self._learn()
 
+    def ask(self, dtype: str, refuses: Callable[[Case], bool]) -> None:
+        """Ask the kernel once for each dtype, if it refuses much, about cases that differ from an answered one."""
+        if dtype in self.asked or not self._is_much_refused:
+            return
+        self.asked.add(dtype)
+        usual = next((case for case in _usual(dtype, self.claimed) if not refuses(case)), None)
+        for case in () if usual is None else _varied(usual, self.claimed):
+            self.note(case, is_refused=refuses(case))
+
+    @property
+    def _is_much_refused(self) -> bool:
+        refused = len(self.refused)
+        return refused >= max(FEWEST, MUCH * (refused + len(self.answered)))
+
     def of_turn(self, number: int) -> Capabilities:
         """Return the claims that a turn draws from: one in ``ALL_CLAIMED`` draws from all."""
         return self.claims if number % ALL_CLAIMED else self.claimed
 
     def _learn(self) -> None:
         self.claims, self.surprises = self.claimed, 0
-        refused, answered = len(self.refused), len(self.answered)
-        if answered < FEWEST or refused < max(FEWEST, MUCH * (refused + answered)):
+        if len(self.answered) < FEWEST or not self._is_much_refused:
             return
         for claim, excluded in narrowing(self.refused, self.answered, self.claimed):
-            if excluded < FEWEST:
+            if excluded < FEWEST_EXCLUDED:
                 return
-            if not claim.startswith("dtypes="):
+            if not claim.startswith(NOT_LEARNED):
                 self.claims = parse_claims([claim], self.claims)
+
+
+class AnsweredLaws:
+    """What one kernel seems to answer without gradients, and what with them, of which it may refuse more."""
+
+    def __init__(self, claimed: Capabilities) -> None:
+        """Begin with no case."""
+        self.forward = Answered(claimed)
+        self.backward = Answered(claimed, "backward") if claimed.backward else self.forward
+
+    def under(self, law: str) -> Answered:
+        """Return what is learned from cases of a law. All laws but ``forward`` ask for gradients, if there are any."""
+        return self.forward if law == "forward" else self.backward
+
+
+def _usual(dtype: str, claimed: Capabilities) -> Iterator[Case]:
+    """Yield claimed cases such as nearly every kernel answers: one head, equal lengths, contiguous tensors."""
+    head_dims = sorted(claimed.head_dims, key=lambda head_dim: head_dim not in USUAL_HEAD_DIMS)
+    for head_dim, length, causal in product(head_dims, USUAL_LENGTHS, claimed.causal):
+        case = Case(seqlen_q=length, seqlen_k=length, head_dim=head_dim, causal=causal, dtype=dtype)
+        if is_claimed(case, claimed):
+            yield case
+
+
+def _varied(case: Case, claimed: Capabilities) -> Iterator[Case]:
+    """Yield the case and claimed ones that differ from it in one respect each, of those that claims are about."""
+    lengths = (case.seqlen_q, case.seqlen_q // 2)
+    changes: list[dict[str, Any]] = [
+        {},
+        *({"head_dim": head_dim} for head_dim in claimed.head_dims),
+        *({"seqlen_q": n, "seqlen_k": n} for n in (*LENGTHS_ASKED, 0)),
+        *({"seqlen_q": n, "seqlen_k": 2 * n} for n in lengths),
+        *({"seqlen_q": 2 * n, "seqlen_k": n} for n in lengths),
+        *({"causal": causal} for causal in claimed.causal),
+        *({"batch": 2, "heads_kv": heads_kv} for heads_kv in (1, 2)),
+        *({"heads_kv": heads_kv, "group": group} for heads_kv in (1, 2) for group in (2, 4)),
+        *({"sm_scale": sm_scale} for sm_scale in (1.0, 0.0, -0.5, -1.0)),
+    ]
+    varied = dict.fromkeys(replace(case, **fields) for fields in changes)
+    yield from (other for other in varied if is_claimed(other, claimed))

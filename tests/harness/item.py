@@ -14,7 +14,7 @@ from hypothesis.statistics import collector, describe_statistics
 
 from strategies.case import Case
 from strategies.cases import is_claimed
-from tests.harness.answered import Answered
+from tests.harness.answered import AnsweredLaws
 from tests.harness.kernel_info import KernelInfo
 from tests.harness.known_bugs import KnownBugs
 from tests.harness.law import Law
@@ -30,7 +30,7 @@ ORDER = pytest.StashKey[list["LawTurn"]]()
 """The turns in the order in which they are run."""
 SUBJECTS = pytest.StashKey[dict[tuple[str, str], Subject]]()
 """Subjects by kernel and dtype. Turns share them, so that what one turn has reported is not reported again."""
-ANSWERED = pytest.StashKey[dict[str, Answered]]()
+ANSWERED = pytest.StashKey[dict[str, AnsweredLaws]]()
 """What each kernel seems to answer, which the subjects of all its dtypes share."""
 SHARES = pytest.StashKey[Shares]()
 """The time that each kernel has had, in this process and in others."""
@@ -100,7 +100,7 @@ class LawTurn(pytest.Item):
     def runtest(self) -> None:
         """Run the turn. The item fails if the turn finds something that is new."""
         subject, start = self.subject, time.perf_counter()
-        claims = subject.answered.of_turn(self.turn.number)
+        claims = subject.answered.under(self.law.name).of_turn(self.turn.number)
         focus = self.turn.focus(claims, subject.runs.device_type, f"{self.plan.source} {subject}")
         seconds = seconds_of(self)
         subject.begin(focus, seconds, is_within=claims is not self.info.capabilities)
@@ -129,7 +129,9 @@ def make_subject(item: LawTurn) -> Subject:
     runs = Runs(info, plan.child, plan.journal, known.bugs, plan.clock, plan.share, general=plan.general)
     triage = Triage(runs, known, plan.environment, plan.shrinking, sanitizers=plan.sanitizers)
     corpus = (*plan.corpus, *plan.finds.of(info.name))
-    answered = item.config.stash.setdefault(ANSWERED, {}).setdefault(info.name, Answered(info.capabilities))
+    answered = item.config.stash.setdefault(ANSWERED, {}).setdefault(
+        info.name, AnsweredLaws(info.capabilities)
+    )
     return Subject(triage, answered, plan.max_seqlen, plan.replay, corpus, plan.finds.near(info.name))
 
 

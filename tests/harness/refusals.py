@@ -108,11 +108,13 @@ def _truer_claims(
         return ("backward=false",)
     answered = list(merged(tallies.values()).answered_cases)
     refused = list(merged(refusing.values()).refused_cases)
+    found = [*narrowing(refused, answered, capabilities)]
+    claims, excluded = tuple(claim for claim, _ in found), sum(number for _, number in found)
+    if excluded > MOST_REFUSED * len(refused):
+        return claims
     if claim := narrower(refused, answered, capabilities):
         return (claim,)
-    found = [*narrowing(refused, answered, capabilities)]
-    excluded = sum(number for _, number in found)
-    return tuple(claim for claim, _ in found) if excluded > MOST_LOST * len(refused) else ()
+    return claims if excluded > MOST_LOST * len(refused) else ()
 
 
 def merged(tallies: Iterable[Tally]) -> Tally:

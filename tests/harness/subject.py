@@ -3,7 +3,9 @@
 import math
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 from strategies.case import Case
 from strategies.cases import cases, is_claimed
 from strategies.focus import Focus
-from tests.harness.answered import Answered
+from tests.harness.answered import AnsweredLaws
 from tests.harness.attribute import Broken
 from tests.harness.bugs import Bug
 from tests.harness.child import OutOfTime
@@ -24,6 +26,7 @@ from tests.harness.refusals import is_mostly_refused, was_not_run
 from tests.harness.repeat import AGAIN
 from tests.harness.run import Run
 from tests.harness.triage import Triage
+from tests.harness.vary import with_contiguous_inputs
 from tests.harness.verdict import Verdict
 
 
@@ -42,7 +45,7 @@ class Subject:
     """
 
     triage: Triage
-    answered: Answered
+    answered: AnsweredLaws
     max_seqlen: int | None = None
     replay: Run | None = None
     corpus: Sequence[Kept] = ()
@@ -104,6 +107,8 @@ class Subject:
     def uphold(self, law: Law, case: Case) -> Verdict | None:
         """Run ``law`` on ``case`` in the child, or on a case near it if this one is known to fail.
 
+        One that the kernel refuses is run with contiguous inputs if it takes no others, as many kernels do.
+
         Return the verdict on the case; None if it was not run. Raises TimeUp if the time is over.
         """
         if self._is_late():
@@ -115,14 +120,18 @@ class Subject:
             return None
         ignored = self.known.ignored(open_case) if self.replay is None else self.replay.ignored
         try:
-            verdict = self._verdict(law, open_case, ignored)
+            verdict, is_within = self._verdict(law, open_case, ignored), self.is_within
+            plain = with_contiguous_inputs(open_case)
+            if self._is_refusal(verdict) and plain != open_case and not self.runs.refuses(law.name, plain):
+                self._note(law.name, open_case, verdict, is_within=is_within)
+                verdict, open_case, is_within = self._verdict(law, plain, ignored), plain, True
         except OutOfTime:
             if self.runs.clock.left <= 0:
                 raise TimeUp from None
             return None  # of a case that may compile or hang nothing is known
         self.known.blame_beside(law.name, open_case, verdict.beside)
         finding = self.info.finding(verdict)
-        self._note(open_case, verdict)
+        self._note(law.name, open_case, verdict, is_within=is_within)
         if finding is not None and finding.kind == "hung":
             self.known.note_hang()
         if finding is None:
@@ -132,14 +141,25 @@ class Subject:
             (self.triage.sort if self.replay is None else self.triage.report)(broken)
         return verdict if open_case is case else None
 
-    def _note(self, case: Case, verdict: Verdict) -> None:
-        """Remember whether the kernel has refused or answered a case, if it may refuse any."""
-        is_refused = verdict.status == "refused"
-        if not self.info.capabilities.may_refuse or not (is_refused or verdict.tells_answers):
+    def _is_refusal(self, verdict: Verdict) -> bool:
+        """Whether the kernel has refused a case, as it may."""
+        is_allowed = self.info.capabilities.may_refuse and self.replay is None
+        return is_allowed and verdict.status == "refused"
+
+    def _note(self, law: str, case: Case, verdict: Verdict, *, is_within: bool) -> None:
+        """Remember whether the kernel has refused or answered a case.
+
+        ``is_within`` says that the case was drawn, or made, as one that the kernel seems to answer.
+        """
+        is_refused = self._is_refusal(verdict)
+        if not (is_refused or verdict.tells_answers):
             return
         self.runs.has_refused |= is_refused
-        self.answered.note(case, is_refused=is_refused)
-        if self.is_within:
+        answered = self.answered.under(law)
+        answered.note(case, is_refused=is_refused)
+        with suppress(OutOfTime):
+            answered.ask(self.dtype, partial(self.runs.refuses, answered.law))
+        if is_within:
             self.tally.within += 1
             self.tally.refused_within += is_refused
 

@@ -231,6 +231,17 @@ def lie_as_contiguous(tensors: Collection[str], case: Case) -> bool:
     return all(is_as_contiguous(getattr(case, f"{x}_layout"), case.shape(x)) for x in tensors)
 
 
+def in_plain_layouts(case: Case) -> Case:
+    """Return the case with the layout contiguous for each tensor that is empty, or lies as a contiguous one does."""
+    plain = (x for x in TENSORS if 0 in case.shape(x) or lie_as_contiguous((x,), case))
+    return _with(case, {f"{tensor}_layout": "contiguous" for tensor in plain})
+
+
+def with_contiguous_inputs(case: Case) -> Case:
+    """Return the case with contiguous q, k and v; dout, which the kernel's caller does not choose, stays as it is."""
+    return _with(case, {f"{tensor}_layout": "contiguous" for tensor in ("q", "k", "v")})
+
+
 def with_zeros(tensor: str, case: Case) -> Case:
     """Return the case with a tensor of zeros, of which no entry is set."""
     spikes = tuple(spike for spike in case.spikes if spike.tensor != tensor)

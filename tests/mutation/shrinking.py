@@ -9,7 +9,7 @@ from pathlib import Path
 from kernels.registry import REGISTERED
 from strategies.case import TENSORS, Case
 from strategies.tensors import tensors
-from tests.harness.answered import Answered
+from tests.harness.answered import AnsweredLaws
 from tests.harness.budget import SECONDS, ShrinkBudget
 from tests.harness.item import search
 from tests.harness.journal import Journal
@@ -65,7 +65,7 @@ def shrink(campaign: Campaign, spec: str, law: str, dtype: str, seed: int, limit
         runs = Runs(info, campaign.child, Journal(Path(folder) / "journal.json"), known.bugs)
         environment = campaign.child.environment()
         triage = Triage(runs, known, environment, ShrinkBudget(SECONDS[runs.device_type]))
-        subject = OneBug(triage, Answered(info.capabilities))
+        subject = OneBug(triage, AnsweredLaws(info.capabilities))
         start = time.perf_counter()
         with suppress(TimeUp):
             search(law_named(law), subject, limit, seed)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.harness.answered import Answered
+from tests.harness.answered import AnsweredLaws
 from tests.harness.budget import SECONDS, ShrinkBudget
 from tests.harness.child import Child
 from tests.harness.journal import Journal
@@ -41,7 +41,9 @@ def subject_of(child: Child, tmp_path: Path) -> SubjectOf:
         known = KnownBugs(info.name, "float32", tmp_path / "reports", verbose=False)
         runs = Runs(info, child, Journal(tmp_path / "journal.json"), known.bugs)
         seconds = SECONDS[runs.device_type] if shrink else 0.0
-        return Subject(Triage(runs, known, ENVIRONMENT, ShrinkBudget(seconds)), Answered(info.capabilities))
+        return Subject(
+            Triage(runs, known, ENVIRONMENT, ShrinkBudget(seconds)), AnsweredLaws(info.capabilities)
+        )
 
     return make
 

@@ -8,7 +8,7 @@ import pytest
 from kernels.claims import PLAIN_FUNCTION
 from strategies.case import Case
 from strategies.cases import is_claimed
-from tests.harness.answered import ALL_CLAIMED, FEWEST, Answered, Asked
+from tests.harness.answered import ALL_CLAIMED, FEWEST, Answered, AnsweredLaws, Asked
 from tests.harness.certain import certain
 
 
@@ -69,3 +69,32 @@ def test_lengths_that_are_refused_are_no_border_of_a_bug() -> None:
     assert list(certain((), case, lambda case: not claims.refuses(case), claims)) == []
     shown = list(certain((), case, lambda case: case.seqlen_q > 64 and not claims.refuses(case), claims))
     assert [(need.name, need.side) for need in shown] == [("seqlen_q", ("above", 64))]
+
+
+def test_a_kernel_that_refuses_nearly_everything_is_asked_what_it_answers() -> None:
+    """Of cases that are drawn it answers one in a hundred; those that are asked differ from one that it answers."""
+
+    def refuses(case: Case) -> bool:
+        is_usual = case.head_dim in (64, 128) and case.group == 1 and case.seqlen_q == case.seqlen_k
+        return not is_usual or case.seqlen_q % 16 > 0
+
+    answered = Answered(PLAIN_FUNCTION)
+    for length in range(3, 60):
+        answered.note(
+            drawn := Case(seqlen_q=length, seqlen_k=2 * length, group=1 + length % 3), is_refused=True
+        )
+        answered.ask("float32", refuses)
+        assert refuses(drawn)
+    narrowed = answered.claims
+    assert is_claimed(Case(seqlen_q=48, seqlen_k=48, head_dim=64), narrowed)
+    assert not is_claimed(Case(seqlen_q=40, seqlen_k=40, head_dim=64), narrowed)
+    assert not is_claimed(Case(seqlen_q=48, seqlen_k=96, head_dim=64), narrowed)
+    assert not is_claimed(Case(seqlen_q=48, seqlen_k=48, head_dim=64, group=2), narrowed)
+
+
+def test_what_is_answered_without_gradients_is_learned_by_itself() -> None:
+    laws = AnsweredLaws(PLAIN_FUNCTION)
+    assert laws.under("forward") is not laws.under("special")
+    assert laws.under("special").law == "backward"
+    forward_alone = AnsweredLaws(replace(PLAIN_FUNCTION, backward=False))
+    assert forward_alone.under("special").law == "forward"

@@ -24,7 +24,7 @@ from tests.harness.runs import HANG_SECONDS
 from tests.harness.screen import repeats
 from tests.harness.subject import Subject
 from tests.harness.verdict import Finding, Verdict
-from tests.unit.running import CASE, ENVIRONMENT, SMALL, SubjectOf, finding_of, report_of
+from tests.unit.running import CASE, ENVIRONMENT, SMALL, TOYS, SubjectOf, finding_of, report_of
 
 
 class Recorded:
@@ -208,10 +208,10 @@ class TestSubject:
         subject = subject_of("wrong")
         ask = subject.runs.child.ask
 
-        def lost(request: dict[str, Any], seconds: float | None = None) -> dict[str, Any]:
+        def lost(request: dict[str, Any], *limits: Any, **options: Any) -> dict[str, Any]:
             if request["do"] == "repro" and request["finding"]["kind"] == "error":
                 raise DeviceLost("CUDA error: misaligned address")
-            return ask(request, seconds)
+            return ask(request, *limits, **options)
 
         monkeypatch.setattr(subject.runs.child, "ask", lost)
         finding_of(subject, "forward", CASE)
@@ -276,6 +276,18 @@ class TestSubject:
         assert (subject.tally.examples, subject.tally.refusals) == (1, 2)
         assert subject.tally.reasons == {"no mask": 2}
         assert subject.complaint() == ""
+
+    def test_what_is_refused_is_run_with_contiguous_inputs(self, subject_of: SubjectOf) -> None:
+        """The layout of dout stays, which a kernel that takes contiguous inputs alone may read in a wrong way."""
+        subject = subject_of("contiguous_alone", TOYS.with_name("strangers.py"))
+        strided = Case(seqlen_q=8, seqlen_k=8, k_layout="gap", dout_layout="gap")
+        for _ in range(3):
+            subject.uphold(law_named("forward"), strided)
+        tally = subject.tally
+        assert (tally.examples, tally.refusals, tally.within, tally.refused_within) == (3, 3, 3, 0)
+        assert [case for _, case in subject.runs.held][0] == replace(strided, k_layout="contiguous")
+        subject.uphold(law_named("forward"), replace(strided, k_layout="contiguous"))
+        assert (tally.examples, tally.refusals) == (4, 3)
 
     def test_refusing_everything_is_a_complaint(self, subject_of: SubjectOf) -> None:
         subject = subject_of("refusing_all")
