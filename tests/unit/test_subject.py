@@ -285,7 +285,7 @@ class TestSubject:
             subject.uphold(law_named("forward"), strided)
         tally = subject.tally
         assert (tally.examples, tally.refusals, tally.within, tally.refused_within) == (3, 3, 3, 0)
-        assert [case for _, case in subject.runs.held][0] == replace(strided, k_layout="contiguous")
+        assert next(case for _, case in subject.runs.held) == replace(strided, k_layout="contiguous")
         subject.uphold(law_named("forward"), replace(strided, k_layout="contiguous"))
         assert (tally.examples, tally.refusals) == (4, 3)
 
