@@ -272,9 +272,21 @@ class Bug:
             return False
         return mine.kind not in NUMBERS or are_kindred(set(self.tensors), set(other.tensors))
 
+    @property
+    def is_of_repeats(self) -> bool:
+        """Whether repeats of any call give other numbers, as far as is known."""
+        is_of_numbers = self.failure.law in OF_REPEATS and self.failure.finding.kind in NUMBERS
+        return is_of_numbers and not any(need.is_telling for need in self.needs)
+
     def keeps_state_as(self, other: "Bug") -> bool:
-        """Whether it makes repeats of any call differ, and the other bug comes and goes in the same tensors."""
+        """Whether it makes repeats of any call differ, and so does the other bug, or that one comes and goes.
+
+        What an earlier call has left behind, or a race, may spoil any tensor when a call is repeated. A failure that
+        comes and goes is of the same tensors.
+        """
         theirs = other.failure.finding
+        if self.is_of_repeats and other.is_of_repeats:
+            return True
         is_of_state = self.failure.law in OF_REPEATS and self.is_everywhere
         return (
             is_of_state and theirs.kind == INTERMITTENT and set() < wrong_tensors(theirs) <= {*self.tensors}

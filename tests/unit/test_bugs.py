@@ -207,6 +207,14 @@ class TestNeeds:
         assert not is_same(bug(CASE, ("lse",)), bug(CASE, ("dv",), law="backward"), always, CLAIMS)
         assert is_same(bug(CASE, ("lse",)), bug(replace(CASE, group=1), ("lse",)), always, CLAIMS)
 
+    def test_repeats_of_any_call_that_differ_are_one_bug_in_any_tensor(self) -> None:
+        """What is left of an earlier call spoils now this tensor and now that."""
+        dq, dv = bug(CASE, ("dq",), law="determinism"), bug(CASE, ("dv",), law="memory")
+        assert dq.is_like(dv)
+        assert is_same(dq, dv, runner(lambda case: {"dq", "dv"}), CLAIMS)
+        assert not dq.is_like(bug(CASE, ("dv",), CAUSAL, law="memory"))
+        assert not dq.is_like(bug(CASE, ("dv",)))
+
     def test_bugs_of_one_tensor_that_need_nothing_are_one_without_a_run(self) -> None:
         """Their records decide, because at the end of a run there is no time for further runs."""
         known = bug(CASE, ("dk", "dq"))
