@@ -1,6 +1,6 @@
 """What is known of a bug: its smallest case, the fields that it needs, the tensors that it spoils, how bad it is."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -39,6 +39,8 @@ OWN_NUMBERS = (LARGE_SCORES, "special")
 
 OF_REPEATS = ("determinism", "memory")
 """Laws that repeat one call and compare what it returns."""
+OF_SEVERAL_CALLS = (*OF_REPEATS, "identities", "composition", "invariance", "additivity")
+"""Laws that compare what several calls return, which they all fail if repeats of any call differ."""
 
 ENOUGH = 8
 """At least this many ordinary cases must be run to say that a bug shows in all of them."""
@@ -272,20 +274,19 @@ class Bug:
             return False
         return mine.kind not in NUMBERS or are_kindred(set(self.tensors), set(other.tensors))
 
-    @property
-    def is_of_repeats(self) -> bool:
-        """Whether repeats of any call give other numbers, as far as is known."""
-        is_of_numbers = self.failure.law in OF_REPEATS and self.failure.finding.kind in NUMBERS
+    def differs_always(self, laws: Collection[str]) -> bool:
+        """Whether one of these laws finds numbers that differ between calls, whatever is called, as far as known."""
+        is_of_numbers = self.failure.law in laws and self.failure.finding.kind in NUMBERS
         return is_of_numbers and not any(need.is_telling for need in self.needs)
 
     def keeps_state_as(self, other: "Bug") -> bool:
         """Whether it makes repeats of any call differ, and so does the other bug, or that one comes and goes.
 
-        What an earlier call has left behind, or a race, may spoil any tensor when a call is repeated. A failure that
-        comes and goes is of the same tensors.
+        What an earlier call has left behind, or a race, may spoil any tensor in any law of several calls. A failure
+        that comes and goes is of the same tensors.
         """
         theirs = other.failure.finding
-        if self.is_of_repeats and other.is_of_repeats:
+        if self.differs_always(OF_REPEATS) and other.differs_always(OF_SEVERAL_CALLS):
             return True
         is_of_state = self.failure.law in OF_REPEATS and self.is_everywhere
         return (

@@ -212,7 +212,9 @@ class TestNeeds:
         dq, dv = bug(CASE, ("dq",), law="determinism"), bug(CASE, ("dv",), law="memory")
         assert dq.is_like(dv)
         assert is_same(dq, dv, runner(lambda case: {"dq", "dv"}), CLAIMS)
+        assert dq.is_like(bug(CASE, ("out",), law="composition"))
         assert not dq.is_like(bug(CASE, ("dv",), CAUSAL, law="memory"))
+        assert not bug(CASE, ("out",), law="composition").is_like(bug(CASE, ("dv",), law="additivity"))
         assert not dq.is_like(bug(CASE, ("dv",)))
 
     def test_bugs_of_one_tensor_that_need_nothing_are_one_without_a_run(self) -> None:
