@@ -107,8 +107,6 @@ class Subject:
     def uphold(self, law: Law, case: Case) -> Verdict | None:
         """Run ``law`` on ``case`` in the child, or on a case near it if this one is known to fail.
 
-        One that the kernel refuses is run with contiguous inputs if it takes no others, as many kernels do.
-
         Return the verdict on the case; None if it was not run. Raises TimeUp if the time is over.
         """
         if self._is_late():
@@ -120,18 +118,13 @@ class Subject:
             return None
         ignored = self.known.ignored(open_case) if self.replay is None else self.replay.ignored
         try:
-            verdict, is_within = self._verdict(law, open_case, ignored), self.is_within
-            plain = with_contiguous_inputs(open_case)
-            if self._is_refusal(verdict) and plain != open_case and not self.runs.refuses(law.name, plain):
-                self._note(law.name, open_case, verdict, is_within=is_within)
-                verdict, open_case, is_within = self._verdict(law, plain, ignored), plain, True
+            verdict, open_case = self._noted_verdict(law, open_case, ignored)
         except OutOfTime:
             if self.runs.clock.left <= 0:
                 raise TimeUp from None
             return None  # of a case that may compile or hang nothing is known
         self.known.blame_beside(law.name, open_case, verdict.beside)
         finding = self.info.finding(verdict)
-        self._note(law.name, open_case, verdict, is_within=is_within)
         if finding is not None and finding.kind == "hung":
             self.known.note_hang()
         if finding is None:
@@ -140,6 +133,20 @@ class Subject:
             broken = Broken(law.name, open_case, finding, ignored, tuple(verdict.sizes))
             (self.triage.sort if self.replay is None else self.triage.report)(broken)
         return verdict if open_case is case else None
+
+    def _noted_verdict(self, law: Law, case: Case, ignored: frozenset[str]) -> tuple[Verdict, Case]:
+        """Return the verdict on a case, with the case, after what the kernel answers and refuses was noted.
+
+        A case that it refuses is run with contiguous inputs if it takes no others, as many kernels do.
+        """
+        verdict = self._verdict(law, case, ignored)
+        self._note(law.name, case, verdict, is_within=self.is_within)
+        plain = with_contiguous_inputs(case)
+        if not self._is_refusal(verdict) or plain == case or self.runs.refuses(law.name, plain):
+            return verdict, case
+        verdict = self._verdict(law, plain, ignored)
+        self._note(law.name, plain, verdict, is_within=True)
+        return verdict, plain
 
     def _is_refusal(self, verdict: Verdict) -> bool:
         """Whether the kernel has refused a case, as it may."""
