@@ -22,7 +22,7 @@ MOST = 200
 """The most refused cases, and the most answered ones, that are remembered. An answer that is a surprise always is."""
 
 USUAL_HEAD_DIMS, USUAL_LENGTHS = (64, 128), (128, 256)
-"""Nearly every kernel answers a call with one of these values of each."""
+"""Head dims and lengths of the cases that are asked first: nearly every kernel answers one of them."""
 
 LENGTHS_ASKED = (*range(16, 129, 16), 8, 24, 40, 4, 12, 2, 6, 1, 3, 33)
 """Lengths by which a rule for them shows: multiples of each power of two that are none of the next one."""
@@ -36,7 +36,7 @@ ALL_CLAIMED = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Asked(Capabilities):
-    """Claims of a kernel that is asked about each case whether it ``refuses`` that, which no claim may say."""
+    """Claims of a kernel that is also asked whether it ``refuses`` a case, as no claim may say that it does."""
 
     refuses: Callable[[Case], bool]
 
@@ -48,7 +48,7 @@ class Asked(Capabilities):
 class Answered:
     """What one kernel seems to answer, at any dtype, in ``claims``: at first all that it has ``claimed``.
 
-    It is asked under ``law``.
+    ``law`` is the law under which it is asked whether it refuses a case.
     """
 
     def __init__(self, claimed: Capabilities, law: str = "forward") -> None:
@@ -61,7 +61,7 @@ class Answered:
         self.asked = set[str]()
 
     def note(self, case: Case, *, is_refused: bool) -> None:
-        """Remember a case. After some that ``claims`` are wrong about, these are learned anew."""
+        """Remember a case, and learn ``claims`` anew if they exclude an answer, or let in several refused cases."""
         case = in_plain_layouts(case)
         is_expected = is_claimed(case, self.claims) != is_refused
         kept = self.refused if is_refused else self.answered
@@ -124,7 +124,7 @@ def _usual(dtype: str, claimed: Capabilities) -> Iterator[Case]:
 
 
 def _varied(case: Case, claimed: Capabilities) -> Iterator[Case]:
-    """Yield the case and claimed ones that differ from it in one respect each, of those that claims are about."""
+    """Yield a case, and claimed cases that differ from it in one thing that a claim may be about, such as head_dim."""
     lengths = (case.seqlen_q, case.seqlen_q // 2)
     changes: list[dict[str, Any]] = [
         {},

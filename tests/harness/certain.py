@@ -27,8 +27,8 @@ TRIED = (3, 192, 128, 4, 5, 8, 9, 16, 17, 20, 24, 32, 33, 48, 49, 64, 65, 96, 12
 
 Where the bug shows at all of them, or at none, the first three tell that there is no border.
 """
-ODDS = (LONGER + 1, LONGER + 8, LONGER)
-"""The other length while one is varied, the first that is claimed: one that fills no tile, if lengths may be odd."""
+OTHER_LENGTHS = (LONGER + 1, LONGER + 8, LONGER)
+"""What the other length is while one is varied: the first of these that is claimed. Odd lengths fill no tile."""
 
 
 def certain(matter: Sequence[Need], case: Case, fails: Fails, capabilities: Capabilities) -> Iterator[Need]:
@@ -74,7 +74,9 @@ def _borders(name: str, case: Case, shown: Case, shows: Fails, claims: Fails) ->
     rules = [*_rules(name, own)]
     left = [(x,) for x in rules] + [*filter(_are_apart, combinations(rules, 2))]
     for x in TRIED:
-        changed = next(filter(claims, (with_value(with_value(shown, other, y), name, x) for y in ODDS)), None)
+        changed = next(
+            filter(claims, (with_value(with_value(shown, other, y), name, x) for y in OTHER_LENGTHS)), None
+        )
         if changed is None:
             continue
         tried[x] = shows(changed)

@@ -92,7 +92,7 @@ class ChildDied(Exception):
 
 
 class NotStarted(ChildDied):
-    """The child ended before a kernel was called in it, as where others have filled the device's memory."""
+    """A new child ended before it called a kernel: it finds no memory, say, on a device that other processes fill."""
 
     def __init__(self, death: ChildDied) -> None:
         said = death.stderr.strip().splitlines()

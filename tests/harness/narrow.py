@@ -1,9 +1,10 @@
 """Find claims ``key=value`` that exclude some cases, such as those that a kernel refuses, and keep others."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from kernels.claims import lesser, parse_claims
-from kernels.contract import LAYOUTS, Capabilities
+from kernels.contract import CLAIMS, LAYOUTS, Capabilities
 from kernels.spelling import write_integers
 from strategies.case import Case
 from strategies.cases import is_claimed
@@ -12,7 +13,7 @@ MULTIPLES = (2, 4, 8, 16, 32, 64, 128)
 """Numbers of which kernels may need lengths and head dimensions to be multiples."""
 
 FEW_HEAD_DIMS = 8
-"""If no more are claimed, each is drawn often."""
+"""Where no more head dims are claimed, each is drawn often enough to tell whether the kernel answers it."""
 
 DENSE = ("contiguous", "bnhd", "packed")
 """Layouts without expanded, misaligned or huge strides."""
@@ -45,22 +46,30 @@ def narrower(outside: Sequence[Case], inside: Sequence[Case], capabilities: Capa
 def narrowing(
     outside: Sequence[Case], inside: Sequence[Case], capabilities: Capabilities
 ) -> Iterator[tuple[str, int]]:
-    """Yield claims that exclude cases of ``outside`` and none ``inside``, each with how many of the rest it excludes.
+    """Yield claims that together exclude cases of ``outside``, and none of ``inside``. ``capabilities`` claim them all.
 
-    Each claim is the one that excludes most of the cases that are left, the first of equal ones.
+    Each claim comes with the number of cases that it excludes of those that the claims before it leave. It is the one
+    that excludes most of these, the first of equal ones.
     """
     left = list(outside)
     while left and inside:
-        narrowed = [
-            (claim, parse_claims([claim], capabilities)) for claim in candidates((), inside, capabilities)
-        ]
-        harmless = [(claim, c) for claim, c in narrowed if all(is_claimed(case, c) for case in inside)]
-        remaining = {claim: [case for case in left if is_claimed(case, c)] for claim, c in harmless}
+        admitted = {claim: _admits(claim, capabilities) for claim in candidates((), inside, capabilities)}
+        remaining = {
+            claim: list(filter(admits, left))
+            for claim, admits in admitted.items()
+            if all(map(admits, inside))
+        }
         best = min(remaining, key=lambda claim: len(remaining[claim]), default=None)
         if best is None or len(remaining[best]) == len(left):
             return
         yield best, len(left) - len(remaining[best])
         left, capabilities = remaining[best], parse_claims([best], capabilities)
+
+
+def _admits(claim: str, capabilities: Capabilities) -> Callable[[Case], bool]:
+    """Return whether a case is still claimed with a narrower claim, of one that ``capabilities`` claim."""
+    key = claim.partition("=")[0]
+    return partial(CLAIMS[key].admits, getattr(parse_claims([claim], capabilities), key))
 
 
 def candidates(outside: Sequence[Case], inside: Sequence[Case], capabilities: Capabilities) -> Iterator[str]:

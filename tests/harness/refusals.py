@@ -90,7 +90,7 @@ def drawn_within(kernel: str, tallies: Mapping[Item, Tally], capabilities: Capab
 
 
 def _spread(cases: Iterable[Case]) -> list[Case]:
-    """Return some of the cases, of all laws alike."""
+    """Return about ``MOST_ASKED`` of the cases, evenly spread over them, since those of one law stand together."""
     listed = list(cases)
     return listed[:: max(1, len(listed) // MOST_ASKED)]
 

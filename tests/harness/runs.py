@@ -109,12 +109,15 @@ class Runs:
             self.patience *= self.clock.left > 0
             raise
 
-    def drawn(self, law: str, case: Case, ignored: frozenset[str], *, hangs: bool = False) -> Verdict:
+    def drawn(
+        self, law: str, case: Case, ignored: frozenset[str], *, hangs: bool = False, is_changed: bool = False
+    ) -> Verdict:
         """Run a case that the search has drawn, and count it; ``hangs`` says whether the kernel is known to hang.
 
-        Raises OutOfTime if the run has no time for the case, which tells nothing then.
+        ``is_changed`` says that the case was made of one that the kernel has refused: if it refuses this one as well,
+        that does not count twice. Raises OutOfTime if the run has no time for the case, which tells nothing then.
         """
-        self.journal.examples += 1
+        self.journal.examples += not is_changed
         start = time.perf_counter()
         most = max(LEAST_CASE, min(self.clock.seconds / 2, MOST_SHARES * self.share))
         if hangs:
@@ -124,6 +127,8 @@ class Runs:
         except OutOfTime:
             self.tally.note_slow(time.perf_counter() - start, case, cut_off=True)
             raise
+        if is_changed and verdict.status == "refused":
+            return verdict
         self.tally.add(verdict, case)
         if verdict.status == "held":
             self.held.append((law, case))
@@ -183,7 +188,7 @@ class Runs:
         return Asked(**vars(claims), refuses=partial(self.refuses, law)) if self.has_refused else claims
 
     def refuses(self, law: str, case: Case) -> bool:
-        """Whether the kernel refuses a case. Raises OutOfTime if the run has no time to ask."""
+        """Whether the kernel refuses a case under a law. Raises OutOfTime if the run has no time to ask it."""
         if (law, case) not in self.refusals:
             self.hard(law, case, safety=SHRINKING_SAFETY)
         return self.refusals.get((law, case), False)

@@ -135,18 +135,21 @@ class Subject:
         return verdict if open_case is case else None
 
     def _noted_verdict(self, law: Law, case: Case, ignored: frozenset[str]) -> tuple[Verdict, Case]:
-        """Return the verdict on a case, with the case, after what the kernel answers and refuses was noted.
+        """Return the verdict on a case, and the case, after it is noted whether the kernel answers or refuses it.
 
-        A case that it refuses is run with contiguous inputs if it takes no others, as many kernels do.
+        A case that is refused is run again with contiguous inputs, since many kernels take no others. If the kernel
+        answers that, it is the case and the verdict that are returned.
         """
         verdict = self._verdict(law, case, ignored)
         self._note(law.name, case, verdict, is_within=self.is_within)
         plain = with_contiguous_inputs(case)
-        if not self._is_refusal(verdict) or plain == case or self.runs.refuses(law.name, plain):
+        if not self._is_refusal(verdict) or plain == case:
             return verdict, case
-        verdict = self._verdict(law, plain, ignored)
-        self._note(law.name, plain, verdict, is_within=True)
-        return verdict, plain
+        changed = self._verdict(law, plain, ignored, is_changed=True)
+        if changed.status == "refused":
+            return verdict, case
+        self._note(law.name, plain, changed, is_within=True)
+        return changed, plain
 
     def _is_refusal(self, verdict: Verdict) -> bool:
         """Whether the kernel has refused a case, as it may."""
@@ -170,10 +173,10 @@ class Subject:
             self.tally.within += 1
             self.tally.refused_within += is_refused
 
-    def _verdict(self, law: Law, case: Case, ignored: frozenset[str]) -> Verdict:
+    def _verdict(self, law: Law, case: Case, ignored: frozenset[str], *, is_changed: bool = False) -> Verdict:
         """Return the verdict on a case. In the replay of what comes and goes it is repeated until it fails."""
         for _ in range(1 if self.replay is None else self.replay.repeats):
-            verdict = self.runs.drawn(law.name, case, ignored, hangs=self.known.hangs)
+            verdict = self.runs.drawn(law.name, case, ignored, hangs=self.known.hangs, is_changed=is_changed)
             if verdict.finding is not None:
                 break
         return verdict

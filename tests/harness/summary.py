@@ -18,7 +18,7 @@ from tests.harness.attribute import is_same
 from tests.harness.budget import BudgetSpent, meter
 from tests.harness.bugs import Bug
 from tests.harness.child import Child, ChildDied, HarnessError
-from tests.harness.conclude import merged, replaced, with_offers
+from tests.harness.conclude import Concluded, merged, replaced, with_offers
 from tests.harness.ending import print_ending
 from tests.harness.header import time_told
 from tests.harness.ledger import LEDGER
@@ -40,7 +40,8 @@ WRITING_SECONDS, PAGE_SECONDS = 1.0, 60.0
 CONCLUDING_SECONDS, LEAST_CONCLUDING_SECONDS = 20.0, 6.0
 """The most seconds that the end of a run takes to find which bugs are the same and which other claims would hold.
 
-Workers may be busy for ``budget.GRACE_SECONDS`` before that, and the whole run has to end within half a minute.
+A run that is late takes as many fewer as it is late, but no fewer than the second number. Workers may be busy for
+``budget.GRACE_SECONDS`` before that, and the whole run has to end within half a minute.
 """
 
 
@@ -174,15 +175,13 @@ class Summary:
 
         self.results.add_unreported(self.plan.report_dir / JOURNALS / LEDGER)
         distinct = merged(self.results.bugs, self.results.seen, one_and_the_same)
-        answered = {
-            name: self.results.answered(name) for name in {one.bug.failure.kernel for one in distinct}
-        }
-        self.results.conclude(
-            [
-                with_offers(one, runs[name := one.bug.failure.kernel], answered[name], spend)
-                for one in distinct
-            ]
-        )
+        answered = {name: self.results.answered(name) for name in runs}
+
+        def offered(one: Concluded) -> Concluded:
+            kernel = one.bug.failure.kernel
+            return with_offers(one, runs[kernel], answered[kernel], spend)
+
+        self.results.conclude(list(map(offered, distinct)))
         self.plan.finds.forget(self.results.gone)
         self.results.notice([*self.plan.finds.notices, *self.results.drawn_within()])
         concluded = self.results.concluded

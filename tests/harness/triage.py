@@ -97,34 +97,32 @@ class Triage:
         Only in the ``last`` round does this wait as long as it takes; before, later items may sort them. What there is
         no time for then is counted, and left to the next run. Where other kernels share the time, that is soon.
         """
-        self.deadline = time.perf_counter() + WAIT_SECONDS
+        self._sort_waiting(WAIT_SECONDS, last=last)
+        if last:
+            # One failure of each kind comes first, as there may be no time to tell apart those of one kind.
+            first = _of_each_kind(self.waiting)
+            self.waiting = [*first, *(broken for broken in self.waiting if broken not in first)]
+            self._sort_waiting(math.inf if math.isinf(self.runs.share) else WAIT_SECONDS, last=True)
+            self._leave_out()
+
+    def _sort_waiting(self, seconds: float, *, last: bool) -> None:
+        """Sort failures for so many seconds, or fewer at the end of a run.
+
+        In the ``last`` round this also waits until no other process investigates a failure of the kernel.
+        """
+        self.deadline = time.perf_counter() + self.runs.clock.cut(seconds)
         while self.waiting and self.runs.clock.cut(1.0) > 0 and self._may_wait(last=last):
             self.learn()
-            time.sleep(POLL_SECONDS if self.waiting else 0.0)
-        if last:
-            self._finish_waiting()
+            time.sleep(POLL_SECONDS if self.waiting else 0.0)  # what still waits does so for another process
 
     def _may_wait(self, *, last: bool) -> bool:
         return time.perf_counter() < self.deadline or (last and self.known.ledger.is_busy(self.known.kernel))
 
-    def _finish_waiting(self) -> None:
-        """Sort failures that still wait, one process after the other, as far as there is time.
+    def _leave_out(self) -> None:
+        """Count the failures that there was no time for, after one of each kind that no known bug can be to blame for.
 
-        Then one is sorted of each kind that was not, if no known bug may be to blame for it. Others would be told as
-        bugs of their own by each process that has met them.
+        Of others each process that has met them would tell a bug of its own.
         """
-        # One failure of each kind comes first, as there may be no time to tell apart those of one kind.
-        first = _of_each_kind(self.waiting)
-        self.waiting = [*first, *(broken for broken in self.waiting if broken not in first)]
-        until = time.perf_counter() + (math.inf if math.isinf(self.runs.share) else WAIT_SECONDS)
-        while self.waiting and self.runs.clock.cut(1.0) > 0 and time.perf_counter() < until:
-            self.known.learn()
-            if self.known.ledger.is_busy(self.known.kernel):
-                time.sleep(POLL_SECONDS)
-                continue
-            broken = self.waiting.pop(0)
-            self.others_wait = bool(self.waiting)
-            self.sort(broken)
         for broken in _of_each_kind(self.waiting):
             self.known.learn()
             if not any(bug.could_break(broken.finding) for bug in self.known.bugs.values()):
@@ -484,6 +482,6 @@ def _differences(case: Case, other: Case) -> list[str]:
 
 
 def _of_each_kind(waiting: Sequence[Broken]) -> list[Broken]:
-    """Return the last failure of each kind: those of one kind may be of one bug."""
+    """Return one failure, the last, of each tensor and kind of error: all of these may be of one bug."""
     found = ((broken.finding, broken) for broken in waiting)
     return list({(x.tensor, x.signature, x.of_nan): broken for x, broken in found}.values())

@@ -238,7 +238,7 @@ def in_plain_layouts(case: Case) -> Case:
 
 
 def with_contiguous_inputs(case: Case) -> Case:
-    """Return the case with contiguous q, k and v; dout, which the kernel's caller does not choose, stays as it is."""
+    """Return the case with contiguous q, k and v. dout keeps its layout, as it is no argument of the forward."""
     return _with(case, {f"{tensor}_layout": "contiguous" for tensor in ("q", "k", "v")})
 
 

@@ -9,9 +9,10 @@ from tests.panel.heads import attend
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> tuple[Tensor, Tensor]:
-    """FlashAttention-2 for lengths that are multiples of 8, entries of a row side by side, and rows that see a key.
+    """FlashAttention-2 that takes only lengths in multiples of 8, and rows whose entries lie side by side in memory.
 
-    Raises NotImplementedError for all else.
+    Under a causal mask there must be as many keys as queries, so that each row sees one. Raises NotImplementedError for
+    all else.
     """
     lengths = q.shape[2], k.shape[2]
     if 0 in lengths or any(length % 8 for length in lengths):

@@ -208,7 +208,7 @@ class TestNeeds:
         assert is_same(bug(CASE, ("lse",)), bug(replace(CASE, group=1), ("lse",)), always, CLAIMS)
 
     def test_repeats_of_any_call_that_differ_are_one_bug_in_any_tensor(self) -> None:
-        """What is left of an earlier call spoils now this tensor and now that."""
+        """Memory that an earlier call has left behind may spoil another tensor in each repeat."""
         dq, dv = bug(CASE, ("dq",), law="determinism"), bug(CASE, ("dv",), law="memory")
         assert dq.is_like(dv)
         assert is_same(dq, dv, runner(lambda case: {"dq", "dv"}), CLAIMS)
