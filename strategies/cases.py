@@ -166,11 +166,6 @@ def cases(
     return _independent(drawn.map(claimed).filter(partial(_is_affordable, **limits)))
 
 
-def is_claimed(case: Case, capabilities: Capabilities) -> bool:
-    """Whether a kernel claims to answer the case: all that is drawn, and more, such as other lengths."""
-    return capabilities.admits(case)
-
-
 def _independent(strategy: SearchStrategy[T]) -> SearchStrategy[T]:
     """Return a strategy for the same values, each drawn independently of the one before.
 

@@ -8,7 +8,6 @@ from typing import Any
 from kernels.claims import parse_claims
 from kernels.contract import Capabilities
 from strategies.case import Case
-from strategies.cases import is_claimed
 from tests.harness.narrow import narrowing
 from tests.harness.vary import in_plain_layouts
 
@@ -63,7 +62,7 @@ class Answered:
     def note(self, case: Case, *, is_refused: bool) -> None:
         """Remember a case, and learn ``claims`` anew if they exclude an answer, or let in several refused cases."""
         case = in_plain_layouts(case)
-        is_expected = is_claimed(case, self.claims) != is_refused
+        is_expected = self.claims.admits(case) != is_refused
         kept = self.refused if is_refused else self.answered
         if len(kept) < MOST or not (is_refused or is_expected):
             kept.append(case)
@@ -119,7 +118,7 @@ def _usual(dtype: str, claimed: Capabilities) -> Iterator[Case]:
     head_dims = sorted(claimed.head_dims, key=lambda head_dim: head_dim not in USUAL_HEAD_DIMS)
     for head_dim, length, causal in product(head_dims, USUAL_LENGTHS, claimed.causal):
         case = Case(seqlen_q=length, seqlen_k=length, head_dim=head_dim, causal=causal, dtype=dtype)
-        if is_claimed(case, claimed):
+        if claimed.admits(case):
             yield case
 
 
@@ -138,4 +137,4 @@ def _varied(case: Case, claimed: Capabilities) -> Iterator[Case]:
         *({"sm_scale": sm_scale} for sm_scale in (1.0, 0.0, -0.5, -1.0)),
     ]
     varied = dict.fromkeys(replace(case, **fields) for fields in changes)
-    yield from (other for other in varied if is_claimed(other, claimed))
+    yield from (other for other in varied if claimed.admits(other))

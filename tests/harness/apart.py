@@ -6,7 +6,6 @@ from typing import Any
 
 from kernels.contract import Capabilities
 from strategies.case import LAYOUT_FIELDS, SIMPLEST, Case
-from strategies.cases import is_claimed
 from tests.harness.bugs import Bug, Need, is_small, wrong_tensors
 from tests.harness.vary import EXPANDED, LENGTHS, SCORES, with_no_more_than
 from tests.harness.verdict import NUMBERS, Finding
@@ -86,7 +85,7 @@ def wrong_with_ordinary_numbers(
     judged_by = "backward" if capabilities.backward else "forward"
     for sm_scale in dict.fromkeys((case.sm_scale,) if needs_scale else (None, case.sm_scale)):
         scaled = replace(ordinary, sm_scale=sm_scale)
-        found = run(judged_by, scaled, frozenset()) if is_claimed(scaled, capabilities) else None
+        found = run(judged_by, scaled, frozenset()) if capabilities.admits(scaled) else None
         wrong = wrong_tensors(found) if found and found.kind in NUMBERS else set()
         if wrong & wrong_tensors(finding):
             return wrong

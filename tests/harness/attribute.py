@@ -7,7 +7,6 @@ from typing import Any
 
 from kernels.contract import GRADIENTS, Capabilities
 from strategies.case import SIMPLEST, Case, Spike
-from strategies.cases import is_claimed
 from tests.harness.apart import Try, are_apart, leaves_out_right, wrong_with_ordinary_numbers
 from tests.harness.bugs import (
     ENOUGH,
@@ -279,7 +278,7 @@ def _spoils_also(bug: Bug, beside: Broken, run: Try, capabilities: Capabilities)
 
     bare = with_no_more_than([need.name for need in needs], beside.case)
     return (
-        is_claimed(bare, capabilities)
+        capabilities.admits(bare)
         and any(found(replace(bare, seed=seed)) == wrong for seed in (bare.seed, *range(OTHER_NUMBERS)))
         and all(_is_needed(need, beside.case, lambda case: bool(found(case)), capabilities) for need in needs)
     )
@@ -290,7 +289,7 @@ def cures(need: Need, case: Case, capabilities: Capabilities) -> Iterator[Case]:
     tried = 0
     for value in _values(need, case):
         cured = with_value(case, need.name, value)
-        if cured != case and is_claimed(cured, capabilities) and tried < MOST_VALUES:
+        if cured != case and capabilities.admits(cured) and tried < MOST_VALUES:
             tried += 1
             yield cured
 
@@ -367,7 +366,7 @@ def _hides_nan_by_itself(one: Bug, other: Bug, run: Try, capabilities: Capabilit
         k_values="zeros",
         spikes=tuple(Spike(*entry) for entry in entries),
     )
-    finding = run("forward", two_scores, frozenset()) if is_claimed(two_scores, capabilities) else None
+    finding = run("forward", two_scores, frozenset()) if capabilities.admits(two_scores) else None
     return finding is None or not other.could_break(finding)
 
 

@@ -6,12 +6,11 @@ what matters by accident, may fail because of other bugs. With ordinary numbers 
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from itertools import combinations
 
 from kernels.contract import Capabilities
 from strategies.case import Case
-from strategies.cases import is_claimed
 from tests.harness.apart import FEWEST, LONGER, longer
 from tests.harness.attribute import cures
 from tests.harness.bugs import Need
@@ -40,7 +39,7 @@ def certain(matter: Sequence[Need], case: Case, fails: Fails, capabilities: Capa
 
     @cache
     def shows(changed: Case) -> bool:
-        return is_claimed(changed, capabilities) and fails(changed)
+        return capabilities.admits(changed) and fails(changed)
 
     shown = next(filter(shows, _ordinary(case)), None)
     if shown is None:
@@ -49,7 +48,7 @@ def certain(matter: Sequence[Need], case: Case, fails: Fails, capabilities: Capa
         changed = list(cures(need, shown, capabilities)) if need.is_telling else []
         if changed and not any(map(shows, changed)):
             yield replace(need, is_certain=True)
-    claims = partial(is_claimed, capabilities=capabilities)
+    claims = capabilities.admits
     borders = [border for name in LENGTHS for border in _borders(name, case, shown, shows, claims)]
     yield from borders or _of_both(case, shown, shows)
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 from kernels.claims import parse_claims
 from strategies.case import Case
-from strategies.cases import is_claimed
 from tests.harness.budget import BudgetSpent
 from tests.harness.bugs import Bug, with_tensors
 from tests.harness.offers import OF_ANSWERS, excluding, failing_under
@@ -106,7 +105,7 @@ def _offer(claim: str, seen: Sightings, runs: Runs, spend: Callable[[], None]) -
         return
     if claim not in OF_ANSWERS:
         narrow = parse_claims([claim], runs.info.capabilities)
-        if not any(is_claimed(case, narrow) for _, case in failing):
+        if not any(narrow.admits(case) for _, case in failing):
             yield f"--claims {claim}: all {drawn} failing cases are excluded"
         return
     held = 0

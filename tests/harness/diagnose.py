@@ -10,7 +10,6 @@ from typing import Any
 
 from kernels.contract import Capabilities
 from strategies.case import LAYOUT_FIELDS, OPTIONS, SIMPLEST, SIZES, Case
-from strategies.cases import is_claimed
 from tests.harness.bugs import Need
 from tests.harness.vary import LENGTHS, VALUES_OF, value_of, with_value
 
@@ -23,7 +22,7 @@ def diagnosed(case: Case, fails: Callable[[Case], bool], capabilities: Capabilit
     lengths_tell = True
     all_contiguous = reduce(lambda x, name: with_value(x, name, "contiguous"), LAYOUT_FIELDS, case)
     layouts_matter = all_contiguous != case and not (
-        is_claimed(all_contiguous, capabilities) and fails(all_contiguous)
+        capabilities.admits(all_contiguous) and fails(all_contiguous)
     )
     for name, values in _alternatives(case, capabilities):
         if name in (*LAYOUT_FIELDS, "huge") and not layouts_matter:
@@ -31,7 +30,7 @@ def diagnosed(case: Case, fails: Callable[[Case], bool], capabilities: Capabilit
         if name in LENGTHS and not lengths_tell:
             continue
         changed = [(value, with_value(case, name, value)) for value in values]
-        claimed = [(value, x) for value, x in changed if x != case and is_claimed(x, capabilities)]
+        claimed = [(value, x) for value, x in changed if x != case and capabilities.admits(x)]
         holds = [value for value, x in claimed if not fails(x)]
         if name == "lengths":  # short ones may cure a case by being short
             holds = ["equal"] if holds and len(holds) == len(claimed) else []

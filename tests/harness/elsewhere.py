@@ -6,7 +6,6 @@ from typing import Any
 
 from kernels.contract import LAYOUTS, Capabilities, KnownFailure
 from strategies.case import LAYOUT_FIELDS, OPTIONS, SIMPLEST, Case
-from strategies.cases import is_claimed
 from tests.harness.attribute import cures
 from tests.harness.bugs import Bug
 from tests.harness.known import meets
@@ -66,7 +65,7 @@ def _out_of(known: KnownFailure, case: Case, capabilities: Capabilities) -> Iter
     for name in (name for name in IN_ORDER if name in known.where):
         for value in _values(name, case, capabilities):
             changed = with_value(case, name, value)
-            if value not in known.where[name] and is_claimed(changed, capabilities):
+            if value not in known.where[name] and capabilities.admits(changed):
                 yield changed
 
 

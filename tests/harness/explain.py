@@ -7,7 +7,6 @@ from typing import Any
 
 from kernels.contract import Capabilities
 from strategies.case import SIZES, TENSORS, Case
-from strategies.cases import is_claimed
 from tests.harness.budget import BudgetSpent
 from tests.harness.cause import FEATURES, causes
 from tests.harness.vary import LENGTHS, Field, fields
@@ -132,7 +131,7 @@ def _with_more(case: Case, field: Field, capabilities: Capabilities) -> Case:
     size = "head_dim" if field.name == "sm_scale" else field.name
     if size in SIZES:
         larger = replace(larger, **{size: getattr(case, size)})
-    return larger if is_claimed(larger, capabilities) else case
+    return larger if capabilities.admits(larger) else case
 
 
 def _repeated(case: Case, look: Callable[[Case], Seen | None]) -> list[str]:
@@ -155,6 +154,6 @@ def _larger(case: Case, capabilities: Capabilities) -> Iterator[Case]:
     wider: dict[str, Any] = {"head_dim": max(wide, case.head_dim)}
     for changes in ({**more, **longer, **wider}, {**more, **longer}, longer, more, {}):
         larger = replace(case, spikes=(), **dense, **changes)
-        if is_claimed(larger, capabilities):
+        if capabilities.admits(larger):
             yield larger
     yield case

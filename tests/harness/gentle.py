@@ -10,7 +10,6 @@ from typing import Any
 
 from kernels.contract import Capabilities
 from strategies.case import LAYOUT_FIELDS, OPTIONS, SIMPLEST, Case
-from strategies.cases import is_claimed
 from tests.harness.budget import BudgetSpent
 from tests.harness.bugs import Need
 from tests.harness.vary import LENGTHS, VALUES_OF, value_of, with_value
@@ -54,7 +53,7 @@ def gently_reduced(
     needs: tuple[Need, ...] = ()
     for group in _groups(case, capabilities):
         smaller = _put(case, group)
-        if smaller == case or not is_claimed(smaller, capabilities):
+        if smaller == case or not capabilities.admits(smaller):
             continue
         if group.keys() <= set(LENGTHS) and any(need.name == "lengths" for need in needs):
             continue  # of unequal lengths, short ones tell nothing more
@@ -103,7 +102,7 @@ def _without_one(
     if len(changed) > 1:
         for name in changed:
             others = _put(case, {other: value for other, value in group.items() if other != name})
-            if is_claimed(others, capabilities) and fails(others):
+            if capabilities.admits(others) and fails(others):
                 general = in_general_layout(others, name, fails, capabilities)
                 return general, (_need(general, name, group[name]),)
         huge = [name for name in changed if name in LAYOUT_FIELDS and getattr(case, name) == "huge"]
@@ -120,7 +119,7 @@ def in_general_layout(
     """Return the case with GENERAL for a layout that has the strides of another in a small case, if it fails so too."""
     if name in LAYOUT_FIELDS and getattr(case, name) in AMBIGUOUS:
         general = with_value(case, name, GENERAL)
-        if is_claimed(general, capabilities) and fails(general):
+        if capabilities.admits(general) and fails(general):
             return general
     return case
 
@@ -132,7 +131,7 @@ def _nearer(
     for _ in range(HALVINGS):
         middle = (getattr(case, need.name) + max(need.holds)) // 2
         halved = with_value(case, need.name, middle)
-        if not is_claimed(halved, capabilities):
+        if not capabilities.admits(halved):
             break
         if fails(halved):
             case, need = halved, replace(need, fails=(middle,))
@@ -147,7 +146,7 @@ def _with_head_dims(
     """Try the values of head_dim between the one that fails and the one that holds, the largest first."""
     between = [x for x in capabilities.head_dims if max(need.holds) < x < case.head_dim]
     others = (with_value(case, "head_dim", x) for x in sorted(between, reverse=True)[:MOST_HEAD_DIMS])
-    for other in (x for x in others if is_claimed(x, capabilities)):
+    for other in (x for x in others if capabilities.admits(x)):
         if fails(other):
             case, need = other, replace(need, fails=(other.head_dim,))
         else:

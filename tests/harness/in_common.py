@@ -6,7 +6,6 @@ from typing import Any
 
 from kernels.contract import Capabilities
 from strategies.case import Case, Spike
-from strategies.cases import is_claimed
 from tests.harness.apart import LONGER, longer
 from tests.harness.attribute import cures
 from tests.harness.bugs import Need
@@ -90,7 +89,7 @@ def by_blind_rows(needs: Sequence[Need], case: Case, fails: Fails, capabilities:
 
     def fails_too(**fields: Any) -> bool:
         other = replace(case, **fields)
-        return is_claimed(other, capabilities) and fails(other)
+        return capabilities.admits(other) and fails(other)
 
     # With rows that are no whole tiles more, a failure of certain lengths holds.
     is_of_hidden = fails_too(
@@ -107,7 +106,7 @@ def by_heads(needs: Sequence[Need], case: Case, fails: Fails, capabilities: Capa
     """Replace needs of ``heads_kv`` and ``group`` by one of the number of query heads, if it fails for both alike."""
     of_heads = [need for need in needs if need.name in ("heads_kv", "group")]
     alike = [replace(case, heads_kv=case.heads_q, group=1), replace(case, heads_kv=1, group=case.heads_q)]
-    if not of_heads or not all(is_claimed(x, capabilities) and fails(x) for x in alike):
+    if not of_heads or not all(capabilities.admits(x) and fails(x) for x in alike):
         return list(needs)
     holds = {with_value(case, need.name, value).heads_q for need in of_heads for value in need.holds}
     number = Need(HEADS, (case.heads_q,), tuple(sorted(holds)))

@@ -9,7 +9,6 @@ from functools import cached_property, partial
 
 from reference.bounds.accumulation import SHRINKING_SAFETY
 from strategies.case import LAYOUT_FIELDS, Case
-from strategies.cases import is_claimed
 from tests.harness.attribute import Broken, attribute, cures, is_present, is_same
 from tests.harness.budget import LEAST_SECONDS, BudgetSpent, ShrinkBudget
 from tests.harness.bugs import (
@@ -145,7 +144,7 @@ class Investigation:
             for name in COUNTS:
                 case, value = self.failure.case, getattr(self.failure.case, name)
                 fewer = (with_value(case, name, x) for x in (1, 2) if x < value)
-                claimed = (x for x in fewer if is_claimed(x, self.runs.info.capabilities))
+                claimed = (x for x in fewer if self.runs.info.capabilities.admits(x))
                 if case.scores > LARGE:
                     any(map(fails, claimed))  # the first that fails becomes the case
 

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis.statistics import collector, describe_statistics
 
 from strategies.case import Case
-from strategies.cases import is_claimed
 from tests.harness.answered import AnsweredLaws
 from tests.harness.kernel_info import KernelInfo
 from tests.harness.known_bugs import KnownBugs
@@ -81,7 +80,7 @@ class LawTurn(pytest.Item):
             for path, run in self.plan.unfinished.items()
             if (run.spec, run.law, run.case.dtype, 0)
             == (info.spec, self.law.name, self.dtype, self.turn.number)
-            and is_claimed(run.case, info.capabilities)
+            and info.capabilities.admits(run.case)
         }
 
     @property

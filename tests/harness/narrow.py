@@ -7,7 +7,6 @@ from kernels.claims import lesser, parse_claims
 from kernels.contract import CLAIMS, LAYOUTS, Capabilities
 from kernels.spelling import write_integers
 from strategies.case import Case
-from strategies.cases import is_claimed
 
 MULTIPLES = (2, 4, 8, 16, 32, 64, 128)
 """Numbers of which kernels may need lengths and head dimensions to be multiples."""
@@ -31,13 +30,13 @@ def narrower(outside: Sequence[Case], inside: Sequence[Case], capabilities: Capa
     Returns None if no claim excludes all of ``outside`` and less than ``MOST_LOST`` of ``inside``. Cases that
     ``capabilities`` do not claim count as excluded already. Of claims that exclude equally many, the first counts.
     """
-    claimed = [case for case in inside if is_claimed(case, capabilities)]
+    claimed = [case for case in inside if capabilities.admits(case)]
     best, fewest = None, len(claimed) * MOST_LOST
     for claim in candidates(outside, claimed, capabilities):
         narrowed = parse_claims([claim], capabilities)
-        if any(is_claimed(case, narrowed) for case in outside):
+        if any(narrowed.admits(case) for case in outside):
             continue
-        lost = sum(not is_claimed(case, narrowed) for case in claimed)
+        lost = sum(not narrowed.admits(case) for case in claimed)
         if lost < fewest:
             best, fewest = claim, lost
     return best

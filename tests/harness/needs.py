@@ -9,7 +9,6 @@ from typing import Any
 from kernels.contract import GRADIENTS, OUTPUTS, Capabilities
 from reference.bounds.accumulation import SHRINKING_SAFETY
 from strategies.case import SIMPLEST, TENSORS, Case
-from strategies.cases import is_claimed
 from tests.harness.apart import FEWEST, longer, wrong_with_ordinary_numbers
 from tests.harness.attribute import cures, needs_of, resisted_shrinking
 from tests.harness.budget import BudgetSpent
@@ -124,7 +123,7 @@ class NeedSearch:
             return False
         one = with_value(case, need.name, 1)
         changed = (with_value(one, x, 2) for x in ROWS if x != need.name and getattr(case, x) == 1)
-        claimed = [x for x in changed if is_claimed(x, claims)]
+        claimed = [x for x in changed if claims.admits(x)]
         return any(fails(x) and not any(map(fails, cures(layout, x, claims))) for x in claimed)
 
     def is_of_layout(self, need: Need, layout: Need, fails: Callable[[Case], bool]) -> bool:
@@ -143,7 +142,7 @@ class NeedSearch:
             return True
         gaps: dict[str, Any] = {f"{tensor}_layout": "gap" for tensor in tensors}
         own, single = (replace(x, **gaps) for x in (case, one))
-        told = is_claimed(own, claims) and not lie_as_contiguous(tensors, single)
+        told = claims.admits(own) and not lie_as_contiguous(tensors, single)
         return told and (fails(single) or not fails(own))
 
     def as_needs(self, varied: Field, fails: Callable[[Case], bool]) -> Iterator[Need]:
@@ -173,7 +172,7 @@ class NeedSearch:
             with_normal_numbers(case)
         ):  # single entries may lie where nothing is wrong in the turned case
             both = [*both, *map(with_normal_numbers, both)]
-        hold = all(is_claimed(x, claims) and not fails(x) for x in both)
+        hold = all(claims.admits(x) and not fails(x) for x in both)
         return [value_of(turned, "lengths")] if hold else []
 
     def pair_of(self, name: str, fails: Callable[[Case], bool]) -> str:
@@ -183,7 +182,7 @@ class NeedSearch:
             if getattr(case, f"{other}_layout") == getattr(case, name):
                 continue
             alike = with_value(case, f"{other}_layout", getattr(case, name))
-            if is_claimed(alike, self.claims) and not fails(alike):
+            if self.claims.admits(alike) and not fails(alike):
                 return " and ".join(sorted((mine, other))) + PAIR
         return ""
 
@@ -210,7 +209,7 @@ class NeedSearch:
             return need
         case, capabilities = self.failure.case, self.claims
         tiles = [(x, with_value(case, need.name, x)) for x in TILES if x not in need.holds]
-        holds = [x for x, tiled in tiles if is_claimed(tiled, capabilities) and not fails(tiled)]
+        holds = [x for x, tiled in tiles if capabilities.admits(tiled) and not fails(tiled)]
         return replace(need, holds=(*need.holds, *holds))
 
     def with_ordinary_border(self, need: Need, fails: Callable[[Case], bool]) -> Need:
@@ -227,7 +226,7 @@ class NeedSearch:
             pair = [
                 with_ordinary_numbers(self.failure.case, need.name, length) for length in (tile, tile + 1)
             ]
-            claimed = all(is_claimed(case, self.claims) for case in pair)
+            claimed = all(self.claims.admits(case) for case in pair)
             if claimed and not fails(pair[0]) and fails(pair[1]):
                 return replace(need, holds=(*(x for x in need.holds if x < tile), tile))
         return need
@@ -262,7 +261,7 @@ class NeedSearch:
     def longer(self, case: Case, needs: Sequence[Need]) -> Iterator[Case]:
         """Yield the case with more rows and keys, if it is claimed and has what the bug needs."""
         more = longer(case)
-        if is_claimed(more, self.claims) and all(need.is_met(more) for need in needs):
+        if self.claims.admits(more) and all(need.is_met(more) for need in needs):
             yield more
 
     def always_wrong(self, spend: Callable[[], None]) -> set[str]:
@@ -280,7 +279,7 @@ class NeedSearch:
         law = "backward" if info.capabilities.backward else law
         ordinary = ordinary_cases(info.capabilities, self.failure.case.dtype, self.runs.device_type)
         few = [replace(case, seqlen_q=FEWEST, seqlen_k=FEWEST) for case in ordinary[:FEW_ORDINARY]]
-        claimed = [case for case in few if is_claimed(case, info.capabilities)]
+        claimed = [case for case in few if info.capabilities.admits(case)]
         found = {case: self.wrong(case, law, spend) for case in (*ordinary[:ORDINARY_JUDGED], *claimed)}
         showing = {case: wrong for case, wrong in found.items() if own in wrong}
         always = set.intersection(*showing.values()) if showing else set()

@@ -6,7 +6,6 @@ from contextlib import suppress
 from kernels.claims import lesser, parse_claims
 from kernels.contract import CLAIMS, Capabilities
 from strategies.case import LAYOUT_FIELDS, Case
-from strategies.cases import is_claimed
 from tests.harness.budget import BudgetSpent
 from tests.harness.bugs import Bug, Need
 from tests.harness.runs import Runs
@@ -83,9 +82,9 @@ def excluding(
     meant = lesser(capabilities).values()
     for claim in candidates(needs, failing, held, capabilities):
         narrow = parse_claims([claim], capabilities)
-        if any(is_claimed(case, narrow) for case in failing):
+        if any(narrow.admits(case) for case in failing):
             continue
-        left = sum(is_claimed(case, narrow) for case in held)
+        left = sum(narrow.admits(case) for case in held)
         if left and (claim in meant or left >= LEAST_LEFT * len(held)):
             found.append((-left, len(found), claim))
     yield from [claim for _, _, claim in sorted(found)[:1]]

@@ -5,7 +5,6 @@ from itertools import product
 
 from kernels.contract import Capabilities
 from strategies.case import Case
-from strategies.cases import is_claimed
 
 ORDINARY = 20
 """How many are tried: enough to tell a bug that shows in every case from one that shows in few."""
@@ -40,5 +39,5 @@ def ordinary_cases(capabilities: Capabilities, dtype: str, device_type: str) -> 
         )
         for at, (seqlen_q, seqlen_k, causal) in enumerate(product(lengths, lengths, c.causal))
     ]
-    claimed = [case for case in drawn if is_claimed(case, c)]
+    claimed = [case for case in drawn if c.admits(case)]
     return random.Random(SEED).sample(claimed, min(ORDINARY, len(claimed)))

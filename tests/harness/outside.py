@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 from kernels.contract import Capabilities
-from strategies.cases import is_claimed
 from tests.harness.apart import Try
 from tests.harness.bugs import Bug
 from tests.harness.death import is_at_fence
@@ -25,7 +24,7 @@ def _shows(fenced: Bug, numbers: Bug, run: Try, capabilities: Capabilities) -> b
     """
     f, case = numbers.failure, fenced.failure.case
     judged = replace(case, seqlen_q=max(1, case.seqlen_q))
-    if f.finding.kind not in NUMBERS or not is_claimed(judged, capabilities):
+    if f.finding.kind not in NUMBERS or not capabilities.admits(judged):
         return False
     found = (run(law, tried, frozenset()) for law, tried in ((f.law, judged), ("memory", f.case)))
     return all(finding is not None and numbers.could_break(finding) for finding in found)

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 from kernels.contract import GRADIENTS, Capabilities
 from strategies.case import SIMPLEST, Case
-from strategies.cases import is_claimed
 from tests.harness.apart import Try
 from tests.harness.attribute import Broken
 from tests.harness.bugs import LARGE_SCORES, are_kindred, wrong_tensors
@@ -115,5 +114,5 @@ def _cases(broken: Broken, capabilities: Capabilities) -> Iterator[Case]:
     for case in (*changed, *(replace(broken.case, **size, spikes=()) for size in broken.sizes)):
         if case.scores > MOST_SCORES:
             case = replace(case, batch=1, heads_kv=1, group=1, spikes=())
-        if is_claimed(case, capabilities) and case.scores <= MOST_SCORES:
+        if capabilities.admits(case) and case.scores <= MOST_SCORES:
             yield case

@@ -12,7 +12,6 @@ import torch
 from hypothesis import settings
 
 from kernels.registry import REGISTERED
-from strategies.cases import is_claimed
 from tests.harness.budget import CALLS, SECONDS, Clock, ShrinkBudget
 from tests.harness.child import Child
 from tests.harness.finds import Finds, finds_at
@@ -279,7 +278,7 @@ def _kernels(
             continue
         except ValueError as e:
             raise pytest.UsageError(str(e)) from None
-        if replay is not None and not is_claimed(replay.case, info.capabilities):
+        if replay is not None and not info.capabilities.admits(replay.case):
             printed = "; ".join(f"{key}={value}" for key, value in info.printed.items())
             raise pytest.UsageError(f"--replay: got {replay.case!r}, but {spec} claims {printed}")
         if info.name in kernels:

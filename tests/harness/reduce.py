@@ -14,7 +14,6 @@ from typing import Any
 
 from kernels.contract import Capabilities
 from strategies.case import LAYOUT_FIELDS, OPTIONS, SIZES, TENSORS, Case, Spike
-from strategies.cases import is_claimed
 from strategies.tensors import tensors
 from strategies.values import FAMILIES
 from tests.harness.vary import with_value
@@ -58,7 +57,7 @@ class _Search:
     def accepts(self, case: Case) -> bool:
         """Whether the case is claimed, and fails."""
         if case not in self.known:
-            self.known[case] = is_claimed(case, self.capabilities) and self.fails(case)
+            self.known[case] = self.capabilities.admits(case) and self.fails(case)
         return self.known[case]
 
     def descend(self, case: Case, changes: Sequence[Change]) -> Case:

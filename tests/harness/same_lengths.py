@@ -8,7 +8,6 @@ from collections.abc import Mapping
 
 from kernels.contract import Capabilities
 from strategies.case import Case
-from strategies.cases import is_claimed
 from tests.harness.apart import LONGER, Try
 from tests.harness.bugs import Bug, wrong_tensors
 from tests.harness.vary import LENGTHS, SCORES, VALUES_OF, with_normal_numbers, with_value
@@ -38,7 +37,7 @@ def show_at_same_lengths(one: Bug, other: Bug, run: Try, capabilities: Capabilit
     shows: dict[int, bool] = {}
     for length in sorted(filter(None, own | tried | beyond))[:MOST_LENGTHS]:
         case = with_ordinary_numbers(one.failure.case, name, length)
-        if is_claimed(case, capabilities):
+        if capabilities.admits(case):
             finding = run(one.failure.law, case, frozenset())
             shows[length] = finding is not None and not tensors.isdisjoint(wrong_tensors(finding))
     return all(shows.get(length, False) for length in own) and _is_of_one_rule(shows)

@@ -12,7 +12,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from strategies.case import Case
-from strategies.cases import cases, is_claimed
+from strategies.cases import cases
 from strategies.focus import Focus
 from tests.harness.answered import AnsweredLaws
 from tests.harness.attribute import Broken
@@ -84,7 +84,7 @@ class Subject:
     def is_tried(self, run: Run, law: Law) -> bool:
         """Whether a case of an earlier run is one of a law and this dtype that the kernel claims."""
         case = run.case
-        return (run.law, case.dtype) == (law.name, self.dtype) and is_claimed(case, self.info.capabilities)
+        return (run.law, case.dtype) == (law.name, self.dtype) and self.info.capabilities.admits(case)
 
     def begin(
         self, focus: Focus | None = None, seconds: float = math.inf, *, is_within: bool = False

@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 from strategies.case import Case
-from strategies.cases import is_claimed
 from tests.harness import leak
 from tests.harness.attribute import Broken, Outcome, attribute, is_same
 from tests.harness.budget import BudgetSpent, ShrinkBudget
@@ -363,7 +362,7 @@ class Triage:
         info, case = self.runs.info, with_value(with_normal_numbers(broken.case), "sm_scale", None)
         for name in LENGTHS:
             case = with_value(case, name, max(getattr(case, name), FEWEST_KEYS))
-        if not is_claimed(case, info.capabilities) or Closed(info.known_failures).is_met(case):
+        if not info.capabilities.admits(case) or Closed(info.known_failures).is_met(case):
             return None
         law = "forward" if broken.finding.tensor in ("out", "lse") else "backward"
         with suppress(OutOfTime):

@@ -9,7 +9,6 @@ from kernels.claims import lesser
 from kernels.contract import CLAIMS, Capabilities
 from kernels.declaration import Claim
 from strategies.case import LAYOUT_FIELDS, OPTIONS, SIMPLEST, SIZES, TENSORS, Case
-from strategies.cases import is_claimed
 from strategies.layouts import is_as_contiguous
 
 LENGTHS = ("seqlen_q", "seqlen_k")
@@ -80,7 +79,7 @@ def fields(case: Case, fails: Callable[[Case], bool | None], capabilities: Capab
         if name == "lengths" and any(_is_unequal_as(case, other) for other in holding):
             continue
         changed = ((x, with_value(case, name, x)) for x in dict.fromkeys(values) if x != value)
-        answers = [(x, other, fails(other)) for x, other in changed if is_claimed(other, capabilities)]
+        answers = [(x, other, fails(other)) for x, other in changed if capabilities.admits(other)]
         outcomes = [x for x in answers if x[2] is not None]
         if name == "head_dim":
             outcomes = [x for x in outcomes if x[2] or not _is_of_columns(case, x[1], fails)]

@@ -7,7 +7,6 @@ import pytest
 
 from kernels.claims import PLAIN_FUNCTION
 from strategies.case import Case
-from strategies.cases import is_claimed
 from tests.harness.answered import ALL_CLAIMED, FEWEST, Answered, AnsweredLaws, Asked
 from tests.harness.certain import certain
 
@@ -58,9 +57,9 @@ def asked(refuses: Callable[[Case], bool]) -> Asked:
 
 def test_a_case_that_is_refused_is_not_claimed() -> None:
     claims = asked(lambda case: case.causal and case.seqlen_q > case.seqlen_k)
-    assert is_claimed(Case(seqlen_q=2, causal=True), PLAIN_FUNCTION)
-    assert not is_claimed(Case(seqlen_q=2, causal=True), claims)
-    assert is_claimed(Case(seqlen_k=2, causal=True), claims)
+    assert PLAIN_FUNCTION.admits(Case(seqlen_q=2, causal=True))
+    assert not claims.admits(Case(seqlen_q=2, causal=True))
+    assert claims.admits(Case(seqlen_k=2, causal=True))
 
 
 def test_lengths_that_are_refused_are_no_border_of_a_bug() -> None:
@@ -86,10 +85,10 @@ def test_a_kernel_that_refuses_nearly_everything_is_asked_what_it_answers() -> N
         answered.ask("float32", refuses)
         assert refuses(drawn)
     narrowed = answered.claims
-    assert is_claimed(Case(seqlen_q=48, seqlen_k=48, head_dim=64), narrowed)
-    assert not is_claimed(Case(seqlen_q=40, seqlen_k=40, head_dim=64), narrowed)
-    assert not is_claimed(Case(seqlen_q=48, seqlen_k=96, head_dim=64), narrowed)
-    assert not is_claimed(Case(seqlen_q=48, seqlen_k=48, head_dim=64, group=2), narrowed)
+    assert narrowed.admits(Case(seqlen_q=48, seqlen_k=48, head_dim=64))
+    assert not narrowed.admits(Case(seqlen_q=40, seqlen_k=40, head_dim=64))
+    assert not narrowed.admits(Case(seqlen_q=48, seqlen_k=96, head_dim=64))
+    assert not narrowed.admits(Case(seqlen_q=48, seqlen_k=48, head_dim=64, group=2))
 
 
 def test_what_is_answered_without_gradients_is_learned_by_itself() -> None:

@@ -11,7 +11,6 @@ from kernels.contract import AttentionKernel
 from kernels.registry import SpecError, load
 from reference.bounds.accumulation import SAFETY
 from strategies.case import Case
-from strategies.cases import is_claimed
 from tests.harness.child import Child
 from tests.harness.kernel_info import KernelInfo
 from tests.harness.probe import probe, simplest_case
@@ -157,7 +156,7 @@ class TestProbe:
             ["seqlen_multiple=48", "min_seqlen=50", "grouped_heads=false", "unequal_lengths=false"],
         ):
             capabilities = parse_claims(claims, PLAIN_FUNCTION)
-            assert is_claimed(simplest_case(capabilities), capabilities)
+            assert capabilities.admits(simplest_case(capabilities))
 
 
 class TestLaws:

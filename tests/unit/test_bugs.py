@@ -12,7 +12,6 @@ import pytest
 from kernels.contract import KnownFailure
 from reference.family import implied
 from strategies.case import Case, Spike
-from strategies.cases import is_claimed
 from tests.harness.attribute import Broken, attribute, is_same, needs_of
 from tests.harness.bugs import (
     Bug,
@@ -409,7 +408,7 @@ class TestElsewhere:
         moved = elsewhere(case, closed, claims)
         assert moved == replace(case, q_layout="bnhd")
         assert moved is not None
-        assert is_claimed(moved, claims)
+        assert claims.admits(moved)
 
     def test_a_size_moves_to_the_nearest(self) -> None:
         closed = Closed((self.known(seqlen_k=tuple(range(80, 100))),))
@@ -532,7 +531,7 @@ class TestSeverity:
         assert drawn == ordinary_cases(claims, "float16", "cpu")
         assert len(drawn) == ORDINARY
         assert {case.causal for case in drawn} == {False, True}
-        assert all(is_claimed(case, claims) and case.sm_scale is None for case in drawn)
+        assert all(claims.admits(case) and case.sm_scale is None for case in drawn)
         assert {case.q_values for case in drawn} == {"normal"}
 
 

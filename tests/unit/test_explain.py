@@ -14,7 +14,6 @@ from torch import Tensor
 from kernels.claims import parse_claims
 from kernels.contract import Capabilities
 from strategies.case import TENSORS, Case, Spike
-from strategies.cases import is_claimed
 from tests.harness import picture
 from tests.harness.budget import BudgetSpent, meter
 from tests.harness.cause import causes
@@ -191,7 +190,7 @@ def test_the_field_that_matters_is_found(
     others = {field.name for field in found.values() if field.matters} - {name}
     assert others <= {"seqlen_q", "seqlen_k", "lengths"}
     if claim:
-        assert not is_claimed(CASE, parse_claims([claim], CLAIMS))
+        assert not parse_claims([claim], CLAIMS).admits(CASE)
 
 
 COLUMNS = Case(head_dim=72, spikes=(Spike("q", (0, 0, 0, 40), 3.0), Spike("k", (0, 0, 0, 24), 3.0)))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kernels.claims import PLAIN_FUNCTION, parse_claims
 from strategies.case import TENSORS, Case
-from strategies.cases import cases, is_claimed
+from strategies.cases import cases
 from tests.harness.narrow import narrower, narrowing
 from tests.unit.drawing import sample
 
@@ -61,8 +61,8 @@ def test_each_claim_is_found(
     answered = [case for case in some_cases if not is_refused(case)]
     assert narrower(refused, answered, WIDE) == claim
     narrowed = parse_claims([claim], WIDE)
-    assert not any(is_claimed(case, narrowed) for case in refused)
-    assert all(is_claimed(case, narrowed) for case in answered)
+    assert not any(narrowed.admits(case) for case in refused)
+    assert all(narrowed.admits(case) for case in answered)
 
 
 def test_what_no_claim_tells_apart(some_cases: list[Case]) -> None:
@@ -96,7 +96,7 @@ def test_several_claims_are_found_together(
     found = [claim for claim, _ in narrowing(refused, answered, WIDE)]
     assert {claim.partition("=")[0] for claim in found} == keys
     narrowed = parse_claims(found, WIDE)
-    assert [case for case in some_cases if is_claimed(case, narrowed)] == answered
+    assert [case for case in some_cases if narrowed.admits(case)] == answered
 
 
 def test_no_claims_where_the_cases_are_alike(some_cases: list[Case]) -> None:

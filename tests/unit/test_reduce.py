@@ -7,7 +7,6 @@ import pytest
 
 from kernels.contract import Capabilities
 from strategies.case import TENSORS, Case, Spike
-from strategies.cases import is_claimed
 from strategies.tensors import tensors
 from tests.harness.reduce import reduced
 
@@ -101,7 +100,7 @@ def test_only_what_is_claimed_is_tried_and_nothing_twice() -> None:
 
     case = reduced(start, fails, claims)
     assert (case.seqlen_q, case.seqlen_k, case.head_dim, case.causal) == (3, 3, 72, True)
-    assert all(is_claimed(x, claims) for x in asked)
+    assert all(claims.admits(x) for x in asked)
     assert len(set(asked)) == len(asked)
 
 
