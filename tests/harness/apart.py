@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
-from kernels.contract import Capabilities
+from kernels.contract import GRADIENTS, Capabilities
 from strategies.case import LAYOUT_FIELDS, SIMPLEST, Case
 from tests.harness.bugs import Bug, Need, is_small, wrong_tensors
 from tests.harness.vary import EXPANDED, LENGTHS, SCORES, with_no_more_than
@@ -73,6 +73,7 @@ def wrong_with_ordinary_numbers(
 
     With few rows, rows that are alike, or other numbers, a tensor may be right by chance. So it may with a large
     sm_scale, which leaves the weights of one key: the default comes first, unless it is among the ``needs`` of the bug.
+    Where all of out is NaN no gradient can be judged, so that all of them count as wrong.
     ``more`` says how many rows and keys the case gets in addition.
     """
     if finding.kind not in NUMBERS or is_small(finding) or law not in ("forward", "backward"):
@@ -87,6 +88,8 @@ def wrong_with_ordinary_numbers(
         scaled = replace(ordinary, sm_scale=sm_scale)
         found = run(judged_by, scaled, frozenset()) if capabilities.admits(scaled) else None
         wrong = wrong_tensors(found) if found and found.kind in NUMBERS else set()
+        if found and found.is_all_nan:
+            wrong |= {*GRADIENTS}
         if wrong & wrong_tensors(finding):
             return wrong
     return set()

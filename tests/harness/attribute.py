@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any
 
-from kernels.contract import GRADIENTS, Capabilities
+from kernels.contract import GRADIENTS, OUTPUTS, Capabilities
 from strategies.case import SIMPLEST, Case, Spike
 from tests.harness.apart import Try, are_apart, leaves_out_right, wrong_with_ordinary_numbers
 from tests.harness.bugs import (
@@ -142,8 +142,9 @@ def _is_of_nan(broken: Broken, bug: Bug, run: Try) -> bool:
 
 
 def _is_shown_in(cases: Iterable[Case], bug: Bug, law: str, run: Try) -> bool:
-    """Whether a law finds in any of the cases what a bug may have caused."""
-    found = (run(law, case, frozenset()) for case in cases)
+    """Whether a law finds in any of the cases what a bug may have caused, if no tensor but its own is judged."""
+    others = frozenset(OUTPUTS).difference(bug.tensors or OUTPUTS)
+    found = (run(law, case, others) for case in cases)
     return any(finding is not None and bug.could_break(finding) for finding in found)
 
 
@@ -247,7 +248,10 @@ def _may_be_present(need: Need, case: Case) -> bool:
 
 
 def _beside(bug: Bug, broken: Broken, run: Try) -> Broken | None:
-    """Return what is wrong in tensors that the bug is not known to spoil, judged without those that it spoils."""
+    """Return what is wrong in tensors that the bug is not known to spoil, judged without those that it spoils.
+
+    NaN and infinity of out reach the gradients, which are then no bug of their own.
+    """
     others = wrong_tensors(broken.finding) - set(bug.tensors)
     if bug.is_huge or broken.finding.kind not in NUMBERS or not others:
         return None
@@ -255,6 +259,9 @@ def _beside(bug: Bug, broken: Broken, run: Try) -> Broken | None:
     finding = run(broken.law, broken.case, ignored)
     # The case gave numbers before. A failure that hides them, such as a crash that is only expected, tells nothing.
     if finding is None or finding.hides_numbers:
+        return None
+    of_out = broken.finding.tensor == "out" and "out" in bug.tensors
+    if of_out and broken.finding.kind == finding.kind == "nonfinite":
         return None
     return Broken(broken.law, broken.case, finding, ignored)
 

@@ -258,12 +258,13 @@ class Bug:
     def could_break(self, finding: Finding) -> bool:
         """Whether the bug can be blamed for a failure, by the kind of failure and by its tensors.
 
-        An exception that is raised elsewhere is another one: each line that checks its arguments is told.
+        An exception that is raised elsewhere is another one: each line that checks its arguments is told. So is what
+        breaks the contract in other words.
         """
         if self.is_huge:
             return True
         mine = self.failure.finding
-        if not mine.is_akin(finding) or (mine.kind == "exception" and mine.origin != finding.origin):
+        if not mine.is_akin(finding) or mine.origin != finding.origin:
             return False
         return mine.kind not in NUMBERS or bool(set(self.tensors) & wrong_tensors(finding))
 
@@ -298,12 +299,13 @@ class Bug:
 
         They are if they need the same fields and the case of each meets the needs of both, or has a length that is
         equal to head_dim; or if neither needs any, as far as is known, and the tensor that is most wrong in each is
-        among the wrong ones of the other; or if the same exception, whatever its numbers, was raised at the same line;
-        or if both end the process and have a need in common, or end it in the same words and one does so in every case
-        or neither needs anything. They are also one if numbers decide whether they show: in ordinary cases, or, in the
-        same tensor and dtype, if both make tiny numbers 0, or small errors that few cases show. What seems to matter
-        beside the numbers does so by accident. What comes and goes in a kernel counts as one bug, since nothing tells
-        what it needs, and is one with what makes repeats of any call differ in the same tensors.
+        among the wrong ones of the other; or if the same exception, whatever its numbers, was raised at the same line,
+        or the contract is broken in the same words; or if both end the process and have a need in common, or end it in
+        the same words and one does so in every case or neither needs anything. They are also one if numbers decide
+        whether they show: in ordinary cases, or, in the same tensor and dtype, if both make tiny numbers 0, or small
+        errors that few cases show. What seems to matter beside the numbers does so by accident. What comes and goes in
+        a kernel counts as one bug, since nothing tells what it needs, and is one with what makes repeats of any call
+        differ in the same tensors.
         """
         if self.keeps_state_as(other) or other.keeps_state_as(self):
             return True

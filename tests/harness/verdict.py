@@ -104,12 +104,15 @@ class Finding:
 
     @property
     def origin(self) -> str:
-        """Return the place in the source that tells a bug from others; "" if the finding has none.
+        """Return what tells a bug from others by words alone; "" if nothing does.
 
-        It is the exception, whatever the numbers in its words, with its place, or what a sanitizer reports.
+        It is what a sanitizer reports, or how the contract is broken, whatever the numbers and dtypes in these words,
+        or an exception with its place in the source, whatever the numbers in its words.
         """
         if self.kind == SANITIZER:
             return self.claim
+        if self.kind == "contract":
+            return re.sub(r"torch\.\w+|\d+", "0", self.claim)
         words = re.sub(r"\d+", "0", self.claim)
         return f"{words} {self.place}" if self.kind == "exception" and self.place else ""
 

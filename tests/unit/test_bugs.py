@@ -70,6 +70,10 @@ def test_what_a_bug_needs_in_words(need: Need, text: str) -> None:
     assert needed(bug(CASE, ("dk",), need)) == f"only with {text}"
 
 
+def with_finding(known: Bug, finding: Finding) -> Bug:
+    return replace(known, failure=replace(known.failure, finding=finding))
+
+
 class TestAttribution:
     def left(self, wrong: Wrong, case: Case, *known: Bug) -> tuple[Broken | None, list[Bug]]:
         run = runner(wrong)
@@ -109,6 +113,23 @@ class TestAttribution:
         assert blamed == [known]
         assert rest is not None
         assert (rest.finding.tensor, rest.ignored) == ("lse", {"out"})
+
+    def test_nan_of_out_that_reaches_a_gradient_is_explained_with_it(self) -> None:
+        def left(kind_of_dq: str) -> Broken | None:
+            def run(law: str, case: Case, ignored: frozenset[str]) -> Finding | None:
+                dq = (
+                    ("dq",) if case.seqlen_q == CASE.seqlen_q else ()
+                )  # so the bug does not seem to make dq wrong
+                wrong = tuple(x for x in ("out", *dq) if case.causal and x not in ignored)
+                kind = kind_of_dq if wrong == dq else "nonfinite"
+                return Finding(claim="so", kind=kind, tensor=wrong[0], tensors=wrong) if wrong else None
+
+            found = run("backward", CASE, frozenset())
+            assert found is not None
+            return attribute(Broken("backward", CASE, found), [bug(CASE, ("out",), CAUSAL)], run, CLAIMS).rest
+
+        assert left("nonfinite") is None
+        assert left("error") is not None
 
     def test_a_bug_that_needs_nothing_explains_all_of_its_tensors(self) -> None:
         known = bug(CASE, ("out",))
@@ -230,7 +251,7 @@ class TestNeeds:
             known = bug(CASE, (), *needs)
             detail = f'  File "k.py", line 3, in f\n    g(q)\n  File "k.py", line {line}, in g\n{more}'
             finding = Finding(claim=f"raised ValueError: {words}", kind="exception", detail=detail)
-            return replace(known, failure=replace(known.failure, finding=finding))
+            return with_finding(known, finding)
 
         inside = '  File "/venv/lib/site-packages/torch/_ops.py", line 875, in __call__\n'
         launched = f'{CAUSED}\n  File "k.py", line 20, in launch\n'
@@ -239,14 +260,32 @@ class TestNeeds:
             assert not raising(9, CAUSAL).is_like(raising(12, GROUP, **same))
         assert not raising(9, CAUSAL).is_like(raising(9, GROUP, words="stride 16"))
 
+    def test_a_contract_that_is_broken_in_the_same_words_is_one_bug(self) -> None:
+        def breaking(words: str, *needs: Need) -> Bug:
+            return with_finding(
+                bug(CASE, ("out",), *needs), Finding(claim=words, kind="contract", tensor="out")
+            )
+
+        squeezed = "out.shape is (1, 1, 16), but should be (1, 1, 1, 16)"
+        longer = squeezed.replace("16", "128").replace("1, 1,", "3, 2,")
+        padded = "out.shape is (1, 1, 1, 32), but should be (1, 1, 1, 16)"
+        of_half, of_bfloat = (
+            f"out.dtype is torch.float32, but should be torch.{x}" for x in ("float16", "bfloat16")
+        )
+        for one, other in ((squeezed, longer), (of_half, of_bfloat)):
+            assert breaking(one, LONG).is_like(breaking(other, LONG, CAUSAL))
+            assert breaking(one, LONG).could_break(breaking(other).failure.finding)
+        for one, other in ((squeezed, padded), (squeezed, of_half)):
+            assert not breaking(one, LONG).is_like(breaking(other, LONG, CAUSAL))
+            assert not breaking(one, LONG).could_break(breaking(other).failure.finding)
+
     def test_what_a_kernel_keeps_from_call_to_call_is_one_bug_with_what_comes_and_goes(self) -> None:
         def found(law: str, *tensors: str, shown: int = 20) -> Bug:
             return replace(bug(CASE, tensors, law=law), severity=Severity(shown, 20))
 
         def at_times(*tensors: str) -> Bug:
             known = bug(CASE, tensors)
-            finding = replace(known.failure.finding, kind=INTERMITTENT)
-            return replace(known, failure=replace(known.failure, finding=finding))
+            return with_finding(known, replace(known.failure.finding, kind=INTERMITTENT))
 
         def are_one(one: Bug, other: Bug) -> bool:
             run = runner(lambda case: set())

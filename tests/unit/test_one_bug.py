@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kernels.contract import GRADIENTS
 from strategies.case import Case, Spike
 from tests.harness.apart import wrong_with_ordinary_numbers
 from tests.harness.attribute import Broken, attribute, is_same
@@ -307,6 +308,14 @@ def test_rows_that_are_alike_do_not_tell_what_is_wrong() -> None:
     failed = finding(wrong(case))
     assert failed is not None
     assert wrong_with_ordinary_numbers("backward", case, failed, runner(wrong), CLAIMS) == {"dv", "out"}
+
+
+def test_of_an_out_that_is_all_nan_every_gradient_counts_as_wrong() -> None:
+    failed = Finding(claim="so", kind="nonfinite", tensor="out", tensors=("out", "lse"), nan=4, total=4)
+    of_some = replace(failed, nan=3)
+    for found, gradients in ((failed, {*GRADIENTS}), (of_some, set[str]())):
+        wrong = wrong_with_ordinary_numbers("forward", CASE, failed, lambda *_, x=found: x, CLAIMS)
+        assert wrong == {"out", "lse"} | gradients
 
 
 def search(case: Case) -> NeedSearch:
