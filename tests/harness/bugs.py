@@ -14,6 +14,7 @@ from tests.harness.vary import (
     LENGTHS,
     NAN,
     SCORES,
+    SLICES,
     TILES_OF_SIZE,
     VALUES_OF,
     has_small_scores,
@@ -32,7 +33,7 @@ OF_ROUNDINGS = 2.0**-7
 
 LARGE_SCORES = "exact"
 """The law that sets large scores."""
-OF_PARTS = (*SIZES, "lengths", BLIND, HEADS)
+OF_PARTS = (*SIZES, "lengths", BLIND, HEADS, SLICES)
 """What a part of a case may have that the case has not, by the names of needs."""
 OWN_NUMBERS = (LARGE_SCORES, "special")
 """Laws that set numbers of their own, so that a case of theirs is not ordinary, whatever its fields are."""

@@ -14,12 +14,17 @@ from tests.harness.vary import (
     BLIND,
     HEADS,
     LENGTHS,
+    MADE_OF,
     NAN,
     NO_KEYS,
+    ONE,
     SCORES,
     SEEN,
+    SEVERAL,
+    SLICES,
     VALUES_OF,
     value_of,
+    with_slices_as,
     with_value,
 )
 
@@ -33,7 +38,8 @@ def in_common(
     """Return the needs of a failure, each group of them that a more general one explains replaced by that."""
     case = failure.case
     needs = by_scores(by_nan(needs, case, fails), failure, fails)
-    return by_heads(by_blind_rows(needs, case, fails, capabilities), case, fails, capabilities)
+    needs = by_heads(by_blind_rows(needs, case, fails, capabilities), case, fails, capabilities)
+    return by_slices(needs, case, fails, capabilities)
 
 
 def by_scores(needs: Sequence[Need], failure: Failure, fails: Fails) -> list[Need]:
@@ -111,3 +117,17 @@ def by_heads(needs: Sequence[Need], case: Case, fails: Fails, capabilities: Capa
     holds = {with_value(case, need.name, value).heads_q for need in of_heads for value in need.holds}
     number = Need(HEADS, (case.heads_q,), tuple(sorted(holds)))
     return [*(need for need in needs if need not in of_heads), number]
+
+
+def by_slices(needs: Sequence[Need], case: Case, fails: Fails, capabilities: Capabilities) -> list[Need]:
+    """Replace needs of the batch and of heads by one of several slices, if as many sequences and heads fail alike.
+
+    One slice spoils another then, such as by what both of them decide or keep in one place.
+    """
+    of_slices = [need for need in needs if need.name in MADE_OF[SLICES] or need.name == HEADS]
+    alike = [x for x in (with_slices_as(name, case) for name in ("batch", "heads_kv")) if x != case]
+    if not of_slices or not all(capabilities.admits(x) and fails(x) for x in alike):
+        return list(needs)
+    if fails(with_value(case, SLICES, ONE)):
+        return list(needs)
+    return [*(need for need in needs if need not in of_slices), Need(SLICES, (SEVERAL,), (ONE,))]

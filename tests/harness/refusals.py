@@ -1,6 +1,8 @@
 """Complaints about kernels that refuse or cannot run too much of what they claim, with claims that would be true."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
+from textwrap import shorten
 
 from kernels.contract import Capabilities
 from strategies.case import Case
@@ -15,6 +17,9 @@ MOST_ASKED = 300
 
 MOST_QUOTED = 3
 """The number of different reasons that are quoted."""
+
+LONGEST_QUOTE = 200
+"""The number of characters that are quoted of a reason: PyTorch says of full memory what each process has taken."""
 
 CLAIM_LESS = "claim less with --claims, or mend the kernel"
 
@@ -51,13 +56,13 @@ def complaint(kernel: str, tallies: Mapping[Item, Tally], capabilities: Capabili
     """
     total = merged(tallies.values())
     if was_not_run(total):
-        return f"{kernel}: none of its {total.skipped} cases could be run here ({_reasons(total)})"
+        return (
+            f"{kernel}: none of its {total.skipped} cases could be run here ({_quoted(total.skip_reasons)})"
+        )
     if total.cut_off and not total.examples + total.refusals:
         return f"{kernel}: none of its cases came to its end in time: it took {total.slowest:.0f} s and was cut off"
     if total.refusals and not total.examples:
-        return (
-            f"{kernel}: refused all {total.refusals} cases that it claims ({_reasons(total)}); {CLAIM_LESS}"
-        )
+        return f"{kernel}: refused all {total.refusals} cases that it claims ({_quoted(total.reasons)}); {CLAIM_LESS}"
     refusing = {item: tally for item, tally in tallies.items() if is_mostly_refused(tally)}
     if not refusing:
         return None
@@ -67,7 +72,7 @@ def complaint(kernel: str, tallies: Mapping[Item, Tally], capabilities: Capabili
     refused, asked = _of_all_claimed(some)
     return (
         f"{kernel}: refused {refused} of {asked} cases that it claims under "
-        f"{_names(refusing)} ({_reasons(some)}); {advice}"
+        f"{_names(refusing)} ({_quoted(some.reasons)}); {advice}"
     )
 
 
@@ -84,7 +89,7 @@ def drawn_within(kernel: str, tallies: Mapping[Item, Tally], capabilities: Capab
     claims = [claim for claim, _ in narrowing(some, others, capabilities)]
     advice = f"; most of them are not claimed by {_options(claims)}" if claims else ""
     return (
-        f"{kernel}: refused {refused} of {asked} cases that it claims ({_reasons(total)}), so that "
+        f"{kernel}: refused {refused} of {asked} cases that it claims ({_quoted(total.reasons)}), so that "
         f"{total.within} others were drawn from what it seems to answer{advice}"
     )
 
@@ -125,10 +130,12 @@ def merged(tallies: Iterable[Tally]) -> Tally:
     return total
 
 
-def _reasons(tally: Tally) -> str:
-    """Quote what the kernel said, the most frequent reasons first, each in one line."""
-    ordered = sorted(tally.reasons, key=lambda reason: -tally.reasons[reason])[:MOST_QUOTED]
-    return "; ".join(" ".join(reason.split()) for reason in ordered) or "no reason given"
+def _quoted(reasons: Counter[str]) -> str:
+    """Quote what was said most often, the most frequent reasons first, each in one line that is not long."""
+    quoted = (
+        shorten(reason, LONGEST_QUOTE, placeholder=" ...") for reason, _ in reasons.most_common(MOST_QUOTED)
+    )
+    return "; ".join(quoted) or "no reason given"
 
 
 def _names(items: Iterable[Item]) -> str:

@@ -16,7 +16,7 @@ BARS = 25
 """The number of bars in which a histogram is shown."""
 
 MOST_REASONS = 10
-"""The most different reasons for refusals that are kept: if they name the sizes of a case, each case has its own."""
+"""The most different reasons that are kept: if they name the sizes of a case, each case has its own."""
 
 MOST_CASES = 100
 """The most different cases that an item keeps of those that were refused, and of those that were answered."""
@@ -58,7 +58,7 @@ class Tally:
         seconds: the time spent on "kernel", "check" and "tensors" in the child, and in "total", with the drawing.
         histogram: for each tensor, the number of examples by bin of their largest error over bound.
         largest: for each tensor, the largest error over bound.
-        reasons: how often the kernel gave each reason for a refusal, or a case for being skipped.
+        reasons, skip_reasons: how often the kernel gave each reason for a refusal, and a case for being skipped.
         judged: for each tensor, the number of examples in which it was held to its bounds.
         idle: for each tensor, how many of these test nothing of it, because an answer of 0 would hold.
         designs: the number of examples that each member of a family of designs explained.
@@ -91,6 +91,7 @@ class Tally:
     histogram: dict[str, Counter[int]] = field(default_factory=dict)
     largest: dict[str, float] = field(default_factory=dict)
     reasons: Counter[str] = field(default_factory=Counter)
+    skip_reasons: Counter[str] = field(default_factory=Counter)
     judged: Counter[str] = field(default_factory=Counter)
     idle: Counter[str] = field(default_factory=Counter)
     designs: Counter[str] = field(default_factory=Counter)
@@ -108,8 +109,9 @@ class Tally:
         """Count one case by its verdict."""
         self.add_seconds(verdict.seconds)
         self.note_slow(verdict.seconds.get("kernel", 0.0), case)
-        if verdict.reason in self.reasons or (verdict.reason and len(self.reasons) < MOST_REASONS):
-            self.reasons[verdict.reason] += 1
+        reasons = self.skip_reasons if verdict.status == "skipped" else self.reasons
+        if verdict.reason in reasons or (verdict.reason and len(reasons) < MOST_REASONS):
+            reasons[verdict.reason] += 1
         if verdict.status == "refused":
             self.refusals += 1
             _keep(case, self.refused_cases)
@@ -153,7 +155,7 @@ class Tally:
         for name in COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.add_seconds(other.seconds)
-        for name in ("reasons", "judged", "idle", "designs", "watched", "cells"):
+        for name in ("reasons", "skip_reasons", "judged", "idle", "designs", "watched", "cells"):
             getattr(self, name).update(getattr(other, name))
         for tensor, bins in other.histogram.items():
             numbers = {int(at): count for at, count in bins.items()}

@@ -14,6 +14,7 @@ from tests.harness.vary import (
     NAN,
     PAIR,
     SCORES,
+    SLICES,
     TILES_OF_SIZE,
     VALUES_OF,
     text,
@@ -68,6 +69,8 @@ def _need(need: Need) -> str:
         return "NaN or infinity in an input"
     if need.name == BLIND:
         return "rows that see no key" if len(need.holds) == 1 else str(need.fails[0])
+    if need.name == SLICES:
+        return str(need.fails[0])
     if need.name == SCORES:
         return "large or special scores"
     if need.name in LENGTHS:
@@ -108,7 +111,7 @@ def severity(bug: Bug) -> tuple[Any, ...]:
     return RANKS.index(rank(bug)), -(bug.severity.share or 0.0), -relative, -ratio, bug.key
 
 
-TOLD_BY_FIELDS = (BLIND, HEADS)
+TOLD_BY_FIELDS = (BLIND, HEADS, SLICES)
 """Needs that summary.json tells by the fields of a case that they are made of."""
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from kernels.claims import lesser
 from kernels.contract import CLAIMS, Capabilities
 from kernels.declaration import Claim
-from strategies.case import LAYOUT_FIELDS, OPTIONS, SIMPLEST, SIZES, TENSORS, Case
+from strategies.case import LAYOUT_FIELDS, OPTIONS, SIMPLEST, SIZES, TENSORS, Case, Spike
 from strategies.layouts import is_as_contiguous
 
 LENGTHS = ("seqlen_q", "seqlen_k")
@@ -26,12 +26,17 @@ NO_KEYS, HIDDEN, SEEN = "no keys", "all keys hidden from some rows", "keys for a
 """The values of BLIND: there are no keys, the causal mask hides all of them from some rows, or every row sees one."""
 HEADS = "heads_q"
 """The name of a field for the number of query heads."""
+SLICES = "slices"
+"""The name of a field for whether there are several slices: a slice is one head of one sequence."""
+SEVERAL, ONE = "several heads or sequences", "one head of one sequence"
+"""The values of SLICES."""
 NAN = "NaN"
 """The name of a field for whether any entry of a tensor is set to NaN or infinity."""
 MADE_OF: Mapping[str, tuple[str, ...]] = {
     SCORES: ("sm_scale", "qk_values"),
     BLIND: ("causal", *LENGTHS),
     HEADS: ("heads_kv", "group"),
+    SLICES: ("batch", "heads_kv", "group"),
     NAN: tuple(VALUES_OF),
 }
 """The fields that a field with a name of its own follows from."""
@@ -164,6 +169,8 @@ def value_of(case: Case, name: str) -> Any:
     if name == BLIND:
         hidden = HIDDEN if case.causal and case.seqlen_q > case.seqlen_k else SEEN
         return hidden if case.seqlen_k else NO_KEYS
+    if name == SLICES:
+        return SEVERAL if case.batch * case.heads_q > 1 else ONE
     if name == NAN:
         return any(isinstance(spike.value, str) for spike in case.spikes)
     if name == SCORES:
@@ -182,10 +189,12 @@ def with_value(case: Case, name: str, value: Any) -> Case:
 
     For "lengths" it is the length that both get, for ``BLIND`` both lengths. For whole tiles both become so long that
     they fill theirs. The layouts of a pair become contiguous, and so do huge ones; entries that are NaN or infinity are
-    not set. Of any number of query heads none are grouped.
+    not set. Of any number of query heads none are grouped. Slices become one.
     """
     if name == HEADS:
         return replace(case, heads_kv=value, group=1)
+    if name == SLICES:
+        return replace(case, batch=1, heads_kv=1, group=1)
     if name == NAN:
         return replace(case, spikes=tuple(x for x in case.spikes if not isinstance(x.value, str)))
     if name == BLIND:
@@ -239,6 +248,28 @@ def in_plain_layouts(case: Case) -> Case:
 def with_contiguous_inputs(case: Case) -> Case:
     """Return the case with contiguous q, k and v. dout keeps its layout, as it is no argument of the forward."""
     return _with(case, {f"{tensor}_layout": "contiguous" for tensor in ("q", "k", "v")})
+
+
+def with_slices_as(name: str, case: Case) -> Case:
+    """Return the case with as many slices, all of them sequences or all key heads: ``name`` is "batch" or "heads_kv".
+
+    Entries that are set stay in their slices. Those of k and v, which a group of query heads shares, are set in each.
+    """
+    spikes = [
+        replace(spike, index=(i, 0, *spike.index[2:]) if name == "batch" else (0, i, *spike.index[2:]))
+        for spike in case.spikes
+        for i in _slices_of(spike, case)
+    ]
+    sizes = {**dict.fromkeys(MADE_OF[SLICES], 1), name: case.batch * case.heads_q}
+    return _with(case, {**sizes, "spikes": tuple(spikes)})
+
+
+def _slices_of(spike: Spike, case: Case) -> range:
+    """Return the numbers of the slices that an entry is in."""
+    sequence, head = spike.index[0] % case.batch, spike.index[1] % case.shape(spike.tensor)[1]
+    each = case.heads_q // case.shape(spike.tensor)[1]
+    first = sequence * case.heads_q + head * each
+    return range(first, first + each)
 
 
 def with_zeros(tensor: str, case: Case) -> Case:

@@ -263,6 +263,14 @@ class TestComplaint:
             "f: refused all 4 cases that it claims (not today); claim less with --claims, or mend the kernel"
         )
 
+    def test_reasons_of_refusals_are_quoted_in_short_and_without_those_of_other_cases(self) -> None:
+        found = tally(self.PLAIN, refused=2, reason=f"no mask for {9 * 'these rows '}and {99 * 'others '}")
+        found.merge(tally(self.PLAIN, skipped=3, reason="no memory for the tensors"))
+        told = self.told(forward=found) or ""
+        assert told.startswith("f: refused all 2 cases that it claims (no mask for these rows")
+        assert "others ...); claim less" in told
+        assert len(told) < 320
+
     def test_one_that_refuses_most_of_a_law_is_told_which_claim_to_narrow(self) -> None:
         answered = tally(self.PLAIN, answered=20)
         masked = tally(self.MASKED, refused=10, reason="no mask")

@@ -13,9 +13,22 @@ from tests.harness.apart import wrong_with_ordinary_numbers
 from tests.harness.attribute import Broken, attribute, is_same
 from tests.harness.bugs import Bug, Need, Severity, met_again
 from tests.harness.explain import Explanation
-from tests.harness.in_common import by_blind_rows, by_heads, by_nan
+from tests.harness.in_common import by_blind_rows, by_heads, by_nan, by_slices
 from tests.harness.needs import NeedSearch, explained
-from tests.harness.vary import BLIND, NAN, NO_KEYS, SCORES, SEEN, fields
+from tests.harness.telling import needed
+from tests.harness.vary import (
+    BLIND,
+    NAN,
+    NO_KEYS,
+    ONE,
+    SCORES,
+    SEEN,
+    SEVERAL,
+    SLICES,
+    fields,
+    with_slices_as,
+    with_value,
+)
 from tests.harness.verdict import Finding
 from tests.unit.bugs import (
     CASE,
@@ -392,6 +405,44 @@ def test_an_entry_that_hides_a_bug_the_other_way_round_does_not_make_it_two() ->
         return case.seqlen_k > case.seqlen_q or (case.seqlen_q > case.seqlen_k and not case.spikes)
 
     assert search(entry).other_way_round(shows) == []
+
+
+def test_one_slice_that_spoils_another_is_one_need_whether_they_are_heads_or_sequences() -> None:
+    """The second slice is wrong if the first has an entry of q, as where the first decides for all of them."""
+
+    def shows(case: Case) -> bool:
+        slices = case.batch * case.heads_q
+        in_first = any(x.index[0] % case.batch + x.index[1] % case.heads_q == 0 for x in case.spikes)
+        return slices > 1 and in_first
+
+    one = replace(CASE, group=1, heads_kv=1, spikes=(Spike("q", (0, 0, 1, 0), 1.0),))
+    of_heads, of_batch = (Need(name, (2,), (1,)) for name in ("heads_kv", "batch"))
+    for name, need in (("heads_kv", of_heads), ("group", GROUP), ("batch", of_batch)):
+        needs = by_slices([CAUSAL, need], with_value(one, name, 2), shows, CLAIMS)
+        assert [(x.name, x.holds) for x in needs] == [("causal", (False,)), (SLICES, (ONE,))]
+        assert needed(bug(CASE, ("out",), *needs)) == f"only with causal True, {SEVERAL}"
+        for met in (replace(one, batch=3), replace(one, group=2)):
+            assert (
+                left(lambda case: {"out"} if shows(case) else set(), met, bug(CASE, ("out",), needs[-1]))[0]
+                is None
+            )
+
+
+def test_a_need_of_sequences_alone_or_of_heads_alone_stays() -> None:
+    two = replace(CASE, group=1, heads_kv=1, batch=2)
+    of_batch = [CAUSAL, Need("batch", (2,), (1,))]
+    assert by_slices(of_batch, two, lambda case: case.batch > 1, CLAIMS) == of_batch
+    assert by_slices(of_batch, two, lambda case: True, CLAIMS) == of_batch
+    assert by_slices([CAUSAL], two, lambda case: case.batch * case.heads_q > 1, CLAIMS) == [CAUSAL]
+
+
+def test_entries_stay_in_their_slices() -> None:
+    of_q, of_k, of_none = (Spike(x, (i, j, 1, 2), 1.0) for x, i, j in (("q", 1, 5), ("k", 3, 1), ("v", 0, 0)))
+    case = replace(CASE, batch=2, heads_kv=2, group=2, spikes=(of_q, of_k, of_none))
+    for name, at in (("batch", lambda i: (i, 0, 1, 2)), ("heads_kv", lambda i: (0, i, 1, 2))):
+        changed = with_slices_as(name, case)
+        assert (getattr(changed, name), changed.batch * changed.heads_q) == (8, 8)
+        assert [x.index for x in changed.spikes] == [at(i) for i in (5, 6, 7, 0, 1)]
 
 
 NOT_FINITE = Finding(claim="so", kind="nonfinite", tensor="out", tensors=("out",))
