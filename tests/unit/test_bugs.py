@@ -59,6 +59,10 @@ from tests.unit.bugs import (
     ("need", "text"),
     [
         (Need("sm_scale", (None,), (1.0,)), "sm_scale other than 1.0"),
+        (Need("sm_scale", (0.0,), (None, 1.0)), "sm_scale 0"),
+        (Need("sm_scale", (-0.125,), (None, 1.0)), "negative sm_scale"),
+        (Need("sm_scale", (-0.125,), (None,)), "sm_scale other than default"),
+        (Need("sm_scale", (-0.125,), (-1.0, 1.0)), "sm_scale other than -1.0 or 1.0"),
         (Need("seqlen_k", (65,), (0, 64)), "seqlen_k above 64"),
         (Need("seqlen_k", (65,), (64, 128)), "seqlen_k no multiple of 64"),
         (Need("seqlen_k", (1,), (2, 3)), "seqlen_k below 2"),
