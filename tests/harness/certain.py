@@ -14,7 +14,7 @@ from strategies.case import Case
 from tests.harness.apart import FEWEST, LONGER, longer
 from tests.harness.attribute import cures
 from tests.harness.bugs import Need
-from tests.harness.vary import LENGTHS, PARTIAL, WHOLE, tiles_of, with_normal_numbers, with_value
+from tests.harness.vary import LENGTHS, PARTIAL, VALUES_OF, WHOLE, tiles_of, with_normal_numbers, with_value
 
 Fails = Callable[[Case], bool]
 """Whether a changed case fails as the smallest case of a bug does."""
@@ -36,11 +36,7 @@ def certain(matter: Sequence[Need], case: Case, fails: Fails, capabilities: Capa
     ``matter`` are the fields that matter in the smallest case. Nothing is certain of a bug that ordinary numbers do not
     show there. ``fails`` may raise BudgetSpent.
     """
-
-    @cache
-    def shows(changed: Case) -> bool:
-        return capabilities.admits(changed) and fails(changed)
-
+    shows = _claimed_and(fails, capabilities)
     shown = next(filter(shows, _ordinary(case)), None)
     if shown is None:
         return
@@ -51,6 +47,37 @@ def certain(matter: Sequence[Need], case: Case, fails: Fails, capabilities: Capa
     claims = capabilities.admits
     borders = [border for name in LENGTHS for border in _borders(name, case, shown, shows, claims)]
     yield from borders or _of_both(case, shown, shows)
+
+
+def accidental(
+    needs: Sequence[Need], sure: Sequence[Need], case: Case, fails: Fails, capabilities: Capabilities
+) -> Iterator[Need]:
+    """Yield those of a bug's needs that ordinary numbers refute, given what is ``sure`` of it.
+
+    Ordinary numbers show it without the needed value too, or as they are where special numbers are needed. That it is
+    this bug, and no other of the same tensors, is known by what is surely needed, which cures these cases as well.
+    ``fails`` may raise BudgetSpent.
+    """
+    telling = [need for need in sure if need.is_telling]
+    shows = _claimed_and(fails, capabilities)
+    shown = next(filter(shows, _ordinary(case)), None)
+    if shown is None or not telling:
+        return
+
+    def shows_this(changed: Case) -> bool:
+        cured = (x for need in telling for x in cures(need, changed, capabilities))
+        return shows(changed) and not any(map(shows, cured))
+
+    for need in needs:
+        is_of_numbers = need.name in VALUES_OF
+        changed = [shown] if is_of_numbers else [*cures(need, shown, capabilities)] if need.is_telling else []
+        if need not in telling and changed and all(map(shows_this, changed)):
+            yield need
+
+
+def _claimed_and(fails: Fails, capabilities: Capabilities) -> Fails:
+    """Return whether a case is claimed and fails, which is remembered."""
+    return cache(lambda case: capabilities.admits(case) and fails(case))
 
 
 def _ordinary(case: Case) -> Iterator[Case]:

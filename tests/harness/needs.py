@@ -13,7 +13,7 @@ from tests.harness.apart import FEWEST, longer, wrong_with_ordinary_numbers
 from tests.harness.attribute import cures, needs_of, resisted_shrinking
 from tests.harness.budget import BudgetSpent
 from tests.harness.bugs import Need, are_kindred, is_not_cured, is_small, wrong_tensors
-from tests.harness.certain import certain
+from tests.harness.certain import accidental, certain
 from tests.harness.diagnose import diagnosed
 from tests.harness.explain import COMES_AND_GOES
 from tests.harness.in_common import by_scores, in_common
@@ -95,12 +95,18 @@ class NeedSearch:
     def with_certain(
         self, needs: Sequence[Need], matter: Sequence[Need], fails: Callable[[Case], bool]
     ) -> list[Need]:
-        """Return the needs, with those that are certain, although larger cases may fail without them."""
+        """Return the needs, with those that are certain, although larger cases may fail without them.
+
+        Those that matter by accident are left out.
+        """
         sure: dict[str, Need] = {}
+        others, case = list(needs), self.failure.case
         with suppress(BudgetSpent):
-            for need in certain(matter, self.failure.case, fails, self.claims):
+            for need in certain(matter, case, fails, self.claims):
                 sure[need.name] = need
-        return [*(need for need in needs if need.name not in sure), *sure.values()]
+            for need in accidental(needs, [*sure.values()], case, fails, self.claims):
+                others.remove(need)
+        return [*(need for need in others if need.name not in sure), *sure.values()]
 
     def without_rows(self, needs: Sequence[Need], fails: Callable[[Case], bool]) -> list[Need]:
         """Return the needs; beside a layout, without sizes above 1 that only make strides tell something.

@@ -8,7 +8,7 @@ import pytest
 from kernels.contract import Capabilities
 from strategies.case import Case
 from tests.harness.bugs import Bug, Need, met_again
-from tests.harness.certain import certain
+from tests.harness.certain import accidental, certain
 from tests.harness.vary import PARTIAL, WHOLE, tiles_of, value_of, with_value
 from tests.unit.bugs import CAUSAL, UNEQUAL, bug
 
@@ -31,6 +31,27 @@ def test_what_cures_ordinary_numbers_is_certain() -> None:
 
 def test_nothing_is_certain_of_what_ordinary_numbers_do_not_show() -> None:
     assert not found(Case(batch=2, **FEW), lambda case: case.v_values == "zeros" and case.batch == 2, BATCH)
+
+
+def test_what_ordinary_numbers_refute_is_an_accident() -> None:
+    """Of few numbers, that of q is needed, and the batch: in the first sequence it is hidden."""
+    case = Case(batch=2, seqlen_q=2, seqlen_k=2, causal=True, **FEW)
+    numbers = Need("qk_values", ("set",), ("normal",))
+    needs = (BATCH, numbers, CAUSAL)
+
+    def fails(case: Case) -> bool:
+        return case.causal and (case.batch == 2 or case.seqlen_k > 32)
+
+    def of_another(case: Case) -> bool:
+        return fails(case) or case.batch == 1
+
+    def refuted(sure: tuple[Need, ...], fails: Callable[[Case], bool]) -> list[Need]:
+        return list(accidental(needs, sure, case, fails, CLAIMS))
+
+    assert refuted((CAUSAL,), fails) == [BATCH, numbers]
+    assert refuted((), fails) == []
+    assert refuted((CAUSAL,), of_another) == [numbers]
+    assert refuted((CAUSAL,), lambda x: fails(x) and x.q_values == "zeros") == []
 
 
 @pytest.mark.parametrize(
