@@ -152,10 +152,13 @@ def _is_of_blind_rows(broken: Broken, bug: Bug, run: Try, capabilities: Capabili
     """Whether rows that see no key make NaN or infinity in a failure, and not a bug that is known by wrong numbers.
 
     Other lengths that cure what the bug does may leave no such row either, so that they do not tell. Lengths that leave
-    none, and with which the bug still makes wrong numbers, tell that it makes no more than these.
+    none, and with which the bug still makes wrong numbers, tell that it makes no more than these. But where rows of lse
+    are mixed up, that of a blind row is one of the numbers.
     """
     kinds, blind = (bug.failure.finding.kind, broken.finding.kind), value_of(broken.case, BLIND)
     if kinds != ("error", "nonfinite") or blind in (SEEN, value_of(bug.failure.case, BLIND)):
+        return False
+    if broken.finding.has_lse_of_no_keys:
         return False
     for case in cures(Need(BLIND, (blind,), (SEEN,)), broken.case, capabilities):
         finding = run(broken.law, case, broken.ignored) if bug.is_met(case) else None

@@ -142,6 +142,11 @@ class Finding:
         return self.tensor == "out" and 0 < self.nan == self.total
 
     @property
+    def has_lse_of_no_keys(self) -> bool:
+        """Whether all that is not finite is -inf in lse, which is right for a row that sees no key."""
+        return self.tensor == "lse" and self.neginf > 0 == self.nan == self.posinf
+
+    @property
     def signature(self) -> tuple[str, ...]:
         """Return what findings of one bug have in common: their kind, with the type of an exception or the tensor."""
         if self.kind in NUMBERS:

@@ -86,6 +86,15 @@ class TestTheCaseThatIsLeft:
         outcome = self.outcome(run, self.REMAINDER, drawn=replace(self.DRAWN, seqlen_q=33, seqlen_k=31))
         assert outcome.blamed == ([self.REMAINDER] if always else [])
 
+    def test_an_lse_of_blind_rows_that_is_elsewhere_is_of_a_bug_that_mixes_up_rows(self) -> None:
+        def run(law: str, case: Case, ignored: frozenset[str]) -> Finding | None:
+            is_blind = case.causal and case.seqlen_q > case.seqlen_k
+            found = wrong("lse", kind="nonfinite" if is_blind else "error")
+            return replace(found, neginf=int(is_blind)) if case.heads_kv > 1 else None
+
+        mixed = bug(Case(heads_kv=2), ("lse",), Need("heads_kv", (2,), (1,)))
+        assert self.outcome(run, mixed, drawn=replace(self.DRAWN, heads_kv=2)).rest is None
+
     def test_nan_that_stays_is_another_bug(self) -> None:
         outcome = self.outcome(lambda *_: wrong("out", kind="nonfinite"), self.BLIND_ROWS)
         assert not outcome.blamed
