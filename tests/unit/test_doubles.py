@@ -90,7 +90,8 @@ class TestTheCaseThatIsLeft:
         def run(law: str, case: Case, ignored: frozenset[str]) -> Finding | None:
             is_blind = case.causal and case.seqlen_q > case.seqlen_k
             found = wrong("lse", kind="nonfinite" if is_blind else "error")
-            return replace(found, neginf=int(is_blind)) if case.heads_kv > 1 else None
+            kind = "nonfinite" if is_blind else "error"
+            return wrong("lse", kind=kind, neginf=int(is_blind)) if case.heads_kv > 1 else None
 
         mixed = bug(Case(heads_kv=2), ("lse",), Need("heads_kv", (2,), (1,)))
         assert self.outcome(run, mixed, drawn=replace(self.DRAWN, heads_kv=2)).rest is None
