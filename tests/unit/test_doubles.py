@@ -89,7 +89,6 @@ class TestTheCaseThatIsLeft:
     def test_an_lse_of_blind_rows_that_is_elsewhere_is_of_a_bug_that_mixes_up_rows(self) -> None:
         def run(law: str, case: Case, ignored: frozenset[str]) -> Finding | None:
             is_blind = case.causal and case.seqlen_q > case.seqlen_k
-            found = wrong("lse", kind="nonfinite" if is_blind else "error")
             kind = "nonfinite" if is_blind else "error"
             return wrong("lse", kind=kind, neginf=int(is_blind)) if case.heads_kv > 1 else None
 
