@@ -44,8 +44,7 @@ def certain(matter: Sequence[Need], case: Case, fails: Fails, capabilities: Capa
         changed = list(cures(need, shown, capabilities)) if need.is_telling else []
         if changed and not any(map(shows, changed)):
             yield replace(need, is_certain=True)
-    claims = capabilities.admits
-    borders = [border for name in LENGTHS for border in _borders(name, case, shown, shows, claims)]
+    borders = [x for name in LENGTHS for x in _borders(name, case, shown, shows, capabilities)]
     yield from borders or _of_both(case, shown, shows)
 
 
@@ -71,7 +70,7 @@ def accidental(
     for need in needs:
         is_of_numbers = need.name in VALUES_OF
         changed = [shown] if is_of_numbers else [*cures(need, shown, capabilities)] if need.is_telling else []
-        if need not in telling and changed and all(map(shows_this, changed)):
+        if changed and all(map(shows_this, changed)):
             yield need
 
 
@@ -89,7 +88,7 @@ def _ordinary(case: Case) -> Iterator[Case]:
         yield normal
 
 
-def _borders(name: str, case: Case, shown: Case, shows: Fails, claims: Fails) -> Iterator[Need]:
+def _borders(name: str, case: Case, shown: Case, shows: Fails, capabilities: Capabilities) -> Iterator[Need]:
     """Yield a need of one length if it shows the bug beyond some tile, up to its end, or wherever it fills no tile.
 
     Another bug of the same tensors may show at other lengths by a rule of its own. Then two rules together say where
@@ -101,7 +100,10 @@ def _borders(name: str, case: Case, shown: Case, shows: Fails, claims: Fails) ->
     left = [(x,) for x in rules] + [*filter(_are_apart, combinations(rules, 2))]
     for x in TRIED:
         changed = next(
-            filter(claims, (with_value(with_value(shown, other, y), name, x) for y in OTHER_LENGTHS)), None
+            filter(
+                capabilities.admits, (with_value(with_value(shown, other, y), name, x) for y in OTHER_LENGTHS)
+            ),
+            None,
         )
         if changed is None:
             continue
