@@ -57,8 +57,11 @@ def by_scores(needs: Sequence[Need], failure: Failure, fails: Fails) -> list[Nee
 
 
 def _is_of_scores(case: Case, fails: Fails) -> bool:
-    """Whether a case with few numbers in q fails at the default scale too, if these numbers make the same scores."""
-    if case.q_values != "zeros" or value_of(case, NAN):
+    """Whether a case with few numbers in q fails at the default scale too, if these numbers make the same scores.
+
+    Of one that has the default scale this tells nothing.
+    """
+    if case.sm_scale is None or case.q_values != "zeros" or value_of(case, NAN):
         return False
     at_default = replace(case, sm_scale=None)
     times = case.scale / at_default.scale

@@ -258,6 +258,12 @@ def test_a_scale_matters_by_the_scores_that_it_makes_or_by_itself(name: str, *, 
     assert [need.name for need in by_scores(of_scale.needs, of_many, fails)] == ["sm_scale"]
 
 
+def test_a_bug_that_any_scale_but_one_shows_does_not_need_large_scores() -> None:
+    unscaled = bug(Case(q_values="zeros", seqlen_k=2), ("dk",), Need("sm_scale", (None,), (1.0,)))
+    needs = by_scores(unscaled.needs, unscaled.failure, lambda case: case.sm_scale != 1)
+    assert needs == list(unscaled.needs)
+
+
 @pytest.mark.parametrize(("relative", "left"), [(0.5, True), (1e-4, False)])
 def test_a_large_error_is_cured_where_roundings_are_left(relative: float, *, left: bool) -> None:
     """A causal mask makes a large error, or one of roundings, and without it there are roundings."""
