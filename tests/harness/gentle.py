@@ -57,6 +57,8 @@ def gently_reduced(
             continue
         if group.keys() <= set(LENGTHS) and any(need.name == "lengths" for need in needs):
             continue  # of unequal lengths, short ones tell nothing more
+        if "lengths" in group and any(need.name in LENGTHS and need.fails == (0,) for need in needs):
+            continue  # no keys, or no queries, are unequal lengths only by the way
         if fails(smaller):
             case = smaller
         else:
@@ -79,6 +81,7 @@ def _groups(case: Case, capabilities: Capabilities) -> Iterator[dict[str, Any]]:
     yield {**simple, **dict.fromkeys(VALUES_OF, "normal"), **{name: SIMPLEST[name] for name in seldom}}
     yield {"group": 1}
     yield {"causal": False}
+    yield {name: 1 for name in LENGTHS if getattr(case, name) == 0}
     longest = max(case.seqlen_q, case.seqlen_k)
     yield {"lengths": longest} if case.seqlen_q != case.seqlen_k else {}
     yield {name: min(SHORT, getattr(case, name)) for name in LENGTHS}
@@ -131,7 +134,7 @@ def _nearer(
     for _ in range(HALVINGS):
         middle = (getattr(case, need.name) + max(need.holds)) // 2
         halved = with_value(case, need.name, middle)
-        if not capabilities.admits(halved):
+        if middle in need.fails + need.holds or not capabilities.admits(halved):
             break
         if fails(halved):
             case, need = halved, replace(need, fails=(middle,))

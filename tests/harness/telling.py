@@ -40,6 +40,10 @@ def told(bug: Bug, seen: Sightings) -> list[tuple[str, str]]:
     return facts
 
 
+LENGTH_OF = {"seqlen_q": "queries", "seqlen_k": "keys"}
+"""What there are so many of."""
+
+
 def needed(bug: Bug) -> str:
     """Return what a bug needs, in words; "" if it always shows."""
     return f"only with {', '.join(map(_need, bug.needs))}" if bug.needs else ""
@@ -73,6 +77,8 @@ def _need(need: Need) -> str:
         return str(need.fails[0])
     if need.name == SCORES:
         return "large or special scores"
+    if need.name in LENGTHS and need.side == ("below", 1):
+        return f"no {LENGTH_OF[need.name]}"
     if need.name in LENGTHS:
         return f"{need.name} {need.side[0]} {need.side[1]}" if need.side else f"certain {need.name}"
     if need.name.startswith(TILES_OF_SIZE):

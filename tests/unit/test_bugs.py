@@ -66,6 +66,7 @@ from tests.unit.bugs import (
         (Need("seqlen_k", (65,), (0, 64)), "seqlen_k above 64"),
         (Need("seqlen_k", (65,), (64, 128)), "seqlen_k no multiple of 64"),
         (Need("seqlen_k", (1,), (2, 3)), "seqlen_k below 2"),
+        (Need("seqlen_k", (0,), (1,)), "no keys"),
         (Need("seqlen_k", (2,), (1, 3)), "certain seqlen_k"),
         (CAUSAL, "causal True"),
     ],
@@ -519,6 +520,22 @@ class TestGently:
         assert smallest == replace(case, q_layout="contiguous", k_values="normal", seqlen_q=16, seqlen_k=16,
             heads_kv=1, group=1, causal=False, head_dim=16)  # fmt: skip
         assert runs <= RUNS
+
+    def test_no_keys_and_no_queries_are_needs_and_no_unequal_lengths(self) -> None:
+        for name, fails in (
+            ("seqlen_k", lambda c: c.seqlen_k == 0 < c.seqlen_q),
+            ("seqlen_q", lambda c: c.seqlen_q == 0 < c.seqlen_k),
+        ):
+            case = with_value(CASE, name, 0)
+            smallest, needs, runs = self.reduced(case, fails)
+            assert needs == [name]
+            assert sorted((smallest.seqlen_q, smallest.seqlen_k)) == [0, 16]
+            assert runs <= RUNS
+
+    def test_of_unequal_lengths_one_may_be_0(self) -> None:
+        smallest, needs, _ = self.reduced(replace(CASE, seqlen_k=0), lambda c: c.seqlen_q > c.seqlen_k)
+        assert needs == ["lengths"]
+        assert smallest.seqlen_k == 1
 
     def test_huge_strides_of_any_tensor_are_one_need(self) -> None:
         case = all_laid_out(CASE, "huge")
