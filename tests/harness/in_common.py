@@ -46,14 +46,23 @@ def by_scores(needs: Sequence[Need], failure: Failure, fails: Fails) -> list[Nee
     """Replace needs of sm_scale and of the numbers of q and k by one need of large scores.
 
     A large scale and large numbers make the same scores. A scale that is needed alone stays a need, unless the case
-    fails at the default one too, with the numbers of q as many times as large.
+    fails at the default one too, with the numbers of q as many times as large. NaN and infinity come from large scores,
+    wherever these come from, unless the sign of the scale is what matters.
     """
+    case = failure.case
     made = [need for need in needs if need.name in ("sm_scale", "qk_values")]
-    # NaN and infinity come from large scores, wherever these come from.
-    is_scale = [x.name for x in made] == ["sm_scale"] and failure.finding.kind != "nonfinite"
-    if not made or (is_scale and not _is_of_scores(failure.case, fails)):
+    if not made:
         return list(needs)
+    if [need.name for need in made] == ["sm_scale"] and not _is_of_scores(case, fails):
+        if failure.finding.kind != "nonfinite" or _is_of_sign(made[0], case):
+            return list(needs)
     return [*(need for need in needs if need not in made), Need(SCORES, ("other",), ("ordinary",))]
+
+
+def _is_of_sign(of_scale: Need, case: Case) -> bool:
+    """Whether a scale that is not positive is needed: a positive one holds that makes no smaller scores."""
+    held = (replace(case, sm_scale=value).scale for value in of_scale.holds)
+    return case.scale <= 0 and any(0 < scale >= -case.scale for scale in held)
 
 
 def _is_of_scores(case: Case, fails: Fails) -> bool:

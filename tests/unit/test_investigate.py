@@ -258,6 +258,19 @@ def test_a_scale_matters_by_the_scores_that_it_makes_or_by_itself(name: str, *, 
     assert [need.name for need in by_scores(of_scale.needs, of_many, fails)] == ["sm_scale"]
 
 
+@pytest.mark.parametrize(
+    ("scale", "holds", "is_of_sign"),
+    [(-1.0, (None, 1.0), True), (0.0, (None,), True), (-1.0, (None,), False), (30.0, (None, 1.0), False)],
+)
+def test_nan_of_a_negative_scale_does_not_come_from_large_scores(
+    scale: float, holds: tuple[float | None, ...], *, is_of_sign: bool
+) -> None:
+    made_nan = bug(Case(seqlen_k=2, sm_scale=scale), ("out",), Need("sm_scale", (scale,), holds))
+    failure = replace(made_nan.failure, finding=replace(made_nan.failure.finding, kind="nonfinite"))
+    needs = by_scores(made_nan.needs, failure, lambda case: case.sm_scale == scale)
+    assert [need.name for need in needs] == ["sm_scale" if is_of_sign else SCORES]
+
+
 def test_a_bug_that_any_scale_but_one_shows_does_not_need_large_scores() -> None:
     unscaled = bug(Case(q_values="zeros", seqlen_k=2), ("dk",), Need("sm_scale", (None,), (1.0,)))
     needs = by_scores(unscaled.needs, unscaled.failure, lambda case: case.sm_scale != 1)
