@@ -53,9 +53,9 @@ def by_scores(needs: Sequence[Need], failure: Failure, fails: Fails) -> list[Nee
     made = [need for need in needs if need.name in ("sm_scale", "qk_values")]
     if not made:
         return list(needs)
-    if [need.name for need in made] == ["sm_scale"] and not _is_of_scores(case, fails):
-        if failure.finding.kind != "nonfinite" or _is_of_sign(made[0], case):
-            return list(needs)
+    is_scale = [need.name for need in made] == ["sm_scale"] and not _is_of_scores(case, fails)
+    if is_scale and (failure.finding.kind != "nonfinite" or _is_of_sign(made[0], case)):
+        return list(needs)
     return [*(need for need in needs if need not in made), Need(SCORES, ("other",), ("ordinary",))]
 
 
