@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import combinations
 
 from kernels.claims import parse_claims
 from strategies.case import Case
@@ -55,16 +56,22 @@ def merged(
 ) -> list[Concluded]:
     """Return each bug once, the worst first, although two processes may have found the same one at the same time.
 
-    ``is_same`` says whether two bugs of one kernel are one; without it, their records decide.
+    ``is_same`` says whether two bugs of one kernel are one; without it, their records decide. There may be time to ask
+    of some pairs only, so those with a bug that few examples have shown come first: what is known of it is not much.
     """
-    groups: list[list[Bug]] = []
-    for bug in sorted(bugs.values(), key=severity):
-        group = next((x for x in groups if any(_are_one(one, bug, is_same) for one in x)), None)
-        if group is None:
-            groups.append([bug])
-        else:
-            group.append(bug)
-    return [together(group, seen) for group in groups]
+    in_order = sorted(bugs, key=lambda name: severity(bugs[name]))
+    groups = {name: [name] for name in in_order}
+
+    def shown(pair: tuple[str, str]) -> int:
+        return min(seen.get(bugs[name].key, Sightings()).total for name in pair)
+
+    for one, other in sorted(combinations(in_order, 2), key=shown):
+        mine, theirs = groups[one], groups[other]
+        if mine is not theirs and _are_one(bugs[one], bugs[other], is_same):
+            mine += theirs
+            groups.update(dict.fromkeys(theirs, mine))
+    distinct = {id(groups[name]): groups[name] for name in in_order}.values()
+    return [together([bugs[name] for name in in_order if name in group], seen) for group in distinct]
 
 
 def _are_one(one: Bug, other: Bug, is_same: Callable[[Bug, Bug], bool] | None) -> bool:

@@ -609,6 +609,23 @@ class TestConclusion:
         assert found[0].twins == (twin.key,)
         assert replaced(f"see {twin.key}/report.md", found) == f"see {one.key}/report.md"
 
+    def test_bugs_of_few_examples_are_compared_first(self) -> None:
+        needs, numbers = (CAUSAL, GROUP, LONG), (9, 1, 5)
+        found = {name: bug(CASE, ("out",), need, law=name) for name, need in zip("abc", needs, strict=True)}
+        seen = {known.key: Sightings() for known in found.values()}
+        for known, number in zip(found.values(), numbers, strict=True):
+            for seed in range(number):
+                seen[known.key].add("forward", replace(CASE, seed=seed), "out")
+        compared: list[set[str]] = []
+
+        def is_same(one: Bug, other: Bug) -> bool:
+            compared.append({one.failure.law, other.failure.law})
+            return {"b", "c"} <= compared[-1]
+
+        assert len(merged(found, seen, is_same)) == 2
+        assert sorted(compared[:2], key=sorted) == [{"a", "b"}, {"b", "c"}]
+        assert compared[2:] == [{"a", "c"}]
+
 
 class TestLessPrecise:
     def call(self, *explained_by: str, dtype: str = "float16", ulps: float = 2.0) -> ImpreciseCall:
