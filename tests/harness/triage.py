@@ -10,6 +10,7 @@ from typing import Any
 
 from strategies.case import Case
 from tests.harness import leak
+from tests.harness.apart import Try
 from tests.harness.attribute import Broken, Outcome, attribute, is_same
 from tests.harness.budget import BudgetSpent, ShrinkBudget
 from tests.harness.bugs import Bug, in_parts, met_again, with_tensors
@@ -227,7 +228,7 @@ class Triage:
                 if in_parts(bug).end_of(broken.case) or bug.ends_parts(broken.finding):
                     self.known.blame(bug, broken.law, broken.case, "")
                     return None
-        run = partial(self.runs.hard, explained=bool(broken.finding.explained_by))
+        run = self._run_for(broken.finding, explained=bool(broken.finding.explained_by))
         capabilities = self.runs.claims_of(broken.law)
         try:
             outcome = attribute(plainly(broken, run, capabilities), known, run, capabilities)
@@ -239,6 +240,16 @@ class Triage:
                 self.known.add(bug)
             self.known.blame(bug, broken.law, broken.case, broken.finding.tensor)
         return outcome.rest
+
+    def _run_for(self, finding: Finding, *, explained: bool) -> Try:
+        """Return what runs a law on other cases for a failure; with ``explained``, less precise results count as well.
+
+        As long as no call of the kernel was less precise, no design is asked whether it would explain what is wrong.
+        One may happen to explain a part of that, so that the rest would be all that is told.
+        """
+        if finding.explained_by or self.known.precision.claims:
+            return partial(self.runs.hard, explained=explained)
+        return self.runs.wrong
 
     def _investigate(self, drawn: Broken, *, shrink: bool = True) -> None:
         """Investigate a failure that no known bug explains."""
@@ -423,7 +434,7 @@ class Triage:
     def _by_plain_law(self, broken: Broken) -> Broken:
         """Return a failure that no known bug explains as a plain law tells it, if that one is not explained either."""
         capabilities, known = self.runs.info.capabilities, tuple(self.known.bugs.values())
-        run = partial(self.runs.hard, explained=bool(broken.finding.explained_by))
+        run = self._run_for(broken.finding, explained=bool(broken.finding.explained_by))
         told = by_its_calls(broken, run, capabilities)
         if told is not broken and attribute(told, known, run, capabilities).rest is None:
             return broken
@@ -446,7 +457,8 @@ class Triage:
 
         A bug that every ordinary case shows takes the place of a known one that only showed it with certain numbers.
         """
-        run, capabilities = partial(self.runs.hard, explained=True), self.runs.claims_of(bug.failure.law)
+        f = bug.failure
+        run, capabilities = self._run_for(f.finding, explained=True), self.runs.claims_of(f.law)
         with suppress(OutOfTime):
             all_known = list(self.known.bugs.values())
             for known in all_known:
@@ -457,7 +469,7 @@ class Triage:
                 else:
                     by_plain_law = is_plain(bug.failure.law)
                     return met_again(known, bug) if by_plain_law else with_tensors(known, bug.tensors)
-            return self._blamed_for_smallest(bug.failure)
+            return self._blamed_for_smallest(f)
         return None
 
     def _blamed_for_smallest(self, f: Failure) -> Bug | None:

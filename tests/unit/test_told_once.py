@@ -15,6 +15,7 @@ from tests.harness.attribute import Broken, attribute, is_same
 from tests.harness.budget import GRACE_SECONDS, Clock, ShrinkBudget
 from tests.harness.bugs import Bug, Need
 from tests.harness.gentle import gently_reduced
+from tests.harness.imprecise import Imprecise
 from tests.harness.needs import NeedSearch
 from tests.harness.plainly import by_its_calls, plainly
 from tests.harness.report import Failure
@@ -102,11 +103,26 @@ class TestDeterminism:
         self, known: tuple[Bug, ...], law: str
     ) -> None:
         """What is not the same twice is a bug of its own, also where another makes the same tensor wrong."""
-        triage: Any = SimpleNamespace(
-            runs=runs_of(CLAIMS, hard=backward(lambda case: case.causal, alone=True)),
-            known=SimpleNamespace(bugs=dict(enumerate(known))),
-        )
-        assert Triage._by_plain_law(triage, self.BROKEN).law == law
+        run = backward(lambda case: case.causal, alone=True)
+        of_kernel: Any = SimpleNamespace(bugs=dict(enumerate(known)), precision=Imprecise(), finds=None)
+        triage = Triage(runs_of(CLAIMS, hard=run, wrong=run), of_kernel, {}, ShrinkBudget(0.0))
+        assert triage._by_plain_law(self.BROKEN).law == law
+
+    def test_no_design_is_asked_of_a_kernel_that_is_not_known_to_be_less_precise(self) -> None:
+        """A design may happen to explain a wrong out, and not the gradients that are wrong as well."""
+        of_kernel: Any = SimpleNamespace(precision=Imprecise())
+
+        def told(finding: Finding) -> str:
+            runs = runs_of(CLAIMS, hard=lambda *_, explained: wrong("dv"), wrong=lambda *_: wrong("out"))
+            triage = Triage(runs, of_kernel, {}, ShrinkBudget(0.0))
+            found = triage._run_for(finding, explained=True)("backward", CASE, frozenset())
+            assert found is not None
+            return found.tensor
+
+        assert told(wrong("dq")) == "out"
+        assert told(replace(wrong("dq"), explained_by=("tf32=true",))) == "dv"
+        of_kernel.precision.claims["float16"] = ["tf32=true"]
+        assert told(wrong("dq")) == "dv"
 
 
 class TestRows:
