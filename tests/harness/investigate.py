@@ -158,9 +158,11 @@ class Investigation:
         bug, capabilities = self.as_it_is, self.runs.claims_of(self.failure.law)
         spend = self.beside_shrinking(NEEDS_SECONDS)
 
+        asked = self.runs.asked(is_precise=not self.known.precision.claims)
+
         def run(law: str, case: Case, ignored: frozenset[str]) -> Finding | None:
             spend()
-            return self.runs.hard(law, case, ignored, explained=True)
+            return asked(law, case, ignored)
 
         known = list(self.known.bugs.values()) if bug.needs else []
         with suppress(BudgetSpent):

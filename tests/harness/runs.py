@@ -13,6 +13,7 @@ from kernels.contract import Capabilities
 from reference.bounds.accumulation import SAFETY, SHRINKING_SAFETY
 from strategies.case import Case
 from tests.harness.answered import Asked
+from tests.harness.apart import Try
 from tests.harness.budget import LEAST_SECONDS, Clock
 from tests.harness.bugs import Bug, is_in_common
 from tests.harness.child import Child, HarnessError, OutOfTime
@@ -165,6 +166,14 @@ class Runs:
         Raises OutOfTime if the run has no time for it.
         """
         return self._outside_search(law, case, ignored=ignored, safety=safety, designs=NO_DESIGN)
+
+    def asked(self, *, is_precise: bool, explained: bool = True) -> Try:
+        """Return what tells what is wrong in a case; with ``explained``, less precise results count as well.
+
+        Of a kernel that ``is_precise`` as far as known, no design is asked whether it would explain what is wrong. One
+        may happen to explain a part of that, so that the rest would be all that is told.
+        """
+        return self.wrong if is_precise else partial(self.hard, explained=explained)
 
     def _outside_search(
         self, law: str, case: Case, claims: tuple[str, ...] = (), **options: Any

@@ -154,9 +154,11 @@ class Summary:
             beside = [x for x in self.results.bugs.values() if x.failure.kernel == f.kernel]
             capabilities = of_kernel.claims_of(f.law)
 
+            asked = of_kernel.asked(is_precise=f.kernel not in self.results.imprecise)
+
             def run(law: str, case: Case, ignored: frozenset[str]) -> Finding | None:
                 spend()
-                return of_kernel.hard(law, case, ignored, explained=True)
+                return asked(law, case, ignored)
 
             with suppress(BudgetSpent):
                 spend()

@@ -228,7 +228,7 @@ class Triage:
                 if in_parts(bug).end_of(broken.case) or bug.ends_parts(broken.finding):
                     self.known.blame(bug, broken.law, broken.case, "")
                     return None
-        run = self._run_for(broken.finding, explained=bool(broken.finding.explained_by))
+        run = self._asked_about(broken.finding, explained=bool(broken.finding.explained_by))
         capabilities = self.runs.claims_of(broken.law)
         try:
             outcome = attribute(plainly(broken, run, capabilities), known, run, capabilities)
@@ -241,15 +241,10 @@ class Triage:
             self.known.blame(bug, broken.law, broken.case, broken.finding.tensor)
         return outcome.rest
 
-    def _run_for(self, finding: Finding, *, explained: bool) -> Try:
-        """Return what runs a law on other cases for a failure; with ``explained``, less precise results count as well.
-
-        As long as no call of the kernel was less precise, no design is asked whether it would explain what is wrong.
-        One may happen to explain a part of that, so that the rest would be all that is told.
-        """
-        if finding.explained_by or self.known.precision.claims:
-            return partial(self.runs.hard, explained=explained)
-        return self.runs.wrong
+    def _asked_about(self, finding: Finding, *, explained: bool) -> Try:
+        """Return what tells what is wrong in other cases than that of a finding; ``explained`` as in ``Runs.asked``."""
+        is_precise = not (finding.explained_by or self.known.precision.claims)
+        return self.runs.asked(is_precise=is_precise, explained=explained)
 
     def _investigate(self, drawn: Broken, *, shrink: bool = True) -> None:
         """Investigate a failure that no known bug explains."""
@@ -434,7 +429,7 @@ class Triage:
     def _by_plain_law(self, broken: Broken) -> Broken:
         """Return a failure that no known bug explains as a plain law tells it, if that one is not explained either."""
         capabilities, known = self.runs.info.capabilities, tuple(self.known.bugs.values())
-        run = self._run_for(broken.finding, explained=bool(broken.finding.explained_by))
+        run = self._asked_about(broken.finding, explained=bool(broken.finding.explained_by))
         told = by_its_calls(broken, run, capabilities)
         if told is not broken and attribute(told, known, run, capabilities).rest is None:
             return broken
@@ -458,7 +453,7 @@ class Triage:
         A bug that every ordinary case shows takes the place of a known one that only showed it with certain numbers.
         """
         f = bug.failure
-        run, capabilities = self._run_for(f.finding, explained=True), self.runs.claims_of(f.law)
+        run, capabilities = self._asked_about(f.finding, explained=True), self.runs.claims_of(f.law)
         with suppress(OutOfTime):
             all_known = list(self.known.bugs.values())
             for known in all_known:

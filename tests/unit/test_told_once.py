@@ -105,7 +105,7 @@ class TestDeterminism:
         """What is not the same twice is a bug of its own, also where another makes the same tensor wrong."""
         run = backward(lambda case: case.causal, alone=True)
         of_kernel: Any = SimpleNamespace(bugs=dict(enumerate(known)), precision=Imprecise(), finds=None)
-        triage = Triage(runs_of(CLAIMS, hard=run, wrong=run), of_kernel, {}, ShrinkBudget(0.0))
+        triage = Triage(runs_of(CLAIMS, hard=run), of_kernel, {}, ShrinkBudget(0.0))
         assert triage._by_plain_law(self.BROKEN).law == law
 
     def test_no_design_is_asked_of_a_kernel_that_is_not_known_to_be_less_precise(self) -> None:
@@ -115,7 +115,7 @@ class TestDeterminism:
         def told(finding: Finding) -> str:
             runs = runs_of(CLAIMS, hard=lambda *_, explained: wrong("dv"), wrong=lambda *_: wrong("out"))
             triage = Triage(runs, of_kernel, {}, ShrinkBudget(0.0))
-            found = triage._run_for(finding, explained=True)("backward", CASE, frozenset())
+            found = triage._asked_about(finding, explained=True)("backward", CASE, frozenset())
             assert found is not None
             return found.tensor
 
