@@ -9,7 +9,7 @@ from itertools import islice
 from reference.family import Family, implied, in_pairs, less_precise, widest
 from tests.harness.judge import judge
 from tests.harness.rivals import likeliest
-from tests.harness.run import NO_DESIGN, ONE_DESIGN
+from tests.harness.run import ALL_DESIGNS, NO_DESIGN, WHOLE_DESIGN
 from tests.harness.trial import CannotRun, LawBroken, Refused, Trial
 from tests.harness.verdict import NUMBERS, Finding
 
@@ -32,8 +32,8 @@ def with_explanations(
 ) -> Finding:
     """Return the finding with the claims that would explain it, unless the kernel declares its arithmetic.
 
-    If no claim explains all wrong tensors, but one explains some of them, the finding returned is that of the others.
-    ``designs`` says how many claims are looked for: see ``DESIGNS``.
+    If no claim explains all wrong tensors, but one explains some of them, the finding returned is that of the others,
+    if that is asked for. ``designs`` says how many claims are looked for, and what they may explain: see ``DESIGNS``.
     """
     if trial is None or trial.kernel.capabilities.designs is None or finding.kind not in NUMBERS:
         return finding
@@ -43,10 +43,10 @@ def with_explanations(
     if left is None:
         if left_by(asked_whether(trial, trial.family), law) is None:
             return finding  # the same results hold: what failed is not how precise they are
-        claims = [*islice(explanations(trial, law), 1 if designs == ONE_DESIGN else None)]
+        claims = [*islice(explanations(trial, law), None if designs == ALL_DESIGNS else 1)]
         likely = likeliest_of(trial, claims, finding)
         return replace(finding, explained_by=tuple(implied(claims)), likely=likely)
-    if finding.tensor in left.tensors:
+    if designs == WHOLE_DESIGN or finding.tensor in left.tensors:
         return finding
     explained = most_explained(finding, trial, law)
     if finding.tensor not in explained:

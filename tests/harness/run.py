@@ -15,10 +15,11 @@ from tests.harness.sanitizers import SANITIZERS
 FORMAT = 1
 """The version of the record's format. The case in it has a version of its own."""
 
-NO_DESIGN, ONE_DESIGN, ALL_DESIGNS = DESIGNS = ("none", "one", "all")
+NO_DESIGN, WHOLE_DESIGN, ONE_DESIGN, ALL_DESIGNS = DESIGNS = ("none", "whole", "one", "all")
 """How many of the less precise designs that would explain a failure are looked for.
 
-To look for all of them takes several times as long as to find the failure.
+"whole" stands for one that explains all that is wrong; "one" and "all" also look for what explains a part, so that only
+the rest is told. To look for all of them takes several times as long as to find the failure.
 """
 
 

@@ -20,7 +20,7 @@ from tests.harness.child import Child, HarnessError, OutOfTime
 from tests.harness.explain import Seen
 from tests.harness.journal import Journal
 from tests.harness.kernel_info import KernelInfo
-from tests.harness.run import ALL_DESIGNS, NO_DESIGN, ONE_DESIGN, Run
+from tests.harness.run import ALL_DESIGNS, NO_DESIGN, ONE_DESIGN, WHOLE_DESIGN, Run
 from tests.harness.tally import Tally
 from tests.harness.verdict import NUMBERS, Finding, Verdict
 
@@ -170,10 +170,12 @@ class Runs:
     def asked(self, *, is_precise: bool, explained: bool = True) -> Try:
         """Return what tells what is wrong in a case; with ``explained``, less precise results count as well.
 
-        Of a kernel that ``is_precise`` as far as known, no design is asked whether it would explain what is wrong. One
-        may happen to explain a part of that, so that the rest would be all that is told.
+        Of a kernel that ``is_precise`` as far as known, no design is asked whether it would explain a part of what is
+        wrong. One may happen to do so, and then the rest would be all that is told.
         """
-        return self.wrong if is_precise else partial(self.hard, explained=explained)
+        if not is_precise:
+            return partial(self.hard, explained=explained)
+        return self.wrong if explained else partial(self.hard, designs=WHOLE_DESIGN)
 
     def _outside_search(
         self, law: str, case: Case, claims: tuple[str, ...] = (), **options: Any

@@ -14,7 +14,7 @@ from strategies.case import Case, Spike
 from tests.harness.imprecise import ImpreciseCall
 from tests.harness.law import law_named
 from tests.harness.precision import asked_whether, is_plainly_wrong, left_by, with_explanations
-from tests.harness.run import ALL_DESIGNS, NO_DESIGN, ONE_DESIGN
+from tests.harness.run import ALL_DESIGNS, NO_DESIGN, ONE_DESIGN, WHOLE_DESIGN
 from tests.harness.trial import LawBroken, Trial
 from tests.harness.verdict import Finding
 from tests.panel.heads import heads_of
@@ -163,12 +163,12 @@ def test_what_large_scores_would_excuse_is_a_bug_if_ordinary_numbers_show_it(
 ) -> None:
     large = replace(CASE, seqlen_q=16, seqlen_k=16, dtype="float16", sm_scale=2.0, q_values="positive")
     finding, trial = broken("doubled_dk", large)
-    all_designs, one, none = (
+    all_designs, one, whole, none = (
         with_explanations(finding, trial, law_named("backward"), designs).explained_by
-        for designs in (ALL_DESIGNS, ONE_DESIGN, NO_DESIGN)
+        for designs in (ALL_DESIGNS, ONE_DESIGN, WHOLE_DESIGN, NO_DESIGN)
     )
     assert len(all_designs) > 1
-    assert (len(one), len(none)) == (1, 0)
+    assert (len(one), len(whole), len(none)) == (1, 1, 0)
     subject = subject_of("doubled_dk", Path(__file__), shrink=False)
     assert finding_of(subject, "backward", large).explained_by == ()
 

@@ -4,6 +4,7 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +20,7 @@ from tests.harness.imprecise import Imprecise
 from tests.harness.needs import NeedSearch
 from tests.harness.plainly import by_its_calls, plainly
 from tests.harness.report import Failure
+from tests.harness.run import NO_DESIGN, ONE_DESIGN, WHOLE_DESIGN
 from tests.harness.tally import Tally
 from tests.harness.triage import WAIT_SECONDS, Triage
 from tests.harness.vary import lie_as_contiguous
@@ -108,21 +110,26 @@ class TestDeterminism:
         triage = Triage(runs_of(CLAIMS, hard=run), of_kernel, {}, ShrinkBudget(0.0))
         assert triage._by_plain_law(self.BROKEN).law == law
 
-    def test_no_design_is_asked_of_a_kernel_that_is_not_known_to_be_less_precise(self) -> None:
+    def test_no_design_explains_a_part_unless_the_kernel_is_known_to_be_less_precise(self) -> None:
         """A design may happen to explain a wrong out, and not the gradients that are wrong as well."""
         of_kernel: Any = SimpleNamespace(precision=Imprecise())
 
-        def told(finding: Finding) -> str:
-            runs = runs_of(CLAIMS, hard=lambda *_, explained: wrong("dv"), wrong=lambda *_: wrong("out"))
-            triage = Triage(runs, of_kernel, {}, ShrinkBudget(0.0))
-            found = triage._asked_about(finding, explained=True)("backward", CASE, frozenset())
-            assert found is not None
-            return found.tensor
+        def asked(finding: Finding, *, explained: bool) -> str:
+            found: list[str] = []
 
-        assert told(wrong("dq")) == "out"
-        assert told(replace(wrong("dq"), explained_by=("tf32=true",))) == "dv"
+            def hard(*_: Any, designs: str = ONE_DESIGN, **options: Any) -> None:
+                found.append(designs)
+
+            runs = runs_of(CLAIMS, hard=hard, wrong=partial(hard, designs=NO_DESIGN))
+            triage = Triage(runs, of_kernel, {}, ShrinkBudget(0.0))
+            triage._asked_about(finding, explained=explained)("backward", CASE, frozenset())
+            return found[0]
+
+        of_dq = wrong("dq")
+        assert [asked(of_dq, explained=x) for x in (False, True)] == [WHOLE_DESIGN, NO_DESIGN]
+        assert asked(replace(of_dq, explained_by=("tf32=true",)), explained=True) == ONE_DESIGN
         of_kernel.precision.claims["float16"] = ["tf32=true"]
-        assert told(wrong("dq")) == "dv"
+        assert [asked(of_dq, explained=x) for x in (False, True)] == [ONE_DESIGN, ONE_DESIGN]
 
 
 class TestRows:
