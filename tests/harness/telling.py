@@ -92,9 +92,9 @@ def _need(need: Need) -> str:
 
 def _scale(need: Need) -> str:
     """Say which sm_scale is needed: 0, a negative one, or any but the few that hold."""
-    if {*need.fails} == {0}:
-        return "sm_scale 0"
     set_by_user = [x for x in need.holds if x is not None]
+    if set_by_user and {*need.fails} == {0}:
+        return "sm_scale 0"
     if set_by_user and min(set_by_user) > 0 and all(x is not None and x < 0 for x in need.fails):
         return "negative sm_scale"
     return f"sm_scale other than {' or '.join(map(text, need.holds))}"

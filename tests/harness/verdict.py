@@ -164,9 +164,11 @@ class Finding:
     def is_akin(self, other: "Finding") -> bool:
         """Whether one bug may have caused both, by what they have in common.
 
-        What only makes NaN is no bug that only hides it. A bug that moves NaN from one row to another does both.
+        What only makes NaN is no bug that only hides it. A bug that moves NaN from one row to another does both, and
+        one of which only an lse of -inf is known may do either.
         """
-        apart = self.of_nan and other.of_nan and {*self.of_nan}.isdisjoint(other.of_nan)
+        known = not (self.has_lse_of_no_keys or other.has_lse_of_no_keys)
+        apart = known and self.of_nan and other.of_nan and {*self.of_nan}.isdisjoint(other.of_nan)
         return self.signature == other.signature and not apart
 
     def with_nan_of(self, other: "Finding") -> "Finding":

@@ -60,6 +60,7 @@ from tests.unit.bugs import (
     [
         (Need("sm_scale", (None,), (1.0,)), "sm_scale other than 1.0"),
         (Need("sm_scale", (0.0,), (None, 1.0)), "sm_scale 0"),
+        (Need("sm_scale", (0.0,), (None,)), "sm_scale other than default"),
         (Need("sm_scale", (-0.125,), (None, 1.0)), "negative sm_scale"),
         (Need("sm_scale", (-0.125,), (None,)), "sm_scale other than default"),
         (Need("sm_scale", (-0.125,), (-1.0, 1.0)), "sm_scale other than -1.0 or 1.0"),

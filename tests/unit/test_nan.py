@@ -105,6 +105,11 @@ def test_bugs_that_the_same_change_cures_are_two_if_one_makes_nan_and_the_other_
     assert is_same(moved, lost, run, Capabilities())
     assert is_same(moved, made, run, Capabilities())
     assert not made.could_break(lost.failure.finding)
+    of_no_keys = replace(
+        made.failure.finding, tensor="lse", tensors=("lse", "out"), neginf=2, nan=0, posinf=0
+    )
+    hidden = replace(made, failure=replace(made.failure, finding=of_no_keys))
+    assert hidden.could_break(lost.failure.finding)
 
 
 def test_a_bug_of_finite_large_numbers_loses_no_nan() -> None:
