@@ -53,23 +53,22 @@ def accidental(
 ) -> Iterator[Need]:
     """Yield those of a bug's needs that ordinary numbers refute, given what is ``sure`` of it.
 
-    Ordinary numbers show it without the needed value too, or as they are where special numbers are needed. That it is
-    this bug, and no other of the same tensors, is known by what is surely needed, which cures these cases as well.
-    ``fails`` may raise BudgetSpent.
+    Ordinary numbers show it without the needed value too, or as they are where special numbers are needed, at all
+    lengths at which they show it. That it is this bug, and no other of the same tensors, is known by what is surely
+    needed, which cures these cases as well. ``fails`` may raise BudgetSpent.
     """
     telling = [need for need in sure if need.is_telling]
     shows = _claimed_and(fails, capabilities)
-    shown = next(filter(shows, _ordinary(case)), None)
-    if shown is None or not telling:
-        return
+    shown = [x for x in _ordinary(case) if shows(x)] if telling else []
 
     def shows_this(changed: Case) -> bool:
         cured = (x for need in telling for x in cures(need, changed, capabilities))
         return shows(changed) and not any(map(shows, cured))
 
     for need in needs:
-        is_of_numbers = need.name in VALUES_OF
-        changed = [shown] if is_of_numbers else [*cures(need, shown, capabilities)] if need.is_telling else []
+        changed = shown if need.name in VALUES_OF else []
+        if need.is_telling:
+            changed = [other for x in shown for other in cures(need, x, capabilities)]
         if changed and all(map(shows_this, changed)):
             yield need
 
