@@ -45,7 +45,7 @@ TEXT = json.dumps(RUN.to_dict())
         ('"case": {', '"other": {', "case: got None, expected an object"),
         ('"law": ', '"ignored": 7, "law": ', "ignored: got 7, expected a list of tensors"),
         ('"law": ', '"safety": "wide", "law": ', "safety: got 'wide', expected a number above 0"),
-        ('"law": ', '"designs": "few", "law": ', "designs: got 'few', expected one of none, one, all"),
+        ('"law": ', '"designs": "few", "law": ', "designs: got 'few', expected one of none, whole, one, all"),
         ('"seed": 0', '"seed": -1', "case.seed: got -1, expected an integer"),
         ('"seed": 0', f'"seed": {2**32}', "case.seed: got .*, expected a number"),
         (
