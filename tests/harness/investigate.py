@@ -385,7 +385,8 @@ class Investigation:
         telling = [(case, x) for case, x in found if not x or not x.hides_numbers or is_in_common(mine, x)]
         common = sum(x is not None and is_in_common(mine, x) for _, x in telling)
         is_by_chance = is_small(mine) or not any(need.is_telling for need in bug.needs)
-        if common == len(telling) >= ENOUGH and is_by_chance:
+        always = common == len(telling) >= ENOUGH and is_by_chance
+        if always and not self.is_hidden_in([case for case, _ in telling]):
             return self.everywhere(bug, len(telling))
         if 0 < common < len(telling):
             showing = [case for case, x in telling if x is not None and is_in_common(mine, x)]
@@ -395,6 +396,18 @@ class Investigation:
         bug = bug if mine.ends_process else with_contrast(bug, telling, self.search, self.counted, spend)
         missed = sum(not is_not_cured(mine, x) and bug.is_met(case) for case, x in telling)
         return replace(bug, severity=Severity(shown, len(telling), missed), offers=self.offers(bug))
+
+    def is_hidden_in(self, cases: Sequence[Case]) -> bool:
+        """Whether a known bug of the same tensor shows in all of these ordinary cases, so that they tell nothing.
+
+        Without what it surely needs, ordinary cases hold: no bug shows in them all.
+        """
+        return any(
+            bug.could_break(self.failure.finding)
+            and any(need.is_certain and need.is_telling for need in bug.needs)
+            and all(map(bug.is_met, cases))
+            for bug in self.others()
+        )
 
     def is_by_numbers(self, bug: Bug, showing: Case, spend: Callable[[], None]) -> bool:
         """Whether an ordinary case that shows a bug holds with other ordinary numbers.

@@ -179,6 +179,21 @@ def test_the_smallest_case_of_what_is_always_wrong_shows_no_other_bug(subject_of
     assert of_lse.failure.explanation.fields
 
 
+def test_ordinary_cases_in_which_a_known_bug_shows_do_not_tell_that_another_one_always_shows() -> None:
+    of = investigation(lambda *_, **__: WRONG_LSE, Case(group=2), device_type="cpu")
+    ordinary = [Case(seqlen_k=9), Case(group=2)]
+    for need, cases, is_hidden in (
+        (Need("sm_scale", (None,), (1.0,), is_certain=True), ordinary, True),
+        (Need("sm_scale", (None,), (1.0,), is_certain=True), [*ordinary, Case(sm_scale=1.0)], False),
+        (Need("sm_scale", (None,), (1.0,)), ordinary, False),
+        (Need("seqlen_k", (9,), (64,), is_certain=True), ordinary, False),
+    ):
+        of.known.bugs["known"] = bug(Case(), ("lse",), need, law="backward")
+        assert of.is_hidden_in(cases) == is_hidden
+    of.known.bugs["known"] = bug(Case(), ("dk",), Need("group", (2,), (1,), is_certain=True), law="backward")
+    assert not of.is_hidden_in([Case(group=2)])
+
+
 @pytest.mark.parametrize(("relative", "moves"), [(1e-4, False), (0.5, True)])
 def test_small_errors_that_always_show_are_not_shown_by_a_case_with_large_ones(
     relative: float, monkeypatch: pytest.MonkeyPatch, *, moves: bool
