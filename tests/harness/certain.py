@@ -98,12 +98,9 @@ def _borders(name: str, case: Case, shown: Case, shows: Fails, capabilities: Cap
     rules = [*_rules(name, own)]
     left = [(x,) for x in rules] + [*filter(_are_apart, combinations(rules, 2))]
     for x in TRIED:
-        changed = next(
-            filter(
-                capabilities.admits, (with_value(with_value(shown, other, y), name, x) for y in OTHER_LENGTHS)
-            ),
-            None,
-        )
+        of_length = with_value(shown, name, x)
+        beside = (with_value(of_length, other, y) for y in OTHER_LENGTHS)
+        changed = next(filter(capabilities.admits, beside), None)
         if changed is None:
             continue
         tried[x] = shows(changed)

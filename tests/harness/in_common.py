@@ -132,9 +132,10 @@ def by_heads(needs: Sequence[Need], case: Case, fails: Fails, capabilities: Capa
 
 
 def by_slices(needs: Sequence[Need], case: Case, fails: Fails, capabilities: Capabilities) -> list[Need]:
-    """Replace needs of the batch and of heads by one of several slices, if as many sequences and heads fail alike.
+    """Replace needs of the batch and of heads by one need: that there are several slices, of whichever kind.
 
-    One slice spoils another then, such as by what both of them decide or keep in one place.
+    This is so if the case fails with all of its slices as sequences, and with all of them as heads, but not with a
+    single one. One slice then spoils another, for example because a kernel keeps something in one place for all.
     """
     of_slices = [need for need in needs if need.name in MADE_OF[SLICES] or need.name == HEADS]
     alike = [x for x in (with_slices_as(name, case) for name in ("batch", "heads_kv")) if x != case]

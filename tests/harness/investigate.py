@@ -157,7 +157,6 @@ class Investigation:
         """Whether what the drawn case needs shows that a known bug makes other tensors wrong here."""
         bug, capabilities = self.as_it_is, self.runs.claims_of(self.failure.law)
         spend = self.beside_shrinking(NEEDS_SECONDS)
-
         asked = self.runs.asked(is_precise=not self.known.precision.claims)
 
         def run(law: str, case: Case, ignored: frozenset[str]) -> Finding | None:

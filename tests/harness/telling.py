@@ -40,10 +40,6 @@ def told(bug: Bug, seen: Sightings) -> list[tuple[str, str]]:
     return facts
 
 
-LENGTH_OF = {"seqlen_q": "queries", "seqlen_k": "keys"}
-"""What there are so many of."""
-
-
 def needed(bug: Bug) -> str:
     """Return what a bug needs, in words; "" if it always shows."""
     return f"only with {', '.join(map(_need, bug.needs))}" if bug.needs else ""
@@ -99,6 +95,9 @@ def _scale(need: Need) -> str:
         return "negative sm_scale"
     return f"sm_scale other than {' or '.join(map(text, need.holds))}"
 
+
+LENGTH_OF = {"seqlen_q": "queries", "seqlen_k": "keys"}
+"""What each length is the number of."""
 
 RANKS = ("numbers", "crashes", "range", "special", "imprecise", "accepted")
 """Kinds of bugs, the worst first: wrong numbers on ordinary data, failures without numbers on ordinary data, failures
