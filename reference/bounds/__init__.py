@@ -16,7 +16,7 @@ that of v.
 
 from reference.bounds.backward import GradientBounds, backward_bounds
 from reference.bounds.exact import Exact, exact
-from reference.bounds.forward import ForwardBounds, forward_bounds
+from reference.bounds.forward import ForwardBounds, forward_bounds, fused_overflow
 
 __all__ = [
     "Exact",
@@ -25,4 +25,5 @@ __all__ = [
     "backward_bounds",
     "exact",
     "forward_bounds",
+    "fused_overflow",
 ]

@@ -59,7 +59,7 @@ from torch import Tensor
 
 from reference.arithmetic import FP32_ROUNDOFF, PARTIAL_STORES, Arithmetic
 from reference.bounds.accumulation import multiplicity, probable_partial_sum, probable_steps
-from reference.bounds.exact import FLOAT32_SAFE, Exact, operand_size
+from reference.bounds.exact import FLOAT32_SAFE, Exact, largest, operand_size
 from reference.bounds.scores import LARGEST_EXPONENT, WeightError, rescalings, weight_error
 from reference.masks import hide
 
@@ -106,6 +106,21 @@ def forward_bounds(
     out = _out_bound(e, arithmetic, err, sums, safety, clustered).masked_fill_(err.lost, math.inf)
     lse = _lse_bound(e, arithmetic, err, sums).masked_fill_(err.lost[..., 0], math.inf)
     return ForwardBounds(out.masked_fill_(e.empty[..., None], 0.0), lse.masked_fill_(e.empty, of_empty_rows))
+
+
+def fused_overflow(e: Exact) -> Tensor:
+    """Rows (B, H, R) whose largest weight a fused multiply-add may make infinite, and with it lse and out.
+
+    The maximum of a row is a rounded product m = fl(c s). Where the exponent is computed as fl(c s - m), with one
+    rounding, as GPUs do it by default, it is not 0 for the largest score but that rounding of m, at most U |S| in
+    natural units. So a weight may be as large as exp(U |S|), and l and acc are sums of N of them, of which those of acc
+    are multiplied by v. They may become infinite where exp(U |S|) N max(1, |v|) does, of the v that are finite, unless
+    exp(U |S|) is less than 2: then the weights are about as large as those of any other design.
+    """
+    exponent = FP32_ROUNDOFF * math.log2(math.e) * e.row_max.abs()
+    size_v = largest(e.v.abs().nan_to_num(nan=1.0, posinf=1.0).flatten(-2), -1).clamp_min(1.0)
+    most = exponent + (max(1, e.k.shape[-2]) * size_v).log2()
+    return (exponent >= 1) & (most >= math.log2(FLOAT32_SAFE))
 
 
 @dataclass(frozen=True)

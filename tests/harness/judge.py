@@ -6,7 +6,7 @@ everything that a call returned.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kernels.contract import GRADIENTS, OUTPUTS
 from reference.arithmetic import Arithmetic
-from reference.bounds import Exact, ForwardBounds, backward_bounds, exact, forward_bounds
+from reference.bounds import Exact, ForwardBounds, backward_bounds, exact, forward_bounds, fused_overflow
 from reference.family import Changes, in_words, widest
 from reference.heads import fold, unfold
 from reference.score_rule import broadcast
@@ -148,9 +148,24 @@ class _Judge:
 
         def checks(a: Arithmetic, claim: str, **rule: Any) -> list[Check]:
             bounds = forward_bounds(e, a, **rule)
-            return self.checks(claim, {"out": (e.out, bounds.out), "lse": (e.lse, bounds.lse)})
+            out = bounds.out.masked_fill(self.overflowed[..., None], torch.inf)
+            lse = bounds.lse.masked_fill(self.overflowed, torch.inf)
+            return self.checks(claim, {"out": (e.out, out), "lse": (e.lse, lse)})
 
         explain(self.trial, "forward", base, self.trial.family.forward, checks)
+
+    @cached_property
+    def overflowed(self) -> Tensor:
+        """Rows (B, H, R) that are not finite where a fused multiply-add may make them so: see ``fused_overflow``."""
+        o, heads_kv = self.piece.outputs, self.piece.problem.heads_kv
+        may_be = fused_overflow(self.exact)
+        if not bool(may_be.any()):
+            return may_be
+        out_is = ~fold(o.out, heads_kv).isfinite().all(-1)
+        if o.lse is None:
+            return may_be & out_is
+        lse = fold(o.lse, heads_kv)
+        return may_be & (out_is | ~(lse.isfinite() | lse.isneginf()))
 
     def gradients(self, base: Arithmetic) -> None:
         """Judge gradients by each of the ways in which a backward may round, until one explains them."""

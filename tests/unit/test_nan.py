@@ -166,6 +166,25 @@ def test_two_bugs_of_one_tensor_are_both_found(subject_of: SubjectOf) -> None:
     assert finding_of(subject, "special", in_second).of_nan == ("lost",)
 
 
+@pytest.mark.parametrize(
+    ("name", "size", "is_wrong"),
+    [
+        ("fused", 1e10, False),
+        ("nonfinite_where_scores_are_large", 1e10, False),  # what makes it so is not known then
+        ("fused", 1e6, False),
+        ("nonfinite_where_scores_are_large", 1e6, True),
+    ],
+)
+def test_only_scores_that_float32_can_not_tell_apart_may_make_infinity(
+    subject_of: SubjectOf, name: str, size: float, is_wrong: bool
+) -> None:
+    spikes = (Spike("q", (0, 0, 0, 0), -size), Spike("k", (0, 0, 0, 0), 3.0), Spike("k", (0, 0, 1, 0), 3.0))
+    zeros: dict[str, Any] = {"q_values": "zeros", "k_values": "zeros"}
+    case = Case(seqlen_k=2, dtype="bfloat16", sm_scale=0.7, spikes=spikes, **zeros)
+    verdict = subject_of(name).runs.verdict("forward", case)
+    assert verdict.status == ("broken" if is_wrong else "held")
+
+
 @pytest.mark.usefixtures("unscripted")
 def test_nan_that_moves_is_one_bug(subject_of: SubjectOf) -> None:
     subject = subject_of("moves", toys=Path(__file__))

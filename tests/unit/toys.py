@@ -17,7 +17,7 @@ from kernels.contract import AttentionKernel, Capabilities, KnownFailure
 from reference import safe_softmax
 from reference.score_rule import ScoreRule
 from tests.harness.device import wait_for_device
-from tests.harness.specialisation import GENERAL
+from tests.harness.specialisation import is_general
 
 MENDED = False
 ROWS = 3
@@ -40,6 +40,23 @@ def sound(q, k, v, *, causal, sm_scale):
     return (p.to(q.dtype).float() @ values).to(q.dtype), lse
 
 
+def fused(q, k, v, *, causal, sm_scale):
+    """Is right, with exponents of one rounding: that of the largest score is what its maximum was rounded by."""
+    products = q.double() @ k.double().transpose(-1, -2)
+    maximum = (products * sm_scale).float().amax(-1, keepdim=True)
+    p = (products * sm_scale - maximum.double()).float().exp()
+    total = p.sum(-1, keepdim=True)
+    lse = (maximum + total.log()).squeeze(-1)
+    return ((p.to(q.dtype).float() @ v.float()) / total).to(q.dtype), lse
+
+
+def nonfinite_where_scores_are_large(q, k, v, *, causal, sm_scale):
+    """Makes NaN from scores on that are large, but not so large that a fused multiply-add would do it."""
+    out, lse = fused(q, k, v, causal=causal, sm_scale=sm_scale)
+    is_large = (q.float() @ k.float().transpose(-1, -2) * sm_scale).abs().amax(-1) > 1e5
+    return out.masked_fill(is_large[..., None], torch.nan), lse.masked_fill(is_large, torch.nan)
+
+
 def has_bug(q):
     """Whether the planted bug shows in this call."""
     return not MENDED and q.shape[2] >= ROWS
@@ -53,9 +70,9 @@ def wrong(q, k, v, *, causal, sm_scale):
 
 
 def wrong_if_general(q, k, v, *, causal, sm_scale):
-    """Makes out half as large again, in a process that compiles for any values in every call, and else in few."""
+    """Makes out half as large again, in every call that is compiled for any values, and else in few."""
     out, lse = sound(q, k, v, causal=causal, sm_scale=sm_scale)
-    return 1.5 * out if GENERAL in sys.argv or has_bug(q) else out, lse
+    return 1.5 * out if is_general() or has_bug(q) else out, lse
 
 
 def nonfinite(q, k, v, *, causal, sm_scale):
