@@ -26,7 +26,6 @@ from tests.harness.home import python_path
 from tests.harness.memory import fills_the_machine
 from tests.harness.origin import Copy, new_copy
 from tests.harness.run import Run
-from tests.harness.specialisation import GENERAL
 from tests.harness.tail import Tail
 from tests.harness.verdict import Verdict
 
@@ -119,8 +118,6 @@ class Child:
 
     Each request for one of the kernels in ``stateful`` is answered by a copy of a process that has called no kernel.
 
-    If it is ``general``, Triton kernels are compiled in it for any sizes and strides: see ``specialisation``.
-
     ``run_seconds`` limits a case, by default to ``RUN_SECONDS`` of the device type, and ``start_seconds`` everything
     else. ``worker`` is the module that the child runs; its argument is the device as the child sees it.
     """
@@ -132,11 +129,9 @@ class Child:
         run_seconds: float | None = None,
         start_seconds: float = START_SECONDS,
         worker: str = WORKER,
-        general: bool = False,
     ) -> None:
         self.device = device
         self.worker = worker
-        self.general = general
         self.run_seconds = RUN_SECONDS[device.partition(":")[0]] if run_seconds is None else run_seconds
         self.start_seconds = start_seconds
         self.process: subprocess.Popen[bytes] | Copy | None = None
@@ -147,8 +142,12 @@ class Child:
         self.is_new = True
         atexit.register(self.close)
 
-    def run(self, run: Run, meanwhile: Callable[[], None], seconds: float = math.inf) -> Verdict:
+    def run(
+        self, run: Run, meanwhile: Callable[[], None], seconds: float = math.inf, *, general: bool = False
+    ) -> Verdict:
         """Try a law on a case, doing ``meanwhile`` beside it. A child that dies or hangs is a verdict, not an error.
+
+        If it is ``general``, Triton kernels are compiled for any sizes and strides meanwhile: see ``specialisation``.
 
         Raises OutOfTime after ``seconds``, if these are fewer than the limit of a case. Raises HarnessError if
         Flashproof itself fails, and fails again in a new process: in the old one, any kernel that ran there may have
@@ -157,33 +156,36 @@ class Child:
         case is tried again.
         """
         until = time.perf_counter() + seconds
+        request = run.request("run", general=general)
         try:
-            return self._verdict(run, meanwhile, until)
+            return self._verdict(request, meanwhile, until)
         except HarnessError:
             self.close()
         except ChildDied as death:
             if not (death.killed or death.spoiled):
                 return _ended(death)
         try:
-            return self._verdict(run, meanwhile, until)
+            return self._verdict(request, meanwhile, until)
         except NotStarted as death:
             return Verdict(status="skipped", reason=str(death))
         except ChildDied as death:
             return Verdict(status="skipped", reason=KILLED) if death.killed else _ended(death)
 
-    def _verdict(self, run: Run, meanwhile: Callable[[], None], until: float) -> Verdict:
+    def _verdict(self, request: dict[str, Any], meanwhile: Callable[[], None], until: float) -> Verdict:
         """Return the verdict of the child. Raises ChildDied, HarnessError, and OutOfTime at the time ``until``."""
         seconds = until - time.perf_counter()
         try:
-            return Verdict.from_dict(self._answer_to(run, meanwhile, seconds))
+            return Verdict.from_dict(self._answer_to(request, meanwhile, seconds))
         except ChildDied as death:
             if death.hung and seconds < self.run_seconds and time.perf_counter() >= until:
                 raise OutOfTime from None
             raise
 
-    def _answer_to(self, run: Run, meanwhile: Callable[[], None], seconds: float) -> dict[str, Any]:
-        self._send(run.request("run"))
-        self.kernels.add(run.spec)
+    def _answer_to(
+        self, request: dict[str, Any], meanwhile: Callable[[], None], seconds: float
+    ) -> dict[str, Any]:
+        self._send(request)
+        self.kernels.add(request["kernel"])
         meanwhile()
         return self._receive(min(seconds, self.run_seconds))
 
@@ -247,7 +249,7 @@ class Child:
 
     def _new_process(self) -> "subprocess.Popen[bytes] | Copy":
         environment = environment_of(self.device)
-        arguments = ["-m", self.worker, seen_by_child(self.device), *([GENERAL] if self.general else [])]
+        arguments = ["-m", self.worker, seen_by_child(self.device)]
         with suppress(OSError):  # where no copy can be made, what a process of its own prints tells why
             return new_copy(self.worker, arguments, environment, Path.cwd(), self.start_seconds)
         return subprocess.Popen(

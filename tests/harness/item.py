@@ -125,7 +125,9 @@ def make_subject(item: LawTurn) -> Subject:
     plan, info = item.plan, item.info
     verbose = item.config.get_verbosity() > 0
     known = KnownBugs(info.name, item.dtype, plan.report_dir, verbose, plan.finds)
-    runs = Runs(info, plan.child, plan.journal, known.bugs, plan.clock, plan.share, general=plan.general)
+    runs = Runs(
+        info, plan.child, plan.journal, known.bugs, plan.clock, plan.share, has_general=plan.has_general
+    )
     triage = Triage(runs, known, plan.environment, plan.shrinking, sanitizers=plan.sanitizers)
     corpus = (*plan.corpus, *plan.finds.of(info.name))
     answered = item.config.stash.setdefault(ANSWERED, {}).setdefault(
@@ -216,7 +218,8 @@ def draw_examples(item: LawTurn, subject: Subject) -> None:
         told = describe_statistics({**statistics, "nodeid": item.nodeid})
         item.hypothesis_statistics = told  # type: ignore[attr-defined]  # read by Hypothesis's plugin
 
-    with collector.with_value(note):  # type: ignore[arg-type]  # typed as if it held None alone
+    noting = collector.with_value(note)  # type: ignore[arg-type]  # typed as if it held None alone
+    with noting, subject.runs.in_turns():
         while before < subject.generated < (math.inf if examples is None else examples):
             before = subject.generated
             missing = RUN if examples is None else min(RUN, examples - before)

@@ -47,7 +47,7 @@ class Plan:
     device: str
     environment: dict[str, str]
     child: Child
-    general: Child | None
+    has_general: bool
     report_dir: Path
     journal: Journal
     unfinished: Mapping[Path, Run]
@@ -81,8 +81,6 @@ class Plan:
     def close(self) -> None:
         """End the children and the journal."""
         self.child.close()
-        if self.general is not None:
-            self.general.close()
         self.journal.close()
 
 
@@ -129,7 +127,7 @@ def make_plan(config: pytest.Config) -> Plan:
         device=device,
         environment=child.environment(),
         child=child,
-        general=None if device == "cpu" else Child(device, general=True),
+        has_general=device != "cpu" and replay is None,
         report_dir=report_dir,
         journal=journal,
         unfinished={} if replay else _unfinished(report_dir),

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 from kernels.contract import Capabilities
@@ -30,6 +30,8 @@ MOST_SHARES = 2.0
 """A case may take so many times the seconds of its kernel, where several kernels share the time of a run."""
 HANG_SECONDS = {"cpu": 15.0, "cuda": 180.0}
 """Seconds for a case, by device type, of a kernel that is known to hang."""
+BY_VALUE = 1 / 4
+"""The share of its time in which a kernel in Triton runs drawn cases as compiled for their values, where both are."""
 MOST_HELD = 200
 """The most cases that held which are remembered: a claim that excludes all of them is not offered."""
 
@@ -45,9 +47,10 @@ class Runs:
     ``bugs`` are the known ones: a case that would end the process by one of them is not run just to find out about
     something else. ``clock`` has the time that the whole run may take, ``share`` the seconds of this kernel among all
     workers, and ``patience`` the seconds for one case after the end, until a case takes longer. Of a kernel that
-    ``has_refused`` some case, each case is asked whether it does. What is asked about a failure is asked of the
-    ``general`` child, if there is one and the failure shows there, as it hardly has to compile anything: see
-    ``asked_of_general``.
+    ``has_refused`` some case, each case is asked whether it does. If it ``has_general``, kernels
+    can be compiled for any values. What is asked about a failure is asked of a kernel that is compiled so, if the
+    failure shows there, as hardly anything has to be compiled then: see ``asked_of_general``. For the same reason drawn
+    cases are run so most of the time: see ``in_turns``.
     """
 
     info: KernelInfo
@@ -57,8 +60,11 @@ class Runs:
     clock: Clock = field(default_factory=Clock)
     share: float = math.inf
     patience: float = LEAST_SECONDS
-    general: Child | None = None
+    has_general: bool = False
     is_general: bool = False
+    takes_turns: bool = False
+    is_apart_in_general: bool = False
+    turn_seconds: dict[bool, float] = field(default_factory=lambda: {True: 0.0, False: 0.0})
     has_refused: bool = False
     ordinary: dict[tuple[str, Case], Finding | None] = field(default_factory=dict)
     answers: dict[tuple[Any, ...], Finding | None] = field(default_factory=dict)
@@ -83,17 +89,18 @@ class Runs:
         claims: tuple[str, ...] = (),
         safety: float = SAFETY,
         seconds: float = math.inf,
-        child: Child | None = None,
+        general: bool = False,
         designs: str = ALL_DESIGNS,
     ) -> Verdict:
         """Run a law on a case without judging tensors in ``ignored``, with ``claims`` added to those of the kernel.
 
-        It is run in ``child``, by default the one of the search. Raises OutOfTime if it takes longer than ``seconds``.
+        If it is ``general``, the kernel is compiled for any values. Raises OutOfTime if it takes longer than
+        ``seconds``.
         """
         all_claims = (*self.info.claims, *claims)
         run = Run(self.info.spec, all_claims, law, case, ignored, safety, designs=designs)
         self.journal.note(run.to_dict())
-        return (child or self.child).run(run, self.journal.sync, seconds)
+        return self.child.run(run, self.journal.sync, seconds, general=general)
 
     def in_time(self, law: str, case: Case, most: float = math.inf, **options: Any) -> Verdict:
         """Run as ``verdict`` does. Raises OutOfTime if it takes longer than ``most``, or than the run may be busy.
@@ -124,7 +131,7 @@ class Runs:
         if hangs:
             most = min(most, HANG_SECONDS[self.device_type])
         try:
-            verdict = self.in_time(law, case, most=most, ignored=ignored)
+            verdict = self._verdict_in_turns(law, case, most, ignored)
         except OutOfTime:
             self.tally.note_slow(time.perf_counter() - start, case, cut_off=True)
             raise
@@ -137,6 +144,47 @@ class Runs:
                 if ratio > self.nearest.get(tensor, (0.0, case))[0]:
                     self.nearest[tensor] = ratio, case
         return verdict
+
+    @contextmanager
+    def in_turns(self) -> Iterator[None]:
+        """Meanwhile, drawn cases are run most of the time with their kernel compiled for any values.
+
+        In the rest of it (``BY_VALUE``) most have to be compiled for their own values, for seconds, so that far fewer
+        are tried. What fails as compiled for any values is reported only if it fails as compiled for its own too.
+        """
+        self.takes_turns = self.may_be_general
+        try:
+            yield
+        finally:
+            self.takes_turns = False
+
+    def _verdict_in_turns(self, law: str, case: Case, most: float, ignored: frozenset[str]) -> Verdict:
+        """Return the verdict on a drawn case, with its kernel compiled for any values unless that has had its share."""
+        spent, takes_turns = self.turn_seconds, self.takes_turns and not self.is_apart_in_general
+        if takes_turns and BY_VALUE * spent[True] <= (1 - BY_VALUE) * spent[False]:
+            with self._timed_turn(general=True):
+                return self.in_time(law, case, most, ignored=ignored, general=True)
+        with self._timed_turn(general=False):
+            return self.in_time(law, case, most, ignored=ignored)
+
+    @contextmanager
+    def _timed_turn(self, *, general: bool) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.turn_seconds[general] += time.perf_counter() - start
+
+    def fails_in_general_alone(self, law: str, case: Case, finding: Finding, ignored: frozenset[str]) -> bool:
+        """Whether a case holds as compiled for its values, and fails in the same way as compiled for any.
+
+        No user runs it so, which then no later case is either.
+        """
+        if not self.turn_seconds[True] or self.info.finding(self.in_time(law, case, ignored=ignored)):
+            return False
+        again = self.info.finding(self.in_time(law, case, ignored=ignored, general=True))
+        self.is_apart_in_general = again is not None and is_in_common(finding, again)
+        return self.is_apart_in_general
 
     def hard(
         self,
@@ -186,8 +234,7 @@ class Runs:
             return ends
         asked = law, case, claims, *options.values(), self.is_general, self.in_copies
         if asked not in self.answers:
-            child = self.general if self.is_general else None
-            verdict = self.in_time(law, case, claims=claims, child=child, **options)
+            verdict = self.in_time(law, case, claims=claims, general=self.is_general, **options)
             self.tally.add_seconds(verdict.seconds)
             self.refusals[law, case] = verdict.status == "refused"
             self.answers[asked] = self.info.finding(verdict)
@@ -213,10 +260,10 @@ class Runs:
     def asked_of_general(
         self, law: str, case: Case, finding: Finding, ignored: frozenset[str]
     ) -> Iterator[None]:
-        """Meanwhile, ask the general child about a failure, if it shows there and its kernel is compiled by values."""
+        """Meanwhile, ask about a failure with its kernel compiled for any values, if it shows so too."""
         with suppress(OutOfTime, HarnessError):
-            if self.general and finding.kind in NUMBERS and self.is_compiled_by_value:
-                verdict = self.in_time(law, case, ignored=ignored, child=self.general)
+            if finding.kind in NUMBERS and self.may_be_general:
+                verdict = self.in_time(law, case, ignored=ignored, general=True)
                 again = self.info.finding(verdict)
                 self.is_general = again is not None and is_in_common(finding, again)
         try:
@@ -224,9 +271,11 @@ class Runs:
         finally:
             self.is_general = False
 
-    @cached_property
-    def is_compiled_by_value(self) -> bool:
-        """Whether the kernel is one in Triton, of which a variant is compiled for each class of argument values."""
+    @property
+    def may_be_general(self) -> bool:
+        """Whether the kernel is one in Triton that is compiled by values, and can be compiled for any instead."""
+        if not self.has_general:
+            return False
         request = {"do": "compiled", "kernel": self.info.spec, "claims": self.info.claims}
         return bool(self.child.ask(request)["by_value"])
 

@@ -1,33 +1,73 @@
-"""What Triton compiles a kernel for: the classes of its arguments' values, or, while a bug is looked into, any values.
+"""What Triton compiles a kernel for: the classes of its arguments' values, or any values.
 
 By default each integer that is 1 or a multiple of 16, and each pointer to aligned memory, makes a variant of the
-kernel. A case has about 20 sizes and strides, so nearly each change of a field has to be compiled, for seconds.
+kernel. A case has about 20 sizes and strides, so nearly each change of a field has to be compiled, for seconds. One
+variant for any values serves all cases of a dtype and head_dim.
 """
 
-import gc
 import inspect
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-GENERAL = "general"
-"""The argument of a process in which kernels are compiled for any values."""
 NOT_OF_USERS = ("triton.", "torch.")
 """How the names of modules begin whose kernels no user has written."""
 GENERATED = "torchinductor"
 """What the path of a kernel has in it that ``torch.compile`` has written, with the classes of its arguments."""
 
 
-def compile_for_any_values() -> None:
-    """From now on, have Triton compile one variant of a kernel for all values that are no compile-time constants."""
-    from triton.runtime.jit import KernelParam
+class _Process:
+    """What is known of this process. It is the same for all threads, as PyTorch runs gradients in one of their own."""
 
-    KernelParam.do_not_specialize = property(lambda self: not self.is_constexpr, lambda self, value: None)
+    is_general = False
+    has_kernels_of_users = False
+
+
+def is_general() -> bool:
+    """Whether kernels are compiled for any values now."""
+    return _Process.is_general
+
+
+@contextmanager
+def compiled(*, for_any_values: bool) -> Iterator[None]:
+    """Meanwhile, have kernels compiled for any values, or for the classes of their arguments' values."""
+    _Process.is_general = for_any_values
+    try:
+        yield
+    finally:
+        _Process.is_general = False
 
 
 def has_kernels_of_users() -> bool:
-    """Whether a module that was imported in this process has a Triton kernel that somebody wrote."""
-    from triton.runtime.jit import JITFunction
+    """Whether a module has been imported since ``keep_variants_apart`` that has a Triton kernel somebody wrote."""
+    return _Process.has_kernels_of_users
 
-    return any(is_of_user(x.fn) for x in gc.get_objects() if type(x) is JITFunction)
+
+def keep_variants_apart() -> None:
+    """Have each kernel keep its variants for any values apart from the others; without this there are none."""
+    from triton.runtime.jit import JITFunction, KernelParam
+
+    def is_not_specialised(param: Any) -> bool:
+        return vars(param)["do_not_specialize"] or (_Process.is_general and not param.is_constexpr)
+
+    def caches(kernel: Any) -> Any:
+        kept = vars(kernel)
+        if not _Process.is_general:
+            return kept["device_caches"]
+        if "general_caches" not in kept:
+            kept["general_caches"] = defaultdict(kernel.create_binder)
+        return kept["general_caches"]
+
+    def keep_caches(kernel: Any, new: Any) -> None:
+        vars(kernel)["device_caches"] = new
+        _Process.has_kernels_of_users |= is_of_user(kernel.fn)
+
+    def keep_choice(param: Any, is_left_out: bool) -> None:
+        vars(param)["do_not_specialize"] = is_left_out
+
+    KernelParam.do_not_specialize = property(is_not_specialised, keep_choice)
+    JITFunction.device_caches = property(caches, keep_caches)
 
 
 def is_of_user(function: Any) -> bool:

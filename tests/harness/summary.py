@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import suppress
 from datetime import UTC, datetime
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -17,7 +16,6 @@ from strategies.case import Case
 from tests.harness.attribute import is_same
 from tests.harness.budget import BudgetSpent, meter
 from tests.harness.bugs import Bug
-from tests.harness.child import Child, ChildDied, HarnessError
 from tests.harness.conclude import Concluded, merged, replaced, with_offers
 from tests.harness.ending import print_ending
 from tests.harness.header import time_told
@@ -59,7 +57,6 @@ class Summary:
         self.page_unwritten = ""
         self.written = self.page_written = -math.inf
         self.has_workers = False
-        self.starting: Thread | None = None
         self.recorder = Recorder(plan.report_dir / JOURNALS / RECORD, first_line(plan, self._run()))
 
     def pytest_runtest_logstart(self) -> None:
@@ -81,18 +78,9 @@ class Summary:
         counts = json.loads(report.flashproof)
         self.results.add(counts)
         self.recorder.add({"item": counts})
-        if self.results.bugs and self.has_workers and self.plan.general and self.starting is None:
-            self.starting = Thread(target=self._make_ready, args=(self.plan.general,), daemon=True)
-            self.starting.start()
         if time.monotonic() - self.written >= WRITING_SECONDS:
             self._write()
             self.written = time.monotonic()
-
-    @staticmethod
-    def _make_ready(general: Child) -> None:
-        """Start the process that compiles kernels for any values, as the end of a run has no time to wait for it."""
-        with suppress(ChildDied, HarnessError):  # if it can't be started, the first request to it tells why
-            general.ready()
 
     def _write(self) -> None:
         """Write summary.json anew, and now and then the page. A replay leaves the page of the last night as it is."""
@@ -132,8 +120,6 @@ class Summary:
 
     def _conclude(self, session: pytest.Session) -> None:
         """Find which bugs of different processes are the same, and add to each report what the whole run has seen."""
-        if self.starting is not None:
-            self.starting.join()
         refusing, late = self.results.counts("refusals"), self._seconds() - self.plan.clock.seconds
         spend = meter(max(LEAST_CONCLUDING_SECONDS, CONCLUDING_SECONDS - max(0.0, late)))
         runs = {
@@ -142,7 +128,7 @@ class Summary:
                 self.plan.child,
                 self.plan.journal,
                 clock=self.plan.clock,
-                general=self.plan.general,
+                has_general=self.plan.has_general,
                 has_refused=name in refusing,
             )
             for name, info in self.results.infos.items()

@@ -46,6 +46,11 @@ TRIED_AGAIN = 12
 SECONDS_FOR_AGAIN = 3.0
 """Seconds for these runs; where cases take long, the nearest few have to do."""
 
+IN_GENERAL_ALONE = (
+    "{} fails as compiled for any values of its arguments alone: it is compiled for each case's own now"
+)
+"""The message on a kernel whose cases hold as users run them."""
+
 POLL_SECONDS = 0.2
 """Seconds between looks whether another process has finished its investigation."""
 
@@ -248,6 +253,8 @@ class Triage:
 
     def _investigate(self, drawn: Broken, *, shrink: bool = True) -> None:
         """Investigate a failure that no known bug explains."""
+        if shrink and self._fails_in_general_alone(drawn):
+            return
         if shrink and not fails_again(drawn, self.runs) and self._keep_intermittent(drawn):
             return
         if shrink and not self._fails_anew(drawn):
@@ -270,6 +277,14 @@ class Triage:
             self._investigate(drawn)
         else:
             self._keep(bug, broken, investigation.cases.shrunk)
+
+    def _fails_in_general_alone(self, broken: Broken) -> bool:
+        """Whether a case holds as users run it, and fails as compiled for any values, which is told in a line."""
+        with suppress(OutOfTime):
+            if self.runs.fails_in_general_alone(broken.law, broken.case, broken.finding, broken.ignored):
+                self.known.tell(IN_GENERAL_ALONE.format(self.known.kernel))
+                return True
+        return False
 
     def _may_be_misled(self) -> bool:
         """Whether smaller cases may have failed because of what earlier calls have left in the process."""

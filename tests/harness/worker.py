@@ -44,7 +44,7 @@ from tests.harness.probe import probe
 from tests.harness.repro import script
 from tests.harness.run import Run, run_of
 from tests.harness.source import WritingTrial
-from tests.harness.specialisation import GENERAL, compile_for_any_values, has_kernels_of_users
+from tests.harness.specialisation import compiled, has_kernels_of_users, keep_variants_apart
 from tests.harness.transfer import home_of
 from tests.harness.trial import CannotRun, LawBroken, Refused, Trial
 from tests.harness.verdict import INTERMITTENT, LEAK, Finding, Verdict
@@ -74,7 +74,8 @@ class Worker:
         """
         try:
             request = json.loads(line)
-            answer = getattr(self, f"do_{request['do']}")(request)
+            with compiled(for_any_values=request.get("general", False)):
+                answer = getattr(self, f"do_{request['do']}")(request)
         except Exception:
             answer = {"raised": traceback.format_exc()}
         return json.dumps({**answer, "fatal": not device_answers(self.device), "held": held_bytes()})
@@ -310,6 +311,7 @@ def begin(device: str) -> None:
     if device == "cpu":
         repair_interpreter()
     else:
+        keep_variants_apart()
         torch.cuda.set_device(device)
         torch.backends.cuda.matmul.allow_tf32 = False
 
@@ -321,6 +323,4 @@ def main(device: str, worker_of: type[Worker] = Worker) -> None:
 
 
 if __name__ == "__main__":
-    if GENERAL in sys.argv:
-        compile_for_any_values()
     main(sys.argv[1])

@@ -1,33 +1,32 @@
-"""What Triton compiles a kernel for, and questions about a failure that are put to a kernel compiled for any values."""
+"""What Triton compiles a kernel for, and what is run with a kernel that is compiled for any values."""
 
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.harness.child import Child
 from tests.harness.home import ROOT
-from tests.harness.runs import Runs
-from tests.harness.specialisation import GENERAL
+from tests.harness.law import law_named
+from tests.harness.runs import BY_VALUE, Runs
 from tests.harness.verdict import Finding
 from tests.unit.running import CASE, SubjectOf, finding_of, report_of
 from tests.unit.toys import ROWS
 
 
-@pytest.mark.parametrize(("arguments", "told"), [([], "3 True"), ([GENERAL], "1 True")])
-def test_one_variant_is_for_any_values(arguments: list[str], told: str) -> None:
+def test_one_variant_is_for_any_values_and_kept_apart() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-W", "ignore", "-m", "tests.unit.variants", *arguments]
+    command = [sys.executable, "-W", "ignore", "-m", "tests.unit.variants"]
     run = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert run.stdout.strip() == told
+    assert run.stdout.split() == ["3", "1", "3", "True"]
 
 
-def with_general(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give a kernel a general child, as if it were one in Triton on a GPU."""
-    monkeypatch.setattr(Runs, "is_compiled_by_value", True)
-    runs.general = Child("cpu", general=True)
+def general(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> Runs:
+    """Return the runs of a kernel as if it were one in Triton on a GPU."""
+    monkeypatch.setattr(Runs, "may_be_general", True)
+    return runs
 
 
 @pytest.mark.parametrize(
@@ -38,35 +37,59 @@ def with_general(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
         (Finding(claim="", kind="died"), False),
     ],
 )
-def test_only_what_the_general_child_shows_too_is_asked_of_it(
+def test_only_what_shows_as_compiled_for_any_values_too_is_asked_so(
     subject_of: SubjectOf, monkeypatch: pytest.MonkeyPatch, finding: Finding, is_asked: bool
 ) -> None:
-    runs = subject_of("wrong").runs
-    with_general(runs, monkeypatch)
-    assert runs.general is not None
+    runs = general(subject_of("wrong").runs, monkeypatch)
     with runs.asked_of_general("forward", CASE, finding, frozenset()):
         assert runs.is_general == is_asked
         assert runs.hard("forward", CASE) is not None
-        assert (runs.general.process is not None) == (finding.kind != "died")
     assert not runs.is_general
-    runs.general.close()
 
 
 @pytest.mark.usefixtures("unscripted")
 @pytest.mark.parametrize("name", ["wrong", "wrong_if_general"])
-def test_a_search_that_the_general_child_misleads_is_made_again(
+def test_a_search_that_is_misled_by_the_general_kernel_is_made_again(
     subject_of: SubjectOf, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """The second kernel, compiled for any values, is wrong in every call, and for the values of a call in few."""
     subject = subject_of(name)
-    with_general(subject.runs, monkeypatch)
+    general(subject.runs, monkeypatch)
     assert finding_of(subject, "forward", CASE).tensor == "out"
     (failure,) = subject.known.failures.values()
     assert failure.case.seqlen_q == ROWS
     assert Path(report_of(subject), "case.json").exists()
-    assert subject.runs.general is not None
-    subject.runs.general.close()
 
 
-def test_nothing_is_compiled_by_value_on_a_cpu(subject_of: SubjectOf) -> None:
-    assert not subject_of("wrong").runs.is_compiled_by_value
+def test_drawn_cases_are_compiled_for_any_values_most_of_the_time(
+    subject_of: SubjectOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = general(subject_of("sound").runs, monkeypatch)
+    runs.drawn("forward", CASE, frozenset())
+    assert not runs.turn_seconds[True]
+    with runs.in_turns():
+        for _ in range(6):
+            spent = dict(runs.turn_seconds)
+            runs.drawn("forward", CASE, frozenset())
+            is_general = runs.turn_seconds[True] > spent[True]
+            assert is_general == (BY_VALUE * spent[True] <= (1 - BY_VALUE) * spent[False])
+            assert is_general != (runs.turn_seconds[False] > spent[False])
+    assert runs.tally.examples == 7
+
+
+def test_what_fails_as_compiled_for_any_values_alone_is_no_bug(
+    subject_of: SubjectOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subject = subject_of("wrong_if_general")
+    runs, holding = general(subject.runs, monkeypatch), replace(CASE, seqlen_q=ROWS - 1)
+    with runs.in_turns():
+        subject.uphold(law_named("forward"), holding)
+        assert not subject.known.failures
+        assert "compiled" in subject.known.messages()[0]
+        before = runs.turn_seconds[True]
+        subject.uphold(law_named("forward"), holding)
+    assert runs.turn_seconds[True] == before
+
+
+def test_nothing_is_compiled_for_any_values_on_a_cpu(subject_of: SubjectOf) -> None:
+    assert not subject_of("wrong").runs.may_be_general

@@ -44,7 +44,9 @@ class Recorded:
         self.stateful = set[str]()
         self.stateful = set[str]()
 
-    def run(self, run: Run, meanwhile: Callable[[], None], seconds: float) -> Verdict:
+    def run(
+        self, run: Run, meanwhile: Callable[[], None], seconds: float, *, general: bool = False
+    ) -> Verdict:
         self.runs.append(run)
         self.seconds.append(seconds)
         self.journaled.append(json.loads(self.journal.read_text()))
@@ -179,7 +181,7 @@ class TestSubject:
         other.learn()
         assert other.hangs
 
-        def hang(run: Run, meanwhile: Callable[[], None], seconds: float) -> Verdict:
+        def hang(run: Run, meanwhile: Callable[[], None], seconds: float, *, general: bool) -> Verdict:
             child.seconds.append(seconds)
             raise OutOfTime
 
@@ -265,7 +267,7 @@ class TestSubject:
     ) -> None:
         subject = subject_of("KNOWN")
         monkeypatch.setattr(
-            subject.runs.child, "run", lambda *_: Verdict(status="skipped", reason="no memory")
+            subject.runs.child, "run", lambda *_, **options: Verdict(status="skipped", reason="no memory")
         )
         assert subject.known_that_hold(law_named("forward")) == []
 

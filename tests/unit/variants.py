@@ -1,11 +1,12 @@
-"""Prints how many variants of a kernel Triton compiles for calls of several sizes, and whether it finds the kernel."""
+"""Prints how many variants of a kernel Triton compiles for calls of several sizes, and whether it finds the kernel.
 
-import sys
+The calls are made by value, for any values, and by value once more.
+"""
 
 import torch
 
 from tests.compile.targets import compiling_for
-from tests.harness.specialisation import GENERAL, compile_for_any_values, has_kernels_of_users
+from tests.harness.specialisation import compiled, has_kernels_of_users, keep_variants_apart
 
 SIZES = (64, 65, 1)
 """A multiple of 16, no multiple, and 1: the classes for which Triton compiles."""
@@ -13,15 +14,16 @@ SIZES = (64, 65, 1)
 
 def main() -> None:
     """Call a kernel for sizes of each class, with tensors that have no memory."""
-    if GENERAL in sys.argv:
-        compile_for_any_values()
+    keep_variants_apart()
     from tests.panel.triton_tutorial import attention
 
-    with compiling_for("sm_90") as compiled:
-        for size in SIZES:
-            q = torch.empty(1, 2, size, 64, dtype=torch.float16, device="meta")
-            attention(q, q, q, causal=False, sm_scale=0.5)
-    print(len({kernel.hash for kernel in compiled}), has_kernels_of_users())
+    for general in (False, True, False):
+        with compiling_for("sm_90") as kernels, compiled(for_any_values=general):
+            for size in SIZES:
+                q = torch.empty(1, 2, size, 64, dtype=torch.float16, device="meta")
+                attention(q, q, q, causal=False, sm_scale=0.5)
+        print(len({kernel.hash for kernel in kernels}))
+    print(has_kernels_of_users())
 
 
 if __name__ == "__main__":
