@@ -333,6 +333,8 @@ def is_same(known: Bug, bug: Bug, run: Try, capabilities: Capabilities, others: 
     if known.is_kin(bug) and any(_rounds_also(one, other) for one, other in both):
         return True
     third = [x for x in others if x.key not in (known.key, bug.key)]
+    if known.is_kin(bug) and not _irregular(known).isdisjoint(_irregular(bug)):
+        return True
     if not known.is_kin(bug) or are_apart(known, bug, run, capabilities, third):
         return False
     if any(_hides_nan_by_itself(one, other, run, capabilities) for one, other in both):
@@ -357,6 +359,11 @@ def is_same(known: Bug, bug: Bug, run: Try, capabilities: Capabilities, others: 
     return any(_begins_like(one, other) and cured(one, other) for one, other in both) or all(
         cured(one, other) for one, other in both
     )
+
+
+def _irregular(bug: Bug) -> set[str]:
+    """Return the lengths on which it depends by no tiles whether a bug shows; hardly two bugs do so by one length."""
+    return {need.name for need in bug.needs if need.is_irregular}
 
 
 def _hides_nan_by_itself(one: Bug, other: Bug, run: Try, capabilities: Capabilities) -> bool:

@@ -76,6 +76,11 @@ class Need:
         return not self.is_numeric and self.name != "dtype"
 
     @property
+    def is_irregular(self) -> bool:
+        """Whether lengths that are alike for any tiles have been found to fail and to hold."""
+        return self.name in LENGTHS and self.is_certain and len(self.fails) > 1
+
+    @property
     def is_of_parts(self) -> bool:
         """Whether a part of a case may have what the case itself has not."""
         return self.name in OF_PARTS or self.name.startswith(TILES_OF_SIZE)

@@ -26,6 +26,10 @@ TRIED = (3, 192, 128, 4, 5, 8, 9, 16, 17, 20, 24, 32, 33, 48, 49, 64, 65, 96, 12
 
 Where the bug shows at all of them, or at none, the first three tell that there is no border.
 """
+ALIKE = (35, 37, 39, 41)
+"""Lengths between the ends of the same tiles, whatever the tiles are. Where only some of them show a bug, that depends
+on what they leave when divided by some number, as where keys are split into as many parts as there is room for.
+"""
 OTHER_LENGTHS = (LONGER + 1, LONGER + 8, LONGER)
 """What the other length is while one is varied: the first of these that is claimed. Odd lengths fill no tile."""
 
@@ -37,15 +41,20 @@ def certain(matter: Sequence[Need], case: Case, fails: Fails, capabilities: Capa
     show there. ``fails`` may raise BudgetSpent.
     """
     shows = _claimed_and(fails, capabilities)
-    shown = next(filter(shows, _ordinary(case)), None)
+    few = with_normal_numbers(replace(case, **{name: max(FEWEST, getattr(case, name)) for name in LENGTHS}))
+    shown = next(filter(shows, (*_ordinary(case), few)), None)
     if shown is None:
         return
     for need in matter:
         changed = list(cures(need, shown, capabilities)) if need.is_telling else []
         if changed and not any(map(shows, changed)):
             yield replace(need, is_certain=True)
-    borders = [x for name in LENGTHS for x in _borders(name, case, shown, shows, capabilities)]
-    yield from borders or _of_both(case, shown, shows)
+    for search in (_borders, _irregular):
+        found = [x for name in LENGTHS for x in search(name, case, shown, shows, capabilities)]
+        yield from found
+        if found:
+            return
+    yield from _of_both(case, shown, shows)
 
 
 def accidental(
@@ -87,33 +96,6 @@ def _ordinary(case: Case) -> Iterator[Case]:
         yield normal
 
 
-def _borders(name: str, case: Case, shown: Case, shows: Fails, capabilities: Capabilities) -> Iterator[Need]:
-    """Yield a need of one length if it shows the bug beyond some tile, up to its end, or wherever it fills no tile.
-
-    Another bug of the same tensors may show at other lengths by a rule of its own. Then two rules together say where
-    something is wrong, and the need is the one that the smallest case meets, if it does not meet both.
-    """
-    (other,) = {*LENGTHS} - {name}
-    own, tried = getattr(case, name), {}
-    rules = [*_rules(name, own)]
-    left = [(x,) for x in rules] + [*filter(_are_apart, combinations(rules, 2))]
-    for x in TRIED:
-        of_length = with_value(shown, name, x)
-        beside = (with_value(of_length, other, y) for y in OTHER_LENGTHS)
-        changed = next(filter(capabilities.admits, beside), None)
-        if changed is None:
-            continue
-        tried[x] = shows(changed)
-        left = [together for together in left if any(x in rule.showing for rule in together) == tried[x]]
-        if not left:
-            return
-    if len({*tried.values()}) < 2:  # where no claimed length is on the other side, nothing tells a border
-        return
-    met = [rule.need for rule in left[0] if rule.is_met]
-    if len(met) == 1:
-        yield met[0]
-
-
 @dataclass(frozen=True)
 class _Rule:
     """Which of the lengths that are tried show a bug; ``is_met`` says whether the smallest case does, by its length."""
@@ -121,6 +103,63 @@ class _Rule:
     showing: frozenset[int]
     need: Need
     is_met: bool
+
+
+def _borders(name: str, case: Case, shown: Case, shows: Fails, capabilities: Capabilities) -> Iterator[Need]:
+    """Yield a need of one length if it shows the bug beyond some tile, up to its end, or wherever it fills no tile.
+
+    Another bug of the same tensors may show at other lengths by a rule of its own. Then two rules together say where
+    something is wrong, and the need is the one that the smallest case meets. If it meets both, it is the one that shows
+    by itself at the nearest length: where the other one shows as well, nothing is known of it.
+    """
+    own, tried = getattr(case, name), {}
+    rules = [*_rules(name, own)]
+    left = [(x,) for x in rules] + [*filter(_are_apart, combinations(rules, 2))]
+    for x in TRIED:
+        shows_at_x = _shows_at(x, name, shown, shows, capabilities)
+        if shows_at_x is None:
+            continue
+        tried[x] = shows_at_x
+        left = [together for together in left if any(x in rule.showing for rule in together) == tried[x]]
+        if not left:
+            return
+    if len({*tried.values()}) < 2:  # where no claimed length is on the other side, nothing tells a border
+        return
+    met = [rule for rule in left[0] if rule.is_met]
+    if met:
+        yield min(met, key=lambda rule: _distance(own, rule, left[0])).need
+
+
+def _distance(own: int, rule: _Rule, together: tuple[_Rule, ...]) -> int:
+    """Return how far a length is from the nearest one that shows a bug by one of the rules alone."""
+    others = frozenset[int]().union(*(x.showing for x in together if x is not rule))
+    return min(abs(x - own) for x in rule.showing - others)
+
+
+def _shows_at(length: int, name: str, shown: Case, shows: Fails, capabilities: Capabilities) -> bool | None:
+    """Return whether a case shows the bug with another length beside one that fills no tile; None if it may not."""
+    (other,) = {*LENGTHS} - {name}
+    of_length = with_value(shown, name, length)
+    beside = (with_value(of_length, other, y) for y in OTHER_LENGTHS)
+    changed = next(filter(capabilities.admits, beside), None)
+    return None if changed is None else shows(changed)
+
+
+def _irregular(
+    name: str, case: Case, shown: Case, shows: Fails, capabilities: Capabilities
+) -> Iterator[Need]:
+    """Yield a need of one length if some of ``ALIKE`` show the bug and others do not, whatever their numbers are."""
+    showing: dict[int, set[bool | None]] = {}
+    for x in ALIKE:
+        showing[x] = {
+            _shows_at(x, name, replace(shown, seed=shown.seed + at), shows, capabilities) for at in (0, 1)
+        }
+        if len(showing[x]) > 1 or None in showing[x]:
+            return
+    fails = tuple(x for x, told in showing.items() if True in told)
+    if 0 < len(fails) < len(ALIKE):
+        holds = tuple(x for x in ALIKE if x not in fails)
+        yield Need(name, (getattr(case, name), *fails), holds, is_certain=True)
 
 
 def _are_apart(together: tuple[_Rule, ...]) -> bool:
@@ -156,7 +195,7 @@ def _of_both(case: Case, shown: Case, shows: Fails) -> Iterator[Need]:
     keys = 5 if case.seqlen_k > case.seqlen_q else 3
     for size in SIZES_OF_TILES:
         need = Need(tiles_of(size), (PARTIAL,), (WHOLE,), is_certain=True)
-        whole = [((queries + further) * size, (keys + further) * size) for further in (0, 2)]
+        whole = [((queries + further) * size, (keys + further) * size) for further in (0, 2, 6)]
         full, more = ([replace(shown, seqlen_q=q + x, seqlen_k=k + x) for q, k in whole] for x in (0, 1))
         if need.is_met(case) and not any(map(shows, full)) and all(map(shows, more)):
             yield need

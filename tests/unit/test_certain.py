@@ -7,6 +7,7 @@ import pytest
 
 from kernels.contract import Capabilities
 from strategies.case import Case
+from tests.harness.attribute import is_same
 from tests.harness.bugs import Bug, Need, met_again
 from tests.harness.certain import accidental, certain
 from tests.harness.vary import PARTIAL, WHOLE, tiles_of, value_of, with_value
@@ -68,7 +69,13 @@ def test_what_ordinary_numbers_refute_is_an_accident() -> None:
         # Two bugs make the same tensor wrong, each at lengths of its own; the smallest case shows one of them, or both.
         (17, lambda keys: keys > 64 or keys % 16 > 0, ("no multiple of", 16)),
         (128, lambda keys: keys > 64 or keys % 16 > 0, ("above", 64)),
-        (97, lambda keys: keys > 64 or keys % 16 > 0, None),
+        (97, lambda keys: keys > 64 or keys % 16 > 0, ("above", 64)),
+        (2, lambda keys: keys <= 32, ("below", 33)),
+        (
+            2,
+            lambda keys: keys <= 32 or keys % 32 > 0,
+            ("below", 49),
+        ),  # which of the two fails at 48 is not known
     ],
 )
 def test_a_border_of_one_length(
@@ -77,6 +84,33 @@ def test_a_border_of_one_length(
     case = Case(seqlen_q=40, seqlen_k=keys, **FEW)
     sure = found(case, lambda x: fails(x.seqlen_k))
     assert [need.side for need in sure.values()] == ([side] if side else [])
+
+
+def test_lengths_that_are_alike_for_any_tiles() -> None:
+    """Keys are split into parts, as many as there are tiles of 16 keys, and what remains is left out."""
+
+    def fails(case: Case) -> bool:
+        return case.seqlen_k % min(8, -(-case.seqlen_k // 16)) > 0
+
+    (need,) = found(Case(seqlen_k=17, **FEW), fails).values()
+    assert (need.name, need.fails, need.holds) == ("seqlen_k", (17, 35, 37, 41), (39,))
+    assert need.is_irregular
+    by_chance = found(Case(seqlen_k=17, **FEW), lambda case: fails(case) and case.seed % 2 == 0)
+    assert "seqlen_k" not in by_chance
+
+
+def test_bugs_that_show_at_lengths_of_no_rule_are_one() -> None:
+    at_17, at_112 = (
+        bug(Case(seqlen_k=x), ("out",), Need("seqlen_k", (x, 35), (39,), is_certain=True)) for x in (17, 112)
+    )
+    other = bug(Case(seqlen_k=33), ("out",), Need("seqlen_k", (33,), (32,), is_certain=True))
+
+    def never(*_: object) -> None:
+        pytest.fail("no case is run")
+
+    assert is_same(at_17, at_112, never, CLAIMS)
+    with pytest.raises(pytest.fail.Exception):
+        is_same(at_17, other, never, CLAIMS)
 
 
 def test_tiles_of_both_lengths() -> None:
