@@ -28,6 +28,9 @@ from tests.harness.vary import (
     with_value,
 )
 
+SEEDS = 4
+"""How many seeds of a changed case are tried, as its numbers may hide there what one slice does to another."""
+
 Fails = Callable[[Case], bool]
 """Whether a changed case fails as the smallest case of a bug does."""
 
@@ -124,7 +127,7 @@ def by_heads(needs: Sequence[Need], case: Case, fails: Fails, capabilities: Capa
     """Replace needs of ``heads_kv`` and ``group`` by one of the number of query heads, if it fails for both alike."""
     of_heads = [need for need in needs if need.name in ("heads_kv", "group")]
     alike = [replace(case, heads_kv=case.heads_q, group=1), replace(case, heads_kv=1, group=case.heads_q)]
-    if not of_heads or not all(capabilities.admits(x) and fails(x) for x in alike):
+    if not of_heads or not all(_fails_with_some_seed(x, fails, capabilities) for x in alike):
         return list(needs)
     holds = {with_value(case, need.name, value).heads_q for need in of_heads for value in need.holds}
     number = Need(HEADS, (case.heads_q,), tuple(sorted(holds)))
@@ -139,8 +142,14 @@ def by_slices(needs: Sequence[Need], case: Case, fails: Fails, capabilities: Cap
     """
     of_slices = [need for need in needs if need.name in MADE_OF[SLICES] or need.name == HEADS]
     alike = [x for x in (with_slices_as(name, case) for name in ("batch", "heads_kv")) if x != case]
-    if not of_slices or not all(capabilities.admits(x) and fails(x) for x in alike):
+    if not of_slices or not all(_fails_with_some_seed(x, fails, capabilities) for x in alike):
         return list(needs)
-    if fails(with_value(case, SLICES, ONE)):
+    if _fails_with_some_seed(with_value(case, SLICES, ONE), fails, capabilities):
         return list(needs)
     return [*(need for need in needs if need not in of_slices), Need(SLICES, (SEVERAL,), (ONE,))]
+
+
+def _fails_with_some_seed(case: Case, fails: Fails, capabilities: Capabilities) -> bool:
+    """Whether a changed case fails with some numbers of the same kind."""
+    seeds = (replace(case, seed=case.seed + at) for at in range(SEEDS))
+    return capabilities.admits(case) and any(map(fails, seeds))

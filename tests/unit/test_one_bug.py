@@ -436,6 +436,16 @@ def test_a_need_of_sequences_alone_or_of_heads_alone_stays() -> None:
     assert by_slices([CAUSAL], two, lambda case: case.batch * case.heads_q > 1, CLAIMS) == [CAUSAL]
 
 
+def test_numbers_may_hide_what_one_slice_does_to_another() -> None:
+    one = replace(CASE, batch=1, group=1, heads_kv=1, seed=4)
+
+    def shows(case: Case) -> bool:
+        return case.batch * case.heads_q > 1 and (case.heads_kv == 2 or case.seed % 4 == 3)
+
+    (need,) = by_slices([Need("heads_kv", (2,), (1,))], replace(one, heads_kv=2), shows, CLAIMS)
+    assert need.name == SLICES
+
+
 def test_entries_stay_in_their_slices() -> None:
     of_q, of_k, of_none = (Spike(x, (i, j, 1, 2), 1.0) for x, i, j in (("q", 1, 5), ("k", 3, 1), ("v", 0, 0)))
     case = replace(CASE, batch=2, heads_kv=2, group=2, spikes=(of_q, of_k, of_none))
