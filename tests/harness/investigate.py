@@ -291,7 +291,9 @@ class Investigation:
         fails = partial(self.fails_alike, self.runs.clock.meter(self.shrinking.seconds, RUNS))
         with suppress(BudgetSpent):
             for _, needs in gently_reduced(first, fails, self.runs.info.capabilities):
-                self.needs = needs
+                if needs != self.needs:
+                    self.needs = needs
+                    self.known.foretell(self.as_it_is)
         self.needs = tuple(self.beside_those_held(need) for need in self.needs)
         fields = (Field(x.name, str(x.fails[0]), (), tuple(map(str, x.holds))) for x in self.needs)
         self.failure = replace(self.failure, explanation=Explanation(fields=tuple(fields)))

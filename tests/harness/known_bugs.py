@@ -96,12 +96,18 @@ class KnownBugs:
         self.finds.withdraw(str(failure.folder))
         self.ledger.append({WITHDRAWN: str(failure.folder)})
 
+    def foretell(self, bug: Bug) -> None:
+        """Tell other processes what is known of a bug that is still looked into, so that they need not meet it."""
+        self.ledger.append(bug.to_dict())
+
     def learn(self) -> None:
         """Read what other processes have found."""
         for record in self.ledger.news():
             if record.get("kernel") == self.kernel:
                 bug = Bug.from_dict(record)
                 self.bugs[bug.key] = with_tensors(bug, self.bugs.get(bug.key, bug).tensors)
+            elif WITHDRAWN in record:
+                self.bugs.pop(record[WITHDRAWN], None)
             elif record.get("hangs") == self.kernel:
                 self.hangs = True
             elif record.get("imprecise") == self.kernel:

@@ -263,6 +263,18 @@ class TestRoundings:
     OF_V, LENGTH = Need("v_values", ("huge",), ("normal",)), Need("seqlen_k", (65,), (0, 64))
     LARGE_V = Case(seqlen_k=65, dtype="bfloat16", v_values="huge")
 
+    def test_others_know_of_a_bug_while_it_is_looked_into_unless_it_turns_out_to_be_none(
+        self, tmp_path: Any
+    ) -> None:
+        finder, other = (KnownBugs("k", "float32", tmp_path, verbose=False) for _ in range(2))
+        finder.foretell(self.OF_RANGE)
+        other.learn()
+        assert [*other.bugs] == [self.OF_RANGE.key]
+        assert not finder.bugs
+        finder.withdraw(self.OF_RANGE.failure)
+        other.learn()
+        assert not other.bugs
+
     def known_after(self, bug: Bug, tmp_path: Any) -> tuple[Bug | None, list[Bug]]:
         """Return what a bug is known as if that of the range was found first, and the bugs that explain failures."""
         known = KnownBugs("k", "float32", tmp_path, verbose=False)
