@@ -46,22 +46,22 @@ def without_huge_strides(capabilities: Capabilities) -> Capabilities:
     return replace(capabilities, layouts=others or capabilities.layouts)
 
 
-def focused(capabilities: Capabilities, width: int, chance: Random) -> Focus:
+def focused(capabilities: Capabilities, width: int, seed: object) -> Focus:
     """Narrow the claims to one head_dim, one layout, one dropout_p and one value of each launch setting.
 
     ``EXTRAS`` are left out but for a share that grows with ``width``, each by itself. Below ``WIDE`` one value is left.
 
     Then one of the others, chosen at random, gets twice as many values, ``width`` times over: so there are
     2 ** ``width`` combinations, each a compilation. Below a width of ``WIDE`` there are also only 2 ** ``width``
-    numbers of heads, and every other time all lengths are multiples of 16. ``chance`` makes the choices, so that
-    other processes, and later rounds, draw others.
+    numbers of heads, and every other time all lengths are multiples of 16. ``seed`` makes the choices: what is drawn
+    from with less ``width`` is among what is drawn from with more, so that it is compiled already.
     """
     c = capabilities
     axes = ("head_dims", "layouts", "dropout", *c.launch)
-    doubled = Counter(chance.choices(axes, k=width))
+    doubled = Counter(_chance(seed, "axes").choices(axes, k=width))
 
     def some(name: str, values: Sequence[T]) -> tuple[T, ...]:
-        return _some(values, 2 ** doubled[name], chance)
+        return _some(values, 2 ** doubled[name], _chance(seed, name))
 
     layouts = some("layouts", without_huge_strides(c).layouts)
     if layouts == ("expanded_rows",):  # With rows that are all alike, dq and dk are 0.
@@ -71,23 +71,29 @@ def focused(capabilities: Capabilities, width: int, chance: Random) -> Focus:
         head_dims=some("head_dims", c.head_dims),
         layouts=_with_huge(c, layouts),
         dropout=some("dropout", c.dropout),
-        **_extras(c, width, chance),
+        **_extras(c, width, seed),
         launch={name: some(name, values) for name, values in c.launch.items()},
     )
     if width >= WIDE:
         return Focus(narrow)
-    if chance.random() < 0.5:
+    if _chance(seed, "lengths").random() < 0.5:
         narrow = replace(narrow, seqlen_multiple=math.lcm(c.seqlen_multiple, WHOLE_TILES))
-    return Focus(narrow, _some(HEADS if c.grouped_heads else UNGROUPED, 2**width, chance))
+    return Focus(narrow, _some(HEADS if c.grouped_heads else UNGROUPED, 2**width, _chance(seed, "heads")))
 
 
-def _extras(capabilities: Capabilities, width: int, chance: Random) -> dict[str, Any]:
+def _chance(seed: object, choice: str) -> Random:
+    """Return what makes one choice, which no other choice depends on."""
+    return Random(f"{seed} {choice}")
+
+
+def _extras(capabilities: Capabilities, width: int, seed: object) -> dict[str, Any]:
     """Return the narrowed claims of those ``EXTRAS`` that are claimed, and that a case may be without."""
     narrowed: dict[str, Any] = {}
     for name in EXTRAS:
         claimed, nothing = getattr(capabilities, name), getattr(Capabilities(), name)
         if claimed == nothing or not CLAIMS[name].admits(claimed, Case()):
             continue
+        chance = _chance(seed, name)
         is_left = chance.random() < (1 + width) * SHARE_OF_EXTRAS
         if is_left and width < WIDE and claimed is not True:
             narrowed[name] = (*nothing, chance.choice([value for value in claimed if value]))
@@ -102,6 +108,6 @@ def _with_huge(capabilities: Capabilities, layouts: tuple[str, ...]) -> tuple[st
 
 
 def _some(values: Sequence[T], count: int, chance: Random) -> tuple[T, ...]:
-    """Draw ``count`` of the values, or all if there are fewer, and keep their order."""
-    chosen = chance.sample(range(len(values)), min(count, len(values)))
+    """Draw ``count`` of the values, or all if there are fewer, and keep their order; a larger count adds to these."""
+    chosen = chance.sample(range(len(values)), len(values))[:count]
     return tuple(values[i] for i in sorted(chosen))

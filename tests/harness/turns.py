@@ -4,7 +4,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from random import Random
 
 from kernels.contract import Capabilities
 from strategies.focus import Focus, focused, without_huge_strides
@@ -15,7 +14,7 @@ FIRST_ROUND_SECONDS = 45.0
 """Seconds of the first round of a run that ends by the clock: after a minute there is a first matrix."""
 ITEM_SECONDS = 0.5
 """Seconds that each law at each dtype gets in the first round at least, even if later rounds then start later."""
-TURN_SECONDS = 4.0
+TURN_SECONDS = 6.0
 """Seconds that a turn takes at least, where a round has time for several turns of each law at each dtype.
 
 Each turn draws from compiled variants of its own, so that many short turns would compile most of their time.
@@ -43,9 +42,10 @@ CHEAP_FIRST = (
 class Turn:
     """One turn of a law at one dtype of a kernel: a Hypothesis run of its own.
 
-    ``number`` tells it from the other turns of its law and dtype, and ``round`` decides from how much it draws. It has
-    at most ``examples``, or None if only the clock ends it; ``weight`` is its share of the time among all turns.
-    In the ``last`` round huge strides are drawn as well.
+    ``number`` tells it from the other turns of its law and dtype, and ``round`` decides from how much it draws. Those
+    of one ``series`` draw from the same variants, and from more of them in each round. A turn has at most ``examples``,
+    or None if only the clock ends it; ``weight`` is its share of the time among all turns. In the ``last`` round huge
+    strides are drawn as well.
     """
 
     number: int
@@ -53,17 +53,18 @@ class Turn:
     weight: float
     last: bool
     examples: int | None = None
+    series: int = 0
 
     def focus(self, capabilities: Capabilities, device_type: str, seed: object) -> Focus:
         """Return what the turn draws from: on a GPU few compiled variants, more of them in each round.
 
-        ``number`` decides which variants. An interpreter compiles nothing, so there every turn draws from all claims.
+        ``series`` decides which variants. An interpreter compiles nothing, so there every turn draws from all claims.
         So does the last turn of a run by examples, since no turn beside it draws what it would leave out.
         """
         claims = capabilities if self.last else without_huge_strides(capabilities)
         if device_type == "cpu" or (self.last and self.examples is not None):
             return Focus(claims)
-        return focused(claims, self.round, Random(f"{seed} {self.number}"))
+        return focused(claims, self.round, f"{seed} {self.series}")
 
 
 def turns_of_examples(examples: int) -> tuple[Turn, ...]:
@@ -88,7 +89,7 @@ def turns_of_seconds(seconds: float, workers: int, items: int) -> tuple[Turn, ..
     for round_, weight in enumerate(weights):
         count = max(1, min(workers, int(weight * seconds * workers / (items * TURN_SECONDS))))
         last = round_ == len(weights) - 1
-        turns += [Turn(len(turns) + i, round_, weight / count, last) for i in range(count)]
+        turns += [Turn(len(turns) + i, round_, weight / count, last, series=i) for i in range(count)]
     return tuple(turns)
 
 

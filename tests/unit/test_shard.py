@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,7 +39,9 @@ def drawn(seed: int | None = None, shard: str | None = None) -> list[str]:
     item: Any = SimpleNamespace(
         law=forward, turn=Turn(0, 0, 1.0, last=True, examples=20), plan=plan, nodeid="forward"
     )
-    subject: Any = SimpleNamespace(generated=0, replay=None, uphold=uphold)
+    subject: Any = SimpleNamespace(
+        generated=0, replay=None, uphold=uphold, runs=SimpleNamespace(in_turns=nullcontext)
+    )
     subject.cases = lambda **options: cases(CLAIMS, dtype="float16", **options)
     draw_examples(item, subject)
     return found

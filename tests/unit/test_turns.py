@@ -5,8 +5,8 @@ import os
 import time
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
-from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -60,7 +60,7 @@ class TestTurns:
             assert ("huge" in turn.focus(CLAIMS, "cpu", 0).capabilities.layouts) is turn.last
 
     def test_every_worker_has_its_own_turn_of_a_round_by_the_clock(self) -> None:
-        turns = turns_of_seconds(600.0, workers=16, items=6)
+        turns = turns_of_seconds(600.0, workers=16, items=5)
         assert len({turn.number for turn in turns}) == len(turns)
         assert [turn.round for turn in turns].count(0) == 16
         total = sum(turn.weight for turn in turns)
@@ -146,7 +146,7 @@ class TestTime:
 class TestFocus:
     @pytest.mark.parametrize("width", range(5))
     def test_what_is_drawn_is_claimed(self, width: int) -> None:
-        narrow = focused(CLAIMS, width, Random(width)).capabilities
+        narrow = focused(CLAIMS, width, width).capabilities
         assert set(narrow.head_dims) <= set(CLAIMS.head_dims)
         assert set(narrow.layouts) <= set(CLAIMS.layouts)
         layouts = without_huge_strides(narrow).layouts
@@ -154,8 +154,28 @@ class TestFocus:
         assert math.prod(sizes) <= 2**width * (2 if "expanded_rows" in layouts else 1)
         assert all(set(narrow.launch[name]) <= set(values) for name, values in CLAIMS.launch.items())
 
+    @pytest.mark.parametrize("seed", range(5))
+    def test_a_wider_focus_adds_to_a_narrower_one(self, seed: int) -> None:
+        claims = replace(CLAIMS, window=(0, 7, 100), softcap=(0.0, 30.0))
+        foci = [focused(claims, width, seed) for width in range(5)]
+        for narrow, wide in pairwise(foci):
+            for name in ("head_dims", "dropout", "window", "softcap"):
+                narrower, wider = (set(getattr(focus.capabilities, name)) for focus in (narrow, wide))
+                assert narrower <= wider
+            assert wide.heads is None or set(narrow.heads or ()) <= set(wide.heads)
+            for name, values in narrow.capabilities.launch.items():
+                assert {*values} <= {*wide.capabilities.launch[name]}
+
+    def test_turns_of_one_series_share_variants(self) -> None:
+        turns = [turn for turn in turns_of_seconds(600.0, workers=8, items=6) if not turn.last]
+        first, second = ([turn for turn in turns if turn.round == x] for x in (0, 1))
+        assert [turn.series for turn in first] == [turn.series for turn in second][: len(first)]
+        for one, other in zip(first, second, strict=False):
+            dims = [{*turn.focus(CLAIMS, "cuda", 0).capabilities.head_dims} for turn in (one, other)]
+            assert dims[0] <= dims[1]
+
     def test_foci_together_reach_all_that_is_claimed(self) -> None:
-        found = [focused(CLAIMS, 0, Random(number)) for number in range(100)]
+        found = [focused(CLAIMS, 0, number) for number in range(100)]
         claims = [focus.capabilities for focus in found]
         assert {narrow.head_dims for narrow in claims} == {(head_dim,) for head_dim in CLAIMS.head_dims}
         usual = without_huge_strides(CLAIMS).layouts
@@ -165,29 +185,29 @@ class TestFocus:
             assert {heads[field] for focus in found for heads in focus.heads or ()} == set(values)
 
     def test_rows_that_are_all_one_row_are_never_the_only_layout(self) -> None:
-        narrow = [focused(CLAIMS, 0, Random(number)).capabilities for number in range(100)]
+        narrow = [focused(CLAIMS, 0, number).capabilities for number in range(100)]
         with_such_rows = [claims.layouts for claims in narrow if "expanded_rows" in claims.layouts]
         assert set(with_such_rows) == {("contiguous", "expanded_rows", "huge")}
 
     def test_groups_of_heads_are_claimed(self) -> None:
-        heads = focused(replace(CLAIMS, grouped_heads=False), 2, Random(0)).heads
+        heads = focused(replace(CLAIMS, grouped_heads=False), 2, 0).heads
         assert {group for *_, group in heads or ()} == {1}
 
     def test_what_is_compiled_in_on_request_is_mostly_left_out_at_first(self) -> None:
         claims = replace(CLAIMS, window=(0, 7, 100), sinks=True)
-        narrow = [focused(claims, 0, Random(number)).capabilities for number in range(200)]
+        narrow = [focused(claims, 0, number).capabilities for number in range(200)]
         counts = Counter((c.window, c.sinks) for c in narrow)
         assert counts[(0,), False] > 100
         assert {windows for windows, _ in counts} == {(0,), (0, 7), (0, 100)}
         assert {sinks for _, sinks in counts} == {False, True}
-        assert focused(claims, 100, Random(0)) == Focus(claims)
+        assert focused(claims, 100, 0) == Focus(claims)
 
     def test_a_very_wide_focus_is_all_that_is_claimed(self) -> None:
-        assert focused(CLAIMS, 100, Random(0)) == Focus(CLAIMS)
+        assert focused(CLAIMS, 100, 0) == Focus(CLAIMS)
 
     def test_a_multiple_that_is_claimed_stays_one(self) -> None:
         claims = replace(CLAIMS, seqlen_multiple=24)
-        multiples = {focused(claims, 0, Random(n)).capabilities.seqlen_multiple for n in range(20)}
+        multiples = {focused(claims, 0, n).capabilities.seqlen_multiple for n in range(20)}
         assert multiples == {24, 48}
 
     def test_huge_strides_stay_where_nothing_else_is_claimed(self) -> None:
