@@ -78,7 +78,7 @@ class Ledger:
 
     def __init__(self, path: Path) -> None:
         self.lines = Lines(path)
-        self.open: dict[tuple[str, int], float] = {}
+        self.open: dict[tuple[str, str, int], float] = {}
         self.unread: list[dict[str, Any]] = []
 
     def append(self, record: Mapping[str, Any]) -> None:
@@ -91,26 +91,31 @@ class Ledger:
         told, self.unread = self.unread, []
         return told
 
-    def is_busy(self, kernel: str) -> bool:
-        """Whether another process investigates a failure of a kernel, or has found a bug of it that is not read yet."""
+    def is_busy(self, kernel: str, part: str | None = None) -> bool:
+        """Whether another process investigates a failure of a kernel, or has found a bug of it that is not read yet.
+
+        With ``part`` it is one of this part of the kernel: see ``Finding.part``.
+        """
         self._read()
         now, mine = time.time(), os.getpid()
         found = any(record.get("kernel") == kernel and record["process"] != mine for record in self.unread)
-        for (name, process), since in self.open.items():  # in the order in which they have begun
-            if name == kernel and process == mine:
+        for (name, about, process), since in self.open.items():  # in the order in which they have begun
+            if name != kernel or part not in (None, about):
+                continue
+            if process == mine:
                 break
-            if name == kernel and now - since < PATIENCE and is_alive(process):
+            if now - since < PATIENCE and is_alive(process):
                 return True
         return found
 
     @contextmanager
-    def investigating(self, kernel: str) -> Iterator[None]:
-        """Tell others that a failure of a kernel is investigated; of two that begin at once the first goes on."""
-        self.append({"begins": kernel, "time": time.time()})
+    def investigating(self, kernel: str, part: str) -> Iterator[None]:
+        """Tell others that a failure of a part is investigated. Of two that begin at once the first goes on."""
+        self.append({"begins": kernel, "part": part, "time": time.time()})
         try:
             yield
         finally:
-            self.append({"ends": kernel})
+            self.append({"ends": kernel, "part": part})
             self._read()
 
     def _read(self) -> None:
@@ -118,6 +123,6 @@ class Ledger:
         for record in self.lines.added():
             self.unread.append(record)
             if "begins" in record:
-                self.open[record["begins"], record["process"]] = record["time"]
+                self.open[record["begins"], record["part"], record["process"]] = record["time"]
             elif "ends" in record:
-                self.open.pop((record["ends"], record["process"]), None)
+                self.open.pop((record["ends"], record["part"], record["process"]), None)

@@ -86,15 +86,16 @@ class Triage:
     def learn(self) -> None:
         """Read what other processes have found, and sort failures that waited for that, as far as there is time."""
         self.known.learn()
-        if self.known.ledger.is_busy(self.known.kernel):
-            return
         waiting, self.waiting = self.waiting, []
         while waiting and time.perf_counter() < self.deadline:
             broken = waiting.pop(0)
             self.others_wait = bool(waiting)
-            self.sort(broken)
+            if self.known.ledger.is_busy(self.known.kernel, broken.finding.part):
+                self.waiting.append(broken)
+            else:
+                self.sort(broken)
         self.others_wait = False
-        self.waiting = [*waiting, *self.waiting]
+        self.waiting = [*self.waiting, *waiting]
 
     def finish(self, *, last: bool = True) -> None:
         """End an item: failures that wait for the investigation of another process are sorted when that is over.
@@ -158,10 +159,10 @@ class Triage:
             rest = self._without_design_of_strides(rest)
         if rest is None or self._is_less_precise(rest):
             return None
-        ledger, kernel = self.known.ledger, self.known.kernel
-        if not (patient and ledger.is_busy(kernel)):
-            with ledger.investigating(kernel):
-                if not (patient and ledger.is_busy(kernel)):
+        ledger, about = self.known.ledger, (self.known.kernel, rest.finding.part)
+        if not (patient and ledger.is_busy(*about)):
+            with ledger.investigating(*about):
+                if not (patient and ledger.is_busy(*about)):
                     self._investigate(rest)
                     return None
         return rest

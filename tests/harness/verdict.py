@@ -131,6 +131,17 @@ class Finding:
         return next(of_kernel, next((part[-1] for part in reversed(parts) if part), ""))
 
     @property
+    def part(self) -> str:
+        """Return what of a kernel it is about: wrong numbers of its forward or of its gradients, or its kind.
+
+        A bug of one part hardly ever explains a failure of another. Gradients are judged at the kernel's own out and
+        lse, whatever these are.
+        """
+        if self.kind not in NUMBERS:
+            return self.signature[0]
+        return "gradients" if {"out", "lse"}.isdisjoint((self.tensor, *self.tensors)) else "forward"
+
+    @property
     def hides_numbers(self) -> bool:
         """Whether no numbers came back that could be judged, right or wrong: after a write to an input, none can."""
         writes_input = self.kind == "memory" and self.tensor in TENSORS

@@ -719,11 +719,13 @@ class TestLedger:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         one, two = Ledger(tmp_path / "bugs.jsonl"), Ledger(tmp_path / "bugs.jsonl")
-        with one.investigating("k"):
+        with one.investigating("k", "forward"):
             two.news()
             assert not two.is_busy("k")  # the investigation is this process's own
             monkeypatch.setattr("tests.harness.ledger.os.getpid", lambda: 1)
             assert two.is_busy("k")
+            assert two.is_busy("k", "forward")
+            assert not two.is_busy("k", "gradients")
             assert not two.is_busy("another")
             monkeypatch.undo()
         two.news()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -219,6 +219,22 @@ class TestTheEnd:
         triage.finish()
         assert events[:2] == ["learn", "sort"]
 
+    def test_a_failure_waits_only_for_the_investigation_of_the_same_part(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        of_out, of_dq, died = (
+            Broken("backward", CASE, finding)
+            for finding in (wrong("out"), wrong("dq"), Finding(claim="", kind="died"))
+        )
+        ledger = SimpleNamespace(is_busy=lambda kernel, part: part == "forward")
+        known: Any = SimpleNamespace(learn=lambda: None, kernel="k", ledger=ledger, bugs={})
+        triage = Triage(cast(Any, None), known, {}, ShrinkBudget(0.0), [of_out, of_dq, died])
+        looked_at: list[Broken] = []
+        monkeypatch.setattr(triage, "sort", looked_at.append)
+        triage.learn()
+        assert looked_at == [of_dq, died]
+        assert triage.waiting == [of_out]
+
     def test_without_time_nothing_is_told_twice(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """What a known bug may be to blame for is counted; what no bug is known of is told."""
         told: list[Broken] = []
@@ -233,7 +249,7 @@ class TestTheEnd:
     def test_failures_that_wait_take_no_more_time_than_their_turn_has_and_are_counted_at_the_end(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        now, ledger = 0.0, SimpleNamespace(is_busy=lambda kernel: False)
+        now, ledger = 0.0, SimpleNamespace(is_busy=lambda kernel, part=None: False)
         known: Any = SimpleNamespace(learn=lambda: None, kernel="k", ledger=ledger, bugs={})
         runs: Any = SimpleNamespace(clock=Clock(), tally=Tally(), share=60.0)
         failures = [Broken("backward", replace(CASE, seed=seed), wrong("dq")) for seed in range(100)]
