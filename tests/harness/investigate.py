@@ -265,10 +265,21 @@ class Investigation:
             self.fails_alike, self.runs.clock.meter(self.shrinking.reducing_seconds, self.shrinking.calls)
         )
         with suppress(BudgetSpent):
+            self.leave_few_bits()
             for name in LAYOUT_FIELDS:  # with strides of its own a tensor may lose its heads
                 in_general_layout(self.failure.case, name, fails, self.runs.info.capabilities)
             reduced(self.failure.case, fails, self.runs.info.capabilities)
             self.leave_known_bugs(fails)
+
+    def leave_few_bits(self) -> None:
+        """Go on in float32 if the failure shows there by as much: its roundings hide no other bug, and are none.
+
+        On a GPU a kernel in float32 may be another one, and take minutes to compile.
+        """
+        case = replace(self.failure.case, dtype="float32")
+        is_large = self.failure.finding.kind == "error" and not is_small(self.failure.finding)
+        if self.runs.device_type == "cpu" and is_large and self.runs.info.capabilities.admits(case):
+            self.fails_alike(lambda: None, case, as_small=True)
 
     def leave_known_bugs(self, fails: Callable[[Case], bool]) -> None:
         """Take from the smallest case what a known bug needs, if it fails without that too.

@@ -88,7 +88,7 @@ class KnownBugs:
     def write_first(self, failure: Failure) -> None:
         """Write the first report of a failure, and tell of it in case this process is killed before it knows more."""
         self.write(failure, None)
-        self.ledger.append({BEGUN: Bug(failure).to_dict()})
+        self.foretell(Bug(failure))
 
     def withdraw(self, failure: Failure) -> None:
         """Remove the report of a failure that turned out to be none, or one of a known bug, and what is kept of it."""
@@ -97,13 +97,17 @@ class KnownBugs:
         self.ledger.append({WITHDRAWN: str(failure.folder)})
 
     def foretell(self, bug: Bug) -> None:
-        """Tell other processes what is known of a bug that is still looked into, so that they need not meet it."""
-        self.ledger.append(bug.to_dict())
+        """Tell other processes what is known of a bug that is still looked into. They avoid what it needs."""
+        self.ledger.append({BEGUN: bug.to_dict()})
 
     def learn(self) -> None:
         """Read what other processes have found."""
         for record in self.ledger.news():
-            if record.get("kernel") == self.kernel:
+            begun = record.get(BEGUN, {})
+            if begun.get("kernel") == self.kernel and begun["needs"]:
+                bug = Bug.from_dict(begun)
+                self.bugs[bug.key] = bug
+            elif record.get("kernel") == self.kernel:
                 bug = Bug.from_dict(record)
                 self.bugs[bug.key] = with_tensors(bug, self.bugs.get(bug.key, bug).tensors)
             elif WITHDRAWN in record:

@@ -90,7 +90,9 @@ class NeedSearch:
             return ()
         several = self.without_rows(self.with_certain(found, matter, fails), fails)
         several = [self.with_ordinary_border(need, fails) for need in several]
-        return without_accidents(in_common(several, self.failure, fails, capabilities))
+        return without_lengths_of_no_rule(
+            without_accidents(in_common(several, self.failure, fails, capabilities))
+        )
 
     def with_certain(
         self, needs: Sequence[Need], matter: Sequence[Need], fails: Callable[[Case], bool]
@@ -350,6 +352,20 @@ def explained(needs: Sequence[Need], failure: Failure) -> list[Need]:
         if varied.matters and name in SIMPLEST and name not in left_out
     )
     return [*kept, *filter(resisted_shrinking, others)]
+
+
+def without_lengths_of_no_rule(needs: Sequence[Need]) -> tuple[Need, ...]:
+    """Return the needs; beside one that tells bugs apart, without lengths of which only a few are known to hold.
+
+    If these are neither all above nor all below that of the smallest case, nor whole tiles, they may hold by chance,
+    and a failing case of such a length may be of the same bug.
+    """
+    telling = any(need.is_telling for need in needs)
+    return tuple(
+        need
+        for need in needs
+        if not (telling and need.name in LENGTHS and not (need.side or need.is_certain))
+    )
 
 
 def without_accidents(needs: Sequence[Need]) -> tuple[Need, ...]:

@@ -37,7 +37,12 @@ def test_what_is_found_is_told_once_and_in_one_line(tmp_path: Path) -> None:
         "toys.py:f", (), "forward", Case(seqlen_k=3), kernel="toys.f", finding=wrong, environment={}
     )
     bug = Bug(failure, tensors=("out",), needs=(Need("causal", (True,), (False,)),))
-    for record in (bug.to_dict(), {"begins": "toys.f", "time": 0.0}, bug.to_dict(), {"imprecise": "toys.g"}):
+    for record in (
+        bug.to_dict(),
+        {"begins": "toys.f", "part": "forward", "time": 0.0},
+        bug.to_dict(),
+        {"imprecise": "toys.g"},
+    ):
         ledger.append(record)
     found = Found(Ledger(tmp_path / "bugs.jsonl"))
     assert list(found.news()) == [

@@ -149,13 +149,13 @@ class TestSubject:
 
     def test_a_failure_waits_for_the_investigation_of_another_process(self, recorded: Any) -> None:
         subject, child = recorded(BROKEN)
-        other = {"process": -1, "begins": "toys.sound", "time": time.time()}
+        other = {"process": -1, "begins": "toys.sound", "part": "forward", "time": time.time()}
         subject.known.ledger.append(other)
         subject.uphold(law_named("forward"), CASE)
         assert (subject.known.failures, len(subject.triage.waiting)) == ({}, 1)
         found = failure("backward", WRONG)
         subject.known.ledger.append(Bug(found, tensors=("out",)).to_dict())
-        subject.known.ledger.append({"process": -1, "ends": "toys.sound"})
+        subject.known.ledger.append({"process": -1, "ends": "toys.sound", "part": "forward"})
         subject.triage.finish()
         assert (subject.known.failures, subject.triage.waiting, len(child.runs)) == ({}, [], 1)
         (message,) = subject.known.messages()
