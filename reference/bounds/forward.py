@@ -108,18 +108,19 @@ def forward_bounds(
     return ForwardBounds(out.masked_fill_(e.empty[..., None], 0.0), lse.masked_fill_(e.empty, of_empty_rows))
 
 
-def fused_overflow(e: Exact) -> Tensor:
+def fused_overflow(size: Tensor, v: Tensor) -> Tensor:
     """Rows (B, H, R) whose largest weight a fused multiply-add may make infinite, and with it lse and out.
 
+    ``size`` (B, H, R) is |S| of the largest score of a row, or more, and v (B, H, N, D) what the weights multiply.
     The maximum of a row is a rounded product m = fl(c s). Where the exponent is computed as fl(c s - m), with one
     rounding, as GPUs do it by default, it is not 0 for the largest score but that rounding of m, at most U |S| in
     natural units. So a weight may be as large as exp(U |S|), and l and acc are sums of N of them, of which those of acc
     are multiplied by v. They may become infinite where exp(U |S|) N max(1, |v|) does, of the v that are finite, unless
     exp(U |S|) is less than 2: then the weights are about as large as those of any other design.
     """
-    exponent = FP32_ROUNDOFF * math.log2(math.e) * e.row_max.abs()
-    size_v = largest(e.v.abs().nan_to_num(nan=1.0, posinf=1.0).flatten(-2), -1).clamp_min(1.0)
-    most = exponent + (max(1, e.k.shape[-2]) * size_v).log2()
+    exponent = FP32_ROUNDOFF * math.log2(math.e) * size
+    size_v = largest(v.abs().nan_to_num(nan=1.0, posinf=1.0).flatten(-2), -1).clamp_min(1.0)
+    most = exponent + (max(1, v.shape[-2]) * size_v).log2()
     return (exponent >= 1) & (most >= math.log2(FLOAT32_SAFE))
 
 

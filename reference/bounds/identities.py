@@ -12,7 +12,7 @@ from torch import Tensor
 from reference.arithmetic import FP32_ROUNDOFF, PARTIAL_STORES, Arithmetic
 from reference.bounds.backward import atomic_flush, stores_in_between
 from reference.bounds.exact import FLOAT32_SAFE
-from reference.bounds.forward import SUBNORMAL_FLUSH, merge_error, part_error
+from reference.bounds.forward import SUBNORMAL_FLUSH, fused_overflow, merge_error, part_error
 from reference.bounds.scores import LARGEST_EXPONENT
 from reference.heads import fold
 from reference.masks import visible
@@ -177,7 +177,7 @@ def _share(s: Sizes, a: Arithmetic, operand_rounding: float) -> Tensor:
 
     It does by casts of P and v, accumulation, the sum l, merges, division and the final rounding. Weights do not sum
     to 1 where l is the sum of rounded P, where parts have weights of their own, and where l or the out of a part is
-    rounded as well.
+    rounded as well. Nothing is known where a weight may be infinite (``fused_overflow``).
     """
     terms = s.k.shape[2]
     relative = (
@@ -193,7 +193,8 @@ def _share(s: Sizes, a: Arithmetic, operand_rounding: float) -> Tensor:
     relative += 2 * a.difference_error
     relative = 2 * relative if a.l_from_rounded_p else relative
     of_parts = part_error(a, s.score, terms) if a.merged_by_lse else 0.0
-    return (torch.zeros_like(s.score) + relative + of_parts)[..., None]
+    share = torch.zeros_like(s.score) + relative + of_parts
+    return share.masked_fill(fused_overflow(s.score, s.v), math.inf)[..., None]
 
 
 def sums_bounds(s: Sizes, a: Arithmetic, dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -158,7 +158,7 @@ class _Judge:
     def overflowed(self) -> Tensor:
         """Rows (B, H, R) that are not finite where a fused multiply-add may make them so: see ``fused_overflow``."""
         o, heads_kv = self.piece.outputs, self.piece.problem.heads_kv
-        may_be = fused_overflow(self.exact)
+        may_be = fused_overflow(self.exact.row_max.abs(), self.exact.v)
         if not bool(may_be.any()):
             return may_be
         out_is = ~fold(o.out, heads_kv).isfinite().all(-1)
