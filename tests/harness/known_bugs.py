@@ -1,5 +1,6 @@
 """The bugs of a kernel that a process knows, what they are blamed for, and what the text of an item says of them."""
 
+import os
 import shutil
 from collections import Counter
 from collections.abc import Sequence
@@ -39,7 +40,8 @@ class KnownBugs:
 
     ``failures`` are those that this process has reported, ``seen`` and ``imprecise`` what an item has met. With
     ``verbose``, the text of the item that finds a bug has all that is known of it; else it has a line for each bug,
-    since the summary tells the rest. ``finds`` outlast the run. ``hangs`` says whether a case of the kernel has hung,
+    since the summary tells the rest. ``blamed`` counts failing examples by bug and law, ``blamed_elsewhere`` those of
+    other processes by bug. ``finds`` outlast the run. ``hangs`` says whether a case of the kernel has hung,
     whatever its dtype.
     """
 
@@ -51,6 +53,7 @@ class KnownBugs:
     bugs: dict[str, Bug] = field(default_factory=dict)
     failures: dict[str, Failure] = field(default_factory=dict)
     blamed: Counter[tuple[str, str]] = field(default_factory=Counter)
+    blamed_elsewhere: Counter[str] = field(default_factory=Counter)
     precision: Imprecise = field(default_factory=Imprecise)
     hangs: bool = False
 
@@ -114,6 +117,8 @@ class KnownBugs:
                 self.bugs.pop(record[WITHDRAWN], None)
             elif record.get("hangs") == self.kernel:
                 self.hangs = True
+            elif record.get("blamed") in self.bugs and record["dtype"] == self.dtype:
+                self.blamed_elsewhere[record["blamed"]] += record["process"] != os.getpid()
             elif record.get("imprecise") == self.kernel:
                 self.precision.merge(Imprecise.from_dict(record))
 
@@ -146,7 +151,8 @@ class KnownBugs:
 
     def _is_closed(self, bug: Bug) -> bool:
         """Whether cases that meet a bug are run elsewhere, because it ends processes or was seen often enough."""
-        blamed = sum(count for (key, _), count in self.blamed.items() if key == bug.key)
+        own = sum(count for (key, _), count in self.blamed.items() if key == bug.key)
+        blamed = own + self.blamed_elsewhere[bug.key]
         if bug.failure.finding.ends_process:
             return bool(bug.needs) or blamed >= MOST_ENDED
         if bug.failure.finding.kind == SANITIZER:  # the laws hold in its cases
@@ -160,6 +166,7 @@ class KnownBugs:
         if not self.blamed[bug.key, law]:
             self.unread.append(self._told(bug, law))
         self.blamed[bug.key, law] += 1
+        self.ledger.append({"blamed": bug.key, "dtype": self.dtype})
         self.seen.setdefault(bug.key, Sightings()).add(law, case, tensor)
 
     def blame_beside(self, law: str, case: Case, beside: Sequence[str]) -> None:

@@ -46,7 +46,7 @@ def is_redundant(
     """
     f = bug.failure
     if f.finding.kind == "exception":
-        return _is_refused_by_pytorch(bug, other)
+        return _is_refused_by_pytorch(bug, other) or _is_of_wrong_shape(bug, other)
     if f.finding.kind not in NUMBERS or other.failure.finding.kind not in NUMBERS:
         return False
     if not other.needs:
@@ -82,6 +82,13 @@ def _is_refused_by_pytorch(bug: Bug, other: Bug) -> bool:
     return (kind == "memory" and WRITES_TO_EXPANDED in text) or (
         reads_elsewhere and OUTSIDE_OF_STORAGE in text
     )
+
+
+def _is_of_wrong_shape(bug: Bug, other: Bug) -> bool:
+    """Whether an exception needs the same as an output of a wrong shape or dtype, which is used first elsewhere."""
+    mine, others = ({(need.name, need.fails[0]) for need in one.needs} for one in (bug, other))
+    is_known = any(need.is_telling for need in bug.needs)
+    return other.failure.finding.kind == "contract" and is_known and mine == others
 
 
 def _hides(other: Bug, bug: Bug) -> bool:

@@ -479,6 +479,23 @@ class TestElsewhere:
             known.blame(found, "forward", CASE, "out")
         assert known.closed("forward") == (found,)
 
+    def test_failing_examples_of_other_processes_count_too(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        known, other, of_float16 = (
+            KnownBugs("k", dtype, tmp_path, verbose=False) for dtype in ("float32", "float32", "float16")
+        )
+        found = bug(CASE, ("out",), CAUSAL)
+        known.add(found)
+        monkeypatch.setattr("tests.harness.ledger.os.getpid", lambda: 1)
+        for _ in range(MOST_BLAMED):
+            other.blame(found, "forward", CASE, "out")
+        monkeypatch.undo()
+        for one in (known, of_float16):
+            one.learn()
+        assert known.closed("forward") == (found,)
+        assert of_float16.closed("forward") == ()
+
     @pytest.mark.parametrize(
         ("fields", "stays"),
         [

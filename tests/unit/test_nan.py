@@ -183,7 +183,10 @@ def test_only_scores_that_float32_can_not_tell_apart_may_make_infinity(
     case = Case(seqlen_k=2, dtype="bfloat16", sm_scale=0.7, spikes=spikes, **zeros)
     runs = subject_of(name).runs
     for law in ("forward", "identities", "composition", "invariance"):
-        wrong = is_wrong and law in ("forward", "identities")  # the others compare calls, which are all wrong alike
+        wrong = is_wrong and law in (
+            "forward",
+            "identities",
+        )  # the others compare calls, which are all wrong alike
         assert runs.verdict(law, case).status == ("broken" if wrong else "held"), law
 
 

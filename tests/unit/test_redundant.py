@@ -168,3 +168,16 @@ def test_pytorch_refuses_a_view_by_strides_that_elsewhere_make_numbers_wrong(
     raises = replace(raises, failure=replace(raises.failure, finding=Finding(claim=claim, kind="exception")))
     numbers_of = bug(Case(causal=True, k_layout="gap"), ("out",), other)
     assert is_redundant(raises, numbers_of, seen(), runner(numbers), CLAIMS) == expected
+
+
+@pytest.mark.parametrize(("need", "expected"), [(CAUSAL, True), (Need("batch", (2,), (1,)), False)])
+def test_an_exception_with_the_needs_of_a_wrong_shape_is_the_same_bug(need: Need, expected: bool) -> None:
+    """A tensor that has lost a dimension is returned here, and used there."""
+    raises, misshapen = (bug(Case(causal=True), (), x) for x in (CAUSAL, need))
+    kinds = ("exception", "contract")
+    raises, misshapen = (
+        replace(one, failure=replace(one.failure, finding=Finding(claim="", kind=kind)))
+        for one, kind in zip((raises, misshapen), kinds, strict=True)
+    )
+    assert is_redundant(raises, misshapen, seen(), runner(numbers), CLAIMS) is expected
+    assert not is_redundant(misshapen, raises, seen(), runner(numbers), CLAIMS)
