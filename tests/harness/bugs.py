@@ -12,6 +12,7 @@ from tests.harness.vary import (
     BLIND,
     HEADS,
     LENGTHS,
+    MASKED,
     NAN,
     SCORES,
     SLICES,
@@ -33,7 +34,7 @@ OF_ROUNDINGS = 2.0**-7
 
 LARGE_SCORES = "exact"
 """The law that sets large scores."""
-OF_PARTS = (*SIZES, "lengths", BLIND, HEADS, SLICES)
+OF_PARTS = (*SIZES, "lengths", BLIND, HEADS, SLICES, MASKED)
 """What a part of a case may have that the case has not, by the names of needs."""
 OWN_NUMBERS = (LARGE_SCORES, "special")
 """Laws that set numbers of their own, so that a case of theirs is not ordinary, whatever its fields are."""

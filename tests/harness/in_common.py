@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from kernels.contract import Capabilities
@@ -15,15 +16,21 @@ from tests.harness.vary import (
     HEADS,
     LENGTHS,
     MADE_OF,
+    MASKED,
     NAN,
     NO_KEYS,
+    NONE,
     ONE,
     SCORES,
     SEEN,
     SEVERAL,
     SLICES,
+    SOME,
+    TILES_OF_SIZE,
     VALUES_OF,
+    WHOLE_TILES,
     value_of,
+    with_normal_numbers,
     with_slices_as,
     with_value,
 )
@@ -42,7 +49,7 @@ def in_common(
     case = failure.case
     needs = by_scores(by_nan(needs, case, fails), failure, fails)
     needs = by_heads(by_blind_rows(needs, case, fails, capabilities), case, fails, capabilities)
-    return by_slices(needs, case, fails, capabilities)
+    return by_masks(by_slices(needs, case, fails, capabilities), case, fails, capabilities)
 
 
 def by_scores(needs: Sequence[Need], failure: Failure, fails: Fails) -> list[Need]:
@@ -147,6 +154,28 @@ def by_slices(needs: Sequence[Need], case: Case, fails: Fails, capabilities: Cap
     if _fails_with_some_seed(with_value(case, SLICES, ONE), fails, capabilities):
         return list(needs)
     return [*(need for need in needs if need not in of_slices), Need(SLICES, (SEVERAL,), (ONE,))]
+
+
+def by_masks(needs: Sequence[Need], case: Case, fails: Fails, capabilities: Capabilities) -> list[Need]:
+    """Replace needs of the causal mask and of lengths by one of masked scores, if either mask alone fails.
+
+    Kernels mask alike what the causal mask hides and what lies beyond the last key. But each may also have a bug of its
+    own. They are one only if something else is needed, and without it neither mask fails.
+    """
+    of_masks = [
+        x for x in needs if x.name in ("causal", "lengths", *LENGTHS) or x.name.startswith(TILES_OF_SIZE)
+    ]
+    others = [need for need in needs if need not in of_masks and need.is_telling]
+    if not of_masks or not others:
+        return list(needs)
+    shows = cache(lambda x: capabilities.admits(x) and fails(x))
+    for numbers in (case, with_normal_numbers(case)):
+        whole = replace(with_value(numbers, MASKED, NONE), seqlen_q=WHOLE_TILES, seqlen_k=WHOLE_TILES)
+        masked = [replace(whole, causal=True), replace(whole, seqlen_k=WHOLE_TILES - 1)]
+        cured = [x for one in masked for need in others for x in cures(need, one, capabilities)]
+        if all(map(shows, masked)) and not any(map(shows, (whole, *cured))):
+            return [*(need for need in needs if need not in of_masks), Need(MASKED, (SOME,), (NONE,))]
+    return list(needs)
 
 
 def _fails_with_some_seed(case: Case, fails: Fails, capabilities: Capabilities) -> bool:

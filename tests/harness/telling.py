@@ -11,6 +11,7 @@ from tests.harness.vary import (
     HEADS,
     LENGTHS,
     MADE_OF,
+    MASKED,
     NAN,
     PAIR,
     SCORES,
@@ -69,7 +70,7 @@ def _need(need: Need) -> str:
         return "NaN or infinity in an input"
     if need.name == BLIND:
         return "rows that see no key" if len(need.holds) == 1 else str(need.fails[0])
-    if need.name == SLICES:
+    if need.name in (SLICES, MASKED):
         return str(need.fails[0])
     if need.name == SCORES:
         return "large or special scores"
@@ -126,7 +127,7 @@ def severity(bug: Bug) -> tuple[Any, ...]:
     return RANKS.index(rank(bug)), -(bug.severity.share or 0.0), -relative, -ratio, bug.key
 
 
-TOLD_BY_FIELDS = (BLIND, HEADS, SLICES)
+TOLD_BY_FIELDS = (BLIND, HEADS, SLICES, MASKED)
 """Needs that summary.json tells by the fields of a case that they are made of."""
 
 

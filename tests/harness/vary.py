@@ -30,6 +30,12 @@ SLICES = "slices"
 """The name of a field for whether there are several slices: a slice is one head of one sequence."""
 SEVERAL, ONE = "several heads or sequences", "one head of one sequence"
 """The values of SLICES."""
+MASKED = "masks"
+"""The name of a field for whether some score is masked, by the causal mask, by padding or beyond the last key."""
+SOME, NONE = "masked scores", "no masked score"
+"""The values of MASKED."""
+WHOLE_TILES = 128
+"""Lengths that are multiples of this fill every tile of keys."""
 NAN = "NaN"
 """The name of a field for whether any entry of a tensor is set to NaN or infinity."""
 MADE_OF: Mapping[str, tuple[str, ...]] = {
@@ -37,6 +43,7 @@ MADE_OF: Mapping[str, tuple[str, ...]] = {
     BLIND: ("causal", *LENGTHS),
     HEADS: ("heads_kv", "group"),
     SLICES: ("batch", "heads_kv", "group"),
+    MASKED: ("causal", "seqlen_k"),
     NAN: tuple(VALUES_OF),
 }
 """The fields that a field with a name of its own follows from."""
@@ -171,6 +178,9 @@ def value_of(case: Case, name: str) -> Any:
         return hidden if case.seqlen_k else NO_KEYS
     if name == SLICES:
         return SEVERAL if case.batch * case.heads_q > 1 else ONE
+    if name == MASKED:
+        is_masked = case.causal or case.key_padding != "none" or case.seqlen_k % WHOLE_TILES
+        return SOME if is_masked else NONE
     if name == NAN:
         return any(isinstance(spike.value, str) for spike in case.spikes)
     if name == SCORES:
@@ -189,12 +199,15 @@ def with_value(case: Case, name: str, value: Any) -> Case:
 
     For "lengths" it is the length that both get, for ``BLIND`` both lengths. For whole tiles both become so long that
     they fill theirs. The layouts of a pair become contiguous, and so do huge ones; entries that are NaN or infinity are
-    not set. Of any number of query heads none are grouped. Slices become one.
+    not set. Of any number of query heads none are grouped. Slices become one. Without masks the keys fill their tiles.
     """
     if name == HEADS:
         return replace(case, heads_kv=value, group=1)
     if name == SLICES:
         return replace(case, batch=1, heads_kv=1, group=1)
+    if name == MASKED:
+        whole = -(-case.seqlen_k // WHOLE_TILES) * WHOLE_TILES
+        return _with(case, {"causal": False, "key_padding": "none", "seqlen_k": whole})
     if name == NAN:
         return replace(case, spikes=tuple(x for x in case.spikes if not isinstance(x.value, str)))
     if name == BLIND:

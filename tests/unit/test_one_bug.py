@@ -13,13 +13,15 @@ from tests.harness.apart import wrong_with_ordinary_numbers
 from tests.harness.attribute import Broken, attribute, is_same
 from tests.harness.bugs import Bug, Need, Severity, met_again
 from tests.harness.explain import Explanation
-from tests.harness.in_common import by_blind_rows, by_heads, by_nan, by_slices
+from tests.harness.in_common import by_blind_rows, by_heads, by_masks, by_nan, by_slices
 from tests.harness.needs import NeedSearch, explained
 from tests.harness.telling import needed
 from tests.harness.vary import (
     BLIND,
+    MASKED,
     NAN,
     NO_KEYS,
+    NONE,
     ONE,
     SCORES,
     SEEN,
@@ -434,6 +436,37 @@ def test_a_need_of_sequences_alone_or_of_heads_alone_stays() -> None:
     assert by_slices(of_batch, two, lambda case: case.batch > 1, CLAIMS) == of_batch
     assert by_slices(of_batch, two, lambda case: True, CLAIMS) == of_batch
     assert by_slices([CAUSAL], two, lambda case: case.batch * case.heads_q > 1, CLAIMS) == [CAUSAL]
+
+
+NEGATIVE = Need("sm_scale", (-0.3,), (None, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("case", "of_mask"),
+    [
+        (replace(CASE, causal=True, seqlen_q=2, seqlen_k=2, sm_scale=-0.3), (CAUSAL,)),
+        (replace(CASE, causal=False, seqlen_k=65, sm_scale=-0.3), (Need("seqlen_k", (65,), (64, 128)),)),
+    ],
+)
+def test_masked_scores_are_one_need_whatever_masks_them(case: Case, of_mask: tuple[Need, ...]) -> None:
+    def shows(case: Case) -> bool:
+        return (case.causal or case.seqlen_k % 64 > 0) and (case.sm_scale or 1.0) < 0
+
+    needs = by_masks([*of_mask, NEGATIVE], case, shows, CLAIMS)
+    assert [need.name for need in needs] == ["sm_scale", MASKED]
+    assert needed(bug(case, ("out",), *needs)) == "only with negative sm_scale, masked scores"
+    assert needs[1].is_met(case)
+    assert not needs[1].is_met(with_value(case, MASKED, NONE))
+
+
+def test_each_mask_may_have_a_bug_of_its_own() -> None:
+    case = replace(CASE, causal=True, seqlen_q=2, seqlen_k=2, sm_scale=-0.3)
+
+    def two(case: Case) -> bool:
+        return (case.causal and (case.sm_scale or 1.0) < 0) or case.seqlen_k % 64 > 0
+
+    assert by_masks([CAUSAL, NEGATIVE], case, two, CLAIMS) == [CAUSAL, NEGATIVE]
+    assert by_masks([CAUSAL], case, two, CLAIMS) == [CAUSAL]
 
 
 def test_numbers_may_hide_what_one_slice_does_to_another() -> None:
