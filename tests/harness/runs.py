@@ -47,10 +47,11 @@ class Runs:
     ``bugs`` are the known ones: a case that would end the process by one of them is not run just to find out about
     something else. ``clock`` has the time that the whole run may take, ``share`` the seconds of this kernel among all
     workers, and ``patience`` the seconds for one case after the end, until a case takes longer. Of a kernel that
-    ``has_refused`` some case, each case is asked whether it does. If it ``has_general``, kernels
-    can be compiled for any values. What is asked about a failure is asked of a kernel that is compiled so, if the
-    failure shows there, as hardly anything has to be compiled then: see ``asked_of_general``. For the same reason drawn
-    cases are run so most of the time: see ``in_turns``.
+    ``has_refused`` some case, each case is asked whether it does.
+
+    If it ``has_general``, kernels can be compiled for any values, so that hardly any case has to be compiled for
+    itself. Drawn cases are run so most of the time (see ``in_turns``), and so is what is asked about a failure that
+    shows so as well (see ``asked_of_general``).
     """
 
     info: KernelInfo
@@ -180,7 +181,7 @@ class Runs:
 
         No user runs it so, which then no later case is either.
         """
-        if not self.turn_seconds[True] or self.info.finding(self.in_time(law, case, ignored=ignored)):
+        if not self.turn_seconds[True] or self.in_time(law, case, ignored=ignored).status != "held":
             return False
         again = self.info.finding(self.in_time(law, case, ignored=ignored, general=True))
         self.is_apart_in_general = again is not None and is_in_common(finding, again)
