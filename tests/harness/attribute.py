@@ -333,6 +333,8 @@ def is_same(known: Bug, bug: Bug, run: Try, capabilities: Capabilities, others: 
     if known.is_kin(bug) and any(_rounds_also(one, other) for one, other in both):
         return True
     third = [x for x in others if x.key not in (known.key, bug.key)]
+    if known.is_kin(bug) and _are_roundings_by_chance(known, bug):
+        return True
     if known.is_kin(bug) and not _irregular(known).isdisjoint(_irregular(bug)):
         return True
     if not known.is_kin(bug) or are_apart(known, bug, run, capabilities, third):
@@ -358,6 +360,19 @@ def is_same(known: Bug, bug: Bug, run: Try, capabilities: Capabilities, others: 
     cured = partial(_is_cured_as, run=run, capabilities=capabilities, others=third)
     return any(_begins_like(one, other) and cured(one, other) for one, other in both) or all(
         cured(one, other) for one, other in both
+    )
+
+
+def _are_roundings_by_chance(one: Bug, other: Bug) -> bool:
+    """Whether two bugs make errors of roundings that no ordinary case shows, and nothing is sure of what they need.
+
+    Numbers decide whether such roundings are seen, so that anything may seem to be needed.
+    """
+    return all(
+        is_small(bug.failure.finding)
+        and not bug.severity.shown
+        and not any(need.is_telling and need.is_certain for need in bug.needs)
+        for bug in (one, other)
     )
 
 

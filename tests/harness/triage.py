@@ -61,7 +61,8 @@ class Triage:
 
     A failure that ``known`` bugs explain is counted for them, any other is investigated at once, in the time that
     ``shrinking`` and the clock of the run leave. What a run at its end has no time to find out about a failure is left
-    out: it is told by what is known of it. ``deadline`` is the end of the time of an item, by ``time.perf_counter``.
+    out: it is told by what is known of it, or left to the next run if that needs time to be told from a known bug
+    (``late``). ``deadline`` is the end of the time of an item, by ``time.perf_counter``.
     ``sanitizers`` watch a few of the cases that hold.
     """
 
@@ -70,6 +71,7 @@ class Triage:
     environment: dict[str, str]
     shrinking: ShrinkBudget
     waiting: list[Broken] = field(default_factory=list)
+    late: list[Broken] = field(default_factory=list)
     others_wait: bool = False
     deadline: float = math.inf
     may_grow: int = leak.GROWN_BYTES
@@ -131,12 +133,18 @@ class Triage:
         """
         for broken in _of_each_kind(self.waiting):
             self.known.learn()
-            if not any(bug.could_break(broken.finding) for bug in self.known.bugs.values()):
+            if not self._may_be_known(broken):
                 self.waiting.remove(broken)
                 self.others_wait = True
                 self.sort(broken, patient=False)
-        self.runs.tally.unsorted += len(self.waiting)
-        self.waiting = []
+        for broken in self.late:
+            self.runs.journal.keep(self._record(broken))
+        self.runs.tally.unsorted += len(self.waiting) + len(self.late)
+        self.waiting, self.late = [], []
+
+    def _may_be_known(self, broken: Broken) -> bool:
+        """Whether a known bug makes the same tensors wrong, so that time would be needed to tell a failure from it."""
+        return any(bug.could_break(broken.finding) for bug in self.known.bugs.values())
 
     def sort(self, broken: Broken, *, patient: bool = True) -> None:
         """Count a failure for the bugs that explain it. What is left is investigated as a new bug, or waits."""
@@ -158,6 +166,9 @@ class Triage:
             rest = rest if rest == broken else self._with_all_designs(rest)
             rest = self._without_design_of_strides(rest)
         if rest is None or self._is_less_precise(rest):
+            return None
+        if patient and self.runs.clock.left <= 0 and self._may_be_known(rest):
+            self.late.append(rest)
             return None
         ledger, about = self.known.ledger, (self.known.kernel, rest.finding.part)
         if not (patient and ledger.is_busy(*about)):
