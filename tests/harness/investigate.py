@@ -83,6 +83,8 @@ class Investigation:
         whole = self.shrinking
         self.shrinking = whole.within(self.runs.clock)
         self.haste = self.shrinking.seconds / whole.seconds if whole.seconds else 1.0
+        if shrink:
+            self.failure = self.without_few_bits()
         number = sum(known.failure.kin == self.failure.kin for known in self.known.bugs.values())
         self.failure = replace(self.failure, number=number)
         self.known.write_first(self.failure)
@@ -265,21 +267,24 @@ class Investigation:
             self.fails_alike, self.runs.clock.meter(self.shrinking.reducing_seconds, self.shrinking.calls)
         )
         with suppress(BudgetSpent):
-            self.leave_few_bits()
             for name in LAYOUT_FIELDS:  # with strides of its own a tensor may lose its heads
                 in_general_layout(self.failure.case, name, fails, self.runs.info.capabilities)
             reduced(self.failure.case, fails, self.runs.info.capabilities)
             self.leave_known_bugs(fails)
 
-    def leave_few_bits(self) -> None:
-        """Go on in float32 if the failure shows there by as much: its roundings hide no other bug, and are none.
+    def without_few_bits(self) -> Failure:
+        """Return the failure in float32 if it shows there by as much: its roundings hide no other bug, and are none.
 
         On a GPU a kernel in float32 may be another one, and take minutes to compile.
         """
-        case = replace(self.failure.case, dtype="float32")
-        is_large = self.failure.finding.kind == "error" and not is_small(self.failure.finding)
+        f = self.failure
+        case = replace(f.case, dtype="float32")
+        is_large = f.finding.kind == "error" and not is_small(f.finding)
         if self.runs.device_type == "cpu" and is_large and self.runs.info.capabilities.admits(case):
-            self.fails_alike(lambda: None, case, as_small=True)
+            with suppress(BudgetSpent):
+                wide = self.alike(case)
+                return f if wide is None or is_small(wide.finding) else wide
+        return f
 
     def leave_known_bugs(self, fails: Callable[[Case], bool]) -> None:
         """Take from the smallest case what a known bug needs, if it fails without that too.
