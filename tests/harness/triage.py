@@ -51,6 +51,9 @@ IN_GENERAL_ALONE = (
 )
 """The message on a kernel whose cases hold as users run them."""
 
+MOST_FIELDS = 2
+"""A bug that seems to need more fields than these, in the case as it was drawn, is not told apart by them."""
+
 POLL_SECONDS = 0.2
 """Seconds between looks whether another process has finished its investigation."""
 
@@ -133,7 +136,7 @@ class Triage:
         """
         for broken in _of_each_kind(self.waiting):
             self.known.learn()
-            if not self._may_be_known(broken):
+            if not any(bug.could_break(broken.finding) for bug in self.known.bugs.values()):
                 self.waiting.remove(broken)
                 self.others_wait = True
                 self.sort(broken, patient=False)
@@ -141,10 +144,6 @@ class Triage:
             self.runs.journal.keep(self._record(broken))
         self.runs.tally.unsorted += len(self.waiting) + len(self.late)
         self.waiting, self.late = [], []
-
-    def _may_be_known(self, broken: Broken) -> bool:
-        """Whether a known bug makes the same tensors wrong, so that time would be needed to tell a failure from it."""
-        return any(bug.could_break(broken.finding) for bug in self.known.bugs.values())
 
     def sort(self, broken: Broken, *, patient: bool = True) -> None:
         """Count a failure for the bugs that explain it. What is left is investigated as a new bug, or waits."""
@@ -166,9 +165,6 @@ class Triage:
             rest = rest if rest == broken else self._with_all_designs(rest)
             rest = self._without_design_of_strides(rest)
         if rest is None or self._is_less_precise(rest):
-            return None
-        if patient and self.runs.clock.left <= 0 and self._may_be_known(rest):
-            self.late.append(rest)
             return None
         ledger, about = self.known.ledger, (self.known.kernel, rest.finding.part)
         if not (patient and ledger.is_busy(*about)):
@@ -287,8 +283,21 @@ class Triage:
             self.known.withdraw(bug.failure)
             self.runs.is_general = False
             self._investigate(drawn)
+        elif investigation.hurried and not self._is_told_apart(bug):
+            self.known.withdraw(bug.failure)
+            self.late.append(drawn)
         else:
             self._keep(bug, broken, investigation.cases.shrunk)
+
+    def _is_told_apart(self, bug: Bug) -> bool:
+        """Whether few fields that are surely no accident tell a bug from known ones of the same tensors.
+
+        This is asked of one that is told in a hurry, on the case as it was drawn.
+        """
+        rivals = [x for x in self.known.bugs.values() if x.could_break(bug.failure.finding)]
+        own = bug.fields_needed
+        few = 0 < len(own) <= MOST_FIELDS
+        return not rivals or (few and all(own.isdisjoint(x.fields_needed) for x in rivals))
 
     def _fails_in_general_alone(self, broken: Broken) -> bool:
         """Whether a case holds as users run it, and fails as compiled for any values, which is told in a line."""

@@ -3,7 +3,6 @@
 import itertools
 import math
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -220,24 +219,22 @@ class TestTheEnd:
         triage.finish()
         assert events[:2] == ["learn", "sort"]
 
-    def test_after_the_end_what_may_be_of_a_known_bug_is_left_to_the_next_run(
-        self, monkeypatch: pytest.MonkeyPatch
+    @pytest.mark.parametrize(
+        ("needs", "is_told"),
+        [
+            ((), False),
+            ((CAUSAL,), False),
+            ((Need("batch", (2,), (1,)),), True),
+            (tuple(Need(name, (2,), (1,)) for name in ("batch", "heads_kv", "group")), False),
+        ],
+    )
+    def test_in_a_hurry_only_what_few_other_fields_tell_from_a_known_bug_is_told(
+        self, needs: tuple[Need, ...], is_told: bool
     ) -> None:
-        kept: list[Any] = []
-        journal: Any = SimpleNamespace(keep=kept.append, drop=kept.remove)
-        late = {"clock": Clock(-GRACE_SECONDS), "tally": Tally(), "share": math.inf}
-        general = {"forget": lambda: None, "asked_of_general": lambda *_: nullcontext()}
-        runs: Any = SimpleNamespace(journal=journal, **late, **general)
-        known: Any = SimpleNamespace(bugs={"k": bug(wrong("dq"))}, learn=lambda: None, kernel="k")
-        triage = Triage(runs, known, {}, ShrinkBudget(0.0))
-        for name in ("_record", "_unexplained", "_with_all_designs", "_without_design_of_strides"):
-            monkeypatch.setattr(triage, name, lambda broken: broken)
-        monkeypatch.setattr(triage, "_with_ordinary_numbers", lambda broken: None)
-        monkeypatch.setattr(triage, "_is_less_precise", lambda broken: False)
-        broken = Broken("backward", CASE, wrong("dq"))
-        triage.sort(broken)
-        triage.finish()
-        assert (kept, runs.tally.unsorted) == ([broken], 1)
+        known: Any = SimpleNamespace(bugs={"k": bug(wrong("dq"), CAUSAL)})
+        triage = Triage(cast(Any, None), known, {}, ShrinkBudget(0.0))
+        assert triage._is_told_apart(bug(wrong("dq"), *needs)) is is_told
+        assert triage._is_told_apart(bug(wrong("lse"), *needs))
 
     def test_a_failure_waits_only_for_the_investigation_of_the_same_part(
         self, monkeypatch: pytest.MonkeyPatch
