@@ -774,6 +774,13 @@ def test_a_write_to_an_input_hides_numbers(kind: str, tensor: str, expected: boo
     assert is_not_cured(mine, found) == expected
 
 
+@pytest.mark.parametrize(("tensor", "expected"), [("dq", True), ("lse", False)])
+def test_what_is_not_finite_hides_gradients(tensor: str, expected: bool) -> None:
+    mine = Finding(claim="so", kind="error", tensor=tensor)
+    assert is_not_cured(mine, Finding(claim="so", kind="nonfinite", tensor="out")) == expected
+    assert not is_not_cured(mine, Finding(claim="so", kind="nonfinite", tensor="dv"))
+
+
 @pytest.mark.parametrize(("tensor", "expected"), [("dq", False), ("lse", True)])
 def test_roundings_of_a_tensor_are_not_its_wrong_numbers(tensor: str, expected: bool) -> None:
     """Of lse an error is as small where one of many keys is left out."""
