@@ -238,8 +238,8 @@ def _is_gone(bug: Bug, broken: Broken, left: Finding) -> bool:
 
 
 def is_present(need: Need, case: Case) -> bool:
-    """Whether a case may have what is needed: its value is none of those that held."""
-    return value_of(case, need.name) not in need.holds
+    """Whether a case may have what is needed: its value is none of those that held, or any length may be needed."""
+    return need.is_irregular or value_of(case, need.name) not in need.holds
 
 
 def _may_be_present(need: Need, case: Case) -> bool:
@@ -313,6 +313,8 @@ def _values(need: Need, case: Case) -> list[object]:
     if need.name not in LENGTHS:
         return list(need.holds)
     own = getattr(case, need.name)
+    if need.is_irregular:  # which lengths hold depends on other sizes; mostly one of the next does
+        return [x for x in (own - 1, own + 1, own - 2, own + 2) if x > 0]
     block = case.blocks.get(TILES_OF[need.name], 0)
     whole = [own // block * block] if block else []
     other = case.seqlen_k if need.name == "seqlen_q" else case.seqlen_q

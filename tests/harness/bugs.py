@@ -125,7 +125,12 @@ class Need:
         return replace(self, fails=(*self.fails, value), holds=tuple(x for x in self.holds if x != value))
 
     def is_met(self, case: Case) -> bool:
-        """Whether a case may show the bug, as far as this field decides it."""
+        """Whether a case may show the bug, as far as this field decides it.
+
+        If lengths that are alike fail and hold, any length may fail, as it depends on other sizes which of them do.
+        """
+        if self.is_irregular:
+            return True
         value = value_of(case, self.name)
         match self.side if self.name in LENGTHS else None:
             case "above", length:

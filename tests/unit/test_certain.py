@@ -7,10 +7,11 @@ import pytest
 
 from kernels.contract import Capabilities
 from strategies.case import Case
-from tests.harness.attribute import is_same
+from tests.harness.attribute import Broken, attribute, is_same
 from tests.harness.bugs import Bug, Need, met_again
 from tests.harness.certain import accidental, certain
 from tests.harness.vary import PARTIAL, WHOLE, tiles_of, value_of, with_value
+from tests.harness.verdict import Finding
 from tests.unit.bugs import CAUSAL, UNEQUAL, bug
 
 CLAIMS = Capabilities(head_dims=(16, 64))
@@ -97,6 +98,19 @@ def test_lengths_that_are_alike_for_any_tiles() -> None:
     assert need.is_irregular
     by_chance = found(Case(seqlen_k=17, **FEW), lambda case: fails(case) and case.seed % 2 == 0)
     assert "seqlen_k" not in by_chance
+
+
+def test_a_bug_of_lengths_of_no_rule_explains_what_the_next_length_cures() -> None:
+    """How many parts the keys are split into follows from other sizes: here it is two, and with one sequence three."""
+    need = Need("seqlen_k", (37, 35, 41), (39,), is_certain=True)
+    case, finding = Case(batch=2, seqlen_k=39), Finding(claim="so", kind="error", tensor="out")
+
+    def run(law: str, case: Case, ignored: frozenset[str]) -> Finding | None:
+        return finding if case.seqlen_k % (2 if case.batch > 1 else 3) else None
+
+    assert need.is_met(case)
+    known = bug(Case(seqlen_k=37), ("out",), need)
+    assert attribute(Broken("forward", case, finding), [known], run, CLAIMS).rest is None
 
 
 def test_bugs_that_show_at_lengths_of_no_rule_are_one() -> None:

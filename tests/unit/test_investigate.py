@@ -369,3 +369,15 @@ def test_what_is_asked_twice_of_a_failure_is_run_once(
     runs.forget()
     assert runs.hard("forward", CASE) == found[0]
     assert len(ran) == 3
+
+
+def test_numbers_that_a_known_bug_makes_wrong_are_no_nan() -> None:
+    of_causal = bug(Case(causal=True), ("out",), Need("causal", (True,), (False,)))
+    of_nan, of_numbers = (Finding(claim="so", kind=kind, tensor="out") for kind in ("nonfinite", "error"))
+    failure = replace(of_causal.failure, finding=of_nan, number=1)
+    known: Any = SimpleNamespace(bugs={"causal": of_causal})
+    search = Investigation(runs_of(CLAIMS), failure, known, ShrinkBudget(0.0))
+    assert search.is_of_another(of_numbers, Case(causal=True))
+    assert not search.is_of_another(of_numbers, Case())
+    assert not search.is_of_another(of_nan, Case(causal=True))
+    assert not search.is_of_another(None, Case(causal=True))
