@@ -80,6 +80,12 @@ class ForwardBounds:
     out: Tensor
     lse: Tensor
 
+    def unknown_in(self, rows: Tensor) -> "ForwardBounds":
+        """The bounds with nothing known of ``rows`` (B, H, R): there they are infinite."""
+        return ForwardBounds(
+            self.out.masked_fill(rows[..., None], math.inf), self.lse.masked_fill(rows, math.inf)
+        )
+
 
 def forward_bounds(
     e: Exact, arithmetic: Arithmetic, *, safety: float | None = None, clustered: bool = True

@@ -50,10 +50,11 @@ def merged_bounds(
     of_outs = (weights.clamp_max(1.0)[..., None] * torch.stack([part.out for part in parts])).sum(0)
     of_parts = of_outs * (1 + error[..., None]) + moved[..., None] * (outs[0] - outs[1]).abs()
     lost = torch.stack([b.lse.isposinf() | b.out.isposinf().any(-1) for b in (whole, *parts)]).any(0)
-    return ForwardBounds(
-        out=(whole.out + SECOND_ORDER * of_parts).masked_fill(lost[..., None], torch.inf),
-        lse=(whole.lse + torch.maximum(parts[0].lse, parts[1].lse)).masked_fill(lost, torch.inf),
+    merged = ForwardBounds(
+        out=whole.out + SECOND_ORDER * of_parts,
+        lse=whole.lse + torch.maximum(parts[0].lse, parts[1].lse),
     )
+    return merged.unknown_in(lost)
 
 
 def only_exponents_change(q: Tensor, k: Tensor, sm_scale: float, factor: float, a: Arithmetic) -> bool:

@@ -148,19 +148,22 @@ class _Judge:
 
         def checks(a: Arithmetic, claim: str, **rule: Any) -> list[Check]:
             bounds = forward_bounds(e, a, **rule)
-            out = bounds.out.masked_fill(self.overflowed[..., None], torch.inf)
-            lse = bounds.lse.masked_fill(self.overflowed, torch.inf)
-            return self.checks(claim, {"out": (e.out, out), "lse": (e.lse, lse)})
+            if self.overflowed is not None:
+                bounds = bounds.unknown_in(self.overflowed)
+            return self.checks(claim, {"out": (e.out, bounds.out), "lse": (e.lse, bounds.lse)})
 
         explain(self.trial, "forward", base, self.trial.family.forward, checks)
 
     @cached_property
-    def overflowed(self) -> Tensor:
-        """Rows (B, H, R) that are not finite where a fused multiply-add may make them so: see ``fused_overflow``."""
+    def overflowed(self) -> Tensor | None:
+        """Rows (B, H, R) that are not finite where a fused multiply-add may make them so: see ``fused_overflow``.
+
+        None if it may not do so in any row, as in nearly all cases.
+        """
         o, heads_kv = self.piece.outputs, self.piece.problem.heads_kv
         may_be = fused_overflow(self.exact.row_max.abs(), self.exact.v)
         if not bool(may_be.any()):
-            return may_be
+            return None
         out_is = ~fold(o.out, heads_kv).isfinite().all(-1)
         if o.lse is None:
             return may_be & out_is

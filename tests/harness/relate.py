@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kernels.contract import LAYOUTS, OUTPUTS
-from reference.bounds import ForwardBounds, backward_bounds, forward_bounds, fused_overflow
+from reference.bounds import backward_bounds, forward_bounds, fused_overflow
 from reference.heads import fold, unfold
 from strategies.layouts import place
 from tests.harness.judge import exact_of
@@ -18,11 +18,7 @@ from tests.harness.trial import Check, Outputs, Problem, Trial, gradients_given
 def allowances(trial: Trial, p: Problem, *, gradients: bool) -> dict[str, Tensor]:
     """Return rule-1 bounds of all outputs of a call, shaped like these; they do not depend on the kernel's own lse."""
     e = exact_of(trial, p)
-    forward, overflow = forward_bounds(e, trial.arithmetic), fused_overflow(e.row_max.abs(), e.v)
-    forward = ForwardBounds(
-        out=forward.out.masked_fill(overflow[..., None], torch.inf),
-        lse=forward.lse.masked_fill(overflow, torch.inf),
-    )
+    forward = forward_bounds(e, trial.arithmetic).unknown_in(fused_overflow(e.row_max.abs(), e.v))
     found = {"out": unfold(forward.out, p.heads_q), "lse": unfold(forward.lse, p.heads_q)}
     if gradients:
         # A backward that reads the stored out and lse has their errors on top of its own.
