@@ -40,7 +40,7 @@ def certain(matter: Sequence[Need], case: Case, fails: Fails, capabilities: Capa
     ``matter`` are the fields that matter in the smallest case. Nothing is certain of a bug that ordinary numbers do not
     show there. ``fails`` may raise BudgetSpent.
     """
-    shows = _claimed_and(fails, capabilities)
+    shows = claimed_and(fails, capabilities)
     few = with_normal_numbers(replace(case, **{name: max(FEWEST, getattr(case, name)) for name in LENGTHS}))
     shown = next(filter(shows, (*_ordinary(case), few)), None)
     if shown is None:
@@ -67,7 +67,7 @@ def accidental(
     needed, which cures these cases as well. ``fails`` may raise BudgetSpent.
     """
     telling = [need for need in sure if need.is_telling]
-    shows = _claimed_and(fails, capabilities)
+    shows = claimed_and(fails, capabilities)
     shown = [x for x in _ordinary(case) if shows(x)] if telling else []
 
     def shows_this(changed: Case) -> bool:
@@ -82,7 +82,7 @@ def accidental(
             yield need
 
 
-def _claimed_and(fails: Fails, capabilities: Capabilities) -> Fails:
+def claimed_and(fails: Fails, capabilities: Capabilities) -> Fails:
     """Return whether a case is claimed and fails, which is remembered."""
     return cache(lambda case: capabilities.admits(case) and fails(case))
 
@@ -148,7 +148,7 @@ def _shows_at(length: int, name: str, shown: Case, shows: Fails, capabilities: C
 def _irregular(
     name: str, case: Case, shown: Case, shows: Fails, capabilities: Capabilities
 ) -> Iterator[Need]:
-    """Yield a need of one length if some of ``ALIKE`` show the bug and others do not, whatever their numbers are."""
+    """Yield a need of one length if only some of the lengths ``ALIKE`` show the bug, whatever the seed is."""
     showing: dict[int, set[bool | None]] = {}
     for x in ALIKE:
         showing[x] = {

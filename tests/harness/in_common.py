@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 from kernels.contract import Capabilities
@@ -10,6 +9,7 @@ from strategies.case import Case, Spike
 from tests.harness.apart import LONGER, longer
 from tests.harness.attribute import cures
 from tests.harness.bugs import Need
+from tests.harness.certain import claimed_and
 from tests.harness.report import Failure
 from tests.harness.vary import (
     BLIND,
@@ -168,7 +168,7 @@ def by_masks(needs: Sequence[Need], case: Case, fails: Fails, capabilities: Capa
     others = [need for need in needs if need not in of_masks and need.is_telling]
     if not of_masks or not others:
         return list(needs)
-    shows = cache(lambda x: capabilities.admits(x) and fails(x))
+    shows = claimed_and(fails, capabilities)
     for numbers in (case, with_normal_numbers(case)):
         whole = replace(with_value(numbers, MASKED, NONE), seqlen_q=WHOLE_TILES, seqlen_k=WHOLE_TILES)
         masked = [replace(whole, causal=True), replace(whole, seqlen_k=WHOLE_TILES - 1)]
