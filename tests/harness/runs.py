@@ -16,7 +16,7 @@ from tests.harness.answered import Asked
 from tests.harness.apart import Try
 from tests.harness.budget import LEAST_SECONDS, Clock
 from tests.harness.bugs import Bug, is_in_common
-from tests.harness.child import Child, HarnessError, OutOfTime
+from tests.harness.child import Child, ChildDied, HarnessError, OutOfTime
 from tests.harness.explain import Seen
 from tests.harness.journal import Journal
 from tests.harness.kernel_info import KernelInfo
@@ -31,7 +31,10 @@ MOST_SHARES = 2.0
 HANG_SECONDS = {"cpu": 15.0, "cuda": 180.0}
 """Seconds for a case, by device type, of a kernel that is known to hang."""
 BY_VALUE = 1 / 4
-"""The share of its time in which a kernel in Triton runs drawn cases as compiled for their values, where both are."""
+"""The share of the time for drawn cases in which a kernel in Triton is compiled for each case's own sizes and strides.
+
+In the rest of the time it is compiled for any.
+"""
 MOST_HELD = 200
 """The most cases that held which are remembered: a claim that excludes all of them is not offered."""
 
@@ -179,7 +182,7 @@ class Runs:
     def fails_in_general_alone(self, law: str, case: Case, finding: Finding, ignored: frozenset[str]) -> bool:
         """Whether a case holds as compiled for its values, and fails in the same way as compiled for any.
 
-        No user runs it so, which then no later case is either.
+        As users never run it so, later cases are all run as compiled for their own values.
         """
         if not self.turn_seconds[True] or self.in_time(law, case, ignored=ignored).status != "held":
             return False
@@ -278,7 +281,11 @@ class Runs:
         if not self.has_general:
             return False
         request = {"do": "compiled", "kernel": self.info.spec, "claims": self.info.claims}
-        return bool(self.child.ask(request)["by_value"])
+        with suppress(
+            ChildDied, HarnessError
+        ):  # a process that can't be started tells why when it is given a case
+            return bool(self.child.ask(request)["by_value"])
+        return False
 
     def holds(self, law: str, case: Case) -> bool:
         """Whether a case did not fail and could be run at all, for which a device may have too little memory."""

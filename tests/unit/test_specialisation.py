@@ -5,9 +5,11 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.harness.child import ChildDied
 from tests.harness.home import ROOT
 from tests.harness.law import law_named
 from tests.harness.runs import BY_VALUE, Runs
@@ -93,3 +95,15 @@ def test_what_fails_as_compiled_for_any_values_alone_is_no_bug(
 
 def test_nothing_is_compiled_for_any_values_on_a_cpu(subject_of: SubjectOf) -> None:
     assert not subject_of("wrong").runs.may_be_general
+
+
+def test_where_no_process_can_be_started_nothing_is_compiled_for_any_values(
+    subject_of: SubjectOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dead(request: dict[str, Any]) -> dict[str, Any]:
+        raise ChildDied("no memory", stderr="")
+
+    runs = subject_of("wrong").runs
+    runs.has_general = True
+    monkeypatch.setattr(runs.child, "ask", dead)
+    assert not runs.may_be_general
