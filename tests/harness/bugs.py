@@ -79,7 +79,7 @@ class Need:
 
     @property
     def is_irregular(self) -> bool:
-        """Whether lengths that are alike for any tiles have been found to fail and to hold."""
+        """Whether some lengths fail and others hold, although no end of a tile lies between them."""
         return self.name in LENGTHS and self.is_certain and len(self.fails) > 1
 
     @property

@@ -421,7 +421,7 @@ class Investigation:
         return replace(bug, severity=Severity(shown, len(telling), missed), offers=self.offers(bug))
 
     def is_hidden_in(self, cases: Sequence[Case]) -> bool:
-        """Whether a known bug of the same tensor shows in all of these ordinary cases, so that they tell nothing.
+        """Whether a known bug makes the same tensor wrong in all of these ordinary cases, so that they tell nothing.
 
         Without what it surely needs, ordinary cases hold: no bug shows in them all.
         """

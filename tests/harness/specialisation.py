@@ -18,7 +18,7 @@ GENERATED = "torchinductor"
 
 
 class _Process:
-    """What is known of this process. It is the same for all threads, as PyTorch runs gradients in one of their own."""
+    """State that all threads of this process share, because PyTorch computes gradients in a thread of its own."""
 
     is_general = False
     has_kernels_of_users = False

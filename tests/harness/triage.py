@@ -47,7 +47,7 @@ SECONDS_FOR_AGAIN = 3.0
 """Seconds for these runs; where cases take long, the nearest few have to do."""
 
 IN_GENERAL_ALONE = (
-    "{} fails as compiled for any values of its arguments alone: it is compiled for each case's own now"
+    "{} fails only as compiled for any sizes and strides, which no user does: no later case is run so"
 )
 """The message on a kernel whose cases hold as users run them."""
 
@@ -290,9 +290,9 @@ class Triage:
             self._keep(bug, broken, investigation.cases.shrunk)
 
     def _is_told_apart(self, bug: Bug) -> bool:
-        """Whether few fields that are surely no accident tell a bug from known ones of the same tensors.
+        """Whether a bug needs few fields, and none of those that known bugs of the same tensors need.
 
-        This is asked of one that is told in a hurry, on the case as it was drawn.
+        This is asked of a bug that is told in a hurry, of which only the case that was drawn is known.
         """
         rivals = [x for x in self.known.bugs.values() if x.could_break(bug.failure.finding)]
         own = bug.fields_needed

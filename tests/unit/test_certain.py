@@ -101,7 +101,7 @@ def test_lengths_that_are_alike_for_any_tiles() -> None:
 
 
 def test_a_bug_of_lengths_of_no_rule_explains_what_the_next_length_cures() -> None:
-    """How many parts the keys are split into follows from other sizes: here it is two, and with one sequence three."""
+    """The keys of two sequences are split into two parts, and those of one into three, so that a remainder differs."""
     need = Need("seqlen_k", (37, 35, 41), (39,), is_certain=True)
     case, finding = Case(batch=2, seqlen_k=39), Finding(claim="so", kind="error", tensor="out")
 

@@ -1,6 +1,6 @@
-"""Prints how many variants of a kernel Triton compiles for calls of several sizes, and whether it finds the kernel.
+"""Prints how many variants of a kernel Triton compiles for calls of several sizes, and whether a user wrote a kernel.
 
-The calls are made by value, for any values, and by value once more.
+The calls are made three times: compiled for their own values, for any values, and for their own values once more.
 """
 
 import torch
