@@ -337,7 +337,7 @@ def is_same(known: Bug, bug: Bug, run: Try, capabilities: Capabilities, others: 
     third = [x for x in others if x.key not in (known.key, bug.key)]
     if known.is_kin(bug) and _are_roundings_by_chance(known, bug):
         return True
-    if known.is_kin(bug) and not _irregular(known).isdisjoint(_irregular(bug)):
+    if known.is_kin(bug) and not _needs_of_no_rule(known).isdisjoint(_needs_of_no_rule(bug)):
         return True
     if not known.is_kin(bug) or are_apart(known, bug, run, capabilities, third):
         return False
@@ -378,7 +378,7 @@ def _are_roundings_by_chance(one: Bug, other: Bug) -> bool:
     )
 
 
-def _irregular(bug: Bug) -> set[str]:
+def _needs_of_no_rule(bug: Bug) -> set[str]:
     """Return the lengths on which it depends by no tiles whether a bug shows; hardly two bugs do so by one length."""
     return {need.name for need in bug.needs if need.is_irregular}
 

@@ -49,7 +49,7 @@ def certain(matter: Sequence[Need], case: Case, fails: Fails, capabilities: Capa
         changed = list(cures(need, shown, capabilities)) if need.is_telling else []
         if changed and not any(map(shows, changed)):
             yield replace(need, is_certain=True)
-    for search in (_borders, _irregular):
+    for search in (_borders, _lengths_of_no_rule):
         found = [x for name in LENGTHS for x in search(name, case, shown, shows, capabilities)]
         yield from found
         if found:
@@ -145,7 +145,7 @@ def _shows_at(length: int, name: str, shown: Case, shows: Fails, capabilities: C
     return None if changed is None else shows(changed)
 
 
-def _irregular(
+def _lengths_of_no_rule(
     name: str, case: Case, shown: Case, shows: Fails, capabilities: Capabilities
 ) -> Iterator[Need]:
     """Yield a need of one length if only some of the lengths ``ALIKE`` show the bug, whatever the seed is."""

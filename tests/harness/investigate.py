@@ -29,7 +29,7 @@ from tests.harness.known_bugs import KnownBugs
 from tests.harness.needs import COUNTS, NeedSearch, explained
 from tests.harness.offers import excluding, offered
 from tests.harness.ordinary import ordinary_cases
-from tests.harness.reduce import reduced
+from tests.harness.reduce import is_step, reduced
 from tests.harness.report import Failure, headline
 from tests.harness.run import ALL_DESIGNS, ONE_DESIGN
 from tests.harness.runs import Runs
@@ -117,7 +117,7 @@ class Investigation:
 
         If the case holds then, the search was misled by the kernel that was compiled for any values.
         """
-        if not self.runs.is_general:
+        if not self.runs.compiling.is_general:
             return failure
         with suppress(BudgetSpent):
             verdict = self.runs.in_time(failure.law, failure.case, ignored=failure.ignored)
@@ -253,7 +253,7 @@ class Investigation:
         return replace(self.failure, case=case, finding=found, explanation=UNEXPLAINED)
 
     def fails_alike(self, spend: Callable[[], None], case: Case, *, as_small: bool = False) -> bool:
-        """Whether a smaller case fails in the same way; if it does, it becomes the failure's case.
+        """Whether a smaller case fails in the same way; if it does, and is no step only, it becomes the failure's case.
 
         With ``as_small``, no case does whose error is large where this failure's is one of roundings, or the reverse.
         """
@@ -261,6 +261,8 @@ class Investigation:
         smaller = self.alike(case)
         if smaller is None or (as_small and is_small(smaller.finding) != is_small(self.failure.finding)):
             return False
+        if is_step(case):
+            return True
         self.failure = smaller
         self.known.write(smaller, None)
         if len(self.cases.shrunk) < SHRUNK_CASES:

@@ -21,6 +21,8 @@ from tests.harness.verdict import as_number
 
 MOST_ENTRIES = 2**13
 """A tensor with more entries than this is not written out entry by entry, because each run would carry them all."""
+MOST_SET = 32
+"""A case in which more single entries are set than this is a step to a smaller one; nobody can read it."""
 SIMPLE_VALUES = (1.0, -1.0, 2.0, -2.0, 4.0, -4.0)
 """Values of an entry, simplest first."""
 
@@ -44,6 +46,11 @@ def reduced(case: Case, fails: Fails, capabilities: Capabilities) -> Case:
         case = search.descend(case, [*_simpler(case)])
         if case == before:
             return case
+
+
+def is_step(case: Case) -> bool:
+    """Whether a case is only a step to a smaller one, because a tensor is written out in it entry by entry."""
+    return len(case.spikes) > MOST_SET
 
 
 class _Search:
@@ -135,7 +142,10 @@ def _smaller(value: int, allowed: Sequence[int]) -> Iterator[int]:
 
 
 def _with_fewer_entries(case: Case, tensor: str, search: _Search) -> Case:
-    """Return the case with a tensor written out entry by entry, without the entries that the failure does not need."""
+    """Return the case with a tensor written out entry by entry, without the entries that the failure does not need.
+
+    If these are too many to be read, the tensor stays as it is.
+    """
     if math.prod(case.shape(tensor)) > MOST_ENTRIES or not (kept := _entries(case, tensor)):
         return case
     others = [spike for spike in case.spikes if spike.tensor != tensor]
@@ -155,6 +165,8 @@ def _with_fewer_entries(case: Case, tensor: str, search: _Search) -> Case:
                 kept = fewer
             else:
                 at += size
+        if is_step(with_entries(kept[::size])):  # each part has an entry that is needed
+            return case
         size //= 2
     return with_entries(kept)
 

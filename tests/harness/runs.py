@@ -17,6 +17,7 @@ from tests.harness.apart import Try
 from tests.harness.budget import LEAST_SECONDS, Clock
 from tests.harness.bugs import Bug, is_in_common
 from tests.harness.child import Child, ChildDied, HarnessError, OutOfTime
+from tests.harness.compiling import Compiling
 from tests.harness.explain import Seen
 from tests.harness.journal import Journal
 from tests.harness.kernel_info import KernelInfo
@@ -30,11 +31,6 @@ MOST_SHARES = 2.0
 """A case may take so many times the seconds of its kernel, where several kernels share the time of a run."""
 HANG_SECONDS = {"cpu": 15.0, "cuda": 180.0}
 """Seconds for a case, by device type, of a kernel that is known to hang."""
-BY_VALUE = 1 / 4
-"""The share of the time for drawn cases in which a kernel in Triton is compiled for each case's own sizes and strides.
-
-In the rest of the time it is compiled for any.
-"""
 MOST_HELD = 200
 """The most cases that held which are remembered: a claim that excludes all of them is not offered."""
 
@@ -54,7 +50,7 @@ class Runs:
 
     If it ``has_general``, kernels can be compiled for any values, so that hardly any case has to be compiled for
     itself. Drawn cases are run so most of the time (see ``in_turns``), and so is what is asked about a failure that
-    shows so as well (see ``asked_of_general``).
+    shows so as well (see ``asked_of_general``). ``compiling`` says which of the two is in use.
     """
 
     info: KernelInfo
@@ -65,10 +61,7 @@ class Runs:
     share: float = math.inf
     patience: float = LEAST_SECONDS
     has_general: bool = False
-    is_general: bool = False
-    takes_turns: bool = False
-    is_apart_in_general: bool = False
-    turn_seconds: dict[bool, float] = field(default_factory=lambda: {True: 0.0, False: 0.0})
+    compiling: Compiling = field(default_factory=Compiling)
     has_refused: bool = False
     ordinary: dict[tuple[str, Case], Finding | None] = field(default_factory=dict)
     answers: dict[tuple[Any, ...], Finding | None] = field(default_factory=dict)
@@ -153,42 +146,32 @@ class Runs:
     def in_turns(self) -> Iterator[None]:
         """Meanwhile, drawn cases are run most of the time with their kernel compiled for any values.
 
-        In the rest of it (``BY_VALUE``) most have to be compiled for their own values, for seconds, so that far fewer
-        are tried. What fails as compiled for any values is reported only if it fails as compiled for its own too.
+        In the rest of it (``compiling.BY_VALUE``) most have to be compiled for their own values, for seconds, so that
+        far fewer are tried. What fails as compiled for any values is reported only if it fails as compiled for its own
+        too.
         """
-        self.takes_turns = self.may_be_general
+        self.compiling.takes_turns = self.may_be_general
         try:
             yield
         finally:
-            self.takes_turns = False
+            self.compiling.takes_turns = False
 
     def _verdict_in_turns(self, law: str, case: Case, most: float, ignored: frozenset[str]) -> Verdict:
         """Return the verdict on a drawn case, with its kernel compiled for any values unless that has had its share."""
-        spent, takes_turns = self.turn_seconds, self.takes_turns and not self.is_apart_in_general
-        if takes_turns and BY_VALUE * spent[True] <= (1 - BY_VALUE) * spent[False]:
-            with self._timed_turn(general=True):
-                return self.in_time(law, case, most, ignored=ignored, general=True)
-        with self._timed_turn(general=False):
-            return self.in_time(law, case, most, ignored=ignored)
-
-    @contextmanager
-    def _timed_turn(self, *, general: bool) -> Iterator[None]:
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.turn_seconds[general] += time.perf_counter() - start
+        general = self.compiling.is_turn_of_general
+        with self.compiling.timed(general=general):
+            return self.in_time(law, case, most, ignored=ignored, general=general)
 
     def fails_in_general_alone(self, law: str, case: Case, finding: Finding, ignored: frozenset[str]) -> bool:
         """Whether a case holds as compiled for its values, and fails in the same way as compiled for any.
 
         As users never run it so, later cases are all run as compiled for their own values.
         """
-        if not self.turn_seconds[True] or self.in_time(law, case, ignored=ignored).status != "held":
+        if not self.compiling.seconds[True] or self.in_time(law, case, ignored=ignored).status != "held":
             return False
         again = self.info.finding(self.in_time(law, case, ignored=ignored, general=True))
-        self.is_apart_in_general = again is not None and is_in_common(finding, again)
-        return self.is_apart_in_general
+        self.compiling.is_apart = again is not None and is_in_common(finding, again)
+        return self.compiling.is_apart
 
     def hard(
         self,
@@ -236,9 +219,9 @@ class Runs:
         ends = next(filter(None, (bug.end_of(case) for bug in self.bugs.values())), None)
         if ends is not None and not claims:
             return ends
-        asked = law, case, claims, *options.values(), self.is_general, self.in_copies
+        asked = law, case, claims, *options.values(), self.compiling.is_general, self.in_copies
         if asked not in self.answers:
-            verdict = self.in_time(law, case, claims=claims, general=self.is_general, **options)
+            verdict = self.in_time(law, case, claims=claims, general=self.compiling.is_general, **options)
             self.tally.add_seconds(verdict.seconds)
             self.refusals[law, case] = verdict.status == "refused"
             self.answers[asked] = self.info.finding(verdict)
@@ -269,11 +252,11 @@ class Runs:
             if finding.kind in NUMBERS and self.may_be_general:
                 verdict = self.in_time(law, case, ignored=ignored, general=True)
                 again = self.info.finding(verdict)
-                self.is_general = again is not None and is_in_common(finding, again)
+                self.compiling.is_general = again is not None and is_in_common(finding, again)
         try:
             yield
         finally:
-            self.is_general = False
+            self.compiling.is_general = False
 
     @property
     def may_be_general(self) -> bool:
@@ -281,9 +264,7 @@ class Runs:
         if not self.has_general:
             return False
         request = {"do": "compiled", "kernel": self.info.spec, "claims": self.info.claims}
-        with suppress(
-            ChildDied, HarnessError
-        ):  # a process that can't be started tells why when it is given a case
+        with suppress(ChildDied, HarnessError):  # a process that can't be started says so when it gets a case
             return bool(self.child.ask(request)["by_value"])
         return False
 

@@ -64,8 +64,9 @@ def bug_lines(
     blocks = {label: _fact(label, text, width) for label, text in facts.items()}
     # The case pastes back as Python only where it is whole, so it is shortened last.
     for label in sorted(facts, key=lambda label: (label == CASE, -len(blocks[label]))):
-        while most is not None and 1 + sum(map(len, blocks.values())) > most and len(blocks[label]) > 1:
-            blocks[label] = _fact(label, facts[label], width, len(blocks[label]) - 1)
+        over = 0 if most is None else 1 + sum(map(len, blocks.values())) - most
+        if over > 0 and len(blocks[label]) > 1:
+            blocks[label] = _fact(label, facts[label], width, max(1, len(blocks[label]) - over))
     first = wrapped(headline(one.bug.failure), width, f"{number}. ", INDENT, most and 1)
     return [*first, *(line for block in blocks.values() for line in block)]
 

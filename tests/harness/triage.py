@@ -281,7 +281,7 @@ class Triage:
                 self._keep_as_drawn(drawn)
         elif shrink and (investigation.is_misled or self._is_misled(investigation)):
             self.known.withdraw(bug.failure)
-            self.runs.is_general = False
+            self.runs.compiling.is_general = False
             self._investigate(drawn)
         elif investigation.hurried and not self._is_told_apart(bug):
             self.known.withdraw(bug.failure)

@@ -89,6 +89,18 @@ def test_values_become_simple_numbers() -> None:
     assert math.log2(abs(float(spike.value))).is_integer() or float(spike.value).is_integer()
 
 
+@pytest.mark.parametrize(("needed", "is_told"), [(5, True), (100, False)])
+def test_a_tensor_of_which_many_entries_are_needed_is_not_written_out(needed: int, *, is_told: bool) -> None:
+    def fails(case: Case) -> bool:
+        return int(tensors(case, "cpu").v.tensor.count_nonzero()) >= needed
+
+    start = Case(seqlen_k=9, head_dim=16, dtype="float16", v_values="normal")
+    case = reduced(start, fails, CLAIMS)
+    assert fails(case)
+    assert len(case.spikes) == (needed if is_told else 0)
+    assert (case.v_values == "zeros") == is_told
+
+
 def test_only_what_is_claimed_is_tried_and_nothing_twice() -> None:
     claims = Capabilities(head_dims=(72,), causal=(True,), min_seqlen=3, unequal_lengths=False)
     start = Case(seqlen_q=90, seqlen_k=90, head_dim=72, causal=True, sm_scale=0.3)

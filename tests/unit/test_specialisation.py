@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from tests.harness.child import ChildDied
+from tests.harness.compiling import BY_VALUE
 from tests.harness.home import ROOT
 from tests.harness.law import law_named
-from tests.harness.runs import BY_VALUE, Runs
+from tests.harness.runs import Runs
 from tests.harness.verdict import Finding
 from tests.unit.running import CASE, SubjectOf, finding_of, report_of
 from tests.unit.toys import ROWS
@@ -44,9 +45,9 @@ def test_only_what_shows_as_compiled_for_any_values_too_is_asked_so(
 ) -> None:
     runs = general(subject_of("wrong").runs, monkeypatch)
     with runs.asked_of_general("forward", CASE, finding, frozenset()):
-        assert runs.is_general == is_asked
+        assert runs.compiling.is_general == is_asked
         assert runs.hard("forward", CASE) is not None
-    assert not runs.is_general
+    assert not runs.compiling.is_general
 
 
 @pytest.mark.usefixtures("unscripted")
@@ -68,14 +69,14 @@ def test_drawn_cases_are_compiled_for_any_values_most_of_the_time(
 ) -> None:
     runs = general(subject_of("sound").runs, monkeypatch)
     runs.drawn("forward", CASE, frozenset())
-    assert not runs.turn_seconds[True]
+    assert not runs.compiling.seconds[True]
     with runs.in_turns():
         for _ in range(6):
-            spent = dict(runs.turn_seconds)
+            spent = dict(runs.compiling.seconds)
             runs.drawn("forward", CASE, frozenset())
-            is_general = runs.turn_seconds[True] > spent[True]
+            is_general = runs.compiling.seconds[True] > spent[True]
             assert is_general == (BY_VALUE * spent[True] <= (1 - BY_VALUE) * spent[False])
-            assert is_general != (runs.turn_seconds[False] > spent[False])
+            assert is_general != (runs.compiling.seconds[False] > spent[False])
     assert runs.tally.examples == 7
 
 
@@ -88,9 +89,9 @@ def test_what_fails_as_compiled_for_any_values_alone_is_no_bug(
         subject.uphold(law_named("forward"), holding)
         assert not subject.known.failures
         assert "compiled" in subject.known.messages()[0]
-        before = runs.turn_seconds[True]
+        before = runs.compiling.seconds[True]
         subject.uphold(law_named("forward"), holding)
-    assert runs.turn_seconds[True] == before
+    assert runs.compiling.seconds[True] == before
 
 
 def test_nothing_is_compiled_for_any_values_on_a_cpu(subject_of: SubjectOf) -> None:
