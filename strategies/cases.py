@@ -95,6 +95,7 @@ def cases(
     key_padding: bool = False,
     dropout: bool = False,
     variants: bool = False,
+    far: bool = False,
 ) -> SearchStrategy[Case]:
     """Cases of one dtype, of what is claimed and nothing else.
 
@@ -113,6 +114,7 @@ def cases(
         dropout: weights may be dropped, where that is claimed; else none are.
         variants: patterns of masks may change what rows see, and soft-caps, ALiBi and sinks the scores, where that is
             claimed.
+        far: all tensors have huge strides, where that is claimed.
 
     Raises ValueError for a dtype that is not claimed and for another device type.
     """
@@ -130,6 +132,7 @@ def cases(
         entry = st.one_of(st.none(), spikes(SPIKES))
         entries = st.one_of(st.just(()), st.builds(_present, *[entry] * MAX_SPIKES))
     options = _claimed_options(capabilities, key_padding=key_padding, dropout=dropout, variants=variants)
+    huge = st.just(TENSORS) if far else st.sampled_from(HUGE[device_type])
     # What has one value only is left out here: to draw a constant takes Hypothesis nearly as long as any other draw.
     drawn = st.builds(
         partial(_of_parts, dtype=dtype),
@@ -137,7 +140,7 @@ def cases(
         _heads(capabilities) if heads is None else st.sampled_from(heads),
         _layouts(_claimed_layouts(capabilities)),
         values,
-        **({"huge": st.sampled_from(HUGE[device_type])} if "huge" in capabilities.layouts else {}),
+        **({"huge": huge} if "huge" in capabilities.layouts else {}),
         **({"options": _few_or_many(options)} if options else {}),
         head_dim=head_dims(capabilities.head_dims),
         **_v_head_dim(capabilities),

@@ -220,6 +220,8 @@ def draw_examples(item: LawTurn, subject: Subject) -> None:
 
     noting = collector.with_value(note)  # type: ignore[arg-type]  # typed as if it held None alone
     with noting, subject.runs.in_turns():
+        if item.turn.begins_far(subject.focus, subject.runs.device_type):
+            search(item.law, subject, 2, seeds.getrandbits(64), without_simplest=True, far=True)
         while before < subject.generated < (math.inf if examples is None else examples):
             before = subject.generated
             missing = RUN if examples is None else min(RUN, examples - before)
@@ -228,12 +230,17 @@ def draw_examples(item: LawTurn, subject: Subject) -> None:
             search(item.law, subject, missing + others, seeds.getrandbits(64), without_simplest=others)
 
 
-def search(law: Law, subject: Subject, examples: int, seed: int, *, without_simplest: bool = False) -> None:
-    """Try a law on ``examples`` cases in one Hypothesis run. Raises TimeUp if the time is over."""
+def search(
+    law: Law, subject: Subject, examples: int, seed: int, *, without_simplest: bool = False, **options: Any
+) -> None:
+    """Try a law on ``examples`` cases, drawn with its and further options, in one Hypothesis run.
+
+    Raises TimeUp if the time is over.
+    """
 
     @hypothesis.seed(seed)
     @settings(max_examples=examples, database=None)
-    @given(case=subject.cases(**law.draws))
+    @given(case=subject.cases(**law.draws, **options))
     def run(case: Case) -> None:
         nonlocal without_simplest
         if without_simplest:

@@ -66,6 +66,14 @@ class Turn:
             return Focus(claims)
         return focused(claims, self.round, f"{seed} {self.series}")
 
+    def begins_far(self, focus: Focus, device_type: str) -> bool:
+        """Whether all tensors of its first example have huge strides, where these are claimed: in the last of many.
+
+        A slow kernel may have no other example in that turn. On a GPU they would leave other processes no memory.
+        """
+        is_last_of_many = self.last and self.number > 0
+        return is_last_of_many and device_type == "cpu" and "huge" in focus.capabilities.layouts
+
 
 def turns_of_examples(examples: int) -> tuple[Turn, ...]:
     """Return turns of ``examples`` in all, each with twice as many as the one before, and a last one."""

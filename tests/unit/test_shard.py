@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from strategies.case import Case
+from strategies.case import LAYOUT_FIELDS, Case
 from strategies.cases import cases
+from strategies.focus import Focus
 from tests.harness.budget import Clock
 from tests.harness.home import ROOT
 from tests.harness.item import draw_examples
@@ -28,23 +29,39 @@ TWO_NIGHTS = (
 
 def drawn(seed: int | None = None, shard: str | None = None) -> list[str]:
     """Return the cases that an item draws in a run with this seed and shard."""
-    found: list[str] = []
+    return list(map(repr, drawn_in_turn(Turn(0, 0, 1.0, last=True, examples=20), seed, shard)))
+
+
+def drawn_in_turn(turn: Turn, seed: int | None = None, shard: str | None = None) -> list[Case]:
+    found: list[Case] = []
 
     def uphold(law: object, case: Case) -> None:
-        found.append(repr(case))
+        found.append(case)
         subject.generated += 1
 
     plan: Any = SimpleNamespace(seed=seed, shard=shard and shard_of(shard), clock=Clock())
     plan.source = Plan.source.fget(plan)  # type: ignore[attr-defined]  # mypy does not know that it is a property
-    item: Any = SimpleNamespace(
-        law=forward, turn=Turn(0, 0, 1.0, last=True, examples=20), plan=plan, nodeid="forward"
-    )
+    item: Any = SimpleNamespace(law=forward, turn=turn, plan=plan, nodeid="forward")
     subject: Any = SimpleNamespace(
-        generated=0, replay=None, uphold=uphold, runs=SimpleNamespace(in_turns=nullcontext)
+        generated=0,
+        replay=None,
+        uphold=uphold,
+        focus=Focus(CLAIMS),
+        runs=SimpleNamespace(in_turns=nullcontext, device_type="cpu"),
     )
     subject.cases = lambda **options: cases(CLAIMS, dtype="float16", **options)
     draw_examples(item, subject)
     return found
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_the_last_of_many_turns_begins_with_huge_strides(*, last: bool) -> None:
+    turn = Turn(3, 3, 1.0, last=last, examples=5)
+    turns = [drawn_in_turn(turn, seed) for seed in range(8)]
+    layouts = [[{getattr(case, name) for name in LAYOUT_FIELDS} for case in of_turn] for of_turn in turns]
+    assert all(len(of_turn) == 5 for of_turn in layouts)
+    assert all(of_turn[0] == {"huge"} for of_turn in layouts) == last
+    assert any("huge" not in of_case for of_turn in layouts for of_case in of_turn[1:])
 
 
 def common(some: list[str], others: list[str]) -> float:
