@@ -16,7 +16,7 @@ from tests.harness.budget import BudgetSpent, ShrinkBudget
 from tests.harness.bugs import Bug, in_parts, met_again, with_tensors
 from tests.harness.child import HarnessError, OutOfTime
 from tests.harness.elsewhere import Closed
-from tests.harness.explain import COMES_AND_GOES, Explanation
+from tests.harness.explain import COMES_AND_GOES, HOLDS_ALONE, Explanation
 from tests.harness.investigate import Investigation
 from tests.harness.known_bugs import KnownBugs
 from tests.harness.plainly import by_forward, by_its_calls, is_plain, plainly
@@ -283,6 +283,12 @@ class Triage:
             self.known.withdraw(bug.failure)
             self.runs.compiling.is_general = False
             self._investigate(drawn)
+        elif HOLDS_ALONE in told and self._holds_anew(bug.failure):
+            self.known.withdraw(bug.failure)
+            if self._holds_anew(drawn):
+                self._keep_intermittent(drawn, AFTER_OTHERS)
+            else:
+                self._keep_as_drawn(drawn)
         elif investigation.hurried and not self._is_told_apart(bug):
             self.known.withdraw(bug.failure)
             self.late.append(drawn)
@@ -338,12 +344,19 @@ class Triage:
         return False
 
     def _fails_anew(self, broken: Broken) -> bool:
-        """Whether a failure shows in a new process. On a GPU, where one takes long to start, this is not tried."""
-        if not self._may_be_misled() or broken.finding.ends_process:
-            return True
+        """Whether a failure shows in a new process.
+
+        On a GPU, where one takes long to start, this is tried only of a kernel some of whose failures come and go.
+        """
+        come_and_go = any(x.failure.finding.kind == INTERMITTENT for x in self.known.bugs.values())
+        is_tried = self._may_be_misled() or (come_and_go and not self.runs.in_copies)
+        return not is_tried or broken.finding.ends_process or not self._holds_anew(broken)
+
+    def _holds_anew(self, broken: Broken | Failure) -> bool:
+        """Whether a case that has failed holds in a new process, as far as there is time to try."""
         with suppress(OutOfTime):
-            return fails_anew(broken, self.runs)
-        return True
+            return not fails_anew(broken, self.runs)
+        return False
 
     def _found(self, investigation: Investigation, *, shrink: bool) -> Bug:
         """Return what an investigation tells of its bug; after an error of our own, what is known of it by then."""

@@ -10,7 +10,9 @@ from tests.harness.child import Child
 from tests.harness.law import law_named
 from tests.harness.repeat import AFTER_OTHERS, FIRST_CALL, REPEATS, rate
 from tests.harness.run import Run
+from tests.harness.runs import Runs
 from tests.harness.standalone import exit_status
+from tests.harness.triage import Triage
 from tests.unit.running import CASE, SubjectOf, report_of
 
 SCRIPT_SECONDS = 60.0
@@ -138,4 +140,21 @@ class TestAfterOtherCalls:
         assert [(need.name, need.holds) for need in bug.needs if need.is_telling] == [("causal", (True,))]
         assert subject.runs.in_copies
         assert len(list(report_of(subject).parent.iterdir())) == 1
+        child.close()
+
+    def test_where_no_process_can_be_copied_a_case_that_holds_alone_is_tried_in_a_new_one(
+        self, subject_of: SubjectOf, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(Triage, "_may_be_misled", lambda self: False)  # as on a GPU
+        monkeypatch.setattr(Runs, "go_on_in_copies", lambda self: None)
+        subject = subject_of("keeping_the_longest", child=(child := Child("cpu")))
+        info = subject.info  # without a causal mask it is wrong by itself
+        subject.runs.info = replace(info, capabilities=replace(info.capabilities, causal=(True,)))
+        for case in (self.LONG, self.SHORT, self.LONG, replace(self.SHORT, seqlen_k=4)):
+            subject.uphold(law_named("forward"), case)
+        (bug,) = subject.known.bugs.values()
+        assert bug.failure.finding.kind == "intermittent"
+        assert AFTER_OTHERS in (report_of(subject) / "report.md").read_text()
+        assert bug.failure.case == self.SHORT
+        assert subject.known.seen[bug.key].total == 2
         child.close()
