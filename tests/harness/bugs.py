@@ -33,6 +33,12 @@ SMALLEST_NORMAL = {"float16": 2.0**-14, "bfloat16": 2.0**-126, "float32": 2.0**-
 OF_ROUNDINGS = 2.0**-7
 """A relative error below this may come from a format of few bits."""
 
+FEW_WRONG = 4
+"""Roundings that are far above their bounds are so in more than one of so many elements."""
+
+FAR_ABOVE = 8.0
+"""Where the worst of roundings is so many times its bound, most others are above theirs."""
+
 LARGE_SCORES = "exact"
 """The law that sets large scores."""
 OF_PARTS = (*SIZES, "lengths", BLIND, HEADS, SLICES, MASKED)
@@ -450,8 +456,13 @@ def is_in_common(mine: Finding, other: Finding) -> bool:
 
 
 def leaves_roundings(mine: Finding, left: Finding) -> bool:
-    """Whether what is left of a large error is one as small as roundings; of lse any error may be small."""
-    return mine.tensor == left.tensor != "lse" and is_small(left) and not is_small(mine)
+    """Whether what is left of a large error is one as small as roundings; of lse any error may be small.
+
+    One that is far above its bound in a few elements alone is none: casts to a format of few bits round all of them.
+    """
+    if mine.tensor != left.tensor or left.tensor == "lse" or is_small(mine) or not is_small(left):
+        return False
+    return left.wrong * FEW_WRONG >= left.total or float(left.ratio or 0.0) < FAR_ABOVE
 
 
 def is_not_cured(mine: Finding, found: Finding | None) -> bool:

@@ -371,8 +371,9 @@ class Investigation:
                 # Few numbers may all be rounded the right way at any other size or layout.
                 witnesses = witnesses[-1:]
             search = self.search
-            bug = replace(bug, needs=search.needs(witnesses, fails))
-            seen = search.tensors_of(bug.needs, witnesses, spend) if bug.needs else search.always_wrong(spend)
+            for needs in search.needs(witnesses, fails):
+                bug = replace(bug, needs=needs)
+                seen = search.tensors_of(needs, witnesses, spend) if needs else search.always_wrong(spend)
         return replace(bug, tensors=tuple(sorted({*bug.tensors, *seen})))
 
     def scripted(self, failure: Failure) -> tuple[Failure, str | None]:

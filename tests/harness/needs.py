@@ -75,8 +75,11 @@ class NeedSearch:
         """The claims that changed cases must meet: a case that the kernel refuses tells nothing."""
         return self.runs.claims_of(self.failure.law)
 
-    def needs(self, witnesses: Sequence[Case], fails: Callable[[Case], bool]) -> tuple[Need, ...]:
-        """Return the fields without which none of the ``witnesses`` fails; ``fails`` says whether a case does."""
+    def needs(self, witnesses: Sequence[Case], fails: Callable[[Case], bool]) -> Iterator[tuple[Need, ...]]:
+        """Yield the fields without which none of the ``witnesses`` fails; ``fails`` says whether a case does.
+
+        They are yielded first as the witnesses tell them, then with what larger cases say, which takes many more runs.
+        """
         case, capabilities = self.failure.case, self.claims
         varied = [x for x in fields(case, fails, capabilities) if x.matters]
         matter = [need for x in varied for need in self.as_needs(x, fails)]
@@ -87,12 +90,17 @@ class NeedSearch:
         found = needs_of(matter, witnesses, fails, capabilities)
         # A failure that comes and goes may also be absent by chance, so no field is to blame.
         if COMES_AND_GOES in self.failure.explanation.sentences:
-            return ()
+            yield ()
+            return
+        yield self.in_general(found, fails)
         several = self.without_rows(self.with_certain(found, matter, fails), fails)
         several = [self.with_ordinary_border(need, fails) for need in several]
-        return without_lengths_of_no_rule(
-            without_accidents(in_common(several, self.failure, fails, capabilities))
-        )
+        yield self.in_general(several, fails)
+
+    def in_general(self, needs: Sequence[Need], fails: Callable[[Case], bool]) -> tuple[Need, ...]:
+        """Return the needs, each group of them that a more general one explains replaced by that, without accidents."""
+        general = in_common(needs, self.failure, fails, self.claims)
+        return without_lengths_of_no_rule(without_accidents(general))
 
     def with_certain(
         self, needs: Sequence[Need], matter: Sequence[Need], fails: Callable[[Case], bool]

@@ -1,6 +1,7 @@
 """What the investigation of a failure finds out before it shrinks a case, and of bugs that show in every case."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from tests.harness.attribute import Broken, attribute
 from tests.harness.budget import BudgetSpent, Clock, ShrinkBudget
 from tests.harness.bugs import Bug, Need
 from tests.harness.diagnose import diagnosed
-from tests.harness.explain import Seen
+from tests.harness.explain import UNEXPLAINED, Seen
 from tests.harness.in_common import by_scores
 from tests.harness.investigate import Investigation
 from tests.harness.law import law_named
@@ -86,6 +87,33 @@ def test_what_is_known_at_the_end_of_the_time_is_kept() -> None:
     failure: Any = SimpleNamespace(case=DRAWN, finding=WRONG_LSE, law="forward")
     needs = NeedSearch(of_cpu, failure).diagnosed(fails)
     assert [need.name for need in needs] == ["heads_kv", "group"]
+
+
+def test_what_the_witnesses_tell_is_kept_where_larger_cases_take_too_long() -> None:
+    """With 60 runs there is no time for what ordinary numbers tell: that only lengths above 32 show the bug."""
+
+    def needs(most: int) -> list[list[str]]:
+        runs: list[Case] = []
+
+        def fails(case: Case) -> bool:
+            runs.append(case)
+            if len(runs) > most:
+                raise BudgetSpent
+            return case.causal and case.seqlen_k > 32
+
+        found: list[list[str]] = []
+        case = Case(seqlen_q=1, seqlen_k=33, causal=True)
+        failure: Any = SimpleNamespace(
+            case=case, finding=WRONG_LSE, law="forward", explanation=UNEXPLAINED, ignored=frozenset()
+        )
+        with suppress(BudgetSpent):
+            for told in NeedSearch(runs_of(CLAIMS), failure).needs([case], fails):
+                found.append([need.name for need in told if need.is_telling or need.is_certain])
+        return found
+
+    assert needs(1000) == [["causal"], ["causal", "seqlen_k"]]
+    assert needs(60)[0] == needs(60)[-1] == ["causal"]
+    assert needs(2) == []
 
 
 def investigation(hard: Callable[..., Finding | None], case: Case, **runs: Any) -> Investigation:
@@ -292,10 +320,27 @@ def test_a_bug_that_any_scale_but_one_shows_does_not_need_large_scores() -> None
     assert needs == list(unscaled.needs)
 
 
-@pytest.mark.parametrize(("relative", "left"), [(0.5, True), (1e-4, False)])
-def test_a_large_error_is_cured_where_roundings_are_left(relative: float, *, left: bool) -> None:
-    """A causal mask makes a large error, or one of roundings, and without it there are roundings."""
-    rounded = Finding(claim="", kind="error", tensor="out", tensors=("out",), relative=1e-4)
+@pytest.mark.parametrize(
+    ("relative", "wrong", "ratio", "left"),
+    [(0.5, 90, 50.0, True), (1e-4, 90, 50.0, False), (0.5, 5, 2.0, True), (0.5, 5, 50.0, False)],
+)
+def test_a_large_error_is_cured_where_roundings_are_left(
+    relative: float, wrong: int, ratio: float, *, left: bool
+) -> None:
+    """A causal mask makes a large error, or one of roundings, and without it there are roundings.
+
+    A small error that is far above its bound in few elements is none of roundings.
+    """
+    rounded = Finding(
+        claim="",
+        kind="error",
+        tensor="out",
+        tensors=("out",),
+        relative=1e-4,
+        wrong=wrong,
+        total=100,
+        ratio=ratio,
+    )
     mine = replace(rounded, relative=relative)
     of_mask = bug(Case(causal=True), ("out",), Need("causal", (True,), (False,)), relative=relative)
 
