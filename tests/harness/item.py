@@ -65,11 +65,11 @@ class LawTurn(pytest.Item):
         """Return the sort key of the item: first the round, then the law, where laws of few calls come first.
 
         What has a case in which an earlier run was cut off comes before all others of its round. Neighbours are turns
-        of different kernels, or of one with different numbers, so that processes that take them compile different
-        things, and a kernel that hangs holds up one of them alone.
+        of different kernels, or of one with different dtypes and series, so that processes that take them compile
+        different things, and a kernel that hangs holds up one of them alone.
         """
         dtype = self.info.capabilities.dtypes.index(self.dtype)
-        return self.turn.round, not self.unfinished, rank(self.law.name), dtype, self.turn.number
+        return self.turn.round, not self.unfinished, rank(self.law.name), self.turn.number, dtype
 
     @property
     def unfinished(self) -> dict[Path, Case]:

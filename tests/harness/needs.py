@@ -100,7 +100,8 @@ class NeedSearch:
     def in_general(self, needs: Sequence[Need], fails: Callable[[Case], bool]) -> tuple[Need, ...]:
         """Return the needs, each group of them that a more general one explains replaced by that, without accidents."""
         general = in_common(needs, self.failure, fails, self.claims)
-        return without_lengths_of_no_rule(without_accidents(general))
+        told = without_lengths_of_no_rule(without_accidents(general))
+        return without_several_keys(told) if self.failure.finding.tensor in OF_SCORES else told
 
     def with_certain(
         self, needs: Sequence[Need], matter: Sequence[Need], fails: Callable[[Case], bool]
@@ -374,6 +375,15 @@ def without_lengths_of_no_rule(needs: Sequence[Need]) -> tuple[Need, ...]:
         for need in needs
         if not (telling and need.name in LENGTHS and not (need.side or need.is_certain))
     )
+
+
+def without_several_keys(needs: Sequence[Need]) -> tuple[Need, ...]:
+    """Return the needs of a bug of dq or dk; beside others, without that of more than one key.
+
+    Of one key dS is 0, so that they hold whatever the bug does, unless NaN or infinity is among the scores.
+    """
+    others = tuple(need for need in needs if (need.name, need.side) != ("seqlen_k", ("above", 1)))
+    return others or tuple(needs)
 
 
 def without_accidents(needs: Sequence[Need]) -> tuple[Need, ...]:

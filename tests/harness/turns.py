@@ -19,6 +19,8 @@ TURN_SECONDS = 6.0
 
 Each turn draws from compiled variants of its own, so that many short turns would compile most of their time.
 """
+TURNS_OF_SERIES = 2
+"""So many turns of a law at a dtype share compiled variants in each round, one after the other."""
 LAST_ROUND = 0.2
 """The share of the last round, in which huge strides are drawn too, because they end the process of many a kernel."""
 
@@ -97,7 +99,8 @@ def turns_of_seconds(seconds: float, workers: int, items: int) -> tuple[Turn, ..
     for round_, weight in enumerate(weights):
         count = max(1, min(workers, int(weight * seconds * workers / (items * TURN_SECONDS))))
         last = round_ == len(weights) - 1
-        turns += [Turn(len(turns) + i, round_, weight / count, last, series=i) for i in range(count)]
+        series = math.ceil(count / TURNS_OF_SERIES)
+        turns += [Turn(len(turns) + i, round_, weight / count, last, series=i % series) for i in range(count)]
     return tuple(turns)
 
 

@@ -19,7 +19,7 @@ from tests.harness.explain import UNEXPLAINED, Seen
 from tests.harness.in_common import by_scores
 from tests.harness.investigate import Investigation
 from tests.harness.law import law_named
-from tests.harness.needs import NeedSearch, without_accidents
+from tests.harness.needs import NeedSearch, without_accidents, without_several_keys
 from tests.harness.report import Failure
 from tests.harness.severity import with_contrast
 from tests.harness.subject import Subject
@@ -350,6 +350,13 @@ def test_a_large_error_is_cured_where_roundings_are_left(
     told = attribute(Broken("forward", Case(causal=True), mine), [of_mask], run, CLAIMS)
     assert (told.blamed == [of_mask]) == left
     assert told.rest is not None
+
+
+def test_a_gradient_of_scores_needs_several_keys_whatever_the_bug_is() -> None:
+    group, keys = Need("group", (2,), (1,)), Need("seqlen_k", (2,), (0, 1))
+    assert without_several_keys((group, keys)) == (group,)
+    assert without_several_keys((keys,)) == (keys,)
+    assert len(without_several_keys((group, replace(keys, fails=(33,), holds=(32,))))) == 2
 
 
 def test_a_count_of_1_tells_nothing_beside_special_numbers() -> None:

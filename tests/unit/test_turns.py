@@ -5,7 +5,7 @@ import os
 import time
 from collections import Counter
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,6 +32,7 @@ from tests.harness.shares import OVERRUN_SECONDS, TURNS, Shares
 from tests.harness.turns import (
     LAST_ROUND,
     TURN_SECONDS,
+    TURNS_OF_SERIES,
     Turn,
     fair_seconds,
     rank,
@@ -169,10 +170,14 @@ class TestFocus:
     def test_turns_of_one_series_share_variants(self) -> None:
         turns = [turn for turn in turns_of_seconds(600.0, workers=8, items=6) if not turn.last]
         first, second = ([turn for turn in turns if turn.round == x] for x in (0, 1))
-        assert [turn.series for turn in first] == [turn.series for turn in second][: len(first)]
-        for one, other in zip(first, second, strict=False):
+        for turns in (first, second):
+            shared = Counter(turn.series for turn in turns)
+            assert [*shared] == [*range(len(shared))]
+            assert max(shared.values()) == TURNS_OF_SERIES
+            assert all(one.series != other.series for one, other in pairwise(turns))
+        for one, other in product(first, second):
             dims = [{*turn.focus(CLAIMS, "cuda", 0).capabilities.head_dims} for turn in (one, other)]
-            assert dims[0] <= dims[1]
+            assert one.series != other.series or dims[0] <= dims[1]
 
     def test_foci_together_reach_all_that_is_claimed(self) -> None:
         found = [focused(CLAIMS, 0, number) for number in range(100)]
