@@ -11,6 +11,7 @@ from tests.harness.apart import Try, are_apart, leaves_out_right, wrong_with_ord
 from tests.harness.bugs import (
     ENOUGH,
     LARGE_SCORES,
+    ONE_ABOVE,
     Bug,
     Need,
     are_kindred,
@@ -315,6 +316,8 @@ def _values(need: Need, case: Case) -> list[object]:
     own = getattr(case, need.name)
     if need.is_irregular:  # which lengths hold depends on other sizes; mostly one of the next does
         return [x for x in (own - 1, own + 1, own - 2, own + 2) if x > 0]
+    if need.side and need.side[0] == ONE_ABOVE:  # a bug of tiles that are not full still shows there
+        return [own + 1, own + 2]
     block = case.blocks.get(TILES_OF[need.name], 0)
     whole = [own // block * block] if block else []
     other = case.seqlen_k if need.name == "seqlen_q" else case.seqlen_q

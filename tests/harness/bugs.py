@@ -27,6 +27,11 @@ from tests.harness.verdict import INTERMITTENT, NUMBERS, Finding
 SMALLEST_TILE = 16
 """A length below this is not taken for that of a tile."""
 
+SIZES_OF_TILES = (4, 8, 16, 32, 48, 64, 128)
+"""How many rows a kernel's tile may have, the fewest first."""
+ONE_ABOVE = "one above a multiple of"
+"""Which lengths show a bug where a last tile of one row or key is left out."""
+
 SMALLEST_NORMAL = {"float16": 2.0**-14, "bfloat16": 2.0**-126, "float32": 2.0**-126}
 """By dtype, the smallest number of full precision: some hardware and some casts take smaller ones for 0."""
 
@@ -102,8 +107,9 @@ class Need:
     def side(self) -> tuple[str, int] | None:
         """How failing lengths differ from those that hold, with the length that divides them; None if that is unknown.
 
-        They are "above" or "below" it if all that hold are on the other side, and "no multiple of" a tile's length. Of
-        several failing lengths no such rule is known, and neither is one if no other length is known to hold.
+        They are "above" or "below" it if all that hold are on the other side, and "no multiple of" a tile's length or,
+        if that is certain, ``ONE_ABOVE`` one. Of several failing lengths no such rule is known, and neither is one if
+        no other length is known to hold.
         """
         if len(self.fails) > 1 or not self.holds:
             return None
@@ -115,6 +121,11 @@ class Need:
             return "no multiple of", tile
         if all(x > own for x in self.holds):
             return "below", min(self.holds)
+        if self.is_certain:
+            ends = (
+                x for x in SIZES_OF_TILES if own % x == 1 and not any(held % x == 1 for held in self.holds)
+            )
+            return next(((ONE_ABOVE, x) for x in ends), None)
         return None
 
     @property
@@ -145,6 +156,8 @@ class Need:
                 return bool(value % length)
             case "below", length:
                 return bool(value < length)
+            case "one above a multiple of", length:
+                return bool(value % length == 1)
         return value not in self.holds
 
 

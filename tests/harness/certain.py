@@ -13,14 +13,12 @@ from kernels.contract import Capabilities
 from strategies.case import Case
 from tests.harness.apart import FEWEST, LONGER, longer
 from tests.harness.attribute import cures
-from tests.harness.bugs import Need
+from tests.harness.bugs import SIZES_OF_TILES, Need
 from tests.harness.vary import LENGTHS, PARTIAL, VALUES_OF, WHOLE, tiles_of, with_normal_numbers, with_value
 
 Fails = Callable[[Case], bool]
 """Whether a changed case fails as the smallest case of a bug does."""
 
-SIZES_OF_TILES = (4, 8, 16, 32, 48, 64, 128)
-"""How many rows a kernel's tile may have, the fewest first."""
 TRIED = (3, 192, 128, 4, 5, 8, 9, 16, 17, 20, 24, 32, 33, 48, 49, 64, 65, 96, 129)
 """The lengths at which a search for a border tries a bug: some below, at and above the ends of tiles of each size.
 
@@ -184,11 +182,13 @@ def _rules(name: str, own: int) -> Iterator[_Rule]:
     for size in SIZES_OF_TILES:
         whole = tuple(x for x in TRIED if x % size == 0)
         above = frozenset(x for x in TRIED if x > size)
+        one_above = frozenset(x for x in TRIED if x % size == 1)
         # The lengths that hold are those next to the border, so that ``Need.side`` tells the rule.
         rules = (
             (above, own > size, (size,)),
             (tried - above, own <= size, (size + 1, size + 2)),
             (tried - {*whole}, own % size != 0, whole),
+            (one_above, own % size == 1, (*sorted(tried - one_above), own + 1)),
         )
         for showing, is_met, holds in rules:
             yield _Rule(showing, Need(name, (own,), holds, is_certain=True), is_met)

@@ -1,6 +1,7 @@
 """Ordinary numbers in many rows tell what a bug surely needs, where few numbers and other bugs tell nothing."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from kernels.contract import Capabilities
 from strategies.case import Case
 from tests.harness.attribute import Broken, attribute, is_same
-from tests.harness.bugs import Bug, Need, met_again
+from tests.harness.bugs import ONE_ABOVE, Bug, Need, met_again
 from tests.harness.certain import accidental, certain
 from tests.harness.vary import PARTIAL, WHOLE, tiles_of, value_of, with_value
 from tests.harness.verdict import Finding
@@ -80,6 +81,8 @@ def test_where_a_scale_makes_other_scores_one_seed_tells_nothing() -> None:
         (35, lambda keys: keys > 32, ("above", 32)),
         (9, lambda keys: keys <= 16, ("below", 17)),
         (17, lambda keys: keys % 16 > 0, ("no multiple of", 16)),
+        (81, lambda keys: keys % 16 == 1, (ONE_ABOVE, 16)),
+        (257, lambda keys: keys % 64 == 1, (ONE_ABOVE, 64)),
         (35, lambda keys: keys > 33, None),  # no tile ends there
         (3, lambda keys: keys > 32, None),  # its smallest case is another bug's
         (35, lambda keys: True, None),
@@ -101,6 +104,21 @@ def test_a_border_of_one_length(
     case = Case(seqlen_q=40, seqlen_k=keys, **FEW)
     sure = found(case, lambda x: fails(x.seqlen_k))
     assert [need.side for need in sure.values()] == ([side] if side else [])
+
+
+def test_a_bug_of_a_last_tile_with_one_key_explains_no_other_tile_that_is_not_full() -> None:
+    case = Case(seqlen_q=40, seqlen_k=81, **FEW)
+    known = bug(case, ("out",), *found(case, lambda x: x.seqlen_k % 16 == 1).values())
+    finding = Finding(claim="so", kind="error", tensor="out", tensors=("out",))
+
+    def left(keys: int, fails: Callable[[Case], bool]) -> bool:
+        broken = Broken("forward", replace(case, batch=2, seqlen_k=keys), finding)
+        rest = attribute(broken, [known], lambda law, x, _: finding if fails(x) else None, CLAIMS).rest
+        return rest is not None
+
+    assert not left(33, lambda x: x.seqlen_k % 16 == 1)
+    assert left(33, lambda x: x.seqlen_k % 16 > 0)
+    assert left(37, lambda x: x.seqlen_k % 16 > 0)
 
 
 def test_lengths_that_are_alike_for_any_tiles() -> None:
@@ -153,7 +171,7 @@ def test_tiles_of_both_lengths() -> None:
     assert [*sure] == [tiles_of(16)]
     assert sure[tiles_of(16)].is_met(Case(seqlen_q=16, seqlen_k=17))
     assert not sure[tiles_of(16)].is_met(Case(seqlen_q=48, seqlen_k=16))
-    assert not found(Case(seqlen_q=17, seqlen_k=17, **FEW), lambda x: fails(x) and x.seqlen_k % 16 == 1)
+    assert not found(Case(seqlen_q=17, seqlen_k=17, **FEW), lambda x: 1 in (x.seqlen_q % 16, x.seqlen_k % 16))
 
 
 def test_tiles_are_not_to_blame_where_whole_ones_fail_too() -> None:
