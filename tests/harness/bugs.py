@@ -156,7 +156,7 @@ class Need:
                 return bool(value % length)
             case "below", length:
                 return bool(value < length)
-            case "one above a multiple of", length:
+            case kind, length if kind == ONE_ABOVE:
                 return bool(value % length == 1)
         return value not in self.holds
 

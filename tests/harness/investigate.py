@@ -253,7 +253,7 @@ class Investigation:
         return replace(self.failure, case=case, finding=found, explanation=UNEXPLAINED)
 
     def fails_alike(self, spend: Callable[[], None], case: Case, *, as_small: bool = False) -> bool:
-        """Whether a smaller case fails in the same way; if it does, and is no step only, it becomes the failure's case.
+        """Whether a smaller case fails alike; if so, it becomes the failure's case, unless it is a step to another one.
 
         With ``as_small``, no case does whose error is large where this failure's is one of roundings, or the reverse.
         """
