@@ -143,8 +143,11 @@ def _is_of_nan(broken: Broken, bug: Bug, run: Try) -> bool:
 
 
 def _is_shown_in(cases: Iterable[Case], bug: Bug, law: str, run: Try) -> bool:
-    """Whether a law finds in any of the cases what a bug may have caused, if no tensor but its own is judged."""
-    others = frozenset(OUTPUTS).difference(bug.tensors or OUTPUTS)
+    """Whether a law finds in any of the cases what a bug may have caused, if no tensor but its own is judged.
+
+    All are judged for a bug that writes to an input, as that is told of a case where numbers are wrong.
+    """
+    others = frozenset(OUTPUTS).difference({*bug.tensors}.intersection(OUTPUTS) or OUTPUTS)
     found = (run(law, case, others) for case in cases)
     return any(finding is not None and bug.could_break(finding) for finding in found)
 

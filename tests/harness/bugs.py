@@ -108,20 +108,24 @@ class Need:
         """How failing lengths differ from those that hold, with the length that divides them; None if that is unknown.
 
         They are "above" or "below" it if all that hold are on the other side, and "no multiple of" a tile's length or,
-        if that is certain, ``ONE_ABOVE`` one. Of several failing lengths no such rule is known, and neither is one if
-        no other length is known to hold.
+        if that is certain, ``ONE_ABOVE`` one. Of lengths that fail by no rule there is none, and neither is one if no
+        other length is known to hold.
         """
-        if len(self.fails) > 1 or not self.holds:
+        if self.name not in LENGTHS or self.is_irregular or not self.holds:
             return None
-        own = self.fails[0]
-        if all(x < own for x in self.holds):
+        if max(self.holds) < min(self.fails):
             return "above", max(self.holds)
         tile = min(filter(None, self.holds), default=0)
-        if tile >= SMALLEST_TILE and not any(x % tile for x in self.holds) and own % tile:
+        if (
+            tile >= SMALLEST_TILE
+            and not any(x % tile for x in self.holds)
+            and all(x % tile for x in self.fails)
+        ):
             return "no multiple of", tile
-        if all(x > own for x in self.holds):
+        if max(self.fails) < min(self.holds):
             return "below", min(self.holds)
         if self.is_certain:
+            own = self.fails[0]
             ends = (
                 x for x in SIZES_OF_TILES if own % x == 1 and not any(held % x == 1 for held in self.holds)
             )
@@ -149,7 +153,7 @@ class Need:
         if self.is_irregular:
             return True
         value = value_of(case, self.name)
-        match self.side if self.name in LENGTHS else None:
+        match self.side:
             case "above", length:
                 return bool(value > length)
             case "no multiple of", length:

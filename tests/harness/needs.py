@@ -236,7 +236,7 @@ class NeedSearch:
         at the end of a tile: that length holds with many rows of ordinary numbers, and one more row or key fails. Any
         other need is returned as it is.
         """
-        side = need.side if need.name in LENGTHS else None
+        side = need.side
         if side is None or side[0] != "above" or side[1] % TILES[0] == 0:
             return need
         for tile in (tile for tile in TILES if tile < side[1]):

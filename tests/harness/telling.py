@@ -74,7 +74,7 @@ def _need(need: Need) -> str:
         return str(need.fails[0])
     if need.name == SCORES:
         return "large or special scores"
-    if need.name in LENGTHS and need.side == ("below", 1):
+    if need.side == ("below", 1):
         return f"no {LENGTH_OF[need.name]}"
     if need.name in LENGTHS:
         return f"{need.name} {need.side[0]} {need.side[1]}" if need.side else f"certain {need.name}"

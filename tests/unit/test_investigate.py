@@ -354,7 +354,9 @@ def test_a_large_error_is_cured_where_roundings_are_left(
 
 def test_a_gradient_of_scores_needs_several_keys_whatever_the_bug_is() -> None:
     group, keys = Need("group", (2,), (1,)), Need("seqlen_k", (2,), (0, 1))
+    scale = Need("sm_scale", (None,), (1.0,))
     assert without_several_keys((group, keys)) == (group,)
+    assert without_several_keys((scale, keys)) == (scale,)
     assert without_several_keys((keys,)) == (keys,)
     assert len(without_several_keys((group, replace(keys, fails=(33,), holds=(32,))))) == 2
 

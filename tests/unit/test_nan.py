@@ -153,6 +153,18 @@ def test_ordinary_numbers_tell_whether_a_bug_is_in_a_case_of_zeros() -> None:
         assert (told.rest is None) == shows
 
 
+def test_what_writes_to_an_input_is_known_again_beside_nan() -> None:
+    """Such a bug is told of a case only where numbers are wrong, so all tensors are judged to see whether it shows."""
+    written = Finding(claim="dout is never written", kind="memory", tensor="dout")
+    failure = Failure("k.py:f", (), "backward", Case(), kernel="k", finding=written, environment={})
+    known = Bug(failure, ("dout",), (Need("sm_scale", (None,), (1.0,)),))
+
+    def run(law: str, case: Case, ignored: frozenset[str]) -> Finding | None:
+        return written if case.sm_scale is None and not ignored else None
+
+    assert attribute(Broken("special", CASE, written), [known], run, Capabilities()).rest is None
+
+
 def test_hidden_nan_is_not_called_a_result_that_is_not_finite() -> None:
     assert [symptom(bug(x).failure) for x in ("spreads", "hides")] == ["out is not finite", "out hides NaN"]
 

@@ -641,6 +641,9 @@ def test_a_bug_of_lengths_that_is_met_at_another_length_still_needs_some() -> No
     above = bug(replace(CASE, seqlen_k=65), ("lse",), Need("seqlen_k", (65,), (0, 64)))
     (need,) = met_again(above, bug(replace(CASE, seqlen_k=9), ("lse",))).needs
     assert need.is_met(replace(CASE, seqlen_k=9))
+    above = bug(replace(CASE, seqlen_k=59), ("lse",), Need("seqlen_k", (59,), (0, 32, 58)))
+    (need,) = met_again(above, bug(replace(CASE, seqlen_k=58), ("lse",))).needs
+    assert need.side == ("above", 32)
 
 
 def test_a_length_of_which_no_other_is_known_to_hold_may_be_any() -> None:
