@@ -132,13 +132,14 @@ def _is_of_nan(broken: Broken, bug: Bug, run: Try) -> bool:
 
     A bug that needs certain numbers, and shows with finite ones, loses no NaN. Other numbers cure what it does, but
     they take the NaN away as well, so that they do not tell. Any bug is in the case if its own law shows it there
-    without the NaN, or with ordinary numbers: of a dout of zeros, all gradients are 0.
+    without the NaN, or with ordinary numbers: of a dout of zeros, all gradients are 0. A large scale may hide it too.
     """
     if not bug.lacks_nan_of(broken.case):
         return False
     if "lost" in broken.finding.of_nan and bug.needs_numbers:
         return True
-    finite = (with_value(broken.case, NAN, False), with_normal_numbers(broken.case))
+    normal = with_normal_numbers(broken.case)
+    finite = (with_value(broken.case, NAN, False), normal, replace(normal, sm_scale=None))
     return not _is_shown_in(finite, bug, bug.failure.law, run)
 
 
