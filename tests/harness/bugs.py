@@ -13,6 +13,7 @@ from tests.harness.vary import (
     BLIND,
     HEADS,
     LENGTHS,
+    MADE_OF,
     MASKED,
     NAN,
     SCORES,
@@ -219,9 +220,10 @@ class Bug:
 
     @property
     def fields_needed(self) -> set[str]:
-        """The names of the fields that it needs; unequal lengths are a need of both."""
+        """The names of the fields that it needs, and those of what they follow from; unequal lengths do from both."""
+        made_of = {**MADE_OF, "lengths": LENGTHS}
         names = {need.name for need in self.needs}
-        return names | set(LENGTHS) if "lengths" in names else names
+        return names.union(*(made_of.get(name, ()) for name in names))
 
     @property
     def is_everywhere(self) -> bool:

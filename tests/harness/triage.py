@@ -51,8 +51,8 @@ IN_GENERAL_ALONE = (
 )
 """The message on a kernel whose cases hold as users run them."""
 
-MOST_FIELDS = 2
-"""A bug that seems to need more fields than these, in the case as it was drawn, is not told apart by them."""
+MOST_NEEDS = 2
+"""A bug that seems to need more than these, in the case as it was drawn, is not told apart by them."""
 
 POLL_SECONDS = 0.2
 """Seconds between looks whether another process has finished its investigation."""
@@ -302,7 +302,7 @@ class Triage:
         """
         rivals = [x for x in self.known.bugs.values() if x.could_break(bug.failure.finding)]
         own = bug.fields_needed
-        few = 0 < len(own) <= MOST_FIELDS
+        few = 0 < len(bug.needs) <= MOST_NEEDS
         return not rivals or (few and all(own.isdisjoint(x.fields_needed) for x in rivals))
 
     def _fails_in_general_alone(self, broken: Broken) -> bool:

@@ -23,7 +23,7 @@ from tests.harness.report import Failure
 from tests.harness.run import NO_DESIGN, ONE_DESIGN, WHOLE_DESIGN
 from tests.harness.tally import Tally
 from tests.harness.triage import WAIT_SECONDS, Triage
-from tests.harness.vary import lie_as_contiguous
+from tests.harness.vary import HEADS, lie_as_contiguous
 from tests.harness.verdict import Finding
 from tests.unit.stubs import runs_of
 
@@ -225,13 +225,16 @@ class TestTheEnd:
             ((), False),
             ((CAUSAL,), False),
             ((Need("batch", (2,), (1,)),), True),
+            ((Need("group", (2,), (1,)),), False),
             (tuple(Need(name, (2,), (1,)) for name in ("batch", "heads_kv", "group")), False),
         ],
     )
     def test_in_a_hurry_only_what_few_other_fields_tell_from_a_known_bug_is_told(
         self, needs: tuple[Need, ...], is_told: bool
     ) -> None:
-        known: Any = SimpleNamespace(bugs={"k": bug(wrong("dq"), CAUSAL)})
+        known: Any = SimpleNamespace(
+            bugs={"k": bug(wrong("dq"), CAUSAL), "h": bug(wrong("dq"), Need(HEADS, (2,), (1,)))}
+        )
         triage = Triage(cast(Any, None), known, {}, ShrinkBudget(0.0))
         assert triage._is_told_apart(bug(wrong("dq"), *needs)) is is_told
         assert triage._is_told_apart(bug(wrong("lse"), *needs))
