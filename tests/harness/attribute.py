@@ -146,7 +146,7 @@ def _is_of_nan(broken: Broken, bug: Bug, run: Try) -> bool:
 def _is_shown_in(cases: Iterable[Case], bug: Bug, law: str, run: Try) -> bool:
     """Whether a law finds in any of the cases what a bug may have caused, if no tensor but its own is judged.
 
-    All are judged for a bug that writes to an input, as that is told of a case where numbers are wrong.
+    For a bug that writes to an input all are judged, because a write is reported only where numbers are wrong.
     """
     others = frozenset(OUTPUTS).difference({*bug.tensors}.intersection(OUTPUTS) or OUTPUTS)
     found = (run(law, case, others) for case in cases)
@@ -318,9 +318,9 @@ def _values(need: Need, case: Case) -> list[object]:
     if need.name not in LENGTHS:
         return list(need.holds)
     own = getattr(case, need.name)
-    if need.is_irregular:  # which lengths hold depends on other sizes; mostly one of the next does
+    if need.is_irregular:  # other sizes decide which lengths hold; mostly one of the next does
         return [x for x in (own - 1, own + 1, own - 2, own + 2) if x > 0]
-    if need.side and need.side[0] == ONE_ABOVE:  # a bug of tiles that are not full still shows there
+    if need.side and need.side[0] == ONE_ABOVE:  # at these, a bug of partly filled tiles still shows
         return [own + 1, own + 2]
     block = case.blocks.get(TILES_OF[need.name], 0)
     whole = [own // block * block] if block else []

@@ -31,7 +31,7 @@ SMALLEST_TILE = 16
 SIZES_OF_TILES = (4, 8, 16, 32, 48, 64, 128)
 """How many rows a kernel's tile may have, the fewest first."""
 ONE_ABOVE = "one above a multiple of"
-"""Which lengths show a bug where a last tile of one row or key is left out."""
+"""The lengths that show a bug which leaves out a last tile of a single row or key."""
 
 SMALLEST_NORMAL = {"float16": 2.0**-14, "bfloat16": 2.0**-126, "float32": 2.0**-126}
 """By dtype, the smallest number of full precision: some hardware and some casts take smaller ones for 0."""
@@ -40,10 +40,10 @@ OF_ROUNDINGS = 2.0**-7
 """A relative error below this may come from a format of few bits."""
 
 FEW_WRONG = 4
-"""Roundings that are far above their bounds are so in more than one of so many elements."""
+"""Where a format of few bits rounds far beyond the bounds, more than one of this many elements is wrong."""
 
 FAR_ABOVE = 8.0
-"""Where the worst of roundings is so many times its bound, most others are above theirs."""
+"""If the worst rounding error is this many times its bound, most other errors exceed their bounds too."""
 
 LARGE_SCORES = "exact"
 """The law that sets large scores."""
@@ -109,8 +109,8 @@ class Need:
         """How failing lengths differ from those that hold, with the length that divides them; None if that is unknown.
 
         They are "above" or "below" it if all that hold are on the other side, and "no multiple of" a tile's length or,
-        if that is certain, ``ONE_ABOVE`` one. Of lengths that fail by no rule there is none, and neither is one if no
-        other length is known to hold.
+        if that is certain, ``ONE_ABOVE`` one. It is unknown if lengths fail by no such rule, or if none is known to
+        hold.
         """
         if self.name not in LENGTHS or self.is_irregular or not self.holds:
             return None
@@ -149,7 +149,7 @@ class Need:
     def is_met(self, case: Case) -> bool:
         """Whether a case may show the bug, as far as this field decides it.
 
-        If lengths that are alike fail and hold, any length may fail, as it depends on other sizes which of them do.
+        Where other sizes decide which lengths fail, any length may show it.
         """
         if self.is_irregular:
             return True
@@ -220,7 +220,7 @@ class Bug:
 
     @property
     def fields_needed(self) -> set[str]:
-        """The names of the fields that it needs, and those of what they follow from; unequal lengths do from both."""
+        """The names of the fields that it needs, and of those that they follow from, as unequal lengths from both."""
         made_of = {**MADE_OF, "lengths": LENGTHS}
         names = {need.name for need in self.needs}
         return names.union(*(made_of.get(name, ()) for name in names))
@@ -477,7 +477,7 @@ def is_in_common(mine: Finding, other: Finding) -> bool:
 def leaves_roundings(mine: Finding, left: Finding) -> bool:
     """Whether what is left of a large error is one as small as roundings; of lse any error may be small.
 
-    One that is far above its bound in a few elements alone is none: casts to a format of few bits round all of them.
+    A small error that is far above its bound, but in few elements, is no rounding: a cast rounds all elements.
     """
     if mine.tensor != left.tensor or left.tensor == "lse" or is_small(mine) or not is_small(left):
         return False

@@ -14,7 +14,16 @@ from strategies.case import Case
 from tests.harness.apart import FEWEST, LONGER, longer
 from tests.harness.attribute import cures
 from tests.harness.bugs import SIZES_OF_TILES, Need
-from tests.harness.vary import LENGTHS, PARTIAL, VALUES_OF, WHOLE, tiles_of, with_normal_numbers, with_value
+from tests.harness.vary import (
+    LENGTHS,
+    PARTIAL,
+    VALUES_OF,
+    WHOLE,
+    tiles_of,
+    with_normal_numbers,
+    with_seeds,
+    with_value,
+)
 
 Fails = Callable[[Case], bool]
 """Whether a changed case fails as the smallest case of a bug does."""
@@ -28,10 +37,10 @@ ALIKE = (35, 37, 39, 41)
 """Lengths between the ends of the same tiles, whatever the tiles are. Where only some of them show a bug, that depends
 on what they leave when divided by some number, as where keys are split into as many parts as there is room for.
 """
-OF_SCORES = ("sm_scale", "head_dim")
-"""Fields that make scores larger or smaller. With a softmax of few large weights, a bug of the others hardly shows."""
+SCALING = ("sm_scale", "head_dim")
+"""Fields that make scores larger or smaller. Where the softmax has few large weights, wrong small ones hardly show."""
 SEEDS = 4
-"""How many seeds of a case with other scores are tried."""
+"""A changed case is tried with this many seeds where its numbers may hide a bug that it has."""
 OTHER_LENGTHS = (LONGER + 1, LONGER + 8, LONGER)
 """What the other length is while one is varied: the first of these that is claimed. Odd lengths fill no tile."""
 
@@ -49,7 +58,7 @@ def certain(matter: Sequence[Need], case: Case, fails: Fails, capabilities: Capa
         return
     for need in matter:
         changed = list(cures(need, shown, capabilities)) if need.is_telling else []
-        if changed and not any(shows(x) for case in changed for x in _by_chance(need, case)):
+        if changed and not any(shows(x) for cured in changed for x in _with_other_numbers(need, cured)):
             yield replace(need, is_certain=True)
     for search in (_borders, _lengths_of_no_rule):
         found = [x for name in LENGTHS for x in search(name, case, shown, shows, capabilities)]
@@ -80,14 +89,13 @@ def accidental(
         changed = shown if need.name in VALUES_OF else []
         if need.is_telling:
             changed = [other for x in shown for other in cures(need, x, capabilities)]
-        if changed and all(any(map(shows_this, _by_chance(need, x))) for x in changed):
+        if changed and all(any(map(shows_this, _with_other_numbers(need, x))) for x in changed):
             yield need
 
 
-def _by_chance(need: Need, changed: Case) -> Iterator[Case]:
-    """Yield a case whose need is changed; with other numbers too if that makes other scores, as they may hide a bug."""
-    seeds = SEEDS if need.name in OF_SCORES else 1
-    return (replace(changed, seed=changed.seed + at) for at in range(seeds))
+def _with_other_numbers(need: Need, changed: Case) -> Iterator[Case]:
+    """Yield a case in which the field of a need was changed, with several seeds if that changes the scores."""
+    return with_seeds(changed, SEEDS if need.name in SCALING else 1)
 
 
 def claimed_and(fails: Fails, capabilities: Capabilities) -> Fails:
@@ -159,9 +167,7 @@ def _lengths_of_no_rule(
     """Yield a need of one length if only some of the lengths ``ALIKE`` show the bug, whatever the seed is."""
     showing: dict[int, set[bool | None]] = {}
     for x in ALIKE:
-        showing[x] = {
-            _shows_at(x, name, replace(shown, seed=shown.seed + at), shows, capabilities) for at in (0, 1)
-        }
+        showing[x] = {_shows_at(x, name, of_seed, shows, capabilities) for of_seed in with_seeds(shown, 2)}
         if len(showing[x]) > 1 or None in showing[x]:
             return
     fails = tuple(x for x, told in showing.items() if True in told)

@@ -16,10 +16,10 @@ In the rest of the time it is compiled for any.
 class Compiling:
     """What the kernel of a run is compiled for: any sizes and strides, or those of each case, as users run it.
 
-    Compiled for any, it hardly ever has to be compiled for one more case. ``is_general`` says whether it is so for
-    what is asked about a failure, and ``takes_turns`` whether it is so for most drawn cases. It takes none if it
-    ``is_apart``, which means that it was seen to fail as compiled for any values alone. ``seconds`` has the time of
-    the drawn cases that were run with the kernel compiled for any values (True), and for their own (False).
+    Compiled for any, it hardly ever has to be compiled for one more case. ``is_general`` says whether it is compiled
+    for any while a failure is looked into, and ``takes_turns`` whether it is for most drawn cases. It is for none if it
+    ``is_apart``: then it was seen to fail only as compiled for any. ``seconds`` has the time of the drawn cases that
+    were run with the kernel compiled for any sizes and strides (True), and for their own (False).
     """
 
     is_general: bool = False

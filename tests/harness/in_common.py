@@ -9,7 +9,7 @@ from strategies.case import Case, Spike
 from tests.harness.apart import LONGER, longer
 from tests.harness.attribute import cures
 from tests.harness.bugs import Need
-from tests.harness.certain import claimed_and
+from tests.harness.certain import SEEDS, claimed_and
 from tests.harness.report import Failure
 from tests.harness.vary import (
     BLIND,
@@ -31,12 +31,10 @@ from tests.harness.vary import (
     WHOLE_TILES,
     value_of,
     with_normal_numbers,
+    with_seeds,
     with_slices_as,
     with_value,
 )
-
-SEEDS = 4
-"""How many seeds of a changed case are tried, as its numbers may hide there what one slice does to another."""
 
 Fails = Callable[[Case], bool]
 """Whether a changed case fails as the smallest case of a bug does."""
@@ -179,6 +177,5 @@ def by_masks(needs: Sequence[Need], case: Case, fails: Fails, capabilities: Capa
 
 
 def _fails_with_some_seed(case: Case, fails: Fails, capabilities: Capabilities) -> bool:
-    """Whether a changed case fails with some numbers of the same kind."""
-    seeds = (replace(case, seed=case.seed + at) for at in range(SEEDS))
-    return capabilities.admits(case) and any(map(fails, seeds))
+    """Whether a changed case fails with some seed: its numbers may hide what one slice does to another."""
+    return capabilities.admits(case) and any(map(fails, with_seeds(case, SEEDS)))

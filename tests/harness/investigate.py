@@ -36,7 +36,7 @@ from tests.harness.runs import Runs
 from tests.harness.severity import found_in_ordinary, with_contrast
 from tests.harness.sightings import Sightings
 from tests.harness.standalone import exit_status, prepare
-from tests.harness.vary import LENGTHS, SCORES, Field, value_of, with_value
+from tests.harness.vary import LENGTHS, SCORES, Field, value_of, with_seeds, with_value
 from tests.harness.verdict import NUMBERS, UNCLEAR, Finding
 
 EXPLAIN_SECONDS = 10.0
@@ -187,7 +187,7 @@ class Investigation:
         return is_not_cured(f.finding, found) and not self.is_of_another(found, case)
 
     def is_of_another(self, found: Finding | None, case: Case) -> bool:
-        """Whether wrong numbers are left where there was NaN or infinity, and a known bug may have made them."""
+        """Whether a changed case has wrong numbers in place of this failure's NaN, and a known bug may make them."""
         if found is None or (self.failure.finding.kind, found.kind) != ("nonfinite", "error"):
             return False
         return any(bug.could_break(found) and bug.is_met(case) for bug in self.others())
@@ -444,7 +444,7 @@ class Investigation:
         of_numbers = all(need.is_numeric or need.name in (SCORES, "dtype") for need in bug.needs)
         if not of_numbers or mine.kind not in NUMBERS or is_small(mine):
             return False
-        others = (replace(showing, seed=showing.seed + at) for at in range(1, OTHER_NUMBERS + 1))
+        _, *others = with_seeds(showing, 1 + OTHER_NUMBERS)
         with suppress(BudgetSpent):
             return not all(self.fails_in_common(spend, case) for case in others)
         return False

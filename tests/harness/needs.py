@@ -98,7 +98,7 @@ class NeedSearch:
         yield self.in_general(several, fails)
 
     def in_general(self, needs: Sequence[Need], fails: Callable[[Case], bool]) -> tuple[Need, ...]:
-        """Return the needs, each group of them that a more general one explains replaced by that, without accidents."""
+        """Return general needs in place of those they explain, without those that matter by chance."""
         general = in_common(needs, self.failure, fails, self.claims)
         told = without_lengths_of_no_rule(without_accidents(general))
         return without_several_keys(told) if self.failure.finding.tensor in OF_SCORES else told
@@ -378,9 +378,9 @@ def without_lengths_of_no_rule(needs: Sequence[Need]) -> tuple[Need, ...]:
 
 
 def without_several_keys(needs: Sequence[Need]) -> tuple[Need, ...]:
-    """Return the needs of a bug of dq or dk; beside others, without that of more than one key.
+    """Return the needs of a bug of dq or dk without that of more than one key, unless it is the only one.
 
-    Of one key dS is 0, so that they hold whatever the bug does, unless NaN or infinity is among the scores.
+    With one key dS is 0, so that dq and dk are right whatever the bug does. NaN among the scores shows it all the same.
     """
     others = tuple(need for need in needs if (need.name, need.side) != ("seqlen_k", ("above", 1)))
     return others or tuple(needs)

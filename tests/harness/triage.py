@@ -52,7 +52,7 @@ IN_GENERAL_ALONE = (
 """The message on a kernel whose cases hold as users run them."""
 
 MOST_NEEDS = 2
-"""A bug that seems to need more than these, in the case as it was drawn, is not told apart by them."""
+"""If only the drawn case of a bug is known, more needs than these do not tell it from known bugs."""
 
 POLL_SECONDS = 0.2
 """Seconds between looks whether another process has finished its investigation."""
@@ -296,9 +296,10 @@ class Triage:
             self._keep(bug, broken, investigation.cases.shrunk)
 
     def _is_told_apart(self, bug: Bug) -> bool:
-        """Whether a bug needs few fields, and none of those that known bugs of the same tensors need.
+        """Whether what a bug needs tells it from all known bugs that make the same tensors wrong.
 
-        This is asked of a bug that is told in a hurry, of which only the case that was drawn is known.
+        It does if it needs few fields, and none that they need. This is asked at the end of a run, when there is no
+        time to look for a smaller case than the one that was drawn.
         """
         rivals = [x for x in self.known.bugs.values() if x.could_break(bug.failure.finding)]
         own = bug.fields_needed

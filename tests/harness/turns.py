@@ -20,7 +20,7 @@ TURN_SECONDS = 6.0
 Each turn draws from compiled variants of its own, so that many short turns would compile most of their time.
 """
 TURNS_OF_SERIES = 2
-"""So many turns of a law at a dtype share compiled variants in each round, one after the other."""
+"""In each round, this many turns of a law at a dtype use the same compiled variants, one after the other."""
 LAST_ROUND = 0.2
 """The share of the last round, in which huge strides are drawn too, because they end the process of many a kernel."""
 
@@ -69,9 +69,10 @@ class Turn:
         return focused(claims, self.round, f"{seed} {self.series}")
 
     def begins_far(self, focus: Focus, device_type: str) -> bool:
-        """Whether all tensors of its first example have huge strides, where these are claimed: in the last of many.
+        """Whether the first example has huge strides in all tensors, as in the last of several turns on the CPU.
 
-        A slow kernel may have no other example in that turn. On a GPU they would leave other processes no memory.
+        A slow kernel may have time for no other example in that turn. On a GPU such tensors would leave no memory to
+        other processes.
         """
         is_last_of_many = self.last and self.number > 0
         return is_last_of_many and device_type == "cpu" and "huge" in focus.capabilities.layouts

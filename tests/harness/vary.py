@@ -291,6 +291,11 @@ def with_zeros(tensor: str, case: Case) -> Case:
     return _with(case, {f"{tensor}_values": "zeros", "spikes": spikes})
 
 
+def with_seeds(case: Case, count: int) -> Iterator[Case]:
+    """Yield the case with its own seed and with the next ones, ``count`` in all: other numbers of the same families."""
+    return (replace(case, seed=case.seed + at) for at in range(count))
+
+
 def with_normal_numbers(case: Case) -> Case:
     """Return the case with normal numbers in all tensors, and with no entry set."""
     return _with(case, {"spikes": (), **{f"{tensor}_values": "normal" for tensor in TENSORS}})

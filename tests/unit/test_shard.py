@@ -33,6 +33,7 @@ def drawn(seed: int | None = None, shard: str | None = None) -> list[str]:
 
 
 def drawn_in_turn(turn: Turn, seed: int | None = None, shard: str | None = None) -> list[Case]:
+    """Return the cases that a turn draws in a run with this seed and shard."""
     found: list[Case] = []
 
     def uphold(law: object, case: Case) -> None:
