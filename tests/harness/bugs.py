@@ -319,18 +319,18 @@ class Bug:
         return is_of_numbers and not any(need.is_telling for need in self.needs)
 
     def keeps_state_as(self, other: "Bug") -> bool:
-        """Whether it makes repeats of any call differ, and so does the other bug, or that one comes and goes.
+        """Whether it makes repeats of calls differ, and so does the other bug, or that one comes and goes.
 
         What an earlier call has left behind, or a race, may spoil any tensor in any law of several calls. A failure
-        that comes and goes is of the same tensors.
+        that comes and goes is of the same tensors, in a case that has what makes repeats differ.
         """
         theirs = other.failure.finding
         if self.differs_always(OF_REPEATS) and other.differs_always(OF_SEVERAL_CALLS):
             return True
-        is_of_state = self.failure.law in OF_REPEATS and self.is_everywhere
-        return (
-            is_of_state and theirs.kind == INTERMITTENT and set() < wrong_tensors(theirs) <= {*self.tensors}
-        )
+        if self.failure.law not in OF_REPEATS or theirs.kind != INTERMITTENT:
+            return False
+        may_show = self.is_everywhere or (bool(self.needs) and self.is_met(other.failure.case))
+        return may_show and set() < wrong_tensors(theirs) <= {*self.tensors}
 
     def is_like(self, other: "Bug") -> bool:
         """Whether both are one bug, to judge by their records alone.

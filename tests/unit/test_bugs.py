@@ -286,11 +286,11 @@ class TestNeeds:
             assert not breaking(one, LONG).could_break(breaking(other).failure.finding)
 
     def test_what_a_kernel_keeps_from_call_to_call_is_one_bug_with_what_comes_and_goes(self) -> None:
-        def found(law: str, *tensors: str, shown: int = 20) -> Bug:
-            return replace(bug(CASE, tensors, law=law), severity=Severity(shown, 20))
+        def found(law: str, *tensors: str, shown: int = 20, needs: tuple[Need, ...] = ()) -> Bug:
+            return replace(bug(CASE, tensors, *needs, law=law), severity=Severity(shown, 20))
 
-        def at_times(*tensors: str) -> Bug:
-            known = bug(CASE, tensors)
+        def at_times(*tensors: str, **fields: Any) -> Bug:
+            known = bug(replace(CASE, **fields), tensors)
             return with_finding(known, replace(known.failure.finding, kind=INTERMITTENT))
 
         def are_one(one: Bug, other: Bug) -> bool:
@@ -301,6 +301,9 @@ class TestNeeds:
         assert not are_one(found("memory", "dk", "dv"), at_times("dq"))
         assert not are_one(found("backward", "dk", "dv"), at_times("dv"))
         assert not are_one(found("memory", "dk", "dv", shown=3), at_times("dv"))
+        if_long = found("memory", "dk", "dv", shown=3, needs=(LONG,))
+        assert are_one(if_long, at_times("dv", seqlen_k=65))
+        assert not are_one(if_long, at_times("dv", seqlen_k=3))
 
     def test_a_bug_that_is_met_again_needs_no_more_than_both_cases_have(self) -> None:
         known = bug(replace(CASE, seqlen_k=65), ("out",), CAUSAL, LONG)
