@@ -15,6 +15,11 @@ LONGER = 64
 FEWEST = 8
 """With so many rows and keys of ordinary numbers, what a wrong forward returns is hardly right by chance."""
 
+ELSEWHERE = ((129, 7), (7, 129), (129, 129), (15, 3), (3, 15))
+"""Numbers of rows and keys at which two bugs may be told apart: fewer than any tile has, or more. None fills its tiles,
+so that a bug shows in both passes of a kernel whose tiles are of other sizes.
+"""
+
 Try = Callable[[str, Case, frozenset[str]], Finding | None]
 """Runs a law on a case without judging some tensors, and returns what it finds, or None."""
 
@@ -25,8 +30,9 @@ def are_apart(
     """Whether two bugs make different tensors wrong, each in its smallest case with ordinary numbers.
 
     They do if no tensor is wrong in both, if out is wrong in one of them and right in the other, or if out is right in
-    both and the tensor that one was found by is right in the other. Where more rows bring in one of ``third``, nothing
-    is known.
+    both and the tensor that one was found by is right in the other. If out is wrong in both although one was found by a
+    gradient alone, they do if that gradient is wrong at other lengths where out and lse are right. Where more rows
+    bring in one of ``third``, nothing is known.
     """
     mine, theirs = one.failure, other.failure
     if any(x.is_met(longer(f.case)) and not x.is_met(f.case) for f in (mine, theirs) for x in third):
@@ -36,8 +42,13 @@ def are_apart(
         return False
     of_other = theirs.law, theirs.case, theirs.finding
     others = wrong_with_ordinary_numbers(*of_other, run, capabilities, other.needs)
-    if not others or "out" in some & others:
+    if not others:
         return False
+    if "out" in some & others:
+        of_gradients = [x for x in (wrong_tensors(f.finding) for f in (mine, theirs)) if x <= {*GRADIENTS}]
+        return any(
+            x & wrong_alone(f.case, run, capabilities, third) for x in of_gradients for f in (mine, theirs)
+        )
     found_by = {mine.finding.tensor, theirs.finding.tensor}
     return some.isdisjoint(others) or "out" in some | others or not found_by <= some & others
 
@@ -53,6 +64,25 @@ def leaves_out_right(law: str, case: Case, finding: Finding, run: Try, capabilit
     wrong = (wrong_with_ordinary_numbers(law, case, finding, run, capabilities, more=x) for x in rows)
     found = next(filter(None, wrong), set[str]())
     return bool(found) and "out" not in found
+
+
+def wrong_alone(case: Case, run: Try, capabilities: Capabilities, third: Collection[Bug] = ()) -> set[str]:
+    """Return the gradients that are wrong where out and lse are right, with the case's options at some other lengths.
+
+    A bug that makes all of them wrong with ordinary numbers would do so there as well. Lengths at which one of
+    ``third`` makes gradients alone wrong tell nothing.
+    """
+    of_gradients = [x for x in third if {*x.tensors} <= {*GRADIENTS}]
+    alone: set[str] = set()
+    for seqlen_q, seqlen_k in ELSEWHERE if capabilities.backward else ():
+        elsewhere = with_no_more_than(SIMPLEST, replace(case, seqlen_q=seqlen_q, seqlen_k=seqlen_k))
+        if not capabilities.admits(elsewhere) or any(x.is_met(elsewhere) for x in of_gradients):
+            continue
+        found = run("backward", elsewhere, frozenset())
+        wrong = wrong_tensors(found) if found and found.kind in NUMBERS and not is_small(found) else set()
+        if wrong <= {*GRADIENTS}:
+            alone |= wrong
+    return alone
 
 
 def longer(case: Case, rows: int = LONGER) -> Case:

@@ -9,7 +9,7 @@ from typing import Any
 from kernels.contract import GRADIENTS, OUTPUTS, Capabilities
 from reference.bounds.accumulation import SHRINKING_SAFETY
 from strategies.case import SIMPLEST, TENSORS, Case
-from tests.harness.apart import FEWEST, longer, wrong_with_ordinary_numbers
+from tests.harness.apart import FEWEST, longer, wrong_alone, wrong_with_ordinary_numbers
 from tests.harness.attribute import cures, needs_of, resisted_shrinking
 from tests.harness.budget import BudgetSpent
 from tests.harness.bugs import Need, are_kindred, is_not_cured, is_small, wrong_tensors
@@ -252,8 +252,9 @@ class NeedSearch:
         """Return all tensors that are wrong because of the bug, under its own law and the plain ones.
 
         Tensors that are still wrong when a need of the bug is taken away are another bug's, and so are those that are
-        right in its smallest case with ordinary numbers. A bug that needs no numbers of its own shows with normal ones
-        what few numbers hide, and in more rows and keys what one of them hides: of one key, dq and dk are 0.
+        right in its smallest case with ordinary numbers, and gradients that are wrong elsewhere while out is right. A
+        bug that needs no numbers of its own shows with normal ones what few numbers hide, and in more rows and keys
+        what one of them hides: of one key, dq and dk are 0.
         """
         f, own = self.failure, self.failure.law
         if not any(need.name in (SCORES, NAN, *VALUES_OF) for need in needs):
@@ -269,11 +270,15 @@ class NeedSearch:
                     for case in cured:
                         wrong = wrong - self.wrong(case, law, spend)
                 found |= wrong
-        capabilities = self.claims
-        ordinarily = wrong_with_ordinary_numbers(
-            f.law, f.case, f.finding, lambda law, case, _: self.found(case, law, spend), capabilities, needs
-        )
-        return self.kindred(found & ordinarily if ordinarily else found)
+
+        def run(law: str, case: Case, _: frozenset[str]) -> Finding | None:
+            return self.found(case, law, spend)
+
+        ordinarily = wrong_with_ordinary_numbers(f.law, f.case, f.finding, run, self.claims, needs)
+        found &= ordinarily or found
+        with suppress(BudgetSpent):
+            found -= wrong_alone(f.case, run, self.claims) if "out" in found else set()
+        return self.kindred(found)
 
     def longer(self, case: Case, needs: Sequence[Need]) -> Iterator[Case]:
         """Yield the case with more rows and keys, if it is claimed and has what the bug needs."""

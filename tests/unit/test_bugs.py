@@ -12,6 +12,7 @@ import pytest
 from kernels.contract import KnownFailure
 from reference.family import implied
 from strategies.case import Case, Spike
+from tests.harness.apart import wrong_alone
 from tests.harness.attribute import Broken, attribute, is_same, needs_of
 from tests.harness.bugs import (
     Bug,
@@ -119,6 +120,24 @@ class TestAttribution:
         assert blamed == [known]
         assert rest is not None
         assert (rest.finding.tensor, rest.ignored) == ("lse", {"out"})
+
+    def test_a_gradient_that_is_wrong_where_out_is_right_is_another_bug(self) -> None:
+        def of_one(case: Case) -> set[str]:
+            return {"out", "lse", "dq"} if case.causal else set()
+
+        def of_two(case: Case) -> set[str]:
+            return {"dq", *(("out", "lse") if case.seqlen_q % 32 != 1 else ())} if case.causal else set()
+
+        known = bug(CASE, ("lse", "out"), CAUSAL)
+        assert self.left(of_one, CASE, known) == (None, [replace(known, tensors=("dq", "lse", "out"))])
+        rest, blamed = self.left(of_two, CASE, known)
+        assert blamed == [known]
+        assert rest is not None
+        assert rest.finding.tensor == "dq"
+        assert not is_same(known, bug(CASE, ("dq",), CAUSAL), runner(of_two), CLAIMS)
+        third = bug(CASE, ("dq",), GROUP)
+        assert wrong_alone(CASE, runner(of_two), CLAIMS) == {"dq"}
+        assert wrong_alone(CASE, runner(of_two), CLAIMS, [third]) == set()
 
     def test_nan_of_out_that_reaches_a_gradient_is_explained_with_it(self) -> None:
         def left(kind_of_dq: str) -> Broken | None:
