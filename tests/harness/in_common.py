@@ -6,7 +6,7 @@ from typing import Any
 
 from kernels.contract import Capabilities
 from strategies.case import Case, Spike
-from tests.harness.apart import LONGER, longer
+from tests.harness.apart import FEWEST, LONGER, longer
 from tests.harness.attribute import cures
 from tests.harness.bugs import Need
 from tests.harness.certain import SEEDS, claimed_and
@@ -14,6 +14,7 @@ from tests.harness.report import Failure
 from tests.harness.vary import (
     BLIND,
     HEADS,
+    HIDDEN,
     LENGTHS,
     MADE_OF,
     MASKED,
@@ -35,18 +36,27 @@ from tests.harness.vary import (
     with_slices_as,
     with_value,
 )
+from tests.harness.verdict import Finding
+
+OF_ROWS = ("out", "lse", "dq")
+"""Tensors that have elements of their own for each row."""
 
 Fails = Callable[[Case], bool]
 """Whether a changed case fails as the smallest case of a bug does."""
 
 
+Look = Callable[[Case], Finding | None]
+"""Returns what is found in a changed case, None where it does not fail as the smallest case of a bug does."""
+
+
 def in_common(
-    needs: Sequence[Need], failure: Failure, fails: Fails, capabilities: Capabilities
+    needs: Sequence[Need], failure: Failure, fails: Fails, look: Look, capabilities: Capabilities
 ) -> list[Need]:
     """Return the needs of a failure, each group of them that a more general one explains replaced by that."""
     case = failure.case
     needs = by_scores(by_nan(needs, case, fails), failure, fails)
-    needs = by_heads(by_blind_rows(needs, case, fails, capabilities), case, fails, capabilities)
+    needs = by_blind_rows(needs, case, fails, look, capabilities)
+    needs = by_heads(needs, case, fails, capabilities)
     return by_masks(by_slices(needs, case, fails, capabilities), case, fails, capabilities)
 
 
@@ -97,12 +107,15 @@ def by_nan(needs: Sequence[Need], case: Case, fails: Fails) -> list[Need]:
     return [*(need for need in needs if need not in numbers), Need(NAN, (True,), (False,))]
 
 
-def by_blind_rows(needs: Sequence[Need], case: Case, fails: Fails, capabilities: Capabilities) -> list[Need]:
+def by_blind_rows(
+    needs: Sequence[Need], case: Case, fails: Fails, look: Look, capabilities: Capabilities
+) -> list[Need]:
     """Replace needs of lengths and of the causal mask by one of rows that see no key, if only such rows are wrong.
 
-    A wrong causal mask fails with more keys than queries too, or with as many, if there are enough rows. If there are
-    no keys, lengths say the same, unless a mask that hides all keys fails as well. In a case with NaN, other lengths
-    tell nothing, because they move it to other rows.
+    A wrong causal mask fails with more keys than queries too, or with as many, if there are enough rows. But so may
+    another bug, which tells nothing if with ordinary numbers only rows that see no key are wrong. If there are no keys,
+    lengths say the same, unless a mask that hides all keys fails as well. In a case with NaN, other lengths tell
+    nothing, because they move it to other rows.
     """
     of_rows = [need for need in needs if need.name in (*LENGTHS, "lengths", "causal")]
     own = value_of(case, BLIND)
@@ -110,7 +123,9 @@ def by_blind_rows(needs: Sequence[Need], case: Case, fails: Fails, capabilities:
     cured = (
         list(cures(blind, case, capabilities)) if of_rows and own != SEEN and not value_of(case, NAN) else []
     )
-    if not cured or any(map(fails, [*cured, *map(longer, cured)])):
+    if not cured:
+        return list(needs)
+    if any(map(fails, [*cured, *map(longer, cured)])) and not _are_rows_blind(case, look, capabilities):
         return list(needs)
 
     def fails_too(**fields: Any) -> bool:
@@ -128,11 +143,35 @@ def by_blind_rows(needs: Sequence[Need], case: Case, fails: Fails, capabilities:
     return [*(need for need in needs if need not in of_rows), blind]
 
 
+def _are_rows_blind(case: Case, look: Look, capabilities: Capabilities) -> bool:
+    """Whether no row is wrong that sees a key, in the case with ordinary numbers and a few more rows and keys."""
+    few = longer(with_normal_numbers(case), FEWEST)
+    finding = look(few) if capabilities.admits(few) else None
+    if finding is None or finding.tensor not in OF_ROWS or value_of(few, BLIND) != HIDDEN:
+        return False
+    blind = few.seqlen_q - few.seqlen_k
+    return finding.index[2] < blind and finding.wrong * few.seqlen_q <= finding.total * blind
+
+
 def by_heads(needs: Sequence[Need], case: Case, fails: Fails, capabilities: Capabilities) -> list[Need]:
-    """Replace needs of ``heads_kv`` and ``group`` by one of the number of query heads, if it fails for both alike."""
+    """Replace needs of ``heads_kv`` and ``group`` by one of the number of query heads, if it fails for both alike.
+
+    The numbers of the smallest case may lie in a key head that shows nothing then. Ordinary ones fail in any, and what
+    else the bug needs tells that it is this bug.
+    """
     of_heads = [need for need in needs if need.name in ("heads_kv", "group")]
+    others = [need for need in needs if need not in of_heads]
+
+    def is_alike(changed: Case) -> bool:
+        if _fails_with_some_seed(changed, fails, capabilities):
+            return True
+        normal = with_normal_numbers(changed)
+        if not others or not _fails_with_some_seed(normal, fails, capabilities):
+            return False
+        return not any(all(map(fails, cures(need, normal, capabilities))) for need in others)
+
     alike = [replace(case, heads_kv=case.heads_q, group=1), replace(case, heads_kv=1, group=case.heads_q)]
-    if not of_heads or not all(_fails_with_some_seed(x, fails, capabilities) for x in alike):
+    if not of_heads or not all(map(is_alike, alike)):
         return list(needs)
     holds = {with_value(case, need.name, value).heads_q for need in of_heads for value in need.holds}
     number = Need(HEADS, (case.heads_q,), tuple(sorted(holds)))

@@ -99,7 +99,12 @@ class NeedSearch:
 
     def in_general(self, needs: Sequence[Need], fails: Callable[[Case], bool]) -> tuple[Need, ...]:
         """Return general needs in place of those they explain, without those that matter by chance."""
-        general = in_common(needs, self.failure, fails, self.claims)
+        law = self.failure.law
+
+        def look(case: Case) -> Finding | None:
+            return self.found(case, law, lambda: None) if law in PLAIN_LAWS and fails(case) else None
+
+        general = in_common(needs, self.failure, fails, look, self.claims)
         told = without_lengths_of_no_rule(without_accidents(general))
         return without_several_keys(told) if self.failure.finding.tensor in OF_SCORES else told
 
@@ -175,10 +180,22 @@ class NeedSearch:
         else:
             holds = tuple(value_of(held, name) for held in varied.held)
             if name in COUNTS:  # of any number but one, what is wrong may be another
-                holds = tuple(x for x in holds if x == 1) or holds
+                holds = tuple(x for x in holds if x == 1) or self.with_ordinary_numbers(name, holds, fails)
             # Nothing is wrong in an empty tensor.
             if name not in LENGTHS or any(holds):
                 yield Need(name, (own,), holds)
+
+    def with_ordinary_numbers(
+        self, name: str, holds: tuple[Any, ...], fails: Callable[[Case], bool]
+    ) -> tuple[Any, ...]:
+        """Return those values of a field that hold with ordinary numbers too, if these show the bug; else all.
+
+        A small case has its numbers in one head or sequence, and with others it may be another one that is wrong.
+        """
+        normal = with_normal_numbers(self.failure.case)
+        if not fails(normal):
+            return holds
+        return tuple(x for x in holds if not fails(with_value(normal, name, x))) or holds
 
     def other_way_round(self, fails: Callable[[Case], bool]) -> list[str]:
         """Return the value of "lengths" with more of the other length, if the case and a longer one hold that way."""

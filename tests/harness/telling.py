@@ -82,9 +82,16 @@ def _need(need: Need) -> str:
         return f"lengths that fill no {need.name}"
     if need.name.endswith(PAIR):
         return need.name
+    if need.name in (HEADS, *MADE_OF[SLICES]) and _are_odd(need):
+        return f"odd {need.name}"
     if need.name == "sm_scale":
         return _scale(need)
     return f"{need.name} {text(need.fails[0])}"
+
+
+def _are_odd(need: Need) -> bool:
+    """Whether all numbers that fail are odd, and several that hold are even."""
+    return all(x % 2 for x in need.fails) and len(need.holds) > 1 and not any(x % 2 for x in need.holds)
 
 
 def _scale(need: Need) -> str:

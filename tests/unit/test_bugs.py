@@ -70,6 +70,8 @@ from tests.unit.bugs import (
         (Need("seqlen_k", (1,), (2, 3)), "seqlen_k below 2"),
         (Need("seqlen_k", (0,), (1,)), "no keys"),
         (Need("seqlen_k", (2,), (1, 3)), "certain seqlen_k"),
+        (Need("heads_kv", (3,), (2, 4)), "odd heads_kv"),
+        (Need("heads_kv", (3,), (2,)), "heads_kv 3"),
         (CAUSAL, "causal True"),
     ],
 )

@@ -347,6 +347,10 @@ def hidden(case: Case) -> bool:
     return case.causal and case.seqlen_q > case.seqlen_k > 0
 
 
+def nothing(case: Case) -> None:
+    """Find nothing in a case."""
+
+
 HIDDEN_ROWS = replace(CASE, seqlen_q=90, seqlen_k=70)
 NEEDS = [CAUSAL, Need("lengths", ("more queries than keys",), ("equal",))]
 
@@ -362,7 +366,7 @@ NEEDS = [CAUSAL, Need("lengths", ("more queries than keys",), ("equal",))]
 def test_rows_that_see_no_key_are_one_need_however_they_come_about(
     case: Case, shows: Callable[[Case], bool], holds: tuple[str, ...]
 ) -> None:
-    needs = by_blind_rows([*NEEDS, GROUP], case, shows, CLAIMS)
+    needs = by_blind_rows([*NEEDS, GROUP], case, shows, nothing, CLAIMS)
     assert [(need.name, need.holds) for need in needs] == [("group", (1,)), (BLIND, holds)]
     blind = needs[-1]
     known = bug(case, ("out",), blind)
@@ -385,7 +389,22 @@ def test_rows_that_see_no_key_are_one_need_however_they_come_about(
 def test_a_wrong_mask_or_no_keys_alone_are_told_by_their_fields(
     case: Case, shows: Callable[[Case], bool]
 ) -> None:
-    assert by_blind_rows(NEEDS, case, shows, CLAIMS) == NEEDS
+    assert by_blind_rows(NEEDS, case, shows, nothing, CLAIMS) == NEEDS
+
+
+@pytest.mark.parametrize(("row", "wrong", "is_told"), [(2, 20, True), (2, 21, False), (20, 1, False)])
+def test_what_other_lengths_show_tells_nothing_where_only_rows_without_a_key_are_wrong(
+    row: int, wrong: int, is_told: bool
+) -> None:
+    def shows(case: Case) -> bool:
+        return case.causal and case.seqlen_q != case.seqlen_k
+
+    def look(case: Case) -> Finding:
+        assert (case.seqlen_q, case.seqlen_k) == (98, 78)
+        return Finding(claim="so", kind="error", tensor="lse", index=(0, 0, row), wrong=wrong, total=98)
+
+    needs = by_blind_rows(NEEDS, HIDDEN_ROWS, shows, look, CLAIMS)
+    assert (needs != NEEDS) == is_told
 
 
 def test_bugs_with_more_queries_and_with_more_keys_are_two() -> None:
@@ -629,6 +648,37 @@ def test_heads_that_are_grouped_are_needs_of_their_own() -> None:
     needs = [Need("heads_kv", (2,), (1,)), GROUP]
     assert by_heads(needs, CASE, lambda case: case.heads_kv > 1 and case.group > 1, CLAIMS) == needs
     assert by_heads(needs[1:], CASE, lambda case: case.group > 1, CLAIMS) == needs[1:]
+
+
+def test_ordinary_numbers_show_that_heads_are_alike_where_the_numbers_of_a_case_do_not() -> None:
+    needs = [Need("group", (2,), (1,)), LONG]
+    case = replace(CASE, heads_kv=1, k_values="zeros")
+
+    def of_query_heads(case: Case) -> bool:
+        has_numbers = case.heads_kv == 1 or case.k_values == "normal"
+        return case.heads_q > 1 and case.seqlen_k > 64 and has_numbers
+
+    assert [need.name for need in by_heads(needs, case, of_query_heads, CLAIMS)] == ["seqlen_k", "heads_q"]
+
+    def with_another(case: Case) -> bool:
+        return of_query_heads(case) or (case.heads_kv > 1 and case.k_values == "normal")
+
+    assert by_heads(needs, case, with_another, CLAIMS) == needs
+
+
+def test_a_number_of_heads_holds_only_if_ordinary_numbers_do_not_show_the_bug_in_it() -> None:
+    case = replace(CASE, heads_kv=3, group=1, dout_values="zeros")
+
+    def fails(case: Case) -> bool:
+        """Fail if the last of an odd number of heads has numbers, which of zeros only the third one has."""
+        return case.heads_kv % 2 == 1 and (case.dout_values == "normal" or case.heads_kv == 3)
+
+    assert search(case).with_ordinary_numbers("heads_kv", (2, 4, 7), fails) == (2, 4)
+    assert search(case).with_ordinary_numbers("heads_kv", (2, 4, 7), lambda case: case.heads_kv == 3) == (
+        2,
+        4,
+        7,
+    )
 
 
 def test_a_bug_of_lengths_that_is_met_at_another_length_still_needs_some() -> None:
