@@ -309,10 +309,10 @@ class TestChild:
     ) -> None:
         (tmp_path / "tests").mkdir()
         (tmp_path / "tests" / "__init__.py").write_text("raise RuntimeError\n")
-        (tmp_path / "mine.py").write_text("def f(q, k, v, *, causal, sm_scale):\n    return q\n")
+        (tmp_path / "kernel_of_a_user.py").write_text("def f(q, k, v, *, causal, sm_scale):\n    return q\n")
         monkeypatch.chdir(tmp_path)
         child = Child("cpu")
-        assert KernelInfo.ask(child, "mine:f", ()).name == "mine.f"
+        assert KernelInfo.ask(child, "kernel_of_a_user:f", ()).name == "kernel_of_a_user.f"
         child.close()
 
 
