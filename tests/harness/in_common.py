@@ -132,9 +132,10 @@ def by_blind_rows(
         other = replace(case, **fields)
         return capabilities.admits(other) and fails(other)
 
-    # With rows that are no whole tiles more, a failure of certain lengths holds.
-    is_of_hidden = fails_too(
-        causal=True, seqlen_q=max(case.seqlen_q, 2 * LONGER) + LONGER + 1, seqlen_k=case.seqlen_k or LONGER
+    # With rows that are no whole tiles, or no whole tiles more than there are keys, a failure of certain lengths holds.
+    rows = max(case.seqlen_q, 2 * LONGER) + LONGER
+    is_of_hidden = any(
+        fails_too(causal=True, seqlen_q=rows + more, seqlen_k=case.seqlen_k or LONGER) for more in (1, 9)
     )
     if not is_of_hidden:
         return list(needs)

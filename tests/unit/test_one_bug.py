@@ -361,6 +361,11 @@ NEEDS = [CAUSAL, Need("lengths", ("more queries than keys",), ("equal",))]
         (HIDDEN_ROWS, lambda case: hidden(case) or without_keys(case), (SEEN,)),
         (replace(CASE, seqlen_k=0), lambda case: hidden(case) or without_keys(case), (SEEN,)),
         (HIDDEN_ROWS, hidden, (SEEN, NO_KEYS)),
+        (
+            replace(HIDDEN_ROWS, seqlen_q=2, seqlen_k=1),
+            lambda case: hidden(case) and (case.seqlen_q - case.seqlen_k) % 32,
+            (SEEN, NO_KEYS),
+        ),
     ],
 )
 def test_rows_that_see_no_key_are_one_need_however_they_come_about(
