@@ -166,7 +166,7 @@ def by_heads(needs: Sequence[Need], case: Case, fails: Fails, capabilities: Capa
     def is_alike(changed: Case) -> bool:
         if _fails_with_some_seed(changed, fails, capabilities):
             return True
-        normal = with_normal_numbers(changed)
+        normal = longer(with_normal_numbers(changed), FEWEST)
         if not others or not _fails_with_some_seed(normal, fails, capabilities):
             return False
         return not any(all(map(fails, cures(need, normal, capabilities))) for need in others)

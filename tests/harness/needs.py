@@ -188,11 +188,11 @@ class NeedSearch:
     def with_ordinary_numbers(
         self, name: str, holds: tuple[Any, ...], fails: Callable[[Case], bool]
     ) -> tuple[Any, ...]:
-        """Return those values of a field that hold with ordinary numbers too, if these show the bug; else all.
+        """Return those values of a field that hold with ordinary numbers in some rows, if these show the bug; else all.
 
         A small case has its numbers in one head or sequence, and with others it may be another one that is wrong.
         """
-        normal = with_normal_numbers(self.failure.case)
+        normal = longer(with_normal_numbers(self.failure.case), FEWEST)
         if not fails(normal):
             return holds
         return tuple(x for x in holds if not fails(with_value(normal, name, x))) or holds
