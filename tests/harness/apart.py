@@ -69,17 +69,18 @@ def leaves_out_right(law: str, case: Case, finding: Finding, run: Try, capabilit
 def wrong_alone(case: Case, run: Try, capabilities: Capabilities, third: Collection[Bug] = ()) -> set[str]:
     """Return the gradients that are wrong where out and lse are right, with the case's options at some other lengths.
 
-    A bug that makes all of them wrong with ordinary numbers would do so there as well. Lengths at which one of
-    ``third`` makes gradients alone wrong tell nothing.
+    A bug that makes all of them wrong with ordinary numbers would do so there as well. Tensors that one of ``third``
+    makes wrong there tell nothing, unless it makes out wrong, which is seen.
     """
-    of_gradients = [x for x in third if {*x.tensors} <= {*GRADIENTS}]
+    others = [x for x in third if "out" not in x.tensors]
     alone: set[str] = set()
     for seqlen_q, seqlen_k in ELSEWHERE if capabilities.backward else ():
         elsewhere = with_no_more_than(SIMPLEST, replace(case, seqlen_q=seqlen_q, seqlen_k=seqlen_k))
-        if not capabilities.admits(elsewhere) or any(x.is_met(elsewhere) for x in of_gradients):
+        if not capabilities.admits(elsewhere):
             continue
         found = run("backward", elsewhere, frozenset())
         wrong = wrong_tensors(found) if found and found.kind in NUMBERS and not is_small(found) else set()
+        wrong -= {tensor for x in others if x.is_met(elsewhere) for tensor in x.tensors}
         if wrong <= {*GRADIENTS}:
             alone |= wrong
     return alone

@@ -35,7 +35,7 @@ class Closed:
     def is_met(self, case: Case) -> bool:
         """Whether a case meets any of these."""
         return any(meets(case, known) for known in self.known) or any(
-            _may_show(bug, case) for bug in self.bugs
+            may_show(bug, case) for bug in self.bugs
         )
 
     def exits(self, case: Case, capabilities: Capabilities) -> Iterator[Case]:
@@ -44,7 +44,7 @@ class Closed:
             if meets(case, known):
                 return (yield from _out_of(known, case, capabilities))
         for bug in self.bugs:
-            if _may_show(bug, case):
+            if may_show(bug, case):
                 return (yield from _away_from(bug, case, capabilities))
         return None
 
@@ -86,11 +86,11 @@ def _away_from(bug: Bug, case: Case, capabilities: Capabilities) -> Iterator[Cas
     first = case.seed % len(bug.needs) if bug.needs else 0
     for need in (*bug.needs[first:], *bug.needs[:first]):
         for changed in cures(need, case, capabilities):
-            if not _may_show(bug, changed):
+            if not may_show(bug, changed):
                 yield changed
 
 
-def _may_show(bug: Bug, case: Case) -> bool:
+def may_show(bug: Bug, case: Case) -> bool:
     """Whether a case has all that a bug is known to need.
 
     If a bug needs certain numbers, and was seen without NaN, it is not looked for in a case with NaN: the NaN stands in

@@ -15,7 +15,7 @@ from strategies.case import Case, to_json
 from tests.harness.bugs import Bug, Severity
 from tests.harness.child import Child, ChildDied, DeviceLost, OutOfTime
 from tests.harness.imprecise import Imprecise, ImpreciseCall
-from tests.harness.known_bugs import KnownBugs
+from tests.harness.known_bugs import MOST_BLAMED, KnownBugs
 from tests.harness.law import law_named
 from tests.harness.precision import FEWEST_KEYS
 from tests.harness.report import Failure
@@ -24,6 +24,7 @@ from tests.harness.runs import HANG_SECONDS
 from tests.harness.screen import repeats
 from tests.harness.subject import Subject
 from tests.harness.verdict import Finding, Verdict
+from tests.unit.bugs import CAUSAL, bug
 from tests.unit.running import CASE, ENVIRONMENT, SMALL, TOYS, SubjectOf, finding_of, report_of
 
 
@@ -299,3 +300,15 @@ class TestSubject:
 
     def test_hypothesis_prints_it_in_one_word(self, subject_of: SubjectOf) -> None:
         assert repr(subject_of("sound")) == "<toys.sound float32>"
+
+
+def test_what_a_bug_seen_often_leaves_right_is_judged_in_its_cases_too(subject_of: SubjectOf) -> None:
+    subject, case = subject_of("wrong_gradient", shrink=False), replace(CASE, causal=True)
+    of_forward = bug(case, ("lse", "out"), CAUSAL)
+    subject.known.add(of_forward)
+    for _ in range(MOST_BLAMED):
+        subject.known.blame(of_forward, "forward", case, "out")
+    subject.uphold(law_named("forward"), case)
+    assert (subject.tally.set_aside, subject.tally.moved) == (1, 1)
+    assert finding_of(subject, "backward", case).tensor in ("dq", "dk", "dv")
+    assert subject.tally.set_aside == 1
