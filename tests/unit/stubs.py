@@ -15,6 +15,6 @@ def runs_of(capabilities: Capabilities, **answers: Any) -> Any:
     """
     info = SimpleNamespace(capabilities=capabilities)
     answers.setdefault("wrong", answers.get("hard"))
-    runs: Any = SimpleNamespace(info=info, claims_of=lambda law: capabilities, **answers)
+    runs: Any = SimpleNamespace(info=info, bugs={}, claims_of=lambda law: capabilities, **answers)
     runs.asked = partial(Runs.asked, runs)
     return runs
