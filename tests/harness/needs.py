@@ -294,8 +294,8 @@ class NeedSearch:
         ordinarily = wrong_with_ordinary_numbers(f.law, f.case, f.finding, run, self.claims, needs)
         found &= ordinarily or found
         with suppress(BudgetSpent):
-            known = self.runs.bugs.values()
-            found -= wrong_alone(f.case, run, self.claims, known) if "out" in found else set()
+            if "out" in found:
+                found -= wrong_alone(f.case, run, self.claims, self.runs.bugs.values())
         return self.kindred(found)
 
     def longer(self, case: Case, needs: Sequence[Need]) -> Iterator[Case]:

@@ -122,9 +122,8 @@ class Subject:
         passed_over = self._passed_over(law, open_case)
         try:
             verdict, open_case = self._noted_verdict(law, open_case, ignored | passed_over)
-            if passed_over and self.info.finding(
-                verdict
-            ):  # all that is wrong tells whether a known bug explains it
+            if passed_over and self.info.finding(verdict):
+                # Only all that is wrong in a case tells whether a known bug explains it.
                 again = self.runs.in_time(law.name, open_case, ignored=ignored)
                 verdict = again if self.info.finding(again) else verdict
         except OutOfTime:
