@@ -28,8 +28,9 @@ from tests.harness.vary import (
 Fails = Callable[[Case], bool]
 """Whether a changed case fails as the smallest case of a bug does."""
 
-TRIED = (3, 192, 128, 4, 5, 8, 9, 16, 17, 20, 24, 32, 33, 48, 49, 64, 65, 96, 129)
+TRIED = (3, 192, 128, 4, 5, 6, 8, 9, 16, 17, 20, 24, 32, 33, 39, 48, 49, 64, 65, 96, 129)
 """The lengths at which a search for a border tries a bug: some below, at and above the ends of tiles of each size.
+Two of them leave 2 or 3 beside tiles of 4, by which one above a multiple is told from no multiple.
 
 Where the bug shows at all of them, or at none, the first three tell that there is no border.
 """
