@@ -66,13 +66,13 @@ def leaves_out_right(law: str, case: Case, finding: Finding, run: Try, capabilit
     return bool(found) and "out" not in found
 
 
-def wrong_alone(case: Case, run: Try, capabilities: Capabilities, third: Collection[Bug] = ()) -> set[str]:
+def wrong_alone(case: Case, run: Try, capabilities: Capabilities, known: Collection[Bug] = ()) -> set[str]:
     """Return the gradients that are wrong where out and lse are right, with the case's options at some other lengths.
 
-    A bug that makes all of them wrong with ordinary numbers would do so there as well. Tensors that one of ``third``
-    makes wrong there tell nothing, unless it makes out wrong, which is seen.
+    A bug that makes out and gradients wrong does so there as well. A tensor tells nothing where one of the ``known``
+    bugs makes it wrong and leaves out right.
     """
-    others = [x for x in third if "out" not in x.tensors]
+    others = [x for x in known if "out" not in x.tensors]
     alone: set[str] = set()
     for seqlen_q, seqlen_k in ELSEWHERE if capabilities.backward else ():
         elsewhere = with_no_more_than(SIMPLEST, replace(case, seqlen_q=seqlen_q, seqlen_k=seqlen_k))

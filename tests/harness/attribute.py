@@ -99,8 +99,7 @@ def attribute(broken: Broken, bugs: Sequence[Bug], run: Try, capabilities: Capab
             cured = _without(_in_law(rest.law, bug), rest, run, capabilities)
         if cured.is_explained:
             beside = _beside(bug, rest, run)
-            third = [x for x in bugs if x.key != bug.key]
-            if beside is not None and _spoils_also(bug, beside, run, capabilities, third):
+            if beside is not None and _spoils_also(bug, beside, run, capabilities, bugs):
                 bug, beside = with_tensors(bug, wrong_tensors(beside.finding)), None
             outcome.blamed.append(bug)
             outcome.rest = beside or cured.rest
@@ -282,12 +281,12 @@ def _beside(bug: Bug, broken: Broken, run: Try) -> Broken | None:
 
 
 def _spoils_also(
-    bug: Bug, beside: Broken, run: Try, capabilities: Capabilities, third: Collection[Bug]
+    bug: Bug, beside: Broken, run: Try, capabilities: Capabilities, known: Collection[Bug]
 ) -> bool:
     """Whether a bug makes further tensors wrong: each field that it needs cures them, and nothing else is needed.
 
     Without the rest of the case its numbers may hide them, so several others are tried. One that makes out wrong does
-    not make gradients wrong where out is right. ``third`` are the other known bugs.
+    not make gradients wrong where out is right. ``known`` are all known bugs.
     """
     wrong, needs = wrong_tensors(beside.finding), [need for need in bug.needs if need.name not in LENGTHS]
     if not needs or not are_kindred(set(bug.tensors), wrong):
@@ -306,7 +305,7 @@ def _spoils_also(
         capabilities.admits(bare)
         and any(found(replace(bare, seed=seed)) == wrong for seed in (bare.seed, *range(OTHER_NUMBERS)))
         and all(_is_needed(need, beside.case, lambda case: bool(found(case)), capabilities) for need in needs)
-        and not ("out" in bug.tensors and wrong & wrong_alone(bare, run, capabilities, third))
+        and not ("out" in bug.tensors and wrong & wrong_alone(bare, run, capabilities, known))
     )
 
 

@@ -319,7 +319,7 @@ class Bug:
         return is_of_numbers and not any(need.is_telling for need in self.needs)
 
     def keeps_state_as(self, other: "Bug") -> bool:
-        """Whether it makes repeats of calls differ, and so does the other bug, or that one comes and goes.
+        """Whether this bug makes repeated calls differ, and the other one does so too or comes and goes.
 
         What an earlier call has left behind, or a race, may spoil any tensor in any law of several calls. A failure
         that comes and goes is of the same tensors, in a case that has what makes repeats differ.

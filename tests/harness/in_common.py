@@ -145,7 +145,10 @@ def by_blind_rows(
 
 
 def _are_rows_blind(case: Case, look: Look, capabilities: Capabilities) -> bool:
-    """Whether no row is wrong that sees a key, in the case with ordinary numbers and a few more rows and keys."""
+    """Whether only rows that see no key are wrong.
+
+    This is asked of the case with ordinary numbers and with a few more rows and keys, so that some rows see one.
+    """
     few = longer(with_normal_numbers(case), FEWEST)
     finding = look(few) if capabilities.admits(few) else None
     if finding is None or finding.tensor not in OF_ROWS or value_of(few, BLIND) != HIDDEN:

@@ -22,7 +22,7 @@ from tests.harness.verdict import as_number
 MOST_ENTRIES = 2**13
 """A tensor with more entries than this is not written out entry by entry, because each run would carry them all."""
 MOST_SET = 32
-"""Nobody can read a case in which more entries are set one by one, so that it is no result, only a step to one."""
+"""The most entries that a smallest case has set one by one: nobody can read more of them."""
 SIMPLE_VALUES = (1.0, -1.0, 2.0, -2.0, 4.0, -4.0)
 """Values of an entry, simplest first."""
 

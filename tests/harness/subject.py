@@ -115,11 +115,13 @@ class Subject:
             raise TimeUp
         self.generated += 1
         self.triage.learn()
-        open_case = case if self.replay is not None else self._moved(law, case)
+        passed_over = self._passed_over(law, case)
+        open_case = case if self.replay is not None else self._moved(law, case, has_more=bool(passed_over))
         if open_case is None:
             return None
+        if open_case is not case:
+            passed_over = frozenset()
         ignored = self.known.ignored(open_case) if self.replay is None else self.replay.ignored
-        passed_over = self._passed_over(law, open_case)
         try:
             verdict, open_case = self._noted_verdict(law, open_case, ignored | passed_over)
             if passed_over and self.info.finding(verdict):
@@ -290,14 +292,14 @@ class Subject:
         are_numbers = all(bug.failure.finding.kind in NUMBERS for bug in bugs)
         return wrong if are_numbers and judged - wrong else frozenset()
 
-    def _moved(self, law: Law, case: Case) -> Case | None:
+    def _moved(self, law: Law, case: Case, *, has_more: bool) -> Case | None:
         """Return the case, or one near it that meets nothing known to fail; None if there is none.
 
-        A case of known bugs in which there is more to judge stays as it is.
+        A case of bugs found in this run stays as it is if it ``has_more`` to judge.
         """
         known = Closed(tuple(x for x in self.info.known_failures if law.fails_by(x)))
         closed = Closed(known.known, self.known.closed(law.name))
-        if not closed.is_met(case) or (self._passed_over(law, case) and not known.is_met(case)):
+        if not closed.is_met(case) or (has_more and not known.is_met(case)):
             return case
         found = elsewhere(case, closed, self.info.capabilities)
         if known.is_met(case):

@@ -20,7 +20,7 @@ TURN_SECONDS = 6.0
 Each turn draws from compiled variants of its own, so that many short turns would compile most of their time.
 """
 TURNS_OF_SERIES = 2
-"""In each round, this many turns of a law at a dtype use the same compiled variants, one after the other."""
+"""The number of successive turns of a round in which a law at a dtype uses the same compiled variants."""
 LAST_ROUND = 0.2
 """The share of the last round, in which huge strides are drawn too, because they end the process of many a kernel."""
 
