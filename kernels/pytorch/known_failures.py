@@ -61,8 +61,9 @@ MATH = (
             laws=_FORWARD,
             case={**_ZEROS, "dtype": "float32", "head_dim": 1, **case, "spikes": _overflow(row=row, key=key)},
             where={"dtype": ("bfloat16", "float32"), "may_overflow": (True,), **where},
-            **_ON_CPU,
+            **seen,
         )
+        for seen in (_ON_CPU, _ON_H200)
         for name, case, row, key, where in (
             ("window", {"seqlen_q": 2, "window": 1}, 1, 0, {"window": PATTERNS["window"][1:]}),
             ("chunk", {"seqlen_q": 17, "chunk": 16}, 16, 0, {"chunk": PATTERNS["chunk"][1:]}),

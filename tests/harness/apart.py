@@ -32,16 +32,20 @@ def are_apart(
     They do if no tensor is wrong in both, if out is wrong in one of them and right in the other, or if out is right in
     both and the tensor that one was found by is right in the other. If out is wrong in both although one was found by a
     gradient alone, they do if that gradient is wrong at other lengths where out and lse are right. Where more rows
-    bring in one of ``third``, nothing is known.
+    bring in one of ``third``, only its own tensors are unknown: one that leaves out right does not hide whether out is.
     """
     mine, theirs = one.failure, other.failure
-    if any(x.is_met(longer(f.case)) and not x.is_met(f.case) for f in (mine, theirs) for x in third):
+    comes_in = [x for f in (mine, theirs) for x in third if x.is_met(longer(f.case)) and not x.is_met(f.case)]
+    unknown = {tensor for x in comes_in for tensor in x.tensors}
+    if comes_in and ("out" in unknown or not unknown):
         return False
-    some = wrong_with_ordinary_numbers(mine.law, mine.case, mine.finding, run, capabilities, one.needs)
+    some = (
+        wrong_with_ordinary_numbers(mine.law, mine.case, mine.finding, run, capabilities, one.needs) - unknown
+    )
     if not some:
         return False
     of_other = theirs.law, theirs.case, theirs.finding
-    others = wrong_with_ordinary_numbers(*of_other, run, capabilities, other.needs)
+    others = wrong_with_ordinary_numbers(*of_other, run, capabilities, other.needs) - unknown
     if not others:
         return False
     if "out" in some & others:
@@ -49,6 +53,8 @@ def are_apart(
         return any(
             x & wrong_alone(f.case, run, capabilities, third) for x in of_gradients for f in (mine, theirs)
         )
+    if unknown:
+        return "out" in some | others
     found_by = {mine.finding.tensor, theirs.finding.tensor}
     return some.isdisjoint(others) or "out" in some | others or not found_by <= some & others
 

@@ -313,6 +313,23 @@ def test_a_change_that_brings_in_a_third_bug_tells_nothing() -> None:
     assert not is_same(one, two, run, CLAIMS, [replace(without_mask, tensors=("lse",))])
 
 
+def test_a_third_bug_of_gradients_does_not_hide_which_of_two_makes_out_wrong() -> None:
+    """An lse alone is wrong under a causal mask, and out as well in long cases; more rows bring in a wrong dk."""
+
+    def wrong(case: Case) -> set[str]:
+        return {"lse", *(("out",) if case.seqlen_q > 96 else ())} if case.causal else set()
+
+    of_dk = bug(replace(CASE, seqlen_k=65), ("dk",), LONG)
+    of_lse = bug(replace(CASE, seqlen_q=2, seqlen_k=8), ("lse",), CAUSAL)
+    of_out = bug(
+        replace(CASE, seqlen_q=97, seqlen_k=8), ("lse", "out"), Need("seqlen_q", (97,), (96,)), CAUSAL
+    )
+    run = runner(any_of(wrong, lambda case: {"dk"} if case.seqlen_k > 64 else set()))
+    assert not is_same(of_lse, of_out, run, CLAIMS, [of_dk])
+    unknown = replace(of_dk, tensors=("dk", "out"))
+    assert is_same(of_lse, of_out, run, CLAIMS, [unknown])
+
+
 def test_rows_that_are_alike_do_not_tell_what_is_wrong() -> None:
     """Whatever weights it has, a mean of equal rows of v is right."""
     case = replace(CASE, v_layout="expanded_rows", seqlen_k=65)
