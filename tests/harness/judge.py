@@ -194,7 +194,11 @@ class _Judge:
                 {name: (getattr(b, name), getattr(b, f"{name}_bound")) for name in GRADIENTS},
             )
 
-        explain(self.trial, "backward", base, ways.backward, checks)
+        def lse_is_wrong() -> bool:
+            error = own["lse"] - self.exact.lse if "lse" in own else torch.zeros(())
+            return bool((error.abs() > forward().lse).any())
+
+        explain(self.trial, "backward", base, ways.backward, checks, lse_is_wrong)
 
     def own_results(self) -> dict[str, Any]:
         """Return the kernel's own out and lse, folded, as far as it returns them and its gradients are judged at them.
@@ -229,17 +233,23 @@ class _Judge:
 
 
 def explain(
-    trial: Trial, factor: str, base: Arithmetic, ways: tuple[Changes, ...], checks: Callable[..., list[Check]]
+    trial: Trial,
+    factor: str,
+    base: Arithmetic,
+    ways: tuple[Changes, ...],
+    checks: Callable[..., list[Check]],
+    lse_is_wrong: Callable[[], bool] = lambda: False,
 ) -> None:
     """Find a way to round with which all ``checks`` hold, trying first the one that held last.
 
     If there is none, raises OutOfBounds as the nearest way is. Two kinds of ways are not tried: those that agree with a
     failed way in everything that the failing tensor depends on, and, once one has failed, those of a group (see
-    ``GROUPS``) for which not even the widest bounds hold.
+    ``GROUPS``) for which not even the widest bounds hold. Where the kernel's own lse is wrong, ways that do not compute
+    gradients from it are nearer: the others tell of the lse.
     """
     failed: set[tuple[str, tuple[Any, ...]]] = set()
     widest_of: dict[tuple[Any, ...], Breach | None] = {}
-    breaches: list[Breach] = []
+    breaches: list[tuple[bool, Breach]] = []
 
     @cache
     def members() -> list[Arithmetic]:
@@ -264,7 +274,7 @@ def explain(
         try:
             _both_rules(trial, partial(checks, way))
         except OutOfBounds as broken:
-            breaches.append((broken, trial.compared))
+            breaches.append((way.saved_weights, (broken, trial.compared)))
             failed.add((broken.tensor, signature(broken.tensor, way)))
         else:
             trial.explained[factor] = at
@@ -272,7 +282,10 @@ def explain(
                 trial.designs.add(in_words(ways, ways[at]))
             return
     # Where one tensor is wrong, a design that is not the kernel's may make others seem wrong too.
-    fewest, trial.compared = min((nearest(breaches), *filter(None, widest_of.values())), key=_count)
+    is_misled = [lse_is_wrong(), False]  # by whether gradients are computed from the weights of the forward
+    near = min(breaches, key=lambda x: (is_misled[x[0]], x[1][0].ratio))
+    of_groups = [(group[0], breach) for group, breach in widest_of.items() if breach]
+    _, (fewest, trial.compared) = min([near, *of_groups], key=lambda x: (_count(x[1]), is_misled[x[0]]))
     raise fewest
 
 

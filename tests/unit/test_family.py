@@ -268,6 +268,21 @@ def test_where_one_gradient_is_wrong_a_wrong_lse_makes_no_other_seem_wrong(group
     assert {c.tensor for c in trial.compared} == {"out", "lse"}
 
 
+def test_a_gradient_that_follows_from_the_right_lse_is_not_told_beside_a_wrong_one() -> None:
+    """By the lse that is returned dk may be any number, and dq is wrong; by the right one dk alone is wrong."""
+
+    def results(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> tuple[Tensor, Tensor]:
+        out, lse = attention(Design({}).kernel, q, k, v, causal=causal, sm_scale=sm_scale)
+        if k.requires_grad:
+            out = out + (k - k.detach()).sum()
+        return out, lse + torch.tensor([-800.0, 1.0])
+
+    wrong = AttentionKernel(name="plain", forward=results, capabilities=PLAIN_FUNCTION)
+    with pytest.raises(LawBroken) as broken:
+        judged(wrong, Case(seqlen_q=2, seqlen_k=8))
+    assert broken.value.finding.tensors == ("lse", "dk")
+
+
 def test_a_call_is_broken_where_no_single_member_explains_all_of_it() -> None:
     """Each of two bases explains one tensor, and neither explains both."""
     usual = flash_arithmetic("float32", "cpu", {})

@@ -330,6 +330,21 @@ def test_a_third_bug_of_gradients_does_not_hide_which_of_two_makes_out_wrong() -
     assert is_same(of_lse, of_out, run, CLAIMS, [unknown])
 
 
+def test_an_error_that_is_small_by_its_numbers_is_asked_with_ordinary_ones() -> None:
+    """Where these show an error as small, it is one of roundings, which tells nothing of what else is wrong."""
+    small = finding({"out"}, relative=1e-4)
+    assert small is not None
+
+    def of_ordinary(relative: float) -> set[str]:
+        def run(law: str, case: Case, ignored: frozenset[str]) -> Finding | None:
+            return finding({"dv", "out"}, relative=relative)
+
+        return wrong_with_ordinary_numbers("forward", CASE, small, run, CLAIMS)
+
+    assert of_ordinary(0.1) == {"dv", "out"}
+    assert of_ordinary(1e-4) == set()
+
+
 def test_rows_that_are_alike_do_not_tell_what_is_wrong() -> None:
     """Whatever weights it has, a mean of equal rows of v is right."""
     case = replace(CASE, v_layout="expanded_rows", seqlen_k=65)
