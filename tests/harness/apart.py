@@ -35,7 +35,7 @@ def are_apart(
     bring in one of ``third``, only its own tensors are unknown: one that leaves out right does not hide whether out is.
     """
     mine, theirs = one.failure, other.failure
-    comes_in = [x for f in (mine, theirs) for x in third if x.is_met(longer(f.case)) and not x.is_met(f.case)]
+    comes_in = [x for f in (mine, theirs) for x in brought_in(f.case, third)]
     unknown = {tensor for x in comes_in for tensor in x.tensors}
     if comes_in and ("out" in unknown or not unknown):
         return False
@@ -90,6 +90,11 @@ def wrong_alone(case: Case, run: Try, capabilities: Capabilities, known: Collect
         if wrong <= {*GRADIENTS}:
             alone |= wrong
     return alone
+
+
+def brought_in(case: Case, bugs: Collection[Bug]) -> list[Bug]:
+    """Return the bugs of which a case has all that they need only with more rows and keys."""
+    return [bug for bug in bugs if bug.is_met(longer(case)) and not bug.is_met(case)]
 
 
 def longer(case: Case, rows: int = LONGER) -> Case:

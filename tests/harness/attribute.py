@@ -10,6 +10,7 @@ from strategies.case import SIMPLEST, Case, Spike
 from tests.harness.apart import (
     Try,
     are_apart,
+    brought_in,
     leaves_out_right,
     wrong_alone,
     wrong_with_ordinary_numbers,
@@ -285,26 +286,34 @@ def _spoils_also(
 ) -> bool:
     """Whether a bug makes further tensors wrong: each field that it needs cures them, and nothing else is needed.
 
-    Without the rest of the case its numbers may hide them, so several others are tried. One that makes out wrong does
-    not make gradients wrong where out is right. ``known`` are all known bugs.
+    Without the rest of the case its numbers may hide them, so several others are tried, and so they are without a field
+    that it needs. One that makes out wrong does not make gradients wrong where out is right. ``known`` are all known
+    bugs: what one of these makes wrong in more rows is not this one's.
     """
     wrong, needs = wrong_tensors(beside.finding), [need for need in bug.needs if need.name not in LENGTHS]
     if not needs or not are_kindred(set(bug.tensors), wrong):
         return False
     f = bug.failure
     own = wrong_with_ordinary_numbers(f.law, f.case, f.finding, run, capabilities, bug.needs)
-    if own and not wrong <= own:
+    of_others = {tensor for x in brought_in(f.case, known) for tensor in x.tensors}
+    if own and not wrong <= own - of_others:
         return False
 
     def found(case: Case) -> set[str]:
         finding = run(beside.law, case, beside.ignored)
         return wrong_tensors(finding) & wrong if finding and finding.kind in NUMBERS else set()
 
+    def with_some_numbers(case: Case) -> Iterator[set[str]]:
+        return (found(replace(case, seed=seed)) for seed in (case.seed, *range(OTHER_NUMBERS)))
+
+    def fails(case: Case) -> bool:
+        return any(with_some_numbers(case))
+
     bare = with_no_more_than([need.name for need in needs], beside.case)
     return (
         capabilities.admits(bare)
-        and any(found(replace(bare, seed=seed)) == wrong for seed in (bare.seed, *range(OTHER_NUMBERS)))
-        and all(_is_needed(need, beside.case, lambda case: bool(found(case)), capabilities) for need in needs)
+        and wrong in with_some_numbers(bare)
+        and all(_is_needed(need, beside.case, fails, capabilities) for need in needs)
         and not ("out" in bug.tensors and wrong & wrong_alone(bare, run, capabilities, known))
     )
 
