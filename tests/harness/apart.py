@@ -32,31 +32,34 @@ def are_apart(
     They do if no tensor is wrong in both, if out is wrong in one of them and right in the other, or if out is right in
     both and the tensor that one was found by is right in the other. If out is wrong in both although one was found by a
     gradient alone, they do if that gradient is wrong at other lengths where out and lse are right. Where more rows
-    bring in one of ``third``, only its own tensors are unknown: one that leaves out right does not hide whether out is.
+    bring in one of ``third``, its own tensors are unknown; so is out of a bug that was found beside one that spoils it.
     """
-    mine, theirs = one.failure, other.failure
-    comes_in = [x for f in (mine, theirs) for x in brought_in(f.case, third)]
-    unknown = {tensor for x in comes_in for tensor in x.tensors}
-    if comes_in and ("out" in unknown or not unknown):
-        return False
-    some = (
-        wrong_with_ordinary_numbers(mine.law, mine.case, mine.finding, run, capabilities, one.needs) - unknown
-    )
-    if not some:
-        return False
-    of_other = theirs.law, theirs.case, theirs.finding
-    others = wrong_with_ordinary_numbers(*of_other, run, capabilities, other.needs) - unknown
-    if not others:
+    both = (one, other)
+    some, others = (_wrong_in_more_rows(bug, run, capabilities, third) for bug in both)
+    if not some or not others:
         return False
     if "out" in some & others:
-        of_gradients = [x for x in (wrong_tensors(f.finding) for f in (mine, theirs)) if x <= {*GRADIENTS}]
-        return any(
-            x & wrong_alone(f.case, run, capabilities, third) for x in of_gradients for f in (mine, theirs)
-        )
-    if unknown:
-        return "out" in some | others
-    found_by = {mine.finding.tensor, theirs.finding.tensor}
-    return some.isdisjoint(others) or "out" in some | others or not found_by <= some & others
+        of_gradients = [x for x in (wrong_tensors(bug.failure.finding) for bug in both) if x <= {*GRADIENTS}]
+        cases = [bug.failure.case for bug in both]
+        return any(x & wrong_alone(case, run, capabilities, third) for x in of_gradients for case in cases)
+    if "out" in some | others:
+        return "out" not in (one if "out" in some else other).failure.ignored
+    if any(brought_in(bug.failure.case, third) for bug in both):
+        return False
+    found_by = {bug.failure.finding.tensor for bug in both}
+    return some.isdisjoint(others) or not found_by <= some & others
+
+
+def _wrong_in_more_rows(bug: Bug, run: Try, capabilities: Capabilities, third: Collection[Bug]) -> set[str]:
+    """Return what is wrong in the smallest case of a bug with ordinary numbers in more rows, but for what these bring.
+
+    One of ``third`` that they bring in may make other tensors wrong than it is known to, if it makes out wrong.
+    """
+    f = bug.failure
+    unknown = {tensor for x in brought_in(f.case, third) for tensor in x.tensors}
+    if "out" in unknown:
+        return set()
+    return wrong_with_ordinary_numbers(f.law, f.case, f.finding, run, capabilities, bug.needs) - unknown
 
 
 def leaves_out_right(law: str, case: Case, finding: Finding, run: Try, capabilities: Capabilities) -> bool:

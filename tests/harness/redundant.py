@@ -40,7 +40,7 @@ def is_redundant(
     A case that holds now, as those of a bug that comes and goes may, is explained by nothing. A bug that needs nothing
     explains all of a tensor that it spoils in most ordinary cases: what else may be wrong there, no run can tell.
     Where a change that cures a case of the other bug brings in one of those ``beside``, that may explain what is left,
-    but not the whole case.
+    but not the whole case, unless it is the other bug once more.
     ``seen`` has the drawn cases. If there are few, no fewer ordinary cases must show the other bug. ``run`` may
     raise BudgetSpent, which ends the search.
     """
@@ -54,7 +54,7 @@ def is_redundant(
     drawn = [ran for ran in seen.cases if ran != (f.law, f.case)][:MOST_CASES]
     if not bug.is_kin(other) or (_share(bug) > _share(other) and len(drawn) < MOST_CASES):
         return False
-    third = [x for x in beside if x.key not in (bug.key, other.key)]
+    third = [x for x in beside if x.key not in (bug.key, other.key) and not _needs_the_same(x, other)]
     for law, case in ((f.law, f.case), *drawn):
         if not other.is_met(case):
             return False
@@ -68,6 +68,13 @@ def is_redundant(
         if alone and attribute(broken, alone, run, capabilities).rest is None:
             return False
     return True
+
+
+def _needs_the_same(one: Bug, other: Bug) -> bool:
+    """Whether two bugs of the same tensors need the same fields, and the case of each has what the other needs."""
+    mine, others = ({need.name for need in bug.needs} for bug in (one, other))
+    met = one.is_met(other.failure.case) and other.is_met(one.failure.case)
+    return one.is_kin(other) and mine == others and met
 
 
 def _is_refused_by_pytorch(bug: Bug, other: Bug) -> bool:

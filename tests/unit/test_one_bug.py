@@ -345,6 +345,17 @@ def test_an_error_that_is_small_by_its_numbers_is_asked_with_ordinary_ones() -> 
     assert of_ordinary(1e-4) == set()
 
 
+def test_out_of_a_bug_that_was_found_beside_one_that_spoils_it_tells_nothing() -> None:
+    def wrong(case: Case) -> set[str]:
+        return {"dk"} if case.causal or case.group == 1 else {"dk", "out"}
+
+    scale = Need("sm_scale", (None,), (1.0,))
+    masked, open_ = (bug(replace(CASE, causal=x), ("dk",), scale, law="backward") for x in (True, False))
+    assert not is_same(masked, open_, runner(wrong), CLAIMS)
+    beside = replace(open_, failure=replace(open_.failure, ignored=frozenset({"out"}), number=1))
+    assert is_same(masked, beside, runner(wrong), CLAIMS)
+
+
 def test_rows_that_are_alike_do_not_tell_what_is_wrong() -> None:
     """Whatever weights it has, a mean of equal rows of v is right."""
     case = replace(CASE, v_layout="expanded_rows", seqlen_k=65)

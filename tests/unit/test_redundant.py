@@ -109,6 +109,12 @@ def test_a_third_bug_may_be_in_the_cases_that_cure_the_other_one() -> None:
     assert not is_redundant(BY_NUMBERS, BY_LENGTH, drawn, run, CLAIMS, [of_mask])
 
 
+def test_the_other_bug_found_twice_is_no_third_one() -> None:
+    drawn = seen(Case(seqlen_k=41))
+    again = replace(BY_LENGTH, failure=replace(BY_LENGTH.failure, number=1))
+    assert is_redundant(BY_NUMBERS, BY_LENGTH, drawn, runner(many_keys), CLAIMS, [again])
+
+
 def test_the_search_ends_with_its_time() -> None:
     def run(law: str, case: Case, ignored: frozenset[str]) -> Finding | None:
         raise BudgetSpent
