@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from typing import Any
 
 from kernels.contract import GRADIENTS
@@ -32,6 +33,8 @@ SIZES_OF_TILES = (4, 8, 16, 32, 48, 64, 128)
 """How many rows a kernel's tile may have, the fewest first."""
 ONE_ABOVE = "one above a multiple of"
 """The lengths that show a bug which leaves out a last tile of a single row or key."""
+BEYOND = "above and no multiple of"
+"""The lengths that show a bug of a last tile that is not full and not the only one."""
 
 SMALLEST_NORMAL = {"float16": 2.0**-14, "bfloat16": 2.0**-126, "float32": 2.0**-126}
 """By dtype, the smallest number of full precision: some hardware and some casts take smaller ones for 0."""
@@ -109,8 +112,8 @@ class Need:
         """How failing lengths differ from those that hold, with the length that divides them; None if that is unknown.
 
         They are "above" or "below" it if all that hold are on the other side, and "no multiple of" a tile's length or,
-        if that is certain, ``ONE_ABOVE`` one. It is unknown if lengths fail by no such rule, or if none is known to
-        hold.
+        if that is certain, ``ONE_ABOVE`` or ``BEYOND`` one. It is unknown if lengths fail by no such rule, or if none
+        is known to hold.
         """
         if self.name not in LENGTHS or self.is_irregular or not self.holds:
             return None
@@ -126,12 +129,12 @@ class Need:
         if max(self.fails) < min(self.holds):
             return "below", min(self.holds)
         if self.is_certain:
-            own = self.fails[0]
-            ends = (
-                x for x in SIZES_OF_TILES if own % x == 1 and not any(held % x == 1 for held in self.holds)
-            )
-            return next(((ONE_ABOVE, x) for x in ends), None)
+            return next(filter(self._is_side, product((BEYOND, ONE_ABOVE), SIZES_OF_TILES)), None)
         return None
+
+    def _is_side(self, side: tuple[str, int]) -> bool:
+        """Whether the failing length is on a side of a tile's length, and none that holds is."""
+        return _is_on(self.fails[0], side) and not any(_is_on(x, side) for x in self.holds)
 
     @property
     def begins(self) -> tuple[int, int] | None:
@@ -154,16 +157,22 @@ class Need:
         if self.is_irregular:
             return True
         value = value_of(case, self.name)
-        match self.side:
-            case "above", length:
-                return bool(value > length)
-            case "no multiple of", length:
-                return bool(value % length)
-            case "below", length:
-                return bool(value < length)
-            case kind, length if kind == ONE_ABOVE:
-                return bool(value % length == 1)
+        if self.side:
+            return _is_on(value, self.side)
         return value not in self.holds
+
+
+def _is_on(length: int, side: tuple[str, int]) -> bool:
+    """Whether a length lies where lengths fail: see ``Need.side``."""
+    kind, tile = side
+    is_on = {
+        "above": length > tile,
+        "below": length < tile,
+        "no multiple of": length % tile != 0,
+        ONE_ABOVE: length % tile == 1,
+        BEYOND: length > tile and length % tile != 0,
+    }
+    return is_on[kind]
 
 
 @dataclass(frozen=True)

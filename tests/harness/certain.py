@@ -28,7 +28,7 @@ from tests.harness.vary import (
 Fails = Callable[[Case], bool]
 """Whether a changed case fails as the smallest case of a bug does."""
 
-TRIED = (3, 192, 128, 4, 5, 6, 8, 9, 16, 17, 20, 24, 32, 33, 39, 48, 49, 64, 65, 96, 129)
+TRIED = (3, 192, 128, 4, 5, 6, 8, 9, 16, 17, 20, 24, 32, 33, 39, 48, 49, 64, 65, 96, 129, 256)
 """The lengths at which a search for a border tries a bug: some below, at and above the ends of tiles of each size.
 Two of them leave 2 or 3 beside tiles of 4, by which one above a multiple is told from no multiple.
 
@@ -131,7 +131,8 @@ def _borders(name: str, case: Case, shown: Case, shows: Fails, capabilities: Cap
     """
     own, tried = getattr(case, name), {}
     rules = [*_rules(name, own)]
-    left = [(x,) for x in rules] + [*filter(_are_apart, combinations(rules, 2))]
+    alone = [(x,) for x in (*rules, *_beyond(name, own))]
+    left = [*alone, *filter(_are_apart, combinations(rules, 2))]
     for x in TRIED:
         shows_at_x = _shows_at(x, name, shown, shows, capabilities)
         if shows_at_x is None:
@@ -199,6 +200,16 @@ def _rules(name: str, own: int) -> Iterator[_Rule]:
         )
         for showing, is_met, holds in rules:
             yield _Rule(showing, Need(name, (own,), holds, is_certain=True), is_met)
+
+
+def _beyond(name: str, own: int) -> Iterator[_Rule]:
+    """Yield that a last tile of each size is not full and not the only one, ``own`` as in ``_rules``."""
+    for size in SIZES_OF_TILES:
+        showing = frozenset(x for x in TRIED if x > size and x % size)
+        whole = (x for x in TRIED if x % size == 0)
+        # The length below a tile, and whole tiles above the smallest case's length, let ``Need.side`` tell the rule.
+        holds = (size - 1, *whole, (own // size + 1) * size)
+        yield _Rule(showing, Need(name, (own,), holds, is_certain=True), own > size and own % size != 0)
 
 
 def _of_both(case: Case, shown: Case, shows: Fails) -> Iterator[Need]:

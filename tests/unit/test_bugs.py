@@ -67,6 +67,7 @@ from tests.unit.bugs import (
         (Need("sm_scale", (-0.125,), (-1.0, 1.0)), "sm_scale other than -1.0 or 1.0"),
         (Need("seqlen_k", (65,), (0, 64)), "seqlen_k above 64"),
         (Need("seqlen_k", (65,), (64, 128)), "seqlen_k no multiple of 64"),
+        (Need("seqlen_k", (129,), (127, 128, 256), is_certain=True), "seqlen_k above and no multiple of 128"),
         (Need("seqlen_k", (1,), (2, 3)), "seqlen_k below 2"),
         (Need("seqlen_k", (0,), (1,)), "no keys"),
         (Need("seqlen_k", (2,), (1, 3)), "certain seqlen_k"),

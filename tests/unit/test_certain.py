@@ -9,7 +9,7 @@ import pytest
 from kernels.contract import Capabilities
 from strategies.case import Case
 from tests.harness.attribute import Broken, attribute, is_same
-from tests.harness.bugs import ONE_ABOVE, Bug, Need, met_again
+from tests.harness.bugs import BEYOND, ONE_ABOVE, Bug, Need, met_again
 from tests.harness.certain import accidental, certain
 from tests.harness.vary import PARTIAL, WHOLE, tiles_of, value_of, with_value
 from tests.harness.verdict import Finding
@@ -83,6 +83,9 @@ def test_where_a_scale_makes_other_scores_one_seed_tells_nothing() -> None:
         (17, lambda keys: keys % 16 > 0, ("no multiple of", 16)),
         (81, lambda keys: keys % 16 == 1, (ONE_ABOVE, 16)),
         (257, lambda keys: keys % 64 == 1, (ONE_ABOVE, 64)),
+        (33, lambda keys: keys > 16 and keys % 16 > 0, (BEYOND, 16)),
+        (300, lambda keys: keys > 128 and keys % 128 > 0, (BEYOND, 128)),
+        (300, lambda keys: keys > 128, ("above", 128)),
         (35, lambda keys: keys > 33, None),  # no tile ends there
         (3, lambda keys: keys > 32, None),  # its smallest case is another bug's
         (35, lambda keys: True, None),
