@@ -8,7 +8,7 @@ from strategies.case import SIMPLEST, Case
 from tests.harness.apart import Try
 from tests.harness.attribute import Broken
 from tests.harness.bugs import LARGE_SCORES, are_kindred, wrong_tensors
-from tests.harness.vary import NAN, with_no_more_than, with_value
+from tests.harness.vary import NAN, with_no_more_than, with_normal_numbers, with_value
 from tests.harness.verdict import NUMBERS
 
 PLAIN_LAWS = ("forward", "backward")
@@ -105,13 +105,16 @@ def _wrong_calls(
 
 
 def _cases(broken: Broken, capabilities: Capabilities) -> Iterator[Case]:
-    """Yield the case itself without its non-finite entries, and a case with other numbers for each other call size.
+    """Yield the case itself without its non-finite entries, and cases with other numbers for each other call size.
 
-    A law that sets large scores in any case is told by ordinary numbers too, with which the same may be wrong.
+    A law that sets large scores in any case is told by ordinary numbers too, with which the same may be wrong. So is a
+    call of another size, since the numbers that are left of a case without its spikes may all be 0.
     """
     changed = [with_value(broken.case, NAN, False)]
     changed += [with_no_more_than(SIMPLEST, broken.case)] if broken.law == LARGE_SCORES else []
-    for case in (*changed, *(replace(broken.case, **size, spikes=()) for size in broken.sizes)):
+    of_sizes = [replace(broken.case, **size, spikes=()) for size in broken.sizes]
+    changed += [case for sized in of_sizes for case in dict.fromkeys((sized, with_normal_numbers(sized)))]
+    for case in changed:
         if case.scores > MOST_SCORES:
             case = replace(case, batch=1, heads_kv=1, group=1, spikes=())
         if capabilities.admits(case) and case.scores <= MOST_SCORES:

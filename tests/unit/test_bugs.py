@@ -419,6 +419,13 @@ class TestPlainly:
         told = self.told(lambda case: {"out"} if case.seqlen_k == 30 else set())
         assert (told.law, told.case) == ("forward", replace(CASE, seqlen_k=30, causal=False))
 
+    def test_a_call_of_another_size_is_wrong_with_ordinary_numbers_where_its_own_are_all_0(self) -> None:
+        zeros, failed = replace(CASE, q_values="zeros"), finding({"out"})
+        assert failed is not None
+        shrunk = Broken("composition", zeros, failed, sizes=(self.PART,))
+        wrong = runner(lambda case: {"out"} if case.seqlen_k == 30 and case.q_values == "normal" else set())
+        assert plainly(shrunk, wrong, CLAIMS).law == "forward"
+
     def test_the_case_itself_comes_first(self) -> None:
         assert self.told(causal).case == CASE
 
