@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from kernels.contract import GRADIENTS
 from reference.family import AND, concerns
 from strategies.case import Case, from_json, to_json
 from tests.harness.bugs import Bug
@@ -33,8 +34,12 @@ class ImpreciseCall:
         return cls(law, case, finding.tensor, finding.explained_by, ulps, ratio, finding.likely)
 
     def is_of(self, bug: Bug) -> bool:
-        """Whether a bug explains the call, by all that it needs and by a tensor that it makes wrong."""
-        return self.tensor in bug.tensors and bug.is_met(self.case)
+        """Whether a bug explains the call, by all that it needs and by a tensor that it makes wrong.
+
+        Gradients follow from out. Where out is always wrong, nothing tells whether they are less precise as well.
+        """
+        follows = bool(bug.needs) and "out" in bug.tensors and self.tensor in GRADIENTS
+        return (self.tensor in bug.tensors or follows) and bug.is_met(self.case)
 
 
 @dataclass
