@@ -249,7 +249,9 @@ def explain(
     """
     failed: set[tuple[str, tuple[Any, ...]]] = set()
     widest_of: dict[tuple[Any, ...], Breach | None] = {}
-    breaches: list[tuple[bool, Breach]] = []
+    breaches: list[
+        tuple[bool, Breach]
+    ] = []  # with whether gradients are computed from the weights of the forward
 
     @cache
     def members() -> list[Arithmetic]:
@@ -281,11 +283,15 @@ def explain(
             if len(ways) > 1:
                 trial.designs.add(in_words(ways, ways[at]))
             return
+    is_wrong = lse_is_wrong()
+
+    def is_misled(has_weights: bool) -> bool:
+        return is_wrong and not has_weights
+
     # Where one tensor is wrong, a design that is not the kernel's may make others seem wrong too.
-    is_misled = [lse_is_wrong(), False]  # by whether gradients are computed from the weights of the forward
-    near = min(breaches, key=lambda x: (is_misled[x[0]], x[1][0].ratio))
+    near = min(breaches, key=lambda x: (is_misled(x[0]), x[1][0].ratio))
     of_groups = [(group[0], breach) for group, breach in widest_of.items() if breach]
-    _, (fewest, trial.compared) = min([near, *of_groups], key=lambda x: (_count(x[1]), is_misled[x[0]]))
+    _, (fewest, trial.compared) = min([near, *of_groups], key=lambda x: (_count(x[1]), is_misled(x[0])))
     raise fewest
 
 

@@ -735,7 +735,9 @@ class TestLessPrecise:
         assert all_calls.are_of([bug(CASE, ("dq", "dk"))])
         assert not all_calls.are_of([bug(CASE, ("dv",))])
         assert all_calls.are_of([bug(CASE, ("out",), CAUSAL)])  # gradients follow from out
-        assert not all_calls.are_of([bug(CASE, ("out",))])  # where it is always wrong, nothing is known of them
+        assert not all_calls.are_of(
+            [bug(CASE, ("out",))]
+        )  # where it is always wrong, nothing is known of them
         assert not all_calls.are_of([bug(CASE, ("dq",), Need("causal", (False,), (True,)))])
 
     def test_a_call_that_needs_another_claim_is_none_of_them(self) -> None:
