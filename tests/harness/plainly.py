@@ -36,10 +36,16 @@ def plainly(broken: Broken, run: Try, capabilities: Capabilities) -> Broken:
     """Return a plain law's failure on the case, or on one as large as a call that was made; else the failure itself.
 
     A law that compares calls also makes calls with other lengths or heads than the case has. A bug may show in one of
-    those alone, and what it needs is then a matter of that call's sizes.
+    those alone, and what it needs is then a matter of that call's sizes. So it is where a call raises an exception.
     """
     is_own = is_plain(broken.law)
-    if (is_own and not _is_of_batch(broken)) or broken.finding.kind not in NUMBERS:
+    if is_own and not _is_of_batch(broken):
+        return broken
+    if broken.finding.kind == "exception":
+        calls = _failing_calls(broken, run, capabilities, EVERYTHING)
+        raising = (call for call in calls if call.finding.kind == "exception")
+        return next((call for call in raising if call.finding.origin == broken.finding.origin), broken)
+    if broken.finding.kind not in NUMBERS:
         return broken
     for call in _wrong_calls(broken, run, capabilities, EVERYTHING):
         of_call = wrong_tensors(call.finding)
@@ -97,10 +103,18 @@ def _wrong_calls(
     broken: Broken, run: Try, capabilities: Capabilities, ignored: frozenset[str]
 ) -> Iterator[Broken]:
     """Yield what the plain laws find wrong in numbers on the case, or on one as large as a call that was made."""
+    calls = _failing_calls(broken, run, capabilities, ignored)
+    return (call for call in calls if call.finding.kind in NUMBERS)
+
+
+def _failing_calls(
+    broken: Broken, run: Try, capabilities: Capabilities, ignored: frozenset[str]
+) -> Iterator[Broken]:
+    """Yield what the plain laws find on the case, or on one as large as a call that was made."""
     for case in _cases(broken, capabilities):
         for law in PLAIN_LAWS if capabilities.backward else PLAIN_LAWS[:1]:
             finding = run(law, case, ignored)
-            if finding is not None and finding.kind in NUMBERS:
+            if finding is not None:
                 yield Broken(law, case, finding, ignored)
 
 

@@ -426,6 +426,19 @@ class TestPlainly:
         wrong = runner(lambda case: {"out"} if case.seqlen_k == 30 and case.q_values == "normal" else set())
         assert plainly(shrunk, wrong, CLAIMS).law == "forward"
 
+    def test_an_exception_is_told_of_the_call_that_raises_it(self) -> None:
+        def run(law: str, case: Case, ignored: frozenset[str]) -> Finding | None:
+            return raised if case.seqlen_k == 30 else finding(causal(case))
+
+        raised = Finding(claim="it raised", kind="exception", detail='File "mine.py", line 7, in forward')
+        told = plainly(Broken("composition", CASE, raised, sizes=(self.PART,)), run, CLAIMS)
+        assert (told.law, told.case.seqlen_k, told.finding) == ("forward", 30, raised)
+        elsewhere = replace(raised, detail='File "mine.py", line 8, in forward')
+        assert (
+            plainly(Broken("composition", CASE, elsewhere, sizes=(self.PART,)), run, CLAIMS).law
+            == "composition"
+        )
+
     def test_the_case_itself_comes_first(self) -> None:
         assert self.told(causal).case == CASE
 
