@@ -164,15 +164,16 @@ class Need:
 
 def _is_on(length: int, side: tuple[str, int]) -> bool:
     """Whether a length lies where lengths fail: see ``Need.side``."""
-    kind, tile = side
-    is_on = {
-        "above": length > tile,
-        "below": length < tile,
-        "no multiple of": length % tile != 0,
-        ONE_ABOVE: length % tile == 1,
-        BEYOND: length > tile and length % tile != 0,
-    }
-    return is_on[kind]
+    match side:
+        case "above", tile:
+            return length > tile
+        case "below", tile:
+            return length < tile
+        case kind, tile if kind == ONE_ABOVE:
+            return length % tile == 1
+        case kind, tile if kind == BEYOND:
+            return length > tile and length % tile != 0
+    return length % side[1] != 0
 
 
 @dataclass(frozen=True)

@@ -217,6 +217,12 @@ class TestNeeds:
             (CAUSAL, {"causal": True}, {"causal": False}),
             (LONG, {"seqlen_k": 200}, {"seqlen_k": 30}),
             (Need("seqlen_k", (0,), (1, 2)), {"seqlen_k": 0}, {"seqlen_k": 9}),
+            (Need("seqlen_k", (1,), (0,)), {"seqlen_k": 9}, {"seqlen_k": 0}),
+            (
+                Need("seqlen_k", (129,), (127, 128, 256), is_certain=True),
+                {"seqlen_k": 200},
+                {"seqlen_k": 100},
+            ),
             (Need("seqlen_k", (33,), (32, 64)), {"seqlen_k": 65}, {"seqlen_k": 64}),
             (Need("seqlen_k", (1,), (64, 128)), {"seqlen_k": 65}, {"seqlen_k": 192}),
             (UNEQUAL, {"seqlen_k": 3}, {"seqlen_k": 70}),
