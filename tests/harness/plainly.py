@@ -38,14 +38,12 @@ def plainly(broken: Broken, run: Try, capabilities: Capabilities) -> Broken:
     A law that compares calls also makes calls with other lengths or heads than the case has. A bug may show in one of
     those alone, and what it needs is then a matter of that call's sizes. So it is where a call raises an exception.
     """
-    is_own = is_plain(broken.law)
-    if is_own and not _is_of_batch(broken):
-        return broken
-    if broken.finding.kind == "exception":
+    if broken.finding.kind == "exception" and broken.law not in PLAIN_LAWS:
         calls = _failing_calls(broken, run, capabilities, EVERYTHING)
         raising = (call for call in calls if call.finding.kind == "exception")
         return next((call for call in raising if call.finding.origin == broken.finding.origin), broken)
-    if broken.finding.kind not in NUMBERS:
+    is_own = is_plain(broken.law)
+    if (is_own and not _is_of_batch(broken)) or broken.finding.kind not in NUMBERS:
         return broken
     for call in _wrong_calls(broken, run, capabilities, EVERYTHING):
         of_call = wrong_tensors(call.finding)

@@ -332,6 +332,7 @@ class TestNeeds:
         if_long = found("memory", "dk", "dv", shown=3, needs=(LONG,))
         assert are_one(if_long, at_times("dv", seqlen_k=65))
         assert not are_one(if_long, at_times("dv", seqlen_k=3))
+        assert are_one(found("composition", "dv", needs=(LONG,)), at_times("dv", seqlen_k=65))
 
     def test_a_bug_that_is_met_again_needs_no_more_than_both_cases_have(self) -> None:
         known = bug(replace(CASE, seqlen_k=65), ("out",), CAUSAL, LONG)
@@ -437,8 +438,9 @@ class TestPlainly:
             return raised if case.seqlen_k == 30 else finding(causal(case))
 
         raised = Finding(claim="it raised", kind="exception", detail='File "mine.py", line 7, in forward')
-        told = plainly(Broken("composition", CASE, raised, sizes=(self.PART,)), run, CLAIMS)
-        assert (told.law, told.case.seqlen_k, told.finding) == ("forward", 30, raised)
+        for law in ("composition", "determinism"):
+            told = plainly(Broken(law, CASE, raised, sizes=(self.PART,)), run, CLAIMS)
+            assert (told.law, told.case.seqlen_k, told.finding) == ("forward", 30, raised)
         elsewhere = replace(raised, detail='File "mine.py", line 8, in forward')
         assert (
             plainly(Broken("composition", CASE, elsewhere, sizes=(self.PART,)), run, CLAIMS).law
