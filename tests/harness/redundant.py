@@ -9,7 +9,7 @@ from collections.abc import Collection
 from kernels.contract import Capabilities
 from tests.harness.apart import Try
 from tests.harness.attribute import Broken, attribute
-from tests.harness.bugs import Bug, is_small
+from tests.harness.bugs import Bug, is_small, leaves_roundings
 from tests.harness.plainly import plainly
 from tests.harness.sightings import Sightings
 from tests.harness.vary import OF_LAYOUTS, SCORES, laid_out
@@ -40,7 +40,8 @@ def is_redundant(
     A case that holds now, as those of a bug that comes and goes may, is explained by nothing. A bug that needs nothing
     explains all of a tensor that it spoils in most ordinary cases: what else may be wrong there, no run can tell.
     Where a change that cures a case of the other bug brings in one of those ``beside``, that may explain what is left,
-    but not the whole case, unless it is the other bug once more.
+    but not the whole case, unless it is the other bug once more. Roundings that are left of a large error are not what
+    the bug was reported for.
     ``seen`` has the drawn cases. If there are few, no fewer ordinary cases must show the other bug. ``run`` may
     raise BudgetSpent, which ends the search.
     """
@@ -62,7 +63,8 @@ def is_redundant(
         if finding is None:
             return False
         broken = plainly(Broken(law, case, finding, f.ignored), run, capabilities)
-        if attribute(broken, [other, *third], run, capabilities).rest is not None:
+        rest = attribute(broken, [other, *third], run, capabilities).rest
+        if rest is not None and not leaves_roundings(broken.finding, rest.finding):
             return False
         alone = [x for x in third if x.is_met(broken.case)]
         if alone and attribute(broken, alone, run, capabilities).rest is None:

@@ -115,6 +115,19 @@ def test_the_other_bug_found_twice_is_no_third_one() -> None:
     assert is_redundant(BY_NUMBERS, BY_LENGTH, drawn, runner(many_keys), CLAIMS, [again])
 
 
+@pytest.mark.parametrize(("left", "expected"), [(1e-4, True), (0.1, False)])
+def test_roundings_that_are_left_of_a_large_error_are_another_matter(left: float, expected: bool) -> None:
+    def run(law: str, case: Case, ignored: frozenset[str]) -> Finding | None:
+        return of_half if case.seqlen_k > 40 else finding({"out"}, relative=left)
+
+    def found_by_half(one: Bug) -> Bug:
+        return replace(one, failure=replace(one.failure, finding=of_half))
+
+    of_half = Finding(claim="so", kind="error", tensor="out", tensors=("out",), relative=0.5)
+    large, known = found_by_half(BY_NUMBERS), found_by_half(BY_LENGTH)
+    assert is_redundant(large, known, seen(), run, CLAIMS) == expected
+
+
 def test_the_search_ends_with_its_time() -> None:
     def run(law: str, case: Case, ignored: frozenset[str]) -> Finding | None:
         raise BudgetSpent
