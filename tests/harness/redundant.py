@@ -4,7 +4,7 @@ Of failing cases that are drawn after a bug is known, those that it explains cou
 with what seems to matter in its smallest case, has failing cases that would have counted for the other one.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from kernels.contract import Capabilities
 from tests.harness.apart import Try
@@ -63,13 +63,18 @@ def is_redundant(
         if finding is None:
             return False
         broken = plainly(Broken(law, case, finding, f.ignored), run, capabilities)
-        rest = attribute(broken, [other, *third], run, capabilities).rest
-        if rest is not None and not leaves_roundings(broken.finding, rest.finding):
+        if not _is_explained(broken, [other, *third], run, capabilities):
             return False
         alone = [x for x in third if x.is_met(broken.case)]
-        if alone and attribute(broken, alone, run, capabilities).rest is None:
+        if alone and _is_explained(broken, alone, run, capabilities):
             return False
     return True
+
+
+def _is_explained(broken: Broken, bugs: Sequence[Bug], run: Try, capabilities: Capabilities) -> bool:
+    """Whether bugs explain a failure, but for roundings that they may leave of it."""
+    rest = attribute(broken, bugs, run, capabilities).rest
+    return rest is None or leaves_roundings(broken.finding, rest.finding)
 
 
 def _needs_the_same(one: Bug, other: Bug) -> bool:
