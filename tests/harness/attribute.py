@@ -555,7 +555,8 @@ def _is_cured_as(
 ) -> bool:
     """Whether changes that cure the other bug cure the smallest case of this one.
 
-    All needs of the other bug that tell bugs apart must cure it; if none does, one need of any kind is enough.
+    All needs of the other bug that tell bugs apart must cure it; if none does, one need of any kind is enough. Where
+    nothing is known of what this bug needs, those that are certain are enough.
     """
     f = one.failure
 
@@ -567,6 +568,8 @@ def _is_cured_as(
     if not other.needs:  # as far as is known; tensors that it is not known to spoil may be another bug's
         return other.could_break(f.finding) and f.finding.tensor in (*other.tensors, "")
     telling = [need for need in other.needs if need.is_telling and not brings_in_another(need)]
+    if not one.needs:
+        telling = [need for need in telling if need.is_certain] or telling
     fails = partial(_shows, one, run)
     outcomes = (
         _may_be_present(need, f.case) and _is_needed(need, f.case, fails, capabilities)

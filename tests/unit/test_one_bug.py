@@ -39,6 +39,7 @@ from tests.unit.bugs import (
     GROUP,
     LONG,
     OF_V,
+    UNEQUAL,
     Wrong,
     any_of,
     bug,
@@ -354,6 +355,18 @@ def test_out_of_a_bug_that_was_found_beside_one_that_spoils_it_tells_nothing() -
     assert not is_same(masked, open_, runner(wrong), CLAIMS)
     beside = replace(open_, failure=replace(open_.failure, ignored=frozenset({"out"}), number=1))
     assert is_same(masked, beside, runner(wrong), CLAIMS)
+
+
+@pytest.mark.parametrize(("certain", "expected"), [(True, True), (False, False)])
+def test_a_bug_of_no_known_need_is_cured_by_what_another_one_surely_needs(
+    certain: bool, expected: bool
+) -> None:
+    """Unequal lengths matter in the small case of the other bug by accident, and the large case has equal ones."""
+    scale = Need("sm_scale", (None,), (1.0,), is_certain=certain)
+    small = bug(Case(seqlen_k=2), ("dk",), UNEQUAL, scale, law="backward")
+    large = bug(replace(CASE, seqlen_k=CASE.seqlen_q), ("dk",), law="backward")
+    run = runner(lambda case: {"dk"} if case.sm_scale is None else set())
+    assert is_same(large, small, run, CLAIMS) == expected
 
 
 def test_rows_that_are_alike_do_not_tell_what_is_wrong() -> None:
