@@ -332,7 +332,8 @@ class Bug:
         """Whether this bug makes repeated calls differ, and the other one does so too or comes and goes.
 
         What an earlier call has left behind, or a race, may spoil any tensor in any law of several calls. A failure
-        that comes and goes is of the same tensors, in a case that has what a bug needs that such a law has found.
+        that comes and goes is of the same tensors, or of gradients that follow from out, in a case that has what a bug
+        needs that such a law has found.
         """
         theirs = other.failure.finding
         if self.differs_always(OF_REPEATS) and other.differs_always(OF_SEVERAL_CALLS):
@@ -340,7 +341,8 @@ class Bug:
         if self.failure.law not in OF_SEVERAL_CALLS or theirs.kind != INTERMITTENT:
             return False
         may_show = self.is_everywhere or (bool(self.needs) and self.is_met(other.failure.case))
-        return may_show and set() < wrong_tensors(theirs) <= {*self.tensors}
+        follow = GRADIENTS if "out" in self.tensors else ()
+        return may_show and set() < wrong_tensors(theirs) <= {*self.tensors, *follow}
 
     def is_like(self, other: "Bug") -> bool:
         """Whether both are one bug, to judge by their records alone.

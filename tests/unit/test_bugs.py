@@ -333,6 +333,7 @@ class TestNeeds:
         assert are_one(if_long, at_times("dv", seqlen_k=65))
         assert not are_one(if_long, at_times("dv", seqlen_k=3))
         assert are_one(found("composition", "dv", needs=(LONG,)), at_times("dv", seqlen_k=65))
+        assert are_one(found("memory", "out"), at_times("out", "dv"))
 
     def test_a_bug_that_is_met_again_needs_no_more_than_both_cases_have(self) -> None:
         known = bug(replace(CASE, seqlen_k=65), ("out",), CAUSAL, LONG)
