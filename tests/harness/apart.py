@@ -31,8 +31,10 @@ def are_apart(
 
     They do if no tensor is wrong in both, if out is wrong in one of them and right in the other, or if out is right in
     both and the tensor that one was found by is right in the other. If out is wrong in both although one was found by a
-    gradient alone, they do if that gradient is wrong at other lengths where out and lse are right. Where more rows
-    bring in one of ``third``, its own tensors are unknown; so is out of a bug that was found beside one that spoils it.
+    gradient alone, they do if that gradient is wrong at other lengths where out and lse are right.
+
+    Tensors of a bug of ``third`` that shows only after rows were added tell nothing. Neither does a wrong out, if the
+    bug was found while out was not judged, because another bug is known to make it wrong.
     """
     both = (one, other)
     some, others = (_wrong_in_more_rows(bug, run, capabilities, third) for bug in both)
@@ -51,9 +53,10 @@ def are_apart(
 
 
 def _wrong_in_more_rows(bug: Bug, run: Try, capabilities: Capabilities, third: Collection[Bug]) -> set[str]:
-    """Return what is wrong in the smallest case of a bug with ordinary numbers in more rows, but for what these bring.
+    """Return the tensors that are wrong in a bug's smallest case with ordinary numbers in more rows and keys.
 
-    One of ``third`` that they bring in may make other tensors wrong than it is known to, if it makes out wrong.
+    Tensors of a bug of ``third`` that shows only after rows were added are left out. If it makes out wrong, it may make
+    any tensor wrong, and nothing is returned.
     """
     f = bug.failure
     unknown = {tensor for x in brought_in(f.case, third) for tensor in x.tensors}
@@ -96,7 +99,7 @@ def wrong_alone(case: Case, run: Try, capabilities: Capabilities, known: Collect
 
 
 def brought_in(case: Case, bugs: Collection[Bug]) -> list[Bug]:
-    """Return the bugs of which a case has all that they need only with more rows and keys."""
+    """Return the bugs whose needs a case does not meet as it is, and meets once it has more rows and keys."""
     return [bug for bug in bugs if bug.is_met(longer(case)) and not bug.is_met(case)]
 
 
@@ -132,12 +135,9 @@ def wrong_with_ordinary_numbers(
     for sm_scale in dict.fromkeys((case.sm_scale,) if needs_scale else (None, case.sm_scale)):
         scaled = replace(ordinary, sm_scale=sm_scale)
         found = run(judged_by, scaled, frozenset()) if capabilities.admits(scaled) else None
-        is_telling = (
-            found is not None and found.kind in NUMBERS and not (is_small(finding) and is_small(found))
-        )
-        wrong = wrong_tensors(found) if found and is_telling else set()
-        if found and found.is_all_nan:
-            wrong |= {*GRADIENTS}
+        if found is None or found.kind not in NUMBERS or (is_small(finding) and is_small(found)):
+            continue
+        wrong = wrong_tensors(found) | ({*GRADIENTS} if found.is_all_nan else set())
         if wrong & wrong_tensors(finding):
             return wrong
     return set()

@@ -286,9 +286,9 @@ def _spoils_also(
 ) -> bool:
     """Whether a bug makes further tensors wrong: each field that it needs cures them, and nothing else is needed.
 
-    Without the rest of the case its numbers may hide them, so several others are tried, and so they are without a field
-    that it needs. One that makes out wrong does not make gradients wrong where out is right. ``known`` are all known
-    bugs: what one of these makes wrong in more rows is not this one's.
+    Numbers may hide wrong tensors by chance, so several are tried: in a case that has no more than the bug needs, and
+    in one that lacks a needed field. A bug that makes out wrong does not make gradients wrong where out is right.
+    ``known`` are all known bugs: tensors that one of these makes wrong only in more rows are not this one's.
     """
     wrong, needs = wrong_tensors(beside.finding), [need for need in bug.needs if need.name not in LENGTHS]
     if not needs or not are_kindred(set(bug.tensors), wrong):
@@ -509,9 +509,8 @@ def _rounds_also(one: Bug, other: Bug) -> bool:
     is_usual = one.needs_no_more_than_dtype and not one.needs_own_numbers and 2 * s.shown > s.tried >= ENOUGH
     if not (is_usual and is_small(one.failure.finding)):
         return False
-    follow = {*GRADIENTS} if "out" in one.tensors else set()
     is_of_range = _is_of_range(other) or (_is_of_float16(one) and _is_overflow(other))
-    return is_of_range and {*other.tensors} <= {*one.tensors, *follow}
+    return is_of_range and {*other.tensors} <= one.may_spoil
 
 
 def _is_of_range(bug: Bug) -> bool:
@@ -555,8 +554,8 @@ def _is_cured_as(
 ) -> bool:
     """Whether changes that cure the other bug cure the smallest case of this one.
 
-    All needs of the other bug that tell bugs apart must cure it; if none does, one need of any kind is enough. Where
-    nothing is known of what this bug needs, those that are certain are enough.
+    All needs of the other bug that tell bugs apart must cure it; if none does, one need of any kind is enough. If no
+    need of this bug is known, only those needs of the other one must cure it that are certain.
     """
     f = one.failure
 

@@ -34,7 +34,7 @@ SIZES_OF_TILES = (4, 8, 16, 32, 48, 64, 128)
 ONE_ABOVE = "one above a multiple of"
 """The lengths that show a bug which leaves out a last tile of a single row or key."""
 BEYOND = "above and no multiple of"
-"""The lengths that show a bug of a last tile that is not full and not the only one."""
+"""The lengths that show a bug of the last tile, if that is not full and other tiles come before it."""
 
 SMALLEST_NORMAL = {"float16": 2.0**-14, "bfloat16": 2.0**-126, "float32": 2.0**-126}
 """By dtype, the smallest number of full precision: some hardware and some casts take smaller ones for 0."""
@@ -133,7 +133,7 @@ class Need:
         return None
 
     def _is_side(self, side: tuple[str, int]) -> bool:
-        """Whether the failing length is on a side of a tile's length, and none that holds is."""
+        """Whether ``side`` may be this one: the failing length lies on it, and no length that holds does."""
         return _is_on(self.fails[0], side) and not any(_is_on(x, side) for x in self.holds)
 
     @property
@@ -163,7 +163,7 @@ class Need:
 
 
 def _is_on(length: int, side: tuple[str, int]) -> bool:
-    """Whether a length lies where lengths fail: see ``Need.side``."""
+    """Whether a length is among those that fail, where ``side`` says how these differ: see ``Need.side``."""
     match side:
         case "above", tile:
             return length > tile
@@ -222,6 +222,11 @@ class Bug:
     def is_huge(self) -> bool:
         """Whether it needs huge strides. Everything that these break counts as one bug."""
         return any(need.name == "huge" for need in self.needs)
+
+    @property
+    def may_spoil(self) -> set[str]:
+        """The tensors that it makes wrong, and the gradients if out is among these, as they follow from it."""
+        return {*self.tensors, *(GRADIENTS if "out" in self.tensors else ())}
 
     @property
     def needs_no_more_than_dtype(self) -> bool:
@@ -331,9 +336,9 @@ class Bug:
     def keeps_state_as(self, other: "Bug") -> bool:
         """Whether this bug makes repeated calls differ, and the other one does so too or comes and goes.
 
-        What an earlier call has left behind, or a race, may spoil any tensor in any law of several calls. A failure
-        that comes and goes is of the same tensors, or of gradients that follow from out, in a case that has what a bug
-        needs that such a law has found.
+        What an earlier call has left behind, or a race, may spoil any tensor in any law of several calls. If this bug
+        was found by such a law, it explains a failure that comes and goes in tensors that it may spoil, in a case that
+        has what it needs.
         """
         theirs = other.failure.finding
         if self.differs_always(OF_REPEATS) and other.differs_always(OF_SEVERAL_CALLS):
@@ -341,8 +346,7 @@ class Bug:
         if self.failure.law not in OF_SEVERAL_CALLS or theirs.kind != INTERMITTENT:
             return False
         may_show = self.is_everywhere or (bool(self.needs) and self.is_met(other.failure.case))
-        follow = GRADIENTS if "out" in self.tensors else ()
-        return may_show and set() < wrong_tensors(theirs) <= {*self.tensors, *follow}
+        return may_show and set() < wrong_tensors(theirs) <= self.may_spoil
 
     def is_like(self, other: "Bug") -> bool:
         """Whether both are one bug, to judge by their records alone.
@@ -385,8 +389,13 @@ class Bug:
             for name in LENGTHS
         ):
             return True
-        met = all(bug.is_met(case) for bug in (self, other) for case in cases)
-        return met and any(x.is_telling for x in self.needs)
+        return self.needs_the_same(other) and any(x.is_telling for x in self.needs)
+
+    def needs_the_same(self, other: "Bug") -> bool:
+        """Whether both need the same fields, and the smallest case of each has what both need."""
+        both = (self, other)
+        mine, theirs = ({need.name for need in bug.needs} for bug in both)
+        return mine == theirs and all(bug.is_met(x.failure.case) for bug in both for x in both)
 
     def _ends_like(self, other: "Bug") -> bool:
         """Whether two bugs that end the process are one: what is known of their needs does not tell them apart."""

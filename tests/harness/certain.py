@@ -203,7 +203,10 @@ def _rules(name: str, own: int) -> Iterator[_Rule]:
 
 
 def _beyond(name: str, own: int) -> Iterator[_Rule]:
-    """Yield that a last tile of each size is not full and not the only one, ``own`` as in ``_rules``."""
+    """Yield, for tiles of each size, that a bug shows if the last tile is not full and other tiles come before it.
+
+    ``own`` is the length in the smallest case.
+    """
     for size in SIZES_OF_TILES:
         showing = frozenset(x for x in TRIED if x > size and x % size)
         whole = (x for x in TRIED if x % size == 0)

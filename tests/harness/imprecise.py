@@ -5,7 +5,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from kernels.contract import GRADIENTS
 from reference.family import AND, concerns
 from strategies.case import Case, from_json, to_json
 from tests.harness.bugs import Bug
@@ -38,8 +37,8 @@ class ImpreciseCall:
 
         Gradients follow from out. Where out is always wrong, nothing tells whether they are less precise as well.
         """
-        follows = bool(bug.needs) and "out" in bug.tensors and self.tensor in GRADIENTS
-        return (self.tensor in bug.tensors or follows) and bug.is_met(self.case)
+        spoiled = bug.may_spoil if bug.needs else bug.tensors
+        return self.tensor in spoiled and bug.is_met(self.case)
 
 
 @dataclass

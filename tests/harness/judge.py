@@ -195,8 +195,7 @@ class _Judge:
             )
 
         def lse_is_wrong() -> bool:
-            error = own["lse"] - self.exact.lse if "lse" in own else torch.zeros(())
-            return bool((error.abs() > forward().lse).any())
+            return "lse" in own and bool(((own["lse"] - self.exact.lse).abs() > forward().lse).any())
 
         explain(self.trial, "backward", base, ways.backward, checks, lse_is_wrong)
 
@@ -244,14 +243,12 @@ def explain(
 
     If there is none, raises OutOfBounds as the nearest way is. Two kinds of ways are not tried: those that agree with a
     failed way in everything that the failing tensor depends on, and, once one has failed, those of a group (see
-    ``GROUPS``) for which not even the widest bounds hold. Where the kernel's own lse is wrong, ways that do not compute
-    gradients from it are nearer: the others tell of the lse.
+    ``GROUPS``) for which not even the widest bounds hold. If the kernel's own lse is wrong, ways that compute gradients
+    from it count as further away, because that lse may make any gradient seem wrong.
     """
     failed: set[tuple[str, tuple[Any, ...]]] = set()
     widest_of: dict[tuple[Any, ...], Breach | None] = {}
-    breaches: list[
-        tuple[bool, Breach]
-    ] = []  # with whether gradients are computed from the weights of the forward
+    breaches: list[tuple[Arithmetic, Breach]] = []
 
     @cache
     def members() -> list[Arithmetic]:
@@ -276,21 +273,23 @@ def explain(
         try:
             _both_rules(trial, partial(checks, way))
         except OutOfBounds as broken:
-            breaches.append((way.saved_weights, (broken, trial.compared)))
+            breaches.append((way, (broken, trial.compared)))
             failed.add((broken.tensor, signature(broken.tensor, way)))
         else:
             trial.explained[factor] = at
             if len(ways) > 1:
                 trial.designs.add(in_words(ways, ways[at]))
             return
-    is_wrong = lse_is_wrong()
-
-    def is_misled(has_weights: bool) -> bool:
-        return is_wrong and not has_weights
-
     # Where one tensor is wrong, a design that is not the kernel's may make others seem wrong too.
-    near = min(breaches, key=lambda x: (is_misled(x[0]), x[1][0].ratio))
-    of_groups = [(group[0], breach) for group, breach in widest_of.items() if breach]
+    of_ways = [(way.saved_weights, breach) for way, breach in breaches]
+    of_groups = [(saved_weights, breach) for (saved_weights, *_), breach in widest_of.items() if breach]
+    differ = len({saved_weights for saved_weights, _ in (*of_ways, *of_groups)}) > 1
+    is_wrong = differ and lse_is_wrong()
+
+    def is_misled(saved_weights: bool) -> bool:
+        return is_wrong and not saved_weights
+
+    near = min(of_ways, key=lambda x: (is_misled(x[0]), x[1][0].ratio))
     _, (fewest, trial.compared) = min([near, *of_groups], key=lambda x: (_count(x[1]), is_misled(x[0])))
     raise fewest
 

@@ -36,7 +36,8 @@ def plainly(broken: Broken, run: Try, capabilities: Capabilities) -> Broken:
     """Return a plain law's failure on the case, or on one as large as a call that was made; else the failure itself.
 
     A law that compares calls also makes calls with other lengths or heads than the case has. A bug may show in one of
-    those alone, and what it needs is then a matter of that call's sizes. So it is where a call raises an exception.
+    those alone, and what it needs is then a matter of that call's sizes. The same holds for an exception that one of
+    the calls raises.
     """
     if broken.finding.kind == "exception" and broken.law not in PLAIN_LAWS:
         calls = _failing_calls(broken, run, capabilities, EVERYTHING)
@@ -120,7 +121,7 @@ def _cases(broken: Broken, capabilities: Capabilities) -> Iterator[Case]:
     """Yield the case itself without its non-finite entries, and cases with other numbers for each other call size.
 
     A law that sets large scores in any case is told by ordinary numbers too, with which the same may be wrong. So is a
-    call of another size, since the numbers that are left of a case without its spikes may all be 0.
+    call of another size, because without its spikes a case may have no number but 0.
     """
     changed = [with_value(broken.case, NAN, False)]
     changed += [with_no_more_than(SIMPLEST, broken.case)] if broken.law == LARGE_SCORES else []

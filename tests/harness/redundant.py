@@ -40,8 +40,8 @@ def is_redundant(
     A case that holds now, as those of a bug that comes and goes may, is explained by nothing. A bug that needs nothing
     explains all of a tensor that it spoils in most ordinary cases: what else may be wrong there, no run can tell.
     Where a change that cures a case of the other bug brings in one of those ``beside``, that may explain what is left,
-    but not the whole case, unless it is the other bug once more. Roundings that are left of a large error are not what
-    the bug was reported for.
+    but not the whole case. It may do that if it is another find of the other bug. An error as small as roundings may be
+    left of a large one, which is what the bug was reported for.
     ``seen`` has the drawn cases. If there are few, no fewer ordinary cases must show the other bug. ``run`` may
     raise BudgetSpent, which ends the search.
     """
@@ -55,7 +55,11 @@ def is_redundant(
     drawn = [ran for ran in seen.cases if ran != (f.law, f.case)][:MOST_CASES]
     if not bug.is_kin(other) or (_share(bug) > _share(other) and len(drawn) < MOST_CASES):
         return False
-    third = [x for x in beside if x.key not in (bug.key, other.key) and not _needs_the_same(x, other)]
+    third = [
+        x
+        for x in beside
+        if x.key not in (bug.key, other.key) and not (x.is_kin(other) and x.needs_the_same(other))
+    ]
     for law, case in ((f.law, f.case), *drawn):
         if not other.is_met(case):
             return False
@@ -72,16 +76,9 @@ def is_redundant(
 
 
 def _is_explained(broken: Broken, bugs: Sequence[Bug], run: Try, capabilities: Capabilities) -> bool:
-    """Whether bugs explain a failure, but for roundings that they may leave of it."""
+    """Whether these bugs explain a failure. Of a large error, one as small as roundings may be left."""
     rest = attribute(broken, bugs, run, capabilities).rest
     return rest is None or leaves_roundings(broken.finding, rest.finding)
-
-
-def _needs_the_same(one: Bug, other: Bug) -> bool:
-    """Whether two bugs of the same tensors need the same fields, and the case of each has what the other needs."""
-    mine, others = ({need.name for need in bug.needs} for bug in (one, other))
-    met = one.is_met(other.failure.case) and other.is_met(one.failure.case)
-    return one.is_kin(other) and mine == others and met
 
 
 def _is_refused_by_pytorch(bug: Bug, other: Bug) -> bool:

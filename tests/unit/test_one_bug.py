@@ -315,7 +315,7 @@ def test_a_change_that_brings_in_a_third_bug_tells_nothing() -> None:
 
 
 def test_a_third_bug_of_gradients_does_not_hide_which_of_two_makes_out_wrong() -> None:
-    """An lse alone is wrong under a causal mask, and out as well in long cases; more rows bring in a wrong dk."""
+    """Under a causal mask lse is wrong, and in long cases out too. With many keys a third bug makes dk wrong."""
 
     def wrong(case: Case) -> set[str]:
         return {"lse", *(("out",) if case.seqlen_q > 96 else ())} if case.causal else set()
