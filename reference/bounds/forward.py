@@ -53,6 +53,7 @@ it is and alpha at 1. Wherever else roundings are counted by terms or by tiles, 
 
 import math
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -280,8 +281,8 @@ def hull(e: Exact) -> tuple[Tensor, Tensor]:
         low, high = e.v.cummin(-2).values[..., last, :], e.v.cummax(-2).values[..., last, :]
     else:
         keys = torch.arange(e.seen.shape[-1], device=e.v.device)
-        first = torch.where(e.seen, keys, len(keys) - 1).amin(-1)[..., None]
-        last = torch.where(e.seen, keys, 0).amax(-1)[..., None].maximum(first)
+        first = torch.where(e.seen, keys, len(keys) - 1).amin(-1)[:, 0]
+        last = torch.where(e.seen, keys, 0).amax(-1)[:, 0].maximum(first)
         attended = e.seen.any(-2)[..., None]
         low = -_largest_of_runs(-e.v.masked_fill(~attended, math.inf), first, last)
         high = _largest_of_runs(e.v.masked_fill(~attended, -math.inf), first, last)
@@ -291,17 +292,16 @@ def hull(e: Exact) -> tuple[Tensor, Tensor]:
 
 
 def _largest_of_runs(x: Tensor, first: Tensor, last: Tensor) -> Tensor:
-    """Return the largest x (B, H, N, D) from row ``first`` to row ``last``, each (B or 1, 1, R, 1): (B, H, R, D).
+    """Return the largest x (B, H, N, D) from row ``first`` to row ``last``, each (B or 1, R): (B, H, R, D).
 
-    Each run is covered by two runs whose length is the largest power of two that fits; they may overlap.
+    Each run is covered by two runs whose length is the largest power of two that fits; they may overlap. The largest
+    x of every run of such a length is computed once, from two of half that length.
     """
-    result = torch.full_like(x[..., :1, :], -math.inf).expand(*x.shape[:2], first.shape[-2], x.shape[-1])
-    length = 1
-    while length <= x.shape[-2]:
-        fits = (last - first + 1 >= length) & (last - first + 1 < 2 * length)
-        starts = (first, last - length + 1)
-        ends = [x.take_along_dim(start.clamp(0, x.shape[-2] - 1), -2) for start in starts]
-        result = torch.where(fits, torch.maximum(*ends), result)
-        x = torch.maximum(x, torch.cat((x[..., length:, :], x[..., -length:, :]), -2)[..., : x.shape[-2], :])
-        length *= 2
-    return result
+    power = torch.frexp((last - first + 1).double()).exponent.long() - 1
+    tables = [x]
+    for i in range(max(power.flatten().tolist(), default=0)):
+        tables.append(torch.maximum(tables[i][..., : -(2**i), :], tables[i][..., 2**i :, :]))
+    begins = torch.tensor([0, *accumulate(table.shape[-2] for table in tables)], device=x.device)[power]
+    table, batch = torch.cat(tables, -2).transpose(1, 2), torch.arange(len(x), device=x.device)[:, None]
+    both = (table[batch, begins + at] for at in (first, last - 2**power + 1))
+    return torch.maximum(*both).transpose(1, 2)
