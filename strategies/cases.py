@@ -60,8 +60,10 @@ SELDOM = 5
 TILE_SHARES = (1, 4, 4, 8, 8, 8)
 """Most interpreted cases keep to a fraction of the most tiles: bugs show in few, and time is proportional to them."""
 FEWEST_TILES = 3
+WORK_SHARES = (1, 16, *(128,) * 6)
+"""Most cases for a GPU keep to a fraction of the most scores, for the same reason: to judge them takes the time."""
 CUT = ("seqlen_q", "seqlen_k", "heads")
-"""What is cut from a case with too many tiles, in this order."""
+"""What is cut from a case that is too large, in this order."""
 KEPT = ("heads", "seqlen_q", "seqlen_k", "seqlen_k")
 """What is cut last instead: one of these is drawn for each case."""
 HUGE = {
@@ -108,7 +110,8 @@ def cases(
         max_tiles: on the CPU, the most tiles of the score matrix, over all heads: what an interpreter's time
             is proportional to. Their size is that of the launch settings block_m and block_n, else 64. Most cases
             keep to a fraction of it.
-        max_work: the most entries of the score matrix, over all heads: what a reference's time follows.
+        max_work: the most entries of the score matrix, over all heads: what a reference's time follows. Most cases
+            for a GPU keep to a fraction of it.
         nonfinite: one or two entries, of otherwise moderate tensors, are NaN or infinite.
         key_padding: keys may be padded, where that is claimed; else none are.
         dropout: weights may be dropped, where that is claimed; else none are.
@@ -153,9 +156,10 @@ def cases(
     limits: dict[str, Any] = {"max_tiles": max_tiles if device_type == "cpu" else None, "max_work": max_work}
     if device_type == "cpu":
         fewest = [max(min(FEWEST_TILES, max_tiles), max_tiles // share) for share in TILE_SHARES]
-        drawn = st.builds(
-            partial(_with_fewer_tiles, capabilities), st.sampled_from(fewest), st.sampled_from(KEPT), drawn
-        )
+        parts = [limits | {"max_tiles": fewer} for fewer in fewest]
+    else:
+        parts = [limits | {"max_work": max_work // share} for share in WORK_SHARES]
+    drawn = st.builds(partial(_cut, capabilities), st.sampled_from(parts), st.sampled_from(KEPT), drawn)
 
     def claimed(case: Case) -> Case:
         if capabilities.bias_gradient and case.bias != "none":
@@ -465,11 +469,11 @@ def _with_scores_that_can_be_judged(capabilities: Capabilities, device_type: str
     return replace(case, sm_scale=case.sm_scale if is_small else None, **fields)
 
 
-def _with_fewer_tiles(capabilities: Capabilities, max_tiles: int, kept: str, case: Case) -> Case:
-    """Cut a case down to so many tiles, by whole tiles or by heads; what is ``kept`` is cut last."""
+def _cut(capabilities: Capabilities, limits: Mapping[str, Any], kept: str, case: Case) -> Case:
+    """Cut a case down to so many tiles and scores, by whole tiles or by heads; what is ``kept`` is cut last."""
     for name in sorted(CUT, key=lambda name: name == kept):
         fewer = _with_fewer_heads if name == "heads" else partial(_shorter, capabilities, name)
-        case = fewer(case, max_tiles=max_tiles, max_work=MOST_WORK)
+        case = fewer(case, **limits)
     return case
 
 
