@@ -4,16 +4,17 @@ import math
 import random
 import time
 from collections import defaultdict
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import hypothesis
 import pytest
-from hypothesis import given, settings
 from hypothesis.statistics import collector, describe_statistics
 
 from strategies.case import Case
 from tests.harness.answered import AnsweredLaws
+from tests.harness.drawing import drawn, stream
 from tests.harness.kernel_info import KernelInfo
 from tests.harness.known_bugs import KnownBugs
 from tests.harness.law import Law
@@ -34,11 +35,6 @@ ANSWERED = pytest.StashKey[dict[str, AnsweredLaws]]()
 SHARES = pytest.StashKey[Shares]()
 """The time that each kernel has had, in this process and in others."""
 
-RUN = 8
-"""Examples of one Hypothesis run, apart from its first, which is the same in every run, whatever the seed.
-
-Longer runs would repeat themselves: of 400 cases that runs of 20 drew, 21 had the same values.
-"""
 AN_EXAMPLE = 1e-3
 """A turn with so few seconds draws one example: the first example of a turn is cut off only by the end of the run."""
 FIRST_SECONDS = 4.0
@@ -205,13 +201,12 @@ def found_in_turn(item: LawTurn, subject: Subject, seconds: float) -> list[str]:
 
 
 def draw_examples(item: LawTurn, subject: Subject) -> None:
-    """Run Hypothesis with fresh seeds for as many examples as the turn has. Raises TimeUp if the time is over.
+    """Draw as many examples as the turn has, by fresh seeds, and run the law on each; in a replay on its case alone.
 
-    A failure does not end the search. It also ends if nothing new can be drawn, as in a replay.
+    A failure does not end the search. Raises TimeUp if the time is over.
     """
     if item.plan.clock.left <= 0:  # to learn this by drawing takes long, where hundreds of items are left
         raise TimeUp
-    examples, seeds, before = item.turn.examples, seeds_of(item), -1
 
     def note(statistics: Any) -> None:
         """Keep what --hypothesis-show-statistics prints of an item."""
@@ -220,35 +215,21 @@ def draw_examples(item: LawTurn, subject: Subject) -> None:
 
     noting = collector.with_value(note)  # type: ignore[arg-type]  # typed as if it held None alone
     with noting, subject.runs.in_turns():
-        if item.turn.begins_far(subject.focus, subject.runs.device_type):
-            search(item.law, subject, 2, seeds.getrandbits(64), without_simplest=True, far=True)
-        while before < subject.generated < (math.inf if examples is None else examples):
-            before = subject.generated
-            missing = RUN if examples is None else min(RUN, examples - before)
-            # A Hypothesis run begins with its simplest case, which is left out, and is counted on top.
-            others = subject.replay is None
-            search(item.law, subject, missing + others, seeds.getrandbits(64), without_simplest=others)
+        examples = item.turn.examples
+        missing = None if examples is None else max(0, examples - subject.generated)
+        for case in islice(cases_of(item, subject), missing):
+            subject.uphold(item.law, case)
 
 
-def search(
-    law: Law, subject: Subject, examples: int, seed: int, *, without_simplest: bool = False, **options: Any
-) -> None:
-    """Try a law on ``examples`` cases, drawn with its and further options, in one Hypothesis run.
-
-    Raises TimeUp if the time is over.
-    """
-
-    @hypothesis.seed(seed)
-    @settings(max_examples=examples, database=None)
-    @given(case=subject.cases(**law.draws, **options))
-    def run(case: Case) -> None:
-        nonlocal without_simplest
-        if without_simplest:
-            without_simplest = False
-        else:
-            subject.uphold(law, case)
-
-    run()
+def cases_of(item: LawTurn, subject: Subject) -> Iterator[Case]:
+    """Yield the cases that a turn may run, of which there is no end but in a replay."""
+    if subject.replay is not None:
+        yield subject.replay.case
+        return
+    seeds = seeds_of(item)
+    if item.turn.begins_far(subject.focus, subject.runs.device_type):
+        yield from drawn(subject.cases(**item.law.draws, far=True), seeds.getrandbits(64), 1)
+    yield from stream(subject.cases(**item.law.draws), seeds)
 
 
 def seeds_of(item: LawTurn) -> random.Random:

@@ -32,8 +32,8 @@ from tests.harness.vary import with_contiguous_inputs
 from tests.harness.verdict import NUMBERS, Verdict
 
 
-class TimeUp(BaseException):
-    """The time for a Hypothesis run is over. This is no Exception, which Hypothesis would take for a failure."""
+class TimeUp(Exception):
+    """The time for examples is over."""
 
 
 @dataclass(eq=False, repr=False)
@@ -67,8 +67,6 @@ class Subject:
 
     def cases(self, **options: Any) -> st.SearchStrategy[Case]:
         """Return a strategy of claimed cases at this dtype; ``options`` are those of ``strategies.cases.cases``."""
-        if self.replay is not None:
-            return st.just(self.replay.case)
         if self.max_seqlen is not None:
             options["max_seqlen"] = self.max_seqlen
         # Strategies are kept, because Hypothesis takes longer to look at a new one than to draw an example from it.

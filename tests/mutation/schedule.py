@@ -7,14 +7,15 @@ kernel itself, are tried on the same examples.
 from collections.abc import Iterator
 from functools import cache
 
-from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import settings
 
 from kernels.contract import Capabilities
 from strategies.case import Case
 from strategies.cases import cases
 from strategies.focus import without_huge_strides
+from tests.harness.drawing import AT_ONCE, drawn
 from tests.harness.law import LAWS as ALL_LAWS
-from tests.harness.law import Law, law_named
+from tests.harness.law import law_named
 
 WEIGHED = (
     *("forward", "backward") * 3,
@@ -30,8 +31,6 @@ ROUND = (*WEIGHED, *(law for law in ALL_LAWS if law not in WEIGHED))
 
 LAWS = tuple(dict.fromkeys(ROUND))
 
-DRAWN_AT_ONCE = 8
-"""Examples that one Hypothesis run draws, as in the property tests (``tests.harness.item.RUN``)."""
 EVERY = 5
 """Every fifth example may have huge strides. A run of the property tests draws these in its last fifth instead."""
 
@@ -44,30 +43,6 @@ SAMPLE = 5
 def is_quick() -> bool:
     """Whether the Hypothesis profile is a quick one."""
     return settings().max_examples < QUICK
-
-
-def draw(
-    law: Law, capabilities: Capabilities, dtype: str, device_type: str, number: int, seed_: object
-) -> list[Case]:
-    """Return ``number`` cases as the property tests draw them for a law, by a seed; none if the law does not apply."""
-    drawn: list[Case] = []
-    if not law.applies_to(capabilities):
-        return drawn
-
-    @seed(seed_)
-    @settings(
-        max_examples=number,
-        database=None,
-        deadline=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(case=cases(capabilities, dtype=dtype, device_type=device_type, **law.draws))
-    def run(case: Case) -> None:
-        drawn.append(case)
-
-    run()
-    return drawn
 
 
 class Schedule:
@@ -89,14 +64,15 @@ class Schedule:
             of_all, before = divmod(count // len(dtypes), EVERY)
             everything = before == EVERY - 1
             number = of_all if everything else of_all * (EVERY - 1) + before
-            chunk, place = divmod(number, DRAWN_AT_ONCE)
-            drawn = self._drawn(law, dtype, seed_, chunk, everything)
-            if place < len(drawn):
-                yield law, drawn[place]
+            chunk, place = divmod(number, AT_ONCE)
+            found = self._drawn(law, dtype, seed_, chunk, everything)
+            if place < len(found):
+                yield law, found[place]
 
     def _draw(self, law: str, dtype: str, seed_: int, chunk: int, everything: bool) -> list[Case]:
         claims = self.capabilities if everything else without_huge_strides(self.capabilities)
+        of_law = law_named(law)
+        if not of_law.applies_to(self.capabilities):
+            return []
         seed_of_chunk = f"{seed_} {law} {dtype} {chunk} {everything}"
-        drawn = draw(law_named(law), claims, dtype, self.device_type, DRAWN_AT_ONCE + 1, seed_of_chunk)
-        # A Hypothesis run begins with the same case whatever the seed, so that case is left out.
-        return drawn[1:]
+        return drawn(cases(claims, dtype=dtype, device_type=self.device_type, **of_law.draws), seed_of_chunk)

@@ -4,14 +4,16 @@ import tempfile
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from random import Random
 
 from kernels.registry import REGISTERED
 from strategies.case import TENSORS, Case
 from strategies.tensors import tensors
 from tests.harness.answered import AnsweredLaws
 from tests.harness.budget import SECONDS, ShrinkBudget
-from tests.harness.item import search
+from tests.harness.drawing import stream
 from tests.harness.journal import Journal
 from tests.harness.kernel_info import KernelInfo
 from tests.harness.known_bugs import KnownBugs
@@ -68,7 +70,9 @@ def shrink(campaign: Campaign, spec: str, law: str, dtype: str, seed: int, limit
         subject = OneBug(triage, AnsweredLaws(info.capabilities))
         start = time.perf_counter()
         with suppress(TimeUp):
-            search(law_named(law), subject, limit, seed)
+            of_law = law_named(law)
+            for case in islice(stream(subject.cases(**of_law.draws), Random(seed)), limit):
+                subject.uphold(of_law, case)
         seconds = time.perf_counter() - start
         subject.runs.journal.close()
         assert subject.known.failures, f"{law} on {dtype} does not find {spec} by itself"

@@ -14,9 +14,11 @@ from kernels.contract import AttentionKernel
 from kernels.flash_v2 import KERNEL as FLASH_V2
 from reference.bounds.accumulation import SAFETY
 from strategies.case import Case, Spike
+from strategies.cases import cases
+from tests.harness import drawing
 from tests.harness.law import law_named
 from tests.harness.trial import LawBroken, Trial
-from tests.mutation.schedule import LAWS, draw
+from tests.mutation.schedule import LAWS
 from tests.unit.emulator import aligned
 from tests.unit.sound import CLAIMS, Pair, Sound, Triple, plain
 
@@ -28,7 +30,8 @@ ROUNDS = 10
 @cache
 def drawn(law: str, dtype: str, round_: int) -> list[Case]:
     """Return cases as the law's own items draw them, the same in every run."""
-    return draw(law_named(law), replace(CLAIMS, ragged=("cache",)), dtype, "cpu", EXAMPLES, round_)
+    claims = replace(CLAIMS, ragged=("cache",))
+    return drawing.drawn(cases(claims, dtype=dtype, **law_named(law).draws), round_, EXAMPLES)
 
 
 def failure(law: str, make: Callable[[], AttentionKernel], dtype: str, rounds: int = 1) -> str:
