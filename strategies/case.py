@@ -111,6 +111,11 @@ class Case:
         return self.batch * self.heads_q * self.seqlen_q * self.seqlen_k
 
     @property
+    def products(self) -> int:
+        """Number of multiplications in a product of q and k, over all heads."""
+        return self.scores * self.head_dim
+
+    @property
     def layouts(self) -> tuple[str, ...]:
         """The memory layouts of q, k, v and dout."""
         return tuple(getattr(self, name) for name in LAYOUT_FIELDS)

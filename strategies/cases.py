@@ -60,8 +60,10 @@ SELDOM = 5
 TILE_SHARES = (1, 4, 4, 8, 8, 8)
 """Most interpreted cases keep to a fraction of the most tiles: bugs show in few, and time is proportional to them."""
 FEWEST_TILES = 3
-WORK_SHARES = (1, 16, *(128,) * 6)
-"""Most cases for a GPU keep to a fraction of the most scores, for the same reason: to judge them takes the time."""
+WORK_SHARES = (1, *(16,) * 2, *(128,) * 13)
+"""Most cases for a GPU keep to a fraction of the most work, for the same reason: to judge them takes the time."""
+USUAL_HEAD_DIM = 128
+"""The head_dim at which that is the same fraction of the most scores; a larger one leaves fewer of them."""
 CUT = ("seqlen_q", "seqlen_k", "heads")
 """What is cut from a case that is too large, in this order."""
 KEPT = ("heads", "seqlen_q", "seqlen_k", "seqlen_k")
@@ -72,7 +74,7 @@ HUGE = {
 }
 """Which tensors have huge strides together, by device type. Memory that is never touched costs a CPU nothing; a
 GPU has to find gigabytes for each, and the time to get them."""
-MOST_WORK = 2**22
+MOST_SCORES = 2**22
 
 MOST_SEEDS = 8
 """So many seeds are tried for a key padding mask that leaves keys to attend; one seed in as many keeps its mask."""
@@ -92,7 +94,7 @@ def cases(
     heads: tuple[Heads, ...] | None = None,
     max_seqlen: int | None = None,
     max_tiles: int = 32,
-    max_work: int = MOST_WORK,
+    max_scores: int = MOST_SCORES,
     nonfinite: bool = False,
     key_padding: bool = False,
     dropout: bool = False,
@@ -110,8 +112,8 @@ def cases(
         max_tiles: on the CPU, the most tiles of the score matrix, over all heads: what an interpreter's time
             is proportional to. Their size is that of the launch settings block_m and block_n, else 64. Most cases
             keep to a fraction of it.
-        max_work: the most entries of the score matrix, over all heads: what a reference's time follows. Most cases
-            for a GPU keep to a fraction of it.
+        max_scores: the most entries of the score matrix, over all heads: what a reference's memory follows. Most
+            cases for a GPU keep to a fraction of the products (``Case.products``) that they have.
         nonfinite: one or two entries, of otherwise moderate tensors, are NaN or infinite.
         key_padding: keys may be padded, where that is claimed; else none are.
         dropout: weights may be dropped, where that is claimed; else none are.
@@ -153,12 +155,13 @@ def cases(
         spikes=entries,
         **({"launch": _launch_settings(capabilities)} if capabilities.launch else {}),
     )
-    limits: dict[str, Any] = {"max_tiles": max_tiles if device_type == "cpu" else None, "max_work": max_work}
+    limits: dict[str, Any] = {"max_scores": max_scores}
     if device_type == "cpu":
         fewest = [max(min(FEWEST_TILES, max_tiles), max_tiles // share) for share in TILE_SHARES]
         parts = [limits | {"max_tiles": fewer} for fewer in fewest]
+        limits |= {"max_tiles": max_tiles}
     else:
-        parts = [limits | {"max_work": max_work // share} for share in WORK_SHARES]
+        parts = [limits | {"max_products": USUAL_HEAD_DIM * max_scores // share} for share in WORK_SHARES]
     drawn = st.builds(partial(_cut, capabilities), st.sampled_from(parts), st.sampled_from(KEPT), drawn)
 
     def claimed(case: Case) -> Case:
@@ -470,7 +473,7 @@ def _with_scores_that_can_be_judged(capabilities: Capabilities, device_type: str
 
 
 def _cut(capabilities: Capabilities, limits: Mapping[str, Any], kept: str, case: Case) -> Case:
-    """Cut a case down to so many tiles and scores, by whole tiles or by heads; what is ``kept`` is cut last."""
+    """Cut a case down to the limits, by whole tiles or by heads; what is ``kept`` is cut last."""
     for name in sorted(CUT, key=lambda name: name == kept):
         fewer = _with_fewer_heads if name == "heads" else partial(_shorter, capabilities, name)
         case = fewer(case, **limits)
@@ -506,9 +509,11 @@ def _blocks(case: Case) -> tuple[int, int]:
     return launch.get("block_m", DEFAULT_BLOCK), launch.get("block_n", DEFAULT_BLOCK)
 
 
-def _is_affordable(case: Case, *, max_tiles: int | None, max_work: int) -> bool:
-    """Whether a case has at most so many tiles, and at most so many entries of score matrices, over all heads."""
+def _is_affordable(
+    case: Case, *, max_scores: int, max_tiles: float = math.inf, max_products: float = math.inf
+) -> bool:
+    """Whether a case has at most so many entries of score matrices, tiles of them, and products, over all heads."""
     heads = case.batch * case.heads_q
     block_m, block_n = _blocks(case)
     tiles = heads * math.ceil(case.seqlen_q / block_m) * math.ceil(case.seqlen_k / block_n)
-    return (max_tiles is None or tiles <= max_tiles) and case.scores <= max_work
+    return tiles <= max_tiles and case.scores <= max_scores and case.products <= max_products

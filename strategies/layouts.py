@@ -40,6 +40,12 @@ class Window:
     storage: Tensor
     region: Tensor
 
+    @property
+    def part(self) -> slice:
+        """The part of the storage from the first to the last element of the tensor."""
+        start = self.tensor.storage_offset()
+        return slice(start, start + span(self.tensor))
+
     def bits(self) -> Tensor:
         """Return a copy of the region as integers, which is equal before and after a launch that wrote nothing."""
         return bits(self.region).clone()
@@ -61,18 +67,30 @@ class Window:
         entries.copy_(kept)
 
 
+def span(x: Tensor) -> int:
+    """Return how many elements of its storage lie between the first element of a tensor and its last, both included."""
+    last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+    return last + 1 if x.numel() else 0
+
+
 def bits(x: Tensor) -> Tensor:
     """View a tensor, whose last stride is 1, as integers: NaN then equals itself, and 0 differs from -0."""
     return x.view({2: torch.int16, 4: torch.int32}[x.element_size()])
 
 
 def place(
-    data: Tensor, layout: str, *, margin_value: float = float("nan"), device: torch.device | str = "cpu"
+    data: Tensor,
+    layout: str,
+    *,
+    margin_value: float = float("nan"),
+    device: torch.device | str = "cpu",
+    around: bool = True,
 ) -> Window:
     """Lay (batch, heads, seqlen, head_dim) data out in fresh storage on the device, with poison around it.
 
-    An expanded layout repeats the first slice of the data. Raises ValueError for a layout that is not one of
-    ``kernels.contract.LAYOUTS``.
+    If not ``around``, there is poison between the entries of the tensor alone, and what lies around it is left as it is
+    in fresh memory. An expanded layout repeats the first slice of the data. Raises ValueError for a layout that is not
+    one of ``kernels.contract.LAYOUTS``.
     """
     if layout not in LAYOUTS:
         raise ValueError(f"layout: got {layout!r}, expected one of {LAYOUTS}")
@@ -85,11 +103,11 @@ def place(
 
     storage = torch.empty(blocks.end, dtype=data.dtype, device=device)
     region = storage.as_strided((blocks.count, blocks.width), (blocks.step, 1), blocks.first)
-    region.fill_(margin_value)
-    tensor = storage.as_strided(shape, blocks.strides, blocks.first + blocks.margin)
-    entries = _distinct(tensor)
+    window = Window(storage.as_strided(shape, blocks.strides, blocks.first + blocks.margin), storage, region)
+    (region if around else storage[window.part]).fill_(margin_value)
+    entries = _distinct(window.tensor)
     entries.copy_(data[tuple(map(slice, entries.shape))])
-    return Window(tensor, storage, region)
+    return window
 
 
 def is_as_contiguous(layout: str, shape: Shape) -> bool:

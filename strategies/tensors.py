@@ -54,19 +54,21 @@ def check_case(case: Case) -> None:
             raise ValueError(f"case: got {shape}, expected at most {MOST_ELEMENTS} elements")
 
 
-def tensors(case: Case, device: torch.device | str, margin: float = float("nan")) -> Tensors:
+def tensors(
+    case: Case, device: torch.device | str, margin: float = float("nan"), *, around: bool = True
+) -> Tensors:
     """Build the tensors: each of its shape in the case (``Case.shape``).
 
     The same case gives the same bits on every device. ``margin`` is the poison that fills the storage around the
-    tensors. Raises ValueError for an unknown dtype, family, layout or padding, or a spike of an unknown tensor or
-    value.
+    tensors or, if not ``around``, what lies between their entries alone: see ``layouts.place``. Raises ValueError for
+    an unknown dtype, family, layout or padding, or a spike of an unknown tensor or value.
     """
     if case.dtype not in DTYPES:
         raise ValueError(f"dtype: got {case.dtype!r}, expected one of {DTYPES}")
     mask = key_padding_mask(case)
     mask = None if mask is None else mask.to(device)
     windows = Tensors(
-        **{name: _window(case, name, device, margin) for name in TENSORS},
+        **{name: _window(case, name, device, margin, around) for name in TENSORS},
         key_padding_mask=mask,
         rule=score_rule(case, device),
     )
@@ -79,12 +81,12 @@ def tensors(case: Case, device: torch.device | str, margin: float = float("nan")
     return windows
 
 
-def _window(case: Case, name: str, device: torch.device | str, margin: float) -> Window:
+def _window(case: Case, name: str, device: torch.device | str, margin: float, around: bool) -> Window:
     # Each tensor has a generator of its own, so that changing one leaves the others as they were.
     generator = torch.Generator().manual_seed(len(TENSORS) * case.seed + TENSORS.index(name))
     dtype = getattr(torch, case.dtype)
     data = fill(getattr(case, f"{name}_values"), case.shape(name), dtype, generator)
-    return place(data, getattr(case, f"{name}_layout"), margin_value=margin, device=device)
+    return place(data, getattr(case, f"{name}_layout"), margin_value=margin, device=device, around=around)
 
 
 def _set(spike: Spike, windows: Tensors) -> None:

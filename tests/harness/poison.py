@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from strategies.layouts import span
+
 GUARD_BYTES = 4096
 """Size of the guard zone on either side of an allocation, which also keeps the alignment of the allocation."""
 
@@ -87,19 +89,13 @@ class PoisonedAllocations(TorchDispatchMode):
 
 def behind_fence(x: Tensor) -> Tensor:
     """Return a copy on the CPU with the same strides, whose last element is the last that may be touched."""
-    return _copied(x, fenced_storage(_span(x), x.dtype))
+    return _copied(x, fenced_storage(span(x), x.dtype))
 
 
 def alone(x: Tensor) -> Tensor:
     """Return a copy with the same strides and alignment in an allocation that ends with its last element."""
     before = x.data_ptr() % ALIGNMENT // x.element_size()
-    return _copied(x, torch.empty(before + _span(x), dtype=x.dtype, device=x.device)[before:])
-
-
-def _span(x: Tensor) -> int:
-    """Return how many elements lie between the first element of a tensor and its last, both included."""
-    last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
-    return last + 1 if x.numel() else 0
+    return _copied(x, torch.empty(before + span(x), dtype=x.dtype, device=x.device)[before:])
 
 
 def _copied(x: Tensor, storage: Tensor) -> Tensor:

@@ -3,45 +3,62 @@
 Processes that share a GPU wait for each other at every step of a comparison. On the CPU each has a core of its own.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from strategies.case import Case
+from strategies.layouts import Window
 
-MOST_WORK = 2**22
-"""Above so many multiplications in a product of q and k, a GPU judges faster than a core, though others wait for it."""
+MOST_PRODUCTS = 2**22
+"""Above so many products of a case, a GPU judges faster than a core, though others wait for it."""
 
 
 def home_of(case: Case, device: str) -> str:
     """Return where the tensors of a case are made and judged, if its kernel runs on ``device``."""
-    work = case.scores * case.head_dim
     is_huge = "huge" in case.layouts
-    return device if work > MOST_WORK or is_huge else "cpu"
+    return device if case.products > MOST_PRODUCTS or is_huge else "cpu"
 
 
 @dataclass
 class Copies:
-    """Copies, on one device, of the storages of tensors on the CPU, so that views stay views with the same strides."""
+    """Copies, on one device, of the storages of tensors on the CPU, so that views stay views with the same strides.
+
+    Of a storage of one of the ``windows``, the part of its tensor is copied; what lies around that is ``margin`` on the
+    device, where it needs no transfer.
+    """
 
     device: str
-    storages: dict[tuple[int, torch.dtype], tuple[Tensor, Tensor]] = field(default_factory=dict)
+    windows: Iterable[Window] = ()
+    margin: float = math.nan
+    copied: dict[tuple[int, torch.dtype], tuple[Tensor, Tensor]] = field(default_factory=dict)
+    """By storage, what is copied of it as a flat tensor, and the same part of its copy."""
+
+    def __post_init__(self) -> None:
+        self.parts = {window.storage.data_ptr(): window.part for window in self.windows}
 
     def of(self, x: Tensor) -> Tensor:
         """Return the tensor on the device: with its strides, its offset, and what lies around it in storage."""
-        key = x.untyped_storage().data_ptr(), x.dtype
-        if key not in self.storages:
+        address = x.untyped_storage().data_ptr()
+        if (address, x.dtype) not in self.copied:
             whole = x.new_empty(0).set_(x.untyped_storage())
-            self.storages[key] = whole, whole.to(self.device, non_blocking=True, copy=True)
-        return self.storages[key][1].as_strided(x.shape, x.stride(), x.storage_offset())
+            part = self.parts.get(address, slice(None))
+            copy = torch.empty_like(whole, device=self.device)
+            if address in self.parts:
+                copy.fill_(self.margin)
+            copy[part].copy_(whole[part], non_blocking=True)
+            self.copied[address, x.dtype] = whole[part], copy[part]
+        copy = self.copied[address, x.dtype][1]
+        return copy.as_strided(x.shape, x.stride(), x.storage_offset())
 
     def write_back(self) -> None:
-        """Write to the storages on the CPU what was written to their copies."""
-        fresh = on_cpu([copy for _, copy in self.storages.values()])
-        for (whole, _), now in zip(self.storages.values(), fresh, strict=True):
-            whole.copy_(now)
+        """Write to the storages on the CPU what was written to the copied parts of them."""
+        fresh = on_cpu([copy for _, copy in self.copied.values()])
+        for (part, _), now in zip(self.copied.values(), fresh, strict=True):
+            part.copy_(now)
 
 
 def on_cpu(found: Sequence[Tensor]) -> list[Tensor]:

@@ -242,7 +242,9 @@ class Trial:
         start = time.perf_counter()
         self.home = self.home or self.device
         try:
-            self.windows: Tensors = tensors(self.case, self.home, margin=self.margin)
+            # What lies around a tensor is read and written where the kernel runs, and only there.
+            around = self.home == self.device
+            self.windows: Tensors = tensors(self.case, self.home, margin=self.margin, around=around)
         except (torch.OutOfMemoryError, MemoryError) as e:
             raise CannotRun(f"no memory for the tensors: {e}") from e
         self.seconds["tensors"] = time.perf_counter() - start
@@ -350,7 +352,8 @@ class Trial:
                 del self.answered[at]  # the same call may be made again, and have another answer
                 return replace(answer, call=number)
         start = time.perf_counter()
-        copies = Copies(self.device) if self.home != self.device else None
+        windows = [getattr(self.windows, name) for name in TENSORS]
+        copies = Copies(self.device, windows, self.margin) if self.home != self.device else None
         given = problem.copied(copies) if copies else problem
         begun = time.perf_counter()
         with self._blame_kernel(number), watched(self.device):

@@ -10,7 +10,7 @@ from reference.bounds.accumulation import SAFETY
 from strategies.case import Case
 from strategies.layouts import bits, place
 from tests.harness.law import law_named
-from tests.harness.transfer import MOST_WORK, Copies, home_of, on_cpu
+from tests.harness.transfer import MOST_PRODUCTS, Copies, home_of, on_cpu
 from tests.harness.trial import Trial
 from tests.unit.calling import DEVICE
 
@@ -46,6 +46,21 @@ def test_what_is_written_to_a_copy_or_around_it_comes_back() -> None:
     assert window.storage[0] == 7.0
 
 
+@pytest.mark.parametrize("layout", ["gap", "packed"])
+def test_of_a_window_only_the_tensor_is_copied_and_poison_lies_around_it(layout: str) -> None:
+    whole, window = place(DATA, layout, margin_value=5.0), place(DATA, layout, margin_value=5.0, around=False)
+    window.storage[0] = -2.0
+    copies = Copies("cpu", [window], 5.0)
+    copy = copies.of(window.tensor)
+    around = copy.as_strided(whole.storage.shape, (1,), 0)
+    assert torch.equal(around, whole.storage)
+    around[0] = 7.0
+    copy[0, 1, 2, 3] = -1.0
+    copies.write_back()
+    assert window.tensor[0, 1, 2, 3] == -1.0
+    assert window.storage[0] == -2.0
+
+
 def test_tensors_come_to_the_cpu_with_their_values() -> None:
     strided = DATA.to(DEVICE).mT
     back = on_cpu([strided, strided[:, :0]])
@@ -57,10 +72,10 @@ def test_tensors_come_to_the_cpu_with_their_values() -> None:
 @pytest.mark.parametrize(
     ("case", "home"),
     [
-        (Case(seqlen_q=512, seqlen_k=MOST_WORK // 512 // 16), "cpu"),
-        (Case(seqlen_q=512, seqlen_k=MOST_WORK // 512 // 16 + 1), "cuda:1"),
-        (Case(batch=2, heads_kv=2, group=4, seqlen_q=256, seqlen_k=MOST_WORK // 256 // 256), "cpu"),
-        (Case(batch=2, heads_kv=2, group=5, seqlen_q=256, seqlen_k=MOST_WORK // 256 // 256), "cuda:1"),
+        (Case(seqlen_q=512, seqlen_k=MOST_PRODUCTS // 512 // 16), "cpu"),
+        (Case(seqlen_q=512, seqlen_k=MOST_PRODUCTS // 512 // 16 + 1), "cuda:1"),
+        (Case(batch=2, heads_kv=2, group=4, seqlen_q=256, seqlen_k=MOST_PRODUCTS // 256 // 256), "cpu"),
+        (Case(batch=2, heads_kv=2, group=5, seqlen_q=256, seqlen_k=MOST_PRODUCTS // 256 // 256), "cuda:1"),
         (Case(v_layout="huge"), "cuda:1"),
     ],
 )
