@@ -61,9 +61,12 @@ TILE_SHARES = (1, 4, 4, 8, 8, 8)
 """Most interpreted cases keep to a fraction of the most tiles: bugs show in few, and time is proportional to them."""
 FEWEST_TILES = 3
 WORK_SHARES = (1, *(16,) * 2, *(128,) * 13)
-"""Most cases for a GPU keep to a fraction of the most work, for the same reason: to judge them takes the time."""
+"""Most cases for a GPU keep to a fraction of the most products, because judging a case takes longer than running it.
+
+Of cases that may have 2^22 scores, that leaves most 2^22 products (``Case.products``), which a core of the CPU judges.
+"""
 USUAL_HEAD_DIM = 128
-"""The head_dim at which that is the same fraction of the most scores; a larger one leaves fewer of them."""
+"""The most products of a case are those of the most scores at this head_dim."""
 CUT = ("seqlen_q", "seqlen_k", "heads")
 """What is cut from a case that is too large, in this order."""
 KEPT = ("heads", "seqlen_q", "seqlen_k", "seqlen_k")
@@ -113,7 +116,7 @@ def cases(
             is proportional to. Their size is that of the launch settings block_m and block_n, else 64. Most cases
             keep to a fraction of it.
         max_scores: the most entries of the score matrix, over all heads: what a reference's memory follows. Most
-            cases for a GPU keep to a fraction of the products (``Case.products``) that they have.
+            cases for a GPU keep to a fraction of the products that so many scores have (``WORK_SHARES``).
         nonfinite: one or two entries, of otherwise moderate tensors, are NaN or infinite.
         key_padding: keys may be padded, where that is claimed; else none are.
         dropout: weights may be dropped, where that is claimed; else none are.

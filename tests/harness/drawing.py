@@ -1,6 +1,6 @@
 """Cases are drawn by Hypothesis, some at a time, before any of them is run.
 
-Drawn one by one, between runs that fill the processor's caches with other things, they would take twice as long.
+So a run of a kernel is no part of a test of Hypothesis, which would take what it raises for a failure of its own.
 """
 
 from collections.abc import Iterator
@@ -13,10 +13,7 @@ from hypothesis.strategies import SearchStrategy
 from strategies.case import Case
 
 AT_ONCE = 8
-"""Cases that one Hypothesis run draws.
-
-Longer runs would repeat themselves: of 400 cases that runs of 20 drew, 21 had the same values.
-"""
+"""Cases that one Hypothesis run draws. Some of those of longer runs are copies of earlier ones."""
 
 
 def stream(strategy: SearchStrategy[Case], seeds: Random) -> Iterator[Case]:
