@@ -57,15 +57,18 @@ def merged(
     """Return each bug once, the worst first, although two processes may have found the same one at the same time.
 
     ``is_same`` says whether two bugs of one kernel are one; without it, their records decide. There may be time to ask
-    of some pairs only, so those with a bug that few examples have shown come first: what is known of it is not much.
+    of some pairs only, so those come first that make a common tensor wrong and, among these, those with a bug that few
+    examples have shown: what is known of it is not much.
     """
     in_order = sorted(bugs, key=lambda name: severity(bugs[name]))
     groups = {name: [name] for name in in_order}
 
-    def shown(pair: tuple[str, str]) -> int:
-        return min(seen.get(bugs[name].key, Sightings()).total for name in pair)
+    def order(pair: tuple[str, str]) -> tuple[bool, int]:
+        wrong = ({*bugs[name].tensors} for name in pair)
+        shown = min(seen.get(bugs[name].key, Sightings()).total for name in pair)
+        return set.isdisjoint(*wrong), shown
 
-    for one, other in sorted(combinations(in_order, 2), key=shown):
+    for one, other in sorted(combinations(in_order, 2), key=order):
         mine, theirs = groups[one], groups[other]
         if mine is not theirs and _are_one(bugs[one], bugs[other], is_same):
             mine += theirs

@@ -698,6 +698,21 @@ class TestConclusion:
         assert sorted(compared[:2], key=sorted) == [{"a", "b"}, {"b", "c"}]
         assert compared[2:] == [{"a", "c"}]
 
+    def test_bugs_of_a_common_tensor_are_compared_before_others(self) -> None:
+        tensors, needs = (("out",), ("dk",), ("lse", "dk")), (CAUSAL, GROUP, LONG)
+        found = {
+            name: bug(CASE, wrong, need, law=name)
+            for name, wrong, need in zip("abc", tensors, needs, strict=True)
+        }
+        compared: list[set[str]] = []
+
+        def is_same(one: Bug, other: Bug) -> bool:
+            compared.append({one.failure.law, other.failure.law})
+            return False
+
+        assert len(merged(found, {}, is_same)) == 3
+        assert compared[0] == {"b", "c"}
+
 
 class TestLessPrecise:
     def call(self, *explained_by: str, dtype: str = "float16", ulps: float = 2.0) -> ImpreciseCall:
