@@ -367,7 +367,7 @@ class Capabilities:
         return replace(family, bases=tuple(replace(base, lse_in_base_2=True) for base in family.bases))
 
     def admits(self, case: Any) -> bool:
-        """Whether the kernel claims to answer a case. Its lengths may be longer than any that ``strategies`` draws."""
+        """Whether the kernel claims to answer a case, which may have longer lengths than the cases that are drawn."""
         return all(claim.admits(getattr(self, name), case) for name, claim in CLAIMS.items())
 
 

@@ -515,7 +515,7 @@ def _blocks(case: Case) -> tuple[int, int]:
 def _is_affordable(
     case: Case, *, max_scores: int, max_tiles: float = math.inf, max_products: float = math.inf
 ) -> bool:
-    """Whether a case has at most so many entries of score matrices, tiles of them, and products, over all heads."""
+    """Whether a case, with all its heads, has at most so many scores, tiles of scores, and products of q and k."""
     heads = case.batch * case.heads_q
     block_m, block_n = _blocks(case)
     tiles = heads * math.ceil(case.seqlen_q / block_m) * math.ceil(case.seqlen_k / block_n)

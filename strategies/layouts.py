@@ -4,7 +4,7 @@ A tensor is a window in a larger storage that is filled with poison. A kernel th
 with poison, and one that writes there is found because the poison changes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -69,8 +69,12 @@ class Window:
 
 def span(x: Tensor) -> int:
     """Return how many elements of its storage lie between the first element of a tensor and its last, both included."""
-    last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
-    return last + 1 if x.numel() else 0
+    return _extent(x.shape, x.stride()) if x.numel() else 0
+
+
+def _extent(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """Return the same for a shape and strides, where an empty dimension counts like one of size 1."""
+    return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True) if size)
 
 
 def bits(x: Tensor) -> Tensor:
@@ -144,9 +148,8 @@ def _one_block(layout: str, shape: Shape) -> _Blocks:
     strides = _STRIDES[layout](*shape)
     row_stride = strides[2]
     margin = _margin(row_stride)
-    span = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True) if size)
     start = margin + 1 if layout == "offset" else margin
-    width = start + span + margin
+    width = start + _extent(shape, strides) + margin
     return _Blocks(strides, start, width, count=1, step=width, first=0)
 
 

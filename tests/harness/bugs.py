@@ -163,7 +163,7 @@ class Need:
 
 
 def _is_on(length: int, side: tuple[str, int]) -> bool:
-    """Whether a length is among those that fail, where ``side`` says how these differ: see ``Need.side``."""
+    """Whether a length is one at which a bug shows, by a rule such as ("above", 32): see ``Need.side``."""
     match side:
         case "above", tile:
             return length > tile

@@ -23,7 +23,7 @@ def stream(strategy: SearchStrategy[Case], seeds: Random) -> Iterator[Case]:
 
 
 def drawn(strategy: SearchStrategy[Case], seed: object, number: int = AT_ONCE) -> list[Case]:
-    """Return the cases that one Hypothesis run draws by a seed."""
+    """Return ``number`` cases that Hypothesis draws, or fewer if there are no more; the same for the same seed."""
     found: list[Case] = []
 
     @hypothesis.seed(seed)

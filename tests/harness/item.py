@@ -222,7 +222,7 @@ def draw_examples(item: LawTurn, subject: Subject) -> None:
 
 
 def cases_of(item: LawTurn, subject: Subject) -> Iterator[Case]:
-    """Yield the cases that a turn may run, of which there is no end but in a replay."""
+    """Yield the cases of a turn: without end or, in a replay, the one case that is replayed."""
     if subject.replay is not None:
         yield subject.replay.case
         return

@@ -14,7 +14,7 @@ from strategies.case import Case
 from strategies.layouts import Window
 
 MOST_PRODUCTS = 2**22
-"""Above so many products of a case, a GPU judges faster than a core, though others wait for it."""
+"""A case of more products (``Case.products``) is judged faster by a GPU that processes share than by a core."""
 
 
 def home_of(case: Case, device: str) -> str:
@@ -35,7 +35,7 @@ class Copies:
     windows: Iterable[Window] = ()
     margin: float = math.nan
     copied: dict[tuple[int, torch.dtype], tuple[Tensor, Tensor]] = field(default_factory=dict)
-    """By storage, what is copied of it as a flat tensor, and the same part of its copy."""
+    """By address and dtype of a storage: a flat view of the part that is copied, and the same view of the copy."""
 
     def __post_init__(self) -> None:
         self.parts = {window.storage.data_ptr(): window.part for window in self.windows}

@@ -352,8 +352,10 @@ class Trial:
                 del self.answered[at]  # the same call may be made again, and have another answer
                 return replace(answer, call=number)
         start = time.perf_counter()
-        windows = [getattr(self.windows, name) for name in TENSORS]
-        copies = Copies(self.device, windows, self.margin) if self.home != self.device else None
+        copies = None
+        if self.home != self.device:
+            windows = [getattr(self.windows, name) for name in TENSORS]
+            copies = Copies(self.device, windows, self.margin)
         given = problem.copied(copies) if copies else problem
         begun = time.perf_counter()
         with self._blame_kernel(number), watched(self.device):
