@@ -18,6 +18,9 @@ LOOK_SECONDS = 5.0
 RELAXED = 2
 """The number of ``CU_STREAM_CAPTURE_MODE_RELAXED``: other threads may record a CUDA graph meanwhile."""
 
+LEAST_LEFT = 2**27
+"""Bytes on a GPU that the libraries which kernels call may need at once, such as cuBLAS for its workspaces."""
+
 OVERRAN = 124
 """Exit status of a process whose device overran its time, as in timeout(1)."""
 
@@ -31,6 +34,20 @@ def device_answers(device: str) -> bool:
     except Exception:
         return False
     return True
+
+
+def device_is_full(device: str) -> bool:
+    """Whether the device has hardly any memory left, so that a library may fail there, whatever it calls its failure.
+
+    Other processes may hold that memory. A device that does not answer is not said to be full.
+    """
+    if not device.startswith("cuda"):
+        return False
+    try:
+        left, _ = torch.cuda.mem_get_info()
+    except Exception:
+        return False
+    return left < LEAST_LEFT
 
 
 def wait_for_device(device: str, seconds: float = WAIT_SECONDS) -> None:

@@ -23,6 +23,14 @@ LEAST_LEFT = 2.0**16
 SHARE_HELD, SHARE_LEFT = 1 / 8, 1 / 16
 """A process fills the machine if it holds more than the one share of its memory and less than the other is left."""
 
+PROCESSES = "PYTEST_XDIST_WORKER_COUNT"
+"""The variable in which pytest-xdist tells each of its workers how many there are."""
+LEAST_SHARE, MOST_NEEDED = 1 / 4, 36 * 2**30
+"""The share of a GPU, or the bytes if these are more, that one of several processes may hold there.
+
+The largest case needs so many bytes: four float32 tensors whose storages reach beyond 2^31 elements.
+"""
+
 
 def held_bytes(process: int | str = "self") -> int:
     """Return the bytes of memory that a process holds; of this process, if it uses a GPU, those that it holds there.
@@ -80,6 +88,17 @@ def fills_the_machine(process: int) -> bool:
         total, left = machine["MemTotal:"], machine["MemAvailable:"]
         return left < SHARE_LEFT * total and held_bytes(process) > SHARE_HELD * total
     return False
+
+
+def leave_memory_to_others() -> None:
+    """Keep this process from filling a GPU that it shares with other processes of its run.
+
+    Beyond its share, PyTorch tells a kernel that the GPU is out of memory. Without that, one kernel that fills it would
+    keep all others from being run.
+    """
+    if int(os.environ.get(PROCESSES, "1")) > 1:
+        _, total = torch.cuda.mem_get_info()
+        torch.cuda.set_per_process_memory_fraction(min(1.0, max(LEAST_SHARE, MOST_NEEDED / total)))
 
 
 def offer_to_be_killed() -> None:

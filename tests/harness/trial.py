@@ -26,7 +26,7 @@ from strategies.case import TENSORS, Case
 from strategies.layouts import bits
 from strategies.tensors import Tensors, tensors
 from tests.harness.compare import Check, describe, errors_over_bounds
-from tests.harness.device import device_answers, wait_for_device, watched
+from tests.harness.device import device_answers, device_is_full, wait_for_device, watched
 from tests.harness.differentiate import differentiated
 from tests.harness.interpreting import why_not_here
 from tests.harness.lse_form import in_contract_form
@@ -36,8 +36,11 @@ from tests.harness.returned import WrongKind, departures, gradients_of, out_and_
 from tests.harness.transfer import Copies, on_cpu
 from tests.harness.verdict import Finding
 
-OUT_OF_MEMORY = ("out of memory", "can't allocate memory")
-"""What an exception says where there is too little memory: Triton, CUDA, and torch on the CPU raise a RuntimeError."""
+OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "ALLOC_FAILED", "cublasCreate")
+"""What an exception says where there is too little memory: Triton, CUDA, and torch on the CPU raise a RuntimeError.
+
+NVIDIA's libraries end the name of their status so, and cuBLAS may also say that it was not initialised as it is begun.
+"""
 
 TOO_FAR = re.compile(r"must be positive and less than 2147483647 but got [1-9]\d{9}")
 """What PyTorch's own matrix product raises on a GPU for rows that lie 2^31 elements apart, as ``huge`` ones may."""
@@ -391,6 +394,8 @@ class Trial:
         except Exception as e:
             if isinstance(e, MemoryError) or any(words in str(e) for words in OUT_OF_MEMORY):
                 raise CannotRun(f"out of memory in the kernel: {e}") from e
+            if device_is_full(self.device):
+                raise CannotRun(f"the device has no memory left, and the kernel raised {e}") from e
             if TOO_FAR.search(str(e)):
                 raise CannotRun(f"PyTorch's matrix product can't take the strides: {e}") from e
             reason = why_not_here(e) if self.device == "cpu" else None

@@ -38,7 +38,13 @@ from tests.harness.interpreting import repair_interpreter
 from tests.harness.known import described
 from tests.harness.law import law_named
 from tests.harness.lse_form import in_claimed_form
-from tests.harness.memory import device_bytes, growth, held_bytes, offer_to_be_killed
+from tests.harness.memory import (
+    device_bytes,
+    growth,
+    held_bytes,
+    leave_memory_to_others,
+    offer_to_be_killed,
+)
 from tests.harness.precision import with_explanations
 from tests.harness.probe import probe
 from tests.harness.repro import script
@@ -314,6 +320,7 @@ def begin(device: str) -> None:
         keep_variants_apart()
         torch.cuda.set_device(device)
         torch.backends.cuda.matmul.allow_tf32 = False
+        leave_memory_to_others()
 
 
 def main(device: str, worker_of: type[Worker] = Worker) -> None:
