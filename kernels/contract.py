@@ -3,7 +3,8 @@
 Shapes, everywhere: q (batch, heads_q, seqlen_q, head_dim); k (batch, heads_kv, seqlen_k, head_dim); v like k and
 out like q, but for a head_dim of their own where that is claimed (``v_head_dim``); lse (batch, heads_q, seqlen_q)
 float32, the natural log of the sum of exponentials of the scaled and masked scores, unless another base or order of
-lse is claimed. Query head h reads key head ``h // (heads_q // heads_kv)``. Inputs are never written.
+lse is claimed. Query head h reads key head ``h // (heads_q // heads_kv)``. Inputs are never written,
+except a cache by calls that append keys to it (``ragged``).
 
 Causal masks are aligned bottom-right (query i sees key j when ``j <= i + seqlen_k - seqlen_q``) unless the
 kernel declares top-left. A query that sees no key has out 0, lse -inf and gradients 0.
@@ -29,6 +30,7 @@ RAGGED_KEYWORDS = {
     "cache": ("cache_seqlens",),
     "packed": ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"),
     "paged": ("cache_seqlens", "block_table"),
+    "append": ("cache_seqlens", "k_new", "v_new"),
 }
 """The keywords for sequences of different lengths, by the kinds that the claim ``ragged`` has."""
 
@@ -285,10 +287,14 @@ class Capabilities:
         `cache_seqlens` as with `cache`, and `block_table`, an int32 tensor (batch, pages of a sequence) whose rows
         may lie apart: k and v are then (pages, heads_kv, page_size, head_dim), and key j of sequence b is row `j %
         page_size` of page `block_table[b, j // page_size]`. Sequences may share pages. Rows behind the last key of a
-        sequence, pages of no sequence and unused entries of the table may hold anything. The keywords of a kind are
-        not passed in other calls. Whatever else is claimed counts the rows and keys of each sequence from 0, and the
-        diagonal of its query i by its own lengths. Beside `cache` and `packed`, a `key_padding_mask` is (batch,
-        seqlen_k) as ever; beside `paged` there is none, and `bias` and dropout are passed with no kind.""",
+        sequence, pages of no sequence and unused entries of the table may hold anything. With `append`, `forward`
+        takes `cache_seqlens`, and `k_new` and `v_new`, (batch, heads_kv, new, head_dim) like k and v: the call writes
+        them into k and v, behind the first `cache_seqlens[b]` keys of each sequence b, and nothing else; sequence b
+        then has `cache_seqlens[b] + new` keys. If `paged` is claimed too, calls with a `block_table` append as well,
+        and if `cache` is not, only those. The keywords of a kind are not passed in other calls. Whatever else is
+        claimed counts the rows and keys of each sequence from 0, and the diagonal of its query i by its own lengths.
+        Beside `cache` and `packed`, a `key_padding_mask` is (batch, seqlen_k) as ever; beside `paged` and `append`
+        there is none, and `bias` and dropout are passed with no kind.""",
         subset(tuple(RAGGED_KEYWORDS), none=()),
         keywords=_keywords_of_ragged,
     )

@@ -11,7 +11,8 @@ keys, so the keys are split as well:
 
 A cache may be longer than its contents: ``cache_seqlens`` says for each sequence how many keys count, and the
 causal corner moves with that number. A cache may also be a pool of pages, as in vLLM's PagedAttention (Kwon et al.,
-2023): ``block_table`` says for each sequence which pages hold its keys, and keys are found through it one by one.
+2023): ``block_table`` says for each sequence which pages hold its keys, and keys are found through it one by one. New
+keys of a call are written into the cache before its queries look at it.
 
 Where splits begin depends on the number of keys and on launch settings alone, never on the queries, so that a row has
 the same bits whatever else is in the batch.
@@ -33,16 +34,18 @@ from kernels.tiles import (
     INTERPRETED,
     LOG2E,
     NEG_INF,
+    advance,
     check_runnable,
     columns_inside,
     kernel,
     key_range,
     load_tile,
+    offsets_in_pages,
     softmax_step,
     store_tile,
     tile_pointers,
 )
-from kernels.validation import check_block_table, check_cache_seqlens, check_inputs
+from kernels.validation import check_block_table, check_cache_seqlens, check_inputs, check_new
 from reference.arithmetic import Arithmetic
 
 
@@ -188,6 +191,52 @@ def _merge_kernel(
     tl.store(lse + rows, lse_rows, mask=in_rows)
 
 
+@kernel
+def _append_kernel(
+    added,
+    cache,
+    cache_seqlens,
+    block_table,
+    stride_table: tl.int64,
+    page_size,
+    stride_ab: tl.int64,
+    stride_ah: tl.int64,
+    stride_an: tl.int64,
+    stride_cb: tl.int64,
+    stride_ch: tl.int64,
+    stride_cn: tl.int64,
+    heads_kv,
+    new,
+    seqlen_k,
+    head_dim,
+    HEAD_DIM: tl.constexpr,
+    MASK_COLS: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    BLOCK_OWN: tl.constexpr,
+):
+    """Copy a tile of the ``new`` rows of a sequence and head into a cache, behind the rows that the sequence has."""
+    tiles = tl.cdiv(new, BLOCK_OWN)
+    rows = tl.program_id(0) % tiles * BLOCK_OWN + tl.arange(0, BLOCK_OWN)
+    head = (tl.program_id(0) // tiles).to(tl.int64)
+    batch = head // heads_kv
+    head_kv = head % heads_kv
+    cols = tl.arange(0, HEAD_DIM)
+    in_cols = columns_inside(cols, head_dim, added, ALIGNED)
+
+    keys = tl.load(cache_seqlens + batch) + rows
+    inside = (rows < new) & (keys >= 0) & (keys < seqlen_k)
+    rows_of_head = added + batch * stride_ab + head_kv * stride_ah
+    added_ptrs = tile_pointers(rows_of_head, rows, stride_an, cols, ALIGNED)
+    offsets = batch * stride_cb + keys.to(tl.int64)[:, None] * stride_cn
+    if block_table is not None:
+        pages = (block_table + batch * stride_table, page_size, stride_cb, stride_cn, stride_cb, stride_cn)
+        offsets, _ = offsets_in_pages(pages, keys, inside)
+    first_rows = tl.full([BLOCK_OWN], 0, tl.int32)
+    cache_ptrs = tile_pointers(cache + head_kv * stride_ch, first_rows, stride_cn, cols, ALIGNED)
+    tile = load_tile(added_ptrs, inside, in_cols, True, MASK_COLS)
+    store_tile(advance(cache_ptrs, offsets, ALIGNED), tile, inside, in_cols, MASK_COLS)
+
+
 LAUNCH: Mapping[str, tuple[Any, ...]] = {
     "block_m": (16, 64),
     "block_n": (64, 128),
@@ -198,6 +247,9 @@ LAUNCH: Mapping[str, tuple[Any, ...]] = {
 
 PAGE_SIZES = (16, 32, 64, 128, 256)
 """The numbers of keys that a page may have."""
+
+APPENDED_ROWS = 16
+"""Rows of a tile of new keys."""
 
 KEYS_PER_SPLIT = 1024
 """Keys of each split if ``splits`` is not given. At 16k keys, 16 programs then share each key head."""
@@ -219,6 +271,8 @@ def forward(
     sm_scale: float,
     cache_seqlens: Tensor | None = None,
     block_table: Tensor | None = None,
+    k_new: Tensor | None = None,
+    v_new: Tensor | None = None,
     block_m: int = 16,
     block_n: int = 64,
     splits: int | None = None,
@@ -237,9 +291,14 @@ def forward(
     ``block_table[b, j // page_size]``; there are as many keys at most as the entries of a sequence hold. Entries behind
     its last key are never read; on the CPU, those before are checked.
 
+    k_new and v_new (batch, heads_kv, new, head_dim) are written into the cache behind the first cache_seqlens[b] keys
+    of each sequence b, which then has so many more; no other input is written. A page that they are written to must
+    belong to one sequence alone. On a GPU, those for which a cache has no room are left out.
+
     Raises:
-        TypeError, ValueError: a cache_seqlens or block_table of another type, shape, dtype or device; lengths or pages
-            out of range, on the CPU; a block_table without cache_seqlens; splits below 1.
+        TypeError, ValueError: a cache_seqlens, block_table, k_new or v_new of another type, shape, dtype or device;
+            lengths or pages out of range, on the CPU; a block_table or k_new without cache_seqlens; one of k_new and
+            v_new alone; splits below 1.
         NotImplementedError: a page size that is not in ``PAGE_SIZES``.
 
     ``LAUNCH`` has the launch settings; without ``splits``, there is one split for every ``KEYS_PER_SPLIT`` keys.
@@ -247,12 +306,13 @@ def forward(
     check_inputs(q, k, v, causal, sm_scale, paged=block_table is not None)
     batch, heads_q, seqlen_q, head_dim = q.shape
     _, heads_kv, page_size, _ = k.shape
+    new = check_new(k_new, v_new, k, batch, has_lengths=cache_seqlens is not None)
     seqlen_k, stride_table = page_size, 0
     if block_table is not None:
-        check_block_table(block_table, q, k, cache_seqlens, PAGE_SIZES)
+        check_block_table(block_table, q, k, cache_seqlens, PAGE_SIZES, new)
         seqlen_k, stride_table = block_table.shape[1] * page_size, block_table.stride(0)
     elif cache_seqlens is not None:
-        check_cache_seqlens(cache_seqlens, q, seqlen_k)
+        check_cache_seqlens(cache_seqlens, q, seqlen_k - new)
     if cache_seqlens is not None:
         cache_seqlens = cache_seqlens.contiguous()
     if splits is None:
@@ -272,6 +332,20 @@ def forward(
         partial_lse = torch.empty(shape[:3], dtype=torch.float32, device=q.device)
     group = heads_q // max(heads_kv, 1)
     constants = _constants(block_m, block_n, q)
+    if k_new is not None and v_new is not None and cache_seqlens is not None:
+        columns = {name: constants[name] for name in ("HEAD_DIM", "MASK_COLS")}
+        for added, cache in ((k_new, k), (v_new, v)):
+            launch(
+                _append_kernel,
+                batch * heads_kv * triton.cdiv(new, APPENDED_ROWS),
+                *(added, cache, cache_seqlens, block_table, stride_table, page_size),
+                *row_strides(added, cache),
+                *(heads_kv, new, seqlen_k, head_dim),
+                ALIGNED=is_aligned(added, cache),
+                BLOCK_OWN=APPENDED_ROWS,
+                **columns,
+            )
+        cache_seqlens = cache_seqlens + new
     launch(
         _split_kernel,
         batch * heads_kv * triton.cdiv(seqlen_q * group, constants["BLOCK_OWN"]) * splits,
@@ -330,7 +404,7 @@ KERNEL = AttentionKernel(
         head_dims=tuple(range(1, 257)),
         backward=False,
         batch_invariant=True,
-        ragged=("cache", "paged"),
+        ragged=("cache", "paged", "append"),
         page_sizes=PAGE_SIZES,
         launch=LAUNCH,
         arithmetic=_arithmetic,

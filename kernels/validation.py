@@ -157,6 +157,25 @@ def check_lengths(name: str, lengths: Tensor, count: int, q: Tensor) -> None:
     check_like(name, lengths, "q", q, (count,), torch.int32)
 
 
+def check_new(k_new: Tensor | None, v_new: Tensor | None, k: Tensor, batch: int, *, has_lengths: bool) -> int:
+    """Check keys and values (batch, heads_kv, new, head_dim) like k that a call appends, and return how many.
+
+    They are given together, and only beside lengths of the cache.
+    """
+    if k_new is None and v_new is None:
+        return 0
+    if not has_lengths:
+        raise ValueError("cache_seqlens: got None beside new keys, expected a torch.Tensor")
+    count = k_new.shape[2] if isinstance(k_new, Tensor) and k_new.ndim == 4 else 1
+    for name, tensor in (("k_new", k_new), ("v_new", v_new)):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(
+                f"{name}: got {type(tensor).__name__}, expected a torch.Tensor, as k_new and v_new are"
+            )
+        check_like(name, tensor, "k", k, (batch, k.shape[1], count, k.shape[3]), k.dtype)
+    return count
+
+
 def check_cache_seqlens(cache_seqlens: Tensor, q: Tensor, most: int) -> None:
     """Check lengths (batch,) int32 on the device of q and, if that is the CPU, that they are 0 to ``most``."""
     check_lengths("cache_seqlens", cache_seqlens, q.shape[0], q)
@@ -165,11 +184,17 @@ def check_cache_seqlens(cache_seqlens: Tensor, q: Tensor, most: int) -> None:
 
 
 def check_block_table(
-    block_table: Tensor, q: Tensor, k: Tensor, cache_seqlens: Tensor | None, page_sizes: tuple[int, ...]
+    block_table: Tensor,
+    q: Tensor,
+    k: Tensor,
+    cache_seqlens: Tensor | None,
+    page_sizes: tuple[int, ...],
+    new: int = 0,
 ) -> None:
     """Check a table (batch, pages of a sequence) int32 on the device of q, and the pages (pages, _, page_size, _) of k.
 
-    The lengths are checked too: there must be some. On the CPU, the entries in use have to be pages of k.
+    The lengths are checked too: there must be some. On the CPU, the entries in use have to be pages of k, also those
+    that ``new`` keys behind each length need.
     """
     if not isinstance(block_table, Tensor):
         raise TypeError(f"block_table: got {type(block_table).__name__}, expected a torch.Tensor")
@@ -185,9 +210,9 @@ def check_block_table(
         raise NotImplementedError(f"k: got pages of {page_size} keys, expected one of {page_sizes}")
     if cache_seqlens is None:
         raise ValueError("cache_seqlens: got None beside a block_table, expected a torch.Tensor")
-    check_cache_seqlens(cache_seqlens, q, block_table.shape[1] * page_size)
+    check_cache_seqlens(cache_seqlens, q, block_table.shape[1] * page_size - new)
     if block_table.is_cpu:
         for row, length in zip(block_table.tolist(), cache_seqlens.tolist(), strict=True):
-            used = row[: -(-length // page_size)]
+            used = row[: -(-(length + new) // page_size)]
             if not all(0 <= page < pages for page in used):
                 raise ValueError(f"block_table: got {used} for a sequence, expected pages 0 to {pages - 1}")

@@ -33,6 +33,19 @@ class Pages:
         k, v = (x[used].transpose(0, 1).flatten(1, 2)[None, :, :length] for x in (self.k, self.v))
         return k, v
 
+    def fill(self, sequence: int, keys: slice, value: float) -> None:
+        """Overwrite keys and values of a sequence, which it shares with no other one."""
+        numbers = torch.arange(keys.start, keys.stop, device=self.k.device)
+        used = self.block_table[sequence, numbers // self.k.shape[2]].long()
+        for x in (self.k, self.v):
+            x[used, :, numbers % self.k.shape[2]] = value
+
+
+def one_page_each(k: Tensor, v: Tensor) -> Pages:
+    """Return a copy of the keys and values of each sequence as a page of its own: a cache that has no pages."""
+    table = torch.arange(len(k), dtype=torch.int32, device=k.device)[:, None]
+    return Pages(k.clone(), v.clone(), table)
+
 
 def in_pages(
     k: Tensor,
@@ -41,13 +54,14 @@ def in_pages(
     page_size: int,
     layouts: Sequence[str],
     chance: random.Random,
+    own: int = 0,
 ) -> Pages:
     """Lay out the first ``lengths[b]`` keys and values of each sequence b in pages, in a random order.
 
     k and v are (batch, heads_kv, seqlen_k, head_dim), of any dtype and on any device. Each pool has one of ``layouts``.
     What no sequence has is NaN or 1, and entries of the table that are not used are -1, far too large, or a page of the
-    pool. In half of the cases two sequences share as many of their first pages as both fill, so that ``Pages.of`` alone
-    says which keys a sequence has.
+    pool. In half of the cases two sequences share as many of their first pages as both fill without their last ``own``
+    keys, so that ``Pages.of`` alone says which keys a sequence has.
     """
     counts = [-(-n // page_size) for n in lengths]
     columns = max(1, *counts) + chance.randint(0, 2)
@@ -61,7 +75,7 @@ def in_pages(
         table[b, : len(pages)] = torch.tensor(pages, dtype=torch.int32)
     if len(lengths) > 1 and chance.random() < 0.5:
         first, other = chance.sample(range(len(lengths)), 2)
-        shared = min(lengths[first], lengths[other]) // page_size
+        shared = max(0, min(lengths[first], lengths[other]) - own) // page_size
         table[other, :shared] = table[first, :shared]
 
     rest = chance.choice((math.nan, 1.0))

@@ -314,9 +314,9 @@ class NeedSearch:
         """
         finding, info = self.failure.finding, self.runs.info
         own, law = finding.tensor, self.failure.law
-        if not own or law in NO_PLAIN_LAW:
+        if not own or (law in NO_PLAIN_LAW and law != "ragged"):
             return set()
-        law = "backward" if info.capabilities.backward else law
+        law = "backward" if info.capabilities.backward and law != "ragged" else law
         ordinary = ordinary_cases(info.capabilities, self.failure.case.dtype, self.runs.device_type)
         few = [replace(case, seqlen_q=FEWEST, seqlen_k=FEWEST) for case in ordinary[:FEW_ORDINARY]]
         claimed = [case for case in few if info.capabilities.admits(case)]

@@ -131,6 +131,8 @@ def _ending(
         return [scripted.must_be_refused, scripted.must_be_unchanged], [refused, unchanged]
     if f.kind == LEAK:
         return [], [LEAKS.format(call=f"{calls[0][0]}({calls[0][1]})")]
+    if f.kind == "contract" and "k_new=" in calls[f.call][1]:
+        return [scripted.must_append], [f"must_append({', '.join(calls[f.call])})"]
     if f.kind == INTERMITTENT:
         return [scripted.repeat], _repeated(*calls[f.call], f)
     made = "\n".join(

@@ -193,6 +193,22 @@ def must_fit(result: dict[str, Tensor]) -> None:
             sys.exit(f"expected {tuple(shapes[name])}, {dtype}, {q.device}")
 
 
+def must_append(
+    call: Callable[..., Any], kernel: Any, q: Tensor, k: Tensor, v: Tensor, dout: Tensor, **options: Any
+) -> None:
+    """Exit with 1 if a call that has new keys and values does not write them into the cache, and nothing else."""
+    lengths, table = options["cache_seqlens"].tolist(), options.get("block_table")
+    wanted = [k.clone(), v.clone()]
+    for cache, added in zip(wanted, (options["k_new"], options["v_new"]), strict=True):
+        for b, key in ((b, key) for b in range(len(added)) for key in range(added.shape[2])):
+            page, row = divmod(lengths[b] + key, cache.shape[2])
+            cache[b if table is None else int(table[b, page]), :, row] = added[b, :, key]
+    call(kernel, q, k, v, dout, **options)
+    for name, found, cache in zip("kv", (k, v), wanted, strict=True):
+        if not torch.allclose(found, cache, rtol=0.0, atol=0.0, equal_nan=True):
+            sys.exit(f"{name} does not have the new rows behind the old ones, and else what it had")
+
+
 def must_be_refused(call: Callable[..., Any], *args: Any, **options: Any) -> None:
     """Exit with 1 if a call does not raise an exception."""
     try:

@@ -11,10 +11,12 @@ from tests.harness.plan import chosen_device
 from tests.mutation.campaign import Campaign
 from tests.mutation.schedule import Schedule, is_quick
 from tests.panel import (
+    appended,
     lse_forms,
     masks,
     packed,
     paged,
+    planted_appended,
     planted_lse,
     planted_masks,
     planted_packed,
@@ -25,6 +27,8 @@ from tests.panel import (
 )
 
 CLAIMS = {
+    "tests.panel.appended:in_a_cache": appended.IN_A_CACHE,
+    "tests.panel.appended:in_pages": appended.CLAIMS,
     "tests.panel.masks:eager": masks.CLAIMS,
     "tests.panel.masks:tiled": masks.CLAIMS,
     "tests.panel.packed:eager": packed.CLAIMS,
@@ -57,6 +61,7 @@ PLANTED = {
         planted_v_head_dim,
         planted_lse,
         planted_pages,
+        planted_appended,
         planted_packed,
     )
     for bug in module.PLANTED

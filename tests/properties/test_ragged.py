@@ -1,14 +1,14 @@
 """Ragged: if sequences of different lengths are in one call, each is answered as if it were alone.
 
-The kernel takes a cache of which each sequence fills a part, a cache in pages, or sequences packed end to end. In each
-case out, lse and the gradients of each sequence are within the bound of float64. Lengths are 0, 1, close to whole tiles
-or pages, random, or the full length. Catches lengths, offsets or pages of another sequence, rows and keys of the
-neighbour, a causal corner or a window that is that of the longest, empty sequences, and what lies in a cache behind its
-last key.
+The kernel takes a cache of which each sequence fills a part, a cache in pages, a cache to which it is to append new
+keys, or sequences packed end to end. In each case out, lse and the gradients of each sequence are within the bound of
+float64. Lengths are 0, 1, close to whole tiles or pages, random, or the full length. Catches lengths, offsets or pages
+of another sequence, rows and keys of the neighbour, a causal corner or a window that is that of the longest, empty
+sequences, what lies in a cache behind its last key, and new keys that are written elsewhere or not seen.
 
 Patterns of masks, soft-caps, ALiBi and sinks are drawn with it, and each sequence has them as if it were alone: the
 diagonal of its query i is ``i + seqlen_k - seqlen_q`` by its own lengths. Key padding masks are drawn too, but for keys
-in pages. Biases are not passed.
+in pages and new keys. Biases are not passed.
 """
 
 import math
@@ -22,7 +22,8 @@ from torch import Tensor
 
 from reference.masks import blank
 from strategies.case import DEFAULT_BLOCK
-from strategies.pages import in_pages
+from strategies.layouts import bits
+from strategies.pages import Pages, in_pages, one_page_each
 from tests.harness.judge import judge
 from tests.harness.law import law
 from tests.harness.trial import Outputs, Problem, Trial
@@ -35,7 +36,7 @@ MOST_SEQUENCES = 4
 def ragged(trial: Trial) -> None:
     """Judge each sequence of a call of each kind that is claimed; the seed of the case decides their lengths."""
     p = replace(trial.problem, rule=replace(trial.problem.rule, bias=None))
-    calls = {"cache": filled_in_part, "packed": end_to_end, "paged": from_a_pool}
+    calls = {"cache": filled_in_part, "packed": end_to_end, "paged": from_a_pool, "append": appended}
     for kind in trial.kernel.capabilities.ragged:
         calls[kind](trial, p, random.Random(trial.case.seed))
 
@@ -56,30 +57,83 @@ def filled_in_part(trial: Trial, p: Problem, chance: random.Random) -> None:
 
 
 def from_a_pool(trial: Trial, p: Problem, chance: random.Random) -> None:
-    """Give each sequence of the batch a random number of keys, in pages of a size that is claimed.
+    """Give each sequence of the batch a random number of keys, in pages of a size that is claimed."""
+    p = with_every_key_seen(p)
+    lengths, pages = pool(trial, p, chance)
+    trial = trial.with_launch(
+        {
+            **trial.launch,
+            "cache_seqlens": int32(lengths, p.q.device),
+            "block_table": pages.block_table,
+        }
+    )
+    outputs = trial.forward(replace(p, k=pages.k, v=pages.v))
+    each_alone(trial, outputs, in_cache(p, pages, lengths))
 
-    In half of the cases it is the smallest, since the keys of a case seldom fill two pages of a large one. Keys that
-    are padded are seen here, and are 0, because what is masked may hold anything.
+
+def appended(trial: Trial, p: Problem, chance: random.Random) -> None:
+    """Have the kernel append as many new keys to each sequence, where the cache holds NaN or ones before.
+
+    The cache is in pages or not, as far as that is claimed. Afterwards it must hold the new keys, and all else as it
+    was. That is judged first, since results follow from it.
+    """
+    p, claimed = with_every_key_seen(p), trial.kernel.capabilities.ragged
+    most = p.k.shape[2]
+    if not most:
+        return
+    new = chance.choice((1, min(most, max(1, p.q.shape[2])), chance.randint(1, most)))
+    in_a_pool = "paged" in claimed and ("cache" not in claimed or chance.random() < 0.5)
+    if in_a_pool:
+        lengths, pages = pool(trial, p, chance, new)
+    else:
+        tile, pages = tile_of(trial, "block_n"), one_page_each(p.k, p.v)
+        lengths = [max(new, length(tile, most, chance)) for _ in range(len(p.k))]
+    sequences, whole = in_cache(p, pages, lengths), (pages.k.clone(), pages.v.clone())
+    last = [slice(n - new, n) for n in lengths]
+    k_new = torch.cat([alone.k[:, :, keys] for alone, keys in zip(sequences, last, strict=True)])
+    v_new = torch.cat([alone.v[:, :, keys] for alone, keys in zip(sequences, last, strict=True)])
+    rest = chance.choice((math.nan, 1.0))
+    for b, keys in enumerate(last):
+        pages.fill(b, keys, rest)
+    before = int32([n - new for n in lengths], p.q.device)
+    tensors = {"cache_seqlens": before, "k_new": k_new, "v_new": v_new}
+    table = {"block_table": pages.block_table} if in_a_pool else {}
+    trial = trial.with_launch({**trial.launch, **tensors, **table})
+    outputs = trial.forward(replace(p, k=pages.k, v=pages.v))
+    cache = {"k": (whole[0], pages.k), "v": (whole[1], pages.v)}
+    wrong = tuple(name for name, pair in cache.items() if not torch.equal(*map(bits, pair)))
+    if wrong:
+        claim = "after the call the cache has the new rows behind the old ones, and is else as it was, but it differs"
+        trial.fail(claim, kind="contract", call=outputs.call, detail=f"{' and '.join(wrong)} differs")
+    each_alone(trial, outputs, sequences)
+
+
+def with_every_key_seen(p: Problem) -> Problem:
+    """Return a problem without padded keys: they are 0, because what is masked may hold anything."""
+    k, v = (blank(x, p.key_padding_mask) for x in (p.k, p.v))
+    return replace(p, k=k, v=v, key_padding_mask=None)
+
+
+def pool(trial: Trial, p: Problem, chance: random.Random, new: int = 0) -> tuple[list[int], Pages]:
+    """Return a random number of keys of each sequence, of which the last ``new`` are its own, and all keys in pages.
+
+    In half of the cases pages have the smallest size that is claimed, since the keys of a case seldom fill two pages of
+    a large one.
     """
     claimed = trial.kernel.capabilities
-    k, v = (blank(x, p.key_padding_mask) for x in (p.k, p.v))
-    p = replace(p, k=k, v=v, key_padding_mask=None)
     page_size = chance.choice((min(claimed.page_sizes), chance.choice(claimed.page_sizes)))
     tile = chance.choice((page_size, tile_of(trial, "block_n")))
-    lengths = [length(tile, p.k.shape[2], chance) for _ in range(len(p.k))]
+    lengths = [max(new, length(tile, p.k.shape[2], chance)) for _ in range(len(p.k))]
     layouts = [layout for layout in ("contiguous", "bnhd") if layout in claimed.layouts]
-    pages = in_pages(p.k, p.v, lengths, page_size, layouts or ["contiguous"], chance)
-    tensors = {"cache_seqlens": int32(lengths, p.q.device), "block_table": pages.block_table}
-    trial = trial.with_launch({**trial.launch, **tensors})
-    outputs = trial.forward(replace(p, k=pages.k, v=pages.v))
-    each_alone(
-        trial,
-        outputs,
-        [
-            replace(p.with_batch(slice(b, b + 1)), k=k, v=v)
-            for b, (k, v) in enumerate(map(pages.of, range(len(lengths)), lengths))
-        ],
-    )
+    return lengths, in_pages(p.k, p.v, lengths, page_size, layouts or ["contiguous"], chance, new)
+
+
+def in_cache(p: Problem, pages: Pages, lengths: list[int]) -> list[Problem]:
+    """Return a problem for each sequence, which has that sequence alone with its keys in the cache."""
+    return [
+        replace(p.with_batch(slice(b, b + 1)), k=k, v=v)
+        for b, (k, v) in enumerate(map(pages.of, range(len(lengths)), lengths))
+    ]
 
 
 def each_alone(trial: Trial, outputs: Outputs, sequences: list[Problem]) -> None:

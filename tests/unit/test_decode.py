@@ -86,6 +86,7 @@ PAGED: dict[str, Any] = {
     "block_table": torch.tensor([[5, 0], [2, -1]], dtype=torch.int32, device=DEVICE),
 }
 """A cache of six pages of 16 keys, of which two sequences have three."""
+TABLE = PAGED["block_table"]
 
 
 def gathered(pool: Tensor, pages: list[int], length: int) -> Tensor:
@@ -104,7 +105,58 @@ def test_pages_change_no_bit(splits: int) -> None:
         assert torch.equal(lse[b : b + 1], expected[1])
 
 
-TABLE = PAGED["block_table"]
+@pytest.mark.parametrize("new", [1, 5])
+@pytest.mark.parametrize("paged", [False, True])
+def test_new_keys_are_in_the_cache_afterwards_and_seen(new: int, paged: bool) -> None:
+    given = PAGED if paged else {"k": K, "v": V, "cache_seqlens": LENGTHS}
+    k_new, v_new = (torch.randn_like(x[:2, :, :new]) for x in (given["k"], given["v"]))
+    cache = {name: given[name].clone() for name in ("k", "v")}
+    options: dict[str, Any] = {"causal": True, "sm_scale": 0.3, "splits": 2}
+    found = forward(Q, **{**given, **cache}, k_new=k_new, v_new=v_new, **options)
+    for name, added in (("k", k_new), ("v", v_new)):
+        wanted = given[name].clone()
+        for b, length in enumerate(given["cache_seqlens"].tolist()):
+            for at in range(new):
+                page, row = divmod(length + at, 16 if paged else 9)
+                wanted[int(TABLE[b, page]) if paged else b, :, row] = added[b, :, at]
+        assert torch.equal(cache[name], wanted)
+    lengths = given["cache_seqlens"] + new
+    expected = forward(Q, **{**given, **cache, "cache_seqlens": lengths}, **options)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+NEW = K[:, :, :6]
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"k_new": NEW}, TypeError, "v_new: got NoneType, expected a torch.Tensor"),
+        ({"v_new": NEW}, TypeError, "k_new: got NoneType, expected a torch.Tensor"),
+        (
+            {"k_new": NEW, "v_new": NEW[:1]},
+            ValueError,
+            r"v_new: got shape \(1, 2, 6, 16\), expected \(2, 2, 6",
+        ),
+        ({"k_new": NEW.double(), "v_new": NEW}, ValueError, "k_new: got dtype torch.float64"),
+        (
+            {"k_new": NEW, "v_new": NEW, "cache_seqlens": None},
+            ValueError,
+            "cache_seqlens: got None beside new",
+        ),
+    ],
+)
+def test_refuses_new_keys(change: dict[str, Any], error: type[Exception], message: str) -> None:
+    given = {"q": Q, "k": K, "v": V, "causal": False, "sm_scale": 1.0, "cache_seqlens": LENGTHS}
+    with pytest.raises(error, match=message):
+        forward(**{**given, **change})
+
+
+def test_new_keys_beyond_the_cache_are_refused_on_the_cpu() -> None:
+    q, k, v, new = (x.cpu() for x in (Q, K, V, NEW))
+    options: dict[str, Any] = {"causal": False, "sm_scale": 1.0, "k_new": new, "v_new": new}
+    with pytest.raises(ValueError, match=r"cache_seqlens: got \[3, 4\], expected 0 to 3"):
+        forward(q, k, v, cache_seqlens=LENGTHS.cpu(), **options)
 
 
 @pytest.mark.parametrize(
