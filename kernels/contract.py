@@ -22,6 +22,7 @@ from reference.family import Family
 DTYPES = ("float16", "bfloat16", "float32")
 LAYOUTS = ("contiguous", "bnhd", "packed", "gap", "offset", "expanded", "expanded_rows", "huge")
 BIASES = ("full", "of_heads", "of_batch", "shared", "of_keys")
+FP8_SCALES = ("head", "page")
 GRADIENTS = ("dq", "dk", "dv", "dbias")
 OUTPUTS = ("out", "lse", *GRADIENTS)
 SMALLEST_NORMAL = {"float16": 2.0**-14, "bfloat16": 2.0**-126}
@@ -302,6 +303,15 @@ class Capabilities:
         (16, 32, 64, 128, 256),
         "The numbers of keys that a page may have, smallest first. It means nothing without `ragged=paged`.",
         integers(1, "64", "16,32", "16-256/16"),
+    )
+    fp8_cache: tuple[str, ...] = claim(
+        (),
+        """In calls of the kinds `cache` and `paged` of `ragged`, k and v may be `float8_e4m3fn`, where q and out keep
+        their dtype. `forward` then takes `k_scale` and `v_scale`, by which the numbers in k and v are to be multiplied:
+        float32 tensors (heads_kv,) with `head`, and with `page`, in calls with a `block_table`, (pages, heads_kv).
+        Scales are powers of two, so that each product is exact in q's dtype. They are not passed in other calls.""",
+        subset(FP8_SCALES, none=()),
+        keywords=lambda claimed: ("k_scale", "v_scale") if claimed else (),
     )
     backward: bool = claim(True, "The kernel gives gradients of q, k and v.", BOOLEAN)
     lse: bool = claim(

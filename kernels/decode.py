@@ -29,6 +29,7 @@ from torch import Tensor
 
 from kernels.contract import AttentionKernel, Capabilities, flash_arithmetic
 from kernels.flash_v2 import attend, normalise
+from kernels.fp8 import check_fp8
 from kernels.launching import check_settings, is_aligned, launch, padded_head_dim, row_strides
 from kernels.tiles import (
     INTERPRETED,
@@ -45,7 +46,7 @@ from kernels.tiles import (
     store_tile,
     tile_pointers,
 )
-from kernels.validation import check_block_table, check_cache_seqlens, check_inputs, check_new
+from kernels.validation import check_block_table, check_cache_seqlens, check_inputs, check_new, check_scales
 from reference.arithmetic import Arithmetic
 
 
@@ -60,6 +61,8 @@ def _split_kernel(
     block_table,
     stride_table: tl.int64,
     page_size,
+    k_scale,
+    v_scale,
     stride_qb: tl.int64,
     stride_qh: tl.int64,
     stride_qm: tl.int64,
@@ -125,6 +128,8 @@ def _split_kernel(
     end = tl.minimum((split + 1) * tiles_k // splits, tiles_seen)
     whole = tl.minimum(tl.maximum(whole, first), end)
 
+    if k_scale is not None:
+        scale_log2 *= tl.load(k_scale + head_kv)
     q_tile = load_tile(q_ptrs, in_rows, in_cols, True, MASK_COLS)
     acc, m_i, l_i = attend(
         q_tile=q_tile,
@@ -151,6 +156,8 @@ def _split_kernel(
         else (block_table + batch * stride_table, page_size, stride_kb, stride_kn, stride_vb, stride_vn),
     )
     out_tile, lse_rows = normalise(acc, m_i, l_i)
+    if v_scale is not None:
+        out_tile *= tl.load(v_scale + head_kv)
     out_rows = ((split * batches + batch) * heads_kv * group + heads_q) * seqlen_q + queries
     store_tile(tile_pointers(out, out_rows, head_dim, cols, ALIGNED), out_tile, in_rows, in_cols, MASK_COLS)
     tl.store(lse + out_rows, lse_rows, mask=in_rows)
@@ -273,6 +280,8 @@ def forward(
     block_table: Tensor | None = None,
     k_new: Tensor | None = None,
     v_new: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
     block_m: int = 16,
     block_n: int = 64,
     splits: int | None = None,
@@ -295,15 +304,23 @@ def forward(
     of each sequence b, which then has so many more; no other input is written. A page that they are written to must
     belong to one sequence alone. On a GPU, those for which a cache has no room are left out.
 
+    With k_scale and v_scale (heads_kv,) float32, k and v are float8_e4m3fn, and stand for their products with the scale
+    of their head. They are cast to q's dtype, which is exact; scores and out are then multiplied by the scales.
+
     Raises:
-        TypeError, ValueError: a cache_seqlens, block_table, k_new or v_new of another type, shape, dtype or device;
-            lengths or pages out of range, on the CPU; a block_table or k_new without cache_seqlens; one of k_new and
-            v_new alone; splits below 1.
+        TypeError, ValueError: a cache_seqlens, block_table, k_new, v_new, k_scale or v_scale of another type, shape,
+            dtype or device; lengths or pages out of range, on the CPU; a block_table or k_new without cache_seqlens;
+            one of k_new and v_new, or of k_scale and v_scale, alone; splits below 1.
         NotImplementedError: a page size that is not in ``PAGE_SIZES``.
 
     ``LAUNCH`` has the launch settings; without ``splits``, there is one split for every ``KEYS_PER_SPLIT`` keys.
     """
-    check_inputs(q, k, v, causal, sm_scale, paged=block_table is not None)
+    stored = None
+    if k_scale is not None or v_scale is not None:
+        check_scales(k_scale, v_scale, k)
+        check_fp8(q)
+        stored = torch.float8_e4m3fn
+    check_inputs(q, k, v, causal, sm_scale, paged=block_table is not None, stored=stored)
     batch, heads_q, seqlen_q, head_dim = q.shape
     _, heads_kv, page_size, _ = k.shape
     new = check_new(k_new, v_new, k, batch, has_lengths=cache_seqlens is not None)
@@ -350,6 +367,7 @@ def forward(
         _split_kernel,
         batch * heads_kv * triton.cdiv(seqlen_q * group, constants["BLOCK_OWN"]) * splits,
         *(q, k, v, partial_out, partial_lse, cache_seqlens, block_table, stride_table, page_size),
+        *(k_scale, v_scale),
         *row_strides(q, k, v),
         *(batch, heads_kv, group, seqlen_q, seqlen_k, head_dim, splits, sm_scale * LOG2E.value),
         CAUSAL=causal,
@@ -406,6 +424,7 @@ KERNEL = AttentionKernel(
         batch_invariant=True,
         ragged=("cache", "paged", "append"),
         page_sizes=PAGE_SIZES,
+        fp8_cache=("head",),
         launch=LAUNCH,
         arithmetic=_arithmetic,
     ),

@@ -16,11 +16,19 @@ _DTYPES = tuple(getattr(torch, name) for name in DTYPES)
 
 
 def check_inputs(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, sm_scale: float, *, paged: bool = False
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    sm_scale: float,
+    *,
+    paged: bool = False,
+    stored: torch.dtype | None = None,
 ) -> None:
     """Check q (batch, heads_q, seqlen_q, head_dim), k and v (batch, heads_kv, seqlen_k, head_dim).
 
-    If they are ``paged``, k and v are (pages, heads_kv, page_size, head_dim).
+    If they are ``paged``, k and v are (pages, heads_kv, page_size, head_dim). They have the dtype of q unless another
+    one is given in which they are ``stored``.
     """
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if not isinstance(tensor, Tensor):
@@ -34,8 +42,8 @@ def check_inputs(
     if not 1 <= q.shape[3] <= MAX_HEAD_DIM:
         raise NotImplementedError(f"q: got head_dim {q.shape[3]}, expected 1 to {MAX_HEAD_DIM}")
     check_like("q", q, "q", q, q.shape, q.dtype)
-    check_like("k", k, "q", q, ((k if paged else q).shape[0], *k.shape[1:3], q.shape[3]), q.dtype)
-    check_like("v", v, "k", k, k.shape, q.dtype)
+    check_like("k", k, "q", q, ((k if paged else q).shape[0], *k.shape[1:3], q.shape[3]), stored or q.dtype)
+    check_like("v", v, "k", k, k.shape, stored or q.dtype)
     heads_q, heads_kv = q.shape[1], k.shape[1]
     if heads_q != 0 and (heads_kv == 0 or heads_q % heads_kv):
         raise ValueError(f"q: got {heads_q} heads, expected a multiple of k's {heads_kv}")
@@ -155,6 +163,18 @@ def check_like(
 def check_lengths(name: str, lengths: Tensor, count: int, q: Tensor) -> None:
     """Check that ``lengths`` is (count,) int32 on the device of q. The numbers in it are not checked."""
     check_like(name, lengths, "q", q, (count,), torch.int32)
+
+
+def check_scales(k_scale: Tensor | None, v_scale: Tensor | None, k: Tensor) -> None:
+    """Check the scales of keys and values in 8 bits, float32, contiguous and on the device of k: (heads_kv,) each."""
+    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
+        if not isinstance(scale, Tensor):
+            raise TypeError(
+                f"{name}: got {type(scale).__name__}, expected a torch.Tensor, as k_scale and v_scale are"
+            )
+        check_like(name, scale, "k", k, (k.shape[1],), torch.float32)
+        if not scale.is_contiguous():
+            raise ValueError(f"{name}: got strides {scale.stride()}, expected it to be contiguous")
 
 
 def check_new(k_new: Tensor | None, v_new: Tensor | None, k: Tensor, batch: int, *, has_lengths: bool) -> int:

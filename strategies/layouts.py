@@ -79,7 +79,7 @@ def _extent(shape: Sequence[int], strides: Sequence[int]) -> int:
 
 def bits(x: Tensor) -> Tensor:
     """View a tensor, whose last stride is 1, as integers: NaN then equals itself, and 0 differs from -0."""
-    return x.view({2: torch.int16, 4: torch.int32}[x.element_size()])
+    return x.view({1: torch.int8, 2: torch.int16, 4: torch.int32}[x.element_size()])
 
 
 def place(

@@ -222,6 +222,6 @@ def must_be_refused(call: Callable[..., Any], *args: Any, **options: Any) -> Non
 def must_be_unchanged(before: list[Tensor]) -> None:
     """Exit with 1 if an input, or the memory around it, has changed."""
     pairs = zip(watched, before, strict=True)
-    if not all(torch.allclose(x, y, rtol=0.0, atol=0.0, equal_nan=True) for x, y in pairs):
+    if not all(torch.allclose(x.float(), y.float(), rtol=0.0, atol=0.0, equal_nan=True) for x, y in pairs):
         sys.exit("an input, or what lies around it, was written to")
     print("right")

@@ -12,11 +12,13 @@ from tests.mutation.campaign import Campaign
 from tests.mutation.schedule import Schedule, is_quick
 from tests.panel import (
     appended,
+    eight_bits,
     lse_forms,
     masks,
     packed,
     paged,
     planted_appended,
+    planted_eight_bits,
     planted_lse,
     planted_masks,
     planted_packed,
@@ -29,6 +31,8 @@ from tests.panel import (
 CLAIMS = {
     "tests.panel.appended:in_a_cache": appended.IN_A_CACHE,
     "tests.panel.appended:in_pages": appended.CLAIMS,
+    "tests.panel.eight_bits:of_heads": eight_bits.OF_HEADS,
+    "tests.panel.eight_bits:of_pages": eight_bits.OF_PAGES,
     "tests.panel.masks:eager": masks.CLAIMS,
     "tests.panel.masks:tiled": masks.CLAIMS,
     "tests.panel.packed:eager": packed.CLAIMS,
@@ -62,6 +66,7 @@ PLANTED = {
         planted_lse,
         planted_pages,
         planted_appended,
+        planted_eight_bits,
         planted_packed,
     )
     for bug in module.PLANTED
@@ -124,7 +129,12 @@ def test_a_planted_bug_is_found(planted: str, campaigns: Campaigns) -> None:
 def test_every_claim_has_five_planted_bugs() -> None:
     claims = {
         claim.partition("=")[0]
-        for claim in (*scores.ALL_CLAIMS, *planted_v_head_dim.CLAIMS, *lse_forms.BOTH, *paged.CLAIMS)
+        for claim in (
+            *scores.ALL_CLAIMS,
+            *planted_v_head_dim.CLAIMS,
+            *lse_forms.BOTH,
+            *eight_bits.OF_PAGES,
+        )
     }
     assert all(sum(bug.part == claim for bug in PLANTED.values()) >= 5 for claim in claims)
     assert len(COMBINED) >= 6

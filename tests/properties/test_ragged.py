@@ -1,10 +1,11 @@
 """Ragged: if sequences of different lengths are in one call, each is answered as if it were alone.
 
 The kernel takes a cache of which each sequence fills a part, a cache in pages, a cache to which it is to append new
-keys, or sequences packed end to end. In each case out, lse and the gradients of each sequence are within the bound of
-float64. Lengths are 0, 1, close to whole tiles or pages, random, or the full length. Catches lengths, offsets or pages
-of another sequence, rows and keys of the neighbour, a causal corner or a window that is that of the longest, empty
-sequences, what lies in a cache behind its last key, and new keys that are written elsewhere or not seen.
+keys, or sequences packed end to end; what is in a cache may be 8-bit numbers with scales. In each case out, lse and the
+gradients of each sequence are within the bound of float64. Lengths are 0, 1, close to whole tiles or pages, random, or
+the full length. Catches lengths, offsets, pages or scales of another sequence, rows and keys of the neighbour, a causal
+corner or a window that is that of the longest, empty sequences, what lies in a cache behind its last key, and new keys
+that are written elsewhere or not seen.
 
 Patterns of masks, soft-caps, ALiBi and sinks are drawn with it, and each sequence has them as if it were alone: the
 diagonal of its query i is ``i + seqlen_k - seqlen_q`` by its own lengths. Key padding masks are drawn too, but for keys
@@ -13,6 +14,7 @@ in pages and new keys. Biases are not passed.
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -20,8 +22,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernels.contract import FP8_SCALES
 from reference.masks import blank
 from strategies.case import DEFAULT_BLOCK
+from strategies.eight_bits import quantised
 from strategies.layouts import bits
 from strategies.pages import Pages, in_pages, one_page_each
 from tests.harness.judge import judge
@@ -49,8 +53,9 @@ def filled_in_part(trial: Trial, p: Problem, chance: random.Random) -> None:
         p = replace(p, k=p.k.clone(), v=p.v.clone())
         for b, n in enumerate(lengths):
             p.k[b, :, n:] = p.v[b, :, n:] = math.nan
-    trial = trial.with_launch({**trial.launch, "cache_seqlens": int32(lengths, p.q.device)})
-    outputs = trial.forward(p)
+    given, p, scales = in_8_bits(trial, p, chance, ("head",))
+    trial = trial.with_launch({**trial.launch, "cache_seqlens": int32(lengths, p.q.device), **scales})
+    outputs = trial.forward(given)
     each_alone(
         trial, outputs, [p.with_batch(slice(b, b + 1)).with_keys(slice(n)) for b, n in enumerate(lengths)]
     )
@@ -60,15 +65,26 @@ def from_a_pool(trial: Trial, p: Problem, chance: random.Random) -> None:
     """Give each sequence of the batch a random number of keys, in pages of a size that is claimed."""
     p = with_every_key_seen(p)
     lengths, pages = pool(trial, p, chance)
-    trial = trial.with_launch(
-        {
-            **trial.launch,
-            "cache_seqlens": int32(lengths, p.q.device),
-            "block_table": pages.block_table,
-        }
-    )
-    outputs = trial.forward(replace(p, k=pages.k, v=pages.v))
-    each_alone(trial, outputs, in_cache(p, pages, lengths))
+    given, p, scales = in_8_bits(trial, replace(p, k=pages.k, v=pages.v), chance, FP8_SCALES)
+    tensors = {"cache_seqlens": int32(lengths, p.q.device), "block_table": pages.block_table}
+    trial = trial.with_launch({**trial.launch, **tensors, **scales})
+    outputs = trial.forward(given)
+    each_alone(trial, outputs, in_cache(p, replace(pages, k=p.k, v=p.v), lengths))
+
+
+def in_8_bits(
+    trial: Trial, p: Problem, chance: random.Random, scaled_by: Sequence[str]
+) -> tuple[Problem, Problem, dict[str, Tensor]]:
+    """Return a call, what its keys and values stand for, and scales; in half of the cases 8 bits, if that is claimed.
+
+    Products with 8-bit numbers overflow more easily than with those they stand for, so there are none of huge numbers.
+    """
+    claimed = [name for name in trial.kernel.capabilities.fp8_cache if name in scaled_by]
+    if not claimed or 0 in p.k.shape or trial.case.may_overflow or chance.random() < 0.5:
+        return p, p, {}
+    of_pages = chance.choice(claimed) == "page"
+    (k_8, k_scale, k), (v_8, v_scale, v) = (quantised(x, chance, of_pages=of_pages) for x in (p.k, p.v))
+    return replace(p, k=k_8, v=v_8), replace(p, k=k, v=v), {"k_scale": k_scale, "v_scale": v_scale}
 
 
 def appended(trial: Trial, p: Problem, chance: random.Random) -> None:

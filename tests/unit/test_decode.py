@@ -152,6 +152,40 @@ def test_refuses_new_keys(change: dict[str, Any], error: type[Exception], messag
         forward(**{**given, **change})
 
 
+EIGHT: dict[str, Any] = {name: x.to(torch.float8_e4m3fn) for name, x in (("k", K), ("v", V))}
+SCALES = torch.tensor([2.0, 0.5], device=DEVICE)
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+def test_8_bit_keys_and_values_are_multiplied_by_the_scales_of_their_heads(splits: int) -> None:
+    options: dict[str, Any] = {"causal": True, "sm_scale": 0.3, "splits": splits}
+    found = forward(Q, **EIGHT, k_scale=SCALES, v_scale=SCALES.flip(0), **options)
+    k, v = (EIGHT[name].float() * x[:, None, None] for name, x in (("k", SCALES), ("v", SCALES.flip(0))))
+    expected = forward(Q, k, v, **options)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"v_scale": None}, TypeError, "v_scale: got NoneType, expected a torch.Tensor"),
+        ({"k_scale": SCALES[:1]}, ValueError, r"k_scale: got shape \(1,\), expected \(2,\)"),
+        (
+            {"k_scale": SCALES.double()},
+            ValueError,
+            "k_scale: got dtype torch.float64, expected torch.float32",
+        ),
+        ({"v_scale": SCALES.expand(2, 2)[:, 0]}, ValueError, r"v_scale: got strides \(0,\), expected"),
+        ({"k": K}, ValueError, "k: got dtype torch.float32, expected torch.float8_e4m3fn"),
+    ],
+)
+def test_refuses_scales(change: dict[str, Any], error: type[Exception], message: str) -> None:
+    given = {"q": Q, **EIGHT, "causal": False, "sm_scale": 1.0, "k_scale": SCALES, "v_scale": SCALES}
+    with pytest.raises(error, match=message):
+        forward(**{**given, **change})
+
+
 def test_new_keys_beyond_the_cache_are_refused_on_the_cpu() -> None:
     q, k, v, new = (x.cpu() for x in (Q, K, V, NEW))
     options: dict[str, Any] = {"causal": False, "sm_scale": 1.0, "k_new": new, "v_new": new}
