@@ -26,6 +26,8 @@ TILES = (16, 32, 64, 128)
 BATCHES = (1, 1, 2, 3)
 HEADS_KV = (1, 1, 2, 3)
 GROUPS = (1, 1, 1, 1, 2, 2, 3, 4, 5, 8)
+LARGE_GROUPS: Mapping[str, tuple[int, ...]] = {"cpu": (), "cuda": (16, 128)}
+"""Groups that models of few key heads have, by device type; an interpreter has time for fewer heads."""
 SM_SCALES = (*(None,) * 90, *(0.5, 0.3, -0.125) * 20, *(1.0, -1.0) * 10, *(1e-4, 30.0) * 2, 0.0)
 EXTREME_VALUES = ("huge", "subnormal")
 """Families at the ends of a dtype's range. Two of them, or one with a spike, overflow or vanish: a poor test."""
@@ -145,7 +147,7 @@ def cases(
     drawn = st.builds(
         partial(_of_parts, dtype=dtype),
         pair,
-        _heads(capabilities) if heads is None else st.sampled_from(heads),
+        _heads(capabilities, device_type) if heads is None else st.sampled_from(heads),
         _layouts(_claimed_layouts(capabilities)),
         values,
         **({"huge": huge} if "huge" in capabilities.layouts else {}),
@@ -260,8 +262,8 @@ def _pair(smallest: int, largest: int, seqlen_q: int, drawn: int | tuple[int, in
     return seqlen_q, min(max(seqlen_k, smallest), largest)
 
 
-def _heads(capabilities: Capabilities) -> SearchStrategy[Heads]:
-    groups = st.sampled_from(GROUPS if capabilities.grouped_heads else (1,))
+def _heads(capabilities: Capabilities, device_type: str) -> SearchStrategy[Heads]:
+    groups = st.sampled_from((*GROUPS, *LARGE_GROUPS[device_type]) if capabilities.grouped_heads else (1,))
     return st.tuples(st.sampled_from(BATCHES), st.sampled_from(HEADS_KV), groups)
 
 

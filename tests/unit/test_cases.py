@@ -17,7 +17,7 @@ from kernels.contract import BIASES, LAYOUTS, Capabilities
 from kernels.registry import load
 from reference.bounds.accumulation import SAFETY
 from strategies.case import DEFAULT_BLOCK, NONFINITE, TENSORS, Case, Spike
-from strategies.cases import FAR_BELOW, LARGEST_SPREAD, MODERATE_VALUES, cases
+from strategies.cases import FAR_BELOW, LARGE_GROUPS, LARGEST_SPREAD, MODERATE_VALUES, cases
 from strategies.padding import FAMILIES as PADDINGS
 from strategies.padding import several_attended
 from strategies.score_rules import SHAPES
@@ -114,7 +114,8 @@ KINDS: dict[str, Condition] = {
 @pytest.mark.parametrize("device_type", ["cpu", "cuda"])
 def test_every_kind_of_case_is_drawn(device_type: str) -> None:
     found = sample(cases(CLAIMS, dtype="float16", device_type=device_type), 4000)
-    assert not [name for name, holds in KINDS.items() if not any(map(holds, found))]
+    large = {f"group={n}": has("group", n) for n in LARGE_GROUPS[device_type]}
+    assert not [name for name, holds in {**KINDS, **large}.items() if not any(map(holds, found))]
 
 
 def masked_by_a_number(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> Any:
