@@ -3,8 +3,8 @@
 Shapes, everywhere: q (batch, heads_q, seqlen_q, head_dim); k (batch, heads_kv, seqlen_k, head_dim); v like k and
 out like q, but for a head_dim of their own where that is claimed (``v_head_dim``); lse (batch, heads_q, seqlen_q)
 float32, the natural log of the sum of exponentials of the scaled and masked scores, unless another base or order of
-lse is claimed. Query head h reads key head ``h // (heads_q // heads_kv)``. Inputs are never written,
-except a cache by calls that append keys to it (``ragged``).
+lse is claimed. Query head h reads key head ``h // (heads_q // heads_kv)``. Inputs are never written, except by calls
+that append keys to a cache, which write to k and v (``ragged``).
 
 Causal masks are aligned bottom-right (query i sees key j when ``j <= i + seqlen_k - seqlen_q``) unless the
 kernel declares top-left. A query that sees no key has out 0, lse -inf and gradients 0.
@@ -23,6 +23,7 @@ DTYPES = ("float16", "bfloat16", "float32")
 LAYOUTS = ("contiguous", "bnhd", "packed", "gap", "offset", "expanded", "expanded_rows", "huge")
 BIASES = ("full", "of_heads", "of_batch", "shared", "of_keys")
 FP8_SCALES = ("head", "page")
+"""What has a scale of its own in a cache of 8-bit numbers."""
 GRADIENTS = ("dq", "dk", "dv", "dbias")
 OUTPUTS = ("out", "lse", *GRADIENTS)
 SMALLEST_NORMAL = {"float16": 2.0**-14, "bfloat16": 2.0**-126}

@@ -170,7 +170,7 @@ def check_scales(k_scale: Tensor | None, v_scale: Tensor | None, k: Tensor) -> N
     for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
         if not isinstance(scale, Tensor):
             raise TypeError(
-                f"{name}: got {type(scale).__name__}, expected a torch.Tensor, as k_scale and v_scale are"
+                f"{name}: got {type(scale).__name__}, expected a torch.Tensor: k_scale and v_scale go together"
             )
         check_like(name, scale, "k", k, (k.shape[1],), torch.float32)
         if not scale.is_contiguous():
@@ -190,7 +190,7 @@ def check_new(k_new: Tensor | None, v_new: Tensor | None, k: Tensor, batch: int,
     for name, tensor in (("k_new", k_new), ("v_new", v_new)):
         if not isinstance(tensor, Tensor):
             raise TypeError(
-                f"{name}: got {type(tensor).__name__}, expected a torch.Tensor, as k_new and v_new are"
+                f"{name}: got {type(tensor).__name__}, expected a torch.Tensor: k_new and v_new go together"
             )
         check_like(name, tensor, "k", k, (batch, k.shape[1], count, k.shape[3]), k.dtype)
     return count

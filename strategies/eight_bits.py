@@ -5,13 +5,12 @@ import random
 import torch
 from torch import Tensor
 
-LARGEST = 448.0
-"""The largest number of ``float8_e4m3fn``."""
+from reference.arithmetic import FLOAT8_E4M3
+
 SMALLEST_SCALE = 2.0**-15
 """The smallest scale, with which the smallest number of ``float8_e4m3fn``, 2^-9, is still one of float16."""
-
 MOST_SPARE = 3
-"""So many of the largest exponents may be left unused."""
+"""A scale may be up to 2 to this power times as large as its numbers need it to be."""
 
 
 def quantised(x: Tensor, chance: random.Random, *, of_pages: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -19,15 +18,16 @@ def quantised(x: Tensor, chance: random.Random, *, of_pages: bool) -> tuple[Tens
 
     x is (batch or pages, heads, rows, head_dim). Scales are float32 powers of two, (heads,), or (pages, heads) if they
     are ``of_pages``, and their products with the 8-bit numbers are exact. NaN stays NaN and takes no part in a scale.
-    Each is up to ``2**MOST_SPARE`` times as large as the numbers need it, since these are mostly alike in all heads.
+    They differ between heads and pages even if the numbers there are of the same size (``MOST_SPARE``).
     """
-    most = (
-        torch.finfo(x.dtype).max / 2
-    )  # what is larger may be rounded up to a number that the dtype does not have
+    # What is larger than half of the largest number may be rounded up to one that the dtype does not have.
+    most = torch.finfo(x.dtype).max / 2
     limited = x.double().clamp(-most, most)
     largest = limited.nan_to_num(0.0).abs().amax((2, 3) if of_pages else (0, 2, 3))
     spare = torch.tensor([chance.randint(0, MOST_SPARE) for _ in range(largest.numel())], device=x.device)
-    scale = ((largest / LARGEST).clamp_min(SMALLEST_SCALE).log2().ceil() + spare.view_as(largest)).exp2()
+    scale = (
+        (largest / FLOAT8_E4M3.maximum).clamp_min(SMALLEST_SCALE).log2().ceil() + spare.view_as(largest)
+    ).exp2()
     by_row = (scale if of_pages else scale[None])[:, :, None, None]
     eight = (limited / by_row).to(torch.float8_e4m3fn)
     return eight, scale.float(), (eight.double() * by_row).to(x.dtype)

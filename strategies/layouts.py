@@ -73,7 +73,10 @@ def span(x: Tensor) -> int:
 
 
 def _extent(shape: Sequence[int], strides: Sequence[int]) -> int:
-    """Return the same for a shape and strides, where an empty dimension counts like one of size 1."""
+    """Return how many elements lie between the first and the last of a tensor with this shape and these strides.
+
+    Both are counted. A dimension of size 0 counts like one of size 1.
+    """
     return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True) if size)
 
 

@@ -18,8 +18,8 @@ LOOK_SECONDS = 5.0
 RELAXED = 2
 """The number of ``CU_STREAM_CAPTURE_MODE_RELAXED``: other threads may record a CUDA graph meanwhile."""
 
-LEAST_LEFT = 2**27
-"""Bytes on a GPU that the libraries which kernels call may need at once, such as cuBLAS for its workspaces."""
+FULL_BELOW = 2**27
+"""A GPU with fewer free bytes is full: the libraries that kernels call may need more, such as cuBLAS for workspaces."""
 
 OVERRAN = 124
 """Exit status of a process whose device overran its time, as in timeout(1)."""
@@ -47,7 +47,7 @@ def device_is_full(device: str) -> bool:
         left, _ = torch.cuda.mem_get_info()
     except Exception:
         return False
-    return left < LEAST_LEFT
+    return left < FULL_BELOW
 
 
 def wait_for_device(device: str, seconds: float = WAIT_SECONDS) -> None:

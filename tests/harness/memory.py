@@ -26,9 +26,9 @@ SHARE_HELD, SHARE_LEFT = 1 / 8, 1 / 16
 PROCESSES = "PYTEST_XDIST_WORKER_COUNT"
 """The variable in which pytest-xdist tells each of its workers how many there are."""
 LEAST_SHARE, MOST_NEEDED = 1 / 4, 36 * 2**30
-"""The share of a GPU, or the bytes if these are more, that one of several processes may hold there.
+"""One of several processes may hold this share of its GPU, or so many bytes if these are more.
 
-The largest case needs so many bytes: four float32 tensors whose storages reach beyond 2^31 elements.
+The largest case needs that many bytes: it has four float32 tensors whose storages reach beyond 2^31 elements.
 """
 
 

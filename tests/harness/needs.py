@@ -309,6 +309,7 @@ class NeedSearch:
 
         This is asked for a bug that needs no field. Its small cases can't tell, as they were made to show one tensor.
         Another bug that shows in every ordinary case may still hold with few rows and keys, so those are tried as well.
+        No plain law makes the calls of ``ragged``, so of that law its own cases are asked.
         Tensors that are wrong where this failure's own tensor is right are another bug's. Gradients that follow from
         roundings of these tensors are among them, even if they are wrong in some cases only.
         """

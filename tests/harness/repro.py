@@ -131,15 +131,18 @@ def _ending(
         return [scripted.must_be_refused, scripted.must_be_unchanged], [refused, unchanged]
     if f.kind == LEAK:
         return [], [LEAKS.format(call=f"{calls[0][0]}({calls[0][1]})")]
-    if f.kind == "contract" and "k_new=" in calls[f.call][1]:
-        return [scripted.must_append], [f"must_append({', '.join(calls[f.call])})"]
     if f.kind == INTERMITTENT:
         return [scripted.repeat], _repeated(*calls[f.call], f)
+    appends = "k_new=" in calls[f.call][1]
+    if appends and f.kind == "contract" and not f.tensor:
+        return [scripted.must_append], [f"must_append({', '.join(calls[f.call])})"]
     made = "\n".join(
         ["results = [", *(f"    {function}({arguments})," for function, arguments in calls), "]"]
     )
     if f.actual is None:
         fit = "for result in results:\n    must_fit(result)"
+        if appends:  # such a call is meant to write to k and v
+            return [scripted.must_fit], [made, fit]
         return [scripted.must_fit, scripted.must_be_unchanged], [made, fit, unchanged]
     name = f.expression or f.tensor
     sides = [SIDE.format(name="actual", expression=name)]

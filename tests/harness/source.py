@@ -107,8 +107,8 @@ def written(x: Tensor, poison: float | None) -> str:
     """Return the call of ``window`` that builds a tensor with its strides, and ``poison``, or else NaN, around it."""
     sizes = [1 if step == 0 and size else size for size, step in zip(x.shape, x.stride(), strict=True)]
     flat = x.detach().as_strided(sizes, x.stride()).cpu().contiguous().flatten()
-    known = flat.float()  # PyTorch asks no tensor of 8-bit floats for its signs
-    places = ((known != 0) | known.signbit()).nonzero().flatten()
+    numbers = flat.float()  # of tensors of 8-bit floats PyTorch does not tell the signs
+    places = ((numbers != 0) | numbers.signbit()).nonzero().flatten()
     if flat.numel() <= LITERAL_ELEMENTS:
         data = repr(flat.tolist())
     elif len(places) <= LITERAL_ELEMENTS:

@@ -39,7 +39,7 @@ from tests.harness.verdict import Finding
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "ALLOC_FAILED", "cublasCreate")
 """What an exception says where there is too little memory: Triton, CUDA, and torch on the CPU raise a RuntimeError.
 
-NVIDIA's libraries end the name of their status so, and cuBLAS may also say that it was not initialised as it is begun.
+NVIDIA's libraries call it by a status that ends with ``ALLOC_FAILED``, and cuBLAS may find none in ``cublasCreate``.
 """
 
 TOO_FAR = re.compile(r"must be positive and less than 2147483647 but got [1-9]\d{9}")

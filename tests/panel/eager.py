@@ -148,3 +148,15 @@ def chunks_by_autograd(
     l = (torch.stack(sums) * factors).sum(0)
     out = (torch.stack(values) * factors).sum(0) / not_zero(l)
     return out.to(q.dtype), (top + l.detach().log())[..., 0]
+
+
+def of_filled_parts(
+    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, *, causal: bool, sm_scale: float
+) -> tuple[Tensor, Tensor]:
+    """Answer each sequence by itself, by as many of its first keys as ``lengths`` (batch,) says."""
+    answers = [
+        float32(q[b : b + 1], *(x[b : b + 1, :, :n] for x in (k, v)), causal=causal, sm_scale=sm_scale)
+        for b, n in enumerate(lengths.tolist())
+    ]
+    outs, lses = zip(*answers, strict=True)
+    return torch.cat(outs), torch.cat(lses)

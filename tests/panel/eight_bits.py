@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from tests.panel.eager import float32
+from tests.panel.eager import float32, of_filled_parts
 from tests.panel.paged import gathered
 
 OF_HEADS = ("ragged=cache", "fp8_cache=head")
@@ -29,12 +29,7 @@ def of_heads(
     if k_scale is not None and v_scale is not None:
         k = (k.float() * k_scale[None, :, None, None]).to(q.dtype)
         v = (v.float() * v_scale[None, :, None, None]).to(q.dtype)
-    answers = [
-        float32(q[b : b + 1], *(x[b : b + 1, :, :n] for x in (k, v)), causal=causal, sm_scale=sm_scale)
-        for b, n in enumerate(cache_seqlens.tolist())
-    ]
-    outs, lses = zip(*answers, strict=True)
-    return torch.cat(outs), torch.cat(lses)
+    return of_filled_parts(q, k, v, cache_seqlens, causal=causal, sm_scale=sm_scale)
 
 
 def of_pages(

@@ -1,8 +1,4 @@
-"""Bugs planted in ``tests.panel.appended``; ``tests.panel.planted_appended:NAME`` is the function with the bug NAME.
-
-Most of them have been reported of caches in use: lengths without the new keys, a new key on the border of a page, slots
-of another sequence.
-"""
+"""Bugs planted in ``tests.panel.appended``; ``tests.panel.planted_appended:NAME`` is the function with the bug NAME."""
 
 from collections.abc import Callable
 from typing import Any
@@ -25,8 +21,8 @@ PLANTED = (
         "new keys are written behind as many keys as the first sequence has, if it has fewer",
         Edit(
             CACHE,
-            "k[b, :, length:end] = k_new[b]",
-            "k[b, :, (at := min(length, int(cache_seqlens[0]))) : at + k_new.shape[2]] = k_new[b]",
+            "k[b, :, length : length + new] = k_new[b]",
+            "k[b, :, (at := min(length, int(cache_seqlens[0]))) : at + new] = k_new[b]",
         ),
         function="in_a_cache",
     ),
@@ -53,7 +49,7 @@ PLANTED = (
     Planted(
         "ragged__cache_not_written",
         "new keys are seen, but are not in the cache after the call",
-        Edit(CACHE, "    answers = []", "    k, v, answers = k.clone(), v.clone(), []"),
+        Edit(CACHE, "    new = k_new.shape[2]", "    k, v, new = k.clone(), v.clone(), k_new.shape[2]"),
         function="in_a_cache",
     ),
     Planted(
@@ -61,21 +57,29 @@ PLANTED = (
         "the row behind the last new key is cleared too",
         Edit(
             CACHE,
-            "        one = slice(b, b + 1)",
-            "        v[b, :, end : end + 1] = 0.0\n        one = slice(b, b + 1)",
+            "        v[b, :, length : length + new] = v_new[b]",
+            "        v[b, :, length : length + new + 1] = 0.0\n        v[b, :, length : length + new] = v_new[b]",
         ),
         function="in_a_cache",
     ),
     Planted(
         "ragged__new_keys_backwards",
         "new keys are written with the last one first",
-        Edit(CACHE, "k[b, :, length:end] = k_new[b]", "k[b, :, length:end] = k_new[b].flip(1)"),
+        Edit(
+            CACHE,
+            "k[b, :, length : length + new] = k_new[b]",
+            "k[b, :, length : length + new] = k_new[b].flip(1)",
+        ),
         function="in_a_cache",
     ),
     Planted(
         "ragged__heads_in_another_order",
         "new values of the key heads are written in the opposite order",
-        Edit(CACHE, "v[b, :, length:end] = v_new[b]", "v[b, :, length:end] = v_new[b].flip(0)"),
+        Edit(
+            CACHE,
+            "v[b, :, length : length + new] = v_new[b]",
+            "v[b, :, length : length + new] = v_new[b].flip(0)",
+        ),
         function="in_a_cache",
     ),
 )

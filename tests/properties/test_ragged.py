@@ -88,10 +88,10 @@ def in_8_bits(
 
 
 def appended(trial: Trial, p: Problem, chance: random.Random) -> None:
-    """Have the kernel append as many new keys to each sequence, where the cache holds NaN or ones before.
+    """Have the kernel append the same number of new keys to each sequence, in place of NaN or ones.
 
-    The cache is in pages or not, as far as that is claimed. Afterwards it must hold the new keys, and all else as it
-    was. That is judged first, since results follow from it.
+    The cache is in pages or not, as far as that is claimed. Afterwards it must hold the new keys, and everything else
+    as it was. That is judged first, since results follow from it.
     """
     p, claimed = with_every_key_seen(p), trial.kernel.capabilities.ragged
     most = p.k.shape[2]
@@ -106,8 +106,10 @@ def appended(trial: Trial, p: Problem, chance: random.Random) -> None:
         lengths = [max(new, length(tile, most, chance)) for _ in range(len(p.k))]
     sequences, whole = in_cache(p, pages, lengths), (pages.k.clone(), pages.v.clone())
     last = [slice(n - new, n) for n in lengths]
-    k_new = torch.cat([alone.k[:, :, keys] for alone, keys in zip(sequences, last, strict=True)])
-    v_new = torch.cat([alone.v[:, :, keys] for alone, keys in zip(sequences, last, strict=True)])
+    k_new, v_new = (
+        torch.cat([getattr(alone, name)[:, :, keys] for alone, keys in zip(sequences, last, strict=True)])
+        for name in ("k", "v")
+    )
     rest = chance.choice((math.nan, 1.0))
     for b, keys in enumerate(last):
         pages.fill(b, keys, rest)
@@ -120,7 +122,7 @@ def appended(trial: Trial, p: Problem, chance: random.Random) -> None:
     wrong = tuple(name for name, pair in cache.items() if not torch.equal(*map(bits, pair)))
     if wrong:
         claim = "after the call the cache has the new rows behind the old ones, and is else as it was, but it differs"
-        trial.fail(claim, kind="contract", call=outputs.call, detail=f"{' and '.join(wrong)} differs")
+        trial.fail(claim, kind="contract", call=outputs.call, detail=f"wrong in {' and '.join(wrong)}")
     each_alone(trial, outputs, sequences)
 
 

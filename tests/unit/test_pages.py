@@ -54,3 +54,16 @@ def test_a_script_has_the_table_with_its_rows_apart(tmp_path: Path) -> None:
     (script,) = tmp_path.rglob("repro.py")
     assert "block_table=torch.empty_strided(" in script.read_text()
     assert exit_status(script, tmp_path) == 1
+
+
+def test_a_script_of_new_keys_exits_with_0_once_the_cache_is_right(tmp_path: Path) -> None:
+    kernel = "tests.panel.planted_appended:ragged__one_row_cleared_behind"
+    options = ["--kernel", kernel, "--claims=ragged=append", "--claims=dtypes=float16"]
+    options += ["-k", "test_ragged", "--examples=60"]
+    pytest_run(tmp_path, *options, "--hypothesis-seed=1", status=pytest.ExitCode.TESTS_FAILED)
+    script = next(tmp_path.rglob("repro.py"))
+    assert exit_status(script, tmp_path) == 1
+    module, function = kernel.split(":")
+    mended = script.read_text().replace(module, "tests.panel.appended").replace(function, "in_a_cache")
+    script.write_text(mended)
+    assert exit_status(script, tmp_path) == 0
