@@ -17,8 +17,8 @@ from kernels.contract import (
     flash_arithmetic,
 )
 from kernels.spelling import BOOLEAN, RELATIVE_ERROR, Spelling, integer, one_of
-from reference.arithmetic import FLOAT32, FP32_ROUNDOFF, TF32_TRUNCATED, Arithmetic, Format
-from reference.family import Family, full_precision
+from reference.arithmetic import FLOAT32, FP32_ROUNDOFF, Arithmetic, Format
+from reference.family import LESS_PRECISE, Family, at_dtype, concerns, full_precision
 
 
 class ClaimError(ValueError):
@@ -76,9 +76,9 @@ ARITHMETIC: Mapping[str, Spelling] = {
 }
 """How each claim about the arithmetic is spelled."""
 
-_FLOAT32_PRECISION: Mapping[str, Mapping[str, Any]] = {
+_PRECISION: Mapping[str, Mapping[str, Any]] = {
     "ieee": {"weights": FLOAT32, "operand_rounding": 0.0},
-    "tf32": {"weights": TF32_TRUNCATED, "operand_rounding": TF32_TRUNCATED.roundoff},
+    "tf32": LESS_PRECISE["precision=tf32"],
 }
 
 
@@ -148,12 +148,11 @@ def _extended(base: FamilyOf, by_dtype: ByDtype, dtype: str, device: str, launch
 
 
 def _fields(claimed: Mapping[str, Any], dtype: str) -> dict[str, Any]:
-    """Return claims as fields of ``Arithmetic``. A precision becomes several fields, and concerns float32 alone."""
+    """Return claims as fields of ``Arithmetic``. A precision becomes several fields at the dtypes that it concerns."""
     changes = dict(claimed)
     precision = changes.pop("precision", None)
-    return (
-        changes if precision is None or dtype != "float32" else {**_FLOAT32_PRECISION[precision], **changes}
-    )
+    concerned = dtype == "float32" or (precision == "tf32" and concerns("precision=tf32", dtype))
+    return {**at_dtype(_PRECISION[precision], dtype), **changes} if precision and concerned else changes
 
 
 def lesser(capabilities: Capabilities) -> dict[str, str]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
-from reference.arithmetic import FORMATS, TF32X3, Arithmetic, Format
+from reference.arithmetic import TF32_TRUNCATED, TF32X3, Arithmetic, Format
 
 Changes = Mapping[str, Any]
 """Fields of an ``Arithmetic`` with the values that a design has there."""
@@ -174,7 +174,7 @@ LESS_PRECISE: Mapping[str, dict[str, Any]] = {
     "k_prescaled=true": {"k_prescaled": True},
     "q_prescaled=true": {"q_prescaled": True},
     "rounded_scores=true": {"rounded_scores": True},
-    "precision=tf32": {"weights": FORMATS["tf32_truncated"], "operand_rounding": 2.0**-10},
+    "precision=tf32": {"weights": TF32_TRUNCATED, "operand_rounding": TF32_TRUNCATED.roundoff},
 }
 """Claims of sound designs that round more than FlashAttention-2 does, with the fields that they change. Partial results
 come first, because they change out most, while whatever errs in a softmax shows in lse as well. The others follow by
@@ -187,11 +187,14 @@ PAIRS: Mapping[str, tuple[str, str]] = {
     for claims in (
         ("rounded_scores=true", "l_from_rounded_p=true"),
         ("rounded_partials=true", "merged_by_difference=true"),
+        ("precision=tf32", "q_prescaled=true"),
+        ("precision=tf32", "k_prescaled=true"),
     )
 }
 """Pairs of claims that one kernel may need together.
 
-Attention by parts that computes in the inputs' dtype needs such a pair, and so does a ring that stores its parts.
+Attention by parts that computes in the inputs' dtype needs such a pair, and so does a ring that stores its parts. A
+kernel that converts its inputs to float32 and scales one of them truncates the product, if it multiplies in tf32.
 """
 
 
@@ -217,7 +220,17 @@ def concerns(claim: str, dtype: str) -> bool:
         return any(concerns(part, dtype) for part in PAIRS[claim])
     if claim in OF_16_BITS:
         return dtype != "float32"
-    return claim != "precision=tf32" or dtype == "float32"
+    # A kernel that converts its inputs to float32 truncates P to 11 bits, as many as float16 rounds it to.
+    return claim != "precision=tf32" or dtype != "bfloat16"
+
+
+def at_dtype(changes: Changes, dtype: str) -> Changes:
+    """Return what a claim changes where inputs have this dtype: those of 16 bits are operands of which tf32 loses none.
+
+    Their fraction has 10 bits at most, which are those that a truncation to tf32 leaves.
+    """
+    exact = () if dtype == "float32" else ("operand_rounding",)
+    return {name: value for name, value in changes.items() if name not in exact}
 
 
 def less_precise(family: Family) -> Iterator[tuple[str, Family]]:
@@ -233,6 +246,7 @@ def in_pairs(family: Family) -> Iterator[tuple[str, Family]]:
 
 
 def _changed(family: Family, designs: Mapping[str, Changes]) -> Iterator[tuple[str, Family]]:
+    dtype = family.bases[0].output.name
     for claim, changes in designs.items():
-        if concerns(claim, family.bases[0].output.name):
-            yield claim, replace(family, bases=tuple(replace(base, **changes) for base in family.bases[:1]))
+        if concerns(claim, dtype):
+            yield claim, replace(family, bases=(replace(family.bases[0], **at_dtype(changes, dtype)),))

@@ -8,7 +8,9 @@ import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
+import torch
 from torch import Tensor
 
 from reference.arithmetic import FP32_ROUNDOFF
@@ -26,45 +28,58 @@ LOG2_E = 1 / math.log(2)
 
 @dataclass(frozen=True)
 class Design:
-    """Which steps of exact attention round to the inputs' dtype.
+    """Which steps of exact attention round to the inputs' dtype, and which products are in tf32.
 
     ``prescaled`` is the operand, if any, that is multiplied by sm_scale and ``base`` and rounded. ``steps`` are others:
-    "products" of q and k, scaled "scores", "weights" after the softmax, the weights in its "sum", and "dp".
+    "products" of q and k, scaled "scores", "weights" after the softmax, the weights in its "sum", and "dp". ``tf32``
+    says whose products have operands in tf32: those of "P and dS", or of "all". dS is then truncated before it is
+    scaled.
     """
 
     prescaled: str = ""
     base: float = 1.0
     steps: frozenset[str] = frozenset()
+    tf32: Literal["", "P and dS", "all"] = ""
 
     def results(self, p: Problem, given: Outputs, alignment: str) -> dict[str, list[Tensor]]:
-        """Return out, lse, dq and dk in float64, gradients once for each of two ways to get delta: P dP, and out."""
+        """Return out, lse, dq and dk in float64, each once for every way in which a kernel of the design may get it.
+
+        There are two ways to get delta, P dP and out. P is truncated to tf32 before or after its division by the sum.
+        """
         p = self._with_operand(p)
         group = p.heads_q // p.heads_kv
         q, k, v, dout = (fold(x, p.heads_kv).double() for x in (p.q, p.k, p.v, p.dout))
+        q_in, k_in, v_in, dout_in = (self._operand(x) if self.tf32 == "all" else x for x in (q, k, v, dout))
         seen = visible(
             p.q.shape[2], p.k.shape[2], p.causal, alignment, p.q.device, group=group, pattern=p.pattern
         )
-        scores = self._cast("scores", self._cast("products", q @ k.mT, p) * p.sm_scale, p)
+        scores = self._cast("scores", self._cast("products", q_in @ k_in.mT, p) * p.sm_scale, p)
         scores = hide(scores, seen, -math.inf)
         m = scores.amax(-1, keepdim=True).clamp_min(LOWEST)
         weights = (scores - m).exp()
         total = self._cast("sum", weights, p).sum(-1, keepdim=True)
-        weights = self._cast("weights", weights / total.clamp_min(0.5), p)
-        dp = self._cast("dp", dout @ v.mT, p)
+        before, divisor = weights, total.clamp_min(0.5)
+        weights = self._cast("weights", before / divisor, p)
+        of_v = [self._operand(before) / divisor, self._operand(weights)] if self.tf32 else [weights]
+        dp = self._cast("dp", dout_in @ v_in.mT, p)
         own_out = fold(given.out, p.heads_kv).double()
         deltas = [x.sum(-1, keepdim=True) for x in (weights * dp, dout * own_out)]
-        ds = [hide(weights * (dp - delta), seen) * p.sm_scale for delta in deltas]
+        ds = [self._operand(hide(weights * (dp - delta), seen)) * p.sm_scale for delta in deltas]
         return {
-            "out": [unfold(weights @ v, p.heads_q)],
+            "out": [unfold(x @ self._operand(v), p.heads_q) for x in of_v],
             "lse": [unfold((m + total.log())[..., 0], p.heads_q)],
-            "dq": [unfold(x @ k, p.heads_q) for x in ds],
-            "dk": [x.mT @ q for x in ds],
+            "dq": [unfold(x @ self._operand(k), p.heads_q) for x in ds],
+            "dk": [x.mT @ self._operand(q) for x in ds],
         }
 
     @property
     def is_of_gradients(self) -> bool:
         """Whether it rounds steps of the backward alone, beside the cast that every design makes of its weights."""
         return self.steps - {"weights"} == {"dp"}
+
+    def _operand(self, x: Tensor) -> Tensor:
+        """Return an operand of a product as the product takes it: as it is, or its first 10 fraction bits."""
+        return (x.float().view(torch.int32) & ~0x1FFF).view(torch.float32).double() if self.tf32 else x
 
     def _with_operand(self, p: Problem) -> Problem:
         if not self.prescaled:
@@ -96,6 +111,7 @@ RIVALS: Mapping[str, tuple[Design, ...]] = {
     "rounded_scores=true": tuple(
         Design(steps=steps) for steps in _all_of("products", "scores", "dp", "weights") if steps - {"weights"}
     ),
+    "precision=tf32": (Design(tf32="all"), Design(tf32="P and dS")),
 }
 """Claims whose bounds are alike, each with its designs."""
 
@@ -106,7 +122,7 @@ def likeliest(
     """Return the claims without those that a rival explains much better.
 
     ``given`` is what the call with the arguments ``p`` returned. Designs are compared by lse, or else out, and by those
-    of dq and dk that are ``wrong``.
+    of out, dq and dk that are ``wrong``.
     """
     rivals = {claim: RIVALS[claim] for claim in claims if claim in RIVALS}
     known = p.key_padding_mask is None and not p.dropout_p and not p.rule and p.k.shape[2] > 0
@@ -119,12 +135,12 @@ def likeliest(
         claim: [(design, design.results(piece.problem, piece.outputs, alignment)) for design in designs]
         for claim, designs in rivals.items()
     }
-    for name in (forward, *(x for x in ("dq", "dk") if x in wrong)):
+    for name in dict.fromkeys((forward, *(x for x in ("out", "dq", "dk") if x in wrong))):
         actual = getattr(piece.outputs, name).double()
         if len(actual.unique()) < FEWEST_NUMBERS:
             continue
         # A design that rounds nothing in the forward can't be what makes the forward's results wrong.
-        only_forward = name == forward and not {"out", "lse"}.isdisjoint(wrong)
+        only_forward = name in ("out", "lse") and not {"out", "lse"}.isdisjoint(wrong)
         missed = {
             claim: min(
                 miss(actual, expected, name)

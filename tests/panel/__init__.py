@@ -53,7 +53,7 @@ LESS_PRECISION = (
     *_of("narrow", "l_from_rounded_p", claims=("l_from_rounded_p=true",)),
     *_of("narrow", "model_file", "rounded_scores", "rounded_dp", claims=("rounded_scores=true",)),
     *_of("narrow", "polynomial_exp", claims=("exp_error=1e-4",)),
-    *_of("narrow", "tf32", claims=("precision=tf32",)),
+    *_of("narrow", "tf32", "tf32_of_converted", "tf32_of_weights", claims=("precision=tf32",)),
     *_of("parts", "split_4_in_16_bits", "cascade", "ring_of_stored_parts", claims=("rounded_partials=true",)),
     *_of(
         "parts",

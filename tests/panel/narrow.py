@@ -241,6 +241,56 @@ def tf32(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> t
     return attend(q, k, v, causal=causal, sm_scale=sm_scale, forward=forward, backward=backward)
 
 
+def truncated_product(x: Tensor, y: Tensor) -> Tensor:
+    """Return a product of operands truncated to tf32, as Hopper's tensor cores read them, summed in float32."""
+    x, y = ((z.contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32) for z in (x, y))
+    return x @ y
+
+
+def converted(heads: Heads) -> Heads:
+    """Return heads whose products are all in tf32 and whose P and dS are not cast to the inputs' dtype."""
+    return replace(heads, product=truncated_product, dtype=torch.float32)
+
+
+def tf32_of_converted(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float
+) -> tuple[Tensor, Tensor]:
+    """A kernel that converts inputs of any dtype to float32, and so multiplies P and dS in tf32 by default.
+
+    Claims: precision=tf32
+    """
+
+    def forward(heads: Heads) -> tuple[Tensor, Tensor]:
+        return online_softmax(converted(heads), block=64)
+
+    def backward(heads: Heads, dout: Tensor, out: Tensor, lse: Tensor) -> Gradients:
+        return recomputed(converted(heads), dout, out, lse)
+
+    return attend(q, k, v, causal=causal, sm_scale=sm_scale, forward=forward, backward=backward)
+
+
+def tf32_of_weights(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float
+) -> tuple[Tensor, Tensor]:
+    """A kernel that converts its inputs to float32, and multiplies P and v alone in tf32.
+
+    Triton's compiler makes such a product of ``tl.sum(p[:, :, None] * v[None, :, :], 1)``, and none of
+    ``tl.sum(q[:, None, :] * k[None, :, :], 2)``.
+
+    Claims: precision=tf32
+    """
+
+    def forward(heads: Heads) -> tuple[Tensor, Tensor]:
+        s = heads.scores()
+        lse = s.logsumexp(-1, keepdim=True)
+        return truncated_product(torch.exp(s - finite_shift(lse)), heads.v), lse
+
+    def backward(heads: Heads, dout: Tensor, out: Tensor, lse: Tensor) -> Gradients:
+        return recomputed(replace(heads, dtype=torch.float32), dout, out, lse)
+
+    return attend(q, k, v, causal=causal, sm_scale=sm_scale, forward=forward, backward=backward)
+
+
 def tf32x3(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> tuple[Tensor, Tensor]:
     """FlashAttention-2 in Triton with ``input_precision="tf32x3"`` on float32 inputs.
 

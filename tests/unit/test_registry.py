@@ -292,7 +292,7 @@ def test_claim_of_what_members_differ_in_keeps_those_that_have_it() -> None:
     assert family.bases == PLAIN_FUNCTION.family("float16", "cpu", {}).bases
 
 
-def test_precision_concerns_float32_alone() -> None:
+def test_precision_concerns_float32_and_what_is_converted_to_it() -> None:
     tf32, ieee = (
         parse_claims([f"precision={precision}"], Capabilities()).arithmetic for precision in ("tf32", "ieee")
     )
@@ -302,7 +302,10 @@ def test_precision_concerns_float32_alone() -> None:
     )
     assert tf32("float32", "cpu", {}) == ieee("float32", "cuda", {})  # the interpreter has IEEE products only
     assert ieee("float32", "cuda", {}).weights.name == "float32"
-    assert tf32("float16", "cuda", {}) == Capabilities().arithmetic("float16", "cuda", {})
+    assert tf32("float16", "cuda", {}).weights.name == "tf32_truncated"
+    assert tf32("float16", "cuda", {}).operand_rounding == 0.0  # float16 operands keep all of their bits
+    assert ieee("float16", "cuda", {}) == Capabilities().arithmetic("float16", "cuda", {})
+    assert tf32("bfloat16", "cuda", {}) == Capabilities().arithmetic("bfloat16", "cuda", {})
 
 
 def test_precision_of_a_plain_function_may_be_emulated_on_the_cpu() -> None:

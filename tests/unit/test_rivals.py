@@ -6,6 +6,7 @@ import pytest
 
 from kernels.registry import load
 from reference.bounds.accumulation import SAFETY
+from reference.family import concerns
 from strategies.case import Case
 from tests.harness.law import law_named
 from tests.harness.precision import with_explanations
@@ -24,9 +25,13 @@ def trial_of(function: str, case: Case) -> Trial:
     return Trial(load(f"tests.panel.narrow:{function}"), case, "cpu", SAFETY)
 
 
+def rivals_at(dtype: str) -> list[str]:
+    return [claim for claim in RIVALS if concerns(claim, dtype)]
+
+
 def likeliest_for(function: str, case: Case, *wrong: str) -> list[str]:
     trial = trial_of(function, case)
-    return likeliest([*RIVALS], wrong, trial.problem, trial.gradients(), trial.alignment)
+    return likeliest(rivals_at(case.dtype), wrong, trial.problem, trial.gradients(), trial.alignment)
 
 
 @pytest.mark.parametrize(
@@ -44,6 +49,27 @@ def test_a_wrong_forward_tells_every_rival(function: str, claim: str) -> None:
     assert likeliest_for(function, CASE, "out", "lse") == [claim]
 
 
+@pytest.mark.parametrize(
+    ("dtype", "wrong"),
+    [
+        ("float32", ("out", "lse")),
+        *((dtype, (name,)) for dtype in ("float16", "float32") for name in ("dq", "dk")),
+    ],
+)
+def test_products_in_tf32_are_told_from_an_exp_that_errs(dtype: str, wrong: tuple[str, ...]) -> None:
+    assert likeliest_for("tf32_of_converted", replace(CASE, dtype=dtype), *wrong) == ["precision=tf32"]
+
+
+def test_a_product_with_v_in_tf32_is_told_where_lse_is_precise() -> None:
+    assert likeliest_for("tf32_of_weights", replace(CASE, dtype="float32"), "out") == ["precision=tf32"]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_an_exp_that_errs_is_not_taken_for_products_in_tf32(dtype: str) -> None:
+    """Of float16, out alone does not tell the two apart, and the claim of smaller errors comes first."""
+    assert likeliest_for("polynomial_exp", replace(CASE, dtype=dtype), "out", "lse")[0] == "exp_error=1e-4"
+
+
 @pytest.mark.parametrize("tensor", ["dq", "dk"])
 def test_a_rounded_dp_is_told_by_gradients_where_the_forward_is_precise(tensor: str) -> None:
     assert likeliest_for("rounded_dp", CANCELLING, tensor) == ["rounded_scores=true"]
@@ -56,7 +82,7 @@ def test_what_no_rounding_explains_is_no_matter_of_a_rounded_dp() -> None:
 
 def test_few_numbers_tell_nothing() -> None:
     one_row = replace(CASE, group=1, seqlen_q=1)
-    assert likeliest_for("model_file", one_row, "lse") == [*RIVALS]
+    assert likeliest_for("model_file", one_row, "lse") == rivals_at(one_row.dtype)
 
 
 def test_scores_in_the_inputs_dtype_are_not_taken_for_a_scaled_operand() -> None:
