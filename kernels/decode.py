@@ -27,7 +27,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.contract import AttentionKernel, Capabilities, flash_arithmetic
+from kernels.contract import FP8_SCALES, AttentionKernel, Capabilities, flash_arithmetic
 from kernels.flash_v2 import attend, normalise
 from kernels.fp8 import check_fp8
 from kernels.launching import check_settings, is_aligned, launch, padded_head_dim, row_strides
@@ -63,6 +63,7 @@ def _split_kernel(
     page_size,
     k_scale,
     v_scale,
+    stride_scale,
     stride_qb: tl.int64,
     stride_qh: tl.int64,
     stride_qm: tl.int64,
@@ -81,6 +82,7 @@ def _split_kernel(
     splits,
     scale_log2,
     CAUSAL: tl.constexpr,
+    SCALED_BY: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     MASK_COLS: tl.constexpr,
     ALIGNED: tl.constexpr,
@@ -128,7 +130,10 @@ def _split_kernel(
     end = tl.minimum((split + 1) * tiles_k // splits, tiles_seen)
     whole = tl.minimum(tl.maximum(whole, first), end)
 
-    if k_scale is not None:
+    page_scales = None
+    if SCALED_BY == "page":
+        page_scales = (k_scale + head_kv, v_scale + head_kv, stride_scale)
+    if SCALED_BY == "head":
         scale_log2 *= tl.load(k_scale + head_kv)
     q_tile = load_tile(q_ptrs, in_rows, in_cols, True, MASK_COLS)
     acc, m_i, l_i = attend(
@@ -154,9 +159,10 @@ def _split_kernel(
         pages=None
         if block_table is None
         else (block_table + batch * stride_table, page_size, stride_kb, stride_kn, stride_vb, stride_vn),
+        page_scales=page_scales,
     )
     out_tile, lse_rows = normalise(acc, m_i, l_i)
-    if v_scale is not None:
+    if SCALED_BY == "head":
         out_tile *= tl.load(v_scale + head_kv)
     out_rows = ((split * batches + batch) * heads_kv * group + heads_q) * seqlen_q + queries
     store_tile(tile_pointers(out, out_rows, head_dim, cols, ALIGNED), out_tile, in_rows, in_cols, MASK_COLS)
@@ -305,7 +311,8 @@ def forward(
     belong to one sequence alone. On a GPU, those for which a cache has no room are left out.
 
     With k_scale and v_scale (heads_kv,) float32, k and v are float8_e4m3fn, and stand for their products with the scale
-    of their head. They are cast to q's dtype, which is exact; scores and out are then multiplied by the scales.
+    of their head. They are cast to q's dtype, which is exact; scores and out are then multiplied by the scales. Beside
+    a block_table, scales may also be (pages, heads_kv): each key and value is multiplied by that of its page, and cast.
 
     Raises:
         TypeError, ValueError: a cache_seqlens, block_table, k_new, v_new, k_scale or v_scale of another type, shape,
@@ -315,9 +322,9 @@ def forward(
 
     ``LAUNCH`` has the launch settings; without ``splits``, there is one split for every ``KEYS_PER_SPLIT`` keys.
     """
-    stored = None
+    stored, scaled_by = None, "none"
     if k_scale is not None or v_scale is not None:
-        check_scales(k_scale, v_scale, k)
+        scaled_by = check_scales(k_scale, v_scale, k, paged=block_table is not None)
         check_fp8(q)
         stored = torch.float8_e4m3fn
     check_inputs(q, k, v, causal, sm_scale, paged=block_table is not None, stored=stored)
@@ -367,10 +374,11 @@ def forward(
         _split_kernel,
         batch * heads_kv * triton.cdiv(seqlen_q * group, constants["BLOCK_OWN"]) * splits,
         *(q, k, v, partial_out, partial_lse, cache_seqlens, block_table, stride_table, page_size),
-        *(k_scale, v_scale),
+        *(k_scale, v_scale, 0 if k_scale is None else k_scale.stride(0)),
         *row_strides(q, k, v),
         *(batch, heads_kv, group, seqlen_q, seqlen_k, head_dim, splits, sm_scale * LOG2E.value),
         CAUSAL=causal,
+        SCALED_BY=scaled_by,
         ALIGNED=is_aligned(q, k, v, out, partial_out),
         **constants,
     )
@@ -424,7 +432,7 @@ KERNEL = AttentionKernel(
         batch_invariant=True,
         ragged=("cache", "paged", "append"),
         page_sizes=PAGE_SIZES,
-        fp8_cache=("head",),
+        fp8_cache=FP8_SCALES,
         launch=LAUNCH,
         arithmetic=_arithmetic,
     ),

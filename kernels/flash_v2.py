@@ -64,6 +64,7 @@ from kernels.tiles import (
     load_tile,
     offsets_in_pages,
     reach,
+    scales_of_pages,
     seen_range,
     slope_of_cap,
     soft_capped,
@@ -126,6 +127,7 @@ def attend(
     pages=None,
     bias_rows=None,
     in_rows=None,
+    page_scales=None,
 ):
     """Compute attention of a query tile to the key tiles from ``first`` up to ``end`` (FlashAttention-2, algorithm 1).
 
@@ -136,7 +138,8 @@ def attend(
     they are not None, change the scores of the head and their sum, in base 2; diagonal[i] is the key at distance 0 of
     row i. With ``pages``, which are as in ``tiles.offsets_in_pages``, k_ptrs and v_ptrs point to row 0 of page 0, once
     for each of ``keys``. ``bias_rows``, if they are not None, point to what is added to the score of each row and
-    key 0, and ``in_rows`` says which rows there are. Keys and values are cast to the dtype of the query tile, which has
+    key 0, and ``in_rows`` says which rows there are. With ``page_scales``, which are as in ``tiles.scales_of_pages``,
+    keys and values are multiplied by the scales of their pages. They are cast to the dtype of the query tile, which has
     to hold all their numbers.
 
     Returns the accumulator (BLOCK_ROWS, HEAD_DIM), still to be divided by the sum, the maximum of the scores
@@ -159,6 +162,9 @@ def attend(
             if pages is not None:
                 k_offset, v_offset = offsets_in_pages(pages, start_n + keys, in_tile)
             k_tile = load_tile(advance(k_ptrs, k_offset, ALIGNED), in_tile, in_cols, cut, MASK_COLS)
+            if page_scales is not None:
+                k_factors, v_factors = scales_of_pages(pages, page_scales, start_n + keys, in_tile)
+                k_tile = k_tile.to(tl.float32) * k_factors
             k_tile = k_tile.to(q_tile.dtype)
             scores = dot(q_tile, tl.trans(k_tile), None, PRECISION) * scale_log2
             if softcap is not None:
@@ -176,6 +182,8 @@ def attend(
             if dropout is not None:
                 p *= dropout_factors(dropout, 0, rows[:, None], start_n + keys[None, :])
             v_tile = load_tile(advance(v_ptrs, v_offset, ALIGNED), in_tile, in_cols, cut, MASK_COLS)
+            if page_scales is not None:
+                v_tile = v_tile.to(tl.float32) * v_factors
             v_tile = v_tile.to(q_tile.dtype)
             acc = dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None], PRECISION)
     return acc, m_i, l_i

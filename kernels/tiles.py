@@ -90,6 +90,20 @@ def offsets_in_pages(pages, keys, in_keys):
 
 
 @triton.jit
+def scales_of_pages(pages, scales, keys, in_keys):
+    """Return the scales of the pages that hold ``keys``, for k and for v, (keys, 1) float32 each; 0 outside in_keys.
+
+    ``pages`` is as in ``offsets_in_pages``, and ``scales`` points to that of page 0 for k and for v, with the elements
+    from one page to the next.
+    """
+    k_scale, v_scale, stride = scales
+    page = tl.load(pages[0] + keys // pages[1], mask=in_keys, other=0).to(tl.int64)
+    k_scales = tl.load(k_scale + page * stride, mask=in_keys, other=0.0)
+    v_scales = tl.load(v_scale + page * stride, mask=in_keys, other=0.0)
+    return k_scales[:, None], v_scales[:, None]
+
+
+@triton.jit
 def load_tile(pointers, in_rows, in_cols, MASK_ROWS: tl.constexpr, MASK_COLS: tl.constexpr):
     """Load a tile, with 0 outside of in_rows if ``MASK_ROWS``, and outside of in_cols if ``MASK_COLS``."""
     if MASK_ROWS and MASK_COLS:

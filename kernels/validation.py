@@ -165,16 +165,21 @@ def check_lengths(name: str, lengths: Tensor, count: int, q: Tensor) -> None:
     check_like(name, lengths, "q", q, (count,), torch.int32)
 
 
-def check_scales(k_scale: Tensor | None, v_scale: Tensor | None, k: Tensor) -> None:
-    """Check the scales of keys and values in 8 bits, float32, contiguous and on the device of k: (heads_kv,) each."""
+def check_scales(k_scale: Tensor | None, v_scale: Tensor | None, k: Tensor, *, paged: bool) -> str:
+    """Check the scales of 8-bit keys and values, and return whether there is one for each "head" or "page".
+
+    They are float32, contiguous and on the device of k: (heads_kv,) or, if k is ``paged``, also (pages, heads_kv).
+    """
+    of_pages = paged and isinstance(k_scale, Tensor) and k_scale.ndim == 2
     for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
         if not isinstance(scale, Tensor):
             raise TypeError(
                 f"{name}: got {type(scale).__name__}, expected a torch.Tensor: k_scale and v_scale go together"
             )
-        check_like(name, scale, "k", k, (k.shape[1],), torch.float32)
+        check_like(name, scale, "k", k, k.shape[:2] if of_pages else k.shape[1:2], torch.float32)
         if not scale.is_contiguous():
             raise ValueError(f"{name}: got strides {scale.stride()}, expected it to be contiguous")
+    return "page" if of_pages else "head"
 
 
 def check_new(k_new: Tensor | None, v_new: Tensor | None, k: Tensor, batch: int, *, has_lengths: bool) -> int:

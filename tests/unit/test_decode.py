@@ -166,10 +166,25 @@ def test_8_bit_keys_and_values_are_multiplied_by_the_scales_of_their_heads(split
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
+def test_8_bit_pages_are_multiplied_by_their_own_scales() -> None:
+    options: dict[str, Any] = {"causal": True, "sm_scale": 0.3, "splits": 2}
+    scales = 2.0 ** torch.arange(12, device=DEVICE).view(6, 2).sub(6)
+    pages = {name: PAGED[name].to(torch.float8_e4m3fn) for name in ("k", "v")}
+    found = forward(Q, **{**PAGED, **pages}, k_scale=scales, v_scale=scales.flip(0), **options)
+    meant = {
+        name: pages[name].float() * x[..., None, None] for name, x in (("k", scales), ("v", scales.flip(0)))
+    }
+    expected = forward(Q, **{**PAGED, **meant}, **options)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
         ({"v_scale": None}, TypeError, "v_scale: got NoneType, expected a torch.Tensor"),
+        ({"k_scale": None}, TypeError, "k_scale: got NoneType, expected a torch.Tensor"),
+        ({"k_scale": SCALES.expand(2, 2)}, ValueError, r"k_scale: got shape \(2, 2\), expected \(2,\)"),
         ({"k_scale": SCALES[:1]}, ValueError, r"k_scale: got shape \(1,\), expected \(2,\)"),
         (
             {"k_scale": SCALES.double()},
