@@ -24,6 +24,8 @@ LAYOUTS = ("contiguous", "bnhd", "packed", "gap", "offset", "expanded", "expande
 BIASES = ("full", "of_heads", "of_batch", "shared", "of_keys")
 FP8_SCALES = ("head", "page")
 """What has a scale of its own in a cache of 8-bit numbers."""
+ROTARY = ("halves", "interleaved")
+"""The ways in which columns are paired that are rotated by positions."""
 GRADIENTS = ("dq", "dk", "dv", "dbias")
 OUTPUTS = ("out", "lse", *GRADIENTS)
 SMALLEST_NORMAL = {"float16": 2.0**-14, "bfloat16": 2.0**-126}
@@ -313,6 +315,22 @@ class Capabilities:
         Scales are powers of two, so that each product is exact in q's dtype. They are not passed in other calls.""",
         subset(FP8_SCALES, none=()),
         keywords=lambda claimed: ("k_scale", "v_scale") if claimed else (),
+    )
+    rotary: tuple[str, ...] = claim(
+        (),
+        """The ways to pair columns with which `forward` and `backward` rotate q and k by positions before anything else
+        (rotary position embedding). They take `rotary_cos` and `rotary_sin`, contiguous tensors (positions, rotary_dim
+        // 2) of q's dtype that hold any angles, and the bool `rotary_interleaved`. Of the first `rotary_dim` columns,
+        which is an even number, each pair (x1, x2) becomes (x1 cos - x2 sin, x2 cos + x1 sin) by the tables' row of its
+        position; the other columns stay. With `halves`, where `rotary_interleaved` is False, column c is paired with
+        c + rotary_dim // 2; with `interleaved`, column 2c with 2c + 1. Key j has position j, and query i has `i +
+        seqlen_k - seqlen_q` (with `causal_alignment=top_left`, i), which is never negative. Gradients are those of the
+        q and k that are passed, before the rotation. With `append` of `ragged`, calls may have these tables too:
+        queries, which have positions by the keys of their sequence, and new keys are rotated, and the rotated keys are
+        written; what is in the cache already is not rotated again. Tables have a row for each key at least, and then
+        for each key that the cache has room for. They are not passed in other calls.""",
+        subset(ROTARY, none=()),
+        keywords=lambda claimed: ("rotary_cos", "rotary_sin", "rotary_interleaved") if claimed else (),
     )
     backward: bool = claim(True, "The kernel gives gradients of q, k and v.", BOOLEAN)
     lse: bool = claim(

@@ -27,6 +27,12 @@ BLOCK_ELEMENTS = 2**22
 WHOLE: Mapping[str, str] = {}
 """No expressions: the outputs are those of a call as they are."""
 
+Moved = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""A function of what is expected of a tensor and its bound, which returns both for what a kernel gives instead."""
+
+AS_THEY_ARE: Mapping[str, Moved] = {}
+"""A kernel gives each tensor as it is expected."""
+
 Breach = tuple[OutOfBounds, list[ComparedTensor]]
 """How checks were broken, and the tensors that were compared then."""
 
@@ -94,14 +100,21 @@ def exact_of(trial: Trial, p: Problem) -> Exact:
     )
 
 
-def judge(trial: Trial, p: Problem, o: Outputs, expressions: Mapping[str, str] = WHOLE) -> None:
+def judge(
+    trial: Trial,
+    p: Problem,
+    o: Outputs,
+    expressions: Mapping[str, str] = WHOLE,
+    moved: Mapping[str, Moved] = AS_THEY_ARE,
+) -> None:
     """Judge everything that a call returned by both rules: one design has to explain all of it.
 
     Gradients are judged at the kernel's own out and lse where they follow from them. ``expressions`` say, by tensor,
-    how an output was cut from the tensors of a call.
+    how an output was cut from the tensors of a call. ``moved`` has functions for tensors (batch, heads, rows, columns)
+    whose elements the kernel gives in other columns, such as gradients of rows that are rotated later.
     """
     for piece in pieces(p, o):
-        _Judge(trial, piece, exact_of(trial, piece.problem), expressions).judge()
+        _Judge(trial, piece, exact_of(trial, piece.problem), expressions, moved).judge()
 
 
 @dataclass(frozen=True)
@@ -112,6 +125,7 @@ class _Judge:
     piece: Piece
     exact: Exact
     expressions: Mapping[str, str]
+    moved: Mapping[str, Moved]
 
     def judge(self) -> None:
         """Raise OutOfBounds if no base of the family explains the piece, as the nearest design is."""
@@ -215,6 +229,8 @@ class _Judge:
             if name in expected:
                 as_it_is = name in ("dk", "dv", "dbias")
                 value, bound = (x if as_it_is else unfold(x, p.heads_q) for x in expected[name])
+                if name in self.moved:
+                    value, bound = self.moved[name](value, bound)
                 group = 1 if name in ("dk", "dv") else p.heads_q // max(1, p.heads_kv)
                 check = Check(
                     claim=claim.format(name),

@@ -18,7 +18,7 @@ from tests.harness.diagnose import diagnosed
 from tests.harness.explain import COMES_AND_GOES
 from tests.harness.in_common import by_scores, in_common
 from tests.harness.ordinary import ordinary_cases
-from tests.harness.plainly import NO_PLAIN_LAW, PLAIN_LAWS
+from tests.harness.plainly import NO_PLAIN_LAW, OWN_CALLS, PLAIN_LAWS
 from tests.harness.report import Failure
 from tests.harness.runs import Runs
 from tests.harness.same_lengths import TILES, with_ordinary_numbers
@@ -309,15 +309,15 @@ class NeedSearch:
 
         This is asked for a bug that needs no field. Its small cases can't tell, as they were made to show one tensor.
         Another bug that shows in every ordinary case may still hold with few rows and keys, so those are tried as well.
-        No plain law makes the calls of ``ragged``, so of that law its own cases are asked.
+        Of a law whose calls no plain law makes, its own cases are asked.
         Tensors that are wrong where this failure's own tensor is right are another bug's. Gradients that follow from
         roundings of these tensors are among them, even if they are wrong in some cases only.
         """
         finding, info = self.failure.finding, self.runs.info
         own, law = finding.tensor, self.failure.law
-        if not own or (law in NO_PLAIN_LAW and law != "ragged"):
+        if not own or (law in NO_PLAIN_LAW and law not in OWN_CALLS):
             return set()
-        law = "backward" if info.capabilities.backward and law != "ragged" else law
+        law = "backward" if info.capabilities.backward and law not in OWN_CALLS else law
         ordinary = ordinary_cases(info.capabilities, self.failure.case.dtype, self.runs.device_type)
         few = [replace(case, seqlen_q=FEWEST, seqlen_k=FEWEST) for case in ordinary[:FEW_ORDINARY]]
         claimed = [case for case in few if info.capabilities.admits(case)]

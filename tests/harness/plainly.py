@@ -14,7 +14,10 @@ from tests.harness.verdict import NUMBERS
 PLAIN_LAWS = ("forward", "backward")
 """Laws that are reported first for a bug that breaks several: they say what is wrong in the fewest words."""
 
-NO_PLAIN_LAW = ("special", "rejection", "ragged", "determinism", "memory")
+OWN_CALLS = ("ragged", "rotary")
+"""Laws whose calls have arguments that those of no plain law have, so that only these laws show what is wrong then."""
+
+NO_PLAIN_LAW = ("special", "rejection", "determinism", "memory", *OWN_CALLS)
 """Laws whose cases mean nothing to the plain laws, or that are about what lies around a call."""
 
 UNTOLD = ("rejection", "ragged", "memory", "determinism")

@@ -18,6 +18,7 @@ import torch
 
 from kernels import registry
 from kernels.contract import Capabilities
+from strategies.rotary import rotated
 from tests.harness import memory, poison, scripted
 from tests.harness.home import OWN_FOLDERS
 from tests.harness.interpreting import REPAIRED
@@ -135,7 +136,7 @@ def _ending(
         return [scripted.repeat], _repeated(*calls[f.call], f)
     appends = "k_new=" in calls[f.call][1]
     if appends and f.kind == "contract" and not f.tensor:
-        return [scripted.must_append], [f"must_append({', '.join(calls[f.call])})"]
+        return [rotated, scripted.must_append], [f"must_append({', '.join(calls[f.call])})"]
     made = "\n".join(
         ["results = [", *(f"    {function}({arguments})," for function, arguments in calls), "]"]
     )

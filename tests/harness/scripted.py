@@ -1,7 +1,8 @@
 """The functions that stand-alone scripts are made of. A script contains the source of those that it needs.
 
 So they use torch and the standard library alone, beside ``tests.harness.poison``, whose whole source a script has where
-it needs any of it. The global names that they use are assigned in the script as well, with values of its own.
+it needs any of it, and one function of ``strategies.rotary``. The global names that they use are assigned in the script
+as well, with values of its own.
 """
 
 import base64
@@ -18,6 +19,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from strategies.rotary import rotated
 from tests.harness.poison import PoisonedAllocations, behind_fence
 
 MARGIN = 4096
@@ -196,10 +198,17 @@ def must_fit(result: dict[str, Tensor]) -> None:
 def must_append(
     call: Callable[..., Any], kernel: Any, q: Tensor, k: Tensor, v: Tensor, dout: Tensor, **options: Any
 ) -> None:
-    """Exit with 1 if a call that has new keys and values does not write them into the cache, and nothing else."""
+    """Exit with 1 if a call that has new keys and values does not write them into the cache, and nothing else.
+
+    If the call has tables of quarter turns, new keys are written rotated by their positions.
+    """
     lengths, table = options["cache_seqlens"].tolist(), options.get("block_table")
-    wanted = [k.clone(), v.clone()]
-    for cache, added in zip(wanted, (options["k_new"], options["v_new"]), strict=True):
+    k_new, wanted = options["k_new"], [k.clone(), v.clone()]
+    if "rotary_cos" in options:
+        tables = (options[name] for name in ("rotary_cos", "rotary_sin"))
+        cos, sin = (torch.stack([x[n : n + k_new.shape[2]] for n in lengths])[:, None] for x in tables)
+        k_new = rotated(k_new, cos, sin, options["rotary_interleaved"])
+    for cache, added in zip(wanted, (k_new, options["v_new"]), strict=True):
         for b, key in ((b, key) for b in range(len(added)) for key in range(added.shape[2])):
             page, row = divmod(lengths[b] + key, cache.shape[2])
             cache[b if table is None else int(table[b, page]), :, row] = added[b, :, key]
@@ -221,8 +230,8 @@ def must_be_refused(call: Callable[..., Any], *args: Any, **options: Any) -> Non
 
 
 def must_be_unchanged(before: list[Tensor]) -> None:
-    """Exit with 1 if an input, or the memory around it, has changed."""
-    pairs = zip(watched, before, strict=True)
+    """Exit with 1 if an input that was there before the calls, or the memory around it, has changed."""
+    pairs = zip(watched, before, strict=False)
     if not all(torch.allclose(x.float(), y.float(), rtol=0.0, atol=0.0, equal_nan=True) for x, y in pairs):
         sys.exit("an input, or what lies around it, was written to")
     print("right")

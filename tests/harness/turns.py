@@ -32,6 +32,7 @@ CHEAP_FIRST = (
     "rejection",
     "identities",
     "composition",
+    "rotary",
     "ragged",
     "memory",
     "invariance",

@@ -22,7 +22,7 @@ WEIGHED = (
     *("special", "exact", "identities", "rejection"),
     *("forward", "backward", "memory", "invariance"),
     *("special", "exact", "identities", "composition"),
-    *("forward", "backward", "determinism", "ragged"),
+    *("forward", "backward", "determinism", "ragged", "rotary"),
 )
 """Laws, repeated by how often they are tried: forward and backward catch most, at a tenth of determinism's cost."""
 

@@ -23,8 +23,10 @@ from tests.panel import (
     planted_masks,
     planted_packed,
     planted_pages,
+    planted_rotated,
     planted_scores,
     planted_v_head_dim,
+    rotated,
     scores,
 )
 
@@ -38,6 +40,9 @@ CLAIMS = {
     "tests.panel.packed:eager": packed.CLAIMS,
     "tests.panel.paged:eager": paged.CLAIMS,
     "tests.panel.paged:tiled": paged.CLAIMS,
+    "tests.panel.rotated:eager": rotated.CLAIMS,
+    "tests.panel.rotated:fused": rotated.CLAIMS,
+    "tests.panel.rotated:appended": rotated.APPENDED,
     "tests.panel.scores:eager": scores.CLAIMS,
     "tests.panel.scores:expanded": scores.CLAIMS,
     "tests.panel.scores:gated": scores.CLAIMS,
@@ -68,6 +73,7 @@ PLANTED = {
         planted_appended,
         planted_eight_bits,
         planted_packed,
+        planted_rotated,
     )
     for bug in module.PLANTED
 }
@@ -134,6 +140,7 @@ def test_every_claim_has_five_planted_bugs() -> None:
             *planted_v_head_dim.CLAIMS,
             *lse_forms.BOTH,
             *eight_bits.OF_PAGES,
+            *rotated.APPENDED,
         )
     }
     assert all(sum(bug.part == claim for bug in PLANTED.values()) >= 5 for claim in claims)

@@ -5,7 +5,8 @@ keys, or sequences packed end to end; what is in a cache may be 8-bit numbers wi
 gradients of each sequence are within the bound of float64. Lengths are 0, 1, close to whole tiles or pages, random, or
 the full length. Catches lengths, offsets, pages or scales of another sequence, rows and keys of the neighbour, a causal
 corner or a window that is that of the longest, empty sequences, what lies in a cache behind its last key, and new keys
-that are written elsewhere or not seen.
+that are written elsewhere or not seen. Where ``rotary`` is claimed too, half of the calls that append keys have the
+kernel rotate them and the queries.
 
 Patterns of masks, soft-caps, ALiBi and sinks are drawn with it, and each sequence has them as if it were alone: the
 diagonal of its query i is ``i + seqlen_k - seqlen_q`` by its own lengths. Key padding masks are drawn too, but for keys
@@ -28,6 +29,7 @@ from strategies.case import DEFAULT_BLOCK
 from strategies.eight_bits import quantised
 from strategies.layouts import bits
 from strategies.pages import Pages, in_pages, one_page_each
+from strategies.rotary import drawn, rows_from
 from tests.harness.judge import judge
 from tests.harness.law import law
 from tests.harness.trial import Outputs, Problem, Trial
@@ -90,8 +92,8 @@ def in_8_bits(
 def appended(trial: Trial, p: Problem, chance: random.Random) -> None:
     """Have the kernel append the same number of new keys to each sequence, in place of NaN or ones.
 
-    The cache is in pages or not, as far as that is claimed. Afterwards it must hold the new keys, and everything else
-    as it was. That is judged first, since results follow from it.
+    The cache is in pages or not, as far as that is claimed. Afterwards it must hold the new keys, rotated if the call
+    has them rotated, and everything else as it was. That is judged first, since results follow from it.
     """
     p, claimed = with_every_key_seen(p), trial.kernel.capabilities.ragged
     most = p.k.shape[2]
@@ -113,17 +115,39 @@ def appended(trial: Trial, p: Problem, chance: random.Random) -> None:
     rest = chance.choice((math.nan, 1.0))
     for b, keys in enumerate(last):
         pages.fill(b, keys, rest)
+    q, k_new, tables = to_be_rotated(trial, p.q, k_new, pages, lengths, chance)
     before = int32([n - new for n in lengths], p.q.device)
     tensors = {"cache_seqlens": before, "k_new": k_new, "v_new": v_new}
     table = {"block_table": pages.block_table} if in_a_pool else {}
-    trial = trial.with_launch({**trial.launch, **tensors, **table})
-    outputs = trial.forward(replace(p, k=pages.k, v=pages.v))
+    trial = trial.with_launch({**trial.launch, **tensors, **table, **tables})
+    outputs = trial.forward(replace(p, q=q, k=pages.k, v=pages.v))
     cache = {"k": (whole[0], pages.k), "v": (whole[1], pages.v)}
+    if tables:  # rotating may add 0 to -0
+        cache["k"] = whole[0] + 0.0, pages.k + 0.0
     wrong = tuple(name for name, pair in cache.items() if not torch.equal(*map(bits, pair)))
     if wrong:
         claim = "after the call the cache has the new rows behind the old ones, and is else as it was, but it differs"
         trial.fail(claim, kind="contract", call=outputs.call, detail=f"wrong in {' and '.join(wrong)}")
     each_alone(trial, outputs, sequences)
+
+
+def to_be_rotated(
+    trial: Trial, q: Tensor, k_new: Tensor, pages: Pages, lengths: list[int], chance: random.Random
+) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    """Return queries and new keys, and the keywords by which the kernel rotates them to what they are here.
+
+    Half of the calls have such keywords, if they are claimed and no position is negative.
+    """
+    is_top_left = trial.alignment == "top_left"
+    pairings, rows, new = trial.kernel.capabilities.rotary, q.shape[2], k_new.shape[2]
+    is_possible = q.shape[3] > 1 and (is_top_left or min(lengths) >= rows)
+    if not pairings or not is_possible or chance.random() < 0.5:
+        return q, k_new, {}
+    room = pages.block_table.shape[1] * pages.k.shape[2]
+    rotation = drawn(q, max(room, rows), chance.choice(pairings), chance)
+    of_q = rows_from([0 if is_top_left else n - rows for n in lengths], rows, q.device)
+    of_new = rows_from([n - new for n in lengths], new, q.device)
+    return rotation.back(q, of_q), rotation.back(k_new, of_new), rotation.options
 
 
 def with_every_key_seen(p: Problem) -> Problem:

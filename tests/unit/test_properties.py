@@ -10,11 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.contract import AttentionKernel
+from kernels.contract import ROTARY, AttentionKernel
 from kernels.flash_v2 import KERNEL as FLASH_V2
 from reference.bounds.accumulation import SAFETY
 from strategies.case import Case, Spike
 from strategies.cases import cases
+from strategies.rotary import Rotation, rows_from
 from tests.harness import drawing
 from tests.harness.law import law_named
 from tests.harness.trial import LawBroken, Trial
@@ -68,10 +69,41 @@ class Cached(Sound):
         return cache_seqlens.tolist()
 
 
+class Rotating(Sound):
+    """A sound kernel that rotates q and k by their positions, where it is given tables."""
+
+    def kernel(self) -> AttentionKernel:
+        return replace(super().kernel(), capabilities=replace(CLAIMS, rotary=ROTARY))
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Pair:
+        if "rotary_cos" in options:
+            rotation, (of_q, of_k) = rotation_of(options), self.positions(q, k)
+            q, k = rotation.forth(q, of_q), rotation.forth(k, of_k)
+        return super().forward(q, k, v, **options)
+
+    def backward(self, dout: Tensor, q: Tensor, k: Tensor, *args: Tensor, **options: Any) -> Triple:
+        if "rotary_cos" not in options:
+            return super().backward(dout, q, k, *args, **options)
+        rotation, (of_q, of_k) = rotation_of(options), self.positions(q, k)
+        turned = rotation.forth(q, of_q), rotation.forth(k, of_k)
+        dq, dk, dv = super().backward(dout, *turned, *args, **options)
+        return rotation.back(dq, of_q), rotation.back(dk, of_k), dv
+
+    def positions(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the positions of the rows of q and of k."""
+        of_q = rows_from([k.shape[2] - q.shape[2]], q.shape[2], q.device)
+        return of_q, rows_from([0], k.shape[2], k.device)
+
+
+def rotation_of(options: dict[str, Any]) -> Rotation:
+    """Take the tables out of the options of a call, and return them."""
+    return Rotation(*map(options.pop, ("rotary_cos", "rotary_sin", "rotary_interleaved")))
+
+
 @pytest.mark.parametrize("dtype", CLAIMS.dtypes)
 @pytest.mark.parametrize("law", LAWS)
 def test_law_holds_for_a_sound_kernel(law: str, dtype: str) -> None:
-    kernel = Cached if law == "ragged" else Sound
+    kernel = {"ragged": Cached, "rotary": Rotating}.get(law, Sound)
     assert failure(law, kernel().kernel, dtype) == ""
 
 
@@ -182,6 +214,14 @@ class LengthOfTheFirst(Cached):
         return cache_seqlens[:1].tolist() * len(cache_seqlens)
 
 
+class QueriesFromZero(Rotating):
+    """Counts the positions of queries from 0 in a call with tables, however many keys there are."""
+
+    def positions(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        _, of_k = super().positions(q, k)
+        return rows_from([0], q.shape[2], q.device), of_k
+
+
 class TilesSkipped(Sound):
     """Skips a tile of dout if its first columns are 0, as if it had no rows."""
 
@@ -206,6 +246,7 @@ BUGS: dict[str, tuple[type[Sound], str]] = {
     "special": (NanToZero, "bfloat16"),
     "rejection": (DtypesMixed, "float16"),
     "ragged": (LengthOfTheFirst, "float16"),
+    "rotary": (QueriesFromZero, "float16"),
 }
 """For each law, a bug that no other law catches, and a dtype in which it shows."""
 
