@@ -86,8 +86,8 @@ def attribute(broken: Broken, bugs: Sequence[Bug], run: Try, capabilities: Capab
     another bug is in the case, and the search goes on without the first. Tensors that the bug is not known to spoil
     are judged once more by themselves. If it turns out that the bug spoils them too, the bug that is blamed has them.
     A bug that makes out wrong does not explain what is wrong where out is right, one that shows with finite numbers
-    does not explain what NaN or infinity makes wrong, and one that only a law with numbers of its own shows does not
-    explain what another law finds. A law that sets large scores in any case meets all bugs that need them.
+    does not explain what NaN or infinity makes wrong, and one that only a law with numbers or tables of its own shows
+    does not explain what another law finds. A law that sets large scores in any case meets all bugs that need them.
     """
     outcome, remembered = Outcome(broken), cache(run)
     # Bugs that need most are the most particular, so they are tried first.
@@ -116,7 +116,7 @@ def attribute(broken: Broken, bugs: Sequence[Bug], run: Try, capabilities: Capab
 
 def _is_suspect(bug: Bug, broken: Broken, run: Try, capabilities: Capabilities) -> bool:
     """Whether a bug may be to blame for a failure, by its law, by what is wrong, and by what makes it wrong."""
-    if bug.needs_own_numbers and bug.failure.law != broken.law:
+    if not bug.may_show_under(broken.law):
         return False
     if not bug.could_break(broken.finding) or _is_of_nan(broken, bug, run):
         return False
@@ -357,6 +357,8 @@ def is_same(known: Bug, bug: Bug, run: Try, capabilities: Capabilities, others: 
     """
     if (known.is_huge and bug.is_huge) or known.keeps_state_as(bug) or bug.keeps_state_as(known):
         return True
+    if known.needs_tables != bug.needs_tables:
+        return False
     both = ((known, bug), (bug, known))
     if known.is_kin(bug) and any(_rounds_also(one, other) for one, other in both):
         return True

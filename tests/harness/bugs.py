@@ -54,6 +54,8 @@ OF_PARTS = (*SIZES, "lengths", BLIND, HEADS, SLICES, MASKED)
 """What a part of a case may have that the case has not, by the names of needs."""
 OWN_NUMBERS = (LARGE_SCORES, "special")
 """Laws that set numbers of their own, so that a case of theirs is not ordinary, whatever its fields are."""
+TABLES = "rotary"
+"""The law whose calls are those of a plain law but for tables of angles."""
 
 OF_REPEATS = ("determinism", "memory")
 """Laws that repeat one call and compare what it returns."""
@@ -244,12 +246,22 @@ class Bug:
     def is_everywhere(self) -> bool:
         """Whether it shows in every case of the dtypes that it needs, judged by the ordinary ones."""
         s, enough = self.severity, FEW_CRASHES if self.failure.finding.ends_process else ENOUGH
-        return self.needs_no_more_than_dtype and s.shown == s.tried >= enough and not self.needs_own_numbers
+        is_of_own_calls = self.needs_own_numbers or self.needs_tables
+        return self.needs_no_more_than_dtype and s.shown == s.tried >= enough and not is_of_own_calls
+
+    @property
+    def needs_tables(self) -> bool:
+        """Whether numbers are wrong in calls with tables of angles alone: without them the plain laws hold."""
+        return self.failure.law == TABLES and self.failure.finding.kind in NUMBERS
 
     @property
     def needs_own_numbers(self) -> bool:
         """Whether nothing is known to decide whether it shows but the numbers that its law sets in every case."""
         return self.failure.law in OWN_NUMBERS and not any(need.is_telling for need in self.needs)
+
+    def may_show_under(self, law: str) -> bool:
+        """Whether calls of a law may have what the bug needs, if that is more than fields of a case."""
+        return law == self.failure.law or not (self.needs_own_numbers or self.needs_tables)
 
     @property
     def needs_numbers(self) -> bool:
@@ -367,7 +379,7 @@ class Bug:
             return self.is_kin(other)
         if (origin := self.failure.finding.origin) and origin == other.failure.finding.origin:
             return True
-        if not self.is_kin(other):
+        if not self.is_kin(other) or self.needs_tables != other.needs_tables:
             return False
         if self.failure.finding.ends_process:
             return self._ends_like(other)

@@ -173,7 +173,7 @@ class KnownBugs:
         """Count a case for the bugs that always make some of these tensors wrong."""
         for bug in list(self.bugs.values()):
             shared = [tensor for tensor in beside if tensor in bug.tensors]
-            if shared and bug.needs_no_more_than_dtype and bug.is_met(case):
+            if shared and bug.needs_no_more_than_dtype and bug.may_show_under(law) and bug.is_met(case):
                 self.blame(bug, law, case, shared[0])
 
     def _told(self, bug: Bug, law: str) -> str:

@@ -246,7 +246,13 @@ class Triage:
         try:
             outcome = attribute(plainly(broken, run, capabilities), known, run, capabilities)
         except OutOfTime:
-            alike = [bug for bug in known if bug.could_break(broken.finding) and bug.is_met(broken.case)]
+            alike = [
+                bug
+                for bug in known
+                if bug.may_show_under(broken.law)
+                and bug.could_break(broken.finding)
+                and bug.is_met(broken.case)
+            ]
             outcome = Outcome(None if alike else broken, alike[:1])
         for bug in outcome.blamed:
             if bug != self.known.bugs[bug.key]:  # it makes further tensors wrong

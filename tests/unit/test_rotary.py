@@ -13,9 +13,14 @@ from kernels.registry import load
 from reference.bounds.accumulation import SAFETY
 from strategies.case import Case, Spike
 from strategies.rotary import Rotation, drawn, rotated, rows_from
+from tests.harness.attribute import Broken, attribute, is_same
+from tests.harness.bugs import Severity
 from tests.harness.law import law_named
+from tests.harness.redundant import is_redundant
+from tests.harness.sightings import Sightings
 from tests.harness.trial import LawBroken, Trial
-from tests.panel.rotated import CLAIMS
+from tests.panel import rotated as panel
+from tests.unit.bugs import CASE, CLAIMS, bug, causal, runner
 from tests.unit.running import exit_status, pytest_run
 
 CPU = torch.device("cpu")
@@ -90,7 +95,7 @@ def test_tables_vary_in_size_pairs_and_angles() -> None:
 
 def sound() -> AttentionKernel:
     """Return a sound kernel that rotates."""
-    return load("tests.panel.rotated:eager", CLAIMS)
+    return load("tests.panel.rotated:eager", panel.CLAIMS)
 
 
 def test_a_gradient_that_overflows_before_it_is_rotated_back_is_no_finding() -> None:
@@ -137,3 +142,16 @@ def test_a_script_exits_with_0_once_the_rotation_is_right(
     text = script.read_text().replace("tests.panel.planted_rotated", "tests.panel.rotated")
     script.write_text(text.replace(planted, mended))
     assert exit_status(script, tmp_path) == 0
+
+
+def test_a_bug_of_tables_explains_nothing_that_other_laws_find() -> None:
+    """In every call with tables all tensors may be wrong, and in no call without them."""
+    of_tables = replace(bug(CASE, ("out", "lse"), law="rotary"), severity=Severity(20, 20))
+    of_mask = bug(CASE, ("out",))
+    found = of_mask.failure.finding
+    assert not of_tables.is_everywhere
+    run = runner(causal)
+    assert attribute(Broken("forward", CASE, found), [of_tables], run, CLAIMS).blamed == []
+    assert attribute(Broken("rotary", CASE, found), [of_tables], run, CLAIMS).blamed == [of_tables]
+    assert not is_same(of_tables, of_mask, run, CLAIMS)
+    assert not is_redundant(of_mask, of_tables, Sightings(), run, CLAIMS)
