@@ -35,6 +35,7 @@ RAGGED_KEYWORDS = {
     "packed": ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"),
     "paged": ("cache_seqlens", "block_table"),
     "append": ("cache_seqlens", "k_new", "v_new"),
+    "document": ("document_ids",),
 }
 """The keywords for sequences of different lengths, by the kinds that the claim ``ragged`` has."""
 
@@ -295,10 +296,14 @@ class Capabilities:
         takes `cache_seqlens`, and `k_new` and `v_new`, (batch, heads_kv, new, head_dim) like k and v: the call writes
         them into k and v, behind the first `cache_seqlens[b]` keys of each sequence b, and nothing else; sequence b
         then has `cache_seqlens[b] + new` keys. If `paged` is claimed too, calls with a `block_table` append as well,
-        and if `cache` is not, only those. The keywords of a kind are not passed in other calls. Whatever else is
-        claimed counts the rows and keys of each sequence from 0, and the diagonal of its query i by its own lengths.
-        Beside `cache` and `packed`, a `key_padding_mask` is (batch, seqlen_k) as ever; beside `paged` and `append`
-        there is none, and `bias` and dropout are passed with no kind.""",
+        and if `cache` is not, only those. With `document`, `forward` and `backward` take `document_ids`, an int32
+        tensor (batch, seqlen), where `seqlen_q == seqlen_k`: query i of batch element b sees key j only if
+        `document_ids[b, i] == document_ids[b, j]`. The sequences of an element are its documents. The rows and keys of
+        each are adjacent and have one number, which no other document of the element has; numbers are not negative,
+        but in no order, and need not start at 0. The keywords of a kind are not passed in other calls. Whatever else
+        is claimed counts the rows and keys of each sequence from 0, and the diagonal of its query i by its own
+        lengths. Beside `cache`, `packed` and `document`, a `key_padding_mask` is (batch, seqlen_k) as ever; beside
+        `paged` and `append` there is none, and `bias` and dropout are passed with no kind.""",
         subset(tuple(RAGGED_KEYWORDS), none=()),
         keywords=_keywords_of_ragged,
     )

@@ -1,7 +1,7 @@
 """PyTorch's ``flex_attention``: compiled to Triton on CUDA; eager on the CPU, where it has no backward.
 
-Causal masks, the patterns of ``reference.mask_pattern``, key padding and sequences that are packed end to end are block
-masks, aligned bottom-right; lse comes from ``return_aux`` and is a natural logarithm.
+Causal masks, the patterns of ``reference.mask_pattern``, key padding, packed sequences and documents are block masks,
+aligned bottom-right; lse comes from ``return_aux`` and is a natural logarithm.
 
 What is done to scores is a ``score_mod``, which is given them scaled (Dong et al. 2024, arXiv 2412.05496), in the order
 of ``reference.score_rule``: soft-cap, ALiBi, bias. Sinks are the scores of one more key, whose value is 0. Models also
@@ -22,6 +22,7 @@ from torch.nn.attention.flex_attention import (
     create_block_mask,
     flex_attention,
 )
+from torch.nn.functional import pad
 
 from kernels.contract import BIASES, AttentionKernel, Capabilities, Launch, flash_arithmetic
 from kernels.pytorch import known_failures
@@ -45,9 +46,10 @@ def _attention(device_type: str) -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class _Places:
-    """Where rows and keys lie in their sequences, of which a call may have several: integer tensors.
+    """Where rows and keys lie in their sequences, of which a batch element may have several: integer tensors.
 
-    A key for the sinks, if there is one, comes after all others, in a sequence that has no rows.
+    They are (batch, length), where batch is 1 if all batch elements have the same sequences. A key for the sinks, if
+    there is one, comes after all others, in a sequence that has no rows.
 
     Attributes:
         diagonal: for each row, the place of the last key that a causal mask lets it see.
@@ -62,13 +64,35 @@ class _Places:
     of_key: Tensor
 
     @classmethod
-    def of(cls, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, seqlen_q: int, keys: int) -> "_Places":
-        """Return the places in sequences that begin at ``cu_seqlens_q`` and ``cu_seqlens_k``."""
-        row, key = (torch.arange(n, device=cu_seqlens_q.device) for n in (seqlen_q, keys))
-        of_row = torch.searchsorted(cu_seqlens_q[1:], row, right=True)
-        of_key = torch.searchsorted(cu_seqlens_k[1:], key, right=True)
-        diagonal = row - cu_seqlens_q[1:][of_row] + cu_seqlens_k.diff()[of_row]
-        return cls(diagonal, key - cu_seqlens_k[of_key], of_row, of_key)
+    def of(cls, starts_q: Tensor, starts_k: Tensor, seqlen_q: int, keys: int) -> "_Places":
+        """Return the places in sequences that begin at ``starts_q`` and ``starts_k``, (batch, sequences + 1)."""
+        row, key = (
+            torch.arange(n, device=starts_q.device).repeat(len(starts_q), 1) for n in (seqlen_q, keys)
+        )
+        ends_q, ends_k = (starts[:, 1:].contiguous() for starts in (starts_q, starts_k))
+        of_row, of_key = (
+            torch.searchsorted(ends, at, right=True) for ends, at in ((ends_q, row), (ends_k, key))
+        )
+        diagonal = row - ends_q.gather(1, of_row) + starts_k.diff().gather(1, of_row)
+        return cls(diagonal, key - starts_k.gather(1, of_key), of_row, of_key)
+
+    def of_each(self, batch: int) -> "_Places":
+        """Return copies with a row for each of the batch elements, whether these have the same sequences or not.
+
+        So a function that reads them is compiled once for both.
+        """
+        return _Places(*(getattr(self, x.name).repeat(batch // len(self.place), 1) for x in fields(self)))
+
+
+def _starts(document_ids: Tensor) -> Tensor:
+    """Return where the documents of each batch element begin, in order; all other entries are its length.
+
+    For ids (batch, seqlen) it is (batch, seqlen + 1), because there may be as many documents as rows.
+    """
+    seqlen = document_ids.shape[1]
+    row = torch.arange(seqlen, device=document_ids.device)
+    goes_on = pad(document_ids[:, 1:] == document_ids[:, :-1], (1, 0))
+    return pad(torch.where(goes_on, seqlen, row).sort(-1).values, (0, 1), value=seqlen)
 
 
 def _causal_mask(seqlen_q: int, seqlen_k: int, device: torch.device) -> BlockMask:
@@ -82,26 +106,32 @@ def _causal_mask(seqlen_q: int, seqlen_k: int, device: torch.device) -> BlockMas
 
 
 def _mask(
-    places: _Places, seqlen_k: int, causal: bool, pattern: MaskPattern, key_padding_mask: Tensor | None
+    places: _Places,
+    batch: int,
+    seqlen_k: int,
+    causal: bool,
+    pattern: MaskPattern,
+    key_padding_mask: Tensor | None,
 ) -> BlockMask:
     """Return any mask of ``seqlen_k`` keys; a key after these, which is for the sinks, is seen by every row."""
-    diagonal, place, of_row, of_key = (getattr(places, x.name) for x in fields(places))
-    seqlen_q, keys, device = len(diagonal), len(place), place.device
+    each = places.of_each(batch)
+    diagonal, place, of_row, of_key = (getattr(each, x.name) for x in fields(each))
+    seqlen_q, keys, device = diagonal.shape[1], place.shape[1], place.device
     is_seen, end = sees(causal, pattern, seqlen_q + keys, device), torch.tensor(seqlen_k, device=device)
 
     def visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        is_own = of_row[query] == of_key[key]
-        return (is_own & is_seen(diagonal[query], place[key])) | (key >= end)
+        is_own = of_row[batch, query] == of_key[batch, key]
+        return (is_own & is_seen(diagonal[batch, query], place[batch, key])) | (key >= end)
 
     if key_padding_mask is None:
-        return create_block_mask(visible, None, None, seqlen_q, keys, device=device)
-    attended = torch.nn.functional.pad(key_padding_mask, (0, keys - seqlen_k), value=True)
+        masks = batch if len(places.place) > 1 else None
+        return create_block_mask(visible, masks, None, seqlen_q, keys, device=device)
+    attended = pad(key_padding_mask, (0, keys - seqlen_k), value=True)
 
     def attends(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return attended[batch, key]
 
-    both = and_masks(visible, attends)
-    return create_block_mask(both, len(attended), None, seqlen_q, keys, device=device)
+    return create_block_mask(and_masks(visible, attends), batch, None, seqlen_q, keys, device=device)
 
 
 def _score_mod(
@@ -119,7 +149,8 @@ def _score_mod(
     is read by its strides, which are 0 along dimensions that it does not have.
     """
     # No tensor stands for two, in a mask and here: Dynamo guards on that too, and raised AttributeError as it did.
-    diagonal, place = places.diagonal.clone(), places.place.clone()
+    copies = places.of_each(size[0])
+    diagonal, place = copies.diagonal, copies.place
     end, limit, is_capped = (
         torch.tensor(x, device=place.device) for x in (size[3], softcap or 1.0, softcap > 0)
     )
@@ -134,7 +165,7 @@ def _score_mod(
 
     def change(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         capped = torch.where(is_capped, limit * torch.tanh(score / limit), score)
-        distance = (diagonal[query] - place[key]).abs()
+        distance = (diagonal[batch, query] - place[batch, key]).abs()
         at = batch * of_batch + head * of_head + query * of_query + torch.minimum(key, end - 1) * of_key
         return torch.where(key < end, capped - slopes[head] * distance + addends[at], logits[head])
 
@@ -153,6 +184,7 @@ def _forward(
     cu_seqlens_k: Tensor | None = None,
     max_seqlen_q: int = 0,
     max_seqlen_k: int = 0,
+    document_ids: Tensor | None = None,
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     bias: Tensor | None = None,
@@ -160,21 +192,24 @@ def _forward(
     **pattern: int,
 ) -> tuple[Tensor, Tensor]:
     (batch, heads_q, seqlen_q, _), seqlen_k = q.shape, k.shape[2]
-    starts_q, starts_k = (
-        torch.tensor((0, length), device=q.device) if given is None else given.long()
-        for given, length in ((cu_seqlens_q, seqlen_q), (cu_seqlens_k, seqlen_k))
-    )
+    if document_ids is None:
+        starts_q, starts_k = (
+            torch.tensor([[0, length]], device=q.device) if given is None else given.long()[None]
+            for given, length in ((cu_seqlens_q, seqlen_q), (cu_seqlens_k, seqlen_k))
+        )
+    else:
+        starts_q = starts_k = _starts(document_ids)
     k, v = blank(k, key_padding_mask), blank(v, key_padding_mask)
     if sinks is not None:
-        k, v = (torch.nn.functional.pad(x, (0, 0, 0, 1)) for x in (k, v))
+        k, v = (pad(x, (0, 0, 0, 1)) for x in (k, v))
     mask = _causal_mask(seqlen_q, seqlen_k, q.device) if causal else None
     change = None
-    masks = pattern or any(x is not None for x in (key_padding_mask, cu_seqlens_q, sinks))
+    masks = pattern or any(x is not None for x in (key_padding_mask, cu_seqlens_q, document_ids, sinks))
     changes_scores = softcap or any(x is not None for x in (alibi_slopes, bias, sinks))
     if masks or changes_scores:
         places = _Places.of(starts_q, starts_k, seqlen_q, k.shape[2])
     if masks:
-        mask = _mask(places, seqlen_k, causal, MaskPattern(**pattern), key_padding_mask)
+        mask = _mask(places, batch, seqlen_k, causal, MaskPattern(**pattern), key_padding_mask)
     if changes_scores:
         size = (batch, heads_q, seqlen_q, seqlen_k)
         change = _score_mod(places, size, softcap=softcap, alibi_slopes=alibi_slopes, bias=bias, sinks=sinks)
@@ -221,7 +256,7 @@ KERNEL = AttentionKernel(
         alibi_slopes=True,
         bias=BIASES,
         sinks=True,
-        ragged=("packed",),
+        ragged=("packed", "document"),
         # Claimed nowhere.
         deterministic=(),
         validates=False,

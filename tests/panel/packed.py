@@ -76,6 +76,13 @@ def eager(
     seen = seen_keys(q, k, causal, cu_seqlens_q, cu_seqlens_k, window, window_right, chunk)
     if key_padding_mask is not None:
         seen = seen & key_padding_mask[:, None, None, :]
+    return attended(q, k, v, seen, sm_scale, key_padding_mask)
+
+
+def attended(
+    q: Tensor, k: Tensor, v: Tensor, seen: Tensor, sm_scale: float, key_padding_mask: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Attend to the keys that are seen, by a softmax over whole rows in float32; padded keys may hold anything."""
     k, v = (for_each_query_head(blank(x.float(), key_padding_mask), q) for x in (k, v))
     s = q.float() @ k.mT * sm_scale
     p = torch.softmax(masked(s, seen), -1)

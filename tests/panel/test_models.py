@@ -12,12 +12,14 @@ from tests.mutation.campaign import Campaign
 from tests.mutation.schedule import Schedule, is_quick
 from tests.panel import (
     appended,
+    documents,
     eight_bits,
     lse_forms,
     masks,
     packed,
     paged,
     planted_appended,
+    planted_documents,
     planted_eight_bits,
     planted_lse,
     planted_masks,
@@ -33,6 +35,7 @@ from tests.panel import (
 CLAIMS = {
     "tests.panel.appended:in_a_cache": appended.IN_A_CACHE,
     "tests.panel.appended:in_pages": appended.CLAIMS,
+    "tests.panel.documents:eager": documents.CLAIMS,
     "tests.panel.eight_bits:of_heads": eight_bits.OF_HEADS,
     "tests.panel.eight_bits:of_pages": eight_bits.OF_PAGES,
     "tests.panel.masks:eager": masks.CLAIMS,
@@ -74,6 +77,7 @@ PLANTED = {
         planted_eight_bits,
         planted_packed,
         planted_rotated,
+        planted_documents,
     )
     for bug in module.PLANTED
 }

@@ -1,12 +1,12 @@
 """Ragged: if sequences of different lengths are in one call, each is answered as if it were alone.
 
 The kernel takes a cache of which each sequence fills a part, a cache in pages, a cache to which it is to append new
-keys, or sequences packed end to end; what is in a cache may be 8-bit numbers with scales. In each case out, lse and the
-gradients of each sequence are within the bound of float64. Lengths are 0, 1, close to whole tiles or pages, random, or
-the full length. Catches lengths, offsets, pages or scales of another sequence, rows and keys of the neighbour, a causal
-corner or a window that is that of the longest, empty sequences, what lies in a cache behind its last key, and new keys
-that are written elsewhere or not seen. Where ``rotary`` is claimed too, half of the calls that append keys have the
-kernel rotate them and the queries.
+keys, sequences packed end to end, or documents that each batch element is made of; what is in a cache may be 8-bit
+numbers with scales. In each case out, lse and the gradients of each sequence are within the bound of float64. Lengths
+are 0, 1, close to whole tiles or pages, random, or the full length. Catches lengths, offsets, pages, scales or numbers
+of another sequence, rows and keys of the neighbour, a causal corner or a window that is that of the longest, empty
+sequences, what lies in a cache behind its last key, and new keys that are written elsewhere or not seen. Where
+``rotary`` is claimed too, half of the calls that append keys have the kernel rotate them and the queries.
 
 Patterns of masks, soft-caps, ALiBi and sinks are drawn with it, and each sequence has them as if it were alone: the
 diagonal of its query i is ``i + seqlen_k - seqlen_q`` by its own lengths. Key padding masks are drawn too, but for keys
@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from kernels.contract import FP8_SCALES
+from reference.bounds.exact import largest
 from reference.masks import blank
 from strategies.case import DEFAULT_BLOCK
 from strategies.eight_bits import quantised
@@ -32,17 +33,27 @@ from strategies.pages import Pages, in_pages, one_page_each
 from strategies.rotary import drawn, rows_from
 from tests.harness.judge import judge
 from tests.harness.law import law
+from tests.harness.relate import in_claimed_layout
 from tests.harness.trial import Outputs, Problem, Trial
 
 MOST_SEQUENCES = 4
-"""The most sequences that the rows of a packed case are cut into."""
+"""The most sequences that the rows of a packed case, or of a batch element made of documents, are cut into."""
+
+LARGE = 2.0**15
+"""Products that are smaller than this are finite in any dtype."""
 
 
 @law(needs="ragged", on_device=True, key_padding=True, variants=True)
 def ragged(trial: Trial) -> None:
     """Judge each sequence of a call of each kind that is claimed; the seed of the case decides their lengths."""
     p = replace(trial.problem, rule=replace(trial.problem.rule, bias=None))
-    calls = {"cache": filled_in_part, "packed": end_to_end, "paged": from_a_pool, "append": appended}
+    calls = {
+        "cache": filled_in_part,
+        "packed": end_to_end,
+        "paged": from_a_pool,
+        "append": appended,
+        "document": documents,
+    }
     for kind in trial.kernel.capabilities.ragged:
         calls[kind](trial, p, random.Random(trial.case.seed))
 
@@ -190,7 +201,7 @@ def each_alone(trial: Trial, outputs: Outputs, sequences: list[Problem]) -> None
 def end_to_end(trial: Trial, p: Problem, chance: random.Random) -> None:
     """Cut the rows of the first batch element into sequences, and its keys into as many, at other places."""
     p = p.with_batch(slice(1))
-    sequences = chance.randint(1, MOST_SEQUENCES)
+    sequences = chance.randint(1, most_sequences(p))
     cuts_q = cuts(tile_of(trial, "block_m"), p.q.shape[2], sequences, chance)
     cuts_k = cuts(tile_of(trial, "block_n"), p.k.shape[2], sequences, chance)
     lengths = {
@@ -202,13 +213,59 @@ def end_to_end(trial: Trial, p: Problem, chance: random.Random) -> None:
     trial = trial.with_launch({**trial.launch, **lengths})
     outputs = trial.gradients(p)
     for of_q, of_k in zip(pairwise(cuts_q), pairwise(cuts_k), strict=True):
-        rows, keys = slice(*of_q), slice(*of_k)
-        alone = replace(p.with_keys(keys), q=p.q[:, :, rows], dout=p.dout[:, :, rows])
-        at = {name: keys if name in ("dk", "dv") else rows for name in outputs.named()}
-        expressions = {name: f"{name}[:, :, {x.start}:{x.stop}]" for name, x in at.items()}
-        of_this: dict[str, Any] = {name: x[:, :, at[name]] for name, x in outputs.named().items()}
-        part = replace(outputs, **of_this)
-        judge(trial, alone, part, expressions)
+        part_alone(trial, outputs, p, 0, slice(*of_q), slice(*of_k))
+
+
+def documents(trial: Trial, p: Problem, chance: random.Random) -> None:
+    """Cut each batch element, with as many first rows as first keys, into documents at places of its own.
+
+    In half of the cases their numbers are so small that batch elements have the same ones.
+    """
+    total = min(p.q.shape[2], p.k.shape[2])
+    if not total:
+        return
+    p = in_claimed_layout(trial, part_of(p, slice(total), slice(total)))
+    tile = tile_of(trial, chance.choice(("block_m", "block_n")))
+    most, numbers = most_sequences(p), range(chance.choice((MOST_SEQUENCES, 2**31)))
+    ids = torch.empty(len(p.q), total, dtype=torch.int32)
+    parts: list[tuple[int, slice]] = []
+    for b, of_element in enumerate(ids):
+        places = sorted({*cuts(tile, total, chance.randint(1, most), chance)})
+        own = [slice(*ends) for ends in pairwise(places)]
+        for rows, number in zip(own, chance.sample(numbers, len(own)), strict=True):
+            of_element[rows] = number
+        parts += [(b, rows) for rows in own]
+    trial = trial.with_launch({**trial.launch, "document_ids": ids.to(p.q.device)})
+    outputs = trial.gradients(p)
+    for b, rows in parts:
+        part_alone(trial, outputs, p, b, rows, rows)
+
+
+def most_sequences(p: Problem) -> int:
+    """Return into how many sequences rows may be cut: one if products with keys are large, or those of dout and v.
+
+    A kernel may make products of different sequences too, and mask them. Where these overflow, 0 * inf is NaN.
+    """
+    k, v = (blank(x, p.key_padding_mask) for x in (p.k, p.v))
+    of_q, of_k, of_v, of_dout = (
+        float(largest(x.double().norm(dim=-1).flatten(), 0)) for x in (p.q, k, v, p.dout)
+    )
+    scores = max(1.0, abs(p.sm_scale)) * max(of_q * of_k, of_q, of_k)
+    return MOST_SEQUENCES if max(scores, of_dout * of_v) < LARGE else 1
+
+
+def part_of(p: Problem, rows: slice, keys: slice) -> Problem:
+    """Return the problem with only these rows and keys of every sequence."""
+    return replace(p.with_keys(keys), q=p.q[:, :, rows], dout=p.dout[:, :, rows])
+
+
+def part_alone(trial: Trial, outputs: Outputs, p: Problem, b: int, rows: slice, keys: slice) -> None:
+    """Judge the results of rows and keys of batch element ``b`` by a problem that holds these alone."""
+    here = slice(b, b + 1)
+    at = {name: keys if name in ("dk", "dv") else rows for name in outputs.named()}
+    expressions = {name: f"{name}[{b}:{b + 1}, :, {x.start}:{x.stop}]" for name, x in at.items()}
+    of_this: dict[str, Any] = {name: x[here, :, at[name]] for name, x in outputs.named().items()}
+    judge(trial, part_of(p.with_batch(here), rows, keys), replace(outputs, **of_this), expressions)
 
 
 def cuts(tile: int, total: int, sequences: int, chance: random.Random) -> list[int]:

@@ -108,6 +108,28 @@ def test_one_compilation_answers_all_values_of_options() -> None:
     assert not torch._dynamo.utils.counters["stats"]
 
 
+def test_one_compilation_answers_all_documents() -> None:
+    """Whether batch elements have their documents in common or not is data to the compiled function."""
+    torch._dynamo.reset()
+    forward = load("flex_attention").forward
+    options: dict[str, Any] = {"causal": True, "sm_scale": 0.3, "alibi_slopes": torch.tensor([0.5, 0.25])}
+    compiled = []
+    for seqlen, ends in ((7, (3, 5)), (9, (1, 8)), (12, (12, 4)), (11, (6, 6))):
+        q, k, v = torch.randn(3, 2, 2, seqlen, 64)
+        ids = torch.full((2, seqlen), 8, dtype=torch.int32)
+        for b, end in enumerate(ends):
+            ids[b, end:] = b
+        torch._dynamo.utils.counters.clear()
+        out, lse = forward(q, k, v, document_ids=ids, **options)
+        compiled.append(bool(torch._dynamo.utils.counters["stats"]))
+        for b, end in enumerate(ends):
+            for place in (slice(end), slice(end, None))[: 1 + (end < seqlen)]:
+                alone = forward(*(x[b : b + 1, :, place] for x in (q, k, v)), **options)
+                torch.testing.assert_close(out[b : b + 1, :, place], alone[0])
+                torch.testing.assert_close(lse[b : b + 1, :, place], alone[1])
+    assert compiled == [True, True, False, False]  # for a length, then for any
+
+
 # sdpa_flash is left out under a causal mask: PyTorch 2.13 multiplies the mask's -inf by the scale, which is NaN.
 @pytest.mark.parametrize(
     ("name", "causal"), [("sdpa_math", True), ("sdpa_flash", False), ("flex_attention", True)]

@@ -67,3 +67,17 @@ def test_a_script_of_new_keys_exits_with_0_once_the_cache_is_right(tmp_path: Pat
     mended = script.read_text().replace(module, "tests.panel.appended").replace(function, "in_a_cache")
     script.write_text(mended)
     assert exit_status(script, tmp_path) == 0
+
+
+def test_a_script_has_the_numbers_of_documents(tmp_path: Path) -> None:
+    kernel = "tests.panel.planted_documents:ragged__documents_of_the_first_element"
+    options = ["--kernel", kernel, "--claims=ragged=document", "--claims=dtypes=float16"]
+    options += ["-k", "test_ragged", "--examples=60"]
+    pytest_run(tmp_path, *options, "--hypothesis-seed=1", status=pytest.ExitCode.TESTS_FAILED)
+    script = next(tmp_path.rglob("repro.py"))
+    assert "document_ids=torch.tensor(" in script.read_text()
+    assert exit_status(script, tmp_path) == 1
+    module, function = kernel.split(":")
+    mended = script.read_text().replace(module, "tests.panel.documents").replace(function, "eager")
+    script.write_text(mended)
+    assert exit_status(script, tmp_path) == 0
