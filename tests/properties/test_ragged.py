@@ -30,7 +30,7 @@ from strategies.case import DEFAULT_BLOCK
 from strategies.eight_bits import quantised
 from strategies.layouts import bits
 from strategies.pages import Pages, in_pages, one_page_each
-from strategies.rotary import drawn, rows_from
+from strategies.rotary import Rotation, drawn, rows_from
 from tests.harness.judge import judge
 from tests.harness.law import law
 from tests.harness.relate import in_claimed_layout
@@ -117,6 +117,10 @@ def appended(trial: Trial, p: Problem, chance: random.Random) -> None:
     else:
         tile, pages = tile_of(trial, "block_n"), one_page_each(p.k, p.v)
         lengths = [max(new, length(tile, most, chance)) for _ in range(len(p.k))]
+    pairings = trial.kernel.capabilities.rotary if p.q.shape[3] > 1 else ()
+    rotates = bool(pairings) and chance.random() < 0.5
+    if rotates and trial.alignment == "bottom_right":  # so that no query has a negative position
+        p = part_of(p, slice(min(lengths)), slice(None))
     sequences, whole = in_cache(p, pages, lengths), (pages.k.clone(), pages.v.clone())
     last = [slice(n - new, n) for n in lengths]
     k_new, v_new = (
@@ -126,7 +130,12 @@ def appended(trial: Trial, p: Problem, chance: random.Random) -> None:
     rest = chance.choice((math.nan, 1.0))
     for b, keys in enumerate(last):
         pages.fill(b, keys, rest)
-    q, k_new, tables = to_be_rotated(trial, p.q, k_new, pages, lengths, chance)
+    q, tables = p.q, {}
+    if rotates:
+        room = pages.block_table.shape[1] * pages.k.shape[2]
+        rotation = drawn(q, max(room, q.shape[2]), chance.choice(pairings), chance)
+        q, k_new = rotated_later(trial, rotation, q, k_new, lengths)
+        tables = rotation.options
     before = int32([n - new for n in lengths], p.q.device)
     tensors = {"cache_seqlens": before, "k_new": k_new, "v_new": v_new}
     table = {"block_table": pages.block_table} if in_a_pool else {}
@@ -142,23 +151,14 @@ def appended(trial: Trial, p: Problem, chance: random.Random) -> None:
     each_alone(trial, outputs, sequences)
 
 
-def to_be_rotated(
-    trial: Trial, q: Tensor, k_new: Tensor, pages: Pages, lengths: list[int], chance: random.Random
-) -> tuple[Tensor, Tensor, dict[str, Any]]:
-    """Return queries and new keys, and the keywords by which the kernel rotates them to what they are here.
-
-    Half of the calls have such keywords, if they are claimed and no position is negative.
-    """
-    is_top_left = trial.alignment == "top_left"
-    pairings, rows, new = trial.kernel.capabilities.rotary, q.shape[2], k_new.shape[2]
-    is_possible = q.shape[3] > 1 and (is_top_left or min(lengths) >= rows)
-    if not pairings or not is_possible or chance.random() < 0.5:
-        return q, k_new, {}
-    room = pages.block_table.shape[1] * pages.k.shape[2]
-    rotation = drawn(q, max(room, rows), chance.choice(pairings), chance)
-    of_q = rows_from([0 if is_top_left else n - rows for n in lengths], rows, q.device)
-    of_new = rows_from([n - new for n in lengths], new, q.device)
-    return rotation.back(q, of_q), rotation.back(k_new, of_new), rotation.options
+def rotated_later(
+    trial: Trial, rotation: Rotation, q: Tensor, k_new: Tensor, lengths: list[int]
+) -> tuple[Tensor, Tensor]:
+    """Return what becomes these queries and new keys once it is rotated by their places in their sequences."""
+    rows, new = q.shape[2], k_new.shape[2]
+    first = [0 if trial.alignment == "top_left" else n - rows for n in lengths]
+    of_q, of_new = rows_from(first, rows, q.device), rows_from([n - new for n in lengths], new, q.device)
+    return rotation.back(q, of_q), rotation.back(k_new, of_new)
 
 
 def with_every_key_seen(p: Problem) -> Problem:
