@@ -65,7 +65,7 @@ PLANTED = (
         Edit(
             SEEN,
             "rows // chunk == keys // chunk",
-            "(place := torch.arange(at.shape[1]))[:, None] // chunk == place // chunk",
+            "(place := torch.arange(at.shape[1]).to(at))[:, None] // chunk == place // chunk",
         ),
     ),
     Planted(

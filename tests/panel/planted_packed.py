@@ -26,7 +26,7 @@ PLANTED = (
         Edit(
             SEEN,
             "seen &= here - keys < window",
-            "seen &= torch.arange(len(rows))[:, None] + len(keys) - len(rows) - torch.arange(len(keys)) < window",
+            "seen &= torch.arange(-len(rows), 0).to(rows)[:, None] - torch.arange(-len(keys), 0).to(keys) < window",
         ),
     ),
     Planted(
@@ -42,7 +42,7 @@ PLANTED = (
     Planted(
         "chunk__of_the_packed_keys",
         "chunks of keys are counted from the begin of the packed tensor",
-        Edit(SEEN, "keys // chunk", "torch.arange(len(keys)) // chunk"),
+        Edit(SEEN, "keys // chunk", "torch.arange(len(keys)).to(keys) // chunk"),
     ),
     Planted(
         "key_padding__by_the_place_in_the_document",
