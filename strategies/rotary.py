@@ -57,7 +57,7 @@ class Rotation:
         return rotated(x, self.cos[positions], self.sin[positions], self.interleaved)
 
     def back(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Return what is x once it is rotated by the positions of its rows, (batch or 1, 1, rows)."""
+        """Return the tensor that becomes x when it is rotated by the positions of its rows, (batch or 1, 1, rows)."""
         return rotated(x, self.cos[positions], -self.sin[positions], self.interleaved)
 
 

@@ -28,7 +28,7 @@ WHOLE: Mapping[str, str] = {}
 """No expressions: the outputs are those of a call as they are."""
 
 Moved = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""A function of what is expected of a tensor and its bound, which returns both for what a kernel gives instead."""
+"""A function from an expected tensor and its bound to those of the tensor that the kernel gives in its place."""
 
 AS_THEY_ARE: Mapping[str, Moved] = {}
 """A kernel gives each tensor as it is expected."""

@@ -136,6 +136,11 @@ class Problem:
             rule=self.rule.part(keys=keys),
         )
 
+    def with_rows(self, rows: slice) -> "Problem":
+        """Return the problem with only these queries of every sequence."""
+        rule = self.rule.part(rows=rows)
+        return replace(self, q=self.q[:, :, rows], dout=self.dout[:, :, rows], rule=rule)
+
     def with_batch(self, batch: slice) -> "Problem":
         """Return the problem with only these sequences of the batch."""
         mask = self.key_padding_mask

@@ -15,7 +15,7 @@ from reference.bounds.forward import ForwardBounds
 from reference.bounds.relations import merged_bounds
 from tests.harness.law import law
 from tests.harness.relate import Derived, agree, allowances, claimed_length, in_claimed_layout, settled, twice
-from tests.harness.trial import Outputs, Problem, Trial
+from tests.harness.trial import Outputs, Trial
 
 LONGEST = 2048
 """The largest length that this law draws. It needs no reference, so it can afford more than other laws on out."""
@@ -46,13 +46,13 @@ def split_queries(trial: Trial, whole: Outputs, allowed: dict[str, Tensor]) -> N
     seqlen_q, seqlen_k = p.q.shape[2], p.k.shape[2]
     at = claimed_length(trial, trial.case.seed % seqlen_q)
     if p.causal and trial.alignment == "top_left":
-        rows, part = slice(0, at), _queries(p, slice(0, at))
+        rows, part = slice(0, at), p.with_rows(slice(0, at))
     elif p.causal and trial.case.seed % 2 and at + seqlen_k - seqlen_q > 0:
         rows = slice(0, at)
         keys = slice(0, at + seqlen_k - seqlen_q)
-        part = replace(_queries(p, rows), k=p.k[:, :, keys], v=p.v[:, :, keys])
+        part = replace(p.with_rows(rows), k=p.k[:, :, keys], v=p.v[:, :, keys])
     else:
-        rows, part = slice(at, None), _queries(p, slice(at, None))
+        rows, part = slice(at, None), p.with_rows(slice(at, None))
     if min(part.q.shape[2], part.k.shape[2]) < trial.kernel.capabilities.min_seqlen:
         return
     got = trial.forward(in_claimed_layout(trial, part))
@@ -99,7 +99,3 @@ def _merging(halves: list[Outputs]) -> dict[str, str]:
     calls = [half.call for half in halves]
     lse, out = (f"torch.stack([results[i][{x!r}].double() for i in {calls}])" for x in ("lse", "out"))
     return {"out": f"({lse}.softmax(0)[..., None] * {out}).sum(0)", "lse": f"{lse}.logsumexp(0)"}
-
-
-def _queries(p: Problem, rows: slice) -> Problem:
-    return replace(p, q=p.q[:, :, rows], dout=p.dout[:, :, rows])

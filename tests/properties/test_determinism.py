@@ -44,9 +44,7 @@ def another_shape(trial: Trial, p: Problem) -> Problem:
     half = max(c.min_seqlen, claimed_length(trial, p.q.shape[2] // 2))
     may_differ = c.unequal_lengths and (c.causal_unequal_lengths or not p.causal)
     keys = p.k.shape[2] if may_differ else half
-    part = p.with_keys(slice(keys))
-    part = replace(part, q=p.q[:, :, :half], dout=p.dout[:, :, :half], rule=part.rule.part(rows=slice(half)))
-    return in_claimed_layout(trial, part)
+    return in_claimed_layout(trial, p.with_keys(slice(keys)).with_rows(slice(half)))
 
 
 def alone(trial: Trial, p: Problem, first: Outputs, allowed: dict[str, Tensor]) -> None:

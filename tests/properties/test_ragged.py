@@ -120,7 +120,7 @@ def appended(trial: Trial, p: Problem, chance: random.Random) -> None:
     pairings = trial.kernel.capabilities.rotary if p.q.shape[3] > 1 else ()
     rotates = bool(pairings) and chance.random() < 0.5
     if rotates and trial.alignment == "bottom_right":  # so that no query has a negative position
-        p = part_of(p, slice(min(lengths)), slice(None))
+        p = p.with_rows(slice(min(lengths)))
     sequences, whole = in_cache(p, pages, lengths), (pages.k.clone(), pages.v.clone())
     last = [slice(n - new, n) for n in lengths]
     k_new, v_new = (
@@ -224,7 +224,7 @@ def documents(trial: Trial, p: Problem, chance: random.Random) -> None:
     total = min(p.q.shape[2], p.k.shape[2])
     if not total:
         return
-    p = in_claimed_layout(trial, part_of(p, slice(total), slice(total)))
+    p = in_claimed_layout(trial, p.with_rows(slice(total)).with_keys(slice(total)))
     tile = tile_of(trial, chance.choice(("block_m", "block_n")))
     most, numbers = most_sequences(p), range(chance.choice((MOST_SEQUENCES, 2**31)))
     ids = torch.empty(len(p.q), total, dtype=torch.int32)
@@ -254,18 +254,14 @@ def most_sequences(p: Problem) -> int:
     return MOST_SEQUENCES if max(scores, of_dout * of_v) < LARGE else 1
 
 
-def part_of(p: Problem, rows: slice, keys: slice) -> Problem:
-    """Return the problem with only these rows and keys of every sequence."""
-    return replace(p.with_keys(keys), q=p.q[:, :, rows], dout=p.dout[:, :, rows])
-
-
 def part_alone(trial: Trial, outputs: Outputs, p: Problem, b: int, rows: slice, keys: slice) -> None:
     """Judge the results of rows and keys of batch element ``b`` by a problem that holds these alone."""
     here = slice(b, b + 1)
     at = {name: keys if name in ("dk", "dv") else rows for name in outputs.named()}
     expressions = {name: f"{name}[{b}:{b + 1}, :, {x.start}:{x.stop}]" for name, x in at.items()}
     of_this: dict[str, Any] = {name: x[here, :, at[name]] for name, x in outputs.named().items()}
-    judge(trial, part_of(p.with_batch(here), rows, keys), replace(outputs, **of_this), expressions)
+    alone = p.with_batch(here).with_rows(rows).with_keys(keys)
+    judge(trial, alone, replace(outputs, **of_this), expressions)
 
 
 def cuts(tile: int, total: int, sequences: int, chance: random.Random) -> list[int]:

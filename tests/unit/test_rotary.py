@@ -99,7 +99,7 @@ def sound() -> AttentionKernel:
 
 
 def test_a_gradient_that_overflows_before_it_is_rotated_back_is_no_finding() -> None:
-    """Zero times infinity is NaN in the other column of the pair."""
+    """A rotation multiplies an infinite gradient by 0 too, which makes NaN of the other column of its pair."""
     spikes = tuple(Spike("k", (0, 0, row, 0), 6e4 * sign) for row, sign in ((0, 1.0), (1, -1.0)))
     case = Case(seqlen_q=4, seqlen_k=8, head_dim=4, dtype="float16", q_values="zeros", spikes=spikes)
     nan = 0
