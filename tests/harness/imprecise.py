@@ -66,6 +66,11 @@ class Imprecise:
         common = [claim for claim in (found[0] if found else ()) if all(claim in others for others in found)]
         return sorted(common, key=lambda claim: -self.votes.get(claim, 0))
 
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """Return the likeliest claim that explains every call, or both claims of a pair; none if no claim does."""
+        return tuple(self.common[0].split(AND)) if self.common else ()
+
     def are_of(self, bugs: Sequence[Bug]) -> bool:
         """Whether each remembered call is explained by one of these bugs."""
         return all(any(map(call.is_of, bugs)) for call in self.calls)
@@ -130,12 +135,12 @@ def sentence(imprecise: Imprecise, claimed: Iterable[str]) -> str:
     if not common:
         what = f"{imprecise.total} calls are less precise than FlashAttention-2, {worst}"
         return f"{what}; no one claim explains all of them"
-    claim = common[0]
+    claim, needed = common[0], imprecise.needed
     dtypes = sorted(imprecise.claims)
     without = {dtype for dtype in claimed if concerns(claim, dtype)} - set(dtypes)
     prefixes = [f"{dtype}:" for dtype in dtypes] if without else [""]
-    options = " ".join(f"--claims {prefix}{part}" for part in claim.split(AND) for prefix in prefixes)
-    name = "` with `".join(part.removesuffix("=true") for part in claim.split(AND))
+    options = " ".join(f"--claims {prefix}{part}" for part in needed for prefix in prefixes)
+    name = "` with `".join(part.removesuffix("=true") for part in needed)
     as_likely = [x for x in common[1:] if imprecise.votes.get(x, 0) == imprecise.votes.get(claim, 0)]
     others = f" (or {' or '.join(as_likely)})" if as_likely else ""
     what = f"consistent with `{name}`{others}: less precise than FlashAttention-2, {worst}"

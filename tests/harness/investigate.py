@@ -153,7 +153,7 @@ class Investigation:
     def diagnose(self) -> None:
         """Find out in few runs what the drawn case needs, as nothing else may be known of it in the end."""
         fails = partial(self.fails_in_common, self.beside_shrinking(NEEDS_SECONDS))
-        self.needs = NeedSearch(self.runs, self.failure, self.judged).diagnosed(fails)
+        self.needs = self.search_of(self.failure).diagnosed(fails)
 
     def is_known(self) -> bool:
         """Whether what the drawn case needs shows that a known bug makes other tensors wrong here."""
@@ -178,7 +178,7 @@ class Investigation:
         f = self.failure
         ran, is_precise = (f.law, case), not self.known.precision.common
         if is_precise and (ran in self.judged or ran not in self.answers):
-            found = NeedSearch(self.runs, f, self.judged).found(case, f.law, spend)
+            found = self.search_of(f).found(case, f.law, spend)
         elif ran in self.answers:
             found = self.answers[ran]
         else:
@@ -195,7 +195,16 @@ class Investigation:
     @cached_property
     def search(self) -> NeedSearch:
         """Return what can be asked about the bug, once its smallest case is known."""
-        return NeedSearch(self.runs, self.failure, self.judged)
+        return self.search_of(self.failure)
+
+    def search_of(self, failure: Failure) -> NeedSearch:
+        """Return what can be asked about a failure, of a kernel as precise as it is known to be.
+
+        If the failure is an imprecise result itself, nothing that would explain it is taken for known.
+        """
+        is_imprecise = failure.finding.explained_by or is_small(failure.finding)
+        known_as = () if is_imprecise else self.known.precision.needed
+        return NeedSearch(self.runs, failure, self.judged, known_as)
 
     def beside_shrinking(self, seconds: float, calls: float = math.inf) -> Callable[[], None]:
         """Return a meter of the share of these seconds that shrinking has of its own (``haste``), but never too few."""

@@ -50,6 +50,8 @@ FEW_ORDINARY = 3
 """How many ordinary cases of another dtype must all be wrong for a bug to show everywhere in that dtype too."""
 ORDINARY_JUDGED = 8
 """How many ordinary cases are run to see which tensors a bug spoils that needs nothing."""
+ASKED_OF_DESIGNS = 3
+"""In how many of these a less precise design is looked for that explains the other tensors."""
 OF_SCORES = ("dq", "dk", "dbias")
 """The gradients that are made of dS."""
 FOLLOW = {"out": GRADIENTS, **{name: tuple(x for x in OF_SCORES if x != name) for name in OF_SCORES}}
@@ -63,12 +65,14 @@ class NeedSearch:
     """The search for what the bug behind a failure needs, and for the tensors that it spoils.
 
     ``failure`` has the smallest case that was found. Functions that are passed in run a case; they may raise
-    BudgetSpent, which ends the search. ``judged`` remembers what was found by looking for wrong tensors.
+    BudgetSpent, which ends the search. ``judged`` remembers what was found by looking for wrong tensors. ``known_as``
+    are claims by which the kernel is known to be less precise: what these explain is not wrong because of the bug.
     """
 
     runs: Runs
     failure: Failure
     judged: dict[tuple[str, Case], Finding | None] = field(default_factory=dict)
+    known_as: tuple[str, ...] = ()
 
     @property
     def claims(self) -> Capabilities:
@@ -327,7 +331,22 @@ class NeedSearch:
         always = always.difference(*(wrong for wrong in found.values() if own not in wrong))
         if is_small(finding):
             always |= {x for tensor in always for x in self.rounded_after(tensor, law, showing, spend)}
+        elif always > {own}:
+            always &= {own, *self.beyond_any_design(law, [*showing][:ASKED_OF_DESIGNS], spend)}
         return self.kindred(always)
+
+    def beyond_any_design(self, law: str, cases: Sequence[Case], spend: Callable[[], None]) -> set[str]:
+        """Return the tensors, beside this failure's own, that are wrong in a case and that no one design explains.
+
+        The others are wrong because the kernel is less precise than claimed, which may not be known of it so far.
+        """
+        found = set()
+        for case in cases:
+            spend()
+            ignored = self.failure.ignored | {self.failure.finding.tensor}
+            finding = self.runs.hard(law, case, ignored, self.known_as, SHRINKING_SAFETY)
+            found |= wrong_tensors(finding) if finding else set()
+        return found
 
     def rounded_after(
         self, tensor: str, law: str, found: Mapping[Case, set[str]], spend: Callable[[], None]
@@ -348,7 +367,7 @@ class NeedSearch:
         """Return the relative error of a tensor that is wrong in a case, or infinity if that is not known."""
         spend()
         ignored = frozenset({*OUTPUTS} - {tensor})
-        finding = self.runs.wrong(law, case, ignored, SHRINKING_SAFETY)
+        finding = self.runs.wrong(law, case, ignored, SHRINKING_SAFETY, self.known_as)
         return math.inf if finding is None or finding.relative is None else float(finding.relative)
 
     def kindred(self, wrong: set[str]) -> set[str]:
@@ -366,7 +385,8 @@ class NeedSearch:
         """Return what is found in a case, and remember it."""
         if (law, case) not in self.judged:
             spend()
-            self.judged[law, case] = self.runs.wrong(law, case, self.failure.ignored, SHRINKING_SAFETY)
+            asked = law, case, self.failure.ignored, SHRINKING_SAFETY, self.known_as
+            self.judged[law, case] = self.runs.wrong(*asked)
         return self.judged[law, case]
 
 

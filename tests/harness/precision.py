@@ -130,14 +130,17 @@ def _explains(family: Family, trial: Trial, law: Callable[[Trial], None]) -> boo
     """Whether the law holds for what the trial's calls returned, were the kernel of this family.
 
     Some laws allow for the worst sum of errors, so that a family would excuse much that it does not explain. Therefore
-    a call of the whole problem, which a kernel without gradients may refuse, has to be within its bounds as well.
+    a call of the whole problem has to be within its bounds as well. Gradients are asked for only by laws that judge
+    some, as a bug of the backward says nothing of the forward; and a kernel that has none may refuse to give them.
     """
     with suppress(LawBroken, Refused, CannotRun):
-        law(asked_whether(trial, family))
+        asked = asked_whether(trial, family)
+        law(asked)
         if all(bool(x.isfinite().all()) for x in (trial.problem.q, trial.problem.k, trial.problem.v)):
             with suppress(Refused):
                 again = asked_whether(trial, family)
-                judge(again, again.problem, again.gradients())
+                backward = any(call.backward for call in asked.calls)
+                judge(again, again.problem, again.gradients() if backward else again.forward())
         return True
     return False
 

@@ -194,13 +194,18 @@ class Runs:
         return finding if finding and (explained or not finding.explained_by) else None
 
     def wrong(
-        self, law: str, case: Case, ignored: frozenset[str] = frozenset(), safety: float = SAFETY
+        self,
+        law: str,
+        case: Case,
+        ignored: frozenset[str] = frozenset(),
+        safety: float = SAFETY,
+        claims: tuple[str, ...] = (),
     ) -> Finding | None:
         """Return what is wrong in a run outside the search, whether or not a less precise design would explain it.
 
-        Raises OutOfTime if the run has no time for it.
+        ``claims`` are those of designs that the kernel may have all the same. Raises OutOfTime if the run has no time.
         """
-        return self._outside_search(law, case, ignored=ignored, safety=safety, designs=NO_DESIGN)
+        return self._outside_search(law, case, claims, ignored=ignored, safety=safety, designs=NO_DESIGN)
 
     def asked(self, *, is_precise: bool, explained: bool = True) -> Try:
         """Return what tells what is wrong in a case; with ``explained``, less precise results count as well.

@@ -485,11 +485,12 @@ class Triage:
     def _by_plain_law(self, broken: Broken) -> Broken:
         """Return a failure that no known bug explains as a plain law tells it, if that one is not explained either."""
         capabilities, known = self.runs.info.capabilities, tuple(self.known.bugs.values())
-        run = self._asked_about(broken.finding, explained=bool(broken.finding.explained_by))
+        is_explained = bool(broken.finding.explained_by)
+        run = self._asked_about(broken.finding, explained=is_explained)
         told = by_its_calls(broken, run, capabilities)
         if told is not broken and attribute(told, known, run, capabilities).rest is None:
             return broken
-        return by_forward(told, partial(self.runs.hard, explained=True))
+        return by_forward(told, partial(self.runs.hard, explained=is_explained))
 
     def _investigation(self, failure: Failure) -> Investigation:
         hurried = self.others_wait and self.runs.clock.left <= 0

@@ -119,7 +119,7 @@ def test_what_the_witnesses_tell_is_kept_where_larger_cases_take_too_long() -> N
 def investigation(hard: Callable[..., Finding | None], case: Case, **runs: Any) -> Investigation:
     """Return the investigation of a wrong lse in a case, for a kernel of which ``hard`` says what a run finds."""
     known: Any = SimpleNamespace(
-        bugs={}, precision=SimpleNamespace(common=[]), write=lambda failure, script: None
+        bugs={}, precision=SimpleNamespace(common=[], needed=()), write=lambda failure, script: None
     )
     all_runs = runs_of(CLAIMS, hard=hard, forget=lambda: None, clock=Clock(), **runs)
     failure = Failure("k.py:f", (), "forward", case, kernel="k", finding=WRONG_LSE, environment={})

@@ -19,6 +19,7 @@ from tests.harness.run import ALL_DESIGNS, NO_DESIGN, ONE_DESIGN, WHOLE_DESIGN
 from tests.harness.trial import LawBroken, Trial
 from tests.harness.verdict import Finding
 from tests.panel.heads import heads_of
+from tests.panel.narrow import tf32_of_converted
 from tests.panel.parts import equal_parts, merged, of_keys
 from tests.unit.running import TOYS, SubjectOf, finding_of
 from tests.unit.toys import sound
@@ -157,6 +158,22 @@ class _Doubled(torch.autograd.Function):
 def doubled_dk(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
     """The gradient of k is twice what it should be."""
     return sound(q, _Doubled.apply(k), v, **options)
+
+
+def doubled_dk_in_tf32(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
+    """All products are in tf32, and the gradient of k is twice what it should be."""
+    return tf32_of_converted(q, _Doubled.apply(k), v, **options)
+
+
+@pytest.mark.usefixtures("unscripted")
+def test_a_bug_of_gradients_is_told_beside_a_less_precise_forward(subject_of: SubjectOf) -> None:
+    subject = subject_of("doubled_dk_in_tf32", Path(__file__))
+    case = Case(seqlen_q=32, seqlen_k=32, head_dim=32, dtype="float32", seed=1)
+    for law in ("forward", "backward"):
+        subject.uphold(law_named(law), case)
+    assert subject.known.precision.common[0] == "precision=tf32"
+    (bug,) = subject.known.bugs.values()
+    assert bug.tensors == ("dk",)
 
 
 def test_what_large_scores_would_excuse_is_a_bug_if_ordinary_numbers_show_it(
