@@ -406,6 +406,10 @@ class Capabilities:
             return family
         return replace(family, bases=tuple(replace(base, lse_in_base_2=True) for base in family.bases))
 
+    def may_differ(self, *, causal: bool) -> bool:
+        """Whether `seqlen_q` may differ from `seqlen_k` in calls with or without a causal mask."""
+        return self.unequal_lengths and (self.causal_unequal_lengths or not causal)
+
     def admits(self, case: Any) -> bool:
         """Whether the kernel claims to answer a case, which may have longer lengths than the cases that are drawn."""
         return all(claim.admits(getattr(self, name), case) for name, claim in CLAIMS.items())

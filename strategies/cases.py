@@ -416,7 +416,7 @@ def _launch_settings(capabilities: Capabilities) -> SearchStrategy[tuple[tuple[s
 
 
 def _with_claimed_lengths(capabilities: Capabilities, case: Case) -> Case:
-    may_differ = capabilities.unequal_lengths and (capabilities.causal_unequal_lengths or not case.causal)
+    may_differ = capabilities.may_differ(causal=case.causal)
     return case if may_differ else replace(case, seqlen_k=case.seqlen_q)
 
 

@@ -14,7 +14,9 @@ CLAIMS = (
     "window_right=0,1,9,40",
     "chunk=0,16,48",
 )
-"""The claims of the function of this module."""
+"""The claims of ``eager``."""
+OF_ONE_LENGTH = ("ragged=packed", "unequal_lengths=false", "min_seqlen=1", "seqlen_multiple=8")
+"""The claims of ``of_one_length``."""
 
 
 def cuts(x: Tensor, cu_seqlens: Tensor | None) -> Tensor:
@@ -87,3 +89,24 @@ def attended(
     s = q.float() @ k.mT * sm_scale
     p = torch.softmax(masked(s, seen), -1)
     return blank_empty_rows(p @ v, seen).to(q.dtype), lse_of(s, seen)
+
+
+def of_one_length(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool,
+    sm_scale: float,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """A prefill as engines call it: each document has as many queries as keys, and some, in whole tiles of 8."""
+    lengths = cuts(q, cu_seqlens_q).diff()
+    if q.shape[2] != k.shape[2] or bool(((lengths < 1) | (lengths % 8 != 0)).any()):
+        raise ValueError(f"got documents of {lengths.tolist()} rows, expected positive multiples of 8")
+    return eager(
+        q, k, v, causal=causal, sm_scale=sm_scale, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_q
+    )

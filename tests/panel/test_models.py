@@ -41,6 +41,7 @@ CLAIMS = {
     "tests.panel.masks:eager": masks.CLAIMS,
     "tests.panel.masks:tiled": masks.CLAIMS,
     "tests.panel.packed:eager": packed.CLAIMS,
+    "tests.panel.packed:of_one_length": packed.OF_ONE_LENGTH,
     "tests.panel.paged:eager": paged.CLAIMS,
     "tests.panel.paged:tiled": paged.CLAIMS,
     "tests.panel.rotated:eager": rotated.CLAIMS,

@@ -28,7 +28,7 @@ def composition(trial: Trial) -> None:
         return  # each part is quantised on its own, and no rotated entry is certain to pass that unchanged
     trial = settled(trial)
     p, c = trial.problem, trial.kernel.capabilities
-    may_split = c.unequal_lengths and (c.causal_unequal_lengths or not p.causal)
+    may_split = c.may_differ(causal=p.causal)
     if not may_split or 0 in p.q.shape or 0 in p.k.shape:
         return  # parts of the problem are not claimed, or there is nothing to split
     whole, allowed = trial.forward(), allowances(trial, p, gradients=False)

@@ -33,7 +33,7 @@ from strategies.pages import Pages, in_pages, one_page_each
 from strategies.rotary import Rotation, drawn, rows_from
 from tests.harness.judge import judge
 from tests.harness.law import law
-from tests.harness.relate import in_claimed_layout
+from tests.harness.relate import claimed_length, in_claimed_layout, shortest
 from tests.harness.trial import Outputs, Problem, Trial
 
 MOST_SEQUENCES = 4
@@ -61,7 +61,7 @@ def ragged(trial: Trial) -> None:
 def filled_in_part(trial: Trial, p: Problem, chance: random.Random) -> None:
     """Give each sequence of the batch a random number of keys, in half of the cases with NaN behind the last one."""
     tile = tile_of(trial, "block_n")
-    lengths = [length(tile, p.k.shape[2], chance) for _ in range(len(p.k))]
+    lengths = [some_keys(trial, tile, p.k.shape[2], chance) for _ in range(len(p.k))]
     if chance.random() < 0.5:
         p = replace(p, k=p.k.clone(), v=p.v.clone())
         for b, n in enumerate(lengths):
@@ -116,7 +116,7 @@ def appended(trial: Trial, p: Problem, chance: random.Random) -> None:
         lengths, pages = pool(trial, p, chance, new)
     else:
         tile, pages = tile_of(trial, "block_n"), one_page_each(p.k, p.v)
-        lengths = [max(new, length(tile, most, chance)) for _ in range(len(p.k))]
+        lengths = [max(new, some_keys(trial, tile, most, chance)) for _ in range(len(p.k))]
     pairings = trial.kernel.capabilities.rotary if p.q.shape[3] > 1 else ()
     rotates = bool(pairings) and chance.random() < 0.5
     if rotates and trial.alignment == "bottom_right":  # so that no query has a negative position
@@ -176,7 +176,7 @@ def pool(trial: Trial, p: Problem, chance: random.Random, new: int = 0) -> tuple
     claimed = trial.kernel.capabilities
     page_size = chance.choice((min(claimed.page_sizes), chance.choice(claimed.page_sizes)))
     tile = chance.choice((page_size, tile_of(trial, "block_n")))
-    lengths = [max(new, length(tile, p.k.shape[2], chance)) for _ in range(len(p.k))]
+    lengths = [max(new, some_keys(trial, tile, p.k.shape[2], chance)) for _ in range(len(p.k))]
     layouts = [layout for layout in ("contiguous", "bnhd") if layout in claimed.layouts]
     return lengths, in_pages(p.k, p.v, lengths, page_size, layouts or ["contiguous"], chance, new)
 
@@ -199,11 +199,17 @@ def each_alone(trial: Trial, outputs: Outputs, sequences: list[Problem]) -> None
 
 
 def end_to_end(trial: Trial, p: Problem, chance: random.Random) -> None:
-    """Cut the rows of the first batch element into sequences, and its keys into as many, at other places."""
-    p = p.with_batch(slice(1))
+    """Cut the rows of the first batch element into sequences, and its keys into as many, at other places.
+
+    The places are the same where the rows of a sequence may not be fewer or more than its keys.
+    """
+    p, claims = p.with_batch(slice(1)), trial.kernel.capabilities
     sequences = chance.randint(1, most_sequences(p))
-    cuts_q = cuts(tile_of(trial, "block_m"), p.q.shape[2], sequences, chance)
-    cuts_k = cuts(tile_of(trial, "block_n"), p.k.shape[2], sequences, chance)
+    cuts_q = cuts(trial, tile_of(trial, "block_m"), p.q.shape[2], sequences, chance)
+    cuts_k = cuts(trial, tile_of(trial, "block_n"), p.k.shape[2], sequences, chance)
+    if not claims.may_differ(causal=p.causal):
+        cuts_k = cuts_q
+    cuts_q, cuts_k = without_short(shortest(trial), cuts_q, cuts_k)
     lengths = {
         "cu_seqlens_q": int32(cuts_q, p.q.device),
         "cu_seqlens_k": int32(cuts_k, p.q.device),
@@ -230,7 +236,8 @@ def documents(trial: Trial, p: Problem, chance: random.Random) -> None:
     ids = torch.empty(len(p.q), total, dtype=torch.int32)
     parts: list[tuple[int, slice]] = []
     for b, of_element in enumerate(ids):
-        places = sorted({*cuts(tile, total, chance.randint(1, most), chance)})
+        drawn_cuts = cuts(trial, tile, total, chance.randint(1, most), chance)
+        (places,) = without_short(max(1, shortest(trial)), drawn_cuts)
         own = [slice(*ends) for ends in pairwise(places)]
         for rows, number in zip(own, chance.sample(numbers, len(own)), strict=True):
             of_element[rows] = number
@@ -264,15 +271,30 @@ def part_alone(trial: Trial, outputs: Outputs, p: Problem, b: int, rows: slice, 
     judge(trial, alone, replace(outputs, **of_this), expressions)
 
 
-def cuts(tile: int, total: int, sequences: int, chance: random.Random) -> list[int]:
-    """Return the places where the sequences begin, and the end of the last one."""
-    places = [length(tile, total, chance) for _ in range(sequences - 1)]
+def cuts(trial: Trial, tile: int, total: int, sequences: int, chance: random.Random) -> list[int]:
+    """Return the places where the sequences begin, and the end of the last one, at multiples that are claimed."""
+    places = [claimed_length(trial, length(tile, total, chance)) for _ in range(sequences - 1)]
     return [0, *sorted(places), total]
+
+
+def without_short(least: int, *places: list[int]) -> list[list[int]]:
+    """Return the cuts of rows, and of keys, without those that would leave a sequence with fewer than ``least``."""
+    first, *others, last = zip(*places, strict=True)
+    kept = [first]
+    for cut in others:
+        if all(a + least <= b <= c - least for a, b, c in zip(kept[-1], cut, last, strict=True)):
+            kept.append(cut)
+    return [list(x) for x in zip(*kept, last, strict=True)]
 
 
 def tile_of(trial: Trial, block: str) -> int:
     """Return the rows of a tile by the launch setting ``block``, or by default if the kernel has none of this name."""
     return int(trial.launch.get(block, DEFAULT_BLOCK))
+
+
+def some_keys(trial: Trial, tile: int, most: int, chance: random.Random) -> int:
+    """Return a random number of keys that a sequence may have by the kernel's claims."""
+    return max(shortest(trial), claimed_length(trial, length(tile, most, chance)))
 
 
 def length(tile: int, most: int, chance: random.Random) -> int:
