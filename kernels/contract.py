@@ -108,6 +108,19 @@ class Capabilities:
         admits=lambda claimed, case: case.v_head_dim in claimed,
         less=(0,),
     )
+    v_in_k: bool = claim(
+        False,
+        """v may be the first columns of k, as in multi-head latent attention: where its head_dim is at most that of k,
+        v may be a view of k's memory, with k's strides. Calls are as ever, and v is passed. It may have memory of its
+        own too, as without this claim. Gradients are those of two arguments: neither dk nor dv has a part of the other.
+        With `rotary`, v is the first columns of k before the rotation. In calls of `ragged`, v is a part of the cache
+        of keys, or of its pages. If these are 8-bit numbers, `v_scale` equals `k_scale`. If keys are appended, `v_new`
+        equals the first columns of `k_new`, and no tables of `rotary` are passed.""",
+        BOOLEAN,
+        fields=("v_in_k",),
+        admits=lambda claimed, case: claimed or not case.v_in_k,
+        less=False,
+    )
     causal: tuple[bool, ...] = claim(
         (False, True),
         "The values of `causal` that are accepted.",

@@ -56,10 +56,11 @@ class Case:
     """One run of a kernel. ``sm_scale=None`` stands for 1 / sqrt(head_dim), and a v_head_dim of 0 for head_dim.
 
     heads_q is ``heads_kv * group``. Each tensor has a memory layout (``strategies.layouts``) and a family of
-    values (``strategies.values``) drawn from ``seed``; then ``spikes`` are set. ``key_padding`` is none, or a family
-    of masks (``strategies.padding``). ``window`` to ``prefix`` make up a ``MaskPattern``, ``softcap`` to ``sinks``
-    say what is done to scores (``strategies.score_rules``). ``launch`` holds the kernel's own launch settings as
-    (name, value) pairs.
+    values (``strategies.values``) drawn from ``seed``; then ``spikes`` are set. With ``v_in_k``, v is the first columns
+    of k, unless it has more columns than k; its own layout and family mean nothing then. ``key_padding`` is none, or a
+    family of masks (``strategies.padding``). ``window`` to ``prefix`` make up a ``MaskPattern``, ``softcap`` to
+    ``sinks`` say what is done to scores (``strategies.score_rules``). ``launch`` holds the kernel's own launch settings
+    as (name, value) pairs.
     """
 
     batch: int = _declared(1, "several batch elements")
@@ -69,6 +70,7 @@ class Case:
     seqlen_k: int = 1
     head_dim: int = 16
     v_head_dim: int = _declared(0, "a head_dim of v of its own", tried=(0,), since=6)
+    v_in_k: bool = _declared(False, "v being the first columns of k", tried=(False,), since=7)
     dtype: str = _declared("float32", "the dtype")
     causal: bool = _declared(False, "the causal mask", tried=(False, True))
     sm_scale: float | None = _declared(None, "sm_scale", tried=(None, 1.0, -1.0))
@@ -124,6 +126,11 @@ class Case:
     def scale(self) -> float:
         """The sm_scale that the kernel is called with."""
         return 1.0 / math.sqrt(self.head_dim) if self.sm_scale is None else self.sm_scale
+
+    @property
+    def v_is_of_k(self) -> bool:
+        """Whether v is the first columns of k. It is not where it would have more columns than k."""
+        return self.v_in_k and self.v_head_dim <= self.head_dim
 
     @property
     def pattern(self) -> MaskPattern:

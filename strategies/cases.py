@@ -154,6 +154,7 @@ def cases(
         **({"options": _few_or_many(options)} if options else {}),
         head_dim=head_dims(capabilities.head_dims),
         **_v_head_dim(capabilities),
+        **({"v_in_k": st.booleans()} if capabilities.v_in_k else {}),
         causal=st.sampled_from(capabilities.causal),
         sm_scale=st.sampled_from(_claimed_scales(capabilities)),
         seed=st.integers(0, 2**32 - 1),
@@ -172,6 +173,8 @@ def cases(
     def claimed(case: Case) -> Case:
         if capabilities.bias_gradient and case.bias != "none":
             case = _with_several_to_sum(capabilities, case)
+        if case.v_in_k and not case.v_is_of_k:
+            case = replace(case, v_in_k=False)
         case = _with_attended_keys(_with_claimed_lengths(capabilities, case))
         if not nonfinite:
             case = _with_scores_far_below(case)

@@ -67,6 +67,14 @@ class Window:
         entries.copy_(kept)
 
 
+def are_first_columns(v: Tensor, k: Tensor) -> bool:
+    """Whether a tensor is the first columns of another (batch, heads, seqlen, head_dim): a view of the same memory."""
+    storages = [x.untyped_storage().data_ptr() for x in (v, k)]
+    is_of_memory = storages[0] == storages[1] != 0 and v.storage_offset() == k.storage_offset()
+    alike = (v.dtype, v.shape[:3], v.stride()) == (k.dtype, k.shape[:3], k.stride())
+    return is_of_memory and alike and v.shape[3] <= k.shape[3]
+
+
 def span(x: Tensor) -> int:
     """Return how many elements of its storage lie between the first element of a tensor and its last, both included."""
     return _extent(x.shape, x.stride()) if x.numel() else 0

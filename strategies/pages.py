@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from strategies.layouts import place
+from strategies.layouts import are_first_columns, place
 
 MOST_SPARE = 3
 """The most pages that belong to no sequence."""
@@ -19,7 +19,7 @@ class Pages:
     """A pool of pages, and a table that says which of them each sequence has.
 
     Attributes:
-        k, v: (pages, heads_kv, page_size, head_dim).
+        k, v: (pages, heads_kv, page_size, head_dim). v is the first columns of k if it is for those laid out.
         block_table: (batch, pages of a sequence) int32; its rows may lie apart.
     """
 
@@ -44,7 +44,8 @@ class Pages:
 def one_page_each(k: Tensor, v: Tensor) -> Pages:
     """Return a copy of the keys and values of each sequence as a page of its own: a cache that has no pages."""
     table = torch.arange(len(k), dtype=torch.int32, device=k.device)[:, None]
-    return Pages(k.clone(), v.clone(), table)
+    copy = k.clone()
+    return Pages(copy, copy[..., : v.shape[3]] if are_first_columns(v, k) else v.clone(), table)
 
 
 def in_pages(
@@ -80,12 +81,12 @@ def in_pages(
 
     rest = chance.choice((math.nan, 1.0))
     pools: list[Tensor] = []
-    for x in (k, v):
+    shared = are_first_columns(v, k)
+    for x in (k,) if shared else (k, v):
         pool = x.new_full((sum(counts) + len(numbers), x.shape[1], page_size, x.shape[3]), rest)
         for b, pages in pages_of.items():
             rows = x.new_full((x.shape[1], len(pages) * page_size, x.shape[3]), rest)
             rows[:, : lengths[b]] = x[b, :, : lengths[b]]
             pool[pages] = rows.unflatten(1, (len(pages), page_size)).transpose(0, 1)
         pools.append(place(pool, chance.choice(layouts), device=x.device).tensor)
-    k, v = pools
-    return Pages(k, v, table)
+    return Pages(pools[0], pools[0][..., : v.shape[3]] if shared else pools[1], table)

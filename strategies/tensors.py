@@ -1,7 +1,7 @@
 """Build the tensors that a case describes."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -29,6 +29,12 @@ class Tensors:
     dout: Window
     key_padding_mask: Tensor | None = None
     rule: ScoreRule = PLAIN
+
+    @property
+    def own(self) -> dict[str, Window]:
+        """The tensors that have a storage of their own, by name: v has none if it is the first columns of k."""
+        names = (name for name in TENSORS if name != "v" or self.v.storage is not self.k.storage)
+        return {name: getattr(self, name) for name in names}
 
 
 def check_case(case: Case) -> None:
@@ -67,8 +73,13 @@ def tensors(
         raise ValueError(f"dtype: got {case.dtype!r}, expected one of {DTYPES}")
     mask = key_padding_mask(case)
     mask = None if mask is None else mask.to(device)
+    own = {
+        name: _window(case, name, device, margin, around)
+        for name in TENSORS
+        if name != "v" or not case.v_is_of_k
+    }
     windows = Tensors(
-        **{name: _window(case, name, device, margin, around) for name in TENSORS},
+        **{"v": _first_columns(own["k"], case), **own},
         key_padding_mask=mask,
         rule=score_rule(case, device),
     )
@@ -87,6 +98,11 @@ def _window(case: Case, name: str, device: torch.device | str, margin: float, ar
     dtype = getattr(torch, case.dtype)
     data = fill(getattr(case, f"{name}_values"), case.shape(name), dtype, generator)
     return place(data, getattr(case, f"{name}_layout"), margin_value=margin, device=device, around=around)
+
+
+def _first_columns(k: Window, case: Case) -> Window:
+    """Return the window of a v that is the first columns of k."""
+    return replace(k, tensor=k.tensor[..., : case.shape("v")[3]])
 
 
 def _set(spike: Spike, windows: Tensors) -> None:

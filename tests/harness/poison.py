@@ -7,6 +7,7 @@ even if the value that is read is not used and so shows in no result.
 import ctypes
 import mmap
 import sys
+from collections.abc import Callable
 from types import MethodType
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from strategies.layouts import span
+from strategies.layouts import are_first_columns, span
 
 GUARD_BYTES = 4096
 """Size of the guard zone on either side of an allocation, which also keeps the alignment of the allocation."""
@@ -96,6 +97,14 @@ def alone(x: Tensor) -> Tensor:
     """Return a copy with the same strides and alignment in an allocation that ends with its last element."""
     before = x.data_ptr() % ALIGNMENT // x.element_size()
     return _copied(x, torch.empty(before + span(x), dtype=x.dtype, device=x.device)[before:])
+
+
+def inputs_copied(
+    copy: Callable[[Tensor], Tensor], q: Tensor, k: Tensor, v: Tensor, dout: Tensor
+) -> list[Tensor]:
+    """Return copies of the inputs; v stays the first columns of k if it is."""
+    of_k = copy(k)
+    return [copy(q), of_k, of_k[..., : v.shape[3]] if are_first_columns(v, k) else copy(v), copy(dout)]
 
 
 def _copied(x: Tensor, storage: Tensor) -> Tensor:

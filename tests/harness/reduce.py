@@ -146,6 +146,8 @@ def _with_fewer_entries(case: Case, tensor: str, search: _Search) -> Case:
 
     If these are too many to be read, the tensor stays as it is.
     """
+    if tensor == "v" and case.v_is_of_k:
+        return case  # its entries are those of k
     if math.prod(case.shape(tensor)) > MOST_ENTRIES or not (kept := _entries(case, tensor)):
         return case
     others = [spike for spike in case.spikes if spike.tensor != tensor]

@@ -41,12 +41,9 @@ def settled(trial: Trial) -> Trial:
         return trial
     other = copy.copy(trial)
     p, case = trial.problem, trial.case
-    other.problem = replace(
-        p,
-        q=_settled(p.q, case.q_layout),
-        k=_settled(p.k, case.k_layout),
-        v=_settled(p.v, case.v_layout),
-    )
+    k = _settled(p.k, case.k_layout)
+    v = k[..., : p.v.shape[3]] if p.v_in_k else _settled(p.v, case.v_layout)
+    other.problem = replace(p, q=_settled(p.q, case.q_layout), k=k, v=v)
     return other
 
 
@@ -72,7 +69,7 @@ def in_claimed_layout(trial: Trial, p: Problem) -> Problem:
     """Return a problem made of views of another as it is, or with contiguous copies if not every layout is claimed."""
     if set(LAYOUTS) <= set(trial.kernel.capabilities.layouts):
         return p
-    return replace(p, q=p.q.contiguous(), k=p.k.contiguous(), v=p.v.contiguous(), dout=p.dout.contiguous())
+    return replace(p.with_both(Tensor.contiguous), q=p.q.contiguous(), dout=p.dout.contiguous())
 
 
 def claimed_length(trial: Trial, length: int) -> int:

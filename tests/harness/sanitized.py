@@ -14,7 +14,7 @@ from pathlib import Path
 
 from kernels import registry
 from tests.harness.device import device_answers, wait_for_device
-from tests.harness.poison import alone
+from tests.harness.poison import alone, inputs_copied
 from tests.harness.run import Run, run_of
 from tests.harness.trial import Trial, run_kernel
 from tests.harness.worker import begin
@@ -27,7 +27,7 @@ def call(run: Run, device: str) -> None:
     """
     trial = Trial(registry.load(run.spec, run.claims), run.case, device, run.safety)
     p = trial.problem
-    q, k, v, dout = map(alone, (p.q, p.k, p.v, p.dout))
+    q, k, v, dout = inputs_copied(alone, p.q, p.k, p.v, p.dout)
     run_kernel(trial.kernel, replace(p, q=q, k=k, v=v, dout=dout), trial.launch, backward=True)
     wait_for_device(device)
 

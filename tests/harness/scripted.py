@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from strategies.rotary import rotated
-from tests.harness.poison import PoisonedAllocations, behind_fence
+from tests.harness.poison import PoisonedAllocations, behind_fence, inputs_copied
 
 MARGIN = 4096
 """Elements behind each tensor that are filled like the space between its rows, because some bugs read them."""
@@ -129,7 +129,7 @@ def poisoned(
 ) -> dict[str, Tensor]:
     """Make a call with memory full of ``value``; if ``fenced``, all memory ends where reading ends the process."""
     if fenced:
-        args = tuple(behind_fence(x) for x in args)
+        args = tuple(inputs_copied(behind_fence, *args))
         options = {name: behind_fence(x) if torch.is_tensor(x) else x for name, x in options.items()}
     with PoisonedAllocations(value, fenced=fenced) as allocations:
         results = call(kernel, *args, **options)

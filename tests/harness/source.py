@@ -3,7 +3,7 @@
 import base64
 import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,7 +42,9 @@ class Source:
         """Write a call down before it is made, because the kernel may change its inputs."""
         poison = memory.value if memory else None
         arguments = ["kernel"]
-        arguments += [self._tensor(role, getattr(problem, role), poison) for role in ("q", "k", "v", "dout")]
+        q, k = (self._tensor(role, getattr(problem, role), poison) for role in ("q", "k"))
+        v = self._columns(k, problem.v) if problem.v_in_k else self._tensor("v", problem.v, poison)
+        arguments += [q, k, v, self._tensor("dout", problem.dout, poison)]
         options = {"gradients": gradients, **problem.options, **launch}
         if memory and memory.fenced:
             options["fenced"] = True
@@ -62,9 +64,18 @@ class Source:
 
     def _tensor(self, role: str, x: Tensor, poison: float | None) -> str:
         key = (role, x.data_ptr(), tuple(x.shape), x.stride(), str(poison))
+        return self._named(key, lambda: written(x, poison))
+
+    def _columns(self, k: str, v: Tensor) -> str:
+        """Return the name of a v that is the first columns of the tensor that is named ``k``."""
+        expression = f"{k}[..., :{v.shape[3]}]"
+        return self._named(("v", expression), lambda: expression)
+
+    def _named(self, key: tuple[Any, ...], expression: Callable[[], str]) -> str:
+        """Return the name of a tensor by its key, which begins with its role; a new name is assigned the expression."""
         if key not in self.names:
-            self.names[key] = f"{role}{sum(known[0] == role for known in self.names)}"
-            self.tensors.append(f"{self.names[key]} = {written(x, poison)}")
+            self.names[key] = f"{key[0]}{sum(known[0] == key[0] for known in self.names)}"
+            self.tensors.append(f"{self.names[key]} = {expression()}")
         return self.names[key]
 
 

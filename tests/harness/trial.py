@@ -8,7 +8,7 @@ import math
 import re
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -23,7 +23,7 @@ from reference.family import Family
 from reference.mask_pattern import NO_PATTERN, MaskPattern
 from reference.score_rule import PLAIN, ScoreRule
 from strategies.case import TENSORS, Case
-from strategies.layouts import bits
+from strategies.layouts import are_first_columns, bits
 from strategies.tensors import Tensors, tensors
 from tests.harness.compare import Check, describe, errors_over_bounds
 from tests.harness.device import device_answers, device_is_full, wait_for_device, watched
@@ -129,9 +129,7 @@ class Problem:
         """Return the problem with only these keys of every sequence."""
         mask = self.key_padding_mask
         return replace(
-            self,
-            k=self.k[:, :, keys],
-            v=self.v[:, :, keys],
+            self.with_both(lambda x: x[:, :, keys]),
             key_padding_mask=None if mask is None else mask[:, keys].contiguous(),
             rule=self.rule.part(keys=keys),
         )
@@ -160,6 +158,21 @@ class Problem:
     def heads_kv(self) -> int:
         """Return the number of key heads."""
         return self.k.shape[1]
+
+    @property
+    def v_in_k(self) -> bool:
+        """Whether v is the first columns of k, in the same memory."""
+        return are_first_columns(self.v, self.k)
+
+    def with_both(self, change: Callable[[Tensor], Tensor]) -> "Problem":
+        """Return the problem with k and v changed alike; v stays the first columns of k if it is."""
+        k = change(self.k)
+        return replace(self, k=k, v=k[..., : self.v.shape[3]] if self.v_in_k else change(self.v))
+
+    def with_v_apart(self) -> "Problem":
+        """Return the problem with a contiguous copy of v if v is the first columns of k, else as it is."""
+        apart = self.v.clone(memory_format=torch.contiguous_format)
+        return replace(self, v=apart) if self.v_in_k else self
 
 
 @dataclass(frozen=True)
@@ -305,6 +318,7 @@ class Trial:
                 "seqlen_k": seqlen_k,
                 "head_dim": head_dim,
                 "v_head_dim": 0 if p.v.shape[3] == head_dim else p.v.shape[3],
+                "v_in_k": self.case.v_in_k and p.v_in_k,
                 "causal": p.causal,
                 "sm_scale": self.case.sm_scale if p.sm_scale == self.case.scale else p.sm_scale,
                 **{f"{name}_layout": self._layout_in(p, name) for name in TENSORS},
@@ -362,8 +376,7 @@ class Trial:
         start = time.perf_counter()
         copies = None
         if self.home != self.device:
-            windows = [getattr(self.windows, name) for name in TENSORS]
-            copies = Copies(self.device, windows, self.margin)
+            copies = Copies(self.device, self.windows.own.values(), self.margin)
         given = problem.copied(copies) if copies else problem
         begun = time.perf_counter()
         with self._blame_kernel(number), watched(self.device):

@@ -15,7 +15,7 @@ from reference.bounds.exact import FLOAT32_SAFE
 from reference.masks import blank, visible
 from tests.harness.law import law
 from tests.harness.relate import settled
-from tests.harness.trial import Check, Trial
+from tests.harness.trial import Check, Problem, Trial
 
 
 @law(key_padding=True)
@@ -51,7 +51,7 @@ def means(trial: Trial) -> None:
     if keys_may_overflow(blank(p.k, p.key_padding_mask), p.sm_scale, trial.arithmetic):
         return
     v = torch.randint(-8, 9, p.v.shape, generator=generator(trial)).to(p.v)
-    got = trial.forward(replace(p, q=torch.zeros_like(p.q), v=v))
+    got = trial.forward(replace(with_values(p, v), q=torch.zeros_like(p.q)))
     group, seen = p.heads_q // p.heads_kv, seen_keys(trial)[:, None].double()
     counts = seen.sum(-1, keepdim=True)
 
@@ -70,10 +70,20 @@ def means(trial: Trial) -> None:
     trial.hold(checks)
 
 
+def with_values(p: Problem, v: torch.Tensor) -> Problem:
+    """Return the problem with other values, which are written into a copy of k if v is the first columns of k."""
+    if not p.v_in_k:
+        return replace(p, v=v)
+    p = p.with_both(torch.clone)
+    p.v.copy_(v)
+    return p
+
+
 def one_hot(trial: Trial) -> None:
     """Check that a row whose weight is all on one key gets that key's row of v.
 
-    Keys are distinct vectors of signs. A query is a multiple of one key, so large that each weight is 0 or 1.
+    Keys are distinct vectors of signs. A query is a multiple of one key, so large that each weight is 0 or 1, and 0 in
+    the columns behind the signs. A v that is the first columns of k has its own numbers there, and else signs.
     """
     p = trial.problem
     seqlen_q, seqlen_k, head_dim = p.q.shape[2], p.k.shape[2], p.q.shape[3]
@@ -102,7 +112,11 @@ def one_hot(trial: Trial) -> None:
     number = seen.cumsum(-1).expand(-1, seqlen_q, -1).contiguous()
     chosen = torch.searchsorted(number, chosen[..., None] + 1)[..., 0].clamp_max(seqlen_k - 1)
     q = (keys[chosen] * math.copysign(factor, scale))[:, None].to(p.q).expand_as(p.q).contiguous()
-    got = trial.forward(replace(p, q=q, k=keys.to(p.k).expand_as(p.k).contiguous(), v=v, sm_scale=scale))
+    k = keys.to(p.k).expand_as(p.k).contiguous()
+    if p.v_in_k:
+        k[..., active : v.shape[3]] = v[..., active:]
+        v = k[..., : v.shape[3]]
+    got = trial.forward(replace(p, q=q, k=k, v=v, sm_scale=scale))
     group = p.heads_q // p.heads_kv
     expected = v.take_along_dim(chosen[:, None, :, None].to(v.device), 2).repeat_interleave(group, 1).double()
     expected = torch.where(counts[:, None, :, None].to(v.device) > 0, expected, 0.0)

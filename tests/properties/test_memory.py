@@ -11,24 +11,21 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from strategies.layouts import Window
 from tests.harness.law import law
-from tests.harness.poison import PoisonedAllocations, behind_fence
+from tests.harness.poison import PoisonedAllocations, behind_fence, inputs_copied
 from tests.harness.relate import Derived, agree, allowances, in_claimed_layout, of_a_repeat
 from tests.harness.trial import Outputs, Trial
 
 FINITE_POISON = 1280.0
 """The number that memory is filled with in the second run: far from typical inputs, and exact in every dtype."""
 
-INPUTS = ("q", "k", "v", "dout")
-
 
 @law(on_device=True, key_padding=True, dropout=True, variants=True, max_tiles=16)
 def memory(trial: Trial) -> None:
     """Run with memory full of NaN, then of a number, then with another q, then with memory that ends at a fence."""
     first = run(trial, float("nan"))
-    for name in INPUTS:
-        window(trial, name).refill(FINITE_POISON)
+    for window in trial.windows.own.values():
+        window.refill(FINITE_POISON)
     second = run(trial, FINITE_POISON)
     allowed = allowances(trial, trial.problem, gradients=second.dq is not None)
     claim = "{} is the same whatever lies in uninitialised memory and around the inputs"
@@ -38,20 +35,15 @@ def memory(trial: Trial) -> None:
         run_fenced(trial)
 
 
-def window(trial: Trial, name: str) -> Window:
-    """Return an input with the storage around it."""
-    return getattr(trial.windows, name)
-
-
 def run(trial: Trial, poison: float) -> Outputs:
     """Return the outputs of a call with poisoned allocations; inputs, their margins and the guards must not change."""
-    before = {name: window(trial, name).bits() for name in INPUTS}
+    before = {name: window.bits() for name, window in trial.windows.own.items()}
     allocations = PoisonedAllocations(poison)
     got = trial.gradients(memory=allocations)
-    for name in INPUTS:
-        changed = window(trial, name).bits() != before[name]
+    for name, window in trial.windows.own.items():
+        changed = window.bits() != before[name]
         if bool(changed.any()):
-            inside = int((changed & window(trial, name).inside()).sum())
+            inside = int((changed & window.inside()).sum())
             outside = int(changed.sum()) - inside
             claim = (
                 f"inputs are never written, but {inside} elements of {name} changed, and {outside} around it"
@@ -74,7 +66,7 @@ def run_anew(trial: Trial, earlier: Outputs, allowed: dict[str, Tensor]) -> None
 def run_fenced(trial: Trial) -> None:
     """Make a call whose inputs and allocations end at a fence; the law is broken only if that ends the process."""
     p = trial.problem
-    q, k, v, dout = (behind_fence(window(trial, name).tensor) for name in INPUTS)
+    q, k, v, dout = inputs_copied(behind_fence, p.q, p.k, p.v, p.dout)
     mask = None if p.key_padding_mask is None else behind_fence(p.key_padding_mask)
     rule = p.rule.mapped(behind_fence)
     problem = replace(p, q=q, k=k, v=v, dout=dout, key_padding_mask=mask, rule=rule)

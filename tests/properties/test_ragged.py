@@ -63,7 +63,7 @@ def filled_in_part(trial: Trial, p: Problem, chance: random.Random) -> None:
     tile = tile_of(trial, "block_n")
     lengths = [some_keys(trial, tile, p.k.shape[2], chance) for _ in range(len(p.k))]
     if chance.random() < 0.5:
-        p = replace(p, k=p.k.clone(), v=p.v.clone())
+        p = p.with_both(torch.clone)
         for b, n in enumerate(lengths):
             p.k[b, :, n:] = p.v[b, :, n:] = math.nan
     given, p, scales = in_8_bits(trial, p, chance, ("head",))
@@ -96,7 +96,11 @@ def in_8_bits(
     if not claimed or 0 in p.k.shape or trial.case.may_overflow or chance.random() < 0.5:
         return p, p, {}
     of_pages = chance.choice(claimed) == "page"
-    (k_8, k_scale, k), (v_8, v_scale, v) = (quantised(x, chance, of_pages=of_pages) for x in (p.k, p.v))
+    k_8, k_scale, k = quantised(p.k, chance, of_pages=of_pages)
+    if p.v_in_k:
+        v_8, v_scale, v = k_8[..., : p.v.shape[3]], k_scale, k[..., : p.v.shape[3]]
+    else:
+        v_8, v_scale, v = quantised(p.v, chance, of_pages=of_pages)
     return replace(p, k=k_8, v=v_8), replace(p, k=k, v=v), {"k_scale": k_scale, "v_scale": v_scale}
 
 
@@ -118,7 +122,7 @@ def appended(trial: Trial, p: Problem, chance: random.Random) -> None:
         tile, pages = tile_of(trial, "block_n"), one_page_each(p.k, p.v)
         lengths = [max(new, some_keys(trial, tile, most, chance)) for _ in range(len(p.k))]
     pairings = trial.kernel.capabilities.rotary if p.q.shape[3] > 1 else ()
-    rotates = bool(pairings) and chance.random() < 0.5
+    rotates = bool(pairings) and chance.random() < 0.5 and not p.v_in_k
     if rotates and trial.alignment == "bottom_right":  # so that no query has a negative position
         p = p.with_rows(slice(min(lengths)))
     sequences, whole = in_cache(p, pages, lengths), (pages.k.clone(), pages.v.clone())
@@ -163,8 +167,7 @@ def rotated_later(
 
 def with_every_key_seen(p: Problem) -> Problem:
     """Return a problem without padded keys: they are 0, because what is masked may hold anything."""
-    k, v = (blank(x, p.key_padding_mask) for x in (p.k, p.v))
-    return replace(p, k=k, v=v, key_padding_mask=None)
+    return replace(p.with_both(lambda x: blank(x, p.key_padding_mask)), key_padding_mask=None)
 
 
 def pool(trial: Trial, p: Problem, chance: random.Random, new: int = 0) -> tuple[list[int], Pages]:

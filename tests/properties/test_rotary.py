@@ -2,7 +2,8 @@
 
 The tables have random quarter turns for each position and pair of columns, by which rotating is exact. So the case's q
 and k are taken for the rotated ones, the kernel is given what becomes them, and every bound holds as it is: out, lse
-and dv are those of the case, and dq and dk are rotated back. Columns are paired in each way that is claimed, and all of
+and dv are those of the case, and dq and dk are rotated back. A v that is the first columns of k is so before k is
+rotated. Columns are paired in each way that is claimed, and all of
 them or about half are rotated. Catches one way to pair for the other, a wrong sign, positions that are off or that
 leave out how much longer the keys are, rows that are not rotated or twice, gradients that are not rotated back, and an
 input that is rotated in place.
@@ -47,6 +48,9 @@ def rotated_by(trial: Trial, p: Problem, rotation: Rotation) -> None:
     of_q = rows_from([0 if trial.alignment == "top_left" else seqlen_k - seqlen_q], seqlen_q, p.q.device)
     of_k = rows_from([0], seqlen_k, p.q.device)
     given = replace(p, q=rotation.back(p.q, of_q), k=rotation.back(p.k, of_k))
+    if p.v_in_k:
+        given = replace(given, v=given.k[..., : p.v.shape[3]])
+        p = replace(p, v=given.v.clone())
     before = given.q.clone(), given.k.clone()
     outputs = trial.gradients(given)
     for name, was, now in zip("qk", before, (given.q, given.k), strict=True):
