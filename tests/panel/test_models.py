@@ -14,6 +14,7 @@ from tests.panel import (
     appended,
     documents,
     eight_bits,
+    latent,
     lse_forms,
     masks,
     packed,
@@ -21,6 +22,7 @@ from tests.panel import (
     planted_appended,
     planted_documents,
     planted_eight_bits,
+    planted_latent,
     planted_lse,
     planted_masks,
     planted_packed,
@@ -38,6 +40,8 @@ CLAIMS = {
     "tests.panel.documents:eager": documents.CLAIMS,
     "tests.panel.eight_bits:of_heads": eight_bits.OF_HEADS,
     "tests.panel.eight_bits:of_pages": eight_bits.OF_PAGES,
+    "tests.panel.latent:eager": latent.CLAIMS,
+    "tests.panel.latent:tiled": latent.SERVED,
     "tests.panel.masks:eager": masks.CLAIMS,
     "tests.panel.masks:tiled": masks.CLAIMS,
     "tests.panel.packed:eager": packed.CLAIMS,
@@ -79,6 +83,7 @@ PLANTED = {
         planted_packed,
         planted_rotated,
         planted_documents,
+        planted_latent,
     )
     for bug in module.PLANTED
 }
@@ -146,6 +151,7 @@ def test_every_claim_has_five_planted_bugs() -> None:
             *lse_forms.BOTH,
             *eight_bits.OF_PAGES,
             *rotated.APPENDED,
+            *latent.CLAIMS[:1],
         )
     }
     assert all(sum(bug.part == claim for bug in PLANTED.values()) >= 5 for claim in claims)
