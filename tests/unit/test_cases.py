@@ -354,3 +354,28 @@ def test_a_bias_whose_gradient_is_claimed_is_mostly_a_sum(bias: str) -> None:
     ]
     assert len(drawn) > 40
     assert sum(several) > 0.7 * len(several)
+
+
+IN_K = replace(CLAIMS, v_in_k=True, v_head_dim=(0, 16, 64))
+
+
+def test_v_is_in_k_in_half_of_the_cases_where_it_may_be() -> None:
+    found = sample(cases(IN_K, dtype="float16"))
+    assert all(case.v_head_dim <= case.head_dim for case in found if case.v_in_k)
+    fitting = [case.v_in_k for case in found if case.v_head_dim <= case.head_dim]
+    assert 0.4 < sum(fitting) / len(fitting) < 0.6
+    assert {case.v_head_dim for case in found if case.v_in_k} == {0, 16, 64}
+    assert not any(case.v_in_k for case in sample(cases(CLAIMS, dtype="float16"), 100))
+
+
+def test_v_in_k_is_shrunk_away_unless_it_is_needed() -> None:
+    strategy = cases(IN_K, dtype="float16")
+    assert minimal(strategy, lambda case: True) == SIMPLEST
+    assert minimal(strategy, lambda case: case.v_in_k) == replace(SIMPLEST, v_in_k=True)
+
+
+def test_cases_of_latent_attention_are_small_enough_for_the_cpu() -> None:
+    claims = Capabilities(head_dims=(576,), v_head_dim=(512,), v_in_k=True)
+    found = sample(cases(claims, dtype="bfloat16"))
+    assert any(case.v_in_k and case.seqlen_k > 128 for case in found)
+    assert minimal(cases(claims, dtype="bfloat16"), lambda case: case.v_in_k).scores == 0

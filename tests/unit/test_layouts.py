@@ -6,7 +6,14 @@ import pytest
 import torch
 
 from kernels.contract import LAYOUTS
-from strategies.layouts import FAR, MARGIN_ELEMENTS, MARGIN_ROWS, is_as_contiguous, place
+from strategies.layouts import (
+    FAR,
+    MARGIN_ELEMENTS,
+    MARGIN_ROWS,
+    are_first_columns,
+    is_as_contiguous,
+    place,
+)
 from tests.unit.drawing import Shape, drawn
 
 SHAPES: list[Shape] = [
@@ -136,3 +143,15 @@ def test_strides_along_sizes_of_1_are_not_used(layout: str, shape: Shape, *, exp
     assert is_as_contiguous(layout, shape) == expected
     if layout != "offset":
         assert place(torch.zeros(shape), layout).tensor.is_contiguous() == expected
+
+
+def test_first_columns_of_a_tensor_are_told_from_its_other_columns_and_from_copies() -> None:
+    k = place(drawn("normal", (2, 3, 5, 8)), "gap").tensor
+    assert are_first_columns(k[..., :6], k)
+    assert are_first_columns(k, k)
+    assert are_first_columns(k[:, :, :0, :6], k[:, :, :0])
+    others = (k[..., 1:6], k[..., :6].clone(), k.clone(), k[:, :, :4, :6], k[:, :, ::2][..., :6])
+    assert not any(are_first_columns(v, k) for v in others)
+    assert not are_first_columns(k, k[..., :6])
+    empty = [torch.empty(1, 1, 0, 4) for _ in range(2)]
+    assert not are_first_columns(empty[0], empty[1])

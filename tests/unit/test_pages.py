@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from strategies.pages import Pages, in_pages
+from strategies.layouts import are_first_columns
+from strategies.pages import Pages, in_pages, one_page_each
 from tests.unit.running import exit_status, pytest_run
 
 LENGTHS = (0, 17, 32, 40)
@@ -44,6 +45,18 @@ def test_tables_vary_in_what_a_kernel_may_take_for_granted() -> None:
     assert {len({int(t[1, 0]), int(t[2, 0]), int(t[3, 0])}) for t in tables} == {2, 3}
     assert {bool(pages.k.isnan().any()) for pages in pools} == {True, False}
     assert all(len(pages.k) > sum(counts) for pages in pools)
+
+
+def test_values_that_are_the_first_columns_of_keys_are_so_in_pages() -> None:
+    k = torch.randn(len(LENGTHS), 2, max(LENGTHS), 4, generator=torch.Generator().manual_seed(1))
+    v = k[..., :3]
+    for pages in (
+        one_page_each(k, v),
+        *(in_pages(k, v, LENGTHS, PAGE_SIZE, ["contiguous", "bnhd"], random.Random(seed)) for seed in SEEDS),
+    ):
+        assert are_first_columns(pages.v, pages.k)
+        assert pages.v.shape == (*pages.k.shape[:3], 3)
+    assert not are_first_columns(*(getattr(one_page_each(k, v.clone()), name) for name in "vk"))
 
 
 def test_a_script_has_the_table_with_its_rows_apart(tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ from contextlib import nullcontext
 import torch
 from torch._dynamo.utils import counters
 
-from tests.harness.poison import PoisonedAllocations
+from strategies.layouts import are_first_columns
+from tests.harness.poison import PoisonedAllocations, behind_fence, inputs_copied
 
 
 def test_what_is_not_written_is_poison() -> None:
@@ -47,3 +48,11 @@ def test_what_fills_memory_is_not_compiled_with_a_kernel() -> None:
             assert torch.compile(uncompiled, backend="eager")(torch.ones(3)).tolist() == [4.0] * 3
         frames.append(dict(counters["frames"]))
     assert frames[0] == frames[1]
+
+
+def test_copies_of_inputs_share_memory_as_the_inputs_do() -> None:
+    q, k, dout = torch.ones(1, 1, 2, 4), torch.rand(1, 1, 3, 4), torch.ones(1, 1, 2, 3)
+    for v, shared in ((k[..., :3], True), (k[..., :3].clone(), False)):
+        copies = inputs_copied(behind_fence, q, k, v, dout)
+        assert all(torch.equal(x, y) for x, y in zip(copies, (q, k, v, dout), strict=True))
+        assert are_first_columns(copies[2], copies[1]) == shared

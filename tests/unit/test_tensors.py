@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from kernels.contract import DTYPES, LAYOUTS
 from strategies.case import TENSORS, Case, Spike
 from strategies.cases import cases
+from strategies.layouts import are_first_columns
 from strategies.tensors import tensors
 from tests.unit.drawing import CLAIMS, bits, quick
 
@@ -145,3 +146,28 @@ def test_masked_keys_are_spoiled_for_every_other_seed(start: int) -> None:
     assert torch.equal(found.k.tensor.isnan(), masked if start % 2 else torch.zeros_like(masked))
     assert not found.v.tensor.isnan().any()  # the rows of an expanded v share memory
     assert tensors(replace(case, key_padding="none"), "cpu").key_padding_mask is None
+
+
+IN_K = replace(CASE, v_in_k=True, v_head_dim=5)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("v_head_dim", [0, 5])
+def test_v_is_the_first_columns_of_k_in_its_memory(v_head_dim: int, layout: str) -> None:
+    case = replace(IN_K, v_head_dim=v_head_dim, k_layout=layout, spikes=(Spike("v", (0, 1, 2, 3), 77.0),))
+    found = entries(case)
+    assert are_first_columns(found["v"], found["k"])
+    assert found["v"].shape == case.shape("v")
+    assert found["k"][0, 1, 2, 3] == 77.0
+    assert changed_tensors(case, replace(case, v_layout="huge", v_values="wide")) == set()
+    assert changed_tensors(case, replace(case, k_values="wide")) == {"k", "v"}
+
+
+def test_v_in_k_changes_neither_k_nor_a_v_with_more_columns_than_k() -> None:
+    apart = replace(IN_K, v_in_k=False)
+    assert changed_tensors(IN_K, apart) == {"v"}
+    assert list(tensors(IN_K, "cpu").own) == ["q", "k", "dout"]
+    assert list(tensors(apart, "cpu").own) == list(TENSORS)
+    wide = replace(IN_K, v_head_dim=9)
+    assert not wide.v_is_of_k
+    assert changed_tensors(wide, replace(wide, v_in_k=False)) == set()

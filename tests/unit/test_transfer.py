@@ -8,7 +8,8 @@ import torch
 from kernels.registry import load
 from reference.bounds.accumulation import SAFETY
 from strategies.case import Case
-from strategies.layouts import bits, place
+from strategies.layouts import are_first_columns, bits, place
+from strategies.tensors import tensors
 from tests.harness.law import law_named
 from tests.harness.transfer import MOST_PRODUCTS, Copies, home_of, on_cpu
 from tests.harness.trial import Trial
@@ -106,3 +107,11 @@ def test_an_input_that_a_kernel_on_a_gpu_changes_is_seen_on_the_cpu() -> None:
     finding = trial.changed_input()
     assert finding is not None
     assert (finding.tensor, finding.wrong) == ("k", 1)
+
+
+def test_a_v_that_is_the_first_columns_of_k_stays_so_in_a_copy_of_the_whole_k() -> None:
+    windows = tensors(Case(seqlen_k=3, v_head_dim=5, v_in_k=True, k_layout="gap"), "cpu", around=False)
+    copies = Copies("cpu", windows.own.values())
+    k, v = (copies.of(x.tensor) for x in (windows.k, windows.v))
+    assert are_first_columns(v, k)
+    assert torch.equal(k, windows.k.tensor)
