@@ -428,6 +428,7 @@ KERNEL = AttentionKernel(
     forward=forward,
     capabilities=Capabilities(
         head_dims=tuple(range(1, 257)),
+        v_in_k=True,
         backward=False,
         batch_invariant=True,
         ragged=("cache", "paged", "append"),

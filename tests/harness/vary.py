@@ -132,10 +132,11 @@ def _is_of_columns(case: Case, changed: Case, fails: Callable[[Case], bool | Non
     """Whether a case with another head_dim may hold only because entries are set in other columns.
 
     Columns are taken modulo head_dim. If the case itself holds with its entries in the other case's columns, normal
-    numbers without any entry set tell whether head_dim matters.
+    numbers without any entry set tell whether head_dim matters. So they do if v is the first columns of k, as it
+    depends on head_dim then which of k's columns are not v's.
     """
     moved = _in_columns_of(changed, case)
-    if moved == _in_columns_of(case, case) or fails(moved):
+    if not case.v_is_of_k and (moved == _in_columns_of(case, case) or fails(moved)):
         return False
     dense, other = map(with_normal_numbers, (case, changed))
     return fails(other) is not False or not fails(dense)

@@ -85,7 +85,7 @@ PLANTED = (
             "keys, values = loaded(k, v)",
             "keys, values = loaded(k, v)\n"
             "        if is_in(v, k):\n"
-            "            keys = torch.where(torch.arange(k.shape[3]) < v.shape[3], keys, 0.0)",
+            "            keys = torch.where(torch.arange(k.shape[3], device=k.device) < v.shape[3], keys, 0.0)",
         ),
         "eager",
     ),
@@ -105,7 +105,7 @@ PLANTED = (
         Edit(
             LOADED,
             OF_KEYS,
-            "keys[..., : v.shape[3]].where(torch.arange(v.shape[3]) < v.shape[3] // 32 * 32, 0.0) if is_in(v, k)",
+            "keys[..., : v.shape[3]].where(torch.arange(v.shape[3], device=k.device) < v.shape[3] // 32 * 32, 0.0) if is_in(v, k)",
         ),
         "eager",
     ),
