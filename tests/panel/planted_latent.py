@@ -105,7 +105,8 @@ PLANTED = (
         Edit(
             LOADED,
             OF_KEYS,
-            "keys[..., : v.shape[3]].where(torch.arange(v.shape[3], device=k.device) < v.shape[3] // 32 * 32, 0.0) if is_in(v, k)",
+            "torch.where(torch.arange(v.shape[3], device=k.device) < v.shape[3] // 32 * 32, "
+            "keys[..., : v.shape[3]], 0.0) if is_in(v, k)",
         ),
         "eager",
     ),
