@@ -45,7 +45,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="append",
         metavar="SPEC",
         help="kernel under test: a registered name, package.module:attribute or path/to/file.py:attribute; "
-        "repeatable (default: every registered kernel that runs on the device)",
+        "repeatable (default: every registered kernel that runs on the device); public stands for the kernels of "
+        "other packages that run here",
     )
     group.addoption(
         "--claims",

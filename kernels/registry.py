@@ -1,7 +1,8 @@
 """Which kernels there are, and how a SPEC typed on a command line becomes one.
 
 A SPEC is a registered name, ``package.module:attribute`` or ``path/to/file.py:attribute``. Registered kernels
-are imported when asked for: one whose dependencies are missing hurts nobody else.
+are imported when asked for: one whose dependencies are missing hurts nobody else. Kernels of other people's packages,
+which are tried only where they are named, are registered in ``PUBLIC``.
 """
 
 import contextlib
@@ -12,6 +13,7 @@ import importlib.util
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -39,6 +41,35 @@ REGISTERED: Mapping[str, str] = {
     "sdpa_cudnn": "kernels.pytorch.sdpa:CUDNN",
     "flex_attention": "kernels.pytorch.flex_attention:KERNEL",
 }
+
+PUBLIC: Mapping[str, str] = {
+    "torch_varlen": "torch",
+    "torch_nested": "torch",
+    "torch_mha": "torch",
+    "torch_flex_compiled": "torch",
+    "transformers_eager": "transformers",
+    "transformers_sdpa": "transformers",
+    "transformers_flex": "transformers",
+    "jax_xla": "jax",
+    "jax_cudnn": "jax",
+    "jax_pallas": "jax",
+    "keras": "keras",
+    "onnxruntime": "onnxruntime",
+    "openvino": "openvino",
+    "tinygrad": "tinygrad",
+    "fla": "flash-linear-attention",
+    "flag_gems": "flag_gems",
+    "sageattention": "sageattention",
+    "xformers": "xformers",
+    "flash_attn": "flash-attn",
+    "flashinfer": "flashinfer-python",
+    "vllm": "vllm",
+    "sglang": "sglang",
+}
+"""The package that each kernel of ``kernels/public`` needs, by the name of the kernel, which is that of its module."""
+
+EVERY_PUBLIC = "public"
+"""This SPEC stands for all kernels in ``PUBLIC`` that run on the device."""
 
 
 class SpecError(ValueError):
@@ -72,10 +103,15 @@ def load(spec: str, claims: Iterable[str] = ()) -> AttentionKernel:
 
 def locate(spec: str) -> tuple[str, str]:
     """Return the module or .py file that ``spec`` names, and the attribute in it. Raises SpecError."""
-    location, _, attribute = REGISTERED.get(spec, spec).rpartition(":")
+    location, _, attribute = _registered(spec).rpartition(":")
     if not location or not attribute:
         raise SpecError(f"kernel {spec!r}: {_no_such_name(spec)}")
     return location, attribute
+
+
+def _registered(spec: str) -> str:
+    """Return the module and the attribute of a registered kernel; any other SPEC as it is."""
+    return f"kernels.public.{spec}:KERNEL" if spec in PUBLIC else REGISTERED.get(spec, spec)
 
 
 def module_of(spec: str) -> ModuleType:
@@ -89,14 +125,26 @@ def unavailable_reason(kernel_name: str, device_type: str) -> str | None:
     A kernel's module says so in ``UNAVAILABLE``, a mapping from (name, device type) to the reason. A kernel
     whose module cannot be imported here is unavailable everywhere. Of other SPECs nothing is known: None.
     """
-    if kernel_name not in REGISTERED:
+    if kernel_name not in (*REGISTERED, *PUBLIC):
         return None
-    location = REGISTERED[kernel_name].partition(":")[0]
+    if kernel_name in PUBLIC and package_version(kernel_name) is None:
+        return f"needs {PUBLIC[kernel_name]}"
     try:
-        module = importlib.import_module(location)
-    except ImportError as error:
+        module = importlib.import_module(_registered(kernel_name).partition(":")[0])
+    except Exception as error:
+        # Packages of other people raise whatever they like where, say, they find no GPU.
+        if kernel_name not in PUBLIC and not isinstance(error, ImportError):
+            raise
         return f"cannot be imported: {_one_line(error)}"
     return getattr(module, "UNAVAILABLE", {}).get((kernel_name, device_type))
+
+
+def package_version(public_kernel: str) -> str | None:
+    """Return the version of the package that a kernel of ``PUBLIC`` needs, or None where it is not installed."""
+    try:
+        return version(PUBLIC[public_kernel])
+    except PackageNotFoundError:
+        return None
 
 
 _ABSENT = object()
@@ -120,9 +168,10 @@ def _check_signature(spec: str, function: Callable[..., Any], capabilities: Capa
 
 
 def _no_such_name(name: str) -> str:
-    close = difflib.get_close_matches(name, REGISTERED)
+    registered = (*REGISTERED, *PUBLIC)
+    close = difflib.get_close_matches(name, registered)
     hint = f"did you mean {' or '.join(close)}? " if close else ""
-    return f"{hint}expected {', '.join(REGISTERED)}, package.module:attribute or path/to/file.py:attribute"
+    return f"{hint}expected {', '.join(registered)}, package.module:attribute or path/to/file.py:attribute"
 
 
 def _what_it_has(module: ModuleType) -> str:

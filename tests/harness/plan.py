@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from kernels.registry import REGISTERED
+from kernels.registry import EVERY_PUBLIC, PUBLIC, REGISTERED, package_version
 from tests.harness.budget import CALLS, SECONDS, Clock, ShrinkBudget
 from tests.harness.child import Child
 from tests.harness.finds import Finds, finds_at
@@ -125,7 +125,7 @@ def make_plan(config: pytest.Config) -> Plan:
         unavailable=(*unavailable, *unusable),
         sanitizers=usable,
         device=device,
-        environment=child.environment(),
+        environment={**child.environment(), **_packages(kernels)},
         child=child,
         has_general=device != "cpu" and replay is None,
         report_dir=report_dir,
@@ -254,12 +254,22 @@ def _unfinished(report_dir: Path) -> dict[Path, Run]:
     return found
 
 
+def _packages(kernels: Iterable[KernelInfo]) -> dict[str, str]:
+    """Return the versions of the packages that public kernels are from."""
+    found = {PUBLIC[info.spec]: package_version(info.spec) for info in kernels if info.spec in PUBLIC}
+    return {package: version for package, version in found.items() if version is not None}
+
+
 def _kernels(
     config: pytest.Config, child: Child, replay: Run | None
 ) -> tuple[tuple[KernelInfo, ...], tuple[str, ...]]:
-    """Return the kernels named, or all registered ones that run on the device, and why the others don't."""
+    """Return the kernels named, or all registered ones that run on the device, and why the others don't.
+
+    Of public kernels, which only ``EVERY_PUBLIC`` names all at once, those that run are returned as well.
+    """
     claims = tuple(config.getoption("--claims"))
-    specs = config.getoption("--kernel")
+    asked = config.getoption("--kernel")
+    specs = [spec for each in asked for spec in (PUBLIC if each == EVERY_PUBLIC else (each,))]
     if replay is not None and not specs:
         specs, claims = [replay.spec], (*replay.claims, *claims)
     kernels: dict[str, KernelInfo] = {}
@@ -270,7 +280,7 @@ def _kernels(
             if replay is None and not hasattr(config, "workerinput"):
                 info.check_returned(child)
         except Unavailable as e:
-            if specs:
+            if specs and not (spec in PUBLIC and EVERY_PUBLIC in asked):
                 raise pytest.UsageError(str(e)) from None
             unavailable.append(str(e))
             continue

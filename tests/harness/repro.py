@@ -182,7 +182,7 @@ def _largest(f: Finding, dtype: str) -> float:
 
 def _locate(spec: str) -> tuple[str, str, str]:
     """Return the folder, the module and the attribute from which the kernel of a SPEC is imported."""
-    target, _, attribute = registry.REGISTERED.get(spec, spec).rpartition(":")
+    target, attribute = registry.locate(spec)
     if target.endswith(".py"):
         path = Path(target).resolve()
         return str(path.parent), path.stem, attribute

@@ -1,0 +1,61 @@
+"""What adapters of public kernels share: their claims, and calls of another framework's functions by DLPack."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from kernels.claims import PLAIN_FUNCTION
+
+CLAIMS = replace(PLAIN_FUNCTION, min_seqlen=1, lse=False)
+"""Claims of a kernel of whose documentation nothing is quoted: that no length is 0, and that any design may be its own.
+
+An adapter replaces what its package promises otherwise.
+"""
+
+COPIED = replace(CLAIMS, layouts=("contiguous",))
+"""The same for a kernel that gets copies of q, k and v, so that it never sees how they lie in memory."""
+
+NEEDS_CUDA = "needs a CUDA GPU"
+
+
+def only_on_cuda(name: str) -> dict[tuple[str, str], str]:
+    """Return the ``UNAVAILABLE`` of an adapter whose kernel runs on no CPU."""
+    return {(name, "cpu"): NEEDS_CUDA}
+
+
+class _Foreign(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, vjp: Callable[..., Any], receive: Callable[[Tensor], Any], *tensors: Tensor
+    ) -> Tensor:
+        out, ctx.pull = vjp(*(receive(_copy(x)) for x in tensors))
+        ctx.receive = receive
+        return torch.from_dlpack(out).clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        gradients = ctx.pull(ctx.receive(_copy(dout)))
+        return (None, None, *(torch.from_dlpack(x).clone() for x in gradients))
+
+
+def _copy(x: Tensor) -> Tensor:
+    """Return a contiguous copy: a framework whose arrays never change may read it late, or again."""
+    return x.detach().clone(memory_format=torch.contiguous_format)
+
+
+def foreign(vjp: Callable[..., Any], receive: Callable[[Tensor], Any], *tensors: Tensor) -> Tensor:
+    """Return what another framework's function makes of tensors, as a tensor that can be differentiated.
+
+    Args:
+        vjp: returns for arrays (out, pull), where ``pull(dout)`` returns the gradient of each array, as ``jax.vjp``
+            does for a function.
+        receive: makes an array of a tensor, by DLPack.
+        tensors: the arguments, each of which is copied.
+    """
+    result: Tensor = _Foreign.apply(vjp, receive, *tensors)
+    return result

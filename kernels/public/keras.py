@@ -1,0 +1,27 @@
+"""``keras.ops.dot_product_attention`` on the backend torch, with gradients by autograd. It has run on a CPU."""
+
+import os
+from dataclasses import replace
+
+from torch import Tensor
+
+from kernels.contract import AttentionKernel
+from kernels.public.bridge import CLAIMS
+
+os.environ.setdefault("KERAS_BACKEND", "torch")  # read when Keras is imported
+
+import keras  # noqa: E402
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> tuple[Tensor, None]:
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    out = keras.ops.dot_product_attention(q, k, v, scale=sm_scale, is_causal=causal)
+    return out.transpose(1, 2), None
+
+
+KERNEL = AttentionKernel(
+    name="keras",
+    forward=_forward,
+    # "Whether to apply causal mask": its tests and its other backends make it of tril((T, S)).
+    capabilities=replace(CLAIMS, causal_alignment="top_left"),
+)

@@ -1,0 +1,28 @@
+"""transformers' ``sdpa_attention_forward``, which the models call that have ``attn_implementation="sdpa"``.
+
+It has run on a CPU.
+"""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+from torch import Tensor
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from kernels.contract import AttentionKernel
+from kernels.public.bridge import CLAIMS
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> tuple[Tensor, None]:
+    layer = SimpleNamespace(num_key_value_groups=q.shape[1] // k.shape[1])
+    out, _ = sdpa_attention_forward(layer, q, k, v, None, scaling=sm_scale, is_causal=causal)
+    return out.transpose(1, 2), None
+
+
+KERNEL = AttentionKernel(
+    name="transformers_sdpa",
+    forward=_forward,
+    # Causal is the flag for a prefill; one that continues a cache comes with a mask. "Not in decoding phase (otherwise
+    # we want full attention on the single query token)".
+    capabilities=replace(CLAIMS, causal_unequal_lengths=False),
+)
