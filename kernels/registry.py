@@ -56,7 +56,6 @@ PUBLIC: Mapping[str, str] = {
     "keras": "keras",
     "onnxruntime": "onnxruntime",
     "openvino": "openvino",
-    "tinygrad": "tinygrad",
     "fla": "flash-linear-attention",
     "flag_gems": "flag_gems",
     "sageattention": "sageattention",

@@ -1,6 +1,7 @@
 """What adapters of public kernels share: their claims, and calls of another framework's functions by DLPack."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +26,17 @@ NEEDS_CUDA = "needs a CUDA GPU"
 def only_on_cuda(name: str) -> dict[tuple[str, str], str]:
     """Return the ``UNAVAILABLE`` of an adapter whose kernel runs on no CPU."""
     return {(name, "cpu"): NEEDS_CUDA}
+
+
+@contextmanager
+def refusing(message: str) -> Iterator[None]:
+    """Make a refusal of a RuntimeError with this message: what the package says where it does not take the inputs."""
+    try:
+        yield
+    except RuntimeError as error:
+        if message not in str(error):
+            raise
+        raise NotImplementedError(str(error)) from error
 
 
 class _Foreign(torch.autograd.Function):
@@ -59,3 +71,26 @@ def foreign(vjp: Callable[..., Any], receive: Callable[[Tensor], Any], *tensors:
     """
     result: Tensor = _Foreign.apply(vjp, receive, *tensors)
     return result
+
+
+def packed(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: int = 0,
+    max_seqlen_k: int = 0,
+) -> tuple[tuple[Tensor, ...], tuple[Any, ...]]:
+    """Return q, k and v as rows (tokens, heads, head_dim), and what functions for packed sequences are told besides.
+
+    That is ``cu_seqlens_q``, ``cu_seqlens_k`` and the largest lengths. Where the call has none, each element of the
+    batch is a sequence.
+    """
+    rows = tuple(x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))
+    if cu_seqlens_q is not None:
+        return rows, (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    lengths = (q.shape[2], k.shape[2])
+    starts = (torch.arange(q.shape[0] + 1, dtype=torch.int32, device=q.device) * n for n in lengths)
+    return rows, (*starts, *lengths)

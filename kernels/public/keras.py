@@ -10,7 +10,7 @@ from kernels.public.bridge import CLAIMS
 
 os.environ.setdefault("KERAS_BACKEND", "torch")  # read when Keras is imported
 
-import keras  # noqa: E402
+import keras
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> tuple[Tensor, None]:

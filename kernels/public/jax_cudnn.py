@@ -1,0 +1,24 @@
+"""``jax.nn.dot_product_attention`` as cuDNN computes it, with gradients by ``jax.vjp``. It has not been run yet."""
+
+from dataclasses import replace
+from functools import partial
+
+from kernels.contract import AttentionKernel
+from kernels.public.bridge import COPIED, only_on_cuda
+from kernels.public.jax_xla import forward
+
+KERNEL = AttentionKernel(
+    name="jax_cudnn",
+    forward=partial(forward, "cudnn"),
+    capabilities=replace(
+        COPIED,
+        # "cudnn supports only a subset of shapes/dtypes, and an exception will be thrown if its not supported":
+        # check_is_flash_attention takes head dims that are multiples of 8, up to 128.
+        dtypes=("float16", "bfloat16"),
+        head_dims=tuple(range(8, 129, 8)),
+        # The mask is cuDNN's CAUSAL, for lengths that are equal in all of JAX's tests.
+        causal_unequal_lengths=False,
+    ),
+)
+
+UNAVAILABLE = only_on_cuda(KERNEL.name)

@@ -1,0 +1,39 @@
+"""ONNX Runtime's ``Attention`` of opset 24, as its CPU provider computes it. It has run on a CPU."""
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import torch
+from onnx import helper
+from onnxruntime import InferenceSession
+from torch import Tensor
+
+from kernels.claims import parse_claims
+from kernels.contract import BIASES, AttentionKernel
+from kernels.public.bridge import COPIED
+
+
+@cache
+def _session(dtype: Any, names: str, **attributes: Any) -> Any:
+    inputs, (out,) = ([helper.make_tensor_value_info(x, dtype, None) for x in each] for each in (names, "o"))
+    graph = helper.make_graph([helper.make_node("Attention", names, "o", **attributes)], "a", inputs, [out])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 24)], ir_version=10)
+    return InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+
+
+def _forward(*qkv: Tensor, causal: bool, sm_scale: float, bias: Any = None, **cap: float) -> Any:
+    given = zip("qkv" if bias is None else "qkvb", (*qkv, bias), strict=False)
+    arrays = {name: x.contiguous().numpy() for name, x in given}
+    dtype = helper.np_dtype_to_tensor_dtype(arrays["q"].dtype)
+    session = _session(dtype, "".join(arrays), is_causal=int(causal), scale=sm_scale, **cap)
+    return torch.from_numpy(session.run(None, arrays)[0]), None
+
+
+# "scale Q, K by sqrt(scale) before matmul". Causal without a past "reduces to the lower-triangular (top-left) mask". Of
+# its types, numpy has no bfloat16. Of softmax: "the same precision as the input of softmax (Q and K) is used".
+_CLAIMS = replace(COPIED, sm_scale="positive", causal_alignment="top_left", dtypes=("float16", "float32"))
+# "V: shape (..., kv_sequence_length, v_head_size)"; "softcap value for attention weights"; "float mask" that is added.
+_CLAIMS = replace(_CLAIMS, v_head_dim=(0, 16, 80), softcap=(0.0, 20.0), bias=BIASES, backward=False)
+_CLAIMS = parse_claims(["rounded_scores=true"], _CLAIMS)
+KERNEL = AttentionKernel(name="onnxruntime", forward=_forward, capabilities=_CLAIMS)

@@ -1,0 +1,36 @@
+"""PyTorch's ``scaled_dot_product_attention`` on nested tensors of the layout jagged. It has run on a CPU."""
+
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+from torch.nested import nested_tensor_from_jagged
+from torch.nn.functional import scaled_dot_product_attention
+
+from kernels.contract import AttentionKernel
+from kernels.public.bridge import CLAIMS, packed, refusing
+
+
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float, **sequences: Any
+) -> tuple[Tensor, None]:
+    (rows, keys, values), (starts_q, starts_k, *_) = packed(q, k, v, **sequences)
+    given = ((rows, starts_q), (keys, starts_k), (values, starts_k))
+    nested = (nested_tensor_from_jagged(x, starts.long()).transpose(1, 2) for x, starts in given)
+    with refusing("No viable backend"):
+        out = scaled_dot_product_attention(*nested, is_causal=causal, scale=sm_scale)
+    return out.transpose(1, 2).values().unflatten(0, (q.shape[0], -1)).transpose(1, 2), None
+
+
+KERNEL = AttentionKernel(
+    name="torch_nested",
+    forward=_forward,
+    capabilities=replace(
+        CLAIMS,
+        # "the causal mask is applied to each sequence"; unequal lengths are as for dense tensors.
+        causal_unequal_lengths=False,
+        # "This path is currently not implemented for jagged layout NT."
+        grouped_heads=False,
+        ragged=("packed",),
+    ),
+)
