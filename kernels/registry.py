@@ -1,8 +1,8 @@
 """Which kernels there are, and how a SPEC typed on a command line becomes one.
 
 A SPEC is a registered name, ``package.module:attribute`` or ``path/to/file.py:attribute``. Registered kernels
-are imported when asked for: one whose dependencies are missing hurts nobody else. Kernels of other people's packages,
-which are tried only where they are named, are registered in ``PUBLIC``.
+are imported when asked for: one whose dependencies are missing hurts nobody else. ``PUBLIC`` names the kernels of other
+people's packages; most of them are tried only if they are asked for.
 """
 
 import contextlib
@@ -43,6 +43,11 @@ REGISTERED: Mapping[str, str] = {
 }
 
 PUBLIC: Mapping[str, str] = {
+    "sdpa_math": "torch",
+    "sdpa_flash": "torch",
+    "sdpa_efficient": "torch",
+    "sdpa_cudnn": "torch",
+    "flex_attention": "torch",
     "torch_varlen": "torch",
     "torch_nested": "torch",
     "torch_mha": "torch",
@@ -65,7 +70,10 @@ PUBLIC: Mapping[str, str] = {
     "vllm": "vllm",
     "sglang": "sglang",
 }
-"""The package that each kernel of ``kernels/public`` needs, by the name of the kernel, which is that of its module."""
+"""The package that each kernel of other people needs, by the name of the kernel.
+
+Those that are not in ``REGISTERED`` too are in ``kernels/public``, each in the module of its name.
+"""
 
 EVERY_PUBLIC = "public"
 """This SPEC stands for all kernels in ``PUBLIC`` that run on the device."""
@@ -110,7 +118,7 @@ def locate(spec: str) -> tuple[str, str]:
 
 def _registered(spec: str) -> str:
     """Return the module and the attribute of a registered kernel; any other SPEC as it is."""
-    return f"kernels.public.{spec}:KERNEL" if spec in PUBLIC else REGISTERED.get(spec, spec)
+    return REGISTERED.get(spec, f"kernels.public.{spec}:KERNEL" if spec in PUBLIC else spec)
 
 
 def module_of(spec: str) -> ModuleType:
@@ -124,7 +132,7 @@ def unavailable_reason(kernel_name: str, device_type: str) -> str | None:
     A kernel's module says so in ``UNAVAILABLE``, a mapping from (name, device type) to the reason. A kernel
     whose module cannot be imported here is unavailable everywhere. Of other SPECs nothing is known: None.
     """
-    if kernel_name not in (*REGISTERED, *PUBLIC):
+    if kernel_name not in {**REGISTERED, **PUBLIC}:
         return None
     if kernel_name in PUBLIC and package_version(kernel_name) is None:
         return f"needs {PUBLIC[kernel_name]}"
@@ -167,7 +175,7 @@ def _check_signature(spec: str, function: Callable[..., Any], capabilities: Capa
 
 
 def _no_such_name(name: str) -> str:
-    registered = (*REGISTERED, *PUBLIC)
+    registered = {**REGISTERED, **PUBLIC}
     close = difflib.get_close_matches(name, registered)
     hint = f"did you mean {' or '.join(close)}? " if close else ""
     return f"{hint}expected {', '.join(registered)}, package.module:attribute or path/to/file.py:attribute"

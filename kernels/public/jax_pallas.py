@@ -27,8 +27,9 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) 
     return foreign(partial(jax.vjp, answer), jax.dlpack.from_dlpack, q, k, v), None
 
 
-# Lengths are multiples of a block. Its tests have these head dims, and unequal lengths without a causal mask only.
-_CLAIMS = replace(COPIED, head_dims=(32, 64, 128), seqlen_multiple=_BLOCK, causal_unequal_lengths=False)
+# Lengths are multiples of a block, and "q_seq_len and kv_seq_len must be divided into the same number of blocks for the
+# fused backward pass". Its tests have these head dims.
+_CLAIMS = replace(COPIED, head_dims=(32, 64, 128), seqlen_multiple=_BLOCK, unequal_lengths=False)
 KERNEL = AttentionKernel(
     name="jax_pallas", forward=_forward, capabilities=replace(_CLAIMS, grouped_heads=False)
 )

@@ -34,6 +34,6 @@ def forward(
 KERNEL = AttentionKernel(
     name="jax_xla",
     forward=partial(forward, "xla"),
-    # "If true, causal attention will be applied"; its tests compare unequal lengths with jnp.tril of (T, S).
+    # "If true, causal attention will be applied": `_get_causal_mask` is jnp.tril of ones (T, S).
     capabilities=replace(COPIED, causal_alignment="top_left"),
 )

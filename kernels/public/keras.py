@@ -22,6 +22,6 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) 
 KERNEL = AttentionKernel(
     name="keras",
     forward=_forward,
-    # "Whether to apply causal mask": its tests and its other backends make it of tril((T, S)).
+    # "Whether to apply causal mask", which its code makes of torch.tril of ones (q_len, kv_len).
     capabilities=replace(CLAIMS, causal_alignment="top_left"),
 )

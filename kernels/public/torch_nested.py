@@ -16,9 +16,9 @@ def _forward(
 ) -> tuple[Tensor, None]:
     (rows, keys, values), (starts_q, starts_k, *_) = packed(q, k, v, **sequences)
     given = ((rows, starts_q), (keys, starts_k), (values, starts_k))
-    nested = (nested_tensor_from_jagged(x, starts.long()).transpose(1, 2) for x, starts in given)
+    q_, k_, v_ = (nested_tensor_from_jagged(x, starts.long()).transpose(1, 2) for x, starts in given)
     with refusing("No viable backend"):
-        out = scaled_dot_product_attention(*nested, is_causal=causal, scale=sm_scale)
+        out = scaled_dot_product_attention(q_, k_, v_, is_causal=causal, scale=sm_scale)
     return out.transpose(1, 2).values().unflatten(0, (q.shape[0], -1)).transpose(1, 2), None
 
 
@@ -27,7 +27,7 @@ KERNEL = AttentionKernel(
     forward=_forward,
     capabilities=replace(
         CLAIMS,
-        # "the causal mask is applied to each sequence"; unequal lengths are as for dense tensors.
+        # Nothing is said of a causal mask where lengths differ.
         causal_unequal_lengths=False,
         # "This path is currently not implemented for jagged layout NT."
         grouped_heads=False,

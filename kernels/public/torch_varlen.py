@@ -14,8 +14,9 @@ def _forward(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float, window: int = 0, **sequences: Any
 ) -> tuple[Tensor, None]:
     rows, lengths = packed(q, k, v, **sequences)
+    attention: Any = varlen_attn
     sides = (window - 1 if window else -1, 0 if causal else -1)
-    out = varlen_attn(*rows, *lengths, scale=sm_scale, window_size=sides, enable_gqa=q.shape[1] != k.shape[1])
+    out = attention(*rows, *lengths, scale=sm_scale, window_size=sides, enable_gqa=q.shape[1] != k.shape[1])
     return out.unflatten(0, (q.shape[0], -1)).transpose(1, 2), None
 
 
