@@ -6,6 +6,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from kernels.contract import AttentionKernel
+from kernels.public import known_failures
 from kernels.public.bridge import CLAIMS
 
 os.environ.setdefault("KERAS_BACKEND", "torch")  # read when Keras is imported
@@ -22,6 +23,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) 
 KERNEL = AttentionKernel(
     name="keras",
     forward=_forward,
+    known_failures=known_failures.FLASH_ON_CPU,
     # "Whether to apply causal mask", which its code makes of torch.tril of ones (q_len, kv_len).
     capabilities=replace(CLAIMS, causal_alignment="top_left"),
 )

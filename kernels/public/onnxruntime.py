@@ -12,6 +12,7 @@ from torch import Tensor
 from kernels.claims import parse_claims
 from kernels.contract import BIASES, AttentionKernel
 from kernels.public.bridge import COPIED
+from kernels.public.known_failures import ONNXRUNTIME
 
 
 @cache
@@ -36,4 +37,6 @@ _CLAIMS = replace(COPIED, sm_scale="positive", causal_alignment="top_left", dtyp
 # "V: shape (..., kv_sequence_length, v_head_size)"; "softcap value for attention weights"; "float mask" that is added.
 _CLAIMS = replace(_CLAIMS, v_head_dim=(0, 16, 80), softcap=(0.0, 20.0), bias=BIASES, backward=False)
 _CLAIMS = parse_claims(["rounded_scores=true"], _CLAIMS)
-KERNEL = AttentionKernel(name="onnxruntime", forward=_forward, capabilities=_CLAIMS)
+KERNEL = AttentionKernel(
+    name="onnxruntime", forward=_forward, capabilities=_CLAIMS, known_failures=ONNXRUNTIME
+)

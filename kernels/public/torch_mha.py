@@ -14,6 +14,7 @@ from torch.nn import MultiheadAttention
 from kernels.claims import parse_claims
 from kernels.contract import AttentionKernel
 from kernels.public.bridge import COPIED
+from kernels.public.known_failures import TORCH_MHA
 
 
 @torch.no_grad()
@@ -34,4 +35,4 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) 
 # "Self attention is being computed". The weight of a scale is rounded, and q is multiplied by it.
 _CLAIMS = replace(COPIED, unequal_lengths=False, grouped_heads=False, backward=False, head_dims=(16, 32, 64))
 _CLAIMS = parse_claims(["operand_rounding=2^-22"], replace(_CLAIMS, dtypes=("float32",)))
-KERNEL = AttentionKernel(name="torch_mha", forward=_forward, capabilities=_CLAIMS)
+KERNEL = AttentionKernel(name="torch_mha", forward=_forward, capabilities=_CLAIMS, known_failures=TORCH_MHA)

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nested import nested_tensor_from_jagged
 from torch.nn.functional import scaled_dot_product_attention
 
+from kernels.claims import parse_claims
 from kernels.contract import AttentionKernel
 from kernels.public.bridge import CLAIMS, packed, refusing
 
@@ -19,14 +20,17 @@ def _forward(
     q_, k_, v_ = (nested_tensor_from_jagged(x, starts.long()).transpose(1, 2) for x, starts in given)
     with refusing("No viable backend"):
         out = scaled_dot_product_attention(q_, k_, v_, is_causal=causal, scale=sm_scale)
-    return out.transpose(1, 2).values().unflatten(0, (q.shape[0], -1)).transpose(1, 2), None
+    # The backward of values() needs a gradient of its own storage: docs/findings/torch_nested_values.md.
+    return (out.transpose(1, 2).values() * 1.0).unflatten(0, (q.shape[0], -1)).transpose(1, 2), None
 
 
+# The math backend rounds q and k after their scaling, the scores and the weights, all to 16 bits.
+_ROUNDED = parse_claims(["rounded_scores=true", "q_prescaled=true", "k_prescaled=true"], CLAIMS)
 KERNEL = AttentionKernel(
     name="torch_nested",
     forward=_forward,
     capabilities=replace(
-        CLAIMS,
+        _ROUNDED,
         # Nothing is said of a causal mask where lengths differ.
         causal_unequal_lengths=False,
         # "This path is currently not implemented for jagged layout NT."

@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from kernels.contract import AttentionKernel
+from kernels.public import known_failures
 from kernels.public.bridge import CLAIMS
 
 
@@ -22,6 +23,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) 
 KERNEL = AttentionKernel(
     name="transformers_sdpa",
     forward=_forward,
+    known_failures=known_failures.FLASH_ON_CPU,
     # Causal is the flag for a prefill; one that continues a cache comes with a mask. "Not in decoding phase (otherwise
     # we want full attention on the single query token)".
     capabilities=replace(CLAIMS, causal_unequal_lengths=False),

@@ -1,7 +1,7 @@
 """``python -m tests.harness.package_table DIR ... --page PATH``: runs of public kernels become a table of a page.
 
-A row is a kernel on a device, a column a law. A run replaces the rows of its kernels on its device and keeps all others,
-so that runs on several machines make one table.
+A row is a kernel on a device, a column a law. A run replaces the rows of its kernels on its device and keeps others, so
+that runs on several machines make one table.
 """
 
 import json

@@ -1,0 +1,66 @@
+"""What fails in public kernels, by device. This suite found each; ``docs/findings.md`` tells the causes.
+
+What begins with "limit" is no bug: the package promises nothing there. Entries say no version of a package: once one is
+mended, its stored case passes, and the run says that the entry has to go.
+"""
+
+from typing import Any
+
+from kernels.contract import ANY_LAW, KnownFailure
+from kernels.pytorch import known_failures as pytorch
+
+_ON_CPU: dict[str, Any] = {"device": "cpu", "torch": ("",)}
+_ZEROS = dict.fromkeys(("q_values", "k_values", "v_values", "dout_values"), "zeros")
+_NAN_BEHIND: dict[str, Any] = {
+    **_ZEROS,
+    "seqlen_q": 2,
+    "seqlen_k": 2,
+    "causal": True,
+    "spikes": ({"tensor": "k", "index": (0, 0, 1, 0), "value": "nan"},),
+}
+"""A case in which the first of two rows must not see NaN, since a causal mask hides it."""
+
+FLASH_ON_CPU = tuple(
+    known for known in pytorch.FLASH if known.device == "cpu" and known.laws != ("rejection",)
+)
+"""Of functions that call PyTorch's ``scaled_dot_product_attention``, which takes its flash kernel on a CPU."""
+
+ADDED_MASK = (
+    KnownFailure(
+        what="limit: NaN or infinity behind the causal mask makes rows NaN that do not see it, as the mask is added",
+        laws=("special",),
+        case=_NAN_BEHIND,
+        where={"causal": (True,)},
+        **_ON_CPU,
+    ),
+)
+
+JAX_XLA = (
+    KnownFailure(
+        what="float16 under jit: F16_F16_F32 is not supported, and what is to catch that is over before it is compiled",
+        laws=("forward", ANY_LAW),
+        case={**_ZEROS, "dtype": "float16"},
+        where={"dtype": ("float16",)},
+        **_ON_CPU,
+    ),
+)
+
+ONNXRUNTIME = (
+    *ADDED_MASK,
+    KnownFailure(
+        what="a mask that is to be broadcast over queries is refused, though the operator takes any such shape",
+        laws=("forward", ANY_LAW),
+        case={**_ZEROS, "seqlen_q": 2, "bias": "of_keys"},
+        where={"bias": ("of_keys",)},
+        **_ON_CPU,
+    ),
+)
+
+TORCH_MHA = (
+    KnownFailure(
+        what="limit of the adapter: its projections multiply NaN and infinity by 0",
+        laws=("special",),
+        case={**_ZEROS, "spikes": ({"tensor": "v", "index": (0, 0, 0, 0), "value": "inf"},)},
+        **_ON_CPU,
+    ),
+)
