@@ -1,6 +1,5 @@
 """ONNX Runtime's ``Attention`` of opset 24, as its CPU provider computes it. It has run on a CPU."""
 
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -10,7 +9,7 @@ from onnxruntime import InferenceSession
 from torch import Tensor
 
 from kernels.claims import parse_claims
-from kernels.contract import BIASES, AttentionKernel
+from kernels.contract import AttentionKernel
 from kernels.public.bridge import COPIED
 from kernels.public.known_failures import ONNXRUNTIME
 
@@ -31,12 +30,9 @@ def _forward(*qkv: Tensor, causal: bool, sm_scale: float, bias: Any = None, **ca
     return torch.from_numpy(session.run(None, arrays)[0]), None
 
 
-# "scale Q, K by sqrt(scale) before matmul". Causal without a past "reduces to the lower-triangular (top-left) mask". Of
-# its types, numpy has no bfloat16. Of softmax: "the same precision as the input of softmax (Q and K) is used".
-_CLAIMS = replace(COPIED, sm_scale="positive", causal_alignment="top_left", dtypes=("float16", "float32"))
-# "V: shape (..., kv_sequence_length, v_head_size)"; "softcap value for attention weights"; "float mask" that is added.
-_CLAIMS = replace(_CLAIMS, v_head_dim=(0, 16, 80), softcap=(0.0, 20.0), bias=BIASES, backward=False)
-_CLAIMS = parse_claims(["rounded_scores=true"], _CLAIMS)
-KERNEL = AttentionKernel(
-    name="onnxruntime", forward=_forward, capabilities=_CLAIMS, known_failures=ONNXRUNTIME
-)
+# "Scale Q, K by sqrt(scale) before matmul"; causal "reduces to the lower-triangular (top-left) mask"; of softmax, "the
+# same precision as the input of softmax (Q and K) is used"; "V: (..., kv_sequence_length, v_head_size)".
+_CLAIMS = ("rounded_scores=true", "sm_scale=positive", "causal_alignment=top_left", "dtypes=float16,float32")
+_INPUTS = ("v_head_dim=0,16,80", "softcap=0,20", "bias=all", "backward=false")
+_ALL = parse_claims([*_CLAIMS, *_INPUTS], COPIED)
+KERNEL = AttentionKernel(name="onnxruntime", forward=_forward, capabilities=_ALL, known_failures=ONNXRUNTIME)
