@@ -1,7 +1,6 @@
 """What adapters of public kernels share: their claims, and calls of another framework's functions by DLPack."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +8,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from kernels.claims import PLAIN_FUNCTION
+from kernels.claims import PLAIN_FUNCTION, plain_function_designs
+from kernels.contract import Launch
+from kernels.pytorch.sdpa import FLASH
+from reference.family import Family
 
 CLAIMS = replace(PLAIN_FUNCTION, min_seqlen=1, lse=False)
 """Claims of a kernel of whose documentation nothing is quoted: that no length is 0, and that any design may be its own.
@@ -20,23 +22,23 @@ An adapter replaces what its package promises otherwise.
 COPIED = replace(CLAIMS, layouts=("contiguous",))
 """The same for a kernel that gets copies of q, k and v, so that it never sees how they lie in memory."""
 
+
+def _sdpa_designs(dtype: str, device: str, launch: Launch) -> Family:
+    """Return every design of full precision, and on a CPU that of PyTorch's flash kernel, which rounds more often."""
+    family = plain_function_designs(dtype, device, launch)
+    flash = FLASH.capabilities.arithmetic(dtype, device, launch)
+    return replace(family, bases=(*family.bases, flash)) if device == "cpu" else family
+
+
+SDPA = replace(CLAIMS, designs=_sdpa_designs)
+"""The same for a function that calls PyTorch's ``scaled_dot_product_attention``, whose kernel PyTorch chooses."""
+
 NEEDS_CUDA = "needs a CUDA GPU"
 
 
 def only_on_cuda(name: str) -> dict[tuple[str, str], str]:
     """Return the ``UNAVAILABLE`` of an adapter whose kernel runs on no CPU."""
     return {(name, "cpu"): NEEDS_CUDA}
-
-
-@contextmanager
-def refusing(message: str) -> Iterator[None]:
-    """Make a refusal of a RuntimeError with this message: what the package says where it does not take the inputs."""
-    try:
-        yield
-    except RuntimeError as error:
-        if message not in str(error):
-            raise
-        raise NotImplementedError(str(error)) from error
 
 
 class _Foreign(torch.autograd.Function):

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from kernels.contract import AttentionKernel
 from kernels.public import known_failures
-from kernels.public.bridge import CLAIMS
+from kernels.public.bridge import SDPA
 
 os.environ.setdefault("KERAS_BACKEND", "torch")  # read when Keras is imported
 
@@ -25,5 +25,5 @@ KERNEL = AttentionKernel(
     forward=_forward,
     known_failures=known_failures.FLASH_ON_CPU,
     # "Whether to apply causal mask", which its code makes of torch.tril of ones (q_len, kv_len).
-    capabilities=replace(CLAIMS, causal_alignment="top_left"),
+    capabilities=replace(SDPA, causal_alignment="top_left"),
 )

@@ -9,7 +9,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from kernels.claims import parse_claims
 from kernels.contract import AttentionKernel
-from kernels.public.bridge import CLAIMS, packed, refusing
+from kernels.public.bridge import CLAIMS, packed
 
 
 def _forward(
@@ -18,8 +18,7 @@ def _forward(
     (rows, keys, values), (starts_q, starts_k, *_) = packed(q, k, v, **sequences)
     given = ((rows, starts_q), (keys, starts_k), (values, starts_k))
     q_, k_, v_ = (nested_tensor_from_jagged(x, starts.long()).transpose(1, 2) for x, starts in given)
-    with refusing("No viable backend"):
-        out = scaled_dot_product_attention(q_, k_, v_, is_causal=causal, scale=sm_scale)
+    out = scaled_dot_product_attention(q_, k_, v_, is_causal=causal, scale=sm_scale)
     # The backward of values() needs a gradient of its own storage: docs/findings/torch_nested_values.md.
     return (out.transpose(1, 2).values() * 1.0).unflatten(0, (q.shape[0], -1)).transpose(1, 2), None
 
@@ -31,8 +30,8 @@ KERNEL = AttentionKernel(
     forward=_forward,
     capabilities=replace(
         _ROUNDED,
-        # Nothing is said of a causal mask where lengths differ.
-        causal_unequal_lengths=False,
+        # On a CPU: "Nested tensors for query / key are not supported when is_causal=True."
+        causal=(False,),
         # "This path is currently not implemented for jagged layout NT."
         grouped_heads=False,
         ragged=("packed",),

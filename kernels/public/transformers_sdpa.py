@@ -11,7 +11,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from kernels.contract import AttentionKernel
 from kernels.public import known_failures
-from kernels.public.bridge import CLAIMS
+from kernels.public.bridge import SDPA
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> tuple[Tensor, None]:
@@ -26,5 +26,5 @@ KERNEL = AttentionKernel(
     known_failures=known_failures.FLASH_ON_CPU,
     # Causal is the flag for a prefill; one that continues a cache comes with a mask. "Not in decoding phase (otherwise
     # we want full attention on the single query token)".
-    capabilities=replace(CLAIMS, causal_unequal_lengths=False),
+    capabilities=replace(SDPA, causal_unequal_lengths=False),
 )

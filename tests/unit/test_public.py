@@ -96,13 +96,6 @@ def test_a_foreign_function_gets_copies_that_are_contiguous() -> None:
     assert all(x.is_contiguous() and x.data_ptr() != q.data_ptr() and torch.equal(x, q) for x in given)
 
 
-def test_what_a_package_says_as_it_refuses_becomes_a_refusal() -> None:
-    with pytest.raises(NotImplementedError, match="no backend"), bridge.refusing("no backend"):
-        raise RuntimeError("no backend for this")
-    with pytest.raises(RuntimeError, match="another"), bridge.refusing("no backend"):
-        raise RuntimeError("another error")
-
-
 def test_a_batch_is_packed_as_sequences_of_equal_lengths() -> None:
     q, k = torch.randn(2, 3, 5, 4), torch.randn(2, 1, 7, 4)
     (rows, keys, _), (starts_q, starts_k, longest_q, longest_k) = bridge.packed(q, k, k)
