@@ -60,6 +60,7 @@ PUBLIC: Mapping[str, str] = {
     "jax_pallas": "jax",
     "keras": "keras",
     "onnxruntime": "onnxruntime",
+    "onnxruntime_cache": "onnxruntime",
     "openvino": "openvino",
     "fla": "flash-linear-attention",
     "flag_gems": "flag_gems",

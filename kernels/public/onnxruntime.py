@@ -1,33 +1,18 @@
 """ONNX Runtime's ``Attention`` of opset 24, as its CPU provider computes it. It has run on a CPU."""
 
-from functools import cache
 from typing import Any
 
-import torch
-from onnx import helper
-from onnxruntime import InferenceSession
 from torch import Tensor
 
 from kernels.claims import parse_claims
 from kernels.contract import AttentionKernel
 from kernels.public.bridge import COPIED
 from kernels.public.known_failures import ONNXRUNTIME
-
-
-@cache
-def _session(dtype: Any, names: str, **attributes: Any) -> Any:
-    inputs, (out,) = ([helper.make_tensor_value_info(x, dtype, None) for x in each] for each in (names, "o"))
-    graph = helper.make_graph([helper.make_node("Attention", names, "o", **attributes)], "a", inputs, [out])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 24)], ir_version=10)
-    return InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+from kernels.public.onnx_operator import attention
 
 
 def _forward(*qkv: Tensor, causal: bool, sm_scale: float, bias: Any = None, **cap: float) -> Any:
-    given = zip("qkv" if bias is None else "qkvb", (*qkv, bias), strict=False)
-    arrays = {name: x.contiguous().numpy() for name, x in given}
-    dtype = helper.np_dtype_to_tensor_dtype(arrays["q"].dtype)
-    session = _session(dtype, "".join(arrays), is_causal=int(causal), scale=sm_scale, **cap)
-    return torch.from_numpy(session.run(None, arrays)[0]), None
+    return attention(*qkv, bias, is_causal=int(causal), scale=sm_scale, **cap)
 
 
 # "Scale Q, K by sqrt(scale) before matmul"; causal "reduces to the lower-triangular (top-left) mask"; of softmax, "the

@@ -130,18 +130,19 @@ def sizes(
     summed = largest_v * max(terms, 1) * a.largest_weight
     largest = score, product, grad_p * product, summed, dout.abs().sum()
     peak = max(float(x.amax()) for x in largest)
-    # dS and gradients may overflow their formats. A forward alone has none of them.
-    half = 0.25 * min(a.weights.maximum, a.output.maximum) if gradients else math.inf
+    # What is scaled or rounded before the softmax may overflow its format; so may dS and gradients, if there are any.
+    top = 0.25 * min(a.weights.maximum, a.output.maximum)
+    half = top if gradients else math.inf
     rows = seqlen_q * max(1, group)
     gradient = float(grad_p.amax()) * max(1.0, float(key.amax()), float(q.norm(dim=-1).amax()))
     safe = peak < FLOAT32_SAFE and 2 * gradient * max(1.0, abs(sm_scale)) * max(terms, rows) < half
     safe = safe and float(dout.abs().sum(-2).amax()) < half and math.isfinite(peak)
     if a.k_prescaled:
-        safe = safe and float(key.amax()) * abs(sm_scale) < half
+        safe = safe and float(key.amax()) * abs(sm_scale) < top
     if a.q_prescaled:
-        safe = safe and float(q.norm(dim=-1).amax()) * abs(sm_scale) < half
+        safe = safe and float(q.norm(dim=-1).amax()) * abs(sm_scale) < top
     if a.rounded_scores:
-        safe = safe and float(product.amax()) * max(1.0, abs(sm_scale)) < half
+        safe = safe and float(product.amax()) * max(1.0, abs(sm_scale)) < top
     return Sizes(
         q=q,
         k=k,

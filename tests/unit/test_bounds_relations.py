@@ -11,6 +11,7 @@ from reference.arithmetic import FLOAT16, FLOAT32, Arithmetic, Format
 from reference.bounds import exact, forward_bounds
 from reference.bounds.answers import keys_may_overflow, leftover, mean_bounds, row_bound
 from reference.bounds.forward import ForwardBounds
+from reference.bounds.identities import sizes
 from reference.bounds.relations import merged_bounds, only_exponents_change, sum_bound
 from tests.unit.emulator import Emulator, cast
 from tests.unit.test_bounds import ARITHMETIC
@@ -204,3 +205,22 @@ def test_a_power_of_two_changes_only_exponents_where_nothing_underflows_or_overf
 ) -> None:
     a = replace(HALF, **fields)
     assert only_exponents_change(torch.tensor([q]), torch.tensor([k, 3.0]), sm_scale, 4, a) is expected
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+@pytest.mark.parametrize("claim", ["rounded_scores", "q_prescaled", "k_prescaled"])
+def test_what_is_rounded_before_the_softmax_may_overflow_its_format(claim: str, gradients: bool) -> None:
+    """A forward alone may overflow there as well: ONNX Runtime's scores in float16 were NaN beyond 65504."""
+    x, large = (torch.full((1, 1, 1, 16), value) for value in (1.0, 60000.0))
+    rounded = Arithmetic(weights=FLOAT16, output=FLOAT16, **{claim: True})
+    q, k = (x, large) if claim == "k_prescaled" else (large, x)
+    options: dict[str, Any] = {
+        "causal": False,
+        "sm_scale": 1.0,
+        "alignment": "top_left",
+        "gradients": gradients,
+    }
+    assert not sizes(q, k, x, 0 * x, rounded, **options).safe
+    assert sizes(x, x, x, 0 * x, rounded, **options).safe
+    if not gradients:
+        assert sizes(q, k, x, 0 * x, replace(rounded, **{claim: False}), **options).safe

@@ -14,7 +14,7 @@ from kernels.registry import PUBLIC, REGISTERED, SpecError, load, unavailable_re
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "kernels/public"
-SHARED = {"__init__", "bridge", "known_failures"}
+SHARED = {"__init__", "bridge", "known_failures", "onnx_operator"}
 ADAPTERS = [name for name in PUBLIC if name not in REGISTERED]
 MOST_LINES = 40
 
