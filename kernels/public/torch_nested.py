@@ -17,7 +17,8 @@ def _forward(
 ) -> tuple[Tensor, None]:
     (rows, keys, values), (starts_q, starts_k, *_) = packed(q, k, v, **sequences)
     given = ((rows, starts_q), (keys, starts_k), (values, starts_k))
-    q_, k_, v_ = (nested_tensor_from_jagged(x, starts.long()).transpose(1, 2) for x, starts in given)
+    # "If inputs are nested tensors they must be contiguous after transposing."
+    q_, k_, v_ = (nested_tensor_from_jagged(x.contiguous(), s.long()).transpose(1, 2) for x, s in given)
     out = scaled_dot_product_attention(q_, k_, v_, is_causal=causal, scale=sm_scale)
     # The backward of values() needs a gradient of its own storage: docs/findings/torch_nested_values.md.
     return (out.transpose(1, 2).values() * 1.0).unflatten(0, (q.shape[0], -1)).transpose(1, 2), None
