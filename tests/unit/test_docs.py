@@ -8,7 +8,7 @@ import pytest
 from tests.harness.law import LAWS
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 FENCED = re.compile(r"^( *)```.*?^\1```", re.MULTILINE | re.DOTALL)
 FIGURE = {
@@ -88,6 +88,27 @@ def test_readme_gives_no_speed_that_is_not_measured() -> None:
 def test_readme_names_every_law() -> None:
     rows = rows_of_tables((ROOT / "README.md").read_text())
     assert sorted(row["name"].strip("`") for row in rows if "law" in row) == sorted(LAWS)
+
+
+TEXTS = sorted((ROOT / "docs/findings").glob("*.md"))
+"""Texts that are ready to be filed upstream."""
+
+
+@pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.stem)
+def test_a_text_to_be_filed_has_a_script_that_is_short_and_needs_nothing_of_ours(page: Path) -> None:
+    scripts = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    assert scripts
+    for script in scripts:
+        compile(script, page.name, "exec")
+        assert len([line for line in script.splitlines() if line.strip()]) <= 20
+        assert not re.search(r"\b(kernels|strategies|reference|tests|flashproof)\.", script)
+
+
+@pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.stem)
+def test_a_text_to_be_filed_is_in_the_triage_and_on_the_site(page: Path) -> None:
+    place = f"findings/{page.name}"
+    assert f"({place})" in (ROOT / "docs/findings.md").read_text()
+    assert place in (ROOT / "mkdocs.yml").read_text()
 
 
 def test_pre_commit_lints_with_the_version_of_tox() -> None:
