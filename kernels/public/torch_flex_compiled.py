@@ -10,6 +10,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from kernels.contract import AttentionKernel
 from kernels.public.bridge import CLAIMS
+from kernels.public.known_failures import FLEX_COMPILED
 
 
 @cache
@@ -32,6 +33,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) 
 KERNEL = AttentionKernel(
     name="torch_flex_compiled",
     forward=_forward,
+    known_failures=FLEX_COMPILED,
     capabilities=replace(CLAIMS, head_dims=(64, 128), backward=False),
 )
 

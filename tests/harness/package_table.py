@@ -93,9 +93,10 @@ def worst(rows: Iterable[Mapping[str, Any]], law: str) -> str:
 
 
 def reasons(summary: Mapping[str, Any]) -> dict[str, str]:
-    """Return why public kernels were not run, by the name of the kernel."""
+    """Return why public kernels were not run, by the name of the kernel; what is said in brackets is left out."""
     found = (line.removeprefix("kernel ").partition(": ") for line in summary["not_run"])
-    return {name.strip("'"): reason for name, _, reason in found if name.strip("'") in PUBLIC}
+    told = {name.strip("'"): reason.partition(" (")[0] for name, _, reason in found}
+    return {name: reason for name, reason in told.items() if name in PUBLIC}
 
 
 def laws() -> list[str]:
