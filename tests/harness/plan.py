@@ -268,7 +268,7 @@ def _kernels(
     Of public kernels, which only ``EVERY_PUBLIC`` names all at once, those that run are returned as well.
     """
     claims = tuple(config.getoption("--claims"))
-    asked = config.getoption("--kernel")
+    asked = config.getoption("--kernel") or ()
     specs = [spec for each in asked for spec in (PUBLIC if each == EVERY_PUBLIC else (each,))]
     if replay is not None and not specs:
         specs, claims = [replay.spec], (*replay.claims, *claims)
