@@ -41,6 +41,11 @@ def only_on_cuda(name: str) -> dict[tuple[str, str], str]:
     return {(name, "cpu"): NEEDS_CUDA}
 
 
+def only_on_cpu(name: str) -> dict[tuple[str, str], str]:
+    """Return the ``UNAVAILABLE`` of an adapter whose kernel runs on no GPU, as far as the adapter goes."""
+    return {(name, "cuda"): "runs on a CPU here"}
+
+
 class _Foreign(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -84,7 +89,7 @@ def packed(
     cu_seqlens_k: Tensor | None = None,
     max_seqlen_q: int = 0,
     max_seqlen_k: int = 0,
-) -> tuple[tuple[Tensor, ...], tuple[Any, ...]]:
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """Return q, k and v as rows (tokens, heads, head_dim), and what functions for packed sequences are told besides.
 
     That is ``cu_seqlens_q``, ``cu_seqlens_k`` and the largest lengths. Where the call has none, each element of the

@@ -1,4 +1,4 @@
-"""flash-linear-attention's ``parallel_attn``, softmax attention in Triton. It has run interpreted on a CPU."""
+"""flash-linear-attention's ``parallel_attn``, softmax attention in Triton. It has run on a GPU and on a CPU."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""JAX's Pallas kernel for GPUs, ``pallas.ops.gpu.attention.mha``. It has run interpreted, on a CPU."""
+"""JAX's Pallas kernel for GPUs, ``pallas.ops.gpu.attention.mha``. It has run on a GPU, and interpreted on a CPU."""
 
 from dataclasses import fields, replace
 from functools import partial

@@ -25,6 +25,14 @@ FLASH_ON_CPU = tuple(
 )
 """Of functions that call PyTorch's ``scaled_dot_product_attention``, which takes its flash kernel on a CPU."""
 
+FLASH_ON_CUDA = tuple(
+    known for known in pytorch.FLASH if known.device == "cuda" and known.laws != ("rejection",)
+)
+"""Of functions that call PyTorch's flash kernel on a GPU."""
+
+CUDNN_SCALES = pytorch.CUDNN[:1]
+"""Of cuDNN's attention, whoever calls it: a scale that is not positive."""
+
 ADDED_MASK = (
     KnownFailure(
         what="limit: NaN or infinity behind the causal mask makes rows NaN that do not see it, as the mask is added",

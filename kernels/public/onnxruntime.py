@@ -6,7 +6,7 @@ from torch import Tensor
 
 from kernels.claims import parse_claims
 from kernels.contract import AttentionKernel
-from kernels.public.bridge import COPIED
+from kernels.public.bridge import COPIED, only_on_cpu
 from kernels.public.known_failures import ONNXRUNTIME
 from kernels.public.onnx_operator import attention
 
@@ -21,3 +21,5 @@ _CLAIMS = ("rounded_scores=true", "sm_scale=positive", "causal_alignment=top_lef
 _INPUTS = ("v_head_dim=0,16,80", "softcap=0,20", "bias=all", "backward=false")
 _ALL = parse_claims([*_CLAIMS, *_INPUTS], COPIED)
 KERNEL = AttentionKernel(name="onnxruntime", forward=_forward, capabilities=_ALL, known_failures=ONNXRUNTIME)
+
+UNAVAILABLE = only_on_cpu(KERNEL.name)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kernels.claims import parse_claims
 from kernels.contract import AttentionKernel
-from kernels.public.bridge import COPIED
+from kernels.public.bridge import COPIED, only_on_cpu
 from kernels.public.onnx_operator import attention
 from kernels.pytorch.masks import blank
 
@@ -35,3 +35,5 @@ _CLAIMS = (
 )
 _ALL = parse_claims(_CLAIMS, COPIED)
 KERNEL = AttentionKernel(name="onnxruntime_cache", forward=_forward, capabilities=_ALL)
+
+UNAVAILABLE = only_on_cpu(KERNEL.name)

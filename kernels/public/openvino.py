@@ -10,7 +10,7 @@ from openvino import opset13
 from torch import Tensor
 
 from kernels.contract import AttentionKernel
-from kernels.public.bridge import COPIED
+from kernels.public.bridge import COPIED, only_on_cpu
 from kernels.public.known_failures import ADDED_MASK
 
 
@@ -35,3 +35,5 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) 
 _CLAIMS = replace(COPIED, causal_alignment="top_left", dtypes=("float16", "float32"), grouped_heads=False)
 _CLAIMS = replace(_CLAIMS, backward=False)
 KERNEL = AttentionKernel(name="openvino", forward=_forward, capabilities=_CLAIMS, known_failures=ADDED_MASK)
+
+UNAVAILABLE = only_on_cpu(KERNEL.name)

@@ -1,4 +1,4 @@
-"""SageAttention 1's ``sageattn``, in Triton, which quantises q and k to 8-bit integers. It has not been run yet."""
+"""SageAttention 1's ``sageattn``, in Triton, which quantises q and k to 8-bit integers. It has run on a GPU."""
 
 from dataclasses import replace
 

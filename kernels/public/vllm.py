@@ -1,4 +1,4 @@
-"""vLLM's ``context_attention_fwd``, a kernel in Triton for prefills. It has not been run yet."""
+"""vLLM's ``context_attention_fwd``, in Triton, for prefills. It has run on a GPU, without its package."""
 
 from dataclasses import replace
 from typing import Any
