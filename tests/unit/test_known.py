@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from kernels.contract import ANY_LAW, KnownFailure
+from kernels.public import known_failures as public
 from kernels.registry import REGISTERED, load
 from strategies.case import Case, from_json, to_json
 from tests.harness.known import known_failure, meets, stored_case
@@ -13,8 +14,11 @@ from tests.harness.law import LAWS
 
 KNOWN = [
     pytest.param(known, id=f"{name}-{number}")
-    for name in REGISTERED
-    for number, known in enumerate(load(name).known_failures)
+    for name, failures in (
+        *((name, load(name).known_failures) for name in REGISTERED),
+        *((name, value) for name, value in vars(public).items() if isinstance(value, tuple)),
+    )
+    for number, known in enumerate(failures)
 ]
 
 
