@@ -230,6 +230,8 @@ class Trial:
     in every process. ``apart`` says whether a backward is judged at the out and lse of its own forward, right or
     wrong. Tensors in ``ignored`` are compared, but break no law: those that are wrong are noted in ``beside``. The
     tensors are made and judged at ``home``, the CPU or the device, which "" stands for; the kernel runs on the device.
+    ``assumes_family`` says that the family is not what the kernel claims, but one that calls are judged by to see
+    whether it would explain them, with whatever launch settings.
     """
 
     kernel: AttentionKernel
@@ -242,6 +244,7 @@ class Trial:
     to_first_breach: bool = False
     ignored: frozenset[str] = frozenset()
     home: str = ""
+    assumes_family: bool = False
     beside: set[str] = field(default_factory=set)
     calls: list[Call] = field(default_factory=list)
     given: list[Outputs] = field(default_factory=list)
@@ -339,12 +342,14 @@ class Trial:
         """Return the same trial, calls and counts included, with other launch settings."""
         other = copy.copy(self)
         other.launch = launch
-        other.__dict__.pop("family", None)  # it may depend on the launch settings
+        if not self.assumes_family:
+            other.__dict__.pop("family", None)  # it may depend on the launch settings
         return other
 
     def replayed(self, family: Family) -> "Trial":
         """Return a new trial of the case, as if the kernel were of another family; calls already made are reused."""
         other = copy.copy(self)
+        other.assumes_family = self.assumes_family or family != self.family
         other.family = family
         other.calls, other.answered = [], [*zip(self.calls, self.given, strict=False)]
         other.worst, other.explained, other.designs, other.idle, other.beside = {}, {}, set(), {}, set()

@@ -241,10 +241,14 @@ def tf32(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> t
     return attend(q, k, v, causal=causal, sm_scale=sm_scale, forward=forward, backward=backward)
 
 
+def truncated(x: Tensor) -> Tensor:
+    """Return float32 numbers truncated to tf32, as Hopper's tensor cores read them."""
+    return (x.contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32)
+
+
 def truncated_product(x: Tensor, y: Tensor) -> Tensor:
-    """Return a product of operands truncated to tf32, as Hopper's tensor cores read them, summed in float32."""
-    x, y = ((z.contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32) for z in (x, y))
-    return x @ y
+    """Return a product of operands truncated to tf32, summed in float32."""
+    return truncated(x) @ truncated(y)
 
 
 def converted(heads: Heads) -> Heads:

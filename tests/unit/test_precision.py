@@ -18,8 +18,9 @@ from tests.harness.precision import asked_whether, is_plainly_wrong, left_by, wi
 from tests.harness.run import ALL_DESIGNS, NO_DESIGN, ONE_DESIGN, WHOLE_DESIGN
 from tests.harness.trial import LawBroken, Trial
 from tests.harness.verdict import Finding
+from tests.panel import packed
 from tests.panel.heads import heads_of
-from tests.panel.narrow import tf32_of_converted
+from tests.panel.narrow import tf32_of_converted, truncated
 from tests.panel.parts import equal_parts, merged, of_keys
 from tests.unit.running import TOYS, SubjectOf, finding_of
 from tests.unit.toys import sound
@@ -174,6 +175,20 @@ def test_a_bug_of_gradients_is_told_beside_a_less_precise_forward(subject_of: Su
     assert subject.known.precision.common[0] == "precision=tf32"
     (bug,) = subject.known.bugs.values()
     assert bug.tensors == ("dk",)
+
+
+def packed_in_tf32(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
+    """Sequences end to end, whose values are truncated to tf32."""
+    return packed.eager(q, k, v + (truncated(v) - v).detach(), **options)
+
+
+def test_a_design_explains_calls_with_sequences_of_different_lengths() -> None:
+    kernel = load(f"{Path(__file__)}:packed_in_tf32", ["ragged=packed"])
+    trial, law = Trial(kernel, Case(seqlen_q=20, seqlen_k=30, seed=3), "cpu", SAFETY), law_named("ragged")
+    with pytest.raises(LawBroken) as failed:
+        law(trial)
+    told = with_explanations(failed.value.finding, trial, law, ALL_DESIGNS)
+    assert "precision=tf32" in told.explained_by
 
 
 def test_what_large_scores_would_excuse_is_a_bug_if_ordinary_numbers_show_it(
