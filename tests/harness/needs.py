@@ -51,7 +51,7 @@ FEW_ORDINARY = 3
 ORDINARY_JUDGED = 8
 """How many ordinary cases are run to see which tensors a bug spoils that needs nothing."""
 ASKED_OF_DESIGNS = 3
-"""In how many of these a less precise design is looked for that explains the other tensors."""
+"""In how many ordinary cases a less precise design is looked for that explains the other wrong tensors."""
 OF_SCORES = ("dq", "dk", "dbias")
 """The gradients that are made of dS."""
 FOLLOW = {"out": GRADIENTS, **{name: tuple(x for x in OF_SCORES if x != name) for name in OF_SCORES}}
