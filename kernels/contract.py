@@ -423,6 +423,10 @@ class Capabilities:
         """Whether `seqlen_q` may differ from `seqlen_k` in calls with or without a causal mask."""
         return self.unequal_lengths and (self.causal_unequal_lengths or not causal)
 
+    def length_from(self, least: int) -> int:
+        """Return the shortest length that is claimed and has at least so many rows or keys."""
+        return -(-max(least, self.min_seqlen) // self.seqlen_multiple) * self.seqlen_multiple
+
     def admits(self, case: Any) -> bool:
         """Whether the kernel claims to answer a case, which may have longer lengths than the cases that are drawn."""
         return all(claim.admits(getattr(self, name), case) for name, claim in CLAIMS.items())

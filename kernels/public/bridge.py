@@ -20,7 +20,7 @@ An adapter replaces what its package promises otherwise.
 """
 
 COPIED = replace(CLAIMS, layouts=("contiguous",))
-"""The same for a kernel that gets copies of q, k and v, so that it never sees how they lie in memory."""
+"""Claims of an adapter that gives its kernel copies of q, k and v, so that it never sees how they lie in memory."""
 
 
 def _sdpa_designs(dtype: str, device: str, launch: Launch) -> Family:
@@ -31,7 +31,7 @@ def _sdpa_designs(dtype: str, device: str, launch: Launch) -> Family:
 
 
 SDPA = replace(CLAIMS, designs=_sdpa_designs)
-"""The same for a function that calls PyTorch's ``scaled_dot_product_attention``, whose kernel PyTorch chooses."""
+"""Claims of a function that calls PyTorch's ``scaled_dot_product_attention``, whose kernel PyTorch chooses."""
 
 NEEDS_CUDA = "needs a CUDA GPU"
 

@@ -65,7 +65,7 @@ def probe(kernel: AttentionKernel, device: str) -> str | None:
 def simplest_case(capabilities: Capabilities) -> Case:
     """Return two heads of a short sequence, not causal if that is claimed, in the first claimed head_dim and dtype."""
     c = capabilities
-    seqlen = -(-max(SEQLEN, c.min_seqlen) // c.seqlen_multiple) * c.seqlen_multiple
+    seqlen = c.length_from(SEQLEN)
     return Case(
         heads_kv=2,
         seqlen_q=seqlen,

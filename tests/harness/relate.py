@@ -77,12 +77,6 @@ def claimed_length(trial: Trial, length: int) -> int:
     return length - length % trial.kernel.capabilities.seqlen_multiple
 
 
-def shortest(trial: Trial) -> int:
-    """Return the shortest length that the kernel claims."""
-    c = trial.kernel.capabilities
-    return -(-c.min_seqlen // c.seqlen_multiple) * c.seqlen_multiple
-
-
 def bits_repeat(trial: Trial, tensor: str) -> bool:
     """Whether the kernel claims that the bits of a row depend only on what the row sees."""
     c = trial.kernel.capabilities

@@ -18,7 +18,6 @@ from tests.harness.relate import (
     claimed_length,
     in_claimed_layout,
     of_a_repeat,
-    shortest,
     twice,
 )
 from tests.harness.trial import Outputs, Problem, Trial
@@ -42,7 +41,7 @@ def determinism(trial: Trial) -> None:
 def another_shape(trial: Trial, p: Problem) -> Problem:
     """Return a problem with about half of the queries and, if lengths may differ, all of the keys."""
     c = trial.kernel.capabilities
-    half = max(shortest(trial), claimed_length(trial, p.q.shape[2] // 2))
+    half = max(c.length_from(0), claimed_length(trial, p.q.shape[2] // 2))
     keys = p.k.shape[2] if c.may_differ(causal=p.causal) else half
     return in_claimed_layout(trial, p.with_keys(slice(keys)).with_rows(slice(half)))
 

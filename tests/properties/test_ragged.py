@@ -33,7 +33,7 @@ from strategies.pages import Pages, in_pages, one_page_each
 from strategies.rotary import Rotation, drawn, rows_from
 from tests.harness.judge import judge
 from tests.harness.law import law
-from tests.harness.relate import claimed_length, in_claimed_layout, shortest
+from tests.harness.relate import claimed_length, in_claimed_layout
 from tests.harness.trial import Outputs, Problem, Trial
 
 MOST_SEQUENCES = 4
@@ -212,7 +212,7 @@ def end_to_end(trial: Trial, p: Problem, chance: random.Random) -> None:
     cuts_k = cuts(trial, tile_of(trial, "block_n"), p.k.shape[2], sequences, chance)
     if not claims.may_differ(causal=p.causal):
         cuts_k = cuts_q
-    cuts_q, cuts_k = without_short(shortest(trial), cuts_q, cuts_k)
+    cuts_q, cuts_k = without_short(claims.length_from(0), cuts_q, cuts_k)
     lengths = {
         "cu_seqlens_q": int32(cuts_q, p.q.device),
         "cu_seqlens_k": int32(cuts_k, p.q.device),
@@ -240,7 +240,7 @@ def documents(trial: Trial, p: Problem, chance: random.Random) -> None:
     parts: list[tuple[int, slice]] = []
     for b, of_element in enumerate(ids):
         drawn_cuts = cuts(trial, tile, total, chance.randint(1, most), chance)
-        (places,) = without_short(max(1, shortest(trial)), drawn_cuts)
+        (places,) = without_short(trial.kernel.capabilities.length_from(1), drawn_cuts)
         own = [slice(*ends) for ends in pairwise(places)]
         for rows, number in zip(own, chance.sample(numbers, len(own)), strict=True):
             of_element[rows] = number
@@ -297,7 +297,7 @@ def tile_of(trial: Trial, block: str) -> int:
 
 def some_keys(trial: Trial, tile: int, most: int, chance: random.Random) -> int:
     """Return a random number of keys that a sequence may have by the kernel's claims."""
-    return max(shortest(trial), claimed_length(trial, length(tile, most, chance)))
+    return max(trial.kernel.capabilities.length_from(0), claimed_length(trial, length(tile, most, chance)))
 
 
 def length(tile: int, most: int, chance: random.Random) -> int:
