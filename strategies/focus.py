@@ -18,8 +18,10 @@ WHOLE_TILES = 16
 WIDE = 3
 """From this ``width`` of ``focused`` on, lengths and numbers of heads are drawn without restriction."""
 
-SHARE_OF_EXTRAS = 1 / 16
-"""In this share of the narrowest claims an extra is left; in twice as many of the next wider ones, and so on."""
+EXTRAS_LEFT = 1 / 3
+"""So many extras the narrowest claims have in the mean; the next wider ones have twice as many, and so on."""
+LARGEST_SHARE = 1 / 2
+"""An extra is left in this share of narrowed claims at most, so that calls without it are tried as well."""
 EXTRAS = (
     *("v_head_dim", "softcap", "alibi_slopes", "bias", "sinks"),
     *(part.name for part in fields(MaskPattern)),
@@ -89,12 +91,17 @@ def _chance(seed: object, choice: str) -> Random:
 def _extras(capabilities: Capabilities, width: int, seed: object) -> dict[str, Any]:
     """Return the narrowed claims of those ``EXTRAS`` that are claimed, and that a case may be without."""
     narrowed: dict[str, Any] = {}
-    for name in EXTRAS:
-        claimed, nothing = getattr(capabilities, name), getattr(Capabilities(), name)
-        if claimed == nothing or not CLAIMS[name].admits(claimed, Case()):
-            continue
+    usual = Capabilities()
+    extras = [
+        name
+        for name in EXTRAS
+        if getattr(capabilities, name) != getattr(usual, name)
+        and CLAIMS[name].admits(getattr(capabilities, name), Case())
+    ]
+    for name in extras:
+        claimed, nothing = getattr(capabilities, name), getattr(usual, name)
         chance = _chance(seed, name)
-        is_left = chance.random() < (1 + width) * SHARE_OF_EXTRAS
+        is_left = chance.random() < min(LARGEST_SHARE, (1 + width) * EXTRAS_LEFT / len(extras))
         if is_left and width < WIDE and claimed is not True:
             narrowed[name] = (*nothing, chance.choice([value for value in claimed if value]))
         else:

@@ -96,7 +96,7 @@ class LawTurn(pytest.Item):
         """Run the turn. The item fails if the turn finds something that is new."""
         subject, start = self.subject, time.perf_counter()
         claims = subject.answered.under(self.law.name).of_turn(self.turn.number)
-        focus = self.turn.focus(claims, subject.runs.device_type, f"{self.plan.source} {subject}")
+        focus = self.turn.focus(claims, subject.runs.is_compiled, f"{self.plan.source} {subject}")
         seconds = seconds_of(self)
         subject.begin(focus, seconds, is_within=claims is not self.info.capabilities)
         if not self.law.applies_to(self.info.capabilities):

@@ -266,11 +266,18 @@ class Runs:
     @property
     def may_be_general(self) -> bool:
         """Whether the kernel is one in Triton that is compiled by values, and can be compiled for any instead."""
-        if not self.has_general:
-            return False
+        return self.has_general and self._is_compiled("by_value")
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether the kernel may have to be compiled for what a case asks for. An interpreted one has not."""
+        return self.device_type != "cpu" and self._is_compiled("at_all")
+
+    def _is_compiled(self, how: str) -> bool:
+        """Return what the child says of how the kernel is compiled."""
         request = {"do": "compiled", "kernel": self.info.spec, "claims": self.info.claims}
         with suppress(ChildDied, HarnessError):  # a process that can't be started says so when it gets a case
-            return bool(self.child.ask(request)["by_value"])
+            return bool(self.child.ask(request)[how])
         return False
 
     def holds(self, law: str, case: Case) -> bool:

@@ -6,6 +6,7 @@ variant for any values serves all cases of a dtype and head_dim.
 """
 
 import inspect
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,8 @@ from typing import Any
 
 NOT_OF_USERS = ("triton.", "torch.")
 """How the names of modules begin whose kernels no user has written."""
+COMPILERS = ("torch._dynamo", "jax", "numba", "cutlass", "tilelang", "flashinfer")
+"""Modules that a process imports before it compiles anything by itself, beside kernels in Triton."""
 GENERATED = "torchinductor"
 """What the path of a kernel has in it that ``torch.compile`` has written, with the classes of its arguments."""
 
@@ -42,6 +45,11 @@ def compiled(*, for_any_values: bool) -> Iterator[None]:
 def has_kernels_of_users() -> bool:
     """Whether a module has been imported since ``keep_variants_apart`` that has a Triton kernel somebody wrote."""
     return _Process.has_kernels_of_users
+
+
+def may_compile() -> bool:
+    """Whether calls may have to be compiled in this process, for what each of them asks for."""
+    return _Process.has_kernels_of_users or not sys.modules.keys().isdisjoint(COMPILERS)
 
 
 def keep_variants_apart() -> None:

@@ -58,14 +58,14 @@ class Turn:
     examples: int | None = None
     series: int = 0
 
-    def focus(self, capabilities: Capabilities, device_type: str, seed: object) -> Focus:
-        """Return what the turn draws from: on a GPU few compiled variants, more of them in each round.
+    def focus(self, capabilities: Capabilities, is_compiled: bool, seed: object) -> Focus:
+        """Return what the turn draws from: for a kernel that ``is_compiled`` few variants, more of them in each round.
 
-        ``series`` decides which variants. An interpreter compiles nothing, so there every turn draws from all claims.
-        So does the last turn of a run by examples, since no turn beside it draws what it would leave out.
+        ``series`` decides which variants. If nothing has to be compiled, every turn draws from all claims. So does the
+        last turn of a run by examples, since no turn beside it draws what it would leave out.
         """
         claims = capabilities if self.last else without_huge_strides(capabilities)
-        if device_type == "cpu" or (self.last and self.examples is not None):
+        if not is_compiled or (self.last and self.examples is not None):
             return Focus(claims)
         return focused(claims, self.round, f"{seed} {self.series}")
 

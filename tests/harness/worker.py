@@ -50,7 +50,7 @@ from tests.harness.probe import probe
 from tests.harness.repro import script
 from tests.harness.run import Run, run_of
 from tests.harness.source import WritingTrial
-from tests.harness.specialisation import compiled, has_kernels_of_users, keep_variants_apart
+from tests.harness.specialisation import compiled, has_kernels_of_users, keep_variants_apart, may_compile
 from tests.harness.transfer import home_of
 from tests.harness.trial import CannotRun, LawBroken, Refused, Trial
 from tests.harness.verdict import INTERMITTENT, LEAK, Finding, Verdict
@@ -115,9 +115,10 @@ class Worker:
         return self.attempt(run_of(request))[0].to_dict()
 
     def do_compiled(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return whether Triton compiles a kernel here for the values of its arguments."""
+        """Return whether a kernel may be compiled here, and whether Triton does it for the values of its arguments."""
         self.kernel(request["kernel"], tuple(request["claims"]))  # to have its module imported
-        return {"by_value": self.device != "cpu" and has_kernels_of_users()}
+        on_gpu = self.device != "cpu"
+        return {"at_all": on_gpu and may_compile(), "by_value": on_gpu and has_kernels_of_users()}
 
     def do_leak(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return how many bytes stay behind after each repeat of a case, 0 if memory does not grow on and on.

@@ -23,7 +23,7 @@ def test_one_variant_is_for_any_values_and_kept_apart() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-W", "ignore", "-m", "tests.unit.variants"]
     run = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert run.stdout.split() == ["3", "1", "3", "True"]
+    assert run.stdout.split() == ["False", "3", "1", "3", "True"]
 
 
 def general(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> Runs:
@@ -94,8 +94,10 @@ def test_what_fails_as_compiled_for_any_values_alone_is_no_bug(
     assert runs.compiling.seconds[True] == before
 
 
-def test_nothing_is_compiled_for_any_values_on_a_cpu(subject_of: SubjectOf) -> None:
-    assert not subject_of("wrong").runs.may_be_general
+def test_nothing_is_compiled_on_a_cpu(subject_of: SubjectOf) -> None:
+    runs = subject_of("wrong").runs
+    assert not runs.may_be_general
+    assert not runs.is_compiled
 
 
 def test_where_no_process_can_be_started_nothing_is_compiled_for_any_values(

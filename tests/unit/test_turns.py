@@ -15,7 +15,7 @@ import pytest
 from kernels.contract import Capabilities
 from strategies.case import Case
 from strategies.cases import BATCHES, GROUPS, HEADS_KV, cases
-from strategies.focus import Focus, focused, without_huge_strides
+from strategies.focus import EXTRAS_LEFT, LARGEST_SHARE, Focus, focused, without_huge_strides
 from tests.harness.budget import (
     GRACE_SECONDS,
     LEAST_CALLS,
@@ -58,7 +58,7 @@ class TestTurns:
         assert 3 <= (turns[0].examples or 0) <= 5
         assert turns[-1].examples == 20
         for turn in turns:
-            assert ("huge" in turn.focus(CLAIMS, "cpu", 0).capabilities.layouts) is turn.last
+            assert ("huge" in turn.focus(CLAIMS, False, 0).capabilities.layouts) is turn.last
 
     def test_every_worker_has_its_own_turn_of_a_round_by_the_clock(self) -> None:
         turns = turns_of_seconds(600.0, workers=16, items=5)
@@ -176,7 +176,7 @@ class TestFocus:
             assert max(shared.values()) == TURNS_OF_SERIES
             assert all(one.series != other.series for one, other in pairwise(turns))
         for one, other in product(first, second):
-            dims = [{*turn.focus(CLAIMS, "cuda", 0).capabilities.head_dims} for turn in (one, other)]
+            dims = [{*turn.focus(CLAIMS, True, 0).capabilities.head_dims} for turn in (one, other)]
             assert one.series != other.series or dims[0] <= dims[1]
 
     def test_foci_together_reach_all_that_is_claimed(self) -> None:
@@ -205,7 +205,22 @@ class TestFocus:
         assert counts[(0,), False] > 100
         assert {windows for windows, _ in counts} == {(0,), (0, 7), (0, 100)}
         assert {sinks for _, sinks in counts} == {False, True}
-        assert focused(claims, 100, 0) == Focus(claims)
+
+    def test_the_fewer_extras_are_claimed_the_more_often_each_is_left(self) -> None:
+        one = replace(CLAIMS, window=(0, 100))
+        four = replace(one, sinks=True, alibi_slopes=True, softcap=(0.0, 30.0))
+        for width in range(3):
+            shares = [
+                sum(any(focused(claims, width, n).capabilities.window) for n in range(400)) / 400
+                for claims in (one, four)
+            ]
+            expected = [min(LARGEST_SHARE, (1 + width) * EXTRAS_LEFT / count) for count in (1, 4)]
+            assert shares == pytest.approx(expected, abs=0.08)
+
+    def test_a_kernel_that_is_not_compiled_draws_from_all_claims(self) -> None:
+        for turn in turns_of_seconds(600.0, workers=8, items=6):
+            claims = CLAIMS if turn.last else without_huge_strides(CLAIMS)
+            assert turn.focus(CLAIMS, False, 0) == Focus(claims)
 
     def test_a_very_wide_focus_is_all_that_is_claimed(self) -> None:
         assert focused(CLAIMS, 100, 0) == Focus(CLAIMS)
@@ -220,7 +235,7 @@ class TestFocus:
 
     def test_a_narrow_turn_compiles_few_variants(self) -> None:
         """The variants are counted that Triton's default specialisation would compile for 100 examples on a GPU."""
-        narrow = [turn.focus(CLAIMS, "cuda", 0) for turn in turns_of_seconds(600.0, workers=8, items=6)][:8]
+        narrow = [turn.focus(CLAIMS, True, 0) for turn in turns_of_seconds(600.0, workers=8, items=6)][:8]
         compiled_by_all = compiled(Focus(CLAIMS))
         assert sum(map(compiled, narrow)) / len(narrow) < compiled_by_all / 6
 

@@ -1,4 +1,4 @@
-"""Prints how many variants of a kernel Triton compiles for calls of several sizes, and whether a user wrote a kernel.
+"""Prints how many variants of a kernel Triton compiles for calls of several sizes, and whether it may compile at all.
 
 The calls are made three times: compiled for their own values, for any values, and for their own values once more.
 """
@@ -6,7 +6,7 @@ The calls are made three times: compiled for their own values, for any values, a
 import torch
 
 from tests.compile.targets import compiling_for
-from tests.harness.specialisation import compiled, has_kernels_of_users, keep_variants_apart
+from tests.harness.specialisation import compiled, keep_variants_apart, may_compile
 
 SIZES = (64, 65, 1)
 """A multiple of 16, no multiple, and 1: the classes for which Triton compiles."""
@@ -15,6 +15,7 @@ SIZES = (64, 65, 1)
 def main() -> None:
     """Call a kernel for sizes of each class, with tensors that have no memory."""
     keep_variants_apart()
+    print(may_compile())
     from tests.panel.triton_tutorial import attention
 
     for general in (False, True, False):
@@ -23,7 +24,7 @@ def main() -> None:
                 q = torch.empty(1, 2, size, 64, dtype=torch.float16, device="meta")
                 attention(q, q, q, causal=False, sm_scale=0.5)
         print(len({kernel.hash for kernel in kernels}))
-    print(has_kernels_of_users())
+    print(may_compile())
 
 
 if __name__ == "__main__":
