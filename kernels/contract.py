@@ -22,8 +22,8 @@ from reference.family import Family
 DTYPES = ("float16", "bfloat16", "float32")
 LAYOUTS = ("contiguous", "bnhd", "packed", "gap", "offset", "expanded", "expanded_rows", "huge")
 BIASES = ("full", "of_heads", "of_batch", "shared", "of_keys")
-FP8_SCALES = ("head", "page")
-"""What has a scale of its own in a cache of 8-bit numbers."""
+FP8_SCALES = {"head": ("cache", "paged"), "page": ("paged",)}
+"""What has a scale of its own in a cache of 8-bit numbers, and in which kinds of the claim ``ragged``."""
 ROTARY = ("halves", "interleaved")
 """The ways in which columns are paired that are rotated by positions."""
 GRADIENTS = ("dq", "dk", "dv", "dbias")
@@ -318,6 +318,9 @@ class Capabilities:
         lengths. Beside `cache`, `packed` and `document`, a `key_padding_mask` is (batch, seqlen_k) as ever; beside
         `paged` and `append` there is none, and `bias` and dropout are passed with no kind.""",
         subset(tuple(RAGGED_KEYWORDS), none=()),
+        fields=("ragged",),
+        admits=lambda claimed, case: case.ragged in ("none", *claimed),
+        less=(),
         keywords=_keywords_of_ragged,
     )
     page_sizes: tuple[int, ...] = claim(
@@ -331,7 +334,13 @@ class Capabilities:
         their dtype. `forward` then takes `k_scale` and `v_scale`, by which the numbers in k and v are to be multiplied:
         float32 tensors (heads_kv,) with `head`, and with `page`, in calls with a `block_table`, (pages, heads_kv).
         Scales are powers of two, so that each product is exact in q's dtype. They are not passed in other calls.""",
-        subset(FP8_SCALES, none=()),
+        subset(tuple(FP8_SCALES), none=()),
+        fields=("fp8_cache",),
+        admits=lambda claimed, case: (
+            case.fp8_cache == "none"
+            or (case.fp8_cache in claimed and case.ragged in FP8_SCALES[case.fp8_cache])
+        ),
+        less=(),
         keywords=lambda claimed: ("k_scale", "v_scale") if claimed else (),
     )
     rotary: tuple[str, ...] = claim(
@@ -348,6 +357,15 @@ class Capabilities:
         written; what is in the cache already is not rotated again. Tables have a row for each key at least, and then
         for each key that the cache has room for. They are not passed in other calls.""",
         subset(ROTARY, none=()),
+        fields=("rotary",),
+        admits=lambda claimed, case: (
+            case.rotary == "none"
+            or (
+                case.rotary in claimed
+                and (case.ragged == "none" or (case.ragged == "append" and not case.v_in_k))
+            )
+        ),
+        less=(),
         keywords=lambda claimed: ("rotary_cos", "rotary_sin", "rotary_interleaved") if claimed else (),
     )
     backward: bool = claim(True, "The kernel gives gradients of q, k and v.", BOOLEAN)

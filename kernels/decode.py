@@ -433,7 +433,7 @@ KERNEL = AttentionKernel(
         batch_invariant=True,
         ragged=("cache", "paged", "append"),
         page_sizes=PAGE_SIZES,
-        fp8_cache=FP8_SCALES,
+        fp8_cache=tuple(FP8_SCALES),
         launch=LAUNCH,
         arithmetic=_arithmetic,
     ),

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import hypothesis.strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from kernels.contract import LAYOUTS, Capabilities
+from kernels.contract import CLAIMS, LAYOUTS, Capabilities
 from reference.mask_pattern import MaskPattern
 from strategies.case import DEFAULT_BLOCK, NONFINITE, SIMPLEST, TENSORS, Case, Spike
 from strategies.padding import FAMILIES as PADDINGS
@@ -104,6 +104,7 @@ def cases(
     key_padding: bool = False,
     dropout: bool = False,
     variants: bool = False,
+    calls: tuple[str, ...] = (),
     far: bool = False,
 ) -> SearchStrategy[Case]:
     """Cases of one dtype, of what is claimed and nothing else.
@@ -124,6 +125,8 @@ def cases(
         dropout: weights may be dropped, where that is claimed; else none are.
         variants: patterns of masks may change what rows see, and soft-caps, ALiBi and sinks the scores, where that is
             claimed.
+        calls: fields of the case that say what call a law makes which is no plain one: the first is one of the values
+            of the claim of its name, the others may be ``none``.
         far: all tensors have huge strides, where that is claimed.
 
     Raises ValueError for a dtype that is not claimed and for another device type.
@@ -160,6 +163,7 @@ def cases(
         seed=st.integers(0, 2**32 - 1),
         spikes=entries,
         **({"launch": _launch_settings(capabilities)} if capabilities.launch else {}),
+        **_own_calls(capabilities, calls),
     )
     limits: dict[str, Any] = {"max_scores": max_scores}
     if device_type == "cpu":
@@ -171,6 +175,9 @@ def cases(
     drawn = st.builds(partial(_cut, capabilities), st.sampled_from(parts), st.sampled_from(KEPT), drawn)
 
     def claimed(case: Case) -> Case:
+        for name in calls[1:]:  # a kind of call may be claimed without this
+            if not CLAIMS[name].admits(getattr(capabilities, name), case):
+                case = replace(case, **{name: SIMPLEST[name]})
         if capabilities.bias_gradient and case.bias != "none":
             case = _with_several_to_sum(capabilities, case)
         if case.v_in_k and not case.v_is_of_k:
@@ -350,6 +357,17 @@ def spikes(values: tuple[float | str, ...]) -> SearchStrategy[Spike]:
 
 def _present(*places: Spike | None) -> tuple[Spike, ...]:
     return tuple(spike for spike in places if spike is not None)
+
+
+def _own_calls(capabilities: Capabilities, calls: tuple[str, ...]) -> dict[str, SearchStrategy[str]]:
+    """Return what each field is drawn from that says what call a law makes; all but the first are often ``none``."""
+    drawn = {}
+    for name in calls:
+        values = getattr(capabilities, name)
+        usual = () if name == calls[0] else (SIMPLEST[name],) * len(values)
+        if values:
+            drawn[name] = st.sampled_from((*usual, *values))
+    return drawn
 
 
 def _claimed_options(

@@ -1,12 +1,12 @@
 """Ragged: if sequences of different lengths are in one call, each is answered as if it were alone.
 
-The kernel takes a cache of which each sequence fills a part, a cache in pages, a cache to which it is to append new
-keys, sequences packed end to end, or documents that each batch element is made of; what is in a cache may be 8-bit
-numbers with scales. In each case out, lse and the gradients of each sequence are within the bound of float64. Lengths
-are 0, 1, close to whole tiles or pages, random, or the full length. Catches lengths, offsets, pages, scales or numbers
-of another sequence, rows and keys of the neighbour, a causal corner or a window that is that of the longest, empty
-sequences, what lies in a cache behind its last key, and new keys that are written elsewhere or not seen. Where
-``rotary`` is claimed too, half of the calls that append keys have the kernel rotate them and the queries.
+The case says which kind of call is made. The kernel takes a cache of which each sequence fills a part, one in pages,
+one to which it is to append new keys, sequences packed end to end, or documents that each batch element is made of;
+what is in a cache may be 8-bit numbers with scales. Out, lse and the gradients of each sequence are within the bound of
+float64. Lengths are 0, 1, close to whole tiles or pages, random, or the full length. Catches lengths, offsets, pages,
+scales or numbers of another sequence, rows and keys of the neighbour, a causal corner or a window that is that of the
+longest, empty sequences, what lies in a cache behind its last key, and new keys that are written elsewhere or not seen.
+Calls that append keys may have the kernel rotate them and the queries.
 
 Patterns of masks, soft-caps, ALiBi and sinks are drawn with it, and each sequence has them as if it were alone: the
 diagonal of its query i is ``i + seqlen_k - seqlen_q`` by its own lengths. Key padding masks are drawn too, but for keys
@@ -15,7 +15,6 @@ in pages and new keys. Biases are not passed.
 
 import math
 import random
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -23,7 +22,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.contract import FP8_SCALES
 from reference.bounds.exact import largest
 from reference.masks import blank
 from strategies.case import DEFAULT_BLOCK
@@ -43,30 +41,48 @@ LARGE = 2.0**15
 """Products that are smaller than this are finite in any dtype."""
 
 
-@law(needs="ragged", on_device=True, key_padding=True, variants=True)
+@law(
+    needs="ragged",
+    on_device=True,
+    key_padding=True,
+    variants=True,
+    calls=("ragged", "fp8_cache", "rotary"),
+)
 def ragged(trial: Trial) -> None:
-    """Judge each sequence of a call of each kind that is claimed; the seed of the case decides their lengths."""
+    """Judge each sequence of a call of the kind that the case has; its seed decides their lengths.
+
+    A case of no kind has the call that the plain laws make, which tells whether a failure is a matter of the kind.
+    """
     p = replace(trial.problem, rule=replace(trial.problem.rule, bias=None))
     calls = {
+        "none": plain,
         "cache": filled_in_part,
         "packed": end_to_end,
         "paged": from_a_pool,
         "append": appended,
         "document": documents,
     }
-    for kind in trial.kernel.capabilities.ragged:
-        calls[kind](trial, p, random.Random(trial.case.seed))
+    calls[trial.case.ragged](trial, p)
 
 
-def filled_in_part(trial: Trial, p: Problem, chance: random.Random) -> None:
+def plain(trial: Trial, p: Problem) -> None:
+    """Judge a call without sequences of different lengths."""
+    judge(trial, p, trial.gradients(p))
+
+
+def chance_of(trial: Trial, choice: object) -> random.Random:
+    """Return what makes one choice of a case, which is the same whatever else the case has."""
+    return random.Random(f"{trial.case.seed} {choice}")
+
+
+def filled_in_part(trial: Trial, p: Problem) -> None:
     """Give each sequence of the batch a random number of keys, in half of the cases with NaN behind the last one."""
-    tile = tile_of(trial, "block_n")
-    lengths = [some_keys(trial, tile, p.k.shape[2], chance) for _ in range(len(p.k))]
-    if chance.random() < 0.5:
+    lengths = some_lengths(trial, tile_of(trial, "block_n"), p.k)
+    if chance_of(trial, "behind").random() < 0.5:
         p = p.with_both(torch.clone)
         for b, n in enumerate(lengths):
             p.k[b, :, n:] = p.v[b, :, n:] = math.nan
-    given, p, scales = in_8_bits(trial, p, chance, ("head",))
+    given, p, scales = in_8_bits(trial, p)
     trial = trial.with_launch({**trial.launch, "cache_seqlens": int32(lengths, p.q.device), **scales})
     outputs = trial.forward(given)
     each_alone(
@@ -74,28 +90,25 @@ def filled_in_part(trial: Trial, p: Problem, chance: random.Random) -> None:
     )
 
 
-def from_a_pool(trial: Trial, p: Problem, chance: random.Random) -> None:
+def from_a_pool(trial: Trial, p: Problem) -> None:
     """Give each sequence of the batch a random number of keys, in pages of a size that is claimed."""
     p = with_every_key_seen(p)
-    lengths, pages = pool(trial, p, chance)
-    given, p, scales = in_8_bits(trial, replace(p, k=pages.k, v=pages.v), chance, FP8_SCALES)
+    lengths, pages = pool(trial, p)
+    given, p, scales = in_8_bits(trial, replace(p, k=pages.k, v=pages.v))
     tensors = {"cache_seqlens": int32(lengths, p.q.device), "block_table": pages.block_table}
     trial = trial.with_launch({**trial.launch, **tensors, **scales})
     outputs = trial.forward(given)
     each_alone(trial, outputs, in_cache(p, replace(pages, k=p.k, v=p.v), lengths))
 
 
-def in_8_bits(
-    trial: Trial, p: Problem, chance: random.Random, scaled_by: Sequence[str]
-) -> tuple[Problem, Problem, dict[str, Tensor]]:
-    """Return a call, what its keys and values stand for, and scales; in half of the cases 8 bits, if that is claimed.
+def in_8_bits(trial: Trial, p: Problem) -> tuple[Problem, Problem, dict[str, Tensor]]:
+    """Return a call, what its keys and values stand for, and scales, of 8 bits if the case has a cache of these.
 
     Products with 8-bit numbers overflow more easily than with those they stand for, so there are none of huge numbers.
     """
-    claimed = [name for name in trial.kernel.capabilities.fp8_cache if name in scaled_by]
-    if not claimed or 0 in p.k.shape or trial.case.may_overflow or chance.random() < 0.5:
+    if trial.case.fp8_cache == "none" or 0 in p.k.shape or trial.case.may_overflow:
         return p, p, {}
-    of_pages = chance.choice(claimed) == "page"
+    of_pages, chance = trial.case.fp8_cache == "page", chance_of(trial, "scales")
     k_8, k_scale, k = quantised(p.k, chance, of_pages=of_pages)
     if p.v_in_k:
         v_8, v_scale, v = k_8[..., : p.v.shape[3]], k_scale, k[..., : p.v.shape[3]]
@@ -104,7 +117,7 @@ def in_8_bits(
     return replace(p, k=k_8, v=v_8), replace(p, k=k, v=v), {"k_scale": k_scale, "v_scale": v_scale}
 
 
-def appended(trial: Trial, p: Problem, chance: random.Random) -> None:
+def appended(trial: Trial, p: Problem) -> None:
     """Have the kernel append the same number of new keys to each sequence, in place of NaN or ones.
 
     The cache is in pages or not, as far as that is claimed. Afterwards it must hold the new keys, rotated if the call
@@ -114,15 +127,17 @@ def appended(trial: Trial, p: Problem, chance: random.Random) -> None:
     most = p.k.shape[2]
     if not most:
         return
+    chance = chance_of(trial, "new keys")
     new = chance.choice((1, min(most, max(1, p.q.shape[2])), chance.randint(1, most)))
-    in_a_pool = "paged" in claimed and ("cache" not in claimed or chance.random() < 0.5)
+    in_a_pool = "paged" in claimed and (
+        "cache" not in claimed or chance_of(trial, "in a pool").random() < 0.5
+    )
     if in_a_pool:
-        lengths, pages = pool(trial, p, chance, new)
+        lengths, pages = pool(trial, p, new)
     else:
-        tile, pages = tile_of(trial, "block_n"), one_page_each(p.k, p.v)
-        lengths = [max(new, some_keys(trial, tile, most, chance)) for _ in range(len(p.k))]
-    pairings = trial.kernel.capabilities.rotary if p.q.shape[3] > 1 else ()
-    rotates = bool(pairings) and chance.random() < 0.5 and not p.v_in_k
+        pages = one_page_each(p.k, p.v)
+        lengths = some_lengths(trial, tile_of(trial, "block_n"), p.k, new)
+    rotates = trial.case.rotary != "none" and p.q.shape[3] > 1
     if rotates and trial.alignment == "bottom_right":  # so that no query has a negative position
         p = p.with_rows(slice(min(lengths)))
     sequences, whole = in_cache(p, pages, lengths), (pages.k.clone(), pages.v.clone())
@@ -131,13 +146,13 @@ def appended(trial: Trial, p: Problem, chance: random.Random) -> None:
         torch.cat([getattr(alone, name)[:, :, keys] for alone, keys in zip(sequences, last, strict=True)])
         for name in ("k", "v")
     )
-    rest = chance.choice((math.nan, 1.0))
+    rest = chance_of(trial, "behind").choice((math.nan, 1.0))
     for b, keys in enumerate(last):
         pages.fill(b, keys, rest)
     q, tables = p.q, {}
     if rotates:
         room = pages.block_table.shape[1] * pages.k.shape[2]
-        rotation = drawn(q, max(room, q.shape[2]), chance.choice(pairings), chance)
+        rotation = drawn(q, max(room, q.shape[2]), trial.case.rotary, chance_of(trial, "angles"))
         q, k_new = rotated_later(trial, rotation, q, k_new, lengths)
         tables = rotation.options
     before = int32([n - new for n in lengths], p.q.device)
@@ -170,17 +185,18 @@ def with_every_key_seen(p: Problem) -> Problem:
     return replace(p.with_both(lambda x: blank(x, p.key_padding_mask)), key_padding_mask=None)
 
 
-def pool(trial: Trial, p: Problem, chance: random.Random, new: int = 0) -> tuple[list[int], Pages]:
+def pool(trial: Trial, p: Problem, new: int = 0) -> tuple[list[int], Pages]:
     """Return a random number of keys of each sequence, of which the last ``new`` are its own, and all keys in pages.
 
     In half of the cases pages have the smallest size that is claimed, since the keys of a case seldom fill two pages of
     a large one.
     """
-    claimed = trial.kernel.capabilities
+    claimed, chance = trial.kernel.capabilities, chance_of(trial, "page size")
     page_size = chance.choice((min(claimed.page_sizes), chance.choice(claimed.page_sizes)))
     tile = chance.choice((page_size, tile_of(trial, "block_n")))
-    lengths = [max(new, some_keys(trial, tile, p.k.shape[2], chance)) for _ in range(len(p.k))]
+    lengths = some_lengths(trial, tile, p.k, new)
     layouts = [layout for layout in ("contiguous", "bnhd") if layout in claimed.layouts]
+    chance = chance_of(trial, "pages")
     return lengths, in_pages(p.k, p.v, lengths, page_size, layouts or ["contiguous"], chance, new)
 
 
@@ -201,15 +217,15 @@ def each_alone(trial: Trial, outputs: Outputs, sequences: list[Problem]) -> None
         judge(trial, alone, replace(outputs, **of_this), expressions)
 
 
-def end_to_end(trial: Trial, p: Problem, chance: random.Random) -> None:
+def end_to_end(trial: Trial, p: Problem) -> None:
     """Cut the rows of the first batch element into sequences, and its keys into as many, at other places.
 
     The places are the same where the rows of a sequence may not be fewer or more than its keys.
     """
     p, claims = p.with_batch(slice(1)), trial.kernel.capabilities
-    sequences = chance.randint(1, most_sequences(p))
-    cuts_q = cuts(trial, tile_of(trial, "block_m"), p.q.shape[2], sequences, chance)
-    cuts_k = cuts(trial, tile_of(trial, "block_n"), p.k.shape[2], sequences, chance)
+    sequences = chance_of(trial, "sequences").randint(1, most_sequences(p))
+    cuts_q = cuts(trial, tile_of(trial, "block_m"), p.q.shape[2], sequences, chance_of(trial, "rows"))
+    cuts_k = cuts(trial, tile_of(trial, "block_n"), p.k.shape[2], sequences, chance_of(trial, "keys"))
     if not claims.may_differ(causal=p.causal):
         cuts_k = cuts_q
     cuts_q, cuts_k = without_short(claims.length_from(0), cuts_q, cuts_k)
@@ -225,7 +241,7 @@ def end_to_end(trial: Trial, p: Problem, chance: random.Random) -> None:
         part_alone(trial, outputs, p, 0, slice(*of_q), slice(*of_k))
 
 
-def documents(trial: Trial, p: Problem, chance: random.Random) -> None:
+def documents(trial: Trial, p: Problem) -> None:
     """Cut each batch element, with as many first rows as first keys, into documents at places of its own.
 
     In half of the cases their numbers are so small that batch elements have the same ones.
@@ -234,11 +250,13 @@ def documents(trial: Trial, p: Problem, chance: random.Random) -> None:
     if not total:
         return
     p = in_claimed_layout(trial, p.with_rows(slice(total)).with_keys(slice(total)))
+    chance = chance_of(trial, "documents")
     tile = tile_of(trial, chance.choice(("block_m", "block_n")))
     most, numbers = most_sequences(p), range(chance.choice((MOST_SEQUENCES, 2**31)))
     ids = torch.empty(len(p.q), total, dtype=torch.int32)
     parts: list[tuple[int, slice]] = []
     for b, of_element in enumerate(ids):
+        chance = chance_of(trial, f"documents of {b}")
         drawn_cuts = cuts(trial, tile, total, chance.randint(1, most), chance)
         (places,) = without_short(trial.kernel.capabilities.length_from(1), drawn_cuts)
         own = [slice(*ends) for ends in pairwise(places)]
@@ -295,9 +313,11 @@ def tile_of(trial: Trial, block: str) -> int:
     return int(trial.launch.get(block, DEFAULT_BLOCK))
 
 
-def some_keys(trial: Trial, tile: int, most: int, chance: random.Random) -> int:
-    """Return a random number of keys that a sequence may have by the kernel's claims."""
-    return max(trial.kernel.capabilities.length_from(0), claimed_length(trial, length(tile, most, chance)))
+def some_lengths(trial: Trial, tile: int, k: Tensor, new: int = 0) -> list[int]:
+    """Return a random number of keys for each sequence, that it may have by the kernel's claims and has ``new`` in."""
+    least, most = trial.kernel.capabilities.length_from(0), k.shape[2]
+    drawn_lengths = (length(tile, most, chance_of(trial, f"length {b}")) for b in range(len(k)))
+    return [max(new, least, claimed_length(trial, x)) for x in drawn_lengths]
 
 
 def length(tile: int, most: int, chance: random.Random) -> int:

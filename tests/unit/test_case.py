@@ -72,7 +72,7 @@ def test_drawn_cases_survive_json_and_repr(case: Case) -> None:
 
 def test_json_layout() -> None:
     record = json.loads(to_json(FULL))
-    assert record["version"] == 7
+    assert record["version"] == 8
     assert record["spikes"][0] == {"tensor": "k", "index": [1, 2, 3, 4], "value": 3e38}
     assert record["launch"]["block_n"] == 32
 
@@ -81,6 +81,7 @@ def test_a_file_older_than_a_field_has_its_default() -> None:
     record, expected = json.loads(to_json(FULL)), FULL
     parts = ("window_right", "chunk", "first_keys", "prefix", "softcap", "alibi_slopes", "bias", "sinks")
     for version, names in (
+        (7, ("ragged", "fp8_cache", "rotary")),
         (6, ("v_in_k",)),
         (5, ("v_head_dim",)),
         (4, parts),
@@ -113,11 +114,11 @@ def test_integers_are_read_as_floats_where_a_float_is_meant() -> None:
         ("{", "'{' is not JSON"),
         ("[1]", "got [1], expected an object"),
         ("null", "got None, expected an object"),
-        (changed(version=0), "version: got 0, expected 1 to 7"),
-        (changed(version=8), "version: got 8, expected 1 to 7"),
-        (changed(version=True), "version: got True, expected 1 to 7"),
-        (changed(version="1"), "version: got '1', expected 1 to 7"),
-        (without("version"), "version: got None, expected 1 to 7"),
+        (changed(version=0), "version: got 0, expected 1 to 8"),
+        (changed(version=9), "version: got 9, expected 1 to 8"),
+        (changed(version=True), "version: got True, expected 1 to 8"),
+        (changed(version="1"), "version: got '1', expected 1 to 8"),
+        (without("version"), "version: got None, expected 1 to 8"),
         (changed(version=6), "v_in_k: got False, expected no such field in version 6"),
         (changed(version=5), "v_head_dim: got 0, expected no such field in version 5"),
         (without("seqlen_k"), "seqlen_k: missing"),

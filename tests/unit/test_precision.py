@@ -184,7 +184,8 @@ def packed_in_tf32(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
 
 def test_a_design_explains_calls_with_sequences_of_different_lengths() -> None:
     kernel = load(f"{Path(__file__)}:packed_in_tf32", ["ragged=packed"])
-    trial, law = Trial(kernel, Case(seqlen_q=20, seqlen_k=30, seed=3), "cpu", SAFETY), law_named("ragged")
+    case, law = Case(seqlen_q=20, seqlen_k=30, ragged="packed", seed=3), law_named("ragged")
+    trial = Trial(kernel, case, "cpu", SAFETY)
     with pytest.raises(LawBroken) as failed:
         law(trial)
     told = with_explanations(failed.value.finding, trial, law, ALL_DESIGNS)
