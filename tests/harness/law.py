@@ -40,8 +40,9 @@ class Law:
     dtypes: tuple[str, ...] = DTYPES
 
     def __call__(self, trial: Trial) -> None:
-        """Check the law on a trial. Raises LawBroken, Refused, or CannotRun."""
-        self.check(trial)
+        """Check the law on a trial of a dtype that it is about. Raises LawBroken, Refused, or CannotRun."""
+        if trial.case.dtype in self.dtypes:
+            self.check(trial)
 
     def applies_to(self, capabilities: Capabilities, dtype: str) -> bool:
         """Whether a kernel with these claims has to keep the law at a dtype."""

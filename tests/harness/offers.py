@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 
 from kernels.claims import lesser, parse_claims
-from kernels.contract import CLAIMS, Capabilities
+from kernels.contract import CLAIMS, FP8_INPUTS, Capabilities
 from strategies.case import LAYOUT_FIELDS, Case
 from tests.harness.budget import BudgetSpent
 from tests.harness.bugs import Bug, Need
@@ -16,8 +16,13 @@ TOP_LEFT = "causal_alignment=top_left"
 IN_BASE_2, ROWS_FIRST = "lse_base=2", "lse_layout=bnh"
 """The claims that lse is returned in another base, and with its rows before its heads."""
 
-OF_ANSWERS = (TOP_LEFT, IN_BASE_2, ROWS_FIRST)
-"""Claims that change which answer is right, and exclude no case."""
+OF_8_BITS = "eight_bits"
+"""The law of calls with 8-bit inputs."""
+FEWER_8_BITS = tuple(f"fp8_inputs={tensors}" for tensors in (*FP8_INPUTS, "none"))
+"""The claims that fewer inputs may be 8-bit numbers: the first that is true of a kernel says all that it answers."""
+
+OF_ANSWERS = (TOP_LEFT, IN_BASE_2, ROWS_FIRST, *FEWER_8_BITS)
+"""Claims that change which answer is right, or which calls a law makes of a case, and exclude no case."""
 
 LEAST_LEFT = 1 / 8
 """A list of values is offered if it leaves this share of the cases that held.
@@ -36,11 +41,22 @@ def offered(bug: Bug, failing: Sequence[Ran], runs: Runs, spend: Callable[[], No
     Some of the cases are run under each claim that may be meant; ``spend`` may end these runs.
     """
     found: list[str] = []
+    capabilities = runs.info.capabilities
     with suppress(BudgetSpent):
-        for claim in other_answers(bug.tensors, [case for _, case in failing], runs.info.capabilities):
+        for claim in other_answers(bug.tensors, [case for _, case in failing], capabilities):
             if not failing_under(claim, failing[:FEW], runs, spend):
                 found.append(claim)
+        for claim in fewer_8_bits(bug, capabilities):
+            if not failing_under(claim, failing[:FEW], runs, spend):
+                return (*found, claim)
     return tuple(found)
+
+
+def fewer_8_bits(bug: Bug, capabilities: Capabilities) -> tuple[str, ...]:
+    """Return the claims that a kernel takes fewer 8-bit inputs, if the bug is one of calls with these."""
+    if bug.failure.law != OF_8_BITS:
+        return ()
+    return FEWER_8_BITS if len(capabilities.fp8_inputs) > 1 else FEWER_8_BITS[-1:]
 
 
 def other_answers(tensors: Sequence[str], cases: Sequence[Case], capabilities: Capabilities) -> Iterator[str]:

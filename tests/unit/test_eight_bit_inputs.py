@@ -72,6 +72,12 @@ def test_values_in_keys_have_their_scales_and_other_values_have_their_own_memory
     assert torch.equal(inside.launch["v_scale"], inside.launch["k_scale"])
 
 
+def test_cases_of_other_dtypes_are_not_judged() -> None:
+    trial = trial_of(replace(CASE, dtype="float32"))
+    LAW(trial)
+    assert trial.calls == []
+
+
 @pytest.mark.parametrize(("changed", "calls"), [({"q_values": "huge"}, 0), ({"v_values": "huge"}, 1)])
 def test_tensors_that_may_overflow_are_left_as_they_are(changed: dict[str, Any], calls: int) -> None:
     trial = trial_of(replace(CASE, **changed))
@@ -168,7 +174,7 @@ def test_bounds_allow_for_the_sums_of_a_tensor_core_and_for_weights_of_8_bits(se
         units=torch.stack((q.scale, k.scale)),
     )
     bases = bases_of("cuda", "q_scale", "k_scale", "v_scale")
-    rules: tuple[dict[str, float], ...] = ({}, {"safety": SAFETY})
+    rules: tuple[dict[str, Any], ...] = ({}, {"safety": SAFETY})
     for rule in rules:
         narrow, of_scores, wide = (forward_bounds(e, base, **rule) for base in bases)
         of_out, of_lse = (out - e.out[0, 0]).abs(), (s.logsumexp(-1) - e.lse[0, 0]).abs()

@@ -3,11 +3,13 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from kernels.contract import Capabilities
+import pytest
+
+from kernels.contract import FP8_INPUTS, Capabilities
 from strategies.case import Case
 from tests.harness.bugs import Bug, Need
 from tests.harness.conclude import Concluded, with_offers
-from tests.harness.offers import excluding
+from tests.harness.offers import excluding, fewer_8_bits
 from tests.harness.report import Failure
 from tests.harness.sightings import Sightings
 from tests.harness.vary import with_value
@@ -83,3 +85,19 @@ def test_what_all_failing_cases_have_in_common_is_offered_where_the_first_ones_s
     told = ("--claims layouts=contiguous: all 3 failing cases are excluded",)
     assert offers(drawn, (), [*drawn, CASE], need) == told
     assert offers(drawn, (), drawn, need) == ()
+
+
+@pytest.mark.parametrize(
+    ("law", "claimed", "expected"),
+    [
+        ("eight_bits", FP8_INPUTS, ("fp8_inputs=qk", "fp8_inputs=qkv", "fp8_inputs=none")),
+        ("eight_bits", ("qkv",), ("fp8_inputs=none",)),
+        ("forward", FP8_INPUTS, ()),
+    ],
+)
+def test_a_bug_of_8_bit_inputs_may_leave_fewer_of_them(
+    law: str, claimed: tuple[str, ...], expected: tuple[str, ...]
+) -> None:
+    found = Finding(claim="so", kind="error", tensor="out", tensors=("out",))
+    one = Bug(Failure("k.py:f", (), law, CASE, kernel="k", finding=found, environment={}))
+    assert fewer_8_bits(one, replace(CLAIMS, fp8_inputs=claimed)) == expected
