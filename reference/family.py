@@ -140,7 +140,7 @@ def with_8_bit_inputs(family: Family, device_type: str, *, values: bool) -> Fami
     The scales of these numbers are powers of two, so that a kernel may multiply the numbers by them first, or scores
     and out, without a rounding that other calls do not have. A design may also answer such a call as any other: what
     the numbers stand for is exact in bfloat16. Beside the designs of the family there are those whose products are of
-    8-bit operands, in float32 and with scores that are not rounded:
+    8-bit operands, so that no operand of a score is scaled and rounded before. Their scores stay in float32.
 
     Scores. A product of two e4m3 numbers has 8 significant bits. A GPU may sum it as a Hopper's tensor core does, with
     13 fraction bits of the largest of what an instruction adds: 32 products, and the sum so far unless that is added in
@@ -154,15 +154,12 @@ def with_8_bit_inputs(family: Family, device_type: str, *, values: bool) -> Fami
     smallest subnormal number is 2^-9, an error of 2^-10 where it underflows. A factor of P before the cast, as the 2^8
     of FlashAttention-3, only makes that smaller. Products are summed as above. A v in bfloat16 needs a P in bfloat16.
     """
-    roundoff = HOPPER_FP8_ROUNDOFF if device_type == "cuda" else None
     sums: dict[str, Any] = {"k_prescaled": False, "q_prescaled": False, "rounded_scores": False}
     of_weights: dict[str, Any] = {"weights": FLOAT8_E4M3}
-    if roundoff is not None:
-        sums |= {
-            "score_accumulate": roundoff,
-            "smallest_operand": FLOAT8_E4M3.underflow / FLOAT8_E4M3.roundoff,
-        }
-        of_weights["accumulate"] = roundoff
+    if device_type == "cuda":
+        smallest_normal = FLOAT8_E4M3.underflow / FLOAT8_E4M3.roundoff
+        sums |= {"score_accumulate": HOPPER_FP8_ROUNDOFF, "smallest_operand": smallest_normal}
+        of_weights |= {"accumulate": HOPPER_FP8_ROUNDOFF}
     bases = [*family.bases, *(replace(base, **sums) for base in family.bases)]
     if values:
         bases += [replace(base, **sums, **of_weights) for base in family.bases]

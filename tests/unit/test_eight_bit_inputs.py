@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.claims import ClaimError
 from kernels.contract import LAYOUTS, Capabilities
-from kernels.registry import load
+from kernels.registry import SpecError, load
+from kernels.signature import keywords
 from reference.arithmetic import FLOAT8_E4M3, Arithmetic
 from reference.bounds import exact, forward_bounds
 from reference.bounds.accumulation import SAFETY
@@ -135,6 +137,26 @@ def test_a_declared_arithmetic_is_the_only_design() -> None:
     assert family.bases == (claims.arithmetic("bfloat16", "cuda", {}),)
 
 
+def test_sets_of_tensors_that_nobody_passes_are_no_claim() -> None:
+    with pytest.raises(
+        ClaimError, match="claim fp8_inputs: got 'kv', expected all or none, or some of qk,qkv"
+    ):
+        load("tests.panel.eight_bit_inputs:tiled", ["fp8_inputs=kv"])
+
+
+@pytest.mark.parametrize(
+    ("claimed", "taken"), [("qk", "q_scale, k_scale"), ("all", "q_scale, k_scale, v_scale")]
+)
+def test_a_function_that_takes_no_scales_is_refused(claimed: str, taken: str) -> None:
+    with pytest.raises(SpecError, match=f"sm_scale, {taken}\\)"):
+        load("tests.panel.eager:float32", [f"fp8_inputs={claimed}"])
+
+
+def test_a_keyword_of_two_claims_is_told_once() -> None:
+    both = keywords(Capabilities(ragged=("cache",), fp8_cache=("head",), fp8_inputs=("qk",)))
+    assert sorted(both) == sorted({*both})
+
+
 def of_tensor_cores(x: Tensor, y: Tensor) -> Tensor:
     """Return float64 x @ y^T of 8-bit numbers (M, K) and (N, K), as a Hopper sums them without a sum in float32.
 
@@ -182,6 +204,25 @@ def test_bounds_allow_for_the_sums_of_a_tensor_core_and_for_weights_of_8_bits(se
         assert (of_lse <= of_scores.lse[0, 0]).all()
         assert (of_out > narrow.out[0, 0]).any()
         assert (of_lse > narrow.lse[0, 0]).any()
+
+
+def test_products_of_a_subnormal_number_hide_bits_of_others() -> None:
+    """256 * 2^-9 is 2^-1 but counts as 2^2, and 13 bits below that the other products are cut off."""
+    q, k = (
+        torch.full((1, 1, 1, 64), 1.25 * SMALLEST_NORMAL),
+        torch.full((1, 1, 1, 64), 1.25 * SMALLEST_NORMAL),
+    )
+    q[..., 0], k[..., 0] = 256.0, 2.0**-9
+    scale = 2.0**5
+    found = of_tensor_cores(q[0, 0], k[0, 0]) * scale
+    units = torch.tensor([scale, 1.0])[:, None, None]
+    (base,) = bases_of("cuda", "q_scale", "k_scale")[1:]
+    within = []
+    for floor in (0.0, base.product_floor):
+        e = exact(q * scale, k, k, causal=False, sm_scale=1.0, product_floor=floor, units=units)
+        error = (found - e.scores[0, 0]).abs()
+        within.append(bool((error <= base.score_accumulation(64) * e.score_size[0, 0]).all()))
+    assert within == [False, True]
 
 
 def written_script(spec: str, folder: Path) -> Path:
