@@ -17,11 +17,15 @@ from typing import Any, Literal
 from kernels.declaration import Claim, claim, claims_of
 from kernels.spelling import BOOLEAN, PROBABILITIES, SIZES, integer, integers, one_of, subset, words
 from reference.arithmetic import BFLOAT16, FLOAT16, FLOAT32, Arithmetic
-from reference.family import Family
+from reference.family import Family, with_8_bit_inputs
 
 DTYPES = ("float16", "bfloat16", "float32")
 LAYOUTS = ("contiguous", "bnhd", "packed", "gap", "offset", "expanded", "expanded_rows", "huge")
 BIASES = ("full", "of_heads", "of_batch", "shared", "of_keys")
+FP8_INPUTS = ("qk", "qkv")
+"""The tensors that are passed as 8-bit numbers together."""
+SCALES_OF_INPUTS = ("q_scale", "k_scale", "v_scale")
+"""The keywords for the scales of 8-bit numbers in q, k and v."""
 FP8_SCALES = {"head": ("cache", "paged"), "page": ("paged",)}
 """What has a scale of its own in a cache of 8-bit numbers, and in which kinds of the claim ``ragged``."""
 ROTARY = ("halves", "interleaved")
@@ -343,6 +347,24 @@ class Capabilities:
         less=(),
         keywords=lambda claimed: ("k_scale", "v_scale") if claimed else (),
     )
+    fp8_inputs: tuple[str, ...] = claim(
+        (),
+        """The tensors that `forward` may be passed as `float8_e4m3fn` where cases have bfloat16: q and k with `qk`,
+        while v is bfloat16; v too with `qkv`. It then takes `q_scale` and `k_scale`, and with `qkv` `v_scale`, by which
+        the numbers in q, k and v are to be multiplied: contiguous float32 tensors (batch, heads_kv), like the descales
+        of FlashAttention-3, so that query heads that read one key head have one scale. Scales are powers of two, and
+        what the numbers stand for is exact in bfloat16. out is bfloat16, lse float32 and that of scores once scaled;
+        everything else is as in other calls. With `qkv`, P may be cast to `float8_e4m3fn`. No gradients are asked for.
+        If `v_in_k` is claimed too, v may be the first columns of k in calls with `v_scale`, which then equals
+        `k_scale`. `q_scale` is not passed in other calls.""",
+        subset(FP8_INPUTS, none=()),
+        fields=("fp8_inputs",),
+        admits=lambda claimed, case: (
+            case.fp8_inputs == "none" or (case.fp8_inputs in claimed and case.dtype == "bfloat16")
+        ),
+        less=(),
+        keywords=lambda claimed: SCALES_OF_INPUTS[: max(map(len, claimed), default=0)],
+    )
     rotary: tuple[str, ...] = claim(
         (),
         """The ways to pair columns with which `forward` and `backward` rotate q and k by positions before anything else
@@ -432,10 +454,19 @@ class Capabilities:
         if self.designs is None:
             family = Family((self.arithmetic(dtype, device, launch),))
         else:
-            family = self.designs(dtype, device, launch)
+            family = self.in_call(self.designs(dtype, device, launch), device, launch)
         if self.lse_base == "e":
             return family
         return replace(family, bases=tuple(replace(base, lse_in_base_2=True) for base in family.bases))
+
+    def in_call(self, family: Family, device: str, launch: Launch) -> Family:
+        """Return the designs that a family of this kernel has in a call with these settings and keywords.
+
+        They are more where inputs are 8-bit numbers. A declared arithmetic has no more than it says.
+        """
+        if self.designs is None or "q_scale" not in launch:
+            return family
+        return with_8_bit_inputs(family, device, values="v_scale" in launch)
 
     def may_differ(self, *, causal: bool) -> bool:
         """Whether `seqlen_q` may differ from `seqlen_k` in calls with or without a causal mask."""

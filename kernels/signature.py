@@ -18,9 +18,9 @@ MOST_CHARACTERS = 200
 
 
 def keywords(capabilities: Capabilities) -> tuple[str, ...]:
-    """Return the names of all keywords that a function with these claims may be called with."""
+    """Return the names of all keywords that a function with these claims may be called with, each once."""
     further = (claim.keywords(getattr(capabilities, name)) for name, claim in CLAIMS.items())
-    return (*REQUIRED, *chain.from_iterable(further))
+    return tuple(dict.fromkeys((*REQUIRED, *chain.from_iterable(further))))
 
 
 def expected(names: tuple[str, ...] = REQUIRED) -> str:

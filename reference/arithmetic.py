@@ -143,7 +143,7 @@ class Arithmetic:
         smallest_operand: the smallest normal number of the inputs' format if tensor cores sum their products, else 0.
             These align products by the exponents of the operands, and a subnormal operand has the exponent of the
             smallest normal number, so that its products keep fewer bits. If the inputs are quantised, this is in
-            units of a block's scale.
+            units of a block's scale, and in calls with 8-bit inputs in units of theirs.
         accumulate_terms: how many products are summed with roundoff ``accumulate``; their sums are then added in
             IEEE float32. None: one accumulation takes all products.
         score_accumulate: the roundoff of one step of a score, where its operands are wider than those of the other

@@ -17,7 +17,14 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
-from reference.arithmetic import TF32_TRUNCATED, TF32X3, Arithmetic, Format
+from reference.arithmetic import (
+    FLOAT8_E4M3,
+    HOPPER_FP8_ROUNDOFF,
+    TF32_TRUNCATED,
+    TF32X3,
+    Arithmetic,
+    Format,
+)
 
 Changes = Mapping[str, Any]
 """Fields of an ``Arithmetic`` with the values that a design has there."""
@@ -125,6 +132,38 @@ def in_words(ways: tuple[Changes, ...], way: Changes) -> str:
 def in_tf32x3(base: Arithmetic) -> Arithmetic:
     """Return the arithmetic with each float32 product made of three tf32 products."""
     return replace(base, weights=TF32X3, operand_rounding=TF32X3.roundoff)
+
+
+def with_8_bit_inputs(family: Family, device_type: str, *, values: bool) -> Family:
+    """Return the designs of a family for calls whose q and k are float8_e4m3fn, and whose v is too if ``values``.
+
+    The scales of these numbers are powers of two, so that a kernel may multiply the numbers by them first, or scores
+    and out, without a rounding that other calls do not have. A design may also answer such a call as any other: what
+    the numbers stand for is exact in bfloat16. Beside the designs of the family there are those whose products are of
+    8-bit operands, so that no operand of a score is scaled and rounded before. Their scores stay in float32.
+
+    Scores. A product of two e4m3 numbers has 8 significant bits. A GPU may sum it as a Hopper's tensor core does, with
+    13 fraction bits of the largest of what an instruction adds: 32 products, and the sum so far unless that is added in
+    float32 (FlashAttention-3, and Triton by default, do not). The largest addend is exact, so that at most 32 others
+    err by 2^-13 of it each, and the sum by 2^-13 of itself: 33 * 2^-13 for 32 products, ``HOPPER_FP8_ROUNDOFF`` for
+    each, and the sums of all instructions together err by no more for each product. Operands below the smallest normal
+    number, 2^-6 in units of their scale, count as if they were as large (``Arithmetic.smallest_operand``). A CPU has no
+    such products, and sums like those of other calls.
+
+    P v, if ``values``. P, at most 1 before its division by l, is cast to e4m3, with a unit roundoff of 2^-4 and, as the
+    smallest subnormal number is 2^-9, an error of 2^-10 where it underflows. A factor of P before the cast, as the 2^8
+    of FlashAttention-3, only makes that smaller. Products are summed as above. A v in bfloat16 needs a P in bfloat16.
+    """
+    sums: dict[str, Any] = {"k_prescaled": False, "q_prescaled": False, "rounded_scores": False}
+    of_weights: dict[str, Any] = {"weights": FLOAT8_E4M3}
+    if device_type == "cuda":
+        smallest_normal = FLOAT8_E4M3.underflow / FLOAT8_E4M3.roundoff
+        sums |= {"score_accumulate": HOPPER_FP8_ROUNDOFF, "smallest_operand": smallest_normal}
+        of_weights |= {"accumulate": HOPPER_FP8_ROUNDOFF}
+    bases = [*family.bases, *(replace(base, **sums) for base in family.bases)]
+    if values:
+        bases += [replace(base, **sums, **of_weights) for base in family.bases]
+    return replace(family, bases=tuple(dict.fromkeys(bases)))
 
 
 def _product(*factors: Iterable[Changes]) -> tuple[Changes, ...]:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, TypeVar, get_type_hints
 
-from kernels.contract import RAGGED_KEYWORDS, ROTARY
+from kernels.contract import FP8_INPUTS, RAGGED_KEYWORDS, ROTARY
 from reference.mask_pattern import MaskPattern
 
 TENSORS = ("q", "k", "v", "dout")
@@ -60,9 +60,10 @@ class Case:
     values (``strategies.values``) drawn from ``seed``; then ``spikes`` are set. With ``v_in_k``, v is the first columns
     of k, unless it has more columns than k; its own layout and family mean nothing then. ``key_padding`` is none, or a
     family of masks (``strategies.padding``). ``window`` to ``prefix`` make up a ``MaskPattern``, ``softcap`` to
-    ``sinks`` say what is done to scores (``strategies.score_rules``). ``ragged``, ``fp8_cache`` and ``rotary`` are
-    values of the claims of these names: they say what calls the laws ``ragged`` and ``rotary`` make, and mean nothing
-    to other laws. ``launch`` holds the kernel's own launch settings as (name, value) pairs.
+    ``sinks`` say what is done to scores (``strategies.score_rules``). ``ragged``, ``fp8_cache``, ``fp8_inputs`` and
+    ``rotary`` are values of the claims of these names: they say what calls the laws ``ragged``, ``eight_bits`` and
+    ``rotary`` make, and mean nothing to other laws. ``launch`` holds the kernel's own launch settings as (name, value)
+    pairs.
     """
 
     batch: int = _declared(1, "several batch elements")
@@ -91,6 +92,7 @@ class Case:
         "none", "sequences of different lengths", tried=("none", *RAGGED_KEYWORDS), since=8
     )
     fp8_cache: str = _declared("none", "the 8-bit numbers of the cache", tried=("none",), since=8)
+    fp8_inputs: str = _declared("none", "the 8-bit numbers of q and k", tried=("none", *FP8_INPUTS), since=8)
     rotary: str = _declared("none", "the rotation of q and k", tried=("none", *ROTARY), since=8)
     q_layout: str = _declared("contiguous", "the memory layout of q")
     k_layout: str = _declared("contiguous", "the memory layout of k")

@@ -105,6 +105,7 @@ def exact(
     alignment: str = "bottom_right",
     product_floor: float = 0.0,
     quantisation: Quantisation | None = None,
+    units: Tensor | None = None,
     key_padding_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     dropout_seed: int = 0,
@@ -118,7 +119,8 @@ def exact(
     dtype; key_padding_mask (batch, seqlen_k) bool is True where a key may be attended. Weights are dropped as
     ``reference.dropout`` says; first_head is that of ``keep_mask``, pattern that of ``masks.visible``, rule that
     of ``reference.score_rule``. With a ``quantisation``, everything is computed from the quantised operands, and
-    ``product_floor`` is in units of a block's scale.
+    ``product_floor`` is in units of a block's scale. ``units`` (2, batch, heads_kv) are the units of ``product_floor``
+    for q and for k, if these are products of 8-bit numbers with such scales.
 
     Raises ValueError if heads_q is no multiple of heads_kv, or the alignment is unknown.
     """
@@ -140,6 +142,8 @@ def exact(
         if not quantisation.only_v:
             unit_q = fold(block_scales(q, quantisation.block_q), k.shape[1])
             unit_k = block_scales(k, quantisation.block_k)
+    if units is not None:
+        unit_q, unit_k = units.double()[..., None, None]
     bias = rule.added(q, k, alignment)
     sink = None if rule.sinks is None else rule.sink(q, k)
     q, k, v = (x.to(torch.float64, memory_format=torch.contiguous_format) for x in (q, k, v))

@@ -357,7 +357,7 @@ def is_same(known: Bug, bug: Bug, run: Try, capabilities: Capabilities, others: 
     """
     if (known.is_huge and bug.is_huge) or known.keeps_state_as(bug) or bug.keeps_state_as(known):
         return True
-    if known.needs_tables != bug.needs_tables:
+    if known.needs_arguments_of != bug.needs_arguments_of:
         return False
     both = ((known, bug), (bug, known))
     if known.is_kin(bug) and any(_rounds_also(one, other) for one, other in both):

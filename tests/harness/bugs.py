@@ -54,8 +54,8 @@ OF_PARTS = (*SIZES, "lengths", BLIND, HEADS, SLICES, MASKED)
 """What a part of a case may have that the case has not, by the names of needs."""
 OWN_NUMBERS = (LARGE_SCORES, "special")
 """Laws that set numbers of their own, so that a case of theirs is not ordinary, whatever its fields are."""
-TABLES = "rotary"
-"""The law whose calls are those of a plain law but for tables of angles."""
+OWN_ARGUMENTS = ("rotary", "eight_bits")
+"""Laws whose calls are those of a plain law but for tables of angles, or for 8-bit numbers with scales."""
 
 OF_REPEATS = ("determinism", "memory")
 """Laws that repeat one call and compare what it returns."""
@@ -246,13 +246,14 @@ class Bug:
     def is_everywhere(self) -> bool:
         """Whether it shows in every case of the dtypes that it needs, judged by the ordinary ones."""
         s, enough = self.severity, FEW_CRASHES if self.failure.finding.ends_process else ENOUGH
-        is_of_own_calls = self.needs_own_numbers or self.needs_tables
+        is_of_own_calls = self.needs_own_numbers or self.needs_arguments_of
         return self.needs_no_more_than_dtype and s.shown == s.tried >= enough and not is_of_own_calls
 
     @property
-    def needs_tables(self) -> bool:
-        """Whether numbers are wrong in calls with tables of angles alone: without them the plain laws hold."""
-        return self.failure.law == TABLES and self.failure.finding.kind in NUMBERS
+    def needs_arguments_of(self) -> str:
+        """The law of ``OWN_ARGUMENTS`` in whose calls alone numbers are wrong, or "": the plain laws hold then."""
+        law, kind = self.failure.law, self.failure.finding.kind
+        return law if law in OWN_ARGUMENTS and kind in NUMBERS else ""
 
     @property
     def needs_own_numbers(self) -> bool:
@@ -261,7 +262,7 @@ class Bug:
 
     def may_show_under(self, law: str) -> bool:
         """Whether calls of a law may have what the bug needs, if that is more than fields of a case."""
-        return law == self.failure.law or not (self.needs_own_numbers or self.needs_tables)
+        return law == self.failure.law or not (self.needs_own_numbers or self.needs_arguments_of)
 
     @property
     def needs_numbers(self) -> bool:
@@ -379,7 +380,7 @@ class Bug:
             return self.is_kin(other)
         if (origin := self.failure.finding.origin) and origin == other.failure.finding.origin:
             return True
-        if not self.is_kin(other) or self.needs_tables != other.needs_tables:
+        if not self.is_kin(other) or self.needs_arguments_of != other.needs_arguments_of:
             return False
         if self.failure.finding.ends_process:
             return self._ends_like(other)

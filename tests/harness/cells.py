@@ -80,7 +80,7 @@ def claimed(c: Capabilities) -> list[str]:
         "alibi_slopes": (False, *((True,) if c.alibi_slopes else ())),
         "bias": ("none", *c.bias),
         "sinks": (False, *((True,) if c.sinks else ())),
-        **{name: ("none", *getattr(c, name)) for name in ("ragged", "fp8_cache", "rotary")},
+        **{name: ("none", *getattr(c, name)) for name in ("ragged", "fp8_cache", "fp8_inputs", "rotary")},
         **dict.fromkeys(LAYOUT_FIELDS, c.layouts),
         **dict.fromkeys(VALUES, FAMILIES),
         **c.launch,

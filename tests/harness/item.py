@@ -99,8 +99,8 @@ class LawTurn(pytest.Item):
         focus = self.turn.focus(claims, subject.runs.is_compiled, f"{self.plan.source} {subject}")
         seconds = seconds_of(self)
         subject.begin(focus, seconds, is_within=claims is not self.info.capabilities)
-        if not self.law.applies_to(self.info.capabilities):
-            pytest.skip(f"{self.info.name} does not claim {self.law.needs}")
+        if not self.law.applies_to(self.info.capabilities, self.dtype):
+            pytest.skip(f"{self.info.name} does not claim {self.law.needs} of {self.dtype}")
         try:
             with shares_of(self).turn(self.info.name, seconds):
                 failures = found_in_turn(self, subject, seconds)

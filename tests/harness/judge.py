@@ -73,6 +73,7 @@ def pieces(p: Problem, o: Outputs) -> Iterator[Piece]:
                 **{name: getattr(p, name)[at_k] for name in ("k", "v")},
                 first_head=first,
                 rule=p.rule.part(*at_q),
+                units=None if p.units is None else p.units[:, *at_k],
             )
             part: dict[str, Any] = {
                 name: x[at_k if name in ("dk", "dv") else at_q] for name, x in o.named().items()
@@ -91,6 +92,7 @@ def exact_of(trial: Trial, p: Problem) -> Exact:
         alignment=trial.alignment,
         product_floor=trial.arithmetic.product_floor,
         quantisation=trial.arithmetic.quantisation,
+        units=p.units,
         key_padding_mask=p.key_padding_mask,
         dropout_p=p.dropout_p,
         dropout_seed=p.dropout_seed,
@@ -115,6 +117,11 @@ def judge(
     """
     for piece in pieces(p, o):
         _Judge(trial, piece, exact_of(trial, piece.problem), expressions, moved).judge()
+
+
+def judge_plain_call(trial: Trial, p: Problem) -> None:
+    """Judge a call with gradients, as the plain laws make it, in place of one with arguments that a law adds."""
+    judge(trial, p, trial.gradients(p))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from kernels.contract import Capabilities, KnownFailure
+from kernels.contract import DTYPES, Capabilities, KnownFailure
 from tests.harness.trial import Trial
 
 PROPERTIES = Path(__file__).parents[1] / "properties"
@@ -29,6 +29,7 @@ class Law:
         needs: the claim without which the law does not apply, a field of ``Capabilities``; "" if it always applies.
         draws: options of ``strategies.cases.cases``, which draws the cases that the law is tried on.
         on_device: whether what calls return has to stay where the kernel left it, as in a law about memory.
+        dtypes: the dtypes of cases that it is about.
     """
 
     name: str
@@ -36,14 +37,16 @@ class Law:
     needs: str
     draws: Mapping[str, Any]
     on_device: bool = False
+    dtypes: tuple[str, ...] = DTYPES
 
     def __call__(self, trial: Trial) -> None:
-        """Check the law on a trial. Raises LawBroken, Refused, or CannotRun."""
-        self.check(trial)
+        """Check the law on a trial of a dtype that it is about. Raises LawBroken, Refused, or CannotRun."""
+        if trial.case.dtype in self.dtypes:
+            self.check(trial)
 
-    def applies_to(self, capabilities: Capabilities) -> bool:
-        """Whether a kernel with these claims has to keep the law."""
-        return not self.needs or bool(getattr(capabilities, self.needs))
+    def applies_to(self, capabilities: Capabilities, dtype: str) -> bool:
+        """Whether a kernel with these claims has to keep the law at a dtype."""
+        return dtype in self.dtypes and (not self.needs or bool(getattr(capabilities, self.needs)))
 
     def fails_by(self, known: KnownFailure) -> bool:
         """Whether a known failure breaks this law, or the law of the same name as the claim that this law needs."""
@@ -51,10 +54,10 @@ class Law:
 
 
 def law(
-    *, needs: str = "", on_device: bool = False, **draws: Any
+    *, needs: str = "", on_device: bool = False, dtypes: tuple[str, ...] = DTYPES, **draws: Any
 ) -> Callable[[Callable[[Trial], None]], Law]:
     """Declare the decorated function as the law of its name; see ``Law`` for what is declared with it."""
-    return lambda check: Law(check.__name__, check, needs, draws, on_device)
+    return lambda check: Law(check.__name__, check, needs, draws, on_device, dtypes)
 
 
 def law_named(name: str) -> Law:

@@ -9,6 +9,8 @@ Paint = Callable[..., str]
 
 FEW = 3
 """Up to this many kernels are columns, and the laws are rows; with more, the kernels are rows and the laws columns."""
+SCREEN = 80
+"""The characters of a line."""
 LONGEST_NAME = 20
 """The most characters of a name at the left of the matrix; a longer name loses its middle."""
 
@@ -71,8 +73,15 @@ def _below_stairs(columns: Sequence[str], rows: dict[str, list[str]], width: int
     """Return the rows below the names of the columns, each on a line of its own, so that no name has to be cut."""
     margin = min(max(map(len, rows)), LONGEST_NAME) + 1
     step = "|".ljust(width + 1)
-    stairs = [" " * margin + step * place + name for place, name in enumerate(columns)]
+    stairs = [_stair(" " * margin + step * place, name) for place, name in enumerate(columns)]
     return [*stairs, *(_fitted(name).ljust(margin) + " ".join(cells) for name, cells in rows.items())]
+
+
+def _stair(before: str, name: str) -> str:
+    """Return the line of a column's name: right of its place or, where the screen is too narrow, left of its bar."""
+    if len(before) + len(name) <= SCREEN:
+        return before + name
+    return f"{before[: -len(name) - 2]} {name} |"
 
 
 def _fitted(name: str) -> str:

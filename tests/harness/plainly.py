@@ -7,14 +7,14 @@ from kernels.contract import GRADIENTS, Capabilities
 from strategies.case import SIMPLEST, Case
 from tests.harness.apart import Try
 from tests.harness.attribute import Broken
-from tests.harness.bugs import LARGE_SCORES, TABLES, are_kindred, wrong_tensors
+from tests.harness.bugs import LARGE_SCORES, OWN_ARGUMENTS, are_kindred, wrong_tensors
 from tests.harness.vary import NAN, with_no_more_than, with_normal_numbers, with_value
 from tests.harness.verdict import NUMBERS
 
 PLAIN_LAWS = ("forward", "backward")
 """Laws that are reported first for a bug that breaks several: they say what is wrong in the fewest words."""
 
-OWN_CALLS = ("ragged", TABLES)
+OWN_CALLS = ("ragged", *OWN_ARGUMENTS)
 """Laws whose calls have arguments that those of no plain law have, so that only these laws show what is wrong then."""
 
 NO_PLAIN_LAW = ("special", "rejection", "determinism", "memory", *OWN_CALLS)

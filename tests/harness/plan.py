@@ -115,10 +115,10 @@ def make_plan(config: pytest.Config) -> Plan:
     minutes = None if replay else config.getoption("--minutes")
     limit = minutes or (None if replay else _time_limit(config, len(kernels)))
     combinations = sum(
-        len(info.capabilities.dtypes)
+        law_named(law).applies_to(info.capabilities, dtype)
         for info in kernels
+        for dtype in info.capabilities.dtypes
         for law in LAWS
-        if law_named(law).applies_to(info.capabilities)
     )
     return Plan(
         kernels=kernels,

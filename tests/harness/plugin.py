@@ -79,7 +79,7 @@ def pytest_pycollect_makeitem(collector: pytest.Collector, obj: object) -> list[
         )
         for info in plan.kernels
         for dtype in info.capabilities.dtypes
-        for turn in (plan.turns if obj.applies_to(info.capabilities) else plan.turns[:1])
+        for turn in (plan.turns if obj.applies_to(info.capabilities, dtype) else plan.turns[:1])
         if plan.replay is None or plan.replay.case.dtype == dtype
     ]
 

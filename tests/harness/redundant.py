@@ -50,7 +50,7 @@ def is_redundant(
         return _is_refused_by_pytorch(bug, other) or _is_of_wrong_shape(bug, other)
     if f.finding.kind not in NUMBERS or other.failure.finding.kind not in NUMBERS:
         return False
-    if other.needs_tables and not bug.needs_tables:
+    if other.needs_arguments_of not in ("", bug.needs_arguments_of):
         return False
     if not other.needs:
         return _hides(other, bug) or _may_need_as(other, bug)

@@ -185,7 +185,7 @@ class Results:
         if verdict not in ("held", "not tried"):
             return verdict
         capabilities = self.infos[kernel].capabilities
-        if dtype not in capabilities.dtypes or not law_named(law).applies_to(capabilities):
+        if dtype not in capabilities.dtypes or not law_named(law).applies_to(capabilities, dtype):
             return "not claimed"
         if law_named(law).needs == "backward" and self._lacks_gradients(kernel):
             return "not claimed"

@@ -57,8 +57,10 @@ def departures(
 ) -> Iterator[tuple[str, str, Any, Any]]:
     """Yield what of shape, dtype and device is not as the contract says: the tensor's name, what, is, should be.
 
-    ``lse_layout`` is the kernel's claim of that name, and lse is as the kernel returned it.
+    ``lse_layout`` is the kernel's claim of that name, and lse is as the kernel returned it. If q has 8-bit numbers, out
+    is bfloat16.
     """
+    of_q = torch.bfloat16 if q.dtype.itemsize == 1 else q.dtype
     shapes = {
         "out": (*q.shape[:3], v.shape[3]),
         "lse": shape_of_lse(q.shape, lse_layout),
@@ -68,7 +70,7 @@ def departures(
         "dbias": () if bias is None else bias.shape,
     }
     for name, x in returned.items():
-        dtype = torch.float32 if name == "lse" else q.dtype
+        dtype = torch.float32 if name == "lse" else of_q
         found = {"shape": tuple(x.shape), "dtype": x.dtype, "device": x.device.type}
         expected = {"shape": tuple(shapes[name]), "dtype": dtype, "device": q.device.type}
         yield from (

@@ -21,6 +21,7 @@ from tests.harness.compiling import Compiling
 from tests.harness.explain import Seen
 from tests.harness.journal import Journal
 from tests.harness.kernel_info import KernelInfo
+from tests.harness.law import law_named
 from tests.harness.run import ALL_DESIGNS, NO_DESIGN, ONE_DESIGN, WHOLE_DESIGN, Run
 from tests.harness.tally import Tally
 from tests.harness.verdict import NUMBERS, Finding, Verdict
@@ -233,8 +234,10 @@ class Runs:
         return self.answers[asked]
 
     def claims_of(self, law: str) -> Capabilities:
-        """Return the claims of the kernel, less the cases that it refuses under a law, which tell nothing of a bug."""
-        claims = self.info.capabilities
+        """Return the claims of the kernel, less dtypes and refused cases of a law, which tell nothing of a bug."""
+        claims, dtypes = self.info.capabilities, law_named(law).dtypes
+        if not {*claims.dtypes} <= {*dtypes}:
+            claims = replace(claims, dtypes=tuple(x for x in claims.dtypes if x in dtypes))
         return Asked(**vars(claims), refuses=partial(self.refuses, law)) if self.has_refused else claims
 
     def refuses(self, law: str, case: Case) -> bool:

@@ -183,13 +183,14 @@ def repeat(name: str, call: Callable[[], Tensor], least: float, times: int) -> N
 def must_fit(result: dict[str, Tensor]) -> None:
     """Exit with 1 if a tensor that a call returned has a wrong shape, dtype or device."""
     q, k, v = result["q"], result["k"], result["v"]
+    of_q = torch.bfloat16 if q.dtype.itemsize == 1 else q.dtype
     out = torch.Size((*q.shape[:3], v.shape[3]))
     of_lse = q[..., 0].mT.shape if LSE_LAYOUT == "bnh" else q.shape[:3]
     shapes = {"out": out, "lse": of_lse, "dq": q.shape, "dk": k.shape, "dv": v.shape}
     if "bias" in result:
         shapes["dbias"] = result["bias"].shape
     for name in shapes.keys() & result.keys():
-        x, dtype = result[name], torch.float32 if name == "lse" else q.dtype
+        x, dtype = result[name], torch.float32 if name == "lse" else of_q
         if (x.shape, x.dtype, x.device) != (shapes[name], dtype, q.device):
             print(f"{name} is {tuple(x.shape)}, {x.dtype}, {x.device}")
             sys.exit(f"expected {tuple(shapes[name])}, {dtype}, {q.device}")

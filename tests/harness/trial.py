@@ -103,6 +103,8 @@ class Problem:
     rule: ScoreRule = PLAIN
     first_head: int = 0
     """The number of the first head, batch * heads_q + head, if this is a piece of a larger problem."""
+    units: Tensor | None = None
+    """The scales of the 8-bit numbers that q and k stand for, (2, batch, heads_kv); None if they stand for none."""
 
     @property
     def options(self) -> dict[str, Any]:
@@ -147,6 +149,7 @@ class Problem:
             **{name: getattr(self, name)[batch] for name in ("q", "k", "v", "dout")},
             key_padding_mask=None if mask is None else mask[batch],
             rule=self.rule.part(batch),
+            units=None if self.units is None else self.units[:, batch],
         )
 
     @property
@@ -288,8 +291,11 @@ class Trial:
     @cached_property
     def family(self) -> Family:
         """Return the designs that the kernel may have, one of which has to explain what it returns."""
-        device = torch.device(self.device).type
-        return self.kernel.capabilities.family(self.case.dtype, device, self.launch)
+        return self.kernel.capabilities.family(self.case.dtype, self._device_type, self.launch)
+
+    @property
+    def _device_type(self) -> str:
+        return torch.device(self.device).type
 
     @property
     def arithmetic(self) -> Arithmetic:
@@ -342,7 +348,9 @@ class Trial:
         """Return the same trial, calls and counts included, with other launch settings."""
         other = copy.copy(self)
         other.launch = launch
-        if not self.assumes_family:
+        if self.assumes_family:
+            other.family = self.kernel.capabilities.in_call(self.family, self._device_type, launch)
+        else:
             other.__dict__.pop("family", None)  # it may depend on the launch settings
         return other
 

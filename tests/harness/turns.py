@@ -33,6 +33,7 @@ CHEAP_FIRST = (
     "identities",
     "composition",
     "rotary",
+    "eight_bits",
     "ragged",
     "memory",
     "invariance",

@@ -72,7 +72,7 @@ class Schedule:
     def _draw(self, law: str, dtype: str, seed_: int, chunk: int, everything: bool) -> list[Case]:
         claims = self.capabilities if everything else without_huge_strides(self.capabilities)
         of_law = law_named(law)
-        if not of_law.applies_to(self.capabilities):
+        if not of_law.applies_to(self.capabilities, dtype):
             return []
         seed_of_chunk = f"{seed_} {law} {dtype} {chunk} {everything}"
         return drawn(cases(claims, dtype=dtype, device_type=self.device_type, **of_law.draws), seed_of_chunk)

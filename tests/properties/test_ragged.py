@@ -29,7 +29,7 @@ from strategies.eight_bits import quantised
 from strategies.layouts import bits
 from strategies.pages import Pages, in_pages, one_page_each
 from strategies.rotary import Rotation, drawn, rows_from
-from tests.harness.judge import judge
+from tests.harness.judge import judge, judge_plain_call
 from tests.harness.law import law
 from tests.harness.relate import claimed_length, in_claimed_layout
 from tests.harness.trial import Outputs, Problem, Trial
@@ -55,7 +55,7 @@ def ragged(trial: Trial) -> None:
     """
     p = replace(trial.problem, rule=replace(trial.problem.rule, bias=None))
     calls = {
-        "none": plain,
+        "none": judge_plain_call,
         "cache": filled_in_part,
         "packed": end_to_end,
         "paged": from_a_pool,
@@ -63,11 +63,6 @@ def ragged(trial: Trial) -> None:
         "document": documents,
     }
     calls[trial.case.ragged](trial, p)
-
-
-def plain(trial: Trial, p: Problem) -> None:
-    """Judge a call without sequences of different lengths."""
-    judge(trial, p, trial.gradients(p))
 
 
 def chance_of(trial: Trial, choice: object) -> random.Random:

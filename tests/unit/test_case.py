@@ -81,7 +81,7 @@ def test_a_file_older_than_a_field_has_its_default() -> None:
     record, expected = json.loads(to_json(FULL)), FULL
     parts = ("window_right", "chunk", "first_keys", "prefix", "softcap", "alibi_slopes", "bias", "sinks")
     for version, names in (
-        (7, ("ragged", "fp8_cache", "rotary")),
+        (7, ("ragged", "fp8_cache", "fp8_inputs", "rotary")),
         (6, ("v_in_k",)),
         (5, ("v_head_dim",)),
         (4, parts),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kernels.contract import Capabilities, KnownFailure
+from kernels.contract import DTYPES, Capabilities, KnownFailure
 from strategies.case import Case
 from strategies.cases import cases
 from tests.harness.child import Child
@@ -66,9 +66,12 @@ class TestEachLaw:
 
 
 def test_a_law_applies_where_what_it_needs_is_claimed() -> None:
-    assert not law_named("backward").applies_to(Capabilities(backward=False))
-    assert law_named("backward").applies_to(Capabilities())
-    assert law_named("forward").applies_to(Capabilities(backward=False))
+    assert not law_named("backward").applies_to(Capabilities(backward=False), "float16")
+    assert law_named("backward").applies_to(Capabilities(), "float16")
+    assert law_named("forward").applies_to(Capabilities(backward=False), "float16")
+    eight_bits, claimed = law_named("eight_bits"), Capabilities(fp8_inputs=("qk",))
+    assert [dtype for dtype in DTYPES if eight_bits.applies_to(claimed, dtype)] == ["bfloat16"]
+    assert not eight_bits.applies_to(Capabilities(), "bfloat16")
 
 
 def test_known_failures_of_what_a_law_needs_are_its_own() -> None:

@@ -95,6 +95,9 @@ def test_a_long_name_loses_its_middle_and_the_matrix_fits() -> None:
     lines = shown(results)
     assert max(map(len, lines)) <= 80
     assert lines[len(LAWS)].startswith("a_module..ttention_0 +++")
+    last = lines[len(LAWS) - 1]
+    assert last.endswith(f"{results.laws[-1]} |")
+    assert len(last) == len(lines[len(LAWS)]) - 2  # the bar stands above the first mark of the last column
 
 
 def test_few_kernels_stand_side_by_side() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.contract import ROTARY, AttentionKernel
+from kernels.contract import FP8_INPUTS, ROTARY, AttentionKernel
 from kernels.flash_v2 import KERNEL as FLASH_V2
 from reference.bounds.accumulation import SAFETY
 from strategies.case import Case, Spike
@@ -31,13 +31,13 @@ ROUNDS = 10
 @cache
 def drawn(law: str, dtype: str, round_: int) -> list[Case]:
     """Return cases as the law's own items draw them, the same in every run."""
-    claims = replace(CLAIMS, ragged=("cache",), rotary=ROTARY)
+    claims = replace(CLAIMS, ragged=("cache",), rotary=ROTARY, fp8_inputs=FP8_INPUTS)
     return drawing.drawn(cases(claims, dtype=dtype, **law_named(law).draws), round_, EXAMPLES)
 
 
 def failure(law: str, make: Callable[[], AttentionKernel], dtype: str, rounds: int = 1) -> str:
     """Return what the law says of the first case that breaks it; "" if all hold, or it needs what is not claimed."""
-    if not law_named(law).applies_to(make().capabilities):
+    if not law_named(law).applies_to(make().capabilities, dtype):
         return ""
     for case in chain.from_iterable(drawn(law, dtype, round_) for round_ in range(rounds)):
         kernel = make()
@@ -102,10 +102,28 @@ def rotation_of(options: dict[str, Any]) -> Rotation:
     return Rotation(*map(options.pop, ("rotary_cos", "rotary_sin", "rotary_interleaved")))
 
 
+class Scaling(Sound):
+    """A sound kernel that multiplies 8-bit inputs by their scales first."""
+
+    def kernel(self) -> AttentionKernel:
+        return replace(super().kernel(), capabilities=replace(CLAIMS, fp8_inputs=FP8_INPUTS))
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Pair:
+        scales = [options.pop(f"{name}_scale", None) for name in "qkv"]
+        return super().forward(*map(self.scaled, (q, k, v), scales), **options)
+
+    def scaled(self, x: Tensor, scale: Tensor | None) -> Tensor:
+        """Return what 8-bit numbers stand for; those of other calls as they are."""
+        if scale is None:
+            return x
+        by_head = scale.repeat_interleave(x.shape[1] // scale.shape[1], 1)[..., None, None]
+        return (x.float() * by_head).bfloat16()
+
+
 @pytest.mark.parametrize("dtype", CLAIMS.dtypes)
 @pytest.mark.parametrize("law", LAWS)
 def test_law_holds_for_a_sound_kernel(law: str, dtype: str) -> None:
-    kernel = {"ragged": Cached, "rotary": Rotating}.get(law, Sound)
+    kernel = {"ragged": Cached, "rotary": Rotating, "eight_bits": Scaling}.get(law, Sound)
     assert failure(law, kernel().kernel, dtype) == ""
 
 
@@ -224,6 +242,13 @@ class QueriesFromZero(Rotating):
         return rows_from([0], q.shape[2], q.device), of_k
 
 
+class ScaleOfTheFirst(Scaling):
+    """Takes the scales of the first batch element for all."""
+
+    def scaled(self, x: Tensor, scale: Tensor | None) -> Tensor:
+        return super().scaled(x, None if scale is None else scale[:1])
+
+
 class TilesSkipped(Sound):
     """Skips a tile of dout if its first columns are 0, as if it had no rows."""
 
@@ -249,6 +274,7 @@ BUGS: dict[str, tuple[type[Sound], str]] = {
     "rejection": (DtypesMixed, "float16"),
     "ragged": (LengthOfTheFirst, "float16"),
     "rotary": (QueriesFromZero, "float16"),
+    "eight_bits": (ScaleOfTheFirst, "bfloat16"),
 }
 """For each law, a bug that no other law catches, and a dtype in which it shows."""
 

@@ -1,0 +1,76 @@
+"""Eight_bits: 8-bit q, k and v are answered as the numbers that they stand for, each with the scale of its own head.
+
+The case's q and k, and v too if the case says so, are rounded to ``float8_e4m3fn`` with a scale for each batch element
+and key head. What the 8-bit numbers stand for is exact in bfloat16, and is the problem that out and lse are
+judged by. Scales are powers of two that differ between heads and tensors even if the numbers there are of like size.
+Catches scales that are left out, taken twice, or of another tensor, head or batch element, a lse or a soft-cap of
+scores without their scales, and more roundings to 8 bits than are claimed.
+
+The law is about bfloat16, the dtype of out. There are no 8-bit numbers of tensors that may overflow.
+"""
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from strategies.case import TENSORS
+from strategies.eight_bits import EightBits
+from tests.harness.judge import judge, judge_plain_call
+from tests.harness.law import law
+from tests.harness.trial import Problem, Trial
+
+
+@law(
+    needs="fp8_inputs",
+    dtypes=("bfloat16",),
+    on_device=True,
+    key_padding=True,
+    dropout=True,
+    variants=True,
+    calls=("fp8_inputs",),
+)
+def eight_bits(trial: Trial) -> None:
+    """Judge a call in which the tensors that the case names are 8-bit numbers; its seed decides their scales.
+
+    A case that names none, or has tensors that may overflow, has the call that the plain laws make, which tells whether
+    a failure is a matter of these numbers.
+    """
+    tensors, may_overflow = trial.case.fp8_inputs, trial.case.may_overflow
+    if tensors == "none" or may_overflow or ("v" in tensors and trial.case.v_values == "huge"):
+        judge_plain_call(trial, trial.problem)
+    else:
+        with_8_bits(trial, tensors)
+
+
+def with_8_bits(trial: Trial, tensors: str) -> None:
+    """Give the kernel these tensors as 8-bit numbers, and judge what it returns by what they stand for."""
+    chance = random.Random(trial.case.seed)
+    p = trial.problem if "v" in tensors else trial.problem.with_v_apart()
+    layouts = dict(zip(TENSORS, trial.case.layouts, strict=True))
+    # A v that is the first columns of k has the numbers and the scales of k.
+    own = [name for name in tensors if name != "v" or not p.v_in_k]
+    eight = {name: EightBits.of(getattr(p, name), p.heads_kv, layouts[name], chance) for name in own}
+    given, meant = (
+        replaced(p, eight, lambda x: x.window.tensor),
+        replaced(p, eight, lambda x: x.meant(p.q.dtype)),
+    )
+    scales = {f"{name}_scale": eight[name if name in own else "k"].scale for name in tensors}
+    before = {name: x.window.bits() for name, x in eight.items()}
+    trial = trial.with_launch({**trial.launch, **scales})
+    outputs = trial.forward(given)
+    for name, was in before.items():
+        if not torch.equal(was, eight[name].window.bits()):
+            trial.fail(f"{name} is never written, but it changed", kind="contract", call=outputs.call)
+    judge(trial, replace(meant, units=torch.stack((scales["q_scale"], scales["k_scale"]))), outputs)
+
+
+def replaced(p: Problem, eight: Mapping[str, EightBits], part: Callable[[EightBits], Tensor]) -> Problem:
+    """Return a problem with a part of 8-bit numbers for each tensor that has them; v stays in k if it is there."""
+    tensors: dict[str, Any] = {name: part(x) for name, x in eight.items()}
+    if p.v_in_k:
+        tensors["v"] = tensors["k"][..., : p.v.shape[3]]
+    return replace(p, **tensors)
