@@ -64,10 +64,16 @@ def with_table(page: str, summaries: Iterable[Mapping[str, Any]]) -> str:
 
 
 def rows_of(table: str) -> Rows:
-    """Return the rows of a table that was written before. Laws may have been fewer then."""
-    lines = [line for line in table.splitlines() if line.startswith("|")][2:]
-    found = (tuple(cell.strip().strip("`") for cell in line.strip("|").split("|")) for line in lines)
-    return {(cells[0], cells[1].partition(":")[0]): cells for cells in found}
+    """Return the rows of a table that was written before; a law that it has no column of was not tried then."""
+    lines = [line for line in table.splitlines() if line.startswith("|")]
+    written = [tuple(cell.strip().strip("`") for cell in line.strip("|").split("|")) for line in lines]
+    rows = {}
+    for cells in written[2:]:
+        named = dict(zip(written[0], cells, strict=True))
+        key = (cells[0], cells[1].partition(":")[0])
+        unknown = "" if key[1] == NOT_RUN else MARKS["not tried"].character
+        rows[key] = tuple(named.get(name, unknown) for name in head())
+    return rows
 
 
 def rows_run(summary: Mapping[str, Any]) -> Rows:
@@ -104,13 +110,18 @@ def laws() -> list[str]:
     return sorted(LAWS, key=rank)
 
 
+def head() -> tuple[str, ...]:
+    """Return the names of the columns."""
+    return ("kernel", "device", "package", "date", "examples", *laws())
+
+
 def told(rows: Rows) -> str:
     """Return the table and its legend. A kernel that ran somewhere has no row that says it did not."""
     ran = {kernel for kernel, device in rows if device != NOT_RUN}
     shown = [rows[key] for key in sorted(rows, key=_place) if key[1] != NOT_RUN or key[0] not in ran]
-    head = ("kernel", "device", "package", "date", "examples", *laws())
-    lines = [head, ("---",) * len(head), *((f"`{row[0]}`", *row[1:]) for row in shown)]
-    filled = ((*line, *("",) * (len(head) - len(line))) for line in lines)
+    columns = head()
+    lines = [columns, ("---",) * len(columns), *((f"`{row[0]}`", *row[1:]) for row in shown)]
+    filled = ((*line, *("",) * (len(columns) - len(line))) for line in lines)
     legend = ", ".join(f"`{mark.character}` {mark.meaning}" for mark in MARKS.values())
     return "\n".join([*(f"| {' | '.join(line)} |" for line in filled), "", f"{legend}."])
 

@@ -61,6 +61,18 @@ def test_the_rest_of_the_page_stays_and_a_second_time_changes_nothing() -> None:
     assert with_table(page, [run]) == page
 
 
+def test_a_law_without_a_column_was_not_tried() -> None:
+    page = with_table(
+        PAGE, [summary(("jax_xla", "forward", "float32", "held"), not_run=("kernel 'vllm': no",))]
+    )
+    cells = [line.split("|") for line in page.splitlines() if line.startswith("|")]
+    place = [cell.strip() for cell in cells[0]].index("ragged")
+    old = "\n".join("|".join([*line[:place], *line[place + 1 :]]) for line in cells)
+    ran, missing = table(with_table(f"{BEGIN}\n{old}\n{END}", []))
+    assert (ran["ragged"], ran["memory"], ran["forward"]) == ("?", ".", "+")
+    assert missing["ragged"] == ""
+
+
 def test_a_run_replaces_rows_of_its_kernels_on_its_device_alone() -> None:
     old = with_table(
         PAGE,
