@@ -113,10 +113,10 @@ class Capabilities:
         """v may be the first columns of k, as in multi-head latent attention: where its head_dim is at most that of k,
         v may be a view of k's memory, with k's strides. Calls are as ever, and v is passed. With `true`, it may have
         memory of its own too, as without this claim. With `always`, it has none in any call, so that a kernel which
-        takes one buffer needs nothing of v but its head_dim: no claimed head_dim is then without a `v_head_dim` that is
-        at most as large, and what a law could only find out with values of their own is not asked. Gradients are those
-        of two arguments: neither dk nor dv has a part of the other. A kernel of one buffer gives one gradient for it,
-        so `always` goes with `backward=false` alone. With `rotary`, v is the first columns of k before the rotation.
+        takes one buffer needs nothing of v but its head_dim. Each claimed head_dim then needs a claimed `v_head_dim`
+        that is at most as large, and what laws ask with values that are no part of the keys is left out. Gradients are
+        those of two arguments: neither dk nor dv has a part of the other. A kernel of one buffer gives one gradient for
+        it, so `always` needs `backward=false`. With `rotary`, v is the first columns of k before the rotation.
         In calls of `ragged`, v is a part of the cache of keys, or of its pages. If these are 8-bit numbers, `v_scale`
         equals `k_scale`. If keys are appended, `v_new` equals the first columns of `k_new`, and no tables of `rotary`
         are passed.""",
@@ -419,7 +419,7 @@ class Capabilities:
         if min(self.v_head_dim) > min(self.head_dims):
             wide, narrow = min(self.v_head_dim), min(self.head_dims)
             raise ValueError(
-                f"v_in_k: got always, but v_head_dim={wide} does not fit into head_dims={narrow}"
+                f"v_in_k: got always with head_dim {narrow}, expected a v_head_dim of at most that, not {wide}"
             )
 
     def family(self, dtype: str, device: str, launch: Launch) -> Family:

@@ -368,7 +368,7 @@ def test_claim_that_cannot_be_read(claim: str, told: str) -> None:
         (["v_in_k=always"], "claim v_in_k: got always beside backward=true, expected backward=false"),
         (
             ["v_in_k=always", "backward=false", "head_dims=32,64", "v_head_dim=48,64"],
-            "claim v_in_k: got always, but v_head_dim=48 does not fit into head_dims=32",
+            "claim v_in_k: got always with head_dim 32, expected a v_head_dim of at most that, not 48",
         ),
     ],
 )
