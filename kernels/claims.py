@@ -91,7 +91,7 @@ def parse_claims(claims: Iterable[str], base: Capabilities) -> Capabilities:
     explains every key.
 
     Raises:
-        ClaimError: no such key, or a value that the key does not take.
+        ClaimError: no such key, a value that the key does not take, or claims that contradict each other.
     """
     capabilities: dict[str, Any] = {}
     arithmetic: dict[str, dict[str, Any]] = {dtype: {} for dtype in DTYPES}
@@ -107,7 +107,10 @@ def parse_claims(claims: Iterable[str], base: Capabilities) -> Capabilities:
             capabilities["arithmetic"] = partial(_overridden, base.arithmetic, arithmetic)
         else:
             capabilities["designs"] = partial(_extended, base.designs, arithmetic)
-    return replace(base, **capabilities)
+    try:
+        return replace(base, **capabilities)
+    except ValueError as error:
+        raise ClaimError(f"claim {error}") from None
 
 
 def _read(claim: str) -> tuple[tuple[str, ...], str, Any]:

@@ -112,18 +112,22 @@ class Capabilities:
         admits=lambda claimed, case: case.v_head_dim in claimed,
         less=(0,),
     )
-    v_in_k: bool = claim(
-        False,
+    v_in_k: tuple[bool, ...] = claim(
+        (False,),
         """v may be the first columns of k, as in multi-head latent attention: where its head_dim is at most that of k,
-        v may be a view of k's memory, with k's strides. Calls are as ever, and v is passed. It may have memory of its
-        own too, as without this claim. Gradients are those of two arguments: neither dk nor dv has a part of the other.
-        With `rotary`, v is the first columns of k before the rotation. In calls of `ragged`, v is a part of the cache
-        of keys, or of its pages. If these are 8-bit numbers, `v_scale` equals `k_scale`. If keys are appended, `v_new`
-        equals the first columns of `k_new`, and no tables of `rotary` are passed.""",
-        BOOLEAN,
+        v may be a view of k's memory, with k's strides. Calls are as ever, and v is passed. With `true`, it may have
+        memory of its own too, as without this claim. With `always`, it has none in any call, so that a kernel which
+        takes one buffer needs nothing of v but its head_dim. Each claimed head_dim then needs a claimed `v_head_dim`
+        that is at most as large, and what laws ask with values that are no part of the keys is left out. Gradients are
+        those of two arguments: neither dk nor dv has a part of the other. A kernel of one buffer gives one gradient for
+        it, so `always` needs `backward=false`. With `rotary`, v is the first columns of k before the rotation.
+        In calls of `ragged`, v is a part of the cache of keys, or of its pages. If these are 8-bit numbers, `v_scale`
+        equals `k_scale`. If keys are appended, `v_new` equals the first columns of `k_new`, and no tables of `rotary`
+        are passed.""",
+        words(true=(False, True), always=(True,), false=(False,)),
         fields=("v_in_k",),
-        admits=lambda claimed, case: claimed or not case.v_in_k,
-        less=False,
+        admits=lambda claimed, case: case.v_is_of_k in claimed,
+        less=(False,),
     )
     causal: tuple[bool, ...] = claim(
         (False, True),
@@ -445,6 +449,18 @@ class Capabilities:
         have, a `Family`. The error bounds then follow from these, and an answer is right if one of them explains it
         all.""",
     )
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for claims that contradict each other."""
+        if False in self.v_in_k:
+            return
+        if self.backward:
+            raise ValueError("v_in_k: got always beside backward=true, expected backward=false")
+        if min(self.v_head_dim) > min(self.head_dims):
+            wide, narrow = min(self.v_head_dim), min(self.head_dims)
+            raise ValueError(
+                f"v_in_k: got always with head_dim {narrow}, expected a v_head_dim of at most that, not {wide}"
+            )
 
     def family(self, dtype: str, device: str, launch: Launch) -> Family:
         """Return the designs of which one has to explain the kernel's answer; a declared arithmetic is the only one.

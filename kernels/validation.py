@@ -5,6 +5,7 @@ NotImplementedError, the contract's refusal. Every message names the argument, i
 """
 
 import math
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -163,6 +164,22 @@ def check_like(
 def check_lengths(name: str, lengths: Tensor, count: int, q: Tensor) -> None:
     """Check that ``lengths`` is (count,) int32 on the device of q. The numbers in it are not checked."""
     check_like(name, lengths, "q", q, (count,), torch.int32)
+
+
+def check_document_ids(document_ids: Tensor, q: Tensor, k: Tensor) -> None:
+    """Check numbers (batch, seqlen) int32 on the device of q of the documents that its rows, and as many keys, are in.
+
+    On the CPU it is checked too that the rows of a batch element that have one number are adjacent.
+    """
+    if q.shape[2] != k.shape[2]:
+        raise ValueError(f"k: got seqlen {k.shape[2]} beside document_ids, expected {q.shape[2]} as q")
+    check_like("document_ids", document_ids, "q", q, (q.shape[0], q.shape[2]), torch.int32)
+    if not document_ids.is_cpu:
+        return
+    for numbers in document_ids.tolist():
+        firsts = [number for number, _ in groupby(numbers)]
+        if len(firsts) > len({*firsts}):
+            raise ValueError(f"document_ids: got {firsts} one after another, expected each number once")
 
 
 def check_scales(k_scale: Tensor | None, v_scale: Tensor | None, k: Tensor, *, paged: bool) -> str:

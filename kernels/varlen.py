@@ -5,7 +5,8 @@ FlashAttention's ``flash_attn_varlen_func``. Instead of being padded to a common
 lie end to end in tensors (total, heads, head_dim): sequence b has the queries from ``cu_seqlens_q[b]`` up to
 ``cu_seqlens_q[b + 1]`` and sees the keys from ``cu_seqlens_k[b]`` up to ``cu_seqlens_k[b + 1]``, as many as there
 are, 0 too. A causal mask has its corner at the last query and the last key of each sequence, and the same diagonal is
-that of windows and chunks. These, soft-caps and sinks are as in ``kernels.flash_v2``.
+that of windows and chunks. These, soft-caps and sinks are as in ``kernels.flash_v2``. Documents in a batch are such
+sequences: the launcher looks up where they begin.
 
 A program owns a tile of one sequence. Every sequence has as many programs as the longest one needs; those past the end
 of a shorter sequence return at once.
@@ -20,6 +21,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn.functional import pad
 
 from kernels import flash_v2
 from kernels.contract import AttentionKernel
@@ -36,6 +38,7 @@ from kernels.tiles import (
     tile_pointers,
 )
 from kernels.validation import (
+    check_document_ids,
     check_gradient_inputs,
     check_inputs,
     check_lengths,
@@ -556,19 +559,26 @@ def forward(
     cu_seqlens_k: Tensor | None = None,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
+    document_ids: Tensor | None = None,
     **launch: Any,
 ) -> tuple[Tensor, Tensor]:
     """Call ``packed_forward`` on q, k and v that are laid out as (batch, heads, seqlen, head_dim).
 
-    Without cu_seqlens, each sequence of the batch has seqlen_q queries and seqlen_k keys. They are packed by a view
-    where strides allow it: a batch of one, or (batch, seqlen, heads, head_dim) in memory; else they are copied. With
-    cu_seqlens, batch is 1, and seqlen_q and seqlen_k are the totals.
+    Without cu_seqlens and document_ids, each sequence of the batch has seqlen_q queries and seqlen_k keys. With
+    cu_seqlens, batch is 1, and seqlen_q and seqlen_k are the totals. With document_ids (batch, seqlen) int32, where
+    seqlen_q equals seqlen_k, a sequence is a document: adjacent rows of a batch element that have one number, and the
+    keys at the same places. To learn how many documents there are, and how long the longest is, the launcher waits for
+    a GPU, which a CUDA graph does not allow.
 
-    Returns out, like q, and lse (batch, heads_q, seqlen_q) float32: views of packed tensors. Errors are those
-    of ``packed_forward``.
+    Tensors are packed by a view where strides allow it: a batch of one, or (batch, seqlen, heads, head_dim) in memory;
+    else they are copied.
+
+    Returns out, like q, and lse (batch, heads_q, seqlen_q) float32: views of packed tensors. Errors are those of
+    ``packed_forward`` and, for document_ids, of ``validation.check_document_ids``; ValueError if these are given beside
+    cu_seqlens.
     """
     check_inputs(q, k, v, causal, sm_scale)
-    lengths = _lengths(q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    lengths = _lengths(q, k, document_ids, (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k))
     out, lse = packed_forward(
         _packed(q), _packed(k), _packed(v), *lengths, causal=causal, sm_scale=sm_scale, **launch
     )
@@ -589,12 +599,13 @@ def backward(
     cu_seqlens_k: Tensor | None = None,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
+    document_ids: Tensor | None = None,
     **launch: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Call ``packed_backward`` with the arguments of ``forward``; dq, dk and dv are like q, k and v."""
     check_inputs(q, k, v, causal, sm_scale)
     check_gradient_inputs(dout, q, out, lse)
-    lengths = _lengths(q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    lengths = _lengths(q, k, document_ids, (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k))
     gradients = packed_backward(
         _packed(dout),
         _packed(q),
@@ -612,22 +623,30 @@ def backward(
 
 
 def _lengths(
-    q: Tensor,
-    k: Tensor,
-    cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    max_seqlen_q: int | None,
-    max_seqlen_k: int | None,
-) -> tuple[Any, ...]:
-    """Return the last four arguments as they are or, if none is given, those of a batch of equal lengths."""
-    given = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    q: Tensor, k: Tensor, document_ids: Tensor | None, given: tuple[Any, Any, Any, Any]
+) -> tuple[Any, Any, Any, Any]:
+    """Return the four arguments as ``given``, those of the documents or, if there is neither, of equal lengths."""
     batch = q.shape[0]
     if any(x is not None for x in given):
+        if document_ids is not None:
+            raise ValueError("document_ids: got a tensor beside cu_seqlens, expected one or the other")
         if batch != 1:
             raise ValueError(f"q: got batch {batch} with cu_seqlens, expected 1: sequences lie end to end")
         return given
+    if document_ids is not None:
+        check_document_ids(document_ids, q, k)
+        places, longest = _documents(document_ids)
+        return places, places, longest, longest
     places = torch.arange(batch + 1, dtype=torch.int32, device=q.device)
     return places * q.shape[2], places * k.shape[2], q.shape[2], k.shape[2]
+
+
+def _documents(document_ids: Tensor) -> tuple[Tensor, int]:
+    """Return the cu_seqlens of the documents of a batch, packed end to end, and the length of the longest."""
+    begins = torch.ones_like(document_ids, dtype=torch.bool)
+    begins[:, 1:] = document_ids[:, 1:] != document_ids[:, :-1]
+    places = pad(begins.flatten(), (0, 1), value=True).nonzero()[:, 0].int()
+    return places, max(places.diff().tolist(), default=0)
 
 
 def _packed(x: Tensor) -> Tensor:
@@ -646,7 +665,7 @@ KERNEL = AttentionKernel(
     backward=backward,
     capabilities=replace(
         flash_v2.WITHOUT_EXTRAS,
-        ragged=("packed",),
+        ragged=("packed", "document"),
         window=(0, 1, 2, 33, 100),
         window_right=(0, 1, 2, 33, 100),
         chunk=(0, 16, 48),

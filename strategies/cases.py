@@ -157,7 +157,7 @@ def cases(
         **({"options": _few_or_many(options)} if options else {}),
         head_dim=head_dims(capabilities.head_dims),
         **_v_head_dim(capabilities),
-        **({"v_in_k": st.booleans()} if capabilities.v_in_k else {}),
+        **({"v_in_k": st.sampled_from(capabilities.v_in_k)} if True in capabilities.v_in_k else {}),
         causal=st.sampled_from(capabilities.causal),
         sm_scale=st.sampled_from(_claimed_scales(capabilities)),
         seed=st.integers(0, 2**32 - 1),
@@ -181,7 +181,7 @@ def cases(
         if capabilities.bias_gradient and case.bias != "none":
             case = _with_several_to_sum(capabilities, case)
         if case.v_in_k and not case.v_is_of_k:
-            case = replace(case, v_in_k=False)
+            case = _with_v_apart_or_narrower(capabilities, case)
         case = _with_attended_keys(_with_claimed_lengths(capabilities, case))
         if not nonfinite:
             case = _with_scores_far_below(case)
@@ -342,6 +342,13 @@ def _v_head_dim(capabilities: Capabilities) -> dict[str, SearchStrategy[int]]:
         return {}
     own = head_dims(others)
     return {"v_head_dim": st.one_of(st.just(0), own) if 0 in capabilities.v_head_dim else own}
+
+
+def _with_v_apart_or_narrower(capabilities: Capabilities, case: Case) -> Case:
+    """Return a case whose v is not the first columns of k or, where that is not claimed, has no more columns than k."""
+    if False in capabilities.v_in_k:
+        return replace(case, v_in_k=False)
+    return replace(case, v_head_dim=max(x for x in capabilities.v_head_dim if x <= case.head_dim))
 
 
 def spikes(values: tuple[float | str, ...]) -> SearchStrategy[Spike]:

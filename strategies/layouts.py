@@ -75,6 +75,14 @@ def are_first_columns(v: Tensor, k: Tensor) -> bool:
     return is_of_memory and alike and v.shape[3] <= k.shape[3]
 
 
+def changed_together(
+    k: Tensor, v: Tensor, of_k: Callable[[Tensor], Tensor], of_v: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Return k and v, each changed by its function; v stays the first columns of k if it is, and changes with k."""
+    keys = of_k(k)
+    return keys, keys[..., : v.shape[3]] if are_first_columns(v, k) else of_v(v)
+
+
 def span(x: Tensor) -> int:
     """Return how many elements of its storage lie between the first element of a tensor and its last, both included."""
     return _extent(x.shape, x.stride()) if x.numel() else 0

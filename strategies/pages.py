@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from strategies.layouts import are_first_columns, place
+from strategies.layouts import changed_together, place
 
 MOST_SPARE = 3
 """The most pages that belong to no sequence."""
@@ -44,8 +44,7 @@ class Pages:
 def one_page_each(k: Tensor, v: Tensor) -> Pages:
     """Return a copy of the keys and values of each sequence as a page of its own: a cache that has no pages."""
     table = torch.arange(len(k), dtype=torch.int32, device=k.device)[:, None]
-    copy = k.clone()
-    return Pages(copy, copy[..., : v.shape[3]] if are_first_columns(v, k) else v.clone(), table)
+    return Pages(*changed_together(k, v, torch.clone, torch.clone), table)
 
 
 def in_pages(
@@ -80,13 +79,13 @@ def in_pages(
         table[other, :shared] = table[first, :shared]
 
     rest = chance.choice((math.nan, 1.0))
-    pools: list[Tensor] = []
-    shared = are_first_columns(v, k)
-    for x in (k,) if shared else (k, v):
+
+    def pool_of(x: Tensor) -> Tensor:
         pool = x.new_full((sum(counts) + len(numbers), x.shape[1], page_size, x.shape[3]), rest)
         for b, pages in pages_of.items():
             rows = x.new_full((x.shape[1], len(pages) * page_size, x.shape[3]), rest)
             rows[:, : lengths[b]] = x[b, :, : lengths[b]]
             pool[pages] = rows.unflatten(1, (len(pages), page_size)).transpose(0, 1)
-        pools.append(place(pool, chance.choice(layouts), device=x.device).tensor)
-    return Pages(pools[0], pools[0][..., : v.shape[3]] if shared else pools[1], table)
+        return place(pool, chance.choice(layouts), device=x.device).tensor
+
+    return Pages(*changed_together(k, v, pool_of, pool_of), table)

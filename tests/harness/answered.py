@@ -117,7 +117,14 @@ def _usual(dtype: str, claimed: Capabilities) -> Iterator[Case]:
     """Yield claimed cases such as nearly every kernel answers: one head, equal lengths, contiguous tensors."""
     head_dims = sorted(claimed.head_dims, key=lambda head_dim: head_dim not in USUAL_HEAD_DIMS)
     for head_dim, length, causal in product(head_dims, USUAL_LENGTHS, claimed.causal):
-        case = Case(seqlen_q=length, seqlen_k=length, head_dim=head_dim, causal=causal, dtype=dtype)
+        case = Case(
+            seqlen_q=length,
+            seqlen_k=length,
+            head_dim=head_dim,
+            v_in_k=min(claimed.v_in_k),
+            causal=causal,
+            dtype=dtype,
+        )
         if claimed.admits(case):
             yield case
 

@@ -66,7 +66,7 @@ def claimed(c: Capabilities) -> list[str]:
         "dtype": c.dtypes,
         "head_dim": map(of_head_dim, c.head_dims),
         "v_head_dim": (0, *c.v_head_dim),
-        "v_in_k": (False, *((True,) if c.v_in_k else ())),
+        "v_in_k": c.v_in_k,
         "causal": c.causal,
         "lengths": COMPARED if c.unequal_lengths else COMPARED[1:2],
         "batch": BATCHES,

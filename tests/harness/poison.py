@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from strategies.layouts import are_first_columns, span
+from strategies.layouts import changed_together, span
 
 GUARD_BYTES = 4096
 """Size of the guard zone on either side of an allocation, which also keeps the alignment of the allocation."""
@@ -103,8 +103,7 @@ def inputs_copied(
     copy: Callable[[Tensor], Tensor], q: Tensor, k: Tensor, v: Tensor, dout: Tensor
 ) -> list[Tensor]:
     """Return copies of the inputs; v stays the first columns of k if it is."""
-    of_k = copy(k)
-    return [copy(q), of_k, of_k[..., : v.shape[3]] if are_first_columns(v, k) else copy(v), copy(dout)]
+    return [copy(q), *changed_together(k, v, copy, copy), copy(dout)]
 
 
 def _copied(x: Tensor, storage: Tensor) -> Tensor:

@@ -72,6 +72,7 @@ def simplest_case(capabilities: Capabilities) -> Case:
         seqlen_k=seqlen,
         head_dim=c.head_dims[0],
         v_head_dim=c.v_head_dim[0],
+        v_in_k=min(c.v_in_k),
         dtype=c.dtypes[0],
         causal=min(c.causal),
     )

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from torch import Tensor
 from kernels.contract import LAYOUTS, OUTPUTS
 from reference.bounds import backward_bounds, forward_bounds, fused_overflow
 from reference.heads import fold, unfold
-from strategies.layouts import place
+from strategies.layouts import changed_together, place
 from tests.harness.judge import exact_of
 from tests.harness.trial import Check, Outputs, Problem, Trial, gradients_given
 
@@ -41,8 +42,8 @@ def settled(trial: Trial) -> Trial:
         return trial
     other = copy.copy(trial)
     p, case = trial.problem, trial.case
-    k = _settled(p.k, case.k_layout)
-    v = k[..., : p.v.shape[3]] if p.v_in_k else _settled(p.v, case.v_layout)
+    of_k, of_v = (partial(_settled, layout=layout) for layout in (case.k_layout, case.v_layout))
+    k, v = changed_together(p.k, p.v, of_k, of_v)
     other.problem = replace(p, q=_settled(p.q, case.q_layout), k=k, v=v)
     return other
 
@@ -70,6 +71,13 @@ def in_claimed_layout(trial: Trial, p: Problem) -> Problem:
     if set(LAYOUTS) <= set(trial.kernel.capabilities.layouts):
         return p
     return replace(p.with_both(Tensor.contiguous), q=p.q.contiguous(), dout=p.dout.contiguous())
+
+
+def with_v_apart(trial: Trial, p: Problem) -> Problem:
+    """Return a problem whose v has memory of its own, if the kernel takes that; else the problem as it is."""
+    if not p.v_in_k or False not in trial.kernel.capabilities.v_in_k:
+        return p
+    return replace(p, v=p.v.clone(memory_format=torch.contiguous_format))
 
 
 def claimed_length(trial: Trial, length: int) -> int:

@@ -23,7 +23,7 @@ from reference.family import Family
 from reference.mask_pattern import NO_PATTERN, MaskPattern
 from reference.score_rule import PLAIN, ScoreRule
 from strategies.case import TENSORS, Case
-from strategies.layouts import are_first_columns, bits
+from strategies.layouts import are_first_columns, bits, changed_together
 from strategies.tensors import Tensors, tensors
 from tests.harness.compare import Check, describe, errors_over_bounds
 from tests.harness.device import device_answers, device_is_full, wait_for_device, watched
@@ -169,13 +169,16 @@ class Problem:
 
     def with_both(self, change: Callable[[Tensor], Tensor]) -> "Problem":
         """Return the problem with k and v changed alike; v stays the first columns of k if it is."""
-        k = change(self.k)
-        return replace(self, k=k, v=k[..., : self.v.shape[3]] if self.v_in_k else change(self.v))
+        k, v = changed_together(self.k, self.v, change, change)
+        return replace(self, k=k, v=v)
 
-    def with_v_apart(self) -> "Problem":
-        """Return the problem with a contiguous copy of v if v is the first columns of k, else as it is."""
-        apart = self.v.clone(memory_format=torch.contiguous_format)
-        return replace(self, v=apart) if self.v_in_k else self
+    def with_values(self, v: Tensor) -> "Problem":
+        """Return the problem with other values, written into a copy of k if v is the first columns of k."""
+        if not self.v_in_k:
+            return replace(self, v=v)
+        p = self.with_both(torch.clone)
+        p.v.copy_(v)
+        return p
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,8 @@
 Where v lies in k's memory, each function loads k alone and takes v from what it has loaded, as FlashMLA does.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -20,11 +22,13 @@ from tests.panel.heads import (
 from tests.panel.rotated import rotated
 
 SIZES = ("head_dims=16,24,64,96,576", "v_head_dim=0,16,64,512")
-"""The head dims of both functions, among them those of DeepSeek's models: 576 of q and k, and 512 of v."""
+"""The head dims of all functions, among them those of DeepSeek's models: 576 of q and k, and 512 of v."""
 CLAIMS = ("v_in_k=true", *SIZES, "rotary=halves,interleaved")
 """The claims of ``eager``."""
 SERVED = ("v_in_k=true", *SIZES, "ragged=cache,paged,append", "fp8_cache=head,page", "backward=false")
 """The claims of ``tiled``."""
+ONE_BUFFER = ("v_in_k=always", *SERVED[1:])
+"""The claims of ``of_one_buffer``."""
 
 TILE = 64
 """The keys of a tile of a cache that has no pages."""
@@ -154,3 +158,10 @@ def tiled(
         outs.append((acc / not_zero(l)).to(q.dtype))
         lses.append((m + l.log())[..., 0])
     return torch.cat(outs), torch.cat(lses)
+
+
+def of_one_buffer(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float, **options: Any
+) -> tuple[Tensor, Tensor]:
+    """``tiled`` with one buffer, as FlashMLA and FlashInfer take it: of v, nothing but the head_dim is looked at."""
+    return tiled(q, k, k[..., : v.shape[3]], causal=causal, sm_scale=sm_scale, **options)

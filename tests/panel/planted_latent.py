@@ -11,12 +11,17 @@ from tests.panel.planted import Planted, loaded
 
 LATENT = "tests.panel.latent"
 LOADED, EAGER, TILED = (f"{LATENT}:{name}" for name in ("loaded", "eager", "tiled"))
+OF_ONE = f"{LATENT}:of_one_buffer"
 MEMORY = "tests.several.memory"
 
 OF_KEYS = "keys[..., : v.shape[3]] if is_in(v, k)"
 """Where v is taken from what has been loaded of k."""
 CLEARED = "(x.masked_fill(number[:, None] >= length, 0.0) for x in (keys, values))"
 """Where rows behind the last key of a sequence are cleared."""
+OF_BUFFER = "k[..., : v.shape[3]]"
+"""Where v is taken from the only buffer."""
+TILES = "            k_tile, v_tile = (x[page, None, :, start : start + size] for x in (k, v))"
+"""Where a tile of the cache, or a page, is looked up."""
 
 
 def _planted(name: str, what: str, edit: Edit, function: str) -> Planted:
@@ -171,6 +176,54 @@ PLANTED = (
             "            append(k[..., :columns], k_new[..., :columns], cache_seqlens, block_table)",
         ),
         "tiled",
+    ),
+    _planted(
+        "buffer_one_column_on",
+        "v is taken from the second column of the buffer on",
+        Edit(OF_ONE, OF_BUFFER, "k.roll(-1, 3)[..., : v.shape[3]]"),
+        "of_one_buffer",
+    ),
+    _planted(
+        "buffer_from_its_end",
+        "v is the last columns of the buffer",
+        Edit(OF_ONE, OF_BUFFER, "k[..., k.shape[3] - v.shape[3] :]"),
+        "of_one_buffer",
+    ),
+    _planted(
+        "buffer_without_the_last_column",
+        "the last column of v is 0",
+        Edit(LOADED, OF_KEYS, "torch.nn.functional.pad(keys[..., : v.shape[3] - 1], (0, 1)) if is_in(v, k)"),
+        "of_one_buffer",
+    ),
+    _planted(
+        "buffer_of_the_page_before",
+        "the values of a page are those of the page before it in the sequence",
+        Edit(
+            TILED,
+            TILES,
+            f"{TILES}\n"
+            "            if block_table is not None and at:\n"
+            "                v_tile = v[int(block_table[b, at // size - 1]), None]",
+        ),
+        "of_one_buffer",
+    ),
+    _planted(
+        "buffer_of_the_first_head",
+        "the values of all heads are those of the first",
+        Edit(OF_ONE, OF_BUFFER, "k[:, :1, :, : v.shape[3]].expand(*k.shape[:3], -1)"),
+        "of_one_buffer",
+    ),
+    _planted(
+        "buffer_of_the_first_sequence",
+        "the values of all sequences are those of the first, if there are no pages",
+        Edit(
+            TILED,
+            TILES,
+            f"{TILES}\n"
+            "            if block_table is None:\n"
+            "                v_tile = v[:1, :, start : start + size]",
+        ),
+        "of_one_buffer",
     ),
 )
 """Bugs that show only if v is the first columns of k."""

@@ -46,6 +46,7 @@ CLAIMS = {
     "tests.panel.eight_bits:of_pages": eight_bits.OF_PAGES,
     "tests.panel.latent:eager": latent.CLAIMS,
     "tests.panel.latent:tiled": latent.SERVED,
+    "tests.panel.latent:of_one_buffer": latent.ONE_BUFFER,
     "tests.panel.masks:eager": masks.CLAIMS,
     "tests.panel.masks:tiled": masks.CLAIMS,
     "tests.panel.packed:eager": packed.CLAIMS,

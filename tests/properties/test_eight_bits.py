@@ -37,19 +37,19 @@ def eight_bits(trial: Trial) -> None:
     """Judge a call in which the tensors that the case names are 8-bit numbers; its seed decides their scales.
 
     A case that names none, or has tensors that may overflow, has the call that the plain laws make, which tells whether
-    a failure is a matter of these numbers.
+    a failure is a matter of these numbers. So has one in which v is to be a part of k, but k alone of 8 bits.
     """
-    tensors, may_overflow = trial.case.fp8_inputs, trial.case.may_overflow
-    if tensors == "none" or may_overflow or ("v" in tensors and trial.case.v_values == "huge"):
-        judge_plain_call(trial, trial.problem)
+    tensors, p = trial.case.fp8_inputs, trial.problem
+    overflows = trial.case.may_overflow or ("v" in tensors and trial.case.v_values == "huge")
+    if tensors == "none" or overflows or (p.v_in_k and "v" not in tensors):
+        judge_plain_call(trial, p)
     else:
-        with_8_bits(trial, tensors)
+        with_8_bits(trial, p, tensors)
 
 
-def with_8_bits(trial: Trial, tensors: str) -> None:
+def with_8_bits(trial: Trial, p: Problem, tensors: str) -> None:
     """Give the kernel these tensors as 8-bit numbers, and judge what it returns by what they stand for."""
     chance = random.Random(trial.case.seed)
-    p = trial.problem if "v" in tensors else trial.problem.with_v_apart()
     layouts = dict(zip(TENSORS, trial.case.layouts, strict=True))
     # A v that is the first columns of k has the numbers and the scales of k.
     own = [name for name in tensors if name != "v" or not p.v_in_k]

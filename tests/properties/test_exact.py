@@ -15,7 +15,7 @@ from reference.bounds.exact import FLOAT32_SAFE
 from reference.masks import blank, visible
 from tests.harness.law import law
 from tests.harness.relate import settled
-from tests.harness.trial import Check, Problem, Trial
+from tests.harness.trial import Check, Trial
 
 
 @law(key_padding=True)
@@ -51,7 +51,7 @@ def means(trial: Trial) -> None:
     if keys_may_overflow(blank(p.k, p.key_padding_mask), p.sm_scale, trial.arithmetic):
         return
     v = torch.randint(-8, 9, p.v.shape, generator=generator(trial)).to(p.v)
-    got = trial.forward(replace(with_values(p, v), q=torch.zeros_like(p.q)))
+    got = trial.forward(replace(p.with_values(v), q=torch.zeros_like(p.q)))
     group, seen = p.heads_q // p.heads_kv, seen_keys(trial)[:, None].double()
     counts = seen.sum(-1, keepdim=True)
 
@@ -68,15 +68,6 @@ def means(trial: Trial) -> None:
         claim = "q = 0 gives the logarithm of the number of keys seen"
         checks.append(Check(claim, "lse", got.lse, lse, of_lse, call=got.call))
     trial.hold(checks)
-
-
-def with_values(p: Problem, v: torch.Tensor) -> Problem:
-    """Return the problem with other values, which are written into a copy of k if v is the first columns of k."""
-    if not p.v_in_k:
-        return replace(p, v=v)
-    p = p.with_both(torch.clone)
-    p.v.copy_(v)
-    return p
 
 
 def one_hot(trial: Trial) -> None:

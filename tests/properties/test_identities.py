@@ -6,8 +6,6 @@ Catches dropped or repeated keys, a delta that is slightly off, and wrong normal
 would be too slow, which no other law on gradients draws.
 """
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
@@ -29,7 +27,19 @@ def identities(trial: Trial) -> None:
     p = trial.problem
     if 0 in p.q.shape or 0 in p.k.shape:
         return  # every sum is over nothing
-    s = sizes(
+    s = sizes_of(trial, p)
+    if not s.safe:
+        return  # float32 may overflow, of which the laws forward and special judge the results
+    got = trial.gradients(p)
+    checks = hull(trial, s, got)
+    if s.known and got.dq is not None and got.dk is not None and got.dv is not None:
+        checks += sums_of_gradients(trial, p, s, got, got.dq, got.dk, got.dv)
+    trial.hold(checks + ones(trial, p, s))
+
+
+def sizes_of(trial: Trial, p: Problem) -> Sizes:
+    """Return what the bounds of the identities are computed from."""
+    return sizes(
         p.q,
         p.k,
         p.v,
@@ -40,13 +50,6 @@ def identities(trial: Trial) -> None:
         alignment=trial.alignment,
         gradients=trial.kernel.capabilities.backward,
     )
-    if not s.safe:
-        return  # float32 may overflow, of which the laws forward and special judge the results
-    got = trial.gradients(p)
-    checks = hull(trial, s, got)
-    if s.known and got.dq is not None and got.dk is not None and got.dv is not None:
-        checks += sums_of_gradients(trial, p, s, got, got.dq, got.dk, got.dv)
-    trial.hold(checks + ones(trial, p, s))
 
 
 def hull(trial: Trial, s: Sizes, got: Outputs) -> list[Check]:
@@ -76,8 +79,11 @@ def hull(trial: Trial, s: Sizes, got: Outputs) -> list[Check]:
 
 
 def ones(trial: Trial, p: Problem, s: Sizes) -> list[Check]:
-    """Return the check that v = 1 gives out = 1 in rows that see a key."""
-    got = trial.forward(replace(p, v=torch.ones_like(p.v)))
+    """Return the check that v = 1 gives out = 1 in rows that see a key, also if k is then 1 in these columns."""
+    p = p.with_values(torch.ones_like(p.v))
+    if p.v_in_k and not (s := sizes_of(trial, p)).safe:
+        return []
+    got = trial.forward(p)
     expected = s.live[: p.q.shape[2], None].double().expand_as(got.out)
     bound = ones_bound(s, trial.arithmetic).expand(*s.score.shape, 1)
     allowed = unfold(bound, p.heads_q).expand_as(expected)

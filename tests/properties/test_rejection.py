@@ -9,20 +9,21 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from kernels.contract import DTYPES
+from strategies.layouts import changed_together
 from tests.harness.law import law
+from tests.harness.relate import with_v_apart
 from tests.harness.trial import Problem, Trial, run_kernel
 
 
 @law(needs="validates", on_device=True, max_tiles=8)
 def rejection(trial: Trial) -> None:
     """Check that each call raises an exception and leaves its inputs as they are."""
-    p = trial.problem.with_v_apart()
+    p = with_v_apart(trial, trial.problem)
     if 0 in p.q.shape or 0 in p.k.shape:
         return  # slices of an empty tensor do not mismatch
     for what, problem in (*mismatches(p), *unclaimed(trial, p)):
@@ -36,12 +37,15 @@ def mismatches(p: Problem) -> Iterator[tuple[str, Problem]]:
     q = torch.cat((p.q, p.q), -1)
     yield "k with another head_dim than q", replace(p, q=q, dout=q, k=wide, v=wide)
     keys = torch.cat((p.k, p.k), 2)
-    yield "v with another seqlen than k", replace(p, k=keys, v=torch.cat((p.v, p.v, p.v), 2))
+    if not p.v_in_k:
+        yield "v with another seqlen than k", replace(p, k=keys, v=torch.cat((p.v, p.v, p.v), 2))
     pair, three = (_repeated(p, 0, times) for times in (2, 3))
     yield "k with another batch than q", replace(pair, k=three.k, v=three.v)
-    heads = replace(p, q=_heads(p.q, 2), dout=_heads(p.dout, 2), k=_heads(p.k, 3), v=_heads(p.v, 3))
+    three_heads = p.with_both(partial(_heads, heads=3))
+    heads = replace(three_heads, q=_heads(p.q, 2), dout=_heads(p.dout, 2))
     yield "heads_q that is no multiple of heads_kv", heads
-    yield "k with another dtype than q", replace(p, k=p.k.to(_other(p.k.dtype)))
+    k, v = changed_together(p.k, p.v, partial(Tensor.to, dtype=_other(p.k.dtype)), lambda v: v)
+    yield "k with another dtype than q", replace(p, k=k, v=v)
     yield "integer tensors", _mapped(p, partial(torch.ones_like, dtype=torch.int32))
 
 
@@ -62,12 +66,12 @@ def unclaimed(trial: Trial, p: Problem) -> Iterator[tuple[str, Problem]]:
     if c.seqlen_multiple > 1:  # if one call had both wrong, a refusal could be for either
         wrong = f"that is no multiple of {c.seqlen_multiple}, which is not claimed"
         yield f"seqlen_q {wrong}", replace(p, q=p.q[:, :, :-1], dout=p.dout[:, :, :-1], causal=False)
-        yield f"seqlen_k {wrong}", replace(p, k=p.k[:, :, :-1], v=p.v[:, :, :-1], causal=False)
+        yield f"seqlen_k {wrong}", replace(p.with_both(lambda x: x[:, :, :-1]), causal=False)
     if not c.grouped_heads:
         twice = replace(p, q=torch.cat((p.q, p.q), 1), dout=torch.cat((p.dout, p.dout), 1))
         yield "grouped heads, which are not claimed", twice
     times = 3 if 2 * p.k.shape[2] == p.q.shape[2] else 2
-    longer = replace(p, k=torch.cat([p.k] * times, 2), v=torch.cat([p.v] * times, 2))
+    longer = p.with_both(lambda x: torch.cat([x] * times, 2))
     if not c.unequal_lengths:
         yield "unequal lengths, which are not claimed", replace(longer, causal=False)
     elif not c.causal_unequal_lengths and True in c.causal:
@@ -111,5 +115,4 @@ def _other(dtype: torch.dtype) -> torch.dtype:
 
 
 def _mapped(p: Problem, change: Callable[[Tensor], Tensor]) -> Problem:
-    changed: dict[str, Any] = {name: change(getattr(p, name)) for name in ("q", "k", "v", "dout")}
-    return replace(p, **changed)
+    return replace(p.with_both(change), q=change(p.q), dout=change(p.dout))

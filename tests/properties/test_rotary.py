@@ -18,6 +18,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from strategies.layouts import changed_together
 from strategies.rotary import Rotation, drawn, rows_from
 from tests.harness.judge import judge, judge_plain_call
 from tests.harness.law import law
@@ -47,10 +48,10 @@ def rotated_by(trial: Trial, p: Problem, rotation: Rotation) -> None:
     seqlen_q, seqlen_k = p.q.shape[2], p.k.shape[2]
     of_q = rows_from([0 if trial.alignment == "top_left" else seqlen_k - seqlen_q], seqlen_q, p.q.device)
     of_k = rows_from([0], seqlen_k, p.q.device)
-    given = replace(p, q=rotation.back(p.q, of_q), k=rotation.back(p.k, of_k))
+    k, v = changed_together(p.k, p.v, partial(rotation.back, positions=of_k), lambda v: v)
+    given = replace(p, q=rotation.back(p.q, of_q), k=k, v=v)
     if p.v_in_k:
-        given = replace(given, v=given.k[..., : p.v.shape[3]])
-        p = replace(p, v=given.v.clone())
+        p = replace(p, v=v.clone())
     before = given.q.clone(), given.k.clone()
     outputs = trial.gradients(given)
     for name, was, now in zip("qk", before, (given.q, given.k), strict=True):

@@ -356,7 +356,7 @@ def test_a_bias_whose_gradient_is_claimed_is_mostly_a_sum(bias: str) -> None:
     assert sum(several) > 0.7 * len(several)
 
 
-IN_K = replace(CLAIMS, v_in_k=True, v_head_dim=(0, 16, 64))
+IN_K = replace(CLAIMS, v_in_k=(False, True), v_head_dim=(0, 16, 64))
 
 
 def test_v_is_in_k_in_half_of_the_cases_where_it_may_be() -> None:
@@ -374,8 +374,17 @@ def test_v_in_k_is_shrunk_away_unless_it_is_needed() -> None:
     assert minimal(strategy, lambda case: case.v_in_k) == replace(SIMPLEST, v_in_k=True)
 
 
+def test_v_is_in_k_in_all_cases_of_a_kernel_of_one_buffer() -> None:
+    claims = replace(IN_K, v_in_k=(True,), backward=False)
+    found = sample(cases(claims, dtype="float16"))
+    assert all(case.v_is_of_k and claims.admits(case) for case in found)
+    assert {case.v_head_dim for case in found} == {0, 16, 64}
+    assert not any(claims.admits(replace(case, v_in_k=False)) for case in found)
+    assert minimal(cases(claims, dtype="float16"), lambda case: True) == replace(SIMPLEST, v_in_k=True)
+
+
 def test_cases_of_latent_attention_are_small_enough_for_the_cpu() -> None:
-    claims = Capabilities(head_dims=(576,), v_head_dim=(512,), v_in_k=True)
+    claims = Capabilities(head_dims=(576,), v_head_dim=(512,), v_in_k=(False, True))
     found = sample(cases(claims, dtype="bfloat16"))
     assert any(case.v_in_k and case.seqlen_k > 128 for case in found)
     assert minimal(cases(claims, dtype="bfloat16"), lambda case: case.v_in_k).scores == 0

@@ -11,6 +11,7 @@ from strategies.layouts import (
     MARGIN_ELEMENTS,
     MARGIN_ROWS,
     are_first_columns,
+    changed_together,
     is_as_contiguous,
     place,
 )
@@ -155,3 +156,13 @@ def test_first_columns_of_a_tensor_are_told_from_its_other_columns_and_from_copi
     assert not are_first_columns(k, k[..., :6])
     empty = [torch.empty(1, 1, 0, 4) for _ in range(2)]
     assert not are_first_columns(empty[0], empty[1])
+
+
+def test_what_is_changed_together_stays_together() -> None:
+    k = drawn("normal", (2, 3, 5, 8))
+    keys, values = changed_together(k, k[..., :6], torch.clone, torch.neg)
+    assert are_first_columns(values, keys)
+    assert not are_first_columns(keys, k)
+    keys, values = changed_together(k, v := k[..., 1:6], torch.clone, torch.neg)
+    assert torch.equal(keys, k)
+    assert torch.equal(values, -v)

@@ -362,6 +362,21 @@ def test_claim_that_cannot_be_read(claim: str, told: str) -> None:
     assert all(part in message for part in claim.split("="))
 
 
+@pytest.mark.parametrize(
+    ("claims", "told"),
+    [
+        (["v_in_k=always"], "claim v_in_k: got always beside backward=true, expected backward=false"),
+        (
+            ["v_in_k=always", "backward=false", "head_dims=32,64", "v_head_dim=48,64"],
+            "claim v_in_k: got always with head_dim 32, expected a v_head_dim of at most that, not 48",
+        ),
+    ],
+)
+def test_claims_that_contradict_each_other(claims: list[str], told: str) -> None:
+    with pytest.raises(ClaimError, match=told):
+        parse_claims(claims, PLAIN_FUNCTION)
+
+
 def test_load_passes_claim_errors_on() -> None:
     with pytest.raises(ClaimError, match="no key 'color'"):
         load("sdpa_math", ["color=red"])

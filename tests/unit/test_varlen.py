@@ -117,3 +117,69 @@ def test_a_batch_is_not_packed_already() -> None:
     q, k, v, _ = make(5, 7, batch=2)
     with pytest.raises(ValueError, match="q: got batch 2 with cu_seqlens, expected 1"):
         varlen.forward(q, k, v, causal=False, sm_scale=1.0, cu_seqlens_q=int32(0, 5))
+
+
+IDS = int32(*[7] * 2, *[3] * 3, *[3] * 4, 0).view(2, 5)
+"""The documents of two batch elements, of which the second begins with the number that the first ends with."""
+
+
+def test_documents_are_packed_sequences() -> None:
+    q, k, v, dout = make(5, 5, batch=2, group=2, heads_kv=2)
+    call: dict[str, Any] = {"causal": True, "sm_scale": 0.3}
+    out, lse = varlen.forward(q, k, v, document_ids=IDS, **call)
+    gradients = varlen.backward(dout, q, k, v, out, lse, document_ids=IDS, **call)
+    end_to_end: dict[str, Any] = {
+        "cu_seqlens_q": int32(0, 2, 5, 9, 10),
+        "cu_seqlens_k": int32(0, 2, 5, 9, 10),
+        "max_seqlen_q": 4,
+        "max_seqlen_k": 4,
+    }
+    q, k, v, dout = (varlen._packed(x) for x in (q, k, v, dout))
+    packed_out, packed_lse = packed_forward(q, k, v, **end_to_end, **call)
+    packed = packed_backward(dout, q, k, v, packed_out, packed_lse, **end_to_end, **call)
+    for one, other in zip((out, *gradients), (packed_out, *packed), strict=True):
+        assert torch.equal(varlen._packed(one), other)
+    assert torch.equal(lse.transpose(0, 1).flatten(1), packed_lse)
+
+
+def test_documents_of_no_rows() -> None:
+    q, k, v, _ = make(0, 0, batch=2)
+    out, _ = varlen.forward(q, k, v, causal=True, sm_scale=1.0, document_ids=int32().view(2, 0))
+    assert out.shape == q.shape
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"document_ids": [[0] * 5] * 2}, TypeError, "document_ids: got list, expected a torch.Tensor"),
+        (
+            {"document_ids": IDS.long()},
+            ValueError,
+            "document_ids: got dtype torch.int64, expected torch.int32",
+        ),
+        ({"document_ids": IDS[0]}, ValueError, r"document_ids: got shape \(5,\), expected \(2, 5\), as q is"),
+        ({"document_ids": IDS.to("meta")}, ValueError, "document_ids: got device meta, expected .* as q"),
+        ({"seqlen_k": 7}, ValueError, "k: got seqlen 7 beside document_ids, expected 5 as q"),
+        (
+            {"cu_seqlens_q": int32(0, 5), "max_seqlen_q": 5},
+            ValueError,
+            "document_ids: got a tensor beside cu_seqlens, expected one or the other",
+        ),
+    ],
+)
+def test_refuses_documents(change: dict[str, Any], error: type[Exception], message: str) -> None:
+    options: dict[str, Any] = {"document_ids": IDS, "causal": False, "sm_scale": 1.0, **change}
+    q, k, v, dout = make(5, options.pop("seqlen_k", 5), batch=2)
+    with pytest.raises(error, match=message):
+        varlen.forward(q, k, v, **options)
+    with pytest.raises(error, match=message):
+        varlen.backward(dout, q, k, v, q, torch.zeros(q.shape[:3], device=DEVICE), **options)
+
+
+def test_documents_whose_rows_lie_apart_are_refused_on_the_cpu() -> None:
+    q, k, v, _ = (x.cpu() for x in make(4, 4))
+    ids = torch.tensor([[2, 0, 0, 2]], dtype=torch.int32)
+    with pytest.raises(
+        ValueError, match=r"document_ids: got \[2, 0, 2\] one after another, expected each nu"
+    ):
+        varlen.forward(q, k, v, causal=False, sm_scale=1.0, document_ids=ids)
