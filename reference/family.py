@@ -172,8 +172,15 @@ def _product(*factors: Iterable[Changes]) -> tuple[Changes, ...]:
 
 
 def widest(members: Iterable[Arithmetic]) -> Arithmetic:
-    """Return the arithmetic that errs, in each of its fields, at least as much as every member."""
+    """Return the arithmetic that errs, in each of its fields, at least as much as every member.
+
+    Scores that some member sums unlike other products have a roundoff of their own in all members then.
+    """
     members = tuple(members)
+    if len({member.score_accumulate for member in members}) > 1:
+        members = tuple(
+            replace(x, score_accumulate=x.accumulate) if x.score_accumulate is None else x for x in members
+        )
     return Arithmetic(
         **{f.name: _widest(f.name, [getattr(m, f.name) for m in members]) for f in fields(Arithmetic)}
     )

@@ -146,8 +146,13 @@ def _explains(family: Family, trial: Trial, law: Callable[[Trial], None]) -> boo
 
 
 def likeliest_of(trial: Trial, claims: Sequence[str], finding: Finding) -> tuple[str, ...]:
-    """Return the claims without those that a rival explains much better, by what the call at fault returned."""
+    """Return the claims without those that a rival explains much better, by what the call at fault returned.
+
+    Rivals answer plain calls alone, so that all claims are returned for a call with arguments that the law adds.
+    """
     if finding.call >= len(trial.given):
         return tuple(claims)
-    problem, given = trial.calls[finding.call].problem, trial.given[finding.call]
-    return tuple(likeliest(claims, {finding.tensor, *finding.tensors}, problem, given, trial.alignment))
+    call, given = trial.calls[finding.call], trial.given[finding.call]
+    if call.launch.keys() - dict(trial.case.launch):
+        return tuple(claims)
+    return tuple(likeliest(claims, {finding.tensor, *finding.tensors}, call.problem, given, trial.alignment))

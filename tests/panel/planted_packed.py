@@ -13,7 +13,7 @@ PLANTED = (
     Planted(
         "ragged__documents_of_the_queries",
         "keys are in the documents that the queries are cut into",
-        Edit(SEEN, "documents(begins_k, k)", "documents(begins_q, k)"),
+        Edit(SEEN, "documents(begins_k, k)", "documents(begins_k if cu_seqlens_k is None else begins_q, k)"),
     ),
     Planted(
         "ragged__corner_of_the_first_document",

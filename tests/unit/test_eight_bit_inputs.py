@@ -13,7 +13,7 @@ from kernels.claims import ClaimError
 from kernels.contract import FP8_INPUTS, LAYOUTS, Capabilities
 from kernels.registry import SpecError, load
 from kernels.signature import keywords
-from reference.arithmetic import FLOAT8_E4M3, Arithmetic
+from reference.arithmetic import FLOAT8_E4M3, HOPPER_FP8_ROUNDOFF, Arithmetic
 from reference.bounds import exact, forward_bounds
 from reference.bounds.accumulation import SAFETY
 from strategies.case import Case
@@ -142,6 +142,15 @@ def test_weights_have_8_bits_only_beside_values_of_8_bits(device: str) -> None:
     assert of_qkv[: len(of_qk)] == of_qk
     assert of_qk[0] == usual[0]
     assert len(of_qk) == (1 if device == "cpu" else 2)
+
+
+@pytest.mark.parametrize("scales", [("q_scale", "k_scale"), ("q_scale", "k_scale", "v_scale")])
+def test_scores_of_all_designs_together_are_as_wrong_as_those_of_each(scales: tuple[str, ...]) -> None:
+    claims = load("tests.panel.eight_bit_inputs:tiled", panel.TILED).capabilities
+    family = claims.family("bfloat16", "cuda", dict.fromkeys(scales))
+    worst = max(base.score_accumulation(64) for base in family.bases)
+    assert worst == 64 * HOPPER_FP8_ROUNDOFF
+    assert family.envelope.score_accumulation(64) == worst
 
 
 def test_a_declared_arithmetic_is_the_only_design() -> None:

@@ -14,7 +14,7 @@ from reference.family import implied
 from strategies.case import Case, Spike
 from tests.harness.imprecise import ImpreciseCall
 from tests.harness.law import law_named
-from tests.harness.precision import asked_whether, is_plainly_wrong, left_by, with_explanations
+from tests.harness.precision import asked_whether, is_plainly_wrong, left_by, likeliest_of, with_explanations
 from tests.harness.run import ALL_DESIGNS, NO_DESIGN, ONE_DESIGN, WHOLE_DESIGN
 from tests.harness.trial import LawBroken, Trial
 from tests.harness.verdict import Finding
@@ -190,6 +190,16 @@ def test_a_design_explains_calls_with_sequences_of_different_lengths() -> None:
         law(trial)
     told = with_explanations(failed.value.finding, trial, law, ALL_DESIGNS)
     assert "precision=tf32" in told.explained_by
+
+
+def test_rivals_are_not_asked_about_calls_with_arguments_of_a_law() -> None:
+    """The keys of such a call may be in pages, which a rival would take for the keys of a batch."""
+    case = Case(batch=2, seqlen_q=20, seqlen_k=70, ragged="paged")
+    trial = Trial(load("tests.panel.paged:eager", ["ragged=paged"]), case, "cpu", SAFETY)
+    law_named("ragged")(trial)
+    finding = Finding(claim="out is wrong", kind="error", tensor="out", tensors=("out",))
+    claims = ("rounded_scores=true", "k_prescaled=true")
+    assert likeliest_of(trial, claims, finding) == claims
 
 
 def test_what_large_scores_would_excuse_is_a_bug_if_ordinary_numbers_show_it(
