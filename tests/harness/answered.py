@@ -121,6 +121,7 @@ def _usual(dtype: str, claimed: Capabilities) -> Iterator[Case]:
             seqlen_q=length,
             seqlen_k=length,
             head_dim=head_dim,
+            v_head_dim=min(claimed.v_head_dim),
             v_in_k=min(claimed.v_in_k),
             causal=causal,
             dtype=dtype,

@@ -31,6 +31,7 @@ def ordinary_cases(capabilities: Capabilities, dtype: str, device_type: str) -> 
             seqlen_k=seqlen_k,
             causal=causal,
             head_dim=head_dims[at % len(head_dims)],
+            v_head_dim=min(c.v_head_dim),
             v_in_k=min(c.v_in_k),
             heads_kv=1 + at % 2,
             group=2 if c.grouped_heads and at % 3 == 0 else 1,

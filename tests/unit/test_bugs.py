@@ -666,6 +666,12 @@ class TestSeverity:
         assert all(claims.admits(case) and case.sm_scale is None for case in drawn)
         assert {case.q_values for case in drawn} == {"normal"}
 
+    def test_kernels_with_a_head_dim_of_v_of_its_own_have_ordinary_cases(self) -> None:
+        claims = replace(CLAIMS, head_dims=(192, 576), v_head_dim=(128, 512))
+        drawn = ordinary_cases(claims, "float16", "cpu")
+        assert len(drawn) == ORDINARY
+        assert {case.v_head_dim for case in drawn} == {128}
+
 
 class TestConclusion:
     def test_two_processes_that_found_one_bug_tell_of_it_once(self) -> None:
