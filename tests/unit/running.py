@@ -8,13 +8,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from kernels.registry import load
+from reference.bounds.accumulation import SAFETY
 from strategies.case import Case
 from tests.harness.home import ROOT
 from tests.harness.law import law_named
+from tests.harness.repro import script
+from tests.harness.run import Run
+from tests.harness.source import WritingTrial
 from tests.harness.subject import Subject
+from tests.harness.trial import LawBroken
 from tests.harness.verdict import Finding
 from tests.unit.toys import ROWS
 
@@ -23,6 +30,8 @@ SEVERAL = Path(__file__).with_name("several.py")
 SMALL = Case(seqlen_q=ROWS - 1, seqlen_k=2)
 CASE = Case(seqlen_q=ROWS, seqlen_k=2)
 ENVIRONMENT = {"device": "cpu", "device_name": "abacus", "torch": "2.0"}
+SEEDS = 20
+"""How many seeds of a case are tried to find one that breaks a law."""
 SubjectOf = Callable[..., Subject]
 
 
@@ -40,22 +49,46 @@ def report_of(subject: Subject) -> Path:
     return subject.known.report_dir / failure.folder
 
 
-def exit_status(script: Path, folder: Path) -> int:
+def script_of(spec: str, claims: tuple[str, ...], law_name: str, case: Case, folder: Path) -> Path:
+    """Write the script of what a law finds in a case, or in that with another seed if it holds, and return its path."""
+    law, kernel = law_named(law_name), load(spec, claims)
+    for seed in range(case.seed, case.seed + SEEDS):
+        tried = replace(case, seed=seed)
+        trial = WritingTrial(kernel, tried, "cpu", SAFETY)
+        try:
+            law(trial)
+        except LawBroken as broken:
+            path = folder / "repro.py"
+            path.write_text(script(Run(spec, claims, law_name, tried), trial, broken.finding, "broken", None))
+            return path
+    raise AssertionError(f"{law_name} holds for {spec} with {SEEDS} seeds of {case}")
+
+
+def mended(path: Path, planted: str, sound: str) -> Path:
+    """Have a script call a sound function in place of one with a planted bug, both given by their SPEC."""
+    text = path.read_text()
+    for wrong, right in zip(planted.split(":"), sound.split(":"), strict=True):
+        text = text.replace(wrong, right)
+    path.write_text(text)
+    return path
+
+
+def exit_status(path: Path, folder: Path) -> int:
     """Return the exit status of a script run in a new process, forked from one that has imported torch already."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch"])
     empty = folder / "empty"
     empty.mkdir(exist_ok=True)
-    process = context.Process(target=run_in, args=(empty, script))
+    process = context.Process(target=run_in, args=(empty, path))
     process.start()
     process.join()
     assert process.exitcode is not None
     return process.exitcode
 
 
-def run_in(folder: Path, script: Path) -> None:
+def run_in(folder: Path, path: Path) -> None:
     os.chdir(folder)
-    runpy.run_path(str(script), run_name="__main__")
+    runpy.run_path(str(path), run_name="__main__")
 
 
 def pytest_run(

@@ -19,13 +19,10 @@ from reference.bounds.accumulation import SAFETY
 from strategies.case import Case
 from strategies.eight_bits import EightBits
 from tests.harness.law import law_named
-from tests.harness.repro import script
-from tests.harness.run import Run
-from tests.harness.source import WritingTrial
 from tests.harness.trial import Call, LawBroken, Trial
 from tests.panel import eight_bit_inputs as panel
 from tests.panel import planted_eight_bit_inputs
-from tests.unit.running import exit_status
+from tests.unit.running import exit_status, mended, script_of
 
 LAW = law_named("eight_bits")
 SIZES: dict[str, Any] = {"batch": 2, "heads_kv": 2, "group": 2, "seqlen_q": 5, "seqlen_k": 70, "head_dim": 24}
@@ -247,29 +244,16 @@ def test_products_of_a_subnormal_number_hide_bits_of_others() -> None:
     assert within == [False, True]
 
 
-def written_script(spec: str, folder: Path) -> Path:
-    """Return the script of what the law finds in ``CASE``."""
-    kernel = load(spec, panel.OF_INPUTS)
-    trial = WritingTrial(kernel, CASE, "cpu", SAFETY)
-    with pytest.raises(LawBroken) as broken:
-        LAW(trial)
-    run = Run(spec, panel.OF_INPUTS, LAW.name, CASE)
-    path = folder / "repro.py"
-    path.write_text(script(run, trial, broken.value.finding, "broken", None))
-    return path
-
-
 def test_a_script_passes_8_bit_numbers_and_exits_with_0_once_scales_are_right(tmp_path: Path) -> None:
     bug = next(bug for bug in planted_eight_bit_inputs.PLANTED if bug.name.endswith("__scale_of_head_0"))
-    module = "tests.panel.planted_eight_bit_inputs"
-    path = written_script(f"{module}:{bug.name}", tmp_path)
-    text = path.read_text()
-    assert "window(torch.float8_e4m3fn, " in text
+    spec = f"tests.panel.planted_eight_bit_inputs:{bug.name}"
+    path = script_of(spec, panel.OF_INPUTS, LAW.name, CASE, tmp_path)
+    assert "window(torch.float8_e4m3fn, " in path.read_text()
     assert exit_status(path, tmp_path) == 1
-    path.write_text(text.replace(module, "tests.panel.eight_bit_inputs").replace(bug.name, bug.function))
-    assert exit_status(path, tmp_path) == 0
+    assert exit_status(mended(path, spec, f"tests.panel.eight_bit_inputs:{bug.function}"), tmp_path) == 0
 
 
 @pytest.mark.parametrize("name", ["overwriting", "of_the_dtype_of_q"])
 def test_a_script_shows_what_breaks_the_contract(name: str, tmp_path: Path) -> None:
-    assert exit_status(written_script(f"{__file__}:{name}", tmp_path), tmp_path) == 1
+    path = script_of(f"{__file__}:{name}", panel.OF_INPUTS, LAW.name, CASE, tmp_path)
+    assert exit_status(path, tmp_path) == 1

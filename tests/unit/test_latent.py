@@ -16,7 +16,8 @@ from strategies.case import Case, Spike
 from tests.harness.law import law_named
 from tests.harness.trial import Trial
 from tests.panel import latent, planted_latent
-from tests.unit.running import exit_status, pytest_run
+from tests.panel.planted import Planted
+from tests.unit.running import exit_status, mended, script_of
 
 EAGER, TILED = (("tests.panel.latent:eager", latent.CLAIMS), ("tests.panel.latent:tiled", latent.SERVED))
 OF_ONE = ("tests.panel.latent:of_one_buffer", latent.ONE_BUFFER)
@@ -106,18 +107,22 @@ def test_a_backward_is_asked_for_the_gradients_of_two_arguments() -> None:
     assert (given[0]["dk"] - given[0]["dv"]).abs().max() > 0.1
 
 
-@pytest.mark.parametrize("law", ["forward", "ragged"])
-def test_a_script_builds_v_from_k_and_exits_with_0_once_the_kernel_is_right(law: str, tmp_path: Path) -> None:
-    planted = {"forward": "last_columns", "ragged": "values_behind_the_end"}[law]
-    bug = next(bug for bug in planted_latent.PLANTED if bug.name == f"v_in_k__{planted}")
+SCRIPTED: dict[str, tuple[str, dict[str, Any]]] = {
+    "v_in_k__last_columns": ("forward", {}),
+    "v_in_k__values_behind_the_end": ("ragged", {"ragged": "append"}),
+}
+"""Planted bugs whose scripts are run, with the law that finds each and fields of a case that shows it."""
+
+
+@pytest.mark.parametrize(
+    "bug", [x for x in planted_latent.PLANTED if x.name in SCRIPTED], ids=lambda bug: bug.name
+)
+def test_a_script_builds_v_from_k_and_exits_with_0_once_the_kernel_is_right(
+    bug: Planted, tmp_path: Path
+) -> None:
+    spec, (law, fields) = f"tests.panel.planted_latent:{bug.name}", SCRIPTED[bug.name]
     claims = latent.CLAIMS if bug.function == "eager" else latent.SERVED
-    options = ["--kernel", f"tests.panel.planted_latent:{bug.name}", "-k", f"test_{law}", "--examples=60"]
-    options += [f"--claims={claim}" for claim in (*claims, "dtypes=float16")]
-    pytest_run(tmp_path, *options, "--hypothesis-seed=1", status=pytest.ExitCode.TESTS_FAILED)
-    script = next(tmp_path.rglob("repro.py"))
-    assert "v0 = k0[..., :" in script.read_text()
-    assert exit_status(script, tmp_path) == 1
-    assert "v_in_k=false" in next(tmp_path.rglob("report.md")).read_text()
-    text = script.read_text().replace("tests.panel.planted_latent", "tests.panel.latent")
-    script.write_text(text.replace(bug.name, bug.function))
-    assert exit_status(script, tmp_path) == 0
+    path = script_of(spec, claims, law, replace(CASE, **fields), tmp_path)
+    assert "v0 = k0[..., :" in path.read_text()
+    assert exit_status(path, tmp_path) == 1
+    assert exit_status(mended(path, spec, f"tests.panel.latent:{bug.function}"), tmp_path) == 0

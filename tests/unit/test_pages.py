@@ -1,18 +1,21 @@
 """A cache in pages holds the keys of each sequence, and what no sequence has can be told from them."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from strategies.case import Case
 from strategies.layouts import are_first_columns
 from strategies.pages import Pages, in_pages, one_page_each
-from tests.unit.running import exit_status, pytest_run
+from tests.unit.running import exit_status, mended, script_of
 
 LENGTHS = (0, 17, 32, 40)
 PAGE_SIZE = 16
 SEEDS = range(20)
+CASE = Case(batch=3, heads_kv=2, seqlen_q=20, seqlen_k=70, dtype="float16")
 
 
 def drawn(seed: int) -> tuple[torch.Tensor, Pages]:
@@ -60,37 +63,22 @@ def test_values_that_are_the_first_columns_of_keys_are_so_in_pages() -> None:
 
 
 def test_a_script_has_the_table_with_its_rows_apart(tmp_path: Path) -> None:
-    kernel = "tests.panel.planted_pages:ragged__rows_of_the_table_adjacent"
-    options = ["--kernel", kernel, "--claims=ragged=paged", "--claims=dtypes=float16"]
-    options += ["-k", "test_ragged", "--examples=60"]
-    pytest_run(tmp_path, *options, "--hypothesis-seed=1", status=pytest.ExitCode.TESTS_FAILED)
-    (script,) = tmp_path.rglob("repro.py")
-    assert "block_table=torch.empty_strided(" in script.read_text()
-    assert exit_status(script, tmp_path) == 1
+    spec = "tests.panel.planted_pages:ragged__rows_of_the_table_adjacent"
+    path = script_of(spec, ("ragged=paged",), "ragged", replace(CASE, ragged="paged"), tmp_path)
+    assert "block_table=torch.empty_strided(" in path.read_text()
+    assert exit_status(path, tmp_path) == 1
 
 
 def test_a_script_of_new_keys_exits_with_0_once_the_cache_is_right(tmp_path: Path) -> None:
-    kernel = "tests.panel.planted_appended:ragged__one_row_cleared_behind"
-    options = ["--kernel", kernel, "--claims=ragged=append", "--claims=dtypes=float16"]
-    options += ["-k", "test_ragged", "--examples=60"]
-    pytest_run(tmp_path, *options, "--hypothesis-seed=1", status=pytest.ExitCode.TESTS_FAILED)
-    script = next(tmp_path.rglob("repro.py"))
-    assert exit_status(script, tmp_path) == 1
-    module, function = kernel.split(":")
-    mended = script.read_text().replace(module, "tests.panel.appended").replace(function, "in_a_cache")
-    script.write_text(mended)
-    assert exit_status(script, tmp_path) == 0
+    spec = "tests.panel.planted_appended:ragged__one_row_cleared_behind"
+    path = script_of(spec, ("ragged=append",), "ragged", replace(CASE, ragged="append"), tmp_path)
+    assert exit_status(path, tmp_path) == 1
+    assert exit_status(mended(path, spec, "tests.panel.appended:in_a_cache"), tmp_path) == 0
 
 
 def test_a_script_has_the_numbers_of_documents(tmp_path: Path) -> None:
-    kernel = "tests.panel.planted_documents:ragged__documents_of_the_first_element"
-    options = ["--kernel", kernel, "--claims=ragged=document", "--claims=dtypes=float16"]
-    options += ["-k", "test_ragged", "--examples=60"]
-    pytest_run(tmp_path, *options, "--hypothesis-seed=1", status=pytest.ExitCode.TESTS_FAILED)
-    script = next(tmp_path.rglob("repro.py"))
-    assert "document_ids=torch.tensor(" in script.read_text()
-    assert exit_status(script, tmp_path) == 1
-    module, function = kernel.split(":")
-    mended = script.read_text().replace(module, "tests.panel.documents").replace(function, "eager")
-    script.write_text(mended)
-    assert exit_status(script, tmp_path) == 0
+    spec = "tests.panel.planted_documents:ragged__documents_of_the_first_element"
+    path = script_of(spec, ("ragged=document",), "ragged", replace(CASE, ragged="document"), tmp_path)
+    assert "document_ids=torch.tensor(" in path.read_text()
+    assert exit_status(path, tmp_path) == 1
+    assert exit_status(mended(path, spec, "tests.panel.documents:eager"), tmp_path) == 0

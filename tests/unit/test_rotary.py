@@ -4,6 +4,7 @@ import math
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from tests.harness.sightings import Sightings
 from tests.harness.trial import LawBroken, Trial
 from tests.panel import rotated as panel
 from tests.unit.bugs import CASE, CLAIMS, bug, causal, runner
-from tests.unit.running import exit_status, pytest_run
+from tests.unit.running import exit_status, mended, script_of
 
 CPU = torch.device("cpu")
 SEEDS = range(20)
@@ -124,24 +125,21 @@ def test_more_queries_than_keys_are_cut_unless_masks_are_aligned_top_left() -> N
 
 
 @pytest.mark.parametrize(
-    ("planted", "mended", "law", "claims"),
+    ("name", "function", "law", "fields"),
     [
-        ("rotary__dq_not_rotated_back", "fused", "rotary", ["rotary=all"]),
-        ("rotary__q_rotated_in_place", "fused", "rotary", ["rotary=all"]),
-        ("rotary__new_keys_not_rotated", "appended", "ragged", ["rotary=all", "ragged=paged,append"]),
+        ("dq_not_rotated_back", "fused", "rotary", {}),
+        ("q_rotated_in_place", "fused", "rotary", {}),
+        ("new_keys_not_rotated", "appended", "ragged", {"ragged": "append"}),
     ],
 )
 def test_a_script_exits_with_0_once_the_rotation_is_right(
-    planted: str, mended: str, law: str, claims: list[str], tmp_path: Path
+    name: str, function: str, law: str, fields: dict[str, Any], tmp_path: Path
 ) -> None:
-    options = ["--kernel", f"tests.panel.planted_rotated:{planted}", "-k", f"test_{law}", "--examples=60"]
-    options += [f"--claims={claim}" for claim in (*claims, "dtypes=float16")]
-    pytest_run(tmp_path, *options, "--hypothesis-seed=1", status=pytest.ExitCode.TESTS_FAILED)
-    script = next(tmp_path.rglob("repro.py"))
-    assert exit_status(script, tmp_path) == 1
-    text = script.read_text().replace("tests.panel.planted_rotated", "tests.panel.rotated")
-    script.write_text(text.replace(planted, mended))
-    assert exit_status(script, tmp_path) == 0
+    case = Case(seqlen_q=4, seqlen_k=9, dtype="float16", rotary="halves", **fields)
+    spec, claims = f"tests.panel.planted_rotated:rotary__{name}", ("rotary=all", "ragged=paged,append")
+    path = script_of(spec, claims if fields else claims[:1], law, case, tmp_path)
+    assert exit_status(path, tmp_path) == 1
+    assert exit_status(mended(path, spec, f"tests.panel.rotated:{function}"), tmp_path) == 0
 
 
 def test_a_bug_of_tables_explains_nothing_that_other_laws_find() -> None:
