@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, uint8
 
+from strategies.layouts import span
 from tests.harness.poison import PoisonedAllocations
 from tests.harness.trial import Problem, Trial, gradients_given
 
@@ -102,16 +103,20 @@ class WritingTrial(Trial):
 
 
 def _literal(option: Any) -> str:
-    """Return an option of a call as Python; lengths of sequences and masks of keys become small tensors."""
+    """Return an option of a call as Python; lengths of sequences and masks of keys become small tensors.
+
+    What lies between the rows of such a tensor is written too, as a kernel that reads it by wrong strides shows so.
+    """
     if not isinstance(option, Tensor):
         return repr(option)
     if option.numel() > LITERAL_ELEMENTS and option.is_floating_point():
         return written(option, None)
-    literal = f"torch.tensor({option.tolist()}, dtype={option.dtype}, device=DEVICE)"
     if option.is_contiguous():
-        return literal
+        return f"torch.tensor({option.tolist()}, dtype={option.dtype}, device=DEVICE)"
     shape, strides = tuple(option.shape), option.stride()
-    return f"torch.empty_strided({shape}, {strides}, dtype={option.dtype}, device=DEVICE).copy_({literal})"
+    memory = option.as_strided((span(option),), (1,))
+    literal = f"torch.tensor({memory.tolist()}, dtype={option.dtype}, device=DEVICE)"
+    return f"{literal}.as_strided({shape}, {strides})"
 
 
 def written(x: Tensor, poison: float | None) -> str:
