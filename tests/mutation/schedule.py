@@ -50,14 +50,20 @@ class Schedule:
 
     def __init__(self, capabilities: Capabilities, device_type: str) -> None:
         self.capabilities, self.device_type = capabilities, device_type
+        self.round = tuple(law for law in ROUND for _ in range(self._kinds_of(law)))
         self._drawn = cache(self._draw)
+
+    def _kinds_of(self, law: str) -> int:
+        """Return how many kinds of calls a law makes by the claims; each example has one of them."""
+        fields = law_named(law).draws.get("calls", ())
+        return max(1, len(getattr(self.capabilities, fields[0]))) if fields else 1
 
     def examples(self, seed_: int, limit: int) -> Iterator[tuple[str, Case]]:
         """Yield the first ``limit`` examples of a seed. Successive examples of one law have successive dtypes."""
         dtypes = self.capabilities.dtypes
         counts: dict[str, int] = {}
         for index in range(limit):
-            law = ROUND[index % len(ROUND)]
+            law = self.round[index % len(self.round)]
             count = counts[law] = counts.get(law, -1) + 1
             # Different laws begin with different dtypes.
             dtype = dtypes[(count + ROUND.index(law)) % len(dtypes)]
