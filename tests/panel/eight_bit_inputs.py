@@ -61,7 +61,8 @@ def tiled(
     """FlashAttention-3: scales multiply scores and out alone, and P is cast to v's dtype, be it of 8 bits or not."""
     seen = seen_keys(q, k, causal)
     rows, keys, values = q.float(), *(for_each_query_head(x.float(), q) for x in (k, v))
-    of_scores, of_out, of_weights = torch.ones(1, 1, 1, 1), torch.ones(1, 1, 1, 1), 1.0
+    one = torch.ones(1, 1, 1, 1, device=q.device)
+    of_scores, of_out, of_weights = one, one, 1.0
     if q_scale is not None and k_scale is not None:
         of_scores = for_each_query_head(q_scale * k_scale, q)[..., None, None]
     if v_scale is not None:
