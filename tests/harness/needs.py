@@ -8,7 +8,7 @@ from typing import Any
 
 from kernels.contract import GRADIENTS, OUTPUTS, Capabilities
 from reference.bounds.accumulation import SHRINKING_SAFETY
-from strategies.case import SIMPLEST, TENSORS, Case
+from strategies.case import KINDS, SIMPLEST, TENSORS, Case
 from tests.harness.apart import FEWEST, longer, wrong_alone, wrong_with_ordinary_numbers
 from tests.harness.attribute import cures, needs_of, resisted_shrinking
 from tests.harness.budget import BudgetSpent
@@ -185,9 +185,10 @@ class NeedSearch:
             holds = tuple(value_of(held, name) for held in varied.held)
             if name in COUNTS:  # of any number but one, what is wrong may be another
                 holds = tuple(x for x in holds if x == 1) or self.with_ordinary_numbers(name, holds, fails)
+            also = varied.fails if name in KINDS else ()
             # Nothing is wrong in an empty tensor.
             if name not in LENGTHS or any(holds):
-                yield Need(name, (own,), holds)
+                yield Need(name, (own, *also), holds)
 
     def with_ordinary_numbers(
         self, name: str, holds: tuple[Any, ...], fails: Callable[[Case], bool]

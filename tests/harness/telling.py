@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+from strategies.case import KINDS, OPTIONS
 from tests.harness.bugs import Bug, Need
 from tests.harness.report import headline
 from tests.harness.sightings import Sightings
@@ -86,7 +87,8 @@ def _need(need: Need) -> str:
         return f"odd {need.name}"
     if need.name == "sm_scale":
         return _scale(need)
-    return f"{need.name} {text(need.fails[0])}"
+    seen = sorted(need.fails, key=OPTIONS[need.name].index) if need.name in KINDS else need.fails[:1]
+    return f"{need.name} {' or '.join(map(text, seen))}"
 
 
 def _are_odd(need: Need) -> bool:

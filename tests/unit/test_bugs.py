@@ -74,6 +74,8 @@ from tests.unit.bugs import (
         (Need("heads_kv", (3,), (2, 4)), "odd heads_kv"),
         (Need("heads_kv", (3,), (2,)), "heads_kv 3"),
         (CAUSAL, "causal True"),
+        (Need("ragged", ("paged", "cache"), ("none",)), "ragged cache or paged"),
+        (Need("bias", ("full", "of_keys"), ("none",)), "bias full"),
     ],
 )
 def test_what_a_bug_needs_in_words(need: Need, text: str) -> None:
