@@ -5,6 +5,7 @@ A trial lives in the child process. A law takes a ``Trial``, makes calls through
 
 import copy
 import math
+import random
 import re
 import time
 import traceback
@@ -295,6 +296,10 @@ class Trial:
     def family(self) -> Family:
         """Return the designs that the kernel may have, one of which has to explain what it returns."""
         return self.kernel.capabilities.family(self.case.dtype, self._device_type, self.launch)
+
+    def chance(self, choice: str) -> random.Random:
+        """Return what makes one choice of the case's call, by its seed: the same whatever else the case has."""
+        return random.Random(f"{self.case.seed} {choice}")
 
     @property
     def _device_type(self) -> str:

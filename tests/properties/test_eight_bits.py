@@ -9,7 +9,6 @@ scores without their scales, and more roundings to 8 bits than are claimed.
 The law is about bfloat16, the dtype of out. There are no 8-bit numbers of tensors that may overflow.
 """
 
-import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -49,11 +48,13 @@ def eight_bits(trial: Trial) -> None:
 
 def with_8_bits(trial: Trial, p: Problem, tensors: str) -> None:
     """Give the kernel these tensors as 8-bit numbers, and judge what it returns by what they stand for."""
-    chance = random.Random(trial.case.seed)
     layouts = dict(zip(TENSORS, trial.case.layouts, strict=True))
     # A v that is the first columns of k has the numbers and the scales of k.
     own = [name for name in tensors if name != "v" or not p.v_in_k]
-    eight = {name: EightBits.of(getattr(p, name), p.heads_kv, layouts[name], chance) for name in own}
+    eight = {
+        name: EightBits.of(getattr(p, name), p.heads_kv, layouts[name], trial.chance(f"scales of {name}"))
+        for name in own
+    }
     given, meant = (
         replaced(p, eight, lambda x: x.window.tensor),
         replaced(p, eight, lambda x: x.meant(p.q.dtype)),

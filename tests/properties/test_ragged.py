@@ -65,15 +65,10 @@ def ragged(trial: Trial) -> None:
     calls[trial.case.ragged](trial, p)
 
 
-def chance_of(trial: Trial, choice: object) -> random.Random:
-    """Return what makes one choice of a case, which is the same whatever else the case has."""
-    return random.Random(f"{trial.case.seed} {choice}")
-
-
 def filled_in_part(trial: Trial, p: Problem) -> None:
     """Give each sequence of the batch a random number of keys, in half of the cases with NaN behind the last one."""
     lengths = some_lengths(trial, tile_of(trial, "block_n"), p.k)
-    if chance_of(trial, "behind").random() < 0.5:
+    if trial.chance("behind").random() < 0.5:
         p = p.with_both(torch.clone)
         for b, n in enumerate(lengths):
             p.k[b, :, n:] = p.v[b, :, n:] = math.nan
@@ -103,7 +98,7 @@ def in_8_bits(trial: Trial, p: Problem) -> tuple[Problem, Problem, dict[str, Ten
     """
     if trial.case.fp8_cache == "none" or 0 in p.k.shape or trial.case.may_overflow:
         return p, p, {}
-    of_pages, chance = trial.case.fp8_cache == "page", chance_of(trial, "scales")
+    of_pages, chance = trial.case.fp8_cache == "page", trial.chance("scales")
     k_8, k_scale, k = quantised(p.k, chance, of_pages=of_pages)
     if p.v_in_k:
         v_8, v_scale, v = k_8[..., : p.v.shape[3]], k_scale, k[..., : p.v.shape[3]]
@@ -122,11 +117,9 @@ def appended(trial: Trial, p: Problem) -> None:
     most = p.k.shape[2]
     if not most:
         return
-    chance = chance_of(trial, "new keys")
+    chance = trial.chance("new keys")
     new = chance.choice((1, min(most, max(1, p.q.shape[2])), chance.randint(1, most)))
-    in_a_pool = "paged" in claimed and (
-        "cache" not in claimed or chance_of(trial, "in a pool").random() < 0.5
-    )
+    in_a_pool = "paged" in claimed and ("cache" not in claimed or trial.chance("in a pool").random() < 0.5)
     if in_a_pool:
         lengths, pages = pool(trial, p, new)
     else:
@@ -141,13 +134,13 @@ def appended(trial: Trial, p: Problem) -> None:
         torch.cat([getattr(alone, name)[:, :, keys] for alone, keys in zip(sequences, last, strict=True)])
         for name in ("k", "v")
     )
-    rest = chance_of(trial, "behind").choice((math.nan, 1.0))
+    rest = trial.chance("behind").choice((math.nan, 1.0))
     for b, keys in enumerate(last):
         pages.fill(b, keys, rest)
     q, tables = p.q, {}
     if rotates:
         room = pages.block_table.shape[1] * pages.k.shape[2]
-        rotation = drawn(q, max(room, q.shape[2]), trial.case.rotary, chance_of(trial, "angles"))
+        rotation = drawn(q, max(room, q.shape[2]), trial.case.rotary, trial.chance("angles"))
         q, k_new = rotated_later(trial, rotation, q, k_new, lengths)
         tables = rotation.options
     before = int32([n - new for n in lengths], p.q.device)
@@ -186,12 +179,12 @@ def pool(trial: Trial, p: Problem, new: int = 0) -> tuple[list[int], Pages]:
     In half of the cases pages have the smallest size that is claimed, since the keys of a case seldom fill two pages of
     a large one.
     """
-    claimed, chance = trial.kernel.capabilities, chance_of(trial, "page size")
+    claimed, chance = trial.kernel.capabilities, trial.chance("page size")
     page_size = chance.choice((min(claimed.page_sizes), chance.choice(claimed.page_sizes)))
     tile = chance.choice((page_size, tile_of(trial, "block_n")))
     lengths = some_lengths(trial, tile, p.k, new)
     layouts = [layout for layout in ("contiguous", "bnhd") if layout in claimed.layouts]
-    chance = chance_of(trial, "pages")
+    chance = trial.chance("pages")
     return lengths, in_pages(p.k, p.v, lengths, page_size, layouts or ["contiguous"], chance, new)
 
 
@@ -218,9 +211,9 @@ def end_to_end(trial: Trial, p: Problem) -> None:
     The places are the same where the rows of a sequence may not be fewer or more than its keys.
     """
     p, claims = p.with_batch(slice(1)), trial.kernel.capabilities
-    sequences = chance_of(trial, "sequences").randint(1, most_sequences(p))
-    cuts_q = cuts(trial, tile_of(trial, "block_m"), p.q.shape[2], sequences, chance_of(trial, "rows"))
-    cuts_k = cuts(trial, tile_of(trial, "block_n"), p.k.shape[2], sequences, chance_of(trial, "keys"))
+    sequences = trial.chance("sequences").randint(1, most_sequences(p))
+    cuts_q = cuts(trial, tile_of(trial, "block_m"), p.q.shape[2], sequences, trial.chance("rows"))
+    cuts_k = cuts(trial, tile_of(trial, "block_n"), p.k.shape[2], sequences, trial.chance("keys"))
     if not claims.may_differ(causal=p.causal):
         cuts_k = cuts_q
     cuts_q, cuts_k = without_short(claims.length_from(0), cuts_q, cuts_k)
@@ -245,13 +238,13 @@ def documents(trial: Trial, p: Problem) -> None:
     if not total:
         return
     p = in_claimed_layout(trial, p.with_rows(slice(total)).with_keys(slice(total)))
-    chance = chance_of(trial, "documents")
+    chance = trial.chance("documents")
     tile = tile_of(trial, chance.choice(("block_m", "block_n")))
     most, numbers = most_sequences(p), range(chance.choice((MOST_SEQUENCES, 2**31)))
     ids = torch.empty(len(p.q), total, dtype=torch.int32)
     parts: list[tuple[int, slice]] = []
     for b, of_element in enumerate(ids):
-        chance = chance_of(trial, f"documents of {b}")
+        chance = trial.chance(f"documents of {b}")
         drawn_cuts = cuts(trial, tile, total, chance.randint(1, most), chance)
         (places,) = without_short(trial.kernel.capabilities.length_from(1), drawn_cuts)
         own = [slice(*ends) for ends in pairwise(places)]
@@ -311,7 +304,7 @@ def tile_of(trial: Trial, block: str) -> int:
 def some_lengths(trial: Trial, tile: int, k: Tensor, new: int = 0) -> list[int]:
     """Return a random number of keys for each sequence, that it may have by the kernel's claims and has ``new`` in."""
     least, most = trial.kernel.capabilities.length_from(0), k.shape[2]
-    drawn_lengths = (length(tile, most, chance_of(trial, f"length {b}")) for b in range(len(k)))
+    drawn_lengths = (length(tile, most, trial.chance(f"length {b}")) for b in range(len(k)))
     return [max(new, least, claimed_length(trial, x)) for x in drawn_lengths]
 
 

@@ -11,7 +11,6 @@ Where causal masks are aligned bottom-right, a case has no more queries than key
 """
 
 import math
-import random
 from dataclasses import replace
 from functools import partial
 
@@ -38,8 +37,7 @@ def rotary(trial: Trial) -> None:
         return
     if trial.alignment == "bottom_right":
         p = p.with_rows(slice(p.k.shape[2]))
-    chance = random.Random(trial.case.seed)
-    rotation = drawn(p.q, max(p.q.shape[2], p.k.shape[2]), trial.case.rotary, chance)
+    rotation = drawn(p.q, max(p.q.shape[2], p.k.shape[2]), trial.case.rotary, trial.chance("angles"))
     rotated_by(trial.with_launch({**trial.launch, **rotation.options}), p, rotation)
 
 
