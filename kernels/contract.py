@@ -23,9 +23,7 @@ DTYPES = ("float16", "bfloat16", "float32")
 LAYOUTS = ("contiguous", "bnhd", "packed", "gap", "offset", "expanded", "expanded_rows", "huge")
 BIASES = ("full", "of_heads", "of_batch", "shared", "of_keys")
 FP8_INPUTS = ("qk", "qkv")
-"""The tensors that are passed as 8-bit numbers together."""
-SCALES_OF_INPUTS = ("q_scale", "k_scale", "v_scale")
-"""The keywords for the scales of 8-bit numbers in q, k and v."""
+"""The sets of tensors that may be 8-bit numbers in one call: q and k, or q, k and v."""
 FP8_SCALES = {"head": ("cache", "paged"), "page": ("paged",)}
 """What has a scale of its own in a cache of 8-bit numbers, and in which kinds of the claim ``ragged``."""
 ROTARY = ("halves", "interleaved")
@@ -367,7 +365,7 @@ class Capabilities:
             case.fp8_inputs == "none" or (case.fp8_inputs in claimed and case.dtype == "bfloat16")
         ),
         less=(),
-        keywords=lambda claimed: SCALES_OF_INPUTS[: max(map(len, claimed), default=0)],
+        keywords=lambda claimed: tuple(f"{name}_scale" for name in max(claimed, key=len, default="")),
     )
     rotary: tuple[str, ...] = claim(
         (),

@@ -26,7 +26,7 @@ def quantised(x: Tensor, chance: random.Random, *, of_pages: bool) -> tuple[Tens
     # What is larger than half of the largest number may be rounded up to one that the dtype does not have.
     most = torch.finfo(x.dtype).max / 2
     limited = x.double().clamp(-most, most)
-    # A row of zeros is added for tensors that have no row.
+    # A tensor without rows has no largest number, so a row of zeros is added to each.
     sizes = torch.nn.functional.pad(limited.nan_to_num(0.0).abs(), (0, 0, 0, 1))
     largest = sizes.amax((2, 3) if of_pages else (0, 2, 3))
     spare = torch.tensor([chance.randint(0, MOST_SPARE) for _ in range(largest.numel())], device=x.device)

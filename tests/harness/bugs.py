@@ -251,7 +251,7 @@ class Bug:
 
     @property
     def needs_arguments_of(self) -> str:
-        """The law of ``OWN_ARGUMENTS`` in whose calls alone numbers are wrong, or "": the plain laws hold then."""
+        """The law of ``OWN_ARGUMENTS`` that found wrong numbers, which plain calls lack; "" for any other bug."""
         law, kind = self.failure.law, self.failure.finding.kind
         return law if law in OWN_ARGUMENTS and kind in NUMBERS else ""
 

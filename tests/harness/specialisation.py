@@ -48,7 +48,7 @@ def has_kernels_of_users() -> bool:
 
 
 def may_compile() -> bool:
-    """Whether calls may have to be compiled in this process, for what each of them asks for."""
+    """Whether this process has a compiler, so that a call unlike those before may have to be compiled."""
     return _Process.has_kernels_of_users or not sys.modules.keys().isdisjoint(COMPILERS)
 
 

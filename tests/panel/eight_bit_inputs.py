@@ -1,4 +1,4 @@
-"""Attention to 8-bit q and k, and v or not, with a scale for each head, as inference engines call it."""
+"""Attention to q and k of 8 bits, and to v of 8 or 16 bits, with scales for each head, as inference engines call it."""
 
 from typing import Any
 

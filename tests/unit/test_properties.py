@@ -113,7 +113,7 @@ class Scaling(Sound):
         return super().forward(*map(self.scaled, (q, k, v), scales), **options)
 
     def scaled(self, x: Tensor, scale: Tensor | None) -> Tensor:
-        """Return what 8-bit numbers stand for; those of other calls as they are."""
+        """Return what the 8-bit numbers in x stand for, or x itself in a call without scales."""
         if scale is None:
             return x
         by_head = scale.repeat_interleave(x.shape[1] // scale.shape[1], 1)[..., None, None]
