@@ -182,6 +182,8 @@ def cases(
             case = _with_several_to_sum(capabilities, case)
         if case.v_in_k and not case.v_is_of_k:
             case = _with_v_apart_or_narrower(capabilities, case)
+        if case.window_right and case.causal and False in capabilities.causal:
+            case = _with_a_mask_that_shows_windows(case)
         case = _with_attended_keys(_with_claimed_lengths(capabilities, case))
         if not nonfinite:
             case = _with_scores_far_below(case)
@@ -446,6 +448,11 @@ def _launch_settings(capabilities: Capabilities) -> SearchStrategy[tuple[tuple[s
 def _with_claimed_lengths(capabilities: Capabilities, case: Case) -> Case:
     may_differ = capabilities.may_differ(causal=case.causal)
     return case if may_differ else replace(case, seqlen_k=case.seqlen_q)
+
+
+def _with_a_mask_that_shows_windows(case: Case) -> Case:
+    """Return a case without its causal mask, under which a window to the right hides nothing; a third keep theirs."""
+    return case if case.seed % 3 == 0 else replace(case, causal=False)
 
 
 def _with_attended_keys(case: Case) -> Case:

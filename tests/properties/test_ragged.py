@@ -309,9 +309,13 @@ def some_lengths(trial: Trial, tile: int, k: Tensor, new: int = 0) -> list[int]:
 
 
 def length(tile: int, most: int, chance: random.Random) -> int:
-    """Return a random length: 0, 1, one close to whole tiles of so many rows, any length, or ``most``."""
-    near_tile = chance.randint(1, max(1, most // tile)) * tile + chance.randint(-1, 1)
-    return min(most, chance.choice((0, 1, near_tile, near_tile, chance.randint(0, most), most)))
+    """Return a random length: 0, 1, one close to whole tiles of so many rows, any length, or ``most``.
+
+    Where there is no whole tile, it is any length more often. Were it ``most``, few sequences would be cut in two.
+    """
+    any_length = chance.randint(0, most)
+    near_tile = chance.randint(1, most // tile) * tile + chance.randint(-1, 1) if most >= tile else any_length
+    return min(most, chance.choice((0, 1, near_tile, near_tile, any_length, most)))
 
 
 def int32(numbers: list[int], device: torch.device) -> Tensor:

@@ -163,6 +163,16 @@ def test_masks_are_drawn_where_they_are_asked_for_and_claimed() -> None:
         assert {(case.key_padding, case.dropout_p) for case in sample(strategy)} == {("none", 0.0)}
 
 
+def test_a_window_to_the_right_seldom_has_a_causal_mask() -> None:
+    claims = replace(CLAIMS, window_right=(0, 9))
+    found = sample(cases(claims, dtype="float16", variants=True), 1000)
+    with_windows = [case for case in found if case.window_right]
+    assert 0 < sum(case.causal for case in with_windows) < 0.3 * len(with_windows)
+    under_a_mask = sample(cases(replace(claims, causal=(True,)), dtype="float16", variants=True))
+    assert any(case.window_right for case in under_a_mask)
+    assert all(case.causal for case in under_a_mask)
+
+
 def test_seldom_no_sequence_of_a_padded_case_has_several_keys() -> None:
     found = sample(cases(MASKED, dtype="float16", key_padding=True))
     padded = [case for case in found if case.key_padding != "none" and case.seqlen_k > 1]
