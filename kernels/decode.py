@@ -6,8 +6,10 @@ keys, so the keys are split as well:
 
 1. Each program computes attention of its query tile to one split of the keys, normalised, and its lse. The
    query heads that share a key head are packed into the tile, so that a key is loaded once for all of them.
-2. A second kernel merges the splits: out = sum_s w_s out_s with w_s = exp(lse_s - lse) and
-   lse = log sum_s exp(lse_s). A split none of whose keys is seen has out 0 and lse -inf: weight 0.
+2. The program of a query tile that is done last merges the splits: out = sum_s w_s out_s with w_s = exp(lse_s - lse)
+   and lse = log sum_s exp(lse_s). A split none of whose keys is seen has out 0 and lse -inf: weight 0. It reads the
+   results of all splits back from memory, its own too, in the order of the splits: out has the same bits whichever
+   program is last. A counter for each query tile tells a program whether it is.
 
 A cache may be longer than its contents: ``cache_seqlens`` says for each sequence how many keys count, and the
 causal corner moves with that number. A cache may also be a pool of pages, as in vLLM's PagedAttention (Kwon et al.,
@@ -51,12 +53,15 @@ from reference.arithmetic import Arithmetic
 
 
 @kernel
-def _split_kernel(
+def _decode_kernel(
     q,
     k,
     v,
     out,
     lse,
+    partial_out,
+    partial_lse,
+    done,
     cache_seqlens,
     block_table,
     stride_table: tl.int64,
@@ -73,12 +78,12 @@ def _split_kernel(
     stride_vb: tl.int64,
     stride_vh: tl.int64,
     stride_vn: tl.int64,
-    batches,
     heads_kv,
     group,
     seqlen_q,
     seqlen_k,
     head_dim,
+    total_rows: tl.int64,
     splits,
     scale_log2,
     CAUSAL: tl.constexpr,
@@ -88,20 +93,23 @@ def _split_kernel(
     ALIGNED: tl.constexpr,
     BLOCK_OWN: tl.constexpr,
     BLOCK_LOOP: tl.constexpr,
+    MERGED_ROWS: tl.constexpr,
+    MERGED_SPLITS: tl.constexpr,
 ):
-    """Compute out and lse (splits, batch, heads_q, seqlen_q) of a query tile over one split of the keys."""
+    """Compute a query tile over one split of the keys, and merge the splits of the tile where this is done last.
+
+    partial_out and partial_lse (splits, total_rows) are for the results of the splits, in float32, and ``done`` counts
+    for each query tile the splits that have theirs there. They are None if there is a single split.
+    """
     tiles_m = tl.cdiv(seqlen_q * group, BLOCK_OWN)
     split = tl.program_id(0) % splits
-    start = tl.program_id(0) // splits % tiles_m * BLOCK_OWN
-    head = (tl.program_id(0) // splits // tiles_m).to(tl.int64)
+    tile = tl.program_id(0) // splits
+    start = tile % tiles_m * BLOCK_OWN
+    head = (tile // tiles_m).to(tl.int64)
     batch = head // heads_kv
     head_kv = head % heads_kv
 
-    # Rows of a tile are (query, member of the group) pairs, and the members of one query are next to each other.
-    rows = start + tl.arange(0, BLOCK_OWN)
-    in_rows = rows < seqlen_q * group
-    queries = rows // group
-    heads_q = head_kv * group + rows % group
+    queries, heads_q, in_rows = _packed_rows(start, head_kv, group, seqlen_q, BLOCK_OWN)
     cols = tl.arange(0, HEAD_DIM)
     in_cols = columns_inside(cols, head_dim, q, ALIGNED)
     keys = tl.arange(0, BLOCK_LOOP)
@@ -164,44 +172,106 @@ def _split_kernel(
     out_tile, lse_rows = normalise(acc, m_i, l_i)
     if SCALED_BY == "head":
         out_tile *= tl.load(v_scale + head_kv)
-    out_rows = ((split * batches + batch) * heads_kv * group + heads_q) * seqlen_q + queries
-    store_tile(tile_pointers(out, out_rows, head_dim, cols, ALIGNED), out_tile, in_rows, in_cols, MASK_COLS)
-    tl.store(lse + out_rows, lse_rows, mask=in_rows)
+    first_of_batch = batch * heads_kv * group * seqlen_q
+    out_rows = first_of_batch + heads_q * seqlen_q + queries
+    if done is None:
+        out_ptrs = tile_pointers(out, out_rows, head_dim, cols, ALIGNED)
+        store_tile(out_ptrs, out_tile, in_rows, in_cols, MASK_COLS)
+        tl.store(lse + out_rows, lse_rows, mask=in_rows)
+    else:
+        split_rows = split * total_rows + out_rows
+        split_ptrs = tile_pointers(partial_out, split_rows, head_dim, cols, ALIGNED)
+        store_tile(split_ptrs, out_tile, in_rows, in_cols, MASK_COLS)
+        tl.store(partial_lse + split_rows, lse_rows, mask=in_rows)
+        # One thread of the program adds to the counter, so a barrier has to make the stores of all its threads come
+        # first. The addition releases them to whichever program is last; for that one, it acquires those of the others.
+        tl.debug_barrier()
+        if tl.atomic_add(done + tile, 1, sem="acq_rel", scope="gpu") == splits - 1:
+            for first_row in range(start, tl.minimum(start + BLOCK_OWN, seqlen_q * group), MERGED_ROWS):
+                _merge(
+                    partial_out=partial_out,
+                    partial_lse=partial_lse,
+                    out=out,
+                    lse=lse,
+                    first_row=first_row,
+                    first_of_batch=first_of_batch,
+                    head_kv=head_kv,
+                    group=group,
+                    seqlen_q=seqlen_q,
+                    total_rows=total_rows,
+                    splits=splits,
+                    cols=cols,
+                    in_cols=in_cols,
+                    head_dim=head_dim,
+                    HEAD_DIM=HEAD_DIM,
+                    MASK_COLS=MASK_COLS,
+                    ALIGNED=ALIGNED,
+                    ROWS=MERGED_ROWS,
+                    SPLITS=MERGED_SPLITS,
+                )
 
 
-@kernel
-def _merge_kernel(
+@triton.jit
+def _packed_rows(first_row, head_kv, group, seqlen_q, ROWS: tl.constexpr):
+    """Return query and query head of ``ROWS`` rows of those that share a key head, and which of the rows there are.
+
+    Rows are (query, member of the group) pairs, and the members of one query are next to each other.
+    """
+    rows = first_row + tl.arange(0, ROWS)
+    return rows // group, head_kv * group + rows % group, rows < seqlen_q * group
+
+
+@triton.jit
+def _merge(
     partial_out,
     partial_lse,
     out,
     lse,
-    total_rows: tl.int64,
-    head_dim,
+    first_row,
+    first_of_batch,
+    head_kv,
+    group,
+    seqlen_q,
+    total_rows,
     splits,
+    cols,
+    in_cols,
+    head_dim,
     HEAD_DIM: tl.constexpr,
     MASK_COLS: tl.constexpr,
     ALIGNED: tl.constexpr,
-    BLOCK_OWN: tl.constexpr,
+    ROWS: tl.constexpr,
+    SPLITS: tl.constexpr,
 ):
-    """Merge the splits of a tile of rows: a softmax over the splits, in which a split's lse is its score."""
-    rows = tl.program_id(0).to(tl.int64) * BLOCK_OWN + tl.arange(0, BLOCK_OWN)
-    in_rows = rows < total_rows
-    cols = tl.arange(0, HEAD_DIM)
-    in_cols = columns_inside(cols, head_dim, out, ALIGNED)
+    """Merge the splits of some rows: a softmax over the splits, in which a split's lse is its score.
 
-    m_i = tl.full([BLOCK_OWN], NEG_INF, tl.float32)
-    l_i = tl.full([BLOCK_OWN], 0.0, tl.float32)
-    acc = tl.full([BLOCK_OWN, HEAD_DIM], 0.0, tl.float32)
-    for split in range(splits):
-        split_rows = split * total_rows + rows
-        score = tl.load(partial_lse + split_rows, mask=in_rows, other=NEG_INF) * LOG2E
-        p, alpha, m_i, l_i = softmax_step(score[:, None], m_i, l_i)
-        out_ptrs = tile_pointers(partial_out, split_rows, head_dim, cols, ALIGNED)
-        acc = acc * alpha[:, None] + p * load_tile(out_ptrs, in_rows, in_cols, True, MASK_COLS)
+    The loop over the splits is unrolled, so that ``SPLITS`` of them are loaded at a time. One after the other, each
+    would take the whole latency of the memory.
+    """
+    queries, heads_q, in_rows = _packed_rows(first_row, head_kv, group, seqlen_q, ROWS)
+    out_rows = first_of_batch + heads_q * seqlen_q + queries
+    m_i = tl.full([ROWS], NEG_INF, tl.float32)
+    l_i = tl.full([ROWS], 0.0, tl.float32)
+    acc = tl.full([ROWS, HEAD_DIM], 0.0, tl.float32)
+    for first in range(0, splits, SPLITS):
+        for index in tl.static_range(SPLITS):
+            split = first + index
+            inside = in_rows & (split < splits)
+            split_rows = split * total_rows + out_rows
+            # Other multiprocessors wrote what is loaded here, and this one's L1 cache may hold what was there before:
+            # ".cg" loads from the L2 cache, which they share.
+            score = tl.load(partial_lse + split_rows, mask=inside, other=NEG_INF, cache_modifier=".cg")
+            mask = inside[:, None]
+            if MASK_COLS:
+                mask = mask & in_cols[None, :]
+            split_ptrs = tile_pointers(partial_out, split_rows, head_dim, cols, ALIGNED)
+            split_out = tl.load(split_ptrs, mask=mask, other=0.0, cache_modifier=".cg")
+            p, alpha, m_i, l_i = softmax_step((score * LOG2E)[:, None], m_i, l_i)
+            acc = acc * alpha[:, None] + p * split_out
 
     out_tile, lse_rows = normalise(acc, m_i, l_i)
-    store_tile(tile_pointers(out, rows, head_dim, cols, ALIGNED), out_tile, in_rows, in_cols, MASK_COLS)
-    tl.store(lse + rows, lse_rows, mask=in_rows)
+    store_tile(tile_pointers(out, out_rows, head_dim, cols, ALIGNED), out_tile, in_rows, in_cols, MASK_COLS)
+    tl.store(lse + out_rows, lse_rows, mask=in_rows)
 
 
 @kernel
@@ -264,8 +334,12 @@ PAGE_SIZES = (16, 32, 64, 128, 256)
 APPENDED_ROWS = 16
 """Rows of a tile of new keys."""
 
-KEYS_PER_SPLIT = 1024
-"""Keys of each split if ``splits`` is not given. At 16k keys, 16 programs then share each key head."""
+KEYS_PER_SPLIT = 128
+"""Keys of each split if ``splits`` is not given and no more than ``MOST_SPLITS`` splits come of it."""
+
+MOST_SPLITS = 32
+"""The most splits if ``splits`` is not given. Eight key heads of one sequence are then attended by 256 programs, two
+for each multiprocessor of a Hopper."""
 
 _LARGEST_TILE = {512: (16, 64)}
 """Largest (BLOCK_OWN, BLOCK_LOOP) that does not spill registers, by bytes in a row of HEAD_DIM elements. Larger launch
@@ -320,7 +394,8 @@ def forward(
             one of k_new and v_new, or of k_scale and v_scale, alone; splits below 1.
         NotImplementedError: a page size that is not in ``PAGE_SIZES``.
 
-    ``LAUNCH`` has the launch settings; without ``splits``, there is one split for every ``KEYS_PER_SPLIT`` keys.
+    ``LAUNCH`` has the launch settings; without ``splits``, there is one split for every ``KEYS_PER_SPLIT`` keys, up to
+    ``MOST_SPLITS``.
     """
     stored, scaled_by = None, "none"
     if k_scale is not None or v_scale is not None:
@@ -340,7 +415,7 @@ def forward(
     if cache_seqlens is not None:
         cache_seqlens = cache_seqlens.contiguous()
     if splits is None:
-        splits = max(1, triton.cdiv(seqlen_k, KEYS_PER_SPLIT))
+        splits = min(max(1, triton.cdiv(seqlen_k, KEYS_PER_SPLIT)), MOST_SPLITS)
     if type(splits) is not int or splits < 1:
         raise ValueError(f"splits: got {splits!r}, expected a positive integer")
     blocks = {name: values for name, values in LAUNCH.items() if name != "splits"}
@@ -348,12 +423,6 @@ def forward(
     check_runnable(q)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    # A single split computes the final out and lse, so it writes there.
-    partial_out, partial_lse = out, lse
-    if splits > 1:
-        shape = (splits * batch, heads_q, seqlen_q, head_dim)
-        partial_out = torch.empty(shape, dtype=torch.float32, device=q.device)
-        partial_lse = torch.empty(shape[:3], dtype=torch.float32, device=q.device)
     group = heads_q // max(heads_kv, 1)
     constants = _constants(block_m, block_n, q)
     if k_new is not None and v_new is not None and cache_seqlens is not None:
@@ -370,36 +439,34 @@ def forward(
                 **columns,
             )
         cache_seqlens = cache_seqlens + new
+    tiles = batch * heads_kv * triton.cdiv(seqlen_q * group, constants["BLOCK_OWN"])
+    partial_out, partial_lse, done = None, None, None
+    if splits > 1:
+        shape = (splits * batch, heads_q, seqlen_q, head_dim)
+        partial_out = torch.empty(shape, dtype=torch.float32, device=q.device)
+        partial_lse = torch.empty(shape[:3], dtype=torch.float32, device=q.device)
+        # The counters belong to this call: calls on other streams, and CUDA graphs that are replayed at the same time,
+        # have counters of their own.
+        done = torch.zeros(tiles, dtype=torch.int32, device=q.device)
     launch(
-        _split_kernel,
-        batch * heads_kv * triton.cdiv(seqlen_q * group, constants["BLOCK_OWN"]) * splits,
-        *(q, k, v, partial_out, partial_lse, cache_seqlens, block_table, stride_table, page_size),
+        _decode_kernel,
+        tiles * splits,
+        *(q, k, v, out, lse, partial_out, partial_lse, done),
+        *(cache_seqlens, block_table, stride_table, page_size),
         *(k_scale, v_scale, 0 if k_scale is None else k_scale.stride(0)),
         *row_strides(q, k, v),
-        *(batch, heads_kv, group, seqlen_q, seqlen_k, head_dim, splits, sm_scale * LOG2E.value),
+        *(heads_kv, group, seqlen_q, seqlen_k, head_dim, batch * heads_q * seqlen_q),
+        *(splits, sm_scale * LOG2E.value),
         CAUSAL=causal,
         SCALED_BY=scaled_by,
-        ALIGNED=is_aligned(q, k, v, out, partial_out),
+        ALIGNED=is_aligned(*(x for x in (q, k, v, out, partial_out) if x is not None)),
         **constants,
     )
-    if splits > 1:
-        rows = batch * heads_q * seqlen_q
-        padded = constants["HEAD_DIM"]
-        block = 128 if INTERPRETED.value else 2048 // padded
-        launch(
-            _merge_kernel,
-            triton.cdiv(rows, block),
-            *(partial_out, partial_lse, out, lse, rows, head_dim, splits),
-            HEAD_DIM=padded,
-            MASK_COLS=constants["MASK_COLS"],
-            ALIGNED=is_aligned(out, partial_out),
-            BLOCK_OWN=block,
-        )
     return out, lse
 
 
 def _constants(block_m: int, block_n: int, q: Tensor) -> dict[str, Any]:
-    """Return the constants that ``_split_kernel`` is compiled with for q."""
+    """Return the constants that ``_decode_kernel`` is compiled with for q."""
     padded = padded_head_dim(q.shape[3])
     row_bytes = padded * q.element_size()
     own, loop = block_m, block_n
@@ -411,6 +478,8 @@ def _constants(block_m: int, block_n: int, q: Tensor) -> dict[str, Any]:
         "MASK_COLS": padded != q.shape[3],
         "BLOCK_OWN": own,
         "BLOCK_LOOP": loop,
+        "MERGED_ROWS": 16 if INTERPRETED.value else 4,
+        "MERGED_SPLITS": 2 if INTERPRETED.value else 16,
         "num_warps": 8 if own == 64 or row_bytes == 1024 else 4,
         "num_stages": 2,
     }
@@ -419,7 +488,7 @@ def _constants(block_m: int, block_n: int, q: Tensor) -> dict[str, Any]:
 def _arithmetic(dtype: str, device: str, launch: Mapping[str, Any]) -> Arithmetic:
     """Return FlashAttention-2's arithmetic with the merging of the splits."""
     arithmetic = flash_arithmetic(dtype, device, launch)
-    splits = launch.get("splits", max(LAUNCH["splits"]))
+    splits = launch.get("splits", MOST_SPLITS)
     return replace(arithmetic, tile_max=launch.get("block_n", 64), merged=splits)
 
 
