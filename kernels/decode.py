@@ -255,9 +255,8 @@ def _merge(
     acc = tl.full([ROWS, HEAD_DIM], 0.0, tl.float32)
     for first in range(0, splits, SPLITS):
         for index in tl.static_range(SPLITS):
-            split = first + index
-            inside = in_rows & (split < splits)
-            split_rows = split * total_rows + out_rows
+            split_rows = (first + index) * total_rows + out_rows
+            inside = in_rows & (split_rows < splits * total_rows)
             # Other multiprocessors wrote what is loaded here, and this one's L1 cache may hold what was there before:
             # ".cg" loads from the L2 cache, which they share.
             score = tl.load(partial_lse + split_rows, mask=inside, other=NEG_INF, cache_modifier=".cg")
