@@ -1,74 +1,114 @@
 """Time every kernel forward and backward beside PyTorch's: ``python -m tests.bench [--quick] [-k SERIES]``.
 
-Times are medians of ``triton.testing.do_bench``, which empties the L2 cache before each call. All providers are timed
-at one shape before the next shape comes, so that the times of a ratio are taken at the same temperature.
+All providers are timed at one shape before the next shape comes, so that the times of a ratio are taken at the same
+temperature. Each row is printed as soon as it is measured.
 """
 
 import argparse
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+import os
+import time
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import triton
-from triton.testing import do_bench
 
 from kernels import registry
 from kernels.registry import unavailable_reason
-from tests.bench.providers import OTHERS, Provider, ours
-from tests.bench.results import Timing, show, write
-from tests.bench.shapes import Shape, shapes
+from tests.bench import clocks
+from tests.bench.files import write
+from tests.bench.measuring import compile_ahead, measure
+from tests.bench.processes import CONTEXT, gather
+from tests.bench.providers import in_order
+from tests.bench.roofline import Ceiling
+from tests.bench.shapes import QUICK, Shape, shapes
+from tests.bench.tables import heading, left_out, legend, refusals, row_line, tables
+from tests.bench.timings import DIED, INTERRUPTED, TIME_UP, Row, Timing, not_reached
 from tests.compile.items import launches_triton
+from tests.harness.budget import Clock
 
-Timer = Callable[[Callable[[], Any]], float]
+QUICK_MINUTES = 2.0
+OUTSIDE_SECONDS = 12.0
+"""Seconds of a time limit in which nothing is measured: imports before, tables and plots after."""
+COMPILING = 0.5
+"""The share of a time limit after which no kernel is compiled ahead of time."""
+COMPILERS = 12
+"""Processes at most that compile kernels: each takes half a gigabyte on the GPU, and the tensors of a shape."""
+REP = {False: 100, True: 50}
+"""Milliseconds for which a call is repeated, by ``--quick``."""
 
 
-def time_all(
-    chosen: Sequence[Shape], providers: Mapping[str, Provider], device: str, timer: Timer
-) -> Iterator[Timing]:
-    """Time every provider at every shape; for one that refuses a shape, or runs out of memory, yield the reason."""
-    for shape in chosen:
-        made = torch.Generator(device).manual_seed(0)
+class Bench:
+    """A run: what it is going to measure, and what it has measured so far."""
 
-        def tensor(
-            heads: int, length: int, shape: Shape = shape, made: torch.Generator = made
-        ) -> torch.Tensor:
-            size = (shape.batch, heads, length, shape.head_dim)
-            return torch.randn(size, generator=made, device=device, dtype=torch.bfloat16)
+    def __init__(self, chosen: Sequence[Shape], providers: Sequence[str], clock: Clock) -> None:
+        self.chosen, self.providers, self.clock = chosen, providers, clock
+        self.jobs = [(shape, name) for shape in chosen for name in providers]
+        self.ceiling: Ceiling | None = None
+        self.timings: list[Timing] = []
 
-        q, k, v = (
-            tensor(shape.heads_q, shape.seqlen_q),
-            *(tensor(shape.heads_kv, shape.seqlen_k) for _ in "kv"),
-        )
-        dout = tensor(shape.heads_q, shape.seqlen_q)
-        for name, provider in providers.items():
-            for direction in ("forward", "backward"):
-                try:
-                    call = getattr(provider(shape, q, k, v, dout), direction)
-                    taken, reason = (timer(call), "") if call else (None, "no backward")
-                except Exception as error:  # whatever way others refuse a shape in
-                    taken, reason = None, f"{type(error).__name__}: {error}"[:300]
-                yield Timing(shape, direction, name, taken, reason)
-        print(".", end="", file=sys.stderr, flush=True)
-    print(file=sys.stderr)
+    def compile(self) -> None:
+        """Compile what the providers need, in several processes."""
+        processes = min(COMPILERS, len(os.sched_getaffinity(0)), len(self.jobs))
+        print(f"compiling for {len(self.jobs)} rows in {processes} processes", flush=True)
+        part = partial(compile_ahead, self.jobs, CONTEXT.Value("i", 0))
+        until = Clock(COMPILING * self.clock.seconds)
+        until.start()
+        done = 0
+        for done, _ in enumerate(gather([part] * processes, lambda: until.left), 1):
+            if 10 * done // len(self.jobs) > 10 * (done - 1) // len(self.jobs):
+                print(f"compiled for {done} rows", flush=True)
+        if done < len(self.jobs):
+            print(f"the other {len(self.jobs) - done} compile when they are timed")
+
+    def measure(self, rep: int) -> None:
+        """Measure all rows in a process of their own, and print each as it comes."""
+        started = time.perf_counter()
+        for made in gather([partial(measure, self.chosen, self.providers, rep)], lambda: self.clock.left):
+            if isinstance(made, Ceiling):
+                self.ceiling, started = made, time.perf_counter()
+                print(made, flush=True)
+            else:
+                self.add(made, time.perf_counter() - started)
+
+    def add(self, row: Row, elapsed: float) -> None:
+        """Keep a row, and print it; ``elapsed`` seconds have passed since the first one began."""
+        shape = row[0].shape
+        if self.ceiling and not any(t.shape == shape for t in self.timings):
+            print(heading(shape, self.ceiling))
+        self.timings += row
+        left = seconds_left(elapsed, len(self.timings) // len(row), len(self.jobs), self.clock.left)
+        print(row_line(row, [t for t in self.timings if t.shape == shape], left), flush=True)
+
+    def finish(self, why: str, environment: dict[str, str], folder: Path) -> None:
+        """Print the tables and write the files; ``why`` the rest is not measured, if there is any."""
+        timings = [*self.timings, *not_reached(self.chosen, self.providers, self.timings, why)]
+        for lines in tables(timings, self.providers, self.ceiling):
+            print(*lines, "", sep="\n")
+        for line in (*legend(timings), *left_out(timings, self.providers), *refusals(timings)):
+            print(line)
+        if while_timed := clocks.extremes(t.clocks for t in timings):
+            environment["clocks while timed"] = while_timed
+            print(f"clocks while timed {while_timed}")
+        write(folder, environment, self.ceiling, timings)
+        print(f"figures and plots: {folder}")
+
+
+def seconds_left(elapsed: float, done: int, total: int, limit: float) -> float:
+    """Return the seconds until the last row if the rest is as fast as what is done, or until the time is up."""
+    return min(limit, elapsed / done * (total - done))
 
 
 def main(prog: str = "tox -e bench --") -> None:
-    """Time the providers, print the tables and write the files.
+    """Time the providers, print each row and the tables, and write the files.
 
     ``prog`` is what the user typed before the options, for messages.
     """
-    parser = argparse.ArgumentParser(prog=prog, description="speed of kernels beside PyTorch's")
-    parser.add_argument("--quick", action="store_true", help="a few shapes: minutes")
-    parser.add_argument("-k", metavar="SERIES", default="", help="shapes of the series whose name has this")
-    parser.add_argument("--kernel", action="append", metavar="SPEC", help="repeatable (default: all of ours)")
-    parser.add_argument("--report-dir", default="reports", metavar="DIR", type=Path)
-    asked = parser.parse_args()
-    chosen = [shape for shape in shapes(quick=asked.quick) if asked.k in shape.series]
-    if not chosen:
-        series = ", ".join(dict.fromkeys(shape.series for shape in shapes(quick=asked.quick)))
-        parser.error(f"-k: got {asked.k!r}, expected a part of one of these names: {series}")
+    asked, chosen = options(prog)
+    clock = Clock(max(0.0, 60 * asked.time_limit - OUTSIDE_SECONDS))
+    clock.start()
     if not torch.cuda.is_available():
         print(
             "bench: torch finds no GPU here, and times of Triton's interpreter mean nothing: nothing is timed"
@@ -79,25 +119,56 @@ def main(prog: str = "tox -e bench --") -> None:
         for spec in registry.REGISTERED
         if unavailable_reason(spec, "cuda") is None and launches_triton(spec)
     ]
-    providers = {**{spec: ours(spec) for spec in specs}, **OTHERS}
+    for spec in specs:
+        registry.load(spec)  # raises what the user should see before anything is measured
+    read_clocks, no_clocks = clocks.reader()
     environment = {
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "triton": triton.__version__,
         "cudnn": str(torch.backends.cudnn.version()),
+        "clocks before": str(read_clocks() or f"not told ({no_clocks})"),
     }
     print(", ".join(f"{name} {value}" for name, value in environment.items()))
-    timings: list[Timing] = []
+    if asked.time_limit < math.inf:
+        print(f"at most {asked.time_limit:g} minutes (--time-limit)")
+    bench = Bench(chosen, in_order(specs), clock)
+    why = DIED
     try:
-        for timing in time_all(chosen, providers, "cuda", lambda call: do_bench(call, return_mode="median")):
-            timings.append(timing)  # an interrupted run keeps what it has
+        bench.compile()
+        bench.measure(REP[asked.quick])
+        why = DIED if clock.left else TIME_UP
+    except KeyboardInterrupt:
+        why = INTERRUPTED
+        raise
     finally:
-        show(timings, list(providers))
-        write(asked.report_dir, environment, timings)
-    refusals = dict.fromkeys((t.provider, t.direction, t.refusal) for t in timings if t.refusal)
-    for provider, direction, reason in refusals:
-        print(f"{provider} {direction}: not everywhere, {reason.partition(chr(10))[0]}")
-    print(f"figures and plots: {asked.report_dir}")
+        bench.finish(why, environment, asked.report_dir)
+
+
+def options(prog: str) -> tuple[argparse.Namespace, list[Shape]]:
+    """Read the command line, and return it with the shapes that it chooses."""
+    parser = argparse.ArgumentParser(prog=prog, description="speed of kernels beside PyTorch's")
+    parser.add_argument("--quick", action="store_true", help=f"a few shapes, in {QUICK_MINUTES:g} minutes")
+    parser.add_argument("-k", metavar="SERIES", default="", help="shapes of the series whose name has this")
+    parser.add_argument("--kernel", action="append", metavar="SPEC", help="repeatable (default: all of ours)")
+    parser.add_argument(
+        "--time-limit",
+        metavar="MINUTES",
+        type=float,
+        help=f"end after so many minutes, whatever is measured by then (default: none, {QUICK_MINUTES:g} with --quick)",
+    )
+    parser.add_argument("--report-dir", default="reports", metavar="DIR", type=Path)
+    asked = parser.parse_args()
+    every = QUICK if asked.quick else shapes()
+    chosen = [shape for shape in every if asked.k in shape.series]
+    if not chosen:
+        series = ", ".join(dict.fromkeys(shape.series for shape in every))
+        parser.error(f"-k: got {asked.k!r}, expected a part of one of these names: {series}")
+    if asked.time_limit is None:
+        asked.time_limit = QUICK_MINUTES if asked.quick else math.inf
+    if not asked.time_limit > 0:
+        parser.error(f"--time-limit: got {asked.time_limit:g}, expected a positive number")
+    return asked, chosen
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The providers that are timed: our kernels with their own backward, and PyTorch's through autograd."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -86,9 +86,25 @@ def _flex(shape: Shape, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 OTHERS: dict[str, Provider] = {
-    "SDPA flash": through_autograd(partial(_sdpa, SDPBackend.FLASH_ATTENTION)),
     "SDPA cuDNN": through_autograd(partial(_sdpa, SDPBackend.CUDNN_ATTENTION)),
+    "SDPA flash": through_autograd(partial(_sdpa, SDPBackend.FLASH_ATTENTION)),
     "SDPA efficient": through_autograd(partial(_sdpa, SDPBackend.EFFICIENT_ATTENTION)),
     "FlexAttention": through_autograd(_flex),
 }
 """The providers that ours are compared with, by name."""
+
+SLOW = ("flash_v1", "ring", "fp8")
+"""Kernels of ours that a run times last at each shape."""
+
+
+def in_order(specs: Sequence[str]) -> list[str]:
+    """Return the names of all providers in the order in which they are timed.
+
+    The others come first, so that the ratio of each kernel of ours is known as soon as it is timed.
+    """
+    return [*OTHERS, *sorted(specs, key=SLOW.__contains__)]
+
+
+def provider(name: str) -> Provider:
+    """Return one of the others, or that of the kernel which ``name`` is the SPEC of. Raises SpecError."""
+    return OTHERS[name] if name in OTHERS else ours(name)

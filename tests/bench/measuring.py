@@ -1,0 +1,96 @@
+"""What is done on the GPU, in processes of their own: kernels are compiled ahead of time, and then timed."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from multiprocessing.sharedctypes import Synchronized
+
+import torch
+from torch import Tensor
+from triton.testing import do_bench
+
+from tests.bench import clocks, roofline
+from tests.bench.clocks import Clocks
+from tests.bench.providers import Provider, provider
+from tests.bench.roofline import Ceiling, Timer
+from tests.bench.shapes import DIRECTIONS, Shape
+from tests.bench.timings import Row, Times, Timing
+
+
+def tensors(shape: Shape, device: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return q, k, v and dout of a shape, from the same seed each time."""
+    made = torch.Generator(device).manual_seed(0)
+
+    def tensor(heads: int, length: int) -> Tensor:
+        size = (shape.batch, heads, length, shape.head_dim)
+        return torch.randn(size, generator=made, device=device, dtype=torch.bfloat16)
+
+    queries, keys = (shape.heads_q, shape.seqlen_q), (shape.heads_kv, shape.seqlen_k)
+    return tensor(*queries), tensor(*keys), tensor(*keys), tensor(*queries)
+
+
+def compile_ahead(jobs: Sequence[tuple[Shape, str]], counter: "Synchronized[int]") -> Iterator[int]:
+    """Call providers at shapes once, and yield the number of each such job when it is done.
+
+    What they compile stays in the caches that Triton and torch keep on disk, where the process that times them finds
+    it. Several processes share the jobs: ``counter`` is the number of the next one that nobody has taken.
+    """
+    while True:
+        with counter.get_lock():
+            number = counter.value
+            counter.value += 1
+        if number >= len(jobs):
+            return
+        shape, name = jobs[number]
+        with suppress(Exception):  # it is raised again, and told, when the provider is timed
+            calls = provider(name)(shape, *tensors(shape, "cuda"))
+            for call in filter(None, calls):
+                call()
+            torch.cuda.synchronize()
+        torch.cuda.empty_cache()  # other processes need the memory
+        yield number
+
+
+def time_all(
+    chosen: Sequence[Shape],
+    providers: Mapping[str, Provider],
+    device: str,
+    timer: Timer,
+    read_clocks: Callable[[], Clocks | None],
+) -> Iterator[Row]:
+    """Time every provider at every shape; for one that refuses a shape, or runs out of memory, yield the reason."""
+    for shape in chosen:
+        inputs = tensors(shape, device)
+        for name, calls_at in providers.items():
+            yield tuple(_timing(shape, d, name, calls_at, inputs, timer, read_clocks) for d in DIRECTIONS)
+
+
+def _timing(
+    shape: Shape,
+    direction: str,
+    name: str,
+    calls_at: Provider,
+    inputs: tuple[Tensor, Tensor, Tensor, Tensor],
+    timer: Timer,
+    read_clocks: Callable[[], Clocks | None],
+) -> Timing:
+    try:
+        call = getattr(calls_at(shape, *inputs), direction)
+        if call is None:
+            return Timing(shape, direction, name, None, "no backward")
+        return Timing(shape, direction, name, timer(call), clocks=read_clocks())
+    except Exception as error:  # whatever way others refuse a shape in
+        return Timing(shape, direction, name, None, f"{type(error).__name__}: {error}"[:300])
+
+
+def measure(chosen: Sequence[Shape], names: Sequence[str], rep: int) -> Iterator[Ceiling | Row]:
+    """Yield the ceiling of the GPU, and then the rows of all providers at each shape in turn.
+
+    Each call is repeated for ``rep`` milliseconds, and the L2 cache is emptied before each repetition.
+    """
+
+    def timer(call: Callable[[], object]) -> Times:
+        return Times.of(do_bench(call, rep=rep, return_mode="all"))
+
+    yield roofline.measured("cuda", timer)
+    read_clocks, _ = clocks.reader()
+    yield from time_all(chosen, {name: provider(name) for name in names}, "cuda", timer, read_clocks)
