@@ -85,6 +85,7 @@ class Bench:
     def finish(self, why: str, environment: dict[str, str], folder: Path) -> None:
         """Print the tables and write the files; ``why`` the rest is not measured, if there is any."""
         timings = [*self.timings, *not_reached(self.chosen, self.providers, self.timings, why)]
+        print()
         for lines in tables(timings, self.providers, self.ceiling):
             print(*lines, "", sep="\n")
         for line in (*legend(timings), *left_out(timings, self.providers), *refusals(timings)):

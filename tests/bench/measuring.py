@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from multiprocessing.sharedctypes import Synchronized
 
 import torch
@@ -9,8 +10,7 @@ from torch import Tensor
 from triton.testing import do_bench
 
 from tests.bench import clocks, roofline
-from tests.bench.clocks import Clocks
-from tests.bench.providers import Provider, provider
+from tests.bench.providers import Calls, Provider, provider
 from tests.bench.roofline import Ceiling, Timer
 from tests.bench.shapes import DIRECTIONS, Shape
 from tests.bench.timings import Row, Times, Timing
@@ -51,33 +51,20 @@ def compile_ahead(jobs: Sequence[tuple[Shape, str]], counter: "Synchronized[int]
 
 
 def time_all(
-    chosen: Sequence[Shape],
-    providers: Mapping[str, Provider],
-    device: str,
-    timer: Timer,
-    read_clocks: Callable[[], Clocks | None],
+    chosen: Sequence[Shape], providers: Mapping[str, Provider], device: str, timer: Timer
 ) -> Iterator[Row]:
     """Time every provider at every shape; for one that refuses a shape, or runs out of memory, yield the reason."""
     for shape in chosen:
         inputs = tensors(shape, device)
         for name, calls_at in providers.items():
-            yield tuple(_timing(shape, d, name, calls_at, inputs, timer, read_clocks) for d in DIRECTIONS)
+            calls = partial(calls_at, shape, *inputs)
+            yield tuple(_timing(shape, direction, name, calls, timer) for direction in DIRECTIONS)
 
 
-def _timing(
-    shape: Shape,
-    direction: str,
-    name: str,
-    calls_at: Provider,
-    inputs: tuple[Tensor, Tensor, Tensor, Tensor],
-    timer: Timer,
-    read_clocks: Callable[[], Clocks | None],
-) -> Timing:
+def _timing(shape: Shape, direction: str, name: str, calls: Callable[[], Calls], timer: Timer) -> Timing:
     try:
-        call = getattr(calls_at(shape, *inputs), direction)
-        if call is None:
-            return Timing(shape, direction, name, None, "no backward")
-        return Timing(shape, direction, name, timer(call), clocks=read_clocks())
+        call = getattr(calls(), direction)
+        return Timing(shape, direction, name, timer(call) if call else None, "" if call else "no backward")
     except Exception as error:  # whatever way others refuse a shape in
         return Timing(shape, direction, name, None, f"{type(error).__name__}: {error}"[:300])
 
@@ -87,10 +74,10 @@ def measure(chosen: Sequence[Shape], names: Sequence[str], rep: int) -> Iterator
 
     Each call is repeated for ``rep`` milliseconds, and the L2 cache is emptied before each repetition.
     """
+    read_clocks, _ = clocks.reader()
 
     def timer(call: Callable[[], object]) -> Times:
-        return Times.of(do_bench(call, rep=rep, return_mode="all"))
+        return Times.of(do_bench(call, rep=rep, return_mode="all"), read_clocks())
 
     yield roofline.measured("cuda", timer)
-    read_clocks, _ = clocks.reader()
-    yield from time_all(chosen, {name: provider(name) for name in names}, "cuda", timer, read_clocks)
+    yield from time_all(chosen, {name: provider(name) for name in names}, "cuda", timer)

@@ -23,31 +23,32 @@ def gather(parts: Sequence[Callable[[], Iterable[Made]]], left: Callable[[], flo
         parts: functions without arguments.
         left: returns the seconds that are left, infinite if there is no limit.
     """
-    running = {}
+    processes, pipes = [], []
     try:
         for part in parts:
             ours, theirs = CONTEXT.Pipe(duplex=False)
             process = CONTEXT.Process(target=_send, args=(part, theirs))
             process.start()
             theirs.close()
-            running[ours] = process
-        while running and (seconds := left()) > 0:
-            ready = wait([*running], None if math.isinf(seconds) else seconds)
-            for ours in [each for each in running if each in ready]:
+            processes.append(process)
+            pipes.append(ours)
+        while pipes and (seconds := left()) > 0:
+            ready = wait(pipes, None if math.isinf(seconds) else seconds)
+            for pipe in [each for each in pipes if each in ready]:
                 try:
-                    yield ours.recv()
-                except (EOFError, OSError):  # the process has ended, or has been killed as it sent something
-                    running.pop(ours).join()
+                    yield pipe.recv()
+                except (EOFError, OSError):  # the end, or the process was killed as it sent something
+                    pipes.remove(pipe)
     finally:
-        for process in running.values():
+        for process in processes:
             process.kill()
-        for process in running.values():
+        for process in processes:
             process.join()
 
 
 def _send(part: Callable[[], Iterable[Made]], theirs: "Connection[Made, None]") -> None:
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C goes to all processes, and the first one ends the others
+    # Ctrl-C goes to all processes; the first one ends the others.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     for made in part():
         theirs.send(made)
+    theirs.close()  # what torch does at the end of a process takes a while, and nobody waits for it

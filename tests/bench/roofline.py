@@ -47,12 +47,15 @@ class Ceiling:
 
 
 def measured(device: str, timer: Timer, side: int = SIDE, copied: int = BYTES) -> Ceiling:
-    """Time the product and the copy. Data are normal, as in the calls: the power that a product takes depends on it."""
-    a, b = torch.randn(2, side, side, device=device, dtype=torch.bfloat16)
-    product = torch.empty_like(a)
+    """Time the copy and the product.
+
+    The data of the product are normal, as in the calls, because its power depends on them. The copy comes first, and a
+    GPU that was idle has raised its clocks when the product is timed.
+    """
     source = torch.zeros(copied, device=device, dtype=torch.uint8)
     target = torch.empty_like(source)
-    return Ceiling(
-        tflops=2 * side**3 / timer(lambda: torch.matmul(a, b, out=product)).median / 1e9,
-        terabytes_per_second=2 * copied / timer(lambda: target.copy_(source)).median / 1e9,
-    )
+    copy = timer(lambda: target.copy_(source))
+    a, b = torch.randn(2, side, side, device=device, dtype=torch.bfloat16)
+    out = torch.empty_like(a)
+    product = timer(lambda: torch.matmul(a, b, out=out))
+    return Ceiling(2 * side**3 / product.median / 1e9, 2 * copied / copy.median / 1e9)

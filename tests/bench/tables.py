@@ -1,6 +1,6 @@
 """Timings as text: a line for each row when it is measured, and tables at the end."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from tests.bench.providers import OTHERS
 from tests.bench.roofline import Ceiling
@@ -16,19 +16,18 @@ from tests.bench.timings import (
 from tests.harness.table import table
 
 UNCERTAIN = "~"
-LEGEND = {
-    UNCERTAIN: f"the middle half of the times spreads by more than ±{LARGE_SPREAD:.0%} around the median, or there "
-    f"were fewer than {FEWEST_CALLS} calls: the last digit of the ratio means nothing",
-    **dict.fromkeys(NOT_REACHED, "not measured, because the run ended before"),
-}
-"""What marks in the cells of tables mean."""
+"""The mark of a time that is uncertain."""
+LEGEND = (
+    f"{UNCERTAIN}: the middle half of the times spreads by more than ±{LARGE_SPREAD:.0%} around the median, or "
+    f"there were fewer than {FEWEST_CALLS} calls; the last digit of the ratio means nothing"
+)
 ROOFLINE = "roofline"
 
 
 def heading(shape: Shape, ceiling: Ceiling) -> str:
     """Return the line above the rows of a shape."""
     attainable = ", ".join(f"{digits(ceiling.attainable(shape, d))} {d}" for d in DIRECTIONS)
-    return f"{shape.series}, {shape.lengths}: {shape.sizes}; {ROOFLINE} {attainable}"
+    return f"{shape.series}, {shape.lengths}: {shape.sizes}; in TFLOPS (ratio), {ROOFLINE} {attainable}"
 
 
 def row_line(row: Row, at_shape: Sequence[Timing], seconds_left: float) -> str:
@@ -54,16 +53,19 @@ def digits(tflops: float) -> str:
     return f"{tflops:.{0 if tflops >= 100 else 2 if tflops < 10 else 1}f}"
 
 
-def _cell(timing: Timing | None, at_shape: Sequence[Timing]) -> str:
-    if timing is None or not timing.times:
-        return timing.refusal if timing and timing.refusal in NOT_REACHED else "-"
+def _cell(timing: Timing, at_shape: Iterable[Timing]) -> str:
+    if not timing.times:
+        return timing.refusal if timing.refusal in NOT_REACHED else "-"
     best = best_of_others(t for t in at_shape if t.direction == timing.direction)
     ratio = f" ({timing.tflops / best:.2f})" if best and timing.provider not in OTHERS else ""
     return f"{digits(timing.tflops)}{UNCERTAIN * timing.times.is_uncertain}{ratio}"
 
 
 def tables(timings: Sequence[Timing], providers: Sequence[str], ceiling: Ceiling | None) -> list[list[str]]:
-    """Make a table, as lines, for each series and direction: TFLOPS, and for ours the ratio to the best other."""
+    """Make a table, as lines, for each series and direction: TFLOPS, and for ours the ratio to the best other.
+
+    There is a timing of each provider at each shape. Shapes at which none was timed are left out.
+    """
     made = []
     for series, direction in dict.fromkeys((t.shape.series, t.direction) for t in timings):
         columns: dict[Shape, dict[str, Timing]] = {}
@@ -75,10 +77,10 @@ def tables(timings: Sequence[Timing], providers: Sequence[str], ceiling: Ceiling
         }
         if columns:
             rows = [
-                (name, *(_cell(column.get(name), [*column.values()]) for column in columns.values()))
+                (name, *(_cell(column[name], column.values()) for column in columns.values()))
                 for name in providers
-                if any(_is_told(column.get(name)) for column in columns.values())
             ]
+            rows = [row for row in rows if {*row[1:]} != {"-"}]
             if ceiling:
                 rows.append((ROOFLINE, *(digits(ceiling.attainable(shape, direction)) for shape in columns)))
             title = f"{direction}: {next(iter(columns)).sizes}"
@@ -86,16 +88,10 @@ def tables(timings: Sequence[Timing], providers: Sequence[str], ceiling: Ceiling
     return made
 
 
-def _is_told(timing: Timing | None) -> bool:
-    return timing is not None and (timing.times is not None or timing.refusal in NOT_REACHED)
-
-
 def legend(timings: Sequence[Timing]) -> Iterator[str]:
-    """Yield a line for each mark that the tables have."""
-    marks = {t.refusal for t in timings} | {UNCERTAIN for t in timings if t.times and t.times.is_uncertain}
-    for mark, meaning in LEGEND.items():
-        if mark in marks:
-            yield f"{mark}: {meaning}"
+    """Yield what the mark means, if a cell of the tables has it."""
+    if any(t.times and t.times.is_uncertain for t in timings):
+        yield LEGEND
 
 
 def left_out(timings: Sequence[Timing], providers: Sequence[str]) -> Iterator[str]:

@@ -27,18 +27,22 @@ NOT_REACHED = (TIME_UP, INTERRUPTED, DIED)
 
 @dataclass(frozen=True)
 class Times:
-    """Median and quartiles in milliseconds of so many calls."""
+    """Median and quartiles in milliseconds of so many calls.
+
+    ``clocks`` were read as soon as the calls had ended; None if they cannot be read.
+    """
 
     median: float
     lower: float
     upper: float
     calls: int
+    clocks: Clocks | None = None
 
     @classmethod
-    def of(cls, times: Sequence[float]) -> "Times":
+    def of(cls, times: Sequence[float], clocks: Clocks | None) -> "Times":
         """Summarise the milliseconds of each call."""
         lower, median, upper = np.quantile(times, (0.25, 0.5, 0.75)).tolist()
-        return cls(median, lower, upper, len(times))
+        return cls(median, lower, upper, len(times), clocks)
 
     @property
     def spread(self) -> float:
@@ -53,17 +57,18 @@ class Times:
 
 @dataclass(frozen=True)
 class Timing:
-    """One direction of one provider at one shape: its times, or in ``refusal`` why there are none.
-
-    ``clocks`` were read as soon as the calls had ended; None if they cannot be read.
-    """
+    """One direction of one provider at one shape: its times, or in ``refusal`` why there are none."""
 
     shape: Shape
     direction: str
     provider: str
     times: Times | None
     refusal: str = ""
-    clocks: Clocks | None = None
+
+    @property
+    def clocks(self) -> Clocks | None:
+        """What was read as its calls ended."""
+        return self.times.clocks if self.times else None
 
     @property
     def tflops(self) -> float:
