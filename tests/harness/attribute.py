@@ -288,13 +288,16 @@ def _spoils_also(
 
     Numbers may hide wrong tensors by chance, so several are tried: in a case that has no more than the bug needs, and
     in one that lacks a needed field. A bug that makes out wrong does not make gradients wrong where out is right.
-    ``known`` are all known bugs: tensors that one of these makes wrong only in more rows are not this one's.
+    ``known`` are all known bugs: tensors that one of these makes wrong only in more rows are not this one's. There is
+    no gradient of a bias without one, so that a case which shows dbias keeps its bias.
     """
     wrong, needs = wrong_tensors(beside.finding), [need for need in bug.needs if need.name not in LENGTHS]
     if not needs or not are_kindred(set(bug.tensors), wrong):
         return False
     f = bug.failure
-    own = wrong_with_ordinary_numbers(f.law, f.case, f.finding, run, capabilities, bug.needs)
+    kept = ("bias",) if "dbias" in wrong else ()
+    with_it = replace(f.case, bias=beside.case.bias) if kept else f.case
+    own = wrong_with_ordinary_numbers(f.law, with_it, f.finding, run, capabilities, bug.needs)
     of_others = {tensor for x in brought_in(f.case, known) for tensor in x.tensors}
     if own and not wrong <= own - of_others:
         return False
@@ -309,7 +312,7 @@ def _spoils_also(
     def fails(case: Case) -> bool:
         return any(with_some_numbers(case))
 
-    bare = with_no_more_than([need.name for need in needs], beside.case)
+    bare = with_no_more_than([*(need.name for need in needs), *kept], beside.case)
     return (
         capabilities.admits(bare)
         and wrong in with_some_numbers(bare)

@@ -182,6 +182,34 @@ class TestSpoiledByOtherNumbers:
         assert blamed.tensors == ("out",)
 
 
+class TestTheGradientOfABias:
+    """A soft-cap is wrong. Its smallest case has no bias, so that it cannot show whether dbias is wrong as well."""
+
+    CASE = Case(seqlen_q=9, seqlen_k=9, softcap=20.0, bias="full")
+    CLAIMS = replace(CLAIMS, softcap=(0.0, 1.5, 20.0), bias=("none", "full"), bias_gradient=True)
+    KNOWN = bug(Case(softcap=1.5), ("lse", "out"), Need("softcap", (1.5,), (0.0,)))
+
+    def blamed(self, shows_in_dbias: Callable[[Case], bool]) -> list[Bug]:
+        """Return the known bug with all tensors that it is blamed for, once dbias is wrong beside out."""
+
+        def run(law: str, case: Case, ignored: frozenset[str]) -> Finding | None:
+            of_cap = ("out", "lse") if case.softcap else ()
+            of_bias = ("dbias",) if case.bias != "none" and shows_in_dbias(case) else ()
+            return wrong(*(x for x in (*of_cap, *of_bias) if x not in ignored))
+
+        found = run("backward", self.CASE, frozenset())
+        assert found is not None
+        return attribute(Broken("backward", self.CASE, found), [self.KNOWN], run, self.CLAIMS).blamed
+
+    def test_is_of_a_bug_that_it_shows_whenever_there_is_a_bias(self) -> None:
+        (blamed,) = self.blamed(lambda case: bool(case.softcap))
+        assert blamed.tensors == ("dbias", "lse", "out")
+
+    def test_is_of_another_bug_if_it_is_wrong_without_what_that_one_needs(self) -> None:
+        (blamed,) = self.blamed(lambda case: True)
+        assert blamed.tensors == ("lse", "out")
+
+
 class TestCallsInOtherLayouts:
     """A law that makes a v of its own calls the kernel with k and v in two layouts, whatever those of the case are."""
 
