@@ -176,11 +176,15 @@ def with_every_key_seen(p: Problem) -> Problem:
 def pool(trial: Trial, p: Problem, new: int = 0) -> tuple[list[int], Pages]:
     """Return a random number of keys of each sequence, of which the last ``new`` are its own, and all keys in pages.
 
-    In half of the cases pages have the smallest size that is claimed, since the keys of a case seldom fill two pages of
-    a large one.
+    In most cases pages are smaller than the case has keys, as far as such a size is claimed, since a bug that takes one
+    page for another needs two of a sequence.
     """
     claimed, chance = trial.kernel.capabilities, trial.chance("page size")
-    page_size = chance.choice((min(claimed.page_sizes), chance.choice(claimed.page_sizes)))
+    sizes, smallest = claimed.page_sizes, min(claimed.page_sizes)
+    several = [size for size in sizes if size < p.k.shape[2]] or [smallest]
+    page_size = chance.choice(
+        (smallest, chance.choice(sizes), chance.choice(several), chance.choice(several))
+    )
     tile = chance.choice((page_size, tile_of(trial, "block_n")))
     lengths = some_lengths(trial, tile, p.k, new)
     layouts = [layout for layout in ("contiguous", "bnhd") if layout in claimed.layouts]
