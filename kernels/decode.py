@@ -336,9 +336,9 @@ APPENDED_ROWS = 16
 KEYS_PER_SPLIT = 128
 """Keys of each split if ``splits`` is not given and no more than ``MOST_SPLITS`` splits come of it."""
 
-MOST_SPLITS = 32
-"""The most splits if ``splits`` is not given. Eight key heads of one sequence are then attended by 256 programs, two
-for each multiprocessor of a Hopper."""
+MOST_SPLITS = 16
+"""The most splits if ``splits`` is not given. Eight key heads of one sequence are then attended by 128 programs, nearly
+one for each multiprocessor of a Hopper."""
 
 _LARGEST_TILE = {512: (16, 64)}
 """Largest (BLOCK_OWN, BLOCK_LOOP) that does not spill registers, by bytes in a row of HEAD_DIM elements. Larger launch
@@ -480,7 +480,7 @@ def _constants(block_m: int, block_n: int, q: Tensor) -> dict[str, Any]:
         "MERGED_ROWS": 16 if INTERPRETED.value else 4,
         "MERGED_SPLITS": 2 if INTERPRETED.value else 16,
         "num_warps": 8 if own == 64 or row_bytes == 1024 else 4,
-        "num_stages": 2,
+        "num_stages": 3 if row_bytes <= 256 else 2,
     }
 
 

@@ -35,6 +35,7 @@ SPILLS: Mapping[str, Mapping[str, int]] = {
         "unaligned": 1624,
         "float32": 16,
         "sm_80": 32,
+        "sm_90 float16 head_dim=96": 8,
     },
     "flash_v3": {"gfx942": 936, "sm_80": 928},
     "flash_v3_gluon": {"head_dim=64": 112},
