@@ -1,5 +1,6 @@
 """What is done on the GPU, in processes of their own: kernels are compiled ahead of time, and then timed."""
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -28,12 +29,18 @@ def tensors(shape: Shape, device: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return tensor(*queries), tensor(*keys), tensor(*keys), tensor(*queries)
 
 
+def _leave_refusals_to_rows() -> None:
+    """Keep PyTorch from warning why a backend refuses a shape, which the end of a run tells once."""
+    warnings.filterwarnings("ignore", category=UserWarning, module=r"tests\.bench\.providers")
+
+
 def compile_ahead(jobs: Sequence[tuple[Shape, str]], counter: "Synchronized[int]") -> Iterator[int]:
     """Call providers at shapes once, and yield the number of each such job when it is done.
 
     What they compile stays in the caches that Triton and torch keep on disk, where the process that times them finds
     it. Several processes share the jobs: ``counter`` is the number of the next one that nobody has taken.
     """
+    _leave_refusals_to_rows()
     while True:
         with counter.get_lock():
             number = counter.value
@@ -74,6 +81,7 @@ def measure(chosen: Sequence[Shape], names: Sequence[str], rep: int) -> Iterator
 
     Each call is repeated for ``rep`` milliseconds, and the L2 cache is emptied before each repetition.
     """
+    _leave_refusals_to_rows()
     read_clocks, _ = clocks.reader()
 
     def timer(call: Callable[[], object]) -> Times:
