@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from kernels.contract import CLAIMS, Capabilities
 from reference.mask_pattern import MaskPattern
-from strategies.case import Case
+from strategies.case import OF_CALLS, Case
 from strategies.cases import BATCHES, GROUPS, HEADS_KV, Heads
 
 WHOLE_TILES = 16
@@ -49,7 +49,7 @@ def without_huge_strides(capabilities: Capabilities) -> Capabilities:
 
 
 def focused(capabilities: Capabilities, width: int, seed: object) -> Focus:
-    """Narrow the claims to one head_dim, one layout, one dropout_p and one value of each launch setting.
+    """Narrow the claims to one head_dim, layout, dropout_p and kind of call, and to one value of each launch setting.
 
     ``EXTRAS`` are left out but for a share that grows with ``width``, each by itself. Below ``WIDE`` one value is left.
 
@@ -59,7 +59,8 @@ def focused(capabilities: Capabilities, width: int, seed: object) -> Focus:
     from with less ``width`` is among what is drawn from with more, so that it is compiled already.
     """
     c = capabilities
-    axes = ("head_dims", "layouts", "dropout", *c.launch)
+    of_calls = [name for name in OF_CALLS if getattr(c, name)]
+    axes = ("head_dims", "layouts", "dropout", *of_calls, *c.launch)
     doubled = Counter(_chance(seed, "axes").choices(axes, k=width))
 
     def some(name: str, values: Sequence[T]) -> tuple[T, ...]:
@@ -68,11 +69,13 @@ def focused(capabilities: Capabilities, width: int, seed: object) -> Focus:
     layouts = some("layouts", without_huge_strides(c).layouts)
     if layouts == ("expanded_rows",):  # With rows that are all alike, dq and dk are 0.
         layouts = (c.layouts[0], *layouts)
+    narrow_calls: dict[str, Any] = {name: some(name, getattr(c, name)) for name in of_calls}
     narrow = replace(
         c,
         head_dims=some("head_dims", c.head_dims),
         layouts=_with_huge(c, layouts),
         dropout=some("dropout", c.dropout),
+        **narrow_calls,
         **_extras(c, width, seed),
         launch={name: some(name, values) for name, values in c.launch.items()},
     )

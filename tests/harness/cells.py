@@ -7,7 +7,7 @@ from typing import Any
 
 from kernels.contract import Capabilities
 from reference.mask_pattern import MaskPattern
-from strategies.case import DECLARED, LAYOUT_FIELDS, TENSORS, Case
+from strategies.case import DECLARED, LAYOUT_FIELDS, OF_CALLS, TENSORS, Case
 from strategies.cases import BATCHES, GROUPS, HEADS_KV, MAX_SEQLEN, SM_SCALES, TILES
 from strategies.padding import FAMILIES as PADDINGS
 from strategies.values import FAMILIES
@@ -80,7 +80,7 @@ def claimed(c: Capabilities) -> list[str]:
         "alibi_slopes": (False, *((True,) if c.alibi_slopes else ())),
         "bias": ("none", *c.bias),
         "sinks": (False, *((True,) if c.sinks else ())),
-        **{name: ("none", *getattr(c, name)) for name in ("ragged", "fp8_cache", "fp8_inputs", "rotary")},
+        **{name: ("none", *getattr(c, name)) for name in OF_CALLS},
         **dict.fromkeys(LAYOUT_FIELDS, c.layouts),
         **dict.fromkeys(VALUES, FAMILIES),
         **c.launch,

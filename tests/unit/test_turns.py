@@ -206,6 +206,14 @@ class TestFocus:
         assert {windows for windows, _ in counts} == {(0,), (0, 7), (0, 100)}
         assert {sinks for _, sinks in counts} == {False, True}
 
+    def test_the_narrowest_focus_has_one_kind_of_call_and_all_together_have_each(self) -> None:
+        claims = replace(CLAIMS, ragged=("cache", "paged", "append"), fp8_cache=("head", "page"))
+        narrow = [focused(claims, 0, number).capabilities for number in range(100)]
+        assert {c.ragged for c in narrow} == {(kind,) for kind in claims.ragged}
+        assert {c.fp8_cache for c in narrow} == {("head",), ("page",)}
+        wide = focused(claims, 100, 0).capabilities
+        assert (wide.ragged, wide.fp8_cache) == (claims.ragged, claims.fp8_cache)
+
     def test_the_fewer_extras_are_claimed_the_more_often_each_is_left(self) -> None:
         one = replace(CLAIMS, window=(0, 100))
         four = replace(one, sinks=True, alibi_slopes=True, softcap=(0.0, 30.0))
