@@ -9,6 +9,7 @@ import torch
 from openvino import opset13
 from torch import Tensor
 
+from kernels.claims import parse_claims
 from kernels.contract import AttentionKernel
 from kernels.public.bridge import COPIED, only_on_cpu
 from kernels.public.known_failures import ADDED_MASK
@@ -31,9 +32,9 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) 
 
 
 # The specification's code for "causal" is a lower triangle of ones (L, S), and its q, k and v have the same batch
-# dimensions "[N, ...]". numpy, through which tensors come, has no bfloat16.
+# dimensions "[N, ...]". The scale has q's type, so that it is rounded to it. numpy has no bfloat16.
 _CLAIMS = replace(COPIED, causal_alignment="top_left", dtypes=("float16", "float32"), grouped_heads=False)
-_CLAIMS = replace(_CLAIMS, backward=False)
+_CLAIMS = parse_claims(["float16:operand_rounding=2^-11"], replace(_CLAIMS, backward=False))
 KERNEL = AttentionKernel(name="openvino", forward=_forward, capabilities=_CLAIMS, known_failures=ADDED_MASK)
 
 UNAVAILABLE = only_on_cpu(KERNEL.name)
