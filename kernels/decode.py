@@ -337,8 +337,8 @@ KEYS_PER_SPLIT = 128
 """Keys of each split if ``splits`` is not given and no more than ``MOST_SPLITS`` splits come of it."""
 
 MOST_SPLITS = 16
-"""The most splits if ``splits`` is not given. Eight key heads of one sequence are then attended by 128 programs, nearly
-one for each multiprocessor of a Hopper."""
+"""The most splits if ``splits`` is not given. One sequence with eight key heads then has 128 programs, nearly one for
+each of the 132 multiprocessors of an H200."""
 
 _LARGEST_TILE = {512: (16, 64)}
 """Largest (BLOCK_OWN, BLOCK_LOOP) that does not spill registers, by bytes in a row of HEAD_DIM elements. Larger launch

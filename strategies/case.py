@@ -186,7 +186,7 @@ SIMPLEST: dict[str, Any] = {name: getattr(Case, name) for name in DECLARED}
 OPTIONS: dict[str, tuple[Any, ...]] = {name: x["tried"] for name, x in DECLARED.items() if x["tried"]}
 """The options of the call among these fields, with the values that tell whether an option matters."""
 OF_CALLS = ("ragged", "fp8_cache", "fp8_inputs", "rotary")
-"""The options that say what call a law makes which is no plain one."""
+"""The options that say which call is made by a law whose calls are not those of every kernel."""
 KINDS = tuple(name for name, values in OPTIONS.items() if len(values) > 1 and isinstance(SIMPLEST[name], str))
 """The options that have several kinds beside none, each of which is tried."""
 VERSION = max(x["since"] for x in DECLARED.values())

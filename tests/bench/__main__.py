@@ -64,7 +64,7 @@ class Bench:
             print(f"the other {len(self.jobs) - done} compile when they are timed")
 
     def measure(self, rep: int) -> None:
-        """Measure all rows in a process of their own, and print each as it comes."""
+        """Measure all rows in one other process, which the time limit can end, and print each as it comes."""
         started = time.perf_counter()
         for made in gather([partial(measure, self.chosen, self.providers, rep)], lambda: self.clock.left):
             if isinstance(made, Ceiling):

@@ -1,4 +1,4 @@
-"""What is done on the GPU, in processes of their own: kernels are compiled ahead of time, and then timed."""
+"""What the bench has other processes do on the GPU: they compile kernels ahead of time, and then one times them."""
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence

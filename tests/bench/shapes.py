@@ -34,10 +34,9 @@ class Shape:
         dk and dv. The lse is in float32, all else in bfloat16. A causal mask changes nothing: where there are as many
         queries as keys, some query sees each key.
         """
-        queries = (
-            self.batch * self.heads_q * self.seqlen_q
-        )  # of each: a row of q, out, dout and dq, and an lse
-        keys = self.batch * self.heads_kv * self.seqlen_k  # of each: a row of k, v, dk and dv
+        # Each query has a row in q, out, dout and dq, and an lse. Each key has a row in k, v, dk and dv.
+        queries = self.batch * self.heads_q * self.seqlen_q
+        keys = self.batch * self.heads_kv * self.seqlen_k
         of_each = 2 if direction == "forward" else 4
         return 2 * of_each * (queries + keys) * self.head_dim + 4 * queries
 

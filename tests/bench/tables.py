@@ -95,7 +95,7 @@ def legend(timings: Sequence[Timing]) -> Iterator[str]:
 
 
 def left_out(timings: Sequence[Timing], providers: Sequence[str]) -> Iterator[str]:
-    """Yield a line for each series and set of providers that was not measured because the run ended before."""
+    """Yield lines that name the shapes and providers which the run ended too early to measure, with the reason."""
     missing: dict[Shape, dict[str, str]] = {}
     for t in timings:
         if t.refusal in NOT_REACHED:

@@ -40,7 +40,7 @@ class Times:
 
     @classmethod
     def of(cls, times: Sequence[float], clocks: Clocks | None) -> "Times":
-        """Summarise the milliseconds of each call."""
+        """Return the median and the quartiles of the milliseconds that the calls took."""
         lower, median, upper = np.quantile(times, (0.25, 0.5, 0.75)).tolist()
         return cls(median, lower, upper, len(times), clocks)
 

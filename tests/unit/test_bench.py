@@ -326,7 +326,7 @@ class TestFiles:
 def two_then_silence(number: int) -> Iterator[int]:
     yield number
     yield number + 1
-    time.sleep(3600)
+    time.sleep(3600)  # as a call that hangs; ``gather`` kills the process when its time is up
 
 
 def one_then_a_crash() -> Iterator[int]:
