@@ -23,6 +23,7 @@ KERNEL = AttentionKernel(
     forward=_forward,
     capabilities=replace(
         CLAIMS,
+        dtypes=("float16", "bfloat16"),  # its tests have float16 alone
         # "If `None`, full causal attention is used"; q, k and v are `[B, T, ...]`.
         causal=(True,),
         unequal_lengths=False,

@@ -10,6 +10,7 @@ from kernels.contract import ANY_LAW, KnownFailure
 from kernels.pytorch import known_failures as pytorch
 
 _ON_CPU: dict[str, Any] = {"device": "cpu", "torch": ("",)}
+_ON_CUDA: dict[str, Any] = {"device": "cuda", "torch": ("",)}
 _ZEROS = dict.fromkeys(("q_values", "k_values", "v_values", "dout_values"), "zeros")
 _NAN_BEHIND: dict[str, Any] = {
     **_ZEROS,
@@ -19,6 +20,12 @@ _NAN_BEHIND: dict[str, Any] = {
     "spikes": ({"tensor": "k", "index": (0, 0, 1, 0), "value": "nan"},),
 }
 """A case in which the first of two rows must not see NaN, since a causal mask hides it."""
+
+
+def _spikes(**values: Any) -> tuple[dict[str, Any], ...]:
+    """Return spikes in the first element of tensors, given by their names."""
+    return tuple({"tensor": x, "index": (0, 0, 0, 0), "value": value} for x, value in values.items())
+
 
 FLASH_ON_CPU = tuple(
     known for known in pytorch.FLASH if known.device == "cpu" and known.laws != ("rejection",)
@@ -30,17 +37,21 @@ FLASH_ON_CUDA = tuple(
 )
 """Of functions that call PyTorch's flash kernel on a GPU."""
 
+CUDNN_ON_CUDA = tuple(known for known in pytorch.CUDNN if known.laws != ("rejection",))
+"""Of functions for which PyTorch takes cuDNN's kernel on a Hopper GPU."""
+
 CUDNN_SCALES = pytorch.CUDNN[:1]
 """Of cuDNN's attention, whoever calls it: a scale that is not positive."""
 
-ADDED_MASK = (
+ADDED_MASK = tuple(
     KnownFailure(
         what="limit: NaN or infinity behind the causal mask makes rows NaN that do not see it, as the mask is added",
         laws=("special",),
         case=_NAN_BEHIND,
         where={"causal": (True,)},
-        **_ON_CPU,
-    ),
+        **seen,
+    )
+    for seen in (_ON_CPU, _ON_CUDA)
 )
 
 JAX_XLA = (
@@ -64,13 +75,24 @@ ONNXRUNTIME = (
     ),
 )
 
-TORCH_MHA = (
+TORCH_MHA = tuple(
     KnownFailure(
-        what="limit of the adapter: its projections multiply NaN and infinity by 0",
-        laws=("special",),
-        case={**_ZEROS, "spikes": ({"tensor": "v", "index": (0, 0, 0, 0), "value": "inf"},)},
-        **_ON_CPU,
-    ),
+        what=f"limit of the adapter: its projections multiply NaN and infinity by 0, {come_from}",
+        laws=laws,
+        case={**_ZEROS, "heads_kv": 2, "spikes": spikes},
+        where=where,
+        **seen,
+    )
+    for seen in (_ON_CPU, _ON_CUDA)
+    for come_from, laws, spikes, where in (
+        ("which inputs have", ("special",), _spikes(v="inf"), {}),
+        (
+            "which scores that overflow make of one head",
+            ("forward", ANY_LAW),
+            _spikes(q=3e38, k=3e38),
+            {"may_overflow": (True,)},
+        ),
+    )
 )
 
 FLEX_COMPILED = (

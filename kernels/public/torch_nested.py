@@ -1,4 +1,4 @@
-"""PyTorch's ``scaled_dot_product_attention`` on nested tensors of the layout jagged. It has run on a CPU."""
+"""PyTorch's ``scaled_dot_product_attention`` on nested tensors of the layout jagged. It has run on a CPU and a GPU."""
 
 from dataclasses import replace
 from typing import Any
@@ -10,6 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from kernels.claims import parse_claims
 from kernels.contract import AttentionKernel
 from kernels.public.bridge import CLAIMS, packed
+from kernels.public.known_failures import FLASH_ON_CUDA
 
 
 def _forward(
@@ -25,16 +26,15 @@ def _forward(
 
 
 # The math backend rounds q and k after their scaling, the scores and the weights, all to 16 bits.
-_ROUNDED = parse_claims(["rounded_scores=true", "q_prescaled=true", "k_prescaled=true"], CLAIMS)
+_CLAIMS = parse_claims(["rounded_scores=true", "q_prescaled=true", "k_prescaled=true"], CLAIMS)
 KERNEL = AttentionKernel(
     name="torch_nested",
     forward=_forward,
+    known_failures=FLASH_ON_CUDA,
     capabilities=replace(
-        _ROUNDED,
-        # On a CPU: "Nested tensors for query / key are not supported when is_causal=True."
-        causal=(False,),
-        # "This path is currently not implemented for jagged layout NT."
-        grouped_heads=False,
+        _CLAIMS,
+        causal=(False,),  # on a CPU: "Nested tensors for query / key are not supported when is_causal=True."
+        grouped_heads=False,  # "This path is currently not implemented for jagged layout NT."
         ragged=("packed",),
     ),
 )

@@ -1,4 +1,4 @@
-"""transformers' ``eager_attention_forward`` of Llama, which most of its models share. It has run on a CPU."""
+"""transformers' ``eager_attention_forward`` of Llama, which most of its models share. It has run on a CPU and a GPU."""
 
 from dataclasses import replace
 from types import SimpleNamespace
