@@ -187,6 +187,8 @@ PROGRAMS_INTERPRETED = 2
 class _Settings(Settings):
     """Launch settings, checked: those of ``kernels.flash_v2`` with any block size, and those of this kernel."""
 
+    block_m: int = 128
+    num_stages: int = 2
     block_d: int = 128
     programs: int | None = None
     v_dtype: str = "input"

@@ -17,17 +17,18 @@ _SPILLS_OF_FLASH_V2 = {
     "sm_80 unaligned": 6176,  # loads one element wide, each with an address of its own
     "unaligned": 2784,
     "num_stages=1": 448,
-    "sm_100 masked": 472,  # a bias beside them, each of whose elements has an address of its own
+    "sm_100 masked": 512,  # a bias beside them, each of whose elements has an address of its own
     "masked": 304,  # Philox's words and products of twice their width, a window, and what changes scores
     "float32": 96,
     "sm_80": 64,
+    "sm_90": 16,
 }
 
 SPILLS: Mapping[str, Mapping[str, int]] = {
     "flash_v1": {"gfx942": 960, "unaligned": 3776, "float32": 544, "sm_90": 208, "sm_100": 64},
     "flash_v2": _SPILLS_OF_FLASH_V2,
     "flash_v2_atomic": {"gfx942": 492, "sm_100 unaligned": 2784, "unaligned": 1552},
-    "flash_v2_staged": {"gfx942": 828, "unaligned": 2040, "float32": 40, "sm_100": 16},
+    "flash_v2_staged": {"gfx942": 868, "unaligned": 2040, "float32": 40, "sm_90": 16, "sm_100": 16},
     "flash_v2_persistent": {"gfx942": 548, "unaligned": 432, "v_dtype=float8_e5m2": 256, "float32": 16},
     "decode": {
         "gfx942": 140,
@@ -40,7 +41,7 @@ SPILLS: Mapping[str, Mapping[str, int]] = {
     "flash_v3": {"gfx942": 936, "sm_80": 928},
     "flash_v3_gluon": {"head_dim=64": 112},
     "ring": _SPILLS_OF_FLASH_V2,
-    "varlen": {"gfx942": 908, "unaligned": 240, "masked": 128, "float32": 72},
+    "varlen": {"gfx942": 908, "unaligned": 240, "masked": 128, "float32": 72, "sm_90": 16},
 }
 """Bytes that a thread may spill, where that is more than none."""
 

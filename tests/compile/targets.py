@@ -69,6 +69,7 @@ def compiling_for(name: str) -> Iterator[list[Any]]:
     with (
         patch.object(triton.runtime.driver, "_active", driver),
         patch.object(JITFunction, "run", compile_only),
+        patch.object(torch.version, "hip", target.arch if target.backend == "hip" else None),
         patch.object(torch.cuda, "get_device_capability", lambda *_: target.capability),
         patch.object(torch.cuda, "get_device_properties", lambda *_: properties),
     ):
