@@ -122,6 +122,13 @@ class Case:
         return self.batch * self.heads_q * self.seqlen_q * self.seqlen_k
 
     @property
+    def longer(self) -> str:
+        """Which tensor has more rows, "q" or "k"; "" where both have as many."""
+        if self.seqlen_q == self.seqlen_k:
+            return ""
+        return "q" if self.seqlen_q > self.seqlen_k else "k"
+
+    @property
     def products(self) -> int:
         """Number of multiplications in a product of q and k, over all heads."""
         return self.scores * self.head_dim

@@ -6,12 +6,12 @@ from functools import partial
 from kernels.contract import AttentionKernel
 from kernels.public.bridge import COPIED, only_on_cuda
 from kernels.public.jax_xla import forward
-from kernels.public.known_failures import CUDNN_SCALES
+from kernels.public.known_failures import JAX_CUDNN
 
 KERNEL = AttentionKernel(
     name="jax_cudnn",
     forward=partial(forward, "cudnn"),
-    known_failures=CUDNN_SCALES,
+    known_failures=JAX_CUDNN,
     capabilities=replace(
         COPIED,
         # "cudnn supports only a subset of shapes/dtypes, and an exception will be thrown if its not supported":

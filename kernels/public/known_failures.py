@@ -4,6 +4,7 @@ What begins with "limit" is no bug: the package promises nothing there. Entries 
 mended, its stored case passes, and the run says that the entry has to go.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from kernels.contract import ANY_LAW, KnownFailure
@@ -11,6 +12,7 @@ from kernels.pytorch import known_failures as pytorch
 
 _ON_CPU: dict[str, Any] = {"device": "cpu", "torch": ("",)}
 _ON_CUDA: dict[str, Any] = {"device": "cuda", "torch": ("",)}
+_SMALL: dict[str, Any] = {"dtype": "float16", "head_dim": 64}
 _ZEROS = dict.fromkeys(("q_values", "k_values", "v_values", "dout_values"), "zeros")
 _NAN_BEHIND: dict[str, Any] = {
     **_ZEROS,
@@ -33,15 +35,47 @@ FLASH_ON_CPU = tuple(
 """Of functions that call PyTorch's ``scaled_dot_product_attention``, which takes its flash kernel on a CPU."""
 
 FLASH_ON_CUDA = tuple(
-    known for known in pytorch.FLASH if known.device == "cuda" and known.laws != ("rejection",)
+    known
+    for known in pytorch.FLASH
+    if known.device == "cuda" and known.laws != ("rejection",) and known is not pytorch.FLASH_PADDING
 )
 """Of functions that call PyTorch's flash kernel on a GPU."""
 
-CUDNN_ON_CUDA = tuple(known for known in pytorch.CUDNN if known.laws != ("rejection",))
-"""Of functions for which PyTorch takes cuDNN's kernel on a Hopper GPU."""
+TORCH_NESTED = tuple(known for known in FLASH_ON_CUDA if "dout_layout" not in known.where)
+"""Of an adapter that never gives the kernel a dout as it is."""
 
-CUDNN_SCALES = pytorch.CUDNN[:1]
-"""Of cuDNN's attention, whoever calls it: a scale that is not positive."""
+TORCH_VARLEN = (
+    *FLASH_ON_CUDA,
+    KnownFailure(
+        what="more queries than keys: a window to the left alone hides the last keys from the first rows, as a right"
+        " side without a limit becomes seqlen_k",
+        issue="https://github.com/Dao-AILab/flash-attention/issues/895",
+        laws=("forward", ANY_LAW),
+        case={
+            **_ZEROS,
+            "dtype": "bfloat16",
+            "seqlen_q": 107,
+            "seqlen_k": 100,
+            "window": 100,
+            "spikes": ({"tensor": "v", "index": (0, 0, 84, 15), "value": 1.0},),
+        },
+        where={"causal": (False,), "window": (2, 33, 100), "longer": ("q",)},
+        **_ON_CUDA,
+    ),
+)
+
+TRANSFORMERS_SDPA = (
+    *FLASH_ON_CPU,
+    *(known for known in pytorch.CUDNN if known.laws != ("rejection",)),
+    pytorch.EFFICIENT_INFINITY,
+)
+"""PyTorch takes its flash kernel on a CPU, and on a Hopper GPU cuDNN's, or in float32 the memory-efficient one."""
+
+JAX_CUDNN = (
+    replace(pytorch.CUDNN_SCALE, case={**_SMALL, "seqlen_q": 4, "seqlen_k": 4, "sm_scale": 0.0}, torch=("",)),
+    replace(pytorch.CUDNN_LAST_KEYS, torch=("",)),
+)
+"""Of cuDNN's attention as JAX calls it, which takes even lengths."""
 
 ADDED_MASK = tuple(
     KnownFailure(
@@ -107,5 +141,83 @@ FLEX_COMPILED = (
         },
         where={"dtype": ("float16", "bfloat16")},
         **_ON_CPU,
+    ),
+)
+
+
+def _huge(tensors: str, **where: Any) -> tuple[KnownFailure, ...]:
+    """Return what fails in Triton kernels that multiply 32-bit indices of rows by strides, which wraps past 2^31."""
+    return tuple(
+        KnownFailure(
+            what=f"{tensor} with element offsets past 2^31, each stride below it: they wrap in 32 bits, and illegal"
+            " memory is read",
+            laws=("forward", ANY_LAW),
+            case={**_SMALL, "seqlen_q": 16, "seqlen_k": 16, f"{tensor}_layout": "huge"},
+            where={f"{tensor}_layout": ("huge",), **where},
+            **_ON_CUDA,
+        )
+        for tensor in tensors
+    )
+
+
+PREFILLS = _huge("qkv")
+"""Of vLLM's and SGLang's prefills, which are nearly the same kernel."""
+
+SAGEATTENTION = (
+    *_huge("qk"),
+    *_huge("v", dtype=("float16",)),
+    KnownFailure(
+        what="without a causal mask, keys behind the last one count with a score of 0",
+        laws=("forward", ANY_LAW),
+        case={**_ZEROS, **_SMALL, "spikes": _spikes(v=1.0)},
+        where={"causal": (False,), "seqlen_k": pytorch.ending_in(64, range(1, 64))},
+        **_ON_CUDA,
+    ),
+    KnownFailure(
+        what="under a causal mask, a last tile of up to 64 queries reads the scale of keys that are not there, behind"
+        " the last one: NaN if that is there",
+        laws=("memory", ANY_LAW),
+        case={**_ZEROS, **_SMALL, "dtype": "bfloat16", "causal": True},
+        where={"causal": (True,), "seqlen_k": pytorch.ending_in(128, range(1, 65))},
+        **_ON_CUDA,
+    ),
+    KnownFailure(
+        what="k that is expanded over its rows raises an exception, as it is written to",
+        laws=("forward", ANY_LAW),
+        case={**_ZEROS, **_SMALL, "seqlen_k": 2, "k_layout": "expanded_rows"},
+        where={"k_layout": ("expanded", "expanded_rows")},
+        **_ON_CUDA,
+    ),
+    KnownFailure(
+        what="limit: float32 is answered in 16 bits, as weights and v are cast to float16",
+        laws=("exact",),
+        case={
+            **_ZEROS,
+            "head_dim": 64,
+            "seqlen_k": 128,
+            "spikes": ({"tensor": "v", "index": (0, 0, 47, 63), "value": 1.0},),
+        },
+        where={"dtype": ("float32",)},
+        **_ON_CUDA,
+    ),
+)
+
+FLAG_GEMS = (
+    KnownFailure(
+        what="past a ragged end a scale that is not positive gives NaN: -inf is scaled",
+        laws=("forward", ANY_LAW),
+        case={**_ZEROS, "dtype": "bfloat16", "sm_scale": 0.0},
+        where={"sm_scale": (0.0, -0.125, -1.0)},
+        **_ON_CUDA,
+    ),
+    *(
+        KnownFailure(
+            what=f"{tensor} whose heads lie otherwise than those of {other}: v is read by the strides of k",
+            laws=("forward", ANY_LAW),
+            case={**_SMALL, "heads_kv": 2, "seqlen_k": 2, f"{tensor}_layout": "bnhd"},
+            where={f"{tensor}_layout": ("bnhd", "packed", "gap", "expanded", "expanded_rows", "huge")},
+            **_ON_CUDA,
+        )
+        for tensor, other in ("kv", "vk")
     ),
 )

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from kernels.contract import AttentionKernel
 from kernels.public.bridge import CLAIMS, only_on_cuda
+from kernels.public.known_failures import SAGEATTENTION
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> tuple[Tensor, None]:
@@ -16,6 +17,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) 
 KERNEL = AttentionKernel(
     name="sageattention",
     forward=_forward,
+    known_failures=SAGEATTENTION,
     capabilities=replace(
         CLAIMS,
         # "headdim should be in [64, 96, 128]"

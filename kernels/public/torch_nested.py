@@ -10,7 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from kernels.claims import parse_claims
 from kernels.contract import AttentionKernel
 from kernels.public.bridge import CLAIMS, packed
-from kernels.public.known_failures import FLASH_ON_CUDA
+from kernels.public.known_failures import TORCH_NESTED
 
 
 def _forward(
@@ -30,7 +30,7 @@ _CLAIMS = parse_claims(["rounded_scores=true", "q_prescaled=true", "k_prescaled=
 KERNEL = AttentionKernel(
     name="torch_nested",
     forward=_forward,
-    known_failures=FLASH_ON_CUDA,
+    known_failures=TORCH_NESTED,
     capabilities=replace(
         _CLAIMS,
         causal=(False,),  # on a CPU: "Nested tensors for query / key are not supported when is_causal=True."

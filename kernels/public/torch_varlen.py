@@ -9,7 +9,7 @@ from torch.nn.attention.varlen import varlen_attn
 
 from kernels.contract import AttentionKernel
 from kernels.public.bridge import CLAIMS, only_on_cuda, packed
-from kernels.public.known_failures import FLASH_ON_CUDA
+from kernels.public.known_failures import TORCH_VARLEN
 
 _GROUPED: Any = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
 
@@ -26,7 +26,7 @@ def _forward(
 KERNEL = AttentionKernel(
     name="torch_varlen",
     forward=_forward,
-    known_failures=FLASH_ON_CUDA,
+    known_failures=TORCH_VARLEN,
     capabilities=replace(
         CLAIMS,
         dtypes=("float16", "bfloat16"),  # of FlashAttention, as the head dims are

@@ -23,7 +23,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) 
 KERNEL = AttentionKernel(
     name="transformers_sdpa",
     forward=_forward,
-    known_failures=(*known_failures.FLASH_ON_CPU, *known_failures.CUDNN_ON_CUDA),
+    known_failures=known_failures.TRANSFORMERS_SDPA,
     # Causal is the flag for a prefill; one that continues a cache comes with a mask. "Not in decoding phase (otherwise
     # we want full attention on the single query token)".
     capabilities=replace(SDPA, causal_unequal_lengths=False),

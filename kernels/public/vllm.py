@@ -9,6 +9,7 @@ from vllm.v1.attention.ops.triton_prefill_attention import context_attention_fwd
 
 from kernels.contract import AttentionKernel
 from kernels.public.bridge import CLAIMS, only_on_cuda, packed
+from kernels.public.known_failures import PREFILLS
 
 
 def _forward(
@@ -23,6 +24,7 @@ def _forward(
 KERNEL = AttentionKernel(
     name="vllm",
     forward=_forward,
+    known_failures=PREFILLS,
     capabilities=replace(
         CLAIMS,
         # "q, k, v: [b * s, head, head_dim]", of which one tensor of lengths and one of starts tell.

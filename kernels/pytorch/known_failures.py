@@ -4,6 +4,7 @@ The stored case of an entry, where it has one, was seen to fail there. ``where``
 say it: it may cover cases that hold.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 from kernels.contract import ANY_LAW, KnownFailure
@@ -23,6 +24,8 @@ _NOT_POSITIVE = (0.0, -0.125, -1.0)
 _UNALIGNED = ("gap", "offset")
 _GROUPED = tuple(range(2, 9))
 _PADDINGS = ("right", "left", "gap", "scattered")
+_LONGEST = 1024
+"""The longest sequence that an entry speaks of: more than is drawn."""
 _MULTIPLES_OF_8 = tuple(range(8, 257, 8))
 
 _SMALL: dict[str, Any] = {"dtype": "float16", "head_dim": 64, "seqlen_q": 3, "seqlen_k": 3}
@@ -30,6 +33,11 @@ _ZEROS: dict[str, Any] = {
     "dtype": "float16",
     **dict.fromkeys(("q_values", "k_values", "v_values", "dout_values"), "zeros"),
 }
+
+
+def ending_in(tile: int, rows: Iterable[int]) -> tuple[int, ...]:
+    """Return the lengths that leave one of these numbers of rows for a last tile, which is not full."""
+    return tuple(length for length in range(1, _LONGEST + 1) if length % tile in rows)
 
 
 def _in_last_of_two_keys(value: str) -> dict[str, Any]:
@@ -96,6 +104,15 @@ MATH = (
     ),
 )
 
+FLASH_PADDING = KnownFailure(
+    what="head_dim 1 after an elementwise operation on a transposed q: an exception, as q is padded in channels-last"
+    " order, so that its last dimension is not contiguous",
+    laws=("memory", "invariance"),
+    case={**_ZEROS, "group": 2, "seqlen_q": 2, "head_dim": 1, "q_layout": "bnhd"},
+    where={"head_dim": (1,), "q_layout": ("bnhd",)},
+    **_ON_H200,
+)
+"""Of the function that pads for the flash kernel, and not of the kernel."""
 
 FLASH = (
     *(
@@ -133,6 +150,7 @@ FLASH = (
         )
         for tensor, laws in _LAWS_BY_INPUT.items()
     ),
+    FLASH_PADDING,
     KnownFailure(
         what="v of another length than k is accepted",
         issue="https://github.com/pytorch/pytorch/pull/193728",
@@ -140,6 +158,14 @@ FLASH = (
         case=_ZEROS,
         **_ON_CPU,
     ),
+)
+
+EFFICIENT_INFINITY = KnownFailure(
+    what="float32: a key whose score is -inf makes its rows NaN",
+    laws=("special",),
+    case={**_SMALL, **_in_last_of_two_keys("inf"), "dtype": "float32", "seqlen_q": 2},
+    where={"dtype": ("float32",)},
+    **_ON_H200,
 )
 
 EFFICIENT = (
@@ -153,49 +179,121 @@ EFFICIENT = (
         )
         for tensor in "qkv"
     ),
-    KnownFailure(
-        what="float32: a key whose score is -inf makes its rows NaN",
-        laws=("special",),
-        case={**_SMALL, **_in_last_of_two_keys("inf"), "dtype": "float32", "seqlen_q": 2},
-        where={"dtype": ("float32",)},
-        **_ON_H200,
+    EFFICIENT_INFINITY,
+    *(
+        KnownFailure(
+            what=f"{name}: scores that overflow make a row NaN that sees no key, as the mask is added to them",
+            issue="https://github.com/pytorch/pytorch/issues/101967",
+            laws=laws,
+            case=case,
+            where={"dtype": ("bfloat16", "float32"), "may_overflow": (True,), **where},
+            **_ON_H200,
+        )
+        for name, laws, case, where in (
+            ("window", _FORWARD, None, {"window": PATTERNS["window"][1:]}),
+            (
+                "chunk",
+                _FORWARD,
+                {
+                    **_ZEROS,
+                    "dtype": "float32",
+                    "head_dim": 8,
+                    "seqlen_q": 18,
+                    "chunk": 16,
+                    "spikes": _overflow(row=17, key=0),
+                },
+                {"chunk": PATTERNS["chunk"][1:]},
+            ),
+            (
+                "key padding and a causal mask",
+                ("invariance", ANY_LAW),
+                {
+                    **_ZEROS,
+                    "dtype": "bfloat16",
+                    "head_dim": 8,
+                    "seqlen_k": 18,
+                    "causal": True,
+                    "key_padding": "left",
+                    "seed": 846,
+                    "spikes": ({"tensor": "q", "index": (0, 0, 0, 0), "value": 3.3895313892515355e38},),
+                },
+                {"key_padding": _PADDINGS, "causal": (True,)},
+            ),
+        )
     ),
-    KnownFailure(
-        what="padding and a causal mask: scores that overflow make a row NaN that sees no key, as a mask is added",
-        issue="https://github.com/pytorch/pytorch/issues/101967",
-        laws=_FORWARD,
-        case=None,
-        where={"dtype": ("float32",), "may_overflow": (True,), "key_padding": _PADDINGS, "causal": (True,)},
-        **_ON_H200,
-    ),
-    KnownFailure(
-        what="one query, or the one of the last tile, whose k and v are one head expanded, sees keys behind the causal"
-        " mask: kernel_forward.h drops the mask where there is 1 query, which is right for the other corner alone",
-        laws=_FORWARD,
-        kept=("backward",),
-        case={
-            **_ZEROS,
-            "dtype": "float32",
-            "head_dim": 8,
-            "seqlen_k": 2,
-            "causal": True,
-            "k_layout": "expanded",
-            "v_layout": "expanded",
-            "spikes": ({"tensor": "v", "index": (0, 0, 1, 7), "value": 1.0},),
-        },
-        where={"causal": (True,), "k_layout": ("expanded",), "v_layout": ("expanded",)},
-        **_ON_H200,
+    *(
+        KnownFailure(
+            what="one query, or the one of the last tile, whose k and v are one head expanded, takes heads for its rows"
+            f" (kernel_forward.h): {mistake}",
+            issue="https://github.com/pytorch/pytorch/issues/191937",
+            laws=_FORWARD,
+            kept=("backward",),
+            case={**_ZEROS, "k_layout": "expanded", "v_layout": "expanded", **case},
+            where={
+                "seqlen_q": ending_in(32, (1,)),
+                "k_layout": ("expanded", "expanded_rows"),
+                "v_layout": ("expanded", "expanded_rows"),
+                **where,
+            },
+            **_ON_H200,
+        )
+        for mistake, case, where in (
+            (
+                "the causal mask is dropped, which is right for the other corner alone",
+                {
+                    "dtype": "float32",
+                    "head_dim": 8,
+                    "seqlen_k": 2,
+                    "causal": True,
+                    "spikes": ({"tensor": "v", "index": (0, 0, 1, 7), "value": 1.0},),
+                },
+                {"causal": (True,)},
+            ),
+            (
+                "a bias, or another mask, is read beside its row, by the stride of heads",
+                {
+                    "head_dim": 184,
+                    "seqlen_q": 33,
+                    "seqlen_k": 4,
+                    "bias": "full",
+                    "spikes": ({"tensor": "v", "index": (0, 0, 3, 123), "value": 1.0},),
+                },
+                {},
+            ),
+        )
     ),
 )
 
+CUDNN_SCALE = KnownFailure(
+    what="a scale that is not positive gives NaN",
+    laws=_FORWARD,
+    case={**_SMALL, "sm_scale": 0.0},
+    where={"sm_scale": _NOT_POSITIVE},
+    **_ON_H200,
+)
+
+CUDNN_LAST_KEYS = KnownFailure(
+    what="dq is NaN in rows whose logits lie far below 0, where 64 keys are left for a last tile of 128: what fills"
+    " the tile counts with a score of 0",
+    issue="https://github.com/pytorch/pytorch/issues/196678",
+    case={
+        "dtype": "float16",
+        "head_dim": 64,
+        "seqlen_q": 4,
+        "seqlen_k": 64,
+        **dict.fromkeys(("q_values", "v_values", "dout_values"), "ones"),
+        "k_values": "negative",
+    },
+    where={
+        "seqlen_k": ending_in(128, (64,)),
+        "k_values": ("ones", "positive", "negative", "near_ties", "duplicates", "constant", "zeros"),
+    },
+    **_OF_GRADIENTS,
+    **_ON_H200,
+)
+
 CUDNN = (
-    KnownFailure(
-        what="a scale that is not positive gives NaN",
-        laws=_FORWARD,
-        case={**_SMALL, "sm_scale": 0.0},
-        where={"sm_scale": _NOT_POSITIVE},
-        **_ON_H200,
-    ),
+    CUDNN_SCALE,
     *(
         KnownFailure(
             what=f"{tensor} that is not aligned to 16 bytes gives NaN",
@@ -237,6 +335,7 @@ CUDNN = (
             ({"laws": ("invariance",)}, {"batch": (2, 3), "heads_kv": (2, 3)}),
         )
     ),
+    CUDNN_LAST_KEYS,
     KnownFailure(
         what="q with a stride of 0, and a head_dim of v of its own: an exception, as alloc_with_matching_layout"
         " (sdp_utils.h) takes that stride for 1 and gives out another last dimension, which cuDNN refuses",
