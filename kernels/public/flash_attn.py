@@ -26,7 +26,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, N
 
 
 _WINDOWS = (0, 2, 33, 100)
-# "fp16 and bf16", "all head dimensions up to 256"; "Anything > 0 activates softcapping attention"; a window is
+# "fp16 and bf16", "All head dimensions up to 256"; "Anything > 0 activates softcapping attention"; a window is
 # "[i + seqlen_k - seqlen_q - window_size[0], i + seqlen_k - seqlen_q + window_size[1]] inclusive".
 _CLAIMS = replace(
     CLAIMS, dtypes=("float16", "bfloat16"), head_dims=tuple(range(8, 257, 8)), softcap=(0.0, 20.0)

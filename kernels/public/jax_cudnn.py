@@ -14,8 +14,8 @@ KERNEL = AttentionKernel(
     known_failures=JAX_CUDNN,
     capabilities=replace(
         COPIED,
-        # "cudnn supports only a subset of shapes/dtypes, and an exception will be thrown if its not supported":
-        # check_is_flash_attention takes head dims that are multiples of 8, up to 128.
+        # "`cudnn` supports only a subset of shapes/dtypes, and an exception will be thrown if its not supported":
+        # check_is_flash_attention takes multiples of 8, up to 128 on every GPU.
         dtypes=("float16", "bfloat16"),
         head_dims=tuple(range(8, 129, 8)),
         # With gradients, version 0.11 refuses odd lengths: "Unsupported sequence length Q 49, KV 255."

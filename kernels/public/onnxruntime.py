@@ -15,8 +15,8 @@ def _forward(*qkv: Tensor, causal: bool, sm_scale: float, bias: Any = None, **ca
     return attention(*qkv, bias, is_causal=int(causal), scale=sm_scale, **cap)
 
 
-# "Scale Q, K by sqrt(scale) before matmul"; causal "reduces to the lower-triangular (top-left) mask"; of softmax, "the
-# same precision as the input of softmax (Q and K) is used"; "V: (..., kv_sequence_length, v_head_size)".
+# "scale `Q`, `K` by `sqrt(scale)` before matmul"; causal "reduces to the lower-triangular (top-left) mask"; in softmax,
+# "the same precision as the input of softmax (Q and K) is used"; v's last dimension is "v_head_size".
 _CLAIMS = ("rounded_scores=true", "sm_scale=positive", "causal_alignment=top_left", "dtypes=float16,float32")
 _INPUTS = ("v_head_dim=0,16,80", "softcap=0,20", "bias=all", "backward=false")
 _ALL = parse_claims([*_CLAIMS, *_INPUTS], COPIED)

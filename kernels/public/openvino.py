@@ -31,8 +31,8 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) 
     return torch.from_numpy(_model(q.dtype, q.shape[3], causal)(arrays)[0].copy()), None
 
 
-# The specification's code for "causal" is a lower triangle of ones (L, S), and its q, k and v have the same batch
-# dimensions "[N, ...]". The scale has q's type, so that it is rounded to it. numpy has no bfloat16.
+# "numpy.triu(Broadcast(ConvertLike(-inf, query), [L, S]), k=1)" is added if causal; q, k and v share "[N, ...]".
+# The scale has q's type, so that it is rounded to it. numpy has no bfloat16.
 _CLAIMS = replace(COPIED, causal_alignment="top_left", dtypes=("float16", "float32"), grouped_heads=False)
 _CLAIMS = parse_claims(["float16:operand_rounding=2^-11"], replace(_CLAIMS, backward=False))
 KERNEL = AttentionKernel(name="openvino", forward=_forward, capabilities=_CLAIMS, known_failures=ADDED_MASK)

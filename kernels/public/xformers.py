@@ -20,7 +20,7 @@ KERNEL = AttentionKernel(
     forward=_forward,
     capabilities=replace(
         CLAIMS,
-        # "Embedding dimension per head" is a multiple of 8 in its tests of all operators.
+        # Its operators refuse a head_dim in 16 bits if "query.shape[-1] % 8 != 0".
         head_dims=(16, 32, 64, 96, 128, 256),
         # "value: Tensor of shape [B, Mkv, H, Kv]"
         v_head_dim=(0, 32, 64, 128),
