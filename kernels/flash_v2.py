@@ -928,8 +928,9 @@ LAUNCH: Mapping[str, tuple[Any, ...]] = {
     "num_stages": (1, 2, 3),
     "precision": ("ieee", "tf32"),
 }
-"""Launch settings: block_m rows (of dk and dv: keys) of the tile that a program owns, block_n rows of each tile that it
-loops over, the depth of the loads' pipeline, and how float32 operands are multiplied."""
+"""Launch settings: block_m rows (of dk and dv: keys) of the tile that a program owns, 128 where rows have more than 256
+bytes; block_n rows of each tile that it loops over; the depth of the loads' pipeline; how float32 operands are
+multiplied."""
 
 FORWARD_TILES = {1024: (32, 32)}
 DK_DV_TILES = {256: (128, 32), 512: (32, 32), 1024: (32, 32)}
@@ -1156,7 +1157,8 @@ class Settings:
         """Return the constants that a kernel is compiled with for q; ``tiles`` is like ``FORWARD_TILES``."""
         padded = padded_head_dim(q.shape[3])
         row_bytes = padded * q.element_size()
-        own, loop = self.block_m, self.block_n
+        # Rows of more than 256 bytes take the registers of eight warps, which have 128 rows of a tile.
+        own, loop = self.block_m if row_bytes <= 256 else 128, self.block_n
         fma = q.dtype == torch.float32 and self.precision == "ieee"
         largest = _LARGEST_FMA_TILE if fma else tiles.get(row_bytes, (own, loop))
         if not INTERPRETED.value:

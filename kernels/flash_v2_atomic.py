@@ -195,9 +195,9 @@ def backward(
 
     dout, like q, is the gradient of out; out and lse are what ``forward`` returned. dk and dv are summed over
     the query heads that share a key head, in float32, and dq over the key tiles, in any order. Arguments and
-    errors are those of ``forward``; block_m counts keys and block_n queries.
+    errors are those of ``forward``; block_m counts keys and block_n queries. 128 keys and two stages are the default.
     """
-    chosen = Settings(**settings)
+    chosen = Settings(**{"block_m": 128, "num_stages": 2, **settings})
     check_inputs(q, k, v, causal, sm_scale)
     check_runnable(q)
     check_gradient_inputs(dout, q, out, lse)

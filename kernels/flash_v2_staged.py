@@ -122,7 +122,7 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """Return attention of q (batch, heads_q, seqlen_q, head_dim) to k and v (batch, heads_kv, seqlen_k, head_dim).
 
-    seqlen_q is a multiple of block_m and seqlen_k of block_n, and under a causal mask both are equal; head_dim is one
+    seqlen_q and seqlen_k are multiples of the rows of a tile, and under a causal mask both are equal; head_dim is one
     of ``HEAD_DIMS``. Other lengths and head dims raise NotImplementedError. There is no dropout, and no out_dtype.
     In all else it is ``kernels.flash_v2.forward``: what is returned, the launch settings, other errors.
     """
@@ -133,19 +133,16 @@ def forward(
     _, heads_kv, seqlen_k, _ = k.shape
     if head_dim not in HEAD_DIMS:
         raise NotImplementedError(f"q: got head_dim {head_dim}, expected one of {HEAD_DIMS}")
-    if seqlen_q % chosen.block_m:
-        raise NotImplementedError(
-            f"q: got seqlen_q {seqlen_q}, expected a multiple of block_m, {chosen.block_m}"
-        )
-    if seqlen_k % chosen.block_n:
-        raise NotImplementedError(
-            f"k: got seqlen_k {seqlen_k}, expected a multiple of block_n, {chosen.block_n}"
-        )
+    constants = chosen.constants(q, FORWARD_TILES)
+    for name, seqlen, tile in (("q", seqlen_q, "BLOCK_OWN"), ("k", seqlen_k, "BLOCK_LOOP")):
+        if seqlen % constants[tile]:
+            raise NotImplementedError(
+                f"{name}: got seqlen_{name} {seqlen}, expected a multiple of {constants[tile]}, the rows of a tile"
+            )
     if causal and seqlen_k != seqlen_q:
         raise NotImplementedError(f"k: got seqlen_k {seqlen_k}, expected q's {seqlen_q} under a causal mask")
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    constants = chosen.constants(q, FORWARD_TILES)
     del constants["MASK_COLS"]
     launch(
         _forward_kernel,

@@ -14,9 +14,9 @@ from tests.unit.calling import make
 @pytest.mark.parametrize(
     ("tensors", "launch", "message"),
     [
-        (make(127, 128), {}, "q: got seqlen_q 127, expected a multiple of block_m, 64"),
-        (make(64, 64), {"block_m": 128}, "q: got seqlen_q 64, expected a multiple of block_m, 128"),
-        (make(128, 96), {}, "k: got seqlen_k 96, expected a multiple of block_n, 64"),
+        (make(127, 128), {}, "q: got seqlen_q 127, expected a multiple of 64, the rows"),
+        (make(64, 64), {"block_m": 128}, "q: got seqlen_q 64, expected a multiple of 128, the rows"),
+        (make(128, 96), {}, "k: got seqlen_k 96, expected a multiple of 64, the rows"),
         (make(128, 256), {"causal": True}, "k: got seqlen_k 256, expected q's 128 under a causal mask"),
         (make(128, 128, 24), {}, r"q: got head_dim 24, expected one of \(16, 32, 64, 128, 256\)"),
     ],
