@@ -439,9 +439,11 @@ def gradients_of_keys(
     dk = tl.full([BLOCK_KEYS, HEAD_DIM], 0.0, tl.float32)
     dv = tl.full([BLOCK_KEYS, HEAD_DIM], 0.0, tl.float32)
     for cut in tl.static_range(2):
-        # One loop runs over heads and tiles, because nested loops take more registers, which spill.
-        tiles_per_head = cut_tiles if cut else whole_tiles
-        for index in range(group * tiles_per_head):
+        # One loop runs over heads and tiles, because nested loops take more registers, which spill. A pipelined loop
+        # divides for its first steps before it knows whether there are any, so the divisor must not be 0.
+        steps = group * (cut_tiles if cut else whole_tiles)
+        tiles_per_head = tl.maximum(cut_tiles if cut else whole_tiles, 1)
+        for index in range(steps):
             member = index // tiles_per_head
             if cut:
                 tile = first + index % tiles_per_head
@@ -868,7 +870,7 @@ def _dbias_kernel(
     keys = start_n + tl.arange(0, BLOCK_LOOP)
     in_keys = keys < seqlen_k
     offset = seqlen_k - seqlen_q
-    tiles = tiles_q if SUM_ROWS else 1
+    tiles = tl.maximum(tiles_q, 1) if SUM_ROWS else 1  # a tile past the last row adds nothing
     total = tl.full([BLOCK_OWN, BLOCK_LOOP], 0.0, tl.float32)
     for index in range(sequences * heads * tiles):
         batch = first_batch + index // (heads * tiles)
