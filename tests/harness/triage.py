@@ -18,6 +18,7 @@ from tests.harness.child import HarnessError, OutOfTime
 from tests.harness.elsewhere import Closed
 from tests.harness.explain import COMES_AND_GOES, HOLDS_ALONE, Explanation
 from tests.harness.investigate import Investigation
+from tests.harness.known import meets
 from tests.harness.known_bugs import KnownBugs
 from tests.harness.plainly import by_forward, by_its_calls, is_plain, plainly
 from tests.harness.precision import FEWEST_KEYS
@@ -244,7 +245,10 @@ class Triage:
         run = self._asked_about(broken.finding, explained=bool(broken.finding.explained_by))
         capabilities = self.runs.claims_of(broken.law)
         try:
-            outcome = attribute(plainly(broken, run, capabilities), known, run, capabilities)
+            told = plainly(broken, run, capabilities)
+            if told.case != broken.case and self._is_known_failure(told):
+                return None
+            outcome = attribute(told, known, run, capabilities)
         except OutOfTime:
             alike = [
                 bug
@@ -259,6 +263,11 @@ class Triage:
                 self.known.add(bug)
             self.known.blame(bug, broken.law, broken.case, broken.finding.tensor)
         return outcome.rest
+
+    def _is_known_failure(self, call: Broken) -> bool:
+        """Whether a call that a comparing law makes meets a known failure, which the case of the law does not meet."""
+        known = self.runs.info.known_failures
+        return any(each.breaks(call.law) and meets(call.case, each) for each in known)
 
     def _asked_about(self, finding: Finding, *, explained: bool) -> Try:
         """Return what tells what is wrong in other cases than that of a finding; ``explained`` as in ``Runs.asked``."""

@@ -255,6 +255,15 @@ class TestSubject:
         (seen,) = subject.known.seen.values()
         assert seen.names(0) == ("backward", "forward")
 
+    def test_a_call_of_a_comparing_law_that_meets_a_known_failure_is_not_told(
+        self, subject_of: SubjectOf
+    ) -> None:
+        subject = subject_of("KNOWN_FOR_ONE_QUERY")
+        two_rows = replace(CASE, seqlen_q=2, seed=1)  # is compared with a call for its last row
+        assert subject.runs.hard("composition", two_rows) is not None
+        subject.uphold(law_named("composition"), two_rows)
+        assert not subject.known.seen
+
     def test_a_known_failure_that_is_gone_is_a_complaint(self, subject_of: SubjectOf) -> None:
         subject = subject_of("KNOWN")
         (complaint,) = subject.known_that_hold(law_named("forward"))

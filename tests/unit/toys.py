@@ -69,6 +69,12 @@ def wrong(q, k, v, *, causal, sm_scale):
     return torch.where(rows == ROWS - 1, 1.5 * out, out) if has_bug(q) else out, lse
 
 
+def wrong_for_one_query(q, k, v, *, causal, sm_scale):
+    """Makes out half as large again in a call with one query."""
+    out, lse = sound(q, k, v, causal=causal, sm_scale=sm_scale)
+    return 1.5 * out if q.shape[2] == 1 else out, lse
+
+
 def wrong_if_general(q, k, v, *, causal, sm_scale):
     """Makes out half as large again, in every call that is compiled for any values, and else in few."""
     out, lse = sound(q, k, v, causal=causal, sm_scale=sm_scale)
@@ -315,6 +321,21 @@ KNOWN = AttentionKernel(
             ("not here", 1, "cuda"),
             ("now and then", 4, "cpu"),
         )
+    ),
+)
+KNOWN_FOR_ONE_QUERY = AttentionKernel(
+    name="known_for_one_query",
+    forward=wrong_for_one_query,
+    capabilities=CLAIMS,
+    known_failures=(
+        KnownFailure(
+            what="one query",
+            laws=("forward",),
+            case={"seqlen_q": 1, "seqlen_k": 2},
+            where={"seqlen_q": (1,)},
+            device="cpu",
+            torch=("",),
+        ),
     ),
 )
 FORGETFUL = AttentionKernel(name="forgetful", forward=Forgetful(), capabilities=CLAIMS)
