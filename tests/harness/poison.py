@@ -5,6 +5,7 @@ even if the value that is read is not used and so shows in no result.
 """
 
 import ctypes
+import math
 import mmap
 import sys
 from collections.abc import Callable
@@ -35,6 +36,7 @@ _EMPTY = {
 class PoisonedAllocations(TorchDispatchMode):
     """A context in which uninitialised tensors are filled with ``value`` and guarded, or ``fenced`` (on the CPU).
 
+    A dtype that can't hold the value, as 8-bit formats may not, is filled with its largest number instead.
     Allocations within PyTorch's own operators are not intercepted and stay as they are.
     """
 
@@ -67,10 +69,11 @@ class PoisonedAllocations(TorchDispatchMode):
         item = result.element_size()
         inside = result.untyped_storage().nbytes() // item
         if self.fenced:
-            storage = fenced_storage(inside, result.dtype).fill_(self.value)
+            storage = fenced_storage(inside, result.dtype).fill_(filler(self.value, result.dtype))
             return storage.as_strided(result.shape, result.stride(), result.storage_offset())
         guard = GUARD_BYTES // item
-        storage = torch.full((inside + 2 * guard,), self.value, dtype=result.dtype, device=result.device)
+        value = filler(self.value, result.dtype)
+        storage = torch.full((inside + 2 * guard,), value, dtype=result.dtype, device=result.device)
         self.guarded.append((storage, guard, guard + inside))
         # The result is a tensor of its own, because autograd treats views that a Function returns specially. It begins
         # where its storage begins, because autograd takes offsets into its own allocations as absolute.
@@ -82,10 +85,16 @@ class PoisonedAllocations(TorchDispatchMode):
         """Return how many guard elements no longer hold the poison."""
         broken = 0
         for storage, first, last in self.guarded:
+            value = filler(self.value, storage.dtype)
             for zone in (storage[:first], storage[last:]):
-                same = zone.isnan() if self.value != self.value else zone == storage.new_tensor(self.value)
+                same = zone.isnan() if math.isnan(value) else zone == storage.new_tensor(value)
                 broken += int((~same).sum())
         return broken
+
+
+def filler(value: float, dtype: torch.dtype) -> float:
+    """Return what memory of a dtype is filled with: the value, but no more than the dtype's largest number."""
+    return value if math.isnan(value) else min(value, torch.finfo(dtype).max)
 
 
 def behind_fence(x: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext
 
+import pytest
 import torch
 from torch._dynamo.utils import counters
 
@@ -22,6 +23,14 @@ def test_what_is_written_behind_the_end_is_seen() -> None:
     storage[last] = 0.0
     assert x.shape == (4,)
     assert memory.broken_guards() == 1
+
+
+@pytest.mark.parametrize("fenced", [False, True])
+def test_a_dtype_that_can_not_hold_the_poison_is_filled_with_its_largest_number(fenced: bool) -> None:
+    with PoisonedAllocations(1280.0, fenced=fenced) as memory:
+        assert torch.empty(2, dtype=torch.float8_e4m3fn).tolist() == [448.0] * 2
+        assert torch.empty(2, dtype=torch.float8_e5m2).tolist() == [1280.0] * 2
+    assert memory.broken_guards() == 0
 
 
 def test_shapes_without_memory_are_left_alone() -> None:
