@@ -33,15 +33,17 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.contract import AttentionKernel, Capabilities, flash_arithmetic
-from kernels.launching import check_settings, is_aligned, launch, padded_head_dim
+from kernels.launching import check_settings, is_aligned, launch, padded_head_dim, row_strides
 from kernels.tiles import (
     LN2,
     LOG2E,
     NEG_INF,
     advance,
     check_runnable,
+    columns_inside,
     kernel,
     key_range,
+    load_tile,
     softmax_step,
     store_tile,
     tile_pointers,
@@ -65,13 +67,13 @@ LAUNCH: Mapping[str, tuple[Any, ...]] = {
 """Launch settings: the 8-bit format, how scales are chosen, and rows of a block of q, and of k and v: those that
 share a scale and, where it fits, a tile."""
 
-SIGNS = int.from_bytes(hashlib.sha256(b"random signs").digest())
+SIGNS = tl.constexpr(int.from_bytes(hashlib.sha256(b"random signs").digest()))
 """Random signs of the Hadamard rotation: where bit j is set, column j of q and k is negated."""
 
-TOP_EXPONENT = 8
+TOP_EXPONENT = tl.constexpr(8)
 """The largest entry of a block is scaled to just below 2^8: neither format overflows at 2^8."""
 
-SMALLEST_EXPONENT = -100
+SMALLEST_EXPONENT = tl.constexpr(-100)
 """Smallest exponent of a scale: products and reciprocals of smaller scales would leave float32."""
 
 P_SCALE = tl.constexpr(2.0**8)
@@ -83,50 +85,124 @@ _FORMATS = {
 }
 
 
+@triton.jit
+def rotated(x, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """Return a float32 tile times a random-sign Hadamard matrix, over its number of columns (incoherent processing).
+
+    The fast transform halves x before each of its log2(COLS) steps, so that no sum overflows.
+    """
+    cols = tl.arange(0, COLS)
+    signs = tl.full([COLS], 0, tl.uint32)
+    for word in tl.static_range(COLS // 32):
+        signs = tl.where(cols // 32 == word, (SIGNS >> 32 * word) & 0xFFFFFFFF, signs)
+    negated = (signs >> (cols % 32).to(tl.uint32)) & 1
+    x = tl.where(negated[None, :] == 1, -x, x)
+    is_second = tl.arange(0, 2)[None, None, :, None] == 1
+    for step in tl.static_range(8):
+        if 1 << step < COLS:
+            pairs = tl.reshape(0.5 * x, (ROWS, COLS >> step + 1, 2, 1 << step))
+            # Xor of both entries of a pair gives each of them the other one, in a single exchange between threads.
+            bits = pairs.to(tl.int32, bitcast=True)
+            other = (tl.xor_sum(bits, 2, keep_dims=True) ^ bits).to(tl.float32, bitcast=True)
+            x = tl.reshape(tl.where(is_second, other - pairs, pairs + other), (ROWS, COLS))
+    return x
+
+
+@triton.jit
+def power_of_two(exponent):
+    """Return 2^exponent in float32, for an integer from -126 to 127: its bits are the biased exponent, shifted up."""
+    return (exponent + 127 << 23).to(tl.float32, bitcast=True)
+
+
+@kernel
+def _quantise_kernel(
+    x,
+    entries,
+    scales,
+    largest,
+    stride_b: tl.int64,
+    stride_h: tl.int64,
+    stride_n: tl.int64,
+    heads,
+    seqlen,
+    head_dim,
+    ROTATE: tl.constexpr,
+    TRANSPOSE: tl.constexpr,
+    COLS: tl.constexpr,
+    MASK_COLS: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Quantise a block of rows of one head: divide it by its scale and round it, as ``quantise`` says.
+
+    ``largest`` has the largest finite entry of each head, where all its blocks share a scale, and is None otherwise.
+    """
+    tiles = tl.cdiv(seqlen, BLOCK)
+    tile = tl.program_id(0) % tiles
+    head = (tl.program_id(0) // tiles).to(tl.int64)
+    cols = tl.arange(0, COLS)
+    rows = tile * BLOCK + tl.arange(0, BLOCK)
+    head_ptr = x + head // heads * stride_b + head % heads * stride_h
+    x_ptrs = tile_pointers(head_ptr, rows, stride_n, cols, ALIGNED)
+    in_cols = columns_inside(cols, head_dim, x, ALIGNED)
+    values = load_tile(x_ptrs, rows < seqlen, in_cols, True, MASK_COLS).to(tl.float32)
+
+    kept = tl.abs(values) < float("inf")  # not so for nan either
+    values = tl.where(kept, values, 0.0)
+    if ROTATE:
+        values = rotated(values, BLOCK, COLS)
+        kept = tl.min(kept.to(tl.int32), 1, keep_dims=True) == 1
+    top = tl.max(tl.abs(values)) if largest is None else tl.load(largest + head)
+    # The upper bits of a normal number are its biased exponent; those of 0 and of subnormal numbers are 0.
+    exponent = (top.to(tl.int32, bitcast=True) >> 23) - 126 - TOP_EXPONENT
+    exponent = tl.maximum(exponent, SMALLEST_EXPONENT)
+    values = tl.where(kept, values * power_of_two(-exponent), float("nan"))
+
+    block = values.to(entries.dtype.element_ty)
+    first = entries + head * tiles * BLOCK * COLS
+    if TRANSPOSE:
+        tl.store(tile_pointers(first, cols, tiles * BLOCK, rows, True), tl.trans(block))
+    else:
+        tl.store(tile_pointers(first, rows, COLS, cols, True), block)
+    tl.store(scales + head * tiles + tile, power_of_two(exponent))
+
+
 def quantise(
-    x: Tensor, block: int, scaling: str, dtype: torch.dtype, *, rotate: bool
+    x: Tensor, block: int, scaling: str, dtype: torch.dtype, *, rotate: bool = False, transpose: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Round x (batch, heads, seqlen, head_dim) to the 8-bit ``dtype``, ``block`` rows at a time.
 
-    Returns the entries, (batch, heads, tiles * block, columns) with zeros past the edges of x, and the
-    scales, (batch, heads, tiles) float32, by which they are to be multiplied.
+    Returns the entries, (batch, heads, tiles * block, columns) with zeros past the edges of x, or with its last two
+    dimensions swapped if ``transpose``, and the scales, (batch, heads, tiles) float32, by which they are to be
+    multiplied.
     """
-    _, _, seqlen, head_dim = x.shape
-    tiles = max(1, triton.cdiv(seqlen, block))
-    edges = (0, _columns(head_dim) - head_dim, 0, tiles * block - seqlen)
-    finite = x.isfinite()
-    values = torch.nn.functional.pad(torch.where(finite, x, 0.0).float(), edges)
-    lost = torch.nn.functional.pad(~finite, edges)
-    if rotate:
-        values, lost = rotated(values), lost.any(-1, keepdim=True)
-    largest = values.abs().unflatten(2, (tiles, block)).amax((3, 4))
-    if scaling == "tensor":
-        largest = largest.amax(2, keepdim=True).expand(-1, -1, tiles)
-    # The bits of a power of two in float32 are its biased exponent, shifted up by 23.
-    exponent = (torch.frexp(largest).exponent - TOP_EXPONENT).clamp(min=SMALLEST_EXPONENT)
-    scale = (exponent + 127 << 23).view(torch.float32)
-    values = values / scale.repeat_interleave(block, 2)[..., None]
-    return values.masked_fill(lost, torch.nan).to(dtype), scale
+    batch, heads, seqlen, head_dim = x.shape
+    columns = _columns(head_dim)
+    tiles = triton.cdiv(seqlen, block)
+    shape = (columns, tiles * block) if transpose else (tiles * block, columns)
+    entries = torch.empty((batch, heads, *shape), dtype=dtype, device=x.device)
+    scales = torch.empty((batch, heads, tiles), dtype=torch.float32, device=x.device)
+    largest = None
+    if scaling == "tensor" and seqlen > 0:
+        largest = x.nan_to_num(0.0, 0.0, 0.0).abs().amax((2, 3)).float()
+    launch(
+        _quantise_kernel,
+        batch * heads * tiles,
+        *(x, entries, scales, largest, *row_strides(x), heads, seqlen, head_dim),
+        ROTATE=rotate,
+        TRANSPOSE=transpose,
+        COLS=columns,
+        MASK_COLS=columns != head_dim,
+        ALIGNED=is_aligned(x),
+        BLOCK=block,
+        num_warps=max(1, block * columns // 2048),  # 64 entries for a thread
+    )
+    return entries, scales
 
 
 def _columns(head_dim: int) -> int:
     """Return the columns of a tile: products of 8-bit operands sum over at least 32."""
     return max(32, padded_head_dim(head_dim))
-
-
-def rotated(x: Tensor) -> Tensor:
-    """Return x (..., columns) times a random-sign Hadamard matrix, over the number of columns (incoherent processing).
-
-    The fast transform halves x before each of its log2(columns) steps, so that no sum overflows.
-    """
-    columns = x.shape[-1]
-    x = x * torch.tensor([1 - 2 * (SIGNS >> j & 1) for j in range(columns)], dtype=x.dtype, device=x.device)
-    size = 1
-    while size < columns:
-        a, b = (0.5 * x).unflatten(-1, (-1, 2, size)).unbind(-2)
-        x = torch.stack((a + b, a - b), -2).flatten(-3)
-        size *= 2
-    return x
 
 
 @triton.jit
@@ -242,7 +318,7 @@ def forward(
     rotate = scaling == "hadamard"
     q8, q_scale = quantise(q, block_m, scaling, dtype, rotate=rotate)
     k8, k_scale = quantise(k, block_n, scaling, dtype, rotate=rotate)
-    v8, v_scale = quantise(v, block_n, scaling, dtype, rotate=False)
+    v8, v_scale = quantise(v, block_n, scaling, dtype, transpose=True)
     # q and k were multiplied by M / columns instead of M / sqrt(columns).
     unit = sm_scale * padded if rotate else sm_scale
     # Registers hold the sum over tiles, that of one tile, and that of one instruction.
@@ -253,7 +329,7 @@ def forward(
     launch(
         _forward_kernel,
         batch * heads_q * triton.cdiv(seqlen_q, rows),
-        *(q8, k8, v8.mT.contiguous(), q_scale, k_scale, v_scale, out, lse),
+        *(q8, k8, v8, q_scale, k_scale, v_scale, out, lse),
         *(heads_q // max(heads_kv, 1), seqlen_q, seqlen_k, head_dim, unit * LOG2E.value),
         FORMAT=triton_format,
         CAUSAL=causal,
@@ -296,7 +372,7 @@ def _arithmetic(dtype: str, device: str, launch: Mapping[str, Any]) -> Arithmeti
             format=to,
             block_q=None if scaling == "tensor" else launch.get("block_m", 128),
             block_k=None if scaling == "tensor" else block_n,
-            rotation=SIGNS if scaling == "hadamard" else None,
+            rotation=SIGNS.value if scaling == "hadamard" else None,
         ),
     )
     if device == "cpu":

@@ -1,6 +1,7 @@
 """``fp8``, where the laws do not look: what quantisation does to the inputs, and what is refused."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -9,18 +10,20 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels import fp8 as module
-from kernels.fp8 import KERNEL, SIGNS, forward, quantise, rotated
+from kernels.fp8 import KERNEL, LAUNCH, SIGNS, forward, quantise
 from kernels.launching import launch
 from kernels.tiles import kernel
 from reference import quantisation
 from reference.arithmetic import FLOAT8_E4M3, FLOAT8_E5M2, FORMATS, Format, Quantisation
 from reference.bounds import exact, forward_bounds
+from strategies.layouts import place
 from tests.bench.fp8_error import errors
+from tests.compile.items import pairs
+from tests.unit.calling import DEVICE
 from tests.unit.emulator import aligned
 
 FORMS = {"e4m3": (torch.float8_e4m3fn, FLOAT8_E4M3), "e5m2": (torch.float8_e5m2, FLOAT8_E5M2)}
 each_format = pytest.mark.parametrize(("dtype", "to"), FORMS.values(), ids=FORMS)
-each_scaling = pytest.mark.parametrize("scaling", ["tensor", "block", "hadamard"])
 
 
 def spread(*shape: int, seed: int = 0) -> Tensor:
@@ -32,37 +35,51 @@ def spread(*shape: int, seed: int = 0) -> Tensor:
     return x
 
 
-def scaled_back(x: Tensor, block: int, scaling: str, dtype: torch.dtype, *, rotate: bool) -> Tensor:
+def scaled_back(
+    x: Tensor, block: int, scaling: str, dtype: torch.dtype, *, rotate: bool, transpose: bool = False
+) -> Tensor:
     """Return the numbers that the kernel multiplies, in float64, without the rows past the end."""
-    entries, scales = quantise(x, block, scaling, dtype, rotate=rotate)
-    return (entries.double() * scales.double().repeat_interleave(block, 2)[..., None])[:, :, : x.shape[2]]
+    found = quantise(x.to(DEVICE), block, scaling, dtype, rotate=rotate, transpose=transpose)
+    entries, scales = (y.to(x.device).double() for y in found)
+    rows = entries.mT if transpose else entries
+    return (rows * scales.repeat_interleave(block, 2)[..., None])[:, :, : x.shape[2]]
 
 
-def declared(scaling: str, to: Format) -> Quantisation:
-    rows = None if scaling == "tensor" else 64
-    return Quantisation(
-        format=to, block_q=rows, block_k=rows, rotation=SIGNS if scaling == "hadamard" else None
-    )
+def declared(scaling: str, to: Format, block: int) -> Quantisation:
+    rows = None if scaling == "tensor" else block
+    rotation = SIGNS.value if scaling == "hadamard" else None
+    return Quantisation(format=to, block_q=rows, block_k=rows, rotation=rotation)
 
 
-@each_scaling
-@each_format
-@pytest.mark.parametrize("head_dim", [1, 40, 64])
-def test_the_reference_knows_every_operand(
-    dtype: torch.dtype, to: Format, scaling: str, head_dim: int
-) -> None:
-    q, k, v = (spread(2, 2, 150, head_dim, seed=seed) for seed in range(3))
-    q[0, 0, 3, 0], v[1, 1, 70, 0] = math.inf, math.nan
-    k[1] *= 1e-38  # subnormal
-    expected = quantisation.dequantised(q, k, v, declared(scaling, to))
+QUANTISED: dict[str, Sequence[Any]] = {
+    "dtype": (torch.float16, torch.bfloat16, torch.float32),
+    "head_dim": (1, 16, 40, 64, 128, 200, 256),
+    "seqlen": (0, 1, 63, 64, 130),
+    "block": (32, 64, 128),
+    "scaling": LAUNCH["scaling"],
+    "form": tuple(FORMS),
+    "layout": ("contiguous", "bnhd", "offset"),
+}
+
+
+@pytest.mark.parametrize(
+    "given", [pytest.param(row, id="-".join(map(str, row.values()))) for row in pairs(QUANTISED, QUANTISED)]
+)
+def test_the_reference_knows_every_operand(given: dict[str, Any]) -> None:
+    seqlen, head_dim, block, scaling = (given[name] for name in ("seqlen", "head_dim", "block", "scaling"))
+    dtype, to = FORMS[given["form"]]
+    largest = torch.finfo(given["dtype"]).max
+    x = spread(2, 2, seqlen, head_dim).clamp(-largest, largest)
+    if seqlen > 1:
+        x[0, 0, 0] *= 1e-38  # subnormal, like all numbers of the next head
+        x[0, 1] *= 1e-38
+        x[1, 0, 0, 0], x[1, 0, 1, -1] = largest, math.inf
+        x[1, 1, 1, 0], x[1, 1, -1, -1] = math.nan, -math.inf
+    x = place(x.to(given["dtype"]), given["layout"], device=DEVICE).tensor
     rotate = scaling == "hadamard"
-    columns = expected[1].shape[-1]
-    actual = (
-        scaled_back(q, 64, scaling, dtype, rotate=rotate)[..., :columns],
-        scaled_back(k, 64, scaling, dtype, rotate=rotate)[..., :columns] * (columns if rotate else 1),
-        scaled_back(v, 64, scaling, dtype, rotate=False)[..., :head_dim],
-    )
-    for got, wanted in zip(actual, expected, strict=True):
+    q, _, v = quantisation.dequantised(x, x, x, declared(scaling, to, block))
+    for wanted, options in ((q, {"rotate": rotate}), (v, {"rotate": False, "transpose": True})):
+        got = scaled_back(x, block, scaling, dtype, **options)[..., : wanted.shape[-1]]
         assert torch.equal(got.nan_to_num(1e9), wanted.nan_to_num(1e9))
         assert torch.equal(got.isnan(), wanted.isnan())
 
@@ -91,14 +108,12 @@ def test_the_reference_casts_as_torch_does(dtype: torch.dtype, to: Format) -> No
 
 @pytest.mark.parametrize("columns", [32, 128])
 def test_rotation_preserves_scores_and_spreads_outliers(columns: int) -> None:
-    q, k = (torch.randn(40, columns, generator=torch.Generator().manual_seed(s)).double() for s in range(2))
-    scores = columns * rotated(q) @ rotated(k).mT
-    torch.testing.assert_close(scores, q @ k.mT, rtol=1e-13, atol=1e-13)
-    outlier = torch.zeros(1, columns)
-    outlier[0, 5] = 3.0
-    assert (rotated(outlier).abs() == 3.0 / columns).all()
-    signs = [SIGNS >> j & 1 for j in range(columns)]
-    assert columns // 4 < sum(signs) < columns - columns // 4
+    unit_vectors = torch.eye(columns)[None, None]
+    matrix = columns * scaled_back(unit_vectors, 64, "block", torch.float8_e4m3fn, rotate=True)[0, 0]
+    assert (matrix.abs() == 1).all()
+    assert torch.equal(matrix @ matrix.mT, columns * torch.eye(columns).double())
+    negated = sum(SIGNS.value >> j & 1 for j in range(columns))
+    assert columns // 4 < negated < columns - columns // 4
 
 
 @kernel
@@ -109,13 +124,12 @@ def _cast_kernel(x, y, FORMAT: tl.constexpr, SIZE: tl.constexpr):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_p_is_rounded_to_nearest(form: str) -> None:
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     ties = torch.arange(256) / 16.0
     p = torch.cat(
         (torch.rand(3840) * 256, torch.exp2(torch.rand(4094) * 40 - 32), torch.tensor([0, 256]), ties)
     )
-    rounded = torch.empty_like(p, device=device)
-    launch(_cast_kernel, 1, p.to(device), rounded, FORMAT=module._FORMATS[form][1], SIZE=len(p))
+    rounded = torch.empty_like(p, device=DEVICE)
+    launch(_cast_kernel, 1, p.to(DEVICE), rounded, FORMAT=module._FORMATS[form][1], SIZE=len(p))
     assert torch.equal(rounded.cpu(), p.to(FORMS[form][0]).float())
 
 
@@ -157,7 +171,7 @@ def test_scores_of_subnormals_lose_what_those_of_normal_numbers_do() -> None:
 
 
 def test_rotation_is_worth_its_while() -> None:
-    found = errors(512, 64, heads=1, seed=0, device="cuda" if torch.cuda.is_available() else "cpu")
+    found = errors(512, 64, heads=1, seed=0, device=DEVICE)
     assert found["e4m3 hadamard"] < 0.9 * found["e4m3 tensor"]
     assert found["float16"] < 0.02 * found["e4m3 hadamard"]
     assert found["e4m3 tensor"] < found["e5m2 tensor"]
