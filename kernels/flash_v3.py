@@ -17,7 +17,7 @@ ones it took 13 to 24 % less time than without. A pipeline of three stages would
 """
 
 import contextvars
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -164,7 +164,7 @@ def forward(
     """
     _check_settings(block_m, block_n, warp_specialize)
     check_inputs(q, k, v, causal, sm_scale)
-    check_copyable(q=q, k=k, v=v)
+    check_copyable(HEAD_DIMS, q=q, k=k, v=v)
     check_runnable(q)
     batch, heads_q, seqlen_q, head_dim = q.shape
     _, heads_kv, seqlen_k, _ = k.shape
@@ -202,14 +202,17 @@ def _check_settings(block_m: int, block_n: int, warp_specialize: bool) -> None:
     )
 
 
-def check_copyable(**tensors: Tensor) -> None:
-    """Raise NotImplementedError for a tensor that the TMA cannot copy in tiles, or with which it is not tested."""
+def check_copyable(head_dims: Sequence[int], **tensors: Tensor) -> None:
+    """Raise NotImplementedError for a tensor that the TMA cannot copy in tiles, or with which it is not tested.
+
+    ``head_dims`` are multiples of 8, and those with which the kernel is tested.
+    """
     for name, tensor in tensors.items():
         if tensor.dtype not in (torch.float16, torch.bfloat16):
             raise NotImplementedError(f"{name}: got dtype {tensor.dtype}, expected float16 or bfloat16")
-        if tensor.shape[3] not in HEAD_DIMS:
+        if tensor.shape[3] not in head_dims:
             raise NotImplementedError(
-                f"{name}: got head_dim {tensor.shape[3]}, expected a multiple of 8 up to {HEAD_DIMS[-1]}"
+                f"{name}: got head_dim {tensor.shape[3]}, expected a multiple of 8 up to {head_dims[-1]}"
             )
         if not is_aligned(tensor):
             raise NotImplementedError(
@@ -250,7 +253,7 @@ def _backward(
     """Call ``flash_v2.backward`` without the forward's launch settings, as it has its own."""
     _check_settings(block_m, block_n, warp_specialize)
     check_inputs(q, k, v, causal, sm_scale)
-    check_copyable(q=q, k=k, v=v)
+    check_copyable(HEAD_DIMS, q=q, k=k, v=v)
     return flash_v2_backward(dout, q, k, v, out, lse, causal=causal, sm_scale=sm_scale)
 
 

@@ -43,7 +43,7 @@ from triton.language.core import _aggregate
 
 from kernels.contract import AttentionKernel, Capabilities, Launch, flash_arithmetic
 from kernels.flash_v2 import backward
-from kernels.flash_v3 import COPYABLE, HEAD_DIMS, check_copyable
+from kernels.flash_v3 import COPYABLE, check_copyable
 from kernels.launching import launch, padded_head_dim
 from kernels.tiles import LN2, LOG2E, NEG_INF, kernel
 from kernels.validation import check_inputs
@@ -189,7 +189,8 @@ class _State:
     """What the producer and the consumers share.
 
     ``turns`` are the barriers of the ping-pong, one for each consumer. ``POSITIVE`` says that scale_log2 is above 0, so
-    that the softmax may scale scores after it has taken their maximum.
+    that the softmax may scale scores after it has taken their maximum. ``OUT_IN_Q`` says that a consumer's tile of out
+    takes the place of its tile of q.
     """
 
     q: tma.tensor_descriptor
@@ -207,6 +208,7 @@ class _State:
     POSITIVE: gl.constexpr
     CONSUMERS: gl.constexpr
     PING_PONG: gl.constexpr
+    OUT_IN_Q: gl.constexpr
 
 
 @gluon.jit
@@ -315,8 +317,8 @@ def _consume(s, SELF: gl.constexpr):
             s.v_ring.free(taken + i - 1)
             acc = acc * gl.convert_layout(alpha, gl.SliceLayout(1, of_out))[:, None]
             p = gl.convert_layout(p.to(dtype), of_weights)
-        s.q_ring.free(taken_q)
-        taken_q += s.CONSUMERS
+        if not s.OUT_IN_Q:
+            s.q_ring.free(taken_q)
         taken += tiles
         acc = warpgroup_mma(p, s.v_ring.take(taken - 1), acc, is_async=True)
         acc = warpgroup_mma_wait(0, deps=(acc,))
@@ -331,6 +333,10 @@ def _consume(s, SELF: gl.constexpr):
         out_tile.reshape([ROWS, HEAD_DIM]).store(acc.to(dtype))
         fence_async_shared()
         _tma_store(s.out, [batch, head, start_m, 0], out_tile)
+        if s.OUT_IN_Q:
+            tma.store_wait(0)
+            s.q_ring.free(taken_q)
+        taken_q += s.CONSUMERS
     tma.store_wait(0)
 
 
@@ -352,6 +358,7 @@ def _forward_kernel(
     POSITIVE: gl.constexpr,
     CONSUMERS: gl.constexpr,
     PING_PONG: gl.constexpr,
+    OUT_IN_Q: gl.constexpr,
     SLOTS: gl.constexpr,
     REGISTERS: gl.constexpr,
 ):
@@ -361,7 +368,8 @@ def _forward_kernel(
     q_ring = _ring(q, CONSUMERS, 1)
     k_ring = _ring(k, SLOTS, CONSUMERS)
     v_ring = _ring(v, SLOTS, CONSUMERS)
-    out_tiles = _tiles(out, CONSUMERS)
+    # There are as many slots for q as consumers, so each consumer finds its tiles of q in a slot of its own.
+    out_tiles = q_ring.tiles if OUT_IN_Q else _tiles(out, CONSUMERS)
     turns = _barriers(CONSUMERS, 1)
     mbarrier.arrive(turns.index(0), count=1)
     fence_async_shared()
@@ -381,6 +389,7 @@ def _forward_kernel(
         POSITIVE,
         CONSUMERS,
         PING_PONG,
+        OUT_IN_Q,
     )
     # The first function runs in the warps of the kernel itself, with the registers that the others leave.
     gl.warp_specialize(
@@ -402,6 +411,8 @@ class _Shape:
         registers: registers of each of their threads.
         block_keys: keys in a tile.
         slots: tiles in a ring.
+        out_in_q: whether out goes to memory by way of the tiles of q. The tiles of the next task are then loaded
+            later, so this is only for where shared memory is short.
     """
 
     consumers: int
@@ -409,6 +420,7 @@ class _Shape:
     registers: int
     block_keys: int
     slots: int
+    out_in_q: bool = False
 
 
 _SHAPES = {
@@ -416,12 +428,16 @@ _SHAPES = {
     32: _Shape(consumers=3, ping_pong=True, registers=160, block_keys=128, slots=3),
     64: _Shape(consumers=3, ping_pong=True, registers=160, block_keys=128, slots=3),
     128: _Shape(consumers=2, ping_pong=False, registers=240, block_keys=128, slots=2),
+    256: _Shape(consumers=2, ping_pong=False, registers=240, block_keys=64, slots=2, out_in_q=True),
 }
 """The settings by padded head_dim: the fastest that fit a Hopper's registers and its 227 KiB of shared memory.
 
 At head_dim 64 three consumers spill a few registers, up to 56 bytes with Triton 3.6.0, and yet beat two, which
-spill none, at 4096 and at 16384 keys on an H200. Smaller head dims use the same settings; they were not timed.
+spill none, at 4096 and at 16384 keys on an H200. Smaller head dims use the same settings; they were not timed. At
+head_dim 256 threads spill 8 bytes with Triton 3.6.0.
 """
+
+HEAD_DIMS = tuple(range(8, 257, 8))
 
 _CACHED_BYTES = 2**25
 """This many bytes of keys and values stay in a Hopper's L2 cache of 50 MiB, beside everything else that passes it."""
@@ -430,10 +446,11 @@ _CACHED_BYTES = 2**25
 def forward(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> tuple[Tensor, Tensor]:
     """Return out and lse, with the arguments, results and errors of ``kernels.flash_v3.forward``.
 
-    There are no launch settings, and any device but a Hopper GPU raises NotImplementedError.
+    There are no launch settings, and any device but a Hopper GPU raises NotImplementedError. head_dim is one of
+    ``HEAD_DIMS``.
     """
     check_inputs(q, k, v, causal, sm_scale)
-    check_copyable(q=q, k=k, v=v)
+    check_copyable(HEAD_DIMS, q=q, k=k, v=v)
     _check_device(q)
     batch, heads_q, seqlen_q, head_dim = q.shape
     _, heads_kv, seqlen_k, _ = k.shape
@@ -460,6 +477,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -
         POSITIVE=scale_log2 >= torch.finfo(torch.float32).tiny,
         CONSUMERS=shape.consumers,
         PING_PONG=shape.ping_pong,
+        OUT_IN_Q=shape.out_in_q,
         SLOTS=shape.slots,
         REGISTERS=shape.registers,
         num_warps=4,
