@@ -27,7 +27,6 @@ from functools import cache, partial
 from typing import Any, dataclass_transform
 
 import torch
-import triton
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -460,7 +459,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -
         return out.zero_(), lse.fill_(-math.inf)
     shape = _SHAPES[padded_head_dim(head_dim)]
     heads, group = batch * heads_q, heads_q // heads_kv
-    tasks = heads * triton.cdiv(seqlen_q, shape.consumers * ROWS.value)
+    tasks = heads * math.ceil(seqlen_q / (shape.consumers * ROWS.value))
     scale_log2 = sm_scale * LOG2E.value
     launch(
         _forward_kernel,
@@ -507,15 +506,14 @@ def _heads_together(heads: int, group: int, k: Tensor) -> int:
 
 def _descriptor(tensor: Tensor, rows: int) -> TensorDescriptor:
     """Describe the tensor in tiles of ``rows`` rows, which may reach over its edges: loads give 0 there."""
-    block = [1, 1, rows, padded_head_dim(tensor.shape[3])]
-    layout = _tile_layout(tuple(block), _DTYPES[tensor.dtype])
-    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), block, layout)
+    return TensorDescriptor.from_tensor(tensor, *_tile(rows, tensor.shape[3], tensor.dtype))
 
 
 @cache
-def _tile_layout(block: tuple[int, ...], dtype: Any) -> Any:
-    """Return how a tile lies in shared memory."""
-    return gl.NVMMASharedLayout.get_default_for(list(block), dtype)
+def _tile(rows: int, head_dim: int, dtype: torch.dtype) -> tuple[list[int], Any]:
+    """Return the block of a tensor that a tile of so many rows is, and how the tile lies in shared memory."""
+    block = [1, 1, rows, padded_head_dim(head_dim)]
+    return block, gl.NVMMASharedLayout.get_default_for(block, _DTYPES[dtype])
 
 
 _DTYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}

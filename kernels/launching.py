@@ -1,6 +1,7 @@
 """What the launchers of Triton attention kernels share: strides, alignment, launch settings."""
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import torch
@@ -44,6 +45,7 @@ def is_aligned(*tensors: Tensor) -> bool:
     )
 
 
+@cache
 def padded_head_dim(head_dim: int) -> int:
     """Return the columns of a tile that holds rows of head_dim elements: a power of two, at least 16."""
     return max(16, triton.next_power_of_2(head_dim))
