@@ -6,7 +6,7 @@ who does what when:
 
 - *Warp specialisation* (3.1, algorithm 1). The producer, a warp group with few registers, has the TMA copy
   tiles of q, k and v into shared memory. Consumers, warp groups of 64 query rows each that share k and v, do
-  the rest. They meet at mbarriers, a pair for each slot of a ring of tiles (``_Ring``).
+  the rest. They meet at mbarriers, a pair for each slot of a ring of tiles (``Ring``).
 - *Ping-pong* (3.1). Consumers take turns at the tensor cores: while one has its products, the others are at
   their softmax. Only where there are three: two do better without (``_SHAPES``).
 - *Overlap within a warp group* (3.2, algorithm 2). The scores of a key tile are multiplied at the same time as
@@ -23,8 +23,7 @@ The backward pass is that of FlashAttention-2. The kernel needs a Hopper GPU; ``
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache, partial
-from typing import Any, dataclass_transform
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -37,153 +36,34 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-from triton.language.core import _aggregate
 
 from kernels.contract import AttentionKernel, Capabilities, Launch, flash_arithmetic
 from kernels.flash_v2 import backward
 from kernels.flash_v3 import COPYABLE, check_copyable
+from kernels.hopper import (
+    HEAD_DIMS,
+    ROWS,
+    Ring,
+    Tasks,
+    accumulator,
+    check_device,
+    descriptor,
+    heads_in_cache,
+    is_hopper,
+    new_barriers,
+    new_ring,
+    new_tiles,
+    record,
+    start_product,
+    tma_store,
+)
 from kernels.launching import launch, padded_head_dim
 from kernels.tiles import LN2, LOG2E, NEG_INF, kernel
 from kernels.validation import check_inputs
 from reference.arithmetic import FP32_ROUNDOFF, Arithmetic
 
-# Renamed between Triton 3.6 and 3.9.
-_tma_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
-_tma_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 
-
-@dataclass_transform()
-def _record(cls: type) -> Any:
-    """Make a class a Gluon aggregate: values that a kernel handles as one, which its constructor takes in order."""
-
-    # From Triton 3.8 on, this is what a class without a constructor gets.
-    def constructor(self: Any, *values: Any) -> None:
-        for name, value in zip(cls.__annotations__, values, strict=True):
-            setattr(self, name, value)
-
-    constructor.__triton_builtin__ = True  # type: ignore[attr-defined]
-    cls.__init__ = constructor  # type: ignore[misc]
-    return _aggregate(cls)
-
-
-ROWS = gl.constexpr(64)
-"""Query rows of a consumer: the rows of one wgmma instruction."""
-
-
-@gluon.constexpr_function
-def _accumulator(columns, dtype):
-    """Return the register layout of a wgmma accumulator with 64 rows and this many columns."""
-    return gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, columns, 256 // dtype.primitive_bitwidth]
-    )
-
-
-@_record
-class _Ring:
-    """A ring of slots in shared memory, which the producer fills with tiles and the consumers free, in turn.
-
-    Tile ``n`` is in slot ``n % SLOTS``. A barrier's phase, 0 or 1, tells whether a slot was used an even or an odd
-    number of times. To wait for phase 1 of a new barrier does not block, so the first tiles are copied at once.
-    """
-
-    tiles: gl.shared_memory_descriptor
-    filled: gl.shared_memory_descriptor
-    freed: gl.shared_memory_descriptor
-    SLOTS: gl.constexpr
-
-    @gluon.jit
-    def fill(self, n, descriptor, coordinates):
-        """Copy tile ``n`` into its slot as soon as all consumers have freed it."""
-        slot = n % self.SLOTS
-        mbarrier.wait(self.freed.index(slot), n // self.SLOTS + 1 & 1)
-        mbarrier.expect(self.filled.index(slot), descriptor.block_type.nbytes)
-        _tma_load(descriptor, coordinates, self.filled.index(slot), self.tiles.index(slot))
-
-    @gluon.jit
-    def take(self, n):
-        """Wait for tile ``n`` and return it as (rows, head_dim)."""
-        slot = n % self.SLOTS
-        mbarrier.wait(self.filled.index(slot), n // self.SLOTS & 1)
-        tile = self.tiles.index(slot)
-        return tile.reshape([tile.shape[2], tile.shape[3]])
-
-    @gluon.jit
-    def free(self, n):
-        """Say that this consumer is done with tile ``n``."""
-        mbarrier.arrive(self.freed.index(n % self.SLOTS), count=1)
-
-
-@gluon.jit
-def _tiles(descriptor, COUNT: gl.constexpr):
-    """Allocate shared memory for COUNT of a descriptor's blocks."""
-    shape: gl.constexpr = [COUNT] + descriptor.block_type.shape  # noqa: RUF005
-    return gl.allocate_shared_memory(descriptor.dtype, shape, descriptor.layout)
-
-
-@gluon.jit
-def _barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
-    """Allocate mbarriers, each of which enters its next phase after so many arrivals."""
-    barriers = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(COUNT):
-        mbarrier.init(barriers.index(i), count=ARRIVALS)
-    return barriers
-
-
-@gluon.jit
-def _ring(descriptor, SLOTS: gl.constexpr, CONSUMERS: gl.constexpr):
-    """Make a ring of tiles, each of which CONSUMERS consumers read."""
-    return _Ring(_tiles(descriptor, SLOTS), _barriers(SLOTS, 1), _barriers(SLOTS, CONSUMERS), SLOTS)
-
-
-@_record
-class _Tasks:
-    """The tasks, each a (head, query tile), and the order in which they are walked.
-
-    A query tile has the rows of all of a program's consumers. Under a causal mask the last tiles see the most keys,
-    so they start first; but only ``together`` heads at a time, whose keys and values stay in the L2 cache.
-    """
-
-    heads: gl.tensor
-    heads_q: gl.tensor
-    group: gl.tensor
-    together: gl.tensor
-    seqlen_q: gl.tensor
-    seqlen_k: gl.tensor
-    CAUSAL: gl.constexpr
-    TILE_ROWS: gl.constexpr
-    BLOCK_KEYS: gl.constexpr
-
-    @gluon.jit
-    def count(self):
-        return self.heads * gl.cdiv(self.seqlen_q, self.TILE_ROWS)
-
-    @gluon.jit
-    def get(self, task):
-        """Return batch, query head, and first row of a task."""
-        tiles = gl.cdiv(self.seqlen_q, self.TILE_ROWS)
-        first = task // (self.together * tiles) * self.together
-        walked = gl.minimum(self.together, self.heads - first)
-        rest = task - first * tiles
-        head = first + rest % walked
-        return head // self.heads_q, head % self.heads_q, (tiles - 1 - rest // walked) * self.TILE_ROWS
-
-    @gluon.jit
-    def key_tiles(self, start_m):
-        """Return how many key tiles all rows of a task see as a whole, and how many any row sees at least in part.
-
-        The latter is at least 1: a task whose rows see no key still takes one tile, which is masked as a whole.
-        """
-        whole = self.seqlen_k // self.BLOCK_KEYS
-        tiles = gl.cdiv(self.seqlen_k, self.BLOCK_KEYS)
-        if self.CAUSAL:
-            end = gl.maximum(start_m + self.seqlen_k - self.seqlen_q, -self.TILE_ROWS)
-            whole = gl.minimum(gl.maximum(end + 1, 0) // self.BLOCK_KEYS, whole)
-            tiles = gl.minimum(gl.cdiv(end + self.TILE_ROWS, self.BLOCK_KEYS), tiles)
-        return whole, gl.maximum(tiles, 1)
-
-
-@_record
+@record
 class _State:
     """What the producer and the consumers share.
 
@@ -198,10 +78,10 @@ class _State:
     out: tma.tensor_descriptor
     lse: gl.tensor
     scale_log2: gl.tensor
-    tasks: _Tasks
-    q_ring: _Ring
-    k_ring: _Ring
-    v_ring: _Ring
+    tasks: Tasks
+    q_ring: Ring
+    k_ring: Ring
+    v_ring: Ring
     out_tiles: gl.shared_memory_descriptor
     turns: gl.shared_memory_descriptor
     POSITIVE: gl.constexpr
@@ -227,14 +107,6 @@ def _produce(s):
             s.k_ring.fill(loaded + i, s.k, [batch, head_kv, row, 0])
             s.v_ring.fill(loaded + i, s.v, [batch, head_kv, row, 0])
         loaded += tiles
-
-
-@gluon.jit
-def _start_scores(q_tile, k_tile):
-    """Start the asynchronous product q @ k^T."""
-    BLOCK_KEYS: gl.constexpr = k_tile.shape[0]
-    zeros = gl.zeros([ROWS, BLOCK_KEYS], gl.float32, layout=_accumulator(BLOCK_KEYS, q_tile.dtype))
-    return warpgroup_mma(q_tile, k_tile.permute((1, 0)), zeros, use_acc=False, is_async=True)
 
 
 @gluon.jit
@@ -265,8 +137,8 @@ def _consume(s, SELF: gl.constexpr):
     dtype: gl.constexpr = s.out.dtype
     BLOCK_KEYS: gl.constexpr = s.tasks.BLOCK_KEYS
     HEAD_DIM: gl.constexpr = s.out.block_type.shape[3]
-    of_scores: gl.constexpr = _accumulator(BLOCK_KEYS, dtype)
-    of_out: gl.constexpr = _accumulator(HEAD_DIM, dtype)
+    of_scores: gl.constexpr = accumulator(BLOCK_KEYS, dtype)
+    of_out: gl.constexpr = accumulator(HEAD_DIM, dtype)
     of_weights: gl.constexpr = gl.DotOperandLayout(0, of_out, 32 // dtype.primitive_bitwidth)
     scale = s.scale_log2 if s.POSITIVE else 1.0
     out_tile = s.out_tiles.index(SELF)
@@ -286,7 +158,7 @@ def _consume(s, SELF: gl.constexpr):
         acc = gl.zeros([ROWS, HEAD_DIM], gl.float32, layout=of_out)
 
         q_tile = s.q_ring.take(taken_q)
-        scores = _start_scores(q_tile, s.k_ring.take(taken))
+        scores = start_product(q_tile, s.k_ring.take(taken))
         scores = warpgroup_mma_wait(0, deps=(scores,))
         s.k_ring.free(taken)
         if not s.POSITIVE:
@@ -299,7 +171,7 @@ def _consume(s, SELF: gl.constexpr):
             k_tile = s.k_ring.take(taken + i)
             if s.PING_PONG:
                 mbarrier.wait(s.turns.index(SELF), turn & 1)
-            scores = _start_scores(q_tile, k_tile)
+            scores = start_product(q_tile, k_tile)
             v_tile = s.v_ring.take(taken + i - 1)
             acc = warpgroup_mma(p, v_tile, acc, is_async=True)
             if s.PING_PONG:
@@ -331,7 +203,7 @@ def _consume(s, SELF: gl.constexpr):
         tma.store_wait(0)
         out_tile.reshape([ROWS, HEAD_DIM]).store(acc.to(dtype))
         fence_async_shared()
-        _tma_store(s.out, [batch, head, start_m, 0], out_tile)
+        tma_store(s.out, [batch, head, start_m, 0], out_tile)
         if s.OUT_IN_Q:
             tma.store_wait(0)
             s.q_ring.free(taken_q)
@@ -363,13 +235,13 @@ def _forward_kernel(
 ):
     """Compute out and lse; q, k, v and out are tensor descriptors whose blocks are tiles."""
     BLOCK_KEYS: gl.constexpr = k.block_type.shape[2]
-    tasks = _Tasks(heads, heads_q, group, together, seqlen_q, seqlen_k, CAUSAL, CONSUMERS * ROWS, BLOCK_KEYS)
-    q_ring = _ring(q, CONSUMERS, 1)
-    k_ring = _ring(k, SLOTS, CONSUMERS)
-    v_ring = _ring(v, SLOTS, CONSUMERS)
+    tasks = Tasks(heads, heads_q, group, together, seqlen_q, seqlen_k, CAUSAL, CONSUMERS * ROWS, BLOCK_KEYS)
+    q_ring = new_ring(q, CONSUMERS, 1)
+    k_ring = new_ring(k, SLOTS, CONSUMERS)
+    v_ring = new_ring(v, SLOTS, CONSUMERS)
     # There are as many slots for q as consumers, so each consumer finds its tiles of q in a slot of its own.
-    out_tiles = q_ring.tiles if OUT_IN_Q else _tiles(out, CONSUMERS)
-    turns = _barriers(CONSUMERS, 1)
+    out_tiles = q_ring.tiles if OUT_IN_Q else new_tiles(out, CONSUMERS)
+    turns = new_barriers(CONSUMERS, 1)
     mbarrier.arrive(turns.index(0), count=1)
     fence_async_shared()
     shared = _State(
@@ -436,11 +308,6 @@ spill none, at 4096 and at 16384 keys on an H200. Smaller head dims use the same
 head_dim 256 threads spill 8 bytes with Triton 3.6.0.
 """
 
-HEAD_DIMS = tuple(range(8, 257, 8))
-
-_CACHED_BYTES = 2**25
-"""This many bytes of keys and values stay in a Hopper's L2 cache of 50 MiB, beside everything else that passes it."""
-
 
 def forward(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> tuple[Tensor, Tensor]:
     """Return out and lse, with the arguments, results and errors of ``kernels.flash_v3.forward``.
@@ -450,7 +317,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -
     """
     check_inputs(q, k, v, causal, sm_scale)
     check_copyable(HEAD_DIMS, q=q, k=k, v=v)
-    _check_device(q)
+    check_device(q)
     batch, heads_q, seqlen_q, head_dim = q.shape
     _, heads_kv, seqlen_k, _ = k.shape
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -465,11 +332,11 @@ def forward(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -
         _forward_kernel,
         min(tasks, torch.cuda.get_device_properties(q.device).multi_processor_count),
         lse,
-        _descriptor(q, ROWS.value),
-        _descriptor(k, shape.block_keys),
-        _descriptor(v, shape.block_keys),
-        _descriptor(out, ROWS.value),
-        *(heads, heads_q, group, _heads_together(heads, group, k) if causal else 1),
+        descriptor(q, ROWS.value),
+        descriptor(k, shape.block_keys),
+        descriptor(v, shape.block_keys),
+        descriptor(out, ROWS.value),
+        *(heads, heads_q, group, min(heads, group * heads_in_cache(k)) if causal else 1),
         *(seqlen_q, seqlen_k, scale_log2),
         CAUSAL=causal,
         # A scale that float32 flushes to 0 is not positive.
@@ -482,41 +349,6 @@ def forward(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -
         num_warps=4,
     )
     return out, lse
-
-
-def _check_device(q: Tensor) -> None:
-    if not _is_hopper(q.device):
-        raise NotImplementedError(f"q: got a tensor on {q.device}, expected one on a Hopper GPU")
-
-
-def _is_hopper(device: torch.device) -> bool:
-    # The capability is asked for meta tensors too, which stand for a GPU in tests that only compile. AMD's gfx942
-    # would answer 9.4, so a GPU of AMD is ruled out first.
-    if device.type == "cpu" or torch.version.hip:
-        return False
-    return torch.cuda.get_device_capability(device)[0] == 9
-
-
-def _heads_together(heads: int, group: int, k: Tensor) -> int:
-    """Return how many query heads are walked together: as many as stay in the L2 cache with their k and v."""
-    _, _, seqlen_k, head_dim = k.shape
-    fitting = _CACHED_BYTES // (2 * seqlen_k * head_dim * k.element_size())
-    return min(heads, group * max(1, fitting))
-
-
-def _descriptor(tensor: Tensor, rows: int) -> TensorDescriptor:
-    """Describe the tensor in tiles of ``rows`` rows, which may reach over its edges: loads give 0 there."""
-    return TensorDescriptor.from_tensor(tensor, *_tile(rows, tensor.shape[3], tensor.dtype))
-
-
-@cache
-def _tile(rows: int, head_dim: int, dtype: torch.dtype) -> tuple[list[int], Any]:
-    """Return the block of a tensor that a tile of so many rows is, and how the tile lies in shared memory."""
-    block = [1, 1, rows, padded_head_dim(head_dim)]
-    return block, gl.NVMMASharedLayout.get_default_for(block, _DTYPES[dtype])
-
-
-_DTYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
 
 
 def _arithmetic(dtype: str, device: str, launch: Launch) -> Arithmetic:
@@ -549,6 +381,6 @@ def __getattr__(name: str) -> Mapping[tuple[str, str], str]:
     reasons = {
         (KERNEL.name, "cpu"): "Gluon does not run in Triton's interpreter; its plain twin, flash_v3, does"
     }
-    if torch.cuda.is_available() and not _is_hopper(torch.device("cuda")):
+    if torch.cuda.is_available() and not is_hopper(torch.device("cuda")):
         reasons[KERNEL.name, "cuda"] = "needs a Hopper GPU; its plain twin, flash_v3, does not"
     return reasons

@@ -1,0 +1,205 @@
+"""What Gluon kernels for Hopper share: tiles in shared memory, rings of them, tasks, and how a tensor is described.
+
+In these kernels one warp group loads and the others, the consumers, compute. A tile is a block of the
+(seqlen, head_dim) matrix of one head, which the TMA copies. It may reach over the edges of the matrix: there loads give
+0, and stores do nothing.
+"""
+
+from functools import cache
+from typing import Any, dataclass_transform
+
+import torch
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.language.core import _aggregate
+
+from kernels.launching import padded_head_dim
+
+# Renamed between Triton 3.6 and 3.9.
+tma_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+tma_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
+
+
+@dataclass_transform()
+def record(cls: type) -> Any:
+    """Make a class a Gluon aggregate: values that a kernel handles as one, which its constructor takes in order."""
+
+    # From Triton 3.8 on, this is what a class without a constructor gets.
+    def constructor(self: Any, *values: Any) -> None:
+        for name, value in zip(cls.__annotations__, values, strict=True):
+            setattr(self, name, value)
+
+    constructor.__triton_builtin__ = True  # type: ignore[attr-defined]
+    cls.__init__ = constructor  # type: ignore[misc]
+    return _aggregate(cls)
+
+
+HEAD_DIMS = tuple(range(8, 257, 8))
+"""The head dims of 16-bit rows that the TMA can copy."""
+
+ROWS = gl.constexpr(64)
+"""Rows of a consumer's tile: those of one wgmma instruction."""
+
+
+@gluon.constexpr_function
+def accumulator(columns, dtype):
+    """Return the register layout of a wgmma accumulator with 64 rows and this many columns."""
+    return gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, columns, 256 // dtype.primitive_bitwidth]
+    )
+
+
+@record
+class Ring:
+    """A ring of slots in shared memory, which the producer fills with tiles and the consumers free, in turn.
+
+    Tile ``n`` is in slot ``n % SLOTS``. A barrier's phase, 0 or 1, tells whether a slot was used an even or an odd
+    number of times. To wait for phase 1 of a new barrier does not block, so the first tiles are copied at once.
+    """
+
+    tiles: gl.shared_memory_descriptor
+    filled: gl.shared_memory_descriptor
+    freed: gl.shared_memory_descriptor
+    SLOTS: gl.constexpr
+
+    @gluon.jit
+    def fill(self, n, descriptor, coordinates):
+        """Copy tile ``n`` into its slot as soon as all consumers have freed it."""
+        slot = n % self.SLOTS
+        mbarrier.wait(self.freed.index(slot), n // self.SLOTS + 1 & 1)
+        mbarrier.expect(self.filled.index(slot), descriptor.block_type.nbytes)
+        tma_load(descriptor, coordinates, self.filled.index(slot), self.tiles.index(slot))
+
+    @gluon.jit
+    def take(self, n):
+        """Wait for tile ``n`` and return it as (rows, head_dim)."""
+        slot = n % self.SLOTS
+        mbarrier.wait(self.filled.index(slot), n // self.SLOTS & 1)
+        tile = self.tiles.index(slot)
+        return tile.reshape([tile.shape[2], tile.shape[3]])
+
+    @gluon.jit
+    def free(self, n):
+        """Say that this consumer is done with tile ``n``."""
+        mbarrier.arrive(self.freed.index(n % self.SLOTS), count=1)
+
+
+@gluon.jit
+def new_tiles(descriptor, COUNT: gl.constexpr):
+    """Allocate shared memory for COUNT of a descriptor's blocks."""
+    shape: gl.constexpr = [COUNT] + descriptor.block_type.shape  # noqa: RUF005
+    return gl.allocate_shared_memory(descriptor.dtype, shape, descriptor.layout)
+
+
+@gluon.jit
+def new_barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
+    """Allocate mbarriers, each of which enters its next phase after so many arrivals."""
+    barriers = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(COUNT):
+        mbarrier.init(barriers.index(i), count=ARRIVALS)
+    return barriers
+
+
+@gluon.jit
+def new_ring(descriptor, SLOTS: gl.constexpr, CONSUMERS: gl.constexpr):
+    """Make a ring of tiles, each of which CONSUMERS consumers read."""
+    return Ring(new_tiles(descriptor, SLOTS), new_barriers(SLOTS, 1), new_barriers(SLOTS, CONSUMERS), SLOTS)
+
+
+@gluon.jit
+def start_product(a_tile, b_tile):
+    """Start the asynchronous product a @ b^T of two tiles of (rows, head_dim) in shared memory, a having 64 rows."""
+    COLUMNS: gl.constexpr = b_tile.shape[0]
+    zeros = gl.zeros([ROWS, COLUMNS], gl.float32, layout=accumulator(COLUMNS, a_tile.dtype))
+    return warpgroup_mma(a_tile, b_tile.permute((1, 0)), zeros, use_acc=False, is_async=True)
+
+
+@record
+class Tasks:
+    """The tasks, each a (head, query tile), and the order in which they are walked.
+
+    A query tile has the rows of all of a program's consumers. Under a causal mask the last tiles see the most keys,
+    so they start first; but only ``together`` heads at a time, whose keys and values stay in the L2 cache.
+    """
+
+    heads: gl.tensor
+    heads_q: gl.tensor
+    group: gl.tensor
+    together: gl.tensor
+    seqlen_q: gl.tensor
+    seqlen_k: gl.tensor
+    CAUSAL: gl.constexpr
+    TILE_ROWS: gl.constexpr
+    BLOCK_KEYS: gl.constexpr
+
+    @gluon.jit
+    def count(self):
+        """Return how many tasks there are."""
+        return self.heads * gl.cdiv(self.seqlen_q, self.TILE_ROWS)
+
+    @gluon.jit
+    def get(self, task):
+        """Return batch, query head, and first row of a task."""
+        tiles = gl.cdiv(self.seqlen_q, self.TILE_ROWS)
+        first = task // (self.together * tiles) * self.together
+        walked = gl.minimum(self.together, self.heads - first)
+        rest = task - first * tiles
+        head = first + rest % walked
+        return head // self.heads_q, head % self.heads_q, (tiles - 1 - rest // walked) * self.TILE_ROWS
+
+    @gluon.jit
+    def key_tiles(self, start_m):
+        """Return how many key tiles all rows of a task see as a whole, and how many any row sees at least in part.
+
+        The latter is at least 1: a task whose rows see no key still takes one tile, which is masked as a whole.
+        """
+        whole = self.seqlen_k // self.BLOCK_KEYS
+        tiles = gl.cdiv(self.seqlen_k, self.BLOCK_KEYS)
+        if self.CAUSAL:
+            end = gl.maximum(start_m + self.seqlen_k - self.seqlen_q, -self.TILE_ROWS)
+            whole = gl.minimum(gl.maximum(end + 1, 0) // self.BLOCK_KEYS, whole)
+            tiles = gl.minimum(gl.cdiv(end + self.TILE_ROWS, self.BLOCK_KEYS), tiles)
+        return whole, gl.maximum(tiles, 1)
+
+
+def check_device(q: Tensor) -> None:
+    """Raise NotImplementedError for a tensor that is not on a Hopper GPU."""
+    if not is_hopper(q.device):
+        raise NotImplementedError(f"q: got a tensor on {q.device}, expected one on a Hopper GPU")
+
+
+def is_hopper(device: torch.device) -> bool:
+    """Whether a device is a Hopper GPU."""
+    # The capability is asked for meta tensors too, which stand for a GPU in tests that only compile. AMD's gfx942
+    # would answer 9.4, so a GPU of AMD is ruled out first.
+    if device.type == "cpu" or torch.version.hip:
+        return False
+    return torch.cuda.get_device_capability(device)[0] == 9
+
+
+_CACHED_BYTES = 2**25
+"""This many bytes of two tensors stay in a Hopper's L2 cache of 50 MiB, beside everything else that passes it."""
+
+
+def heads_in_cache(tensor: Tensor) -> int:
+    """Return of how many heads two tensors like this one stay in the L2 cache; at least 1."""
+    _, _, seqlen, head_dim = tensor.shape
+    return max(1, _CACHED_BYTES // (2 * seqlen * head_dim * tensor.element_size()))
+
+
+def descriptor(tensor: Tensor, rows: int) -> TensorDescriptor:
+    """Describe the tensor in tiles of ``rows`` rows, which may reach over its edges: loads give 0 there."""
+    return TensorDescriptor.from_tensor(tensor, *_tile(rows, tensor.shape[3], tensor.dtype))
+
+
+@cache
+def _tile(rows: int, head_dim: int, dtype: torch.dtype) -> tuple[list[int], Any]:
+    """Return the block of a tensor that a tile of so many rows is, and how the tile lies in shared memory."""
+    block = [1, 1, rows, padded_head_dim(head_dim)]
+    return block, gl.NVMMASharedLayout.get_default_for(block, _DTYPES[dtype])
+
+
+_DTYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
