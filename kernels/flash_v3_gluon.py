@@ -16,7 +16,7 @@ who does what when:
 Programs are persistent, one for each multiprocessor, and walk over (head, query tile) tasks. Key tiles are
 taken from the last to the first, so that those that an edge cuts come first.
 
-The backward pass is that of FlashAttention-2. The kernel needs a Hopper GPU; ``flash_v3`` is its plain twin in
+The backward pass is in ``flash_v3_gluon_backward``. The kernel needs a Hopper GPU; ``flash_v3`` is its plain twin in
 ``triton.language``, which runs anywhere.
 """
 
@@ -38,8 +38,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from kernels.contract import AttentionKernel, Capabilities, Launch, flash_arithmetic
-from kernels.flash_v2 import backward
 from kernels.flash_v3 import COPYABLE, check_copyable
+from kernels.flash_v3_gluon_backward import backward
 from kernels.hopper import (
     HEAD_DIMS,
     ROWS,

@@ -17,12 +17,15 @@ def check_settings(settings: Mapping[str, Any], declared: Mapping[str, tuple[Any
 
 
 def launch(fn: Any, programs: int, *arguments: Any, **constants: Any) -> None:
-    """Run ``programs`` programs of a kernel on the device of its first argument; do nothing if that is 0."""
+    """Run ``programs`` programs of a kernel; do nothing if that is 0.
+
+    They run on the device of the first argument, a tensor or the descriptor of one.
+    """
     if programs == 0:
         return
     # If scores * scale - m were fused, the product would not be rounded as it was for the maximum m. The difference
     # could then be positive, and with huge scores so large that exp2 overflows.
-    with torch.cuda.device_of(arguments[0]):
+    with torch.cuda.device_of(getattr(arguments[0], "base", arguments[0])):
         fn[(programs,)](*arguments, **constants, enable_fp_fusion=False)
 
 

@@ -1,0 +1,575 @@
+"""FlashAttention-3's backward pass for Hopper in Gluon: one warp group loads, the others compute.
+
+Jay Shah et al., *FlashAttention-3: Fast and Accurate Attention with Asynchrony and Low-precision* (2024),
+section 3.1 and algorithm 3, for float16 and bfloat16. What is computed is FlashAttention-2 (see ``flash_v2``); who does
+what is as in ``flash_v3_gluon``. There are two kernels, so that every sum has one order and results are the same in
+every run:
+
+- dk and dv: a program owns a tile of keys, 64 for each consumer, and walks over the query tiles that see it, of all
+  query heads of the key head. Scores are held transposed, (keys, rows), so that P and dS stay in registers as they
+  enter their products.
+- dq: a program owns a tile of queries, 64 for each consumer, and walks over the key tiles as the forward pass does.
+
+Each computes P anew, so there are seven products for a pair of tiles, where one kernel that adds to dq atomically would
+have five.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import triton.language as tl
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from kernels import flash_v2
+from kernels.flash_v3 import check_copyable
+from kernels.hopper import (
+    HEAD_DIMS,
+    ROWS,
+    Ring,
+    Tasks,
+    accumulator,
+    check_device,
+    descriptor,
+    heads_in_cache,
+    new_ring,
+    new_tiles,
+    record,
+    start_product,
+    tma_load,
+    tma_store,
+)
+from kernels.launching import is_aligned, launch, padded_head_dim
+from kernels.tiles import LOG2E, kernel
+from kernels.validation import check_gradient_inputs, check_inputs
+
+
+@gluon.jit
+def _weights(scores, scale, row_lse):
+    """Return P from unscaled scores, and lse in base 2; nan where either is nan."""
+    # lse is rounded, so it may lie below the largest score, and far below a huge one. P is then at most 1 all the same.
+    return gl.exp2(gl.minimum(gl.fma(scores, scale, -row_lse), 0.0, propagate_nan=tl.PropagateNan.ALL))
+
+
+@record
+class _RowRing:
+    """A ring of query tiles, as ``Ring``, each of which comes with a float32 number for each of its rows."""
+
+    ring: Ring
+    numbers: gl.shared_memory_descriptor
+
+    @gluon.jit
+    def fill(self, n, tiles, numbers, batch, head, row):
+        """Copy tile ``n`` of a head and its numbers, both from ``row`` on."""
+        slot = n % self.ring.SLOTS
+        filled = self.ring.filled.index(slot)
+        mbarrier.wait(self.ring.freed.index(slot), n // self.ring.SLOTS + 1 & 1)
+        mbarrier.expect(filled, tiles.block_type.nbytes + numbers.block_type.nbytes)
+        tma_load(tiles, [batch, head, row, 0], filled, self.ring.tiles.index(slot))
+        tma_load(numbers, [batch, head, 0, row], filled, self.numbers.index(slot))
+
+    @gluon.jit
+    def load_numbers(self, n, LAYOUT: gl.constexpr):
+        """Return the numbers of tile ``n``, which has been taken, as (1, rows)."""
+        numbers = self.numbers.index(n % self.ring.SLOTS)
+        return numbers.reshape([1, numbers.shape[3]]).load(LAYOUT)
+
+
+@record
+class _KeyTasks:
+    """The tasks of dk and dv, each a (key head, key tile), and the order in which they are walked.
+
+    A key tile has the keys of all of a program's consumers. Under a causal mask the first tiles are seen by the most
+    rows, so they start first; but only ``together`` heads at a time, whose q and dout stay in the L2 cache.
+    """
+
+    heads: gl.tensor
+    heads_kv: gl.tensor
+    group: gl.tensor
+    together: gl.tensor
+    seqlen_q: gl.tensor
+    seqlen_k: gl.tensor
+    CAUSAL: gl.constexpr
+    TILE_KEYS: gl.constexpr
+    BLOCK_ROWS: gl.constexpr
+
+    @gluon.jit
+    def count(self):
+        """Return how many tasks there are."""
+        return self.heads * gl.cdiv(self.seqlen_k, self.TILE_KEYS)
+
+    @gluon.jit
+    def get(self, task):
+        """Return batch, key head, and first key of a task."""
+        tiles = gl.cdiv(self.seqlen_k, self.TILE_KEYS)
+        first = task // (self.together * tiles) * self.together
+        walked = gl.minimum(self.together, self.heads - first)
+        rest = task - first * tiles
+        head = first + rest % walked
+        return head // self.heads_kv, head % self.heads_kv, rest // walked * self.TILE_KEYS
+
+    @gluon.jit
+    def query_tiles(self, start_n):
+        """Return which query tiles see a task's keys: the first one, and the one after the last.
+
+        And which of them see all of the keys, and have all of their rows: the first of these, and the one after the
+        last. There is always a tile, as the last row sees all keys.
+        """
+        first = 0
+        whole = 0
+        if self.CAUSAL:
+            diagonal = start_n - (self.seqlen_k - self.seqlen_q)
+            first = gl.maximum(diagonal, 0) // self.BLOCK_ROWS
+            whole = gl.cdiv(gl.maximum(diagonal + self.TILE_KEYS - 1, 0), self.BLOCK_ROWS)
+        return first, gl.cdiv(self.seqlen_q, self.BLOCK_ROWS), whole, self.seqlen_q // self.BLOCK_ROWS
+
+
+@record
+class _OfKeys:
+    """What the producer and the consumers of dk and dv share. Tiles of q come with lse_log2, of dout with delta."""
+
+    q: tma.tensor_descriptor
+    k: tma.tensor_descriptor
+    v: tma.tensor_descriptor
+    dout: tma.tensor_descriptor
+    dk: tma.tensor_descriptor
+    dv: tma.tensor_descriptor
+    lse_log2: tma.tensor_descriptor
+    delta: tma.tensor_descriptor
+    sm_scale: gl.tensor
+    scale_log2: gl.tensor
+    tasks: _KeyTasks
+    q_ring: _RowRing
+    do_ring: _RowRing
+    k_ring: Ring
+    v_ring: Ring
+    dk_tiles: gl.shared_memory_descriptor
+    dv_tiles: gl.shared_memory_descriptor
+    CONSUMERS: gl.constexpr
+
+
+@gluon.jit
+def _load_for_dk_dv(s):
+    """Run the producer of dk and dv: it loads the tiles of each task in the order in which they are needed."""
+    loaded_k = 0
+    loaded = 0
+    for task in range(gl.program_id(0), s.tasks.count(), gl.num_programs(0)):
+        batch, head_kv, start_n = s.tasks.get(task)
+        first, tiles, _, _ = s.tasks.query_tiles(start_n)
+        for consumer in gl.static_range(s.CONSUMERS):
+            s.k_ring.fill(loaded_k + consumer, s.k, [batch, head_kv, start_n + consumer * ROWS, 0])
+            s.v_ring.fill(loaded_k + consumer, s.v, [batch, head_kv, start_n + consumer * ROWS, 0])
+        loaded_k += s.CONSUMERS
+        for head in range(head_kv * s.tasks.group, (head_kv + 1) * s.tasks.group):
+            for tile in range(first, tiles):
+                s.q_ring.fill(loaded, s.q, s.lse_log2, batch, head, tile * s.tasks.BLOCK_ROWS)
+                s.do_ring.fill(loaded, s.dout, s.delta, batch, head, tile * s.tasks.BLOCK_ROWS)
+                loaded += 1
+
+
+@gluon.jit
+def _compute_dk_dv(s, SELF: gl.constexpr):
+    """Run consumer number SELF of dk and dv: it computes 64 keys of each task."""
+    dtype: gl.constexpr = s.dk.dtype
+    BLOCK_ROWS: gl.constexpr = s.tasks.BLOCK_ROWS
+    HEAD_DIM: gl.constexpr = s.dk.block_type.shape[3]
+    of_scores: gl.constexpr = accumulator(BLOCK_ROWS, dtype)
+    of_gradients: gl.constexpr = accumulator(HEAD_DIM, dtype)
+    of_weights: gl.constexpr = gl.DotOperandLayout(0, of_gradients, 32 // dtype.primitive_bitwidth)
+    rows = gl.arange(0, BLOCK_ROWS, layout=gl.SliceLayout(0, of_scores))
+    keys = gl.arange(0, ROWS, layout=gl.SliceLayout(1, of_scores))
+    taken_k = SELF
+    taken = 0
+    for task in range(gl.program_id(0), s.tasks.count(), gl.num_programs(0)):
+        batch, head_kv, start_n = s.tasks.get(task)
+        first, tiles, whole, whole_end = s.tasks.query_tiles(start_n)
+        start_n += SELF * ROWS
+        first_row = gl.full([ROWS], 0, gl.int32, layout=gl.SliceLayout(1, of_scores))
+        if s.tasks.CAUSAL:
+            first_row = keys + (start_n - (s.tasks.seqlen_k - s.tasks.seqlen_q))
+        dk = gl.zeros([ROWS, HEAD_DIM], gl.float32, layout=of_gradients)
+        dv = gl.zeros([ROWS, HEAD_DIM], gl.float32, layout=of_gradients)
+        k_tile = s.k_ring.take(taken_k)
+        v_tile = s.v_ring.take(taken_k)
+
+        for _ in range(s.tasks.group):
+            for tile in range(first, tiles):
+                start_m = tile * BLOCK_ROWS
+                q_tile = s.q_ring.ring.take(taken)
+                scores = start_product(k_tile, q_tile)
+                row_lse = s.q_ring.load_numbers(taken, of_scores)
+                do_tile = s.do_ring.ring.take(taken)
+                dp = start_product(v_tile, do_tile)
+                scores = warpgroup_mma_wait(1, deps=(scores,))
+                p = _weights(scores, s.scale_log2, row_lse)
+                cut = (tile < whole) | (tile >= whole_end)
+                if cut:
+                    p = _keep(p, first_row, rows, start_m, s.tasks.seqlen_q)
+                dv = warpgroup_mma(gl.convert_layout(p.to(dtype), of_weights), do_tile, dv, is_async=True)
+                row_delta = s.do_ring.load_numbers(taken, of_scores)
+                dp = warpgroup_mma_wait(1, deps=(dp,))
+                ds = p * (dp - row_delta)
+                if cut:
+                    ds = _keep(ds, first_row, rows, start_m, s.tasks.seqlen_q)
+                dk = warpgroup_mma(gl.convert_layout(ds.to(dtype), of_weights), q_tile, dk, is_async=True)
+                dv = warpgroup_mma_wait(1, deps=(dv,))
+                s.do_ring.ring.free(taken)
+                dk = warpgroup_mma_wait(0, deps=(dk,))
+                s.q_ring.ring.free(taken)
+                taken += 1
+        s.k_ring.free(taken_k)
+        s.v_ring.free(taken_k)
+        taken_k += s.CONSUMERS
+
+        tma.store_wait(0)
+        s.dk_tiles.index(SELF).reshape([ROWS, HEAD_DIM]).store((dk * s.sm_scale).to(dtype))
+        s.dv_tiles.index(SELF).reshape([ROWS, HEAD_DIM]).store(dv.to(dtype))
+        fence_async_shared()
+        tma_store(s.dk, [batch, head_kv, start_n, 0], s.dk_tiles.index(SELF))
+        tma_store(s.dv, [batch, head_kv, start_n, 0], s.dv_tiles.index(SELF))
+    tma.store_wait(0)
+
+
+@gluon.jit
+def _keep(transposed, first_row, rows, start_m, seqlen_q):
+    """Return a transposed tile, with 0 for the rows that do not see a key, and for those that there are not."""
+    seen = (rows[None, :] >= (first_row - start_m)[:, None]) & (rows < seqlen_q - start_m)[None, :]
+    return gl.where(seen, transposed, 0.0)
+
+
+@partial(kernel, jit=gluon.jit)
+def _dk_dv_kernel(
+    lse_log2,
+    delta,
+    q,
+    k,
+    v,
+    dout,
+    dk,
+    dv,
+    sm_scale,
+    scale_log2,
+    heads,
+    heads_kv,
+    group,
+    together,
+    seqlen_q,
+    seqlen_k,
+    CAUSAL: gl.constexpr,
+    CONSUMERS: gl.constexpr,
+    SLOTS: gl.constexpr,
+    REGISTERS: gl.constexpr,
+):
+    """Compute dk and dv; q, k, v, dout, dk and dv are tensor descriptors whose blocks are tiles."""
+    BLOCK_ROWS: gl.constexpr = q.block_type.shape[2]
+    tasks = _KeyTasks(
+        heads, heads_kv, group, together, seqlen_q, seqlen_k, CAUSAL, CONSUMERS * ROWS, BLOCK_ROWS
+    )
+    q_ring = _RowRing(new_ring(q, SLOTS, CONSUMERS), new_tiles(lse_log2, SLOTS))
+    do_ring = _RowRing(new_ring(dout, SLOTS, CONSUMERS), new_tiles(delta, SLOTS))
+    k_ring = new_ring(k, CONSUMERS, 1)
+    v_ring = new_ring(v, CONSUMERS, 1)
+    dk_tiles = new_tiles(dk, CONSUMERS)
+    dv_tiles = new_tiles(dv, CONSUMERS)
+    fence_async_shared()
+    shared = _OfKeys(
+        q,
+        k,
+        v,
+        dout,
+        dk,
+        dv,
+        lse_log2,
+        delta,
+        sm_scale,
+        scale_log2,
+        tasks,
+        q_ring,
+        do_ring,
+        k_ring,
+        v_ring,
+        dk_tiles,
+        dv_tiles,
+        CONSUMERS,
+    )
+    gl.warp_specialize(
+        [(_load_for_dk_dv, (shared,)), (_compute_dk_dv, (shared, 0)), (_compute_dk_dv, (shared, 1))],
+        [4, 4],
+        [REGISTERS, REGISTERS],
+    )
+
+
+@record
+class _OfQueries:
+    """What the producer and the consumers of dq share."""
+
+    q: tma.tensor_descriptor
+    k: tma.tensor_descriptor
+    v: tma.tensor_descriptor
+    dout: tma.tensor_descriptor
+    dq: tma.tensor_descriptor
+    lse_log2: gl.tensor
+    delta: gl.tensor
+    sm_scale: gl.tensor
+    scale_log2: gl.tensor
+    tasks: Tasks
+    q_ring: Ring
+    do_ring: Ring
+    k_ring: Ring
+    v_ring: Ring
+    dq_tiles: gl.shared_memory_descriptor
+    CONSUMERS: gl.constexpr
+
+
+@gluon.jit
+def _load_for_dq(s):
+    """Run the producer of dq: it loads the tiles of each task in the order in which they are needed."""
+    loaded_q = 0
+    loaded = 0
+    for task in range(gl.program_id(0), s.tasks.count(), gl.num_programs(0)):
+        batch, head, start_m = s.tasks.get(task)
+        _, tiles = s.tasks.key_tiles(start_m)
+        head_kv = head // s.tasks.group
+        for consumer in gl.static_range(s.CONSUMERS):
+            s.q_ring.fill(loaded_q + consumer, s.q, [batch, head, start_m + consumer * ROWS, 0])
+            s.do_ring.fill(loaded_q + consumer, s.dout, [batch, head, start_m + consumer * ROWS, 0])
+        loaded_q += s.CONSUMERS
+        for i in range(tiles):
+            row = (tiles - 1 - i) * s.tasks.BLOCK_KEYS
+            s.k_ring.fill(loaded + i, s.k, [batch, head_kv, row, 0])
+            s.v_ring.fill(loaded + i, s.v, [batch, head_kv, row, 0])
+        loaded += tiles
+
+
+@gluon.jit
+def _compute_dq(s, SELF: gl.constexpr):
+    """Run consumer number SELF of dq: it computes 64 rows of each task."""
+    dtype: gl.constexpr = s.dq.dtype
+    BLOCK_KEYS: gl.constexpr = s.tasks.BLOCK_KEYS
+    HEAD_DIM: gl.constexpr = s.dq.block_type.shape[3]
+    of_scores: gl.constexpr = accumulator(BLOCK_KEYS, dtype)
+    of_gradient: gl.constexpr = accumulator(HEAD_DIM, dtype)
+    of_weights: gl.constexpr = gl.DotOperandLayout(0, of_gradient, 32 // dtype.primitive_bitwidth)
+    keys = gl.arange(0, BLOCK_KEYS, layout=gl.SliceLayout(0, of_scores))
+    taken_q = SELF
+    taken = 0
+    for task in range(gl.program_id(0), s.tasks.count(), gl.num_programs(0)):
+        batch, head, start_m = s.tasks.get(task)
+        whole, tiles = s.tasks.key_tiles(start_m)
+        start_m += SELF * ROWS
+        rows = start_m + gl.arange(0, ROWS, layout=gl.SliceLayout(1, of_scores))
+        last_key = gl.full([ROWS], s.tasks.seqlen_k - 1, gl.int32, layout=gl.SliceLayout(1, of_scores))
+        if s.tasks.CAUSAL:
+            last_key = rows + (s.tasks.seqlen_k - s.tasks.seqlen_q)
+        first_of_head = (batch * s.tasks.heads_q + head).to(gl.int64) * s.tasks.seqlen_q
+        in_head = rows < s.tasks.seqlen_q
+        row_lse = gl.load(s.lse_log2 + first_of_head + rows, mask=in_head, other=0.0)
+        row_delta = gl.load(s.delta + first_of_head + rows, mask=in_head, other=0.0)
+        dq = gl.zeros([ROWS, HEAD_DIM], gl.float32, layout=of_gradient)
+        q_tile = s.q_ring.take(taken_q)
+        do_tile = s.do_ring.take(taken_q)
+
+        for i in range(tiles):
+            k_tile = s.k_ring.take(taken + i)
+            scores = start_product(q_tile, k_tile)
+            v_tile = s.v_ring.take(taken + i)
+            dp = start_product(do_tile, v_tile)
+            scores = warpgroup_mma_wait(1, deps=(scores,))
+            p = _weights(scores, s.scale_log2, row_lse[:, None])
+            start_n = (tiles - 1 - i) * BLOCK_KEYS
+            cut = tiles - 1 - i >= whole
+            if cut:
+                p = gl.where(keys[None, :] <= (last_key - start_n)[:, None], p, 0.0)
+            dp = warpgroup_mma_wait(0, deps=(dp,))
+            s.v_ring.free(taken + i)
+            ds = p * (dp - row_delta[:, None])
+            if cut:
+                ds = gl.where(keys[None, :] <= (last_key - start_n)[:, None], ds, 0.0)
+            dq = warpgroup_mma(gl.convert_layout(ds.to(dtype), of_weights), k_tile, dq, is_async=True)
+            dq = warpgroup_mma_wait(0, deps=(dq,))
+            s.k_ring.free(taken + i)
+        s.q_ring.free(taken_q)
+        s.do_ring.free(taken_q)
+        taken_q += s.CONSUMERS
+        taken += tiles
+
+        tma.store_wait(0)
+        s.dq_tiles.index(SELF).reshape([ROWS, HEAD_DIM]).store((dq * s.sm_scale).to(dtype))
+        fence_async_shared()
+        tma_store(s.dq, [batch, head, start_m, 0], s.dq_tiles.index(SELF))
+    tma.store_wait(0)
+
+
+@partial(kernel, jit=gluon.jit)
+def _dq_kernel(
+    lse_log2,
+    delta,
+    q,
+    k,
+    v,
+    dout,
+    dq,
+    sm_scale,
+    scale_log2,
+    heads,
+    heads_q,
+    group,
+    together,
+    seqlen_q,
+    seqlen_k,
+    CAUSAL: gl.constexpr,
+    CONSUMERS: gl.constexpr,
+    SLOTS: gl.constexpr,
+    REGISTERS: gl.constexpr,
+):
+    """Compute dq; q, k, v, dout and dq are tensor descriptors whose blocks are tiles."""
+    BLOCK_KEYS: gl.constexpr = k.block_type.shape[2]
+    tasks = Tasks(heads, heads_q, group, together, seqlen_q, seqlen_k, CAUSAL, CONSUMERS * ROWS, BLOCK_KEYS)
+    q_ring = new_ring(q, CONSUMERS, 1)
+    do_ring = new_ring(dout, CONSUMERS, 1)
+    k_ring = new_ring(k, SLOTS, CONSUMERS)
+    v_ring = new_ring(v, SLOTS, CONSUMERS)
+    dq_tiles = new_tiles(dq, CONSUMERS)
+    fence_async_shared()
+    shared = _OfQueries(
+        q,
+        k,
+        v,
+        dout,
+        dq,
+        lse_log2,
+        delta,
+        sm_scale,
+        scale_log2,
+        tasks,
+        q_ring,
+        do_ring,
+        k_ring,
+        v_ring,
+        dq_tiles,
+        CONSUMERS,
+    )
+    gl.warp_specialize(
+        [(_load_for_dq, (shared,)), (_compute_dq, (shared, 0)), (_compute_dq, (shared, 1))],
+        [4, 4],
+        [REGISTERS, REGISTERS],
+    )
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """The settings that are tuned for each head_dim.
+
+    Attributes:
+        block_rows: rows of a query tile that dk and dv are computed from.
+        row_slots: such tiles in a ring.
+        block_keys: keys of a key tile that dq is computed from.
+        key_slots: such tiles in a ring.
+    """
+
+    block_rows: int
+    row_slots: int
+    block_keys: int
+    key_slots: int
+
+
+_SHAPES = {
+    16: _Shape(block_rows=64, row_slots=3, block_keys=128, key_slots=3),
+    32: _Shape(block_rows=64, row_slots=3, block_keys=128, key_slots=3),
+    64: _Shape(block_rows=64, row_slots=3, block_keys=128, key_slots=3),
+    128: _Shape(block_rows=64, row_slots=2, block_keys=128, key_slots=2),
+}
+"""The settings by padded head_dim. Threads spill nothing inside the loops over tiles; between tasks they may."""
+
+_CONSUMERS = 2
+_REGISTERS = 240
+
+
+def backward(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    *,
+    causal: bool,
+    sm_scale: float,
+) -> tuple[Tensor, ...]:
+    """Return the gradients (dq, dk, dv), with the arguments, results and errors of ``flash_v2.backward``.
+
+    q, k and v are those that ``flash_v3_gluon.forward`` takes, and there is nothing beyond a causal mask and sm_scale.
+    Tiles of a head_dim above 128 would not fit: for these ``flash_v2.backward`` is called.
+    """
+    check_inputs(q, k, v, causal, sm_scale)
+    check_copyable(HEAD_DIMS, q=q, k=k, v=v)
+    check_device(q)
+    check_gradient_inputs(dout, q, out, lse)
+    batch, heads_q, seqlen_q, head_dim = q.shape
+    _, heads_kv, seqlen_k, _ = k.shape
+    if padded_head_dim(head_dim) not in _SHAPES:
+        return flash_v2.backward(dout, q, k, v, out, lse, causal=causal, sm_scale=sm_scale)
+    dq, dk, dv = (torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
+    if 0 in (q.numel(), k.numel()):  # A tensor descriptor cannot describe an empty tensor.
+        return dq.zero_(), dk.zero_(), dv.zero_()
+    dout = dout if is_aligned(dout) else dout.contiguous()
+    delta, lse_log2 = flash_v2.row_deltas(dout, out, lse)
+    shape = _SHAPES[padded_head_dim(head_dim)]
+    group = heads_q // heads_kv
+    own = _CONSUMERS * ROWS.value
+    scales = (float(sm_scale), sm_scale * LOG2E.value)
+    constants = {"CAUSAL": causal, "CONSUMERS": _CONSUMERS, "REGISTERS": _REGISTERS, "num_warps": 4}
+    processors = torch.cuda.get_device_properties(q.device).multi_processor_count
+    heads = batch * heads_kv
+    launch(
+        _dk_dv_kernel,
+        min(heads * math.ceil(seqlen_k / own), processors),
+        *(_numbers(lse_log2, shape.block_rows), _numbers(delta, shape.block_rows)),
+        descriptor(q, shape.block_rows),
+        descriptor(k, ROWS.value),
+        descriptor(v, ROWS.value),
+        descriptor(dout, shape.block_rows),
+        descriptor(dk, ROWS.value),
+        descriptor(dv, ROWS.value),
+        *scales,
+        *(heads, heads_kv, group, min(heads, max(1, heads_in_cache(q) // group)) if causal else 1),
+        *(seqlen_q, seqlen_k),
+        SLOTS=shape.row_slots,
+        **constants,
+    )
+    heads = batch * heads_q
+    launch(
+        _dq_kernel,
+        min(heads * math.ceil(seqlen_q / own), processors),
+        *(lse_log2, delta),
+        descriptor(q, ROWS.value),
+        descriptor(k, shape.block_keys),
+        descriptor(v, shape.block_keys),
+        descriptor(dout, ROWS.value),
+        descriptor(dq, ROWS.value),
+        *scales,
+        *(heads, heads_q, group, min(heads, group * heads_in_cache(k)) if causal else 1),
+        *(seqlen_q, seqlen_k),
+        SLOTS=shape.key_slots,
+        **constants,
+    )
+    return dq, dk, dv
+
+
+def _numbers(rows: Tensor, block_rows: int) -> TensorDescriptor:
+    """Describe (batch, heads, seqlen) float32 in tiles of (1, block_rows)."""
+    # Each head has to begin at a multiple of 16 bytes.
+    rows = torch.nn.functional.pad(rows, (0, -rows.shape[2] % 4))[:, :, None]
+    layout = gl.NVMMASharedLayout.get_default_for([1, 1, 1, block_rows], gl.float32)
+    return TensorDescriptor.from_tensor(rows, [1, 1, 1, block_rows], layout)
