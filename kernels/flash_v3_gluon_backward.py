@@ -569,7 +569,7 @@ def backward(
 
 def _numbers(rows: Tensor, block_rows: int) -> TensorDescriptor:
     """Describe (batch, heads, seqlen) float32 in tiles of (1, block_rows)."""
-    # Each head has to begin at a multiple of 16 bytes.
-    rows = torch.nn.functional.pad(rows, (0, -rows.shape[2] % 4))[:, :, None]
-    layout = gl.NVMMASharedLayout.get_default_for([1, 1, 1, block_rows], gl.float32)
-    return TensorDescriptor.from_tensor(rows, [1, 1, 1, block_rows], layout)
+    if missing := -rows.shape[2] % 4:  # Each head has to begin at a multiple of 16 bytes.
+        rows = torch.nn.functional.pad(rows, (0, missing))
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=4)
+    return TensorDescriptor.from_tensor(rows[:, :, None], [1, 1, 1, block_rows], layout)
