@@ -165,7 +165,9 @@ def hull_bound(s: Sizes, a: Arithmetic) -> Tensor:
     """How far out may be from the hull of the rows of v, (B, H, R, D)."""
     terms = s.k.shape[2]
     relative = _share(s, a, a.operand_rounding)
-    return relative * SECOND_ORDER * s.largest_v + a.output.underflow + terms * SUBNORMAL_FLUSH
+    # An infinite weight makes NaN of a v that is 0.
+    of_weights = torch.where(relative.isinf(), math.inf, relative * SECOND_ORDER * s.largest_v)
+    return of_weights + a.output.underflow + terms * SUBNORMAL_FLUSH
 
 
 def ones_bound(s: Sizes, a: Arithmetic) -> Tensor:

@@ -11,7 +11,7 @@ from reference.arithmetic import FLOAT16, FLOAT32, Arithmetic, Format
 from reference.bounds import exact, forward_bounds
 from reference.bounds.answers import keys_may_overflow, leftover, mean_bounds, row_bound
 from reference.bounds.forward import ForwardBounds
-from reference.bounds.identities import sizes
+from reference.bounds.identities import hull_bound, sizes
 from reference.bounds.relations import merged_bounds, only_exponents_change, sum_bound
 from tests.unit.emulator import Emulator, cast
 from tests.unit.test_bounds import ARITHMETIC
@@ -225,3 +225,13 @@ def test_what_is_rounded_before_the_softmax_may_overflow_its_format(claim: str, 
     assert sizes(x, x, x, 0 * x, rounded, **options).safe
     if not gradients:
         assert sizes(q, k, x, 0 * x, Arithmetic(weights=FLOAT16, output=FLOAT16), **options).safe
+
+
+def test_nothing_is_known_of_a_weight_that_may_be_infinite_and_meets_a_zero() -> None:
+    """FlagGems in bfloat16: a score of 5e16 with a fused multiply-add gives infinity, and 0 * infinity gives NaN."""
+    x, large = (torch.full((1, 1, 1, 16), value) for value in (1.0, 1e16))
+    a = Arithmetic(weights=FLOAT16, output=FLOAT16)
+    for v in (0 * x, x):
+        s = sizes(large, x, v, 0 * x, a, causal=False, sm_scale=0.25, alignment="top_left", gradients=False)
+        assert s.safe
+        assert hull_bound(s, a).isposinf().all()
