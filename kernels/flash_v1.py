@@ -265,10 +265,10 @@ def _backward_kernel(
         # One loop runs over heads and blocks, because nested loops take more registers, which spill.
         blocks = tl.maximum(tl.cdiv(seqlen_q, BLOCK_M) - first, 0)
         # The divisor must not be 0, because a pipelined loop divides before it knows whether there is a first step.
-        blocks_per_head = tl.maximum(blocks, 1)
+        divisor = tl.maximum(blocks, 1)
         for index in range(group * blocks):  # line 9
-            member = index // blocks_per_head
-            start_m = (first + index % blocks_per_head) * BLOCK_M
+            member = index // divisor
+            start_m = (first + index % divisor) * BLOCK_M
             row = member.to(tl.int64) * seqlen_q + start_m
             last_key = tl.full([BLOCK_M], seqlen_k - 1, tl.int32)
             if CAUSAL:

@@ -441,15 +441,15 @@ def gradients_of_keys(
     for cut in tl.static_range(2):
         # One loop runs over heads and tiles, because nested loops take more registers, which spill. A pipelined loop
         # divides for its first steps before it knows whether there are any, so the divisor must not be 0.
-        steps = group * (cut_tiles if cut else whole_tiles)
-        tiles_per_head = tl.maximum(cut_tiles if cut else whole_tiles, 1)
-        for index in range(steps):
-            member = index // tiles_per_head
+        tiles_per_head = cut_tiles if cut else whole_tiles
+        divisor = tl.maximum(tiles_per_head, 1)
+        for index in range(group * tiles_per_head):
+            member = index // divisor
             if cut:
-                tile = first + index % tiles_per_head
+                tile = first + index % divisor
                 tile = tl.where(tile < diagonal, tile, tiles_q - 1)
             else:
-                tile = diagonal + index % tiles_per_head
+                tile = diagonal + index % divisor
             start_m = tile * BLOCK_ROWS
             in_tile = rows < seqlen_q - start_m
             row_base = member * row_head_step + start_m

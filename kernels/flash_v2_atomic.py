@@ -124,10 +124,10 @@ def _backward_kernel(
     dv_acc = tl.full([BLOCK_OWN, HEAD_DIM], 0.0, tl.float32)
     # One loop runs over heads and tiles, because nested loops take more registers, which spill.
     # The divisor must not be 0, because a pipelined loop divides before it knows whether there is a first step.
-    tiles_per_head = tl.maximum(tiles_q, 1)
+    divisor = tl.maximum(tiles_q, 1)
     for index in range(group * tiles_q):
-        member = index // tiles_per_head
-        tile = first + index % tiles_per_head
+        member = index // divisor
+        tile = first + index % divisor
         start_m = tile * BLOCK_LOOP
         in_tile = rows < seqlen_q - start_m
         row_base = (head * group + member) * seqlen_q + start_m

@@ -42,7 +42,7 @@ FLASH_ON_CUDA = tuple(
 """Of functions that call PyTorch's flash kernel on a GPU."""
 
 TORCH_NESTED = tuple(known for known in FLASH_ON_CUDA if "dout_layout" not in known.where)
-"""Of an adapter that never gives the kernel a dout as it is."""
+"""The flash kernel's on a GPU, without those of a dout: the adapter never gives the kernel a dout as it is."""
 
 TORCH_VARLEN = (
     *FLASH_ON_CUDA,
@@ -75,7 +75,7 @@ JAX_CUDNN = (
     replace(pytorch.CUDNN_SCALE, case={**_SMALL, "seqlen_q": 4, "seqlen_k": 4, "sm_scale": 0.0}, torch=("",)),
     replace(pytorch.CUDNN_LAST_KEYS, torch=("",)),
 )
-"""Of cuDNN's attention as JAX calls it, which takes even lengths."""
+"""JAX calls cuDNN's attention with even lengths alone, so the stored cases have such."""
 
 ADDED_MASK = tuple(
     KnownFailure(
@@ -160,7 +160,7 @@ def _huge(tensors: str, **where: Any) -> tuple[KnownFailure, ...]:
 
 
 PREFILLS = _huge("qkv")
-"""Of vLLM's and SGLang's prefills, which are nearly the same kernel."""
+"""vLLM's and SGLang's prefills, which are nearly the same kernel, fail in these."""
 
 SAGEATTENTION = (
     *_huge("qk"),

@@ -20,7 +20,7 @@ KERNEL = AttentionKernel(
     forward=_forward,
     capabilities=replace(
         CLAIMS,
-        # Its operators refuse a head_dim in 16 bits if "query.shape[-1] % 8 != 0".
+        # The operators of xformers refuse a head_dim in 16 bits if "query.shape[-1] % 8 != 0".
         head_dims=(16, 32, 64, 96, 128, 256),
         # "value: Tensor of shape [B, Mkv, H, Kv]"
         v_head_dim=(0, 32, 64, 128),

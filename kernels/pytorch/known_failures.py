@@ -112,7 +112,7 @@ FLASH_PADDING = KnownFailure(
     where={"head_dim": (1,), "q_layout": ("bnhd",)},
     **_ON_H200,
 )
-"""Of the function that pads for the flash kernel, and not of the kernel."""
+"""PyTorch pads a head_dim before it calls the flash kernel. Who calls that kernel otherwise does not meet this bug."""
 
 FLASH = (
     *(

@@ -326,7 +326,8 @@ class TestFiles:
 def two_then_silence(number: int) -> Iterator[int]:
     yield number
     yield number + 1
-    time.sleep(3600)  # as a call that hangs; ``gather`` kills the process when its time is up
+    # This stands for a call that hangs. ``gather`` kills the process when its time is up.
+    time.sleep(3600)
 
 
 def one_then_a_crash() -> Iterator[int]:

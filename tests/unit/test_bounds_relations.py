@@ -228,7 +228,7 @@ def test_what_is_rounded_before_the_softmax_may_overflow_its_format(claim: str, 
 
 
 def test_nothing_is_known_of_a_weight_that_may_be_infinite_and_meets_a_zero() -> None:
-    """FlagGems in bfloat16: a score of 5e16 with a fused multiply-add gives infinity, and 0 * infinity gives NaN."""
+    """FlagGems gave NaN: a fused multiply-add makes an infinite weight of a score of 5e16, and 0 * infinity is NaN."""
     x, large = (torch.full((1, 1, 1, 16), value) for value in (1.0, 1e16))
     a = Arithmetic(weights=FLOAT16, output=FLOAT16)
     for v in (0 * x, x):
