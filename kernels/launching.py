@@ -1,5 +1,6 @@
 """What the launchers of Triton attention kernels share: strides, alignment, launch settings."""
 
+import math
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -16,17 +17,44 @@ def check_settings(settings: Mapping[str, Any], declared: Mapping[str, tuple[Any
             raise ValueError(f"{name}: got {settings[name]!r}, expected one of {values}")
 
 
-def launch(fn: Any, programs: int, *arguments: Any, **constants: Any) -> None:
-    """Run ``programs`` programs of a kernel; do nothing if that is 0.
+_COMPILED: dict[Any, Any] = {}
+"""What Triton compiled, by the kernel and all that it depends on."""
 
-    They run on the device of the first argument, a tensor or the descriptor of one.
+
+def launch(fn: Any, programs: int, *arguments: Any, **constants: Any) -> None:
+    """Run ``programs`` programs of a kernel that ``tiles.kernel`` made; do nothing if that is 0.
+
+    They run on the device of the first argument, a tensor or the descriptor of one. Triton looks at every argument to
+    find what it compiled for such values, which takes longer than the launch itself. These kernels depend on less, so
+    what was compiled for a GPU is looked up here.
     """
     if programs == 0:
         return
+    tensor = getattr(arguments[0], "base", arguments[0])
     # If scores * scale - m were fused, the product would not be rounded as it was for the maximum m. The difference
     # could then be positive, and with huge scores so large that exp2 overflows.
-    with torch.cuda.device_of(getattr(arguments[0], "base", arguments[0])):
-        fn[(programs,)](*arguments, **constants, enable_fp_fusion=False)
+    options = {**constants, "enable_fp_fusion": False}
+    with torch.cuda.device_of(tensor):
+        if not tensor.is_cuda:
+            fn[(programs,)](*arguments, **options)
+            return
+        key = (fn, tensor.device, *map(_compiled_for, arguments), *options.items())
+        if compiled := _COMPILED.get(key):
+            rest = (constants[name] for name in fn.arg_names[len(arguments) :])
+            compiled[(programs, 1, 1)](*arguments, *rest)
+        else:
+            _COMPILED[key] = fn[(programs,)](*arguments, **options)
+
+
+def _compiled_for(argument: Any) -> Any:
+    """Return what a kernel that ``tiles.kernel`` made is compiled for: the type of an argument, and nothing else."""
+    if isinstance(argument, Tensor):
+        return argument.dtype
+    if type(argument) is int:
+        return -(2**31) <= argument < 2**31
+    if (block := getattr(argument, "block_shape", None)) is not None:
+        return argument.base.dtype, tuple(block), argument.layout
+    return type(argument)
 
 
 def dropout_arguments(dropout_p: float, dropout_seed: int) -> tuple[int, int, float]:
@@ -41,11 +69,11 @@ def row_strides(*tensors: Tensor) -> tuple[int, ...]:
 
 def is_aligned(*tensors: Tensor) -> bool:
     """Whether every row of every tensor starts at a multiple of 16 bytes and is as many bytes wide."""
-    return all(
-        tensor.data_ptr() % 16 == 0
-        and all(width * tensor.element_size() % 16 == 0 for width in (*tensor.stride()[:3], tensor.shape[3]))
-        for tensor in tensors
-    )
+    for tensor in tensors:
+        batch, head, row, _ = tensor.stride()
+        if tensor.data_ptr() % 16 or math.gcd(batch, head, row, tensor.shape[3]) * tensor.element_size() % 16:
+            return False
+    return True
 
 
 @cache
