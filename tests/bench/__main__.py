@@ -1,4 +1,4 @@
-"""Time every kernel forward and backward beside PyTorch's: ``python -m tests.bench [--quick] [-k SERIES]``.
+"""Time every kernel forward and backward beside PyTorch's: ``python -m tests.bench [--quick] [--graph] [-k SERIES]``.
 
 All providers are timed at one shape before the next shape comes, so that the times of a ratio are taken at the same
 temperature. Each row is printed as soon as it is measured.
@@ -63,10 +63,12 @@ class Bench:
         if done < len(self.jobs):
             print(f"the other {len(self.jobs) - done} compile when they are timed")
 
-    def measure(self, rep: int) -> None:
+    def measure(self, rep: int, in_graphs: bool) -> None:
         """Measure all rows in one other process, which the time limit can end, and print each as it comes."""
         started = time.perf_counter()
-        for made in gather([partial(measure, self.chosen, self.providers, rep)], lambda: self.clock.left):
+        for made in gather(
+            [partial(measure, self.chosen, self.providers, rep, in_graphs)], lambda: self.clock.left
+        ):
             if isinstance(made, Ceiling):
                 self.ceiling, started = made, time.perf_counter()
                 print(made, flush=True)
@@ -130,6 +132,8 @@ def main(prog: str = "tox -e bench --") -> None:
         "cudnn": str(torch.backends.cudnn.version()),
         "clocks before": str(read_clocks() or f"not told ({no_clocks})"),
     }
+    if asked.graph:
+        environment["calls"] = "in a CUDA graph"
     print(", ".join(f"{name} {value}" for name, value in environment.items()))
     if asked.time_limit < math.inf:
         print(f"at most {asked.time_limit:g} minutes (--time-limit)")
@@ -137,7 +141,7 @@ def main(prog: str = "tox -e bench --") -> None:
     why = DIED
     try:
         bench.compile()
-        bench.measure(REP[asked.quick])
+        bench.measure(REP[asked.quick], asked.graph)
         why = DIED if clock.left else TIME_UP
     except KeyboardInterrupt:
         why = INTERRUPTED
@@ -150,6 +154,9 @@ def options(prog: str) -> tuple[argparse.Namespace, list[Shape]]:
     """Read the command line, and return it with the shapes that it chooses."""
     parser = argparse.ArgumentParser(prog=prog, description="speed of kernels beside PyTorch's")
     parser.add_argument("--quick", action="store_true", help=f"a few shapes, in {QUICK_MINUTES:g} minutes")
+    parser.add_argument(
+        "--graph", action="store_true", help="time calls in a CUDA graph, without what a launch costs the CPU"
+    )
     parser.add_argument("-k", metavar="SERIES", default="", help="shapes of the series whose name has this")
     parser.add_argument("--kernel", action="append", metavar="SPEC", help="repeatable (default: all of ours)")
     parser.add_argument(

@@ -93,7 +93,7 @@ OTHERS: dict[str, Provider] = {
 }
 """The providers that ours are compared with, by name."""
 
-SLOW = ("flash_v1", "ring", "fp8")
+SLOW = ("flash_v1", "ring")
 """Kernels of ours that a run times last at each shape."""
 
 

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -482,6 +483,16 @@ class TestEnds:
         monkeypatch.setattr("tests.bench.__main__.gather", measured_and(lambda: None))
         main()
         self.check(on_an_abacus, capsys, DIED)
+
+    def test_files_and_output_say_that_calls_were_in_graphs(
+        self, on_an_abacus: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("tests.bench.__main__.gather", measured_and(lambda: None))
+        monkeypatch.setattr("sys.argv", [*sys.argv, "--graph"])
+        main()
+        content = json.loads((on_an_abacus / "bench.json").read_text())
+        assert content["environment"]["calls"] == "in a CUDA graph"
+        assert "calls in a CUDA graph" in capsys.readouterr().out.splitlines()[0]
 
     def check(self, folder: Path, capsys: pytest.CaptureFixture[str], why: str) -> None:
         content = json.loads((folder / "bench.json").read_text())
