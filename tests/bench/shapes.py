@@ -84,7 +84,7 @@ def shapes() -> list[Shape]:
     decode = [
         Shape(f"decode, batch {batch}", batch, 32, 8, 1, n, 128)
         for batch in (1, 2, 4, 8, 16, 32)
-        for n in (16, 64, 256, 1024, 4096, 16384)
+        for n in (16, 64, 256, 1024, 4096, 16384, 65536)
     ]
     small = [
         Shape(f"small, seqlen_q {n_q}", 4, 48, 48, n_q, n_k, 64)
