@@ -39,6 +39,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.autograd import attention
 from kernels.contract import BIASES, AttentionKernel, Capabilities, flash_arithmetic
@@ -46,6 +47,7 @@ from kernels.launching import (
     check_settings,
     dropout_arguments,
     is_aligned,
+    is_hopper,
     launch,
     padded_head_dim,
     row_strides,
@@ -61,6 +63,7 @@ from kernels.tiles import (
     dot,
     dropout_factors,
     kernel,
+    load_described,
     load_tile,
     offsets_in_pages,
     reach,
@@ -387,6 +390,7 @@ def gradients_of_keys(
     softcap=None,
     slopes=None,
     bias=None,
+    described=None,
 ):
     """Compute the gradients of the key tile ``keys``, which starts at key start_n (FlashAttention-2, algorithm 2).
 
@@ -396,7 +400,8 @@ def gradients_of_keys(
     in ``tiles.dropout_factors``. ``window``, ``window_right``, ``chunk`` and PATTERN are as in ``tiles.seen_range``.
     ``softcap``, if it is not None, is the size of a soft-cap in base 2; and ``slopes``, if it is not None, points to
     that of the first head. ``bias``, if it is not None, is a pointer to what is added to the score of row 0 and key 0
-    of the first head, and its strides of a head and of a row.
+    of the first head, and its strides of a head and of a row. ``described``, if it is not None, is descriptors of q and
+    dout, through which their tiles are loaded in place of q_ptrs and do_ptrs, and the batch and the first head there.
 
     Scores are held transposed, (keys, rows), so that P and dS enter their products as they are. Keys past
     seqlen_k need no mask, as results of different keys never meet.
@@ -454,13 +459,17 @@ def gradients_of_keys(
             in_tile = rows < seqlen_q - start_m
             row_base = member * row_head_step + start_m
             row_lse = tl.load(lse_log2 + row_base + rows, mask=in_tile, other=0.0)
-            q_tile = load_tile(
-                advance(q_ptrs, member * q_head_step + tile * q_step, ALIGNED),
-                in_tile,
-                in_cols,
-                cut,
-                MASK_COLS,
-            )
+            if described is None:
+                q_tile = load_tile(
+                    advance(q_ptrs, member * q_head_step + tile * q_step, ALIGNED),
+                    in_tile,
+                    in_cols,
+                    cut,
+                    MASK_COLS,
+                )
+            else:
+                q_tiles, do_tiles, batch, first_head = described
+                q_tile = load_described(q_tiles, batch, first_head + member, start_m)
             scores = dot(k_tile, tl.trans(q_tile), None, PRECISION) * scale_log2
             if softcap is not None:
                 scores = soft_capped(scores, softcap)
@@ -479,13 +488,16 @@ def gradients_of_keys(
                 if PATTERN:
                     seen = seen & ((last_row - start_m)[:, None] >= rows[None, :])
                 p = tl.where(seen, p, 0.0)
-            do_tile = load_tile(
-                advance(do_ptrs, member * do_head_step + tile * do_step, ALIGNED),
-                in_tile,
-                in_cols,
-                cut,
-                MASK_COLS,
-            )
+            if described is None:
+                do_tile = load_tile(
+                    advance(do_ptrs, member * do_head_step + tile * do_step, ALIGNED),
+                    in_tile,
+                    in_cols,
+                    cut,
+                    MASK_COLS,
+                )
+            else:
+                do_tile = load_described(do_tiles, batch, first_head + member, start_m)
             dropped = p
             if dropout is not None:
                 z = dropout_factors(dropout, member, start_m + rows[None, :], keys[:, None])
@@ -543,6 +555,8 @@ def _dk_dv_kernel(
     stride_bb: tl.int64,
     stride_bh: tl.int64,
     stride_bm: tl.int64,
+    q_tiles,
+    do_tiles,
     CAUSAL: tl.constexpr,
     DROPOUT: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -554,7 +568,10 @@ def _dk_dv_kernel(
     BLOCK_OWN: tl.constexpr,
     BLOCK_LOOP: tl.constexpr,
 ):
-    """Compute dk and dv of a key tile, looping over query tiles of the group's heads (algorithm 2)."""
+    """Compute dk and dv of a key tile, looping over query tiles of the group's heads (algorithm 2).
+
+    q_tiles and do_tiles are descriptors of q and dout, or None.
+    """
     tiles = tl.cdiv(seqlen_k, BLOCK_OWN)
     # Under a causal mask the first tiles are seen by the most rows, and programs start in this order anyhow.
     start_n = tl.program_id(0) % tiles * BLOCK_OWN
@@ -609,6 +626,7 @@ def _dk_dv_kernel(
         softcap=softcap if SOFTCAP else None,
         slopes=None if alibi_slopes is None else alibi_slopes + head_q,
         bias=None if bias is None else (bias + batch * stride_bb + head_q * stride_bh, stride_bh, stride_bm),
+        described=None if q_tiles is None else (q_tiles, do_tiles, batch, head_q),
     )
     dk_ptrs = tile_pointers(dk + head * seqlen_k * head_dim, keys, head_dim, cols, ALIGNED)
     dv_ptrs = tile_pointers(dv + head * seqlen_k * head_dim, keys, head_dim, cols, ALIGNED)
@@ -943,6 +961,11 @@ row of HEAD_DIM elements. Larger launch settings are cut down; every tile fits r
 has the tiles of dq, since each element of a bias has an address of its own. The loop of dbias loads tiles of all four
 operands."""
 
+HOPPER_DK_DV_TILES = {512: (32, 32)}
+HOPPER_DQ_TILES = {512: (128, 32)}
+"""The same on a Hopper for 16 bits, without dropout and whatever else changes scores, which leaves registers for larger
+tiles; loads of dk and dv through descriptors take fewer than pointers."""
+
 _LARGEST_FMA_TILE = (32, 16)
 """The largest (BLOCK_OWN, BLOCK_LOOP) for float32 without tensor cores: products are unrolled into multiply-adds."""
 
@@ -1065,23 +1088,29 @@ def backward(
         *(softcap * LOG2E.value, alibi_slopes, bias, *bias_strides(bias, q, k)),
     )
     aligned = is_aligned(dout, q, k, v, dq, dk, dv)
-    constants = chosen.constants(q, DK_DV_TILES)
+    of_keys, of_queries = chosen.constants(q, DK_DV_TILES), chosen.constants(q, DQ_TILES)
+    q_tiles, do_tiles = None, None
+    plain = not (dropout_p or window or softcap) and alibi_slopes is None and bias is None
+    if plain and aligned and q.element_size() == 2 and q.numel() and k.numel() and is_hopper(q.device):
+        of_keys, of_queries = chosen.constants_on_hopper(q)
+        block = [1, 1, of_keys["BLOCK_LOOP"], of_keys["HEAD_DIM"]]
+        q_tiles, do_tiles = (TensorDescriptor.from_tensor(x, block) for x in (q, dout))
     launch(
         _dk_dv_kernel,
-        batch * heads_kv * triton.cdiv(seqlen_k, constants["BLOCK_OWN"]),
+        batch * heads_kv * triton.cdiv(seqlen_k, of_keys["BLOCK_OWN"]),
         *(dout, q, k, v, delta, lse_log2, dk, dv),
         *arguments,
+        *(q_tiles, do_tiles),
         CAUSAL=causal,
         DROPOUT=dropout_p > 0,
         WINDOW=window > 0,
         SOFTCAP=softcap > 0,
         ALIGNED=aligned,
-        **constants,
+        **of_keys,
     )
-    constants = chosen.constants(q, DQ_TILES)
     launch(
         _dq_kernel,
-        batch * heads_q * triton.cdiv(seqlen_q, constants["BLOCK_OWN"]),
+        batch * heads_q * triton.cdiv(seqlen_q, of_queries["BLOCK_OWN"]),
         *(dout, q, k, v, delta, lse_log2, dq),
         *arguments,
         CAUSAL=causal,
@@ -1089,7 +1118,7 @@ def backward(
         WINDOW=window > 0,
         SOFTCAP=softcap > 0,
         ALIGNED=aligned,
-        **constants,
+        **of_queries,
     )
     if bias is None:
         return dq, dk, dv
@@ -1175,6 +1204,16 @@ class Settings:
             "num_warps": 4 if own == 64 and row_bytes <= 256 else 8,
             "num_stages": min(self.num_stages, 2 if row_bytes > 256 or torch.version.hip else 3),
         }
+
+    def constants_on_hopper(self, q: Tensor) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the constants of dk and dv, and of dq, for a q of 16 bits where ``HOPPER_DK_DV_TILES`` hold.
+
+        With more than two stages of such tiles, a multiprocessor has room for one program alone. For dq, tiles of 128
+        rows of 256 bytes are the fastest.
+        """
+        of_keys = replace(self, num_stages=min(self.num_stages, 2)).constants(q, HOPPER_DK_DV_TILES)
+        block_m = 128 if of_keys["HEAD_DIM"] == 128 else self.block_m
+        return of_keys, replace(self, block_m=block_m).constants(q, HOPPER_DQ_TILES)
 
 
 def flash_v2(

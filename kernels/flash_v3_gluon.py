@@ -49,7 +49,6 @@ from kernels.hopper import (
     check_device,
     descriptor,
     heads_in_cache,
-    is_hopper,
     new_barriers,
     new_ring,
     new_tiles,
@@ -57,7 +56,7 @@ from kernels.hopper import (
     start_product,
     tma_store,
 )
-from kernels.launching import launch, padded_head_dim
+from kernels.launching import is_hopper, launch, padded_head_dim
 from kernels.tiles import LN2, LOG2E, NEG_INF, kernel
 from kernels.validation import check_inputs
 from reference.arithmetic import FP32_ROUNDOFF, Arithmetic

@@ -16,7 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warp
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.core import _aggregate
 
-from kernels.launching import padded_head_dim
+from kernels.launching import is_hopper, padded_head_dim
 
 # Renamed between Triton 3.6 and 3.9.
 tma_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
@@ -169,15 +169,6 @@ def check_device(q: Tensor) -> None:
     """Raise NotImplementedError for a tensor that is not on a Hopper GPU."""
     if not is_hopper(q.device):
         raise NotImplementedError(f"q: got a tensor on {q.device}, expected one on a Hopper GPU")
-
-
-def is_hopper(device: torch.device) -> bool:
-    """Whether a device is a Hopper GPU."""
-    # The capability is asked for meta tensors too, which stand for a GPU in tests that only compile. AMD's gfx942
-    # would answer 9.4, so a GPU of AMD is ruled out first.
-    if device.type == "cpu" or torch.version.hip:
-        return False
-    return torch.cuda.get_device_capability(device)[0] == 9
 
 
 _CACHED_BYTES = 2**25

@@ -53,7 +53,7 @@ def _compiled_for(argument: Any) -> Any:
     if type(argument) is int:
         return -(2**31) <= argument < 2**31
     if (block := getattr(argument, "block_shape", None)) is not None:
-        return argument.base.dtype, tuple(block), argument.layout
+        return argument.base.dtype, tuple(block), getattr(argument, "layout", None)
     return type(argument)
 
 
@@ -80,3 +80,12 @@ def is_aligned(*tensors: Tensor) -> bool:
 def padded_head_dim(head_dim: int) -> int:
     """Return the columns of a tile that holds rows of head_dim elements: a power of two, at least 16."""
     return max(16, triton.next_power_of_2(head_dim))
+
+
+def is_hopper(device: torch.device) -> bool:
+    """Whether a device is a Hopper GPU."""
+    # The capability is asked for meta tensors too, which stand for a GPU in tests that only compile. AMD's gfx942
+    # would answer 9.4, so a GPU of AMD is ruled out first.
+    if device.type == "cpu" or torch.version.hip:
+        return False
+    return torch.cuda.get_device_capability(device)[0] == 9

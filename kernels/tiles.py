@@ -118,6 +118,16 @@ def load_tile(pointers, in_rows, in_cols, MASK_ROWS: tl.constexpr, MASK_COLS: tl
 
 
 @triton.jit
+def load_described(tiles, batch, head, row):
+    """Load the tile of a head that begins at ``row``, of which a tensor descriptor has (1, 1, rows, columns) blocks.
+
+    What lies past the edges of the tensor is 0.
+    """
+    tile = tiles.load([batch.to(tl.int32), head.to(tl.int32), row, 0])
+    return tl.reshape(tile, (tile.shape[2], tile.shape[3]))
+
+
+@triton.jit
 def store_tile(pointers, tile, in_rows, in_cols, MASK_COLS: tl.constexpr):
     """Cast the tile to the type that the pointers point to, and store its part inside in_rows and in_cols."""
     mask = in_rows[:, None]
