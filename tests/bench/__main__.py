@@ -21,7 +21,7 @@ from tests.bench import clocks
 from tests.bench.files import write
 from tests.bench.measuring import compile_ahead, measure
 from tests.bench.processes import CONTEXT, gather
-from tests.bench.providers import in_order
+from tests.bench.providers import OTHERS, in_order
 from tests.bench.roofline import Ceiling
 from tests.bench.shapes import QUICK, Shape, shapes
 from tests.bench.tables import heading, left_out, legend, refusals, row_line, tables
@@ -137,7 +137,7 @@ def main(prog: str = "tox -e bench --") -> None:
     print(", ".join(f"{name} {value}" for name, value in environment.items()))
     if asked.time_limit < math.inf:
         print(f"at most {asked.time_limit:g} minutes (--time-limit)")
-    bench = Bench(chosen, in_order(specs), clock)
+    bench = Bench(chosen, in_order(specs, asked.other), clock)
     why = DIED
     try:
         bench.compile()
@@ -160,6 +160,12 @@ def options(prog: str) -> tuple[argparse.Namespace, list[Shape]]:
     parser.add_argument("-k", metavar="SERIES", default="", help="shapes of the series whose name has this")
     parser.add_argument("--kernel", action="append", metavar="SPEC", help="repeatable (default: all of ours)")
     parser.add_argument(
+        "--other",
+        action="append",
+        choices=OTHERS,
+        help="what ours are compared with, repeatable (default: all); FlexAttention compiles for a while at each shape",
+    )
+    parser.add_argument(
         "--time-limit",
         metavar="MINUTES",
         type=float,
@@ -172,6 +178,7 @@ def options(prog: str) -> tuple[argparse.Namespace, list[Shape]]:
     if not chosen:
         series = ", ".join(dict.fromkeys(shape.series for shape in every))
         parser.error(f"-k: got {asked.k!r}, expected a part of one of these names: {series}")
+    asked.other = asked.other or list(OTHERS)
     if asked.time_limit is None:
         asked.time_limit = QUICK_MINUTES if asked.quick else math.inf
     if not asked.time_limit > 0:

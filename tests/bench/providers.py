@@ -97,12 +97,12 @@ SLOW = ("flash_v1", "ring")
 """Kernels of ours that a run times last at each shape."""
 
 
-def in_order(specs: Sequence[str]) -> list[str]:
-    """Return the names of all providers in the order in which they are timed.
+def in_order(specs: Sequence[str], others: Sequence[str]) -> list[str]:
+    """Return the names of the providers, of ours and of others, in the order in which they are timed.
 
     The others come first, so that the ratio of each kernel of ours is known as soon as it is timed.
     """
-    return [*OTHERS, *sorted(specs, key=SLOW.__contains__)]
+    return [*others, *sorted(specs, key=SLOW.__contains__)]
 
 
 def provider(name: str) -> Provider:

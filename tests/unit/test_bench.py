@@ -215,7 +215,12 @@ class TestTimingAll:
         ]
 
     def test_others_come_first_and_slow_kernels_last(self) -> None:
-        assert in_order(["flash_v1", "mine", "flash_v2"]) == [*OTHERS, "mine", "flash_v2", "flash_v1"]
+        assert in_order(["flash_v1", "mine", "ring"], ["SDPA flash"]) == [
+            "SDPA flash",
+            "mine",
+            "flash_v1",
+            "ring",
+        ]
 
     def test_processes_share_what_is_compiled(self, monkeypatch: pytest.MonkeyPatch) -> None:
         called: list[str] = []
@@ -376,6 +381,12 @@ class TestTheRun:
     def test_time_limit(self, typed: str, minutes: float, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("sys.argv", ["bench", *typed.split()])
         assert options("bench")[0].time_limit == minutes
+
+    def test_what_ours_are_compared_with_may_be_chosen(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("sys.argv", ["bench"])
+        assert options("bench")[0].other == list(OTHERS)
+        monkeypatch.setattr("sys.argv", ["bench", "--other", "SDPA flash", "--other", "SDPA cuDNN"])
+        assert options("bench")[0].other == ["SDPA flash", "SDPA cuDNN"]
 
     @pytest.mark.parametrize("minutes", ["0", "-1", "nan"])
     def test_a_time_limit_is_positive(
