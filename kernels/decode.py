@@ -423,7 +423,7 @@ def forward(
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     group = heads_q // max(heads_kv, 1)
-    constants = _constants(block_m, block_n, q)
+    constants = _constants(block_m, block_n, q, keys=triton.cdiv(seqlen_k, splits))
     if k_new is not None and v_new is not None and cache_seqlens is not None:
         columns = {name: constants[name] for name in ("HEAD_DIM", "MASK_COLS")}
         for added, cache in ((k_new, k), (v_new, v)):
@@ -464,8 +464,8 @@ def forward(
     return out, lse
 
 
-def _constants(block_m: int, block_n: int, q: Tensor) -> dict[str, Any]:
-    """Return the constants that ``_decode_kernel`` is compiled with for q."""
+def _constants(block_m: int, block_n: int, q: Tensor, keys: int) -> dict[str, Any]:
+    """Return the constants that ``_decode_kernel`` is compiled with for q and splits of so many keys."""
     padded = padded_head_dim(q.shape[3])
     row_bytes = padded * q.element_size()
     own, loop = block_m, block_n
@@ -480,7 +480,8 @@ def _constants(block_m: int, block_n: int, q: Tensor) -> dict[str, Any]:
         "MERGED_ROWS": 16 if INTERPRETED.value else 4,
         "MERGED_SPLITS": 2 if INTERPRETED.value else 16,
         "num_warps": 8 if own == 64 or row_bytes == 1024 else 4,
-        "num_stages": 3 if row_bytes <= 256 else 2,
+        # Two tiles need no third stage, and without it more programs fit a multiprocessor.
+        "num_stages": 3 if row_bytes <= 256 and keys > 2 * loop else 2,
     }
 
 

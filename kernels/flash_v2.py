@@ -961,11 +961,6 @@ row of HEAD_DIM elements. Larger launch settings are cut down; every tile fits r
 has the tiles of dq, since each element of a bias has an address of its own. The loop of dbias loads tiles of all four
 operands."""
 
-HOPPER_DK_DV_TILES = {512: (32, 32)}
-HOPPER_DQ_TILES = {512: (128, 32)}
-"""The same on a Hopper for 16 bits, without dropout and whatever else changes scores, which leaves registers for larger
-tiles; loads of dk and dv through descriptors take fewer than pointers."""
-
 _LARGEST_FMA_TILE = (32, 16)
 """The largest (BLOCK_OWN, BLOCK_LOOP) for float32 without tensor cores: products are unrolled into multiply-adds."""
 
@@ -1091,8 +1086,9 @@ def backward(
     of_keys, of_queries = chosen.constants(q, DK_DV_TILES), chosen.constants(q, DQ_TILES)
     q_tiles, do_tiles = None, None
     plain = not (dropout_p or window or softcap) and alibi_slopes is None and bias is None
-    if plain and aligned and q.element_size() == 2 and q.numel() and k.numel() and is_hopper(q.device):
-        of_keys, of_queries = chosen.constants_on_hopper(q)
+    sizes = (q.element_size(), padded_head_dim(head_dim))
+    if plain and aligned and sizes == (2, 128) and q.numel() and k.numel() and is_hopper(q.device):
+        of_keys, of_queries = chosen.on_hopper(q)
         block = [1, 1, of_keys["BLOCK_LOOP"], of_keys["HEAD_DIM"]]
         q_tiles, do_tiles = (TensorDescriptor.from_tensor(x, block) for x in (q, dout))
     launch(
@@ -1205,15 +1201,15 @@ class Settings:
             "num_stages": min(self.num_stages, 2 if row_bytes > 256 or torch.version.hip else 3),
         }
 
-    def constants_on_hopper(self, q: Tensor) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the constants of dk and dv, and of dq, for a q of 16 bits where ``HOPPER_DK_DV_TILES`` hold.
+    def on_hopper(self, q: Tensor) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the constants of dk and dv, and of dq, for 16 bits and a padded head_dim of 128 on a Hopper.
 
-        With more than two stages of such tiles, a multiprocessor has room for one program alone. For dq, tiles of 128
-        rows of 256 bytes are the fastest.
+        Their tiles are larger than ``DK_DV_TILES`` and ``DQ_TILES`` have them, which takes registers: dk and dv load
+        through descriptors, as pointers take more, and there is no dropout nor anything else that changes scores. More
+        than two stages of the tiles of dk and dv would leave room for one program on a multiprocessor.
         """
-        of_keys = replace(self, num_stages=min(self.num_stages, 2)).constants(q, HOPPER_DK_DV_TILES)
-        block_m = 128 if of_keys["HEAD_DIM"] == 128 else self.block_m
-        return of_keys, replace(self, block_m=block_m).constants(q, HOPPER_DQ_TILES)
+        of_keys = replace(self, num_stages=min(self.num_stages, 2)).constants(q, {})
+        return of_keys, replace(self, block_m=128).constants(q, {})
 
 
 def flash_v2(

@@ -253,9 +253,15 @@ def test_tiles_are_cut_down_where_they_would_not_fit(monkeypatch: pytest.MonkeyP
     largest = {name: max(values) for name, values in LAUNCH.items() if name != "splits"}
 
     def tile(head_dim: int, dtype: torch.dtype) -> tuple[int, int]:
-        constants = module._constants(**largest, q=torch.empty(1, 1, 1, head_dim, dtype=dtype))
+        constants = module._constants(**largest, q=torch.empty(1, 1, 1, head_dim, dtype=dtype), keys=256)
         return constants["BLOCK_OWN"], constants["BLOCK_LOOP"]
 
     assert tile(128, torch.float16) == (64, 128)
     assert tile(129, torch.bfloat16) == (16, 64)
     assert tile(64, torch.float32) == (16, 16)
+
+
+def test_a_split_of_two_tiles_is_loaded_in_two_stages() -> None:
+    q = torch.empty(1, 1, 1, 128, dtype=torch.float16)
+    stages = [module._constants(16, 64, q, keys)["num_stages"] for keys in (0, 128, 129)]
+    assert stages == [2, 2, 3]
