@@ -49,6 +49,7 @@ from kernels.hopper import (
     check_device,
     descriptor,
     heads_in_cache,
+    heads_together,
     new_barriers,
     new_ring,
     new_tiles,
@@ -131,6 +132,13 @@ def _softmax_step(scores, scale, m_i, l_i):
 
 
 @gluon.jit
+def _add_weighted(acc, alpha, p, v_tile):
+    """Start the asynchronous product in acc * alpha + p @ v: what was summed is brought to the maximum that p has."""
+    acc = acc * gl.convert_layout(alpha, gl.SliceLayout(1, acc.type.layout))[:, None]
+    return warpgroup_mma(p, v_tile, acc, is_async=True)
+
+
+@gluon.jit
 def _consume(s, SELF: gl.constexpr):
     """Run consumer number SELF: it computes 64 rows of each task (algorithm 2)."""
     dtype: gl.constexpr = s.out.dtype
@@ -165,14 +173,14 @@ def _consume(s, SELF: gl.constexpr):
         scores = _hide(scores, last_key, (tiles - 1) * BLOCK_KEYS)
         p, alpha, m_i, l_i = _softmax_step(scores, scale, m_i, l_i)
         p = gl.convert_layout(p.to(dtype), of_weights)
+        v_tile = s.v_ring.take(taken)
 
         for i in range(1, tiles):
             k_tile = s.k_ring.take(taken + i)
             if s.PING_PONG:
                 mbarrier.wait(s.turns.index(SELF), turn & 1)
             scores = start_product(q_tile, k_tile)
-            v_tile = s.v_ring.take(taken + i - 1)
-            acc = warpgroup_mma(p, v_tile, acc, is_async=True)
+            acc = _add_weighted(acc, alpha, p, v_tile)
             if s.PING_PONG:
                 mbarrier.arrive(s.turns.index((SELF + 1) % s.CONSUMERS), count=1)
                 turn += 1
@@ -183,14 +191,15 @@ def _consume(s, SELF: gl.constexpr):
             if tiles - 1 - i >= whole:
                 scores = _hide(scores, last_key, (tiles - 1 - i) * BLOCK_KEYS)
             p, alpha, m_i, l_i = _softmax_step(scores, scale, m_i, l_i)
+            # The loop in which a thread waits for v keeps ptxas from moving the next wait to before the softmax.
+            v_tile = s.v_ring.take(taken + i)
             acc = warpgroup_mma_wait(0, deps=(acc,))
             s.v_ring.free(taken + i - 1)
-            acc = acc * gl.convert_layout(alpha, gl.SliceLayout(1, of_out))[:, None]
             p = gl.convert_layout(p.to(dtype), of_weights)
         if not s.OUT_IN_Q:
             s.q_ring.free(taken_q)
         taken += tiles
-        acc = warpgroup_mma(p, s.v_ring.take(taken - 1), acc, is_async=True)
+        acc = _add_weighted(acc, alpha, p, v_tile)
         acc = warpgroup_mma_wait(0, deps=(acc,))
         s.v_ring.free(taken - 1)
 
@@ -335,7 +344,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -
         descriptor(k, shape.block_keys),
         descriptor(v, shape.block_keys),
         descriptor(out, ROWS.value),
-        *(heads, heads_q, group, min(heads, group * heads_in_cache(k)) if causal else 1),
+        *(heads, heads_q, group, heads_together(heads, group * heads_in_cache(k)) if causal else 1),
         *(seqlen_q, seqlen_k, scale_log2),
         CAUSAL=causal,
         # A scale that float32 flushes to 0 is not positive.

@@ -43,12 +43,14 @@ from kernels.hopper import (
     check_device,
     descriptor,
     heads_in_cache,
+    heads_together,
     new_ring,
     new_tiles,
     record,
     start_product,
     tma_load,
     tma_store,
+    walk,
 )
 from kernels.launching import is_aligned, launch, padded_head_dim
 from kernels.tiles import LOG2E, kernel
@@ -88,10 +90,9 @@ class _RowRing:
 
 @record
 class _KeyTasks:
-    """The tasks of dk and dv, each a (key head, key tile), and the order in which they are walked.
+    """The tasks of dk and dv, each a (key head, key tile).
 
-    A key tile has the keys of all of a program's consumers. Under a causal mask the first tiles are seen by the most
-    rows, so they start first; but only ``together`` heads at a time, whose q and dout stay in the L2 cache.
+    A key tile has the keys of all of a program's consumers. Under a causal mask the most rows see the first tile.
     """
 
     heads: gl.tensor
@@ -113,11 +114,8 @@ class _KeyTasks:
     def get(self, task):
         """Return batch, key head, and first key of a task."""
         tiles = gl.cdiv(self.seqlen_k, self.TILE_KEYS)
-        first = task // (self.together * tiles) * self.together
-        walked = gl.minimum(self.together, self.heads - first)
-        rest = task - first * tiles
-        head = first + rest % walked
-        return head // self.heads_kv, head % self.heads_kv, rest // walked * self.TILE_KEYS
+        head, tile = walk(task, self.heads, self.together, tiles)
+        return head // self.heads_kv, head % self.heads_kv, tile * self.TILE_KEYS
 
     @gluon.jit
     def query_tiles(self, start_n):
@@ -543,7 +541,7 @@ def backward(
         descriptor(dk, ROWS.value),
         descriptor(dv, ROWS.value),
         *scales,
-        *(heads, heads_kv, group, min(heads, max(1, heads_in_cache(q) // group)) if causal else 1),
+        *(heads, heads_kv, group, heads_together(heads, max(1, heads_in_cache(q) // group)) if causal else 1),
         *(seqlen_q, seqlen_k),
         SLOTS=shape.row_slots,
         **constants,
@@ -559,7 +557,7 @@ def backward(
         descriptor(dout, ROWS.value),
         descriptor(dq, ROWS.value),
         *scales,
-        *(heads, heads_q, group, min(heads, group * heads_in_cache(k)) if causal else 1),
+        *(heads, heads_q, group, heads_together(heads, group * heads_in_cache(k)) if causal else 1),
         *(seqlen_q, seqlen_k),
         SLOTS=shape.key_slots,
         **constants,

@@ -5,6 +5,7 @@ In these kernels one warp group loads and the others, the consumers, compute. A 
 0, and stores do nothing.
 """
 
+import math
 from functools import cache
 from typing import Any, dataclass_transform
 
@@ -117,12 +118,27 @@ def start_product(a_tile, b_tile):
     return warpgroup_mma(a_tile, b_tile.permute((1, 0)), zeros, use_acc=False, is_async=True)
 
 
+@gluon.jit
+def walk(task, heads, together, tiles):
+    """Return the head of a task, and its tile, where tile 0 of a head takes the longest and the last one the shortest.
+
+    Programs take tasks in turn, of ``together`` heads at a time, whose tensors stay in the L2 cache. These heads' tasks
+    go from the longest to the shortest, and those of the next heads back again: a program that has had the longer tasks
+    of some heads then has the shorter ones of others. The last heads end with their shortest tasks.
+    """
+    first = task // (together * tiles) * together
+    walked = gl.minimum(together, heads - first)
+    place = task - first * tiles
+    if (gl.cdiv(heads, together) - first // together) % 2 == 0:
+        place = walked * tiles - 1 - place
+    return first + place % walked, place // walked
+
+
 @record
 class Tasks:
-    """The tasks, each a (head, query tile), and the order in which they are walked.
+    """The tasks, each a (head, query tile).
 
-    A query tile has the rows of all of a program's consumers. Under a causal mask the last tiles see the most keys,
-    so they start first; but only ``together`` heads at a time, whose keys and values stay in the L2 cache.
+    A query tile has the rows of all of a program's consumers. Under a causal mask the last tile sees the most keys.
     """
 
     heads: gl.tensor
@@ -144,11 +160,8 @@ class Tasks:
     def get(self, task):
         """Return batch, query head, and first row of a task."""
         tiles = gl.cdiv(self.seqlen_q, self.TILE_ROWS)
-        first = task // (self.together * tiles) * self.together
-        walked = gl.minimum(self.together, self.heads - first)
-        rest = task - first * tiles
-        head = first + rest % walked
-        return head // self.heads_q, head % self.heads_q, (tiles - 1 - rest // walked) * self.TILE_ROWS
+        head, tile = walk(task, self.heads, self.together, tiles)
+        return head // self.heads_q, head % self.heads_q, (tiles - 1 - tile) * self.TILE_ROWS
 
     @gluon.jit
     def key_tiles(self, start_m):
@@ -179,6 +192,12 @@ def heads_in_cache(tensor: Tensor) -> int:
     """Return of how many heads two tensors like this one stay in the L2 cache; at least 1."""
     _, _, seqlen, head_dim = tensor.shape
     return max(1, _CACHED_BYTES // (2 * seqlen * head_dim * tensor.element_size()))
+
+
+def heads_together(heads: int, most: int) -> int:
+    """Return how many heads to ``walk`` at a time, at most ``most``: as many each time, an even number of times."""
+    times = math.ceil(heads / most)
+    return math.ceil(heads / (times + times % 2))
 
 
 def descriptor(tensor: Tensor, rows: int) -> TensorDescriptor:
