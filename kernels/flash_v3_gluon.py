@@ -36,6 +36,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from triton.language.extra.cuda.libdevice import mul_ru
 
 from kernels.contract import AttentionKernel, Capabilities, Launch, flash_arithmetic
 from kernels.flash_v3 import COPYABLE, check_copyable
@@ -67,9 +68,8 @@ from reference.arithmetic import FP32_ROUNDOFF, Arithmetic
 class _State:
     """What the producer and the consumers share.
 
-    ``turns`` are the barriers of the ping-pong, one for each consumer. ``POSITIVE`` says that scale_log2 is above 0, so
-    that the softmax may scale scores after it has taken their maximum. ``OUT_IN_Q`` says that a consumer's tile of out
-    takes the place of its tile of q.
+    ``turns`` are the barriers of the ping-pong, one for each consumer. ``FUSED`` says that scale_log2 is above 0 and at
+    most 1, so that the softmax may scale scores as it subtracts their maximum.
     """
 
     q: tma.tensor_descriptor
@@ -84,10 +84,10 @@ class _State:
     v_ring: Ring
     out_tiles: gl.shared_memory_descriptor
     turns: gl.shared_memory_descriptor
-    POSITIVE: gl.constexpr
+    FUSED: gl.constexpr
     CONSUMERS: gl.constexpr
     PING_PONG: gl.constexpr
-    OUT_IN_Q: gl.constexpr
+    OVERLAP: gl.constexpr
 
 
 @gluon.jit
@@ -118,24 +118,47 @@ def _hide(scores, last_key, start_n):
 
 
 @gluon.jit
-def _softmax_step(scores, scale, m_i, l_i):
-    """Take ``tiles.softmax_step`` of scores * scale.
+def _partial_sums(p):
+    """Return four sums of each row, one for each of the threads that hold it, which need not wait for each other.
 
-    scale is positive, so the maximum of the unscaled scores is scaled. Nothing then waits for the products of scale
-    with all the scores, which hide behind the exponentials; they are rounded as the maximum is, and never exceed it.
+    Thread t of the four has columns 2 t and 2 t + 1 of every 8: the layout of a wgmma accumulator.
     """
-    m_new = gl.maximum(m_i, gl.max(scores, 1) * scale)
-    shift = gl.where(m_new == NEG_INF, 0.0, m_new)
-    p = gl.exp2(scores * scale - shift[:, None])
-    alpha = gl.exp2(m_i - shift)
-    return p, alpha, m_new, l_i * alpha + gl.sum(p, 1)
+    return gl.sum(gl.sum(p.reshape([ROWS, p.shape[1] // 8, 4, 2]), 3), 1)
 
 
 @gluon.jit
-def _add_weighted(acc, alpha, p, v_tile):
-    """Start the asynchronous product in acc * alpha + p @ v: what was summed is brought to the maximum that p has."""
-    acc = acc * gl.convert_layout(alpha, gl.SliceLayout(1, acc.type.layout))[:, None]
-    return warpgroup_mma(p, v_tile, acc, is_async=True)
+def _softmax_step(scores, scale, top_i, l_i):
+    """Take one step of the online softmax in base 2 of scores * scale, where scale is above 0 and at most 1.
+
+    top_i (rows,) is the running maximum of the scores, not scaled, and l_i (rows, 4) are the running sums. Returns the
+    weights relative to the new maximum, the factor that brings earlier weights to it, the new top_i and the new l_i.
+
+    One fused multiply-add takes a score to its exponent, scores * scale - m, where m is the scaled maximum rounded up.
+    So no weight is above 1, and the largest is at least 1/2 where m errs by less than 1, which is below 2^24. Beyond,
+    all weights might vanish. There the exponent is scores - top: exactly 0 for the largest score, and for each other
+    one below its true value, which is known to 1 at best, as scores * scale is.
+    """
+    top = gl.maximum(top_i, gl.max(scores, 1))
+    m_i = mul_ru(top_i, scale)
+    m_new = mul_ru(top, scale)
+    far = gl.abs(m_new) >= 2.0**24
+    factor = gl.where(far, 1.0, scale)
+    shift = gl.where(far, top, m_new)
+    # A row that has seen no key yet has a maximum of -inf, and -inf - -inf is nan.
+    shift = gl.where(top == NEG_INF, 0.0, shift)
+    p = gl.exp2(gl.fma(scores, factor[:, None], -shift[:, None]))
+    alpha = gl.exp2(m_i - gl.where(top == NEG_INF, 0.0, m_new))
+    of_sums = gl.convert_layout(alpha, gl.SliceLayout(1, l_i.type.layout))
+    return p, alpha, top, l_i * of_sums[:, None] + _partial_sums(p)
+
+
+@gluon.jit
+def _split_columns(tile, PARTS: gl.constexpr):
+    """Return a tile in one part or in two, each with as many of its columns."""
+    parts = (tile,)
+    if PARTS == 2:
+        parts = tile.reshape([ROWS, 2, tile.shape[1] // 2]).permute([0, 2, 1]).split()
+    return parts
 
 
 @gluon.jit
@@ -143,11 +166,12 @@ def _consume(s, SELF: gl.constexpr):
     """Run consumer number SELF: it computes 64 rows of each task (algorithm 2)."""
     dtype: gl.constexpr = s.out.dtype
     BLOCK_KEYS: gl.constexpr = s.tasks.BLOCK_KEYS
-    HEAD_DIM: gl.constexpr = s.out.block_type.shape[3]
+    COLUMNS: gl.constexpr = s.out.block_type.shape[3]
+    HEAD_DIM: gl.constexpr = s.v.block_type.shape[3]
     of_scores: gl.constexpr = accumulator(BLOCK_KEYS, dtype)
     of_out: gl.constexpr = accumulator(HEAD_DIM, dtype)
     of_weights: gl.constexpr = gl.DotOperandLayout(0, of_out, 32 // dtype.primitive_bitwidth)
-    scale = s.scale_log2 if s.POSITIVE else 1.0
+    scale = s.scale_log2 if s.FUSED else gl.to_tensor(1.0)
     out_tile = s.out_tiles.index(SELF)
     taken_q = SELF
     taken = 0
@@ -160,62 +184,65 @@ def _consume(s, SELF: gl.constexpr):
         last_key = gl.full([ROWS], s.tasks.seqlen_k - 1, gl.int32, layout=gl.SliceLayout(1, of_scores))
         if s.tasks.CAUSAL:
             last_key = rows + (s.tasks.seqlen_k - s.tasks.seqlen_q)
-        m_i = gl.full([ROWS], NEG_INF, gl.float32, layout=gl.SliceLayout(1, of_scores))
-        l_i = gl.full([ROWS], 0.0, gl.float32, layout=gl.SliceLayout(1, of_scores))
+        top_i = gl.full([ROWS], NEG_INF, gl.float32, layout=gl.SliceLayout(1, of_scores))
+        l_i = _partial_sums(gl.zeros([ROWS, BLOCK_KEYS], gl.float32, layout=of_scores))
         acc = gl.zeros([ROWS, HEAD_DIM], gl.float32, layout=of_out)
 
         q_tile = s.q_ring.take(taken_q)
         scores = start_product(q_tile, s.k_ring.take(taken))
         scores = warpgroup_mma_wait(0, deps=(scores,))
         s.k_ring.free(taken)
-        if not s.POSITIVE:
+        if not s.FUSED:
             scores = scores * s.scale_log2
         scores = _hide(scores, last_key, (tiles - 1) * BLOCK_KEYS)
-        p, alpha, m_i, l_i = _softmax_step(scores, scale, m_i, l_i)
+        p, alpha, top_i, l_i = _softmax_step(scores, scale, top_i, l_i)
         p = gl.convert_layout(p.to(dtype), of_weights)
-        v_tile = s.v_ring.take(taken)
 
         for i in range(1, tiles):
             k_tile = s.k_ring.take(taken + i)
             if s.PING_PONG:
                 mbarrier.wait(s.turns.index(SELF), turn & 1)
             scores = start_product(q_tile, k_tile)
-            acc = _add_weighted(acc, alpha, p, v_tile)
+            acc = warpgroup_mma(p, s.v_ring.take(taken + i - 1), acc, is_async=True)
             if s.PING_PONG:
                 mbarrier.arrive(s.turns.index((SELF + 1) % s.CONSUMERS), count=1)
                 turn += 1
             scores = warpgroup_mma_wait(1, deps=(scores,))
             s.k_ring.free(taken + i)
-            if not s.POSITIVE:
+            if not s.OVERLAP:
+                acc = warpgroup_mma_wait(0, deps=(acc,))
+                s.v_ring.free(taken + i - 1)
+            if not s.FUSED:
                 scores = scores * s.scale_log2
             if tiles - 1 - i >= whole:
                 scores = _hide(scores, last_key, (tiles - 1 - i) * BLOCK_KEYS)
-            p, alpha, m_i, l_i = _softmax_step(scores, scale, m_i, l_i)
-            # The loop in which a thread waits for v keeps ptxas from moving the next wait to before the softmax.
-            v_tile = s.v_ring.take(taken + i)
-            acc = warpgroup_mma_wait(0, deps=(acc,))
-            s.v_ring.free(taken + i - 1)
+            p, alpha, top_i, l_i = _softmax_step(scores, scale, top_i, l_i)
+            if s.OVERLAP:
+                # ptxas would move the wait to before the softmax, but not to before the loop that waits for a tile.
+                s.v_ring.take(taken + i)
+                acc = warpgroup_mma_wait(0, deps=(acc,))
+                s.v_ring.free(taken + i - 1)
+            acc = acc * gl.convert_layout(alpha, gl.SliceLayout(1, of_out))[:, None]
             p = gl.convert_layout(p.to(dtype), of_weights)
-        if not s.OUT_IN_Q:
-            s.q_ring.free(taken_q)
+        s.q_ring.free(taken_q)
+        taken_q += s.CONSUMERS
         taken += tiles
-        acc = _add_weighted(acc, alpha, p, v_tile)
+        acc = warpgroup_mma(p, s.v_ring.take(taken - 1), acc, is_async=True)
         acc = warpgroup_mma_wait(0, deps=(acc,))
         s.v_ring.free(taken - 1)
 
-        # A row that sees no key has m_i = -inf and l_i = 0: out is 0 and lse -inf.
+        # A row that sees no key has top_i = -inf and l_i = 0: out is 0 and lse -inf.
+        l_i = gl.convert_layout(gl.sum(l_i, 1), gl.SliceLayout(1, of_scores))
         l_i = gl.where(l_i == 0.0, 1.0, l_i)
         row_lse = s.lse + (batch * s.tasks.heads_q + head).to(gl.int64) * s.tasks.seqlen_q + rows
-        gl.store(row_lse, (m_i + gl.log2(l_i)) * LN2, mask=rows < s.tasks.seqlen_q)
+        gl.store(row_lse, (mul_ru(top_i, scale) + gl.log2(l_i)) * LN2, mask=rows < s.tasks.seqlen_q)
         acc = acc * gl.convert_layout(1.0 / l_i, gl.SliceLayout(1, of_out))[:, None]
-        tma.store_wait(0)
-        out_tile.reshape([ROWS, HEAD_DIM]).store(acc.to(dtype))
-        fence_async_shared()
-        tma_store(s.out, [batch, head, start_m, 0], out_tile)
-        if s.OUT_IN_Q:
+        parts = _split_columns(acc.to(dtype), HEAD_DIM // COLUMNS)
+        for i in gl.static_range(HEAD_DIM // COLUMNS):
             tma.store_wait(0)
-            s.q_ring.free(taken_q)
-        taken_q += s.CONSUMERS
+            out_tile.reshape([ROWS, COLUMNS]).store(parts[i])
+            fence_async_shared()
+            tma_store(s.out, [batch, head, start_m, i * COLUMNS], out_tile)
     tma.store_wait(0)
 
 
@@ -234,10 +261,10 @@ def _forward_kernel(
     seqlen_k,
     scale_log2,
     CAUSAL: gl.constexpr,
-    POSITIVE: gl.constexpr,
+    FUSED: gl.constexpr,
     CONSUMERS: gl.constexpr,
     PING_PONG: gl.constexpr,
-    OUT_IN_Q: gl.constexpr,
+    OVERLAP: gl.constexpr,
     SLOTS: gl.constexpr,
     REGISTERS: gl.constexpr,
 ):
@@ -247,8 +274,7 @@ def _forward_kernel(
     q_ring = new_ring(q, CONSUMERS, 1)
     k_ring = new_ring(k, SLOTS, CONSUMERS)
     v_ring = new_ring(v, SLOTS, CONSUMERS)
-    # There are as many slots for q as consumers, so each consumer finds its tiles of q in a slot of its own.
-    out_tiles = q_ring.tiles if OUT_IN_Q else new_tiles(out, CONSUMERS)
+    out_tiles = new_tiles(out, CONSUMERS)
     turns = new_barriers(CONSUMERS, 1)
     mbarrier.arrive(turns.index(0), count=1)
     fence_async_shared()
@@ -265,10 +291,10 @@ def _forward_kernel(
         v_ring,
         out_tiles,
         turns,
-        POSITIVE,
+        FUSED,
         CONSUMERS,
         PING_PONG,
-        OUT_IN_Q,
+        OVERLAP,
     )
     # The first function runs in the warps of the kernel itself, with the registers that the others leave.
     gl.warp_specialize(
@@ -290,8 +316,8 @@ class _Shape:
         registers: registers of each of their threads.
         block_keys: keys in a tile.
         slots: tiles in a ring.
-        out_in_q: whether out goes to memory by way of the tiles of q. The tiles of the next task are then loaded
-            later, so this is only for where shared memory is short.
+        overlap: whether the softmax of a key tile takes place while the weights of the tile before are multiplied.
+        out_parts: in how many parts, 1 or 2, the columns of out pass through shared memory, where that is short.
     """
 
     consumers: int
@@ -299,15 +325,18 @@ class _Shape:
     registers: int
     block_keys: int
     slots: int
-    out_in_q: bool = False
+    overlap: bool = False
+    out_parts: int = 1
 
 
 _SHAPES = {
     16: _Shape(consumers=3, ping_pong=True, registers=160, block_keys=128, slots=3),
     32: _Shape(consumers=3, ping_pong=True, registers=160, block_keys=128, slots=3),
     64: _Shape(consumers=3, ping_pong=True, registers=160, block_keys=128, slots=3),
-    128: _Shape(consumers=2, ping_pong=False, registers=240, block_keys=128, slots=2),
-    256: _Shape(consumers=2, ping_pong=False, registers=240, block_keys=64, slots=2, out_in_q=True),
+    128: _Shape(consumers=2, ping_pong=False, registers=240, block_keys=128, slots=2, overlap=True),
+    256: _Shape(
+        consumers=2, ping_pong=False, registers=240, block_keys=64, slots=2, overlap=True, out_parts=2
+    ),
 }
 """The settings by padded head_dim: the fastest that fit a Hopper's registers and its 227 KiB of shared memory.
 
@@ -343,15 +372,15 @@ def forward(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -
         descriptor(q, ROWS.value),
         descriptor(k, shape.block_keys),
         descriptor(v, shape.block_keys),
-        descriptor(out, ROWS.value),
+        descriptor(out, ROWS.value, shape.out_parts),
         *(heads, heads_q, group, heads_together(heads, group * heads_in_cache(k)) if causal else 1),
         *(seqlen_q, seqlen_k, scale_log2),
         CAUSAL=causal,
-        # A scale that float32 flushes to 0 is not positive.
-        POSITIVE=scale_log2 >= torch.finfo(torch.float32).tiny,
+        # A scale that float32 flushes to 0 is not above 0.
+        FUSED=torch.finfo(torch.float32).tiny <= scale_log2 <= 1.0,
         CONSUMERS=shape.consumers,
         PING_PONG=shape.ping_pong,
-        OUT_IN_Q=shape.out_in_q,
+        OVERLAP=shape.overlap,
         SLOTS=shape.slots,
         REGISTERS=shape.registers,
         num_warps=4,
@@ -360,9 +389,14 @@ def forward(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -
 
 
 def _arithmetic(dtype: str, device: str, launch: Launch) -> Arithmetic:
-    """Return FlashAttention-2's arithmetic, but with out multiplied by the reciprocal of l, which rounds once more."""
+    """Return FlashAttention-2's arithmetic, with two exceptions.
+
+    out is multiplied by the reciprocal of l, which rounds once more. And weights are relative to a maximum that is
+    rounded up once it is scaled, so that the largest one need not be exactly 1 (``_softmax_step``).
+    """
     arithmetic = flash_arithmetic(dtype, device, launch)
-    return replace(arithmetic, tile_max=128, div_error=arithmetic.div_error + FP32_ROUNDOFF)
+    div_error = arithmetic.div_error + FP32_ROUNDOFF
+    return replace(arithmetic, tile_max=128, div_error=div_error, rounded_largest_weight=True)
 
 
 KERNEL = AttentionKernel(

@@ -200,15 +200,19 @@ def heads_together(heads: int, most: int) -> int:
     return math.ceil(heads / (times + times % 2))
 
 
-def descriptor(tensor: Tensor, rows: int) -> TensorDescriptor:
-    """Describe the tensor in tiles of ``rows`` rows, which may reach over its edges: loads give 0 there."""
-    return TensorDescriptor.from_tensor(tensor, *_tile(rows, tensor.shape[3], tensor.dtype))
+def descriptor(tensor: Tensor, rows: int, parts: int = 1) -> TensorDescriptor:
+    """Describe the tensor in tiles of ``rows`` rows, which may reach over its edges: loads give 0 there.
+
+    A tile has all columns, or those of one of ``parts`` equal parts of them.
+    """
+    columns = padded_head_dim(tensor.shape[3]) // parts
+    return TensorDescriptor.from_tensor(tensor, *_tile(rows, columns, tensor.dtype))
 
 
 @cache
-def _tile(rows: int, head_dim: int, dtype: torch.dtype) -> tuple[list[int], Any]:
-    """Return the block of a tensor that a tile of so many rows is, and how the tile lies in shared memory."""
-    block = [1, 1, rows, padded_head_dim(head_dim)]
+def _tile(rows: int, columns: int, dtype: torch.dtype) -> tuple[list[int], Any]:
+    """Return the block of a tensor that a tile is, and how the tile lies in shared memory."""
+    block = [1, 1, rows, columns]
     return block, gl.NVMMASharedLayout.get_default_for(block, _DTYPES[dtype])
 
 
