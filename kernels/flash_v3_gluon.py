@@ -11,7 +11,8 @@ who does what when:
   their softmax. Only where there are three: two do better without (``_SHAPES``).
 - *Overlap within a warp group* (3.2, algorithm 2). The scores of a key tile are multiplied at the same time as
   the weights of the tile before it are multiplied with its v, and the softmax of the former takes place while
-  the latter is still under way.
+  the latter is still under way. Three consumers do better without that: each has its softmax while the others have
+  their products.
 
 Programs are persistent, one for each multiprocessor, and walk over (head, query tile) tasks. Key tiles are
 taken from the last to the first, so that those that an edge cuts come first.
@@ -340,9 +341,9 @@ _SHAPES = {
 }
 """The settings by padded head_dim: the fastest that fit a Hopper's registers and its 227 KiB of shared memory.
 
-At head_dim 64 three consumers spill a few registers, up to 56 bytes with Triton 3.6.0, and yet beat two, which
-spill none, at 4096 and at 16384 keys on an H200. Smaller head dims use the same settings; they were not timed. At
-head_dim 256 threads spill 8 bytes with Triton 3.6.0.
+At head_dim 64 three consumers spill a few registers, up to 72 bytes with Triton 3.6.0 where a mask cuts a tile, and yet
+beat two, which spill none, at 4096 and at 16384 keys on an H200. Smaller head dims use the same settings; they were not
+timed. At head_dim 256 threads spill up to 40 bytes with Triton 3.6.0, outside of the loop over tiles.
 """
 
 
