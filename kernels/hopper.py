@@ -195,7 +195,10 @@ def heads_in_cache(tensor: Tensor) -> int:
 
 
 def heads_together(heads: int, most: int) -> int:
-    """Return how many heads to ``walk`` at a time, at most ``most``: as many each time, an even number of times."""
+    """Return how many heads to ``walk`` at a time, at most ``most``.
+
+    They are walked an even number of times, if their number allows it, and as many each time.
+    """
     times = math.ceil(heads / most)
     return math.ceil(heads / (times + times % 2))
 
