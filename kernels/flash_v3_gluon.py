@@ -136,8 +136,8 @@ def _softmax_step(scores, scale, top_i, l_i):
 
     One fused multiply-add takes a score to its exponent, scores * scale - m, where m is the scaled maximum rounded up.
     So no weight is above 1, and the largest is at least 1/2 where m errs by less than 1, which is below 2^24. Beyond,
-    all weights might vanish. There the exponent is scores - top: exactly 0 for the largest score, and for others at most
-    the true one, which a rounding of scores * scale would leave uncertain by 1 or more.
+    all weights might vanish. There the exponent is scores - top: exactly 0 for the largest score, and for others at
+    most the true one, which a rounding of scores * scale would leave uncertain by 1 or more.
     """
     top = gl.maximum(top_i, gl.max(scores, 1))
     m_i = mul_ru(top_i, scale)
