@@ -11,8 +11,8 @@ who does what when:
   their softmax. Only where there are three: two do better without (``_SHAPES``).
 - *Overlap within a warp group* (3.2, algorithm 2). The scores of a key tile are multiplied at the same time as
   the weights of the tile before it are multiplied with its v, and the softmax of the former takes place while
-  the latter is still under way. Three consumers do better without that: each has its softmax while the others have
-  their products.
+  the latter is still under way. Three consumers do better without that: each has its softmax while the
+  others have their products.
 
 Programs are persistent, one for each multiprocessor, and walk over (head, query tile) tasks. Key tiles are
 taken from the last to the first, so that those that an edge cuts come first.
@@ -69,8 +69,8 @@ from reference.arithmetic import FP32_ROUNDOFF, Arithmetic
 class _State:
     """What the producer and the consumers share.
 
-    ``turns`` are the barriers of the ping-pong, one for each consumer. ``FUSED`` says that scale_log2 is above 0 and at
-    most 1, so that the softmax may scale scores as it subtracts their maximum.
+    ``turns`` are the barriers of the ping-pong, one for each consumer. ``FUSED`` says that scale_log2 is above 0
+    and at most 1, so that the softmax may scale scores as it subtracts their maximum.
     """
 
     q: tma.tensor_descriptor
@@ -131,13 +131,15 @@ def _partial_sums(p):
 def _softmax_step(scores, scale, top_i, l_i):
     """Take one step of the online softmax in base 2 of scores * scale, where scale is above 0 and at most 1.
 
-    top_i (rows,) is the running maximum of the scores, not scaled, and l_i (rows, 4) are the running sums. Returns the
-    weights relative to the new maximum, the factor that brings earlier weights to it, the new top_i and the new l_i.
+    top_i (rows,) is the running maximum of the scores, not scaled, and l_i (rows, 4) are the running sums.
+    Returns the weights relative to the new maximum, the factor that brings earlier weights to it, the new top_i
+    and the new l_i.
 
-    One fused multiply-add takes a score to its exponent, scores * scale - m, where m is the scaled maximum rounded up.
-    So no weight is above 1, and the largest is at least 1/2 where m errs by less than 1, which is below 2^24. Beyond,
-    all weights might vanish. There the exponent is scores - top: exactly 0 for the largest score, and for others at
-    most the true one, which a rounding of scores * scale would leave uncertain by 1 or more.
+    One fused multiply-add takes a score to its exponent, scores * scale - m, where m is the scaled maximum
+    rounded up. So no weight is above 1, and the largest is at least 1/2 where m errs by less than 1, which is
+    below 2^24. Beyond, all weights might vanish. There the exponent is scores - top: exactly 0 for the largest
+    score, and for others at most the true one, which a rounding of scores * scale would leave uncertain by 1 or
+    more.
     """
     top = gl.maximum(top_i, gl.max(scores, 1))
     m_i = mul_ru(top_i, scale)
@@ -219,7 +221,7 @@ def _consume(s, SELF: gl.constexpr):
                 scores = _hide(scores, last_key, (tiles - 1 - i) * BLOCK_KEYS)
             p, alpha, top_i, l_i = _softmax_step(scores, scale, top_i, l_i)
             if s.OVERLAP:
-                # ptxas would move the wait to before the softmax, but not to before the loop that waits for a tile.
+                # ptxas would move the wait to before the softmax, but not to before a loop that waits for a tile.
                 s.v_ring.take(taken + i)
                 acc = warpgroup_mma_wait(0, deps=(acc,))
                 s.v_ring.free(taken + i - 1)
@@ -317,7 +319,7 @@ class _Shape:
         registers: registers of each of their threads.
         block_keys: keys in a tile.
         slots: tiles in a ring.
-        overlap: whether the softmax of a key tile takes place while the weights of the tile before are multiplied.
+        overlap: whether the softmax of a key tile takes place as the weights of the tile before are multiplied.
         out_parts: in how many parts, 1 or 2, the columns of out pass through shared memory, where that is short.
     """
 
@@ -341,9 +343,10 @@ _SHAPES = {
 }
 """The settings by padded head_dim: the fastest that fit a Hopper's registers and its 227 KiB of shared memory.
 
-At head_dim 64 three consumers spill a few registers, up to 72 bytes with Triton 3.6.0 where a mask cuts a tile, and yet
-beat two, which spill none, at 4096 and at 16384 keys on an H200. Smaller head dims use the same settings; they were not
-timed. At head_dim 256 threads spill up to 40 bytes with Triton 3.6.0, outside of the loop over tiles.
+At head_dim 64 three consumers spill a few registers, up to 72 bytes with Triton 3.6.0 where a mask cuts a tile,
+and yet beat two, which spill none, at 4096 and at 16384 keys on an H200. Smaller head dims use the same settings;
+they were not timed. At head_dim 256 threads spill up to 40 bytes with Triton 3.6.0, outside of the loop over
+tiles.
 """
 
 

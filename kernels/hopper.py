@@ -122,9 +122,9 @@ def start_product(a_tile, b_tile):
 def walk(task, heads, together, tiles):
     """Return the head of a task, and its tile, where tile 0 of a head takes the longest and the last one the shortest.
 
-    Programs take tasks in turn, of ``together`` heads at a time, whose tensors stay in the L2 cache. These heads' tasks
-    go from the longest to the shortest, and those of the next heads back again: a program that has had the longer tasks
-    of some heads then has the shorter ones of others. The last heads end with their shortest tasks.
+    Programs take tasks in turn, of ``together`` heads at a time, whose tensors stay in the L2 cache. These heads'
+    tasks go from the longest to the shortest, and those of the next heads back again: a program that has had the
+    longer tasks of some heads then has the shorter ones of others. The last heads end with their shortest tasks.
     """
     first = task // (together * tiles) * together
     walked = gl.minimum(together, heads - first)
@@ -138,7 +138,8 @@ def walk(task, heads, together, tiles):
 class Tasks:
     """The tasks, each a (head, query tile).
 
-    A query tile has the rows of all of a program's consumers. Under a causal mask the last tile sees the most keys.
+    A query tile has the rows of all of a program's consumers. Under a causal mask the last tile sees the most
+    keys.
     """
 
     heads: gl.tensor
