@@ -51,7 +51,7 @@ def verdict(child: Child, name: str, case: Case, law: str = "forward") -> Verdic
         ("misaligned", "forward", Case(seqlen_q=17), "fault", "misaligned address"),
         ("trapping", "forward", Case(group=2), "fault", "CUDA"),
         ("asserting", "forward", Case(causal=True), "fault", "device-side assert"),
-        ("hanging", "forward", Case(seqlen_k=101), "hung", "it was still running after 20 s"),
+        ("hanging", "forward", Case(seqlen_k=101), "hung", "still running 20 s after the launch"),
         ("writing_outside", "memory", Case(seqlen_q=17), "memory", "nothing is written outside"),
         ("corrupting", "forward", Case(causal=True, seqlen_k=2), "memory", "k is never written"),
     ],
@@ -61,13 +61,20 @@ def test_a_fault_is_told_as_what_it_is_and_the_next_case_holds(
 ) -> None:
     assert verdict(child, name, SOUND).status == "held"
     before = child.process
-    with child.limited(20.0):
-        finding = verdict(child, name, case, law).finding
+    finding = verdict(child, name, case, law).finding
     assert finding is not None
     assert finding.kind == kind
     assert told in finding.claim
     assert verdict(child, name, SOUND).status == "held"
     assert (child.process is before) == (kind not in ENDS)
+
+
+def test_a_kernel_that_has_hung_gets_less_time(child: Child) -> None:
+    child.hung.clear()
+    for seconds in (20, 5):
+        finding = verdict(child, "hanging", Case(seqlen_k=101)).finding
+        assert finding is not None
+        assert finding.claim.endswith(f"the device was still running {seconds} s after the launch")
 
 
 def test_a_race_shows_in_some_calls_alone(child: Child) -> None:

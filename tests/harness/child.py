@@ -20,7 +20,7 @@ from typing import Any
 
 from tests.harness.budget import BudgetSpent
 from tests.harness.death import ASKS_WHERE, finding, how_it_ended
-from tests.harness.device import OVERRAN, WAIT_SECONDS
+from tests.harness.device import IMPATIENT_SECONDS, OVERRAN, WAIT_SECONDS
 from tests.harness.gpus import pinned
 from tests.harness.home import python_path
 from tests.harness.memory import fills_the_machine
@@ -35,11 +35,12 @@ WORKER = "tests.harness.worker"
 START_SECONDS = 300.0
 """Time limit of everything but a case: imports of torch and Triton take long, if many processes make them at once."""
 
-RUN_SECONDS = {"cpu": 120.0, "cuda": 1800.0, "none": 300.0}
+RUN_SECONDS = {"cpu": 100.0, "cuda": 1800.0, "none": 300.0}
 """Time limit of one case, by device type; "none" is that of a child that compiles and runs nothing.
 
-Interpreted, a case takes seconds. On a GPU this is time to compile, which for FlexAttention in float32 takes over five
-minutes a case when many processes compile at once. A kernel that hangs on the device is ended sooner by the child.
+Interpreted, a case takes seconds; the limit is less than half of the time of a default run, after which a case is cut
+off, and a hang not told. On a GPU this is time to compile, which for FlexAttention in float32 takes over five minutes a
+case when many processes compile at once. A kernel that hangs on the device is ended sooner by the child.
 """
 
 SETTINGS = {
@@ -117,6 +118,7 @@ class Child:
     It sees no other GPU than that of its device, which is "cuda:0" to it.
 
     Each request for one of the kernels in ``stateful`` is answered by a copy of a process that has called no kernel.
+    For those that have ``hung`` before, the device is given ``IMPATIENT_SECONDS``.
 
     ``run_seconds`` limits a case, by default to ``RUN_SECONDS`` of the device type, and ``start_seconds`` everything
     else. ``worker`` is the module that the child runs; its argument is the device as the child sees it.
@@ -139,6 +141,8 @@ class Child:
         self.held = self.held_first = 0
         self.kernels = set[str]()
         self.stateful = set[str]()
+        self.hung = set[str]()
+        self.patience = WAIT_SECONDS
         self.is_new = True
         atexit.register(self.close)
 
@@ -156,7 +160,8 @@ class Child:
         case is tried again.
         """
         until = time.perf_counter() + seconds
-        request = run.request("run", general=general)
+        self.patience = IMPATIENT_SECONDS if run.spec in self.hung else WAIT_SECONDS
+        request = run.request("run", general=general, patience=self.patience)
         try:
             return self._verdict(request, meanwhile, until)
         except HarnessError:
@@ -179,6 +184,7 @@ class Child:
         except ChildDied as death:
             if death.hung and seconds < self.run_seconds and time.perf_counter() >= until:
                 raise OutOfTime from None
+            self.hung |= {request["kernel"]} if death.hung else set()
             raise
 
     def _answer_to(
@@ -287,7 +293,7 @@ class Child:
             code = process.wait()
             stderr = self._stop()
             if code == OVERRAN:
-                claim = f"the device was still running {WAIT_SECONDS:.3g} s after the launch"
+                claim = f"the device was still running {self.patience:.3g} s after the launch"
                 raise ChildDied(claim, hung=True, stderr=stderr) from None
             spoiled = code in FAULTS and len(self.kernels) > 1
             killed = code in FROM_OUTSIDE

@@ -8,9 +8,13 @@ from threading import Event, Thread, Timer
 
 import torch
 
-WAIT_SECONDS = 60.0
+WAIT_SECONDS = 20.0
 """Seconds that the device may take for the work that it has got, without any compilation. A case takes milliseconds, or
-some seconds on a device that many processes share.
+some seconds on a device that many processes share. A kernel that hangs is then told in a run of a minute as well.
+"""
+IMPATIENT_SECONDS = 5.0
+"""Seconds that the device may take for a kernel that has hung before. Cases like the one that hung are tried to find a
+smaller one, and most of them hang as well.
 """
 
 LOOK_SECONDS = 5.0

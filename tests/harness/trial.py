@@ -27,7 +27,7 @@ from strategies.case import TENSORS, Case
 from strategies.layouts import are_first_columns, bits, changed_together
 from strategies.tensors import Tensors, tensors
 from tests.harness.compare import Check, describe, errors_over_bounds
-from tests.harness.device import device_answers, device_is_full, wait_for_device, watched
+from tests.harness.device import WAIT_SECONDS, device_answers, device_is_full, wait_for_device, watched
 from tests.harness.differentiate import differentiated
 from tests.harness.interpreting import why_not_here
 from tests.harness.lse_form import in_contract_form
@@ -238,7 +238,7 @@ class Trial:
     wrong. Tensors in ``ignored`` are compared, but break no law: those that are wrong are noted in ``beside``. The
     tensors are made and judged at ``home``, the CPU or the device, which "" stands for; the kernel runs on the device.
     ``assumes_family`` says that the family is not what the kernel claims, but one that calls are judged by to see
-    whether it would explain them, with whatever launch settings.
+    whether it would explain them, with whatever launch settings. The device gets ``patience`` seconds for each call.
     """
 
     kernel: AttentionKernel
@@ -252,6 +252,7 @@ class Trial:
     ignored: frozenset[str] = frozenset()
     home: str = ""
     assumes_family: bool = False
+    patience: float = WAIT_SECONDS
     beside: set[str] = field(default_factory=set)
     calls: list[Call] = field(default_factory=list)
     given: list[Outputs] = field(default_factory=list)
@@ -400,14 +401,14 @@ class Trial:
             copies = Copies(self.device, self.windows.own.values(), self.margin)
         given = problem.copied(copies) if copies else problem
         begun = time.perf_counter()
-        with self._blame_kernel(number), watched(self.device):
+        with self._blame_kernel(number), watched(self.device, self.patience):
             try:
                 with memory or PoisonedAllocations(self.fill):
                     outputs = run_kernel(self.kernel, given, self.launch, backward=backward)
             except NotImplementedError:
                 # This is a refusal, or code of torch.compile, which can't be run under a dispatch mode.
                 outputs = run_kernel(self.kernel, given, self.launch, backward=backward)
-            wait_for_device(self.device)
+            wait_for_device(self.device, self.patience)
         ended = time.perf_counter()
         outputs = replace(outputs, call=number)
         self._check_contract(given, outputs, backward=backward)

@@ -15,12 +15,14 @@ from reference.bounds.accumulation import SAFETY
 from strategies.case import Case
 from tests.harness import trial
 from tests.harness.budget import GRACE_SECONDS, Clock, ShrinkBudget
-from tests.harness.child import KILLED, Child, HarnessError
-from tests.harness.device import OVERRAN
+from tests.harness.child import KILLED, RUN_SECONDS, Child, HarnessError
+from tests.harness.device import IMPATIENT_SECONDS, LOOK_SECONDS, OVERRAN, WAIT_SECONDS
 from tests.harness.home import ROOT
 from tests.harness.kernel_info import KernelInfo
 from tests.harness.law import law_named
+from tests.harness.plan import MINUTES_PER_KERNEL
 from tests.harness.run import Run, read
+from tests.harness.runs import LEAST_CASE
 from tests.harness.subject import Subject, TimeUp
 from tests.harness.tail import KEPT_BYTES, Tail
 from tests.harness.trial import LawBroken, Trial
@@ -271,6 +273,26 @@ class TestChild:
         finding = finding_of(subject_of("hanging_on_the_device", shrink=False), "forward", CASE)
         assert finding.kind == "hung"
         assert "the device was still running" in finding.claim
+
+    def test_a_hang_is_told_before_a_run_cuts_its_case_off(self) -> None:
+        assert RUN_SECONDS["cpu"] < 60 * MINUTES_PER_KERNEL / 2
+        assert WAIT_SECONDS + LOOK_SECONDS < LEAST_CASE
+
+    def test_a_kernel_that_has_hung_gets_less_time(
+        self, subject_of: SubjectOf, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        child, asked = subject_of("hanging_on_the_device").runs.child, list[float]()
+        send = child._send
+
+        def noted(request: dict[str, Any]) -> None:
+            asked.extend([request["patience"]] if "patience" in request else [])
+            send(request)
+
+        monkeypatch.setattr(child, "_send", noted)
+        child.hung.clear()
+        for name in ("hanging_on_the_device", "hanging_on_the_device", "sound"):
+            child.run(Run(f"{TOYS}:{name}", (), "forward", CASE), lambda: None)
+        assert asked == [WAIT_SECONDS, IMPATIENT_SECONDS, WAIT_SECONDS]
 
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="a device that hangs is a GPU")
     def test_a_process_whose_device_hangs_is_ended(self) -> None:
