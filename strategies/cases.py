@@ -28,6 +28,15 @@ HEADS_KV = (1, 1, 2, 3)
 GROUPS = (1, 1, 1, 1, 2, 2, 3, 4, 5, 8)
 LARGE_GROUPS: Mapping[str, tuple[int, ...]] = {"cpu": (), "cuda": (16, 128)}
 """Groups that models of few key heads have, by device type; an interpreter has time for fewer heads."""
+MANY_HEADS: Mapping[str, tuple[tuple[int, int, int], ...]] = {"cpu": (), "cuda": ((2, 160, 1), (1, 160, 2))}
+"""(batch, heads_kv, group) of cases that have more tasks than a GPU has multiprocessors, by device type.
+
+A persistent kernel has one program for each multiprocessor, 132 on an H200, which walks over its tasks. What a program
+keeps from one task to the next, such as the phase of a barrier, shows only where programs have several tasks: query
+tiles of a query head, or, for dk and dv, key tiles of a key head.
+"""
+USUAL_HEADS = 24
+"""For each case for a GPU that has many heads, so many cases have few."""
 SM_SCALES = (*(None,) * 90, *(0.5, 0.3, -0.125) * 20, *(1.0, -1.0) * 10, *(1e-4, 30.0) * 2, 0.0)
 EXTREME_VALUES = ("huge", "subnormal")
 """Families at the ends of a dtype's range. Two of them, or one with a spike, overflow or vanish: a poor test."""
@@ -172,7 +181,9 @@ def cases(
         limits |= {"max_tiles": max_tiles}
     else:
         parts = [limits | {"max_products": USUAL_HEAD_DIM * max_scores // share} for share in WORK_SHARES]
-    drawn = st.builds(partial(_cut, capabilities), st.sampled_from(parts), st.sampled_from(KEPT), drawn)
+    # The first of the parts is the whole.
+    cut = partial(_cut, capabilities, MANY_HEADS[device_type], parts[0])
+    drawn = st.builds(cut, st.sampled_from(parts), st.sampled_from(KEPT), drawn)
 
     def claimed(case: Case) -> Case:
         for name in calls[1:]:  # a kind of call may be claimed without this
@@ -276,7 +287,9 @@ def _pair(smallest: int, largest: int, seqlen_q: int, drawn: int | tuple[int, in
 
 def _heads(capabilities: Capabilities, device_type: str) -> SearchStrategy[Heads]:
     groups = st.sampled_from((*GROUPS, *LARGE_GROUPS[device_type]) if capabilities.grouped_heads else (1,))
-    return st.tuples(st.sampled_from(BATCHES), st.sampled_from(HEADS_KV), groups)
+    usual = st.tuples(st.sampled_from(BATCHES), st.sampled_from(HEADS_KV), groups)
+    many = [heads for heads in MANY_HEADS[device_type] if capabilities.grouped_heads or heads[2] == 1]
+    return st.one_of(*_often(usual, USUAL_HEADS), st.sampled_from(many)) if many else usual
 
 
 def _of_parts(
@@ -512,9 +525,22 @@ def _with_scores_that_can_be_judged(capabilities: Capabilities, device_type: str
     return replace(case, sm_scale=case.sm_scale if is_small else None, **fields)
 
 
-def _cut(capabilities: Capabilities, limits: Mapping[str, Any], kept: str, case: Case) -> Case:
-    """Cut a case down to the limits, by whole tiles or by heads; what is ``kept`` is cut last."""
-    for name in sorted(CUT, key=lambda name: name == kept):
+def _cut(
+    capabilities: Capabilities,
+    many: tuple[Heads, ...],
+    most: Mapping[str, Any],
+    limits: Mapping[str, Any],
+    kept: str,
+    case: Case,
+) -> Case:
+    """Cut a case down to the limits, by whole tiles or by heads; what is ``kept`` is cut last.
+
+    A case of ``many`` heads keeps them before anything else, and has as much as ``most`` allows.
+    """
+    last = [kept]
+    if (case.batch, case.heads_kv, case.group) in many:
+        limits, last = most, list(dict.fromkeys((kept, "heads")))
+    for name in (*(name for name in CUT if name not in last), *last):
         fewer = _with_fewer_heads if name == "heads" else partial(_shorter, capabilities, name)
         case = fewer(case, **limits)
     return case

@@ -305,6 +305,17 @@ def test_most_cases_for_a_gpu_keep_to_a_fraction_of_the_work() -> None:
     assert 0 < many / len(found) < 0.15
 
 
+def test_some_cases_for_a_gpu_give_a_persistent_program_several_tasks() -> None:
+    """There are more key heads than an H200 has multiprocessors, so a program has key tiles of several of them."""
+    found = sample(cases(Capabilities(), dtype="float16", device_type="cuda"), 1000)
+    many = [case for case in found if case.batch * case.heads_kv > 132]
+    assert 0.02 < len(many) / len(found) < 0.08
+    for name in ("seqlen_q", "seqlen_k"):
+        assert any(getattr(case, name) > 128 for case in many)
+    interpreted = sample(cases(Capabilities(), dtype="float16"), 1000)
+    assert max(case.batch * case.heads_kv for case in interpreted) < 10
+
+
 def test_only_the_interpreter_counts_tiles() -> None:
     found = sample(cases(Capabilities(), dtype="float16", device_type="cuda"), 200)
     assert any(score_tiles(case, 64, 64) > 32 for case in found)
