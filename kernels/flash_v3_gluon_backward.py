@@ -12,6 +12,10 @@ every run:
 
 Each computes P anew, so there are seven products for a pair of tiles, where one kernel that adds to dq atomically would
 have five.
+
+Of a wide head, whose padded head_dim is 256, dk and dv of 64 keys are 32768 float32 numbers: half of all the registers
+of a multiprocessor, and more than a consumer has. There the two consumers have the same 64 keys: one computes P and dv,
+the other dS and dk. P goes from the one to the other through shared memory, so no product is computed twice.
 """
 
 import math
@@ -44,6 +48,7 @@ from kernels.hopper import (
     descriptor,
     heads_in_cache,
     heads_together,
+    new_barriers,
     new_ring,
     new_tiles,
     record,
@@ -55,6 +60,8 @@ from kernels.hopper import (
 from kernels.launching import is_aligned, launch, padded_head_dim
 from kernels.tiles import LOG2E, kernel
 from kernels.validation import check_gradient_inputs, check_inputs
+
+_CONSUMERS = gl.constexpr(2)
 
 
 @gluon.jit
@@ -132,6 +139,14 @@ class _KeyTasks:
             whole = gl.cdiv(gl.maximum(diagonal + self.TILE_KEYS - 1, 0), self.BLOCK_ROWS)
         return first, gl.cdiv(self.seqlen_q, self.BLOCK_ROWS), whole, self.seqlen_q // self.BLOCK_ROWS
 
+    @gluon.jit
+    def first_rows(self, keys):
+        """Return the first row that sees each of the keys."""
+        first_row = gl.full(keys.shape, 0, gl.int32, layout=keys.type.layout)
+        if self.CAUSAL:
+            first_row = keys - (self.seqlen_k - self.seqlen_q)
+        return first_row
+
 
 @record
 class _OfKeys:
@@ -154,7 +169,6 @@ class _OfKeys:
     v_ring: Ring
     dk_tiles: gl.shared_memory_descriptor
     dv_tiles: gl.shared_memory_descriptor
-    CONSUMERS: gl.constexpr
 
 
 @gluon.jit
@@ -165,10 +179,11 @@ def _load_for_dk_dv(s):
     for task in range(gl.program_id(0), s.tasks.count(), gl.num_programs(0)):
         batch, head_kv, start_n = s.tasks.get(task)
         first, tiles, _, _ = s.tasks.query_tiles(start_n)
-        for consumer in gl.static_range(s.CONSUMERS):
-            s.k_ring.fill(loaded_k + consumer, s.k, [batch, head_kv, start_n + consumer * ROWS, 0])
-            s.v_ring.fill(loaded_k + consumer, s.v, [batch, head_kv, start_n + consumer * ROWS, 0])
-        loaded_k += s.CONSUMERS
+        for _ in gl.static_range(s.tasks.TILE_KEYS // ROWS):
+            s.k_ring.fill(loaded_k, s.k, [batch, head_kv, start_n, 0])
+            s.v_ring.fill(loaded_k, s.v, [batch, head_kv, start_n, 0])
+            start_n += ROWS
+            loaded_k += 1
         for head in range(head_kv * s.tasks.group, (head_kv + 1) * s.tasks.group):
             for tile in range(first, tiles):
                 s.q_ring.fill(loaded, s.q, s.lse_log2, batch, head, tile * s.tasks.BLOCK_ROWS)
@@ -193,9 +208,7 @@ def _compute_dk_dv(s, SELF: gl.constexpr):
         batch, head_kv, start_n = s.tasks.get(task)
         first, tiles, whole, whole_end = s.tasks.query_tiles(start_n)
         start_n += SELF * ROWS
-        first_row = gl.full([ROWS], 0, gl.int32, layout=gl.SliceLayout(1, of_scores))
-        if s.tasks.CAUSAL:
-            first_row = keys + (start_n - (s.tasks.seqlen_k - s.tasks.seqlen_q))
+        first_row = s.tasks.first_rows(start_n + keys)
         dk = gl.zeros([ROWS, HEAD_DIM], gl.float32, layout=of_gradients)
         dv = gl.zeros([ROWS, HEAD_DIM], gl.float32, layout=of_gradients)
         k_tile = s.k_ring.take(taken_k)
@@ -228,7 +241,7 @@ def _compute_dk_dv(s, SELF: gl.constexpr):
                 taken += 1
         s.k_ring.free(taken_k)
         s.v_ring.free(taken_k)
-        taken_k += s.CONSUMERS
+        taken_k += _CONSUMERS
 
         tma.store_wait(0)
         s.dk_tiles.index(SELF).reshape([ROWS, HEAD_DIM]).store((dk * s.sm_scale).to(dtype))
@@ -265,21 +278,20 @@ def _dk_dv_kernel(
     seqlen_q,
     seqlen_k,
     CAUSAL: gl.constexpr,
-    CONSUMERS: gl.constexpr,
     SLOTS: gl.constexpr,
     REGISTERS: gl.constexpr,
 ):
     """Compute dk and dv; q, k, v, dout, dk and dv are tensor descriptors whose blocks are tiles."""
     BLOCK_ROWS: gl.constexpr = q.block_type.shape[2]
     tasks = _KeyTasks(
-        heads, heads_kv, group, together, seqlen_q, seqlen_k, CAUSAL, CONSUMERS * ROWS, BLOCK_ROWS
+        heads, heads_kv, group, together, seqlen_q, seqlen_k, CAUSAL, _CONSUMERS * ROWS, BLOCK_ROWS
     )
-    q_ring = _RowRing(new_ring(q, SLOTS, CONSUMERS), new_tiles(lse_log2, SLOTS))
-    do_ring = _RowRing(new_ring(dout, SLOTS, CONSUMERS), new_tiles(delta, SLOTS))
-    k_ring = new_ring(k, CONSUMERS, 1)
-    v_ring = new_ring(v, CONSUMERS, 1)
-    dk_tiles = new_tiles(dk, CONSUMERS)
-    dv_tiles = new_tiles(dv, CONSUMERS)
+    q_ring = _RowRing(new_ring(q, SLOTS, _CONSUMERS), new_tiles(lse_log2, SLOTS))
+    do_ring = _RowRing(new_ring(dout, SLOTS, _CONSUMERS), new_tiles(delta, SLOTS))
+    k_ring = new_ring(k, _CONSUMERS, 1)
+    v_ring = new_ring(v, _CONSUMERS, 1)
+    dk_tiles = new_tiles(dk, _CONSUMERS)
+    dv_tiles = new_tiles(dv, _CONSUMERS)
     fence_async_shared()
     shared = _OfKeys(
         q,
@@ -299,7 +311,6 @@ def _dk_dv_kernel(
         v_ring,
         dk_tiles,
         dv_tiles,
-        CONSUMERS,
     )
     gl.warp_specialize(
         [(_load_for_dk_dv, (shared,)), (_compute_dk_dv, (shared, 0)), (_compute_dk_dv, (shared, 1))],
@@ -309,8 +320,186 @@ def _dk_dv_kernel(
 
 
 @record
+class _Passage:
+    """A ring of slots in shared memory through which one consumer passes float32 tiles on to another."""
+
+    tiles: gl.shared_memory_descriptor
+    filled: gl.shared_memory_descriptor
+    freed: gl.shared_memory_descriptor
+    SLOTS: gl.constexpr
+
+    @gluon.jit
+    def put(self, n, tile):
+        """Store tile ``n`` as soon as its slot is free."""
+        slot = n % self.SLOTS
+        mbarrier.wait(self.freed.index(slot), n // self.SLOTS + 1 & 1)
+        self.tiles.index(slot).store(tile)
+        mbarrier.arrive(self.filled.index(slot), count=1)
+
+    @gluon.jit
+    def get(self, n, LAYOUT: gl.constexpr):
+        """Wait for tile ``n`` and return it."""
+        slot = n % self.SLOTS
+        mbarrier.wait(self.filled.index(slot), n // self.SLOTS & 1)
+        tile = self.tiles.index(slot).load(LAYOUT)
+        mbarrier.arrive(self.freed.index(slot), count=1)
+        return tile
+
+
+@gluon.jit
+def _compute_dv(s, passage):
+    """Run the first consumer of a wide head: it computes P, which it passes on, and dv of 64 keys of each task."""
+    dtype: gl.constexpr = s.dv.dtype
+    BLOCK_ROWS: gl.constexpr = s.tasks.BLOCK_ROWS
+    HEAD_DIM: gl.constexpr = s.dv.block_type.shape[3]
+    of_scores: gl.constexpr = accumulator(BLOCK_ROWS, dtype)
+    of_gradients: gl.constexpr = accumulator(HEAD_DIM, dtype)
+    of_weights: gl.constexpr = gl.DotOperandLayout(0, of_gradients, 32 // dtype.primitive_bitwidth)
+    rows = gl.arange(0, BLOCK_ROWS, layout=gl.SliceLayout(0, of_scores))
+    keys = gl.arange(0, ROWS, layout=gl.SliceLayout(1, of_scores))
+    taken_k = 0
+    taken = 0
+    for task in range(gl.program_id(0), s.tasks.count(), gl.num_programs(0)):
+        batch, head_kv, start_n = s.tasks.get(task)
+        first, tiles, whole, whole_end = s.tasks.query_tiles(start_n)
+        first_row = s.tasks.first_rows(start_n + keys)
+        dv = gl.zeros([ROWS, HEAD_DIM], gl.float32, layout=of_gradients)
+        k_tile = s.k_ring.take(taken_k)
+
+        for _ in range(s.tasks.group):
+            for tile in range(first, tiles):
+                scores = start_product(k_tile, s.q_ring.ring.take(taken))
+                row_lse = s.q_ring.load_numbers(taken, of_scores)
+                scores = warpgroup_mma_wait(0, deps=(scores,))
+                s.q_ring.ring.free(taken)
+                p = _weights(scores, s.scale_log2, row_lse)
+                if (tile < whole) | (tile >= whole_end):
+                    p = _keep(p, first_row, rows, tile * BLOCK_ROWS, s.tasks.seqlen_q)
+                passage.put(taken, p)
+                p = gl.convert_layout(p.to(dtype), of_weights)
+                dv = warpgroup_mma(p, s.do_ring.ring.take(taken), dv, is_async=True)
+                dv = warpgroup_mma_wait(0, deps=(dv,))
+                s.do_ring.ring.free(taken)
+                taken += 1
+
+        k_tile.store(dv.to(dtype))
+        fence_async_shared()
+        tma_store(s.dv, [batch, head_kv, start_n, 0], s.dv_tiles.index(0))
+        tma.store_wait(0)
+        s.k_ring.free(taken_k)
+        taken_k += 1  # noqa: SIM113, as Gluon has no enumerate
+
+
+@gluon.jit
+def _compute_dk(s, passage):
+    """Run the second consumer of a wide head: from the first one's P it computes dS, and dk of the same 64 keys."""
+    dtype: gl.constexpr = s.dk.dtype
+    BLOCK_ROWS: gl.constexpr = s.tasks.BLOCK_ROWS
+    HEAD_DIM: gl.constexpr = s.dk.block_type.shape[3]
+    of_scores: gl.constexpr = accumulator(BLOCK_ROWS, dtype)
+    of_gradients: gl.constexpr = accumulator(HEAD_DIM, dtype)
+    of_weights: gl.constexpr = gl.DotOperandLayout(0, of_gradients, 32 // dtype.primitive_bitwidth)
+    rows = gl.arange(0, BLOCK_ROWS, layout=gl.SliceLayout(0, of_scores))
+    keys = gl.arange(0, ROWS, layout=gl.SliceLayout(1, of_scores))
+    taken_v = 0
+    taken = 0
+    for task in range(gl.program_id(0), s.tasks.count(), gl.num_programs(0)):
+        batch, head_kv, start_n = s.tasks.get(task)
+        first, tiles, whole, whole_end = s.tasks.query_tiles(start_n)
+        first_row = s.tasks.first_rows(start_n + keys)
+        dk = gl.zeros([ROWS, HEAD_DIM], gl.float32, layout=of_gradients)
+        v_tile = s.v_ring.take(taken_v)
+
+        for _ in range(s.tasks.group):
+            for tile in range(first, tiles):
+                dp = start_product(v_tile, s.do_ring.ring.take(taken))
+                row_delta = s.do_ring.load_numbers(taken, of_scores)
+                p = passage.get(taken, of_scores)
+                dp = warpgroup_mma_wait(0, deps=(dp,))
+                s.do_ring.ring.free(taken)
+                ds = p * (dp - row_delta)
+                if (tile < whole) | (tile >= whole_end):
+                    ds = _keep(ds, first_row, rows, tile * BLOCK_ROWS, s.tasks.seqlen_q)
+                ds = gl.convert_layout(ds.to(dtype), of_weights)
+                dk = warpgroup_mma(ds, s.q_ring.ring.take(taken), dk, is_async=True)
+                dk = warpgroup_mma_wait(0, deps=(dk,))
+                s.q_ring.ring.free(taken)
+                taken += 1
+
+        v_tile.store((dk * s.sm_scale).to(dtype))
+        fence_async_shared()
+        tma_store(s.dk, [batch, head_kv, start_n, 0], s.dk_tiles.index(0))
+        tma.store_wait(0)
+        s.v_ring.free(taken_v)
+        taken_v += 1  # noqa: SIM113, as Gluon has no enumerate
+
+
+@partial(kernel, jit=gluon.jit)
+def _wide_dk_dv_kernel(
+    lse_log2,
+    delta,
+    q,
+    k,
+    v,
+    dout,
+    dk,
+    dv,
+    sm_scale,
+    scale_log2,
+    heads,
+    heads_kv,
+    group,
+    together,
+    seqlen_q,
+    seqlen_k,
+    CAUSAL: gl.constexpr,
+    SLOTS: gl.constexpr,
+    REGISTERS: gl.constexpr,
+):
+    """Compute dk and dv of a wide head, with the arguments of ``_dk_dv_kernel``."""
+    BLOCK_ROWS: gl.constexpr = q.block_type.shape[2]
+    tasks = _KeyTasks(heads, heads_kv, group, together, seqlen_q, seqlen_k, CAUSAL, ROWS, BLOCK_ROWS)
+    q_ring = _RowRing(new_ring(q, SLOTS, 2), new_tiles(lse_log2, SLOTS))
+    do_ring = _RowRing(new_ring(dout, SLOTS, 2), new_tiles(delta, SLOTS))
+    k_ring = new_ring(k, 1, 1)
+    v_ring = new_ring(v, 1, 1)
+    # The pairs of columns that a warp stores at a time, of 8 rows of an accumulator, fall into different banks.
+    layout: gl.constexpr = gl.SwizzledSharedLayout(vec=8, per_phase=1, max_phase=8, order=[1, 0])
+    weights = gl.allocate_shared_memory(gl.float32, [SLOTS, ROWS, BLOCK_ROWS], layout)
+    passage = _Passage(weights, new_barriers(SLOTS, 1), new_barriers(SLOTS, 1), SLOTS)
+    fence_async_shared()
+    shared = _OfKeys(
+        q,
+        k,
+        v,
+        dout,
+        dk,
+        dv,
+        lse_log2,
+        delta,
+        sm_scale,
+        scale_log2,
+        tasks,
+        q_ring,
+        do_ring,
+        k_ring,
+        v_ring,
+        v_ring.tiles,
+        k_ring.tiles,
+    )
+    gl.warp_specialize(
+        [(_load_for_dk_dv, (shared,)), (_compute_dv, (shared, passage)), (_compute_dk, (shared, passage))],
+        [4, 4],
+        [REGISTERS, REGISTERS],
+    )
+
+
+@record
 class _OfQueries:
-    """What the producer and the consumers of dq share."""
+    """What the producer and the consumers of dq share.
+
+    ``OUT_IN_Q`` says that a consumer's tile of dq takes the place of its tile of q.
+    """
 
     q: tma.tensor_descriptor
     k: tma.tensor_descriptor
@@ -327,7 +516,7 @@ class _OfQueries:
     k_ring: Ring
     v_ring: Ring
     dq_tiles: gl.shared_memory_descriptor
-    CONSUMERS: gl.constexpr
+    OUT_IN_Q: gl.constexpr
 
 
 @gluon.jit
@@ -339,10 +528,10 @@ def _load_for_dq(s):
         batch, head, start_m = s.tasks.get(task)
         _, tiles = s.tasks.key_tiles(start_m)
         head_kv = head // s.tasks.group
-        for consumer in gl.static_range(s.CONSUMERS):
+        for consumer in gl.static_range(_CONSUMERS):
             s.q_ring.fill(loaded_q + consumer, s.q, [batch, head, start_m + consumer * ROWS, 0])
             s.do_ring.fill(loaded_q + consumer, s.dout, [batch, head, start_m + consumer * ROWS, 0])
-        loaded_q += s.CONSUMERS
+        loaded_q += _CONSUMERS
         for i in range(tiles):
             row = (tiles - 1 - i) * s.tasks.BLOCK_KEYS
             s.k_ring.fill(loaded + i, s.k, [batch, head_kv, row, 0])
@@ -375,14 +564,14 @@ def _compute_dq(s, SELF: gl.constexpr):
         row_lse = gl.load(s.lse_log2 + first_of_head + rows, mask=in_head, other=0.0)
         row_delta = gl.load(s.delta + first_of_head + rows, mask=in_head, other=0.0)
         dq = gl.zeros([ROWS, HEAD_DIM], gl.float32, layout=of_gradient)
-        q_tile = s.q_ring.take(taken_q)
-        do_tile = s.do_ring.take(taken_q)
+        s.q_ring.take(taken_q)
+        s.do_ring.take(taken_q)
 
         for i in range(tiles):
             k_tile = s.k_ring.take(taken + i)
-            scores = start_product(q_tile, k_tile)
+            scores = start_product(s.q_ring.again(taken_q, i), k_tile)
             v_tile = s.v_ring.take(taken + i)
-            dp = start_product(do_tile, v_tile)
+            dp = start_product(s.do_ring.again(taken_q, i), v_tile)
             scores = warpgroup_mma_wait(1, deps=(scores,))
             p = _weights(scores, s.scale_log2, row_lse[:, None])
             start_n = (tiles - 1 - i) * BLOCK_KEYS
@@ -397,15 +586,19 @@ def _compute_dq(s, SELF: gl.constexpr):
             dq = warpgroup_mma(gl.convert_layout(ds.to(dtype), of_weights), k_tile, dq, is_async=True)
             dq = warpgroup_mma_wait(0, deps=(dq,))
             s.k_ring.free(taken + i)
-        s.q_ring.free(taken_q)
+        if not s.OUT_IN_Q:
+            s.q_ring.free(taken_q)
         s.do_ring.free(taken_q)
-        taken_q += s.CONSUMERS
         taken += tiles
 
         tma.store_wait(0)
         s.dq_tiles.index(SELF).reshape([ROWS, HEAD_DIM]).store((dq * s.sm_scale).to(dtype))
         fence_async_shared()
         tma_store(s.dq, [batch, head, start_m, 0], s.dq_tiles.index(SELF))
+        if s.OUT_IN_Q:
+            tma.store_wait(0)
+            s.q_ring.free(taken_q)
+        taken_q += _CONSUMERS
     tma.store_wait(0)
 
 
@@ -427,18 +620,20 @@ def _dq_kernel(
     seqlen_q,
     seqlen_k,
     CAUSAL: gl.constexpr,
-    CONSUMERS: gl.constexpr,
-    SLOTS: gl.constexpr,
+    K_SLOTS: gl.constexpr,
+    V_SLOTS: gl.constexpr,
+    OUT_IN_Q: gl.constexpr,
     REGISTERS: gl.constexpr,
 ):
     """Compute dq; q, k, v, dout and dq are tensor descriptors whose blocks are tiles."""
     BLOCK_KEYS: gl.constexpr = k.block_type.shape[2]
-    tasks = Tasks(heads, heads_q, group, together, seqlen_q, seqlen_k, CAUSAL, CONSUMERS * ROWS, BLOCK_KEYS)
-    q_ring = new_ring(q, CONSUMERS, 1)
-    do_ring = new_ring(dout, CONSUMERS, 1)
-    k_ring = new_ring(k, SLOTS, CONSUMERS)
-    v_ring = new_ring(v, SLOTS, CONSUMERS)
-    dq_tiles = new_tiles(dq, CONSUMERS)
+    tasks = Tasks(heads, heads_q, group, together, seqlen_q, seqlen_k, CAUSAL, _CONSUMERS * ROWS, BLOCK_KEYS)
+    q_ring = new_ring(q, _CONSUMERS, 1)
+    do_ring = new_ring(dout, _CONSUMERS, 1)
+    k_ring = new_ring(k, K_SLOTS, _CONSUMERS)
+    v_ring = new_ring(v, V_SLOTS, _CONSUMERS)
+    # There are as many slots for q as consumers, so each consumer finds its tiles of q in a slot of its own.
+    dq_tiles = q_ring.tiles if OUT_IN_Q else new_tiles(dq, _CONSUMERS)
     fence_async_shared()
     shared = _OfQueries(
         q,
@@ -456,7 +651,7 @@ def _dq_kernel(
         k_ring,
         v_ring,
         dq_tiles,
-        CONSUMERS,
+        OUT_IN_Q,
     )
     gl.warp_specialize(
         [(_load_for_dq, (shared,)), (_compute_dq, (shared, 0)), (_compute_dq, (shared, 1))],
@@ -473,25 +668,30 @@ class _Shape:
         block_rows: rows of a query tile that dk and dv are computed from.
         row_slots: such tiles in a ring.
         block_keys: keys of a key tile that dq is computed from.
-        key_slots: such tiles in a ring.
+        k_slots: such tiles of k in a ring.
+        v_slots: such tiles of v in a ring.
+        wide: whether two consumers share 64 keys, and gradients go to memory by way of the tiles of q, k and v.
     """
 
     block_rows: int
     row_slots: int
     block_keys: int
-    key_slots: int
+    k_slots: int
+    v_slots: int
+    wide: bool = False
 
 
 _SHAPES = {
-    16: _Shape(block_rows=64, row_slots=3, block_keys=128, key_slots=3),
-    32: _Shape(block_rows=64, row_slots=3, block_keys=128, key_slots=3),
-    64: _Shape(block_rows=64, row_slots=3, block_keys=128, key_slots=3),
-    128: _Shape(block_rows=64, row_slots=2, block_keys=128, key_slots=2),
+    16: _Shape(block_rows=64, row_slots=3, block_keys=128, k_slots=3, v_slots=3),
+    32: _Shape(block_rows=64, row_slots=3, block_keys=128, k_slots=3, v_slots=3),
+    64: _Shape(block_rows=64, row_slots=3, block_keys=128, k_slots=3, v_slots=3),
+    128: _Shape(block_rows=64, row_slots=2, block_keys=128, k_slots=2, v_slots=2),
+    256: _Shape(block_rows=64, row_slots=2, block_keys=64, k_slots=2, v_slots=1, wide=True),
 }
 """The settings by padded head_dim. Threads spill nothing inside the loops over tiles; between tasks they may."""
 
-_CONSUMERS = 2
 _REGISTERS = 240
+_TILE = _CONSUMERS.value * ROWS.value
 
 
 def backward(
@@ -508,7 +708,6 @@ def backward(
     """Return the gradients (dq, dk, dv), with the arguments, results and errors of ``flash_v2.backward``.
 
     q, k and v are those that ``flash_v3_gluon.forward`` takes, and there is nothing beyond a causal mask and sm_scale.
-    Tiles of a head_dim above 128 would not fit: for these ``flash_v2.backward`` is called.
     """
     check_inputs(q, k, v, causal, sm_scale)
     check_copyable(HEAD_DIMS, q=q, k=k, v=v)
@@ -516,8 +715,6 @@ def backward(
     check_gradient_inputs(dout, q, out, lse)
     batch, heads_q, seqlen_q, head_dim = q.shape
     _, heads_kv, seqlen_k, _ = k.shape
-    if padded_head_dim(head_dim) not in _SHAPES:
-        return flash_v2.backward(dout, q, k, v, out, lse, causal=causal, sm_scale=sm_scale)
     dq, dk, dv = (torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
     if 0 in (q.numel(), k.numel()):  # A tensor descriptor cannot describe an empty tensor.
         return dq.zero_(), dk.zero_(), dv.zero_()
@@ -525,14 +722,13 @@ def backward(
     delta, lse_log2 = flash_v2.row_deltas(dout, out, lse)
     shape = _SHAPES[padded_head_dim(head_dim)]
     group = heads_q // heads_kv
-    own = _CONSUMERS * ROWS.value
     scales = (float(sm_scale), sm_scale * LOG2E.value)
-    constants = {"CAUSAL": causal, "CONSUMERS": _CONSUMERS, "REGISTERS": _REGISTERS, "num_warps": 4}
+    constants = {"CAUSAL": causal, "REGISTERS": _REGISTERS, "num_warps": 4}
     processors = torch.cuda.get_device_properties(q.device).multi_processor_count
     heads = batch * heads_kv
     launch(
-        _dk_dv_kernel,
-        min(heads * math.ceil(seqlen_k / own), processors),
+        _wide_dk_dv_kernel if shape.wide else _dk_dv_kernel,
+        min(heads * math.ceil(seqlen_k / (ROWS.value if shape.wide else _TILE)), processors),
         *(_numbers(lse_log2, shape.block_rows), _numbers(delta, shape.block_rows)),
         descriptor(q, shape.block_rows),
         descriptor(k, ROWS.value),
@@ -549,7 +745,7 @@ def backward(
     heads = batch * heads_q
     launch(
         _dq_kernel,
-        min(heads * math.ceil(seqlen_q / own), processors),
+        min(heads * math.ceil(seqlen_q / _TILE), processors),
         *(lse_log2, delta),
         descriptor(q, ROWS.value),
         descriptor(k, shape.block_keys),
@@ -559,7 +755,9 @@ def backward(
         *scales,
         *(heads, heads_q, group, heads_together(heads, group * heads_in_cache(k)) if causal else 1),
         *(seqlen_q, seqlen_k),
-        SLOTS=shape.key_slots,
+        K_SLOTS=shape.k_slots,
+        V_SLOTS=shape.v_slots,
+        OUT_IN_Q=shape.wide,
         **constants,
     )
     return dq, dk, dv

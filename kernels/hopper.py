@@ -83,6 +83,16 @@ class Ring:
         return tile.reshape([tile.shape[2], tile.shape[3]])
 
     @gluon.jit
+    def again(self, n, step):
+        """Return tile ``n``, which was taken ahead of a loop, in one of the steps of that loop, below 2^30.
+
+        Two registers say where 16 columns of an operand lie. Those of a tile that stays the same are hoisted out of the
+        loop, all of them, and spilled. Here they seem to depend on the step, so they are made as they are needed.
+        """
+        tile = self.tiles.index(n % self.SLOTS + (step >> 30))
+        return tile.reshape([tile.shape[2], tile.shape[3]])
+
+    @gluon.jit
     def free(self, n):
         """Say that this consumer is done with tile ``n``."""
         mbarrier.arrive(self.freed.index(n % self.SLOTS), count=1)
