@@ -61,8 +61,6 @@ from kernels.launching import is_aligned, launch, padded_head_dim
 from kernels.tiles import LOG2E, kernel
 from kernels.validation import check_gradient_inputs, check_inputs
 
-_CONSUMERS = gl.constexpr(2)
-
 
 @gluon.jit
 def _weights(scores, scale, row_lse):
@@ -211,17 +209,17 @@ def _compute_dk_dv(s, SELF: gl.constexpr):
         first_row = s.tasks.first_rows(start_n + keys)
         dk = gl.zeros([ROWS, HEAD_DIM], gl.float32, layout=of_gradients)
         dv = gl.zeros([ROWS, HEAD_DIM], gl.float32, layout=of_gradients)
-        k_tile = s.k_ring.take(taken_k)
-        v_tile = s.v_ring.take(taken_k)
+        s.k_ring.take(taken_k)
+        s.v_ring.take(taken_k)
 
         for _ in range(s.tasks.group):
             for tile in range(first, tiles):
                 start_m = tile * BLOCK_ROWS
                 q_tile = s.q_ring.ring.take(taken)
-                scores = start_product(k_tile, q_tile)
+                scores = start_product(s.k_ring.again(taken_k, tile), q_tile)
                 row_lse = s.q_ring.load_numbers(taken, of_scores)
                 do_tile = s.do_ring.ring.take(taken)
-                dp = start_product(v_tile, do_tile)
+                dp = start_product(s.v_ring.again(taken_k, tile), do_tile)
                 scores = warpgroup_mma_wait(1, deps=(scores,))
                 p = _weights(scores, s.scale_log2, row_lse)
                 cut = (tile < whole) | (tile >= whole_end)
@@ -241,7 +239,7 @@ def _compute_dk_dv(s, SELF: gl.constexpr):
                 taken += 1
         s.k_ring.free(taken_k)
         s.v_ring.free(taken_k)
-        taken_k += _CONSUMERS
+        taken_k += s.tasks.TILE_KEYS // ROWS
 
         tma.store_wait(0)
         s.dk_tiles.index(SELF).reshape([ROWS, HEAD_DIM]).store((dk * s.sm_scale).to(dtype))
@@ -278,20 +276,21 @@ def _dk_dv_kernel(
     seqlen_q,
     seqlen_k,
     CAUSAL: gl.constexpr,
+    CONSUMERS: gl.constexpr,
     SLOTS: gl.constexpr,
     REGISTERS: gl.constexpr,
 ):
     """Compute dk and dv; q, k, v, dout, dk and dv are tensor descriptors whose blocks are tiles."""
     BLOCK_ROWS: gl.constexpr = q.block_type.shape[2]
     tasks = _KeyTasks(
-        heads, heads_kv, group, together, seqlen_q, seqlen_k, CAUSAL, _CONSUMERS * ROWS, BLOCK_ROWS
+        heads, heads_kv, group, together, seqlen_q, seqlen_k, CAUSAL, CONSUMERS * ROWS, BLOCK_ROWS
     )
-    q_ring = _RowRing(new_ring(q, SLOTS, _CONSUMERS), new_tiles(lse_log2, SLOTS))
-    do_ring = _RowRing(new_ring(dout, SLOTS, _CONSUMERS), new_tiles(delta, SLOTS))
-    k_ring = new_ring(k, _CONSUMERS, 1)
-    v_ring = new_ring(v, _CONSUMERS, 1)
-    dk_tiles = new_tiles(dk, _CONSUMERS)
-    dv_tiles = new_tiles(dv, _CONSUMERS)
+    q_ring = _RowRing(new_ring(q, SLOTS, CONSUMERS), new_tiles(lse_log2, SLOTS))
+    do_ring = _RowRing(new_ring(dout, SLOTS, CONSUMERS), new_tiles(delta, SLOTS))
+    k_ring = new_ring(k, CONSUMERS, 1)
+    v_ring = new_ring(v, CONSUMERS, 1)
+    dk_tiles = new_tiles(dk, CONSUMERS)
+    dv_tiles = new_tiles(dv, CONSUMERS)
     fence_async_shared()
     shared = _OfKeys(
         q,
@@ -313,9 +312,14 @@ def _dk_dv_kernel(
         dv_tiles,
     )
     gl.warp_specialize(
-        [(_load_for_dk_dv, (shared,)), (_compute_dk_dv, (shared, 0)), (_compute_dk_dv, (shared, 1))],
-        [4, 4],
-        [REGISTERS, REGISTERS],
+        [
+            (_load_for_dk_dv, (shared,)),
+            (_compute_dk_dv, (shared, 0)),
+            (_compute_dk_dv, (shared, 1)),
+            (_compute_dk_dv, (shared, 2)),
+        ][: CONSUMERS + 1],
+        [4, 4, 4][:CONSUMERS],
+        [REGISTERS, REGISTERS, REGISTERS][:CONSUMERS],
     )
 
 
@@ -528,10 +532,10 @@ def _load_for_dq(s):
         batch, head, start_m = s.tasks.get(task)
         _, tiles = s.tasks.key_tiles(start_m)
         head_kv = head // s.tasks.group
-        for consumer in gl.static_range(_CONSUMERS):
+        for consumer in gl.static_range(s.tasks.TILE_ROWS // ROWS):
             s.q_ring.fill(loaded_q + consumer, s.q, [batch, head, start_m + consumer * ROWS, 0])
             s.do_ring.fill(loaded_q + consumer, s.dout, [batch, head, start_m + consumer * ROWS, 0])
-        loaded_q += _CONSUMERS
+        loaded_q += s.tasks.TILE_ROWS // ROWS
         for i in range(tiles):
             row = (tiles - 1 - i) * s.tasks.BLOCK_KEYS
             s.k_ring.fill(loaded + i, s.k, [batch, head_kv, row, 0])
@@ -598,7 +602,7 @@ def _compute_dq(s, SELF: gl.constexpr):
         if s.OUT_IN_Q:
             tma.store_wait(0)
             s.q_ring.free(taken_q)
-        taken_q += _CONSUMERS
+        taken_q += s.tasks.TILE_ROWS // ROWS
     tma.store_wait(0)
 
 
@@ -620,6 +624,7 @@ def _dq_kernel(
     seqlen_q,
     seqlen_k,
     CAUSAL: gl.constexpr,
+    CONSUMERS: gl.constexpr,
     K_SLOTS: gl.constexpr,
     V_SLOTS: gl.constexpr,
     OUT_IN_Q: gl.constexpr,
@@ -627,13 +632,13 @@ def _dq_kernel(
 ):
     """Compute dq; q, k, v, dout and dq are tensor descriptors whose blocks are tiles."""
     BLOCK_KEYS: gl.constexpr = k.block_type.shape[2]
-    tasks = Tasks(heads, heads_q, group, together, seqlen_q, seqlen_k, CAUSAL, _CONSUMERS * ROWS, BLOCK_KEYS)
-    q_ring = new_ring(q, _CONSUMERS, 1)
-    do_ring = new_ring(dout, _CONSUMERS, 1)
-    k_ring = new_ring(k, K_SLOTS, _CONSUMERS)
-    v_ring = new_ring(v, V_SLOTS, _CONSUMERS)
+    tasks = Tasks(heads, heads_q, group, together, seqlen_q, seqlen_k, CAUSAL, CONSUMERS * ROWS, BLOCK_KEYS)
+    q_ring = new_ring(q, CONSUMERS, 1)
+    do_ring = new_ring(dout, CONSUMERS, 1)
+    k_ring = new_ring(k, K_SLOTS, CONSUMERS)
+    v_ring = new_ring(v, V_SLOTS, CONSUMERS)
     # There are as many slots for q as consumers, so each consumer finds its tiles of q in a slot of its own.
-    dq_tiles = q_ring.tiles if OUT_IN_Q else new_tiles(dq, _CONSUMERS)
+    dq_tiles = q_ring.tiles if OUT_IN_Q else new_tiles(dq, CONSUMERS)
     fence_async_shared()
     shared = _OfQueries(
         q,
@@ -654,9 +659,14 @@ def _dq_kernel(
         OUT_IN_Q,
     )
     gl.warp_specialize(
-        [(_load_for_dq, (shared,)), (_compute_dq, (shared, 0)), (_compute_dq, (shared, 1))],
-        [4, 4],
-        [REGISTERS, REGISTERS],
+        [
+            (_load_for_dq, (shared,)),
+            (_compute_dq, (shared, 0)),
+            (_compute_dq, (shared, 1)),
+            (_compute_dq, (shared, 2)),
+        ][: CONSUMERS + 1],
+        [4, 4, 4][:CONSUMERS],
+        [REGISTERS, REGISTERS, REGISTERS][:CONSUMERS],
     )
 
 
@@ -665,6 +675,8 @@ class _Shape:
     """The settings that are tuned for each head_dim.
 
     Attributes:
+        consumers: how many warp groups compute.
+        registers: registers of each of their threads.
         block_rows: rows of a query tile that dk and dv are computed from.
         row_slots: such tiles in a ring.
         block_keys: keys of a key tile that dq is computed from.
@@ -673,6 +685,8 @@ class _Shape:
         wide: whether two consumers share 64 keys, and gradients go to memory by way of the tiles of q, k and v.
     """
 
+    consumers: int
+    registers: int
     block_rows: int
     row_slots: int
     block_keys: int
@@ -681,17 +695,24 @@ class _Shape:
     wide: bool = False
 
 
+_OF_THREE = _Shape(
+    consumers=3, registers=160, block_rows=64, row_slots=3, block_keys=64, k_slots=4, v_slots=4
+)
 _SHAPES = {
-    16: _Shape(block_rows=64, row_slots=3, block_keys=128, k_slots=3, v_slots=3),
-    32: _Shape(block_rows=64, row_slots=3, block_keys=128, k_slots=3, v_slots=3),
-    64: _Shape(block_rows=64, row_slots=3, block_keys=128, k_slots=3, v_slots=3),
-    128: _Shape(block_rows=64, row_slots=2, block_keys=128, k_slots=2, v_slots=2),
-    256: _Shape(block_rows=64, row_slots=2, block_keys=64, k_slots=2, v_slots=1, wide=True),
+    16: _OF_THREE,
+    32: _OF_THREE,
+    64: _OF_THREE,
+    128: _Shape(consumers=2, registers=240, block_rows=64, row_slots=2, block_keys=128, k_slots=2, v_slots=2),
+    256: _Shape(
+        consumers=2, registers=240, block_rows=64, row_slots=2, block_keys=64, k_slots=2, v_slots=1, wide=True
+    ),
 }
-"""The settings by padded head_dim. Threads spill nothing inside the loops over tiles; between tasks they may."""
+"""The settings by padded head_dim.
 
-_REGISTERS = 240
-_TILE = _CONSUMERS.value * ROWS.value
+With three consumers threads spill up to eight registers inside of the loop over query tiles, and yet are faster than
+two at head_dim 64, which spill none. Smaller head dims use the same settings; they were not timed. Otherwise threads
+spill between tasks alone.
+"""
 
 
 def backward(
@@ -722,13 +743,13 @@ def backward(
     delta, lse_log2 = flash_v2.row_deltas(dout, out, lse)
     shape = _SHAPES[padded_head_dim(head_dim)]
     group = heads_q // heads_kv
+    own = shape.consumers * ROWS.value
     scales = (float(sm_scale), sm_scale * LOG2E.value)
-    constants = {"CAUSAL": causal, "REGISTERS": _REGISTERS, "num_warps": 4}
-    processors = torch.cuda.get_device_properties(q.device).multi_processor_count
+    constants = {"CAUSAL": causal, "REGISTERS": shape.registers, "num_warps": 4}
     heads = batch * heads_kv
     launch(
         _wide_dk_dv_kernel if shape.wide else _dk_dv_kernel,
-        min(heads * math.ceil(seqlen_k / (ROWS.value if shape.wide else _TILE)), processors),
+        _programs(heads * math.ceil(seqlen_k / (ROWS.value if shape.wide else own)), causal, q.device),
         *(_numbers(lse_log2, shape.block_rows), _numbers(delta, shape.block_rows)),
         descriptor(q, shape.block_rows),
         descriptor(k, ROWS.value),
@@ -741,11 +762,12 @@ def backward(
         *(seqlen_q, seqlen_k),
         SLOTS=shape.row_slots,
         **constants,
+        **({} if shape.wide else {"CONSUMERS": shape.consumers}),
     )
     heads = batch * heads_q
     launch(
         _dq_kernel,
-        min(heads * math.ceil(seqlen_q / _TILE), processors),
+        _programs(heads * math.ceil(seqlen_q / own), causal, q.device),
         *(lse_log2, delta),
         descriptor(q, ROWS.value),
         descriptor(k, shape.block_keys),
@@ -755,12 +777,21 @@ def backward(
         *scales,
         *(heads, heads_q, group, heads_together(heads, group * heads_in_cache(k)) if causal else 1),
         *(seqlen_q, seqlen_k),
+        CONSUMERS=shape.consumers,
         K_SLOTS=shape.k_slots,
         V_SLOTS=shape.v_slots,
         OUT_IN_Q=shape.wide,
         **constants,
     )
     return dq, dk, dv
+
+
+def _programs(tasks: int, causal: bool, device: torch.device) -> int:
+    """Return how many programs walk over the tasks: one for each multiprocessor, or for each task under a causal mask.
+
+    Then tasks take from one tile to all, so the GPU gives the next one to whichever multiprocessor is done first.
+    """
+    return tasks if causal else min(tasks, torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def _numbers(rows: Tensor, block_rows: int) -> TensorDescriptor:
