@@ -98,8 +98,8 @@ class Quantisation:
         format: the format of the quantised entries.
         block_q, block_k: rows of q, and of k and v, that share a scale. None: all rows of a head share one.
         rotation: q and k, padded with zeros to a power of two and 32 columns at least, are multiplied by a
-            random-sign Hadamard matrix first: column j is negated where bit j of ``rotation`` is set, then
-            each row goes through the fast transform in float32, which halves before each step and begins with
+            random-sign Hadamard matrix first: column j is negated where bit j of ``rotation`` is set, and all are
+            divided by their number; then each row goes through the fast transform in float32, which begins with
             sums and differences of neighbouring columns.
             None: they are not rotated.
         only_v: v alone is rounded, without a scale: entries beyond the format's largest become that, and entries

@@ -61,17 +61,17 @@ def rotated(x: Tensor, signs: int) -> Tensor:
     x = torch.where(x.isfinite(), x, 0.0).float()
     x = torch.nn.functional.pad(x, (0, columns - x.shape[-1]))
     diagonal = torch.tensor([-1.0 if signs >> j & 1 else 1.0 for j in range(columns)], device=x.device)
-    return _hadamard(x * diagonal)
+    return _hadamard(x * diagonal / columns)
 
 
 def _hadamard(x: Tensor) -> Tensor:
-    """Multiply the last dimension by H and divide by its size, halving at each step.
+    """Multiply the last dimension by H.
 
     H_2n = H_n (x) H_2: the sums and the differences of neighbours are each transformed by H_n.
     """
     if x.shape[-1] == 1:
         return x
-    even, odd = 0.5 * x[..., 0::2], 0.5 * x[..., 1::2]
+    even, odd = x[..., 0::2], x[..., 1::2]
     return torch.stack((_hadamard(even + odd), _hadamard(even - odd)), -1).flatten(-2)
 
 
