@@ -14,7 +14,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from reference.arithmetic import BFLOAT16, FORMATS, HOPPER_FP8_TERMS, Arithmetic, Format
+from reference.arithmetic import (
+    BFLOAT16,
+    FORMATS,
+    HOPPER_FP8_ROUNDOFF,
+    HOPPER_FP8_TERMS,
+    Arithmetic,
+    Format,
+)
 from reference.dropout import keep_mask
 from reference.heads import fold, unfold
 from reference.mask_pattern import NO_PATTERN, MaskPattern
@@ -108,6 +115,8 @@ class Emulator:
             every TENSOR_CORE_TERMS products.
         fused: scaling and subtraction of the maximum are one fused multiply-add.
         base_2: exponents are kept in base 2 rather than converted at every exp.
+        raised: P is 2^raised times what it is relative to the maximum, as this is subtracted from the maximum before it
+            is taken from the scores; in base 2.
         key_padding_mask: (batch, keys) bool, True where a key may be attended.
         pattern: what else hides keys by their places.
         dropout_p, dropout_seed: as ``reference.dropout`` takes them.
@@ -125,6 +134,7 @@ class Emulator:
     sums: Sums = "gemm"
     fused: bool = True
     base_2: bool = True
+    raised: float = 0.0
     key_padding_mask: Tensor | None = None
     pattern: MaskPattern = NO_PATTERN
     dropout_p: float = 0.0
@@ -151,7 +161,7 @@ class Emulator:
                 seen_j = torch.nn.functional.pad(seen_j, (0, rest), value=True)
             products = self._products(q, k_j)
             scores = torch.where(seen_j, products * self._unit, -math.inf)
-            m_new = torch.maximum(m, scores.amax(-1, keepdim=True))
+            m_new = torch.maximum(m, scores.amax(-1, keepdim=True) - self.raised)
             if a.largest_weight > 1:
                 m_new = torch.where(m_new - m <= (a.lag / math.log(2) if self.base_2 else a.lag), m, m_new)
             shift = m_new.clamp_min(torch.finfo(torch.float32).min)
@@ -162,19 +172,21 @@ class Emulator:
             weights = BFLOAT16 if self.bug == "p_in_bfloat16" else a.weights
             added = (cast(p, weights) if a.l_from_rounded_p else p).sum(-1, keepdim=True)
             z_j = z[..., j] if self.dropout_p else z
-            rounded = cast(p * z_j, weights)
+            rounded = cast(p * 2.0**-self.raised * z_j, weights) * 2.0**self.raised
             before, l = l, l + added if self.bug == "alpha_not_on_l" else l * alpha + added
             if a.normalised_first:
                 rounded = cast(self._divide(p, l.clamp_min(1.0)) * z_j, a.weights)
             if a.partial_results:  # acc is the answer to the tiles so far, divided by their sum of weights
                 alpha = alpha * before
-            acc = self._dot(rounded, v_j, acc if self.bug == "alpha_not_on_acc" else acc * alpha)
+            acc = acc if self.bug == "alpha_not_on_acc" else acc * alpha
+            acc = self._dot(rounded, v_j, acc, together=a.accumulate_terms)
             if a.partial_results:
                 acc = self._divide(acc, l.clamp_min(1.0))
             if self.bug == "accumulator_16bit":
                 acc = cast(acc, a.output)
         l = torch.where(m == -math.inf, 1.0, l)
         out = acc if a.normalised_first or a.partial_results else self._divide(acc, l)
+        m, l = m + self.raised, l * 2.0**-self.raised
         log2_l = l.log2() + self._noise(l, a.log_error) * l.log2().clamp_min(1.0)
         lse = (m + log2_l) * LN_2 if self.base_2 else m + log2_l * LN_2
         if self.bug == "lse_base_2":
@@ -258,7 +270,8 @@ class Emulator:
         return cast(k * torch.tensor(self._scale / math.log(2)), self.arithmetic.weights)
 
     def _products(self, q: Tensor, keys: Tensor) -> Tensor:
-        products = self._dot(q, keys.mT, few_bits=self.arithmetic.score_accumulate is None)
+        together = {None: self.arithmetic.accumulate_terms, HOPPER_FP8_ROUNDOFF: q.shape[-1]}
+        products = self._dot(q, keys.mT, together=together.get(self.arithmetic.score_accumulate))
         return cast(products, self.arithmetic.output) if self.bug == "scores_16bit" else products
 
     def _exponent(self, products: Tensor, shift: Tensor) -> Tensor:
@@ -282,11 +295,11 @@ class Emulator:
     def _divide(self, x: Tensor, y: Tensor) -> Tensor:
         return (x.double() / y.double() * (1 + self._noise(x, self.arithmetic.div_error).double())).float()
 
-    def _dot(self, x: Tensor, y: Tensor, acc: Tensor | None = None, *, few_bits: bool = True) -> Tensor:
-        """Float32 acc + x @ y, of 8-bit operands where ``accumulate_terms`` is given, and few_bits true."""
+    def _dot(self, x: Tensor, y: Tensor, acc: Tensor | None = None, *, together: int | None = None) -> Tensor:
+        """Return float32 acc + x @ y. With ``together``, a Hopper sums so many products of 8-bit operands in few bits."""
         acc = torch.zeros(*x.shape[:-1], y.shape[-1]) if acc is None else acc
-        terms, together = x.shape[-1], self.arithmetic.accumulate_terms
-        if few_bits and together is not None:
+        terms = x.shape[-1]
+        if together is not None:
             for first in range(0, terms, together):
                 total = torch.zeros_like(acc, dtype=torch.float64)
                 for at in range(first, min(first + together, terms), HOPPER_FP8_TERMS):
