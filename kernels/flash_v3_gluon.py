@@ -52,6 +52,7 @@ from kernels.hopper import (
     descriptor,
     heads_in_cache,
     heads_together,
+    hide,
     new_barriers,
     new_ring,
     new_tiles,
@@ -108,14 +109,6 @@ def _produce(s):
             s.k_ring.fill(loaded + i, s.k, [batch, head_kv, row, 0])
             s.v_ring.fill(loaded + i, s.v, [batch, head_kv, row, 0])
         loaded += tiles
-
-
-@gluon.jit
-def _hide(scores, last_key, start_n):
-    """Return the scores, with -inf for the keys that a row does not see."""
-    BLOCK_KEYS: gl.constexpr = scores.shape[1]
-    keys = gl.arange(0, BLOCK_KEYS, layout=gl.SliceLayout(0, scores.type.layout))
-    return gl.where(keys[None, :] <= (last_key - start_n)[:, None], scores, NEG_INF)
 
 
 @gluon.jit
@@ -197,7 +190,7 @@ def _consume(s, SELF: gl.constexpr):
         s.k_ring.free(taken)
         if not s.FUSED:
             scores = scores * s.scale_log2
-        scores = _hide(scores, last_key, (tiles - 1) * BLOCK_KEYS)
+        scores = hide(scores, last_key, (tiles - 1) * BLOCK_KEYS)
         p, alpha, top_i, l_i = _softmax_step(scores, scale, top_i, l_i)
         p = gl.convert_layout(p.to(dtype), of_weights)
 
@@ -218,7 +211,7 @@ def _consume(s, SELF: gl.constexpr):
             if not s.FUSED:
                 scores = scores * s.scale_log2
             if tiles - 1 - i >= whole:
-                scores = _hide(scores, last_key, (tiles - 1 - i) * BLOCK_KEYS)
+                scores = hide(scores, last_key, (tiles - 1 - i) * BLOCK_KEYS)
             p, alpha, top_i, l_i = _softmax_step(scores, scale, top_i, l_i)
             if s.OVERLAP:
                 # ptxas would move the wait to before the softmax, but not to before a loop that waits for a tile.
@@ -376,7 +369,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -
         descriptor(q, ROWS.value),
         descriptor(k, shape.block_keys),
         descriptor(v, shape.block_keys),
-        descriptor(out, ROWS.value, shape.out_parts),
+        descriptor(out, ROWS.value, padded_head_dim(head_dim) // shape.out_parts),
         *(heads, heads_q, group, heads_together(heads, group * heads_in_cache(k)) if causal else 1),
         *(seqlen_q, seqlen_k, scale_log2),
         CAUSAL=causal,

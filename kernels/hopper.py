@@ -18,6 +18,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.core import _aggregate
 
 from kernels.launching import is_hopper, padded_head_dim
+from kernels.tiles import NEG_INF
 
 # Renamed between Triton 3.6 and 3.9.
 tma_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
@@ -144,6 +145,14 @@ def walk(task, heads, together, tiles):
     return first + place % walked, place // walked
 
 
+@gluon.jit
+def hide(scores, last_key, start_n):
+    """Return the scores, with -inf for the keys that a row does not see."""
+    BLOCK_KEYS: gl.constexpr = scores.shape[1]
+    keys = gl.arange(0, BLOCK_KEYS, layout=gl.SliceLayout(0, scores.type.layout))
+    return gl.where(keys[None, :] <= (last_key - start_n)[:, None], scores, NEG_INF)
+
+
 @record
 class Tasks:
     """The tasks, each a (head, query tile).
@@ -214,13 +223,13 @@ def heads_together(heads: int, most: int) -> int:
     return math.ceil(heads / (times + times % 2))
 
 
-def descriptor(tensor: Tensor, rows: int, parts: int = 1) -> TensorDescriptor:
-    """Describe the tensor in tiles of ``rows`` rows, which may reach over its edges: loads give 0 there.
+def descriptor(tensor: Tensor, rows: int, columns: int | None = None) -> TensorDescriptor:
+    """Describe the tensor in tiles of so many rows and columns, which may reach over its edges: loads give 0 there.
 
-    A tile has all columns, or those of one of ``parts`` equal parts of them.
+    If ``columns`` is None, a tile has all columns.
     """
-    columns = padded_head_dim(tensor.shape[3]) // parts
-    return TensorDescriptor.from_tensor(tensor, *_tile(rows, columns, tensor.dtype))
+    block, layout = _tile(rows, columns or padded_head_dim(tensor.shape[3]), tensor.dtype)
+    return TensorDescriptor.from_tensor(tensor, block, layout)
 
 
 @cache
@@ -230,4 +239,9 @@ def _tile(rows: int, columns: int, dtype: torch.dtype) -> tuple[list[int], Any]:
     return block, gl.NVMMASharedLayout.get_default_for(block, _DTYPES[dtype])
 
 
-_DTYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
+_DTYPES = {
+    torch.float16: gl.float16,
+    torch.bfloat16: gl.bfloat16,
+    torch.float8_e4m3fn: gl.float8e4nv,
+    torch.float8_e5m2: gl.float8e5,
+}

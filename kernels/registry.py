@@ -35,6 +35,7 @@ REGISTERED: Mapping[str, str] = {
     "varlen": "kernels.varlen:KERNEL",
     "ring": "kernels.ring:KERNEL",
     "fp8": "kernels.fp8:KERNEL",
+    "fp8_gluon": "kernels.fp8_gluon:KERNEL",
     "sdpa_math": "kernels.pytorch.sdpa:MATH",
     "sdpa_flash": "kernels.pytorch.sdpa:FLASH",
     "sdpa_efficient": "kernels.pytorch.sdpa:EFFICIENT",

@@ -12,8 +12,18 @@ from kernels.mutants.reading import bugs
 
 FILES = (
     *("forward", "lse", "backward", "launcher", "atomic", "bias", "combined", "decode"),
-    *("dropout", "flash_v1", "flash_v3", "flash_v3_gluon", "fp8", "lazy", "padding", "persistent", "ring"),
-    *("scores", "staged", "varlen", "window"),
+    *(
+        "dropout",
+        "flash_v1",
+        "flash_v3",
+        "flash_v3_gluon",
+        "fp8",
+        "fp8_gluon",
+        "lazy",
+        "padding",
+        "persistent",
+    ),
+    *("ring", "scores", "staged", "varlen", "window"),
 )
 MUTANTS = {file: bugs(file) for file in FILES}
 """The planted bugs of each file."""

@@ -1,5 +1,6 @@
 """``fp8``, where the laws do not look: what quantisation does to the inputs, and what is refused."""
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -10,11 +11,13 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels import fp8 as module
+from kernels import fp8_gluon
 from kernels.fp8 import KERNEL, LAUNCH, SIGNS, forward, quantise
 from kernels.launching import launch
+from kernels.registry import unavailable_reason
 from kernels.tiles import kernel
 from reference import quantisation
-from reference.arithmetic import FLOAT8_E4M3, FLOAT8_E5M2, FORMATS, Format, Quantisation
+from reference.arithmetic import FLOAT8_E4M3, FLOAT8_E5M2, FORMATS, HOPPER_FP8_ROUNDOFF, Format, Quantisation
 from reference.bounds import exact, forward_bounds
 from strategies.layouts import place
 from tests.bench.fp8_error import errors
@@ -116,6 +119,19 @@ def test_rotation_preserves_scores_and_spreads_outliers(columns: int) -> None:
     assert columns // 4 < negated < columns - columns // 4
 
 
+@each_format
+def test_interleaved_rows_are_those_that_threads_have(dtype: torch.dtype, to: Format) -> None:
+    """Thread t of four has columns 8 h + 2 t + b of 16 of an accumulator, and 4 t + 2 h + b of an operand."""
+    x = spread(1, 2, 200, 40).to(DEVICE)
+    plain, scales = quantise(x, 64, "block", dtype, transpose=True)
+    found, same_scales = quantise(x, 64, "block", dtype, transpose=True, interleave=True)
+    wanted = torch.empty_like(plain.view(torch.uint8))
+    for t, h, b in itertools.product(range(4), range(2), range(2)):
+        wanted[..., 4 * t + 2 * h + b :: 16] = plain.view(torch.uint8)[..., 8 * h + 2 * t + b :: 16]
+    assert torch.equal(found.view(torch.uint8), wanted)
+    assert torch.equal(scales, same_scales)
+
+
 @kernel
 def _cast_kernel(x, y, FORMAT: tl.constexpr, SIZE: tl.constexpr):
     at = tl.arange(0, SIZE)
@@ -129,7 +145,7 @@ def test_p_is_rounded_to_nearest(form: str) -> None:
         (torch.rand(3840) * 256, torch.exp2(torch.rand(4094) * 40 - 32), torch.tensor([0, 256]), ties)
     )
     rounded = torch.empty_like(p, device=DEVICE)
-    launch(_cast_kernel, 1, p.to(DEVICE), rounded, FORMAT=module._FORMATS[form][1], SIZE=len(p))
+    launch(_cast_kernel, 1, p.to(DEVICE), rounded, FORMAT=module.FORMATS[form][1], SIZE=len(p))
     assert torch.equal(rounded.cpu(), p.to(FORMS[form][0]).float())
 
 
@@ -153,6 +169,17 @@ def test_what_is_declared() -> None:
     # Sums of more than one instruction's products go on in float32.
     assert on_gpu.accumulation(32) < on_gpu.accumulation(256) < 1.01 * on_gpu.accumulation(32)
     assert on_cpu.accumulation(256) == 256 * 2.0**-24
+
+
+def test_what_is_declared_of_the_kernel_for_hopper() -> None:
+    found = fp8_gluon.KERNEL.capabilities.arithmetic(
+        "float16", "cuda", {"format": "e4m3", "scaling": "block"}
+    )
+    rows, keys = fp8_gluon.ROWS.value, fp8_gluon.KEYS.value
+    assert str(found.quantisation) == f"to float8_e4m3, a scale for {rows} rows of q, {keys} of k and v"
+    # A sum of few bits goes on over all of head_dim, or all keys of a tile.
+    assert found.score_accumulation(256) == 256 * HOPPER_FP8_ROUNDOFF
+    assert keys * HOPPER_FP8_ROUNDOFF < found.accumulation(4 * keys) < 1.01 * keys * HOPPER_FP8_ROUNDOFF
 
 
 def test_scores_of_subnormals_lose_what_those_of_normal_numbers_do() -> None:
@@ -210,3 +237,44 @@ def test_a_gpu_without_fp8_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with pytest.raises(NotImplementedError, match=r"q: on an A100, compute capability \(8, 0\), expected"):
         module.check_fp8(OnCuda())  # type: ignore[arg-type]  # only the device is asked for
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"format": "e3m4"}, ValueError, "format: got 'e3m4', expected one of"),
+        ({"block_n": 128}, TypeError, "block_n"),
+        ({n: torch.zeros(1, 1, 2, 16) for n in "qkv"}, NotImplementedError, "q: got dtype torch.float32"),
+        (
+            {n: torch.zeros(1, 1, 2, 20).half() for n in "qkv"},
+            NotImplementedError,
+            "q: got head_dim 20, expected a multiple of 8",
+        ),
+        ({"k": torch.zeros(1, 1, 2, 8).half()}, ValueError, "k: got shape"),
+        ({}, NotImplementedError, "q: got a tensor on cpu, expected one on a Hopper GPU"),
+    ],
+)
+def test_the_kernel_for_hopper_refuses(change: dict[str, Any], error: type[Exception], message: str) -> None:
+    halves = {n: torch.zeros(1, 1, 2, 16).half() for n in "qkv"}
+    with pytest.raises(error, match=message):
+        fp8_gluon.forward(**arguments(**{**halves, **change}))
+
+
+def test_the_kernel_for_hopper_says_where_it_runs() -> None:
+    assert "its plain twin, fp8, does" in (unavailable_reason("fp8_gluon", "cpu") or "")
+    if DEVICE == "cuda":
+        hopper = torch.cuda.get_device_capability()[0] == 9
+        assert (unavailable_reason("fp8_gluon", "cuda") is None) == hopper
+
+
+def test_the_kernel_for_hopper_gives_the_shape_of_q_where_there_is_nothing() -> None:
+    if unavailable_reason("fp8_gluon", DEVICE):
+        pytest.skip("does not run here")
+    q, k = (
+        torch.zeros(2, heads, rows, 16, dtype=torch.float16, device=DEVICE)
+        for heads, rows in ((2, 5), (1, 0))
+    )
+    out, lse = fp8_gluon.forward(q, k, k, causal=True, sm_scale=0.3)
+    assert out.shape == q.shape
+    assert (out == 0).all()
+    assert (lse == -torch.inf).all()

@@ -1,0 +1,453 @@
+"""FlashAttention-3 in 8-bit floating point for Hopper, in Gluon: forward.
+
+Jay Shah et al., *FlashAttention-3: Fast and Accurate Attention with Asynchrony and Low-precision* (2024), section 3.3.
+``fp8`` has its law and its quantisation, which this kernel shares, and is its plain twin in ``triton.language``. Who
+does what when is as in ``flash_v3_gluon``: a producer copies tiles, and warp groups of 64 query rows each, the
+consumers, compute. What the 8-bit products of a Hopper ask for is this:
+
+- *Both operands of a product lie with the dimension that is summed over contiguous.* So V is stored transposed.
+- *P stays where it is.* A thread has columns 8 h + 2 t and 8 h + 2 t + 1 of every 16 columns of P as the product of q
+  and k leaves it, t being its place among four and h 0 or 1; as an operand of 8 bits, it would need columns 4 t to
+  4 t + 3. A sum over keys may have them in any order, so it takes them as the threads have them, and V is stored with
+  its keys in that order (``fp8.interleaved``): no thread gives another one its part of P.
+- *Sums have 14 bits.* The product of q and k sums over head_dim, and that of P and V over the keys of a tile alone:
+  what a tile adds to the output is multiplied by its scale of v, and added in float32.
+- *Registers are few.* Besides the output of its rows, a thread holds what a tile adds to it, which from head_dim 128 on
+  is made for some columns at a time (``_Shape.parts``).
+
+P is made as 2^8 P by a maximum that is 8 less, so l is 2^8 times as large, and the factor is gone when out is divided
+by it.
+
+A consumer waits for each of its products, while the others are at their softmax. ``flash_v3_gluon`` overlaps the two
+within a consumer as well, for which registers do not suffice where the output of a tile has its own.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from kernels import fp8
+from kernels.contract import AttentionKernel, Capabilities
+from kernels.flash_v3 import check_copyable
+from kernels.hopper import (
+    HEAD_DIMS,
+    ROWS,
+    Ring,
+    Tasks,
+    accumulator,
+    check_device,
+    descriptor,
+    heads_in_cache,
+    heads_together,
+    hide,
+    new_ring,
+    new_tiles,
+    record,
+    start_product,
+    tma_store,
+)
+from kernels.launching import check_settings, is_hopper, launch
+from kernels.tiles import LN2, LOG2E, NEG_INF, kernel
+from kernels.validation import check_inputs
+from reference.arithmetic import FP32_ROUNDOFF, HOPPER_FP8_ROUNDOFF, Arithmetic
+
+LAUNCH: Mapping[str, tuple[Any, ...]] = {name: fp8.LAUNCH[name] for name in ("format", "scaling")}
+"""Launch settings: the 8-bit format, and how scales are chosen."""
+
+KEYS = gl.constexpr(128)
+"""Keys of a tile. They share a scale of k and one of v, and the ROWS of a tile of q one of q."""
+
+P_EXPONENT = gl.constexpr(math.log2(fp8.P_SCALE.value))
+
+
+@record
+class _State:
+    """What the producer and the consumers share.
+
+    q and k are 8-bit numbers as (rows, columns), and v as (columns, keys).
+    """
+
+    q: tma.tensor_descriptor
+    k: tma.tensor_descriptor
+    v: tma.tensor_descriptor
+    out: tma.tensor_descriptor
+    q_scale: gl.tensor
+    k_scale: gl.tensor
+    v_scale: gl.tensor
+    lse: gl.tensor
+    scale_log2: gl.tensor
+    tasks: Tasks
+    q_ring: Ring
+    k_ring: Ring
+    v_ring: Ring
+    out_tiles: gl.shared_memory_descriptor
+    CONSUMERS: gl.constexpr
+    PARTS: gl.constexpr
+
+
+@gluon.jit
+def _produce(s):
+    """Run the producer: it loads the tiles of each task in the order in which they are needed."""
+    loaded_q = 0
+    loaded = 0
+    for task in range(gl.program_id(0), s.tasks.count(), gl.num_programs(0)):
+        batch, head, start_m = s.tasks.get(task)
+        _, tiles = s.tasks.key_tiles(start_m)
+        head_kv = head // s.tasks.group
+        for consumer in gl.static_range(s.CONSUMERS):
+            s.q_ring.fill(loaded_q + consumer, s.q, [batch, head, start_m + consumer * ROWS, 0])
+        loaded_q += s.CONSUMERS
+        for i in range(tiles):
+            key = (tiles - 1 - i) * KEYS
+            s.k_ring.fill(loaded + i, s.k, [batch, head_kv, key, 0])
+            s.v_ring.fill(loaded + i, s.v, [batch, head_kv, 0, key])
+        loaded += tiles
+
+
+@gluon.jit
+def _unit(s, q_unit, k_unit):
+    """Return the factor from products of 8-bit numbers to scores in base 2, rounded once."""
+    return (q_unit.to(gl.float64) * k_unit.to(gl.float64) * s.scale_log2.to(gl.float64)).to(gl.float32)
+
+
+@gluon.jit
+def _scaled(s, products, unit, q_unit, k_unit):
+    """Return scores, and the factor that is left to multiply them by, which is positive.
+
+    Products are below 2^24, so that with this factor below 2^-6 scores are below 2^18, which ``_softmax_step`` needs
+    unless the factor is 1. Few calls have larger ones, or negative ones, or ones that float32 does not hold. There the
+    smaller scale comes first: the product of two large ones may overflow where the score does not.
+    """
+    if (unit < 2.0**-100) | (unit > 2.0**-6):
+        products = products * gl.minimum(q_unit, k_unit) * (gl.maximum(q_unit, k_unit) * s.scale_log2)
+        unit = 1.0
+    return products, unit
+
+
+@gluon.jit
+def _softmax_step(scores, unit, r_i, l_i):
+    """Take one step of the online softmax of scores * unit, whose weights are 2^8 P, relative to r_i = m_i - 8.
+
+    A fused multiply-add takes the largest score of a tile to 8, but for the rounding of r_i, which below 2^18 is less
+    than 2^-6: too little to be seen by a cast to 8 bits. Where unit is 1 it is a difference alone. 8 is lost in numbers
+    from 2^24 on. There weights are P.
+    """
+    top = gl.max(scores, 1) * unit
+    r_new = gl.maximum(r_i, gl.where(gl.abs(top) < 2.0**24, top - P_EXPONENT, top))
+    # A row that has seen no key yet has a maximum of -inf, and -inf - -inf is nan.
+    shift = gl.where(r_new == NEG_INF, 0.0, r_new)
+    p = gl.exp2(gl.fma(scores, unit, -shift[:, None]))
+    alpha = gl.exp2(r_i - shift)
+    return p, alpha, r_new, l_i * alpha + gl.sum(p, 1)
+
+
+@gluon.jit
+def _as_operand(p, FORMAT: gl.constexpr, of_product: gl.constexpr):
+    """Return P in 8 bits as the first operand of a product, with its keys in the order of ``fp8.interleaved``."""
+    keys = p.to(FORMAT).reshape([ROWS, KEYS // 16, 2, 4, 2]).permute((0, 1, 3, 2, 4))
+    return gl.convert_layout(keys.reshape([ROWS, KEYS]), gl.DotOperandLayout(0, of_product, 4))
+
+
+@gluon.jit
+def _start_part(p, v_tile, PART: gl.constexpr, PARTS: gl.constexpr):
+    """Start the product of P and one of several parts of the columns of v."""
+    COLUMNS: gl.constexpr = v_tile.shape[0] // PARTS
+    zeros = gl.zeros([ROWS, COLUMNS], gl.float32, layout=accumulator(COLUMNS, v_tile.dtype))
+    columns = v_tile.slice(PART * COLUMNS, COLUMNS, 0)
+    return warpgroup_mma(p, columns.permute((1, 0)), zeros, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def _rows_of(x, of):
+    """Return x (rows,) as a column, to be multiplied with ``of`` (rows, columns)."""
+    return gl.convert_layout(x, gl.SliceLayout(1, of.type.layout))[:, None]
+
+
+@gluon.jit
+def _consume(s, SELF: gl.constexpr):
+    """Run consumer number SELF: it computes 64 rows of each task."""
+    FORMAT: gl.constexpr = s.k.dtype
+    HEAD_DIM: gl.constexpr = s.out.block_type.shape[3]
+    COLUMNS: gl.constexpr = HEAD_DIM // s.PARTS
+    of_scores: gl.constexpr = accumulator(KEYS, FORMAT)
+    of_out: gl.constexpr = accumulator(COLUMNS, FORMAT)
+    q_scales = gl.cdiv(s.tasks.seqlen_q, ROWS)
+    k_scales = gl.cdiv(s.tasks.seqlen_k, KEYS)
+    out_tile = s.out_tiles.index(SELF)
+    taken_q = SELF
+    taken = 0
+    for task in range(gl.program_id(0), s.tasks.count(), gl.num_programs(0)):
+        batch, head, start_m = s.tasks.get(task)
+        whole, tiles = s.tasks.key_tiles(start_m)
+        start_m += SELF * ROWS
+        head = batch * s.tasks.heads_q + head
+        # A tile of rows past the last one has any scale.
+        q_unit = gl.load(s.q_scale + head * q_scales + gl.minimum(start_m // ROWS, q_scales - 1))
+        k_scale = s.k_scale + head // s.tasks.group * k_scales
+        v_scale = s.v_scale + head // s.tasks.group * k_scales
+        rows = start_m + gl.arange(0, ROWS, layout=gl.SliceLayout(1, of_scores))
+        last_key = gl.full([ROWS], s.tasks.seqlen_k - 1, gl.int32, layout=gl.SliceLayout(1, of_scores))
+        if s.tasks.CAUSAL:
+            last_key = rows + (s.tasks.seqlen_k - s.tasks.seqlen_q)
+        r_i = gl.full([ROWS], NEG_INF, gl.float32, layout=gl.SliceLayout(1, of_scores))
+        l_i = gl.full([ROWS], 0.0, gl.float32, layout=gl.SliceLayout(1, of_scores))
+        acc = (gl.zeros([ROWS, COLUMNS], gl.float32, layout=of_out),) * s.PARTS
+
+        q_tile = s.q_ring.take(taken_q)
+        k_unit = gl.load(k_scale + tiles - 1)
+        for i in range(tiles):
+            tile = tiles - 1 - i
+            v_unit = gl.load(v_scale + tile)
+            unit = _unit(s, q_unit, k_unit)
+            k_tile = s.k_ring.take(taken + i)
+            scores = start_product(q_tile, k_tile)
+            scores = warpgroup_mma_wait(0, deps=(scores,))
+            s.k_ring.free(taken + i)
+            scores, unit = _scaled(s, scores, unit, q_unit, k_unit)
+            if tile >= whole:
+                scores = hide(scores, last_key, tile * KEYS)
+            p, alpha, r_i, l_i = _softmax_step(scores, unit, r_i, l_i)
+            p = _as_operand(p, FORMAT, of_out)
+            k_unit = gl.load(k_scale + gl.maximum(tile - 1, 0))
+
+            v_tile = s.v_ring.take(taken + i)
+            added = _start_part(p, v_tile, 0, s.PARTS)
+            for part in gl.static_range(s.PARTS):
+                if part + 1 < s.PARTS:
+                    following = _start_part(p, v_tile, part + 1, s.PARTS)
+                    added = warpgroup_mma_wait(1, deps=(added,))
+                else:
+                    following = added
+                    added = warpgroup_mma_wait(0, deps=(added,))
+                    s.v_ring.free(taken + i)
+                total = gl.fma(acc[part], _rows_of(alpha, acc[part]), added * v_unit)
+                acc = acc[:part] + (total,) + acc[part + 1 :]  # noqa: RUF005  # a compiler that knows no stars
+                added = following
+        s.q_ring.free(taken_q)
+        taken_q += s.CONSUMERS
+        taken += tiles
+
+        # A row that sees no key has r_i = -inf and l_i = 0: out is 0 and lse -inf.
+        l_i = gl.where(l_i == 0.0, 1.0, l_i)
+        lse = ((r_i + P_EXPONENT) + gl.log2(l_i / fp8.P_SCALE)) * LN2
+        gl.store(s.lse + head.to(gl.int64) * s.tasks.seqlen_q + rows, lse, mask=rows < s.tasks.seqlen_q)
+        tma.store_wait(0)
+        for part in gl.static_range(s.PARTS):
+            columns = out_tile.reshape([ROWS, HEAD_DIM]).slice(part * COLUMNS, COLUMNS, 1)
+            columns.store((acc[part] * _rows_of(1.0 / l_i, acc[part])).to(s.out.dtype))
+        fence_async_shared()
+        tma_store(s.out, [batch, head - batch * s.tasks.heads_q, start_m, 0], out_tile)
+    tma.store_wait(0)
+
+
+@partial(kernel, jit=gluon.jit)
+def _forward_kernel(
+    lse,
+    q,
+    k,
+    v,
+    out,
+    q_scale,
+    k_scale,
+    v_scale,
+    heads,
+    heads_q,
+    group,
+    together,
+    seqlen_q,
+    seqlen_k,
+    scale_log2,
+    CAUSAL: gl.constexpr,
+    CONSUMERS: gl.constexpr,
+    SLOTS: gl.constexpr,
+    PARTS: gl.constexpr,
+    REGISTERS: gl.constexpr,
+):
+    """Compute out and lse; q, k, v and out are tensor descriptors whose blocks are tiles."""
+    tasks = Tasks(heads, heads_q, group, together, seqlen_q, seqlen_k, CAUSAL, CONSUMERS * ROWS, KEYS)
+    # There are as many slots for q as consumers, so each consumer finds its tiles of q in a slot of its own.
+    q_ring = new_ring(q, CONSUMERS, 1)
+    k_ring = new_ring(k, SLOTS, CONSUMERS)
+    v_ring = new_ring(v, SLOTS, CONSUMERS)
+    out_tiles = new_tiles(out, CONSUMERS)
+    fence_async_shared()
+    shared = _State(
+        q,
+        k,
+        v,
+        out,
+        q_scale,
+        k_scale,
+        v_scale,
+        lse,
+        scale_log2,
+        tasks,
+        q_ring,
+        k_ring,
+        v_ring,
+        out_tiles,
+        CONSUMERS,
+        PARTS,
+    )
+    # The first function runs in the warps of the kernel itself, with the registers that the others leave.
+    gl.warp_specialize(
+        [(_produce, (shared,)), (_consume, (shared, 0)), (_consume, (shared, 1)), (_consume, (shared, 2))][
+            : CONSUMERS + 1
+        ],
+        [4, 4, 4][:CONSUMERS],
+        [REGISTERS, REGISTERS, REGISTERS][:CONSUMERS],
+    )
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """The settings that are tuned for each head_dim.
+
+    Attributes:
+        consumers: how many warp groups compute.
+        registers: registers of each of their threads.
+        slots: tiles in a ring.
+        parts: into how many parts the columns of out are split. The product of P and one part starts while the part
+            before is added, so that registers hold two of them.
+    """
+
+    consumers: int
+    registers: int
+    slots: int
+    parts: int
+
+
+_SHAPES = {
+    32: _Shape(consumers=3, registers=160, slots=3, parts=1),
+    64: _Shape(consumers=3, registers=160, slots=3, parts=1),
+    128: _Shape(consumers=3, registers=160, slots=3, parts=2),
+    256: _Shape(consumers=2, registers=240, slots=2, parts=4),
+}
+"""The settings by padded head_dim: the fastest that fit a Hopper's registers and its 227 KiB of shared memory."""
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool,
+    sm_scale: float,
+    format: str = "e4m3",  # noqa: A002  # the contract's launch settings are keywords
+    scaling: str = "hadamard",
+) -> tuple[Tensor, Tensor]:
+    """Return out and lse, with the arguments, results and errors of ``kernels.fp8.forward``.
+
+    dtypes are float16 and bfloat16, head_dim is one of ``HEAD_DIMS``, and ``LAUNCH`` has the launch settings. Any
+    device but a Hopper GPU raises NotImplementedError.
+    """
+    check_settings({"format": format, "scaling": scaling}, LAUNCH)
+    check_inputs(q, k, v, causal, sm_scale)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    check_copyable(
+        HEAD_DIMS, q=out
+    )  # The TMA copies quantised tensors, and out, which has dtype and head_dim of q.
+    check_device(q)
+    batch, heads_q, seqlen_q, head_dim = q.shape
+    _, heads_kv, seqlen_k, _ = k.shape
+    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    if 0 in (q.numel(), k.numel()):  # A tensor descriptor cannot describe an empty tensor.
+        return out.zero_(), lse.fill_(-math.inf)
+    columns = fp8.columns_of(head_dim)
+    shape = _SHAPES[columns]
+    dtype, rotate = fp8.FORMATS[format][0], scaling == "hadamard"
+    q8, q_scale = fp8.quantise(q, ROWS.value, scaling, dtype, rotate=rotate)
+    k8, k_scale = fp8.quantise(k, KEYS.value, scaling, dtype, rotate=rotate)
+    v8, v_scale = fp8.quantise(v, KEYS.value, scaling, dtype, transpose=True, interleave=True)
+    # q and k were multiplied by M / columns instead of M / sqrt(columns).
+    unit = sm_scale * columns if rotate else sm_scale
+    heads, group = batch * heads_q, heads_q // heads_kv
+    launch(
+        _forward_kernel,
+        min(
+            heads * triton.cdiv(seqlen_q, shape.consumers * ROWS.value),
+            torch.cuda.get_device_properties(q.device).multi_processor_count,
+        ),
+        lse,
+        descriptor(q8, ROWS.value, columns),
+        descriptor(k8, KEYS.value, columns),
+        descriptor(v8, columns, KEYS.value),
+        descriptor(out, ROWS.value, columns),
+        *(q_scale, k_scale, v_scale),
+        *(heads, heads_q, group, heads_together(heads, group * heads_in_cache(k8)) if causal else 1),
+        *(seqlen_q, seqlen_k, unit * LOG2E.value),
+        CAUSAL=causal,
+        CONSUMERS=shape.consumers,
+        SLOTS=shape.slots,
+        PARTS=shape.parts,
+        REGISTERS=shape.registers,
+        num_warps=4,
+    )
+    return out, lse
+
+
+def _arithmetic(dtype: str, device: str, launch: Mapping[str, Any]) -> Arithmetic:
+    """Return the arithmetic of ``fp8`` with its blocks, but for three things.
+
+    A score is one sum in 14 bits over head_dim, and P v one over the keys of a tile. An instruction adds 32 products to
+    the sum so far, and errs by 33 * 2^-13 of the largest of these at most (``HOPPER_FP8_ROUNDOFF``). The sum so far is
+    no larger than the sizes of all products together, relative to which a chain of instructions then errs by as much
+    for each product as a single one.
+
+    The exponent of a weight is up to 8 more than that of P. It is rounded relative to its size, so that it may err by
+    8 U in base 2, or 8 ln 2 U in natural units, beside what the exponents of any kernel err by. A largest weight is
+    2^8 but for the rounding of the maximum, before it is cast to 2^8.
+
+    out is multiplied by the reciprocal of l, which rounds once more than a quotient.
+    """
+    blocks = {"block_m": ROWS.value, "block_n": KEYS.value}
+    plain = fp8.KERNEL.capabilities.arithmetic(dtype, device, {**launch, **blocks})
+    return replace(
+        plain,
+        accumulate_terms=KEYS.value,
+        score_accumulate=HOPPER_FP8_ROUNDOFF,
+        exp_error=plain.exp_error + P_EXPONENT.value * LN2.value * FP32_ROUNDOFF,
+        div_error=plain.div_error + FP32_ROUNDOFF,
+        rounded_reference=True,
+    )
+
+
+KERNEL = AttentionKernel(
+    name="fp8_gluon",
+    forward=forward,
+    capabilities=Capabilities(
+        dtypes=("float16", "bfloat16"),
+        head_dims=HEAD_DIMS,
+        backward=False,
+        deterministic=("out", "lse"),
+        launch=LAUNCH,
+        arithmetic=_arithmetic,
+    ),
+)
+
+
+def __getattr__(name: str) -> Mapping[tuple[str, str], str]:
+    """Return UNAVAILABLE, why the kernel cannot run by (name, device type), which is only made when it is asked for.
+
+    Looking at a GPU takes memory on it, so this is not done when the module is imported.
+    """
+    if name != "UNAVAILABLE":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    reasons = {(KERNEL.name, "cpu"): "Gluon does not run in Triton's interpreter; its plain twin, fp8, does"}
+    if torch.cuda.is_available() and not is_hopper(torch.device("cuda")):
+        reasons[KERNEL.name, "cuda"] = "needs a Hopper GPU; its plain twin, fp8, does not"
+    return reasons
