@@ -296,7 +296,7 @@ class Emulator:
         return (x.double() / y.double() * (1 + self._noise(x, self.arithmetic.div_error).double())).float()
 
     def _dot(self, x: Tensor, y: Tensor, acc: Tensor | None = None, *, together: int | None = None) -> Tensor:
-        """Return float32 acc + x @ y. With ``together``, so many products are summed in few bits, as fp8 on a Hopper."""
+        """Return float32 acc + x @ y; with ``together``, so many products of fp8 are summed as a Hopper does it."""
         acc = torch.zeros(*x.shape[:-1], y.shape[-1]) if acc is None else acc
         terms = x.shape[-1]
         if together is not None:
