@@ -228,8 +228,8 @@ def descriptor(tensor: Tensor, rows: int, columns: int | None = None) -> TensorD
 
     If ``columns`` is None, a tile has all columns.
     """
-    block, layout = _tile(rows, columns or padded_head_dim(tensor.shape[3]), tensor.dtype)
-    return TensorDescriptor.from_tensor(tensor, block, layout)
+    columns = columns or padded_head_dim(tensor.shape[3])
+    return TensorDescriptor.from_tensor(tensor, *_tile(rows, columns, tensor.dtype))
 
 
 @cache

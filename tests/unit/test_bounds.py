@@ -298,7 +298,7 @@ def test_declared_variants_stay_within_both_rules(variant: str, arithmetic: str,
 
 
 _FP8_SUMS: dict[str, Any] = {"output": FLOAT32, "accumulate": HOPPER_FP8_ROUNDOFF}
-FP8_ARITHMETIC = {
+FP8_ARITHMETIC: dict[str, tuple[Format, Arithmetic, dict[str, Any]]] = {
     "all in e4m3": (
         FLOAT8_E4M3,
         Arithmetic(weights=FLOAT8_E4M3.scaled(256.0), accumulate_terms=HOPPER_FP8_TERMS, **_FP8_SUMS),
