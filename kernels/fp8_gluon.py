@@ -235,7 +235,7 @@ def _consume(s, SELF: gl.constexpr):
                     added = warpgroup_mma_wait(0, deps=(added,))
                     s.v_ring.free(taken + i)
                 total = gl.fma(acc[part], _rows_of(alpha, acc[part]), added * v_unit)
-                acc = acc[:part] + (total,) + acc[part + 1 :]  # noqa: RUF005  # a compiler that knows no stars
+                acc = acc[:part] + (total,) + acc[part + 1 :]  # noqa: RUF005  # Triton has no starred items
                 added = following
         s.q_ring.free(taken_q)
         taken_q += s.CONSUMERS
