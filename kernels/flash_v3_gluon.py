@@ -71,7 +71,7 @@ class _State:
     """What the producer and the consumers share.
 
     ``turns`` are the barriers of the ping-pong, one for each consumer. ``FUSED`` says that scale_log2 is above 0
-    and at most 1, so that the softmax may scale scores as it subtracts their maximum.
+    and at most 2^64, so that the softmax may scale scores as it subtracts their maximum.
     """
 
     q: tma.tensor_descriptor
@@ -121,8 +121,14 @@ def _partial_sums(p):
 
 
 @gluon.jit
+def _power_of_two(scale):
+    """Return the smallest power of two that is no less than a scale: its bits are the scale's exponent, rounded up."""
+    return (scale.to(gl.int32, bitcast=True) + 0x7FFFFF & 0x7F800000).to(gl.float32, bitcast=True)
+
+
+@gluon.jit
 def _softmax_step(scores, scale, top_i, l_i):
-    """Take one step of the online softmax in base 2 of scores * scale, where scale is above 0 and at most 1.
+    """Take one step of the online softmax in base 2 of scores * scale, where scale is above 0 and at most 2^64.
 
     top_i (rows,) is the running maximum of the scores, not scaled, and l_i (rows, 4) are the running sums.
     Returns the weights relative to the new maximum, the factor that brings earlier weights to it, the new top_i
@@ -130,16 +136,18 @@ def _softmax_step(scores, scale, top_i, l_i):
 
     One fused multiply-add takes a score to its exponent, scores * scale - m, where m is the scaled maximum
     rounded up. So no weight is above 1, and the largest is at least 1/2 where m errs by less than 1, which is
-    below 2^24. Beyond, all weights might vanish. There the exponent is scores - top: exactly 0 for the largest
-    score, and for others at most the true one, which a rounding of scores * scale would leave uncertain by 1 or
-    more.
+    below 2^24. Beyond, all weights might vanish. There the exponent is (scores - top) * 2^i, where 2^i is the
+    scale or up to twice that: it is exactly 0 for the largest score, and for others at most the true one, which
+    a rounding of scores * scale would leave uncertain by 1 or more. A power of two that moves from the scale to
+    the scores changes no weight. Where top * 2^i might overflow, scores - top takes all others to 0 as well.
     """
     top = gl.maximum(top_i, gl.max(scores, 1))
     m_i = mul_ru(top_i, scale)
     m_new = mul_ru(top, scale)
     far = gl.abs(m_new) >= 2.0**24
-    factor = gl.where(far, 1.0, scale)
-    shift = gl.where(far, top, m_new)
+    power = gl.where(gl.abs(m_new) >= 2.0**126, 1.0, _power_of_two(scale))
+    factor = gl.where(far, power, scale)
+    shift = gl.where(far, top * power, m_new)
     # A row that has seen no key yet has a maximum of -inf, and -inf - -inf is nan.
     shift = gl.where(top == NEG_INF, 0.0, shift)
     p = gl.exp2(gl.fma(scores, factor[:, None], -shift[:, None]))
@@ -374,7 +382,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -
         *(seqlen_q, seqlen_k, scale_log2),
         CAUSAL=causal,
         # A scale that float32 flushes to 0 is not above 0.
-        FUSED=torch.finfo(torch.float32).tiny <= scale_log2 <= 1.0,
+        FUSED=torch.finfo(torch.float32).tiny <= scale_log2 <= 2.0**64,
         CONSUMERS=shape.consumers,
         PING_PONG=shape.ping_pong,
         OVERLAP=shape.overlap,
