@@ -1083,14 +1083,15 @@ def backward(
         *(softcap * LOG2E.value, alibi_slopes, bias, *bias_strides(bias, q, k)),
     )
     aligned = is_aligned(dout, q, k, v, dq, dk, dv)
-    of_keys, of_queries = chosen.constants(q, DK_DV_TILES), chosen.constants(q, DQ_TILES)
-    q_tiles, do_tiles = None, None
     plain = not (dropout_p or window or softcap) and alibi_slopes is None and bias is None
     sizes = (q.element_size(), padded_head_dim(head_dim))
     if plain and aligned and sizes == (2, 128) and q.numel() and k.numel() and is_hopper(q.device):
         of_keys, of_queries = chosen.on_hopper(q)
         block = [1, 1, of_keys["BLOCK_LOOP"], of_keys["HEAD_DIM"]]
         q_tiles, do_tiles = (TensorDescriptor.from_tensor(x, block) for x in (q, dout))
+    else:
+        of_keys, of_queries = chosen.constants(q, DK_DV_TILES), chosen.constants(q, DQ_TILES)
+        q_tiles, do_tiles = None, None
     launch(
         _dk_dv_kernel,
         batch * heads_kv * triton.cdiv(seqlen_k, of_keys["BLOCK_OWN"]),

@@ -59,8 +59,9 @@ from kernels.hopper import (
     record,
     start_product,
     tma_store,
+    unavailable,
 )
-from kernels.launching import is_hopper, launch, padded_head_dim
+from kernels.launching import launch, padded_head_dim
 from kernels.tiles import LN2, LOG2E, NEG_INF, kernel
 from kernels.validation import check_inputs
 from reference.arithmetic import FP32_ROUNDOFF, Arithmetic
@@ -425,9 +426,4 @@ def __getattr__(name: str) -> Mapping[tuple[str, str], str]:
     """
     if name != "UNAVAILABLE":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    reasons = {
-        (KERNEL.name, "cpu"): "Gluon does not run in Triton's interpreter; its plain twin, flash_v3, does"
-    }
-    if torch.cuda.is_available() and not is_hopper(torch.device("cuda")):
-        reasons[KERNEL.name, "cuda"] = "needs a Hopper GPU; its plain twin, flash_v3, does not"
-    return reasons
+    return unavailable(KERNEL.name, twin="flash_v3")

@@ -193,7 +193,7 @@ def quantise(
 
     Returns the entries, (batch, heads, tiles * block, columns) with zeros past the edges of x, or with its last two
     dimensions swapped if ``transpose``, and the scales, (batch, heads, tiles) float32, by which they are to be
-    multiplied.
+    multiplied. With ``interleave``, rows are in the order of ``interleaved``.
     """
     batch, heads, seqlen, head_dim = x.shape
     columns = columns_of(head_dim)

@@ -59,8 +59,9 @@ from kernels.hopper import (
     record,
     start_product,
     tma_store,
+    unavailable,
 )
-from kernels.launching import check_settings, is_hopper, launch
+from kernels.launching import check_settings, launch
 from kernels.tiles import LN2, LOG2E, NEG_INF, kernel
 from kernels.validation import check_inputs
 from reference.arithmetic import FP32_ROUNDOFF, HOPPER_FP8_ROUNDOFF, Arithmetic
@@ -358,9 +359,8 @@ def forward(
     check_settings({"format": format, "scaling": scaling}, LAUNCH)
     check_inputs(q, k, v, causal, sm_scale)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    check_copyable(
-        HEAD_DIMS, q=out
-    )  # The TMA copies quantised tensors, and out, which has dtype and head_dim of q.
+    # The TMA copies quantised tensors, and out, which has dtype and head_dim of q.
+    check_copyable(HEAD_DIMS, q=out)
     check_device(q)
     batch, heads_q, seqlen_q, head_dim = q.shape
     _, heads_kv, seqlen_k, _ = k.shape
@@ -447,7 +447,4 @@ def __getattr__(name: str) -> Mapping[tuple[str, str], str]:
     """
     if name != "UNAVAILABLE":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    reasons = {(KERNEL.name, "cpu"): "Gluon does not run in Triton's interpreter; its plain twin, fp8, does"}
-    if torch.cuda.is_available() and not is_hopper(torch.device("cuda")):
-        reasons[KERNEL.name, "cuda"] = "needs a Hopper GPU; its plain twin, fp8, does not"
-    return reasons
+    return unavailable(KERNEL.name, twin="fp8")

@@ -204,6 +204,17 @@ def check_device(q: Tensor) -> None:
         raise NotImplementedError(f"q: got a tensor on {q.device}, expected one on a Hopper GPU")
 
 
+def unavailable(name: str, twin: str) -> dict[tuple[str, str], str]:
+    """Return why a kernel in Gluon cannot run here, by (name, device type).
+
+    ``twin`` is the name of the kernel in ``triton.language`` that computes the same.
+    """
+    reasons = {(name, "cpu"): f"Gluon does not run in Triton's interpreter; its plain twin, {twin}, does"}
+    if torch.cuda.is_available() and not is_hopper(torch.device("cuda")):
+        reasons[name, "cuda"] = f"needs a Hopper GPU; its plain twin, {twin}, does not"
+    return reasons
+
+
 _CACHED_BYTES = 2**25
 """This many bytes of two tensors stay in a Hopper's L2 cache of 50 MiB, beside everything else that passes it."""
 

@@ -160,8 +160,8 @@ class Child:
         case is tried again.
         """
         until = time.perf_counter() + seconds
-        self.patience = IMPATIENT_SECONDS if run.spec in self.hung else WAIT_SECONDS
-        request = run.request("run", general=general, patience=self.patience)
+        patience = IMPATIENT_SECONDS if run.spec in self.hung else WAIT_SECONDS
+        request = run.request("run", general=general, patience=patience)
         try:
             return self._verdict(request, meanwhile, until)
         except HarnessError:
@@ -275,6 +275,7 @@ class Child:
         assert self.process is not None
         assert self.process.stdin is not None
         self.is_new = self.is_new and (copied or request["do"] == "environment")
+        self.patience = request.get("patience", WAIT_SECONDS)
         with suppress(BrokenPipeError):  # reading the answer tells how it ended
             self.process.stdin.write(json.dumps(request | {"copied": copied}).encode() + b"\n")
             self.process.stdin.flush()

@@ -33,7 +33,7 @@ from reference.mask_pattern import MaskPattern
 from reference.score_rule import ScoreRule
 from tests.harness import pattern
 from tests.harness.death import ASKS_WHERE
-from tests.harness.device import WAIT_SECONDS, device_answers
+from tests.harness.device import device_answers
 from tests.harness.interpreting import repair_interpreter
 from tests.harness.known import described
 from tests.harness.law import law_named
@@ -71,7 +71,6 @@ class Worker:
         self.device = device
         self.kernel = cache(registry.load)
         self.explained: dict[tuple[str, str], dict[str, int]] = {}
-        self.patience = WAIT_SECONDS
 
     def answer(self, line: str) -> str:
         """Return the answer to a request, both as lines of JSON.
@@ -113,8 +112,7 @@ class Worker:
 
     def do_run(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return the verdict on one case under one law."""
-        self.patience = request["patience"]
-        return self.attempt(run_of(request))[0].to_dict()
+        return self.attempt(run_of(request), partial(Trial, patience=request["patience"]))[0].to_dict()
 
     def do_compiled(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return whether a kernel may be compiled here, and whether Triton does it for the values of its arguments."""
@@ -205,7 +203,6 @@ class Worker:
         try:
             home = self.device if law.on_device else home_of(run.case, self.device)
             trial = trial_of(kernel, run.case, self.device, run.safety, ignored=run.ignored, home=home)
-            trial.patience = self.patience
             trial.explained = self.explained.setdefault((kernel.name, run.case.dtype), {})
             law(trial)
             outcome = {"status": "held", "worst": trial.worst}

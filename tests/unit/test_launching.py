@@ -18,7 +18,7 @@ def _store_sum(out, x, y, TWICE: tl.constexpr):
 
 
 def test_each_launch_fits_its_arguments_whatever_was_launched_before() -> None:
-    """Values of 32 and of 64 bits, numbers of other types, other dtypes and other constants, in both orders."""
+    """Each launch differs from the one before in the width or type of a number, in a dtype, or in a constant."""
     calls = [
         (torch.int64, 1, 2, False, 3),
         (torch.int64, 2**31, 2**40, False, 2**31 + 2**40),
