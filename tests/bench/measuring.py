@@ -16,6 +16,13 @@ from tests.bench.roofline import Ceiling, Timer
 from tests.bench.shapes import DIRECTIONS, Shape
 from tests.bench.timings import Row, Times, Timing
 
+WARM_UP = 200
+"""Milliseconds for which a call is repeated before its times count.
+
+An H200 lowers its clock 60 to 130 ms after heavy work has begun, to stay within its power, and raises it again when it
+is idle. A call that is timed before that looks up to 13 % faster, and so do those that are timed after idleness.
+"""
+
 
 def tensors(shape: Shape, device: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return q, k, v and dout of a shape, from the same seed each time."""
@@ -81,8 +88,9 @@ def measure(
 ) -> Iterator[Ceiling | Row]:
     """Yield the ceiling of the GPU, and then the rows of all providers at each shape in turn.
 
-    Each call is repeated for ``rep`` milliseconds, and the L2 cache is emptied before each repetition. In a CUDA graph
-    there are ten times of many calls each, and the cache keeps what it can of the call before.
+    Each call is repeated for ``rep`` milliseconds after the WARM_UP, and the L2 cache is emptied before each
+    repetition. In a CUDA graph there are ten times of many calls each, without a warm-up, and the cache keeps what it
+    can of the call before.
     """
     _leave_refusals_to_rows()
     read_clocks, _ = clocks.reader()
@@ -91,7 +99,7 @@ def measure(
         if in_graphs:
             times = do_bench_cudagraph(call, rep=rep / 5, return_mode="all")
         else:
-            times = do_bench(call, rep=rep, return_mode="all")
+            times = do_bench(call, warmup=WARM_UP, rep=rep, return_mode="all")
         return Times.of(times, read_clocks())
 
     # A backward of PyTorch runs on the stream of its forward, and the default stream can't be captured in a graph.
