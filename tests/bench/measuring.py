@@ -19,8 +19,8 @@ from tests.bench.timings import Row, Times, Timing
 WARM_UP = 200
 """Milliseconds for which a call is repeated before its times count.
 
-An H200 lowers its clock 60 to 130 ms after heavy work has begun, to stay within its power, and raises it again when it
-is idle. A call that is timed before that looks up to 13 % faster, and so do those that are timed after idleness.
+An H200 at heavy work lowers its clock after about a tenth of a second, to stay within its power, and raises it again
+when it is idle. Without a warm-up, a call that comes after idleness looks faster than one that comes after other calls.
 """
 
 
