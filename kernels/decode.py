@@ -20,6 +20,7 @@ Where splits begin depends on the number of keys and on launch settings alone, n
 the same bits whatever else is in the batch.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -32,7 +33,7 @@ from torch import Tensor
 from kernels.contract import FP8_SCALES, AttentionKernel, Capabilities, flash_arithmetic
 from kernels.flash_v2 import attend, normalise
 from kernels.fp8 import check_fp8
-from kernels.launching import check_settings, is_aligned, launch, padded_head_dim, row_strides
+from kernels.launching import check_settings, is_aligned, launch, new_results, padded_head_dim, row_strides
 from kernels.tiles import (
     INTERPRETED,
     LOG2E,
@@ -414,22 +415,21 @@ def forward(
     if cache_seqlens is not None:
         cache_seqlens = cache_seqlens.contiguous()
     if splits is None:
-        splits = min(max(1, triton.cdiv(seqlen_k, KEYS_PER_SPLIT)), MOST_SPLITS)
+        splits = min(max(1, math.ceil(seqlen_k / KEYS_PER_SPLIT)), MOST_SPLITS)
     if type(splits) is not int or splits < 1:
         raise ValueError(f"splits: got {splits!r}, expected a positive integer")
     blocks = {name: values for name, values in LAUNCH.items() if name != "splits"}
     check_settings({"block_m": block_m, "block_n": block_n}, blocks)
     check_runnable(q)
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    out, lse = new_results(q, q.dtype)
     group = heads_q // max(heads_kv, 1)
-    constants = _constants(block_m, block_n, q, keys=triton.cdiv(seqlen_k, splits))
+    constants = _constants(block_m, block_n, q, keys=math.ceil(seqlen_k / splits))
     if k_new is not None and v_new is not None and cache_seqlens is not None:
         columns = {name: constants[name] for name in ("HEAD_DIM", "MASK_COLS")}
         for added, cache in ((k_new, k), (v_new, v)):
             launch(
                 _append_kernel,
-                batch * heads_kv * triton.cdiv(new, APPENDED_ROWS),
+                batch * heads_kv * math.ceil(new / APPENDED_ROWS),
                 *(added, cache, cache_seqlens, block_table, stride_table, page_size),
                 *row_strides(added, cache),
                 *(heads_kv, new, seqlen_k, head_dim),
@@ -438,12 +438,12 @@ def forward(
                 **columns,
             )
         cache_seqlens = cache_seqlens + new
-    tiles = batch * heads_kv * triton.cdiv(seqlen_q * group, constants["BLOCK_OWN"])
+    tiles = batch * heads_kv * math.ceil(seqlen_q * group / constants["BLOCK_OWN"])
     partial_out, partial_lse, done = None, None, None
     if splits > 1:
         shape = (splits * batch, heads_q, seqlen_q, head_dim)
-        partial_out = torch.empty(shape, dtype=torch.float32, device=q.device)
-        partial_lse = torch.empty(shape[:3], dtype=torch.float32, device=q.device)
+        partial_out = torch.empty(*shape, dtype=torch.float32, device=q.device)
+        partial_lse = torch.empty(*shape[:3], dtype=torch.float32, device=q.device)
         # The counters belong to this call: calls on other streams, and CUDA graphs that are replayed at the same time,
         # have counters of their own.
         done = torch.zeros(tiles, dtype=torch.int32, device=q.device)

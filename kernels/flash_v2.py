@@ -31,6 +31,7 @@ It is left open whether nan or inf behind the causal mask reaches a row that doe
 it depends on the tiles. Memory outside of the tensors never reaches a row.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -49,6 +50,7 @@ from kernels.launching import (
     is_aligned,
     is_hopper,
     launch,
+    new_results,
     padded_head_dim,
     row_strides,
 )
@@ -1010,12 +1012,11 @@ def forward(
     check_runnable(q)
     batch, heads_q, seqlen_q, head_dim = q.shape
     _, heads_kv, seqlen_k, _ = k.shape
-    out = torch.empty(q.shape, dtype=out_dtype or q.dtype, device=q.device)
-    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    out, lse = new_results(q, out_dtype or q.dtype)
     constants = chosen.constants(q, FORWARD_TILES if bias is None else DQ_TILES)
     launch(
         _forward_kernel,
-        batch * heads_q * triton.cdiv(seqlen_q, constants["BLOCK_OWN"]),
+        batch * heads_q * math.ceil(seqlen_q / constants["BLOCK_OWN"]),
         *(q, k, v, out, lse),
         *row_strides(q, k, v),
         *(heads_q, heads_q // max(heads_kv, 1), seqlen_q, seqlen_k, head_dim, sm_scale * LOG2E.value),
@@ -1073,7 +1074,7 @@ def backward(
     batch, heads_q, seqlen_q, head_dim = q.shape
     _, heads_kv, seqlen_k, _ = k.shape
     group = heads_q // max(heads_kv, 1)
-    dq, dk, dv = (torch.empty(t.shape, dtype=grad_dtype or t.dtype, device=t.device) for t in (q, k, v))
+    dq, dk, dv = (torch.empty(*t.shape, dtype=grad_dtype or t.dtype, device=t.device) for t in (q, k, v))
     delta, lse_log2 = row_deltas(dout, out, lse)
     arguments = (
         *row_strides(dout, q, k, v),
@@ -1094,7 +1095,7 @@ def backward(
         q_tiles, do_tiles = None, None
     launch(
         _dk_dv_kernel,
-        batch * heads_kv * triton.cdiv(seqlen_k, of_keys["BLOCK_OWN"]),
+        batch * heads_kv * math.ceil(seqlen_k / of_keys["BLOCK_OWN"]),
         *(dout, q, k, v, delta, lse_log2, dk, dv),
         *arguments,
         *(q_tiles, do_tiles),
@@ -1107,7 +1108,7 @@ def backward(
     )
     launch(
         _dq_kernel,
-        batch * heads_q * triton.cdiv(seqlen_q, of_queries["BLOCK_OWN"]),
+        batch * heads_q * math.ceil(seqlen_q / of_queries["BLOCK_OWN"]),
         *(dout, q, k, v, delta, lse_log2, dq),
         *arguments,
         CAUSAL=causal,
@@ -1123,10 +1124,10 @@ def backward(
     constants = chosen.constants(q, DBIAS_TILES)
     own_batch, own_heads, own_rows, _ = bias.shape
     sum_rows = own_rows == 1
-    own_tiles = 1 if sum_rows else triton.cdiv(seqlen_q, constants["BLOCK_OWN"])
+    own_tiles = 1 if sum_rows else math.ceil(seqlen_q / constants["BLOCK_OWN"])
     launch(
         _dbias_kernel,
-        own_batch * own_heads * own_tiles * triton.cdiv(seqlen_k, constants["BLOCK_LOOP"]),
+        own_batch * own_heads * own_tiles * math.ceil(seqlen_k / constants["BLOCK_LOOP"]),
         *(dout, q, k, v, delta, lse_log2, dbias),
         *arguments,
         *(own_heads, batch // max(own_batch, 1), heads_q // max(own_heads, 1)),
@@ -1149,12 +1150,12 @@ def bias_strides(bias: Tensor | None, q: Tensor, k: Tensor) -> tuple[int, ...]:
 def row_deltas(dout: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
     """Return delta, and lse in base 2 with inf in place of -inf: (batch, heads_q, seqlen_q) float32 each."""
     batch, heads_q, seqlen_q, head_dim = out.shape
-    delta, lse_log2 = torch.empty((2, *lse.shape), dtype=torch.float32, device=out.device)
+    delta, lse_log2 = (torch.empty(*lse.shape, dtype=torch.float32, device=out.device) for _ in range(2))
     padded = padded_head_dim(head_dim)
     block = 128 if INTERPRETED.value else 4096 // padded
     launch(
         _delta_kernel,
-        batch * heads_q * triton.cdiv(seqlen_q, block),
+        batch * heads_q * math.ceil(seqlen_q / block),
         *(dout, out, lse.contiguous(), delta, lse_log2),
         *row_strides(dout, out),
         *(heads_q, seqlen_q, head_dim),

@@ -13,12 +13,12 @@ run, and is held to the rounding bound instead. The forward pass is that of ``ke
 conventions, launch settings and what is left open.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -211,7 +211,7 @@ def backward(
     constants = chosen.constants(q, TILES) | {"num_warps": 8}
     launch(
         _backward_kernel,
-        batch * heads_kv * triton.cdiv(seqlen_k, constants["BLOCK_OWN"]),
+        batch * heads_kv * math.ceil(seqlen_k / constants["BLOCK_OWN"]),
         *(dout, q, k, v, *row_deltas(dout, out, lse), dq_sum, dk, dv),
         *row_strides(dout, q, k, v),
         *(heads_kv, group, seqlen_q, seqlen_k, head_dim, float(sm_scale), sm_scale * LOG2E.value),

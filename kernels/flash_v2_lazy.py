@@ -32,11 +32,11 @@ The backward pass is that of ``kernels.flash_v2``: it takes out and lse, in whic
 out_dtype are left to that kernel.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -44,7 +44,7 @@ from torch import Tensor
 from kernels import flash_v2
 from kernels.contract import AttentionKernel
 from kernels.flash_v2 import FORWARD_TILES, Settings, normalise
-from kernels.launching import is_aligned, launch, row_strides
+from kernels.launching import is_aligned, launch, new_results, row_strides
 from kernels.tiles import (
     LOG2E,
     NEG_INF,
@@ -179,12 +179,11 @@ def forward(
     check_runnable(q)
     batch, heads_q, seqlen_q, head_dim = q.shape
     _, heads_kv, seqlen_k, _ = k.shape
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    out, lse = new_results(q, q.dtype)
     constants = chosen.constants(q, FORWARD_TILES)
     launch(
         _forward_kernel,
-        batch * heads_q * triton.cdiv(seqlen_q, constants["BLOCK_OWN"]),
+        batch * heads_q * math.ceil(seqlen_q / constants["BLOCK_OWN"]),
         *(q, k, v, out, lse),
         *row_strides(q, k, v),
         *(heads_q, heads_q // max(heads_kv, 1), seqlen_q, seqlen_k, head_dim, sm_scale * LOG2E.value),

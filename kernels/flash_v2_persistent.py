@@ -18,6 +18,7 @@ Forward only. out and lse are what ``flash_v2.backward`` takes, but with v in fp
 for the unrounded v, which differ a little.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -31,7 +32,7 @@ from kernels import flash_v2
 from kernels.contract import AttentionKernel, Capabilities
 from kernels.flash_v2 import Settings, normalise
 from kernels.fp8 import check_fp8, fp8_product
-from kernels.launching import check_settings, is_aligned, launch, row_strides
+from kernels.launching import check_settings, is_aligned, launch, multiprocessors, new_results, row_strides
 from kernels.tiles import (
     LOG2E,
     NEG_INF,
@@ -238,10 +239,9 @@ def forward(
         v = to_e5m2(v)
     batch, heads_q, seqlen_q, head_dim = q.shape
     _, heads_kv, seqlen_k, _ = k.shape
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    out, lse = new_results(q, q.dtype)
     constants = chosen.constants(q, TILES)
-    tasks = batch * heads_q * triton.cdiv(seqlen_q, constants["BLOCK_OWN"])
+    tasks = batch * heads_q * math.ceil(seqlen_q / constants["BLOCK_OWN"])
     launch(
         _forward_kernel,
         min(tasks, chosen.programs or _multiprocessors(q)),
@@ -259,7 +259,7 @@ def forward(
 def _multiprocessors(q: Tensor) -> int:
     if q.device.type == "cpu":
         return PROGRAMS_INTERPRETED
-    return torch.cuda.get_device_properties(q.device).multi_processor_count
+    return multiprocessors(q.device)
 
 
 def _arithmetic(dtype: str, device: str, launch: Mapping[str, Any]) -> Arithmetic:

@@ -17,14 +17,13 @@ backward pass, which is taken from there, this is ``kernels.flash_v2``.
 from dataclasses import replace
 from typing import Any
 
-import torch
 import triton.language as tl
 from torch import Tensor
 
 from kernels import flash_v2
 from kernels.contract import AttentionKernel
 from kernels.flash_v2 import FORWARD_TILES, LAUNCH, Settings, normalise
-from kernels.launching import is_aligned, launch, row_strides
+from kernels.launching import is_aligned, launch, new_results, row_strides
 from kernels.tiles import (
     LOG2E,
     NEG_INF,
@@ -141,8 +140,7 @@ def forward(
             )
     if causal and seqlen_k != seqlen_q:
         raise NotImplementedError(f"k: got seqlen_k {seqlen_k}, expected q's {seqlen_q} under a causal mask")
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    out, lse = new_results(q, q.dtype)
     del constants["MASK_COLS"]
     launch(
         _forward_kernel,

@@ -17,6 +17,7 @@ ones it took 13 to 24 % less time than without. A pipeline of three stages would
 """
 
 import contextvars
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -29,7 +30,7 @@ from torch import Tensor
 from kernels.autograd import attention
 from kernels.contract import AttentionKernel, Capabilities, Launch, flash_arithmetic
 from kernels.flash_v2 import backward as flash_v2_backward
-from kernels.launching import check_settings, is_aligned, launch, padded_head_dim, row_strides
+from kernels.launching import check_settings, is_aligned, launch, new_results, padded_head_dim, row_strides
 from kernels.tiles import (
     LN2,
     LOG2E,
@@ -168,11 +169,10 @@ def forward(
     check_runnable(q)
     batch, heads_q, seqlen_q, head_dim = q.shape
     _, heads_kv, seqlen_k, _ = k.shape
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    out, lse = new_results(q, q.dtype)
     contextvars.copy_context().run(
         _launch_with_memory,
-        batch * heads_q * triton.cdiv(seqlen_q, block_m),
+        batch * heads_q * math.ceil(seqlen_q / block_m),
         *(q, k, v, out, lse),
         *row_strides(q, k, v),
         *(heads_q, heads_q // max(heads_kv, 1), seqlen_q, seqlen_k, head_dim, sm_scale * LOG2E.value),

@@ -40,7 +40,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda.libdevice import mul_ru
 
 from kernels.contract import AttentionKernel, Capabilities, Launch, flash_arithmetic
-from kernels.flash_v3 import COPYABLE, check_copyable
+from kernels.flash_v3 import COPYABLE
 from kernels.flash_v3_gluon_backward import backward
 from kernels.hopper import (
     HEAD_DIMS,
@@ -48,7 +48,7 @@ from kernels.hopper import (
     Ring,
     Tasks,
     accumulator,
-    check_device,
+    check_call,
     descriptor,
     heads_in_cache,
     heads_together,
@@ -61,9 +61,8 @@ from kernels.hopper import (
     tma_store,
     unavailable,
 )
-from kernels.launching import launch, padded_head_dim
+from kernels.launching import launch, multiprocessors, new_results, padded_head_dim
 from kernels.tiles import LN2, LOG2E, NEG_INF, kernel
-from kernels.validation import check_inputs
 from reference.arithmetic import FP32_ROUNDOFF, Arithmetic
 
 
@@ -358,13 +357,10 @@ def forward(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -
     There are no launch settings, and any device but a Hopper GPU raises NotImplementedError. head_dim is one of
     ``HEAD_DIMS``.
     """
-    check_inputs(q, k, v, causal, sm_scale)
-    check_copyable(HEAD_DIMS, q=q, k=k, v=v)
-    check_device(q)
+    check_call(q, k, v, causal, sm_scale)
     batch, heads_q, seqlen_q, head_dim = q.shape
     _, heads_kv, seqlen_k, _ = k.shape
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    out, lse = new_results(q, q.dtype)
     if 0 in (q.numel(), k.numel()):  # A tensor descriptor cannot describe an empty tensor.
         return out.zero_(), lse.fill_(-math.inf)
     shape = _SHAPES[padded_head_dim(head_dim)]
@@ -373,7 +369,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -
     scale_log2 = sm_scale * LOG2E.value
     launch(
         _forward_kernel,
-        min(tasks, torch.cuda.get_device_properties(q.device).multi_processor_count),
+        min(tasks, multiprocessors(q.device)),
         lse,
         descriptor(q, ROWS.value),
         descriptor(k, shape.block_keys),

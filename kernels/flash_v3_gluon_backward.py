@@ -34,17 +34,15 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from kernels import flash_v2
-from kernels.flash_v3 import check_copyable
 from kernels.hopper import (
-    HEAD_DIMS,
     ROWS,
     Ring,
     Tasks,
+    Tiles,
     accumulator,
-    check_device,
+    check_call,
     descriptor,
     heads_in_cache,
     heads_together,
@@ -57,9 +55,9 @@ from kernels.hopper import (
     tma_store,
     walk,
 )
-from kernels.launching import is_aligned, launch, padded_head_dim
+from kernels.launching import is_aligned, launch, multiprocessors, padded_head_dim
 from kernels.tiles import LOG2E, kernel
-from kernels.validation import check_gradient_inputs, check_inputs
+from kernels.validation import check_gradient_inputs
 
 
 @gluon.jit
@@ -731,13 +729,11 @@ def backward(
 
     q, k and v are those that ``flash_v3_gluon.forward`` takes, and there is nothing beyond a causal mask and sm_scale.
     """
-    check_inputs(q, k, v, causal, sm_scale)
-    check_copyable(HEAD_DIMS, q=q, k=k, v=v)
-    check_device(q)
+    check_call(q, k, v, causal, sm_scale)
     check_gradient_inputs(dout, q, out, lse)
     batch, heads_q, seqlen_q, head_dim = q.shape
     _, heads_kv, seqlen_k, _ = k.shape
-    dq, dk, dv = (torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
+    dq, dk, dv = (torch.empty(*t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
     if 0 in (q.numel(), k.numel()):  # A tensor descriptor cannot describe an empty tensor.
         return dq.zero_(), dk.zero_(), dv.zero_()
     dout = dout if is_aligned(dout) else dout.contiguous()
@@ -792,12 +788,11 @@ def _programs(tasks: int, causal: bool, device: torch.device) -> int:
 
     Then tasks take from one tile to all, so the GPU gives the next one to whichever multiprocessor is done first.
     """
-    return tasks if causal else min(tasks, torch.cuda.get_device_properties(device).multi_processor_count)
+    return tasks if causal else min(tasks, multiprocessors(device))
 
 
-def _numbers(rows: Tensor, block_rows: int) -> TensorDescriptor:
+def _numbers(rows: Tensor, block_rows: int) -> Tiles:
     """Describe (batch, heads, seqlen) float32 in tiles of (1, block_rows)."""
     if missing := -rows.shape[2] % 4:  # Each head has to begin at a multiple of 16 bytes.
         rows = torch.nn.functional.pad(rows, (0, missing))
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=4)
-    return TensorDescriptor.from_tensor(rows[:, :, None], [1, 1, 1, block_rows], layout)
+    return descriptor(rows.unsqueeze(2), 1, block_rows)

@@ -23,6 +23,7 @@ An entry that is not finite becomes nan (e4m3 has no infinity), and takes no par
 """
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -33,7 +34,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.contract import AttentionKernel, Capabilities, flash_arithmetic
-from kernels.launching import check_settings, is_aligned, launch, padded_head_dim, row_strides
+from kernels.launching import check_settings, is_aligned, launch, new_results, padded_head_dim, row_strides
 from kernels.tiles import (
     LN2,
     LOG2E,
@@ -197,10 +198,10 @@ def quantise(
     """
     batch, heads, seqlen, head_dim = x.shape
     columns = columns_of(head_dim)
-    tiles = triton.cdiv(seqlen, block)
+    tiles = math.ceil(seqlen / block)
     shape = (columns, tiles * block) if transpose else (tiles * block, columns)
-    entries = torch.empty((batch, heads, *shape), dtype=dtype, device=x.device)
-    scales = torch.empty((batch, heads, tiles), dtype=torch.float32, device=x.device)
+    entries = torch.empty(batch, heads, *shape, dtype=dtype, device=x.device)
+    scales = torch.empty(batch, heads, tiles, dtype=torch.float32, device=x.device)
     largest = None
     if scaling == "tensor" and seqlen > 0:
         largest = x.nan_to_num(0.0, 0.0, 0.0).abs().amax((2, 3)).float()
@@ -344,11 +345,10 @@ def forward(
     # Registers hold the sum over tiles, that of one tile, and that of one instruction.
     rows = block_m if padded <= 64 else 64
     keys = block_n if padded <= 128 else 32
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    out, lse = new_results(q, q.dtype)
     launch(
         _forward_kernel,
-        batch * heads_q * triton.cdiv(seqlen_q, rows),
+        batch * heads_q * math.ceil(seqlen_q / rows),
         *(q8, k8, v8, q_scale, k_scale, v_scale, out, lse),
         *(heads_q // max(heads_kv, 1), seqlen_q, seqlen_k, head_dim, unit * LOG2E.value),
         FORMAT=triton_format,

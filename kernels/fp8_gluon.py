@@ -28,8 +28,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import torch
-import triton
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -61,7 +59,7 @@ from kernels.hopper import (
     tma_store,
     unavailable,
 )
-from kernels.launching import check_settings, launch
+from kernels.launching import check_settings, launch, multiprocessors, new_results
 from kernels.tiles import LN2, LOG2E, NEG_INF, kernel
 from kernels.validation import check_inputs
 from reference.arithmetic import FP32_ROUNDOFF, HOPPER_FP8_ROUNDOFF, Arithmetic
@@ -358,13 +356,12 @@ def forward(
     """
     check_settings({"format": format, "scaling": scaling}, LAUNCH)
     check_inputs(q, k, v, causal, sm_scale)
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    out, lse = new_results(q, q.dtype)
     # The TMA copies quantised tensors, and out, which has dtype and head_dim of q.
     check_copyable(HEAD_DIMS, q=out)
     check_device(q)
     batch, heads_q, seqlen_q, head_dim = q.shape
     _, heads_kv, seqlen_k, _ = k.shape
-    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     if 0 in (q.numel(), k.numel()):  # A tensor descriptor cannot describe an empty tensor.
         return out.zero_(), lse.fill_(-math.inf)
     columns = fp8.columns_of(head_dim)
@@ -379,8 +376,8 @@ def forward(
     launch(
         _forward_kernel,
         min(
-            heads * triton.cdiv(seqlen_q, shape.consumers * ROWS.value),
-            torch.cuda.get_device_properties(q.device).multi_processor_count,
+            heads * math.ceil(seqlen_q / (shape.consumers * ROWS.value)),
+            multiprocessors(q.device),
         ),
         lse,
         descriptor(q8, ROWS.value, columns),

@@ -6,6 +6,7 @@ In these kernels one warp group loads and the others, the consumers, compute. A 
 """
 
 import math
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, dataclass_transform
 
@@ -17,8 +18,10 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warp
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.core import _aggregate
 
+from kernels.flash_v3 import check_copyable
 from kernels.launching import is_hopper, padded_head_dim
 from kernels.tiles import NEG_INF
+from kernels.validation import check_inputs, remember_passed
 
 # Renamed between Triton 3.6 and 3.9.
 tma_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
@@ -198,6 +201,19 @@ class Tasks:
         return whole, gl.maximum(tiles, 1)
 
 
+def check_call(q: Tensor, k: Tensor, v: Tensor, causal: bool, sm_scale: float) -> None:
+    """Check what every kernel takes, and that the TMA of a Hopper GPU can copy q, k and v."""
+    _check_arguments(q, k, v, causal, sm_scale)
+    check_device(q)
+
+
+@remember_passed
+def _check_arguments(q: Tensor, k: Tensor, v: Tensor, causal: bool, sm_scale: float) -> None:
+    """Check all but the device, as tests have the same meta tensors stand for one GPU after another."""
+    check_inputs(q, k, v, causal, sm_scale)
+    check_copyable(HEAD_DIMS, q=q, k=k, v=v)
+
+
 def check_device(q: Tensor) -> None:
     """Raise NotImplementedError for a tensor that is not on a Hopper GPU."""
     if not is_hopper(q.device):
@@ -234,19 +250,32 @@ def heads_together(heads: int, most: int) -> int:
     return math.ceil(heads / (times + times % 2))
 
 
-def descriptor(tensor: Tensor, rows: int, columns: int | None = None) -> TensorDescriptor:
+@dataclass
+class Tiles(TensorDescriptor):
+    """A tensor in tiles of a ``kind``, which says all that a kernel is compiled for."""
+
+    kind: Any = None
+
+    def __post_init__(self) -> None:
+        """Leave out Triton's checks, which take microseconds: launchers have made sure that the TMA can copy it."""
+
+
+def descriptor(tensor: Tensor, rows: int, columns: int | None = None) -> Tiles:
     """Describe the tensor in tiles of so many rows and columns, which may reach over its edges: loads give 0 there.
 
     If ``columns`` is None, a tile has all columns.
     """
-    columns = columns or padded_head_dim(tensor.shape[3])
-    return TensorDescriptor.from_tensor(tensor, *_tile(rows, columns, tensor.dtype))
+    shape = tensor.shape
+    kind = (tensor.dtype, rows, columns or padded_head_dim(shape[3]))
+    return Tiles(tensor, shape, tensor.stride(), *_tile(*kind), kind=kind)
 
 
 @cache
-def _tile(rows: int, columns: int, dtype: torch.dtype) -> tuple[list[int], Any]:
+def _tile(dtype: torch.dtype, rows: int, columns: int) -> tuple[list[int], Any]:
     """Return the block of a tensor that a tile is, and how the tile lies in shared memory."""
     block = [1, 1, rows, columns]
+    if dtype == torch.float32:  # These are numbers of rows, not operands of a product.
+        return block, gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=4)
     return block, gl.NVMMASharedLayout.get_default_for(block, _DTYPES[dtype])
 
 

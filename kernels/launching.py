@@ -1,7 +1,7 @@
 """What the launchers of Triton attention kernels share: strides, alignment, launch settings."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -17,8 +17,8 @@ def check_settings(settings: Mapping[str, Any], declared: Mapping[str, tuple[Any
             raise ValueError(f"{name}: got {settings[name]!r}, expected one of {values}")
 
 
-_COMPILED: dict[Any, Any] = {}
-"""What Triton compiled, by the kernel and all that it depends on."""
+_COMPILED: dict[Any, tuple[Any, list[Any]]] = {}
+"""What Triton compiled, and the constants in the order of the kernel, by the kernel and all that it depends on."""
 
 
 def launch(fn: Any, programs: int, *arguments: Any, **constants: Any) -> None:
@@ -30,31 +30,62 @@ def launch(fn: Any, programs: int, *arguments: Any, **constants: Any) -> None:
     """
     if programs == 0:
         return
-    tensor = getattr(arguments[0], "base", arguments[0])
+    tensor = arguments[0] if isinstance(arguments[0], Tensor) else arguments[0].base
+    if not tensor.is_cuda:
+        _launch_by_triton(fn, programs, arguments, constants)
+        return
+    device = tensor.get_device()
+    if device != torch.cuda.current_device():
+        with torch.cuda.device(device):
+            launch(fn, programs, *arguments, **constants)
+        return
+    key = (fn.fn, device, *map(_compiled_for, arguments), *constants, *constants.values())
+    if found := _COMPILED.get(key):
+        _launch_compiled(device, programs, *found, arguments)
+    else:
+        compiled = _launch_by_triton(fn, programs, arguments, constants)
+        _COMPILED[key] = compiled, [constants[name] for name in fn.arg_names[len(arguments) :]]
+
+
+def _launch_by_triton(fn: Any, programs: int, arguments: Sequence[Any], constants: Mapping[str, Any]) -> Any:
+    """Launch a kernel, or run it in Triton's interpreter, and return what was compiled."""
     # If scores * scale - m were fused, the product would not be rounded as it was for the maximum m. The difference
     # could then be positive, and with huge scores so large that exp2 overflows.
     options = {**constants, "enable_fp_fusion": False}
-    with torch.cuda.device_of(tensor):
-        if not tensor.is_cuda:
-            fn[(programs,)](*arguments, **options)
-            return
-        key = (fn, tensor.device, *map(_compiled_for, arguments), *options.items())
-        if compiled := _COMPILED.get(key):
-            rest = (constants[name] for name in fn.arg_names[len(arguments) :])
-            compiled[(programs, 1, 1)](*arguments, *rest)
-        else:
-            _COMPILED[key] = fn[(programs,)](*arguments, **options)
+    return fn[(programs,)](*arguments, **options)
+
+
+def _launch_compiled(
+    device: int, programs: int, compiled: Any, constants: Sequence[Any], arguments: Sequence[Any]
+) -> None:
+    """Launch what Triton compiled, as ``compiled[programs, 1, 1]`` does, but call hooks only if there are any."""
+    hooks = triton.knobs.runtime
+    if hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls:
+        compiled[programs, 1, 1](*arguments, *constants)
+        return
+    stream = triton.runtime.driver.active.get_current_stream(device)
+    handles = (compiled.function, compiled.packed_metadata)
+    compiled.run(programs, 1, 1, stream, *handles, None, None, None, *arguments, *constants)
 
 
 def _compiled_for(argument: Any) -> Any:
     """Return what a kernel that ``tiles.kernel`` made is compiled for: the type of an argument, and nothing else."""
-    if isinstance(argument, Tensor):
-        return argument.dtype
     if type(argument) is int:
         return -(2**31) <= argument < 2**31
+    if isinstance(argument, Tensor):
+        return argument.dtype
+    if (kind := getattr(argument, "kind", None)) is not None:  # of ``hopper.Tiles``
+        return kind
     if (block := getattr(argument, "block_shape", None)) is not None:
-        return argument.base.dtype, tuple(block), getattr(argument, "layout", None)
+        return argument.base.dtype, tuple(block)
     return type(argument)
+
+
+def new_results(q: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Allocate out, of the shape of q and this dtype, and lse, both contiguous."""
+    batch, heads, seqlen, head_dim = q.shape  # PyTorch reads sizes faster one by one than as a torch.Size
+    out = torch.empty(batch, heads, seqlen, head_dim, dtype=dtype, device=q.device)
+    return out, torch.empty(batch, heads, seqlen, dtype=torch.float32, device=q.device)
 
 
 def dropout_arguments(dropout_p: float, dropout_seed: int) -> tuple[int, int, float]:
@@ -84,8 +115,19 @@ def padded_head_dim(head_dim: int) -> int:
 
 def is_hopper(device: torch.device) -> bool:
     """Whether a device is a Hopper GPU."""
-    # The capability is asked for meta tensors too, which stand for a GPU in tests that only compile. AMD's gfx942
-    # would answer 9.4, so a GPU of AMD is ruled out first.
-    if device.type == "cpu" or torch.version.hip:
-        return False
-    return torch.cuda.get_device_capability(device)[0] == 9
+    # AMD's gfx942 has version 9.4 too, so a GPU of AMD is ruled out first.
+    return device.type != "cpu" and not torch.version.hip and _properties(device).major == 9
+
+
+def multiprocessors(device: torch.device) -> int:
+    """Return how many multiprocessors a GPU has."""
+    return _properties(device).multi_processor_count
+
+
+def _properties(device: torch.device) -> Any:
+    """Return PyTorch's properties of a GPU, which are kept, as it takes microseconds to ask for them."""
+    # A device without an index is the current one, or that of meta tensors, which tests compile for one GPU or another.
+    return torch.cuda.get_device_properties(device) if device.index is None else _kept_properties(device)
+
+
+_kept_properties = cache(torch.cuda.get_device_properties)

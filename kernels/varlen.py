@@ -12,6 +12,7 @@ A program owns a tile of one sequence. Every sequence has as many programs as th
 of a shorter sequence return at once.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
@@ -406,7 +407,7 @@ def packed_forward(
     constants = chosen.constants(_batch_of_one(q), flash_v2.FORWARD_TILES)
     launch(
         _forward_kernel,
-        (len(cu_seqlens_q) - 1) * heads_q * triton.cdiv(max_seqlen_q, constants["BLOCK_OWN"]),
+        (len(cu_seqlens_q) - 1) * heads_q * math.ceil(max_seqlen_q / constants["BLOCK_OWN"]),
         *(q, k, v, out, lse, cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous()),
         *_strides(q, k, v),
         *(heads_q, heads_q // max(heads_kv, 1), total_q, total_k, max_seqlen_q, head_dim),
@@ -468,7 +469,7 @@ def packed_backward(
     constants = chosen.constants(_batch_of_one(q), flash_v2.DK_DV_TILES)
     launch(
         _dk_dv_kernel,
-        (len(cu_seqlens_k) - 1) * heads_kv * triton.cdiv(max_seqlen_k, constants["BLOCK_OWN"]),
+        (len(cu_seqlens_k) - 1) * heads_kv * math.ceil(max_seqlen_k / constants["BLOCK_OWN"]),
         *(dout, q, k, v, delta, lse_log2, dk, dv, *lengths),
         *_strides(dout, q, k, v),
         *(*counts, max_seqlen_k, *scales, *options),
@@ -480,7 +481,7 @@ def packed_backward(
     constants = chosen.constants(_batch_of_one(q), flash_v2.DQ_TILES)
     launch(
         _dq_kernel,
-        (len(cu_seqlens_q) - 1) * heads_q * triton.cdiv(max_seqlen_q, constants["BLOCK_OWN"]),
+        (len(cu_seqlens_q) - 1) * heads_q * math.ceil(max_seqlen_q / constants["BLOCK_OWN"]),
         *(dout, q, k, v, delta, lse_log2, dq, *lengths),
         *_strides(dout, q, k, v),
         *(*counts, max_seqlen_q, *scales, *options),

@@ -1,10 +1,18 @@
 """The launcher of kernels: what it keeps of one launch must not reach into the next."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
+import triton
 import triton.language as tl
+from torch import Tensor
 
-from kernels.launching import is_aligned, launch
+from kernels.hopper import descriptor
+from kernels.launching import is_aligned, is_hopper, launch, multiprocessors, new_results
 from kernels.tiles import kernel
 from tests.unit.calling import DEVICE
 
@@ -31,6 +39,166 @@ def test_each_launch_fits_its_arguments_whatever_was_launched_before() -> None:
         out = torch.zeros(1, dtype=dtype, device=DEVICE)
         launch(_store_sum, 1, out, x, y, TWICE=twice)
         assert out.item() == expected, (dtype, x, y, twice)
+
+
+class OnGpu(Tensor):
+    """A tensor that says it is on a GPU; there need be none."""
+
+    gpu = 0
+    is_cuda = property(lambda self: True)
+
+    def get_device(self) -> int:
+        return self.gpu
+
+
+def on_gpu(*shape: int, dtype: torch.dtype = torch.float16, gpu: int = 0) -> Tensor:
+    tensor = torch.empty(shape, dtype=dtype).as_subclass(OnGpu)
+    tensor.gpu = gpu
+    return tensor
+
+
+class Compiled:
+    """Stands for what Triton compiled."""
+
+    function, packed_metadata = "function", "metadata"
+
+    def __init__(self, calls: list[tuple[Any, ...]]) -> None:
+        self.calls = calls
+
+    def run(self, *arguments: Any) -> None:
+        self.calls.append(("run", torch.cuda.current_device(), *arguments))
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        return lambda *arguments: self.calls.append(("run with hooks", grid, *arguments))
+
+
+class Kernel:
+    """Stands for a kernel; ``calls`` says what was compiled and run, or only run."""
+
+    arg_names = ("out", "n", "CAUSAL", "ROWS")
+
+    def __init__(self) -> None:
+        self.fn = object()
+        self.calls: list[tuple[Any, ...]] = []
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Compiled]:
+        def compile_and_run(*arguments: Any, **options: Any) -> Compiled:
+            self.calls.append(("compiled", grid, *arguments, options))
+            return Compiled(self.calls)
+
+        return compile_and_run
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> Kernel:
+    """Return what stands for a kernel where there seem to be two GPUs, the first of which is the current one."""
+    current = [0]
+
+    @contextmanager
+    def device(index: int) -> Iterator[None]:
+        current.append(index)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current[-1])
+    monkeypatch.setattr(torch.cuda, "device", device)
+    driver = SimpleNamespace(get_current_stream=lambda index: f"stream of {index}")
+    monkeypatch.setattr(triton.runtime.driver, "_active", driver)
+    return Kernel()
+
+
+def test_what_was_compiled_is_run_at_once_on_the_stream_and_with_the_constants_of_its_own_order(
+    stand_in: Kernel,
+) -> None:
+    first, second = on_gpu(1), on_gpu(1)
+    launch(stand_in, 3, first, 7, ROWS=64, CAUSAL=True, num_warps=4)
+    launch(stand_in, 5, second, 8, ROWS=64, CAUSAL=True, num_warps=4)
+    options = {"ROWS": 64, "CAUSAL": True, "num_warps": 4, "enable_fp_fusion": False}
+    assert stand_in.calls[0] == ("compiled", (3,), first, 7, options)
+    handles = ("stream of 0", "function", "metadata", None, None, None)
+    assert stand_in.calls[1:] == [("run", 0, 5, 1, 1, *handles, second, 8, True, 64)]
+
+
+@pytest.mark.parametrize(
+    ("argument", "constants"),
+    [
+        (2**31, {"CAUSAL": False, "ROWS": 64}),
+        (0.5, {"CAUSAL": False, "ROWS": 64}),
+        (None, {"CAUSAL": False, "ROWS": 64}),
+        (on_gpu(1), {"CAUSAL": False, "ROWS": 64}),
+        (on_gpu(1, dtype=torch.float32), {"CAUSAL": False, "ROWS": 64}),
+        (descriptor(on_gpu(1, 1, 64, 64), 64), {"CAUSAL": False, "ROWS": 64}),
+        (descriptor(on_gpu(1, 1, 64, 64), 32), {"CAUSAL": False, "ROWS": 64}),
+        (descriptor(on_gpu(1, 1, 64, 64), 64, 32), {"CAUSAL": False, "ROWS": 64}),
+        (descriptor(on_gpu(1, 1, 64, 64, dtype=torch.bfloat16), 64), {"CAUSAL": False, "ROWS": 64}),
+        (7, {"CAUSAL": True, "ROWS": 64}),
+        (7, {"CAUSAL": False, "ROWS": 128}),
+        (7, {"CAUSAL": False, "ROWS": 64, "num_warps": 8}),
+    ],
+)
+def test_another_type_tile_or_constant_is_compiled_anew(
+    stand_in: Kernel, argument: Any, constants: dict[str, Any]
+) -> None:
+    """The others are launched before and after, so that none takes what was compiled for one of them."""
+    calls = [(7, {"CAUSAL": False, "ROWS": 64}), (argument, constants)]
+    for value, options in [*calls, *calls]:
+        launch(stand_in, 1, on_gpu(1), value, **options)
+    assert [call[0] for call in stand_in.calls] == ["compiled", "compiled", "run", "run"]
+    assert stand_in.calls[3][-3] is argument
+    assert stand_in.calls[3][-2:] == (constants["CAUSAL"], constants["ROWS"])
+
+
+def test_programs_run_on_the_device_of_the_first_argument(stand_in: Kernel) -> None:
+    for out in (on_gpu(1, gpu=1), on_gpu(1), descriptor(on_gpu(1, 1, 64, 64, gpu=1), 64)):
+        for _ in range(2):
+            launch(stand_in, 1, out, 7, CAUSAL=False, ROWS=64)
+    # What was compiled for one device is not launched on another.
+    assert [call[0] for call in stand_in.calls] == ["compiled", "run"] * 3
+    assert [call[1:6:4] for call in stand_in.calls if call[0] == "run"] == [
+        (1, "stream of 1"),
+        (0, "stream of 0"),
+        (1, "stream of 1"),
+    ]
+    assert torch.cuda.current_device() == 0
+
+
+@pytest.mark.parametrize("hook", ["launch_enter_hook", "launch_exit_hook"])
+def test_hooks_are_left_to_triton(stand_in: Kernel, hook: str) -> None:
+    """A profiler adds them, and expects to be told of each launch."""
+    out, listener = on_gpu(1), lambda metadata: None
+    hooks = getattr(triton.knobs.runtime, hook)
+    launch(stand_in, 1, out, 7, CAUSAL=False, ROWS=64)
+    hooks.add(listener)
+    try:
+        launch(stand_in, 5, out, 7, CAUSAL=False, ROWS=64)
+    finally:
+        hooks.remove(listener)
+    assert stand_in.calls[1:] == [("run with hooks", (5, 1, 1), out, 7, False, 64)]
+
+
+def test_no_programs_are_not_launched(stand_in: Kernel) -> None:
+    launch(stand_in, 0, on_gpu(1), 7, CAUSAL=False, ROWS=64)
+    assert stand_in.calls == []
+
+
+def test_a_gpu_is_asked_for_its_properties_each_time_only_where_it_may_be_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Meta tensors stand for the GPU that a test compiles for."""
+    for major, processors in ((9, 132), (8, 108)):
+        properties = SimpleNamespace(major=major, multi_processor_count=processors)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _, properties=properties: properties)
+        device = torch.empty(0, device="meta").device
+        assert is_hopper(device) == (major == 9)
+        assert multiprocessors(device) == processors
+    assert not is_hopper(torch.device("cpu"))
+
+
+def test_results_are_contiguous_and_as_the_contract_has_them() -> None:
+    q = torch.empty(2, 5, 3, 4, dtype=torch.float16).transpose(1, 2)
+    out, lse = new_results(q, torch.bfloat16)
+    assert (out.shape, out.dtype, out.is_contiguous()) == ((2, 3, 5, 4), torch.bfloat16, True)
+    assert (lse.shape, lse.dtype, lse.is_contiguous()) == ((2, 3, 5), torch.float32, True)
 
 
 @pytest.mark.parametrize(
