@@ -49,7 +49,6 @@ from kernels.hopper import (
     Tasks,
     accumulator,
     check_call,
-    descriptor,
     heads_in_cache,
     heads_together,
     hide,
@@ -61,7 +60,8 @@ from kernels.hopper import (
     tma_store,
     unavailable,
 )
-from kernels.launching import launch, multiprocessors, new_results, padded_head_dim
+from kernels.launching import multiprocessors, new_results, padded_head_dim, remembered
+from kernels.prepared import Prepared
 from kernels.tiles import LN2, LOG2E, NEG_INF, kernel
 from reference.arithmetic import FP32_ROUNDOFF, Arithmetic
 
@@ -357,24 +357,37 @@ def forward(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -
     There are no launch settings, and any device but a Hopper GPU raises NotImplementedError. head_dim is one of
     ``HEAD_DIMS``.
     """
+    prepared = _prepared(q, k, v, causal, sm_scale)
+    out, lse = new_results(q, q.dtype)
+    if prepared is None:
+        return out.zero_(), lse.fill_(-math.inf)
+    prepared(lse, q, k, v, out)
+    return out, lse
+
+
+@remembered
+def _prepared(q: Tensor, k: Tensor, v: Tensor, causal: bool, sm_scale: float) -> Prepared | None:
+    """Check the arguments of a call, and prepare the launch for it; None if a tensor is empty."""
     check_call(q, k, v, causal, sm_scale)
+    if 0 in (q.numel(), k.numel()):  # A tensor descriptor cannot describe an empty tensor.
+        return None
     batch, heads_q, seqlen_q, head_dim = q.shape
     _, heads_kv, seqlen_k, _ = k.shape
-    out, lse = new_results(q, q.dtype)
-    if 0 in (q.numel(), k.numel()):  # A tensor descriptor cannot describe an empty tensor.
-        return out.zero_(), lse.fill_(-math.inf)
     shape = _SHAPES[padded_head_dim(head_dim)]
     heads, group = batch * heads_q, heads_q // heads_kv
     tasks = heads * math.ceil(seqlen_q / (shape.consumers * ROWS.value))
     scale_log2 = sm_scale * LOG2E.value
-    launch(
+    of_keys = (shape.block_keys, None)
+    return Prepared(
         _forward_kernel,
         min(tasks, multiprocessors(q.device)),
-        lse,
-        descriptor(q, ROWS.value),
-        descriptor(k, shape.block_keys),
-        descriptor(v, shape.block_keys),
-        descriptor(out, ROWS.value, padded_head_dim(head_dim) // shape.out_parts),
+        [
+            None,
+            (ROWS.value, None),
+            of_keys,
+            of_keys,
+            (ROWS.value, padded_head_dim(head_dim) // shape.out_parts),
+        ],
         *(heads, heads_q, group, heads_together(heads, group * heads_in_cache(k)) if causal else 1),
         *(seqlen_q, seqlen_k, scale_log2),
         CAUSAL=causal,
@@ -387,7 +400,6 @@ def forward(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -
         REGISTERS=shape.registers,
         num_warps=4,
     )
-    return out, lse
 
 
 def _arithmetic(dtype: str, device: str, launch: Launch) -> Arithmetic:

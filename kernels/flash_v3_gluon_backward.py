@@ -40,10 +40,8 @@ from kernels.hopper import (
     ROWS,
     Ring,
     Tasks,
-    Tiles,
     accumulator,
     check_call,
-    descriptor,
     heads_in_cache,
     heads_together,
     new_barriers,
@@ -55,7 +53,8 @@ from kernels.hopper import (
     tma_store,
     walk,
 )
-from kernels.launching import is_aligned, launch, multiprocessors, padded_head_dim
+from kernels.launching import is_aligned, multiprocessors, padded_head_dim, remembered
+from kernels.prepared import Prepared
 from kernels.tiles import LOG2E, kernel
 from kernels.validation import check_gradient_inputs
 
@@ -729,31 +728,48 @@ def backward(
 
     q, k and v are those that ``flash_v3_gluon.forward`` takes, and there is nothing beyond a causal mask and sm_scale.
     """
-    check_call(q, k, v, causal, sm_scale)
-    check_gradient_inputs(dout, q, out, lse)
-    batch, heads_q, seqlen_q, head_dim = q.shape
-    _, heads_kv, seqlen_k, _ = k.shape
+    prepared = _prepared(dout, q, k, v, out, lse, causal, sm_scale)
     dq, dk, dv = (torch.empty(*t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
-    if 0 in (q.numel(), k.numel()):  # A tensor descriptor cannot describe an empty tensor.
+    if prepared is None:
         return dq.zero_(), dk.zero_(), dv.zero_()
     dout = dout if is_aligned(dout) else dout.contiguous()
     delta, lse_log2 = flash_v2.row_deltas(dout, out, lse)
+    of_keys, of_queries = prepared
+    of_keys(_padded(lse_log2), _padded(delta), q, k, v, dout, dk, dv)
+    of_queries(lse_log2, delta, q, k, v, dout, dq)
+    return dq, dk, dv
+
+
+@remembered
+def _prepared(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    causal: bool,
+    sm_scale: float,
+) -> tuple[Prepared, Prepared] | None:
+    """Check the arguments of a call, and prepare the launches of dk and dv, and of dq; None if a tensor is empty."""
+    check_call(q, k, v, causal, sm_scale)
+    check_gradient_inputs(dout, q, out, lse)
+    if 0 in (q.numel(), k.numel()):  # A tensor descriptor cannot describe an empty tensor.
+        return None
+    batch, heads_q, seqlen_q, head_dim = q.shape
+    _, heads_kv, seqlen_k, _ = k.shape
     shape = _SHAPES[padded_head_dim(head_dim)]
     group = heads_q // heads_kv
     own = shape.consumers * ROWS.value
     scales = (float(sm_scale), sm_scale * LOG2E.value)
     constants = {"CAUSAL": causal, "REGISTERS": shape.registers, "num_warps": 4}
+    own_rows, row_tiles, key_tiles = (ROWS.value, None), (shape.block_rows, None), (shape.block_keys, None)
+    numbers = (1, shape.block_rows)
     heads = batch * heads_kv
-    launch(
+    of_keys = Prepared(
         _wide_dk_dv_kernel if shape.wide else _dk_dv_kernel,
         _programs(heads * math.ceil(seqlen_k / (ROWS.value if shape.wide else own)), causal, q.device),
-        *(_numbers(lse_log2, shape.block_rows), _numbers(delta, shape.block_rows)),
-        descriptor(q, shape.block_rows),
-        descriptor(k, ROWS.value),
-        descriptor(v, ROWS.value),
-        descriptor(dout, shape.block_rows),
-        descriptor(dk, ROWS.value),
-        descriptor(dv, ROWS.value),
+        [numbers, numbers, row_tiles, own_rows, own_rows, row_tiles, own_rows, own_rows],
         *scales,
         *(heads, heads_kv, group, heads_together(heads, max(1, heads_in_cache(q) // group)) if causal else 1),
         *(seqlen_q, seqlen_k),
@@ -762,15 +778,10 @@ def backward(
         **({} if shape.wide else {"CONSUMERS": shape.consumers}),
     )
     heads = batch * heads_q
-    launch(
+    of_queries = Prepared(
         _dq_kernel,
         _programs(heads * math.ceil(seqlen_q / own), causal, q.device),
-        *(lse_log2, delta),
-        descriptor(q, ROWS.value),
-        descriptor(k, shape.block_keys),
-        descriptor(v, shape.block_keys),
-        descriptor(dout, ROWS.value),
-        descriptor(dq, ROWS.value),
+        [None, None, own_rows, key_tiles, key_tiles, own_rows, own_rows],
         *scales,
         *(heads, heads_q, group, heads_together(heads, group * heads_in_cache(k)) if causal else 1),
         *(seqlen_q, seqlen_k),
@@ -780,7 +791,7 @@ def backward(
         OUT_IN_Q=shape.wide,
         **constants,
     )
-    return dq, dk, dv
+    return of_keys, of_queries
 
 
 def _programs(tasks: int, causal: bool, device: torch.device) -> int:
@@ -791,8 +802,8 @@ def _programs(tasks: int, causal: bool, device: torch.device) -> int:
     return tasks if causal else min(tasks, multiprocessors(device))
 
 
-def _numbers(rows: Tensor, block_rows: int) -> Tiles:
-    """Describe (batch, heads, seqlen) float32 in tiles of (1, block_rows)."""
+def _padded(rows: Tensor) -> Tensor:
+    """Return float32 (batch, heads, seqlen) as (batch, heads, 1, seqlen) of which the TMA can copy tiles."""
     if missing := -rows.shape[2] % 4:  # Each head has to begin at a multiple of 16 bytes.
         rows = torch.nn.functional.pad(rows, (0, missing))
-    return descriptor(rows.unsqueeze(2), 1, block_rows)
+    return rows.unsqueeze(2)

@@ -21,7 +21,7 @@ from triton.language.core import _aggregate
 from kernels.flash_v3 import check_copyable
 from kernels.launching import is_hopper, padded_head_dim
 from kernels.tiles import NEG_INF
-from kernels.validation import check_inputs, remember_passed
+from kernels.validation import check_inputs
 
 # Renamed between Triton 3.6 and 3.9.
 tma_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
@@ -203,15 +203,9 @@ class Tasks:
 
 def check_call(q: Tensor, k: Tensor, v: Tensor, causal: bool, sm_scale: float) -> None:
     """Check what every kernel takes, and that the TMA of a Hopper GPU can copy q, k and v."""
-    _check_arguments(q, k, v, causal, sm_scale)
-    check_device(q)
-
-
-@remember_passed
-def _check_arguments(q: Tensor, k: Tensor, v: Tensor, causal: bool, sm_scale: float) -> None:
-    """Check all but the device, as tests have the same meta tensors stand for one GPU after another."""
     check_inputs(q, k, v, causal, sm_scale)
     check_copyable(HEAD_DIMS, q=q, k=k, v=v)
+    check_device(q)
 
 
 def check_device(q: Tensor) -> None:

@@ -1,13 +1,15 @@
 """What the launchers of Triton attention kernels share: strides, alignment, launch settings."""
 
 import math
-from collections.abc import Mapping, Sequence
-from functools import cache
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, wraps
+from typing import Any, TypeVar
 
 import torch
 import triton
 from torch import Tensor
+
+Result = TypeVar("Result")
 
 
 def check_settings(settings: Mapping[str, Any], declared: Mapping[str, tuple[Any, ...]]) -> None:
@@ -17,34 +19,70 @@ def check_settings(settings: Mapping[str, Any], declared: Mapping[str, tuple[Any
             raise ValueError(f"{name}: got {settings[name]!r}, expected one of {values}")
 
 
+def remembered(function: Callable[..., Result]) -> Callable[..., Result]:
+    """Make a function return what it has returned for arguments that don't differ for it, which saves microseconds.
+
+    It may look at the dtype, device, shape and strides of a tensor, and at its start modulo 16 bytes, but not at the
+    numbers in it. For other arguments than tensors, numbers and strings it has to raise an exception. Nothing is
+    remembered of meta tensors, which stand for tensors on one GPU after another where kernels are only compiled.
+    """
+    results: dict[Any, Result] = {}
+
+    @wraps(function)
+    def remembering(*arguments: Any) -> Result:
+        key = tuple(
+            [
+                (x.dtype, x.device, x.shape, x.stride(), x.data_ptr() % 16)
+                if isinstance(x, Tensor)
+                else (type(x), x if isinstance(x, float | int | str) else None)
+                for x in arguments
+            ]
+        )
+        try:
+            return results[key]
+        except KeyError:
+            result = function(*arguments)
+        if not any(isinstance(x, Tensor) and x.is_meta for x in arguments):
+            if len(results) >= MOST_REMEMBERED:
+                results.clear()
+            results[key] = result
+        return result
+
+    return remembering
+
+
+MOST_REMEMBERED = 512
+"""How many results a function remembers before it forgets all of them."""
+
+
 _COMPILED: dict[Any, tuple[Any, list[Any]]] = {}
 """What Triton compiled, and the constants in the order of the kernel, by the kernel and all that it depends on."""
 
 
-def launch(fn: Any, programs: int, *arguments: Any, **constants: Any) -> None:
+def launch(fn: Any, programs: int, *arguments: Any, **constants: Any) -> Any:
     """Run ``programs`` programs of a kernel that ``tiles.kernel`` made; do nothing if that is 0.
 
     They run on the device of the first argument, a tensor or the descriptor of one. Triton looks at every argument to
     find what it compiled for such values, which takes longer than the launch itself. These kernels depend on less, so
-    what was compiled for a GPU is looked up here.
+    what was compiled for a GPU is looked up here. It is returned.
     """
     if programs == 0:
-        return
+        return None
     tensor = arguments[0] if isinstance(arguments[0], Tensor) else arguments[0].base
     if not tensor.is_cuda:
-        _launch_by_triton(fn, programs, arguments, constants)
-        return
+        return _launch_by_triton(fn, programs, arguments, constants)
     device = tensor.get_device()
     if device != torch.cuda.current_device():
         with torch.cuda.device(device):
-            launch(fn, programs, *arguments, **constants)
-        return
+            return launch(fn, programs, *arguments, **constants)
     key = (fn.fn, device, *map(_compiled_for, arguments), *constants, *constants.values())
     if found := _COMPILED.get(key):
-        _launch_compiled(device, programs, *found, arguments)
+        compiled, ordered = found
+        _launch_compiled(device, programs, compiled, ordered, arguments)
     else:
         compiled = _launch_by_triton(fn, programs, arguments, constants)
         _COMPILED[key] = compiled, [constants[name] for name in fn.arg_names[len(arguments) :]]
+    return compiled
 
 
 def _launch_by_triton(fn: Any, programs: int, arguments: Sequence[Any], constants: Mapping[str, Any]) -> Any:
@@ -59,13 +97,18 @@ def _launch_compiled(
     device: int, programs: int, compiled: Any, constants: Sequence[Any], arguments: Sequence[Any]
 ) -> None:
     """Launch what Triton compiled, as ``compiled[programs, 1, 1]`` does, but call hooks only if there are any."""
-    hooks = triton.knobs.runtime
-    if hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls:
+    if has_hooks():
         compiled[programs, 1, 1](*arguments, *constants)
         return
     stream = triton.runtime.driver.active.get_current_stream(device)
     handles = (compiled.function, compiled.packed_metadata)
     compiled.run(programs, 1, 1, stream, *handles, None, None, None, *arguments, *constants)
+
+
+def has_hooks() -> bool:
+    """Whether someone, such as a profiler, has Triton tell of each launch."""
+    hooks = triton.knobs.runtime
+    return bool(hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls)
 
 
 def _compiled_for(argument: Any) -> Any:

@@ -5,10 +5,7 @@ NotImplementedError, the contract's refusal. Every message names the argument, i
 """
 
 import math
-from collections.abc import Callable
-from functools import wraps
 from itertools import groupby
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,37 +14,6 @@ from kernels.contract import DTYPES
 
 MAX_HEAD_DIM = 256
 _DTYPES = tuple(getattr(torch, name) for name in DTYPES)
-
-
-def remember_passed(check: Callable[..., None]) -> Callable[..., None]:
-    """Make a check skip arguments that don't differ for it from some that it has passed, which saves microseconds.
-
-    It may look at the dtype, device, shape and strides of a tensor, and at its start modulo 16 bytes, but not at the
-    numbers in it. Of other arguments it must pass none but bool, int and float.
-    """
-    passed: set[Any] = set()
-
-    @wraps(check)
-    def remembering(*arguments: Any) -> None:
-        key = tuple(
-            [
-                (x.dtype, x.device, x.shape, x.stride(), x.data_ptr() % 16)
-                if isinstance(x, Tensor)
-                else (type(x), x if isinstance(x, float | int) else None)
-                for x in arguments
-            ]
-        )
-        if key not in passed:
-            check(*arguments)
-            if len(passed) >= _MOST_REMEMBERED:
-                passed.clear()
-            passed.add(key)
-
-    return remembering
-
-
-_MOST_REMEMBERED = 4096
-"""How many such calls a check remembers before it forgets all of them."""
 
 
 def check_inputs(

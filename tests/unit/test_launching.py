@@ -1,4 +1,4 @@
-"""The launcher of kernels: what it keeps of one launch must not reach into the next."""
+"""The launchers of kernels: what they keep of one launch must not reach into the next."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kernels.hopper import descriptor
 from kernels.launching import is_aligned, is_hopper, launch, multiprocessors, new_results
+from kernels.prepared import Prepared
 from kernels.tiles import kernel
 from tests.unit.calling import DEVICE
 
@@ -57,16 +58,32 @@ def on_gpu(*shape: int, dtype: torch.dtype = torch.float16, gpu: int = 0) -> Ten
     return tensor
 
 
-class Compiled:
-    """Stands for what Triton compiled."""
+class Run:
+    """Stands for what launches a compiled kernel in Triton 3.6: a function around one in C, to which it passes on."""
 
-    function, packed_metadata = "function", "metadata"
+    launch_cooperative_grid, launch_pdl = False, True
 
     def __init__(self, calls: list[tuple[Any, ...]]) -> None:
         self.calls = calls
 
-    def run(self, *arguments: Any) -> None:
+        def launcher(*arguments: Any) -> None:
+            calls.append(("run in C", torch.cuda.current_device(), *arguments))
+
+        self.launch = lambda *arguments: launcher(*arguments)
+
+    def __call__(self, *arguments: Any) -> None:
         self.calls.append(("run", torch.cuda.current_device(), *arguments))
+
+
+class Compiled:
+    """Stands for what Triton compiled."""
+
+    function, packed_metadata = "function", "metadata"
+    metadata = SimpleNamespace(tensordesc_meta=["how x is encoded", "how y is encoded"])
+
+    def __init__(self, calls: list[tuple[Any, ...]]) -> None:
+        self.calls = calls
+        self.run = Run(calls)
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         return lambda *arguments: self.calls.append(("run with hooks", grid, *arguments))
@@ -174,6 +191,99 @@ def test_hooks_are_left_to_triton(stand_in: Kernel, hook: str) -> None:
     finally:
         hooks.remove(listener)
     assert stand_in.calls[1:] == [("run with hooks", (5, 1, 1), out, 7, False, 64)]
+
+
+@pytest.fixture
+def encoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return how the tensors are encoded that are, where Triton 3.6 seems to be installed."""
+    log: list[str] = []
+
+    def encode(tiles: Any, encoding: str) -> list[Any]:
+        log.append(encoding)
+        return [("map", tiles.base.data_ptr(), tiles.kind, encoding), *tiles.shape]
+
+    monkeypatch.setattr(triton, "__version__", "3.6.0")
+    monkeypatch.setattr(triton.backends.nvidia.driver, "make_tensordesc_arg", encode)
+    return log
+
+
+def prepared(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> Prepared:
+    """Return the launch of a kernel with a pointer and two descriptors, in tiles of (32, 64) and (16, 128)."""
+    monkeypatch.setattr(kernel, "arg_names", ("out", "x", "y", "n", "CAUSAL", "ROWS"))
+    return Prepared(kernel, 3, [None, (32, None), (16, 128)], 7, ROWS=64, CAUSAL=True, num_warps=4)
+
+
+def operands(gpu: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    return on_gpu(1, gpu=gpu), on_gpu(1, 1, 8, 64, gpu=gpu), on_gpu(1, 1, 8, 64, gpu=gpu)
+
+
+def test_a_prepared_launch_goes_to_the_function_in_c(
+    stand_in: Kernel, encoded: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one compiles the kernel. What is encoded is kept for each operand and address."""
+    kernel = prepared(stand_in, monkeypatch)
+    (out, x, y), (other, z, _) = operands(), operands()
+    kernel(out, x, y)
+    assert stand_in.calls[0][:3] == ("compiled", (3,), out)
+    assert [tiles.kind[1:] for tiles in stand_in.calls[0][3:5]] == [(32, 64), (16, 128)]
+    kinds = {"x": (torch.float16, 32, 64), "y": (torch.float16, 16, 128)}
+    handles = ("stream of 0", "function", False, True, None, None, "metadata", None, None, None)
+    for tensors, newly_encoded in (
+        ((out, x, y), "xy"),
+        ((out, x, y), ""),
+        ((other, y, z), "xy"),
+        ((out, x, z), ""),
+    ):
+        encoded.clear()
+        stand_in.calls.clear()
+        kernel(*tensors)
+        assert encoded == [f"how {name} is encoded" for name in newly_encoded]
+        maps = [
+            (("map", tensor.data_ptr(), kinds[name], f"how {name} is encoded"), 1, 1, 8, 64)
+            for tensor, name in zip(tensors[1:], "xy", strict=True)
+        ]
+        arguments = (tensors[0].data_ptr(), *maps[0], *maps[1], 7, True, 64)
+        assert stand_in.calls == [("run in C", 0, 3, 1, 1, *handles, *arguments)]
+
+
+def test_descriptors_of_few_addresses_are_kept(
+    stand_in: Kernel, encoded: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kernels.prepared.MOST_ADDRESSES", 2)
+    kernel = prepared(stand_in, monkeypatch)
+    (out, x, y), others = operands(), [on_gpu(1, 1, 8, 64) for _ in range(2)]
+    for each in (x, x, *others, others[1], x):
+        kernel(out, each, y)
+    assert encoded.count("how x is encoded") == 4
+    assert encoded.count("how y is encoded") == 1
+
+
+def test_a_prepared_launch_is_left_to_triton_on_another_device_and_with_hooks(
+    stand_in: Kernel, encoded: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel, listener = prepared(stand_in, monkeypatch), lambda metadata: None
+    for _ in range(2):
+        kernel(*operands(gpu=1))
+    assert [call[:2] for call in stand_in.calls] == [("compiled", (3,)), ("run", 1)]
+    with torch.cuda.device(1):
+        kernel(*operands(gpu=1))
+        triton.knobs.runtime.launch_enter_hook.add(listener)
+        try:
+            kernel(*operands(gpu=1))
+        finally:
+            triton.knobs.runtime.launch_enter_hook.remove(listener)
+    assert [call[0] for call in stand_in.calls[2:]] == ["run in C", "run with hooks"]
+
+
+@pytest.mark.usefixtures("encoded")
+def test_a_prepared_launch_is_left_to_any_triton_but_3_6(
+    stand_in: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(triton, "__version__", "3.7.0")
+    kernel = prepared(stand_in, monkeypatch)
+    for _ in range(2):
+        kernel(*operands())
+    assert [call[0] for call in stand_in.calls] == ["compiled", "run"]
 
 
 def test_no_programs_are_not_launched(stand_in: Kernel) -> None:
