@@ -136,33 +136,22 @@ def test_what_was_compiled_is_run_at_once_on_the_stream_and_with_the_constants_o
     assert stand_in.calls[1:] == [("run", 0, 5, 1, 1, *handles, second, 8, True, 64)]
 
 
-@pytest.mark.parametrize(
-    ("argument", "constants"),
-    [
-        (2**31, {"CAUSAL": False, "ROWS": 64}),
-        (0.5, {"CAUSAL": False, "ROWS": 64}),
-        (None, {"CAUSAL": False, "ROWS": 64}),
-        (on_gpu(1), {"CAUSAL": False, "ROWS": 64}),
-        (on_gpu(1, dtype=torch.float32), {"CAUSAL": False, "ROWS": 64}),
-        (descriptor(on_gpu(1, 1, 64, 64), 64), {"CAUSAL": False, "ROWS": 64}),
-        (descriptor(on_gpu(1, 1, 64, 64), 32), {"CAUSAL": False, "ROWS": 64}),
-        (descriptor(on_gpu(1, 1, 64, 64), 64, 32), {"CAUSAL": False, "ROWS": 64}),
-        (descriptor(on_gpu(1, 1, 64, 64, dtype=torch.bfloat16), 64), {"CAUSAL": False, "ROWS": 64}),
-        (7, {"CAUSAL": True, "ROWS": 64}),
-        (7, {"CAUSAL": False, "ROWS": 128}),
-        (7, {"CAUSAL": False, "ROWS": 64, "num_warps": 8}),
-    ],
-)
-def test_another_type_tile_or_constant_is_compiled_anew(
-    stand_in: Kernel, argument: Any, constants: dict[str, Any]
-) -> None:
-    """The others are launched before and after, so that none takes what was compiled for one of them."""
-    calls = [(7, {"CAUSAL": False, "ROWS": 64}), (argument, constants)]
-    for value, options in [*calls, *calls]:
-        launch(stand_in, 1, on_gpu(1), value, **options)
-    assert [call[0] for call in stand_in.calls] == ["compiled", "compiled", "run", "run"]
-    assert stand_in.calls[3][-3] is argument
-    assert stand_in.calls[3][-2:] == (constants["CAUSAL"], constants["ROWS"])
+def test_another_type_tile_or_constant_is_compiled_anew(stand_in: Kernel) -> None:
+    described = on_gpu(1, 1, 64, 64)
+    arguments = [
+        *(7, 2**31, 0.5, None, on_gpu(1), on_gpu(1, dtype=torch.float32)),
+        *(descriptor(described, 64), descriptor(described, 32), descriptor(described, 64, 32)),
+        descriptor(described.to(torch.bfloat16), 64),
+    ]
+    plain = {"CAUSAL": False, "ROWS": 64}
+    others = [{**plain, "CAUSAL": True}, {**plain, "ROWS": 128}, {**plain, "num_warps": 8}]
+    launches = [*((argument, plain) for argument in arguments), *((7, other) for other in others)]
+    for argument, constants in [*launches, *launches]:
+        launch(stand_in, 1, on_gpu(1), argument, **constants)
+    assert [call[0] for call in stand_in.calls] == ["compiled"] * len(launches) + ["run"] * len(launches)
+    for call, (argument, constants) in zip(stand_in.calls[len(launches) :], launches, strict=True):
+        assert call[-3] is argument
+        assert call[-2:] == (constants["CAUSAL"], constants["ROWS"])
 
 
 def test_programs_run_on_the_device_of_the_first_argument(stand_in: Kernel) -> None:
