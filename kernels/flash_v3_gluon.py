@@ -377,17 +377,12 @@ def _prepared(q: Tensor, k: Tensor, v: Tensor, causal: bool, sm_scale: float) ->
     heads, group = batch * heads_q, heads_q // heads_kv
     tasks = heads * math.ceil(seqlen_q / (shape.consumers * ROWS.value))
     scale_log2 = sm_scale * LOG2E.value
-    of_keys = (shape.block_keys, None)
+    of_q, of_keys = (ROWS.value, None), (shape.block_keys, None)
+    of_out = (ROWS.value, padded_head_dim(head_dim) // shape.out_parts)
     return Prepared(
         _forward_kernel,
         min(tasks, multiprocessors(q.device)),
-        [
-            None,
-            (ROWS.value, None),
-            of_keys,
-            of_keys,
-            (ROWS.value, padded_head_dim(head_dim) // shape.out_parts),
-        ],
+        [None, of_q, of_keys, of_keys, of_out],  # lse, q, k, v, out
         *(heads, heads_q, group, heads_together(heads, group * heads_in_cache(k)) if causal else 1),
         *(seqlen_q, seqlen_k, scale_log2),
         CAUSAL=causal,

@@ -769,6 +769,7 @@ def _prepared(
     of_keys = Prepared(
         _wide_dk_dv_kernel if shape.wide else _dk_dv_kernel,
         _programs(heads * math.ceil(seqlen_k / (ROWS.value if shape.wide else own)), causal, q.device),
+        # lse, delta, q, k, v, dout, dk, dv
         [numbers, numbers, row_tiles, own_rows, own_rows, row_tiles, own_rows, own_rows],
         *scales,
         *(heads, heads_kv, group, heads_together(heads, max(1, heads_in_cache(q) // group)) if causal else 1),
@@ -781,7 +782,7 @@ def _prepared(
     of_queries = Prepared(
         _dq_kernel,
         _programs(heads * math.ceil(seqlen_q / own), causal, q.device),
-        [None, None, own_rows, key_tiles, key_tiles, own_rows, own_rows],
+        [None, None, own_rows, key_tiles, key_tiles, own_rows, own_rows],  # lse, delta, q, k, v, dout, dq
         *scales,
         *(heads, heads_q, group, heads_together(heads, group * heads_in_cache(k)) if causal else 1),
         *(seqlen_q, seqlen_k),
