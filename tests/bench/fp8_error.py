@@ -2,10 +2,12 @@
 
 As in Shah et al., *FlashAttention-3* (2024), section 4.3, entries of q, k and v are N(0, 1) + N(0, 100) *
 Bernoulli(0.001), and the error is the root mean square of out - float64. ``tensor``, one scale for a head, is the plain
-kernel that block scales and the rotation are compared with; float16 is flash_v2, whose error is left without fp8.
+kernel that block scales and the rotation are compared with; float16 is flash_v2, whose error is left without fp8. There
+is a line for each 8-bit kernel that runs here.
 """
 
 import argparse
+import itertools
 import os
 
 import torch
@@ -15,7 +17,8 @@ if not torch.cuda.is_available():
 
 from torch import Tensor
 
-from kernels import flash_v2, fp8
+from kernels import flash_v2, fp8, fp8_gluon
+from kernels.registry import unavailable_reason
 from reference import safe_softmax
 from tests.harness.interpreting import repair_interpreter
 
@@ -30,19 +33,30 @@ def outliers(heads: int, seqlen: int, head_dim: int, generator: torch.Generator)
     return torch.randn(shape, generator=generator) + 10.0 * chosen * torch.randn(shape, generator=generator)
 
 
-def errors(seqlen: int, head_dim: int, heads: int, seed: int, device: str) -> dict[str, float]:
-    """Return the root mean square error of out by kernel name, on q, k and v of one length without a causal mask."""
+def errors(seqlen: int, head_dim: int, heads: int, seed: int, device: str) -> dict[str, dict[str, float]]:
+    """Return the root mean square errors of out on q, k and v of one length without a causal mask.
+
+    There is a dictionary for each 8-bit kernel that runs on the device, by its name: the error of each format and way
+    to choose scales, beside that of flash_v2 in float16.
+    """
     generator = torch.Generator().manual_seed(seed)
     # Inputs are rounded to float16, so that they are the same for all kernels.
     q, k, v = (outliers(heads, seqlen, head_dim, generator).half().to(device) for _ in range(3))
     options = {"causal": False, "sm_scale": head_dim**-0.5}
-    outs = {"float16": flash_v2.forward(q, k, v, **options)[0]}
-    for form in fp8.LAUNCH["format"]:
-        for scaling in fp8.LAUNCH["scaling"]:
-            out, _ = fp8.forward(q, k, v, **options, format=form, scaling=scaling)
-            outs[f"{form} {scaling}"] = out
     exact, _ = safe_softmax.forward(q, k, v, **options)
-    return {name: (out.double() - exact).square().mean().sqrt().item() for name, out in outs.items()}
+
+    def error(out: Tensor) -> float:
+        return (out.double() - exact).square().mean().sqrt().item()
+
+    float16 = error(flash_v2.forward(q, k, v, **options)[0])
+    found = {}
+    for kernel in (fp8.KERNEL, fp8_gluon.KERNEL):
+        if unavailable_reason(kernel.name, device) is None:
+            found[kernel.name] = {"float16": float16}
+            for form, scaling in itertools.product(fp8.LAUNCH["format"], fp8.LAUNCH["scaling"]):
+                out, _ = kernel.forward(q, k, v, **options, format=form, scaling=scaling)
+                found[kernel.name][f"{form} {scaling}"] = error(out)
+    return found
 
 
 def main() -> None:
@@ -57,10 +71,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     for number, seqlen in enumerate(options.lengths):
-        row = errors(seqlen, options.head_dim, options.heads, options.seed, device)
+        rows = errors(seqlen, options.head_dim, options.heads, options.seed, device)
         if number == 0:
-            print("seqlen", *(f"{name:>13}" for name in row))
-        print(f"{seqlen:6}", *(f"{error:13.2e}" for error in row.values()), flush=True)
+            print("seqlen    kernel", *(f"{name:>13}" for name in rows["fp8"]))
+        for kernel, row in rows.items():
+            print(f"{seqlen:6} {kernel:>9}", *(f"{error:13.2e}" for error in row.values()), flush=True)
 
 
 if __name__ == "__main__":

@@ -198,7 +198,7 @@ def test_scores_of_subnormals_lose_what_those_of_normal_numbers_do() -> None:
 
 
 def test_rotation_is_worth_its_while() -> None:
-    found = errors(512, 64, heads=1, seed=0, device=DEVICE)
+    found = errors(512, 64, heads=1, seed=0, device=DEVICE)["fp8"]
     assert found["e4m3 hadamard"] < 0.9 * found["e4m3 tensor"]
     assert found["float16"] < 0.02 * found["e4m3 hadamard"]
     assert found["e4m3 tensor"] < found["e5m2 tensor"]
