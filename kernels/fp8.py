@@ -77,6 +77,9 @@ TOP_EXPONENT = tl.constexpr(8)
 SMALLEST_EXPONENT = tl.constexpr(-100)
 """Smallest exponent of a scale: products and reciprocals of smaller scales would leave float32."""
 
+INFINITY_BITS = tl.constexpr(0x7F800000)
+"""The bits of infinity in float32. Those of nan are larger, and those of other numbers without their sign smaller."""
+
 P_SCALE = tl.constexpr(2.0**8)
 """P is at most 1 and multiplied by this before its cast, so that weights down to 2^-14 keep their precision in e4m3."""
 
@@ -98,7 +101,7 @@ def rotated(x, ROWS: tl.constexpr, COLS: tl.constexpr):
     for word in tl.static_range(COLS // 32):
         signs = tl.where(cols // 32 == word, (SIGNS >> 32 * word) & 0xFFFFFFFF, signs)
     negated = (signs >> (cols % 32).to(tl.uint32)) & 1
-    x = tl.where(negated[None, :] == 1, -x, x) / COLS
+    x = x * tl.where(negated == 1, -1.0 / COLS, 1.0 / COLS)[None, :]
     for step in tl.static_range(8):
         if 1 << step < COLS:
             pairs = tl.reshape(x, (ROWS, COLS >> step + 1, 2, 1 << step))
@@ -108,6 +111,15 @@ def rotated(x, ROWS: tl.constexpr, COLS: tl.constexpr):
             sign = (1 - 2 * tl.arange(0, 2)).to(tl.float32)[None, None, :, None]
             x = tl.reshape(tl.fma(pairs, sign, other), (ROWS, COLS))
     return x
+
+
+@triton.jit
+def largest_bits(x):
+    """Return the bits of the largest entry of x by size, without its sign, as an integer.
+
+    Integers are in the order of the positive numbers that they are the bits of, with infinity and then nan at the end.
+    """
+    return tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF)
 
 
 @triton.jit
@@ -160,16 +172,23 @@ def _quantise_kernel(
     in_cols = columns_inside(cols, head_dim, x, ALIGNED)
     values = load_tile(x_ptrs, loaded < seqlen, in_cols, True, MASK_COLS).to(tl.float32)
 
-    kept = tl.abs(values) < float("inf")  # not so for nan either
-    values = tl.where(kept, values, 0.0)
     if ROTATE:
         values = rotated(values, BLOCK, COLS)
-        kept = tl.min(kept.to(tl.int32), 1, keep_dims=True) == 1
-    top = tl.max(tl.abs(values)) if largest is None else tl.load(largest + head)
+    top = largest_bits(values)
+    if top >= INFINITY_BITS:  # Few blocks have such an entry, so the others are spared the search for it.
+        values = load_tile(x_ptrs, loaded < seqlen, in_cols, True, MASK_COLS).to(tl.float32)
+        kept = tl.abs(values) < float("inf")  # not so for nan either
+        values = tl.where(kept, values, 0.0)
+        if ROTATE:
+            values = rotated(values, BLOCK, COLS)
+            kept = tl.min(kept.to(tl.int32), 1, keep_dims=True) == 1
+        top = largest_bits(values)
+        values = tl.where(kept, values, float("nan"))
+    if largest is not None:
+        top = tl.load(largest + head).to(tl.int32, bitcast=True)
     # The upper bits of a normal number are its biased exponent; those of 0 and of subnormal numbers are 0.
-    exponent = (top.to(tl.int32, bitcast=True) >> 23) - 126 - TOP_EXPONENT
-    exponent = tl.maximum(exponent, SMALLEST_EXPONENT)
-    values = tl.where(kept, values * power_of_two(-exponent), float("nan"))
+    exponent = tl.maximum((top >> 23) - 126 - TOP_EXPONENT, SMALLEST_EXPONENT)
+    values = values * power_of_two(-exponent)
 
     block = values.to(entries.dtype.element_ty)
     first = entries + head * tiles * BLOCK * COLS

@@ -10,8 +10,8 @@ consumers, compute. What the 8-bit products of a Hopper ask for is this:
   and k leaves it, t being its place among four and h 0 or 1; as an operand of 8 bits, it would need columns 4 t to
   4 t + 3. A sum over keys may have them in any order, so it takes them as the threads have them, and V is stored with
   its keys in that order (``fp8.interleaved``): no thread gives another one its part of P.
-- *Sums have 14 bits.* The product of q and k sums over head_dim, and that of P and V over the keys of a tile alone:
-  what a tile adds to the output is multiplied by its scale of v, and added in float32.
+- *Sums have 14 bits.* The product of q and k sums over head_dim, and that of P and V over the keys of a tile alone.
+  What a tile adds to the output is added in float32, in units of the tile's scale of v (``_to_unit``).
 - *Registers are few.* Besides the output of its rows, a thread holds what a tile adds to it, which from head_dim 128 on
   is made for some columns at a time (``_Shape.parts``).
 
@@ -118,19 +118,15 @@ def _produce(s):
 
 
 @gluon.jit
-def _unit(s, q_unit, k_unit):
-    """Return the factor from products of 8-bit numbers to scores in base 2, rounded once."""
-    return (q_unit.to(gl.float64) * k_unit.to(gl.float64) * s.scale_log2.to(gl.float64)).to(gl.float32)
-
-
-@gluon.jit
-def _scaled(s, products, unit, q_unit, k_unit):
+def _scaled(s, products, q_unit, k_unit):
     """Return scores, and the factor that is left to multiply them by, which is positive.
 
     Products are below 2^24, so that with this factor below 2^-6 scores are below 2^18, which ``_softmax_step`` needs
     unless the factor is 1. Few calls have larger ones, or negative ones, or ones that float32 does not hold. There the
-    smaller scale comes first: the product of two large ones may overflow where the score does not.
+    smaller scale comes first: the product of two large ones may overflow where the score does not. Elsewhere the factor
+    is exact, since scales are powers of two.
     """
+    unit = q_unit * k_unit * s.scale_log2
     if (unit < 2.0**-100) | (unit > 2.0**-6):
         products = products * gl.minimum(q_unit, k_unit) * (gl.maximum(q_unit, k_unit) * s.scale_log2)
         unit = 1.0
@@ -177,6 +173,40 @@ def _rows_of(x, of):
 
 
 @gluon.jit
+def _to_unit(alpha, unit, v_unit):
+    """Return alpha, and the unit of the output's sum, as they are when a tile with the scale v_unit is added.
+
+    The unit is v_unit, so that what the tile adds needs no factor, and alpha also takes the sum there from the unit
+    before. Units are powers of two, so this is exact unless the sum overflows. As long as scales are from 2^-24 to 1,
+    it is below 2^71 of its unit: entries of P and v are at most 2^8 in 8 bits, and keys fewer than 2^31. From the
+    first other scale on, the unit is 1.
+    """
+    kept = (unit < 1.0) & (v_unit < 1.0) & (v_unit >= 2.0**-24)
+    new_unit = gl.where(kept, v_unit, 1.0)
+    exponent = (unit.to(gl.int32, bitcast=True) - new_unit.to(gl.int32, bitcast=True)) >> 23
+    return alpha * fp8.power_of_two(exponent), new_unit
+
+
+@gluon.jit
+def _add_product(acc, alpha, p, v_tile, unit, PARTS: gl.constexpr):
+    """Return acc * alpha + (P v) * unit, where None stands for a unit of 1; acc is a tuple of parts of the columns."""
+    added = _start_part(p, v_tile, 0, PARTS)
+    for part in gl.static_range(PARTS):
+        if part + 1 < PARTS:
+            following = _start_part(p, v_tile, part + 1, PARTS)
+            added = warpgroup_mma_wait(1, deps=(added,))
+        else:
+            following = added
+            added = warpgroup_mma_wait(0, deps=(added,))
+        if unit is not None:
+            added = added * unit
+        total = gl.fma(acc[part], _rows_of(alpha, acc[part]), added)
+        acc = acc[:part] + (total,) + acc[part + 1 :]  # noqa: RUF005  # Triton has no starred items
+        added = following
+    return acc
+
+
+@gluon.jit
 def _consume(s, SELF: gl.constexpr):
     """Run consumer number SELF: it computes 64 rows of each task."""
     FORMAT: gl.constexpr = s.k.dtype
@@ -205,37 +235,35 @@ def _consume(s, SELF: gl.constexpr):
         r_i = gl.full([ROWS], NEG_INF, gl.float32, layout=gl.SliceLayout(1, of_scores))
         l_i = gl.full([ROWS], 0.0, gl.float32, layout=gl.SliceLayout(1, of_scores))
         acc = (gl.zeros([ROWS, COLUMNS], gl.float32, layout=of_out),) * s.PARTS
+        out_unit = 0.5
 
         q_tile = s.q_ring.take(taken_q)
         k_unit = gl.load(k_scale + tiles - 1)
+        v_unit = gl.load(v_scale + tiles - 1)
         for i in range(tiles):
             tile = tiles - 1 - i
-            v_unit = gl.load(v_scale + tile)
-            unit = _unit(s, q_unit, k_unit)
             k_tile = s.k_ring.take(taken + i)
             scores = start_product(q_tile, k_tile)
             scores = warpgroup_mma_wait(0, deps=(scores,))
             s.k_ring.free(taken + i)
-            scores, unit = _scaled(s, scores, unit, q_unit, k_unit)
+            scores, unit = _scaled(s, scores, q_unit, k_unit)
             if tile >= whole:
                 scores = hide(scores, last_key, tile * KEYS)
             p, alpha, r_i, l_i = _softmax_step(scores, unit, r_i, l_i)
             p = _as_operand(p, FORMAT, of_out)
-            k_unit = gl.load(k_scale + gl.maximum(tile - 1, 0))
+            # The next tile's scales are loaded ahead: a wait for them would hold up its first product.
+            next_k_unit = gl.load(k_scale + gl.maximum(tile - 1, 0))
+            next_v_unit = gl.load(v_scale + gl.maximum(tile - 1, 0))
 
+            alpha, out_unit = _to_unit(alpha, out_unit, v_unit)
             v_tile = s.v_ring.take(taken + i)
-            added = _start_part(p, v_tile, 0, s.PARTS)
-            for part in gl.static_range(s.PARTS):
-                if part + 1 < s.PARTS:
-                    following = _start_part(p, v_tile, part + 1, s.PARTS)
-                    added = warpgroup_mma_wait(1, deps=(added,))
-                else:
-                    following = added
-                    added = warpgroup_mma_wait(0, deps=(added,))
-                    s.v_ring.free(taken + i)
-                total = gl.fma(acc[part], _rows_of(alpha, acc[part]), added * v_unit)
-                acc = acc[:part] + (total,) + acc[part + 1 :]  # noqa: RUF005  # Triton has no starred items
-                added = following
+            if out_unit < 1.0:
+                acc = _add_product(acc, alpha, p, v_tile, None, s.PARTS)
+            else:
+                acc = _add_product(acc, alpha, p, v_tile, v_unit, s.PARTS)
+            s.v_ring.free(taken + i)
+            k_unit = next_k_unit
+            v_unit = next_v_unit
         s.q_ring.free(taken_q)
         taken_q += s.CONSUMERS
         taken += tiles
@@ -247,7 +275,7 @@ def _consume(s, SELF: gl.constexpr):
         tma.store_wait(0)
         for part in gl.static_range(s.PARTS):
             columns = out_tile.reshape([ROWS, HEAD_DIM]).slice(part * COLUMNS, COLUMNS, 1)
-            columns.store((acc[part] * _rows_of(1.0 / l_i, acc[part])).to(s.out.dtype))
+            columns.store((acc[part] * _rows_of(out_unit / l_i, acc[part])).to(s.out.dtype))
         fence_async_shared()
         tma_store(s.out, [batch, head - batch * s.tasks.heads_q, start_m, 0], out_tile)
     tma.store_wait(0)
