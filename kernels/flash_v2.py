@@ -328,12 +328,13 @@ def _delta_kernel(
     seqlen_q,
     head_dim,
     HEAD_DIM: tl.constexpr,
+    ALIGNED: tl.constexpr,
     BLOCK_OWN: tl.constexpr,
 ):
     """Compute delta, and lse in base 2, of a query tile (algorithm 2, line 4).
 
-    There is no ALIGNED here, because the order of the sum follows from the width of the loads, and gradients must not
-    depend on where in memory a row lies.
+    The order of the sum follows from the width of the loads, and gradients must not depend on where in memory a row
+    lies. So ALIGNED is the same in all calls of a launcher.
     """
     tiles = tl.cdiv(seqlen_q, BLOCK_OWN)
     head = (tl.program_id(0) // tiles).to(tl.int64)
@@ -341,11 +342,11 @@ def _delta_kernel(
     head_q = head % heads_q
 
     cols = tl.arange(0, HEAD_DIM)
-    in_cols = cols < head_dim
+    in_cols = columns_inside(cols, head_dim, dout, ALIGNED)
     rows = tl.program_id(0) % tiles * BLOCK_OWN + tl.arange(0, BLOCK_OWN)
     in_rows = rows < seqlen_q
-    do_ptrs = tile_pointers(dout + batch * stride_dob + head_q * stride_doh, rows, stride_dom, cols, False)
-    o_ptrs = tile_pointers(out + batch * stride_ob + head_q * stride_oh, rows, stride_om, cols, False)
+    do_ptrs = tile_pointers(dout + batch * stride_dob + head_q * stride_doh, rows, stride_dom, cols, ALIGNED)
+    o_ptrs = tile_pointers(out + batch * stride_ob + head_q * stride_oh, rows, stride_om, cols, ALIGNED)
     do_tile = load_tile(do_ptrs, in_rows, in_cols, True, True).to(tl.float32)
     o_tile = load_tile(o_ptrs, in_rows, in_cols, True, True).to(tl.float32)
     row_lse = tl.load(lse + head * seqlen_q + rows, mask=in_rows, other=0.0)
@@ -1147,8 +1148,11 @@ def bias_strides(bias: Tensor | None, q: Tensor, k: Tensor) -> tuple[int, ...]:
     return (0, 0, 0) if bias is None else bias.expand(*q.shape[:3], k.shape[2]).stride()[:3]
 
 
-def row_deltas(dout: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-    """Return delta, and lse in base 2 with inf in place of -inf: (batch, heads_q, seqlen_q) float32 each."""
+def row_deltas(dout: Tensor, out: Tensor, lse: Tensor, aligned: bool = False) -> tuple[Tensor, Tensor]:
+    """Return delta, and lse in base 2 with inf in place of -inf: (batch, heads_q, seqlen_q) float32 each.
+
+    ``aligned`` promises what ``is_aligned`` checks of dout and out, for every call of a caller or for none.
+    """
     batch, heads_q, seqlen_q, head_dim = out.shape
     delta, lse_log2 = (torch.empty(*lse.shape, dtype=torch.float32, device=out.device) for _ in range(2))
     padded = padded_head_dim(head_dim)
@@ -1160,6 +1164,7 @@ def row_deltas(dout: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
         *row_strides(dout, out),
         *(heads_q, seqlen_q, head_dim),
         HEAD_DIM=padded,
+        ALIGNED=aligned,
         BLOCK_OWN=block,
     )
     return delta, lse_log2

@@ -732,8 +732,8 @@ def backward(
     dq, dk, dv = (torch.empty(*t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
     if prepared is None:
         return dq.zero_(), dk.zero_(), dv.zero_()
-    dout = dout if is_aligned(dout) else dout.contiguous()
-    delta, lse_log2 = flash_v2.row_deltas(dout, out, lse)
+    dout, out = (t if is_aligned(t) else t.contiguous() for t in (dout, out))
+    delta, lse_log2 = flash_v2.row_deltas(dout, out, lse, aligned=True)
     of_keys, of_queries = prepared
     of_keys(_padded(lse_log2), _padded(delta), q, k, v, dout, dk, dv)
     of_queries(lse_log2, delta, q, k, v, dout, dq)
