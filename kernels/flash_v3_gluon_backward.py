@@ -123,16 +123,26 @@ class _KeyTasks:
     def query_tiles(self, start_n):
         """Return which query tiles see a task's keys: the first one, and the one after the last.
 
-        And which of them see all of the keys, and have all of their rows: the first of these, and the one after the
-        last. There is always a tile, as the last row sees all keys.
+        There is always a tile, as the last row sees all keys.
         """
         first = 0
+        if self.CAUSAL:
+            first = gl.maximum(start_n - (self.seqlen_k - self.seqlen_q), 0) // self.BLOCK_ROWS
+        return first, gl.cdiv(self.seqlen_q, self.BLOCK_ROWS)
+
+    @gluon.jit
+    def query_tiles_of_consumer(self, start_n):
+        """Return the first query tile that sees any of a consumer's 64 keys; if there is none, the one after the last.
+
+        And which tiles see all of the keys, and have all of their rows: the first of these, and the one after the last.
+        """
+        first, tiles = self.query_tiles(start_n)
         whole = 0
         if self.CAUSAL:
             diagonal = start_n - (self.seqlen_k - self.seqlen_q)
-            first = gl.maximum(diagonal, 0) // self.BLOCK_ROWS
-            whole = gl.cdiv(gl.maximum(diagonal + self.TILE_KEYS - 1, 0), self.BLOCK_ROWS)
-        return first, gl.cdiv(self.seqlen_q, self.BLOCK_ROWS), whole, self.seqlen_q // self.BLOCK_ROWS
+            whole = gl.cdiv(gl.maximum(diagonal + ROWS - 1, 0), self.BLOCK_ROWS)
+        first = gl.where(start_n < self.seqlen_k, gl.minimum(first, tiles), tiles)
+        return first, whole, self.seqlen_q // self.BLOCK_ROWS
 
     @gluon.jit
     def first_rows(self, keys):
@@ -173,7 +183,7 @@ def _load_for_dk_dv(s):
     loaded = 0
     for task in range(gl.program_id(0), s.tasks.count(), gl.num_programs(0)):
         batch, head_kv, start_n = s.tasks.get(task)
-        first, tiles, _, _ = s.tasks.query_tiles(start_n)
+        first, tiles = s.tasks.query_tiles(start_n)
         for _ in gl.static_range(s.tasks.TILE_KEYS // ROWS):
             s.k_ring.fill(loaded_k, s.k, [batch, head_kv, start_n, 0])
             s.v_ring.fill(loaded_k, s.v, [batch, head_kv, start_n, 0])
@@ -201,8 +211,9 @@ def _compute_dk_dv(s, SELF: gl.constexpr):
     taken = 0
     for task in range(gl.program_id(0), s.tasks.count(), gl.num_programs(0)):
         batch, head_kv, start_n = s.tasks.get(task)
-        first, tiles, whole, whole_end = s.tasks.query_tiles(start_n)
+        first, tiles = s.tasks.query_tiles(start_n)
         start_n += SELF * ROWS
+        own_first, whole, whole_end = s.tasks.query_tiles_of_consumer(start_n)
         first_row = s.tasks.first_rows(start_n + keys)
         dk = gl.zeros([ROWS, HEAD_DIM], gl.float32, layout=of_gradients)
         dv = gl.zeros([ROWS, HEAD_DIM], gl.float32, layout=of_gradients)
@@ -210,7 +221,12 @@ def _compute_dk_dv(s, SELF: gl.constexpr):
         s.v_ring.take(taken_k)
 
         for _ in range(s.tasks.group):
-            for tile in range(first, tiles):
+            # No row of these tiles sees a key of this consumer.
+            for _ in range(first, own_first):
+                s.q_ring.ring.skip(taken)
+                s.do_ring.ring.skip(taken)
+                taken += 1
+            for tile in range(own_first, tiles):
                 start_m = tile * BLOCK_ROWS
                 q_tile = s.q_ring.ring.take(taken)
                 scores = start_product(s.k_ring.again(taken_k, tile), q_tile)
@@ -362,7 +378,8 @@ def _compute_dv(s, passage):
     taken = 0
     for task in range(gl.program_id(0), s.tasks.count(), gl.num_programs(0)):
         batch, head_kv, start_n = s.tasks.get(task)
-        first, tiles, whole, whole_end = s.tasks.query_tiles(start_n)
+        first, tiles = s.tasks.query_tiles(start_n)
+        _, whole, whole_end = s.tasks.query_tiles_of_consumer(start_n)
         first_row = s.tasks.first_rows(start_n + keys)
         dv = gl.zeros([ROWS, HEAD_DIM], gl.float32, layout=of_gradients)
         k_tile = s.k_ring.take(taken_k)
@@ -406,7 +423,8 @@ def _compute_dk(s, passage):
     taken = 0
     for task in range(gl.program_id(0), s.tasks.count(), gl.num_programs(0)):
         batch, head_kv, start_n = s.tasks.get(task)
-        first, tiles, whole, whole_end = s.tasks.query_tiles(start_n)
+        first, tiles = s.tasks.query_tiles(start_n)
+        _, whole, whole_end = s.tasks.query_tiles_of_consumer(start_n)
         first_row = s.tasks.first_rows(start_n + keys)
         dk = gl.zeros([ROWS, HEAD_DIM], gl.float32, layout=of_gradients)
         v_tile = s.v_ring.take(taken_v)
@@ -554,8 +572,9 @@ def _compute_dq(s, SELF: gl.constexpr):
     taken = 0
     for task in range(gl.program_id(0), s.tasks.count(), gl.num_programs(0)):
         batch, head, start_m = s.tasks.get(task)
-        whole, tiles = s.tasks.key_tiles(start_m)
+        _, tiles = s.tasks.key_tiles(start_m)
         start_m += SELF * ROWS
+        whole, own_tiles = s.tasks.key_tiles_of_consumer(start_m)
         rows = start_m + gl.arange(0, ROWS, layout=gl.SliceLayout(1, of_scores))
         last_key = gl.full([ROWS], s.tasks.seqlen_k - 1, gl.int32, layout=gl.SliceLayout(1, of_scores))
         if s.tasks.CAUSAL:
@@ -568,7 +587,11 @@ def _compute_dq(s, SELF: gl.constexpr):
         s.q_ring.take(taken_q)
         s.do_ring.take(taken_q)
 
-        for i in range(tiles):
+        # No row of this consumer sees a key of these tiles.
+        for i in range(tiles - own_tiles):
+            s.k_ring.skip(taken + i)
+            s.v_ring.skip(taken + i)
+        for i in range(tiles - own_tiles, tiles):
             k_tile = s.k_ring.take(taken + i)
             scores = start_product(s.q_ring.again(taken_q, i), k_tile)
             v_tile = s.v_ring.take(taken + i)

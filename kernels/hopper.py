@@ -101,6 +101,12 @@ class Ring:
         """Say that this consumer is done with tile ``n``."""
         mbarrier.arrive(self.freed.index(n % self.SLOTS), count=1)
 
+    @gluon.jit
+    def skip(self, n):
+        """Say that this consumer does without tile ``n``, once it is there: a barrier counts one tile at a time."""
+        self.take(n)
+        self.free(n)
+
 
 @gluon.jit
 def new_tiles(descriptor, COUNT: gl.constexpr):
@@ -192,12 +198,22 @@ class Tasks:
 
         The latter is at least 1: a task whose rows see no key still takes one tile, which is masked as a whole.
         """
+        return self._key_tiles(start_m, self.TILE_ROWS)
+
+    @gluon.jit
+    def key_tiles_of_consumer(self, start_m):
+        """Return what ``key_tiles`` does, of the 64 rows that a consumer has of a task."""
+        return self._key_tiles(start_m, ROWS)
+
+    @gluon.jit
+    def _key_tiles(self, start_m, NUMBER: gl.constexpr):
+        """Return what ``key_tiles`` does, of this number of rows."""
         whole = self.seqlen_k // self.BLOCK_KEYS
         tiles = gl.cdiv(self.seqlen_k, self.BLOCK_KEYS)
         if self.CAUSAL:
-            end = gl.maximum(start_m + self.seqlen_k - self.seqlen_q, -self.TILE_ROWS)
+            end = gl.maximum(start_m + self.seqlen_k - self.seqlen_q, -NUMBER)
             whole = gl.minimum(gl.maximum(end + 1, 0) // self.BLOCK_KEYS, whole)
-            tiles = gl.minimum(gl.cdiv(end + self.TILE_ROWS, self.BLOCK_KEYS), tiles)
+            tiles = gl.minimum(gl.cdiv(end + NUMBER, self.BLOCK_KEYS), tiles)
         return whole, gl.maximum(tiles, 1)
 
 
