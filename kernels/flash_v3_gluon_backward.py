@@ -11,7 +11,8 @@ every run:
 - dq: a program owns a tile of queries, 64 for each consumer, and walks over the key tiles as the forward pass does.
 
 Each computes P anew, so there are seven products for a pair of tiles, where one kernel that adds to dq atomically would
-have five.
+have five. Neither kernel needs the other: as soon as no program of dk and dv waits for a multiprocessor, those of dq
+start where one is free (programmatic dependent launch).
 
 Of a wide head, whose padded head_dim is 256, dk and dv of 64 keys are 32768 float32 numbers: half of all the registers
 of a multiprocessor, and more than a consumer has. There the two consumers have the same 64 keys: one computes P and dv,
@@ -34,6 +35,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels import flash_v2
 from kernels.hopper import (
@@ -293,7 +295,11 @@ def _dk_dv_kernel(
     SLOTS: gl.constexpr,
     REGISTERS: gl.constexpr,
 ):
-    """Compute dk and dv; q, k, v, dout, dk and dv are tensor descriptors whose blocks are tiles."""
+    """Compute dk and dv; q, k, v, dout, dk and dv are tensor descriptors whose blocks are tiles.
+
+    The kernel that is launched next may start as soon as all programs of this one have.
+    """
+    gdc_launch_dependents()
     BLOCK_ROWS: gl.constexpr = q.block_type.shape[2]
     tasks = _KeyTasks(
         heads, heads_kv, group, together, seqlen_q, seqlen_k, CAUSAL, CONSUMERS * ROWS, BLOCK_ROWS
@@ -476,6 +482,7 @@ def _wide_dk_dv_kernel(
     REGISTERS: gl.constexpr,
 ):
     """Compute dk and dv of a wide head, with the arguments of ``_dk_dv_kernel``."""
+    gdc_launch_dependents()
     BLOCK_ROWS: gl.constexpr = q.block_type.shape[2]
     tasks = _KeyTasks(heads, heads_kv, group, together, seqlen_q, seqlen_k, CAUSAL, ROWS, BLOCK_ROWS)
     q_ring = _RowRing(new_ring(q, SLOTS, 2), new_tiles(lse_log2, SLOTS))
@@ -688,6 +695,8 @@ def _dq_kernel(
         [4, 4, 4][:CONSUMERS],
         [REGISTERS, REGISTERS, REGISTERS][:CONSUMERS],
     )
+    # The next launch waits for this kernel alone, so it must not end before the one of dk and dv has.
+    gdc_wait()
 
 
 @dataclass(frozen=True)
@@ -813,6 +822,7 @@ def _prepared(
         K_SLOTS=shape.k_slots,
         V_SLOTS=shape.v_slots,
         OUT_IN_Q=shape.wide,
+        launch_pdl=True,
         **constants,
     )
     return of_keys, of_queries
