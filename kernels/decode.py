@@ -4,12 +4,12 @@ Tri Dao, Daniel Haziza, Francisco Massa and Grigory Sizov, *Flash-Decoding for l
 FlashAttention's split-KV. One query leaves a GPU idle where a program owns a query tile and loops over all the
 keys, so the keys are split as well:
 
-1. Each program computes attention of its query tile to one split of the keys, normalised, and its lse. The
-   query heads that share a key head are packed into the tile, so that a key is loaded once for all of them.
-2. The program of a query tile that is done last merges the splits: out = sum_s w_s out_s with w_s = exp(lse_s - lse)
-   and lse = log sum_s exp(lse_s). A split none of whose keys is seen has out 0 and lse -inf: weight 0. It reads the
-   results of all splits back from memory, its own too, in the order of the splits: out has the same bits whichever
-   program is last. A counter for each query tile tells a program whether it is.
+1. Each program computes attention of its query tile to one or several splits of the keys, to each of them alone: its
+   output, normalised, and its lse. The query heads that share a key head are packed into the tile, so that a key is
+   loaded once for all of them.
+2. A second kernel merges the splits of each row: out = sum_s w_s out_s with w_s = exp(lse_s - lse) and
+   lse = log sum_s exp(lse_s). A split none of whose keys is seen has out 0 and lse -inf: weight 0. A program that has
+   all splits of a tile merges them itself, by the same steps.
 
 A cache may be longer than its contents: ``cache_seqlens`` says for each sequence how many keys count, and the
 causal corner moves with that number. A cache may also be a pool of pages, as in vLLM's PagedAttention (Kwon et al.,
@@ -17,7 +17,8 @@ causal corner moves with that number. A cache may also be a pool of pages, as in
 keys of a call are written into the cache before its queries look at it.
 
 Where splits begin depends on the number of keys and on launch settings alone, never on the queries, so that a row has
-the same bits whatever else is in the batch.
+the same bits whatever else is in the batch. What may depend on the batch is how many splits a program takes: so many
+that there are no more programs than run at the same time.
 """
 
 import math
@@ -31,9 +32,17 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.contract import FP8_SCALES, AttentionKernel, Capabilities, flash_arithmetic
-from kernels.flash_v2 import attend, normalise
+from kernels.flash_v2 import normalise
 from kernels.fp8 import check_fp8
-from kernels.launching import check_settings, is_aligned, launch, new_results, padded_head_dim, row_strides
+from kernels.launching import (
+    check_settings,
+    is_aligned,
+    is_hopper,
+    launch,
+    new_results,
+    padded_head_dim,
+    row_strides,
+)
 from kernels.tiles import (
     INTERPRETED,
     LOG2E,
@@ -41,10 +50,12 @@ from kernels.tiles import (
     advance,
     check_runnable,
     columns_inside,
+    dot,
     kernel,
     key_range,
     load_tile,
     offsets_in_pages,
+    scales_of_pages,
     softmax_step,
     store_tile,
     tile_pointers,
@@ -62,7 +73,6 @@ def _decode_kernel(
     lse,
     partial_out,
     partial_lse,
-    done,
     cache_seqlens,
     block_table,
     stride_table: tl.int64,
@@ -86,6 +96,7 @@ def _decode_kernel(
     head_dim,
     total_rows: tl.int64,
     splits,
+    taken,
     scale_log2,
     CAUSAL: tl.constexpr,
     SCALED_BY: tl.constexpr,
@@ -94,21 +105,28 @@ def _decode_kernel(
     ALIGNED: tl.constexpr,
     BLOCK_OWN: tl.constexpr,
     BLOCK_LOOP: tl.constexpr,
-    MERGED_ROWS: tl.constexpr,
-    MERGED_SPLITS: tl.constexpr,
+    MERGE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
-    """Compute a query tile over one split of the keys, and merge the splits of the tile where this is done last.
+    """Compute a query tile over ``taken`` splits of the keys, one after the other.
 
-    partial_out and partial_lse (splits, total_rows) are for the results of the splits, in float32, and ``done`` counts
-    for each query tile the splits that have theirs there. They are None if there is a single split.
+    partial_out and partial_lse (splits, total_rows) are for the results of the splits, in float32. They are None if a
+    program takes all splits; it merges them itself if ``MERGE``, which says that there are several. ``EARLY`` lets the
+    kernel that merges them be launched while this one runs.
+
+    One loop goes through the key tiles of all the splits, so that those of the next split are loaded while this one is
+    computed. Each split takes as many steps as the longest.
     """
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
     tiles_m = tl.cdiv(seqlen_q * group, BLOCK_OWN)
-    split = tl.program_id(0) % splits
-    tile = tl.program_id(0) // splits
-    start = tile % tiles_m * BLOCK_OWN
-    head = (tile // tiles_m).to(tl.int64)
-    batch = head // heads_kv
-    head_kv = head % heads_kv
+    programs = tl.cdiv(splits, taken)
+    first_split = tl.program_id(0) % programs * taken
+    tile_m = tl.program_id(0) // programs
+    start = tile_m % tiles_m * BLOCK_OWN
+    head = tile_m // tiles_m
+    batch = (head // heads_kv).to(tl.int64)
+    head_kv = (head % heads_kv).to(tl.int64)
 
     queries, heads_q, in_rows = _packed_rows(start, head_kv, group, seqlen_q, BLOCK_OWN)
     cols = tl.arange(0, HEAD_DIM)
@@ -124,92 +142,94 @@ def _decode_kernel(
         v_heads += batch * stride_vb
     else:
         first_rows = tl.full([BLOCK_LOOP], 0, tl.int32)
+        pages = (block_table + batch * stride_table, page_size, stride_kb, stride_kn, stride_vb, stride_vn)
     k_ptrs = tile_pointers(k_heads, first_rows, stride_kn, cols, ALIGNED)
     v_ptrs = tile_pointers(v_heads, first_rows, stride_vn, cols, ALIGNED)
 
     if cache_seqlens is not None:
         seqlen_k = tl.minimum(tl.maximum(tl.load(cache_seqlens + batch), 0), seqlen_k)
-    # The tile has BLOCK_OWN queries or fewer, so some key tiles that count as seen may be masked as a whole.
-    last_key, whole, tiles_seen = key_range(
+    last_key, _, tiles_seen = key_range(
         start // group, queries, seqlen_q, seqlen_k, CAUSAL, BLOCK_OWN, BLOCK_LOOP
     )
     # Splits begin where they would without a causal mask; else a row's bits would depend on what else is in its tile.
     tiles_k = tl.cdiv(seqlen_k, BLOCK_LOOP)
-    first = split * tiles_k // splits
-    end = tl.minimum((split + 1) * tiles_k // splits, tiles_seen)
-    whole = tl.minimum(tl.maximum(whole, first), end)
+    least = tiles_k // splits
+    longer = tiles_k % splits
+    steps = tl.maximum(tl.cdiv(tiles_k, splits), 1)
 
-    page_scales = None
-    if SCALED_BY == "page":
-        page_scales = (k_scale + head_kv, v_scale + head_kv, stride_scale)
     if SCALED_BY == "head":
         scale_log2 *= tl.load(k_scale + head_kv)
     q_tile = load_tile(q_ptrs, in_rows, in_cols, True, MASK_COLS)
-    acc, m_i, l_i = attend(
-        q_tile=q_tile,
-        k_ptrs=k_ptrs,
-        v_ptrs=v_ptrs,
-        stride_kn=stride_kn,
-        stride_vn=stride_vn,
-        keys=keys,
-        in_cols=in_cols,
-        last_key=last_key,
-        seqlen_k=seqlen_k,
-        first=first,
-        whole=whole,
-        end=end,
-        scale_log2=scale_log2,
-        BLOCK_ROWS=BLOCK_OWN,
-        HEAD_DIM=HEAD_DIM,
-        MASK_COLS=MASK_COLS,
-        ALIGNED=ALIGNED,
-        PRECISION="ieee",
-        BLOCK_KEYS=BLOCK_LOOP,
-        pages=None
-        if block_table is None
-        else (block_table + batch * stride_table, page_size, stride_kb, stride_kn, stride_vb, stride_vn),
-        page_scales=page_scales,
-    )
-    out_tile, lse_rows = normalise(acc, m_i, l_i)
-    if SCALED_BY == "head":
-        out_tile *= tl.load(v_scale + head_kv)
     first_of_batch = batch * heads_kv * group * seqlen_q
     out_rows = first_of_batch + heads_q * seqlen_q + queries
-    if done is None:
+    m_i, l_i, acc = _empty(BLOCK_OWN, HEAD_DIM)
+    merged = _empty(BLOCK_OWN, HEAD_DIM)
+    split = first_split
+    step = 0
+    for _ in range(tl.minimum(taken, splits - first_split) * steps):
+        tile = split * least + tl.minimum(split, longer) + step
+        idle = (step >= tl.where(split < longer, least + 1, least)) | (tile >= tiles_seen)
+        step += 1
+        is_last = step == steps
+        start_n = tile * BLOCK_LOOP
+        in_tile = keys < tl.where(idle, 0, seqlen_k - start_n)
+        k_offset = start_n.to(tl.int64) * stride_kn
+        v_offset = start_n.to(tl.int64) * stride_vn
+        if block_table is not None:
+            k_offset, v_offset = offsets_in_pages(pages, start_n + keys, in_tile)
+        k_tile = load_tile(advance(k_ptrs, k_offset, ALIGNED), in_tile, in_cols, True, MASK_COLS)
+        if SCALED_BY == "page":
+            page_scales = (k_scale + head_kv, v_scale + head_kv, stride_scale)
+            k_factors, v_factors = scales_of_pages(pages, page_scales, start_n + keys, in_tile)
+            k_tile = k_tile.to(tl.float32) * k_factors
+        scores = dot(q_tile, tl.trans(k_tile.to(q_tile.dtype)), None, "ieee") * scale_log2
+        seen = keys[None, :] <= tl.where(idle, -1, last_key - start_n)[:, None]
+        scores = tl.where(seen, scores, NEG_INF)
+        p, alpha, m_i, l_i = softmax_step(scores, m_i, l_i)
+        v_tile = load_tile(advance(v_ptrs, v_offset, ALIGNED), in_tile, in_cols, True, MASK_COLS)
+        if SCALED_BY == "page":
+            v_tile = v_tile.to(tl.float32) * v_factors
+        acc = dot(p.to(q_tile.dtype), v_tile.to(q_tile.dtype), acc * alpha[:, None], "ieee")
+        if (MERGE or partial_out is not None) and is_last:
+            split_out, split_lse = normalise(acc, m_i, l_i)
+            if SCALED_BY == "head":
+                split_out *= tl.load(v_scale + head_kv)
+            if MERGE:
+                merged = _merge_step(split_out, split_lse, merged)
+            else:
+                split_rows = split * total_rows + out_rows
+                split_ptrs = tile_pointers(partial_out, split_rows, head_dim, cols, ALIGNED)
+                store_tile(split_ptrs, split_out, in_rows, in_cols, MASK_COLS)
+                tl.store(partial_lse + split_rows, split_lse, mask=in_rows)
+            m_i, l_i, acc = _empty(BLOCK_OWN, HEAD_DIM)
+        split += is_last.to(tl.int32)
+        step = tl.where(is_last, 0, step)
+
+    if partial_out is None:
+        if MERGE:
+            m_i, l_i, acc = merged
+        out_tile, lse_rows = normalise(acc, m_i, l_i)
+        if SCALED_BY == "head" and not MERGE:
+            out_tile *= tl.load(v_scale + head_kv)
         out_ptrs = tile_pointers(out, out_rows, head_dim, cols, ALIGNED)
         store_tile(out_ptrs, out_tile, in_rows, in_cols, MASK_COLS)
         tl.store(lse + out_rows, lse_rows, mask=in_rows)
-    else:
-        split_rows = split * total_rows + out_rows
-        split_ptrs = tile_pointers(partial_out, split_rows, head_dim, cols, ALIGNED)
-        store_tile(split_ptrs, out_tile, in_rows, in_cols, MASK_COLS)
-        tl.store(partial_lse + split_rows, lse_rows, mask=in_rows)
-        # One thread of the program adds to the counter, so a barrier has to make the stores of all its threads come
-        # first. The addition releases them to whichever program is last; for that one, it acquires those of the others.
-        tl.debug_barrier()
-        if tl.atomic_add(done + tile, 1, sem="acq_rel", scope="gpu") == splits - 1:
-            for first_row in range(start, tl.minimum(start + BLOCK_OWN, seqlen_q * group), MERGED_ROWS):
-                _merge(
-                    partial_out=partial_out,
-                    partial_lse=partial_lse,
-                    out=out,
-                    lse=lse,
-                    first_row=first_row,
-                    first_of_batch=first_of_batch,
-                    head_kv=head_kv,
-                    group=group,
-                    seqlen_q=seqlen_q,
-                    total_rows=total_rows,
-                    splits=splits,
-                    cols=cols,
-                    in_cols=in_cols,
-                    head_dim=head_dim,
-                    HEAD_DIM=HEAD_DIM,
-                    MASK_COLS=MASK_COLS,
-                    ALIGNED=ALIGNED,
-                    ROWS=MERGED_ROWS,
-                    SPLITS=MERGED_SPLITS,
-                )
+
+
+@triton.jit
+def _empty(ROWS: tl.constexpr, HEAD_DIM: tl.constexpr):
+    """Return the maximum, the sum and the accumulator of rows that have seen nothing yet."""
+    m_i = tl.full([ROWS], NEG_INF, tl.float32)
+    l_i = tl.full([ROWS], 0.0, tl.float32)
+    return m_i, l_i, tl.full([ROWS, HEAD_DIM], 0.0, tl.float32)
+
+
+@triton.jit
+def _merge_step(split_out, split_lse, merged):
+    """Take one step of a softmax over the splits, in which a split's lse is its score."""
+    m_i, l_i, acc = merged
+    p, alpha, m_i, l_i = softmax_step((split_lse * LOG2E)[:, None], m_i, l_i)
+    return m_i, l_i, acc * alpha[:, None] + p * split_out
 
 
 @triton.jit
@@ -222,56 +242,51 @@ def _packed_rows(first_row, head_kv, group, seqlen_q, ROWS: tl.constexpr):
     return rows // group, head_kv * group + rows % group, rows < seqlen_q * group
 
 
-@triton.jit
-def _merge(
+@kernel
+def _merge_kernel(
     partial_out,
     partial_lse,
     out,
     lse,
-    first_row,
-    first_of_batch,
-    head_kv,
-    group,
-    seqlen_q,
-    total_rows,
+    total_rows: tl.int64,
     splits,
-    cols,
-    in_cols,
     head_dim,
     HEAD_DIM: tl.constexpr,
     MASK_COLS: tl.constexpr,
     ALIGNED: tl.constexpr,
-    ROWS: tl.constexpr,
+    BLOCK_OWN: tl.constexpr,
     SPLITS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
-    """Merge the splits of some rows: a softmax over the splits, in which a split's lse is its score.
+    """Merge the splits of some rows, in order.
 
-    The loop over the splits is unrolled, so that ``SPLITS`` of them are loaded at a time. One after the other, each
-    would take the whole latency of the memory.
+    ``SPLITS`` of them are loaded before the first is merged. One after the other, each would take the whole latency of
+    the memory. If ``EARLY``, this kernel may begin before the one that computes the splits ends, and waits for it.
     """
-    queries, heads_q, in_rows = _packed_rows(first_row, head_kv, group, seqlen_q, ROWS)
-    out_rows = first_of_batch + heads_q * seqlen_q + queries
-    m_i = tl.full([ROWS], NEG_INF, tl.float32)
-    l_i = tl.full([ROWS], 0.0, tl.float32)
-    acc = tl.full([ROWS, HEAD_DIM], 0.0, tl.float32)
+    rows = tl.program_id(0).to(tl.int64) * BLOCK_OWN + tl.arange(0, BLOCK_OWN)
+    in_rows = rows < total_rows
+    cols = tl.arange(0, HEAD_DIM)
+    in_cols = columns_inside(cols, head_dim, partial_out, ALIGNED)
+    merged = _empty(BLOCK_OWN, HEAD_DIM)
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
     for first in range(0, splits, SPLITS):
+        loaded = ()
         for index in tl.static_range(SPLITS):
-            split_rows = (first + index) * total_rows + out_rows
-            inside = in_rows & (split_rows < splits * total_rows)
-            # Other multiprocessors wrote what is loaded here, and this one's L1 cache may hold what was there before:
-            # ".cg" loads from the L2 cache, which they share.
-            score = tl.load(partial_lse + split_rows, mask=inside, other=NEG_INF, cache_modifier=".cg")
-            mask = inside[:, None]
-            if MASK_COLS:
-                mask = mask & in_cols[None, :]
+            split_rows = (first + index) * total_rows + rows
+            inside = in_rows & (first + index < splits)
+            split_lse = tl.load(partial_lse + split_rows, mask=inside, other=NEG_INF)
             split_ptrs = tile_pointers(partial_out, split_rows, head_dim, cols, ALIGNED)
-            split_out = tl.load(split_ptrs, mask=mask, other=0.0, cache_modifier=".cg")
-            p, alpha, m_i, l_i = softmax_step((score * LOG2E)[:, None], m_i, l_i)
-            acc = acc * alpha[:, None] + p * split_out
+            split_out = load_tile(split_ptrs, inside, in_cols, True, MASK_COLS)
+            loaded += ((split_out, split_lse),)  # type: ignore[assignment]
+        for index in tl.static_range(SPLITS):
+            split_out, split_lse = loaded[index]
+            merged = _merge_step(split_out, split_lse, merged)
 
+    m_i, l_i, acc = merged
     out_tile, lse_rows = normalise(acc, m_i, l_i)
-    store_tile(tile_pointers(out, out_rows, head_dim, cols, ALIGNED), out_tile, in_rows, in_cols, MASK_COLS)
-    tl.store(lse + out_rows, lse_rows, mask=in_rows)
+    store_tile(tile_pointers(out, rows, head_dim, cols, ALIGNED), out_tile, in_rows, in_cols, MASK_COLS)
+    tl.store(lse + rows, lse_rows, mask=in_rows)
 
 
 @kernel
@@ -325,7 +340,7 @@ LAUNCH: Mapping[str, tuple[Any, ...]] = {
     "block_n": (64, 128),
     "splits": (1, 2, 3, 7),
 }
-"""Launch settings: packed rows of a query tile, keys of a key tile, and how many programs share the keys.
+"""Launch settings: packed rows of a query tile, keys of a key tile, and into how many splits the keys are cut.
 ``splits`` may also be any other positive integer."""
 
 PAGE_SIZES = (16, 32, 64, 128, 256)
@@ -333,6 +348,15 @@ PAGE_SIZES = (16, 32, 64, 128, 256)
 
 APPENDED_ROWS = 16
 """Rows of a tile of new keys."""
+
+MERGED_ROWS = 16 if INTERPRETED.value else 4
+"""Rows that a program merges."""
+
+MERGED_SPLITS = 2 if INTERPRETED.value else 16
+"""Splits of a head_dim of 128 or less that a program loads at a time to merge them; of a larger one, half as many."""
+
+KEYS_OF_ONE_SPLIT = 256
+"""The most keys that are one split if ``splits`` is not given; a merge would take longer than it saves."""
 
 KEYS_PER_SPLIT = 128
 """Keys of each split if ``splits`` is not given and no more than ``MOST_SPLITS`` splits come of it."""
@@ -394,8 +418,8 @@ def forward(
             one of k_new and v_new, or of k_scale and v_scale, alone; splits below 1.
         NotImplementedError: a page size that is not in ``PAGE_SIZES``.
 
-    ``LAUNCH`` has the launch settings; without ``splits``, there is one split for every ``KEYS_PER_SPLIT`` keys, up to
-    ``MOST_SPLITS``.
+    ``LAUNCH`` has the launch settings; without ``splits``, there is one split for ``KEYS_OF_ONE_SPLIT`` keys or fewer,
+    else one for every ``KEYS_PER_SPLIT`` keys, up to ``MOST_SPLITS``.
     """
     stored, scaled_by = None, "none"
     if k_scale is not None or v_scale is not None:
@@ -415,7 +439,9 @@ def forward(
     if cache_seqlens is not None:
         cache_seqlens = cache_seqlens.contiguous()
     if splits is None:
-        splits = min(max(1, math.ceil(seqlen_k / KEYS_PER_SPLIT)), MOST_SPLITS)
+        splits = 1
+        if seqlen_k > KEYS_OF_ONE_SPLIT:
+            splits = min(math.ceil(seqlen_k / KEYS_PER_SPLIT), MOST_SPLITS)
     if type(splits) is not int or splits < 1:
         raise ValueError(f"splits: got {splits!r}, expected a positive integer")
     blocks = {name: values for name, values in LAUNCH.items() if name != "splits"}
@@ -423,7 +449,7 @@ def forward(
     check_runnable(q)
     out, lse = new_results(q, q.dtype)
     group = heads_q // max(heads_kv, 1)
-    constants = _constants(block_m, block_n, q, keys=math.ceil(seqlen_k / splits))
+    constants = _constants(block_m, block_n, q)
     if k_new is not None and v_new is not None and cache_seqlens is not None:
         columns = {name: constants[name] for name in ("HEAD_DIM", "MASK_COLS")}
         for added, cache in ((k_new, k), (v_new, v)):
@@ -439,33 +465,65 @@ def forward(
             )
         cache_seqlens = cache_seqlens + new
     tiles = batch * heads_kv * math.ceil(seqlen_q * group / constants["BLOCK_OWN"])
-    partial_out, partial_lse, done = None, None, None
-    if splits > 1:
+    taken = _taken(splits, tiles, q.device)
+    programs = math.ceil(splits / taken)
+    partial_out, partial_lse = None, None
+    if programs > 1:
         shape = (splits * batch, heads_q, seqlen_q, head_dim)
         partial_out = torch.empty(*shape, dtype=torch.float32, device=q.device)
         partial_lse = torch.empty(*shape[:3], dtype=torch.float32, device=q.device)
-        # The counters belong to this call: calls on other streams, and CUDA graphs that are replayed at the same time,
-        # have counters of their own.
-        done = torch.zeros(tiles, dtype=torch.int32, device=q.device)
+    total_rows = batch * heads_q * seqlen_q
+    aligned = is_aligned(*(x for x in (q, k, v, out, partial_out) if x is not None))
+    early = programs > 1 and is_hopper(q.device)
     launch(
         _decode_kernel,
-        tiles * splits,
-        *(q, k, v, out, lse, partial_out, partial_lse, done),
+        tiles * programs,
+        *(q, k, v, out, lse, partial_out, partial_lse),
         *(cache_seqlens, block_table, stride_table, page_size),
         *(k_scale, v_scale, 0 if k_scale is None else k_scale.stride(0)),
         *row_strides(q, k, v),
-        *(heads_kv, group, seqlen_q, seqlen_k, head_dim, batch * heads_q * seqlen_q),
-        *(splits, sm_scale * LOG2E.value),
+        *(heads_kv, group, seqlen_q, seqlen_k, head_dim, total_rows),
+        *(splits, taken, sm_scale * LOG2E.value),
         CAUSAL=causal,
         SCALED_BY=scaled_by,
-        ALIGNED=is_aligned(*(x for x in (q, k, v, out, partial_out) if x is not None)),
+        ALIGNED=aligned,
+        MERGE=programs == 1 and splits > 1,
+        EARLY=early,
         **constants,
     )
+    if partial_out is not None:
+        launch(
+            _merge_kernel,
+            triton.cdiv(total_rows, MERGED_ROWS),
+            *(partial_out, partial_lse, out, lse, total_rows, splits, head_dim),
+            HEAD_DIM=constants["HEAD_DIM"],
+            MASK_COLS=constants["MASK_COLS"],
+            ALIGNED=aligned,
+            BLOCK_OWN=MERGED_ROWS,
+            SPLITS=MERGED_SPLITS if constants["HEAD_DIM"] <= 128 else MERGED_SPLITS // 2,
+            EARLY=early,
+            num_warps=4,
+            **({"launch_pdl": True} if early else {}),
+        )
     return out, lse
 
 
-def _constants(block_m: int, block_n: int, q: Tensor, keys: int) -> dict[str, Any]:
-    """Return the constants that ``_decode_kernel`` is compiled with for q and splits of so many keys."""
+def _taken(splits: int, tiles: int, device: torch.device) -> int:
+    """Return how many splits a program takes, for programs of so many query tiles to run at the same time.
+
+    Two programs run on a multiprocessor. If three in four multiprocessors have a query tile to themselves, a second
+    program is worth less than a merge in registers. A CPU counts as eight multiprocessors.
+    """
+    processors = 8
+    if device.type != "cpu":
+        processors = torch.cuda.get_device_properties(device).multi_processor_count
+    if 4 * tiles >= 3 * processors:
+        return splits
+    return triton.cdiv(splits, 2 * processors // max(tiles, 1))
+
+
+def _constants(block_m: int, block_n: int, q: Tensor) -> dict[str, Any]:
+    """Return the constants that ``_decode_kernel`` is compiled with for q."""
     padded = padded_head_dim(q.shape[3])
     row_bytes = padded * q.element_size()
     own, loop = block_m, block_n
@@ -477,11 +535,8 @@ def _constants(block_m: int, block_n: int, q: Tensor, keys: int) -> dict[str, An
         "MASK_COLS": padded != q.shape[3],
         "BLOCK_OWN": own,
         "BLOCK_LOOP": loop,
-        "MERGED_ROWS": 16 if INTERPRETED.value else 4,
-        "MERGED_SPLITS": 2 if INTERPRETED.value else 16,
         "num_warps": 8 if own == 64 or row_bytes == 1024 else 4,
-        # Two tiles need no third stage, and without it more programs fit a multiprocessor.
-        "num_stages": 3 if row_bytes <= 256 and keys > 2 * loop else 2,
+        "num_stages": 3 if row_bytes <= 256 else 2,
     }
 
 

@@ -67,9 +67,7 @@ from kernels.tiles import (
     kernel,
     load_described,
     load_tile,
-    offsets_in_pages,
     reach,
-    scales_of_pages,
     seen_range,
     slope_of_cap,
     soft_capped,
@@ -129,10 +127,8 @@ def attend(
     slope=None,
     diagonal=None,
     sink=None,
-    pages=None,
     bias_rows=None,
     in_rows=None,
-    page_scales=None,
 ):
     """Compute attention of a query tile to the key tiles from ``first`` up to ``end`` (FlashAttention-2, algorithm 1).
 
@@ -141,11 +137,9 @@ def attend(
     in ``tiles.dropout_factors``, which also takes the numbers of the query tile's ``rows``. With a ``first_key``, row i
     sees no key before first_key[i]; no tile is then seen as a whole. ``softcap``, ``slope`` and ``sink``, as far as
     they are not None, change the scores of the head and their sum, in base 2; diagonal[i] is the key at distance 0 of
-    row i. With ``pages``, which are as in ``tiles.offsets_in_pages``, k_ptrs and v_ptrs point to row 0 of page 0, once
-    for each of ``keys``. ``bias_rows``, if they are not None, point to what is added to the score of each row and
-    key 0, and ``in_rows`` says which rows there are. With ``page_scales``, which are as in ``tiles.scales_of_pages``,
-    keys and values are multiplied by the scales of their pages. They are cast to the dtype of the query tile, which has
-    to hold all their numbers.
+    row i. ``bias_rows``, if they are not None, point to what is added to the score of each row and key 0, and
+    ``in_rows`` says which rows there are. Keys and values are cast to the dtype of the query tile, which has to hold
+    all their numbers.
 
     Returns the accumulator (BLOCK_ROWS, HEAD_DIM), still to be divided by the sum, the maximum of the scores
     and the sum; for a row that sees no key they are 0, -inf and 0, or 0, the sink and 1.
@@ -164,12 +158,7 @@ def attend(
             in_tile = keys < seqlen_k - start_n
             k_offset = tile * k_step
             v_offset = tile * v_step
-            if pages is not None:
-                k_offset, v_offset = offsets_in_pages(pages, start_n + keys, in_tile)
             k_tile = load_tile(advance(k_ptrs, k_offset, ALIGNED), in_tile, in_cols, cut, MASK_COLS)
-            if page_scales is not None:
-                k_factors, v_factors = scales_of_pages(pages, page_scales, start_n + keys, in_tile)
-                k_tile = k_tile.to(tl.float32) * k_factors
             k_tile = k_tile.to(q_tile.dtype)
             scores = dot(q_tile, tl.trans(k_tile), None, PRECISION) * scale_log2
             if softcap is not None:
@@ -187,8 +176,6 @@ def attend(
             if dropout is not None:
                 p *= dropout_factors(dropout, 0, rows[:, None], start_n + keys[None, :])
             v_tile = load_tile(advance(v_ptrs, v_offset, ALIGNED), in_tile, in_cols, cut, MASK_COLS)
-            if page_scales is not None:
-                v_tile = v_tile.to(tl.float32) * v_factors
             v_tile = v_tile.to(q_tile.dtype)
             acc = dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None], PRECISION)
     return acc, m_i, l_i

@@ -25,10 +25,20 @@ def test_any_number_of_splits(splits: int) -> None:
 
 def test_splits_follow_the_keys_where_they_are_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v, _ = make(1, 150)
+    monkeypatch.setattr(module, "KEYS_OF_ONE_SPLIT", 149)
     monkeypatch.setattr(module, "KEYS_PER_SPLIT", 64)
     chosen = forward(q, k, v, causal=False, sm_scale=0.3)
     expected = forward(q, k, v, causal=False, sm_scale=0.3, splits=3)
     assert all(torch.equal(a, b) for a, b in zip(chosen, expected, strict=True))
+
+
+@pytest.mark.parametrize("taken", [1, 2, 3, 5])
+def test_how_many_splits_a_program_takes_changes_no_bit(monkeypatch: pytest.MonkeyPatch, taken: int) -> None:
+    q, k, v, _ = make(3, 150, group=2)
+    expected = forward(q, k, v, causal=True, sm_scale=0.3, splits=5, block_n=64)
+    monkeypatch.setattr(module, "_taken", lambda *_: taken)
+    found = forward(q, k, v, causal=True, sm_scale=0.3, splits=5, block_n=64)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
 @pytest.mark.parametrize("splits", [1, 3])
@@ -253,15 +263,9 @@ def test_tiles_are_cut_down_where_they_would_not_fit(monkeypatch: pytest.MonkeyP
     largest = {name: max(values) for name, values in LAUNCH.items() if name != "splits"}
 
     def tile(head_dim: int, dtype: torch.dtype) -> tuple[int, int]:
-        constants = module._constants(**largest, q=torch.empty(1, 1, 1, head_dim, dtype=dtype), keys=256)
+        constants = module._constants(**largest, q=torch.empty(1, 1, 1, head_dim, dtype=dtype))
         return constants["BLOCK_OWN"], constants["BLOCK_LOOP"]
 
     assert tile(128, torch.float16) == (64, 128)
     assert tile(129, torch.bfloat16) == (16, 64)
     assert tile(64, torch.float32) == (16, 16)
-
-
-def test_a_split_of_two_tiles_is_loaded_in_two_stages() -> None:
-    q = torch.empty(1, 1, 1, 128, dtype=torch.float16)
-    stages = [module._constants(16, 64, q, keys)["num_stages"] for keys in (0, 128, 129)]
-    assert stages == [2, 2, 3]
