@@ -512,9 +512,9 @@ def _taken(splits: int, tiles: int, device: torch.device) -> int:
     """Return how many splits a program takes, for programs of so many query tiles to run at the same time.
 
     Two programs run on a multiprocessor. If three in four multiprocessors have a query tile to themselves, a second
-    program is worth less than a merge in registers. A CPU counts as eight multiprocessors.
+    program is worth less than a merge in registers. A CPU counts as four multiprocessors.
     """
-    processors = 8
+    processors = 4
     if device.type != "cpu":
         processors = torch.cuda.get_device_properties(device).multi_processor_count
     if 4 * tiles >= 3 * processors:
