@@ -349,7 +349,7 @@ PAGE_SIZES = (16, 32, 64, 128, 256)
 APPENDED_ROWS = 16
 """Rows of a tile of new keys."""
 
-MERGED_ROWS = 16 if INTERPRETED.value else 4
+MERGED_ROWS = 16 if INTERPRETED.value else 2
 """Rows that a program merges."""
 
 MERGED_SPLITS = 2 if INTERPRETED.value else 16
@@ -512,9 +512,9 @@ def _taken(splits: int, tiles: int, device: torch.device) -> int:
     """Return how many splits a program takes, for programs of so many query tiles to run at the same time.
 
     Two programs run on a multiprocessor. If three in four multiprocessors have a query tile to themselves, a second
-    program is worth less than a merge in registers. A CPU counts as four multiprocessors.
+    program is worth less than a merge in registers. A CPU counts as eight multiprocessors.
     """
-    processors = 4
+    processors = 8
     if device.type != "cpu":
         processors = torch.cuda.get_device_properties(device).multi_processor_count
     if 4 * tiles >= 3 * processors:
