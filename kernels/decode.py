@@ -39,6 +39,7 @@ from kernels.launching import (
     is_aligned,
     is_hopper,
     launch,
+    multiprocessors,
     new_results,
     padded_head_dim,
     row_strides,
@@ -494,7 +495,7 @@ def forward(
     if partial_out is not None:
         launch(
             _merge_kernel,
-            triton.cdiv(total_rows, MERGED_ROWS),
+            math.ceil(total_rows / MERGED_ROWS),
             *(partial_out, partial_lse, out, lse, total_rows, splits, head_dim),
             HEAD_DIM=constants["HEAD_DIM"],
             MASK_COLS=constants["MASK_COLS"],
@@ -516,10 +517,10 @@ def _taken(splits: int, tiles: int, device: torch.device) -> int:
     """
     processors = 8
     if device.type != "cpu":
-        processors = torch.cuda.get_device_properties(device).multi_processor_count
+        processors = multiprocessors(device)
     if 4 * tiles >= 3 * processors:
         return splits
-    return triton.cdiv(splits, 2 * processors // max(tiles, 1))
+    return math.ceil(splits / (2 * processors // max(tiles, 1)))
 
 
 def _constants(block_m: int, block_n: int, q: Tensor) -> dict[str, Any]:
