@@ -23,7 +23,7 @@ def remembered(function: Callable[..., Result]) -> Callable[..., Result]:
     """Make a function return what it has returned for arguments that don't differ for it, which saves microseconds.
 
     It may look at the dtype, device, shape and strides of a tensor, and at its start modulo 16 bytes, but not at the
-    numbers in it. For other arguments than tensors, numbers and strings it has to raise an exception. Nothing is
+    numbers in it. For other arguments than dense tensors, numbers and strings it has to raise an exception. Nothing is
     remembered of meta tensors, which stand for tensors on one GPU after another where kernels are only compiled.
     """
     results: dict[Any, Result] = {}
@@ -33,7 +33,7 @@ def remembered(function: Callable[..., Result]) -> Callable[..., Result]:
         key = tuple(
             [
                 (x.dtype, x.device, x.shape, x.stride(), x.data_ptr() % 16)
-                if isinstance(x, Tensor)
+                if isinstance(x, Tensor) and x.layout == torch.strided
                 else (type(x), x if isinstance(x, float | int | str) else None)
                 for x in arguments
             ]

@@ -20,10 +20,11 @@ class Counted:
         self.remembered = remembered(self.function)
 
     def function(self, *arguments: Any) -> int:
-        """Raise TypeError for anything else."""
+        """Raise TypeError for anything else, and for sparse tensors."""
         self.calls += 1
-        if not all(isinstance(argument, Tensor | float | int | str) for argument in arguments):
-            raise TypeError("expected tensors, numbers and strings")
+        sparse = any(isinstance(argument, Tensor) and argument.is_sparse for argument in arguments)
+        if sparse or not all(isinstance(argument, Tensor | float | int | str) for argument in arguments):
+            raise TypeError("expected dense tensors, numbers and strings")
         return self.calls
 
 
@@ -63,11 +64,11 @@ def test_nothing_is_remembered_of_meta_tensors() -> None:
     assert [counted.remembered(1, ROWS.to("meta")) for _ in range(2)] == [1, 2]
 
 
-@pytest.mark.parametrize("wrong", [None, ["unhashable"]])
+@pytest.mark.parametrize("wrong", [None, ["unhashable"], ROWS.to_sparse()], ids=["none", "list", "sparse"])
 def test_an_exception_is_raised_each_time(wrong: Any) -> None:
     counted = Counted()
     for calls in (1, 2):
-        with pytest.raises(TypeError, match="expected tensors, numbers and strings"):
+        with pytest.raises(TypeError, match="expected dense tensors, numbers and strings"):
             counted.remembered(ROWS, wrong)
         assert counted.calls == calls
 
