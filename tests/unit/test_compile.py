@@ -71,7 +71,7 @@ def test_limits_are_those_of_kernels_that_there_are() -> None:
         (UNCLAIMED, "varlen", "flash_v2"),
         (SPILLS, "varlen", "varlen"),
         (UNCLAIMED, "flash_v2_persistent", "flash_v2_persistent"),
-        (SPILLS, "fp8", None),
+        (UNCLAIMED, "flash_v1", None),
     ],
 )
 def test_what_is_made_of_flash_v2_has_its_limits(
