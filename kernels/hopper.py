@@ -207,7 +207,7 @@ class Tasks:
 
     @gluon.jit
     def _key_tiles(self, start_m, NUMBER: gl.constexpr):
-        """Return what ``key_tiles`` does, of this number of rows."""
+        """Return which key tiles NUMBER rows from start_m on see, in the form of ``key_tiles``."""
         whole = self.seqlen_k // self.BLOCK_KEYS
         tiles = gl.cdiv(self.seqlen_k, self.BLOCK_KEYS)
         if self.CAUSAL:
