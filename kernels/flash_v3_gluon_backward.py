@@ -10,9 +10,9 @@ every run:
   enter their products.
 - dq: a program owns a tile of queries, 64 for each consumer, and walks over the key tiles as the forward pass does.
 
-Each computes P anew, so there are seven products for a pair of tiles, where one kernel that adds to dq atomically would
-have five. Neither kernel needs the other: as soon as no program of dk and dv waits for a multiprocessor, those of dq
-start where one is free (programmatic dependent launch).
+Each computes P anew, so there are seven products for a pair of tiles, where ``flash_v3_gluon_atomic``, one kernel that
+adds to dq atomically, has five. Neither kernel needs the other: as soon as no program of dk and dv waits for a
+multiprocessor, those of dq start where one is free (programmatic dependent launch).
 
 Of a wide head, whose padded head_dim is 256, dk and dv of 64 keys are 32768 float32 numbers: half of all the registers
 of a multiprocessor, and more than a consumer has. There the two consumers have the same 64 keys: one computes P and dv,
@@ -69,7 +69,7 @@ def _weights(scores, scale, row_lse):
 
 
 @record
-class _RowRing:
+class RowRing:
     """A ring of query tiles, as ``Ring``, each of which comes with a float32 number for each of its rows."""
 
     ring: Ring
@@ -93,7 +93,7 @@ class _RowRing:
 
 
 @record
-class _KeyTasks:
+class KeyTasks:
     """The tasks of dk and dv, each a (key head, key tile).
 
     A key tile has the keys of all of a program's consumers. Under a causal mask the most rows see the first tile.
@@ -169,17 +169,21 @@ class _OfKeys:
     delta: tma.tensor_descriptor
     sm_scale: gl.tensor
     scale_log2: gl.tensor
-    tasks: _KeyTasks
-    q_ring: _RowRing
-    do_ring: _RowRing
+    tasks: KeyTasks
+    q_ring: RowRing
+    do_ring: RowRing
     k_ring: Ring
     v_ring: Ring
     dk_tiles: gl.shared_memory_descriptor
     dv_tiles: gl.shared_memory_descriptor
 
+    @gluon.jit
+    def pass_on(self, n, SELF: gl.constexpr, ds):
+        """Do nothing with dS of query tile ``n``, as dq is computed by a kernel of its own."""
+
 
 @gluon.jit
-def _load_for_dk_dv(s):
+def load_for_dk_dv(s):
     """Run the producer of dk and dv: it loads the tiles of each task in the order in which they are needed."""
     loaded_k = 0
     loaded = 0
@@ -199,8 +203,8 @@ def _load_for_dk_dv(s):
 
 
 @gluon.jit
-def _compute_dk_dv(s, SELF: gl.constexpr):
-    """Run consumer number SELF of dk and dv: it computes 64 keys of each task."""
+def compute_dk_dv(s, SELF: gl.constexpr):
+    """Run consumer number SELF of dk and dv: it computes 64 keys of each task, and passes on dS of each query tile."""
     dtype: gl.constexpr = s.dk.dtype
     BLOCK_ROWS: gl.constexpr = s.tasks.BLOCK_ROWS
     HEAD_DIM: gl.constexpr = s.dk.block_type.shape[3]
@@ -227,6 +231,7 @@ def _compute_dk_dv(s, SELF: gl.constexpr):
             for _ in range(first, own_first):
                 s.q_ring.ring.skip(taken)
                 s.do_ring.ring.skip(taken)
+                s.pass_on(taken, SELF, gl.zeros([ROWS, BLOCK_ROWS], dtype, layout=of_scores))
                 taken += 1
             for tile in range(own_first, tiles):
                 start_m = tile * BLOCK_ROWS
@@ -246,7 +251,9 @@ def _compute_dk_dv(s, SELF: gl.constexpr):
                 ds = p * (dp - row_delta)
                 if cut:
                     ds = _keep(ds, first_row, rows, start_m, s.tasks.seqlen_q)
-                dk = warpgroup_mma(gl.convert_layout(ds.to(dtype), of_weights), q_tile, dk, is_async=True)
+                ds = ds.to(dtype)
+                dk = warpgroup_mma(gl.convert_layout(ds, of_weights), q_tile, dk, is_async=True)
+                s.pass_on(taken, SELF, ds)
                 dv = warpgroup_mma_wait(1, deps=(dv,))
                 s.do_ring.ring.free(taken)
                 dk = warpgroup_mma_wait(0, deps=(dk,))
@@ -301,11 +308,11 @@ def _dk_dv_kernel(
     """
     gdc_launch_dependents()
     BLOCK_ROWS: gl.constexpr = q.block_type.shape[2]
-    tasks = _KeyTasks(
+    tasks = KeyTasks(
         heads, heads_kv, group, together, seqlen_q, seqlen_k, CAUSAL, CONSUMERS * ROWS, BLOCK_ROWS
     )
-    q_ring = _RowRing(new_ring(q, SLOTS, CONSUMERS), new_tiles(lse_log2, SLOTS))
-    do_ring = _RowRing(new_ring(dout, SLOTS, CONSUMERS), new_tiles(delta, SLOTS))
+    q_ring = RowRing(new_ring(q, SLOTS, CONSUMERS), new_tiles(lse_log2, SLOTS))
+    do_ring = RowRing(new_ring(dout, SLOTS, CONSUMERS), new_tiles(delta, SLOTS))
     k_ring = new_ring(k, CONSUMERS, 1)
     v_ring = new_ring(v, CONSUMERS, 1)
     dk_tiles = new_tiles(dk, CONSUMERS)
@@ -332,10 +339,10 @@ def _dk_dv_kernel(
     )
     gl.warp_specialize(
         [
-            (_load_for_dk_dv, (shared,)),
-            (_compute_dk_dv, (shared, 0)),
-            (_compute_dk_dv, (shared, 1)),
-            (_compute_dk_dv, (shared, 2)),
+            (load_for_dk_dv, (shared,)),
+            (compute_dk_dv, (shared, 0)),
+            (compute_dk_dv, (shared, 1)),
+            (compute_dk_dv, (shared, 2)),
         ][: CONSUMERS + 1],
         [4, 4, 4][:CONSUMERS],
         [REGISTERS, REGISTERS, REGISTERS][:CONSUMERS],
@@ -484,9 +491,9 @@ def _wide_dk_dv_kernel(
     """Compute dk and dv of a wide head, with the arguments of ``_dk_dv_kernel``."""
     gdc_launch_dependents()
     BLOCK_ROWS: gl.constexpr = q.block_type.shape[2]
-    tasks = _KeyTasks(heads, heads_kv, group, together, seqlen_q, seqlen_k, CAUSAL, ROWS, BLOCK_ROWS)
-    q_ring = _RowRing(new_ring(q, SLOTS, 2), new_tiles(lse_log2, SLOTS))
-    do_ring = _RowRing(new_ring(dout, SLOTS, 2), new_tiles(delta, SLOTS))
+    tasks = KeyTasks(heads, heads_kv, group, together, seqlen_q, seqlen_k, CAUSAL, ROWS, BLOCK_ROWS)
+    q_ring = RowRing(new_ring(q, SLOTS, 2), new_tiles(lse_log2, SLOTS))
+    do_ring = RowRing(new_ring(dout, SLOTS, 2), new_tiles(delta, SLOTS))
     k_ring = new_ring(k, 1, 1)
     v_ring = new_ring(v, 1, 1)
     # The pairs of columns that a warp stores at a time, of 8 rows of an accumulator, fall into different banks.
@@ -514,7 +521,7 @@ def _wide_dk_dv_kernel(
         k_ring.tiles,
     )
     gl.warp_specialize(
-        [(_load_for_dk_dv, (shared,)), (_compute_dv, (shared, passage)), (_compute_dk, (shared, passage))],
+        [(load_for_dk_dv, (shared,)), (_compute_dv, (shared, passage)), (_compute_dk, (shared, passage))],
         [4, 4],
         [REGISTERS, REGISTERS],
     )
@@ -767,7 +774,7 @@ def backward(
     dout, out = (t if is_aligned(t) else t.contiguous() for t in (dout, out))
     delta, lse_log2 = flash_v2.row_deltas(dout, out, lse, aligned=True)
     of_keys, of_queries = prepared
-    of_keys(_padded(lse_log2), _padded(delta), q, k, v, dout, dk, dv)
+    of_keys(for_the_tma(lse_log2), for_the_tma(delta), q, k, v, dout, dk, dv)
     of_queries(lse_log2, delta, q, k, v, dout, dq)
     return dq, dk, dv
 
@@ -800,7 +807,7 @@ def _prepared(
     heads = batch * heads_kv
     of_keys = Prepared(
         _wide_dk_dv_kernel if shape.wide else _dk_dv_kernel,
-        _programs(heads * math.ceil(seqlen_k / (ROWS.value if shape.wide else own)), causal, q.device),
+        programs_for(heads * math.ceil(seqlen_k / (ROWS.value if shape.wide else own)), causal, q.device),
         # lse, delta, q, k, v, dout, dk, dv
         [numbers, numbers, row_tiles, own_rows, own_rows, row_tiles, own_rows, own_rows],
         *scales,
@@ -813,7 +820,7 @@ def _prepared(
     heads = batch * heads_q
     of_queries = Prepared(
         _dq_kernel,
-        _programs(heads * math.ceil(seqlen_q / own), causal, q.device),
+        programs_for(heads * math.ceil(seqlen_q / own), causal, q.device),
         [None, None, own_rows, key_tiles, key_tiles, own_rows, own_rows],  # lse, delta, q, k, v, dout, dq
         *scales,
         *(heads, heads_q, group, heads_together(heads, group * heads_in_cache(k)) if causal else 1),
@@ -828,7 +835,7 @@ def _prepared(
     return of_keys, of_queries
 
 
-def _programs(tasks: int, causal: bool, device: torch.device) -> int:
+def programs_for(tasks: int, causal: bool, device: torch.device) -> int:
     """Return how many programs walk over the tasks: one for each multiprocessor, or for each task under a causal mask.
 
     Then tasks take from one tile to all, so the GPU gives the next one to whichever multiprocessor is done first.
@@ -836,7 +843,7 @@ def _programs(tasks: int, causal: bool, device: torch.device) -> int:
     return tasks if causal else min(tasks, multiprocessors(device))
 
 
-def _padded(rows: Tensor) -> Tensor:
+def for_the_tma(rows: Tensor) -> Tensor:
     """Return float32 (batch, heads, seqlen) as (batch, heads, 1, seqlen) of which the TMA can copy tiles."""
     if missing := -rows.shape[2] % 4:  # Each head has to begin at a multiple of 16 bytes.
         rows = torch.nn.functional.pad(rows, (0, missing))

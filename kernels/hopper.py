@@ -6,6 +6,7 @@ In these kernels one warp group loads and the others, the consumers, compute. A 
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, dataclass_transform
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language._core import builtin, ir
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.core import _aggregate
@@ -26,6 +28,17 @@ from kernels.validation import check_inputs
 # Renamed between Triton 3.6 and 3.9.
 tma_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 tma_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
+
+
+@builtin
+def tma_add(descriptor, coordinates, tile, _semantic=None):
+    """Start to add a tile in shared memory to a tensor in memory, each number atomically."""
+    # Triton has had such a function of its own since 3.9 only, under another name.
+    coordinates = _semantic._convert_to_ir_values(coordinates, require_i64=False)
+    builder = _semantic.builder
+    builder.create_async_tma_reduce(
+        ir.DESCRIPTOR_REDUCE_KIND.ADD, descriptor.handle, coordinates, tile.handle
+    )
 
 
 @dataclass_transform()
@@ -217,10 +230,12 @@ class Tasks:
         return whole, gl.maximum(tiles, 1)
 
 
-def check_call(q: Tensor, k: Tensor, v: Tensor, causal: bool, sm_scale: float) -> None:
-    """Check what every kernel takes, and that the TMA of a Hopper GPU can copy q, k and v."""
+def check_call(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, sm_scale: float, head_dims: Sequence[int] = HEAD_DIMS
+) -> None:
+    """Check what every kernel takes, and that the TMA of a Hopper GPU can copy q, k and v of one of ``head_dims``."""
     check_inputs(q, k, v, causal, sm_scale)
-    check_copyable(HEAD_DIMS, q=q, k=k, v=v)
+    check_copyable(head_dims, q=q, k=k, v=v)
     check_device(q)
 
 
@@ -284,7 +299,7 @@ def descriptor(tensor: Tensor, rows: int, columns: int | None = None) -> Tiles:
 def _tile(dtype: torch.dtype, rows: int, columns: int) -> tuple[list[int], Any]:
     """Return the block of a tensor that a tile is, and how the tile lies in shared memory."""
     block = [1, 1, rows, columns]
-    if dtype == torch.float32:  # These are numbers of rows, not operands of a product.
+    if rows == 1:  # These are numbers of rows, not operands of a product.
         return block, gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=4)
     return block, gl.NVMMASharedLayout.get_default_for(block, _DTYPES[dtype])
 
@@ -294,4 +309,5 @@ _DTYPES = {
     torch.bfloat16: gl.bfloat16,
     torch.float8_e4m3fn: gl.float8e4nv,
     torch.float8_e5m2: gl.float8e5,
+    torch.float32: gl.float32,
 }

@@ -32,6 +32,7 @@ REGISTERED: Mapping[str, str] = {
     "decode": "kernels.decode:KERNEL",
     "flash_v3": "kernels.flash_v3:KERNEL",
     "flash_v3_gluon": "kernels.flash_v3_gluon:KERNEL",
+    "flash_v3_gluon_atomic": "kernels.flash_v3_gluon_atomic:KERNEL",
     "varlen": "kernels.varlen:KERNEL",
     "ring": "kernels.ring:KERNEL",
     "fp8": "kernels.fp8:KERNEL",

@@ -17,6 +17,7 @@ FILES = (
         "flash_v1",
         "flash_v3",
         "flash_v3_gluon",
+        "flash_v3_gluon_atomic",
         "fp8",
         "fp8_gluon",
         "lazy",

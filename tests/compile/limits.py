@@ -46,6 +46,7 @@ SPILLS: Mapping[str, Mapping[str, int]] = {
         "_dk_dv_kernel": 120,  # most outside of the loop over tiles, as those of dq
         "_dq_kernel": 56,
     },
+    "flash_v3_gluon_atomic": {"_forward_kernel": 152},  # that of flash_v3_gluon
     "fp8": {"sm_100 unaligned head_dim=256": 8},  # 64 pointers, for a second load
     "fp8_gluon": {
         "head_dim=256": 424,  # the output of a row group takes more than half of the registers
@@ -64,15 +65,15 @@ _OF_FLASH_V2 = {
     "gfx942 head_dim=192": _OF_A_HOPPER,
     "gfx942 head_dim=256": _OF_A_HOPPER,
 }
+_OF_GLUON = {"gfx942": "refused: expected a Hopper GPU"}
 _OF_E5M2 = "refused: no products of 8-bit operands there"
 _OF_FP8 = "refused: no products of the OCP's 8-bit formats there"
 
 UNCLAIMED: Mapping[str, Mapping[str, str]] = {
     **dict.fromkeys(("flash_v2", "ring"), _OF_FLASH_V2),
     "flash_v2_persistent": {"sm_80 v_dtype=float8_e5m2": _OF_E5M2, "gfx942 v_dtype=float8_e5m2": _OF_E5M2},
-    "flash_v3_gluon": {"gfx942": "refused: expected a Hopper GPU"},
+    **dict.fromkeys(("flash_v3_gluon", "flash_v3_gluon_atomic", "fp8_gluon"), _OF_GLUON),
     "fp8": {"sm_80": _OF_FP8, "gfx942": _OF_FP8},
-    "fp8_gluon": {"gfx942": "refused: expected a Hopper GPU"},
 }
 """The compilations for which launch settings are not claimed to fit, each with the reason."""
 
