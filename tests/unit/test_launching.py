@@ -14,8 +14,9 @@ from torch import Tensor
 from kernels.hopper import descriptor
 from kernels.launching import is_aligned, is_hopper, launch, multiprocessors, new_results
 from kernels.prepared import Prepared
+from kernels.registry import load, unavailable_reason
 from kernels.tiles import kernel
-from tests.unit.calling import DEVICE
+from tests.unit.calling import DEVICE, make
 
 
 @kernel
@@ -316,3 +317,22 @@ def test_rows_are_aligned_if_they_start_at_16_bytes_and_are_as_wide(
     x = torch.empty(1024, dtype=dtype)[offset:].as_strided(shape, torch.empty(shape).stride())
     assert is_aligned(x) is expected
     assert is_aligned(torch.empty(1, 1, 1, 16), x) is expected
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("name", ["flash_v2", "flash_v3_gluon", "fp8_gluon", "decode"])
+def test_a_call_runs_on_the_gpu_of_its_tensors(name: str) -> None:
+    """Each GPU has two calls, because a launcher keeps what it needs for the second one."""
+    if reason := unavailable_reason(name, "cuda"):
+        pytest.skip(reason)
+    ours, results = load(name), []
+    for device in ("cuda:0", "cuda:1") * 2:
+        q, k, v, dout = (x.to(device) for x in make(100, 130, 64, group=2, dtype=torch.float16))
+        options = {"causal": True, "sm_scale": 0.125}
+        of_call = ours.forward(q, k, v, **options)
+        if ours.backward:
+            of_call = (*of_call, *ours.backward(dout, q, k, v, *of_call, **options))
+        assert {x.device for x in of_call} == {q.device}
+        results.append([x.cpu() for x in of_call])
+    for others in results[1:]:
+        assert all(map(torch.equal, results[0], others))
