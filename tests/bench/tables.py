@@ -45,7 +45,7 @@ def row_line(row: Row, at_shape: Sequence[Timing], seconds_left: float) -> str:
     lowest = min((t.clocks.sm_mhz for t in row if t.clocks), default=None)
     minutes, seconds = divmod(int(seconds_left), 60)
     clock = f"{lowest} MHz" if lowest else ""
-    return f"  {row[0].provider:20}{''.join(cells)}{clock:10}about {minutes}:{seconds:02d} left"
+    return f"  {row[0].provider:22}{''.join(cells)}{clock:10}about {minutes}:{seconds:02d} left"
 
 
 def digits(tflops: float) -> str:
