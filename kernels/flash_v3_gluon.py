@@ -8,14 +8,16 @@ who does what when:
   tiles of q, k and v into shared memory. Consumers, warp groups of 64 query rows each that share k and v, do
   the rest. They meet at mbarriers, a pair for each slot of a ring of tiles (``Ring``).
 - *Ping-pong* (3.1). Consumers take turns at the tensor cores: while one has its products, the others are at
-  their softmax. Only where there are three: two do better without (``_SHAPES``).
+  their softmax. Only where there are three: two do better without (``_shape``).
 - *Overlap within a warp group* (3.2, algorithm 2). The scores of a key tile are multiplied at the same time as
   the weights of the tile before it are multiplied with its v, and the softmax of the former takes place while
   the latter is still under way. Three consumers do better without that: each has its softmax while the
   others have their products.
 
-Programs are persistent, one for each multiprocessor, and walk over (head, query tile) tasks. Key tiles are
-taken from the last to the first, so that those that an edge cuts come first.
+Programs are persistent, one for each multiprocessor, and walk over (head, query tile) tasks. Where shared memory
+allows it, the first tiles of a task are loaded while consumers still have those of the task before. Key tiles are
+taken from the last to the first, so that those that an edge cuts come first. A consumer skips those that none of
+its rows sees.
 
 The backward pass is in ``flash_v3_gluon_backward``. The kernel needs a Hopper GPU; ``flash_v3`` is its plain twin in
 ``triton.language``, which runs anywhere.
@@ -70,8 +72,9 @@ from reference.arithmetic import FP32_ROUNDOFF, Arithmetic
 class _State:
     """What the producer and the consumers share.
 
-    ``turns`` are the barriers of the ping-pong, one for each consumer. ``FUSED`` says that scale_log2 is above 0
-    and at most 2^64, so that the softmax may scale scores as it subtracts their maximum.
+    ``turns`` are the barriers of the ping-pong, one for each consumer, which has its turn ``n`` at key tile ``n``.
+    ``FUSED`` says that scale_log2 is above 0 and at most 2^64, so that the softmax may scale scores as it subtracts
+    their maximum.
     """
 
     q: tma.tensor_descriptor
@@ -109,6 +112,20 @@ def _produce(s):
             s.k_ring.fill(loaded + i, s.k, [batch, head_kv, row, 0])
             s.v_ring.fill(loaded + i, s.v, [batch, head_kv, row, 0])
         loaded += tiles
+
+
+@gluon.jit
+def _wait_for_turn(s, n, SELF: gl.constexpr):
+    """Wait until consumer number SELF has its turn at key tile ``n``, if consumers take turns."""
+    if s.PING_PONG:
+        mbarrier.wait(s.turns.index(SELF), n & 1)
+
+
+@gluon.jit
+def _end_turn(s, SELF: gl.constexpr):
+    """Give the next consumer its turn."""
+    if s.PING_PONG:
+        mbarrier.arrive(s.turns.index((SELF + 1) % s.CONSUMERS), count=1)
 
 
 @gluon.jit
@@ -179,11 +196,11 @@ def _consume(s, SELF: gl.constexpr):
     out_tile = s.out_tiles.index(SELF)
     taken_q = SELF
     taken = 0
-    turn = 0
     for task in range(gl.program_id(0), s.tasks.count(), gl.num_programs(0)):
         batch, head, start_m = s.tasks.get(task)
-        whole, tiles = s.tasks.key_tiles(start_m)
+        _, tiles = s.tasks.key_tiles(start_m)
         start_m += SELF * ROWS
+        whole, own_tiles = s.tasks.key_tiles_of_consumer(start_m)
         rows = start_m + gl.arange(0, ROWS, layout=gl.SliceLayout(1, of_scores))
         last_key = gl.full([ROWS], s.tasks.seqlen_k - 1, gl.int32, layout=gl.SliceLayout(1, of_scores))
         if s.tasks.CAUSAL:
@@ -192,8 +209,20 @@ def _consume(s, SELF: gl.constexpr):
         l_i = _partial_sums(gl.zeros([ROWS, BLOCK_KEYS], gl.float32, layout=of_scores))
         acc = gl.zeros([ROWS, HEAD_DIM], gl.float32, layout=of_out)
 
+        # No row of this consumer sees a key of these tiles.
+        for i in range(tiles - own_tiles):
+            s.k_ring.skip(taken + i)
+            s.v_ring.skip(taken + i)
+            _wait_for_turn(s, taken + i, SELF)
+            _end_turn(s, SELF)
+        taken += tiles - own_tiles
+        tiles = own_tiles
+
         q_tile = s.q_ring.take(taken_q)
-        scores = start_product(q_tile, s.k_ring.take(taken))
+        k_tile = s.k_ring.take(taken)
+        _wait_for_turn(s, taken, SELF)
+        scores = start_product(q_tile, k_tile)
+        _end_turn(s, SELF)
         scores = warpgroup_mma_wait(0, deps=(scores,))
         s.k_ring.free(taken)
         if not s.FUSED:
@@ -204,13 +233,10 @@ def _consume(s, SELF: gl.constexpr):
 
         for i in range(1, tiles):
             k_tile = s.k_ring.take(taken + i)
-            if s.PING_PONG:
-                mbarrier.wait(s.turns.index(SELF), turn & 1)
+            _wait_for_turn(s, taken + i, SELF)
             scores = start_product(q_tile, k_tile)
             acc = warpgroup_mma(p, s.v_ring.take(taken + i - 1), acc, is_async=True)
-            if s.PING_PONG:
-                mbarrier.arrive(s.turns.index((SELF + 1) % s.CONSUMERS), count=1)
-                turn += 1
+            _end_turn(s, SELF)
             scores = warpgroup_mma_wait(1, deps=(scores,))
             s.k_ring.free(taken + i)
             if not s.OVERLAP:
@@ -269,13 +295,14 @@ def _forward_kernel(
     CONSUMERS: gl.constexpr,
     PING_PONG: gl.constexpr,
     OVERLAP: gl.constexpr,
+    Q_SLOTS: gl.constexpr,
     SLOTS: gl.constexpr,
     REGISTERS: gl.constexpr,
 ):
     """Compute out and lse; q, k, v and out are tensor descriptors whose blocks are tiles."""
     BLOCK_KEYS: gl.constexpr = k.block_type.shape[2]
     tasks = Tasks(heads, heads_q, group, together, seqlen_q, seqlen_k, CAUSAL, CONSUMERS * ROWS, BLOCK_KEYS)
-    q_ring = new_ring(q, CONSUMERS, 1)
+    q_ring = new_ring(q, Q_SLOTS * CONSUMERS, 1)
     k_ring = new_ring(k, SLOTS, CONSUMERS)
     v_ring = new_ring(v, SLOTS, CONSUMERS)
     out_tiles = new_tiles(out, CONSUMERS)
@@ -312,14 +339,15 @@ def _forward_kernel(
 
 @dataclass(frozen=True)
 class _Shape:
-    """The settings that are tuned for each head_dim.
+    """The settings that are tuned.
 
     Attributes:
         consumers: how many warp groups compute.
         ping_pong: whether they take turns at the tensor cores.
         registers: registers of each of their threads.
         block_keys: keys in a tile.
-        slots: tiles in a ring.
+        q_slots: tiles of q that each consumer has in shared memory; 2 if those of its next task are loaded early.
+        slots: tiles of k, and as many of v, in shared memory.
         overlap: whether the softmax of a key tile takes place as the weights of the tile before are multiplied.
         out_parts: in how many parts, 1 or 2, the columns of out pass through shared memory, where that is short.
     """
@@ -328,27 +356,45 @@ class _Shape:
     ping_pong: bool
     registers: int
     block_keys: int
+    q_slots: int
     slots: int
     overlap: bool = False
     out_parts: int = 1
 
+    def query_tiles(self, seqlen_q: int) -> int:
+        """Return how many query tiles, each of 64 rows for each consumer, a head has."""
+        return math.ceil(seqlen_q / (self.consumers * ROWS.value))
 
-_SHAPES = {
-    16: _Shape(consumers=3, ping_pong=True, registers=160, block_keys=128, slots=3),
-    32: _Shape(consumers=3, ping_pong=True, registers=160, block_keys=128, slots=3),
-    64: _Shape(consumers=3, ping_pong=True, registers=160, block_keys=128, slots=3),
-    128: _Shape(consumers=2, ping_pong=False, registers=240, block_keys=128, slots=2, overlap=True),
-    256: _Shape(
-        consumers=2, ping_pong=False, registers=240, block_keys=64, slots=2, overlap=True, out_parts=2
-    ),
+
+_TWO = _Shape(consumers=2, ping_pong=False, registers=240, block_keys=128, q_slots=2, slots=3, overlap=True)
+_THREE = _Shape(consumers=3, ping_pong=True, registers=160, block_keys=128, q_slots=2, slots=3)
+_WIDE = {
+    128: replace(_TWO, slots=2),
+    256: replace(_TWO, block_keys=64, q_slots=1, slots=2, out_parts=2),
 }
-"""The settings by padded head_dim: the fastest that fit a Hopper's registers and its 227 KiB of shared memory.
+"""The settings of padded head dims that leave registers for two consumers alone, and memory for fewer slots.
 
-At head_dim 64 three consumers spill a few registers, up to 72 bytes with Triton 3.6.0 where a mask cuts a tile,
-and yet beat two, which spill none, at 4096 and at 16384 keys on an H200. Smaller head dims use the same settings;
-they were not timed. At head_dim 256 threads spill up to 40 bytes with Triton 3.6.0, outside of the loop over
-tiles.
+At head_dim 256 threads spill up to 56 bytes with Triton 3.6.0, outside of the loop over tiles.
 """
+
+
+def _shape(head_dim: int, seqlen_q: int) -> _Shape:
+    """Return the settings for a call: the fastest that fit a Hopper's registers and its 227 KiB of shared memory.
+
+    Up to a head_dim of 64, three consumers take a tenth less time for a row than two. But the last query tile of a head
+    may reach over its rows, and with three it is larger: 512 and 1024 rows are computed as 576 and 1152. Then two are
+    faster. Results have the same bits with either, since each row sees the same key tiles in the same order.
+
+    A head_dim of 8 or 16 has three at any length. Two were not timed there, and the laws, which draw short sequences,
+    should judge three often.
+
+    Three consumers spill a few registers, up to 80 bytes with Triton 3.6.0 where a mask cuts a tile; two spill none.
+    """
+    columns = padded_head_dim(head_dim)
+    if columns in _WIDE:
+        return _WIDE[columns]
+    computed_by_two, computed_by_three = (s.consumers * s.query_tiles(seqlen_q) for s in (_TWO, _THREE))
+    return _THREE if columns == 16 or computed_by_three <= 1.1 * computed_by_two else _TWO
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> tuple[Tensor, Tensor]:
@@ -373,15 +419,14 @@ def _prepared(q: Tensor, k: Tensor, v: Tensor, causal: bool, sm_scale: float) ->
         return None
     batch, heads_q, seqlen_q, head_dim = q.shape
     _, heads_kv, seqlen_k, _ = k.shape
-    shape = _SHAPES[padded_head_dim(head_dim)]
+    shape = _shape(head_dim, seqlen_q)
     heads, group = batch * heads_q, heads_q // heads_kv
-    tasks = heads * math.ceil(seqlen_q / (shape.consumers * ROWS.value))
     scale_log2 = sm_scale * LOG2E.value
     of_q, of_keys = (ROWS.value, None), (shape.block_keys, None)
     of_out = (ROWS.value, padded_head_dim(head_dim) // shape.out_parts)
     return Prepared(
         _forward_kernel,
-        min(tasks, multiprocessors(q.device)),
+        min(heads * shape.query_tiles(seqlen_q), multiprocessors(q.device)),
         [None, of_q, of_keys, of_keys, of_out],  # lse, q, k, v, out
         *(heads, heads_q, group, heads_together(heads, group * heads_in_cache(k)) if causal else 1),
         *(seqlen_q, seqlen_k, scale_log2),
@@ -391,6 +436,7 @@ def _prepared(q: Tensor, k: Tensor, v: Tensor, causal: bool, sm_scale: float) ->
         CONSUMERS=shape.consumers,
         PING_PONG=shape.ping_pong,
         OVERLAP=shape.overlap,
+        Q_SLOTS=shape.q_slots,
         SLOTS=shape.slots,
         REGISTERS=shape.registers,
         num_warps=4,

@@ -215,8 +215,14 @@ class Tasks:
 
     @gluon.jit
     def key_tiles_of_consumer(self, start_m):
-        """Return what ``key_tiles`` does, of the 64 rows that a consumer has of a task."""
-        return self._key_tiles(start_m, ROWS)
+        """Return what ``key_tiles`` does, of the 64 rows that a consumer has of a task.
+
+        Under a causal mask, where the last task takes the longest, rows behind the last one have a single tile.
+        """
+        whole, tiles = self._key_tiles(start_m, ROWS)
+        if self.CAUSAL:
+            tiles = gl.where(start_m < self.seqlen_q, tiles, 1)
+        return whole, tiles
 
     @gluon.jit
     def _key_tiles(self, start_m, NUMBER: gl.constexpr):

@@ -17,7 +17,9 @@ from tests.compile.limits import declared
 from tests.compile.targets import TARGETS, compiling_for
 from tests.harness.worker import Worker, serve
 
-BATCH, HEADS_KV, SEQLEN = 2, 2, 512
+BATCH, HEADS_KV = 2, 2
+SEQLENS = (512, 384)
+"""The lengths of the calls: a launcher may choose among kernels by the length, as that of ``flash_v3_gluon`` does."""
 
 
 @dataclass(frozen=True)
@@ -50,28 +52,29 @@ class Compiler(Worker):
             return {"unclaimed": reason, "functions": []}
         with compiling_for(item.target) as compiled:
             try:
-                self.call(item)
+                for seqlen in SEQLENS:
+                    self.call(item, seqlen)
             except NotImplementedError as refusal:
                 return {"unclaimed": str(refusal), "functions": []}
         distinct = {kernel.hash: kernel for kernel in compiled}
         functions = [_function(kernel, item, request["spills"]) for kernel in distinct.values()]
         return {"unclaimed": "", "functions": [asdict(function) for function in functions]}
 
-    def call(self, item: Item) -> None:
+    def call(self, item: Item, seqlen: int) -> None:
         """Call the kernel's own launcher on tensors without memory, once for each shape of a bias that is claimed."""
         kernel = self.kernel(item.kernel, ())
         group = 2 if kernel.capabilities.grouped_heads else 1
 
         def tensor(heads: int) -> Tensor:
             row = item.head_dim if item.aligned else item.head_dim + 1
-            strides = (heads * SEQLEN * row, SEQLEN * row, row, 1)
-            shape = (BATCH, heads, SEQLEN, item.head_dim)
+            strides = (heads * seqlen * row, seqlen * row, row, 1)
+            shape = (BATCH, heads, seqlen, item.head_dim)
             return torch.empty_strided(shape, strides, dtype=getattr(torch, item.dtype), device="meta")
 
         q, k, v = tensor(HEADS_KV * group), tensor(HEADS_KV), tensor(HEADS_KV)
         options = {"causal": item.causal, "sm_scale": 1 / math.sqrt(item.head_dim), **dict(item.launch)}
         if item.masked and kernel.capabilities.key_padding:
-            options["key_padding_mask"] = torch.empty(BATCH, SEQLEN, dtype=torch.bool, device="meta")
+            options["key_padding_mask"] = torch.empty(BATCH, seqlen, dtype=torch.bool, device="meta")
         if item.masked and any(kernel.capabilities.dropout):
             options["dropout_p"] = max(kernel.capabilities.dropout)
         for name in ("window", "window_right", "chunk", "softcap"):
@@ -82,7 +85,7 @@ class Compiler(Worker):
                 options[name] = torch.empty(q.shape[1], dtype=torch.float32, device="meta")
         shapes = kernel.capabilities.bias if item.masked else ()
         biases = [
-            torch.empty(bias_shape(name, (*q.shape[:3], SEQLEN)), dtype=q.dtype, device="meta")
+            torch.empty(bias_shape(name, (*q.shape[:3], seqlen)), dtype=q.dtype, device="meta")
             for name in shapes
         ]
         for given in [{"bias": bias} for bias in biases] or [{}]:
