@@ -51,6 +51,7 @@ from kernels.hopper import (
     Tasks,
     accumulator,
     check_call,
+    descriptor,
     heads_in_cache,
     heads_together,
     hide,
@@ -422,8 +423,8 @@ def _prepared(q: Tensor, k: Tensor, v: Tensor, causal: bool, sm_scale: float) ->
     shape = _shape(head_dim, seqlen_q)
     heads, group = batch * heads_q, heads_q // heads_kv
     scale_log2 = sm_scale * LOG2E.value
-    of_q, of_keys = (ROWS.value, None), (shape.block_keys, None)
-    of_out = (ROWS.value, padded_head_dim(head_dim) // shape.out_parts)
+    of_q, of_keys = (partial(descriptor, rows=rows) for rows in (ROWS.value, shape.block_keys))
+    of_out = partial(of_q, columns=padded_head_dim(head_dim) // shape.out_parts)
     return Prepared(
         _forward_kernel,
         min(heads * shape.query_tiles(seqlen_q), multiprocessors(q.device)),

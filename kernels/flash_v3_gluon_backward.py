@@ -44,6 +44,7 @@ from kernels.hopper import (
     Tasks,
     accumulator,
     check_call,
+    descriptor,
     heads_in_cache,
     heads_together,
     new_barriers,
@@ -802,8 +803,10 @@ def _prepared(
     own = shape.consumers * ROWS.value
     scales = (float(sm_scale), sm_scale * LOG2E.value)
     constants = {"CAUSAL": causal, "REGISTERS": shape.registers, "num_warps": 4}
-    own_rows, row_tiles, key_tiles = (ROWS.value, None), (shape.block_rows, None), (shape.block_keys, None)
-    numbers = (1, shape.block_rows)
+    own_rows, row_tiles, key_tiles = (
+        partial(descriptor, rows=rows) for rows in (ROWS.value, shape.block_rows, shape.block_keys)
+    )
+    numbers = partial(descriptor, rows=1, columns=shape.block_rows)
     heads = batch * heads_kv
     of_keys = Prepared(
         _wide_dk_dv_kernel if shape.wide else _dk_dv_kernel,

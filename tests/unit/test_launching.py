@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -200,7 +201,8 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def prepared(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> Prepared:
     """Return the launch of a kernel with a pointer and two descriptors, in tiles of (32, 64) and (16, 128)."""
     monkeypatch.setattr(kernel, "arg_names", ("out", "x", "y", "n", "CAUSAL", "ROWS"))
-    return Prepared(kernel, 3, [None, (32, None), (16, 128)], 7, ROWS=64, CAUSAL=True, num_warps=4)
+    of_x, of_y = partial(descriptor, rows=32), partial(descriptor, rows=16, columns=128)
+    return Prepared(kernel, 3, [None, of_x, of_y], 7, ROWS=64, CAUSAL=True, num_warps=4)
 
 
 def operands(gpu: int = 0) -> tuple[Tensor, Tensor, Tensor]:
