@@ -34,6 +34,7 @@ it depends on the tiles. Memory outside of the tensors never reaches a row.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -52,8 +53,10 @@ from kernels.launching import (
     launch,
     new_results,
     padded_head_dim,
+    remembered,
     row_strides,
 )
+from kernels.prepared import Prepared
 from kernels.tiles import (
     INTERPRETED,
     LN2,
@@ -91,8 +94,9 @@ from reference.arithmetic import TF32_TRUNCATED, Arithmetic
 
 # Compile keys: dtype, PRECISION, HEAD_DIM (padded), MASK_COLS (head_dim is not HEAD_DIM), CAUSAL, DROPOUT, WINDOW,
 # SOFTCAP, SUM_ROWS, whether alibi_slopes, bias and sinks are given, ALIGNED (every row starts at a multiple of 16
-# bytes), the BLOCK_* sizes, num_warps and num_stages. Nothing else compiles anew: see ``tiles.kernel``. Strides are
-# declared 64-bit, and so is what they are multiplied with, as offsets may exceed 2^31 elements.
+# bytes), whether tiles are loaded through descriptors, the BLOCK_* sizes, num_warps, num_stages and maxnreg. Nothing
+# else compiles anew: see ``tiles.kernel``. Strides are declared 64-bit, and so is what they are multiplied with, as
+# offsets may exceed 2^31 elements.
 #
 # A program owns a tile of BLOCK_OWN rows and accumulates its results over tiles of BLOCK_LOOP rows of the
 # other side. It loops twice: without a mask over the tiles that are seen as a whole, and with one over those that an
@@ -129,6 +133,7 @@ def attend(
     sink=None,
     bias_rows=None,
     in_rows=None,
+    described=None,
 ):
     """Compute attention of a query tile to the key tiles from ``first`` up to ``end`` (FlashAttention-2, algorithm 1).
 
@@ -138,8 +143,9 @@ def attend(
     sees no key before first_key[i]; no tile is then seen as a whole. ``softcap``, ``slope`` and ``sink``, as far as
     they are not None, change the scores of the head and their sum, in base 2; diagonal[i] is the key at distance 0 of
     row i. ``bias_rows``, if they are not None, point to what is added to the score of each row and key 0, and
-    ``in_rows`` says which rows there are. Keys and values are cast to the dtype of the query tile, which has to hold
-    all their numbers.
+    ``in_rows`` says which rows there are. ``described``, if it is not None, is descriptors of k and v, through which
+    their tiles are loaded in place of k_ptrs and v_ptrs, and the batch and the head there. Keys and values are cast to
+    the dtype of the query tile, which has to hold all their numbers.
 
     Returns the accumulator (BLOCK_ROWS, HEAD_DIM), still to be divided by the sum, the maximum of the scores
     and the sum; for a row that sees no key they are 0, -inf and 0, or 0, the sink and 1.
@@ -158,7 +164,11 @@ def attend(
             in_tile = keys < seqlen_k - start_n
             k_offset = tile * k_step
             v_offset = tile * v_step
-            k_tile = load_tile(advance(k_ptrs, k_offset, ALIGNED), in_tile, in_cols, cut, MASK_COLS)
+            if described is None:
+                k_tile = load_tile(advance(k_ptrs, k_offset, ALIGNED), in_tile, in_cols, cut, MASK_COLS)
+            else:
+                k_tiles, v_tiles, batch, head = described
+                k_tile = load_described(k_tiles, batch, head, start_n)
             k_tile = k_tile.to(q_tile.dtype)
             scores = dot(q_tile, tl.trans(k_tile), None, PRECISION) * scale_log2
             if softcap is not None:
@@ -175,7 +185,10 @@ def attend(
             p, alpha, m_i, l_i = softmax_step(scores, m_i, l_i)
             if dropout is not None:
                 p *= dropout_factors(dropout, 0, rows[:, None], start_n + keys[None, :])
-            v_tile = load_tile(advance(v_ptrs, v_offset, ALIGNED), in_tile, in_cols, cut, MASK_COLS)
+            if described is None:
+                v_tile = load_tile(advance(v_ptrs, v_offset, ALIGNED), in_tile, in_cols, cut, MASK_COLS)
+            else:
+                v_tile = load_described(v_tiles, batch, head, start_n)
             v_tile = v_tile.to(q_tile.dtype)
             acc = dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None], PRECISION)
     return acc, m_i, l_i
@@ -201,6 +214,14 @@ def _forward_kernel(
     v,
     out,
     lse,
+    k_tiles,
+    v_tiles,
+    alibi_slopes,
+    sinks,
+    bias,
+    dropout_seed: tl.int64,
+    threshold: tl.int64,
+    keep_scale,
     stride_qb: tl.int64,
     stride_qh: tl.int64,
     stride_qm: tl.int64,
@@ -216,14 +237,8 @@ def _forward_kernel(
     seqlen_k,
     head_dim,
     scale_log2,
-    dropout_seed: tl.int64,
-    threshold: tl.int64,
-    keep_scale,
     window,
     softcap,
-    alibi_slopes,
-    sinks,
-    bias,
     stride_bb: tl.int64,
     stride_bh: tl.int64,
     stride_bm: tl.int64,
@@ -238,7 +253,10 @@ def _forward_kernel(
     BLOCK_OWN: tl.constexpr,
     BLOCK_LOOP: tl.constexpr,
 ):
-    """Compute out and lse of a query tile, looping over key tiles (algorithm 1)."""
+    """Compute out and lse of a query tile, looping over key tiles (algorithm 1).
+
+    k_tiles and v_tiles are descriptors of k and v, or None.
+    """
     tiles = tl.cdiv(seqlen_q, BLOCK_OWN)
     # Under a causal mask the last tiles see the most keys, so they start first.
     start_m = (tiles - 1 - tl.program_id(0) % tiles) * BLOCK_OWN
@@ -291,6 +309,7 @@ def _forward_kernel(
         if bias is None
         else bias + batch * stride_bb + head_q * stride_bh + rows.to(tl.int64) * stride_bm,
         in_rows=in_rows,
+        described=None if k_tiles is None else (k_tiles, v_tiles, batch, head_kv),
     )
     out_tile, lse_rows = normalise(acc, m_i, l_i)
     out_ptrs = tile_pointers(out + head * seqlen_q * head_dim, rows, head_dim, cols, ALIGNED)
@@ -940,7 +959,8 @@ LAUNCH: Mapping[str, tuple[Any, ...]] = {
 }
 """Launch settings: block_m rows (of dk and dv: keys) of the tile that a program owns, 128 where rows have more than 256
 bytes; block_n rows of each tile that it loops over; the depth of the loads' pipeline; how float32 operands are
-multiplied."""
+multiplied. On a Hopper, a forward whose scores only a causal mask changes has other tiles than those of the defaults:
+see ``_on_hopper``."""
 
 FORWARD_TILES = {1024: (32, 32)}
 DK_DV_TILES = {256: (128, 32), 512: (32, 32), 1024: (32, 32)}
@@ -989,38 +1009,89 @@ def forward(
     Raises TypeError or ValueError for arguments that do not fit together, NotImplementedError for a dtype or
     head_dim that is not supported, RuntimeError for tensors on the CPU outside of Triton's interpreter.
     """
+    check_dropout(dropout_p, dropout_seed)
+    extras = (alibi_slopes, sinks, bias)
+    options = (causal, sm_scale, dropout_p, window, softcap, out_dtype)
+    prepared, described = _prepared(q, k, v, *extras, *options, **settings)
+    check_runnable(q)
+    out, lse = new_results(q, out_dtype or q.dtype)
+    tiles = (k, v) if described else (None, None)
+    prepared(q, k, v, out, lse, *tiles, *extras, *dropout_arguments(dropout_p, dropout_seed))
+    return out, lse
+
+
+@remembered
+def _prepared(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    alibi_slopes: Tensor | None,
+    sinks: Tensor | None,
+    bias: Tensor | None,
+    causal: bool,
+    sm_scale: float,
+    dropout_p: float,
+    window: int,
+    softcap: float,
+    out_dtype: torch.dtype | None,
+    **settings: Any,
+) -> tuple[Prepared, bool]:
+    """Check the arguments of a call, prepare its launch, and tell whether k and v are loaded through descriptors."""
     chosen = Settings(**settings)
     check_inputs(q, k, v, causal, sm_scale)
-    check_dropout(dropout_p, dropout_seed)
     check_sizes(window=window)
     check_softcap(softcap)
     check_of_heads(q, alibi_slopes=alibi_slopes, sinks=sinks)
     check_bias(bias, q, k)
     check_stored_dtype("out_dtype", out_dtype)
-    check_runnable(q)
     batch, heads_q, seqlen_q, head_dim = q.shape
     _, heads_kv, seqlen_k, _ = k.shape
-    out, lse = new_results(q, out_dtype or q.dtype)
     constants = chosen.constants(q, FORWARD_TILES if bias is None else DQ_TILES)
-    launch(
+    # out is contiguous, and its memory starts at a multiple of 16 bytes.
+    aligned = is_aligned(q, k, v) and head_dim * (out_dtype or q.dtype).itemsize % 16 == 0
+    plain = not (dropout_p or window or softcap) and alibi_slopes is None and sinks is None and bias is None
+    sizes = (q.element_size(), constants["HEAD_DIM"])
+    described = False
+    if plain and chosen == Settings() and sizes in ((2, 64), (2, 128)) and is_hopper(q.device):
+        constants |= _on_hopper(constants["HEAD_DIM"], causal, aligned)
+        described = aligned and k.numel() > 0  # a tensor descriptor cannot describe an empty tensor
+    block = [1, 1, constants["BLOCK_LOOP"], constants["HEAD_DIM"]]
+    describe = partial(TensorDescriptor.from_tensor, block_shape=block) if described else None
+    prepared = Prepared(
         _forward_kernel,
         batch * heads_q * math.ceil(seqlen_q / constants["BLOCK_OWN"]),
-        *(q, k, v, out, lse),
+        [*[None] * 5, describe, describe, *[None] * 6],  # q, k, v, out, lse, k and v in tiles, and extras
         *row_strides(q, k, v),
         *(heads_q, heads_q // max(heads_kv, 1), seqlen_q, seqlen_k, head_dim, sm_scale * LOG2E.value),
-        *dropout_arguments(dropout_p, dropout_seed),
         min(
             window, seqlen_q + seqlen_k
         ),  # hides no key if it is that wide; a larger number may not fit 32 bits
-        *(softcap * LOG2E.value, alibi_slopes, sinks, bias, *bias_strides(bias, q, k)),
+        *(softcap * LOG2E.value, *bias_strides(bias, q, k)),
         CAUSAL=causal,
         DROPOUT=dropout_p > 0,
         WINDOW=window > 0,
         SOFTCAP=softcap > 0,
-        ALIGNED=is_aligned(q, k, v, out),
+        ALIGNED=aligned,
         **constants,
     )
-    return out, lse
+    return prepared, described
+
+
+def _on_hopper(padded: int, causal: bool, aligned: bool) -> dict[str, Any]:
+    """Return the fastest constants of a forward of 16 bits on a Hopper, by the padded head_dim, which is 64 or 128.
+
+    Keys and values whose rows are aligned are loaded through descriptors, which take fewer registers than pointers. If
+    a thread has at most ``maxnreg`` registers, three programs of four warps or two of eight fit a multiprocessor, and
+    the softmax of one hides behind the products of the others. Other rows are loaded through pointers, in tiles of as
+    many keys, since the bits of a result depend on that.
+    """
+    if padded == 64:
+        tile = (64, 128, 4, 2, 168) if aligned else (128, 128, 8, 2, None)
+    elif aligned and not causal:
+        tile = (128, 64, 8, 2, 128)
+    else:
+        tile = (64, 64, 4, 3, None)
+    return dict(zip(("BLOCK_OWN", "BLOCK_LOOP", "num_warps", "num_stages", "maxnreg"), tile, strict=True))
 
 
 def backward(
@@ -1221,7 +1292,8 @@ def flash_v2(
 
 def _arithmetic(dtype: str, device: str, launch: Mapping[str, Any]) -> Arithmetic:
     """Return FlashAttention-2's arithmetic, with tf32 products of float32 if ``precision`` says so, except on a CPU."""
-    arithmetic = replace(flash_arithmetic(dtype, device, launch), tile_max=launch.get("block_n", 64))
+    keys = launch.get("block_n", 64) if dtype == "float32" or device == "cpu" else 128  # as in ``_on_hopper``
+    arithmetic = replace(flash_arithmetic(dtype, device, launch), tile_max=keys)
     if dtype == "float32" and launch.get("precision") == "tf32" and device == "cuda":
         arithmetic = replace(arithmetic, weights=TF32_TRUNCATED, operand_rounding=2.0**-10)
     return arithmetic

@@ -23,25 +23,27 @@ def remembered(function: Callable[..., Result]) -> Callable[..., Result]:
     """Make a function return what it has returned for arguments that don't differ for it, which saves microseconds.
 
     It may look at the dtype, device, shape and strides of a tensor, and at its start modulo 16 bytes, but not at the
-    numbers in it. For other arguments than dense tensors, numbers and strings it has to raise an exception. Nothing is
-    remembered of meta tensors, which stand for tensors on one GPU after another where kernels are only compiled.
+    numbers in it. For other arguments than dense tensors, numbers, strings, dtypes and None it has to raise an
+    exception. Nothing is remembered of meta tensors, which stand for tensors on one GPU after another where kernels are
+    only compiled.
     """
     results: dict[Any, Result] = {}
 
     @wraps(function)
-    def remembering(*arguments: Any) -> Result:
-        key = tuple(
-            [
+    def remembering(*arguments: Any, **settings: Any) -> Result:
+        key = (
+            *settings,
+            *[
                 (x.dtype, x.device, x.shape, x.stride(), x.data_ptr() % 16)
                 if isinstance(x, Tensor) and x.layout == torch.strided
-                else (type(x), x if isinstance(x, float | int | str) else None)
-                for x in arguments
-            ]
+                else (type(x), x if isinstance(x, float | int | str | torch.dtype) else None)
+                for x in (*arguments, *settings.values())
+            ],
         )
         try:
             return results[key]
         except KeyError:
-            result = function(*arguments)
+            result = function(*arguments, **settings)
         if not any(isinstance(x, Tensor) and x.is_meta for x in arguments):
             if len(results) >= MOST_REMEMBERED:
                 results.clear()

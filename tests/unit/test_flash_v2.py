@@ -294,6 +294,29 @@ def test_cpu_needs_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
         forward(Q.cpu(), K.cpu(), V.cpu(), causal=False, sm_scale=1.0)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("head_dim", [64, 96, 128])
+def test_a_hopper_loads_described_tiles_of_as_many_keys_as_others(
+    monkeypatch: pytest.MonkeyPatch, head_dim: int, causal: bool
+) -> None:
+    """The bits of a row must not depend on whether rows are aligned, and only rows that are can be described."""
+    monkeypatch.setattr(module, "INTERPRETED", tl.constexpr(False))
+    monkeypatch.setattr(module, "is_hopper", lambda _: True)
+
+    def prepared(columns: int, rows: int = 3, window: int = 0, **settings: Any) -> tuple[bool, int]:
+        q = torch.empty(1, 2, rows, columns, dtype=torch.float16, device="meta")[..., :head_dim]
+        arguments = (q, q, q, None, None, None, causal, 1.0, 0.0, window, 0.0, None)
+        made, described = module._prepared(*arguments, **settings)
+        return described, made.constants["BLOCK_LOOP"]
+
+    keys = 128 if head_dim == 64 else 64
+    assert prepared(head_dim) == (True, keys)
+    assert prepared(head_dim + 1) == (False, keys)
+    assert prepared(head_dim, rows=0) == (False, keys)
+    assert prepared(head_dim, window=2) == (False, 64)
+    assert prepared(head_dim, block_n=32) == (False, 32)
+
+
 def test_only_float32_through_tf32_claims_tf32() -> None:
     arithmetic = KERNEL.capabilities.arithmetic
     assert arithmetic("float32", "cuda", {"precision": "tf32"}).weights == TF32_TRUNCATED
