@@ -1145,7 +1145,7 @@ def backward(
     aligned = is_aligned(dout, q, k, v, dq, dk, dv)
     plain = not (dropout_p or window or softcap) and alibi_slopes is None and bias is None
     sizes = (q.element_size(), padded_head_dim(head_dim))
-    if plain and aligned and sizes == (2, 128) and q.numel() and k.numel() and is_hopper(q.device):
+    if plain and aligned and sizes in ((2, 64), (2, 128)) and q.numel() and k.numel() and is_hopper(q.device):
         of_keys, of_queries = chosen.on_hopper(q)
         block = [1, 1, of_keys["BLOCK_LOOP"], of_keys["HEAD_DIM"]]
         q_tiles, do_tiles = (TensorDescriptor.from_tensor(x, block) for x in (q, dout))
@@ -1267,13 +1267,18 @@ class Settings:
         }
 
     def on_hopper(self, q: Tensor) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the constants of dk and dv, and of dq, for 16 bits and a padded head_dim of 128 on a Hopper.
+        """Return the constants of dk and dv, and of dq, for 16 bits and a padded head_dim of 64 or 128 on a Hopper.
 
-        Their tiles are larger than ``DK_DV_TILES`` and ``DQ_TILES`` have them, which takes registers: dk and dv load
-        through descriptors, as pointers take more, and there is no dropout nor anything else that changes scores. More
-        than two stages of the tiles of dk and dv would leave room for one program on a multiprocessor.
+        dk and dv load through descriptors, as pointers take more registers, and there is no dropout nor anything
+        else that changes scores. At head_dim 64, three of their programs of four warps then fit a multiprocessor.
+        At 128, tiles are larger than ``DK_DV_TILES`` and ``DQ_TILES`` have them, and more than two stages of those
+        of dk and dv would leave room for one program on a multiprocessor.
         """
         of_keys = replace(self, num_stages=min(self.num_stages, 2)).constants(q, {})
+        if of_keys["HEAD_DIM"] == 64:
+            return of_keys | ({"maxnreg": 168} if of_keys["num_warps"] == 4 else {}), self.constants(
+                q, DQ_TILES
+            )
         return of_keys, replace(self, block_m=128).constants(q, {})
 
 
