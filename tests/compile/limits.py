@@ -23,6 +23,7 @@ _SPILLS_OF_FLASH_V2 = {
     "sm_80": 64,
     # Registers are kept few, so that more programs fit a multiprocessor.
     "sm_90 head_dim=64 _dk_dv_kernel": 112,
+    "sm_90 head_dim=96 _dk_dv_kernel": 32,
     "sm_90 _forward_kernel": 72,
     "sm_90": 16,
 }
@@ -30,7 +31,12 @@ _SPILLS_OF_FLASH_V2 = {
 SPILLS: Mapping[str, Mapping[str, int]] = {
     "flash_v1": {"gfx942": 960, "unaligned": 3776, "float32": 544, "sm_90": 208, "sm_100": 64},
     "flash_v2": _SPILLS_OF_FLASH_V2,
-    "flash_v2_atomic": {"gfx942": 492, "sm_100 unaligned": 2784, "unaligned": 1552},
+    "flash_v2_atomic": {
+        "gfx942": 492,
+        "sm_100 unaligned": 2784,
+        "unaligned": 1552,
+        "sm_90 _forward_kernel": 72,
+    },
     "flash_v2_staged": {"gfx942": 868, "unaligned": 2040, "float32": 40, "sm_90": 16, "sm_100": 16},
     "flash_v2_persistent": {"gfx942": 548, "unaligned": 432, "v_dtype=float8_e5m2": 256, "float32": 16},
     "decode": {
