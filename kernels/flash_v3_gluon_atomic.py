@@ -48,6 +48,7 @@ from kernels.hopper import (
     Ring,
     accumulator,
     check_call,
+    descriptor,
     heads_in_cache,
     heads_together,
     new_barriers,
@@ -288,7 +289,8 @@ def _prepared(
     batch, heads_q, seqlen_q, _ = q.shape
     _, heads_kv, seqlen_k, _ = k.shape
     heads, group = batch * heads_kv, heads_q // heads_kv
-    numbers, tiles = (1, ROWS.value), (ROWS.value, None)
+    numbers = partial(descriptor, rows=1, columns=ROWS.value)
+    tiles = partial(descriptor, rows=ROWS.value)
     return Prepared(
         _backward_kernel,
         programs_for(heads * math.ceil(seqlen_k / (2 * ROWS.value)), causal, q.device),
