@@ -1295,9 +1295,15 @@ def flash_v2(
     return out, lse
 
 
+def most_keys_in_a_tile(dtype: str, device: str, launch: Mapping[str, Any]) -> int:
+    """Return how many keys a tile of the forward has at most; with the default settings, a Hopper may have more."""
+    keys: int = launch.get("block_n", Settings.block_n)
+    return keys if dtype == "float32" or device == "cpu" or keys != Settings.block_n else 128
+
+
 def _arithmetic(dtype: str, device: str, launch: Mapping[str, Any]) -> Arithmetic:
     """Return FlashAttention-2's arithmetic, with tf32 products of float32 if ``precision`` says so, except on a CPU."""
-    keys = launch.get("block_n", 64) if dtype == "float32" or device == "cpu" else 128  # as in ``_on_hopper``
+    keys = most_keys_in_a_tile(dtype, device, launch)
     arithmetic = replace(flash_arithmetic(dtype, device, launch), tile_max=keys)
     if dtype == "float32" and launch.get("precision") == "tf32" and device == "cuda":
         arithmetic = replace(arithmetic, weights=TF32_TRUNCATED, operand_rounding=2.0**-10)

@@ -306,7 +306,8 @@ class _Ring:
 
 def _arithmetic(dtype: str, device: str, launch: Mapping[str, Any]) -> Arithmetic:
     """FlashAttention-2's for each shard; shards are merged in float32, and torch's cast rounds to nearest."""
-    return replace(flash_arithmetic(dtype, device, launch), tile_max=128, merged=launch.get("shards", 2))
+    keys = flash_v2.most_keys_in_a_tile(dtype, device, {})
+    return replace(flash_arithmetic(dtype, device, launch), tile_max=keys, merged=launch.get("shards", 2))
 
 
 KERNEL = AttentionKernel(
