@@ -58,6 +58,7 @@ from kernels.hopper import (
     new_barriers,
     new_ring,
     new_tiles,
+    partial_sums,
     record,
     start_product,
     tma_store,
@@ -130,15 +131,6 @@ def _end_turn(s, SELF: gl.constexpr):
 
 
 @gluon.jit
-def _partial_sums(p):
-    """Return four sums of each row, one for each of the threads that hold it, which need not wait for each other.
-
-    Thread t of the four has columns 2 t and 2 t + 1 of every 8: the layout of a wgmma accumulator.
-    """
-    return gl.sum(gl.sum(p.reshape([ROWS, p.shape[1] // 8, 4, 2]), 3), 1)
-
-
-@gluon.jit
 def _power_of_two(scale):
     """Return the smallest power of two that is no less than a scale: its bits are the scale's exponent, rounded up."""
     return (scale.to(gl.int32, bitcast=True) + 0x7FFFFF & 0x7F800000).to(gl.float32, bitcast=True)
@@ -171,7 +163,7 @@ def _softmax_step(scores, scale, top_i, l_i):
     p = gl.exp2(gl.fma(scores, factor[:, None], -shift[:, None]))
     alpha = gl.exp2(m_i - gl.where(top == NEG_INF, 0.0, m_new))
     of_sums = gl.convert_layout(alpha, gl.SliceLayout(1, l_i.type.layout))
-    return p, alpha, top, l_i * of_sums[:, None] + _partial_sums(p)
+    return p, alpha, top, l_i * of_sums[:, None] + partial_sums(p)
 
 
 @gluon.jit
@@ -207,7 +199,7 @@ def _consume(s, SELF: gl.constexpr):
         if s.tasks.CAUSAL:
             last_key = rows + (s.tasks.seqlen_k - s.tasks.seqlen_q)
         top_i = gl.full([ROWS], NEG_INF, gl.float32, layout=gl.SliceLayout(1, of_scores))
-        l_i = _partial_sums(gl.zeros([ROWS, BLOCK_KEYS], gl.float32, layout=of_scores))
+        l_i = partial_sums(gl.zeros([ROWS, BLOCK_KEYS], gl.float32, layout=of_scores))
         acc = gl.zeros([ROWS, HEAD_DIM], gl.float32, layout=of_out)
 
         # No row of this consumer sees a key of these tiles.

@@ -54,6 +54,7 @@ from kernels.hopper import (
     hide,
     new_ring,
     new_tiles,
+    partial_sums,
     record,
     start_product,
     tma_store,
@@ -137,6 +138,8 @@ def _scaled(s, products, q_unit, k_unit):
 def _softmax_step(scores, unit, r_i, l_i):
     """Take one step of the online softmax of scores * unit, whose weights are 2^8 P, relative to r_i = m_i - 8.
 
+    r_i is (rows,), and l_i are the running sums as ``partial_sums`` makes them.
+
     A fused multiply-add takes the largest score of a tile to 8, but for the rounding of r_i, which below 2^18 is less
     than 2^-6: too little to be seen by a cast to 8 bits. Where unit is 1 it is a difference alone. 8 is lost in numbers
     from 2^24 on. There weights are P.
@@ -147,7 +150,7 @@ def _softmax_step(scores, unit, r_i, l_i):
     shift = gl.where(r_new == NEG_INF, 0.0, r_new)
     p = gl.exp2(gl.fma(scores, unit, -shift[:, None]))
     alpha = gl.exp2(r_i - shift)
-    return p, alpha, r_new, l_i * alpha + gl.sum(p, 1)
+    return p, alpha, r_new, l_i * _rows_of(alpha, l_i) + partial_sums(p)
 
 
 @gluon.jit
@@ -188,9 +191,11 @@ def _to_unit(alpha, unit, v_unit):
 
 
 @gluon.jit
-def _add_product(acc, alpha, p, v_tile, unit, PARTS: gl.constexpr):
-    """Return acc * alpha + (P v) * unit, where None stands for a unit of 1; acc is a tuple of parts of the columns."""
-    added = _start_part(p, v_tile, 0, PARTS)
+def _add_product(acc, alpha, p, added, v_tile, unit, PARTS: gl.constexpr):
+    """Return acc * alpha + (P v) * unit, where None stands for a unit of 1; acc is a tuple of parts of the columns.
+
+    ``added`` is the product of P and the first part, which has been started.
+    """
     for part in gl.static_range(PARTS):
         if part + 1 < PARTS:
             following = _start_part(p, v_tile, part + 1, PARTS)
@@ -221,8 +226,9 @@ def _consume(s, SELF: gl.constexpr):
     taken = 0
     for task in range(gl.program_id(0), s.tasks.count(), gl.num_programs(0)):
         batch, head, start_m = s.tasks.get(task)
-        whole, tiles = s.tasks.key_tiles(start_m)
+        _, tiles = s.tasks.key_tiles(start_m)
         start_m += SELF * ROWS
+        whole, own_tiles = s.tasks.key_tiles_of_consumer(start_m)
         head = batch * s.tasks.heads_q + head
         # A tile of rows past the last one has any scale.
         q_unit = gl.load(s.q_scale + head * q_scales + gl.minimum(start_m // ROWS, q_scales - 1))
@@ -233,17 +239,25 @@ def _consume(s, SELF: gl.constexpr):
         if s.tasks.CAUSAL:
             last_key = rows + (s.tasks.seqlen_k - s.tasks.seqlen_q)
         r_i = gl.full([ROWS], NEG_INF, gl.float32, layout=gl.SliceLayout(1, of_scores))
-        l_i = gl.full([ROWS], 0.0, gl.float32, layout=gl.SliceLayout(1, of_scores))
+        l_i = partial_sums(gl.zeros([ROWS, KEYS], gl.float32, layout=of_scores))
         acc = (gl.zeros([ROWS, COLUMNS], gl.float32, layout=of_out),) * s.PARTS
         out_unit = 0.5
 
         q_tile = s.q_ring.take(taken_q)
-        k_unit = gl.load(k_scale + tiles - 1)
-        v_unit = gl.load(v_scale + tiles - 1)
-        for i in range(tiles):
-            tile = tiles - 1 - i
+        # Under a causal mask the consumers of later rows see more keys.
+        for i in range(tiles - own_tiles):
+            s.k_ring.skip(taken + i)
+            s.v_ring.skip(taken + i)
+        taken += tiles - own_tiles
+        k_unit = gl.load(k_scale + own_tiles - 1)
+        v_unit = gl.load(v_scale + own_tiles - 1)
+        for i in range(own_tiles):
+            tile = own_tiles - 1 - i
             k_tile = s.k_ring.take(taken + i)
             scores = start_product(q_tile, k_tile)
+            # From here on no branch parts the casts of P from the product that takes them. So ptxas lets a cast put its
+            # 16 bits beside those of another one, which would take an instruction of its own.
+            v_tile = s.v_ring.take(taken + i)
             scores = warpgroup_mma_wait(0, deps=(scores,))
             s.k_ring.free(taken + i)
             scores, unit = _scaled(s, scores, q_unit, k_unit)
@@ -256,19 +270,20 @@ def _consume(s, SELF: gl.constexpr):
             next_v_unit = gl.load(v_scale + gl.maximum(tile - 1, 0))
 
             alpha, out_unit = _to_unit(alpha, out_unit, v_unit)
-            v_tile = s.v_ring.take(taken + i)
+            added = _start_part(p, v_tile, 0, s.PARTS)
             if out_unit < 1.0:
-                acc = _add_product(acc, alpha, p, v_tile, None, s.PARTS)
+                acc = _add_product(acc, alpha, p, added, v_tile, None, s.PARTS)
             else:
-                acc = _add_product(acc, alpha, p, v_tile, v_unit, s.PARTS)
+                acc = _add_product(acc, alpha, p, added, v_tile, v_unit, s.PARTS)
             s.v_ring.free(taken + i)
             k_unit = next_k_unit
             v_unit = next_v_unit
         s.q_ring.free(taken_q)
         taken_q += s.CONSUMERS
-        taken += tiles
+        taken += own_tiles
 
         # A row that sees no key has r_i = -inf and l_i = 0: out is 0 and lse -inf.
+        l_i = gl.convert_layout(gl.sum(l_i, 1), r_i.type.layout)
         l_i = gl.where(l_i == 0.0, 1.0, l_i)
         lse = ((r_i + P_EXPONENT) + gl.log2(l_i / fp8.P_SCALE)) * LN2
         gl.store(s.lse + head.to(gl.int64) * s.tasks.seqlen_q + rows, lse, mask=rows < s.tasks.seqlen_q)

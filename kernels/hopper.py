@@ -152,6 +152,15 @@ def start_product(a_tile, b_tile):
 
 
 @gluon.jit
+def partial_sums(p):
+    """Return four sums of each of 64 rows, one for each thread that holds it, which need not wait for each other.
+
+    Thread t of the four has columns 2 t and 2 t + 1 of every 8: the layout of a wgmma accumulator.
+    """
+    return gl.sum(gl.sum(p.reshape([ROWS, p.shape[1] // 8, 4, 2]), 3), 1)
+
+
+@gluon.jit
 def walk(task, heads, together, tiles):
     """Return the head of a task, and its tile, where tile 0 of a head takes the longest and the last one the shortest.
 
