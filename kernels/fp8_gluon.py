@@ -28,6 +28,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -37,6 +38,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from triton.language.extra.cuda import gdc_wait
 
 from kernels import fp8
 from kernels.contract import AttentionKernel, Capabilities
@@ -48,7 +50,6 @@ from kernels.hopper import (
     Tasks,
     accumulator,
     check_device,
-    descriptor,
     heads_in_cache,
     heads_together,
     hide,
@@ -60,7 +61,8 @@ from kernels.hopper import (
     tma_store,
     unavailable,
 )
-from kernels.launching import check_settings, launch, multiprocessors, new_results
+from kernels.launching import check_settings, multiprocessors, new_results, remembered
+from kernels.prepared import Prepared
 from kernels.tiles import LN2, LOG2E, NEG_INF, kernel
 from kernels.validation import check_inputs
 from reference.arithmetic import FP32_ROUNDOFF, HOPPER_FP8_ROUNDOFF, Arithmetic
@@ -345,6 +347,8 @@ def _forward_kernel(
         CONSUMERS,
         PARTS,
     )
+    # The kernel that quantises v, before which those of q and k have ended, may still run as this one is launched.
+    gdc_wait()
     # The first function runs in the warps of the kernel itself, with the registers that the others leave.
     gl.warp_specialize(
         [(_produce, (shared,)), (_consume, (shared, 0)), (_consume, (shared, 1)), (_consume, (shared, 2))][
@@ -397,37 +401,46 @@ def forward(
     dtypes are float16 and bfloat16, head_dim is one of ``HEAD_DIMS``, and ``LAUNCH`` has the launch settings. Any
     device but a Hopper GPU raises NotImplementedError.
     """
-    check_settings({"format": format, "scaling": scaling}, LAUNCH)
-    check_inputs(q, k, v, causal, sm_scale)
+    attend = _prepared(q, k, v, causal, sm_scale, format, scaling)
     out, lse = new_results(q, q.dtype)
-    # The TMA copies quantised tensors, and out, which has dtype and head_dim of q.
-    check_copyable(HEAD_DIMS, q=out)
-    check_device(q)
-    batch, heads_q, seqlen_q, head_dim = q.shape
-    _, heads_kv, seqlen_k, _ = k.shape
-    if 0 in (q.numel(), k.numel()):  # A tensor descriptor cannot describe an empty tensor.
+    if attend is None:
         return out.zero_(), lse.fill_(-math.inf)
-    columns = fp8.columns_of(head_dim)
-    shape = _SHAPES[columns]
     dtype, rotate = fp8.FORMATS[format][0], scaling == "hadamard"
     q8, q_scale = fp8.quantise(q, ROWS.value, scaling, dtype, rotate=rotate)
     k8, k_scale = fp8.quantise(k, KEYS.value, scaling, dtype, rotate=rotate)
     v8, v_scale = fp8.quantise(v, KEYS.value, scaling, dtype, transpose=True, interleave=True)
-    # q and k were multiplied by M / columns instead of M / sqrt(columns).
-    unit = sm_scale * columns if rotate else sm_scale
+    attend(lse, q8, k8, v8, out, q_scale, k_scale, v_scale)
+    return out, lse
+
+
+@remembered
+def _prepared(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, sm_scale: float, form: str, scaling: str
+) -> Prepared | None:
+    """Check the arguments of a call, and prepare the launch that follows quantisation; None if a tensor is empty."""
+    check_settings({"format": form, "scaling": scaling}, LAUNCH)
+    check_inputs(q, k, v, causal, sm_scale)
+    # The TMA copies quantised tensors, and out, which is dense and has dtype and head_dim of q.
+    check_copyable(HEAD_DIMS, q=torch.empty_like(q, device="meta", memory_format=torch.contiguous_format))
+    check_device(q)
+    if 0 in (q.numel(), k.numel()):  # A tensor descriptor cannot describe an empty tensor.
+        return None
+    batch, heads_q, seqlen_q, head_dim = q.shape
+    _, heads_kv, seqlen_k, _ = k.shape
+    columns = fp8.columns_of(head_dim)
+    shape = _SHAPES[columns]
     heads, group = batch * heads_q, heads_q // heads_kv
-    launch(
+    k8 = torch.empty(batch, heads_kv, seqlen_k, columns, dtype=torch.uint8, device="meta")
+    # q and k were multiplied by M / columns instead of M / sqrt(columns).
+    unit = sm_scale * columns if scaling == "hadamard" else sm_scale
+    of_rows, of_k, of_v = (ROWS.value, columns), (KEYS.value, columns), (columns, KEYS.value)
+    return Prepared(
         _forward_kernel,
         min(
             heads * math.ceil(seqlen_q / (shape.consumers * ROWS.value)),
             multiprocessors(q.device),
         ),
-        lse,
-        descriptor(q8, ROWS.value, columns),
-        descriptor(k8, KEYS.value, columns),
-        descriptor(v8, columns, KEYS.value),
-        descriptor(out, ROWS.value, columns),
-        *(q_scale, k_scale, v_scale),
+        [None, of_rows, of_k, of_v, of_rows, None, None, None],  # lse, q, k, v, out, scales of q, k and v
         *(heads, heads_q, group, heads_together(heads, group * heads_in_cache(k8)) if causal else 1),
         *(seqlen_q, seqlen_k, unit * LOG2E.value),
         CAUSAL=causal,
@@ -436,8 +449,8 @@ def forward(
         PARTS=shape.parts,
         REGISTERS=shape.registers,
         num_warps=4,
+        launch_pdl=True,
     )
-    return out, lse
 
 
 def _arithmetic(dtype: str, device: str, launch: Mapping[str, Any]) -> Arithmetic:
