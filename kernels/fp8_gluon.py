@@ -196,8 +196,10 @@ def _to_unit(alpha, unit, v_unit):
 def _add_product(acc, alpha, p, added, v_tile, unit, PARTS: gl.constexpr):
     """Return acc * alpha + (P v) * unit, where None stands for a unit of 1; acc is a tuple of parts of the columns.
 
-    ``added`` is the product of P and the first part, which has been started.
+    ``added`` is the product of P and the first part, if that has been started, or else None.
     """
+    if added is None:
+        added = _start_part(p, v_tile, 0, PARTS)
     for part in gl.static_range(PARTS):
         if part + 1 < PARTS:
             following = _start_part(p, v_tile, part + 1, PARTS)
@@ -257,8 +259,9 @@ def _consume(s, SELF: gl.constexpr):
             tile = own_tiles - 1 - i
             k_tile = s.k_ring.take(taken + i)
             scores = start_product(q_tile, k_tile)
-            # From here on no branch parts the casts of P from the product that takes them. So ptxas lets a cast put its
-            # 16 bits beside those of another one, which would take an instruction of its own.
+            # v is waited for here, so that no branch parts the casts of P from the product that takes them, where it
+            # is started at once. There ptxas lets a cast put its 16 bits beside those of another one, which would
+            # take an instruction of its own. With more than two parts there are no registers for that.
             v_tile = s.v_ring.take(taken + i)
             scores = warpgroup_mma_wait(0, deps=(scores,))
             s.k_ring.free(taken + i)
@@ -272,7 +275,9 @@ def _consume(s, SELF: gl.constexpr):
             next_v_unit = gl.load(v_scale + gl.maximum(tile - 1, 0))
 
             alpha, out_unit = _to_unit(alpha, out_unit, v_unit)
-            added = _start_part(p, v_tile, 0, s.PARTS)
+            added = None
+            if s.PARTS <= 2:
+                added = _start_part(p, v_tile, 0, s.PARTS)
             if out_unit < 1.0:
                 acc = _add_product(acc, alpha, p, added, v_tile, None, s.PARTS)
             else:
