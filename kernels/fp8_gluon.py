@@ -50,6 +50,7 @@ from kernels.hopper import (
     Tasks,
     accumulator,
     check_device,
+    descriptor,
     heads_in_cache,
     heads_together,
     hide,
@@ -438,7 +439,10 @@ def _prepared(
     k8 = torch.empty(batch, heads_kv, seqlen_k, columns, dtype=torch.uint8, device="meta")
     # q and k were multiplied by M / columns instead of M / sqrt(columns).
     unit = sm_scale * columns if scaling == "hadamard" else sm_scale
-    of_rows, of_k, of_v = (ROWS.value, columns), (KEYS.value, columns), (columns, KEYS.value)
+    of_rows, of_k, of_v = (
+        partial(descriptor, rows=rows, columns=width)
+        for rows, width in ((ROWS.value, columns), (KEYS.value, columns), (columns, KEYS.value))
+    )
     return Prepared(
         _forward_kernel,
         min(
