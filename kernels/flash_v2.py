@@ -959,7 +959,7 @@ LAUNCH: Mapping[str, tuple[Any, ...]] = {
 }
 """Launch settings: block_m rows (of dk and dv: keys) of the tile that a program owns, 128 where rows have more than 256
 bytes; block_n rows of each tile that it loops over; the depth of the loads' pipeline; how float32 operands are
-multiplied. On a Hopper, a forward whose scores only a causal mask changes has other tiles than those of the defaults:
+multiplied. On a Hopper, a forward whose scores only a causal mask changes has the fastest tiles in place of 64 by 64:
 see ``_on_hopper``."""
 
 FORWARD_TILES = {1024: (32, 32)}
@@ -1052,8 +1052,9 @@ def _prepared(
     plain = not (dropout_p or window or softcap) and alibi_slopes is None and sinks is None and bias is None
     sizes = (q.element_size(), constants["HEAD_DIM"])
     described = False
-    if plain and chosen == Settings() and sizes in ((2, 64), (2, 128)) and is_hopper(q.device):
-        constants |= _on_hopper(constants["HEAD_DIM"], causal, aligned)
+    default_tile = (chosen.block_m, chosen.block_n) == (Settings.block_m, Settings.block_n)
+    if plain and default_tile and sizes in ((2, 64), (2, 128)) and is_hopper(q.device):
+        constants |= _on_hopper(constants["HEAD_DIM"], causal, aligned, chosen.num_stages)
         described = aligned and k.numel() > 0  # a tensor descriptor cannot describe an empty tensor
     block = [1, 1, constants["BLOCK_LOOP"], constants["HEAD_DIM"]]
     describe = partial(TensorDescriptor.from_tensor, block_shape=block) if described else None
@@ -1077,21 +1078,27 @@ def _prepared(
     return prepared, described
 
 
-def _on_hopper(padded: int, causal: bool, aligned: bool) -> dict[str, Any]:
+def _on_hopper(padded: int, causal: bool, aligned: bool, num_stages: int) -> dict[str, Any]:
     """Return the fastest constants of a forward of 16 bits on a Hopper, by the padded head_dim, which is 64 or 128.
 
-    Keys and values whose rows are aligned are loaded through descriptors, which take fewer registers than pointers. If
-    a thread has at most ``maxnreg`` registers, three programs of four warps or two of eight fit a multiprocessor, and
-    the softmax of one hides behind the products of the others. Other rows are loaded through pointers, in tiles of as
-    many keys, since the bits of a result depend on that.
+    There are at most ``num_stages`` stages. Keys and values whose rows are aligned are loaded through descriptors,
+    which take fewer registers than pointers. If a thread has at most ``maxnreg`` registers, three programs of four
+    warps or two of eight fit a multiprocessor, and the softmax of one hides behind the products of the others. Other
+    rows are loaded through pointers, in tiles of as many keys, since the bits of a result depend on that.
     """
     if padded == 64:
-        tile = (64, 128, 4, 2, 168) if aligned else (128, 128, 8, 2, None)
+        own, loop, num_warps, stages, maxnreg = (64, 128, 4, 2, 168) if aligned else (128, 128, 8, 2, None)
     elif aligned and not causal:
-        tile = (128, 64, 8, 2, 128)
+        own, loop, num_warps, stages, maxnreg = 128, 64, 8, 2, 128
     else:
-        tile = (64, 64, 4, 3, None)
-    return dict(zip(("BLOCK_OWN", "BLOCK_LOOP", "num_warps", "num_stages", "maxnreg"), tile, strict=True))
+        own, loop, num_warps, stages, maxnreg = 64, 64, 4, 3, None
+    return {
+        "BLOCK_OWN": own,
+        "BLOCK_LOOP": loop,
+        "num_warps": num_warps,
+        "num_stages": min(num_stages, stages),
+        "maxnreg": maxnreg,
+    }
 
 
 def backward(
