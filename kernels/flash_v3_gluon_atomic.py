@@ -126,8 +126,14 @@ class _State:
     DQ_SLOTS: gl.constexpr
 
     @gluon.jit
-    def pass_on(self, n, SELF: gl.constexpr, ds):
-        """Pass dS of query tile ``n`` and of consumer SELF on to the consumer that has dq."""
+    def pass_on(self, n, SELF: gl.constexpr, start_n, ds):
+        """Pass dS of query tile ``n`` and of 64 keys from ``start_n`` on to the consumer that has dq.
+
+        A key behind the last one is loaded as zeros. Its dS may overflow to infinity, and is passed on as 0.
+        """
+        if start_n + ROWS > self.tasks.seqlen_k:
+            keys = start_n + gl.arange(0, ROWS, layout=gl.SliceLayout(1, ds.type.layout))
+            ds = gl.where((keys < self.tasks.seqlen_k)[:, None], ds, 0.0)
         self.ds_ring.put(n, SELF, ds)
 
 
