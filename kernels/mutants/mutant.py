@@ -105,8 +105,8 @@ def load_module(entry: str, edited: Mapping[str, str]) -> ModuleType:
     """Import ``entry`` anew, with the texts in ``edited`` in place of those modules.
 
     Modules are names ("kernels.tiles") or paths of .py files. Only ``entry`` and what is edited are imported
-    anew, those edited in their order, then ``entry``; it must import them by ``from module import name``.
-    The texts become files, for Triton reads a kernel's source through ``inspect``.
+    anew, those edited in their order, then ``entry``; it must import them itself. The texts become files, for
+    Triton reads a kernel's source through ``inspect``.
     """
     for name in (name for name in (*edited, entry) if not name.endswith(".py")):
         # A module between those that are edited must not be imported for the first time beside them, and be kept.
@@ -127,7 +127,8 @@ def load_module(entry: str, edited: Mapping[str, str]) -> ModuleType:
             assert spec.loader is not None
             module = importlib.util.module_from_spec(spec)
             # Under its own name for inspect, and for now under that of the module whose place it takes.
-            sys.modules[module.__name__] = sys.modules[_imported_as(name)] = module
+            sys.modules[module.__name__] = module
+            _put(_imported_as(name), module)
             spec.loader.exec_module(module)
     return module
 
@@ -154,7 +155,15 @@ def _modules_kept(names: Mapping[str, str]) -> Iterator[None]:
         for name, module in before.items():
             sys.modules.pop(name, None)
             if module is not None:
-                sys.modules[name] = module
+                _put(name, module)
+
+
+def _put(name: str, module: ModuleType) -> None:
+    """Let a module be imported by this name, both by ``import`` and by ``from package import name``."""
+    sys.modules[name] = module
+    package, _, attribute = name.rpartition(".")
+    if package:
+        setattr(sys.modules[package], attribute, module)
 
 
 @cache

@@ -133,11 +133,12 @@ def test_modules_between_edited_ones_keep_what_they_import(
         "__init__": "",
         "low": "VALUE = 'right'\n",
         "middle": "from layers.low import VALUE\n",
-        "high": "from layers import middle\nfrom layers.low import VALUE\n",
+        "high": "from layers import low, middle\nfrom layers.low import VALUE\n",
     }
     for name, text in texts.items():
         (package / f"{name}.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     edited = load_module("layers.high", {"layers.low": "VALUE = 'wrong'\n"})
-    assert (edited.VALUE, edited.middle.VALUE) == ("wrong", "right")
-    assert importlib.import_module("layers.middle").VALUE == "right"
+    assert (edited.VALUE, edited.low.VALUE, edited.middle.VALUE) == ("wrong", "wrong", "right")
+    again = importlib.import_module("layers")
+    assert (again.low.VALUE, again.middle.VALUE) == ("right", "right")
