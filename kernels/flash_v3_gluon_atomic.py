@@ -13,7 +13,8 @@ which is scaled and cast at the end. Programs of other keys add to the same rows
 not the same, bit for bit, on every run, and is held to the rounding bound instead.
 
 The forward pass is that of ``flash_v3_gluon``, and so are conventions and errors. head_dim goes up to 64: of larger
-heads the registers do not hold dk, dv and dq at once.
+heads the registers do not hold dk, dv and dq at once. Numbers of keys that are no multiple of 64 are left to the two
+kernels of ``flash_v3_gluon_backward``.
 """
 
 import math
@@ -33,7 +34,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from kernels import flash_v2, flash_v3_gluon
+from kernels import flash_v2, flash_v3_gluon, flash_v3_gluon_backward
 from kernels.contract import AttentionKernel, Launch
 from kernels.flash_v3_gluon_backward import (
     KeyTasks,
@@ -126,14 +127,8 @@ class _State:
     DQ_SLOTS: gl.constexpr
 
     @gluon.jit
-    def pass_on(self, n, SELF: gl.constexpr, start_n, ds):
-        """Pass dS of query tile ``n`` and of 64 keys from ``start_n`` on to the consumer that has dq.
-
-        A key behind the last one is loaded as zeros. Its dS may overflow to infinity, and is passed on as 0.
-        """
-        if start_n + ROWS > self.tasks.seqlen_k:
-            keys = start_n + gl.arange(0, ROWS, layout=gl.SliceLayout(1, ds.type.layout))
-            ds = gl.where((keys < self.tasks.seqlen_k)[:, None], ds, 0.0)
+    def pass_on(self, n, SELF: gl.constexpr, ds):
+        """Pass dS of query tile ``n`` and of consumer SELF on to the consumer that has dq."""
         self.ds_ring.put(n, SELF, ds)
 
 
@@ -264,8 +259,13 @@ def backward(
     """Return the gradients (dq, dk, dv), with the arguments, results and errors of ``flash_v3_gluon.backward``.
 
     head_dim is one of ``HEAD_DIMS``. dq is summed over the tiles of 128 keys in any order.
+
+    Calls whose number of keys is no multiple of 64 go to ``flash_v3_gluon_backward``. Here a key behind the last one
+    would be a row of zeros, whose dS is -P delta. In 16 bits that may overflow, and infinity times 0 is nan in dq.
     """
     prepared = _prepared(dout, q, k, v, out, lse, causal, sm_scale)
+    if k.shape[2] % ROWS.value:
+        return flash_v3_gluon_backward.backward(dout, q, k, v, out, lse, causal=causal, sm_scale=sm_scale)
     dq, dk, dv = (torch.empty(*t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
     if prepared is None:
         return dq.zero_(), dk.zero_(), dv.zero_()

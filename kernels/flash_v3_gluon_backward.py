@@ -179,7 +179,7 @@ class _OfKeys:
     dv_tiles: gl.shared_memory_descriptor
 
     @gluon.jit
-    def pass_on(self, n, SELF: gl.constexpr, start_n, ds):
+    def pass_on(self, n, SELF: gl.constexpr, ds):
         """Do nothing with dS of query tile ``n``, as dq is computed by a kernel of its own."""
 
 
@@ -232,7 +232,7 @@ def compute_dk_dv(s, SELF: gl.constexpr):
             for _ in range(first, own_first):
                 s.q_ring.ring.skip(taken)
                 s.do_ring.ring.skip(taken)
-                s.pass_on(taken, SELF, start_n, gl.zeros([ROWS, BLOCK_ROWS], dtype, layout=of_scores))
+                s.pass_on(taken, SELF, gl.zeros([ROWS, BLOCK_ROWS], dtype, layout=of_scores))
                 taken += 1
             for tile in range(own_first, tiles):
                 start_m = tile * BLOCK_ROWS
@@ -254,7 +254,7 @@ def compute_dk_dv(s, SELF: gl.constexpr):
                     ds = _keep(ds, first_row, rows, start_m, s.tasks.seqlen_q)
                 ds = ds.to(dtype)
                 dk = warpgroup_mma(gl.convert_layout(ds, of_weights), q_tile, dk, is_async=True)
-                s.pass_on(taken, SELF, start_n, ds)
+                s.pass_on(taken, SELF, ds)
                 dv = warpgroup_mma_wait(1, deps=(dv,))
                 s.do_ring.ring.free(taken)
                 dk = warpgroup_mma_wait(0, deps=(dk,))

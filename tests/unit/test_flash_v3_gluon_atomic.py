@@ -37,7 +37,7 @@ def test_says_where_it_runs() -> None:
     unavailable_reason(KERNEL.name, DEVICE) is not None, reason="the kernel needs a Hopper GPU"
 )
 def test_keys_behind_the_last_one_leave_dq_as_it_is() -> None:
-    """Of the one key, dP - delta is 0; of the keys behind it, it is -delta, which float16 does not hold."""
+    """For the one key, dP - delta is 0; for those behind it, it would be -delta, which float16 does not hold."""
     q, k, v, dout = (torch.zeros(1, 1, 1, 8, dtype=torch.float16, device=DEVICE) for _ in range(4))
     v[..., :2], dout[..., :2] = 1.0, torch.tensor([65504.0, 16.0])
     out, lse = forward(q, k, v, **OPTIONS)
