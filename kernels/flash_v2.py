@@ -1049,11 +1049,9 @@ def _prepared(
     constants = chosen.constants(q, FORWARD_TILES if bias is None else DQ_TILES)
     # out is contiguous, and its memory starts at a multiple of 16 bytes.
     aligned = is_aligned(q, k, v) and head_dim * (out_dtype or q.dtype).itemsize % 16 == 0
-    plain = not (dropout_p or window or softcap) and alibi_slopes is None and sinks is None and bias is None
-    sizes = (q.element_size(), constants["HEAD_DIM"])
     described = False
     default_tile = (chosen.block_m, chosen.block_n) == (Settings.block_m, Settings.block_n)
-    if plain and default_tile and sizes in ((2, 64), (2, 128)) and is_hopper(q.device):
+    if default_tile and _is_tuned_for_hopper(q, dropout_p, window, softcap, alibi_slopes, sinks, bias):
         constants |= _on_hopper(constants["HEAD_DIM"], causal, aligned, chosen.num_stages)
         described = aligned and k.numel() > 0  # a tensor descriptor cannot describe an empty tensor
     block = [1, 1, constants["BLOCK_LOOP"], constants["HEAD_DIM"]]
@@ -1076,6 +1074,18 @@ def _prepared(
         **constants,
     )
     return prepared, described
+
+
+def _is_tuned_for_hopper(
+    q: Tensor, dropout_p: float, window: int, softcap: float, *extras: Tensor | None
+) -> bool:
+    """Whether a call has constants of its own on a Hopper, and q is on one.
+
+    These are for 16 bits, a padded head_dim of 64 or 128, and scores that nothing but a causal mask changes.
+    """
+    plain = not (dropout_p or window or softcap) and all(extra is None for extra in extras)
+    sizes = (q.element_size(), padded_head_dim(q.shape[3]))
+    return plain and sizes in ((2, 64), (2, 128)) and is_hopper(q.device)
 
 
 def _on_hopper(padded: int, causal: bool, aligned: bool, num_stages: int) -> dict[str, Any]:
@@ -1150,9 +1160,8 @@ def backward(
         *(softcap * LOG2E.value, alibi_slopes, bias, *bias_strides(bias, q, k)),
     )
     aligned = is_aligned(dout, q, k, v, dq, dk, dv)
-    plain = not (dropout_p or window or softcap) and alibi_slopes is None and bias is None
-    sizes = (q.element_size(), padded_head_dim(head_dim))
-    if plain and aligned and sizes in ((2, 64), (2, 128)) and q.numel() and k.numel() and is_hopper(q.device):
+    tuned = _is_tuned_for_hopper(q, dropout_p, window, softcap, alibi_slopes, bias)
+    if tuned and aligned and q.numel() and k.numel():
         of_keys, of_queries = chosen.on_hopper(q)
         block = [1, 1, of_keys["BLOCK_LOOP"], of_keys["HEAD_DIM"]]
         q_tiles, do_tiles = (TensorDescriptor.from_tensor(x, block) for x in (q, dout))
@@ -1283,9 +1292,8 @@ class Settings:
         """
         of_keys = replace(self, num_stages=min(self.num_stages, 2)).constants(q, {})
         if of_keys["HEAD_DIM"] == 64:
-            return of_keys | ({"maxnreg": 168} if of_keys["num_warps"] == 4 else {}), self.constants(
-                q, DQ_TILES
-            )
+            fewer = {"maxnreg": 168} if of_keys["num_warps"] == 4 else {}
+            return of_keys | fewer, self.constants(q, DQ_TILES)
         return of_keys, replace(self, block_m=128).constants(q, {})
 
 
@@ -1303,7 +1311,7 @@ def flash_v2(
 
 
 def most_keys_in_a_tile(dtype: str, device: str, launch: Mapping[str, Any]) -> int:
-    """Return how many keys a tile of the forward has at most; with the default settings, a Hopper may have more."""
+    """Return how many keys a tile of the forward has at most; with the default block_n, a Hopper may have more."""
     keys: int = launch.get("block_n", Settings.block_n)
     return keys if dtype == "float32" or device == "cpu" or keys != Settings.block_n else 128
 

@@ -24,7 +24,6 @@ The backward pass is in ``flash_v3_gluon_backward``. The kernel needs a Hopper G
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -460,12 +459,4 @@ KERNEL = AttentionKernel(
     ),
 )
 
-
-def __getattr__(name: str) -> Mapping[tuple[str, str], str]:
-    """Return UNAVAILABLE, why the kernel cannot run by (name, device type), which is only made when it is asked for.
-
-    Looking at a GPU takes memory on it, so this is not done when the module is imported.
-    """
-    if name != "UNAVAILABLE":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return unavailable(KERNEL.name, twin="flash_v3")
+__getattr__ = unavailable(KERNEL.name, twin="flash_v3")

@@ -18,7 +18,6 @@ kernels of ``flash_v3_gluon_backward``.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -89,7 +88,7 @@ class _ScoreGradients:
 
     @gluon.jit
     def take(self, n):
-        """Wait for dS of query tile ``n`` and return it in two parts, those of 64 keys each, as (rows, keys)."""
+        """Wait for dS of query tile ``n`` and return it as (rows, keys), in two parts: the keys of each consumer."""
         slot = n % self.SLOTS
         mbarrier.wait(self.filled.index(slot), n // self.SLOTS & 1)
         return self.tiles.index(slot * 2).permute((1, 0)), self.tiles.index(slot * 2 + 1).permute((1, 0))
@@ -241,7 +240,7 @@ def _backward_kernel(
 
 def forward(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> tuple[Tensor, Tensor]:
     """Call ``flash_v3_gluon.forward`` with a head_dim of ``HEAD_DIMS``, for which there is a backward pass here."""
-    check_call(q, k, v, causal, sm_scale, HEAD_DIMS)
+    _check(q, k, v, causal, sm_scale)
     return flash_v3_gluon.forward(q, k, v, causal=causal, sm_scale=sm_scale)
 
 
@@ -263,9 +262,10 @@ def backward(
     Calls whose number of keys is no multiple of 64 go to ``flash_v3_gluon_backward``. Here a key behind the last one
     would be a row of zeros, whose dS is -P delta. In 16 bits that may overflow, and infinity times 0 is nan in dq.
     """
-    prepared = _prepared(dout, q, k, v, out, lse, causal, sm_scale)
+    _check(q, k, v, causal, sm_scale)
     if k.shape[2] % ROWS.value:
         return flash_v3_gluon_backward.backward(dout, q, k, v, out, lse, causal=causal, sm_scale=sm_scale)
+    prepared = _prepared(dout, q, k, v, out, lse, causal, sm_scale)
     dq, dk, dv = (torch.empty(*t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
     if prepared is None:
         return dq.zero_(), dk.zero_(), dv.zero_()
@@ -274,6 +274,12 @@ def backward(
     dq_sum = torch.zeros(*q.shape, dtype=torch.float32, device=q.device)
     prepared(for_the_tma(lse_log2), for_the_tma(delta), q, k, v, dout, dq_sum, dk, dv)
     return torch.mul(dq_sum, float(sm_scale), out=dq), dk, dv
+
+
+@remembered
+def _check(q: Tensor, k: Tensor, v: Tensor, causal: bool, sm_scale: float) -> None:
+    """Check what ``flash_v3_gluon`` does, and that head_dim is one of ``HEAD_DIMS``."""
+    check_call(q, k, v, causal, sm_scale, HEAD_DIMS)
 
 
 @remembered
@@ -287,8 +293,7 @@ def _prepared(
     causal: bool,
     sm_scale: float,
 ) -> Prepared | None:
-    """Check the arguments of a call, and prepare the launch; None if a tensor is empty."""
-    check_call(q, k, v, causal, sm_scale, HEAD_DIMS)
+    """Check what ``_check`` has not of the arguments of a call, and prepare the launch; None if a tensor is empty."""
     check_gradient_inputs(dout, q, out, lse)
     if 0 in (q.numel(), k.numel()):  # A tensor descriptor cannot describe an empty tensor.
         return None
@@ -325,12 +330,4 @@ KERNEL = AttentionKernel(
     ),
 )
 
-
-def __getattr__(name: str) -> Mapping[tuple[str, str], str]:
-    """Return UNAVAILABLE, why the kernel cannot run by (name, device type), which is only made when it is asked for.
-
-    Looking at a GPU takes memory on it, so this is not done when the module is imported.
-    """
-    if name != "UNAVAILABLE":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return unavailable(KERNEL.name, twin="flash_v2_atomic")
+__getattr__ = unavailable(KERNEL.name, twin="flash_v2_atomic")

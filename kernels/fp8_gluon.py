@@ -249,7 +249,7 @@ def _consume(s, SELF: gl.constexpr):
         out_unit = 0.5
 
         q_tile = s.q_ring.take(taken_q)
-        # Under a causal mask the consumers of later rows see more keys.
+        # No row of this consumer sees a key of these tiles.
         for i in range(tiles - own_tiles):
             s.k_ring.skip(taken + i)
             s.v_ring.skip(taken + i)
@@ -501,12 +501,4 @@ KERNEL = AttentionKernel(
     ),
 )
 
-
-def __getattr__(name: str) -> Mapping[tuple[str, str], str]:
-    """Return UNAVAILABLE, why the kernel cannot run by (name, device type), which is only made when it is asked for.
-
-    Looking at a GPU takes memory on it, so this is not done when the module is imported.
-    """
-    if name != "UNAVAILABLE":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return unavailable(KERNEL.name, twin="fp8")
+__getattr__ = unavailable(KERNEL.name, twin="fp8")

@@ -6,7 +6,7 @@ In these kernels one warp group loads and the others, the consumers, compute. A 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, dataclass_transform
@@ -224,7 +224,7 @@ class Tasks:
 
     @gluon.jit
     def key_tiles_of_consumer(self, start_m):
-        """Return what ``key_tiles`` does, of the 64 rows that a consumer has of a task.
+        """Return the same as ``key_tiles``, for the 64 rows of a task that one consumer computes.
 
         Under a causal mask, where the last task takes the longest, rows behind the last one have a single tile.
         """
@@ -260,15 +260,23 @@ def check_device(q: Tensor) -> None:
         raise NotImplementedError(f"q: got a tensor on {q.device}, expected one on a Hopper GPU")
 
 
-def unavailable(name: str, twin: str) -> dict[tuple[str, str], str]:
-    """Return why a kernel in Gluon cannot run here, by (name, device type).
+def unavailable(name: str, twin: str) -> Callable[[str], Mapping[tuple[str, str], str]]:
+    """Return the ``__getattr__`` of a module that has a kernel in Gluon, which makes UNAVAILABLE when it is asked for.
 
-    ``twin`` is the name of the kernel in ``triton.language`` that computes the same.
+    That says why the kernel cannot run here, by (name, device type). Looking at a GPU takes memory on it, so this is
+    not done when the module is imported. ``twin`` is the name of the kernel in ``triton.language`` that computes the
+    same. Any other attribute raises AttributeError.
     """
-    reasons = {(name, "cpu"): f"Gluon does not run in Triton's interpreter; its plain twin, {twin}, does"}
-    if torch.cuda.is_available() and not is_hopper(torch.device("cuda")):
-        reasons[name, "cuda"] = f"needs a Hopper GPU; its plain twin, {twin}, does not"
-    return reasons
+
+    def attribute(asked: str) -> Mapping[tuple[str, str], str]:
+        if asked != "UNAVAILABLE":
+            raise AttributeError(f"the module of {name} has no attribute {asked!r}")
+        reasons = {(name, "cpu"): f"Gluon does not run in Triton's interpreter; its plain twin, {twin}, does"}
+        if torch.cuda.is_available() and not is_hopper(torch.device("cuda")):
+            reasons[name, "cuda"] = f"needs a Hopper GPU; its plain twin, {twin}, does not"
+        return reasons
+
+    return attribute
 
 
 _CACHED_BYTES = 2**25
