@@ -13,8 +13,7 @@ which is scaled and cast at the end. Programs of other keys add to the same rows
 not the same, bit for bit, on every run, and is held to the rounding bound instead.
 
 The forward pass is that of ``flash_v3_gluon``, and so are conventions and errors. head_dim goes up to 64: of larger
-heads the registers do not hold dk, dv and dq at once. Numbers of keys that are no multiple of 64 are left to the two
-kernels of ``flash_v3_gluon_backward``.
+heads the registers do not hold dk, dv and dq at once.
 """
 
 import math
@@ -33,7 +32,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from kernels import flash_v2, flash_v3_gluon, flash_v3_gluon_backward
+from kernels import flash_v2, flash_v3_gluon
 from kernels.contract import AttentionKernel, Launch
 from kernels.flash_v3_gluon_backward import (
     KeyTasks,
@@ -60,7 +59,7 @@ from kernels.hopper import (
 )
 from kernels.launching import is_aligned, remembered
 from kernels.prepared import Prepared
-from kernels.tiles import LOG2E, kernel
+from kernels.tiles import LOG2E, NEG_INF, kernel
 from kernels.validation import check_gradient_inputs
 from reference.arithmetic import Arithmetic
 
@@ -124,6 +123,15 @@ class _State:
     dk_tiles: gl.shared_memory_descriptor
     dv_tiles: gl.shared_memory_descriptor
     DQ_SLOTS: gl.constexpr
+
+    @gluon.jit
+    def largest_exponents(self, keys):
+        """Return, as a column, the largest exponent that P of each key may have: -inf behind the last one.
+
+        There k is a row of zeros, so that dS would be -P delta, which may overflow in 16 bits: infinity times 0 is nan
+        in dq. With P = 0, it is 0.
+        """
+        return gl.where(keys < self.tasks.seqlen_k, 0.0, NEG_INF)[:, None]
 
     @gluon.jit
     def pass_on(self, n, SELF: gl.constexpr, ds):
@@ -258,13 +266,8 @@ def backward(
     """Return the gradients (dq, dk, dv), with the arguments, results and errors of ``flash_v3_gluon.backward``.
 
     head_dim is one of ``HEAD_DIMS``. dq is summed over the tiles of 128 keys in any order.
-
-    Calls whose number of keys is no multiple of 64 go to ``flash_v3_gluon_backward``. Here a key behind the last one
-    would be a row of zeros, whose dS is -P delta. In 16 bits that may overflow, and infinity times 0 is nan in dq.
     """
     _check(q, k, v, causal, sm_scale)
-    if k.shape[2] % ROWS.value:
-        return flash_v3_gluon_backward.backward(dout, q, k, v, out, lse, causal=causal, sm_scale=sm_scale)
     prepared = _prepared(dout, q, k, v, out, lse, causal, sm_scale)
     dq, dk, dv = (torch.empty(*t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
     if prepared is None:

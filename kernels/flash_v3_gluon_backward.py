@@ -63,10 +63,10 @@ from kernels.validation import check_gradient_inputs
 
 
 @gluon.jit
-def _weights(scores, scale, row_lse):
-    """Return P from unscaled scores, and lse in base 2; nan where either is nan."""
+def _weights(scores, scale, row_lse, largest=0.0):
+    """Return P from unscaled scores, lse in base 2, and the largest exponents that P may have; nan stays nan."""
     # lse is rounded, so it may lie below the largest score, and far below a huge one. P is then at most 1 all the same.
-    return gl.exp2(gl.minimum(gl.fma(scores, scale, -row_lse), 0.0, propagate_nan=tl.PropagateNan.ALL))
+    return gl.exp2(gl.minimum(gl.fma(scores, scale, -row_lse), largest, propagate_nan=tl.PropagateNan.ALL))
 
 
 @record
@@ -179,6 +179,11 @@ class _OfKeys:
     dv_tiles: gl.shared_memory_descriptor
 
     @gluon.jit
+    def largest_exponents(self, keys):
+        """Return 0 for all keys: those behind the last one have gradients that nobody stores."""
+        return 0.0
+
+    @gluon.jit
     def pass_on(self, n, SELF: gl.constexpr, ds):
         """Do nothing with dS of query tile ``n``, as dq is computed by a kernel of its own."""
 
@@ -222,6 +227,7 @@ def compute_dk_dv(s, SELF: gl.constexpr):
         start_n += SELF * ROWS
         own_first, whole, whole_end = s.tasks.query_tiles_of_consumer(start_n)
         first_row = s.tasks.first_rows(start_n + keys)
+        largest = s.largest_exponents(start_n + keys)
         dk = gl.zeros([ROWS, HEAD_DIM], gl.float32, layout=of_gradients)
         dv = gl.zeros([ROWS, HEAD_DIM], gl.float32, layout=of_gradients)
         s.k_ring.take(taken_k)
@@ -242,7 +248,7 @@ def compute_dk_dv(s, SELF: gl.constexpr):
                 do_tile = s.do_ring.ring.take(taken)
                 dp = start_product(s.v_ring.again(taken_k, tile), do_tile)
                 scores = warpgroup_mma_wait(1, deps=(scores,))
-                p = _weights(scores, s.scale_log2, row_lse)
+                p = _weights(scores, s.scale_log2, row_lse, largest)
                 cut = (tile < whole) | (tile >= whole_end)
                 if cut:
                     p = _keep(p, first_row, rows, start_m, s.tasks.seqlen_q)
