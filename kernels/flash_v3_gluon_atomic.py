@@ -36,6 +36,7 @@ from kernels import flash_v2, flash_v3_gluon
 from kernels.contract import AttentionKernel, Launch
 from kernels.flash_v3_gluon_backward import (
     KeyTasks,
+    OfKeys,
     RowRing,
     compute_dk_dv,
     for_the_tma,
@@ -44,7 +45,6 @@ from kernels.flash_v3_gluon_backward import (
 )
 from kernels.hopper import (
     ROWS,
-    Ring,
     accumulator,
     check_call,
     descriptor,
@@ -63,6 +63,9 @@ from kernels.tiles import LOG2E, NEG_INF, kernel
 from kernels.validation import check_gradient_inputs
 from reference.arithmetic import Arithmetic
 
+DQ_SLOTS = gl.constexpr(2)
+"""Tiles of dq in shared memory: the TMA adds one to memory while the next is computed."""
+
 HEAD_DIMS = tuple(range(8, 65, 8))
 """The head dims of 16-bit rows that the TMA can copy, up to the largest for which there are registers."""
 
@@ -75,6 +78,15 @@ class _ScoreGradients:
     filled: gl.shared_memory_descriptor
     freed: gl.shared_memory_descriptor
     SLOTS: gl.constexpr
+
+    @gluon.jit
+    def largest_exponents(self, keys, seqlen_k):
+        """Return, as a column, the largest exponent that P of each key may have: -inf behind the last one.
+
+        There k is a row of zeros, so that dS would be -P delta, which may overflow in 16 bits: infinity times 0 is nan
+        in dq. With P = 0, it is 0.
+        """
+        return gl.where(keys < seqlen_k, 0.0, NEG_INF)[:, None]
 
     @gluon.jit
     def put(self, n, SELF: gl.constexpr, ds):
@@ -98,51 +110,10 @@ class _ScoreGradients:
         mbarrier.arrive(self.freed.index(n % self.SLOTS), count=1)
 
 
-@record
-class _State:
-    """What the producer and the consumers share. Tiles of q come with lse_log2, of dout with delta."""
-
-    q: tma.tensor_descriptor
-    k: tma.tensor_descriptor
-    v: tma.tensor_descriptor
-    dout: tma.tensor_descriptor
-    dq_sum: tma.tensor_descriptor
-    dk: tma.tensor_descriptor
-    dv: tma.tensor_descriptor
-    lse_log2: tma.tensor_descriptor
-    delta: tma.tensor_descriptor
-    sm_scale: gl.tensor
-    scale_log2: gl.tensor
-    tasks: KeyTasks
-    q_ring: RowRing
-    do_ring: RowRing
-    k_ring: Ring
-    v_ring: Ring
-    ds_ring: _ScoreGradients
-    dq_tiles: gl.shared_memory_descriptor
-    dk_tiles: gl.shared_memory_descriptor
-    dv_tiles: gl.shared_memory_descriptor
-    DQ_SLOTS: gl.constexpr
-
-    @gluon.jit
-    def largest_exponents(self, keys):
-        """Return, as a column, the largest exponent that P of each key may have: -inf behind the last one.
-
-        There k is a row of zeros, so that dS would be -P delta, which may overflow in 16 bits: infinity times 0 is nan
-        in dq. With P = 0, it is 0.
-        """
-        return gl.where(keys < self.tasks.seqlen_k, 0.0, NEG_INF)[:, None]
-
-    @gluon.jit
-    def pass_on(self, n, SELF: gl.constexpr, ds):
-        """Pass dS of query tile ``n`` and of consumer SELF on to the consumer that has dq."""
-        self.ds_ring.put(n, SELF, ds)
-
-
 @gluon.jit
-def _add_to_dq(s):
+def _add_to_dq(s, ds_ring, dq_sum, dq_tiles):
     """Run the consumer that has dq: it adds what the 128 keys of a task give to dq of each query tile."""
-    HEAD_DIM: gl.constexpr = s.dq_sum.block_type.shape[3]
+    HEAD_DIM: gl.constexpr = dq_sum.block_type.shape[3]
     of_gradient: gl.constexpr = accumulator(HEAD_DIM, s.q.dtype)
     taken_k = 0
     taken = 0
@@ -153,20 +124,20 @@ def _add_to_dq(s):
         s.k_ring.take(taken_k + 1)
         for head in range(head_kv * s.tasks.group, (head_kv + 1) * s.tasks.group):
             for tile in range(first, tiles):
-                ds_of_first, ds_of_second = s.ds_ring.take(taken)
+                ds_of_first, ds_of_second = ds_ring.take(taken)
                 dq = gl.zeros([ROWS, HEAD_DIM], gl.float32, layout=of_gradient)
                 dq = warpgroup_mma(
                     ds_of_first, s.k_ring.again(taken_k, tile), dq, use_acc=False, is_async=True
                 )
                 dq = warpgroup_mma(ds_of_second, s.k_ring.again(taken_k + 1, tile), dq, is_async=True)
                 dq = warpgroup_mma_wait(0, deps=(dq,))
-                s.ds_ring.free(taken)
+                ds_ring.free(taken)
                 # All but the last adds have read their tiles, so the one that is next in turn is free.
-                tma.store_wait(s.DQ_SLOTS - 1)
-                dq_tile = s.dq_tiles.index(taken % s.DQ_SLOTS)
+                tma.store_wait(DQ_SLOTS - 1)
+                dq_tile = dq_tiles.index(taken % DQ_SLOTS)
                 dq_tile.reshape([ROWS, HEAD_DIM]).store(dq)
                 fence_async_shared()
-                tma_add(s.dq_sum, [batch, head, tile * ROWS, 0], dq_tile)
+                tma_add(dq_sum, [batch, head, tile * ROWS, 0], dq_tile)
                 taken += 1
         s.k_ring.free(taken_k)
         s.k_ring.free(taken_k + 1)
@@ -207,16 +178,15 @@ def _backward_kernel(
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, ROWS], q.dtype)
     ds_tiles = gl.allocate_shared_memory(q.dtype, [3 * 2, ROWS, ROWS], layout)
     ds_ring = _ScoreGradients(ds_tiles, new_barriers(3, 2), new_barriers(3, 1), 3)
-    dq_tiles = new_tiles(dq_sum, 2)
+    dq_tiles = new_tiles(dq_sum, DQ_SLOTS)
     dk_tiles = new_tiles(dk, 2)
     dv_tiles = new_tiles(dv, 2)
     fence_async_shared()
-    shared = _State(
+    shared = OfKeys(
         q,
         k,
         v,
         dout,
-        dq_sum,
         dk,
         dv,
         lse_log2,
@@ -228,18 +198,15 @@ def _backward_kernel(
         do_ring,
         k_ring,
         v_ring,
-        ds_ring,
-        dq_tiles,
         dk_tiles,
         dv_tiles,
-        2,
     )
     gl.warp_specialize(
         [
             (load_for_dk_dv, (shared,)),
-            (compute_dk_dv, (shared, 0)),
-            (compute_dk_dv, (shared, 1)),
-            (_add_to_dq, (shared,)),
+            (compute_dk_dv, (shared, ds_ring, 0)),
+            (compute_dk_dv, (shared, ds_ring, 1)),
+            (_add_to_dq, (shared, ds_ring, dq_sum, dq_tiles)),
         ],
         [4, 4, 4],
         [208, 208, 64],

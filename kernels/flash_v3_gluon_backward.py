@@ -157,7 +157,7 @@ class KeyTasks:
 
 
 @record
-class _OfKeys:
+class OfKeys:
     """What the producer and the consumers of dk and dv share. Tiles of q come with lse_log2, of dout with delta."""
 
     q: tma.tensor_descriptor
@@ -178,14 +178,19 @@ class _OfKeys:
     dk_tiles: gl.shared_memory_descriptor
     dv_tiles: gl.shared_memory_descriptor
 
+
+@record
+class _NoReader:
+    """Stands for what reads dS beside the products of dk, where dq is computed by a kernel of its own."""
+
     @gluon.jit
-    def largest_exponents(self, keys):
-        """Return 0 for all keys: those behind the last one have gradients that nobody stores."""
+    def largest_exponents(self, keys, seqlen_k):
+        """Return 0 for all keys: what is computed of those behind the last one is not stored."""
         return 0.0
 
     @gluon.jit
-    def pass_on(self, n, SELF: gl.constexpr, ds):
-        """Do nothing with dS of query tile ``n``, as dq is computed by a kernel of its own."""
+    def put(self, n, SELF: gl.constexpr, ds):
+        """Do nothing with dS of query tile ``n``."""
 
 
 @gluon.jit
@@ -209,8 +214,8 @@ def load_for_dk_dv(s):
 
 
 @gluon.jit
-def compute_dk_dv(s, SELF: gl.constexpr):
-    """Run consumer number SELF of dk and dv: it computes 64 keys of each task, and passes on dS of each query tile."""
+def compute_dk_dv(s, ds_reader, SELF: gl.constexpr):
+    """Run consumer number SELF of dk and dv: it computes 64 keys of each task, and gives dS of each query tile away."""
     dtype: gl.constexpr = s.dk.dtype
     BLOCK_ROWS: gl.constexpr = s.tasks.BLOCK_ROWS
     HEAD_DIM: gl.constexpr = s.dk.block_type.shape[3]
@@ -227,7 +232,7 @@ def compute_dk_dv(s, SELF: gl.constexpr):
         start_n += SELF * ROWS
         own_first, whole, whole_end = s.tasks.query_tiles_of_consumer(start_n)
         first_row = s.tasks.first_rows(start_n + keys)
-        largest = s.largest_exponents(start_n + keys)
+        largest = ds_reader.largest_exponents(start_n + keys, s.tasks.seqlen_k)
         dk = gl.zeros([ROWS, HEAD_DIM], gl.float32, layout=of_gradients)
         dv = gl.zeros([ROWS, HEAD_DIM], gl.float32, layout=of_gradients)
         s.k_ring.take(taken_k)
@@ -238,7 +243,7 @@ def compute_dk_dv(s, SELF: gl.constexpr):
             for _ in range(first, own_first):
                 s.q_ring.ring.skip(taken)
                 s.do_ring.ring.skip(taken)
-                s.pass_on(taken, SELF, gl.zeros([ROWS, BLOCK_ROWS], dtype, layout=of_scores))
+                ds_reader.put(taken, SELF, gl.zeros([ROWS, BLOCK_ROWS], dtype, layout=of_scores))
                 taken += 1
             for tile in range(own_first, tiles):
                 start_m = tile * BLOCK_ROWS
@@ -260,7 +265,7 @@ def compute_dk_dv(s, SELF: gl.constexpr):
                     ds = _keep(ds, first_row, rows, start_m, s.tasks.seqlen_q)
                 ds = ds.to(dtype)
                 dk = warpgroup_mma(gl.convert_layout(ds, of_weights), q_tile, dk, is_async=True)
-                s.pass_on(taken, SELF, ds)
+                ds_reader.put(taken, SELF, ds)
                 dv = warpgroup_mma_wait(1, deps=(dv,))
                 s.do_ring.ring.free(taken)
                 dk = warpgroup_mma_wait(0, deps=(dk,))
@@ -325,7 +330,7 @@ def _dk_dv_kernel(
     dk_tiles = new_tiles(dk, CONSUMERS)
     dv_tiles = new_tiles(dv, CONSUMERS)
     fence_async_shared()
-    shared = _OfKeys(
+    shared = OfKeys(
         q,
         k,
         v,
@@ -347,9 +352,9 @@ def _dk_dv_kernel(
     gl.warp_specialize(
         [
             (load_for_dk_dv, (shared,)),
-            (compute_dk_dv, (shared, 0)),
-            (compute_dk_dv, (shared, 1)),
-            (compute_dk_dv, (shared, 2)),
+            (compute_dk_dv, (shared, _NoReader(), 0)),
+            (compute_dk_dv, (shared, _NoReader(), 1)),
+            (compute_dk_dv, (shared, _NoReader(), 2)),
         ][: CONSUMERS + 1],
         [4, 4, 4][:CONSUMERS],
         [REGISTERS, REGISTERS, REGISTERS][:CONSUMERS],
@@ -508,7 +513,7 @@ def _wide_dk_dv_kernel(
     weights = gl.allocate_shared_memory(gl.float32, [SLOTS, ROWS, BLOCK_ROWS], layout)
     passage = _Passage(weights, new_barriers(SLOTS, 1), new_barriers(SLOTS, 1), SLOTS)
     fence_async_shared()
-    shared = _OfKeys(
+    shared = OfKeys(
         q,
         k,
         v,
