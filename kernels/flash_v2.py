@@ -50,7 +50,6 @@ from kernels.launching import (
     dropout_arguments,
     is_aligned,
     is_hopper,
-    launch,
     new_results,
     padded_head_dim,
     remembered,
@@ -535,6 +534,13 @@ def _dk_dv_kernel(
     lse_log2,
     dk,
     dv,
+    q_tiles,
+    do_tiles,
+    alibi_slopes,
+    bias,
+    dropout_seed: tl.int64,
+    threshold: tl.int64,
+    keep_scale,
     stride_dob: tl.int64,
     stride_doh: tl.int64,
     stride_dom: tl.int64,
@@ -554,18 +560,11 @@ def _dk_dv_kernel(
     head_dim,
     sm_scale,
     scale_log2,
-    dropout_seed: tl.int64,
-    threshold: tl.int64,
-    keep_scale,
     window,
     softcap,
-    alibi_slopes,
-    bias,
     stride_bb: tl.int64,
     stride_bh: tl.int64,
     stride_bm: tl.int64,
-    q_tiles,
-    do_tiles,
     CAUSAL: tl.constexpr,
     DROPOUT: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -721,6 +720,11 @@ def _dq_kernel(
     delta,
     lse_log2,
     dq,
+    alibi_slopes,
+    bias,
+    dropout_seed: tl.int64,
+    threshold: tl.int64,
+    keep_scale,
     stride_dob: tl.int64,
     stride_doh: tl.int64,
     stride_dom: tl.int64,
@@ -740,13 +744,8 @@ def _dq_kernel(
     head_dim,
     sm_scale,
     scale_log2,
-    dropout_seed: tl.int64,
-    threshold: tl.int64,
-    keep_scale,
     window,
     softcap,
-    alibi_slopes,
-    bias,
     stride_bb: tl.int64,
     stride_bh: tl.int64,
     stride_bm: tl.int64,
@@ -833,6 +832,11 @@ def _dbias_kernel(
     delta,
     lse_log2,
     dbias,
+    alibi_slopes,
+    bias,
+    dropout_seed: tl.int64,
+    threshold: tl.int64,
+    keep_scale,
     stride_dob: tl.int64,
     stride_doh: tl.int64,
     stride_dom: tl.int64,
@@ -852,13 +856,8 @@ def _dbias_kernel(
     head_dim,
     sm_scale,
     scale_log2,
-    dropout_seed: tl.int64,
-    threshold: tl.int64,
-    keep_scale,
     window,
     softcap,
-    alibi_slopes,
-    bias,
     stride_bb: tl.int64,
     stride_bh: tl.int64,
     stride_bm: tl.int64,
@@ -1137,84 +1136,118 @@ def backward(
     the query heads that share a key head, in float32. With a ``bias``, dbias, like it and summed in float32 as well, is
     the fourth. Gradients have ``grad_dtype`` if that is given. Arguments and errors are those of ``forward``.
     """
+    check_dropout(dropout_p, dropout_seed)
+    extras = (alibi_slopes, sinks, bias)
+    options = (causal, sm_scale, dropout_p, window, softcap, grad_dtype)
+    prepared = _prepared_gradients(dout, q, k, v, out, lse, *extras, *options, **settings)
+    check_runnable(q)
+    compute_dk_dv, compute_dq, compute_dbias, described = prepared
+    dq, dk, dv = (torch.empty(*t.shape, dtype=grad_dtype or t.dtype, device=t.device) for t in (q, k, v))
+    inputs = (dout, q, k, v, *row_deltas(dout, out, lse))
+    tiles = (q, dout) if described else (None, None)
+    others = (alibi_slopes, bias, *dropout_arguments(dropout_p, dropout_seed))
+    compute_dk_dv(*inputs, dk, dv, *tiles, *others)
+    compute_dq(*inputs, dq, *others)
+    if bias is None or compute_dbias is None:
+        return dq, dk, dv
+    dbias = torch.empty(bias.shape, dtype=grad_dtype or bias.dtype, device=bias.device)
+    compute_dbias(*inputs, dbias, *others)
+    return dq, dk, dv, dbias
+
+
+@remembered
+def _prepared_gradients(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    alibi_slopes: Tensor | None,
+    sinks: Tensor | None,
+    bias: Tensor | None,
+    causal: bool,
+    sm_scale: float,
+    dropout_p: float,
+    window: int,
+    softcap: float,
+    grad_dtype: torch.dtype | None,
+    **settings: Any,
+) -> tuple[Prepared, Prepared, Prepared | None, bool]:
+    """Check the arguments of a call, and prepare its launches: dk and dv, dq, and dbias if there is a bias.
+
+    And tell whether q and dout are loaded through descriptors for dk and dv.
+    """
     chosen = Settings(**settings)
     check_inputs(q, k, v, causal, sm_scale)
-    check_dropout(dropout_p, dropout_seed)
     check_sizes(window=window)
     check_softcap(softcap)
     check_of_heads(q, alibi_slopes=alibi_slopes, sinks=sinks)
     check_bias(bias, q, k)
     check_stored_dtype("grad_dtype", grad_dtype)
-    check_runnable(q)
     check_gradient_inputs(dout, q, out, lse)
     batch, heads_q, seqlen_q, head_dim = q.shape
     _, heads_kv, seqlen_k, _ = k.shape
-    group = heads_q // max(heads_kv, 1)
-    dq, dk, dv = (torch.empty(*t.shape, dtype=grad_dtype or t.dtype, device=t.device) for t in (q, k, v))
-    delta, lse_log2 = row_deltas(dout, out, lse)
-    arguments = (
+    # Gradients are contiguous, and their memory starts at a multiple of 16 bytes.
+    aligned = is_aligned(dout, q, k, v) and head_dim * (grad_dtype or q.dtype).itemsize % 16 == 0
+    numbers = (
         *row_strides(dout, q, k, v),
-        *(heads_kv, group, seqlen_q, seqlen_k, head_dim, float(sm_scale), sm_scale * LOG2E.value),
-        *dropout_arguments(dropout_p, dropout_seed),
-        min(window, seqlen_q + seqlen_k),
-        *(softcap * LOG2E.value, alibi_slopes, bias, *bias_strides(bias, q, k)),
+        *(heads_kv, heads_q // max(heads_kv, 1), seqlen_q, seqlen_k, head_dim),
+        *(float(sm_scale), sm_scale * LOG2E.value),
+        *(min(window, seqlen_q + seqlen_k), softcap * LOG2E.value, *bias_strides(bias, q, k)),
     )
-    aligned = is_aligned(dout, q, k, v, dq, dk, dv)
+    switches = {
+        "CAUSAL": causal,
+        "DROPOUT": dropout_p > 0,
+        "WINDOW": window > 0,
+        "SOFTCAP": softcap > 0,
+        "ALIGNED": aligned,
+    }
+    of_keys, of_queries = chosen.constants(q, DK_DV_TILES), chosen.constants(q, DQ_TILES)
     tuned = _is_tuned_for_hopper(q, dropout_p, window, softcap, alibi_slopes, bias)
-    if tuned and aligned and q.numel() and k.numel():
+    described = bool(tuned and aligned and q.numel() and k.numel())
+    if described:
         of_keys, of_queries = chosen.on_hopper(q)
-        block = [1, 1, of_keys["BLOCK_LOOP"], of_keys["HEAD_DIM"]]
-        q_tiles, do_tiles = (TensorDescriptor.from_tensor(x, block) for x in (q, dout))
-    else:
-        of_keys, of_queries = chosen.constants(q, DK_DV_TILES), chosen.constants(q, DQ_TILES)
-        q_tiles, do_tiles = None, None
-    launch(
+    block = [1, 1, of_keys["BLOCK_LOOP"], of_keys["HEAD_DIM"]]
+    describe = partial(TensorDescriptor.from_tensor, block_shape=block) if described else None
+    dk_dv = Prepared(
         _dk_dv_kernel,
         batch * heads_kv * math.ceil(seqlen_k / of_keys["BLOCK_OWN"]),
-        *(dout, q, k, v, delta, lse_log2, dk, dv),
-        *arguments,
-        *(q_tiles, do_tiles),
-        CAUSAL=causal,
-        DROPOUT=dropout_p > 0,
-        WINDOW=window > 0,
-        SOFTCAP=softcap > 0,
-        ALIGNED=aligned,
+        [
+            *[None] * 8,
+            describe,
+            describe,
+            *[None] * 5,
+        ],  # dout to dv, q and dout in tiles, alibi_slopes to keep_scale
+        *numbers,
+        **switches,
         **of_keys,
     )
-    launch(
+    dq = Prepared(
         _dq_kernel,
         batch * heads_q * math.ceil(seqlen_q / of_queries["BLOCK_OWN"]),
-        *(dout, q, k, v, delta, lse_log2, dq),
-        *arguments,
-        CAUSAL=causal,
-        DROPOUT=dropout_p > 0,
-        WINDOW=window > 0,
-        SOFTCAP=softcap > 0,
-        ALIGNED=aligned,
+        [None] * 12,
+        *numbers,
+        **switches,
         **of_queries,
     )
     if bias is None:
-        return dq, dk, dv
-    dbias = torch.empty(bias.shape, dtype=grad_dtype or bias.dtype, device=bias.device)
-    constants = chosen.constants(q, DBIAS_TILES)
+        return dk_dv, dq, None, described
+    of_bias = chosen.constants(q, DBIAS_TILES)
     own_batch, own_heads, own_rows, _ = bias.shape
     sum_rows = own_rows == 1
-    own_tiles = 1 if sum_rows else math.ceil(seqlen_q / constants["BLOCK_OWN"])
-    launch(
+    own_tiles = 1 if sum_rows else math.ceil(seqlen_q / of_bias["BLOCK_OWN"])
+    dbias = Prepared(
         _dbias_kernel,
-        own_batch * own_heads * own_tiles * math.ceil(seqlen_k / constants["BLOCK_LOOP"]),
-        *(dout, q, k, v, delta, lse_log2, dbias),
-        *arguments,
+        own_batch * own_heads * own_tiles * math.ceil(seqlen_k / of_bias["BLOCK_LOOP"]),
+        [None] * 12,
+        *numbers,
         *(own_heads, batch // max(own_batch, 1), heads_q // max(own_heads, 1)),
-        CAUSAL=causal,
-        DROPOUT=dropout_p > 0,
-        WINDOW=window > 0,
-        SOFTCAP=softcap > 0,
         SUM_ROWS=sum_rows,
-        ALIGNED=aligned,
-        **constants,
+        **switches,
+        **of_bias,
     )
-    return dq, dk, dv, dbias
+    return dk_dv, dq, dbias, described
 
 
 def bias_strides(bias: Tensor | None, q: Tensor, k: Tensor) -> tuple[int, ...]:
@@ -1227,21 +1260,27 @@ def row_deltas(dout: Tensor, out: Tensor, lse: Tensor, aligned: bool = False) ->
 
     ``aligned`` promises what ``is_aligned`` checks of dout and out, for every call of a caller or for none.
     """
-    batch, heads_q, seqlen_q, head_dim = out.shape
     delta, lse_log2 = (torch.empty(*lse.shape, dtype=torch.float32, device=out.device) for _ in range(2))
+    _prepared_deltas(dout, out, aligned)(dout, out, lse.contiguous(), delta, lse_log2)
+    return delta, lse_log2
+
+
+@remembered
+def _prepared_deltas(dout: Tensor, out: Tensor, aligned: bool) -> Prepared:
+    """Prepare the launch of ``row_deltas``."""
+    batch, heads_q, seqlen_q, head_dim = out.shape
     padded = padded_head_dim(head_dim)
     block = 128 if INTERPRETED.value else 4096 // padded
-    launch(
+    return Prepared(
         _delta_kernel,
         batch * heads_q * math.ceil(seqlen_q / block),
-        *(dout, out, lse.contiguous(), delta, lse_log2),
+        [None] * 5,  # dout, out, lse, delta, lse_log2
         *row_strides(dout, out),
         *(heads_q, seqlen_q, head_dim),
         HEAD_DIM=padded,
         ALIGNED=aligned,
         BLOCK_OWN=block,
     )
-    return delta, lse_log2
 
 
 @dataclass(frozen=True)
