@@ -270,6 +270,8 @@ def _prepared(
     batch, heads_q, seqlen_q, _ = q.shape
     _, heads_kv, seqlen_k, _ = k.shape
     heads, group = batch * heads_kv, heads_q // heads_kv
+    # In float32, dq of a query head takes as much of the cache as q and dout do together.
+    together = heads_together(heads, max(1, heads_in_cache(q) // (2 * group)))
     numbers = partial(descriptor, rows=1, columns=ROWS.value)
     tiles = partial(descriptor, rows=ROWS.value)
     return Prepared(
@@ -277,7 +279,7 @@ def _prepared(
         programs_for(heads * math.ceil(seqlen_k / (2 * ROWS.value)), causal, q.device),
         [numbers, numbers, *[tiles] * 7],  # lse, delta, q, k, v, dout, dq, dk, dv
         *(float(sm_scale), sm_scale * LOG2E.value),
-        *(heads, heads_kv, group, heads_together(heads, max(1, heads_in_cache(q) // group)) if causal else 1),
+        *(heads, heads_kv, group, together if causal else 1),
         *(seqlen_q, seqlen_k),
         CAUSAL=causal,
         num_warps=4,
