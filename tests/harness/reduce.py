@@ -26,6 +26,9 @@ MOST_SET = 32
 SIMPLE_VALUES = (1.0, -1.0, 2.0, -2.0, 4.0, -4.0)
 """Values of an entry, simplest first."""
 
+WIDTHS = ("window", "window_right", "chunk", "first_keys", "prefix")
+"""Fields that say how many keys a mask shows. Claims of the same names have their sizes."""
+
 Fails = Callable[[Case], bool]
 Change = Callable[[Case], Iterator[Case]]
 """Yields smaller cases that differ from a case in one respect, the smallest first."""
@@ -109,7 +112,7 @@ def _of_family(case: Case, tensor: str, family: Any) -> Case:
 
 def _shorter(capabilities: Capabilities) -> Iterator[Change]:
     """Yield changes to one size, and to both lengths, at the smallest, halfway there, or one less."""
-    for name in SIZES:
+    for name in (*SIZES, *WIDTHS):
         yield partial(_of_smaller, name=name, allowed=_values_of(name, capabilities))
     yield _of_smaller_lengths
 
@@ -127,6 +130,8 @@ def _of_smaller_lengths(case: Case) -> Iterator[Case]:
 def _values_of(name: str, capabilities: Capabilities) -> Sequence[int]:
     if name == "head_dim":
         return capabilities.head_dims
+    if name in WIDTHS:
+        return sorted(getattr(capabilities, name))
     if name in ("seqlen_q", "seqlen_k"):
         return range(capabilities.min_seqlen, 2**30)
     return range(1, 2**30)

@@ -11,7 +11,11 @@ from strategies.tensors import tensors
 from tests.harness.reduce import reduced
 
 CLAIMS = Capabilities(
-    head_dims=(16, 64, 72, 128), key_padding=True, dropout=(0.0, 0.1), launch={"block_m": (64, 128)}
+    head_dims=(16, 64, 72, 128),
+    key_padding=True,
+    dropout=(0.0, 0.1),
+    window=(0, *range(1, 129)),
+    launch={"block_m": (64, 128)},
 )
 LARGE = Case(
     batch=2,
@@ -25,6 +29,7 @@ LARGE = Case(
     sm_scale=0.3,
     key_padding="right",
     dropout_p=0.1,
+    window=100,
     k_layout="gap",
     dout_values="huge",
     seed=7,
@@ -55,6 +60,10 @@ def grouped(case: Case) -> bool:
     return case.group > 1 and entry(case, "dout") > 0.5
 
 
+def keys_left_of_a_window(case: Case) -> bool:
+    return 0 < case.window < case.seqlen_k
+
+
 @pytest.mark.parametrize(
     ("fails", "smallest", "entries"),
     [
@@ -62,6 +71,7 @@ def grouped(case: Case) -> bool:
         (wide_heads, {"head_dim": 72, "seqlen_k": 1}, 1),
         (a_product, {"causal": True, "head_dim": 16}, 2),
         (grouped, {"group": 2, "seqlen_q": 1}, 1),
+        (keys_left_of_a_window, {"window": 1, "seqlen_k": 2}, 0),
     ],
     ids=lambda x: getattr(x, "__name__", ""),
 )
