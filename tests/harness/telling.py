@@ -87,6 +87,8 @@ def _need(need: Need) -> str:
         return f"odd {need.name}"
     if need.name == "sm_scale":
         return _scale(need)
+    if _are_above(need):
+        return f"{need.name} above {text(max(need.holds))}"
     seen = sorted(need.fails, key=OPTIONS[need.name].index) if need.name in KINDS else need.fails[:1]
     return f"{need.name} {' or '.join(map(text, seen))}"
 
@@ -94,6 +96,12 @@ def _need(need: Need) -> str:
 def _are_odd(need: Need) -> bool:
     """Whether all numbers that fail are odd, and several that hold are even."""
     return all(x % 2 for x in need.fails) and len(need.holds) > 1 and not any(x % 2 for x in need.holds)
+
+
+def _are_above(need: Need) -> bool:
+    """Whether all values are numbers, and those that fail are above those that hold."""
+    are_numbers = all(type(x) in (int, float) for x in (*need.fails, *need.holds))
+    return are_numbers and bool(need.holds) and max(need.holds) < min(need.fails)
 
 
 def _scale(need: Need) -> str:
