@@ -21,6 +21,8 @@ FEWEST_DRAWN = 3
 
 CASE = "smallest"
 """The label of the smallest case."""
+OFFER = "or claim"
+"""The label of claims under which the kernel would be right."""
 
 
 @dataclass(frozen=True)
@@ -41,14 +43,14 @@ class Concluded:
         failure = self.bug.failure
         yield "claim", " ".join(failure.finding.claim.split())
         if failure.finding.rate:
-            yield "rate", shown_in(failure.finding)
+            yield "rate", "; ".join((shown_in(failure.finding), *failure.explanation.sentences))
         yield from _numbers(failure.finding)
         yield from told(self.bug, self.seen)
         if failure.explanation.causes:
             yield "points to", failure.explanation.points_to
         yield CASE, repr(failure.case)
         if self.offers:
-            yield "or claim", "; ".join(self.offers)
+            yield OFFER, "; ".join(self.offers)
 
 
 def merged(

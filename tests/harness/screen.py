@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tests.harness.conclude import CASE, Concluded
+from tests.harness.conclude import CASE, OFFER, Concluded
 from tests.harness.report import headline
 from tests.harness.results import Results
 from tests.harness.tally import SLOW_SECONDS, Tally
@@ -67,6 +67,9 @@ def bug_lines(
         over = 0 if most is None else 1 + sum(map(len, blocks.values())) - most
         if over > 0 and len(blocks[label]) > 1:
             blocks[label] = _fact(label, facts[label], width, max(1, len(blocks[label]) - over))
+            # A claim is pasted, so it is whole, in a line of any width.
+            if label == OFFER and len(blocks[label]) == 1:
+                blocks[label] = [INDENT + label.ljust(LABEL) + facts[label].partition(": ")[0]]
     first = wrapped(headline(one.bug.failure), width, f"{number}. ", INDENT, most and 1)
     return [*first, *(line for block in blocks.values() for line in block)]
 

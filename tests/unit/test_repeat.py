@@ -7,10 +7,12 @@ import pytest
 
 from tests.harness.budget import BudgetSpent, meter
 from tests.harness.child import Child
+from tests.harness.conclude import Concluded
 from tests.harness.law import law_named
 from tests.harness.repeat import AFTER_OTHERS, FIRST_CALL, REPEATS, rate
 from tests.harness.run import Run
 from tests.harness.runs import Runs
+from tests.harness.sightings import Sightings
 from tests.harness.standalone import exit_status
 from tests.harness.triage import Triage
 from tests.unit.running import CASE, SubjectOf, report_of
@@ -124,6 +126,7 @@ class TestAfterOtherCalls:
         (bug,) = subject.known.bugs.values()
         assert bug.failure.finding.kind == "intermittent"
         assert bug.failure.explanation.sentences == (AFTER_OTHERS,)
+        assert dict(Concluded(bug, Sightings()).facts())["rate"].endswith(f"; {AFTER_OTHERS}")
         assert bug.failure.case == self.SHORT
         assert not (report_of(subject) / "repro.py").exists()
         subject.uphold(law_named("forward"), self.UNMASKED)

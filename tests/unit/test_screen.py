@@ -70,6 +70,13 @@ def test_a_bug_is_told_in_the_order_in_which_a_maintainer_asks() -> None:
     ]
 
 
+def test_a_long_claim_is_whole_as_it_is_pasted() -> None:
+    claim = f"--claims layouts={','.join(['contiguous'] * 9)}"
+    lines = bug_lines(1, concluded(offers=(f"{claim}: all 14 failing cases are excluded",)), REPORTS, 80)
+    assert len(lines) <= MOST_LINES
+    assert f"   or claim  {claim}" in lines
+
+
 @pytest.mark.parametrize(
     ("detail", "where"),
     [
