@@ -34,7 +34,16 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.contract import AttentionKernel, Capabilities, flash_arithmetic
-from kernels.launching import check_settings, is_aligned, launch, new_results, padded_head_dim, row_strides
+from kernels.launching import (
+    check_settings,
+    is_aligned,
+    launch,
+    new_results,
+    padded_head_dim,
+    remembered,
+    row_strides,
+)
+from kernels.prepared import Prepared
 from kernels.tiles import (
     LN2,
     LOG2E,
@@ -224,10 +233,23 @@ def quantise(
     largest = None
     if scaling == "tensor" and seqlen > 0:
         largest = x.nan_to_num(0.0, 0.0, 0.0).abs().amax((2, 3)).float()
-    launch(
+    quantising = _prepared(x, block, scaling, dtype, rotate, transpose, interleave)
+    quantising(x, entries, scales, largest)
+    return entries, scales
+
+
+@remembered
+def _prepared(
+    x: Tensor, block: int, scaling: str, dtype: torch.dtype, rotate: bool, transpose: bool, interleave: bool
+) -> Prepared:
+    """Prepare the launch of ``quantise``, which is one for each of its arguments but the numbers in x."""
+    batch, heads, seqlen, head_dim = x.shape
+    columns = columns_of(head_dim)
+    return Prepared(
         _quantise_kernel,
-        batch * heads * tiles,
-        *(x, entries, scales, largest, *row_strides(x), heads, seqlen, head_dim),
+        batch * heads * math.ceil(seqlen / block),
+        [None] * 4,  # x, entries, scales, largest
+        *(*row_strides(x), heads, seqlen, head_dim),
         ROTATE=rotate,
         TRANSPOSE=transpose,
         INTERLEAVE=interleave,
@@ -237,7 +259,6 @@ def quantise(
         BLOCK=block,
         num_warps=max(1, block * columns // 2048),  # 64 entries for a thread
     )
-    return entries, scales
 
 
 def columns_of(head_dim: int) -> int:
