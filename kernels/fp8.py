@@ -25,7 +25,7 @@ An entry that is not finite becomes nan (e4m3 has no infinity), and takes no par
 import hashlib
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -208,7 +208,28 @@ def _quantise_kernel(
     tl.store(scales + head * tiles + tile, power_of_two(exponent))
 
 
-def quantise(
+@dataclass(frozen=True)
+class Quantiser:
+    """``quantise`` for tensors that are like one another but for the numbers in them, with its launch prepared."""
+
+    launch: Prepared
+    entries: tuple[int, ...]
+    scales: tuple[int, ...]
+    dtype: torch.dtype
+    one_scale: bool
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the entries and the scales of x."""
+        entries = torch.empty(self.entries, dtype=self.dtype, device=x.device)
+        scales = torch.empty(self.scales, dtype=torch.float32, device=x.device)
+        largest = None
+        if self.one_scale:
+            largest = x.nan_to_num(0.0, 0.0, 0.0).abs().amax((2, 3)).float()
+        self.launch(x, entries, scales, largest)
+        return entries, scales
+
+
+def quantiser(
     x: Tensor,
     block: int,
     scaling: str,
@@ -217,37 +238,14 @@ def quantise(
     rotate: bool = False,
     transpose: bool = False,
     interleave: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """Round x (batch, heads, seqlen, head_dim) to the 8-bit ``dtype``, ``block`` rows at a time.
-
-    Returns the entries, (batch, heads, tiles * block, columns) with zeros past the edges of x, or with its last two
-    dimensions swapped if ``transpose``, and the scales, (batch, heads, tiles) float32, by which they are to be
-    multiplied. With ``interleave``, rows are in the order of ``interleaved``.
-    """
+) -> Quantiser:
+    """Return what quantises tensors like x, with the arguments of ``quantise``."""
     batch, heads, seqlen, head_dim = x.shape
     columns = columns_of(head_dim)
     tiles = math.ceil(seqlen / block)
-    shape = (columns, tiles * block) if transpose else (tiles * block, columns)
-    entries = torch.empty(batch, heads, *shape, dtype=dtype, device=x.device)
-    scales = torch.empty(batch, heads, tiles, dtype=torch.float32, device=x.device)
-    largest = None
-    if scaling == "tensor" and seqlen > 0:
-        largest = x.nan_to_num(0.0, 0.0, 0.0).abs().amax((2, 3)).float()
-    quantising = _prepared(x, block, scaling, dtype, rotate, transpose, interleave)
-    quantising(x, entries, scales, largest)
-    return entries, scales
-
-
-@remembered
-def _prepared(
-    x: Tensor, block: int, scaling: str, dtype: torch.dtype, rotate: bool, transpose: bool, interleave: bool
-) -> Prepared:
-    """Prepare the launch of ``quantise``, which is one for each of its arguments but the numbers in x."""
-    batch, heads, seqlen, head_dim = x.shape
-    columns = columns_of(head_dim)
-    return Prepared(
+    launch = Prepared(
         _quantise_kernel,
-        batch * heads * math.ceil(seqlen / block),
+        batch * heads * tiles,
         [None] * 4,  # x, entries, scales, largest
         *(*row_strides(x), heads, seqlen, head_dim),
         ROTATE=rotate,
@@ -259,6 +257,22 @@ def _prepared(
         BLOCK=block,
         num_warps=max(1, block * columns // 2048),  # 64 entries for a thread
     )
+    shape = (columns, tiles * block) if transpose else (tiles * block, columns)
+    one_scale = scaling == "tensor" and seqlen > 0
+    return Quantiser(launch, (batch, heads, *shape), (batch, heads, tiles), dtype, one_scale)
+
+
+def quantise(x: Tensor, block: int, scaling: str, dtype: torch.dtype, **how: bool) -> tuple[Tensor, Tensor]:
+    """Round x (batch, heads, seqlen, head_dim) to the 8-bit ``dtype``, ``block`` rows at a time.
+
+    Returns the entries, (batch, heads, tiles * block, columns) with zeros past the edges of x, or with its last two
+    dimensions swapped if ``transpose``, and the scales, (batch, heads, tiles) float32, by which they are to be
+    multiplied. With ``interleave``, rows are in the order of ``interleaved``.
+    """
+    return _remembered_quantiser(x, block, scaling, dtype, **how)(x)
+
+
+_remembered_quantiser = remembered(quantiser)
 
 
 def columns_of(head_dim: int) -> int:

@@ -34,6 +34,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
+    mbarrier,
     tma,
     warpgroup_mma,
     warpgroup_mma_wait,
@@ -54,11 +55,13 @@ from kernels.hopper import (
     heads_in_cache,
     heads_together,
     hide,
+    new_barriers,
     new_ring,
     new_tiles,
     partial_sums,
     record,
     start_product,
+    tma_load,
     tma_store,
     unavailable,
 )
@@ -75,6 +78,30 @@ KEYS = gl.constexpr(128)
 """Keys of a tile. They share a scale of k and one of v, and the ROWS of a tile of q one of q."""
 
 P_EXPONENT = gl.constexpr(math.log2(fp8.P_SCALE.value))
+
+
+@record
+class _KeyRing:
+    """A ring of tiles of k, as ``Ring``, each of which comes with the tile of v of the same keys."""
+
+    ring: Ring
+    v_tiles: gl.shared_memory_descriptor
+
+    @gluon.jit
+    def fill(self, n, k, v, batch, head, key):
+        """Copy tile ``n`` of k and of v, with the keys of a head from ``key`` on."""
+        slot = n % self.ring.SLOTS
+        filled = self.ring.filled.index(slot)
+        mbarrier.wait(self.ring.freed.index(slot), n // self.ring.SLOTS + 1 & 1)
+        mbarrier.expect(filled, k.block_type.nbytes + v.block_type.nbytes)
+        tma_load(k, [batch, head, key, 0], filled, self.ring.tiles.index(slot))
+        tma_load(v, [batch, head, 0, key], filled, self.v_tiles.index(slot))
+
+    @gluon.jit
+    def v_tile(self, n):
+        """Return tile ``n`` of v as (columns, keys), once that of k has been taken."""
+        tile = self.v_tiles.index(n % self.ring.SLOTS)
+        return tile.reshape([tile.shape[2], tile.shape[3]])
 
 
 @record
@@ -95,11 +122,22 @@ class _State:
     scale_log2: gl.tensor
     tasks: Tasks
     q_ring: Ring
-    k_ring: Ring
-    v_ring: Ring
+    keys: _KeyRing
     out_tiles: gl.shared_memory_descriptor
+    turns: gl.shared_memory_descriptor
     CONSUMERS: gl.constexpr
     PARTS: gl.constexpr
+
+
+@record
+class _Rows:
+    """What a consumer knows of its 64 rows of a task: q, its scale, those of its key head, and the last key of a row."""
+
+    q_tile: gl.shared_memory_descriptor
+    q_unit: gl.tensor
+    k_scale: gl.tensor
+    v_scale: gl.tensor
+    last_key: gl.tensor
 
 
 @gluon.jit
@@ -110,15 +148,29 @@ def _produce(s):
     for task in range(gl.program_id(0), s.tasks.count(), gl.num_programs(0)):
         batch, head, start_m = s.tasks.get(task)
         _, tiles = s.tasks.key_tiles(start_m)
-        head_kv = head // s.tasks.group
         for consumer in gl.static_range(s.CONSUMERS):
             s.q_ring.fill(loaded_q + consumer, s.q, [batch, head, start_m + consumer * ROWS, 0])
         loaded_q += s.CONSUMERS
         for i in range(tiles):
-            key = (tiles - 1 - i) * KEYS
-            s.k_ring.fill(loaded + i, s.k, [batch, head_kv, key, 0])
-            s.v_ring.fill(loaded + i, s.v, [batch, head_kv, 0, key])
+            s.keys.fill(loaded + i, s.k, s.v, batch, head // s.tasks.group, (tiles - 1 - i) * KEYS)
         loaded += tiles
+
+
+@gluon.jit
+def _have_usual_scales(s, q_unit, k_scale, v_scale, tiles):
+    """Return whether all these tiles have usual scales: scores a factor from 2^-100 to 2^-6, and v one from 2^-24 to 1.
+
+    There ``_softmax_step`` and ``_to_unit`` have no special case. Each warp looks at all scales, 128 at a time.
+    """
+    layout: gl.constexpr = gl.BlockedLayout([4], [32], [gl.num_warps()], [0])
+    unusual = 0
+    for first in range(0, tiles, 128):
+        tile = gl.minimum(first + gl.arange(0, 128, layout=layout), tiles - 1)
+        unit = q_unit * gl.load(k_scale + tile) * s.scale_log2
+        v_unit = gl.load(v_scale + tile)
+        usual = (unit >= 2.0**-100) & (unit <= 2.0**-6) & (v_unit >= 2.0**-24) & (v_unit < 1.0)
+        unusual += gl.max(gl.where(usual, 0, 1), 0)
+    return unusual == 0
 
 
 @gluon.jit
@@ -138,29 +190,55 @@ def _scaled(s, products, q_unit, k_unit):
 
 
 @gluon.jit
-def _softmax_step(scores, unit, r_i, l_i):
+def _softmax_step(scores, unit, r_i, l_i, USUAL: gl.constexpr):
     """Take one step of the online softmax of scores * unit, whose weights are 2^8 P, relative to r_i = m_i - 8.
 
-    r_i is (rows,), and l_i are the running sums as ``partial_sums`` makes them.
+    r_i is (rows,), and l_i are the running sums as ``partial_sums`` makes them. USUAL says that the tile has usual
+    scales and that all rows see all of its keys.
 
     A fused multiply-add takes the largest score of a tile to 8, but for the rounding of r_i, which below 2^18 is less
     than 2^-6: too little to be seen by a cast to 8 bits. Where unit is 1 it is a difference alone. 8 is lost in numbers
     from 2^24 on. There weights are P.
     """
     top = gl.max(scores, 1) * unit
-    r_new = gl.maximum(r_i, gl.where(gl.abs(top) < 2.0**24, top - P_EXPONENT, top))
-    # A row that has seen no key yet has a maximum of -inf, and -inf - -inf is nan.
-    shift = gl.where(r_new == NEG_INF, 0.0, r_new)
+    if USUAL:
+        r_new = gl.maximum(r_i, top - P_EXPONENT)
+        shift = r_new
+    else:
+        r_new = gl.maximum(r_i, gl.where(gl.abs(top) < 2.0**24, top - P_EXPONENT, top))
+        # A row that has seen no key yet has a maximum of -inf, and -inf - -inf is nan.
+        shift = gl.where(r_new == NEG_INF, 0.0, r_new)
     p = gl.exp2(gl.fma(scores, unit, -shift[:, None]))
     alpha = gl.exp2(r_i - shift)
     return p, alpha, r_new, l_i * _rows_of(alpha, l_i) + partial_sums(p)
 
 
 @gluon.jit
-def _as_operand(p, FORMAT: gl.constexpr, of_product: gl.constexpr):
-    """Return P in 8 bits as the first operand of a product, with its keys in the order of ``fp8.interleaved``."""
-    keys = p.to(FORMAT).reshape([ROWS, KEYS // 16, 2, 4, 2]).permute((0, 1, 3, 2, 4))
-    return gl.convert_layout(keys.reshape([ROWS, KEYS]), gl.DotOperandLayout(0, of_product, 4))
+def _packed(p, FORMAT: gl.constexpr):
+    """Return P in 8 bits, four numbers in one of 32, in the order of ``fp8.interleaved``.
+
+    Numbers of 8 bits that cross a wait would each take a register, and instructions to put them together again.
+    """
+    first, second = p.reshape([ROWS, KEYS // 16, 2, 4, 2]).permute((0, 1, 3, 2, 4)).split()
+    a, c = first.split()
+    b, d = second.split()
+    CAST: gl.constexpr = "cvt.rn.satfinite." + ("e4m3x2" if FORMAT == gl.float8e4nv else "e5m2x2") + ".f32"
+    return gl.inline_asm_elementwise(
+        "{ .reg .b16 x, y; " + CAST + " x, $2, $1; " + CAST + " y, $4, $3; mov.b32 $0, {x, y}; }",
+        "=r,r,r,r,r",
+        [a, b, c, d],
+        gl.uint32,
+        is_pure=True,
+        pack=1,
+    )
+
+
+@gluon.jit
+def _as_operand(packed, FORMAT: gl.constexpr, of_product: gl.constexpr):
+    """Return P in 8 bits as the first operand of a product. This takes no instruction."""
+    pairs = gl.join(gl.join(packed, packed >> 16), gl.join(packed >> 8, packed >> 24))
+    keys = pairs.reshape([ROWS, KEYS]).to(gl.uint8).to(FORMAT, bitcast=True)
+    return gl.convert_layout(keys, gl.DotOperandLayout(0, of_product, 4))
 
 
 @gluon.jit
@@ -179,7 +257,7 @@ def _rows_of(x, of):
 
 
 @gluon.jit
-def _to_unit(alpha, unit, v_unit):
+def _to_unit(alpha, unit, v_unit, USUAL: gl.constexpr):
     """Return alpha, and the unit of the output's sum, as they are when a tile with the scale v_unit is added.
 
     The unit is v_unit, so that what the tile adds needs no factor, and alpha also takes the sum there from the unit
@@ -187,43 +265,82 @@ def _to_unit(alpha, unit, v_unit):
     it is below 2^71 of its unit: entries of P and v are at most 2^8 in 8 bits, and keys fewer than 2^31. From the
     first other scale on, the unit is 1.
     """
-    kept = (unit < 1.0) & (v_unit < 1.0) & (v_unit >= 2.0**-24)
-    new_unit = gl.where(kept, v_unit, 1.0)
+    new_unit = v_unit
+    if not USUAL:
+        kept = (unit < 1.0) & (v_unit < 1.0) & (v_unit >= 2.0**-24)
+        new_unit = gl.where(kept, v_unit, 1.0)
     exponent = (unit.to(gl.int32, bitcast=True) - new_unit.to(gl.int32, bitcast=True)) >> 23
     return alpha * fp8.power_of_two(exponent), new_unit
 
 
 @gluon.jit
-def _add_product(acc, alpha, p, added, v_tile, unit, PARTS: gl.constexpr):
-    """Return acc * alpha + (P v) * unit, where None stands for a unit of 1; acc is a tuple of parts of the columns.
+def _wait_for_turn(s, n, SELF: gl.constexpr):
+    """Wait until consumer number SELF has its turn at key tile ``n``."""
+    mbarrier.wait(s.turns.index(SELF), n & 1)
 
-    ``added`` is the product of P and the first part, if that has been started, or else None.
-    """
-    if added is None:
-        added = _start_part(p, v_tile, 0, PARTS)
-    for part in gl.static_range(PARTS):
-        if part + 1 < PARTS:
-            following = _start_part(p, v_tile, part + 1, PARTS)
+
+@gluon.jit
+def _end_turn(s, SELF: gl.constexpr):
+    """Give the next consumer its turn."""
+    mbarrier.arrive(s.turns.index((SELF + 1) % s.CONSUMERS), count=1)
+
+
+@gluon.jit
+def _add_product(s, acc, alpha, p, v_tile, factor, SELF: gl.constexpr):
+    """Return acc * alpha + (P v) * factor, where None stands for a factor of 1; acc is a tuple of parts of columns."""
+    added = _start_part(p, v_tile, 0, s.PARTS)
+    for part in gl.static_range(s.PARTS):
+        if part + 1 < s.PARTS:
+            following = _start_part(p, v_tile, part + 1, s.PARTS)
             added = warpgroup_mma_wait(1, deps=(added,))
         else:
             following = added
             added = warpgroup_mma_wait(0, deps=(added,))
-        if unit is not None:
-            added = added * unit
+            _end_turn(s, SELF)
+        if factor is not None:
+            added = added * factor
         total = gl.fma(acc[part], _rows_of(alpha, acc[part]), added)
+        if part + 2 < s.PARTS:
+            # The part after the next one is started behind this, so that it gets the registers of this one.
+            total = warpgroup_mma_wait(1, deps=(total,))
         acc = acc[:part] + (total,) + acc[part + 1 :]  # noqa: RUF005  # Triton has no starred items
         added = following
     return acc
 
 
 @gluon.jit
+def _take_tile(s, rows, n, tile, r_i, l_i, acc, out_unit, USUAL: gl.constexpr, SELF: gl.constexpr):
+    """Add key tile number ``tile`` of a head, the n-th that is taken, to the running maxima and sums."""
+    scores = start_product(rows.q_tile, s.keys.ring.take(n))
+    k_unit = gl.load(rows.k_scale + tile)
+    v_unit = gl.load(rows.v_scale + tile)
+    scores = warpgroup_mma_wait(0, deps=(scores,))
+    if USUAL:
+        unit = rows.q_unit * k_unit * s.scale_log2
+    else:
+        scores, unit = _scaled(s, scores, rows.q_unit, k_unit)
+        scores = hide(scores, rows.last_key, tile * KEYS)
+    p, alpha, r_i, l_i = _softmax_step(scores, unit, r_i, l_i, USUAL)
+    packed = _packed(p, s.k.dtype)
+    alpha, out_unit = _to_unit(alpha, out_unit, v_unit, USUAL)
+    factor = None
+    if not USUAL:
+        factor = gl.where(out_unit < 1.0, 1.0, v_unit)
+    _wait_for_turn(s, n, SELF)
+    of_product: gl.constexpr = acc[0].type.layout
+    p = _as_operand(packed, s.k.dtype, of_product)
+    acc = _add_product(s, acc, alpha, p, s.keys.v_tile(n), factor, SELF)
+    s.keys.ring.free(n)
+    return r_i, l_i, acc, out_unit
+
+
+@gluon.jit
 def _consume(s, SELF: gl.constexpr):
     """Run consumer number SELF: it computes 64 rows of each task."""
-    FORMAT: gl.constexpr = s.k.dtype
     HEAD_DIM: gl.constexpr = s.out.block_type.shape[3]
     COLUMNS: gl.constexpr = HEAD_DIM // s.PARTS
-    of_scores: gl.constexpr = accumulator(KEYS, FORMAT)
-    of_out: gl.constexpr = accumulator(COLUMNS, FORMAT)
+    of_scores: gl.constexpr = accumulator(KEYS, s.k.dtype)
+    of_out: gl.constexpr = accumulator(COLUMNS, s.k.dtype)
     q_scales = gl.cdiv(s.tasks.seqlen_q, ROWS)
     k_scales = gl.cdiv(s.tasks.seqlen_k, KEYS)
     out_tile = s.out_tiles.index(SELF)
@@ -239,53 +356,39 @@ def _consume(s, SELF: gl.constexpr):
         q_unit = gl.load(s.q_scale + head * q_scales + gl.minimum(start_m // ROWS, q_scales - 1))
         k_scale = s.k_scale + head // s.tasks.group * k_scales
         v_scale = s.v_scale + head // s.tasks.group * k_scales
-        rows = start_m + gl.arange(0, ROWS, layout=gl.SliceLayout(1, of_scores))
+        usual = _have_usual_scales(s, q_unit, k_scale, v_scale, own_tiles)
+        row = start_m + gl.arange(0, ROWS, layout=gl.SliceLayout(1, of_scores))
         last_key = gl.full([ROWS], s.tasks.seqlen_k - 1, gl.int32, layout=gl.SliceLayout(1, of_scores))
         if s.tasks.CAUSAL:
-            last_key = rows + (s.tasks.seqlen_k - s.tasks.seqlen_q)
+            last_key = row + (s.tasks.seqlen_k - s.tasks.seqlen_q)
         r_i = gl.full([ROWS], NEG_INF, gl.float32, layout=gl.SliceLayout(1, of_scores))
         l_i = partial_sums(gl.zeros([ROWS, KEYS], gl.float32, layout=of_scores))
         acc = (gl.zeros([ROWS, COLUMNS], gl.float32, layout=of_out),) * s.PARTS
-        out_unit = 0.5
+        out_unit = gl.to_tensor(0.5)
 
-        q_tile = s.q_ring.take(taken_q)
+        s.q_ring.take(taken_q)
+        # This consumer's slot is named as such. If it were computed, ptxas would make its address ahead of the first of
+        # the two loops below and use it in both, also where that loop has no step and is jumped over.
+        q_tile = s.q_ring.tiles.index(SELF).reshape([ROWS, HEAD_DIM])
         # No row of this consumer sees a key of these tiles.
         for i in range(tiles - own_tiles):
-            s.k_ring.skip(taken + i)
-            s.v_ring.skip(taken + i)
+            s.keys.ring.skip(taken + i)
+            _wait_for_turn(s, taken + i, SELF)
+            _end_turn(s, SELF)
         taken += tiles - own_tiles
-        k_unit = gl.load(k_scale + own_tiles - 1)
-        v_unit = gl.load(v_scale + own_tiles - 1)
-        for i in range(own_tiles):
-            tile = own_tiles - 1 - i
-            k_tile = s.k_ring.take(taken + i)
-            scores = start_product(q_tile, k_tile)
-            # v is waited for here, so that no branch parts the casts of P from the product that takes them, where it
-            # is started at once. There ptxas lets a cast put its 16 bits beside those of another one, which would
-            # take an instruction of its own. With more than two parts there are no registers for that.
-            v_tile = s.v_ring.take(taken + i)
-            scores = warpgroup_mma_wait(0, deps=(scores,))
-            s.k_ring.free(taken + i)
-            scores, unit = _scaled(s, scores, q_unit, k_unit)
-            if tile >= whole:
-                scores = hide(scores, last_key, tile * KEYS)
-            p, alpha, r_i, l_i = _softmax_step(scores, unit, r_i, l_i)
-            p = _as_operand(p, FORMAT, of_out)
-            # The next tile's scales are loaded ahead: a wait for them would hold up its first product.
-            next_k_unit = gl.load(k_scale + gl.maximum(tile - 1, 0))
-            next_v_unit = gl.load(v_scale + gl.maximum(tile - 1, 0))
-
-            alpha, out_unit = _to_unit(alpha, out_unit, v_unit)
-            added = None
-            if s.PARTS <= 2:
-                added = _start_part(p, v_tile, 0, s.PARTS)
-            if out_unit < 1.0:
-                acc = _add_product(acc, alpha, p, added, v_tile, None, s.PARTS)
-            else:
-                acc = _add_product(acc, alpha, p, added, v_tile, v_unit, s.PARTS)
-            s.v_ring.free(taken + i)
-            k_unit = next_k_unit
-            v_unit = next_v_unit
+        rows = _Rows(q_tile, q_unit, k_scale, v_scale, last_key)
+        # Few tiles need what is in the first loop but not in the second, which is faster for being short.
+        others = own_tiles
+        if usual:
+            others = gl.maximum(own_tiles - whole, 0)
+        for i in range(others):
+            r_i, l_i, acc, out_unit = _take_tile(
+                s, rows, taken + i, own_tiles - 1 - i, r_i, l_i, acc, out_unit, False, SELF
+            )
+        for i in range(others, own_tiles):
+            r_i, l_i, acc, out_unit = _take_tile(
+                s, rows, taken + i, own_tiles - 1 - i, r_i, l_i, acc, out_unit, True, SELF
+            )
         s.q_ring.free(taken_q)
         taken_q += s.CONSUMERS
         taken += own_tiles
@@ -294,7 +397,7 @@ def _consume(s, SELF: gl.constexpr):
         l_i = gl.convert_layout(gl.sum(l_i, 1), r_i.type.layout)
         l_i = gl.where(l_i == 0.0, 1.0, l_i)
         lse = ((r_i + P_EXPONENT) + gl.log2(l_i / fp8.P_SCALE)) * LN2
-        gl.store(s.lse + head.to(gl.int64) * s.tasks.seqlen_q + rows, lse, mask=rows < s.tasks.seqlen_q)
+        gl.store(s.lse + head.to(gl.int64) * s.tasks.seqlen_q + row, lse, mask=row < s.tasks.seqlen_q)
         tma.store_wait(0)
         for part in gl.static_range(s.PARTS):
             columns = out_tile.reshape([ROWS, HEAD_DIM]).slice(part * COLUMNS, COLUMNS, 1)
@@ -331,9 +434,10 @@ def _forward_kernel(
     tasks = Tasks(heads, heads_q, group, together, seqlen_q, seqlen_k, CAUSAL, CONSUMERS * ROWS, KEYS)
     # There are as many slots for q as consumers, so each consumer finds its tiles of q in a slot of its own.
     q_ring = new_ring(q, CONSUMERS, 1)
-    k_ring = new_ring(k, SLOTS, CONSUMERS)
-    v_ring = new_ring(v, SLOTS, CONSUMERS)
+    keys = _KeyRing(new_ring(k, SLOTS, CONSUMERS), new_tiles(v, SLOTS))
     out_tiles = new_tiles(out, CONSUMERS)
+    turns = new_barriers(CONSUMERS, 1)
+    mbarrier.arrive(turns.index(0), count=1)
     fence_async_shared()
     shared = _State(
         q,
@@ -347,9 +451,9 @@ def _forward_kernel(
         scale_log2,
         tasks,
         q_ring,
-        k_ring,
-        v_ring,
+        keys,
         out_tiles,
+        turns,
         CONSUMERS,
         PARTS,
     )
@@ -386,7 +490,7 @@ class _Shape:
 _SHAPES = {
     32: _Shape(consumers=3, registers=160, slots=3, parts=1),
     64: _Shape(consumers=3, registers=160, slots=3, parts=1),
-    128: _Shape(consumers=3, registers=160, slots=3, parts=2),
+    128: _Shape(consumers=3, registers=160, slots=4, parts=1),
     256: _Shape(consumers=2, registers=240, slots=2, parts=4),
 }
 """The settings by padded head_dim: the fastest that fit a Hopper's registers and its 227 KiB of shared memory."""
@@ -407,14 +511,14 @@ def forward(
     dtypes are float16 and bfloat16, head_dim is one of ``HEAD_DIMS``, and ``LAUNCH`` has the launch settings. Any
     device but a Hopper GPU raises NotImplementedError.
     """
-    attend = _prepared(q, k, v, causal, sm_scale, format, scaling)
+    prepared = _prepared(q, k, v, causal, sm_scale, format, scaling)
     out, lse = new_results(q, q.dtype)
-    if attend is None:
+    if prepared is None:
         return out.zero_(), lse.fill_(-math.inf)
-    dtype, rotate = fp8.FORMATS[format][0], scaling == "hadamard"
-    q8, q_scale = fp8.quantise(q, ROWS.value, scaling, dtype, rotate=rotate)
-    k8, k_scale = fp8.quantise(k, KEYS.value, scaling, dtype, rotate=rotate)
-    v8, v_scale = fp8.quantise(v, KEYS.value, scaling, dtype, transpose=True, interleave=True)
+    quantise_q, quantise_k, quantise_v, attend = prepared
+    q8, q_scale = quantise_q(q)
+    k8, k_scale = quantise_k(k)
+    v8, v_scale = quantise_v(v)
     attend(lse, q8, k8, v8, out, q_scale, k_scale, v_scale)
     return out, lse
 
@@ -422,8 +526,8 @@ def forward(
 @remembered
 def _prepared(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, sm_scale: float, form: str, scaling: str
-) -> Prepared | None:
-    """Check the arguments of a call, and prepare the launch that follows quantisation; None if a tensor is empty."""
+) -> tuple[fp8.Quantiser, fp8.Quantiser, fp8.Quantiser, Prepared] | None:
+    """Check the arguments of a call, and prepare to quantise q, k and v and to attend; None if a tensor is empty."""
     check_settings({"format": form, "scaling": scaling}, LAUNCH)
     check_inputs(q, k, v, causal, sm_scale)
     # The TMA copies quantised tensors, and out, which is dense and has dtype and head_dim of q.
@@ -437,13 +541,17 @@ def _prepared(
     shape = _SHAPES[columns]
     heads, group = batch * heads_q, heads_q // heads_kv
     k8 = torch.empty(batch, heads_kv, seqlen_k, columns, dtype=torch.uint8, device="meta")
-    # q and k were multiplied by M / columns instead of M / sqrt(columns).
-    unit = sm_scale * columns if scaling == "hadamard" else sm_scale
+    dtype, rotate = fp8.FORMATS[form][0], scaling == "hadamard"
+    quantise_q = fp8.quantiser(q, ROWS.value, scaling, dtype, rotate=rotate)
+    quantise_k = fp8.quantiser(k, KEYS.value, scaling, dtype, rotate=rotate)
+    quantise_v = fp8.quantiser(v, KEYS.value, scaling, dtype, transpose=True, interleave=True)
+    # q and k are multiplied by M / columns instead of M / sqrt(columns).
+    unit = sm_scale * columns if rotate else sm_scale
     of_rows, of_k, of_v = (
         partial(descriptor, rows=rows, columns=width)
         for rows, width in ((ROWS.value, columns), (KEYS.value, columns), (columns, KEYS.value))
     )
-    return Prepared(
+    attend = Prepared(
         _forward_kernel,
         min(
             heads * math.ceil(seqlen_q / (shape.consumers * ROWS.value)),
@@ -460,6 +568,7 @@ def _prepared(
         num_warps=4,
         launch_pdl=True,
     )
+    return quantise_q, quantise_k, quantise_v, attend
 
 
 def _arithmetic(dtype: str, device: str, launch: Mapping[str, Any]) -> Arithmetic:
