@@ -12,14 +12,16 @@ consumers, compute. What the 8-bit products of a Hopper ask for is this:
   its keys in that order (``fp8.interleaved``): no thread gives another one its part of P.
 - *Sums have 14 bits.* The product of q and k sums over head_dim, and that of P and V over the keys of a tile alone.
   What a tile adds to the output is added in float32, in units of the tile's scale of v (``_to_unit``).
-- *Registers are few.* Besides the output of its rows, a thread holds what a tile adds to it, which from head_dim 128 on
-  is made for some columns at a time (``_Shape.parts``).
+- *Registers are few.* Besides the output of its rows, a thread holds what a tile adds to it, which at head_dim 256 is
+  made for some columns at a time (``_Shape.parts``).
 
 P is made as 2^8 P by a maximum that is 8 less, so l is 2^8 times as large, and the factor is gone when out is divided
 by it.
 
-A consumer waits for each of its products, while the others are at their softmax. ``flash_v3_gluon`` overlaps the two
-within a consumer as well, for which registers do not suffice where the output of a tile has its own.
+A consumer waits for each of its products, while the others are at their softmax. Those that start together would be at
+their products, and then at their softmax, at the same time; so they take turns at the product of P and V.
+``flash_v3_gluon`` overlaps the two within a consumer as well, for which registers of three consumers do not suffice where
+the output of a tile has its own.
 """
 
 import math
@@ -131,7 +133,7 @@ class _State:
 
 @record
 class _Rows:
-    """What a consumer knows of its 64 rows of a task: q, its scale, those of its key head, and the last key of a row."""
+    """What a consumer knows of its rows of a task: q, its scale, those of the key head, and a row's last key."""
 
     q_tile: gl.shared_memory_descriptor
     q_unit: gl.tensor
@@ -158,9 +160,10 @@ def _produce(s):
 
 @gluon.jit
 def _have_usual_scales(s, q_unit, k_scale, v_scale, tiles):
-    """Return whether all these tiles have usual scales: scores a factor from 2^-100 to 2^-6, and v one from 2^-24 to 1.
+    """Return whether all these tiles have usual scales, for which ``_softmax_step`` and ``_to_unit`` are simpler.
 
-    There ``_softmax_step`` and ``_to_unit`` have no special case. Each warp looks at all scales, 128 at a time.
+    Then scores have a factor from 2^-100 to 2^-6, and v one of at least 2^-24 and below 1. Each warp looks at all
+    scales, 128 at a time.
     """
     layout: gl.constexpr = gl.BlockedLayout([4], [32], [gl.num_warps()], [0])
     unusual = 0
@@ -222,7 +225,7 @@ def _packed(p, FORMAT: gl.constexpr):
     first, second = p.reshape([ROWS, KEYS // 16, 2, 4, 2]).permute((0, 1, 3, 2, 4)).split()
     a, c = first.split()
     b, d = second.split()
-    CAST: gl.constexpr = "cvt.rn.satfinite." + ("e4m3x2" if FORMAT == gl.float8e4nv else "e5m2x2") + ".f32"
+    CAST: gl.constexpr = "cvt.rn.satfinite." + ("e4m3x2" if FORMAT.is_fp8e4nv() else "e5m2x2") + ".f32"
     return gl.inline_asm_elementwise(
         "{ .reg .b16 x, y; " + CAST + " x, $2, $1; " + CAST + " y, $4, $3; mov.b32 $0, {x, y}; }",
         "=r,r,r,r,r",
