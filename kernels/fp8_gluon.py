@@ -20,8 +20,8 @@ by it.
 
 A consumer waits for each of its products, while the others are at their softmax. Those that start together would be at
 their products, and then at their softmax, at the same time; so they take turns at the product of P and V.
-``flash_v3_gluon`` overlaps the two within a consumer as well, for which registers of three consumers do not suffice where
-the output of a tile has its own.
+``flash_v3_gluon`` overlaps the two within a consumer as well. Here registers do not suffice for that, as the output of
+a tile has its own.
 """
 
 import math
