@@ -58,8 +58,8 @@ SPILLS: Mapping[str, Mapping[str, int]] = {
     "flash_v3_gluon_atomic": {"_forward_kernel": 152},  # that of flash_v3_gluon
     "fp8": {"sm_100 unaligned head_dim=256": 8},  # 64 pointers, for a second load
     "fp8_gluon": {
-        "head_dim=256": 456,  # the output of a row group takes more than half of the registers
-        "_forward_kernel": 272,  # three consumers, which share the registers
+        "head_dim=256": 512,  # the output of a row group takes more than half of the registers
+        "_forward_kernel": 296,  # three consumers, which share the registers; outside of the second loop over tiles
     },
     "ring": _SPILLS_OF_FLASH_V2,
     "varlen": {"gfx942": 908, "unaligned": 240, "masked": 128, "float32": 72, "sm_90": 16},
