@@ -129,6 +129,7 @@ class _State:
     turns: gl.shared_memory_descriptor
     CONSUMERS: gl.constexpr
     PARTS: gl.constexpr
+    TURNS: gl.constexpr
 
 
 @record
@@ -278,18 +279,20 @@ def _to_unit(alpha, unit, v_unit, USUAL: gl.constexpr):
 
 @gluon.jit
 def _wait_for_turn(s, n, SELF: gl.constexpr):
-    """Wait until consumer number SELF has its turn at key tile ``n``."""
-    mbarrier.wait(s.turns.index(SELF), n & 1)
+    """Wait for turn number ``n`` of consumer number SELF, if consumers take turns."""
+    if s.TURNS:
+        mbarrier.wait(s.turns.index(SELF), n & 1)
 
 
 @gluon.jit
 def _end_turn(s, SELF: gl.constexpr):
     """Give the next consumer its turn."""
-    mbarrier.arrive(s.turns.index((SELF + 1) % s.CONSUMERS), count=1)
+    if s.TURNS:
+        mbarrier.arrive(s.turns.index((SELF + 1) % s.CONSUMERS), count=1)
 
 
 @gluon.jit
-def _add_product(s, acc, alpha, p, v_tile, factor, SELF: gl.constexpr):
+def _add_product(s, acc, alpha, p, v_tile, factor):
     """Return acc * alpha + (P v) * factor, where None stands for a factor of 1; acc is a tuple of parts of columns."""
     added = _start_part(p, v_tile, 0, s.PARTS)
     for part in gl.static_range(s.PARTS):
@@ -299,7 +302,6 @@ def _add_product(s, acc, alpha, p, v_tile, factor, SELF: gl.constexpr):
         else:
             following = added
             added = warpgroup_mma_wait(0, deps=(added,))
-            _end_turn(s, SELF)
         if factor is not None:
             added = added * factor
         total = gl.fma(acc[part], _rows_of(alpha, acc[part]), added)
@@ -312,11 +314,16 @@ def _add_product(s, acc, alpha, p, v_tile, factor, SELF: gl.constexpr):
 
 
 @gluon.jit
-def _take_tile(s, rows, n, tile, r_i, l_i, acc, out_unit, USUAL: gl.constexpr, SELF: gl.constexpr):
-    """Add key tile number ``tile`` of a head, the n-th that is taken, to the running maxima and sums."""
+def _take_tile(
+    s, rows, n, tile, turn, r_i, l_i, acc, out_unit, k_unit, v_unit, USUAL: gl.constexpr, SELF: gl.constexpr
+):
+    """Add key tile number ``tile`` of a head, the n-th that is taken, to the running maxima and sums.
+
+    k_unit and v_unit are its scales. Returns those of the tile before it in their place. A turn lasts from a product of
+    P and v to the start of the next one of q and k.
+    """
     scores = start_product(rows.q_tile, s.keys.ring.take(n))
-    k_unit = gl.load(rows.k_scale + tile)
-    v_unit = gl.load(rows.v_scale + tile)
+    _end_turn(s, SELF)
     scores = warpgroup_mma_wait(0, deps=(scores,))
     if USUAL:
         unit = rows.q_unit * k_unit * s.scale_log2
@@ -325,16 +332,19 @@ def _take_tile(s, rows, n, tile, r_i, l_i, acc, out_unit, USUAL: gl.constexpr, S
         scores = hide(scores, rows.last_key, tile * KEYS)
     p, alpha, r_i, l_i = _softmax_step(scores, unit, r_i, l_i, USUAL)
     packed = _packed(p, s.k.dtype)
+    # The next tile's scales are loaded ahead: a wait for them would hold up its first product.
+    next_k_unit = gl.load(rows.k_scale + gl.maximum(tile - 1, 0))
+    next_v_unit = gl.load(rows.v_scale + gl.maximum(tile - 1, 0))
     alpha, out_unit = _to_unit(alpha, out_unit, v_unit, USUAL)
     factor = None
     if not USUAL:
         factor = gl.where(out_unit < 1.0, 1.0, v_unit)
-    _wait_for_turn(s, n, SELF)
+    _wait_for_turn(s, turn, SELF)
     of_product: gl.constexpr = acc[0].type.layout
     p = _as_operand(packed, s.k.dtype, of_product)
-    acc = _add_product(s, acc, alpha, p, s.keys.v_tile(n), factor, SELF)
+    acc = _add_product(s, acc, alpha, p, s.keys.v_tile(n), factor)
     s.keys.ring.free(n)
-    return r_i, l_i, acc, out_unit
+    return r_i, l_i, acc, out_unit, next_k_unit, next_v_unit
 
 
 @gluon.jit
@@ -349,6 +359,7 @@ def _consume(s, SELF: gl.constexpr):
     out_tile = s.out_tiles.index(SELF)
     taken_q = SELF
     taken = 0
+    turn = 0
     for task in range(gl.program_id(0), s.tasks.count(), gl.num_programs(0)):
         batch, head, start_m = s.tasks.get(task)
         _, tiles = s.tasks.key_tiles(start_m)
@@ -376,25 +387,34 @@ def _consume(s, SELF: gl.constexpr):
         # No row of this consumer sees a key of these tiles.
         for i in range(tiles - own_tiles):
             s.keys.ring.skip(taken + i)
-            _wait_for_turn(s, taken + i, SELF)
+            _wait_for_turn(s, turn + i, SELF)
             _end_turn(s, SELF)
         taken += tiles - own_tiles
+        turn += tiles - own_tiles
+        _wait_for_turn(s, turn, SELF)
         rows = _Rows(q_tile, q_unit, k_scale, v_scale, last_key)
+        last = own_tiles - 1
+        k_unit = gl.load(k_scale + last)
+        v_unit = gl.load(v_scale + last)
         # Few tiles need what is in the first loop but not in the second, which is faster for being short.
         others = own_tiles
         if usual:
             others = gl.maximum(own_tiles - whole, 0)
         for i in range(others):
-            r_i, l_i, acc, out_unit = _take_tile(
-                s, rows, taken + i, own_tiles - 1 - i, r_i, l_i, acc, out_unit, False, SELF
+            r_i, l_i, acc, out_unit, k_unit, v_unit = _take_tile(
+                *(s, rows, taken + i, last - i, turn + i + 1),
+                *(r_i, l_i, acc, out_unit, k_unit, v_unit, False, SELF),
             )
         for i in range(others, own_tiles):
-            r_i, l_i, acc, out_unit = _take_tile(
-                s, rows, taken + i, own_tiles - 1 - i, r_i, l_i, acc, out_unit, True, SELF
+            r_i, l_i, acc, out_unit, k_unit, v_unit = _take_tile(
+                *(s, rows, taken + i, last - i, turn + i + 1),
+                *(r_i, l_i, acc, out_unit, k_unit, v_unit, True, SELF),
             )
+        taken += own_tiles
+        turn += own_tiles + 1
+        _end_turn(s, SELF)
         s.q_ring.free(taken_q)
         taken_q += s.CONSUMERS
-        taken += own_tiles
 
         # A row that sees no key has r_i = -inf and l_i = 0: out is 0 and lse -inf.
         l_i = gl.convert_layout(gl.sum(l_i, 1), r_i.type.layout)
@@ -431,6 +451,7 @@ def _forward_kernel(
     CONSUMERS: gl.constexpr,
     SLOTS: gl.constexpr,
     PARTS: gl.constexpr,
+    TURNS: gl.constexpr,
     REGISTERS: gl.constexpr,
 ):
     """Compute out and lse; q, k, v and out are tensor descriptors whose blocks are tiles."""
@@ -459,6 +480,7 @@ def _forward_kernel(
         turns,
         CONSUMERS,
         PARTS,
+        TURNS,
     )
     # The kernel that quantises v, before which those of q and k have ended, may still run as this one is launched.
     gdc_wait()
@@ -482,19 +504,21 @@ class _Shape:
         slots: tiles in a ring.
         parts: into how many parts the columns of out are split. The product of P and one part starts while the part
             before is added, so that registers hold two of them.
+        turns: whether consumers take turns at their products.
     """
 
     consumers: int
     registers: int
     slots: int
     parts: int
+    turns: bool
 
 
 _SHAPES = {
-    32: _Shape(consumers=3, registers=160, slots=3, parts=1),
-    64: _Shape(consumers=3, registers=160, slots=3, parts=1),
-    128: _Shape(consumers=3, registers=160, slots=4, parts=1),
-    256: _Shape(consumers=2, registers=240, slots=2, parts=4),
+    32: _Shape(consumers=3, registers=160, slots=4, parts=1, turns=True),
+    64: _Shape(consumers=3, registers=160, slots=4, parts=1, turns=True),
+    128: _Shape(consumers=3, registers=160, slots=4, parts=1, turns=True),
+    256: _Shape(consumers=2, registers=240, slots=2, parts=4, turns=False),
 }
 """The settings by padded head_dim: the fastest that fit a Hopper's registers and its 227 KiB of shared memory."""
 
@@ -567,6 +591,7 @@ def _prepared(
         CONSUMERS=shape.consumers,
         SLOTS=shape.slots,
         PARTS=shape.parts,
+        TURNS=shape.turns,
         REGISTERS=shape.registers,
         num_warps=4,
         launch_pdl=True,
