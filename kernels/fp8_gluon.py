@@ -151,15 +151,11 @@ def _produce(s):
     for task in range(gl.program_id(0), s.tasks.count(), gl.num_programs(0)):
         batch, head, start_m = s.tasks.get(task)
         _, tiles = s.tasks.key_tiles(start_m)
-        head_kv = head // s.tasks.group
         for consumer in gl.static_range(s.CONSUMERS):
             s.q_ring.fill(loaded_q + consumer, s.q, [batch, head, start_m + consumer * ROWS, 0])
-            if consumer == 0:
-                # The first consumer, which is done with its last task first, need not wait for q of the others.
-                s.keys.fill(loaded, s.k, s.v, batch, head_kv, (tiles - 1) * KEYS)
         loaded_q += s.CONSUMERS
-        for i in range(1, tiles):
-            s.keys.fill(loaded + i, s.k, s.v, batch, head_kv, (tiles - 1 - i) * KEYS)
+        for i in range(tiles):
+            s.keys.fill(loaded + i, s.k, s.v, batch, head // s.tasks.group, (tiles - 1 - i) * KEYS)
         loaded += tiles
 
 
