@@ -19,7 +19,8 @@ P is made as 2^8 P by a maximum that is 8 less, so l is 2^8 times as large, and 
 by it.
 
 A consumer waits for each of its products, while the others are at their softmax. Those that start together would be at
-their products, and then at their softmax, at the same time; so they take turns at the product of P and V.
+their products, and then at their softmax, at the same time; so up to head_dim 128 they take turns, which last from a
+product of P and V to the next one of q and k.
 ``flash_v3_gluon`` overlaps the two within a consumer as well. Here registers do not suffice for that, as the output of
 a tile has its own.
 """
