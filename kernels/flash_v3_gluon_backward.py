@@ -215,7 +215,7 @@ def load_for_dk_dv(s):
 
 @gluon.jit
 def compute_dk_dv(s, ds_reader, SELF: gl.constexpr):
-    """Run consumer number SELF of dk and dv: it computes 64 keys of each task, and gives dS of each query tile away."""
+    """Run consumer number SELF of dk and dv: it computes 64 keys of each task, and gives ``ds_reader`` dS."""
     dtype: gl.constexpr = s.dk.dtype
     BLOCK_ROWS: gl.constexpr = s.tasks.BLOCK_ROWS
     HEAD_DIM: gl.constexpr = s.dk.block_type.shape[3]
