@@ -51,6 +51,7 @@ from kernels.hopper import (
     accumulator,
     check_call,
     descriptor,
+    end_turn,
     heads_in_cache,
     heads_together,
     hide,
@@ -62,6 +63,7 @@ from kernels.hopper import (
     start_product,
     tma_store,
     unavailable,
+    wait_for_turn,
 )
 from kernels.launching import multiprocessors, new_results, padded_head_dim, remembered
 from kernels.prepared import Prepared
@@ -113,20 +115,6 @@ def _produce(s):
             s.k_ring.fill(loaded + i, s.k, [batch, head_kv, row, 0])
             s.v_ring.fill(loaded + i, s.v, [batch, head_kv, row, 0])
         loaded += tiles
-
-
-@gluon.jit
-def _wait_for_turn(s, n, SELF: gl.constexpr):
-    """Wait until consumer number SELF has its turn at key tile ``n``, if consumers take turns."""
-    if s.PING_PONG:
-        mbarrier.wait(s.turns.index(SELF), n & 1)
-
-
-@gluon.jit
-def _end_turn(s, SELF: gl.constexpr):
-    """Give the next consumer its turn."""
-    if s.PING_PONG:
-        mbarrier.arrive(s.turns.index((SELF + 1) % s.CONSUMERS), count=1)
 
 
 @gluon.jit
@@ -205,16 +193,16 @@ def _consume(s, SELF: gl.constexpr):
         for i in range(tiles - own_tiles):
             s.k_ring.skip(taken + i)
             s.v_ring.skip(taken + i)
-            _wait_for_turn(s, taken + i, SELF)
-            _end_turn(s, SELF)
+            wait_for_turn(s, taken + i, SELF)
+            end_turn(s, SELF)
         taken += tiles - own_tiles
         tiles = own_tiles
 
         q_tile = s.q_ring.take(taken_q)
         k_tile = s.k_ring.take(taken)
-        _wait_for_turn(s, taken, SELF)
+        wait_for_turn(s, taken, SELF)
         scores = start_product(q_tile, k_tile)
-        _end_turn(s, SELF)
+        end_turn(s, SELF)
         scores = warpgroup_mma_wait(0, deps=(scores,))
         s.k_ring.free(taken)
         if not s.FUSED:
@@ -225,10 +213,10 @@ def _consume(s, SELF: gl.constexpr):
 
         for i in range(1, tiles):
             k_tile = s.k_ring.take(taken + i)
-            _wait_for_turn(s, taken + i, SELF)
+            wait_for_turn(s, taken + i, SELF)
             scores = start_product(q_tile, k_tile)
             acc = warpgroup_mma(p, s.v_ring.take(taken + i - 1), acc, is_async=True)
-            _end_turn(s, SELF)
+            end_turn(s, SELF)
             scores = warpgroup_mma_wait(1, deps=(scores,))
             s.k_ring.free(taken + i)
             if not s.OVERLAP:

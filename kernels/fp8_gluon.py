@@ -55,6 +55,7 @@ from kernels.hopper import (
     accumulator,
     check_device,
     descriptor,
+    end_turn,
     heads_in_cache,
     heads_together,
     hide,
@@ -67,6 +68,7 @@ from kernels.hopper import (
     tma_load,
     tma_store,
     unavailable,
+    wait_for_turn,
 )
 from kernels.launching import check_settings, multiprocessors, new_results, remembered
 from kernels.prepared import Prepared
@@ -130,7 +132,7 @@ class _State:
     turns: gl.shared_memory_descriptor
     CONSUMERS: gl.constexpr
     PARTS: gl.constexpr
-    TURNS: gl.constexpr
+    PING_PONG: gl.constexpr
 
 
 @record
@@ -279,20 +281,6 @@ def _to_unit(alpha, unit, v_unit, USUAL: gl.constexpr):
 
 
 @gluon.jit
-def _wait_for_turn(s, n, SELF: gl.constexpr):
-    """Wait for turn number ``n`` of consumer number SELF, if consumers take turns."""
-    if s.TURNS:
-        mbarrier.wait(s.turns.index(SELF), n & 1)
-
-
-@gluon.jit
-def _end_turn(s, SELF: gl.constexpr):
-    """Give the next consumer its turn."""
-    if s.TURNS:
-        mbarrier.arrive(s.turns.index((SELF + 1) % s.CONSUMERS), count=1)
-
-
-@gluon.jit
 def _add_product(s, acc, alpha, p, v_tile, factor):
     """Return acc * alpha + (P v) * factor, where None stands for a factor of 1; acc is a tuple of parts of columns."""
     added = _start_part(p, v_tile, 0, s.PARTS)
@@ -324,7 +312,7 @@ def _take_tile(
     P and v to the start of the next one of q and k.
     """
     scores = start_product(rows.q_tile, s.keys.ring.take(n))
-    _end_turn(s, SELF)
+    end_turn(s, SELF)
     scores = warpgroup_mma_wait(0, deps=(scores,))
     if USUAL:
         unit = rows.q_unit * k_unit * s.scale_log2
@@ -340,7 +328,7 @@ def _take_tile(
     factor = None
     if not USUAL:
         factor = gl.where(out_unit < 1.0, 1.0, v_unit)
-    _wait_for_turn(s, turn, SELF)
+    wait_for_turn(s, turn, SELF)
     of_product: gl.constexpr = acc[0].type.layout
     p = _as_operand(packed, s.k.dtype, of_product)
     acc = _add_product(s, acc, alpha, p, s.keys.v_tile(n), factor)
@@ -388,11 +376,11 @@ def _consume(s, SELF: gl.constexpr):
         # No row of this consumer sees a key of these tiles.
         for i in range(tiles - own_tiles):
             s.keys.ring.skip(taken + i)
-            _wait_for_turn(s, turn + i, SELF)
-            _end_turn(s, SELF)
+            wait_for_turn(s, turn + i, SELF)
+            end_turn(s, SELF)
         taken += tiles - own_tiles
         turn += tiles - own_tiles
-        _wait_for_turn(s, turn, SELF)
+        wait_for_turn(s, turn, SELF)
         rows = _Rows(q_tile, q_unit, k_scale, v_scale, last_key)
         last = own_tiles - 1
         k_unit = gl.load(k_scale + last)
@@ -413,7 +401,7 @@ def _consume(s, SELF: gl.constexpr):
             )
         taken += own_tiles
         turn += own_tiles + 1
-        _end_turn(s, SELF)
+        end_turn(s, SELF)
         s.q_ring.free(taken_q)
         taken_q += s.CONSUMERS
 
@@ -452,7 +440,7 @@ def _forward_kernel(
     CONSUMERS: gl.constexpr,
     SLOTS: gl.constexpr,
     PARTS: gl.constexpr,
-    TURNS: gl.constexpr,
+    PING_PONG: gl.constexpr,
     REGISTERS: gl.constexpr,
 ):
     """Compute out and lse; q, k, v and out are tensor descriptors whose blocks are tiles."""
@@ -481,7 +469,7 @@ def _forward_kernel(
         turns,
         CONSUMERS,
         PARTS,
-        TURNS,
+        PING_PONG,
     )
     # The kernel that quantises v, before which those of q and k have ended, may still run as this one is launched.
     gdc_wait()
@@ -505,21 +493,21 @@ class _Shape:
         slots: tiles in a ring.
         parts: into how many parts the columns of out are split. The product of P and one part starts while the part
             before is added, so that registers hold two of them.
-        turns: whether consumers take turns at their products.
+        ping_pong: whether they take turns at their products.
     """
 
     consumers: int
     registers: int
     slots: int
     parts: int
-    turns: bool
+    ping_pong: bool
 
 
 _SHAPES = {
-    32: _Shape(consumers=3, registers=160, slots=4, parts=1, turns=True),
-    64: _Shape(consumers=3, registers=160, slots=4, parts=1, turns=True),
-    128: _Shape(consumers=3, registers=160, slots=4, parts=1, turns=True),
-    256: _Shape(consumers=2, registers=240, slots=2, parts=4, turns=False),
+    32: _Shape(consumers=3, registers=160, slots=4, parts=1, ping_pong=True),
+    64: _Shape(consumers=3, registers=160, slots=4, parts=1, ping_pong=True),
+    128: _Shape(consumers=3, registers=160, slots=4, parts=1, ping_pong=True),
+    256: _Shape(consumers=2, registers=240, slots=2, parts=4, ping_pong=False),
 }
 """The settings by padded head_dim: the fastest that fit a Hopper's registers and its 227 KiB of shared memory."""
 
@@ -592,7 +580,7 @@ def _prepared(
         CONSUMERS=shape.consumers,
         SLOTS=shape.slots,
         PARTS=shape.parts,
-        TURNS=shape.turns,
+        PING_PONG=shape.ping_pong,
         REGISTERS=shape.registers,
         num_warps=4,
         launch_pdl=True,

@@ -122,6 +122,24 @@ class Ring:
 
 
 @gluon.jit
+def wait_for_turn(s, n, SELF: gl.constexpr):
+    """Wait for turn number ``n`` of consumer number SELF, if consumers take turns.
+
+    What they share, ``s``, has ``turns``, a barrier for each of them, how many CONSUMERS there are, and whether they
+    PING_PONG.
+    """
+    if s.PING_PONG:
+        mbarrier.wait(s.turns.index(SELF), n & 1)
+
+
+@gluon.jit
+def end_turn(s, SELF: gl.constexpr):
+    """Give the next consumer its turn, if consumers take turns."""
+    if s.PING_PONG:
+        mbarrier.arrive(s.turns.index((SELF + 1) % s.CONSUMERS), count=1)
+
+
+@gluon.jit
 def new_tiles(descriptor, COUNT: gl.constexpr):
     """Allocate shared memory for COUNT of a descriptor's blocks."""
     shape: gl.constexpr = [COUNT] + descriptor.block_type.shape  # noqa: RUF005
