@@ -9,7 +9,7 @@ from kernels.claims import parse_claims
 from strategies.case import Case
 from tests.harness.budget import BudgetSpent
 from tests.harness.bugs import Bug, with_tensors
-from tests.harness.offers import OF_ANSWERS, excluding, failing_under
+from tests.harness.offers import OF_ANSWERS, excluding, failing_under, spoils
 from tests.harness.report import shown_in
 from tests.harness.runs import Runs
 from tests.harness.sightings import Sightings
@@ -106,12 +106,14 @@ def with_offers(
     bug, seen = concluded.bug, concluded.seen
     failing = [case for _, case in (*seen.cases, *seen.shrunk)]
     for claims in (bug.offers, excluding(bug.needs, failing, answered, runs.info.capabilities)):
-        if lines := tuple(line for claim in claims for line in _offer(claim, seen, runs, spend)):
+        if lines := tuple(line for claim in claims for line in _offer(claim, seen, answered, runs, spend)):
             return replace(concluded, offers=lines)
     return concluded
 
 
-def _offer(claim: str, seen: Sightings, runs: Runs, spend: Callable[[], None]) -> Iterator[str]:
+def _offer(
+    claim: str, seen: Sightings, answered: Sequence[Case], runs: Runs, spend: Callable[[], None]
+) -> Iterator[str]:
     failing, drawn = [*seen.cases, *seen.shrunk], len(seen.cases)
     if drawn < FEWEST_DRAWN:
         return
@@ -126,6 +128,8 @@ def _offer(claim: str, seen: Sightings, runs: Runs, spend: Callable[[], None]) -
             if failing_under(claim, [ran], runs, spend):
                 return
             held += 1
+        if spoils(claim, answered, runs, spend):
+            return
     held = min(held, drawn)
     tried = "" if held == drawn else f" of {drawn} that were tried"
     if held >= FEWEST_DRAWN:

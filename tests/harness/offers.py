@@ -74,6 +74,15 @@ def failing_under(claim: str, cases: Sequence[Ran], runs: Runs, spend: Callable[
     return []
 
 
+def spoils(claim: str, answered: Sequence[Case], runs: Runs, spend: Callable[[], None]) -> bool:
+    """Whether one of a few ``answered`` cases fails under another claim, and holds without it. Raises BudgetSpent."""
+    for case in answered[:: max(1, len(answered) // FEW)]:
+        ran = ("forward", case)
+        if failing_under(claim, [ran], runs, spend) and runs.hard(*ran) is None:
+            return True
+    return False
+
+
 def excluding(
     needs: Sequence[Need], failing: Sequence[Case], held: Sequence[Case], capabilities: Capabilities
 ) -> Iterator[str]:

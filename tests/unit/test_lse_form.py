@@ -125,6 +125,17 @@ def test_a_run_offers_base_2(tmp_path: Path) -> None:
     pytest_run(tmp_path, *options, "--claims=lse_base=2")
 
 
+def test_base_2_is_not_offered_where_only_some_calls_return_it(tmp_path: Path) -> None:
+    kernel = tmp_path / "base_2_of_masked_calls.py"
+    kernel.write_text(KERNEL.format(toys=str(TOYS), returned="lse * 1.4426950408889634 if causal else lse"))
+    options = ["--kernel", f"{kernel}:kernel", "--examples=20", "-k", "forward and float32"]
+    text = pytest_run(
+        tmp_path, *options, "--hypothesis-seed=1", "--shrink-seconds=1", status=pytest.ExitCode.TESTS_FAILED
+    ).stdout
+    assert "only with causal True" in text
+    assert "lse_base=2" not in text
+
+
 def test_a_run_names_the_layout_that_fits(tmp_path: Path) -> None:
     kernel = tmp_path / "rows_first.py"
     kernel.write_text(KERNEL.format(toys=str(TOYS), returned="lse.transpose(1, 2)"))
