@@ -1078,9 +1078,9 @@ def _prepared(
 def _is_tuned_for_hopper(
     q: Tensor, dropout_p: float, window: int, softcap: float, *extras: Tensor | None
 ) -> bool:
-    """Whether a call has constants of its own on a Hopper, and q is on one.
+    """Whether q is on a Hopper, and the call is one of those for which there are constants of its own.
 
-    These are for 16 bits, a padded head_dim of 64 or 128, and scores that nothing but a causal mask changes.
+    These are calls in 16 bits with a padded head_dim of 64 or 128 whose scores nothing but a causal mask changes.
     """
     plain = not (dropout_p or window or softcap) and all(extra is None for extra in extras)
     sizes = (q.element_size(), padded_head_dim(q.shape[3]))
@@ -1213,12 +1213,7 @@ def _prepared_gradients(
     dk_dv = Prepared(
         _dk_dv_kernel,
         batch * heads_kv * math.ceil(seqlen_k / of_keys["BLOCK_OWN"]),
-        [
-            *[None] * 8,
-            describe,
-            describe,
-            *[None] * 5,
-        ],  # dout to dv, q and dout in tiles, alibi_slopes to keep_scale
+        [*[None] * 8, describe, describe, *[None] * 5],  # of the 15 first arguments, q_tiles and do_tiles
         *numbers,
         **switches,
         **of_keys,

@@ -104,7 +104,7 @@ class _KeyRing:
 
     @gluon.jit
     def v_tile(self, n):
-        """Return tile ``n`` of v as (columns, keys), once that of k has been taken."""
+        """Return tile ``n`` of v as (columns, keys), which is there once that of k has been taken."""
         tile = self.v_tiles.index(n % self.ring.SLOTS)
         return tile.reshape([tile.shape[2], tile.shape[3]])
 
@@ -295,7 +295,8 @@ def _add_product(s, acc, alpha, p, v_tile, factor):
             added = added * factor
         total = gl.fma(acc[part], _rows_of(alpha, acc[part]), added)
         if part + 2 < s.PARTS:
-            # The part after the next one is started behind this, so that it gets the registers of this one.
+            # This waits for no more than before. It keeps the next product from being started ahead of the sum, so that
+            # the product gets the registers of the one that has been added.
             total = warpgroup_mma_wait(1, deps=(total,))
         acc = acc[:part] + (total,) + acc[part + 1 :]  # noqa: RUF005  # Triton has no starred items
         added = following

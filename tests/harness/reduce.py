@@ -8,11 +8,12 @@ simple numbers. Then sizes and settings are tried again.
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
 from kernels.contract import Capabilities
+from reference.mask_pattern import MaskPattern
 from strategies.case import LAYOUT_FIELDS, OPTIONS, SIZES, TENSORS, Case, Spike
 from strategies.tensors import tensors
 from strategies.values import FAMILIES
@@ -26,8 +27,8 @@ MOST_SET = 32
 SIMPLE_VALUES = (1.0, -1.0, 2.0, -2.0, 4.0, -4.0)
 """Values of an entry, simplest first."""
 
-WIDTHS = ("window", "window_right", "chunk", "first_keys", "prefix")
-"""Fields that say how many keys a mask shows. Claims of the same names have their sizes."""
+MASK_SIZES = tuple(part.name for part in fields(MaskPattern))
+"""Fields of a case that are sizes of a mask's parts. The claim of the same name lists those that a kernel takes."""
 
 Fails = Callable[[Case], bool]
 Change = Callable[[Case], Iterator[Case]]
@@ -112,7 +113,7 @@ def _of_family(case: Case, tensor: str, family: Any) -> Case:
 
 def _shorter(capabilities: Capabilities) -> Iterator[Change]:
     """Yield changes to one size, and to both lengths, at the smallest, halfway there, or one less."""
-    for name in (*SIZES, *WIDTHS):
+    for name in (*SIZES, *MASK_SIZES):
         yield partial(_of_smaller, name=name, allowed=_values_of(name, capabilities))
     yield _of_smaller_lengths
 
@@ -130,7 +131,7 @@ def _of_smaller_lengths(case: Case) -> Iterator[Case]:
 def _values_of(name: str, capabilities: Capabilities) -> Sequence[int]:
     if name == "head_dim":
         return capabilities.head_dims
-    if name in WIDTHS:
+    if name in MASK_SIZES:
         return sorted(getattr(capabilities, name))
     if name in ("seqlen_q", "seqlen_k"):
         return range(capabilities.min_seqlen, 2**30)

@@ -68,8 +68,7 @@ def bug_lines(
         if over > 0 and len(blocks[label]) > 1:
             blocks[label] = _fact(label, facts[label], width, max(1, len(blocks[label]) - over))
             # A claim is pasted, so it is whole, in a line of any width.
-            claim = facts[label].partition(": ")[0]
-            if label == OFFER and claim not in blocks[label][0]:
+            if label == OFFER and (claim := facts[label].partition(": ")[0]) not in blocks[label][0]:
                 blocks[label] = [INDENT + label.ljust(LABEL) + claim]
     first = wrapped(headline(one.bug.failure), width, f"{number}. ", INDENT, most and 1)
     return [*first, *(line for block in blocks.values() for line in block)]
