@@ -10,12 +10,23 @@ Causal masks are aligned bottom-right (query i sees key j when ``j <= i + seqlen
 kernel declares top-left. A query that sees no key has out 0, lse -inf and gradients 0.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from kernels.declaration import Claim, claim, claims_of
-from kernels.spelling import BOOLEAN, PROBABILITIES, SIZES, integer, integers, one_of, subset, words
+from kernels.spelling import (
+    BOOLEAN,
+    PROBABILITIES,
+    SIZES,
+    integer,
+    integers,
+    numbers,
+    one_of,
+    subset,
+    words,
+)
 from reference.arithmetic import BFLOAT16, FLOAT16, FLOAT32, Arithmetic
 from reference.family import Family, with_8_bit_inputs
 
@@ -40,6 +51,10 @@ RAGGED_KEYWORDS = {
     "document": ("document_ids",),
 }
 """The keywords for sequences of different lengths, by the kinds that the claim ``ragged`` has."""
+WITH_GRADIENTS = ("packed", "document")
+"""The kinds of the claim ``ragged`` of which gradients are asked for."""
+WITH_KEY_PADDING = ("cache", "packed", "document")
+"""The kinds of the claim ``ragged`` in which keys may be padded."""
 
 Launch = Mapping[str, Any]
 ArithmeticOf = Callable[[str, str, Launch], Arithmetic]
@@ -65,6 +80,24 @@ def flash_arithmetic(dtype: str, device: str, launch: Launch) -> Arithmetic:
 def _keywords_of_ragged(claimed: tuple[str, ...]) -> tuple[str, ...]:
     """Return the keywords of several kinds of sequences of different lengths, each once."""
     return tuple(dict.fromkeys(name for kind in claimed for name in RAGGED_KEYWORDS[kind]))
+
+
+def takes_scale(claimed: Any, sm_scale: float, head_dim: int) -> bool:
+    """Whether a kernel with this value of the claim ``sm_scale`` takes an ``sm_scale`` at a head_dim."""
+    if claimed == "default":
+        return sm_scale == 1.0 / math.sqrt(head_dim)
+    return sm_scale in claimed if isinstance(claimed, tuple) else claimed == "any" or sm_scale > 0
+
+
+def can_be_ragged(case: Any) -> bool:
+    """Whether a case says a kind of the claim ``ragged`` in which the plain call that it describes can be made."""
+    return (
+        case.ragged != "none"
+        and (case.ragged != "document" or case.seqlen_q == case.seqlen_k)
+        and (case.ragged != "append" or case.seqlen_k > 0)
+        and (case.key_padding == "none" or case.ragged in WITH_KEY_PADDING)
+        and (case.bias, case.dropout_p, case.fp8_inputs) == ("none", 0.0, "none")
+    )
 
 
 def _sizes(name: str, meaning: str) -> Any:
@@ -164,6 +197,29 @@ class Capabilities:
         admits=lambda claimed, case: min(case.seqlen_q, case.seqlen_k) >= claimed,
         less=1,
     )
+    min_seqlen_k: int = claim(
+        0,
+        "The smallest number of keys of a sequence, where that is larger than `min_seqlen`.",
+        integer(0),
+        fields=("seqlen_k",),
+        admits=lambda claimed, case: case.seqlen_k >= claimed,
+    )
+    max_seqlen_q: int | None = claim(
+        None,
+        """The largest number of queries of a sequence, such as `1` for a decode kernel; `any` stands for no limit.""",
+        integer(1, any=None),
+        fields=("seqlen_q",),
+        admits=lambda claimed, case: claimed is None or case.seqlen_q <= claimed,
+    )
+    seqlens: Literal["any", "q_at_most_k"] = claim(
+        "any",
+        """How `seqlen_q` may differ from `seqlen_k`, as far as `unequal_lengths` allows it at all. With `q_at_most_k`,
+        no sequence has more queries than keys, as in a call that continues a sequence whose keys are all given.""",
+        one_of("any", "q_at_most_k"),
+        fields=("lengths",),
+        admits=lambda claimed, case: claimed == "any" or case.seqlen_q <= case.seqlen_k,
+        less="q_at_most_k",
+    )
     seqlen_multiple: int = claim(
         1,
         "Both lengths are multiples of this number, whatever the launch settings are.",
@@ -171,12 +227,13 @@ class Capabilities:
         fields=("seqlen_q", "seqlen_k"),
         admits=lambda claimed, case: case.seqlen_q % claimed == case.seqlen_k % claimed == 0,
     )
-    sm_scale: Literal["any", "positive"] = claim(
+    sm_scale: Literal["any", "positive", "default"] | tuple[float, ...] = claim(
         "any",
-        "The values of `sm_scale` that are accepted: any float, zero and negative ones too, or positive ones only.",
-        one_of("any", "positive"),
+        """The values of `sm_scale` that are accepted: any float, zero and negative ones too; positive ones only; 1 /
+        sqrt(head_dim) alone with `default`, as where a kernel has that built in; or these numbers alone.""",
+        numbers("any", "positive", "default"),
         fields=("sm_scale",),
-        admits=lambda claimed, case: claimed == "any" or case.scale > 0,
+        admits=lambda claimed, case: takes_scale(claimed, case.scale, case.head_dim),
         less="positive",
     )
     layouts: tuple[str, ...] = claim(
@@ -301,6 +358,17 @@ class Capabilities:
         admits=lambda claimed, case: claimed or case.group == 1,
         less=False,
     )
+    dense: bool = claim(
+        True,
+        """Calls without the keywords of `ragged` are answered: each sequence has all of `seqlen_q` queries and all of
+        `seqlen_k` keys. With `false`, the kernel answers only calls of the kinds that `ragged` names. Each law then
+        makes its calls in one of these kinds: the sequences of a batch are packed, or their keys lie in pages or in a
+        cache. What the kind has no words for is not asked: key padding in pages, a bias, dropout, gradients of a cache.
+        """,
+        BOOLEAN,
+        fields=("ragged",),
+        admits=lambda claimed, case: claimed or can_be_ragged(case),
+    )
     ragged: tuple[str, ...] = claim(
         (),
         """The kinds of calls that have sequences of different lengths. With `cache`, `forward` takes `cache_seqlens`,
@@ -392,7 +460,11 @@ class Capabilities:
         less=(),
         keywords=lambda claimed: ("rotary_cos", "rotary_sin", "rotary_interleaved") if claimed else (),
     )
-    backward: bool = claim(True, "The kernel gives gradients of q, k and v.", BOOLEAN)
+    backward: bool | Literal["causal"] = claim(
+        True,
+        "The kernel gives gradients of q, k and v; with `causal`, of calls with a causal mask alone.",
+        words(true=True, causal="causal", false=False),
+    )
     lse: bool = claim(
         True,
         "`forward` returns lse beside out. A plain function may return out alone; then no lse is judged.",
@@ -450,6 +522,15 @@ class Capabilities:
 
     def __post_init__(self) -> None:
         """Raise ValueError for claims that contradict each other."""
+        self._check_lengths()
+        if not self.dense and not self.ragged:
+            raise ValueError("dense: got false beside ragged=none, expected a kind of calls in ragged")
+        if not self.dense and {*self.layouts} <= {"expanded", "expanded_rows"}:
+            raise ValueError(
+                f"dense: got false beside layouts={','.join(self.layouts)}, expected a layout that holds any numbers"
+            )
+        if self.backward == "causal" and True not in self.causal:
+            raise ValueError("backward: got causal beside causal=false, expected causal=true or causal=both")
         if False in self.v_in_k:
             return
         if self.backward:
@@ -459,6 +540,19 @@ class Capabilities:
             raise ValueError(
                 f"v_in_k: got always with head_dim {narrow}, expected a v_head_dim of at most that, not {wide}"
             )
+
+    def _check_lengths(self) -> None:
+        """Raise ValueError if no length is claimed."""
+        if self.max_seqlen_q is None:
+            return
+        least = {"min_seqlen": self.min_seqlen, "seqlen_multiple": self.seqlen_multiple}
+        if not self.unequal_lengths:
+            least["min_seqlen_k"] = self.min_seqlen_k
+        for name, value in least.items():
+            if value > self.max_seqlen_q:
+                raise ValueError(
+                    f"max_seqlen_q: got {self.max_seqlen_q} beside {name}={value}, expected at least {value}"
+                )
 
     def family(self, dtype: str, device: str, launch: Launch) -> Family:
         """Return the designs of which one has to explain the kernel's answer; a declared arithmetic is the only one.
@@ -489,6 +583,29 @@ class Capabilities:
     def length_from(self, least: int) -> int:
         """Return the shortest length that is claimed and has at least so many rows or keys."""
         return -(-max(least, self.min_seqlen) // self.seqlen_multiple) * self.seqlen_multiple
+
+    def takes_lengths(self, seqlen_q: int, seqlen_k: int, *, causal: bool) -> bool:
+        """Whether a sequence may have so many queries and keys in calls with or without a causal mask."""
+        return (
+            min(seqlen_q, seqlen_k) >= self.min_seqlen
+            and seqlen_k >= self.min_seqlen_k
+            and (self.max_seqlen_q is None or seqlen_q <= self.max_seqlen_q)
+            and seqlen_q % self.seqlen_multiple == seqlen_k % self.seqlen_multiple == 0
+            and (self.seqlens == "any" or seqlen_q <= seqlen_k)
+            and (seqlen_q == seqlen_k or self.may_differ(causal=causal))
+        )
+
+    @property
+    def kinds_with_gradients(self) -> tuple[str, ...]:
+        """The kinds of calls of which gradients are claimed: ``none`` for a plain call, and kinds of ``ragged``."""
+        if not self.backward:
+            return ()
+        plain = ("none",) if self.dense else ()
+        return (*plain, *(kind for kind in self.ragged if kind in WITH_GRADIENTS))
+
+    def gives_gradients(self, *, causal: bool) -> bool:
+        """Whether gradients of a call with or without a causal mask are claimed."""
+        return self.backward is True or (self.backward == "causal" and causal)
 
     def admits(self, case: Any) -> bool:
         """Whether the kernel claims to answer a case, which may have longer lengths than the cases that are drawn."""

@@ -63,15 +63,39 @@ def subset(names: tuple[str, ...], **others: tuple[str, ...]) -> Spelling:
     return Spelling(expected, read, write, (",".join(names[:2]), *by_word.examples))
 
 
-def integer(least: int) -> Spelling:
-    """An integer that is not below ``least``."""
+def integer(least: int, **others: Any) -> Spelling:
+    """An integer that is not below ``least``, or a value that is spelled by one word."""
+    by_word = words(**others)
 
-    def read(text: str) -> int:
+    def read(text: str) -> Any:
+        if text in by_word.examples:
+            return by_word.read(text)
         if (value := int(text)) < least:
             raise ValueError
         return value
 
-    return Spelling(f"an integer of at least {least}", read, str, ("64",))
+    return Spelling(
+        " or ".join((f"an integer of at least {least}", *others)), read, by_word.write, ("64", *others)
+    )
+
+
+def numbers(*names: str) -> Spelling:
+    """One of the names, which spells itself, or finite numbers, divided by commas."""
+
+    def read(text: str) -> str | tuple[float, ...]:
+        if text in names:
+            return text
+        values = tuple(sorted(map(float, text.split(","))))
+        if not all(map(math.isfinite, values)):
+            raise ValueError
+        return values
+
+    def write(value: str | tuple[float, ...]) -> str:
+        return value if isinstance(value, str) else _write_numbers(value)
+
+    return Spelling(
+        f"{', '.join(names)}, or finite numbers such as 0.125,1.0", read, write, (*names, "0.125,1.0")
+    )
 
 
 def integers(least: int, *examples: str) -> Spelling:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import hypothesis.strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from kernels.contract import CLAIMS, LAYOUTS, Capabilities
+from kernels.contract import CLAIMS, LAYOUTS, WITH_KEY_PADDING, Capabilities, takes_scale
 from reference.mask_pattern import MaskPattern
 from strategies.case import DEFAULT_BLOCK, NONFINITE, SIMPLEST, TENSORS, Case, Spike
 from strategies.padding import FAMILIES as PADDINGS
@@ -89,6 +89,8 @@ HUGE = {
 """Which tensors have huge strides together, by device type. Memory that is never touched costs a CPU nothing; a
 GPU has to find gigabytes for each, and the time to get them."""
 MOST_SCORES = 2**22
+SHORTEST_TWICE = 2
+"""A case may be so many times as large as the smallest that is claimed, whatever the limits are."""
 
 MOST_SEEDS = 8
 """So many seeds are tried for a key padding mask that leaves keys to attend; one seed in as many keeps its mask."""
@@ -113,6 +115,7 @@ def cases(
     key_padding: bool = False,
     dropout: bool = False,
     variants: bool = False,
+    gradients: bool = False,
     calls: tuple[str, ...] = (),
     far: bool = False,
 ) -> SearchStrategy[Case]:
@@ -123,7 +126,8 @@ def cases(
         dtype: one of ``capabilities.dtypes``.
         device_type: ``cpu`` or ``cuda``.
         heads: the (batch, heads_kv, group) that are drawn; by default any of some small ones.
-        max_seqlen: the longest sequence; by default ``MAX_SEQLEN`` of the device type.
+        max_seqlen: the longest sequence; by default ``MAX_SEQLEN`` of the device type, or as many lengths as these are
+            from the shortest that is claimed.
         max_tiles: on the CPU, the most tiles of the score matrix, over all heads: what an interpreter's time
             is proportional to. Their size is that of the launch settings block_m and block_n, else 64. Most cases
             keep to a fraction of it.
@@ -134,8 +138,10 @@ def cases(
         dropout: weights may be dropped, where that is claimed; else none are.
         variants: patterns of masks may change what rows see, and soft-caps, ALiBi and sinks the scores, where that is
             claimed.
+        gradients: only calls of which gradients are claimed.
         calls: fields of the case that say what call a law makes which is no plain one: the first is one of the values
-            of the claim of its name, the others may be ``none``.
+            of the claim of its name, the others may be ``none``. Without ``dense`` calls each case has a kind of
+            ``ragged``.
         far: all tensors have huge strides, where that is claimed.
 
     Raises ValueError for a dtype that is not claimed and for another device type.
@@ -144,7 +150,12 @@ def cases(
         raise ValueError(f"dtype: got {dtype!r}, expected one of the claimed {capabilities.dtypes}")
     if device_type not in MAX_SEQLEN:
         raise ValueError(f"device_type: got {device_type!r}, expected one of {tuple(MAX_SEQLEN)}")
-    pair = claimed_length_pairs(capabilities, MAX_SEQLEN[device_type] if max_seqlen is None else max_seqlen)
+    if gradients:
+        capabilities = with_gradients(capabilities)
+    if not capabilities.dense:
+        calls = tuple(dict.fromkeys(("ragged", *calls)))
+    shortest = shortest_lengths(capabilities)
+    pair = claimed_length_pairs(capabilities, _longest(max(shortest), MAX_SEQLEN[device_type], max_seqlen))
     if nonfinite:
         values = _each_of_four(st.sampled_from(MODERATE_VALUES))
         entries = st.builds(_present, spikes(NONFINITE), st.one_of(st.none(), spikes(NONFINITE)))
@@ -168,13 +179,13 @@ def cases(
         **_v_head_dim(capabilities),
         **({"v_in_k": st.sampled_from(capabilities.v_in_k)} if True in capabilities.v_in_k else {}),
         causal=st.sampled_from(capabilities.causal),
-        sm_scale=st.sampled_from(_claimed_scales(capabilities)),
+        sm_scale=st.sampled_from(claimed_scales(capabilities)),
         seed=st.integers(0, 2**32 - 1),
         spikes=entries,
         **({"launch": _launch_settings(capabilities)} if capabilities.launch else {}),
         **_own_calls(capabilities, calls),
     )
-    limits: dict[str, Any] = {"max_scores": max_scores}
+    limits: dict[str, Any] = {"max_scores": max_scores, "shortest": shortest}
     if device_type == "cpu":
         fewest = [max(min(FEWEST_TILES, max_tiles), max_tiles // share) for share in TILE_SHARES]
         parts = [limits | {"max_tiles": fewer} for fewer in fewest]
@@ -195,13 +206,41 @@ def cases(
             case = _with_v_apart_or_narrower(capabilities, case)
         if case.window_right and case.causal and False in capabilities.causal:
             case = _with_a_mask_that_shows_windows(case)
+        if not capabilities.dense:
+            case = _without_what_no_kind_has(case)
         case = _with_attended_keys(_with_claimed_lengths(capabilities, case))
         if not nonfinite:
-            case = _with_scores_far_below(case)
+            case = _with_scores_far_below(capabilities, case)
             case = _with_scores_that_can_be_judged(capabilities, device_type, case)
         return _with_fewer_heads(case, **limits)
 
     return _independent(drawn.map(claimed).filter(partial(_is_affordable, **limits)))
+
+
+def without_huge_strides(capabilities: Capabilities) -> Capabilities:
+    """Return the claims without the layout ``huge``, unless that is the only one."""
+    others = tuple(layout for layout in capabilities.layouts if layout != "huge")
+    return replace(capabilities, layouts=others or capabilities.layouts)
+
+
+def with_gradients(capabilities: Capabilities) -> Capabilities:
+    """Return the claims about calls of which gradients are claimed."""
+    kinds = capabilities.ragged if capabilities.dense else capabilities.kinds_with_gradients
+    causal = (True,) if capabilities.backward == "causal" else capabilities.causal
+    return replace(capabilities, causal=causal, ragged=kinds)
+
+
+def shortest_lengths(capabilities: Capabilities) -> tuple[int, int]:
+    """Return the smallest seqlen_q and seqlen_k that are claimed."""
+    seqlen_k = capabilities.length_from(capabilities.min_seqlen_k)
+    return capabilities.length_from(0) if capabilities.unequal_lengths else seqlen_k, seqlen_k
+
+
+def _longest(shortest: int, usual: int, asked: int | None) -> int:
+    """Return the largest length that is drawn: what is ``asked`` or ``usual``, and more if that leaves no length."""
+    if asked is None or asked < shortest:
+        return usual + max(0, shortest - 1)
+    return asked
 
 
 def _independent(strategy: SearchStrategy[T]) -> SearchStrategy[T]:
@@ -232,9 +271,9 @@ def lengths(tiles: Iterable[int], smallest: int, largest: int) -> SearchStrategy
     An empty sequence tests little, so each other of the smallest lengths is drawn twice as often.
     """
     near_tiles = [
-        st.integers(tile, min(4 * tile, largest) - 1).map(partial(_near_tiles, tile))
+        st.integers(first, min(first + 3 * tile, largest) - 1).map(partial(_near_tiles, tile))
         for tile in sorted(set(tiles))
-        if smallest < tile < largest
+        if (first := _first_tile(tile, smallest)) < largest
     ]
     smallest_ten = range(smallest, min(smallest + 9, largest) + 1)
     few = st.sampled_from([length for length in smallest_ten for _ in range(2 if length else 1)])
@@ -242,16 +281,33 @@ def lengths(tiles: Iterable[int], smallest: int, largest: int) -> SearchStrategy
     return st.one_of(few, some, *(copy for near in near_tiles for copy in _often(near, 2)))
 
 
+def _first_tile(tile: int, smallest: int) -> int:
+    """Return the end of the first whole tile that is longer than the smallest length."""
+    return (smallest // tile + 1) * tile
+
+
 def claimed_length_pairs(capabilities: Capabilities, largest: int) -> SearchStrategy[tuple[int, int]]:
     """(seqlen_q, seqlen_k) as ``length_pairs`` has them, counted in the multiples that are claimed."""
     tiles, multiple = _declared_blocks(capabilities) or TILES, capabilities.seqlen_multiple
-    if multiple == 1:
-        return length_pairs(tiles, capabilities.min_seqlen, largest)
-    tiles = tuple(tile // multiple for tile in tiles)
-    smallest, largest = -(-capabilities.min_seqlen // multiple), largest // multiple
+    of_q, of_k = (length // multiple for length in shortest_lengths(capabilities))
+    most_q = largest if capabilities.max_seqlen_q is None else min(capabilities.max_seqlen_q, largest)
+    if multiple > 1:
+        tiles, most_q, largest = (
+            tuple(tile // multiple for tile in tiles if tile >= multiple),
+            most_q // multiple,
+            largest // multiple,
+        )
+
+    def pairs(of_q: int, of_k: int) -> SearchStrategy[tuple[int, int]]:
+        if (of_q, most_q) == (of_k, largest):
+            return length_pairs(tiles, of_q, largest)
+        return st.tuples(lengths(tiles, of_q, most_q), lengths(tiles, of_k, largest))
+
+    if multiple == 1 and most_q == largest:
+        return pairs(of_q, of_k)
     # There are so few lengths that every third one drawn would be 0.
-    some = length_pairs(tiles, max(smallest, min(1, largest)), largest)
-    return st.one_of(length_pairs(tiles, smallest, largest), *_often(some, 5)).map(partial(_times, multiple))
+    some = pairs(max(of_q, min(1, most_q)), max(of_k, min(1, largest)))
+    return st.one_of(pairs(of_q, of_k), *_often(some, 5)).map(partial(_times, multiple))
 
 
 def _times(multiple: int, pair: tuple[int, int]) -> tuple[int, int]:
@@ -267,9 +323,9 @@ def length_pairs(tiles: Iterable[int], smallest: int, largest: int) -> SearchStr
     seqlen_k = st.one_of(
         lengths(tiles, smallest, largest),
         *(
-            st.tuples(st.just(tile), st.integers(tile, min(4 * tile, largest) - 1))
+            st.tuples(st.just(tile), st.integers(first, min(first + 3 * tile, largest) - 1))
             for tile in sorted(set(tiles))
-            if smallest < tile < largest
+            if (first := _first_tile(tile, smallest)) < largest
         ),
     )
     return st.builds(partial(_pair, smallest, largest), lengths(tiles, smallest, largest), seqlen_k)
@@ -440,12 +496,17 @@ def _declared_blocks(capabilities: Capabilities) -> tuple[int, ...]:
 
 def _claimed_layouts(capabilities: Capabilities) -> tuple[str, ...]:
     """Return each layout as often as it is drawn: contiguous more, expanded_rows less; huge is drawn by itself."""
-    claimed = tuple(layout for layout in LAYOUTS if layout in capabilities.layouts and layout != "huge")
+    claimed = tuple(x for x in LAYOUTS if x in without_huge_strides(capabilities).layouts)
     several = tuple(layout for layout in claimed if layout != "expanded_rows")
     return (*claimed[:1] * 8, *several * 2, *claimed)
 
 
-def _claimed_scales(capabilities: Capabilities) -> tuple[float | None, ...]:
+def claimed_scales(capabilities: Capabilities) -> tuple[float | None, ...]:
+    """Return each claimed sm_scale as often as it is drawn; None stands for 1 / sqrt(head_dim)."""
+    if isinstance(capabilities.sm_scale, tuple):
+        return capabilities.sm_scale
+    if capabilities.sm_scale == "default":
+        return (None,)
     return tuple(scale for scale in SM_SCALES if scale is None or scale > 0 or capabilities.sm_scale == "any")
 
 
@@ -458,9 +519,29 @@ def _launch_settings(capabilities: Capabilities) -> SearchStrategy[tuple[tuple[s
     )
 
 
+def _without_what_no_kind_has(case: Case) -> Case:
+    """Return a case without the options that no call of its kind of ``ragged`` has, and with a key to append."""
+    return replace(
+        case,
+        bias="none",
+        dropout_p=0.0,
+        key_padding=case.key_padding if case.ragged in WITH_KEY_PADDING else "none",
+        seqlen_k=max(1, case.seqlen_k) if case.ragged == "append" else case.seqlen_k,
+    )
+
+
 def _with_claimed_lengths(capabilities: Capabilities, case: Case) -> Case:
-    may_differ = capabilities.may_differ(causal=case.causal)
-    return case if may_differ else replace(case, seqlen_k=case.seqlen_q)
+    """Return a case whose lengths are equal where they have to be, and with no more queries than are claimed."""
+    c = capabilities
+    least, most = c.length_from(c.min_seqlen_k), case.seqlen_q
+    if c.max_seqlen_q is not None:
+        most = min(most, c.max_seqlen_q - c.max_seqlen_q % c.seqlen_multiple)
+    is_document = not c.dense and case.ragged == "document"
+    if is_document or not c.may_differ(causal=case.causal):
+        return replace(case, seqlen_q=max(least, most), seqlen_k=max(least, most))
+    lengths = most, max(least, case.seqlen_k)
+    seqlen_q, seqlen_k = sorted(lengths) if c.seqlens == "q_at_most_k" else lengths
+    return replace(case, seqlen_q=seqlen_q, seqlen_k=seqlen_k)
 
 
 def _with_a_mask_that_shows_windows(case: Case) -> Case:
@@ -498,13 +579,14 @@ def _with_several_to_sum(capabilities: Capabilities, case: Case) -> Case:
     )
 
 
-def _with_scores_far_below(case: Case) -> Case:
+def _with_scores_far_below(capabilities: Capabilities, case: Case) -> Case:
     """Return every other case of default scale whose scores are all negative with a scale that makes them far lower.
 
     float16 is left out, as scores of that dtype, which a less precise kernel may have, would be infinite.
     """
     are_negative = {case.q_values, case.k_values} == {"positive", "negative"} and case.sm_scale is None
-    is_chosen = are_negative and case.seed % 2 == 1 and case.dtype != "float16"
+    is_claimed = takes_scale(capabilities.sm_scale, FAR_BELOW, case.head_dim)
+    is_chosen = are_negative and case.seed % 2 == 1 and case.dtype != "float16" and is_claimed
     return replace(case, sm_scale=FAR_BELOW) if is_chosen else case
 
 
@@ -517,12 +599,13 @@ def _with_scores_that_can_be_judged(capabilities: Capabilities, device_type: str
     if rounding < COARSE:
         return case
     is_small = case.sm_scale is None or abs(case.sm_scale) * math.sqrt(case.head_dim) <= LARGEST_SPREAD
+    is_only = not takes_scale(capabilities.sm_scale, 1.0 / math.sqrt(case.head_dim), case.head_dim)
     fields: dict[str, Any] = {
         f"{tensor}_values": "normal"
         for tensor in TENSORS
         if getattr(case, f"{tensor}_values") not in MODERATE_VALUES
     }
-    return replace(case, sm_scale=case.sm_scale if is_small else None, **fields)
+    return replace(case, sm_scale=case.sm_scale if is_small or is_only else None, **fields)
 
 
 def _cut(
@@ -552,7 +635,7 @@ def _shorter(capabilities: Capabilities, name: str, case: Case, **limits: Any) -
     Two rows are left at least, because with a single key all weights are 1 and gradients of the scores are 0.
     """
     step = math.lcm(_blocks(case)[name == "seqlen_k"], capabilities.seqlen_multiple)
-    shortest = max(2, capabilities.min_seqlen)
+    shortest = max(2, shortest_lengths(capabilities)[name == "seqlen_k"])
     while not _is_affordable(case, **limits) and getattr(case, name) - step >= shortest:
         shorter: dict[str, Any] = {name: getattr(case, name) - step}
         case = replace(case, **shorter)
@@ -576,10 +659,26 @@ def _blocks(case: Case) -> tuple[int, int]:
 
 
 def _is_affordable(
-    case: Case, *, max_scores: int, max_tiles: float = math.inf, max_products: float = math.inf
+    case: Case,
+    *,
+    shortest: tuple[int, int],
+    max_scores: int,
+    max_tiles: float = math.inf,
+    max_products: float = math.inf,
 ) -> bool:
-    """Whether a case, with all its heads, has at most so many scores, tiles of scores, and products of q and k."""
-    heads = case.batch * case.heads_q
+    """Whether a case, with all its heads, has at most so many scores, tiles of scores, and products of q and k.
+
+    A head with the ``shortest`` lengths that are claimed is always affordable, and twice as much.
+    """
     block_m, block_n = _blocks(case)
-    tiles = heads * math.ceil(case.seqlen_q / block_m) * math.ceil(case.seqlen_k / block_n)
-    return tiles <= max_tiles and case.scores <= max_scores and case.products <= max_products
+
+    def tiles(seqlen_q: int, seqlen_k: int) -> int:
+        return math.ceil(seqlen_q / block_m) * math.ceil(seqlen_k / block_n)
+
+    least = SHORTEST_TWICE * math.prod(shortest)
+    of_case = case.batch * case.heads_q * tiles(case.seqlen_q, case.seqlen_k)
+    return (
+        of_case <= max(max_tiles, SHORTEST_TWICE * tiles(*shortest))
+        and case.scores <= max(max_scores, least)
+        and case.products <= max(max_products, least * case.head_dim)
+    )

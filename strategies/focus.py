@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from kernels.contract import CLAIMS, Capabilities
 from reference.mask_pattern import MaskPattern
 from strategies.case import OF_CALLS, Case
-from strategies.cases import BATCHES, GROUPS, HEADS_KV, Heads
+from strategies.cases import BATCHES, GROUPS, HEADS_KV, Heads, without_huge_strides
 
 WHOLE_TILES = 16
 """Triton compiles anew for an integer argument that is a multiple of this."""
@@ -40,12 +40,6 @@ class Focus:
 
     capabilities: Capabilities
     heads: tuple[Heads, ...] | None = None
-
-
-def without_huge_strides(capabilities: Capabilities) -> Capabilities:
-    """Return the claims without the layout ``huge``, unless that is the only one."""
-    others = tuple(layout for layout in capabilities.layouts if layout != "huge")
-    return replace(capabilities, layouts=others or capabilities.layouts)
 
 
 def focused(capabilities: Capabilities, width: int, seed: object) -> Focus:
@@ -81,7 +75,8 @@ def focused(capabilities: Capabilities, width: int, seed: object) -> Focus:
     )
     if width >= WIDE:
         return Focus(narrow)
-    if _chance(seed, "lengths").random() < 0.5:
+    has_tiles = c.max_seqlen_q is None or c.max_seqlen_q >= WHOLE_TILES
+    if has_tiles and _chance(seed, "lengths").random() < 0.5:
         narrow = replace(narrow, seqlen_multiple=math.lcm(c.seqlen_multiple, WHOLE_TILES))
     return Focus(narrow, _some(HEADS if c.grouped_heads else UNGROUPED, 2**width, _chance(seed, "heads")))
 

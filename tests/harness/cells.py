@@ -8,7 +8,7 @@ from typing import Any
 from kernels.contract import Capabilities
 from reference.mask_pattern import MaskPattern
 from strategies.case import DECLARED, LAYOUT_FIELDS, OF_CALLS, TENSORS, Case
-from strategies.cases import BATCHES, GROUPS, HEADS_KV, MAX_SEQLEN, SM_SCALES, TILES
+from strategies.cases import BATCHES, GROUPS, HEADS_KV, MAX_SEQLEN, TILES, claimed_scales, shortest_lengths
 from strategies.padding import FAMILIES as PADDINGS
 from strategies.values import FAMILIES
 from tests.harness.bugs import OWN_NUMBERS
@@ -68,11 +68,11 @@ def claimed(c: Capabilities) -> list[str]:
         "v_head_dim": (0, *c.v_head_dim),
         "v_in_k": c.v_in_k,
         "causal": c.causal,
-        "lengths": COMPARED if c.unequal_lengths else COMPARED[1:2],
+        "lengths": _compared(c),
         "batch": BATCHES,
         "heads_kv": HEADS_KV,
         "group": GROUPS if c.grouped_heads else (1,),
-        "sm_scale": [x for x in SM_SCALES if c.sm_scale == "any" or x is None or x > 0],
+        "sm_scale": claimed_scales(c),
         "key_padding": ("none", *(PADDINGS if c.key_padding else ())),
         "dropout_p": (0.0, *c.dropout),
         **{x.name: (0, *getattr(c, x.name)) for x in fields(MaskPattern)},
@@ -85,10 +85,19 @@ def claimed(c: Capabilities) -> list[str]:
         **dict.fromkeys(VALUES, FAMILIES),
         **c.launch,
     }
-    lengths = [x for x in range(c.min_seqlen, max(MAX_SEQLEN.values())) if x % c.seqlen_multiple == 0]
     found = [f"{name}={text(value)}" for name in values for value in values[name]]
-    found += [cell for name in LENGTHS for length in lengths for cell in of_length(name, length)]
+    for name, shortest in zip(LENGTHS, shortest_lengths(c), strict=True):
+        most = c.max_seqlen_q if name == "seqlen_q" and c.max_seqlen_q else max(MAX_SEQLEN.values()) - 1
+        lengths = range(shortest, shortest + most + 1, c.seqlen_multiple)
+        found += [cell for length in lengths if length <= shortest + most for cell in of_length(name, length)]
     return [cell for cell in dict.fromkeys(found) if c.backward or not cell.startswith("dout_")]
+
+
+def _compared(c: Capabilities) -> tuple[str, ...]:
+    """Return the values of ``lengths`` that are claimed."""
+    if not c.unequal_lengths:
+        return COMPARED[1:2]
+    return COMPARED[:2] if c.seqlens == "q_at_most_k" else COMPARED
 
 
 def is_judged(law: str, cell: str) -> bool:

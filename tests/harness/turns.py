@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from kernels.contract import Capabilities
-from strategies.focus import Focus, focused, without_huge_strides
+from strategies.cases import without_huge_strides
+from strategies.focus import Focus, focused
 
 FEWEST = 3
 """A turn in the first round has at least this many examples."""

@@ -11,8 +11,7 @@ from hypothesis import settings
 
 from kernels.contract import Capabilities
 from strategies.case import Case
-from strategies.cases import cases
-from strategies.focus import without_huge_strides
+from strategies.cases import cases, without_huge_strides
 from tests.harness.drawing import AT_ONCE, drawn
 from tests.harness.law import LAWS as ALL_LAWS
 from tests.harness.law import law_named

@@ -14,8 +14,8 @@ import pytest
 
 from kernels.contract import Capabilities
 from strategies.case import Case
-from strategies.cases import BATCHES, GROUPS, HEADS_KV, cases
-from strategies.focus import EXTRAS_LEFT, LARGEST_SHARE, Focus, focused, without_huge_strides
+from strategies.cases import BATCHES, GROUPS, HEADS_KV, cases, without_huge_strides
+from strategies.focus import EXTRAS_LEFT, LARGEST_SHARE, Focus, focused
 from tests.harness.budget import (
     GRACE_SECONDS,
     LEAST_CALLS,
