@@ -21,6 +21,9 @@ MARGIN_ELEMENTS = 4096
 # Margins and huge strides keep 128-byte alignment in every dtype; only the layouts offset and gap are misaligned.
 ALIGNMENT = 64
 
+REPEATED = {"expanded": (0, 1), "expanded_rows": (0, 1, 2)}
+"""The dimensions along which all slices of a tensor share memory, by layout."""
+
 Shape = tuple[int, int, int, int]
 Strides = tuple[int, ...]
 
@@ -131,6 +134,49 @@ def place(
     entries = _distinct(window.tensor)
     entries.copy_(data[tuple(map(slice, entries.shape))])
     return window
+
+
+def lies_as(x: Tensor, layout: str) -> bool:
+    """Whether a tensor (batch, heads, seqlen, head_dim) has the strides that a layout gives to its shape.
+
+    Strides along sizes of 1 do not count, since none is used. ``huge`` has elements that no 32-bit offset reaches, and
+    ``offset`` begins one element behind an aligned place.
+    """
+    if x.numel() == 0:
+        return True
+    if layout == "huge":
+        return x.storage_offset() + span(x) > FAR
+    starts_late = x.storage_offset() % ALIGNMENT == 1
+    both = zip(x.stride(), _STRIDES[layout](*x.shape), x.shape, strict=True)
+    return starts_late == (layout == "offset") and all(step == usual or n == 1 for step, usual, n in both)
+
+
+def can_hold(x: Tensor, layout: str) -> bool:
+    """Whether a tensor laid out so keeps its numbers: an expanded layout repeats the first slice of them."""
+    if layout not in REPEATED:
+        return True
+    first = x[tuple(slice(1) if axis in REPEATED[layout] else slice(None) for axis in range(4))]
+    return torch.equal(bits(x.contiguous()), bits(first.contiguous()).expand(x.shape))
+
+
+def fitting(x: Tensor, layouts: Sequence[str], preferred: str) -> str | None:
+    """Return the layout that can hold a tensor: the ``preferred`` one, or the first of all; None if none can.
+
+    ``huge`` comes last, because its memory is dear.
+    """
+    ordered = sorted(layouts, key=lambda layout: (layout == "huge", layout != preferred))
+    return next((layout for layout in ordered if can_hold(x, layout)), None)
+
+
+def laid_out(x: Tensor, layouts: Sequence[str], preferred: str) -> Tensor | None:
+    """Return a tensor as it is if it lies in one of the layouts, else a copy that does; None if none can hold it."""
+    if any(lies_as(x, layout) for layout in layouts):
+        return x
+    layout = fitting(x, layouts, preferred)
+    if layout is None:
+        return None
+    margin = float("nan") if x.is_floating_point() else 0
+    return place(x, layout, margin_value=margin, device=x.device).tensor
 
 
 def is_as_contiguous(layout: str, shape: Shape) -> bool:

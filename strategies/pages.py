@@ -2,16 +2,32 @@
 
 import math
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from strategies.layouts import changed_together, place
+from strategies.layouts import REPEATED, Window, changed_together, place
 
 MOST_SPARE = 3
 """The most pages that belong to no sequence."""
+
+
+def page_size_of(sizes: Sequence[int], keys: int, chance: random.Random) -> int:
+    """Return a random one of the claimed sizes of a page, for sequences of at most so many keys.
+
+    Mostly it is smaller than the number of keys, as far as such a size is claimed, since a bug that takes one page for
+    another needs two of a sequence.
+    """
+    several = [size for size in sizes if size < keys] or [min(sizes)]
+    return chance.choice((min(sizes), chance.choice(sizes), chance.choice(several), chance.choice(several)))
+
+
+def pool_layouts(claimed: Sequence[str]) -> list[str]:
+    """Return those of the claimed layouts that a pool of different pages may have; ``huge`` is a last resort."""
+    able = [layout for layout in claimed if layout not in REPEATED]
+    return [layout for layout in able if layout != "huge"] or able
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,11 +37,13 @@ class Pages:
     Attributes:
         k, v: (pages, heads_kv, page_size, head_dim). v is the first columns of k if it is for those laid out.
         block_table: (batch, pages of a sequence) int32; its rows may lie apart.
+        windows: k and v, by name, as windows in poisoned storage; v is left out if it is the first columns of k.
     """
 
     k: Tensor
     v: Tensor
     block_table: Tensor
+    windows: Mapping[str, Window] = field(default_factory=dict)
 
     def of(self, sequence: int, length: int) -> tuple[Tensor, Tensor]:
         """Return the first ``length`` keys and values of a sequence, (1, heads_kv, length, head_dim) each."""
@@ -55,13 +73,15 @@ def in_pages(
     layouts: Sequence[str],
     chance: random.Random,
     own: int = 0,
+    *,
+    may_share: bool = True,
 ) -> Pages:
     """Lay out the first ``lengths[b]`` keys and values of each sequence b in pages, in a random order.
 
     k and v are (batch, heads_kv, seqlen_k, head_dim), of any dtype and on any device. Each pool has one of ``layouts``.
     What no sequence has is NaN or 1, and entries of the table that are not used are -1, far too large, or a page of the
-    pool. In half of the cases two sequences share as many of their first pages as both fill without their last ``own``
-    keys, so that ``Pages.of`` alone says which keys a sequence has.
+    pool. If they ``may_share``, in half of the cases two sequences share as many of their first pages as both fill
+    without their last ``own`` keys, so that ``Pages.of`` alone says which keys a sequence has.
     """
     counts = [-(-n // page_size) for n in lengths]
     columns = max(1, *counts) + chance.randint(0, 2)
@@ -73,7 +93,7 @@ def in_pages(
     pages_of = {b: [numbers.pop() for _ in range(count)] for b, count in enumerate(counts)}
     for b, pages in pages_of.items():
         table[b, : len(pages)] = torch.tensor(pages, dtype=torch.int32)
-    if len(lengths) > 1 and chance.random() < 0.5:
+    if may_share and len(lengths) > 1 and chance.random() < 0.5:
         first, other = chance.sample(range(len(lengths)), 2)
         shared = max(0, min(lengths[first], lengths[other]) - own) // page_size
         table[other, :shared] = table[first, :shared]
@@ -86,6 +106,9 @@ def in_pages(
             rows = x.new_full((x.shape[1], len(pages) * page_size, x.shape[3]), rest)
             rows[:, : lengths[b]] = x[b, :, : lengths[b]]
             pool[pages] = rows.unflatten(1, (len(pages), page_size)).transpose(0, 1)
-        return place(pool, chance.choice(layouts), device=x.device).tensor
+        window = place(pool, chance.choice(layouts), device=x.device)
+        windows["v" if "k" in windows else "k"] = window
+        return window.tensor
 
-    return Pages(*changed_together(k, v, pool_of, pool_of), table)
+    windows: dict[str, Window] = {}
+    return Pages(*changed_together(k, v, pool_of, pool_of), table, windows)

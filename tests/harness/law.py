@@ -29,6 +29,7 @@ class Law:
         needs: the claim without which the law does not apply, a field of ``Capabilities``; "" if it always applies.
         draws: options of ``strategies.cases.cases``, which draws the cases that the law is tried on.
         on_device: whether what calls return has to stay where the kernel left it, as in a law about memory.
+        of_plain_calls: whether its calls have keywords that no call of the claim ``ragged`` has.
         dtypes: the dtypes of cases that it is about.
     """
 
@@ -38,6 +39,7 @@ class Law:
     draws: Mapping[str, Any]
     on_device: bool = False
     dtypes: tuple[str, ...] = DTYPES
+    of_plain_calls: bool = False
 
     def __call__(self, trial: Trial) -> None:
         """Check the law on a trial of a dtype that it is about. Raises LawBroken, Refused, or CannotRun."""
@@ -46,7 +48,10 @@ class Law:
 
     def applies_to(self, capabilities: Capabilities, dtype: str) -> bool:
         """Whether a kernel with these claims has to keep the law at a dtype."""
-        return dtype in self.dtypes and (not self.needs or bool(getattr(capabilities, self.needs)))
+        is_claimed = not self.needs or bool(getattr(capabilities, self.needs))
+        has_calls = capabilities.dense or not self.of_plain_calls
+        has_gradients = not self.draws.get("gradients") or bool(capabilities.kinds_with_gradients)
+        return dtype in self.dtypes and is_claimed and has_calls and has_gradients
 
     def fails_by(self, known: KnownFailure) -> bool:
         """Whether a known failure breaks this law, or the law of the same name as the claim that this law needs."""
@@ -54,10 +59,15 @@ class Law:
 
 
 def law(
-    *, needs: str = "", on_device: bool = False, dtypes: tuple[str, ...] = DTYPES, **draws: Any
+    *,
+    needs: str = "",
+    on_device: bool = False,
+    dtypes: tuple[str, ...] = DTYPES,
+    of_plain_calls: bool = False,
+    **draws: Any,
 ) -> Callable[[Callable[[Trial], None]], Law]:
     """Declare the decorated function as the law of its name; see ``Law`` for what is declared with it."""
-    return lambda check: Law(check.__name__, check, needs, draws, on_device, dtypes)
+    return lambda check: Law(check.__name__, check, needs, draws, on_device, dtypes, of_plain_calls)
 
 
 def law_named(name: str) -> Law:

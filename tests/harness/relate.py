@@ -11,9 +11,10 @@ from torch import Tensor
 from kernels.contract import LAYOUTS, OUTPUTS
 from reference.bounds import backward_bounds, forward_bounds, fused_overflow
 from reference.heads import fold, unfold
-from strategies.layouts import changed_together, place
+from strategies.layouts import changed_together, laid_out, lies_as, place
 from tests.harness.judge import exact_of
-from tests.harness.trial import Check, Outputs, Problem, Trial, gradients_given
+from tests.harness.problem import Outputs, Problem
+from tests.harness.trial import Check, Trial, gradients_given
 
 
 def allowances(trial: Trial, p: Problem, *, gradients: bool) -> dict[str, Tensor]:
@@ -66,18 +67,55 @@ def _no_bit(bound: Tensor) -> Tensor:
     return torch.where(bound.isposinf(), bound, 0.0)
 
 
-def in_claimed_layout(trial: Trial, p: Problem) -> Problem:
-    """Return a problem made of views of another as it is, or with contiguous copies if not every layout is claimed."""
-    if set(LAYOUTS) <= set(trial.kernel.capabilities.layouts):
+def asked(trial: Trial, p: Problem) -> Problem | None:
+    """Return a problem that a law has made as the kernel can be asked it: its tensors lie in claimed layouts.
+
+    Returns None if the kernel does not claim to answer it: for its lengths, its heads, its sm_scale or its mask, or
+    because no claimed layout can hold its numbers.
+    """
+    case, claims = trial.case, trial.kernel.capabilities
+    changed = replace(
+        case,
+        batch=len(p.q),
+        heads_kv=p.heads_kv,
+        group=p.heads_q // max(1, p.heads_kv),
+        seqlen_q=p.q.shape[2],
+        seqlen_k=p.k.shape[2],
+        v_in_k=p.v_in_k if p.v.numel() else case.v_in_k,
+        causal=p.causal,
+        sm_scale=case.sm_scale if p.sm_scale == case.scale else p.sm_scale,
+    )
+    return in_claimed_layouts(trial, p) if changed == case or claims.admits(changed) else None
+
+
+def in_claimed_layouts(trial: Trial, p: Problem) -> Problem | None:
+    """Return a problem with a copy of each tensor that lies in no claimed layout; None if no such copy can be made.
+
+    Views are left as they are if every layout is claimed, since any strides are then.
+    """
+    claimed, case = trial.kernel.capabilities.layouts, trial.case
+    if set(LAYOUTS) <= set(claimed):
         return p
-    return replace(p.with_both(Tensor.contiguous), q=p.q.contiguous(), dout=p.dout.contiguous())
+    k = laid_out(p.k, claimed, case.k_layout)
+    q, dout = laid_out(p.q, claimed, case.q_layout), laid_out(p.dout, claimed, case.dout_layout)
+    v = k if p.v_in_k else laid_out(p.v, claimed, case.v_layout)
+    if q is None or k is None or v is None or dout is None:
+        return None
+    return replace(p, q=q, k=k, v=v[..., : p.v.shape[3]], dout=dout)
+
+
+def lies_in_claimed_layout(trial: Trial, x: Tensor) -> bool:
+    """Whether a tensor (batch, heads, seqlen, head_dim) lies as the kernel claims to take tensors."""
+    claimed = trial.kernel.capabilities.layouts
+    return set(LAYOUTS) <= set(claimed) or any(lies_as(x, layout) for layout in claimed)
 
 
 def with_v_apart(trial: Trial, p: Problem) -> Problem:
     """Return a problem whose v has memory of its own, if the kernel takes that; else the problem as it is."""
     if not p.v_in_k or False not in trial.kernel.capabilities.v_in_k:
         return p
-    return replace(p, v=p.v.clone(memory_format=torch.contiguous_format))
+    v = laid_out(p.v.clone(), trial.kernel.capabilities.layouts, trial.case.k_layout)
+    return p if v is None else replace(p, v=v)
 
 
 def claimed_length(trial: Trial, length: int) -> int:

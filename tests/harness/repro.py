@@ -69,8 +69,11 @@ def script(run: Run, trial: WritingTrial, finding: Finding, title: str, seconds:
     device = torch.device(trial.device).type
     claims = trial.kernel.capabilities
     functions, ending = _ending(source.calls, run.law, finding, run.case.dtype, claims)
-    if any(function == "poisoned" for function, _ in source.calls):
-        functions = [scripted.poisoned, *functions]
+    for wrapper in (scripted.poisoned, scripted.in_sequences):
+        if any(f"{wrapper.__name__}," in f"{function}, {arguments}" for function, arguments in source.calls):
+            functions = [wrapper, *functions]
+    if scripted.in_sequences in functions:
+        functions = [scripted.apart, *functions]
     called = [scripted.finished, getattr(scripted, source.function), *functions]
     parts = [
         _heading(title, finding.claim),

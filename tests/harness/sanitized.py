@@ -29,9 +29,11 @@ def call(run: Run, device: str) -> None:
     Each tensor lies in an allocation of its own, without poison around it, and fresh memory is left as it is.
     """
     trial = Trial(registry.load(run.spec, run.claims), run.case, device, run.safety)
-    p = trial.problem
+    prepared = trial.prepared(trial.problem)
+    p = prepared.problem
     q, k, v, dout = inputs_copied(alone, p.q, p.k, p.v, p.dout)
-    run_kernel(trial.kernel, replace(p, q=q, k=k, v=v, dout=dout), trial.launch, backward=True)
+    given = replace(p, q=q, k=k, v=v, dout=dout)
+    run_kernel(trial.kernel, given, prepared.launch, backward=prepared.has_gradients)
     wait_for_device(device, CALL_SECONDS)
 
 

@@ -48,6 +48,24 @@ def run_inside() -> None:
     faulthandler.enable()
 
 
+def apart(tensors: dict[str, Tensor], batch: int, lse_layout: str) -> dict[str, Tensor]:
+    """Return tensors of equally long sequences, which lie end to end in one batch element, with one for each sequence.
+
+    Rows are in the dimension 2; those of lse, if its layout is "bnh", in the dimension 1.
+    """
+    found = {}
+    for name, x in tensors.items():
+        axis = 1 if name == "lse" and lse_layout == "bnh" else 2
+        rows = x.shape[axis] // batch
+        found[name] = x.unflatten(axis, (batch, rows)).movedim(axis, 0).squeeze(1).contiguous()
+    return found
+
+
+def in_sequences(batch: int, call: Callable[..., Any], *arguments: Any, **options: Any) -> dict[str, Tensor]:
+    """Return what a call of packed sequences returns, with a batch element for each of them."""
+    return apart(call(*arguments, **options), batch, LSE_LAYOUT)
+
+
 def numbers(dtype: torch.dtype, count: int, data: list[float] | dict[int, float] | str) -> Tensor:
     """Return a flat tensor; ``data`` has all numbers, those that are not 0 by their places, or compressed bytes."""
     if isinstance(data, list):

@@ -11,7 +11,9 @@ from torch import Tensor, uint8
 
 from strategies.layouts import span
 from tests.harness.poison import PoisonedAllocations
-from tests.harness.trial import Problem, Trial, gradients_given
+from tests.harness.problem import Problem
+from tests.harness.ragged_form import Prepared
+from tests.harness.trial import Trial, gradients_given
 
 LITERAL_ELEMENTS = 64
 """Tensors up to this size are written as numbers. Larger ones are written by their few nonzero numbers, or as bytes."""
@@ -39,8 +41,12 @@ class Source:
         memory: PoisonedAllocations | None,
         *,
         gradients: tuple[str, ...],
+        packed: int = 0,
     ) -> None:
-        """Write a call down before it is made, because the kernel may change its inputs."""
+        """Write a call down before it is made, because the kernel may change its inputs.
+
+        If ``packed`` sequences lie end to end in it, their results are taken apart.
+        """
         poison = memory.value if memory else None
         arguments = ["kernel"]
         q, k = (self._tensor(role, getattr(problem, role), poison) for role in ("q", "k"))
@@ -50,10 +56,12 @@ class Source:
         if memory and memory.fenced:
             options["fenced"] = True
         arguments += [f"{name}={_literal(value)}" for name, value in options.items()]
-        if poison is None:
-            self.calls.append((self.function, ", ".join(arguments)))
-        else:
-            self.calls.append(("poisoned", ", ".join([str(poison), self.function, *arguments])))
+        function, *arguments = (
+            *(["in_sequences", str(packed)] if packed else []),
+            *(["poisoned", str(poison)] if poison is not None else []),
+            *[self.function, *arguments],
+        )
+        self.calls.append((function, ", ".join(arguments)))
 
     def only(self, numbers: slice) -> "Source":
         """Return a source with some of the calls, and the tensors that these take."""
@@ -91,14 +99,14 @@ class WritingTrial(Trial):
         super().__post_init__()
         self.source = Source("through_autograd" if self.kernel.backward is None else "by_kernel")
 
-    def record(self, problem: Problem, memory: PoisonedAllocations | None = None, *, backward: bool) -> int:
+    def record(self, call: Prepared, memory: PoisonedAllocations | None = None, *, backward: bool) -> int:
         """Write a call down before it is made, unless an earlier trial of this replay has done so."""
         if memory is None and self.with_memory:
             memory = PoisonedAllocations(self.fill)
-        number = super().record(problem, memory, backward=backward)
+        number = super().record(call, memory, backward=backward)
         if number == len(self.source.calls):
-            gradients = gradients_given(self.kernel, problem) if backward else ()
-            self.source.add(problem, self.launch, memory, gradients=gradients)
+            gradients = gradients_given(self.kernel, call.problem) if backward else ()
+            self.source.add(call.problem, call.launch, memory, gradients=gradients, packed=call.packed)
         return number
 
 

@@ -9,7 +9,7 @@ import random
 import re
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -18,13 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.contract import GRADIENTS, OUTPUTS, AttentionKernel
+from kernels.contract import GRADIENTS, AttentionKernel
 from reference.arithmetic import Arithmetic
 from reference.family import Family
-from reference.mask_pattern import NO_PATTERN, MaskPattern
-from reference.score_rule import PLAIN, ScoreRule
 from strategies.case import TENSORS, Case
-from strategies.layouts import are_first_columns, bits, changed_together
+from strategies.layouts import bits
 from strategies.tensors import Tensors, tensors
 from tests.harness.compare import Check, describe, errors_over_bounds
 from tests.harness.device import WAIT_SECONDS, device_answers, device_is_full, wait_for_device, watched
@@ -33,8 +31,10 @@ from tests.harness.interpreting import why_not_here
 from tests.harness.lse_form import in_contract_form
 from tests.harness.pattern import ComparedTensor
 from tests.harness.poison import PoisonedAllocations
+from tests.harness.problem import Call, Outputs, Problem
+from tests.harness.ragged_form import KEYWORDS, Prepared, RaggedForm
 from tests.harness.returned import WrongKind, departures, gradients_of, out_and_lse
-from tests.harness.transfer import Copies, on_cpu
+from tests.harness.transfer import Copies
 from tests.harness.verdict import Finding
 
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "ALLOC_FAILED", "cublasCreate")
@@ -85,147 +85,6 @@ class Refused(Exception):
 
 class CannotRun(Exception):
     """The case can't be run on this machine, which is not the kernel's fault."""
-
-
-@dataclass(frozen=True)
-class Problem:
-    """The arguments of one kernel call, with shapes and meaning as in ``kernels.contract``; dout is like out."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    dout: Tensor
-    causal: bool
-    sm_scale: float
-    key_padding_mask: Tensor | None = None
-    dropout_p: float = 0.0
-    dropout_seed: int = 0
-    pattern: MaskPattern = NO_PATTERN
-    rule: ScoreRule = PLAIN
-    first_head: int = 0
-    """The number of the first head, batch * heads_q + head, if this is a piece of a larger problem."""
-    units: Tensor | None = None
-    """The scales of the 8-bit numbers that q and k stand for, (2, batch, heads_kv); None if they stand for none."""
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Return the keywords of the call, without those of masks, dropout and changes of scores that are not used."""
-        options: dict[str, Any] = {"causal": self.causal, "sm_scale": self.sm_scale}
-        if self.key_padding_mask is not None:
-            options["key_padding_mask"] = self.key_padding_mask
-        if self.dropout_p:
-            options |= {"dropout_p": self.dropout_p, "dropout_seed": self.dropout_seed}
-        return options | self.pattern.options | self.rule.options
-
-    def is_like(self, other: "Problem") -> bool:
-        """Whether every tensor has the same strides and bits, and every option the same value."""
-        mine, others = ({**vars(p), "rule": None, **p.options} for p in (self, other))
-        return mine.keys() == others.keys() and all(_same(mine[name], others[name]) for name in mine)
-
-    def copied(self, copies: Copies) -> "Problem":
-        """Return the problem with copies of its tensors."""
-        names = ("q", "k", "v", "dout", *(("key_padding_mask",) if self.key_padding_mask is not None else ()))
-        found: dict[str, Any] = {name: copies.of(getattr(self, name)) for name in names}
-        return replace(self, **found, rule=self.rule.mapped(copies.of))
-
-    def with_keys(self, keys: Any) -> "Problem":
-        """Return the problem with only these keys of every sequence."""
-        mask = self.key_padding_mask
-        return replace(
-            self.with_both(lambda x: x[:, :, keys]),
-            key_padding_mask=None if mask is None else mask[:, keys].contiguous(),
-            rule=self.rule.part(keys=keys),
-        )
-
-    def with_rows(self, rows: slice) -> "Problem":
-        """Return the problem with only these queries of every sequence."""
-        rule = self.rule.part(rows=rows)
-        return replace(self, q=self.q[:, :, rows], dout=self.dout[:, :, rows], rule=rule)
-
-    def with_batch(self, batch: slice) -> "Problem":
-        """Return the problem with only these sequences of the batch."""
-        mask = self.key_padding_mask
-        return replace(
-            self,
-            **{name: getattr(self, name)[batch] for name in ("q", "k", "v", "dout")},
-            key_padding_mask=None if mask is None else mask[batch],
-            rule=self.rule.part(batch),
-            units=None if self.units is None else self.units[:, batch],
-        )
-
-    @property
-    def heads_q(self) -> int:
-        """Return the number of query heads."""
-        return self.q.shape[1]
-
-    @property
-    def heads_kv(self) -> int:
-        """Return the number of key heads."""
-        return self.k.shape[1]
-
-    @property
-    def v_in_k(self) -> bool:
-        """Whether v is the first columns of k, in the same memory."""
-        return are_first_columns(self.v, self.k)
-
-    def with_both(self, change: Callable[[Tensor], Tensor]) -> "Problem":
-        """Return the problem with k and v changed alike; v stays the first columns of k if it is."""
-        k, v = changed_together(self.k, self.v, change, change)
-        return replace(self, k=k, v=v)
-
-    def with_values(self, v: Tensor) -> "Problem":
-        """Return the problem with other values, written into a copy of k if v is the first columns of k."""
-        if not self.v_in_k:
-            return replace(self, v=v)
-        p = self.with_both(torch.clone)
-        p.v.copy_(v)
-        return p
-
-
-@dataclass(frozen=True)
-class Outputs:
-    """What one call returned; lse and the gradients are None if the kernel doesn't give them.
-
-    lse is as the kernel returned it until its shape and dtype are checked, and then in the contract's form: float64 if
-    the kernel claims base 2, else float32.
-    """
-
-    out: Tensor
-    lse: Tensor | None
-    dq: Tensor | None = None
-    dk: Tensor | None = None
-    dv: Tensor | None = None
-    dbias: Tensor | None = None
-    call: int = 0
-
-    def named(self) -> dict[str, Tensor]:
-        """Return the tensors that are not None, by name."""
-        pairs = {name: getattr(self, name) for name in OUTPUTS}
-        return {name: tensor for name, tensor in pairs.items() if tensor is not None}
-
-    def on_cpu(self) -> "Outputs":
-        """Return the same outputs on the CPU."""
-        found = self.named()
-        moved: dict[str, Any] = dict(zip(found, on_cpu([*found.values()]), strict=True))
-        return replace(self, **moved)
-
-
-@dataclass(frozen=True)
-class Call:
-    """A call with its arguments, kept so that it can be reproduced."""
-
-    problem: Problem
-    launch: Mapping[str, Any]
-    backward: bool
-
-    def is_like(self, other: "Call") -> bool:
-        """Whether the two calls have the same bits in all arguments."""
-        same_way = self.backward == other.backward and self.launch.keys() == other.launch.keys()
-        return (
-            same_way
-            and all(_same(value, other.launch[name]) for name, value in self.launch.items())
-            and self.problem.is_like(other.problem)
-        )
 
 
 @dataclass
@@ -323,10 +182,11 @@ class Trial:
         Calls that have those of the case itself are left out. Of layouts it is only told if a tensor is contiguous in a
         call and not in the case, as a tensor is that a law has made, or the other way round, as some rows of a tensor
         are: "bnhd" stands for several rows of several heads, and "gap" for others. Calls with keys in pages are left
-        out too.
+        out too, and all calls of a kernel that answers no plain ones.
         """
         found: list[dict[str, Any]] = []
-        for p in (call.problem for call in self.calls if "block_table" not in call.launch):
+        plain = [call.problem for call in self.calls if "block_table" not in call.launch]
+        for p in plain if self.kernel.capabilities.dense else ():
             batch, heads_kv, seqlen_k, head_dim = p.k.shape
             fields = {
                 "batch": batch,
@@ -372,25 +232,41 @@ class Trial:
         other.worst, other.explained, other.designs, other.idle, other.beside = {}, {}, set(), {}, set()
         return other
 
+    def prepared(self, p: Problem) -> Prepared:
+        """Return the call by which the kernel is given a problem: a plain one, if it answers such calls.
+
+        Otherwise it is of the kind of ``ragged`` that the case says, unless the launch settings say which call it is.
+        """
+        c = self.kernel.capabilities
+        if c.dense or not KEYWORDS.isdisjoint(self.launch):
+            return Prepared(p, self.launch, self.windows.own)
+        layouts = dict(zip(TENSORS, self.case.layouts, strict=True))
+        form = RaggedForm(self.case.ragged, c, layouts, self.chance, self.margin)
+        return form.prepare(p, self.launch)
+
     def forward(self, problem: Problem | None = None) -> Outputs:
         """Call the kernel for out and lse."""
-        return self._call(problem or self.problem, backward=False)
+        return self.call(self.prepared(problem or self.problem), backward=False)
 
-    def gradients(
-        self, problem: Problem | None = None, *, memory: PoisonedAllocations | None = None
-    ) -> Outputs:
-        """Call the kernel forward and backward; ``memory``, if given, fills the memory that the kernel allocates."""
-        return self._call(problem or self.problem, backward=True, memory=memory)
+    def gradients(self, problem: Problem | None = None) -> Outputs:
+        """Call the kernel forward and backward, as far as it claims gradients of such a call."""
+        return self.call(self.prepared(problem or self.problem), backward=True)
 
-    def record(self, problem: Problem, memory: PoisonedAllocations | None = None, *, backward: bool) -> int:
+    def record(self, call: Prepared, memory: PoisonedAllocations | None = None, *, backward: bool) -> int:
         """Remember a call so that it can be reproduced, and return its number."""
-        self.calls.append(Call(problem, self.launch, backward))
+        self.calls.append(Call(call.problem, call.launch, backward))
         return len(self.calls) - 1
 
-    def _call(
-        self, problem: Problem, *, backward: bool, memory: PoisonedAllocations | None = None
+    def call(
+        self, prepared: Prepared, *, backward: bool, memory: PoisonedAllocations | None = None
     ) -> Outputs:
-        number = self.record(problem, memory, backward=backward)
+        """Call the kernel; ``memory``, if given, fills the memory that the kernel allocates.
+
+        Returns out, lse and, if it is ``backward``, the gradients that the kernel claims to give of such a call.
+        """
+        problem, claims = prepared.problem, self.kernel.capabilities
+        backward = backward and prepared.has_gradients and claims.gives_gradients(causal=problem.causal)
+        number = self.record(prepared, memory, backward=backward)
         for at, (made, answer) in enumerate(self.answered):
             if made.is_like(self.calls[number]):
                 del self.answered[at]  # the same call may be made again, and have another answer
@@ -404,10 +280,10 @@ class Trial:
         with self._blame_kernel(number), watched(self.device, self.patience):
             try:
                 with memory or PoisonedAllocations(self.fill):
-                    outputs = run_kernel(self.kernel, given, self.launch, backward=backward)
+                    outputs = run_kernel(self.kernel, given, prepared.launch, backward=backward)
             except NotImplementedError:
                 # This is a refusal, or code of torch.compile, which can't be run under a dispatch mode.
-                outputs = run_kernel(self.kernel, given, self.launch, backward=backward)
+                outputs = run_kernel(self.kernel, given, prepared.launch, backward=backward)
             wait_for_device(self.device, self.patience)
         ended = time.perf_counter()
         outputs = replace(outputs, call=number)
@@ -415,9 +291,10 @@ class Trial:
         if copies:
             outputs = outputs.on_cpu()
             copies.write_back()
+        outputs = prepared.of_sequences(outputs, claims.lse_layout)
         if outputs.lse is not None:
-            c = self.kernel.capabilities
-            outputs = replace(outputs, lse=in_contract_form(outputs.lse, c.lse_base, c.lse_layout))
+            lse = in_contract_form(outputs.lse, claims.lse_base, claims.lse_layout)
+            outputs = replace(outputs, lse=lse)
         self.given.append(outputs)
         self.seconds["kernel"] += ended - begun
         self.seconds["tensors"] += time.perf_counter() - start - (ended - begun)
@@ -510,7 +387,7 @@ class Trial:
 
 
 def gradients_given(kernel: AttentionKernel, p: Problem) -> tuple[str, ...]:
-    """Return the names of the gradients that a kernel claims to give of a problem."""
+    """Return the names of the gradients that a kernel claims to give of a problem, if it claims any."""
     c = kernel.capabilities
     of_bias = c.bias_gradient and p.rule.bias is not None
     return () if not c.backward else GRADIENTS if of_bias else GRADIENTS[:3]
@@ -547,13 +424,3 @@ def _through_autograd(
         return Outputs(out, lse)
     found = differentiated(out, [*leaves.values()], p.dout)
     return Outputs(out.detach(), lse, **gradients_of(found, names))
-
-
-def _same(x: Any, y: Any) -> bool:
-    """Whether two arguments of a call are the same; for tensors, in shape, strides and bits."""
-    if not (isinstance(x, Tensor) and isinstance(y, Tensor)):
-        return type(x) is type(y) and x == y
-    if x is y:
-        return True
-    alike = (x.shape, x.stride(), x.dtype) == (y.shape, y.stride(), y.dtype)
-    return alike and torch.equal(*(z if z.dtype == torch.bool else bits(z) for z in (x, y)))

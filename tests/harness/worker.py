@@ -201,7 +201,8 @@ class Worker:
         trial = None
         outcome: dict[str, Any]
         try:
-            home = self.device if law.on_device else home_of(run.case, self.device)
+            is_here = law.on_device or not kernel.capabilities.dense
+            home = self.device if is_here else home_of(run.case, self.device)
             trial = trial_of(kernel, run.case, self.device, run.safety, ignored=run.ignored, home=home)
             trial.explained = self.explained.setdefault((kernel.name, run.case.dtype), {})
             law(trial)

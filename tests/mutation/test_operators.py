@@ -86,5 +86,5 @@ def launches(campaign: Campaign) -> list[RecordedLaunch]:
         for law, case in campaign.schedule.examples(0, RECORDED):
             if law in ("forward", "backward"):
                 trial = Trial(kernel, case, campaign.child.device, 0.0)
-                run_kernel(kernel, trial.problem, trial.launch, backward=kernel.capabilities.backward)
+                run_kernel(kernel, trial.problem, trial.launch, backward=bool(kernel.capabilities.backward))
     return found

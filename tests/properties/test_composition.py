@@ -14,8 +14,9 @@ from torch import Tensor
 from reference.bounds.forward import ForwardBounds
 from reference.bounds.relations import merged_bounds
 from tests.harness.law import law
-from tests.harness.relate import Derived, agree, allowances, claimed_length, in_claimed_layout, settled, twice
-from tests.harness.trial import Outputs, Trial
+from tests.harness.problem import Outputs
+from tests.harness.relate import Derived, agree, allowances, asked, claimed_length, settled, twice
+from tests.harness.trial import Trial
 
 LONGEST = 2048
 """The largest length that this law draws. It needs no reference, so it can afford more than other laws on out."""
@@ -27,10 +28,9 @@ def composition(trial: Trial) -> None:
     if trial.arithmetic.rotates:
         return  # each part is quantised on its own, and no rotated entry is certain to pass that unchanged
     trial = settled(trial)
-    p, c = trial.problem, trial.kernel.capabilities
-    may_split = c.may_differ(causal=p.causal)
-    if not may_split or 0 in p.q.shape or 0 in p.k.shape:
-        return  # parts of the problem are not claimed, or there is nothing to split
+    p = trial.problem
+    if 0 in p.q.shape or 0 in p.k.shape:
+        return  # there is nothing to split
     whole, allowed = trial.forward(), allowances(trial, p, gradients=False)
     split_queries(trial, whole, allowed)
     if whole.lse is not None:
@@ -50,12 +50,12 @@ def split_queries(trial: Trial, whole: Outputs, allowed: dict[str, Tensor]) -> N
     elif p.causal and trial.case.seed % 2 and at + seqlen_k - seqlen_q > 0:
         rows = slice(0, at)
         keys = slice(0, at + seqlen_k - seqlen_q)
-        part = replace(p.with_rows(rows), k=p.k[:, :, keys], v=p.v[:, :, keys])
+        part = p.with_rows(rows).with_both(lambda x: x[:, :, keys])
     else:
         rows, part = slice(at, None), p.with_rows(slice(at, None))
-    if min(part.q.shape[2], part.k.shape[2]) < trial.kernel.capabilities.min_seqlen:
+    if (given := asked(trial, part)) is None:
         return
-    got = trial.forward(in_claimed_layout(trial, part))
+    got = trial.forward(given)
     outputs = whole.named()
     expected = Derived(
         whole.call,
@@ -75,13 +75,13 @@ def split_keys(trial: Trial, whole: Outputs, lse: Tensor, allowed: dict[str, Ten
             return  # the second part would need a mask that no kernel claims
         # The cut is at a place where every row sees all keys of the first part.
         at = claimed_length(trial, min(at, p.k.shape[2] - p.q.shape[2] + 1))
-    if min(at, p.k.shape[2] - at) < max(1, trial.kernel.capabilities.min_seqlen):
+    if not 0 < at < p.k.shape[2]:
         return
-    first = replace(p, k=p.k[:, :, :at], v=p.v[:, :, :at], causal=False)
-    second = replace(p, k=p.k[:, :, at:], v=p.v[:, :, at:])
-    if p.causal and False not in trial.kernel.capabilities.causal:
+    first = asked(trial, replace(p.with_both(lambda x: x[:, :, :at]), causal=False))
+    second = asked(trial, p.with_both(lambda x: x[:, :, at:]))
+    if first is None or second is None:
         return
-    halves = [trial.forward(in_claimed_layout(trial, half)) for half in (first, second)]
+    halves = [trial.forward(half) for half in (first, second)]
     bounds = [ForwardBounds(**allowances(trial, half, gradients=False)) for half in (first, second)]
     lses = torch.stack([half.lse.double() for half in halves if half.lse is not None])
     largest = trial.arithmetic.output.maximum

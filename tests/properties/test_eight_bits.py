@@ -20,13 +20,15 @@ from strategies.case import TENSORS
 from strategies.eight_bits import EightBits
 from tests.harness.judge import judge, judge_plain_call
 from tests.harness.law import law
-from tests.harness.trial import Problem, Trial
+from tests.harness.problem import Problem
+from tests.harness.trial import Trial
 
 
 @law(
     needs="fp8_inputs",
     dtypes=("bfloat16",),
     on_device=True,
+    of_plain_calls=True,
     key_padding=True,
     dropout=True,
     variants=True,

@@ -12,8 +12,9 @@ from torch import Tensor
 from reference.bounds.identities import Sizes, hull_bound, ones_bound, sizes, sums_bounds
 from reference.heads import fold, unfold
 from tests.harness.law import law
-from tests.harness.relate import settled
-from tests.harness.trial import Check, Outputs, Problem, Trial
+from tests.harness.problem import Outputs, Problem
+from tests.harness.relate import asked, settled
+from tests.harness.trial import Check, Trial
 
 LONGEST = 4096
 MOST_SCORES = 2**26
@@ -48,7 +49,7 @@ def sizes_of(trial: Trial, p: Problem) -> Sizes:
         causal=p.causal,
         sm_scale=p.sm_scale,
         alignment=trial.alignment,
-        gradients=trial.kernel.capabilities.backward,
+        gradients=trial.kernel.capabilities.gives_gradients(causal=p.causal),
     )
 
 
@@ -80,10 +81,10 @@ def hull(trial: Trial, s: Sizes, got: Outputs) -> list[Check]:
 
 def ones(trial: Trial, p: Problem, s: Sizes) -> list[Check]:
     """Return the check that v = 1 gives out = 1 in rows that see a key, also if k is then 1 in these columns."""
-    p = p.with_values(torch.ones_like(p.v))
-    if p.v_in_k and not (s := sizes_of(trial, p)).safe:
+    given = asked(trial, p.with_values(torch.ones_like(p.v)))
+    if given is None or (given.v_in_k and not (s := sizes_of(trial, given)).safe):
         return []
-    got = trial.forward(p)
+    got = trial.forward(given)
     expected = s.live[: p.q.shape[2], None].double().expand_as(got.out)
     bound = ones_bound(s, trial.arithmetic).expand(*s.score.shape, 1)
     allowed = unfold(bound, p.heads_q).expand_as(expected)

@@ -15,8 +15,9 @@ from torch import Tensor
 from reference.bounds.relations import only_exponents_change, sum_bound
 from reference.heads import fold, unfold
 from tests.harness.law import law
-from tests.harness.relate import Derived, agree, allowances, settled, twice, with_v_apart
-from tests.harness.trial import Outputs, Trial
+from tests.harness.problem import Outputs
+from tests.harness.relate import Derived, agree, allowances, asked, settled, twice, with_v_apart
+from tests.harness.trial import Trial
 
 GRID = 2.0**-4
 """Keys that a vector is added to are first rounded to this grid and cut to [-4, 4], so that bfloat16 holds the sums."""
@@ -47,7 +48,9 @@ def permuted_keys(trial: Trial, base: Outputs, allowed: dict[str, Tensor]) -> No
     if p.causal:
         return
     order = torch.arange(p.k.shape[2] - 1, -1, -1, device=p.k.device)
-    got = trial.gradients(p.with_keys(order))
+    if (given := asked(trial, p.with_keys(order))) is None:
+        return
+    got = trial.gradients(given)
     expected = {name: x[:, :, order] if name in ("dk", "dv") else x for name, x in base.named().items()}
     bound = {name: x[:, :, order] if name in ("dk", "dv") else x for name, x in allowed.items()}
     reversed_keys = Derived(base.call, expected, {"dk": "dk.flip(2)", "dv": "dv.flip(2)"})
@@ -65,7 +68,9 @@ def permuted_heads(trial: Trial, base: Outputs, allowed: dict[str, Tensor]) -> N
 
     mask = None if p.key_padding_mask is None else p.key_padding_mask.flip(0)
     reversed_ = replace(p.with_both(moved), q=moved(p.q), dout=moved(p.dout), key_padding_mask=mask)
-    got = trial.gradients(reversed_)
+    if (given := asked(trial, reversed_)) is None:
+        return
+    got = trial.gradients(given)
     formula = f"{{}}.unflatten(1, ({p.heads_kv}, -1)).flip(0, 1).flatten(1, 2)"
     outputs = base.named()
     expected = Derived(
@@ -89,7 +94,9 @@ def shifted_keys(trial: Trial) -> None:
     grid, limit = (GRID, 4.0) if trial.arithmetic.quantisation is None else (1.0, 1.0)
     keys = ((p.k.float().clamp(-limit, limit) / grid).round() * grid).to(p.k.dtype)
     shift = torch.where(torch.arange(p.k.shape[3], device=p.k.device) % 3 == 0, 2.0, -1.0).to(p.k.dtype)
-    low, high = replace(p, k=keys), replace(p, k=keys + shift)
+    low, high = (asked(trial, replace(p, k=k)) for k in (keys, keys + shift))
+    if low is None or high is None:
+        return
     base, got = trial.forward(low), trial.forward(high)
     bound = twice(allowances(trial, low, gradients=False), allowances(trial, high, gradients=False))
     expected = base.named()
@@ -108,11 +115,12 @@ def moved_power_of_two(trial: Trial, base: Outputs, allowed: dict[str, Tensor]) 
     the exponent of a subnormal number does not change with it (``Arithmetic.smallest_operand``).
     """
     p = trial.problem
-    if not only_exponents_change(p.q, p.k, p.sm_scale, 4, trial.arithmetic):
+    given = asked(trial, replace(p, q=p.q * 4, sm_scale=p.sm_scale / 4))
+    if given is None or not only_exponents_change(p.q, p.k, p.sm_scale, 4, trial.arithmetic):
         return
     size = p.q.double().abs()
     normal = not bool(((size > 0) & (size < torch.finfo(p.q.dtype).tiny)).any())
-    got = trial.forward(replace(p, q=p.q * 4, sm_scale=p.sm_scale / 4))
+    got = trial.forward(given)
     claim = "a factor 4 moved from sm_scale to q changes no bit of {}"
     agree(trial, claim, got, base, twice(allowed), only=("out", "lse"), exactly=normal)
 
@@ -128,7 +136,9 @@ def unseen_keys(trial: Trial, base: Outputs, allowed: dict[str, Tensor]) -> None
     other = p.with_both(torch.clone)
     other.k[:, :, first:] = 3.0
     other.v[:, :, first:] = -7.0
-    got = trial.forward(other)
+    if (given := asked(trial, other)) is None:
+        return
+    got = trial.forward(given)
     part = Outputs(got.out[:, :, :rows], got.lse if got.lse is None else got.lse[:, :, :rows], call=got.call)
     expected = {name: x[:, :, :rows] for name, x in base.named().items()}
     bound = twice({name: x[:, :, :rows] for name, x in allowed.items()})
@@ -145,7 +155,8 @@ def masked_keys(trial: Trial, base: Outputs, allowed: dict[str, Tensor]) -> None
     other = p.with_both(lambda x: x.masked_fill(masked, 3.0))
     other.v.masked_fill_(masked, -7.0)
     claim = "keys that are padded leave {} as it was"
-    agree(trial, claim, trial.gradients(other), base, twice(allowed), exactly=True)
+    if given := asked(trial, other):
+        agree(trial, claim, trial.gradients(given), base, twice(allowed), exactly=True)
 
 
 def repeated_heads(trial: Trial, base: Outputs, allowed: dict[str, Tensor]) -> None:
@@ -154,7 +165,9 @@ def repeated_heads(trial: Trial, base: Outputs, allowed: dict[str, Tensor]) -> N
     group = p.heads_q // p.heads_kv
     if group == 1:
         return
-    repeated = p.with_both(lambda x: x.repeat_interleave(group, 1))
+    repeated = asked(trial, p.with_both(lambda x: x.repeat_interleave(group, 1)))
+    if repeated is None:
+        return
     got = trial.gradients(repeated)
     bound = allowances(trial, repeated, gradients=True)
 
@@ -183,8 +196,10 @@ def repeated_heads(trial: Trial, base: Outputs, allowed: dict[str, Tensor]) -> N
 def contiguous(trial: Trial, base: Outputs, allowed: dict[str, Tensor]) -> None:
     """Lay the same numbers out contiguously, and v in memory of its own if the kernel takes that: all answers stay."""
     p = with_v_apart(trial, trial.problem)
-    dense = replace(p.with_both(Tensor.contiguous), q=p.q.contiguous(), dout=p.dout.contiguous())
-    if dense.is_like(trial.problem) and dense.v_in_k == trial.problem.v_in_k:
+    dense = asked(
+        trial, replace(p.with_both(Tensor.contiguous), q=p.q.contiguous(), dout=p.dout.contiguous())
+    )
+    if dense is None or (dense.is_like(trial.problem) and dense.v_in_k == trial.problem.v_in_k):
         return
     got = trial.gradients(dense)
     agree(trial, "{} of strided tensors is that of contiguous ones", base, got, twice(allowed), exactly=True)

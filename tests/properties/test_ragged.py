@@ -15,24 +15,28 @@ in pages and new keys. Biases are not passed.
 
 import math
 import random
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from kernels.contract import LAYOUTS
 from reference.bounds.exact import largest
 from reference.masks import blank
 from strategies.case import DEFAULT_BLOCK
 from strategies.eight_bits import quantised
 from strategies.layouts import bits
-from strategies.pages import Pages, in_pages, one_page_each
+from strategies.pages import Pages, in_pages, one_page_each, page_size_of, pool_layouts
 from strategies.rotary import Rotation, drawn, rows_from
 from tests.harness.judge import judge, judge_plain_call
 from tests.harness.law import law
-from tests.harness.relate import claimed_length, in_claimed_layout
-from tests.harness.trial import Outputs, Problem, Trial
+from tests.harness.problem import Outputs, Problem
+from tests.harness.relate import claimed_length, in_claimed_layouts
+from tests.harness.trial import Trial
 
 MOST_SEQUENCES = 4
 """The most sequences that the rows of a packed case, or of a batch element made of documents, are cut into."""
@@ -67,12 +71,14 @@ def ragged(trial: Trial) -> None:
 
 def filled_in_part(trial: Trial, p: Problem) -> None:
     """Give each sequence of the batch a random number of keys, in half of the cases with NaN behind the last one."""
-    lengths = some_lengths(trial, tile_of(trial, "block_n"), p.k)
+    lengths = some_lengths(trial, tile_of(trial, "block_n"), p)
     if trial.chance("behind").random() < 0.5:
         p = p.with_both(torch.clone)
         for b, n in enumerate(lengths):
             p.k[b, :, n:] = p.v[b, :, n:] = math.nan
-    given, p, scales = in_8_bits(trial, p)
+    eight, p, scales = in_8_bits(trial, p)
+    if (given := in_claimed_layouts(trial, eight)) is None:
+        return
     trial = trial.with_launch({**trial.launch, "cache_seqlens": int32(lengths, p.q.device), **scales})
     outputs = trial.forward(given)
     each_alone(
@@ -84,7 +90,9 @@ def from_a_pool(trial: Trial, p: Problem) -> None:
     """Give each sequence of the batch a random number of keys, in pages of a size that is claimed."""
     p = with_every_key_seen(p)
     lengths, pages = pool(trial, p)
-    given, p, scales = in_8_bits(trial, replace(p, k=pages.k, v=pages.v))
+    eight, p, scales = in_8_bits(trial, replace(p, k=pages.k, v=pages.v))
+    if (given := in_claimed_layouts(trial, eight)) is None:
+        return
     tensors = {"cache_seqlens": int32(lengths, p.q.device), "block_table": pages.block_table}
     trial = trial.with_launch({**trial.launch, **tensors, **scales})
     outputs = trial.forward(given)
@@ -124,7 +132,10 @@ def appended(trial: Trial, p: Problem) -> None:
         lengths, pages = pool(trial, p, new)
     else:
         pages = one_page_each(p.k, p.v)
-        lengths = some_lengths(trial, tile_of(trial, "block_n"), p.k, new)
+        lengths = some_lengths(trial, tile_of(trial, "block_n"), p, new)
+    if (cache := in_claimed_layouts(trial, replace(p, k=pages.k, v=pages.v))) is None:
+        return
+    pages = replace(pages, k=cache.k, v=cache.v)
     rotates = trial.case.rotary != "none" and p.q.shape[3] > 1
     if rotates and trial.alignment == "bottom_right":  # so that no query has a negative position
         p = p.with_rows(slice(min(lengths)))
@@ -144,14 +155,16 @@ def appended(trial: Trial, p: Problem) -> None:
         q, k_new = rotated_later(trial, rotation, q, k_new, lengths)
         tables = rotation.options
     before = int32([n - new for n in lengths], p.q.device)
-    tensors = {"cache_seqlens": before, "k_new": k_new, "v_new": v_new}
+    if (last_keys := in_claimed_layouts(trial, replace(p, q=q, k=k_new, v=v_new))) is None:
+        return
+    tensors = {"cache_seqlens": before, "k_new": last_keys.k, "v_new": last_keys.v}
     table = {"block_table": pages.block_table} if in_a_pool else {}
     trial = trial.with_launch({**trial.launch, **tensors, **table, **tables})
-    outputs = trial.forward(replace(p, q=q, k=pages.k, v=pages.v))
-    cache = {"k": (whole[0], pages.k), "v": (whole[1], pages.v)}
+    outputs = trial.forward(replace(cache, q=last_keys.q))
+    held = {"k": (whole[0], pages.k), "v": (whole[1], pages.v)}
     if tables:  # rotating may add 0 to -0
-        cache["k"] = whole[0] + 0.0, pages.k + 0.0
-    wrong = tuple(name for name, pair in cache.items() if not torch.equal(*map(bits, pair)))
+        held["k"] = whole[0] + 0.0, pages.k + 0.0
+    wrong = tuple(name for name, pair in held.items() if not torch.equal(*map(bits, pair)))
     if wrong:
         claim = "after the call the cache has the new rows behind the old ones, and is else as it was, but it differs"
         trial.fail(claim, kind="contract", call=outputs.call, detail=f"wrong in {' and '.join(wrong)}")
@@ -174,22 +187,13 @@ def with_every_key_seen(p: Problem) -> Problem:
 
 
 def pool(trial: Trial, p: Problem, new: int = 0) -> tuple[list[int], Pages]:
-    """Return a random number of keys of each sequence, of which the last ``new`` are its own, and all keys in pages.
-
-    In most cases pages are smaller than the case has keys, as far as such a size is claimed, since a bug that takes one
-    page for another needs two of a sequence.
-    """
+    """Return a random number of keys of each sequence, of which the last ``new`` are its own, and all keys in pages."""
     claimed, chance = trial.kernel.capabilities, trial.chance("page size")
-    sizes, smallest = claimed.page_sizes, min(claimed.page_sizes)
-    several = [size for size in sizes if size < p.k.shape[2]] or [smallest]
-    page_size = chance.choice(
-        (smallest, chance.choice(sizes), chance.choice(several), chance.choice(several))
-    )
+    page_size = page_size_of(claimed.page_sizes, p.k.shape[2], chance)
     tile = chance.choice((page_size, tile_of(trial, "block_n")))
-    lengths = some_lengths(trial, tile, p.k, new)
-    layouts = [layout for layout in ("contiguous", "bnhd") if layout in claimed.layouts]
-    chance = trial.chance("pages")
-    return lengths, in_pages(p.k, p.v, lengths, page_size, layouts or ["contiguous"], chance, new)
+    lengths = some_lengths(trial, tile, p, new)
+    layouts = pool_layouts(claimed.layouts) or LAYOUTS[:1]
+    return lengths, in_pages(p.k, p.v, lengths, page_size, layouts, trial.chance("pages"), new)
 
 
 def in_cache(p: Problem, pages: Pages, lengths: list[int]) -> list[Problem]:
@@ -214,13 +218,15 @@ def end_to_end(trial: Trial, p: Problem) -> None:
 
     The places are the same where the rows of a sequence may not be fewer or more than its keys.
     """
-    p, claims = p.with_batch(slice(1)), trial.kernel.capabilities
+    if (given := in_claimed_layouts(trial, p.with_batch(slice(1)))) is None:
+        return
+    p, claims = given, trial.kernel.capabilities
     sequences = trial.chance("sequences").randint(1, most_sequences(p))
     cuts_q = cuts(trial, tile_of(trial, "block_m"), p.q.shape[2], sequences, trial.chance("rows"))
     cuts_k = cuts(trial, tile_of(trial, "block_n"), p.k.shape[2], sequences, trial.chance("keys"))
     if not claims.may_differ(causal=p.causal):
         cuts_k = cuts_q
-    cuts_q, cuts_k = without_short(claims.length_from(0), cuts_q, cuts_k)
+    cuts_q, cuts_k = claimed_cuts(partial(claims.takes_lengths, causal=p.causal), cuts_q, cuts_k)
     lengths = {
         "cu_seqlens_q": int32(cuts_q, p.q.device),
         "cu_seqlens_k": int32(cuts_k, p.q.device),
@@ -241,7 +247,9 @@ def documents(trial: Trial, p: Problem) -> None:
     total = min(p.q.shape[2], p.k.shape[2])
     if not total:
         return
-    p = in_claimed_layout(trial, p.with_rows(slice(total)).with_keys(slice(total)))
+    if (given := in_claimed_layouts(trial, p.with_rows(slice(total)).with_keys(slice(total)))) is None:
+        return
+    p, claims = given, trial.kernel.capabilities
     chance = trial.chance("documents")
     tile = tile_of(trial, chance.choice(("block_m", "block_n")))
     most, numbers = most_sequences(p), range(chance.choice((MOST_SEQUENCES, 2**31)))
@@ -250,7 +258,11 @@ def documents(trial: Trial, p: Problem) -> None:
     for b, of_element in enumerate(ids):
         chance = trial.chance(f"documents of {b}")
         drawn_cuts = cuts(trial, tile, total, chance.randint(1, most), chance)
-        (places,) = without_short(trial.kernel.capabilities.length_from(1), drawn_cuts)
+        places, _ = claimed_cuts(
+            lambda rows, keys: min(rows, keys) > 0 and claims.takes_lengths(rows, keys, causal=p.causal),
+            drawn_cuts,
+            drawn_cuts,
+        )
         own = [slice(*ends) for ends in pairwise(places)]
         for rows, number in zip(own, chance.sample(numbers, len(own)), strict=True):
             of_element[rows] = number
@@ -290,14 +302,18 @@ def cuts(trial: Trial, tile: int, total: int, sequences: int, chance: random.Ran
     return [0, *sorted(places), total]
 
 
-def without_short(least: int, *places: list[int]) -> list[list[int]]:
-    """Return the cuts of rows, and of keys, without those that would leave a sequence with fewer than ``least``."""
-    first, *others, last = zip(*places, strict=True)
+def claimed_cuts(
+    is_claimed: Callable[[int, int], bool], cuts_q: list[int], cuts_k: list[int]
+) -> tuple[list[int], list[int]]:
+    """Return the cuts of rows and of keys without those that leave a sequence of lengths that are not claimed."""
+    first, *others, last = zip(cuts_q, cuts_k, strict=True)
     kept = [first]
     for cut in others:
-        if all(a + least <= b <= c - least for a, b, c in zip(kept[-1], cut, last, strict=True)):
+        of_this, of_rest = ((b[0] - a[0], b[1] - a[1]) for a, b in ((kept[-1], cut), (cut, last)))
+        if is_claimed(*of_this) and is_claimed(*of_rest):
             kept.append(cut)
-    return [list(x) for x in zip(*kept, last, strict=True)]
+    rows, keys = zip(*kept, last, strict=True)
+    return [*rows], [*keys]
 
 
 def tile_of(trial: Trial, block: str) -> int:
@@ -305,11 +321,12 @@ def tile_of(trial: Trial, block: str) -> int:
     return int(trial.launch.get(block, DEFAULT_BLOCK))
 
 
-def some_lengths(trial: Trial, tile: int, k: Tensor, new: int = 0) -> list[int]:
+def some_lengths(trial: Trial, tile: int, p: Problem, new: int = 0) -> list[int]:
     """Return a random number of keys for each sequence, that it may have by the kernel's claims and has ``new`` in."""
-    least, most = trial.kernel.capabilities.length_from(0), k.shape[2]
-    drawn_lengths = (length(tile, most, trial.chance(f"length {b}")) for b in range(len(k)))
-    return [max(new, least, claimed_length(trial, x)) for x in drawn_lengths]
+    claims, rows, most = trial.kernel.capabilities, p.q.shape[2], p.k.shape[2]
+    drawn_lengths = (length(tile, most, trial.chance(f"length {b}")) for b in range(len(p.k)))
+    lengths = [max(new, claims.length_from(0), claimed_length(trial, x)) for x in drawn_lengths]
+    return [n if claims.takes_lengths(rows, n, causal=p.causal) else most for n in lengths]
 
 
 def length(tile: int, most: int, chance: random.Random) -> int:

@@ -16,8 +16,10 @@ from torch import Tensor
 from kernels.contract import DTYPES
 from strategies.layouts import changed_together
 from tests.harness.law import law
-from tests.harness.relate import with_v_apart
-from tests.harness.trial import Problem, Trial, run_kernel
+from tests.harness.problem import Problem
+from tests.harness.ragged_form import Prepared
+from tests.harness.relate import in_claimed_layouts, with_v_apart
+from tests.harness.trial import Trial, run_kernel
 
 
 @law(needs="validates", on_device=True, max_tiles=8)
@@ -26,8 +28,21 @@ def rejection(trial: Trial) -> None:
     p = with_v_apart(trial, trial.problem)
     if 0 in p.q.shape or 0 in p.k.shape:
         return  # slices of an empty tensor do not mismatch
-    for what, problem in (*mismatches(p), *unclaimed(trial, p)):
-        refuses(trial, what, problem)
+    c = trial.kernel.capabilities
+    for what, problem in mismatches(p) if c.dense else ():
+        refuses(trial, what, problem, plain_call(trial))
+    for what, problem in unclaimed(trial, p):
+        refuses(trial, what, problem, trial.prepared)
+    if not c.dense:
+        refuses(trial, "a dense call, which is not claimed", p, plain_call(trial))
+    if c.backward == "causal":
+        p = replace(p, causal=False)
+        refuses(trial, "gradients without a causal mask, which are not claimed", p, trial.prepared, True)
+
+
+def plain_call(trial: Trial) -> Callable[[Problem], Prepared]:
+    """Return what makes a problem a plain call, whether or not the kernel claims to answer such calls."""
+    return lambda p: Prepared(p, trial.launch, {})
 
 
 def mismatches(p: Problem) -> Iterator[tuple[str, Problem]]:
@@ -63,6 +78,18 @@ def unclaimed(trial: Trial, p: Problem) -> Iterator[tuple[str, Problem]]:
     if c.min_seqlen:
         short = _mapped(p, lambda x: x[:, :, : c.min_seqlen - 1])
         yield f"seqlen {c.min_seqlen - 1}, which is not claimed", short
+    if c.min_seqlen_k > max(1, c.min_seqlen):
+        few = c.min_seqlen_k - 1
+        short = replace(p.with_both(lambda x: x[:, :, :few]), causal=False)
+        yield f"seqlen_k {few}, which is not claimed", short
+    if c.max_seqlen_q is not None:
+        times = c.max_seqlen_q // p.q.shape[2] + 1
+        many = replace(p, q=torch.cat([p.q] * times, 2), dout=torch.cat([p.dout] * times, 2), causal=False)
+        yield f"seqlen_q {many.q.shape[2]}, which is not claimed", many
+    if c.seqlens == "q_at_most_k" and c.max_seqlen_q is None:
+        times = p.k.shape[2] // p.q.shape[2] + 1
+        many = replace(p, q=torch.cat([p.q] * times, 2), dout=torch.cat([p.dout] * times, 2))
+        yield "more queries than keys, which are not claimed", many
     if c.seqlen_multiple > 1:  # if one call had both wrong, a refusal could be for either
         wrong = f"that is no multiple of {c.seqlen_multiple}, which is not claimed"
         yield f"seqlen_q {wrong}", replace(p, q=p.q[:, :, :-1], dout=p.dout[:, :, :-1], causal=False)
@@ -79,16 +106,27 @@ def unclaimed(trial: Trial, p: Problem) -> Iterator[tuple[str, Problem]]:
     for causal in (False, True):
         if causal not in c.causal:
             yield f"causal={causal}, which is not claimed", replace(p, causal=causal)
-    if c.sm_scale == "positive":
-        yield "a negative sm_scale, which is not claimed", replace(p, sm_scale=-1.0)
+    others = {"positive": (-1.0,), "default": (2.0 * p.sm_scale, -p.sm_scale)}
+    others["numbers"] = (2.0 * max(map(abs, c.sm_scale)) + 1.0,) if isinstance(c.sm_scale, tuple) else ()
+    for scale in others.get(c.sm_scale if isinstance(c.sm_scale, str) else "numbers", ()):
+        yield f"sm_scale {scale:g}, which is not claimed", replace(p, sm_scale=scale)
 
 
-def refuses(trial: Trial, what: str, problem: Problem) -> None:
-    """Check that a call raises an exception, other than a CUDA error, and does not write to its inputs."""
+def refuses(
+    trial: Trial, what: str, p: Problem, prepared: Callable[[Problem], Prepared], backward: bool = False
+) -> None:
+    """Check that a call raises an exception, other than a CUDA error, and does not write to its inputs.
+
+    A call with ``backward`` may also return out alone, without any gradient.
+    """
+    if (laid_out := in_claimed_layouts(trial, p)) is None:
+        return
+    given = prepared(laid_out)
+    problem = given.problem
     before = [x.clone() for x in (problem.q, problem.k, problem.v)]
-    call = trial.record(problem, backward=False)
+    call = trial.record(given, backward=backward)
     try:
-        run_kernel(trial.kernel, problem, trial.launch, backward=False)
+        outputs = run_kernel(trial.kernel, problem, given.launch, backward=backward)
         if trial.device != "cpu":
             torch.cuda.synchronize()
     except Exception as e:
@@ -96,7 +134,8 @@ def refuses(trial: Trial, what: str, problem: Problem) -> None:
             claim = f"{what}: refused before anything is launched, but: {e}"
             trial.fail(claim, kind="exception", call=call, detail=str(e))
     else:
-        trial.fail(f"{what}: refused with an error, but it was accepted", kind="accepted", call=call)
+        if not backward or outputs.dq is not None:
+            trial.fail(f"{what}: refused with an error, but it was accepted", kind="accepted", call=call)
     after = (problem.q, problem.k, problem.v)
     if not all(torch.equal(x.nan_to_num(), y.nan_to_num()) for x, y in zip(before, after, strict=True)):
         trial.fail(f"{what}: refused, but an input was written to", kind="memory", call=call)

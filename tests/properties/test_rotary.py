@@ -21,10 +21,20 @@ from strategies.layouts import changed_together
 from strategies.rotary import Rotation, drawn, rows_from
 from tests.harness.judge import judge, judge_plain_call
 from tests.harness.law import law
-from tests.harness.trial import Problem, Trial
+from tests.harness.problem import Problem
+from tests.harness.relate import asked
+from tests.harness.trial import Trial
 
 
-@law(needs="rotary", on_device=True, key_padding=True, dropout=True, variants=True, calls=("rotary",))
+@law(
+    needs="rotary",
+    on_device=True,
+    of_plain_calls=True,
+    key_padding=True,
+    dropout=True,
+    variants=True,
+    calls=("rotary",),
+)
 def rotary(trial: Trial) -> None:
     """Judge a call whose q and k, once columns are paired in the way of the case and rotated, are those of the case.
 
@@ -47,7 +57,9 @@ def rotated_by(trial: Trial, p: Problem, rotation: Rotation) -> None:
     of_q = rows_from([0 if trial.alignment == "top_left" else seqlen_k - seqlen_q], seqlen_q, p.q.device)
     of_k = rows_from([0], seqlen_k, p.q.device)
     k, v = changed_together(p.k, p.v, partial(rotation.back, positions=of_k), lambda v: v)
-    given = replace(p, q=rotation.back(p.q, of_q), k=k, v=v)
+    given = asked(trial, replace(p, q=rotation.back(p.q, of_q), k=k, v=v))
+    if given is None:
+        return
     if p.v_in_k:
         p = replace(p, v=v.clone())
     before = given.q.clone(), given.k.clone()

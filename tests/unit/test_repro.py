@@ -15,8 +15,10 @@ from strategies.case import Case
 from tests.harness.child import Child
 from tests.harness.explain import HOLDS_ALONE
 from tests.harness.law import law_named
+from tests.harness.problem import Outputs
+from tests.harness.ragged_form import Prepared
 from tests.harness.run import Run
-from tests.harness.trial import Check, Outputs, Problem, Trial
+from tests.harness.trial import Check, Trial
 from tests.harness.worker import Worker
 from tests.unit.running import CASE, TOYS, SubjectOf, exit_status, finding_of, report_of
 from tests.unit.toys import CLAIMS, sound
@@ -85,8 +87,8 @@ def test_a_script_that_holds_is_left_out_and_the_report_says_so(subject_of: Subj
 class Witness(Trial):
     """A trial that computes both sides of each check once more, by the expressions that a script would contain."""
 
-    def _call(self, problem: Problem, **how: Any) -> Outputs:
-        outputs = super()._call(problem, **how)
+    def call(self, prepared: Prepared, **how: Any) -> Outputs:
+        outputs, problem = super().call(prepared, **how), prepared.problem
         inputs = {"q": problem.q, "k": problem.k, "v": problem.v, "dout": problem.dout}
         results.append(inputs | outputs.named())
         assert len(results) == len(self.calls)

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from kernels.contract import AttentionKernel
 from reference.masks import visible
-from tests.harness.trial import Problem, run_kernel
+from tests.harness.problem import Problem
+from tests.harness.trial import run_kernel
 
 T = TypeVar("T")
 
