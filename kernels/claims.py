@@ -3,6 +3,7 @@
 import difflib
 import math
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any, Literal, get_type_hints
@@ -159,12 +160,19 @@ def _fields(claimed: Mapping[str, Any], dtype: str) -> dict[str, Any]:
 
 
 def lesser(capabilities: Capabilities) -> dict[str, str]:
-    """Return, by name, the claims of a kernel that was never meant for something which is claimed here."""
-    return {
-        name: f"{name}={spelling.write(less)}"
-        for name, spelling in CAPABILITIES.items()
-        if (less := CLAIMS[name].less) is not None and less != getattr(capabilities, name)
-    }
+    """Return, by name, the claims of a kernel that was never meant for something which is claimed here.
+
+    A claim that contradicts another one of the kernel's is left out.
+    """
+    found = {}
+    for name, spelling in CAPABILITIES.items():
+        less = CLAIMS[name].less
+        if less is None or less == getattr(capabilities, name):
+            continue
+        with suppress(ValueError):
+            replace(capabilities, **{name: less})
+            found[name] = f"{name}={spelling.write(less)}"
+    return found
 
 
 def describe(capabilities: Capabilities, device_type: str | None = None) -> dict[str, str]:
