@@ -53,7 +53,7 @@ def split_queries(trial: Trial, whole: Outputs, allowed: dict[str, Tensor]) -> N
         part = p.with_rows(rows).with_both(lambda x: x[:, :, keys])
     else:
         rows, part = slice(at, None), p.with_rows(slice(at, None))
-    if (given := asked(trial, part)) is None:
+    if 0 in part.q.shape or (given := asked(trial, part)) is None:
         return
     got = trial.forward(given)
     outputs = whole.named()
