@@ -16,6 +16,7 @@ from torch import Tensor
 from kernels.contract import DTYPES
 from strategies.layouts import changed_together
 from tests.harness.law import law
+from tests.harness.process_state import put_back
 from tests.harness.relate import with_v_apart
 from tests.harness.trial import Problem, Trial, run_kernel
 
@@ -88,7 +89,8 @@ def refuses(trial: Trial, what: str, problem: Problem) -> None:
     before = [x.clone() for x in (problem.q, problem.k, problem.v)]
     call = trial.record(problem, backward=False)
     try:
-        run_kernel(trial.kernel, problem, trial.launch, backward=False)
+        with put_back(trial.left_changed):
+            run_kernel(trial.kernel, problem, trial.launch, backward=False)
         if trial.device != "cpu":
             torch.cuda.synchronize()
     except Exception as e:
