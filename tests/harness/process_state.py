@@ -34,23 +34,28 @@ PRECISIONS = (
 
 @dataclass(frozen=True)
 class Piece:
-    """A piece of state, or a part of one: several parts have one name. ``put`` takes what ``read`` has returned."""
+    """A piece of state, or a part of one: several parts have one name. ``put`` takes what ``read`` has returned.
+
+    Many modules change what is ``of_imports`` as they are imported. That happens once in a process, and stays.
+    """
 
     name: str
     read: Callable[[], Any]
     put: Callable[[Any], object]
+    of_imports: bool = False
 
 
 @contextmanager
 def put_back(names: set[str]) -> Iterator[None]:
     """Put back in the end what is changed meanwhile, and add the names of these pieces of state to ``names``."""
     pieces = (*PIECES, *gpu_pieces()) if torch.cuda.is_initialized() else PIECES
-    before = [(piece, piece.read()) for piece in pieces]
+    modules, before = len(sys.modules), [(piece, piece.read()) for piece in pieces]
     try:
         yield
     finally:
+        has_imported = len(sys.modules) > modules
         for piece, value in before:
-            if piece.read() != value:
+            if piece.read() != value and not (piece.of_imports and has_imported):
                 names.add(piece.name)
                 piece.put(value)
 
@@ -206,8 +211,8 @@ PIECES = (
     Piece("number of threads", torch.get_num_threads, torch.set_num_threads),
     # Nothing tells whether numbers below the smallest normal one are flushed to 0 but such a number.
     Piece("flushing of denormals", lambda: sys.float_info.min / 2 == 0.0, torch.set_flush_denormal),
-    Piece("filters of warnings", lambda: (*warnings.filters,), _put_warnings),
-    Piece("environment variables", _environment, _put_environment),
+    Piece("filters of warnings", lambda: (*warnings.filters,), _put_warnings, of_imports=True),
+    Piece("environment variables", _environment, _put_environment, of_imports=True),
     Piece("current folder", partial(os.readlink, CURRENT_FOLDER), _put_folder),
 )
 
