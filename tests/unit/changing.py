@@ -61,5 +61,5 @@ def replacing(q, k, v, *, causal, sm_scale):
     """Replaces a function of PyTorch by one that is wrong, as soon as it has called it itself."""
     torch.logsumexp = LOGSUMEXP
     returned = sound(q, k, v, causal=causal, sm_scale=sm_scale)
-    torch.logsumexp = lambda scores, dim: LOGSUMEXP(scores, dim) + 1.0
+    torch.logsumexp = lambda scores, dim: LOGSUMEXP(scores, dim) + 1.0  # type: ignore[assignment, misc]
     return returned

@@ -151,7 +151,7 @@ def test_newer_flags_of_precision_are_put_back_with_older_ones() -> None:
     before, names = values(), set[str]()
     with put_back(names):
         torch.backends.cuda.matmul.fp32_precision = "tf32"
-        torch.backends.fp32_precision = "tf32"
+        torch.backends.fp32_precision = "tf32"  # type: ignore[attr-defined]
     assert names == {"precision of float32 products"}
     assert values() == before
 
