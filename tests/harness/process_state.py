@@ -20,6 +20,8 @@ import torch
 
 WORDS = 624
 """The numbers of 32 bits in the state of a Mersenne Twister."""
+PYTHONS_OWN: random.Random = random.random.__self__  # type: ignore[attr-defined]
+"""The generator behind functions such as ``random.random``. Its state follows the header of the object."""
 NUMPYS_OWN = np.random.get_bit_generator()  # type: ignore[attr-defined]  # which NumPy's types leave out
 """The generator behind functions such as ``numpy.random.rand``."""
 CURRENT_FOLDER = "/proc/self/cwd"
@@ -86,14 +88,27 @@ def _generator_of_torch(name: str, generator: torch.Generator) -> Piece:
     return Piece(name, lambda: generator.get_state().numpy().tobytes(), put)
 
 
-def _numpys_generator() -> bytes:
-    """Return NumPy's words and the place among them from memory: its own function takes a hundred times as long."""
-    return ctypes.string_at(NUMPYS_OWN.ctypes.state_address, 4 * (WORDS + 1))
+def _twister(name: str, address: int, put: Callable[[list[int]], object]) -> Piece:
+    """Return a Mersenne Twister: its words with its place among them, which ``put`` takes in their order in memory.
+
+    They are read from there, since Python and NumPy take ten and a hundred times as long to make objects of them.
+    """
+    size = 4 * (WORDS + 1)
+    return Piece(
+        name,
+        partial(ctypes.string_at, address, size),
+        lambda state: put(np.frombuffer(state, np.uint32).tolist()),
+    )
 
 
-def _put_numpys_generator(state: bytes) -> None:
-    words = np.frombuffer(state, np.uint32)
-    np.random.set_state(("MT19937", words[:WORDS], int(words[WORDS]), 0, 0.0))
+def _put_pythons(state: list[int]) -> None:
+    place, *words = state
+    random.setstate((random.Random.VERSION, (*words, place), None))
+
+
+def _put_numpys(state: list[int]) -> None:
+    *words, place = state
+    np.random.set_state(("MT19937", np.array(words, np.uint32), place, 0, 0.0))
 
 
 def _default_device() -> torch.device | None:
@@ -142,8 +157,8 @@ PIECES = (
     Piece("inference mode", torch.is_inference_mode_enabled, _put_inference_mode),
     Piece("grad mode", torch.is_grad_enabled, torch.set_grad_enabled),
     _generator_of_torch("PyTorch's random generator", torch.default_generator),
-    Piece("Python's random generator", random.getstate, random.setstate),
-    Piece("NumPy's random generator", _numpys_generator, _put_numpys_generator),
+    _twister("Python's random generator", id(PYTHONS_OWN) + object.__basicsize__, _put_pythons),
+    _twister("NumPy's random generator", NUMPYS_OWN.ctypes.state_address, _put_numpys),
     # The older flags come first, because they change the newer ones.
     _older(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     _older(torch._C._get_cudnn_allow_tf32, torch._C._set_cudnn_allow_tf32),

@@ -1,12 +1,14 @@
 """What a kernel leaves changed in its process changes nothing of what is drawn, expected or told of other kernels."""
 
 import importlib
+import random
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -161,6 +163,15 @@ def test_nothing_is_named_where_nothing_is_left_changed() -> None:
     with put_back(names), torch.no_grad(), torch.autocast("cpu"), torch.device("meta"):
         torch.zeros(2) @ torch.zeros(2)
     assert not names
+
+
+def test_generators_go_on_as_if_nothing_had_been_drawn() -> None:
+    draws = (random.random, np.random.rand, lambda: torch.rand(1).item())
+    states = random.getstate(), repr(np.random.get_state()), torch.get_rng_state().tolist()
+    with put_back(set()):
+        expected = [draw() for draw in draws]
+    assert (random.getstate(), repr(np.random.get_state()), torch.get_rng_state().tolist()) == states
+    assert [draw() for draw in draws] == expected
 
 
 def test_what_an_import_changes_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
