@@ -60,8 +60,8 @@ def rotated(x: Tensor, signs: int) -> Tensor:
     columns = max(SMALLEST_COLUMNS, 1 << (x.shape[-1] - 1).bit_length())
     x = torch.where(x.isfinite(), x, 0.0).float()
     x = torch.nn.functional.pad(x, (0, columns - x.shape[-1]))
-    diagonal = torch.tensor([-1.0 if signs >> j & 1 else 1.0 for j in range(columns)], device=x.device)
-    return _hadamard(x * diagonal / columns)
+    diagonal = [-1.0 if signs >> j & 1 else 1.0 for j in range(columns)]
+    return _hadamard(x * x.new_tensor(diagonal) / columns)
 
 
 def _hadamard(x: Tensor) -> Tensor:

@@ -29,7 +29,8 @@ def quantised(x: Tensor, chance: random.Random, *, of_pages: bool) -> tuple[Tens
     # A tensor without rows has no largest number, so a row of zeros is added to each.
     sizes = torch.nn.functional.pad(limited.nan_to_num(0.0).abs(), (0, 0, 0, 1))
     largest = sizes.amax((2, 3) if of_pages else (0, 2, 3))
-    spare = torch.tensor([chance.randint(0, MOST_SPARE) for _ in range(largest.numel())], device=x.device)
+    drawn = [chance.randint(0, MOST_SPARE) for _ in range(largest.numel())]
+    spare = torch.tensor(drawn, dtype=torch.long, device=x.device)
     scale = (
         (largest / FLOAT8_E4M3.maximum).clamp_min(SMALLEST_SCALE).log2().ceil() + spare.view_as(largest)
     ).exp2()

@@ -22,9 +22,9 @@ def key_padding_mask(case: Case) -> Tensor | None:
         return None
     if case.key_padding not in FAMILIES:
         raise ValueError(f"key_padding: got {case.key_padding!r}, expected none or one of {(*FAMILIES,)}")
-    chance, keys = random.Random(f"key_padding {case.seed}"), torch.arange(case.seqlen_k)
+    chance, keys = random.Random(f"key_padding {case.seed}"), torch.arange(case.seqlen_k, device="cpu")
     masks = [FAMILIES[case.key_padding](keys, chance) for _ in range(case.batch)]
-    return torch.stack(masks) if masks else torch.ones(0, case.seqlen_k, dtype=torch.bool)
+    return torch.stack(masks) if masks else torch.ones(0, case.seqlen_k, dtype=torch.bool, device="cpu")
 
 
 def several_attended(case: Case) -> bool:
@@ -57,7 +57,7 @@ def _gap(keys: Tensor, chance: random.Random) -> Tensor:
 def _scattered(keys: Tensor, chance: random.Random) -> Tensor:
     """Attend each key by chance: few of them, half, or nearly all."""
     share = chance.choice(SHARES)
-    return torch.tensor([chance.random() < share for _ in keys], dtype=torch.bool)
+    return torch.tensor([chance.random() < share for _ in keys], dtype=torch.bool, device="cpu")
 
 
 def _length(most: int, chance: random.Random) -> int:

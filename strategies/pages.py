@@ -92,7 +92,7 @@ def in_pages(
     table.fill_(chance.choice((-1, 2**31 - 1, anywhere)))
     pages_of = {b: [numbers.pop() for _ in range(count)] for b, count in enumerate(counts)}
     for b, pages in pages_of.items():
-        table[b, : len(pages)] = torch.tensor(pages, dtype=torch.int32)
+        table[b, : len(pages)] = torch.tensor(pages, dtype=torch.int32, device=k.device)
     if may_share and len(lengths) > 1 and chance.random() < 0.5:
         first, other = chance.sample(range(len(lengths)), 2)
         shared = max(0, min(lengths[first], lengths[other]) - own) // page_size

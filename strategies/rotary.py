@@ -70,7 +70,9 @@ def drawn(like: Tensor, positions: int, pairing: str, chance: random.Random) -> 
     pairs = like.shape[-1] // 2
     pairs = chance.choice((pairs, max(1, pairs // 2)))
     shape = positions + chance.randint(0, MOST_SPARE), pairs
-    turns = torch.tensor(chance.choices(range(4), k=shape[0] * shape[1]), dtype=torch.long).view(shape)
+    turns = torch.tensor(
+        chance.choices(range(4), k=shape[0] * shape[1]), dtype=torch.long, device="cpu"
+    ).view(shape)
     cos, sin = (
         like.new_tensor(quarters)[turns.to(like.device)] for quarters in ((1, 0, -1, 0), (0, 1, 0, -1))
     )
@@ -79,4 +81,6 @@ def drawn(like: Tensor, positions: int, pairing: str, chance: random.Random) -> 
 
 def rows_from(first: Sequence[int], rows: int, device: torch.device) -> Tensor:
     """Return positions (sequences, 1, rows): those of the rows of each sequence count from ``first`` of it."""
-    return torch.tensor(first, device=device)[:, None, None] + torch.arange(rows, device=device)
+    return torch.tensor(first, dtype=torch.long, device=device)[:, None, None] + torch.arange(
+        rows, device=device
+    )

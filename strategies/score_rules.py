@@ -38,16 +38,18 @@ def _slopes(case: Case) -> Tensor:
     chance = random.Random(f"alibi_slopes {case.seed}")
     heads = range(1, case.heads_q + 1)
     if chance.random() < 0.5:
-        return torch.tensor([2.0 ** (-8 * head / case.heads_q) for head in heads], dtype=torch.float32)
-    return torch.tensor([2.0 ** -chance.uniform(0, 8) for _ in heads], dtype=torch.float32)
+        return torch.tensor(
+            [2.0 ** (-8 * head / case.heads_q) for head in heads], dtype=torch.float32, device="cpu"
+        )
+    return torch.tensor([2.0 ** -chance.uniform(0, 8) for _ in heads], dtype=torch.float32, device="cpu")
 
 
 def _bias(case: Case) -> Tensor:
     """Draw normal numbers or, for one seed in four, a mask of 0 and a number whose exponential is 0."""
     shape = bias_shape(case.bias, (case.batch, case.heads_q, case.seqlen_q, case.seqlen_k))
     generator = torch.Generator().manual_seed(case.seed)
-    normal = torch.randn(shape, generator=generator)
-    values = torch.where(normal > 1.0, HIDDEN, 0.0) if case.seed % 4 == 0 else normal
+    normal = torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")
+    values = torch.where(normal > 1.0, HIDDEN, torch.zeros_like(normal)) if case.seed % 4 == 0 else normal
     return values.to(getattr(torch, case.dtype))
 
 
@@ -65,4 +67,4 @@ def _sinks(case: Case) -> Tensor:
     """Draw logits like those of usual keys; one in eight is far larger or smaller."""
     chance = random.Random(f"sinks {case.seed}")
     sizes = [LARGEST_SINK if chance.random() < 1 / 8 else 2.0 for _ in range(case.heads_q)]
-    return torch.tensor([chance.gauss(1.0, size) for size in sizes], dtype=torch.float32)
+    return torch.tensor([chance.gauss(1.0, size) for size in sizes], dtype=torch.float32, device="cpu")

@@ -1,7 +1,8 @@
 """Value families: what the entries of a tensor look like. Each family is chosen to expose a class of bug.
 
 A tensor is drawn in float32 and cast to its dtype once. The reference upcasts that same tensor, so no rounding of
-the inputs can hide an error of the kernel.
+the inputs can hide an error of the kernel. What is drawn depends on no default dtype, default device or generator of
+the process, which a kernel may set.
 """
 
 import math
@@ -21,23 +22,23 @@ def fill(family: str, shape: Shape, dtype: torch.dtype, generator: Generator) ->
     if family not in _FAMILIES:
         raise ValueError(f"family: got {family!r}, expected one of {FAMILIES}")
     if math.prod(shape) == 0:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     return _FAMILIES[family](shape, dtype, generator).to(dtype)
 
 
 def _zeros(shape: Shape, dtype: torch.dtype, generator: Generator) -> Tensor:
     """Zeros, a base for spikes. If q or k is zero all weights are equal, which shows a wrong count of keys."""
-    return torch.zeros(shape)
+    return torch.zeros(shape, dtype=torch.float32, device="cpu")
 
 
 def _ones(shape: Shape, dtype: torch.dtype, generator: Generator) -> Tensor:
     """Ones. An output of values that are all one is one, unless the normalisation is wrong."""
-    return torch.ones(shape)
+    return torch.ones(shape, dtype=torch.float32, device="cpu")
 
 
 def _normal(shape: Shape, dtype: torch.dtype, generator: Generator) -> Tensor:
     """Standard normal entries, the data of most published tests."""
-    return torch.randn(shape, generator=generator, dtype=torch.float32)
+    return torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")
 
 
 def _wide(shape: Shape, dtype: torch.dtype, generator: Generator) -> Tensor:
@@ -71,8 +72,9 @@ def _near_ties(shape: Shape, dtype: torch.dtype, generator: Generator) -> Tensor
 def _dominant(shape: Shape, dtype: torch.dtype, generator: Generator) -> Tensor:
     """Standard normal, but one row of each head is 32 times larger: one key, in any tile, has all the weight."""
     batch, heads, seqlen, _ = shape
-    row = torch.randint(0, seqlen, (batch, heads, 1, 1), generator=generator)
-    return _normal(shape, dtype, generator).mul_(torch.where(torch.arange(seqlen)[:, None] == row, 32.0, 1.0))
+    row = _whole(0, seqlen, (batch, heads, 1, 1), generator)
+    is_row = torch.arange(seqlen, device="cpu")[:, None] == row
+    return _normal(shape, dtype, generator).mul_(torch.where(is_row, 32, 1))
 
 
 def _outliers(shape: Shape, dtype: torch.dtype, generator: Generator) -> Tensor:
@@ -81,22 +83,22 @@ def _outliers(shape: Shape, dtype: torch.dtype, generator: Generator) -> Tensor:
     This is FlashAttention-3's test of numerical error (Table 3): outliers set the scales of a quantisation, and the
     other entries lose precision.
     """
-    chance = torch.rand(shape, generator=generator)
+    chance = _uniform(shape, generator)
     chosen = chance <= chance.amin((-2, -1), keepdim=True).clamp(min=1e-3)
-    return _normal(shape, dtype, generator).mul_(torch.where(chosen, 10.0, 1.0))
+    return _normal(shape, dtype, generator).mul_(torch.where(chosen, 10, 1))
 
 
 def _integers(shape: Shape, dtype: torch.dtype, generator: Generator) -> Tensor:
     """Sparse integers from -2 to 2, whose products and sums are exact: a wrong index shows without any tolerance."""
-    kept = torch.randint(0, 4, shape, generator=generator) == 0
-    return torch.randint(-2, 3, shape, generator=generator).mul_(kept).float()
+    kept = _whole(0, 4, shape, generator) == 0
+    return _whole(-2, 3, shape, generator).mul_(kept).float()
 
 
 def _subnormal(shape: Shape, dtype: torch.dtype, generator: Generator) -> Tensor:
     """Multiples of the smallest subnormal, below the smallest normal: exposes flushing to zero and needless scaling."""
     finfo = torch.finfo(dtype)
     multiples = round(1 / finfo.eps)
-    return torch.randint(1 - multiples, multiples, shape, generator=generator) * (finfo.tiny * finfo.eps)
+    return _whole(1 - multiples, multiples, shape, generator).float() * (finfo.tiny * finfo.eps)
 
 
 def _huge(shape: Shape, dtype: torch.dtype, generator: Generator) -> Tensor:
@@ -107,10 +109,10 @@ def _huge(shape: Shape, dtype: torch.dtype, generator: Generator) -> Tensor:
     """
     maximum = torch.finfo(dtype).max
     summable = math.sqrt(torch.finfo(torch.float32).max) / 64
-    at_maximum = maximum <= summable or torch.rand((), generator=generator) < 0.5
+    at_maximum = maximum <= summable or _uniform((), generator) < 0.5
     peak = maximum if at_maximum else summable
-    magnitude = torch.rand(shape, generator=generator) * 0.5 + 0.5
-    return peak * torch.where(torch.rand(shape, generator=generator) < 0.5, -magnitude, magnitude)
+    magnitude = _uniform(shape, generator) * 0.5 + 0.5
+    return peak * torch.where(_uniform(shape, generator) < 0.5, -magnitude, magnitude)
 
 
 def _tiny_logits(shape: Shape, dtype: torch.dtype, generator: Generator) -> Tensor:
@@ -122,7 +124,7 @@ def _duplicates(shape: Shape, dtype: torch.dtype, generator: Generator) -> Tenso
     """Four rows, repeated in random order: many weights are equal, and their casts all round the same way."""
     batch, heads, seqlen, head_dim = shape
     rows = _normal((batch, heads, 4, head_dim), dtype, generator)
-    return rows[:, :, torch.randint(0, 4, (seqlen,), generator=generator)]
+    return rows[:, :, _whole(0, 4, (seqlen,), generator)]
 
 
 def _constant(shape: Shape, dtype: torch.dtype, generator: Generator) -> Tensor:
@@ -130,8 +132,19 @@ def _constant(shape: Shape, dtype: torch.dtype, generator: Generator) -> Tensor:
 
     Where the maximum and the score are scaled along different paths, exp(score - maximum) overflows.
     """
-    exponent = torch.rand((), generator=generator) * 26.0 - 8.0
-    return torch.full(shape, min(float(torch.exp2(exponent)), torch.finfo(dtype).max))
+    exponent = _uniform((), generator) * 26.0 - 8.0
+    value = min(float(torch.exp2(exponent)), torch.finfo(dtype).max)
+    return torch.full(shape, value, dtype=torch.float32, device="cpu")
+
+
+def _uniform(shape: tuple[int, ...], generator: Generator) -> Tensor:
+    """Draw float32 numbers from 0 to 1."""
+    return torch.rand(shape, generator=generator, dtype=torch.float32, device="cpu")
+
+
+def _whole(low: int, high: int, shape: tuple[int, ...], generator: Generator) -> Tensor:
+    """Draw integers from ``low`` on that are less than ``high``."""
+    return torch.randint(low, high, shape, generator=generator, device="cpu")
 
 
 _FAMILIES: dict[str, Callable[[Shape, torch.dtype, Generator], Tensor]] = {

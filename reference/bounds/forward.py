@@ -253,7 +253,9 @@ def _out_bound(
     anywhere = torch.maximum(high - e.out, e.out - low)
     anywhere.add_(size_hull * (relative + a.weights.underflow * terms))
     if a.merged_by_lse:
-        of_parts = torch.as_tensor(part_error(a, e.largest_size, terms))
+        of_parts = torch.as_tensor(
+            part_error(a, e.largest_size, terms), dtype=torch.float64, device=e.v.device
+        )
         anywhere = anywhere + size_hull * torch.expm1(
             of_parts.nan_to_num(math.inf).clamp_max(LARGEST_EXPONENT)
         )

@@ -55,14 +55,20 @@ stays in the process. Otherwise the C library gives the pages of each larger ten
 the next, which takes a quarter of the time of a comparison.
 """
 
+MOST_ALIVE = {"cpu": 16, "cuda": 6, "none": 1}
+"""The most processes of a run that are alive in each of its workers, by device type.
+
+On the CPU a process has 30 MB of its own, as it is a copy, and another copy is there within a tenth of a second. On a
+GPU each holds half a GiB for its context and up to ``worker.CACHED_BYTES``, which so many may on the GPUs of today, but
+another one takes seconds, in which it makes a context and loads what was compiled.
+"""
+
 FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
 """Exit statuses of a process that others have ended, such as a system that is out of memory: no kernel ends so."""
 LOOK_SECONDS = 0.5
 """Seconds between two looks at how much memory a child holds that does not answer."""
 PRINT_SECONDS = 0.2
 """Seconds that a process that hangs is given to print where it is."""
-FAULTS = (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS)
-"""Exit statuses of a process whose memory may have been spoiled."""
 KILLED = "out of memory: the process was ended from outside, or as it filled the machine, and so once more"
 """The reason for which a case counts as one that can't be run here."""
 
@@ -71,23 +77,12 @@ class ChildDied(Exception):
     """The child ended by itself, or was ended: because it overran its time (``hung``), or by others (``killed``).
 
     What others do to it tells nothing of a kernel.
-
-    ``spoiled`` says that it ended by a fault after several kernels had run in it, any of which may be to blame.
     """
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        hung: bool = False,
-        killed: bool = False,
-        spoiled: bool = False,
-        stderr: str,
-    ) -> None:
+    def __init__(self, message: str, *, hung: bool = False, killed: bool = False, stderr: str) -> None:
         super().__init__(message)
         self.hung = hung
         self.killed = killed
-        self.spoiled = spoiled
         self.stderr = stderr
 
 
@@ -109,7 +104,7 @@ class HarnessError(Exception):
 
 
 class DeviceLost(HarnessError):
-    """Flashproof failed because the device does not answer, as after the fault of a kernel that ran there before."""
+    """Flashproof failed because the device does not answer, as after the fault of an earlier call."""
 
 
 class Child:
@@ -121,7 +116,8 @@ class Child:
     For those that have ``hung`` before, the device is given ``IMPATIENT_SECONDS``.
 
     ``run_seconds`` limits a case, by default to ``RUN_SECONDS`` of the device type, and ``start_seconds`` everything
-    else. ``worker`` is the module that the child runs; its argument is the device as the child sees it.
+    else. ``worker`` is the module that the child runs; its argument is the device as the child sees it. Before a
+    process is started ``make_room`` is called.
     """
 
     def __init__(
@@ -131,15 +127,17 @@ class Child:
         run_seconds: float | None = None,
         start_seconds: float = START_SECONDS,
         worker: str = WORKER,
+        make_room: Callable[[], None] = lambda: None,
     ) -> None:
         self.device = device
         self.worker = worker
         self.run_seconds = RUN_SECONDS[device.partition(":")[0]] if run_seconds is None else run_seconds
         self.start_seconds = start_seconds
+        self.make_room = make_room
         self.process: subprocess.Popen[bytes] | Copy | None = None
         self.buffer = b""
         self.held = self.held_first = 0
-        self.kernels = set[str]()
+        self.used = -math.inf
         self.stateful = set[str]()
         self.hung = set[str]()
         self.patience = WAIT_SECONDS
@@ -154,9 +152,8 @@ class Child:
         If it is ``general``, Triton kernels are compiled for any sizes and strides meanwhile: see ``specialisation``.
 
         Raises OutOfTime after ``seconds``, if these are fewer than the limit of a case. Raises HarnessError if
-        Flashproof itself fails, and fails again in a new process: in the old one, any kernel that ran there may have
-        spoiled the memory. A child that is killed from outside, or ends before it calls the kernel, tells nothing of
-        it, and one that crashes after several kernels have run in it does not tell which of them is to blame, so the
+        Flashproof itself fails, and fails again in a new process: in the old one, earlier calls may have spoiled the
+        memory. A child that is killed from outside, or ends before it calls the kernel, tells nothing of it, so the
         case is tried again.
         """
         until = time.perf_counter() + seconds
@@ -167,7 +164,7 @@ class Child:
         except HarnessError:
             self.close()
         except ChildDied as death:
-            if not (death.killed or death.spoiled):
+            if not death.killed:
                 return _ended(death)
         try:
             return self._verdict(request, meanwhile, until)
@@ -191,7 +188,6 @@ class Child:
         self, request: dict[str, Any], meanwhile: Callable[[], None], seconds: float
     ) -> dict[str, Any]:
         self._send(request)
-        self.kernels.add(request["kernel"])
         meanwhile()
         return self._receive(min(seconds, self.run_seconds))
 
@@ -230,23 +226,18 @@ class Child:
         finally:
             self.run_seconds = usual
 
-    def ready(self) -> None:
-        """Start the child if there is none, so that the next request does not have to wait for that."""
-        if self.process is None:
-            self._start()
-
     def close(self) -> None:
         """End the child; a later request starts a new one."""
         if self.process is not None:
             self._stop()
 
     def _start(self) -> None:
+        self.make_room()
         self.process = self._new_process()
         assert self.process.stderr is not None
         self.printed = Tail(self.process.stderr)
         self.buffer = b""
         self.held = self.held_first = 0
-        self.kernels = set[str]()
         self.is_new = True
         try:
             self.ask({"do": "environment"}, again=False)
@@ -275,6 +266,7 @@ class Child:
         assert self.process is not None
         assert self.process.stdin is not None
         self.is_new = self.is_new and (copied or request["do"] == "environment")
+        self.used = time.monotonic()
         self.patience = request.get("patience", WAIT_SECONDS)
         with suppress(BrokenPipeError):  # reading the answer tells how it ended
             self.process.stdin.write(json.dumps(request | {"copied": copied}).encode() + b"\n")
@@ -296,9 +288,7 @@ class Child:
             if code == OVERRAN:
                 claim = f"the device was still running {self.patience:.3g} s after the launch"
                 raise ChildDied(claim, hung=True, stderr=stderr) from None
-            spoiled = code in FAULTS and len(self.kernels) > 1
-            killed = code in FROM_OUTSIDE
-            raise ChildDied(how_it_ended(code), killed=killed, spoiled=spoiled, stderr=stderr) from None
+            raise ChildDied(how_it_ended(code), killed=code in FROM_OUTSIDE, stderr=stderr) from None
         is_lost, self.held = answer.pop("fatal"), answer.pop("held", 0)
         self.held_first = self.held_first or self.held
         if is_lost:
@@ -339,6 +329,36 @@ class Child:
                     pipe.close()
         self.process = None
         return self.printed.text()
+
+
+class Children:
+    """The children of a run, one for each kernel, so that nothing that a kernel leaves behind meets another one.
+
+    At most ``most`` of their processes are alive: the one that was used longest ago ends, and its kernel gets another.
+    """
+
+    def __init__(self, device: str, most: int | None = None) -> None:
+        self.device = device
+        self.most = MOST_ALIVE[device.partition(":")[0]] if most is None else most
+        self.children: dict[str, Child] = {}
+
+    def of(self, spec: str) -> Child:
+        """Return the child of the kernel that a SPEC names."""
+        if spec not in self.children:
+            self.children[spec] = Child(self.device, make_room=self._make_room)
+        return self.children[spec]
+
+    def close(self) -> None:
+        """End all processes; later requests start new ones."""
+        for child in self.children.values():
+            child.close()
+
+    def _make_room(self) -> None:
+        """End processes until there is room for one more."""
+        alive = [child for child in self.children.values() if child.process is not None]
+        alive.sort(key=lambda child: child.used)
+        for child in alive[: max(0, len(alive) - self.most + 1)]:
+            child.close()
 
 
 def environment_of(device: str) -> dict[str, str]:

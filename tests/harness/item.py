@@ -122,7 +122,13 @@ def make_subject(item: LawTurn) -> Subject:
     verbose = item.config.get_verbosity() > 0
     known = KnownBugs(info.name, item.dtype, plan.report_dir, verbose, plan.finds)
     runs = Runs(
-        info, plan.child, plan.journal, known.bugs, plan.clock, plan.share, has_general=plan.has_general
+        info,
+        plan.children.of(info.spec),
+        plan.journal,
+        known.bugs,
+        plan.clock,
+        plan.share,
+        has_general=plan.has_general,
     )
     triage = Triage(runs, known, plan.environment, plan.shrinking, sanitizers=plan.sanitizers)
     corpus = (*plan.corpus, *plan.finds.of(info.name))
@@ -195,8 +201,6 @@ def found_in_turn(item: LawTurn, subject: Subject, seconds: float) -> list[str]:
     if item.turn.number == 0:
         subject.triage.watch(item.law.name, shrink=item.plan.replay is None)
     subject.triage.finish(last=item.turn.last)
-    if item.plan.shares_time and item.plan.clock.left > 0:
-        item.plan.child.ready()  # the kernel that has ended the process pays for another one
     return gone + subject.known.messages()
 
 

@@ -13,7 +13,7 @@ from hypothesis import settings
 
 from kernels.registry import EVERY_PUBLIC, PUBLIC, REGISTERED, package_version
 from tests.harness.budget import CALLS, SECONDS, Clock, ShrinkBudget
-from tests.harness.child import Child
+from tests.harness.child import Children
 from tests.harness.finds import Finds, finds_at
 from tests.harness.gpus import VISIBLE, gpus
 from tests.harness.journal import Journal, set_aside_unfinished, unfinished_in
@@ -46,7 +46,7 @@ class Plan:
     sanitizers: tuple[str, ...]
     device: str
     environment: dict[str, str]
-    child: Child
+    children: Children
     has_general: bool
     report_dir: Path
     journal: Journal
@@ -80,7 +80,7 @@ class Plan:
 
     def close(self) -> None:
         """End the children and the journal."""
-        self.child.close()
+        self.children.close()
         self.journal.close()
 
 
@@ -91,7 +91,7 @@ def covers_properties(config: pytest.Config) -> bool:
 
 
 def make_plan(config: pytest.Config) -> Plan:
-    """Check every option and ask a child what the kernels claim. Raises pytest.UsageError, in one line."""
+    """Check every option and ask children what the kernels claim. Raises pytest.UsageError, in one line."""
     worker = getattr(config, "workerinput", {"workerid": "main", "workercount": 1})
     device = chosen_device(config)
     for option in ("examples", "minutes", "time_limit", "max_seqlen", "shrink_seconds", "shrink_calls"):
@@ -101,9 +101,9 @@ def make_plan(config: pytest.Config) -> Plan:
     if config.getoption("minutes") and (limit := config.getoption("time_limit")):
         raise pytest.UsageError(f"--time-limit: got {limit}, expected none with --minutes")
     replay, corpus, shard = _replay(config), _corpus(config), _shard(config)
-    child = Child(device)
+    children = Children(device)
     usable, unusable = _sanitizers(config, replay, device)
-    kernels, unavailable = _kernels(config, child, replay)
+    kernels, unavailable = _kernels(config, children, replay)
     finds = Finds() if replay else _finds(config, check=worker["workerid"] == "main")
     report_dir = Path(config.getoption("--report-dir"))
     with report_folder(report_dir, JOURNALS) as journals:
@@ -125,8 +125,8 @@ def make_plan(config: pytest.Config) -> Plan:
         unavailable=(*unavailable, *unusable),
         sanitizers=usable,
         device=device,
-        environment={**child.environment(), **_packages(kernels)},
-        child=child,
+        environment={**children.of(kernels[-1].spec).environment(), **_packages(kernels)},
+        children=children,
         has_general=device != "cpu" and replay is None,
         report_dir=report_dir,
         journal=journal,
@@ -261,7 +261,7 @@ def _packages(kernels: Iterable[KernelInfo]) -> dict[str, str]:
 
 
 def _kernels(
-    config: pytest.Config, child: Child, replay: Run | None
+    config: pytest.Config, children: Children, replay: Run | None
 ) -> tuple[tuple[KernelInfo, ...], tuple[str, ...]]:
     """Return the kernels named, or all registered ones that run on the device, and why the others don't.
 
@@ -276,7 +276,7 @@ def _kernels(
     unavailable = []
     for spec in specs or REGISTERED:
         try:
-            info = KernelInfo.ask(child, spec, claims)
+            info = KernelInfo.ask(child := children.of(spec), spec, claims)
             if replay is None and not hasattr(config, "workerinput"):
                 info.check_returned(child)
         except Unavailable as e:
@@ -295,5 +295,7 @@ def _kernels(
             )
         kernels[info.name] = info
     if not kernels:
-        raise pytest.UsageError(f"--device: got {child.device}, expected one where a registered kernel runs")
+        raise pytest.UsageError(
+            f"--device: got {children.device}, expected one where a registered kernel runs"
+        )
     return tuple(kernels.values()), tuple(unavailable)

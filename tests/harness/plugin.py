@@ -35,7 +35,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     if hasattr(config, "workerinput"):
         return
     if config.getoption("dist", "no") != "no":
-        plan.child.close()  # the workers of pytest-xdist have their own
+        plan.children.close()  # the workers of pytest-xdist have their own
     if getattr(config.option, "maxschedchunk", 0) is None:
         config.option.maxschedchunk = 1  # the turns are taken in their order, by all workers of pytest-xdist
     summary = Summary(plan)
@@ -47,7 +47,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """End the child process, and close the journal."""
+    """End the child processes, and close the journal."""
     if PLAN in config.stash:
         config.stash[PLAN].close()
 

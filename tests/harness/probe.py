@@ -17,6 +17,7 @@ from strategies.case import Case
 from strategies.tensors import tensors
 from tests.harness.device import wait_for_device
 from tests.harness.lse_form import shape_of_lse
+from tests.harness.process_state import put_back
 from tests.harness.returned import WrongKind, departures, out_and_lse
 
 SEQLEN = 16
@@ -47,7 +48,7 @@ def probe(kernel: AttentionKernel, device: str) -> str | None:
     q, k, v = (window.tensor for window in (windows.q, windows.k, windows.v))
     options: dict[str, Any] = {"causal": case.causal, "sm_scale": case.scale}
     try:
-        with torch.no_grad():
+        with put_back(set()), torch.no_grad():
             returned = kernel.forward(q, k, v, **options)
         wait_for_device(device)
         out, lse = out_and_lse(returned)

@@ -239,11 +239,11 @@ class Results:
             totals.setdefault(kernel, Tally()).merge(tally)
         return {kernel: total for kernel, total in totals.items() if total.slow}
 
-    def watched(self) -> dict[str, Counter[str]]:
-        """Return how many examples each sanitizer has watched, by the name of the kernel."""
+    def counters(self, name: str) -> dict[str, Counter[str]]:
+        """Return the sum of the counter ``name`` of all tallies of a kernel, for each kernel where it has counted."""
         found: dict[str, Counter[str]] = {}
         for (kernel, _, _), tally in self.tallies.items():
-            found.setdefault(kernel, Counter()).update(tally.watched)
+            found.setdefault(kernel, Counter()).update(getattr(tally, name))
         return {kernel: counts for kernel, counts in found.items() if counts}
 
     def designs(self) -> dict[str, str]:
@@ -251,13 +251,9 @@ class Results:
 
         Only kernels that declare no arithmetic have such designs: see ``reference.family``.
         """
-        found: dict[str, Counter[str]] = {}
-        for (kernel, _, _), tally in self.tallies.items():
-            found.setdefault(kernel, Counter()).update(tally.designs)
         return {
             kernel: "; ".join(f"{name} ({count} examples)" for name, count in designs.most_common())
-            for kernel, designs in found.items()
-            if designs
+            for kernel, designs in self.counters("designs").items()
         }
 
     def coverage(self) -> dict[str, dict[str, dict[str, int]]]:
@@ -302,6 +298,7 @@ class Results:
 
     def to_dict(self, environment: Mapping[str, str], not_run: Sequence[str]) -> dict[str, Any]:
         """Return the content of summary.json."""
+        changes = self.counters("changes")
         return {
             "flashproof": FORMAT,
             "environment": environment,
@@ -310,6 +307,7 @@ class Results:
                     "spec": info.spec,
                     "claims": info.printed,
                     "known_failures": list(map(str, info.known_failures)),
+                    "changes": changes.get(name, {}),
                 }
                 for name, info in self.infos.items()
             },

@@ -102,7 +102,7 @@ def notes(results: Results, width: int) -> Iterator[str]:
             yield from wrapped(f"{label}: {sum(counts.values())} cases ({each})", width)
     for name, slow in results.slow().items():
         yield from wrapped(f"slow: {name} took {_slow(slow)}", width)
-    for name, watched in results.watched().items():
+    for name, watched in results.counters("watched").items():
         each = ", ".join(f"{sanitizer} {count}" for sanitizer, count in watched.items())
         yield from wrapped(f"cases of {name} under sanitizers: {each}", width)
     for line in results.told:

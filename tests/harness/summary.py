@@ -125,7 +125,7 @@ class Summary:
         runs = {
             name: Runs(
                 info,
-                self.plan.child,
+                self.plan.children.of(info.spec),
                 self.plan.journal,
                 clock=self.plan.clock,
                 has_general=self.plan.has_general,

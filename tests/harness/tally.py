@@ -62,6 +62,7 @@ class Tally:
         judged: for each tensor, the number of examples in which it was held to its bounds.
         idle: for each tensor, how many of these test nothing of it, because an answer of 0 would hold.
         designs: the number of examples that each member of a family of designs explained.
+        changes: the number of cases after whose calls each piece of the process's state was left changed.
         watched: the number of examples that were run once more under each sanitizer.
         cells: the number of examples in each cell of the space of cases: see ``tests.harness.cells``.
         refused_cases, answered_cases: some of the cases, with plain numbers, since no claim is about numbers. They are
@@ -95,6 +96,7 @@ class Tally:
     judged: Counter[str] = field(default_factory=Counter)
     idle: Counter[str] = field(default_factory=Counter)
     designs: Counter[str] = field(default_factory=Counter)
+    changes: Counter[str] = field(default_factory=Counter)
     watched: Counter[str] = field(default_factory=Counter)
     cells: Counter[str] = field(default_factory=Counter)
     refused_cases: dict[Case, None] = field(default_factory=dict)
@@ -126,6 +128,7 @@ class Tally:
         self.judged.update(verdict.idle.keys())
         self.idle.update({tensor: int(idle) for tensor, idle in verdict.idle.items()})
         self.designs.update(verdict.designs)
+        self.changes.update(verdict.left_changed)
         for tensor, ratio in verdict.worst.items():
             self.histogram.setdefault(tensor, Counter())[min(int(ratio * BINS), BINS)] += 1
             self.largest[tensor] = max(self.largest.get(tensor, 0.0), ratio)
@@ -155,7 +158,7 @@ class Tally:
         for name in COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.add_seconds(other.seconds)
-        for name in ("reasons", "skip_reasons", "judged", "idle", "designs", "watched", "cells"):
+        for name in ("reasons", "skip_reasons", "judged", "idle", "designs", "changes", "watched", "cells"):
             getattr(self, name).update(getattr(other, name))
         for tensor, bins in other.histogram.items():
             numbers = {int(at): count for at, count in bins.items()}

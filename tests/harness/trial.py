@@ -33,6 +33,7 @@ from tests.harness.pattern import ComparedTensor
 from tests.harness.poison import PoisonedAllocations
 from tests.harness.problem import Call, Outputs, Problem
 from tests.harness.ragged_form import KEYWORDS, Prepared, RaggedForm
+from tests.harness.process_state import put_back
 from tests.harness.returned import WrongKind, departures, gradients_of, out_and_lse
 from tests.harness.transfer import Copies
 from tests.harness.verdict import Finding
@@ -113,6 +114,8 @@ class Trial:
     assumes_family: bool = False
     patience: float = WAIT_SECONDS
     beside: set[str] = field(default_factory=set)
+    left_changed: set[str] = field(default_factory=set)
+    """Names of what calls have left changed in the process, by ``process_state``; it was put back after each."""
     calls: list[Call] = field(default_factory=list)
     given: list[Outputs] = field(default_factory=list)
     """What the calls returned."""
@@ -277,7 +280,8 @@ class Trial:
             copies = Copies(self.device, self.windows.own.values(), self.margin)
         given = problem.copied(copies) if copies else problem
         begun = time.perf_counter()
-        with self._blame_kernel(number), watched(self.device, self.patience):
+        changes = put_back(self.left_changed)
+        with self._blame_kernel(number), watched(self.device, self.patience), changes:
             try:
                 with memory or PoisonedAllocations(self.fill):
                     outputs = run_kernel(self.kernel, given, prepared.launch, backward=backward)

@@ -197,7 +197,8 @@ class Verdict:
     that are wrong too, but were not judged because they are known to be wrong in every case.
     ``designs`` are the members of a family that explained what was judged, in words. ``idle`` says, for each tensor
     that was judged, whether the case tests nothing of it because an answer of 0 would hold. ``sizes`` are those of the
-    calls of a law that is broken: see ``Trial.sizes``.
+    calls of a law that is broken: see ``Trial.sizes``. ``left_changed`` are names of what calls have left changed in
+    the process: see ``process_state``.
     """
 
     status: str
@@ -209,6 +210,7 @@ class Verdict:
     designs: list[str] = field(default_factory=list)
     idle: dict[str, bool] = field(default_factory=dict)
     sizes: list[dict[str, Any]] = field(default_factory=list)
+    left_changed: tuple[str, ...] = ()
 
     @property
     def tells_answers(self) -> bool:
@@ -223,7 +225,8 @@ class Verdict:
     def from_dict(cls, fields: dict[str, Any]) -> "Verdict":
         """Make a verdict from what ``to_dict`` returned, also after JSON."""
         finding = fields.pop("finding")
-        fields["beside"] = tuple(fields.get("beside", ()))
+        for name in ("beside", "left_changed"):
+            fields[name] = tuple(fields.get(name, ()))
         return cls(finding=Finding(**finding) if finding else None, **fields)
 
 

@@ -61,7 +61,10 @@ PR_SET_PDEATHSIG = 1
 """The number of this operation of prctl(2), as linux/prctl.h defines it."""
 
 CACHED_BYTES = 2**31
-"""If torch keeps more memory than this, it goes back to the device before a case, as other processes may need it."""
+"""If torch keeps more memory than this, it goes back to the device after a request, as other processes may need it."""
+
+if os.environ.get("TRITON_INTERPRET") == "1":
+    repair_interpreter()  # copies of a process that has imported this module need not import Triton
 
 
 class Worker:
@@ -84,7 +87,10 @@ class Worker:
                 answer = getattr(self, f"do_{request['do']}")(request)
         except Exception:
             answer = {"raised": traceback.format_exc()}
-        return json.dumps({**answer, "fatal": not device_answers(self.device), "held": held_bytes()})
+        is_lost = not device_answers(self.device)
+        if not is_lost and self.device.startswith("cuda") and device_bytes("reserved") > CACHED_BYTES:
+            torch.cuda.empty_cache()
+        return json.dumps({**answer, "fatal": is_lost, "held": held_bytes()})
 
     def do_environment(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return the name of the device's hardware and the versions of the packages."""
@@ -195,8 +201,6 @@ class Worker:
         The kernel is that of the run, or ``stand_in`` in its place.
         """
         law, kernel = law_named(run.law), stand_in or self.kernel(run.spec, run.claims)
-        if self.device != "cpu" and device_bytes("reserved") > CACHED_BYTES:
-            torch.cuda.empty_cache()
         start = time.perf_counter()
         trial = None
         outcome: dict[str, Any]
@@ -224,7 +228,10 @@ class Worker:
             check = time.perf_counter() - start - sum(trial.seconds.values())
             outcome["seconds"] = {**trial.seconds, "check": check}
             outcome |= {"designs": sorted(trial.designs), "idle": trial.idle}
-            outcome["beside"] = tuple(sorted(trial.beside))
+            outcome |= {
+                "beside": tuple(sorted(trial.beside)),
+                "left_changed": tuple(sorted(trial.left_changed)),
+            }
         return Verdict(**outcome), trial
 
 
@@ -316,9 +323,7 @@ def begin(device: str) -> None:
     faulthandler.enable()  # a process that ends by a fault prints where it was
     faulthandler.register(ASKS_WHERE)
     torch.set_num_threads(1)
-    if device == "cpu":
-        repair_interpreter()
-    else:
+    if device != "cpu":
         keep_variants_apart()
         torch.cuda.set_device(device)
         torch.backends.cuda.matmul.allow_tf32 = False

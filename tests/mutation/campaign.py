@@ -42,7 +42,10 @@ class Attempt:
 
 @dataclass(eq=False)
 class Campaign:
-    """Tries mutants of the kernel ``info`` in ``child``; ``sound`` keeps the verdicts on the kernel itself."""
+    """Tries mutants of the kernel ``info`` in ``child``; ``sound`` keeps the verdicts on the kernel itself.
+
+    All mutants run in one process, because hundreds of them would otherwise each wait for a new one.
+    """
 
     info: KernelInfo
     child: Child
@@ -92,5 +95,9 @@ class Campaign:
 
     def run(self, spec: str, law: str, case: Case) -> Verdict:
         """Return the verdict on one example. A refusal is a finding if the kernel claims to refuse nothing."""
-        verdict = self.child.run(Run(spec, self.info.claims, law, case), lambda: None)
+        run = Run(spec, self.info.claims, law, case)
+        verdict = self.child.run(run, lambda: None)
+        if verdict.finding is not None and verdict.finding.kind == "died":
+            # The process may have ended by memory that an earlier mutant has spoiled; the next one is new.
+            verdict = self.child.run(run, lambda: None)
         return replace(verdict, finding=self.info.finding(verdict))

@@ -50,7 +50,7 @@ def means(trial: Trial) -> None:
     p = trial.problem
     if keys_may_overflow(blank(p.k, p.key_padding_mask), p.sm_scale, trial.arithmetic):
         return
-    v = torch.randint(-8, 9, p.v.shape, generator=generator(trial)).to(p.v)
+    v = torch.randint(-8, 9, p.v.shape, generator=generator(trial), device="cpu").to(p.v)
     if (given := asked(trial, replace(p.with_values(v), q=torch.zeros_like(p.q)))) is None:
         return
     got = trial.forward(given)
@@ -96,13 +96,13 @@ def one_hot(trial: Trial) -> None:
         or largest_v * seqlen_k >= FLOAT32_SAFE
     ):
         return  # there are more keys than sign vectors, or something on the way may overflow
-    index = torch.arange(seqlen_k)
-    signs = 1.0 - 2.0 * (index[:, None] >> (torch.arange(active) % bits) & 1)
+    index = torch.arange(seqlen_k, device="cpu")
+    signs = 1.0 - 2.0 * (index[:, None] >> (torch.arange(active, device="cpu") % bits) & 1).float()
     keys = torch.nn.functional.pad(signs, (0, head_dim - active))
     seen = seen_keys(trial).cpu()
     counts = seen.sum(-1)
     # First a number is chosen among the keys that a row sees; then that becomes a number among all keys.
-    chosen = torch.randint(2**31, (seqlen_q,), generator=generator(trial)) % counts.clamp_min(1)
+    chosen = torch.randint(2**31, (seqlen_q,), generator=generator(trial), device="cpu") % counts.clamp_min(1)
     number = seen.cumsum(-1).expand(-1, seqlen_q, -1).contiguous()
     chosen = torch.searchsorted(number, chosen[..., None] + 1)[..., 0].clamp_max(seqlen_k - 1)
     q = (keys[chosen] * math.copysign(factor, scale))[:, None].to(p.q).expand_as(p.q).contiguous()

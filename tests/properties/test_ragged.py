@@ -253,7 +253,7 @@ def documents(trial: Trial, p: Problem) -> None:
     chance = trial.chance("documents")
     tile = tile_of(trial, chance.choice(("block_m", "block_n")))
     most, numbers = most_sequences(p), range(chance.choice((MOST_SEQUENCES, 2**31)))
-    ids = torch.empty(len(p.q), total, dtype=torch.int32)
+    ids = torch.empty(len(p.q), total, dtype=torch.int32, device="cpu")
     parts: list[tuple[int, slice]] = []
     for b, of_element in enumerate(ids):
         chance = trial.chance(f"documents of {b}")

@@ -17,6 +17,7 @@ from kernels.contract import DTYPES
 from strategies.layouts import changed_together
 from tests.harness.law import law
 from tests.harness.problem import Problem
+from tests.harness.process_state import put_back
 from tests.harness.ragged_form import Prepared
 from tests.harness.relate import in_claimed_layouts, with_v_apart
 from tests.harness.trial import Trial, run_kernel
@@ -126,7 +127,8 @@ def refuses(
     before = [x.clone() for x in (problem.q, problem.k, problem.v)]
     call = trial.record(given, backward=backward)
     try:
-        outputs = run_kernel(trial.kernel, problem, given.launch, backward=backward)
+        with put_back(trial.left_changed):
+            outputs = run_kernel(trial.kernel, problem, given.launch, backward=backward)
         if trial.device != "cpu":
             torch.cuda.synchronize()
     except Exception as e:

@@ -159,20 +159,6 @@ class TestChild:
         told = "no process can be started: MemoryError: no memory is left"
         assert (verdict.status, verdict.reason, len(started)) == ("skipped", told, 2)
 
-    def test_a_crash_after_another_kernel_counts_if_it_shows_in_a_new_process(
-        self, child: Child, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        child.close()
-        monkeypatch.setenv("FLASHPROOF_CRASH", str(tmp_path / "crash"))
-        for others, status in ((["sound"], "held"), ([], "broken")):
-            (tmp_path / "crash").touch()
-            for name in others:
-                child.run(Run(f"{TOYS}:{name}", (), "forward", CASE), lambda: None)
-            assert child.run(Run(f"{TOYS}:crashing_once", (), "forward", CASE), lambda: None).status == status
-            child.close()
-        child.run(Run(f"{TOYS}:sound", (), "forward", CASE), lambda: None)
-        assert child.run(Run(f"{TOYS}:crashing", (), "forward", CASE), lambda: None).status == "broken"
-
     def test_a_crash_tells_where_the_kernel_was(self, child: Child) -> None:
         finding = child.run(Run(f"{TOYS}:crashing", (), "forward", CASE), lambda: None).finding
         assert finding is not None

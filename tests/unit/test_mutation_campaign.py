@@ -23,6 +23,7 @@ from tests.unit.sound import CLAIMS
 HELD = Verdict(status="held")
 BROKEN = Verdict(status="broken", finding=Finding(claim="out is right", kind="error"))
 RAISED = Verdict(status="broken", finding=Finding(claim="it runs", kind="exception"))
+CRASHED = Verdict(status="broken", finding=Finding(claim="it ends by itself", kind="died"))
 REFUSED = Verdict(status="refused", reason="not today")
 
 
@@ -66,6 +67,12 @@ def test_an_alarm_in_a_process_that_a_mutant_has_spoiled_is_none() -> None:
     assert cast(Any, spoiled.child).closed == 1
     with pytest.raises(FalseAlarm):
         campaign(lambda spec, n: BROKEN).attempt("mutant", 0, 10)
+
+
+@pytest.mark.parametrize(("crashes", "caught"), [(1, None), (2, CRASHED.finding)])
+def test_a_crash_counts_if_it_shows_in_a_new_process(crashes: int, caught: Finding | None) -> None:
+    spoiled = campaign(lambda spec, n: CRASHED if spec == "mutant" and n <= crashes else HELD)
+    assert spoiled.attempt("mutant", 0, 10).finding == caught
 
 
 def test_a_mutant_that_holds_survives() -> None:

@@ -21,7 +21,7 @@ from tests.unit.running import CASE, TOYS, has_ended
 
 def copied(child: Child) -> Copy:
     """Return the process of a child, which must be a copy."""
-    child.ready()
+    child.environment()
     assert isinstance(child.process, Copy)
     return child.process
 
@@ -93,7 +93,7 @@ def test_where_no_copy_can_be_made_a_process_is_started(monkeypatch: pytest.Monk
 def test_an_origin_ends_with_its_user() -> None:
     program = (
         "import os; from tests.harness.child import Child; from tests.unit.test_origin import parent_of\n"
-        "child = Child('cpu'); child.ready(); print(parent_of(child.process.pid), flush=True)\n"
+        "child = Child('cpu'); child.environment(); print(parent_of(child.process.pid), flush=True)\n"
         "os._exit(0)"
     )
     run = subprocess.run(

@@ -22,7 +22,8 @@ class TestUsageErrors:
     @pytest.fixture
     def plan_of(self, child: Child, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         """Return a function that makes the plan for some options; the others have their defaults."""
-        monkeypatch.setattr(planning, "Child", lambda device: child)
+        children = SimpleNamespace(device="cpu", of=lambda spec: child)
+        monkeypatch.setattr(planning, "Children", lambda device: children)
         defaults = {"device": "cpu", "claims": [], "report_dir": str(tmp_path / "reports")}
 
         def make(**options: Any) -> planning.Plan:

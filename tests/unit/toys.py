@@ -9,7 +9,6 @@ import os
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
@@ -166,14 +165,6 @@ def unwritten_with_wrong_lse(q, k, v, *, causal, sm_scale):
 def crashing(q, k, v, *, causal, sm_scale):
     """Reads address 0, which ends the process."""
     if has_bug(q):
-        ctypes.string_at(0)
-    return sound(q, k, v, causal=causal, sm_scale=sm_scale)
-
-
-def crashing_once(q, k, v, *, causal, sm_scale):
-    """Reads address 0, which ends the process, if there is a file, which it removes."""
-    if (mark := Path(os.environ["FLASHPROOF_CRASH"])).exists():
-        mark.unlink()
         ctypes.string_at(0)
     return sound(q, k, v, causal=causal, sm_scale=sm_scale)
 
