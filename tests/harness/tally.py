@@ -61,6 +61,8 @@ class Tally:
         reasons, skip_reasons: how often the kernel gave each reason for a refusal, and a case for being skipped.
         judged: for each tensor, the number of examples in which it was held to its bounds.
         idle: for each tensor, how many of these test nothing of it, because an answer of 0 would hold.
+        noted, shown: for each note of ``Trial.note``, the number of examples that were asked whether they show it, and
+            of those that do.
         designs: the number of examples that each member of a family of designs explained.
         watched: the number of examples that were run once more under each sanitizer.
         cells: the number of examples in each cell of the space of cases: see ``tests.harness.cells``.
@@ -94,6 +96,8 @@ class Tally:
     skip_reasons: Counter[str] = field(default_factory=Counter)
     judged: Counter[str] = field(default_factory=Counter)
     idle: Counter[str] = field(default_factory=Counter)
+    noted: Counter[str] = field(default_factory=Counter)
+    shown: Counter[str] = field(default_factory=Counter)
     designs: Counter[str] = field(default_factory=Counter)
     watched: Counter[str] = field(default_factory=Counter)
     cells: Counter[str] = field(default_factory=Counter)
@@ -125,6 +129,8 @@ class Tally:
             self.broken += verdict.status == "broken"
         self.judged.update(verdict.idle.keys())
         self.idle.update({tensor: int(idle) for tensor, idle in verdict.idle.items()})
+        self.noted.update(verdict.notes.keys())
+        self.shown.update({text: int(shows) for text, shows in verdict.notes.items()})
         self.designs.update(verdict.designs)
         for tensor, ratio in verdict.worst.items():
             self.histogram.setdefault(tensor, Counter())[min(int(ratio * BINS), BINS)] += 1
@@ -155,7 +161,17 @@ class Tally:
         for name in COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.add_seconds(other.seconds)
-        for name in ("reasons", "skip_reasons", "judged", "idle", "designs", "watched", "cells"):
+        for name in (
+            "reasons",
+            "skip_reasons",
+            "judged",
+            "idle",
+            "noted",
+            "shown",
+            "designs",
+            "watched",
+            "cells",
+        ):
             getattr(self, name).update(getattr(other, name))
         for tensor, bins in other.histogram.items():
             numbers = {int(at): count for at, count in bins.items()}

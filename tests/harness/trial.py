@@ -263,6 +263,8 @@ class Trial:
     """By factor of the family, the member that explained the last call: it is tried first for the next one."""
     designs: set[str] = field(default_factory=set)
     """Descriptions of the members of a family that explained the calls."""
+    notes: dict[str, bool] = field(default_factory=dict)
+    """What was noted: see ``note``."""
     idle: dict[str, bool] = field(default_factory=dict)
     """By tensor that was judged, whether the case tests nothing of it because an answer of 0 would hold too."""
     worst: dict[str, float] = field(default_factory=dict)
@@ -370,6 +372,7 @@ class Trial:
         other.family = family
         other.calls, other.answered = [], [*zip(self.calls, self.given, strict=False)]
         other.worst, other.explained, other.designs, other.idle, other.beside = {}, {}, set(), {}, set()
+        other.notes = {}
         return other
 
     def forward(self, problem: Problem | None = None) -> Outputs:
@@ -476,6 +479,14 @@ class Trial:
     def fail(self, claim: str, **fields: Any) -> None:
         """Raise LawBroken for something that is not a comparison of numbers."""
         raise LawBroken(Finding(claim=claim, **fields))
+
+    def note(self, text: str, *, shows: bool) -> None:
+        """Note what a user should know of the kernel although it breaks no law, and whether the case ``shows`` it.
+
+        The end of a run tells it once for the kernel, if any case shows it. ``{}`` in the text stands for the number of
+        examples that do, among those of which it was noted whether they do.
+        """
+        self.notes[text] = shows or self.notes.get(text, False)
 
     def settle(self, checks: list[Check]) -> dict[str, float]:
         """Return the largest error over bound of each tensor; raise OutOfBounds if one is above 1."""

@@ -222,7 +222,7 @@ class Worker:
         if trial is not None:
             check = time.perf_counter() - start - sum(trial.seconds.values())
             outcome["seconds"] = {**trial.seconds, "check": check}
-            outcome |= {"designs": sorted(trial.designs), "idle": trial.idle}
+            outcome |= {"designs": sorted(trial.designs), "idle": trial.idle, "notes": trial.notes}
             outcome["beside"] = tuple(sorted(trial.beside))
         return Verdict(**outcome), trial
 
