@@ -7,7 +7,7 @@ lse is claimed. Query head h reads key head ``h // (heads_q // heads_kv)``. Inpu
 that append keys to a cache, which write to k and v (``ragged``).
 
 Causal masks are aligned bottom-right (query i sees key j when ``j <= i + seqlen_k - seqlen_q``) unless the
-kernel declares top-left. A query that sees no key has out 0, lse -inf and gradients 0.
+kernel declares top-left. A query that sees no key has out 0, lse -inf, unless +inf is claimed, and gradients 0.
 """
 
 from collections.abc import Callable, Mapping
@@ -410,6 +410,13 @@ class Capabilities:
         """The order of the dimensions of the lse that `forward` returns: (batch, heads_q, seqlen_q) with `bhn`, (batch,
         seqlen_q, heads_q) with `bnh`. `backward` gets lse as `forward` returned it.""",
         one_of("bhn", "bnh"),
+    )
+    lse_of_no_keys: Literal["-inf", "inf"] = claim(
+        "-inf",
+        """The lse of a row that sees no key: -inf, or with `inf` +inf, as FlashAttention-2's packed forward
+        and FlashMLA have it. With `inf`, each infinity in lse changes its sign before it is judged: a report says -inf
+        where `forward` returned +inf. `backward` gets lse as `forward` returned it.""",
+        one_of("-inf", "inf"),
     )
     deterministic: tuple[str, ...] = claim(
         OUTPUTS,

@@ -16,7 +16,10 @@ TOP_LEFT = "causal_alignment=top_left"
 IN_BASE_2, ROWS_FIRST = "lse_base=2", "lse_layout=bnh"
 """The claims that lse is returned in another base, and with its rows before its heads."""
 
-OF_ANSWERS = (TOP_LEFT, IN_BASE_2, ROWS_FIRST)
+OF_NO_KEYS = "lse_of_no_keys=inf"
+"""The claim that the lse of a row that sees no key is +inf."""
+
+OF_ANSWERS = (TOP_LEFT, IN_BASE_2, ROWS_FIRST, OF_NO_KEYS)
 """Claims that change which answer is right, and exclude no case."""
 
 LEAST_LEFT = 1 / 8
@@ -56,6 +59,14 @@ def other_answers(tensors: Sequence[str], cases: Sequence[Case], capabilities: C
         # With one head or one row, both orders have the same numbers.
         if capabilities.lse_layout != "bnh" and all(min(x.heads_q, x.seqlen_q) > 1 for x in cases):
             yield ROWS_FIRST
+        if capabilities.lse_of_no_keys != "inf" and all(map(may_have_empty_rows, cases)):
+            yield OF_NO_KEYS
+
+
+def may_have_empty_rows(case: Case) -> bool:
+    """Whether a row may see no key in a case."""
+    differ = case.ragged != "none" or case.key_padding != "none"
+    return not case.seqlen_k or differ or bool(case.pattern) or (case.causal and case.longer == "q")
 
 
 def may_be_top_left(cases: Iterable[Case], capabilities: Capabilities) -> bool:

@@ -30,7 +30,7 @@ from tests.harness.compare import Check, describe, errors_over_bounds
 from tests.harness.device import WAIT_SECONDS, device_answers, device_is_full, wait_for_device, watched
 from tests.harness.differentiate import differentiated
 from tests.harness.interpreting import why_not_here
-from tests.harness.lse_form import in_contract_form
+from tests.harness.lse_form import form_of, in_contract_form
 from tests.harness.pattern import ComparedTensor
 from tests.harness.poison import PoisonedAllocations
 from tests.harness.returned import WrongKind, departures, gradients_of, out_and_lse
@@ -419,8 +419,8 @@ class Trial:
             outputs = outputs.on_cpu()
             copies.write_back()
         if outputs.lse is not None:
-            c = self.kernel.capabilities
-            outputs = replace(outputs, lse=in_contract_form(outputs.lse, c.lse_base, c.lse_layout))
+            lse = in_contract_form(outputs.lse, *form_of(self.kernel.capabilities))
+            outputs = replace(outputs, lse=lse)
         self.given.append(outputs)
         self.seconds["kernel"] += ended - begun
         self.seconds["tensors"] += time.perf_counter() - start - (ended - begun)
@@ -530,7 +530,7 @@ def gradients_given(kernel: AttentionKernel, p: Problem) -> tuple[str, ...]:
 def run_kernel(kernel: AttentionKernel, p: Problem, launch: Mapping[str, Any], *, backward: bool) -> Outputs:
     """Call a kernel by its contract; gradients come from its own backward, or else from autograd.
 
-    lse is as the kernel returned it, in the base and the layout that it claims, and so its own backward gets it.
+    lse is as the kernel returned it, in the form that it claims, and so its own backward gets it.
     An ``out`` of a wrong shape is returned without gradients. Raises WrongKind, and what the kernel raises.
     """
     options = {**p.options, **launch}

@@ -50,6 +50,7 @@ CLAIMS = {
     "tests.panel.masks:eager": masks.CLAIMS,
     "tests.panel.masks:tiled": masks.CLAIMS,
     "tests.panel.packed:eager": packed.CLAIMS,
+    "tests.panel.packed:like_flash_attention_2": packed.LIKE_FLASH_ATTENTION_2,
     "tests.panel.packed:of_one_length": packed.OF_ONE_LENGTH,
     "tests.panel.paged:eager": paged.CLAIMS,
     "tests.panel.paged:tiled": paged.CLAIMS,
@@ -66,6 +67,7 @@ CLAIMS = {
     "tests.panel.lse_forms:converted": lse_forms.BASE_2,
     "tests.panel.lse_forms:transposed": lse_forms.ROWS_FIRST,
     "tests.panel.lse_forms:tiled": lse_forms.BOTH,
+    "tests.panel.lse_forms:infinite": lse_forms.OF_NO_KEYS,
 }
 """The sound functions, with what they claim."""
 EXAMPLES, QUICK_EXAMPLES = 1000, 60
@@ -155,6 +157,7 @@ def test_every_claim_has_five_planted_bugs() -> None:
             *scores.ALL_CLAIMS,
             *planted_v_head_dim.CLAIMS,
             *lse_forms.BOTH,
+            *lse_forms.OF_NO_KEYS,
             *eight_bits.OF_PAGES,
             *eight_bit_inputs.OF_INPUTS[:1],
             *rotated.APPENDED,
