@@ -18,6 +18,9 @@ PROPERTIES = Path(__file__).parents[1] / "properties"
 LAWS = tuple(sorted(path.stem.removeprefix("test_") for path in PROPERTIES.glob("test_*.py")))
 """The names of all laws."""
 
+NOTHING = (False, (), "none")
+"""The values of claims that stand for no claim."""
+
 
 @dataclass(frozen=True)
 class Law:
@@ -46,7 +49,7 @@ class Law:
 
     def applies_to(self, capabilities: Capabilities, dtype: str) -> bool:
         """Whether a kernel with these claims has to keep the law at a dtype."""
-        return dtype in self.dtypes and (not self.needs or bool(getattr(capabilities, self.needs)))
+        return dtype in self.dtypes and (not self.needs or getattr(capabilities, self.needs) not in NOTHING)
 
     def fails_by(self, known: KnownFailure) -> bool:
         """Whether a known failure breaks this law, or the law of the same name as the claim that this law needs."""

@@ -5,7 +5,7 @@ from contextlib import suppress
 
 from kernels.claims import lesser, parse_claims
 from kernels.contract import CLAIMS, Capabilities
-from strategies.case import LAYOUT_FIELDS, Case
+from strategies.case import LAYOUT_FIELDS, NONFINITE, Case
 from tests.harness.budget import BudgetSpent
 from tests.harness.bugs import Bug, Need
 from tests.harness.runs import Runs
@@ -19,7 +19,10 @@ IN_BASE_2, ROWS_FIRST = "lse_base=2", "lse_layout=bnh"
 OF_NO_KEYS = "lse_of_no_keys=inf"
 """The claim that the lse of a row that sees no key is +inf."""
 
-OF_ANSWERS = (TOP_LEFT, IN_BASE_2, ROWS_FIRST, OF_NO_KEYS)
+MAY_LEAK = "nonfinite=seen"
+"""The claim that NaN and infinity behind a mask may reach a row."""
+
+OF_ANSWERS = (TOP_LEFT, IN_BASE_2, ROWS_FIRST, OF_NO_KEYS, MAY_LEAK)
 """Claims that change which answer is right, and exclude no case."""
 
 LEAST_LEFT = 1 / 8
@@ -61,6 +64,8 @@ def other_answers(tensors: Sequence[str], cases: Sequence[Case], capabilities: C
             yield ROWS_FIRST
         if capabilities.lse_of_no_keys != "inf" and all(map(may_have_empty_rows, cases)):
             yield OF_NO_KEYS
+    if capabilities.hides_all and all(any(x.value in NONFINITE for x in case.spikes) for case in cases):
+        yield MAY_LEAK
 
 
 def may_have_empty_rows(case: Case) -> bool:
