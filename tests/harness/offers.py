@@ -70,8 +70,8 @@ def other_answers(tensors: Sequence[str], cases: Sequence[Case], capabilities: C
 
 def may_have_empty_rows(case: Case) -> bool:
     """Whether a row may see no key in a case."""
-    differ = case.ragged != "none" or case.key_padding != "none"
-    return not case.seqlen_k or differ or bool(case.pattern) or (case.causal and case.longer == "q")
+    is_cut = case.causal and case.longer == "q"
+    return not case.seqlen_k or is_cut or bool(case.pattern) or {case.ragged, case.key_padding} != {"none"}
 
 
 def may_be_top_left(cases: Iterable[Case], capabilities: Capabilities) -> bool:

@@ -24,11 +24,13 @@ from tests.harness.trial import Check, LawBroken, Outputs, Problem, Trial
 from tests.harness.verdict import Finding
 
 UNREACHED = "{} of what sees neither NaN nor infinity is as it is without them"
+"""What is claimed of rows that NaN and infinity must not reach."""
 
 LEAK = (
     "NaN or infinity behind a mask reached rows that do not see it in {}: no bug as it is claimed;"
     " --claims nonfinite=strict asks for more"
 )
+"""What is noted of a kernel that may let masked scores leak."""
 
 HEAVY = 1e-3
 """The smallest weight at which NaN or infinity in v must show in out; no arithmetic rounds it to 0."""
