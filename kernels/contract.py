@@ -7,7 +7,7 @@ lse is claimed. Query head h reads key head ``h // (heads_q // heads_kv)``. Inpu
 that append keys to a cache, which write to k and v (``ragged``).
 
 Causal masks are aligned bottom-right (query i sees key j when ``j <= i + seqlen_k - seqlen_q``) unless the
-kernel declares top-left. A query that sees no key has out 0, lse -inf and gradients 0.
+kernel declares top-left. A query that sees no key has out 0, lse -inf, unless +inf is claimed, and gradients 0.
 """
 
 import math
@@ -483,6 +483,26 @@ class Capabilities:
         seqlen_q, heads_q) with `bnh`. `backward` gets lse as `forward` returned it.""",
         one_of("bhn", "bnh"),
     )
+    lse_of_no_keys: Literal["-inf", "inf"] = claim(
+        "-inf",
+        """The lse of a row that sees no key: -inf, or with `inf` +inf, as FlashAttention-2's packed forward
+        and FlashMLA have it. With `inf`, each infinity in lse changes its sign before it is judged: a report says -inf
+        where `forward` returned +inf. `backward` gets lse as `forward` returned it.""",
+        one_of("-inf", "inf"),
+    )
+    nonfinite: Literal["strict", "seen", "none"] = claim(
+        "strict",
+        """What is asked of calls in which q, k or v have NaN or infinity. With `strict`, these reach the rows that see
+        them, and no other row. With `seen`, they reach the rows that see them, and may reach a row from which a causal
+        mask or a pattern hides them: it may have any answer if a score that is hidden from it is NaN or infinite. So it
+        is where masks are added to scores: NaN plus -inf is NaN, and so is +inf plus -inf. For the same reason, the row
+        may have any answer with finite inputs too, if a hidden product of q and k may leave float32; dk and dv of its
+        head follow from that. Other heads and batch elements must be as without NaN and infinity. With `none`, the law
+        `special` does not apply, and a hidden product that leaves float32 may do what it may with `seen`. Whatever is
+        claimed, memory that belongs to no key may hold NaN, and no row may see that: padded keys, what lies behind the
+        last key of a sequence, and what lies around tensors.""",
+        one_of("strict", "seen", "none"),
+    )
     deterministic: tuple[str, ...] = claim(
         OUTPUTS,
         "The outputs that are the same, bit for bit, whenever a call is repeated.",
@@ -553,6 +573,11 @@ class Capabilities:
                 raise ValueError(
                     f"max_seqlen_q: got {self.max_seqlen_q} beside {name}={value}, expected at least {value}"
                 )
+
+    @property
+    def hides_all(self) -> bool:
+        """Whether what a mask hides from a row must never reach it, not even NaN or an infinite score."""
+        return self.nonfinite == "strict"
 
     def family(self, dtype: str, device: str, launch: Launch) -> Family:
         """Return the designs of which one has to explain the kernel's answer; a declared arithmetic is the only one.

@@ -114,6 +114,7 @@ def cases(
     nonfinite: bool = False,
     key_padding: bool = False,
     dropout: bool = False,
+    patterns: bool = False,
     variants: bool = False,
     gradients: bool = False,
     calls: tuple[str, ...] = (),
@@ -136,8 +137,8 @@ def cases(
         nonfinite: one or two entries, of otherwise moderate tensors, are NaN or infinite.
         key_padding: keys may be padded, where that is claimed; else none are.
         dropout: weights may be dropped, where that is claimed; else none are.
-        variants: patterns of masks may change what rows see, and soft-caps, ALiBi and sinks the scores, where that is
-            claimed.
+        patterns: patterns of masks may change what rows see, where that is claimed.
+        variants: so they may, and soft-caps, ALiBi, biases and sinks may change the scores.
         gradients: only calls of which gradients are claimed.
         calls: fields of the case that say what call a law makes which is no plain one: the first is one of the values
             of the claim of its name, the others may be ``none``. Without ``dense`` calls each case has a kind of
@@ -164,7 +165,13 @@ def cases(
         # Each place may stay empty. From a list, Hypothesis could hardly delete a spike, which takes too many choices.
         entry = st.one_of(st.none(), spikes(SPIKES))
         entries = st.one_of(st.just(()), st.builds(_present, *[entry] * MAX_SPIKES))
-    options = _claimed_options(capabilities, key_padding=key_padding, dropout=dropout, variants=variants)
+    options = _claimed_options(
+        capabilities,
+        key_padding=key_padding,
+        dropout=dropout,
+        patterns=patterns or variants,
+        variants=variants,
+    )
     huge = st.just(TENSORS) if far else st.sampled_from(HUGE[device_type])
     # What has one value only is left out here: to draw a constant takes Hypothesis nearly as long as any other draw.
     drawn = st.builds(
@@ -449,7 +456,7 @@ def _own_calls(capabilities: Capabilities, calls: tuple[str, ...]) -> dict[str, 
 
 
 def _claimed_options(
-    capabilities: Capabilities, *, key_padding: bool, dropout: bool, variants: bool
+    capabilities: Capabilities, *, key_padding: bool, dropout: bool, patterns: bool, variants: bool
 ) -> dict[str, tuple[Any, ...]]:
     """Return the values, beside the simplest, of each option of a call that may be drawn and is claimed."""
     claimed: dict[str, tuple[Any, ...]] = {}
@@ -457,8 +464,9 @@ def _claimed_options(
         claimed["key_padding"] = tuple(PADDINGS)
     if dropout:
         claimed["dropout_p"] = capabilities.dropout
-    if variants:
+    if patterns:
         claimed |= {x.name: _sizes(getattr(capabilities, x.name)) for x in fields(MaskPattern)}
+    if variants:
         claimed |= {"softcap": capabilities.softcap, "bias": capabilities.bias}
         claimed |= {name: (getattr(capabilities, name),) for name in ("alibi_slopes", "sinks")}
     others = {name: tuple(x for x in values if x != SIMPLEST[name]) for name, values in claimed.items()}

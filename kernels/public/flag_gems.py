@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kernels.contract import AttentionKernel
 from kernels.public.bridge import CLAIMS, only_on_cuda
-from kernels.public.known_failures import ADDED_MASK, FLAG_GEMS
+from kernels.public.known_failures import FLAG_GEMS
 
 
 @cache
@@ -29,8 +29,6 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) 
 _CLAIMS = replace(CLAIMS, dtypes=("float16", "bfloat16"), head_dims=(16, 32, 64, 128, 256))
 # Of its backward: "fails accuracy tests", https://github.com/flagos-ai/FlagGems/issues/2848
 _CLAIMS = replace(_CLAIMS, causal_alignment="top_left", backward=False)
-KERNEL = AttentionKernel(
-    name="flag_gems", forward=_forward, capabilities=_CLAIMS, known_failures=(*ADDED_MASK, *FLAG_GEMS)
-)
+KERNEL = AttentionKernel(name="flag_gems", forward=_forward, capabilities=_CLAIMS, known_failures=FLAG_GEMS)
 
 UNAVAILABLE = only_on_cuda(KERNEL.name)

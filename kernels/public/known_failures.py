@@ -14,14 +14,6 @@ _ON_CPU: dict[str, Any] = {"device": "cpu", "torch": ("",)}
 _ON_CUDA: dict[str, Any] = {"device": "cuda", "torch": ("",)}
 _SMALL: dict[str, Any] = {"dtype": "float16", "head_dim": 64}
 _ZEROS = dict.fromkeys(("q_values", "k_values", "v_values", "dout_values"), "zeros")
-_NAN_BEHIND: dict[str, Any] = {
-    **_ZEROS,
-    "seqlen_q": 2,
-    "seqlen_k": 2,
-    "causal": True,
-    "spikes": ({"tensor": "k", "index": (0, 0, 1, 0), "value": "nan"},),
-}
-"""A case in which the first of two rows must not see NaN, since a causal mask hides it."""
 
 
 def _spikes(**values: Any) -> tuple[dict[str, Any], ...]:
@@ -77,17 +69,6 @@ JAX_CUDNN = (
 )
 """JAX calls cuDNN's attention with even lengths alone, so the stored cases have such."""
 
-ADDED_MASK = tuple(
-    KnownFailure(
-        what="limit: NaN or infinity behind the causal mask makes rows NaN that do not see it, as the mask is added",
-        laws=("special",),
-        case=_NAN_BEHIND,
-        where={"causal": (True,)},
-        **seen,
-    )
-    for seen in (_ON_CPU, _ON_CUDA)
-)
-
 JAX_XLA = (
     KnownFailure(
         what="float16 under jit: F16_F16_F32 is not supported, and what is to catch that is over before it is compiled",
@@ -99,7 +80,6 @@ JAX_XLA = (
 )
 
 ONNXRUNTIME = (
-    *ADDED_MASK,
     KnownFailure(
         what="a mask that is to be broadcast over queries is refused, though the operator takes any such shape",
         laws=("forward", ANY_LAW),
@@ -111,22 +91,14 @@ ONNXRUNTIME = (
 
 TORCH_MHA = tuple(
     KnownFailure(
-        what=f"limit of the adapter: its projections multiply NaN and infinity by 0, {come_from}",
-        laws=laws,
-        case={**_ZEROS, "heads_kv": 2, "spikes": spikes},
-        where=where,
+        what="limit of the adapter: its projections multiply NaN and infinity by 0, which scores that overflow make of"
+        " one head",
+        laws=("forward", ANY_LAW),
+        case={**_ZEROS, "heads_kv": 2, "spikes": _spikes(q=3e38, k=3e38)},
+        where={"may_overflow": (True,)},
         **seen,
     )
     for seen in (_ON_CPU, _ON_CUDA)
-    for come_from, laws, spikes, where in (
-        ("which inputs have", ("special",), _spikes(v="inf"), {}),
-        (
-            "which scores that overflow make of one head",
-            ("forward", ANY_LAW),
-            _spikes(q=3e38, k=3e38),
-            {"may_overflow": (True,)},
-        ),
-    )
 )
 
 FLEX_COMPILED = (

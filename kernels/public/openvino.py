@@ -12,7 +12,6 @@ from torch import Tensor
 from kernels.claims import parse_claims
 from kernels.contract import AttentionKernel
 from kernels.public.bridge import COPIED, only_on_cpu
-from kernels.public.known_failures import ADDED_MASK
 
 
 @cache
@@ -35,6 +34,6 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) 
 # The scale has q's type, so that it is rounded to it. numpy has no bfloat16.
 _CLAIMS = replace(COPIED, causal_alignment="top_left", dtypes=("float16", "float32"), grouped_heads=False)
 _CLAIMS = parse_claims(["float16:operand_rounding=2^-11"], replace(_CLAIMS, backward=False))
-KERNEL = AttentionKernel(name="openvino", forward=_forward, capabilities=_CLAIMS, known_failures=ADDED_MASK)
+KERNEL = AttentionKernel(name="openvino", forward=_forward, capabilities=_CLAIMS)
 
 UNAVAILABLE = only_on_cpu(KERNEL.name)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kernels.contract import AttentionKernel
 from kernels.public.bridge import CLAIMS, only_on_cuda, packed
-from kernels.public.known_failures import ADDED_MASK, PREFILLS
+from kernels.public.known_failures import PREFILLS
 
 
 def _forward(
@@ -24,7 +24,7 @@ def _forward(
 KERNEL = AttentionKernel(
     name="sglang",
     forward=_forward,
-    known_failures=(*ADDED_MASK, *PREFILLS),
+    known_failures=PREFILLS,
     capabilities=replace(
         CLAIMS,
         # "q, k, v: [b * s, head, head_dim]", of which one tensor of lengths and one of starts tell.

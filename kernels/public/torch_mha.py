@@ -32,7 +32,8 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) 
     return out[..., :width].unflatten(-1, (heads, d)).transpose(1, 2).clone(), None
 
 
-# The fast path is for "self attention". The weight of a scale is rounded, and q is multiplied by it.
+# The fast path is for "self attention". The weight of a scale is rounded, and q is multiplied by it. The projections
+# multiply NaN and infinity of other heads by 0.
 _CLAIMS = replace(COPIED, unequal_lengths=False, grouped_heads=False, backward=False, head_dims=(16, 32, 64))
-_CLAIMS = parse_claims(["operand_rounding=2^-22"], replace(_CLAIMS, dtypes=("float32",)))
+_CLAIMS = parse_claims(["operand_rounding=2^-22", "nonfinite=none"], replace(_CLAIMS, dtypes=("float32",)))
 KERNEL = AttentionKernel(name="torch_mha", forward=_forward, capabilities=_CLAIMS, known_failures=TORCH_MHA)

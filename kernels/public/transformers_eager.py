@@ -9,7 +9,6 @@ from transformers.models.llama.modeling_llama import eager_attention_forward
 
 from kernels.claims import parse_claims
 from kernels.contract import AttentionKernel
-from kernels.public import known_failures
 from kernels.public.bridge import CLAIMS
 
 
@@ -29,7 +28,6 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) 
 KERNEL = AttentionKernel(
     name="transformers_eager",
     forward=_forward,
-    known_failures=known_failures.ADDED_MASK,
     # "torch.matmul(query, key_states.transpose(2, 3)) * scaling" is rounded to the inputs' dtype. No query is ahead of
     # all keys in its models.
     capabilities=replace(parse_claims(["rounded_scores=true"], CLAIMS), causal_unequal_lengths=False),

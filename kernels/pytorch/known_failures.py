@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from typing import Any
 
 from kernels.contract import ANY_LAW, KnownFailure
-from kernels.pytorch.masks import PATTERNS
 
 _ON_CPU: dict[str, Any] = {"device": "cpu", "torch": ("2.13",)}
 _ON_H200: dict[str, Any] = {"device": "cuda", "torch": ("2.11",)}
@@ -23,7 +22,6 @@ _LAWS_BY_INPUT: dict[str, dict[str, Any]] = {
 _NOT_POSITIVE = (0.0, -0.125, -1.0)
 _UNALIGNED = ("gap", "offset")
 _GROUPED = tuple(range(2, 9))
-_PADDINGS = ("right", "left", "gap", "scattered")
 _LONGEST = 1024
 """The longest sequence that an entry speaks of: more than is drawn."""
 _MULTIPLES_OF_8 = tuple(range(8, 257, 8))
@@ -44,47 +42,7 @@ def _in_last_of_two_keys(value: str) -> dict[str, Any]:
     return {"seqlen_k": 2, "spikes": ({"tensor": "k", "index": (0, 0, 1, 0), "value": value},)}
 
 
-def _overflow(*, row: int, key: int) -> tuple[dict[str, Any], ...]:
-    """Return spikes whose product, the score of a query and a key, is beyond float32."""
-    places = (("q", row), ("k", key))
-    return tuple({"tensor": tensor, "index": (0, 0, at, 0), "value": 3e38} for tensor, at in places)
-
-
 MATH = (
-    *(
-        KnownFailure(
-            what="NaN or infinity behind the causal mask makes rows NaN that do not see it: the mask is added",
-            issue="https://github.com/pytorch/pytorch/issues/101967",
-            laws=("special",),
-            case={**_ZEROS, **_in_last_of_two_keys("nan"), "causal": True},
-            where={"causal": (True,)},
-            **seen,
-        )
-        for seen in (_ON_CPU, _ON_H200)
-    ),
-    *(
-        KnownFailure(
-            what=f"{name}: scores that overflow make a row NaN that sees no key, as the mask is added to them",
-            issue="https://github.com/pytorch/pytorch/issues/101967",
-            laws=_FORWARD,
-            case={**_ZEROS, "dtype": "float32", "head_dim": 1, **case, "spikes": _overflow(row=row, key=key)},
-            where={"dtype": ("bfloat16", "float32"), "may_overflow": (True,), **where},
-            **seen,
-        )
-        for seen in (_ON_CPU, _ON_H200)
-        for name, case, row, key, where in (
-            ("window", {"seqlen_q": 2, "window": 1}, 1, 0, {"window": PATTERNS["window"][1:]}),
-            ("chunk", {"seqlen_q": 17, "chunk": 16}, 16, 0, {"chunk": PATTERNS["chunk"][1:]}),
-            # A padded key is 0, but not one behind a causal mask.
-            (
-                "key padding",
-                {"seqlen_q": 2, "seqlen_k": 2, "causal": True, "key_padding": "left", "seed": 4},
-                0,
-                1,
-                {"key_padding": _PADDINGS},
-            ),
-        )
-    ),
     KnownFailure(
         what="without keys, out and dq are uninitialised memory",
         laws=_FORWARD,
@@ -180,47 +138,6 @@ EFFICIENT = (
         for tensor in "qkv"
     ),
     EFFICIENT_INFINITY,
-    *(
-        KnownFailure(
-            what=f"{name}: scores that overflow make a row NaN that sees no key, as the mask is added to them",
-            issue="https://github.com/pytorch/pytorch/issues/101967",
-            laws=laws,
-            case=case,
-            where={"dtype": ("bfloat16", "float32"), "may_overflow": (True,), **where},
-            **_ON_H200,
-        )
-        for name, laws, case, where in (
-            ("window", _FORWARD, None, {"window": PATTERNS["window"][1:]}),
-            (
-                "chunk",
-                _FORWARD,
-                {
-                    **_ZEROS,
-                    "dtype": "float32",
-                    "head_dim": 8,
-                    "seqlen_q": 18,
-                    "chunk": 16,
-                    "spikes": _overflow(row=17, key=0),
-                },
-                {"chunk": PATTERNS["chunk"][1:]},
-            ),
-            (
-                "key padding and a causal mask",
-                ("invariance", ANY_LAW),
-                {
-                    **_ZEROS,
-                    "dtype": "bfloat16",
-                    "head_dim": 8,
-                    "seqlen_k": 18,
-                    "causal": True,
-                    "key_padding": "left",
-                    "seed": 846,
-                    "spikes": ({"tensor": "q", "index": (0, 0, 0, 0), "value": 3.3895313892515355e38},),
-                },
-                {"key_padding": _PADDINGS, "causal": (True,)},
-            ),
-        )
-    ),
     *(
         KnownFailure(
             what="one query, or the one of the last tile, whose k and v are one head expanded, takes heads for its rows"

@@ -159,8 +159,8 @@ _PUBLIC = Capabilities(
     may_refuse=True,
 )
 
-_MASKED: Mapping[str, Any] = {"key_padding": True, "bias": BIASES, **PATTERNS}
-"""Claims of what ``attn_mask`` says.
+_MASKED: Mapping[str, Any] = {"key_padding": True, "bias": BIASES, **PATTERNS, "nonfinite": "seen"}
+"""Claims of what ``attn_mask`` says, which is added to scores (https://github.com/pytorch/pytorch/issues/101967).
 
 "A boolean mask where a value of True indicates that the element *should* take part in attention. A float mask of the
 same type as query, key, value that is added to the attention score"; its shape is "broadcastable to the shape of

@@ -288,6 +288,8 @@ def _terms(
     # comes from a wrong lse of the kernel's own, and may overflow in the cast.
     weights_lost = err.lost | ~(err.log < LARGEST_EXPONENT) | ~(largest(p, -1) < a.weights.maximum)
     largest_term = torch.maximum(largest(undropped, -1) * e.keep_scale, largest_delta)
+    if e.leaky is not None:
+        weights_lost = weights_lost | e.leaky[..., None]
     row_lost = weights_lost | ~(largest_term < FLOAT32_SAFE)
     if a.rounded_scores:
         row_lost |= ~(largest(grad_p.abs(), -1) * (1 + of_grad_p) < a.weights.maximum)

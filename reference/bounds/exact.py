@@ -29,11 +29,12 @@ class Exact:
     q (B, H, R, D), k and v (B, H, N, D); scores S, score_size A and weights P (B, H, R, N), S -inf and A and P 0 where
     a row does not see a key; largest_size (B, H, R, 1) the largest A of each row; row_max, lse (B, H, R); out (B, H, R,
     D); seen (R, N) bool, under key padding or a pattern (B or 1, 1, R or 1, N), or None where every key is seen; empty
-    (B, H, R) bool: rows that see no key; overflow (B, H, R) bool: rows whose products may leave float32; group: how
-    many query heads read a key head; keep (B, H, R, N), the factor by which dropout multiplies each weight, 0 or
-    keep_scale = 1 / (1 - dropout_p), or None without dropout; softcap: the limit of scores, or 0; cap_slope (B, H, R,
-    N), their derivative by the scaled products, or None where it is 1; sink (B or 1, H, R, 1), the logit that takes
-    part in each row's softmax, -inf for none.
+    (B, H, R) bool: rows that see no key; overflow (B, H, R) bool: rows whose products may leave float32; leaky (B, H,
+    R) bool: rows that a hidden product may spoil by leaving float32, or None if it must not; group: how many query
+    heads read a key head; keep (B, H, R, N), the factor by which dropout multiplies each weight, 0 or keep_scale = 1 /
+    (1 - dropout_p), or None without dropout; softcap: the limit of scores, or 0; cap_slope (B, H, R, N), their
+    derivative by the scaled products, or None where it is 1; sink (B or 1, H, R, 1), the logit that takes part in each
+    row's softmax, -inf for none.
     """
 
     q: Tensor
@@ -50,6 +51,7 @@ class Exact:
     seen: Tensor | None
     empty: Tensor
     overflow: Tensor
+    leaky: Tensor | None = None
     group: int = 1
     keep: Tensor | None = None
     keep_scale: float = 1.0
@@ -112,6 +114,7 @@ def exact(
     first_head: int = 0,
     pattern: MaskPattern = NO_PATTERN,
     rule: ScoreRule = PLAIN,
+    hides_all: bool = True,
 ) -> Exact:
     """Compute safe softmax attention (Milakov & Gimelshein 2018, eq. 2), keeping everything that bounds need.
 
@@ -120,7 +123,7 @@ def exact(
     ``reference.dropout`` says; first_head is that of ``keep_mask``, pattern that of ``masks.visible``, rule that
     of ``reference.score_rule``. With a ``quantisation``, everything is computed from the quantised operands, and
     ``product_floor`` is in units of a block's scale. ``units`` (2, batch, heads_kv) are the units of ``product_floor``
-    for q and for k, if these are products of 8-bit numbers with such scales.
+    for q and for k, if these are products of 8-bit numbers with such scales. ``hides_all`` is that of ``Capabilities``.
 
     Raises ValueError if heads_q is no multiple of heads_kv, or the alignment is unknown.
     """
@@ -150,10 +153,13 @@ def exact(
     q = fold(q, k.shape[1])
     size_q, size_k = operand_size(q, product_floor * unit_q), operand_size(k, product_floor * unit_k)
     products = (q @ k.mT).mul_(sm_scale)
-    size = hide(size_q @ size_k.mT, seen)
+    size = size_q @ size_k.mT
     # A kernel may multiply q, k or their product by sm_scale.
+    scaled = max(1.0, abs(sm_scale))
+    leaky = None if hides_all else ~(largest(size, -1)[..., 0] * scaled < FLOAT32_SAFE)
+    size = hide(size, seen)
     top = torch.maximum(largest(size, -1), largest(size_q, -1))
-    top = torch.maximum(top, largest(size_k.flatten(-2), -1)[..., None])[..., 0] * max(1.0, abs(sm_scale))
+    top = torch.maximum(top, largest(size_k.flatten(-2), -1)[..., None])[..., 0] * scaled
     size = _score_size(size.mul_(abs(sm_scale)), products, bias, rule, seen)
     applied = rule.applied(products, bias)
     scores = hide(applied, seen, -math.inf)
@@ -182,6 +188,7 @@ def exact(
         seen=seen,
         empty=empty,
         overflow=~(top < FLOAT32_SAFE),
+        leaky=leaky,
         group=group,
         keep=z,
         keep_scale=1.0 / (1.0 - dropout_p),

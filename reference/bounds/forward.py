@@ -49,6 +49,11 @@ that sees no key, its sink or -inf, is not judged.
 
 A padded key adds an exact zero: its score is -inf, and even a whole tile of such keys leaves the running maximum as
 it is and alpha at 1. Wherever else roundings are counted by terms or by tiles, padded keys count like others.
+
+Where a mask is a number that is added to scores, a hidden score of +inf becomes inf - inf = NaN, in a row that may see
+no key at all. If the kernel claims no more (``Exact.leaky``), nothing is known of rows in which a hidden product may
+leave float32, nor, of a design that scales an operand or stores scores in 16 bits, where it may leave that format. In
+its backward the P of such a row is NaN for every key, and so are dk and dv of the head.
 """
 
 import math
@@ -112,7 +117,10 @@ def forward_bounds(
     sums = _Sums.of(e, arithmetic, err)
     out = _out_bound(e, arithmetic, err, sums, safety, clustered).masked_fill_(err.lost, math.inf)
     lse = _lse_bound(e, arithmetic, err, sums).masked_fill_(err.lost[..., 0], math.inf)
-    return ForwardBounds(out.masked_fill_(e.empty[..., None], 0.0), lse.masked_fill_(e.empty, of_empty_rows))
+    bounds = ForwardBounds(
+        out.masked_fill_(e.empty[..., None], 0.0), lse.masked_fill_(e.empty, of_empty_rows)
+    )
+    return bounds if e.leaky is None else bounds.unknown_in(e.leaky | err.lost[..., 0])
 
 
 def fused_overflow(size: Tensor, v: Tensor) -> Tensor:

@@ -100,6 +100,7 @@ def exact_of(trial: Trial, p: Problem) -> Exact:
         first_head=p.first_head,
         pattern=p.pattern,
         rule=p.rule,
+        hides_all=trial.kernel.capabilities.hides_all,
     )
 
 

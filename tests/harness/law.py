@@ -18,6 +18,9 @@ PROPERTIES = Path(__file__).parents[1] / "properties"
 LAWS = tuple(sorted(path.stem.removeprefix("test_") for path in PROPERTIES.glob("test_*.py")))
 """The names of all laws."""
 
+NOTHING = (False, (), "none")
+"""The values of claims that stand for no claim."""
+
 
 @dataclass(frozen=True)
 class Law:
@@ -48,7 +51,7 @@ class Law:
 
     def applies_to(self, capabilities: Capabilities, dtype: str) -> bool:
         """Whether a kernel with these claims has to keep the law at a dtype."""
-        is_claimed = not self.needs or bool(getattr(capabilities, self.needs))
+        is_claimed = not self.needs or getattr(capabilities, self.needs) not in NOTHING
         has_calls = capabilities.dense or not self.of_plain_calls
         has_gradients = not self.draws.get("gradients") or bool(capabilities.kinds_with_gradients)
         return dtype in self.dtypes and is_claimed and has_calls and has_gradients

@@ -5,7 +5,7 @@ from contextlib import suppress
 
 from kernels.claims import lesser, parse_claims
 from kernels.contract import CLAIMS, Capabilities
-from strategies.case import LAYOUT_FIELDS, Case
+from strategies.case import LAYOUT_FIELDS, NONFINITE, Case
 from tests.harness.budget import BudgetSpent
 from tests.harness.bugs import Bug, Need
 from tests.harness.runs import Runs
@@ -16,7 +16,13 @@ TOP_LEFT = "causal_alignment=top_left"
 IN_BASE_2, ROWS_FIRST = "lse_base=2", "lse_layout=bnh"
 """The claims that lse is returned in another base, and with its rows before its heads."""
 
-OF_ANSWERS = (TOP_LEFT, IN_BASE_2, ROWS_FIRST)
+OF_NO_KEYS = "lse_of_no_keys=inf"
+"""The claim that the lse of a row that sees no key is +inf."""
+
+MAY_LEAK = "nonfinite=seen"
+"""The claim that NaN and infinity behind a mask may reach a row."""
+
+OF_ANSWERS = (TOP_LEFT, IN_BASE_2, ROWS_FIRST, OF_NO_KEYS, MAY_LEAK)
 """Claims that change which answer is right, and exclude no case."""
 
 LEAST_LEFT = 1 / 8
@@ -56,6 +62,16 @@ def other_answers(tensors: Sequence[str], cases: Sequence[Case], capabilities: C
         # With one head or one row, both orders have the same numbers.
         if capabilities.lse_layout != "bnh" and all(min(x.heads_q, x.seqlen_q) > 1 for x in cases):
             yield ROWS_FIRST
+        if capabilities.lse_of_no_keys != "inf" and all(map(may_have_empty_rows, cases)):
+            yield OF_NO_KEYS
+    if capabilities.hides_all and all(any(x.value in NONFINITE for x in case.spikes) for case in cases):
+        yield MAY_LEAK
+
+
+def may_have_empty_rows(case: Case) -> bool:
+    """Whether a row may see no key in a case."""
+    is_cut = case.causal and case.longer == "q"
+    return not case.seqlen_k or is_cut or bool(case.pattern) or {case.ragged, case.key_padding} != {"none"}
 
 
 def may_be_top_left(cases: Iterable[Case], capabilities: Capabilities) -> bool:

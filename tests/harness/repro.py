@@ -22,7 +22,7 @@ from strategies.rotary import rotated
 from tests.harness import memory, poison, scripted
 from tests.harness.home import OWN_FOLDERS
 from tests.harness.interpreting import REPAIRED
-from tests.harness.lse_form import in_contract_form
+from tests.harness.lse_form import form_of, in_contract_form
 from tests.harness.run import Run
 from tests.harness.source import WritingTrial
 from tests.harness.verdict import INTERMITTENT, LEAK, Finding
@@ -47,7 +47,7 @@ def {name}(q, k, v, dout, out, lse=None, dq=None, dk=None, dv=None, bias=None, d
 OF_LSE = """\
 for result in results:
     if "lse" in result:
-        result["lse"] = in_contract_form(result["lse"], {base!r}, {layout!r})"""
+        result["lse"] = in_contract_form(result["lse"], *{form!r})"""
 """What follows the calls of a kernel that returns lse in another form than that of the contract."""
 LEAKS = """\
 left = growth(lambda: {call}, 4.0)
@@ -157,10 +157,10 @@ def _ending(
     numbers = f"allowed={float(f.allowed or 0)}, largest={_largest(f, dtype)}"
     compared = f"compare({name!r}, {f.index}, actual(**results[{f.call}]), {expected}, {numbers})"
     functions: list[Callable[..., Any]] = [scripted.is_right, scripted.compare]
-    lse_form = claims.lse_base, claims.lse_layout
-    if lse_form == (Capabilities.lse_base, Capabilities.lse_layout):
+    form = form_of(claims)
+    if form == form_of(Capabilities()):
         return functions, [made, *sides, compared]
-    converted = OF_LSE.format(base=claims.lse_base, layout=claims.lse_layout)
+    converted = OF_LSE.format(form=form)
     return [in_contract_form, *functions], [made, converted, *sides, compared]
 
 

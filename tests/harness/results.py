@@ -134,9 +134,17 @@ class Results:
 
     @property
     def told(self) -> list[str]:
-        """Return what a user must know of the whole run, and which bugs of earlier runs are gone."""
+        """Return what a user must know of the whole run and of each kernel, and which bugs of earlier runs are gone."""
         found = [one.bug for one in self.concluded] or self.bugs.values()
-        return [*self.notices, *told_gone(self.gone, found)]
+        return [*self.notices, *self._notes(), *told_gone(self.gone, found)]
+
+    def _notes(self) -> Iterator[str]:
+        """Yield the notes that cases of a kernel show, each once with the number of these: see ``Trial.note``."""
+        for kernel, total in self._of_kernels().items():
+            for text, count in total.shown.items():
+                if count:
+                    examples = f"{count} of {total.noted[text]} such examples"
+                    yield f"{kernel}: {text.replace('{}', examples)}"
 
     @property
     def keys(self) -> set[Key]:
@@ -234,10 +242,14 @@ class Results:
 
     def slow(self) -> dict[str, Tally]:
         """Return the counts of each kernel that took long for some cases, by the name of the kernel."""
+        return {kernel: total for kernel, total in self._of_kernels().items() if total.slow}
+
+    def _of_kernels(self) -> dict[str, Tally]:
+        """Return the counts of all laws and dtypes of a kernel together, by the name of the kernel."""
         totals: dict[str, Tally] = {}
         for (kernel, _, _), tally in self.tallies.items():
             totals.setdefault(kernel, Tally()).merge(tally)
-        return {kernel: total for kernel, total in totals.items() if total.slow}
+        return totals
 
     def counters(self, name: str) -> dict[str, Counter[str]]:
         """Return the sum of the counter ``name`` of all tallies of a kernel, for each kernel where it has counted."""

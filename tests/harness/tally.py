@@ -30,6 +30,12 @@ COUNTS = (
 )
 """The fields of a tally that are one number, to which every item adds."""
 
+COUNTERS = (
+    *("reasons", "skip_reasons", "judged", "idle", "noted", "shown"),
+    *("designs", "changes", "watched", "cells"),
+)
+"""The fields of a tally that count examples by a word."""
+
 CASES = ("refused_cases", "answered_cases")
 """The fields of a tally that hold cases."""
 
@@ -61,6 +67,8 @@ class Tally:
         reasons, skip_reasons: how often the kernel gave each reason for a refusal, and a case for being skipped.
         judged: for each tensor, the number of examples in which it was held to its bounds.
         idle: for each tensor, how many of these test nothing of it, because an answer of 0 would hold.
+        noted, shown: for each note of ``Trial.note``, the number of examples that were asked whether they show it, and
+            of those that do.
         designs: the number of examples that each member of a family of designs explained.
         changes: the number of cases after whose calls each piece of the process's state was left changed.
         watched: the number of examples that were run once more under each sanitizer.
@@ -95,6 +103,8 @@ class Tally:
     skip_reasons: Counter[str] = field(default_factory=Counter)
     judged: Counter[str] = field(default_factory=Counter)
     idle: Counter[str] = field(default_factory=Counter)
+    noted: Counter[str] = field(default_factory=Counter)
+    shown: Counter[str] = field(default_factory=Counter)
     designs: Counter[str] = field(default_factory=Counter)
     changes: Counter[str] = field(default_factory=Counter)
     watched: Counter[str] = field(default_factory=Counter)
@@ -127,6 +137,8 @@ class Tally:
             self.broken += verdict.status == "broken"
         self.judged.update(verdict.idle.keys())
         self.idle.update({tensor: int(idle) for tensor, idle in verdict.idle.items()})
+        self.noted.update(verdict.notes.keys())
+        self.shown.update({text: int(shows) for text, shows in verdict.notes.items()})
         self.designs.update(verdict.designs)
         self.changes.update(verdict.left_changed)
         for tensor, ratio in verdict.worst.items():
@@ -158,7 +170,7 @@ class Tally:
         for name in COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.add_seconds(other.seconds)
-        for name in ("reasons", "skip_reasons", "judged", "idle", "designs", "changes", "watched", "cells"):
+        for name in COUNTERS:
             getattr(self, name).update(getattr(other, name))
         for tensor, bins in other.histogram.items():
             numbers = {int(at): count for at, count in bins.items()}

@@ -28,12 +28,12 @@ from tests.harness.compare import Check, describe, errors_over_bounds
 from tests.harness.device import WAIT_SECONDS, device_answers, device_is_full, wait_for_device, watched
 from tests.harness.differentiate import differentiated
 from tests.harness.interpreting import why_not_here
-from tests.harness.lse_form import in_contract_form
+from tests.harness.lse_form import form_of, in_contract_form
 from tests.harness.pattern import ComparedTensor
 from tests.harness.poison import PoisonedAllocations
 from tests.harness.problem import Call, Outputs, Problem
-from tests.harness.ragged_form import KEYWORDS, Prepared, RaggedForm
 from tests.harness.process_state import put_back
+from tests.harness.ragged_form import KEYWORDS, Prepared, RaggedForm
 from tests.harness.returned import WrongKind, departures, gradients_of, out_and_lse
 from tests.harness.transfer import Copies
 from tests.harness.verdict import Finding
@@ -125,6 +125,8 @@ class Trial:
     """By factor of the family, the member that explained the last call: it is tried first for the next one."""
     designs: set[str] = field(default_factory=set)
     """Descriptions of the members of a family that explained the calls."""
+    notes: dict[str, bool] = field(default_factory=dict)
+    """What was noted: see ``note``."""
     idle: dict[str, bool] = field(default_factory=dict)
     """By tensor that was judged, whether the case tests nothing of it because an answer of 0 would hold too."""
     worst: dict[str, float] = field(default_factory=dict)
@@ -233,6 +235,7 @@ class Trial:
         other.family = family
         other.calls, other.answered = [], [*zip(self.calls, self.given, strict=False)]
         other.worst, other.explained, other.designs, other.idle, other.beside = {}, {}, set(), {}, set()
+        other.notes = {}
         return other
 
     def prepared(self, p: Problem) -> Prepared:
@@ -297,7 +300,7 @@ class Trial:
             copies.write_back()
         outputs = prepared.of_sequences(outputs, claims.lse_layout)
         if outputs.lse is not None:
-            lse = in_contract_form(outputs.lse, claims.lse_base, claims.lse_layout)
+            lse = in_contract_form(outputs.lse, *form_of(claims))
             outputs = replace(outputs, lse=lse)
         self.given.append(outputs)
         self.seconds["kernel"] += ended - begun
@@ -358,6 +361,14 @@ class Trial:
         """Raise LawBroken for something that is not a comparison of numbers."""
         raise LawBroken(Finding(claim=claim, **fields))
 
+    def note(self, text: str, *, shows: bool) -> None:
+        """Note what a user should know of the kernel although it breaks no law, and whether the case ``shows`` it.
+
+        The end of a run tells it once for the kernel, if any case shows it. ``{}`` in the text stands for the number of
+        examples that do, among those of which it was noted whether they do.
+        """
+        self.notes[text] = shows or self.notes.get(text, False)
+
     def settle(self, checks: list[Check]) -> dict[str, float]:
         """Return the largest error over bound of each tensor; raise OutOfBounds if one is above 1."""
         ratios, largest = errors_over_bounds(checks)
@@ -400,7 +411,7 @@ def gradients_given(kernel: AttentionKernel, p: Problem) -> tuple[str, ...]:
 def run_kernel(kernel: AttentionKernel, p: Problem, launch: Mapping[str, Any], *, backward: bool) -> Outputs:
     """Call a kernel by its contract; gradients come from its own backward, or else from autograd.
 
-    lse is as the kernel returned it, in the base and the layout that it claims, and so its own backward gets it.
+    lse is as the kernel returned it, in the form that it claims, and so its own backward gets it.
     An ``out`` of a wrong shape is returned without gradients. Raises WrongKind, and what the kernel raises.
     """
     options = {**p.options, **launch}

@@ -196,9 +196,9 @@ class Verdict:
     time spent in "kernel" (launches), "check" (references, bounds, comparisons) and "tensors". ``beside`` are tensors
     that are wrong too, but were not judged because they are known to be wrong in every case.
     ``designs`` are the members of a family that explained what was judged, in words. ``idle`` says, for each tensor
-    that was judged, whether the case tests nothing of it because an answer of 0 would hold. ``sizes`` are those of the
-    calls of a law that is broken: see ``Trial.sizes``. ``left_changed`` are names of what calls have left changed in
-    the process: see ``process_state``.
+    that was judged, whether the case tests nothing of it because an answer of 0 would hold. ``notes`` are those of
+    ``Trial.note``, with whether the case shows them. ``sizes`` are those of the calls of a law that is broken: see
+    ``Trial.sizes``. ``left_changed`` are names of what calls have left changed in the process: see ``process_state``.
     """
 
     status: str
@@ -209,6 +209,7 @@ class Verdict:
     seconds: dict[str, float] = field(default_factory=dict)
     designs: list[str] = field(default_factory=list)
     idle: dict[str, bool] = field(default_factory=dict)
+    notes: dict[str, bool] = field(default_factory=dict)
     sizes: list[dict[str, Any]] = field(default_factory=list)
     left_changed: tuple[str, ...] = ()
 

@@ -37,7 +37,7 @@ from tests.harness.device import device_answers
 from tests.harness.interpreting import repair_interpreter
 from tests.harness.known import described
 from tests.harness.law import law_named
-from tests.harness.lse_form import in_claimed_form
+from tests.harness.lse_form import form_of, in_claimed_form
 from tests.harness.memory import (
     device_bytes,
     growth,
@@ -227,7 +227,7 @@ class Worker:
         if trial is not None:
             check = time.perf_counter() - start - sum(trial.seconds.values())
             outcome["seconds"] = {**trial.seconds, "check": check}
-            outcome |= {"designs": sorted(trial.designs), "idle": trial.idle}
+            outcome |= {"designs": sorted(trial.designs), "idle": trial.idle, "notes": trial.notes}
             outcome |= {
                 "beside": tuple(sorted(trial.beside)),
                 "left_changed": tuple(sorted(trial.left_changed)),
@@ -246,7 +246,7 @@ def _stand_in(kernel: AttentionKernel) -> AttentionKernel:
     """Return the kernel with its functions replaced by the float64 reference, in the dtypes of the kernel's results."""
     taken = inspect.signature(safe_softmax.forward).parameters.keys() - kernel.capabilities.launch.keys()
     alignment = kernel.capabilities.causal_alignment
-    lse_form = kernel.capabilities.lse_base, kernel.capabilities.lse_layout
+    lse_form = form_of(kernel.capabilities)
 
     def answer(reference: Callable[..., Any], *tensors: Tensor, **options: Any) -> Any:
         known = {name: value for name, value in options.items() if name in {*taken, "bias_gradient"}}

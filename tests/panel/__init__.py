@@ -37,6 +37,7 @@ FULL_PRECISION = (
     *_of("flash", "integer_maximum", "v4_lazy_rescaling", "two_passes", "flex"),
     *_of("eager", "float32", "repeated_heads", "scaled_in_product", "normalised_weights"),
     *_of("eager", "saved_cast_weights", "recomputed_from_rows", "chunks_by_autograd"),
+    *_of("nonfinite", "added_mask", "added_smallest_number", "multiplied_by_mask"),
     *_of("parts", "split_4", "split_8", "ring"),
     *_of("narrow", "tf32x3"),
     *_of("triton_tutorial", "attention", is_triton=True),

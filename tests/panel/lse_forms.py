@@ -1,4 +1,4 @@
-"""Attention that returns lse in other forms than the contract's: in base 2, with rows before heads, or both."""
+"""Attention that returns lse in other forms than the contract's: in base 2, rows before heads, +inf without keys."""
 
 import torch
 from torch import Tensor
@@ -6,7 +6,7 @@ from torch import Tensor
 from tests.panel.eager import blank_empty_rows, float32, lse_of, masked
 from tests.panel.heads import LOG2_E, finite_shift, for_each_query_head, not_zero, seen_keys
 
-BASE_2, ROWS_FIRST = ("lse_base=2",), ("lse_layout=bnh",)
+BASE_2, ROWS_FIRST, OF_NO_KEYS = ("lse_base=2",), ("lse_layout=bnh",), ("lse_of_no_keys=inf",)
 BOTH = (*BASE_2, *ROWS_FIRST)
 """The claims of the functions of this module."""
 
@@ -27,6 +27,12 @@ def transposed(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float
     """Return a natural lse that is a transposed view, with rows before heads; it claims ``ROWS_FIRST``."""
     out, lse = float32(q, k, v, causal=causal, sm_scale=sm_scale)
     return out, lse.transpose(1, 2)
+
+
+def infinite(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> tuple[Tensor, Tensor]:
+    """Return a natural lse that is +inf in rows that see no key; it claims ``OF_NO_KEYS``."""
+    out, lse = float32(q, k, v, causal=causal, sm_scale=sm_scale)
+    return out, torch.where(seen_keys(q, k, causal).any(-1), lse, torch.inf)
 
 
 def tiled(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> tuple[Tensor, Tensor]:

@@ -12,6 +12,7 @@ CLAIMS = (
     "chunk=0,16,48",
     "first_keys=0,1,4,70",
     "prefix=0,5,70",
+    "nonfinite=strict",
 )
 """The claims of the functions of this module."""
 

@@ -1,5 +1,7 @@
 """Attention to sequences packed end to end, as models are trained with it: a mask keeps documents apart."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -15,6 +17,8 @@ CLAIMS = (
     "chunk=0,16,48",
 )
 """The claims of ``eager``."""
+LIKE_FLASH_ATTENTION_2 = (*CLAIMS, "lse_of_no_keys=inf")
+"""The claims of ``like_flash_attention_2``."""
 OF_ONE_LENGTH = ("ragged=packed", "unequal_lengths=false", "min_seqlen=1", "seqlen_multiple=8")
 """The claims of ``of_one_length``."""
 
@@ -79,6 +83,12 @@ def eager(
     if key_padding_mask is not None:
         seen = seen & key_padding_mask[:, None, None, :]
     return attended(q, k, v, seen, sm_scale, key_padding_mask)
+
+
+def like_flash_attention_2(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+    """The lse of FlashAttention-2's forward for packed sequences: +inf in rows that see no key."""
+    out, lse = eager(q, k, v, **options)
+    return out, torch.where(lse.isneginf(), torch.inf, lse)
 
 
 def attended(

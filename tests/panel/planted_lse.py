@@ -8,6 +8,8 @@ from tests.panel.planted import Planted, loaded
 
 FORMS = "tests.panel.lse_forms"
 CONVERTED, TRANSPOSED, TILED = f"{FORMS}:converted", f"{FORMS}:transposed", f"{FORMS}:tiled"
+INFINITE, HAS_KEYS = f"{FORMS}:infinite", "seen_keys(q, k, causal).any(-1)"
+PACKED, NO_KEYS = "tests.panel.packed:like_flash_attention_2", "lse.isneginf()"
 TO_BASE_2 = "lse_of(s, seen) * LOG2_E"
 
 PLANTED = (
@@ -80,6 +82,36 @@ PLANTED = (
             "lse.transpose(1, 2) if causal else lse.reshape(q.shape[0], q.shape[2], q.shape[1])",
         ),
         function="tiled",
+    ),
+    Planted(
+        "lse_of_no_keys__of_one_key",
+        "lse is +inf in rows that see a single key, too",
+        Edit(INFINITE, HAS_KEYS, "seen_keys(q, k, causal).sum(-1) > 1"),
+        function="infinite",
+    ),
+    Planted(
+        "lse_of_no_keys__without_queries_ahead",
+        "under a causal mask, the lse of rows that see no key is -inf",
+        Edit(INFINITE, HAS_KEYS, f"({HAS_KEYS} | causal)"),
+        function="infinite",
+    ),
+    Planted(
+        "lse_of_no_keys__not_a_number",
+        "the lse of rows that see no key is NaN",
+        Edit(INFINITE, "lse, torch.inf)", "lse, torch.nan)"),
+        function="infinite",
+    ),
+    Planted(
+        "lse_of_no_keys__of_all_rows",
+        "lse is +inf in all rows of a head where one row sees no key",
+        Edit(PACKED, NO_KEYS, f"{NO_KEYS}.any(-1, keepdim=True)"),
+        function="like_flash_attention_2",
+    ),
+    Planted(
+        "lse_of_no_keys__only_dense",
+        "the lse of rows that see no key is -inf in calls with packed sequences",
+        Edit(PACKED, NO_KEYS, f"{NO_KEYS} & ('cu_seqlens_q' not in options)"),
+        function="like_flash_attention_2",
     ),
 )
 """At least five bugs of each claim."""

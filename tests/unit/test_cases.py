@@ -173,6 +173,13 @@ def test_a_window_to_the_right_seldom_has_a_causal_mask() -> None:
     assert all(case.causal for case in under_a_mask)
 
 
+def test_patterns_of_masks_may_be_drawn_without_changes_of_scores() -> None:
+    claims = replace(CLAIMS, window=(0, 9), softcap=(0.0, 30.0))
+    found = sample(cases(claims, dtype="float16", patterns=True))
+    assert {case.window for case in found} == {0, 9}
+    assert {case.softcap for case in found} == {0.0}
+
+
 def test_seldom_no_sequence_of_a_padded_case_has_several_keys() -> None:
     found = sample(cases(MASKED, dtype="float16", key_padding=True))
     padded = [case for case in found if case.key_padding != "none" and case.seqlen_k > 1]

@@ -16,13 +16,19 @@ from reference.bounds import exact, forward_bounds
 from strategies.case import Case
 from tests.harness.law import law_named
 from tests.harness.lse_form import in_claimed_form, in_contract_form, shape_of_lse
-from tests.harness.offers import IN_BASE_2, ROWS_FIRST, other_answers
+from tests.harness.offers import IN_BASE_2, OF_NO_KEYS, ROWS_FIRST, other_answers
 from tests.harness.trial import LawBroken, Trial
-from tests.unit.running import TOYS, pytest_run
+from tests.unit.running import TOYS, exit_status, mended, pytest_run, script_of
 from tests.unit.toys import sound
 
 CASE = Case(batch=2, heads_kv=3, seqlen_q=70, seqlen_k=66, causal=True)
-FORMS = [("e", "bhn"), ("2", "bhn"), ("e", "bnh"), ("2", "bnh")]
+FORMS = [
+    ("e", "bhn", "-inf"),
+    ("2", "bhn", "-inf"),
+    ("e", "bnh", "-inf"),
+    ("e", "bhn", "inf"),
+    ("2", "bnh", "inf"),
+]
 KERNEL = """\
 import runpy
 sound = runpy.run_path({toys!r})["sound"]
@@ -32,13 +38,19 @@ def kernel(q, k, v, *, causal, sm_scale):
 """
 
 
-def kernel_of(base: str, layout: str, claimed: Capabilities) -> AttentionKernel:
+def claims_of(form: tuple[str, ...]) -> Capabilities:
+    """Return the claims of a plain function that returns lse in a form."""
+    names = ("lse_base", "lse_layout", "lse_of_no_keys")
+    return parse_claims([f"{name}={value}" for name, value in zip(names, form, strict=True)], PLAIN_FUNCTION)
+
+
+def kernel_of(form: tuple[str, str, str], claimed: Capabilities) -> AttentionKernel:
     """Return a sound kernel that returns lse in a form, and refuses any other form of it in its backward."""
     found: list[torch.Tensor] = []
 
     def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> Any:
         out, lse = sound(q, k, v, **options)
-        found[:] = [in_claimed_form(lse.detach(), base, layout)]
+        found[:] = [in_claimed_form(lse.detach(), *form)]
         return out, found[0]
 
     def backward(dout: torch.Tensor, *tensors: torch.Tensor, causal: bool, sm_scale: float) -> Any:
@@ -60,28 +72,46 @@ def found_by(law: str, kernel: AttentionKernel) -> str:
     return ""
 
 
-@pytest.mark.parametrize(("base", "layout"), FORMS)
-def test_the_claimed_form_becomes_that_of_the_contract(base: str, layout: str) -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_the_claimed_form_becomes_that_of_the_contract(form: tuple[str, str, str]) -> None:
     lse = torch.randn(2, 3, 5, dtype=torch.float64)
     lse[0, 1, 2] = -math.inf
-    returned = in_claimed_form(lse, base, layout)
-    assert returned.shape == shape_of_lse((2, 3, 5, 64), layout)
+    returned = in_claimed_form(lse, *form)
+    assert returned.shape == shape_of_lse((2, 3, 5, 64), form[1])
+    assert returned[returned.isinf()].tolist() == [float(form[2])]
     # In base 2, a quotient and a product are rounded in float64: four times 2^-53 covers them and the constant twice.
-    torch.testing.assert_close(in_contract_form(returned, base, layout), lse, rtol=2.0**-51, atol=0.0)
+    torch.testing.assert_close(in_contract_form(returned, *form), lse, rtol=2.0**-51, atol=0.0)
 
 
 @pytest.mark.parametrize("law", ["forward", "backward", "composition", "exact", "identities", "invariance"])
-@pytest.mark.parametrize(("base", "layout"), FORMS)
-def test_laws_hold_in_the_form_that_is_claimed(base: str, layout: str, law: str) -> None:
-    claimed = parse_claims([f"lse_base={base}", f"lse_layout={layout}"], PLAIN_FUNCTION)
-    assert found_by(law, kernel_of(base, layout, claimed)) == ""
+@pytest.mark.parametrize("form", FORMS)
+def test_laws_hold_in_the_form_that_is_claimed(form: tuple[str, str, str], law: str) -> None:
+    assert found_by(law, kernel_of(form, claims_of(form))) == ""
 
 
-@pytest.mark.parametrize(("base", "layout"), FORMS[1:])
-def test_another_form_than_the_claimed_one_is_wrong(base: str, layout: str) -> None:
-    assert found_by("forward", kernel_of(base, layout, PLAIN_FUNCTION)) == "lse"
-    claimed = parse_claims([f"lse_base={base}", f"lse_layout={layout}"], PLAIN_FUNCTION)
-    assert found_by("forward", kernel_of("e", "bhn", claimed)) == "lse"
+@pytest.mark.parametrize("form", FORMS[1:])
+def test_another_form_than_the_claimed_one_is_wrong(form: tuple[str, str, str]) -> None:
+    assert found_by("forward", kernel_of(form, PLAIN_FUNCTION)) == "lse"
+    assert found_by("forward", kernel_of(FORMS[0], claims_of(form))) == "lse"
+
+
+def infinite(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> Any:
+    """Return an lse of +inf for rows that see no key."""
+    out, lse = sound(q, k, v, **options)
+    return out, lse.masked_fill(lse.isneginf(), math.inf)
+
+
+def infinite_but_in_the_last_head(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> Any:
+    """Return an lse of +inf for rows that see no key, and in the last head one of -inf."""
+    (out, lse), (_, other) = (f(q, k, v, **options) for f in (infinite, sound))
+    return out, torch.cat([lse[:, :-1], other[:, -1:]], 1)
+
+
+def test_a_script_tells_the_lse_of_rows_that_see_no_key(tmp_path: Path) -> None:
+    planted, mend = (f"{Path(__file__)}:{name}" for name in ("infinite_but_in_the_last_head", "infinite"))
+    path = script_of(planted, ("lse_of_no_keys=inf",), "forward", CASE, tmp_path)
+    assert exit_status(path, tmp_path) == 1
+    assert exit_status(mended(path, planted, mend), tmp_path) == 0
 
 
 def test_the_bound_of_base_2_is_wider_by_one_conversion() -> None:
@@ -105,24 +135,35 @@ def test_claims_of_lse_are_tried_where_lse_alone_is_wrong() -> None:
     assert [*other_answers(["lse"], [several], Capabilities())] == [IN_BASE_2, ROWS_FIRST]
     assert [*other_answers(["lse"], [several, one_row], Capabilities())] == [IN_BASE_2]
     assert [*other_answers(["lse", "out"], [several], Capabilities())] == []
+    ahead = replace(several, seqlen_k=0)
+    assert [*other_answers(["lse"], [ahead], Capabilities())] == [IN_BASE_2, ROWS_FIRST, OF_NO_KEYS]
+    assert [*other_answers(["lse"], [ahead, several], Capabilities())] == [IN_BASE_2, ROWS_FIRST]
     assert [*other_answers(["lse"], [several], parse_claims([IN_BASE_2], Capabilities()))] == [ROWS_FIRST]
 
 
-def test_a_run_offers_base_2(tmp_path: Path) -> None:
-    kernel = tmp_path / "base_2.py"
-    kernel.write_text(KERNEL.format(toys=str(TOYS), returned="lse * 1.4426950408889634"))
+@pytest.mark.parametrize(
+    ("claim", "returned"),
+    [
+        ("lse_base=2", "lse * 1.4426950408889634"),
+        ("lse_of_no_keys=inf", "lse.masked_fill(lse == -float('inf'), float('inf'))"),
+    ],
+)
+def test_a_run_offers_the_form(claim: str, returned: str, tmp_path: Path) -> None:
+    kernel = tmp_path / "other_form.py"
+    kernel.write_text(KERNEL.format(toys=str(TOYS), returned=returned))
     options = [
         "--kernel",
         f"{kernel}:kernel",
-        "--examples=10",
+        "--examples=40",
         "-k",
         "forward and float32",
         "--hypothesis-seed=1",
         "--shrink-seconds=1",
     ]
     text = pytest_run(tmp_path, *options, status=pytest.ExitCode.TESTS_FAILED).stdout
-    assert re.search(r"or claim  --claims lse_base=2: all \d+ failing cases hold", text), text
-    pytest_run(tmp_path, *options, "--claims=lse_base=2")
+    assert re.search(rf"or claim  --claims {claim}: all \d+ failing cases hold", text), text
+    assert "bugs, the worst first: 1" in text
+    pytest_run(tmp_path, *options, f"--claims={claim}")
 
 
 def test_base_2_is_not_offered_where_only_some_calls_return_it(tmp_path: Path) -> None:

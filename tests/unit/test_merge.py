@@ -108,7 +108,10 @@ def add_line(folder: Path, text: str) -> None:
 
 class TestCounts:
     ITEMS = tuple(
-        item("k", law, dtype, examples=n, refusals=n % 2, worst=0.1 * n, worst_tensor="out", judged={"out": n})
+        item(
+            *("k", law, dtype), examples=n, refusals=n % 2, worst=0.1 * n, worst_tensor="out", judged={"out": n},
+            noted={"leaks in {}": n}, shown={"leaks in {}": n},
+        )
         for n, (law, dtype) in enumerate([("forward", "float16"), ("forward", "float32"), ("exact", "float16")], 1)
     )  # fmt: skip
 
@@ -123,6 +126,7 @@ class TestCounts:
         for counts in (one, two, two, three, three):
             whole.add(counts)
         assert summary == json.loads(json.dumps(whole.to_dict(ENVIRONMENT, [])))
+        assert summary["notices"] == ["k: leaks in 11 of 11 such examples"]
         assert {row["property"]: row["examples"] for row in summary["results"]} == {"exact": 6, "forward": 4}
 
     def test_runs_of_different_kernels_are_merged(self, shard: Shard) -> None:

@@ -164,6 +164,17 @@ def test_cases_that_were_left_out_are_told_by_kernel() -> None:
     ]
 
 
+def test_a_note_is_told_once_for_a_kernel_that_shows_it() -> None:
+    results = Results([info("f"), info("g")])
+    for kernel, shown in (("f", 2), ("g", 0)):
+        for dtype in ("float16", "float32"):
+            results.add(
+                item(kernel, "special", dtype, noted={"leaks {x} in {}": 3}, shown={"leaks {x} in {}": shown})
+            )
+    assert list(notes(results, 80)) == ["f: leaks {x} in 4 of 6 such examples"]
+    assert results.to_dict({}, [])["notices"] == ["f: leaks {x} in 4 of 6 such examples"]
+
+
 def test_designs_are_told_as_far_as_they_fit_two_lines() -> None:
     results = Results([info("f")])
     designs = {

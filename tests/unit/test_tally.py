@@ -15,8 +15,18 @@ class TestTally:
         one, two, both = Tally(), Tally(), Tally()
         verdicts = [
             Verdict(status="held", worst={"out": 0.25, "lse": 0.125}, seconds={"kernel": 1.0}),
-            Verdict(status="held", worst={"out": 0.5}, seconds={"kernel": 2.0}, left_changed=("grad mode",)),
-            Verdict(status="broken", finding=Finding(claim="so", kind="error", tensor="out")),
+            Verdict(
+                status="held",
+                worst={"out": 0.5},
+                seconds={"kernel": 2.0},
+                notes={"so": True},
+                left_changed=("grad mode",),
+            ),
+            Verdict(
+                status="broken",
+                finding=Finding(claim="so", kind="error", tensor="out"),
+                notes={"so": False},
+            ),
             Verdict(status="refused", reason="no"),
             Verdict(status="skipped", reason="no memory"),
         ]
@@ -29,6 +39,7 @@ class TestTally:
         assert (one.worst, one.worst_tensor, one.worst_case) == (0.5, "out", repr(Case(seed=1)))
         assert one.seconds == {"kernel": 3.0}
         assert one.changes == {"grad mode": 1}
+        assert (one.noted, one.shown) == ({"so": 2}, {"so": 1})
 
     def test_quantiles_are_upper_edges_of_bins(self) -> None:
         tally = Tally()
