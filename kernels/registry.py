@@ -207,7 +207,7 @@ def _import(spec: str, location: str) -> ModuleType:
         return _import_file(Path(location).resolve()) if is_file else importlib.import_module(location)
     except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and f"{location}.".startswith(f"{error.name}."):
-            raise SpecError(f"kernel {spec!r}: no module {error.name!r}") from error
+            raise SpecError(f"kernel {spec!r}: no module {error.name!r}") from None
         raise SpecError(f"kernel {spec!r}: importing {location} raised {_one_line(error)}") from error
 
 

@@ -10,7 +10,7 @@ from tests.harness.detail import print_detail
 from tests.harness.matrix import Paint, matrix
 from tests.harness.report import replay_line
 from tests.harness.results import Results
-from tests.harness.screen import MOST_LINES, bug_lines, notes
+from tests.harness.screen import MOST_LINES, bug_lines, notes, wrapped
 from tests.harness.telling import annotation
 
 
@@ -70,6 +70,8 @@ def _sections(
         yield {"red": True}, bug_lines(number, one, report_dir, writer.fullwidth, most)
     for kernel, told in results.less_precise_told().items():
         yield {}, [f"{kernel}: {told}"]
+    for kernel, laws in results.untried().items():
+        yield {"yellow": True}, wrapped(f"{kernel}: not tried: {laws}", writer.fullwidth)
     replay = [f"replay: {replay_line(one.bug.failure, report_dir)}" for one in concluded[:1]]
     pages = [f"page: {page}"] if page else []
     yield {}, [*replay, *pages, f"summary: {written}{'' if verbose else ' (every count: -v)'}"]

@@ -464,6 +464,16 @@ def is_tile(value: Any) -> bool:
     return isinstance(value, tl.tensor) and value.handle.data.size > 1
 
 
+def converted(argument: Any) -> Any:
+    """Return an argument of a launch as kernels get it; Triton 3.6 takes Python's bools for integers of 32 bits."""
+    if isinstance(argument, bool):
+        return tl.tensor(TensorHandle(np.array([argument]), tl.int1), tl.int1)
+    return _original_conversion(argument)
+
+
+_original_conversion = interpreter._implicit_cvt
+
+
 def run_quietly(self: GridExecutor, *args: Any, **kwargs: Any) -> None:
     """Launch a kernel without NumPy's warnings of overflow and NaN, which a GPU does not give either."""
     with np.errstate(all="ignore"):
@@ -506,6 +516,7 @@ def repair() -> None:
     # Rewritten kernels find these names among their globals.
     interpreter._both, interpreter._either, interpreter._inverse = both, either, inverse
     interpreter._patch_lang = LanguagePatch().enter
+    interpreter._implicit_cvt = converted
     GridExecutor.__call__ = run_quietly
     Autotuner._bench = take_first_config
     TritonSemantic.broadcast_impl_value = broadcast

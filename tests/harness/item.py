@@ -2,6 +2,7 @@
 
 import math
 import random
+import re
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -12,12 +13,13 @@ from typing import Any
 import pytest
 from hypothesis.statistics import collector, describe_statistics
 
+from kernels.contract import DTYPES
 from strategies.case import Case
 from tests.harness.answered import AnsweredLaws
 from tests.harness.drawing import drawn, stream
 from tests.harness.kernel_info import KernelInfo
 from tests.harness.known_bugs import KnownBugs
-from tests.harness.law import Law
+from tests.harness.law import PROPERTIES, Law
 from tests.harness.plan import JOURNALS, Plan
 from tests.harness.runs import Runs
 from tests.harness.shares import TURNS, Shares
@@ -42,6 +44,16 @@ FIRST_SECONDS = 4.0
 
 The first import and compilation take longest. A run by the clock gets to all laws early instead.
 """
+
+
+OF_LAW = re.compile(rf"{PROPERTIES.name}/test_\w+\.py::test_(\w+)\[(.+)-({'|'.join(DTYPES)})(?:-\d+)?\]$")
+"""The ids of turns: the names of a law, a kernel and a dtype, and the number of the turn if there are several."""
+
+
+def names_of(nodeid: str) -> tuple[str, str, str] | None:
+    """Return the names of the kernel, the law and the dtype that an id is of; None if it is of no turn of a law."""
+    found = OF_LAW.search(nodeid)
+    return (found[2], found[1], found[3]) if found else None
 
 
 class LawTurn(pytest.Item):

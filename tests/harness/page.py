@@ -81,6 +81,8 @@ def verdict(now: Summary) -> tuple[str, str]:
         return "unclear", "Nothing was tried"
     if status:
         return "unclear", f"No bug, but exit status {status}: the log of the run says why"
+    if now["not_tried"]:
+        return "unclear", "No bug, but laws that were not tried"
     return "good", "Every law held"
 
 
@@ -100,7 +102,7 @@ def kernel(name: str, now: Summary, before: Summary | None) -> dict[str, Any]:
         **now["kernels"][name],
         "examples": total(now, kernel=name),
         "before": total(before, kernel=name),
-        "mark": min((row["mark"] for row in rows), key=list(MARKS).index),
+        **marked(name, rows, now),
         "bugs": sum(bug["kernel"] == name for bug in now["bugs"]),
         "dtypes": [dtype for dtype in DTYPES if any(row["dtype"] == dtype for row in rows)],
         "laws": {
@@ -115,6 +117,21 @@ def kernel(name: str, now: Summary, before: Summary | None) -> dict[str, Any]:
     }
 
 
+def marked(name: str, rows: Sequence[Row], now: Summary) -> dict[str, str]:
+    """Return the worst mark of a kernel and its verdict in words: it has plainly held if each law was tried."""
+    mark = min((row["mark"] for row in rows), key=list(MARKS).index)
+    if mark != "held":
+        return {"mark": mark, "verdict": mark}
+    if now["run"]["exit"] is None:
+        return {"mark": "not tried", "verdict": "held so far"}
+    is_partial = name in now["not_tried"]
+    return (
+        {"mark": "not tried", "verdict": "held, not all tried"}
+        if is_partial
+        else {"mark": mark, "verdict": mark}
+    )
+
+
 def errors(name: str, now: Summary) -> list[Row]:
     """Return the rows on error over bound of a kernel, in the order of dtypes and tensors that the rest of it has."""
     rows = [row for row in now["error_over_bound"] if row["kernel"] == name]
@@ -122,11 +139,13 @@ def errors(name: str, now: Summary) -> list[Row]:
 
 
 def notes(name: str, rows: Sequence[Row], now: Summary) -> Iterator[str]:
-    """Yield what is told of a kernel in words: claims that do not hold, designs, known failures, cases left out."""
+    """Yield what is told of a kernel in words: what does not hold, designs, what was not tried, cases left out."""
     if name in now["less_precise"]:
         yield now["less_precise"][name]
     if name in now["consistent_with"]:
         yield f"consistent with: {now['consistent_with'][name]}"
+    if name in now["not_tried"]:
+        yield f"not tried: {now['not_tried'][name]}"
     yield from (f"known failure: {known}" for known in now["kernels"][name]["known_failures"])
     for label, field in LEFT_OUT.items():
         if cases := sum(row[field] for row in rows):

@@ -1,9 +1,11 @@
-"""One call of a plain function before any case is drawn, to see whether it returns what a kernel returns.
+"""Calls of a kernel before any case is drawn: whether it can be run here, and returns what a kernel returns.
 
-Such a mistake is in the call and not in the numbers, so it is reported once, before every law finds it separately.
+What keeps it from that is no matter of numbers, so it is told once, before every law finds it separately.
 """
 
+import time
 import traceback
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,12 +15,15 @@ from kernels.contract import AttentionKernel, Capabilities
 from kernels.registry import PlainFunction
 from kernels.signature import expected, keywords, rejects_keyword
 from reference import safe_softmax
+from reference.bounds.accumulation import SAFETY
 from strategies.case import Case
 from strategies.tensors import tensors
 from tests.harness.device import wait_for_device
+from tests.harness.environments import why_not_here
 from tests.harness.lse_form import shape_of_lse
 from tests.harness.process_state import put_back
 from tests.harness.returned import WrongKind, departures, out_and_lse
+from tests.harness.trial import Trial, run_kernel
 
 SEQLEN = 16
 """The length of both sequences, if the claims allow it."""
@@ -26,8 +31,11 @@ SEQLEN = 16
 NEAR = 0.05
 """If the largest error is below this, an answer is the right one: entries are about 1, and have 16 bits."""
 
+LONG_SECONDS = 5.0
+"""Seconds after which a first call has taken so long that there is no second one."""
+
 FRAMES_OF_OURS = 2
-"""Frames of ``probe`` and ``PlainFunction``: a traceback with only these has none of the function that was called."""
+"""Frames of a first call and of ``PlainFunction``: a traceback with only these has none of the function called."""
 
 DIMENSIONS = ("batch", "heads", "seqlen", "head_dim")
 OTHER_ORDER = "(batch, seqlen, heads, head_dim)"
@@ -36,31 +44,52 @@ LSE_DIMENSIONS = {"bhn": "(batch, heads, seqlen)", "bnh": "(batch, seqlen, heads
 
 
 def probe(kernel: AttentionKernel, device: str) -> str | None:
-    """Say what is wrong with what a plain function returns for the simplest case that it claims; None if nothing is.
+    """Say in one line why a kernel can't be run here, or returns no answer; None if nothing of that is known.
 
-    Kernels that state their own claims are not probed. Calls that raise an exception are left to the laws, which report
-    it with a case, unless the function cannot be called with these arguments at all.
+    It is called for the simplest case that it claims, and if that does not take long also for gradients, if it claims
+    any, and under a causal mask, since a launcher may ask what it runs on in each of its branches. An exception that
+    says nothing of the machine or its packages is left to the laws, which report it with a case, unless the function
+    cannot be called with these arguments at all.
     """
-    if not isinstance(kernel.forward, PlainFunction):
-        return None
-    case = simplest_case(kernel.capabilities)
+    case, start = simplest_case(kernel.capabilities), time.perf_counter()
+    told = _first_call(kernel, case, device)
+    if told is None and time.perf_counter() - start < LONG_SECONDS:
+        told = _second_call(kernel, replace(case, causal=max(kernel.capabilities.causal)), device)
+    return told
+
+
+def _first_call(kernel: AttentionKernel, case: Case, device: str) -> str | None:
+    """Say why the forward can't be called here or, of a plain function, what is wrong with what it returns."""
     windows = tensors(case, device)
     q, k, v = (window.tensor for window in (windows.q, windows.k, windows.v))
     options: dict[str, Any] = {"causal": case.causal, "sm_scale": case.scale}
+    is_declared = not isinstance(
+        kernel.forward, PlainFunction
+    )  # a law tells what is wrong with its calls, with a case
     try:
         with put_back(set()), torch.no_grad():
             returned = kernel.forward(q, k, v, **options)
         wait_for_device(device)
         out, lse = out_and_lse(returned)
-    except WrongKind as error:
-        return str(error)
-    except TypeError as error:
-        return _of_the_call(error, keywords(kernel.capabilities))
-    except Exception:
+    except Exception as error:
+        told = None if is_declared else _of_the_call(error, keywords(kernel.capabilities))
+        return told or why_not_here(error, q.device.type)
+    if is_declared:
         return None
     return wrong_form(out, lse, q, v, kernel.capabilities.lse_layout) or _wrong_order(
         out, q, k, v, kernel.capabilities, options
     )
+
+
+def _second_call(kernel: AttentionKernel, case: Case, device: str) -> str | None:
+    """Say why the forward, or the gradients that are claimed, can't be had here."""
+    trial = Trial(kernel, case, device, SAFETY)
+    try:
+        run_kernel(kernel, trial.problem, trial.launch, backward=kernel.capabilities.backward)
+        wait_for_device(device)
+    except Exception as error:
+        return why_not_here(error, trial.problem.q.device.type)
+    return None
 
 
 def simplest_case(capabilities: Capabilities) -> Case:
@@ -124,8 +153,12 @@ def _error(out: Tensor, answer: Tensor) -> float:
     return float((out.double() - answer).abs().max().nan_to_num(nan=torch.inf))
 
 
-def _of_the_call(error: TypeError, names: tuple[str, ...]) -> str | None:
-    """Say what is wrong with the call if a TypeError is about that; None if it is a bug within the function."""
+def _of_the_call(error: Exception, names: tuple[str, ...]) -> str | None:
+    """Say what is wrong with the call if an exception is about that; None if it comes from within the function."""
+    if isinstance(error, WrongKind):
+        return str(error)
+    if not isinstance(error, TypeError):
+        return None
     raised_inside = len(traceback.extract_tb(error.__traceback__)) > FRAMES_OF_OURS
     if raised_inside and not rejects_keyword(error, names):
         return None

@@ -12,13 +12,13 @@ import pytest
 from tests.harness.conclude import Concluded, merged, together
 from tests.harness.home import own_version
 from tests.harness.kernel_info import KernelInfo
-from tests.harness.ledger import LEDGER, append_line
+from tests.harness.ledger import LEDGER, Ledger, append_line
 from tests.harness.plan import JOURNALS, Plan
 from tests.harness.results import Results
 from tests.harness.shard import Shard, shard_of
 
 RECORD = "results.jsonl"
-"""The file, beside the journals: a line about the run, one for each item, and one when the run has ended."""
+"""The file, beside the journals: a line about the run, one of what it is to try, one for each item, one of its end."""
 FORMAT = 1
 """The version of the file's format."""
 
@@ -138,12 +138,14 @@ def _lines(path: Path) -> list[Any]:
 def _recorded(folder: Path, about: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> Recorded:
     results = Results([KernelInfo.from_dict(fields) for fields in about["kernels"]])
     for line in lines:
+        if "selected" in line:
+            results.selected.update(map(tuple, line["selected"]))
         if "item" in line:
             results.add(line["item"])
     failed = {line["failed"]: line["told"] for line in lines if "failed" in line}
     end = next((line for line in lines if "status" in line), None)
     if end is None:
-        results.add_unreported(folder / JOURNALS / LEDGER)
+        results.add_unreported(Ledger(folder / JOURNALS / LEDGER), is_over=True)
         bugs = tuple(merged(results.bugs, results.seen))
         return Recorded(folder, about, results, bugs, failed, status=None, seconds=0.0)
     bugs = tuple(_concluded(results, **one) for one in end["bugs"])

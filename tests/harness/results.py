@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 from kernels.contract import DTYPES, GRADIENTS, Capabilities
@@ -35,16 +34,20 @@ Tell = Callable[[str, Mapping[Item, Tally], Capabilities], str | None]
 class Results:
     """All that the items of a run have counted and found, in all processes.
 
-    ``bugs`` and ``seen`` have the name of a report folder as their key. ``broken`` has the folders of the bugs that
-    break a law at a dtype, and ``gone`` the bugs of earlier runs whose cases hold. ``concluded`` is empty until the run
-    is over: then it has each distinct bug once.
+    ``selected`` are the laws at the dtypes that the run is to try: all but those that a user leaves out. ``bugs`` and
+    ``seen`` have the name of a report folder as their key; for those in ``unreported``, of which no item has told yet,
+    ``seen`` has one example. ``broken`` has the folders of the bugs that break a law at a dtype, and ``gone`` the bugs
+    of earlier runs whose cases hold. ``concluded`` is empty until the run is over: then it has each distinct bug once.
     """
 
     def __init__(self, kernels: Sequence[KernelInfo]) -> None:
         self.infos = {info.name: info for info in kernels}
+        self.selected: set[Key] = set()
         self.tallies: dict[Key, Tally] = {}
         self.bugs: dict[str, Bug] = {}
         self.seen: dict[str, Sightings] = {}
+        self.begun: dict[str, Bug] = {}
+        self.unreported: set[str] = set()
         self.broken: dict[Key, set[str]] = {}
         self.imprecise: dict[str, Imprecise] = {}
         self.less_precise: set[Key] = set()
@@ -61,6 +64,9 @@ class Results:
             self.bugs[bug.key] = with_tensors(bug, known.tensors)
         for folder, seen in counts["seen"].items():
             sightings = Sightings.from_dict(seen)
+            if folder in self.unreported:
+                self.unreported.remove(folder)
+                del self.seen[folder]
             self.seen.setdefault(folder, Sightings()).merge(sightings)
             # A failure may have waited for its investigation, so it may be of a law or dtype of an earlier item.
             for law, dtype, _ in sightings.counts:
@@ -72,27 +78,28 @@ class Results:
             self.imprecise.setdefault(counts["kernel"], Imprecise()).merge(imprecise)
             self.less_precise.add(key)
 
-    def add_unreported(self, ledger: Path) -> None:
-        """Add the bugs of a run's ledger of which no item has told, as their processes were killed.
+    def add_unreported(self, ledger: Ledger, *, is_over: bool) -> None:
+        """Add the bugs that are new in a run's ledger and of which no item has told.
 
-        Each counts for one failing example. A failure whose process was killed as it looked into it is a bug of which
-        no more is known.
+        Each counts for one failing example until an item tells of it. If the run ``is_over``, a failure whose process
+        ended as it looked into it is a bug of which no more is known.
         """
-        begun: dict[str, Bug] = {}
-        for record in Ledger(ledger).news():
-            begun.pop(record.get(WITHDRAWN, ""), None)
+        for record in ledger.news():
+            self.begun.pop(record.get(WITHDRAWN, ""), None)
             told = record.get(BEGUN, record)
             if "finding" not in told or told["kernel"] not in self.infos:
                 continue
             bug = Bug.from_dict(told)
             if told is not record:
-                begun[bug.key] = bug
+                self.begun[bug.key] = bug
                 continue
             self.bugs[bug.key] = with_tensors(bug, self.bugs.get(bug.key, bug).tensors)
-        self.bugs |= {key: bug for key, bug in begun.items() if key not in self.bugs}
+        if is_over:
+            self.bugs = self.begun | self.bugs
         for key, bug in self.bugs.items():
             if key not in self.seen:
                 f = bug.failure
+                self.unreported.add(key)
                 self.seen[key] = Sightings()
                 self.seen[key].add(f.law, f.case, f.finding.tensor)
                 self.broken.setdefault((f.kernel, f.law, f.case.dtype), set()).add(key)
@@ -102,6 +109,7 @@ class Results:
 
         Its bugs are left out: see ``conclude``.
         """
+        self.selected |= other.selected
         for key, tally in other.tallies.items():
             self.tallies.setdefault(key, Tally()).merge(tally)
         for key, reports in other.broken.items():
@@ -148,25 +156,25 @@ class Results:
 
     @property
     def keys(self) -> set[Key]:
-        """Return each kernel, law and dtype for which an item was run or a bug was seen."""
-        return {*self.tallies, *self.broken}
+        """Return each kernel, law and dtype that is to be tried, for which an item was run, or a bug was seen."""
+        return {*self.selected, *self.tallies, *self.broken}
 
     @property
     def kernels(self) -> list[str]:
-        """Return the names of the kernels that were tried, in the order of the command line."""
-        tried = {kernel for kernel, _, _ in self.keys}
-        return [name for name in self.infos if name in tried]
+        """Return the names of the kernels among the keys, in the order of the command line."""
+        found = {kernel for kernel, _, _ in self.keys}
+        return [name for name in self.infos if name in found]
 
     @property
     def laws(self) -> list[str]:
-        """Return the names of the laws that were tried, in the order in which they are run."""
+        """Return the names of the laws among the keys, in the order in which they are run."""
         return sorted({law for _, law, _ in self.keys}, key=rank)
 
     @property
     def dtypes(self) -> list[str]:
-        """Return the names of the dtypes that were tried."""
-        tried = {dtype for _, _, dtype in self.keys}
-        return [dtype for dtype in DTYPES if dtype in tried]
+        """Return the names of the dtypes among the keys."""
+        found = {dtype for _, _, dtype in self.keys}
+        return [dtype for dtype in DTYPES if dtype in found]
 
     def verdict(self, key: Key) -> str:
         """Return the verdict as summary.json has it: broken, less precise, held, known or not tried.
@@ -200,6 +208,21 @@ class Results:
         if is_mostly_refused(tally):
             return "refused"
         return "known" if tally.known else verdict
+
+    def untried(self) -> dict[str, str]:
+        """Return by kernel in one line which of its claimed laws were not tried: no example of them came to its end.
+
+        Dtypes are named where a law was tried at others.
+        """
+        return {kernel: line for kernel in self.kernels if (line := ", ".join(self._untried_of(kernel)))}
+
+    def _untried_of(self, kernel: str) -> Iterator[str]:
+        for law in self.laws:
+            marks = {x: self.mark(kernel, law, x) for x in self.dtypes if (kernel, law, x) in self.keys}
+            untried = [dtype for dtype, mark in marks.items() if mark == "not tried"]
+            if untried:
+                is_all = {*marks.values()} <= {"not tried", "not claimed"}
+                yield law if is_all else f"{law} ({', '.join(untried)})"
 
     def _lacks_gradients(self, kernel: str) -> bool:
         """Whether the law ``backward`` was tried on a kernel and never got a gradient to judge."""
@@ -257,6 +280,13 @@ class Results:
         for (kernel, _, _), tally in self.tallies.items():
             found.setdefault(kernel, Counter()).update(getattr(tally, name))
         return {kernel: counts for kernel, counts in found.items() if counts}
+
+    def not_run(self) -> dict[str, str]:
+        """Return the reason for which most cases of a kernel could not be run here, by the name of the kernel."""
+        found: dict[str, Counter[str]] = {}
+        for (kernel, _, _), tally in self.tallies.items():
+            found.setdefault(kernel, Counter()).update(tally.skip_reasons)
+        return {kernel: reasons.most_common(1)[0][0] for kernel, reasons in found.items() if reasons}
 
     def designs(self) -> dict[str, str]:
         """Return which designs explain the results of a kernel, the most frequent first, by the name of the kernel.
@@ -324,7 +354,8 @@ class Results:
                 for name, info in self.infos.items()
             },
             "not_run": not_run,
-            "results": [self._row(key) for key in sorted(self.tallies)],
+            "results": [self._row(key) for key in sorted(self.keys)],
+            "not_tried": self.untried(),
             "bugs": [
                 {
                     **row_of(one.bug, one.seen),
@@ -344,7 +375,7 @@ class Results:
 
     def _row(self, key: Key) -> dict[str, Any]:
         kernel, law, dtype = key
-        tally = self.tallies[key]
+        tally = self.tallies.get(key, Tally())
         counts = {
             f.name: getattr(tally, f.name)
             for f in fields(tally)

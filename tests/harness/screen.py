@@ -100,6 +100,8 @@ def notes(results: Results, width: int) -> Iterator[str]:
         if counts := results.counts(name):
             each = ", ".join(f"{kernel} {count}" for kernel, count in counts.items())
             yield from wrapped(f"{label}: {sum(counts.values())} cases ({each})", width)
+    for name, reason in results.not_run().items():
+        yield from wrapped(f"not run here of {name}: {reason}", width)
     for name, slow in results.slow().items():
         yield from wrapped(f"slow: {name} took {_slow(slow)}", width)
     for name, watched in results.counters("watched").items():

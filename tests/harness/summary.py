@@ -4,7 +4,7 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
@@ -19,7 +19,8 @@ from tests.harness.bugs import Bug
 from tests.harness.conclude import Concluded, merged, replaced, with_offers
 from tests.harness.ending import print_ending
 from tests.harness.header import time_told
-from tests.harness.ledger import LEDGER
+from tests.harness.item import names_of
+from tests.harness.ledger import LEDGER, Ledger
 from tests.harness.nights import read_night
 from tests.harness.outside import are_one_read
 from tests.harness.page import PAGE, write_page
@@ -49,6 +50,7 @@ class Summary:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.results = Results(plan.kernels)
+        self.ledger = Ledger(plan.report_dir / JOURNALS / LEDGER)
         self.path = plan.report_dir / SUMMARY
         self.before = read_night(self.path)
         self.started = datetime.now(UTC)
@@ -58,6 +60,28 @@ class Summary:
         self.written = self.page_written = -math.inf
         self.has_workers = False
         self.recorder = Recorder(plan.report_dir / JOURNALS / RECORD, first_line(plan, self._run()))
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Remember what is to be tried: without pytest-xdist, the items are known at this point."""
+        if not session.config.option.collectonly:
+            self._select([item.nodeid for item in session.items])
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:
+        """Remember what is to be tried: with pytest-xdist, the items are known as a worker has collected them."""
+        self._select(ids)
+
+    def _select(self, ids: Sequence[str]) -> None:
+        """Remember what is to be tried, and write it, so that a run that is killed does not leave the page of another.
+
+        A worker of pytest-xdist that replaces another one has collected the same items.
+        """
+        selected = {key for nodeid in ids if (key := names_of(nodeid)) and key[0] in self.results.infos}
+        if selected <= self.results.selected:
+            return
+        self.results.selected |= selected
+        self.recorder.add({"selected": sorted(selected)})
+        self._write()
 
     def pytest_runtest_logstart(self) -> None:
         """Start the clock of the run with its first item, whichever process runs that."""
@@ -84,6 +108,7 @@ class Summary:
 
     def _write(self) -> None:
         """Write summary.json anew, and now and then the page. A replay leaves the page of the last night as it is."""
+        self.results.add_unreported(self.ledger, is_over=self.exit_status is not None)
         results = self.results.to_dict(self.plan.environment, self.plan.unavailable)
         content = {**results, "run": self._run()}
         self.unwritten = unwritten(lambda: write_whole(self.path, json.dumps(content, indent=1) + "\n"))
@@ -161,7 +186,7 @@ class Summary:
                     )
             return known.is_like(bug)
 
-        self.results.add_unreported(self.plan.report_dir / JOURNALS / LEDGER)
+        self.results.add_unreported(self.ledger, is_over=True)
         distinct = merged(self.results.bugs, self.results.seen, one_and_the_same)
         answered = {name: self.results.answered(name) for name in runs}
 
@@ -176,7 +201,7 @@ class Summary:
         reporter = session.config.pluginmanager.get_plugin("terminalreporter")
         if reporter is not None:
             self._revise_failures(reporter)
-        if not self.results.tallies:
+        if not self.results.keys:
             return
         with suppress(OSError):
             for one in concluded:
@@ -205,7 +230,7 @@ class Summary:
     ) -> Generator[None, None, None]:
         """Print the results below those of pytest and of other plugins, because people look at the end first."""
         yield
-        if self.results.tallies:
+        if self.results.keys:
             terminalreporter.write_sep("=", "flashproof")
             self._print(terminalreporter)
 

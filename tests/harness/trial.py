@@ -27,7 +27,7 @@ from strategies.tensors import Tensors, tensors
 from tests.harness.compare import Check, describe, errors_over_bounds
 from tests.harness.device import WAIT_SECONDS, device_answers, device_is_full, wait_for_device, watched
 from tests.harness.differentiate import differentiated
-from tests.harness.interpreting import why_not_here
+from tests.harness.environments import why_not_here
 from tests.harness.lse_form import form_of, in_contract_form
 from tests.harness.pattern import ComparedTensor
 from tests.harness.poison import PoisonedAllocations
@@ -312,6 +312,8 @@ class Trial:
         try:
             yield
         except NotImplementedError as e:
+            if reason := why_not_here(e, self._device_type):
+                raise CannotRun(reason) from e
             raise Refused(str(e)) from e
         except WrongKind as e:
             self.fail(f"a kernel returns what its contract says, but it {e}", kind="contract", call=number)
@@ -322,8 +324,7 @@ class Trial:
                 raise CannotRun(f"the device has no memory left, and the kernel raised {e}") from e
             if TOO_FAR.search(str(e)):
                 raise CannotRun(f"PyTorch's matrix product can't take the strides: {e}") from e
-            reason = why_not_here(e) if self.device == "cpu" else None
-            if reason is not None:
+            if reason := why_not_here(e, self._device_type):
                 raise CannotRun(reason) from e
             claim = f"a claimed case runs without an exception, but the kernel raised {type(e).__name__}: {e}"
             kind = "exception" if device_answers(self.device) else "fault"

@@ -34,6 +34,7 @@ from reference.score_rule import ScoreRule
 from tests.harness import pattern
 from tests.harness.death import ASKS_WHERE
 from tests.harness.device import device_answers
+from tests.harness.environments import why_not_here
 from tests.harness.interpreting import repair_interpreter
 from tests.harness.known import described
 from tests.harness.law import law_named
@@ -107,13 +108,14 @@ class Worker:
         try:
             kernel = self.kernel(request["kernel"], tuple(request["claims"]))
         except ValueError as e:
-            return {"error": str(e)}
+            told = why_not_here(e.__cause__, device_type) if e.__cause__ else None
+            return {"error": f"{e}; {told}" if told else str(e)}
         known = [x for x in kernel.known_failures if x.is_of(device_type, torch.__version__)]
         printed = describe_claims(kernel.capabilities, device_type)
         return described(kernel.name, kernel.capabilities, printed, known)
 
     def do_probe(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return why a plain function does not fit the contract, as far as one call shows; None if it seems to fit."""
+        """Return why a kernel can't be run here or does not fit the contract, as far as a few calls show, or None."""
         return {"told": probe(self.kernel(request["kernel"], tuple(request["claims"])), self.device)}
 
     def do_run(self, request: dict[str, Any]) -> dict[str, Any]:

@@ -576,3 +576,20 @@ def test_loaded_loop_bounds() -> None:
     out = torch.full((4,), -1, device=DEVICE)
     _loop[(1,)](torch.tensor(3, device=DEVICE), out)
     assert out.tolist() == [0, 1, 2, -1]
+
+
+@triton.jit
+def _flagged(x, out, flag, COUNT: tl.constexpr):
+    i = tl.arange(0, COUNT)
+    if flag:
+        tl.store(out + i, tl.load(x + i))
+    tl.store(out + COUNT + i, tl.where((i < 3) & flag, 1.0, 2.0))
+
+
+@pytest.mark.parametrize("flag", [False, True])
+def test_bools_of_python(flag: bool) -> None:
+    x = patterns("float32", 16).nan_to_num()
+    out = torch.zeros(32, device=DEVICE)
+    _flagged[(1,)](x.to(DEVICE), out, flag, COUNT=16)
+    assert torch.equal(out[:16].cpu(), x if flag else torch.zeros(16))
+    assert out[16:].tolist() == [1.0 if flag else 2.0] * 3 + [2.0] * 13
