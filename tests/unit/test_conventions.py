@@ -75,6 +75,19 @@ MISTAKES = (
         "rows_first_adapter.py", "heads are taken for rows", "(x.transpose(1, 2) for x in", "(x for x in"
     ),
     Mistake("rows_first_adapter.py", "the scale is left out", "softmax_scale=sm_scale, ", ""),
+    Mistake(
+        "mask_adapter.py",
+        "the mask shows what it should hide",
+        "_k - seqlen_q) if causal",
+        "_k - seqlen_q).logical_not() if causal",
+    ),
+    Mistake("mask_adapter.py", "the mask leaves out the diagonal", "triu(1 + ", "triu("),
+    Mistake(
+        "mask_adapter.py",
+        "head_dim is taken to come before heads",
+        ".unflatten(2, (heads, -1))",
+        ".unflatten(2, (-1, heads)).mT",
+    ),
     Mistake("window_adapter.py", "the window to the left counts the query", "(window - 1,", "(window,"),
     Mistake("window_adapter.py", "the window to the right counts it", "right - 1)", "right or -1)"),
     Mistake("window_adapter.py", "no limit is 0", "(window - 1,", "(max(window - 1, 0),"),
