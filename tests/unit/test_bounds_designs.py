@@ -114,11 +114,11 @@ def largest_ratios(
     dtype = str(found["out"].dtype).removeprefix("torch.")
     a = replace(ARITHMETIC[dtype], delta="probabilities", **changes)
     f = forward_bounds(e, a, safety=safety)
-    own = {name: fold(found[name], 2).double() for name in ("out", "lse")}
+    own: dict[str, Any] = {name: fold(found[name], 2).double() for name in ("out", "lse")}
     shape = found["dbias"].shape if found["dbias"].ndim == 4 else None
     b = backward_bounds(e, dout, a, safety=safety, bias_shape=shape, **own)
-    pairs = {"out": (e.out, f.out), "lse": (e.lse, f.lse), "dq": (b.dq, b.dq_bound)}
-    judged = {name: tuple(unfold(x, 4) for x in pair) for name, pair in pairs.items()}
+    folded = {"out": (e.out, f.out), "lse": (e.lse, f.lse), "dq": (b.dq, b.dq_bound)}
+    judged = {name: (unfold(value, 4), unfold(bound, 4)) for name, (value, bound) in folded.items()}
     judged |= {"dk": (b.dk, b.dk_bound), "dv": (b.dv, b.dv_bound)}
     if b.dbias is not None and b.dbias_bound is not None:
         judged["dbias"] = (b.dbias, b.dbias_bound)
