@@ -24,6 +24,8 @@ FURTHER = 2.0
 """A design is not the kernel's if it misses a result by this many times the error of the nearest design."""
 FEWEST_NUMBERS = 16
 """Of fewer different numbers, a design that is not the kernel's may come near all of them by luck."""
+MOSTLY = 0.75
+"""A rival gives a result if it has the very numbers of so many of those that tell it from exact arithmetic."""
 LOG2_E = 1 / math.log(2)
 
 
@@ -164,39 +166,62 @@ def likeliest(
     """Return the claims without those that a rival explains much better.
 
     ``given`` is what the call with the arguments ``p`` returned. Designs are compared by lse, or else out, and by those
-    of out, dq, dk and dv that are ``wrong``.
+    of out, dq, dk and dv that are ``wrong``. If rivals give the very numbers of one that is wrong, theirs are the only
+    claims, as a claim without a rival can't be compared.
     """
     rivals = {claim: RIVALS[claim] for claim in claims if claim in RIVALS}
     known = p.key_padding_mask is None and not p.dropout_p and p.k.shape[2] > 0
-    if len(rivals) < 2 or not known:
+    if not rivals or not known:
         return [*claims]
     piece = next(pieces(p, given))
-    left = set(claims)
+    left, shown = set(claims), set[str]()
     forward = "out" if given.lse is None else "lse"
-    made = {
-        claim: [(design, design.results(piece.problem, piece.outputs, alignment)) for design in designs]
-        for claim, designs in rivals.items()
-    }
+
+    def made(designs: Sequence[Design]) -> list[tuple[Design, dict[str, list[Tensor]]]]:
+        return [(design, design.results(piece.problem, piece.outputs, alignment)) for design in designs]
+
+    plain = made(_any_cast())
+    of_rivals = {claim: made(designs) for claim, designs in rivals.items()}
     for name in dict.fromkeys((forward, *(x for x in ("out", "dq", "dk", "dv") if x in wrong))):
-        actual = getattr(piece.outputs, name).double()
+        actual = getattr(piece.outputs, name)
         if len(actual.unique()) < FEWEST_NUMBERS:
             continue
         in_forward = name in ("out", "lse") and not {"out", "lse"}.isdisjoint(wrong)
+        expected = {
+            claim: [
+                x
+                for design, results in of_claim
+                if design.can_show(p, in_forward=in_forward)
+                for x in results[name]
+            ]
+            for claim, of_claim in of_rivals.items()
+        }
         missed = {
-            claim: min(
-                (
-                    miss(actual, expected, name)
-                    for design, results in of_claim
-                    if design.can_show(p, in_forward=in_forward)
-                    for expected in results[name]
-                ),
-                default=math.inf,
-            )
-            for claim, of_claim in made.items()
+            claim: min((miss(actual.double(), x, name) for x in of_claim), default=math.inf)
+            for claim, of_claim in expected.items()
         }
         limit = FURTHER * min(missed.values()) + 8 * FP32_ROUNDOFF
         left -= {claim for claim, error in missed.items() if error > limit}
-    return [claim for claim in claims if claim in left]
+        if name in wrong:
+            usual = [x for _, results in plain for x in results[name]]
+            shown |= {
+                claim
+                for claim, of_claim in expected.items()
+                if any(gives(x, usual, actual) for x in of_claim)
+            }
+    return [claim for claim in claims if claim in (left & shown or left)]
+
+
+def gives(expected: Tensor, usual: Sequence[Tensor], actual: Tensor) -> bool:
+    """Whether a rival, once its results are stored, gives the actual numbers where it has others than exact arithmetic.
+
+    ``usual`` are the results of exact arithmetic, by each way to get them. Numbers that another design made are seldom
+    the same by luck, and those of the rival's own design differ where a sum in float32 fell on the other side of a tie.
+    """
+    stored = expected.to(actual.dtype)
+    apart = torch.stack([stored != x.to(actual.dtype) for x in usual]).all(0)
+    same = (stored == actual)[apart].double()
+    return len(same) >= FEWEST_NUMBERS and float(same.mean()) > MOSTLY
 
 
 def miss(actual: Tensor, expected: Tensor, name: str) -> float:
