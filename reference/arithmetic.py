@@ -181,6 +181,11 @@ class Arithmetic:
             product may be stored before it is scaled.
         q_prescaled: scores are the product of k with ``round(q * sm_scale)`` or ``round(q * sm_scale * log2 e)``,
             and the gradient of that product may be stored before it is scaled.
+        qk_prescaled: scores are the product of ``round(q * r)`` and ``round(k * r)``, where r is the root of |sm_scale|
+            or of |sm_scale| log2 e, and the gradients of both products may be stored before they are scaled.
+        rounded_bias: what is added to scores is rounded to ``output``, up to twice: a bias once it is multiplied by
+            log2 e, a slope of ALiBi, its product with the distance, or the sum of the two. The gradient of a bias may
+            be stored before it is scaled.
         rounded_scores: everything between two matrix products is in the format of the weights: scores before and
             after they are scaled, dP, and dS before and after it is scaled.
         delta: how delta is computed. ``out``: rowsum(dout * out) from the stored out. ``probabilities``:
@@ -193,6 +198,9 @@ class Arithmetic:
             one overflow. An envelope has ``any``, which allows both.
         dk_dv_per_head: with grouped heads, each query head's dk and dv is stored in ``output`` before the sum over
             the group, where it may overflow although the sum does not.
+        rounded_group_sums: dk and dv of the query heads of a group are stored in ``output``, and added one after the
+            other in that format, so that each running sum is rounded. Autograd does so with the gradients of a key head
+            that several calls share.
         dk_dv_rows: running sums of dk and dv are rounded to ``output`` after every so many query rows. None: they stay
             in float32 to the end.
         dq_keys: the running sum of dq is rounded to ``output`` after every so many keys. None: it stays in float32 to
@@ -228,12 +236,15 @@ class Arithmetic:
     l_from_rounded_p: bool = False
     k_prescaled: bool = False
     q_prescaled: bool = False
+    qk_prescaled: bool = False
+    rounded_bias: bool = False
     rounded_scores: bool = False
     delta: Literal["out", "probabilities", "weights", "any"] = "out"
     saved_weights: bool = False
     ds_from_rounded_p: bool = False
     ds_scaled: bool | Literal["any"] = False
     dk_dv_per_head: bool = False
+    rounded_group_sums: bool = False
     dk_dv_rows: int | None = None
     dq_keys: int | None = None
     dq_atomic: bool = False

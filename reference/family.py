@@ -154,7 +154,8 @@ def with_8_bit_inputs(family: Family, device_type: str, *, values: bool) -> Fami
     smallest subnormal number is 2^-9, an error of 2^-10 where it underflows. A factor of P before the cast, as the 2^8
     of FlashAttention-3, only makes that smaller. Products are summed as above. A v in bfloat16 needs a P in bfloat16.
     """
-    sums: dict[str, Any] = {"k_prescaled": False, "q_prescaled": False, "rounded_scores": False}
+    rounded = ("k_prescaled", "q_prescaled", "qk_prescaled", "rounded_scores")
+    sums: dict[str, Any] = dict.fromkeys(rounded, False)
     of_weights: dict[str, Any] = {"weights": FLOAT8_E4M3}
     if device_type == "cuda":
         smallest_normal = FLOAT8_E4M3.underflow / FLOAT8_E4M3.roundoff
@@ -212,6 +213,7 @@ def _widest_format(formats: list[Format]) -> Format:
 
 LESS_PRECISE: Mapping[str, dict[str, Any]] = {
     "merged_by_difference=true": {"merged_by_difference": True},
+    "rounded_group_sums=true": {"rounded_group_sums": True},
     "rounded_partials=true": {"rounded_partials": True},
     "exp_error=1e-4": {"exp_error": 1e-4},
     "tanh_error=2^-10": {"tanh_error": 2.0**-10},
@@ -219,6 +221,8 @@ LESS_PRECISE: Mapping[str, dict[str, Any]] = {
     "l_from_rounded_p=true": {"l_from_rounded_p": True},
     "k_prescaled=true": {"k_prescaled": True},
     "q_prescaled=true": {"q_prescaled": True},
+    "qk_prescaled=true": {"qk_prescaled": True},
+    "rounded_bias=true": {"rounded_bias": True},
     "rounded_scores=true": {"rounded_scores": True},
     "precision=tf32": {"weights": TF32_TRUNCATED, "operand_rounding": TF32_TRUNCATED.roundoff},
 }
@@ -232,6 +236,7 @@ PAIRS: Mapping[str, tuple[str, str]] = {
     AND.join(claims): claims
     for claims in (
         ("rounded_scores=true", "l_from_rounded_p=true"),
+        ("rounded_scores=true", "rounded_group_sums=true"),
         ("rounded_partials=true", "merged_by_difference=true"),
         ("precision=tf32", "q_prescaled=true"),
         ("precision=tf32", "k_prescaled=true"),
@@ -239,8 +244,9 @@ PAIRS: Mapping[str, tuple[str, str]] = {
 }
 """Pairs of claims that one kernel may need together.
 
-Attention by parts that computes in the inputs' dtype needs such a pair, and so does a ring that stores its parts. A
-kernel that converts its inputs to float32 and scales one of them truncates the product, if it multiplies in tf32.
+Attention by parts or head by head that computes in the inputs' dtype needs such a pair, and so does a ring that stores
+its parts. A kernel that converts its inputs to float32 and scales one of them truncates the product, if it multiplies
+in tf32.
 """
 
 
@@ -251,10 +257,13 @@ def implied(claims: Sequence[str]) -> list[str]:
 
 
 OF_16_BITS = (
+    "rounded_group_sums=true",
     "rounded_largest_weight=true",
     "l_from_rounded_p=true",
     "k_prescaled=true",
     "q_prescaled=true",
+    "qk_prescaled=true",
+    "rounded_bias=true",
     "rounded_scores=true",
 )
 """Claims of casts to the format of the inputs, which lose something where that is not float32."""

@@ -117,6 +117,11 @@ class ScoreRule:
             total = total + _part(self.bias, slice(None), slice(None), rows)
         return fold(total, k.shape[1])
 
+    def sizes(self) -> "ScoreRule":
+        """The rule that adds the size of each term, slope * distance and |bias|, to scores."""
+        sizes = self.mapped(torch.abs)
+        return sizes if sizes.alibi_slopes is None else replace(sizes, alibi_slopes=-sizes.alibi_slopes)
+
     def sink(self, q: Tensor, k: Tensor, rows: slice = slice(None)) -> Tensor:
         """Return the sink of each row, (1, heads_kv, group * rows, 1) float64, heads folded; -inf stands for none."""
         sinks = q.new_full((q.shape[1],), -torch.inf) if self.sinks is None else self.sinks

@@ -38,17 +38,14 @@ from reference.arithmetic import FP32_ROUNDOFF, PARTIAL_STORES, Arithmetic
 from reference.bounds.exact import FLOAT32_SAFE
 from reference.bounds.forward import SUBNORMAL_FLUSH, merge_error, part_error
 
-SCORE_GAP = 256.0
-"""If a score is this far below another one of its row, in natural logarithms, its weight is at most exp(-256), about
-2^-369, which is 0 in float32."""
-
 
 def keys_may_overflow(k: Tensor, sm_scale: float, a: Arithmetic) -> bool:
     """Whether a key may become infinite when it is scaled, so that its score is 0 * inf = NaN even where q is 0.
 
     The factor is up to |sm_scale| log2 e, which is below 2 |sm_scale|; k has any shape.
     """
-    top = 0.5 * a.weights.maximum if a.k_prescaled or a.rounded_scores else FLOAT32_SAFE
+    is_scaled = a.k_prescaled or a.qk_prescaled or a.rounded_scores
+    top = 0.5 * a.weights.maximum if is_scaled else FLOAT32_SAFE
     return bool(k.double().abs().amax() * max(1.0, abs(sm_scale)) >= top)
 
 

@@ -9,6 +9,16 @@ What is stored per query head in the output's format (``Arithmetic.dk_dv_per_hea
 there. The sum over the group, and its partial sums, may be finite where the part of one head is not. An element
 counts as lost where the sizes of the parts together reach the largest number of the format.
 
+Where the parts g_1, ..., g_G of a group's heads are added one after the other in that format, in any order
+(``Arithmetic.rounded_group_sums``), each running sum s_t = g_1 + ... + g_t is rounded once more, for t from 2 to G; the
+last of these roundings is the last store of every design. By rule 1 the G - 2 others err by u sum |g_h| each, the
+roundings before included: together with the store of each part by ((1 + u)^(G - 1) - 1) sum |g_h|. By rule 2, each s_t
+is as large as ``probable_partial_sum`` says, |s| + 3 r with r the root of sum g_h^2, and the G - 2 errors of u times
+that add up like a root. Parts that are all equal do not round independently. They err by u 2^e in each step where s_t
+is between 2^e and 2^(e + 1), so that x = s_G / 2^e of the last e leaves at most u G |s_G| (x - 2/3) / x^2: 3/8 u G |s|
+for x = 4/3, the worst. As r is |s| / sqrt(G) then, that is less than four roots of G times u (|s| + 3 r) up to a group
+of 171.
+
 Notation, besides that of the package: G = |dout| |v|^T, which is at least |dP|, of shape (B, H, R, N).
 
 Under dropout (``Exact.keep``: z) dv is the sum of P_ij z_ij dout_i, and dP_ij = z_ij dout_i . v_j. In dv, P z then
@@ -32,7 +42,9 @@ it does in dq and dk. If it is stored, or is the gradient of an expanded bias, i
 before it is summed, by u |dS|, or by the underflow of that format below u times as much; if n = 1, that is the last
 store itself. A dS that is made from the P that was cast errs by the cast of P as well. A sum of n terms in float32 errs
 by n U sum |dS|, and by 2 n 2^-126 where atomic adds flush the addend and the sum (PTX ISA, atom.add). By rule 2 the
-casts of different dS count as their root of squares, as in dq and dk.
+casts of different dS count as their root of squares, as in dq and dk. Where the bias was multiplied by log2 e and
+rounded (``Arithmetic.rounded_bias``), what is summed is ln 2 dS, and each dS or their sum is rounded once more before
+the factor log2 e is put back: that is one store more, whose underflow counts 1 / ln 2 < 2 times.
 """
 
 import math
@@ -93,30 +105,32 @@ def backward_bounds(
     t = _terms(e, dout, a, out, lse, forward, safety, clustered)
     dbias = None if bias_shape is None else _bias_gradient(e, t, a, bias_shape, safety, clustered)
     scale, last = abs(e.sm_scale), a.output.roundoff
-    heads = e.group if a.dk_dv_per_head else 1
     # If an operand was scaled and rounded, the gradient of the scaled operand may be stored before it is scaled back.
-    dq_first, dk_first = a.q_prescaled or a.rounded_scores, a.k_prescaled or a.rounded_scores
+    q_first, k_first = (x or a.qk_prescaled or a.rounded_scores for x in (a.q_prescaled, a.k_prescaled))
     parts = PARTIAL_STORES * a.rounded_partials
-    stores_of_rows = stores_in_between(rows, a.dk_dv_rows) + dk_first + parts
-    stores_of_keys = stores_in_between(keys, a.dq_keys) + dq_first + parts
-    of_rows = math.expm1(stores_of_rows * last)
-    of_rows += a.weights.roundoff if a.q_prescaled or a.rounded_scores else 0.0
-    of_keys = math.expm1(stores_of_keys * last)
-    of_keys += a.weights.roundoff if a.k_prescaled or a.rounded_scores else 0.0
+    stores_of_rows = stores_in_between(rows, a.dk_dv_rows) + k_first + parts
+    stores_of_keys = stores_in_between(keys, a.dq_keys) + q_first + parts
+    of_rows = math.expm1(stores_of_rows * last) + q_first * a.weights.roundoff
+    of_keys = math.expm1(stores_of_keys * last) + k_first * a.weights.roundoff
     dv = _product(t.weights.transposed(), dout, a, of_rows, safety, clustered)
     dq = _product(t.grad_s, e.k, a, of_keys, safety, clustered)
     dk = _product(t.grad_s.transposed(), e.q, a, of_rows, safety, clustered)
     dq_error, dk_error, dv_error = dq.error, dk.error, dv.error
-    # dq is accumulated with round(k * sm_scale * log2 e) in units of ln 2, dk with round(q * sm_scale).
-    below = a.weights.underflow / max(scale, 1e-300)
-    if a.k_prescaled or a.rounded_scores:
+    # dq is accumulated with round(k * sm_scale * log2 e) in units of ln 2, dk with round(q * sm_scale). Where both are
+    # multiplied by the root r, the gradients of both products are multiplied by r as well, and what underflows is too.
+    whole = a.q_prescaled or a.k_prescaled or a.rounded_scores or not a.qk_prescaled
+    factor = min(scale if whole else math.inf, math.sqrt(scale) if a.qk_prescaled else math.inf)
+    below = a.weights.underflow / max(factor, 1e-300)
+    if k_first:
         dq_error += below * t.grad_s.size.sum(-1, keepdim=True)
-    if a.q_prescaled or a.rounded_scores:
+    if q_first:
         dk_error += below * t.grad_s.size.sum(-2)[..., None]
 
     # Each store may underflow. dq and dk may be stored before or after they are scaled, which may include log2 e.
     floor = a.output.underflow
-    scale_back = scale / math.log(2) if a.k_prescaled or a.q_prescaled else scale
+    scale_back = scale / math.log(2) if a.k_prescaled or a.q_prescaled or a.qk_prescaled else scale
+    of_heads = stores_in_group(a, e.group)
+    heads = e.group + of_heads - 1 if of_heads else 1
     dq_floor = (1 + stores_of_keys * max(1.0, scale_back)) * floor + scale * atomic_flush(a, keys)
     dk_floor = (heads + stores_of_rows * max(1.0, scale_back)) * floor
     dv_floor = (heads + stores_of_rows) * floor + rows * SUBNORMAL_FLUSH
@@ -130,13 +144,14 @@ def backward_bounds(
     )
     dq_lost, dk_lost = t.rows_lost | ~(dq.size < dq_most), t.keys_lost | ~(dk.size < dk_most)
     dv_lost = t.values_lost | ~(dv.size < a.output.maximum) if stores_of_rows else t.values_lost
-    if heads > 1:
-        dk_parts = _size_of_parts(t.grad_s, e.q, e.group) + dk_error
-        dv_parts = _size_of_parts(t.weights, dout, e.group) + dv_error
-        dk_error.add_(dk_parts, alpha=last)
-        dv_error.add_(dv_parts, alpha=last)
-        dk_lost = dk_lost | ~(dk_parts * scale * (1 + last) < a.output.maximum)
-        dv_lost = dv_lost | ~(dv_parts * (1 + last) < a.output.maximum)
+    if of_heads:
+        of_group = (1 + last) ** of_heads - 1
+        dk_parts, dk_stores = _stores_of_group(t.grad_s, e.q, dk, e.group, of_heads, last, safety)
+        dv_parts, dv_stores = _stores_of_group(t.weights, dout, dv, e.group, of_heads, last, safety)
+        dk_error.add_(dk_stores)
+        dv_error.add_(dv_stores)
+        dk_lost = dk_lost | ~(dk_parts * scale * (1 + of_group) < a.output.maximum)
+        dv_lost = dv_lost | ~(dv_parts * (1 + of_group) < a.output.maximum)
     dk_bound = dk_error.mul_(1 + last).add_(dk.value.abs(), alpha=scaled).mul_(scale).add_(dk_floor)
     dv_bound = dv_error.mul_(1 + last).add_(dv.value.abs(), alpha=last).add_(dv_floor)
     return GradientBounds(
@@ -245,7 +260,7 @@ def _terms(
     delta_error = _delta_error(e, a, err, sums, safety, clustered)
     grad_s = (grad_p - delta).mul_(p)
     size = grad_s.abs()
-    relative = torch.addcmul(err.intercept, err.slope, e.score_size)
+    relative = torch.addcmul(err.intercept, err.slope, err.size)
     # The error of dS: weight errors times errors of dP and delta; roundings of dP - delta and of the product; the cast
     # of P, if dS is made from the P that was cast; and exp2's flush of weights below 2^-126 to 0.
     size_delta = delta.abs()
@@ -337,7 +352,7 @@ def _bias_gradient(
     partial_sum = sizes.sum(-1).add_(of_error)
     cast = last if terms > 1 else 0.0
     of_p = (t.of_scores.casts - 1) * a.weights.roundoff
-    stores = PARTIAL_STORES * a.rounded_partials
+    stores = PARTIAL_STORES * a.rounded_partials + a.rounded_bias
     error = of_error + (cast + of_p + terms * a.accumulate) * partial_sum
     if safety is not None:
         squares = sizes.square()
@@ -351,8 +366,8 @@ def _bias_gradient(
     error = error.add_(partial_sum, alpha=math.expm1(stores * last))
     if cast:
         low = (sizes < a.output.underflow / last) & (sizes + errors > 0)
-        error.add_(low.sum(-1), alpha=a.output.underflow)
-    floor = (1 + stores) * a.output.underflow + 2 * terms * SUBNORMAL_FLUSH
+        error.add_(low.sum(-1), alpha=a.output.underflow * (1 + 2 * a.rounded_bias))
+    floor = (1 + stores + a.rounded_bias) * a.output.underflow + 2 * terms * SUBNORMAL_FLUSH
     bound = error.mul_(1 + last).add_(value.abs(), alpha=last).add_(floor)
     most = min(a.output.maximum if cast or stores else math.inf, FLOAT32_SAFE)
     lost = terms_of(t.products_lost).any(-1) | ~(partial_sum < most)
@@ -456,10 +471,34 @@ def _delta_by_casts(
     return of_casts + flush + of_sums + (sum_error(a, terms) + a.div_error) * size
 
 
-def _size_of_parts(x: _Operand, y: Tensor, group: int) -> Tensor:
-    """The sizes of the products x^T y of each query head, summed over the group: (B, H, N, D)."""
+def _stores_of_group(
+    x: _Operand, y: Tensor, whole: "_Product", group: int, stores: int, roundoff: float, safety: float | None
+) -> tuple[Tensor, Tensor]:
+    """Return the sizes of the products x^T y of each query head, summed over the group, and what their stores err by.
+
+    Both are (B, H, N, D). ``whole`` is the product over the group, ``stores`` what ``stores_in_group`` returns.
+    """
     by_head = x.value.unflatten(-2, (group, -1)).mT @ y.unflatten(-2, (group, -1))
-    return by_head.abs().sum(-3)
+    sizes = by_head.abs().sum(-3).add_(whole.error)
+    error = sizes * ((1 + roundoff) ** stores - 1)
+    if safety is not None and stores > 1:
+        size, of_parts = whole.value.abs().add_(whole.error), sizes * roundoff
+        of_sums = probable_partial_sum(size, by_head.square_().sum(-3).sqrt_()).add_(of_parts)
+        steps = min(stores - 1.0, safety * math.sqrt(stores - 1))
+        probable = of_sums.mul_(math.expm1(steps * roundoff)).add_(of_parts)
+        error = torch.minimum(error, probable)
+    return sizes, error
+
+
+def stores_in_group(a: Arithmetic, group: int) -> int:
+    """Count how often dk and dv of a query head are rounded before the last store of the sum over the group.
+
+    They are once if each head's are stored, and in each running sum but the last if these are rounded as well. In a
+    group of one head there is no other store than the last.
+    """
+    if a.rounded_group_sums:
+        return group - 1
+    return int(a.dk_dv_per_head and group > 1)
 
 
 def stores_in_between(terms: int, terms_per_store: int | None) -> int:

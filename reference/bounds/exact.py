@@ -17,6 +17,10 @@ from reference.score_rule import PLAIN, ScoreRule
 FLOAT32_SAFE = 2.0**125
 """Below this no sum, product with log2(e), or partial sum of a float32 computation reaches infinity."""
 
+SCORE_GAP = 256.0
+"""If a score is this far below another one of its row, in natural logarithms, its weight is at most exp(-256), about
+2^-369, which is 0 in float32."""
+
 LARGEST_SHARE = 32
 """A scaled product of q and k errs by less than this part of the sum of the sizes of its terms: with everything rounded
 to bfloat16 five times, by 1 / 51."""
@@ -34,7 +38,8 @@ class Exact:
     heads read a key head; keep (B, H, R, N), the factor by which dropout multiplies each weight, 0 or keep_scale = 1 /
     (1 - dropout_p), or None without dropout; softcap: the limit of scores, or 0; cap_slope (B, H, R, N), their
     derivative by the scaled products, or None where it is 1; sink (B or 1, H, R, 1), the logit that takes part in each
-    row's softmax, -inf for none.
+    row's softmax, -inf for none; added_size (B or 1, H, R, N), the size of what is added to scores, term by term, or
+    None if nothing is.
     """
 
     q: Tensor
@@ -58,6 +63,7 @@ class Exact:
     softcap: float = 0.0
     cap_slope: Tensor | None = None
     sink: Tensor | None = None
+    added_size: Tensor | None = None
 
     def dropped(self, x: Tensor) -> Tensor:
         """``x`` (B, H, R, N) after dropout."""
@@ -148,6 +154,7 @@ def exact(
     if units is not None:
         unit_q, unit_k = units.double()[..., None, None]
     bias = rule.added(q, k, alignment)
+    added_size = rule.sizes().added(q, k, alignment) if rule.is_biased else None
     sink = None if rule.sinks is None else rule.sink(q, k)
     q, k, v = (x.to(torch.float64, memory_format=torch.contiguous_format) for x in (q, k, v))
     q = fold(q, k.shape[1])
@@ -160,7 +167,7 @@ def exact(
     size = hide(size, seen)
     top = torch.maximum(largest(size, -1), largest(size_q, -1))
     top = torch.maximum(top, largest(size_k.flatten(-2), -1)[..., None])[..., 0] * scaled
-    size = _score_size(size.mul_(abs(sm_scale)), products, bias, rule, seen)
+    size = _score_size(size.mul_(abs(sm_scale)), products, added_size, rule, seen)
     applied = rule.applied(products, bias)
     scores = hide(applied, seen, -math.inf)
     row_max = scores.amax(-1) if seqlen_k else q.new_full(q.shape[:-1], -math.inf)
@@ -195,19 +202,23 @@ def exact(
         softcap=rule.softcap,
         cap_slope=rule.slope(applied - bias) if rule.softcap else None,
         sink=sink,
+        added_size=added_size,
     )
 
 
-def _score_size(size: Tensor, products: Tensor, bias: Tensor, rule: ScoreRule, seen: Tensor | None) -> Tensor:
+def _score_size(
+    size: Tensor, products: Tensor, added_size: Tensor | None, rule: ScoreRule, seen: Tensor | None
+) -> Tensor:
     """Return what errors of scores are relative to, (B, H, R, N), given A = ``size`` of the scaled ``products``.
 
     A soft-cap multiplies the error of x, a scaled product, by the slope 1 - tanh(x / softcap)^2 somewhere between x
     and the computed x, which errs by less than A / ``LARGEST_SHARE``: the largest slope is that of the smallest |x|.
-    Later roundings are relative to the capped score. What is added is a product and a sum more, so it counts twice.
+    Later roundings are relative to the capped score. What is added is a product and a sum more, so it counts twice;
+    where a bias and ALiBi cancel, the errors of both are left.
     """
     if rule.softcap:
         nearest = (products.abs() - size / LARGEST_SHARE).clamp_min_(0.0)
         size = rule.slope(rule.capped(nearest)) * size + rule.capped(products).abs()
-    if rule.is_biased:
-        size = size + 2 * bias.abs()
+    if added_size is not None:
+        size = size + 2 * added_size
     return hide(size, seen) if rule else size

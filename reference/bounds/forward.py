@@ -155,7 +155,7 @@ class _Sums:
 
     @classmethod
     def of(cls, e: Exact, a: Arithmetic, err: WeightError) -> "_Sums":
-        p, sized = e.weights, e.weights * e.score_size
+        p, sized = e.weights, e.weights * err.size
         largest_p, size = p.amax(-1, keepdim=True), sized.sum(-1, keepdim=True)
         if e.sink is not None:
             of_sink = (e.sink - e.lse[..., None]).exp()

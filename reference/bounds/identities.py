@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from reference.arithmetic import FP32_ROUNDOFF, PARTIAL_STORES, Arithmetic
-from reference.bounds.backward import atomic_flush, stores_in_between
+from reference.bounds.backward import atomic_flush, stores_in_between, stores_in_group
 from reference.bounds.exact import FLOAT32_SAFE
 from reference.bounds.forward import SUBNORMAL_FLUSH, fused_overflow, merge_error, part_error
-from reference.bounds.scores import LARGEST_EXPONENT
+from reference.bounds.scores import LARGEST_EXPONENT, scaled_by_root
 from reference.heads import fold
 from reference.masks import visible
 
@@ -103,6 +103,10 @@ def sizes(
         weight = (
             weight + a.weights.roundoff * score + a.weights.underflow * k.abs().sum(-1).amax(-1, keepdim=True)
         )
+    if a.qk_prescaled:
+        operands = q.abs().sum(-1) + k.abs().sum(-1).amax(-1, keepdim=True)
+        of_score, below = scaled_by_root(a, sm_scale, operands, head_dim)
+        weight = weight + of_score * score + below
     if a.rounded_scores:
         floors = 2 * a.weights.underflow * max(1.0, abs(sm_scale))
         weight = weight + a.weights.roundoff * (5 * score + 4) + floors
@@ -141,6 +145,9 @@ def sizes(
         safe = safe and float(key.amax()) * abs(sm_scale) < top
     if a.q_prescaled:
         safe = safe and float(q.norm(dim=-1).amax()) * abs(sm_scale) < top
+    if a.qk_prescaled:
+        operand = max(float(key.amax()), float(q.norm(dim=-1).amax()))
+        safe = safe and operand * math.sqrt(abs(sm_scale)) < top
     if a.rounded_scores:
         safe = safe and float(product.amax()) * max(1.0, abs(sm_scale)) < top
     return Sizes(
@@ -208,12 +215,14 @@ def sums_bounds(s: Sizes, a: Arithmetic, dq: Tensor, dk: Tensor, dv: Tensor) -> 
     rows, terms = s.q.shape[2], s.k.shape[2]
     scale = abs(s.sm_scale)
     last = a.output.roundoff + 4 * FP32_ROUNDOFF
-    more = 2 * (a.k_prescaled or a.q_prescaled or a.rounded_scores) + PARTIAL_STORES * a.rounded_partials
+    is_scaled = a.k_prescaled or a.q_prescaled or a.qk_prescaled or a.rounded_scores
+    more = 2 * is_scaled + PARTIAL_STORES * a.rounded_partials
     stores_of_rows = stores_in_between(rows, a.dk_dv_rows) + more
     stores_of_keys = stores_in_between(terms, a.dq_keys) + more
-    of_rows = math.expm1(a.output.roundoff * (stores_of_rows + a.dk_dv_per_head))
+    of_heads = stores_in_group(a, s.group)
+    of_rows = math.expm1(a.output.roundoff * (stores_of_rows + of_heads))
     of_keys = math.expm1(a.output.roundoff * stores_of_keys)
-    heads = s.group if a.dk_dv_per_head else 0
+    heads = s.group + of_heads - 1 if of_heads else 0
     times = 1 + heads + max(stores_of_rows, stores_of_keys) * max(1.0, 2 * scale)
     tiny = a.output.underflow * times + rows * SUBNORMAL_FLUSH
     accumulated = rows * a.accumulate + of_rows
@@ -236,7 +245,7 @@ def sums_bounds(s: Sizes, a: Arithmetic, dq: Tensor, dk: Tensor, dv: Tensor) -> 
     dv_bound = (of_weights[..., None] * size_dout).sum(-2) + last * dv.abs().sum(-2) + terms * tiny
     # Both sides are sm_scale sum_ij dS_ij q_i.k_j, but dq and dk each round dS for themselves.
     summed = max(accumulated, terms * a.accumulate + of_keys) + a.operand_rounding
-    summed += (a.k_prescaled + a.q_prescaled + 2 * a.rounded_scores) * a.weights.roundoff
+    summed += (a.k_prescaled + a.q_prescaled + 2 * (a.qk_prescaled + a.rounded_scores)) * a.weights.roundoff
     inner = (s.score * (s.grad_s + summed * size_s)).sum(-1)
     rounded = (last * (dq * s.q).abs()).sum((-2, -1)) + (last * (dk * s.k).abs()).sum((-2, -1))
     tiny_dq = tiny + scale * atomic_flush(a, terms)

@@ -63,7 +63,8 @@ def only_exponents_change(q: Tensor, k: Tensor, sm_scale: float, factor: float, 
     The factor is a power of two of a few bits, so that all numbers on the way keep their significant bits, unless one
     of them leaves the normal range with only one of the two scales, or is rounded between the two multiplications.
     """
-    if a.k_prescaled or a.q_prescaled or a.rounded_scores or not 2.0**-60 < abs(sm_scale) < 2.0**60:
+    scaled = a.k_prescaled or a.q_prescaled or a.qk_prescaled
+    if scaled or a.rounded_scores or not 2.0**-60 < abs(sm_scale) < 2.0**60:
         return False
     sizes = [x.double().abs() for x in (q, k)]
     smallest_q, smallest_k = (float(torch.where(x > 0, x, torch.inf).amin()) for x in sizes)

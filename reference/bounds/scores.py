@@ -3,6 +3,12 @@
 The error of a score S_ij is at most relative * A_ij + offset_i in natural units, so that a weight errs by expm1 of
 that. To keep the bound linear in A, expm1 is replaced by a chord that lies above it:
 expm1(x) <= x expm1(top) / top on [0, top], where top is the row's largest error.
+
+Where what is added to scores is rounded twice (``Arithmetic.rounded_bias``), a score errs by (2 u + u^2) times its
+``added_size``, slope * distance + |bias|, and by the underflow for each rounding: that of a slope counts as often as
+the distance says, which is less than seqlen_q + seqlen_k. A is raised so that ``relative`` times it holds the first of
+these. It stays as it is for a key whose score, with its error, is ``SCORE_GAP`` below the largest that a row is sure to
+have, or below its lse: such a weight is 0, by whatever the -10000 that hides the key was rounded.
 """
 
 import math
@@ -12,7 +18,8 @@ import torch
 from torch import Tensor
 
 from reference.arithmetic import FP32_ROUNDOFF, Arithmetic
-from reference.bounds.exact import Exact, largest
+from reference.bounds.exact import SCORE_GAP, Exact, largest
+from reference.masks import hide
 
 LARGEST_EXPONENT = 50.0
 """Largest error of a score, in natural units, that is computed with. Beyond e^50 a weight is unknown, and the hull of
@@ -24,12 +31,14 @@ RECORD_TILE = 16
 
 @dataclass(frozen=True)
 class WeightError:
-    """Bound of the relative error of the weights: exp(score error) - 1 is at most slope_i A_ij + intercept_i in row i.
+    """Bound of the relative error of the weights: exp(score error) - 1 is at most slope_i size_ij + intercept_i.
 
-    All are (B, H, R, 1). ``log`` and ``largest`` are the row's largest error before and after exponentiation, and
-    ``factor`` is 1 + ``largest``; ``lost`` says where scores may overflow.
+    ``size`` (B, H, R, N) is A or, where what is added to scores is rounded, more. All others are (B, H, R, 1).
+    ``log`` and ``largest`` are the row's largest error before and after exponentiation, and ``factor`` is 1 +
+    ``largest``; ``lost`` says where scores may overflow.
     """
 
+    size: Tensor
     slope: Tensor
     intercept: Tensor
     log: Tensor
@@ -64,6 +73,13 @@ def weight_error(
         offset = offset + a.weights.underflow * largest(e.k.abs().sum(-1), -1)
         top = e.q.abs().amax(-1) * abs(e.sm_scale) / math.log(2)
         lost = lost | (top >= a.weights.maximum)
+    if a.qk_prescaled:
+        operands = e.q.abs().sum(-1) + largest(e.k.abs().sum(-1), -1)
+        of_score, below = scaled_by_root(a, e.sm_scale, operands, e.q.shape[-1])
+        relative += of_score
+        offset = offset + below
+        top = torch.maximum(e.q.abs().amax(-1), largest(e.k.abs().flatten(-2), -1))
+        lost = lost | (top * math.sqrt(abs(e.sm_scale) / math.log(2)) >= a.weights.maximum)
     if a.rounded_scores:
         # Five roundings: of an operand that is scaled, of the product, of the product once scaled, and of its distance
         # to the maximum (2 A); a soft-cap has three more. The exponential, the sum and the quotient round relative to
@@ -72,14 +88,40 @@ def weight_error(
         offset = offset + 4 * a.weights.roundoff + 2 * a.weights.underflow * max(1.0, abs(e.sm_scale))
         top = largest((e.q @ e.k.mT).abs(), -1)[..., 0] * max(1.0, abs(e.sm_scale))
         lost = lost | ~(top * (1 + 5 * a.weights.roundoff) < a.weights.maximum)
+    size, top = e.score_size, e.largest_size
+    if a.rounded_bias and e.added_size is not None:
+        offset = offset + a.output.underflow * (2 + e.q.shape[-2] // e.group + e.k.shape[-2])
+        most = largest(e.added_size, -1)[..., 0]
+        lost = lost | ~(most * (1 + 3 * a.output.roundoff) / math.log(2) < a.output.maximum)
+        size = _raised(e, e.added_size, shift, relative, a.output.roundoff)
+        top = largest(size, -1)
     offset = offset[..., None]
-    top = e.largest_size
     log = torch.add(offset, top if e.sink is None else torch.maximum(top, e.sink.abs()), alpha=relative)
     # NaN and infinity (an overflow of the score itself) become the largest error as well.
     cut = log.nan_to_num(nan=LARGEST_EXPONENT).clamp_max_(LARGEST_EXPONENT)
     grown = torch.expm1(cut)
     chord = grown / cut
-    return WeightError(chord * relative, chord * offset, log, grown, 1 + grown, lost[..., None])
+    return WeightError(size, chord * relative, chord * offset, log, grown, 1 + grown, lost[..., None])
+
+
+def _raised(e: Exact, added_size: Tensor, shift: Tensor, relative: float, roundoff: float) -> Tensor:
+    """Return A (B, H, R, N), raised by what rounding ``added_size`` twice adds to the error of each score."""
+    raised = torch.add(e.score_size, added_size, alpha=(2 * roundoff + roundoff**2) / relative)
+    error = relative * raised
+    least = torch.minimum(largest(e.scores - error, -1), shift[..., None])
+    return torch.where(e.scores + error < least - SCORE_GAP, e.score_size, hide(raised, e.seen))
+
+
+def scaled_by_root(a: Arithmetic, sm_scale: float, operands: Tensor, head_dim: int) -> tuple[float, Tensor]:
+    """Return what a score errs by where q and k are scaled by a root and rounded: relative to A, and absolutely.
+
+    ``operands`` (B, H, R) is sum |q| + sum |k|, of the largest k. With the root r of |sm_scale|, the product of
+    q r (1 + a) + b and k r (1 + c) + d, where |a|, |c| <= u and |b|, |d| are at most the underflow eta, errs by
+    (2 u + u^2) A, by (1 + u) eta r (sum |q| + sum |k|) and by head_dim eta^2. Where log2 e is under the root as well,
+    b and d count in base 2, times the root of log2 e: less by the root of ln 2.
+    """
+    u, eta = a.weights.roundoff, a.weights.underflow
+    return 2 * u + u * u, (1 + u) * eta * math.sqrt(abs(sm_scale)) * operands + head_dim * eta * eta
 
 
 def rescalings(e: Exact, arithmetic: Arithmetic) -> Tensor:

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import torch
 
-from reference.bounds.answers import SCORE_GAP, keys_may_overflow, mean_bounds, row_bound
-from reference.bounds.exact import FLOAT32_SAFE
+from reference.bounds.answers import keys_may_overflow, mean_bounds, row_bound
+from reference.bounds.exact import FLOAT32_SAFE, SCORE_GAP
 from reference.masks import blank, visible
 from tests.harness.law import law
 from tests.harness.relate import asked, settled

@@ -9,6 +9,7 @@ Values are float32 tensors throughout; a cast to a narrower format rounds them t
 
 import math
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Literal
 
 import torch
@@ -146,7 +147,11 @@ class Emulator:
         """Return out and lse for q (B, heads_q, M, D) and k, v (B, heads_kv, N, D)."""
         a, heads_q = self.arithmetic, q.shape[1]
         seen, z = self._seen(q, k), self._dropout_factors(q, k)
-        q, k, v = self._operand(fold(q, k.shape[1])), self._operand(self._keys(k)), self._operand(v)
+        q, k, v = (
+            self._operand(self._queries(fold(q, k.shape[1]))),
+            self._operand(self._keys(k)),
+            self._operand(v),
+        )
         m = torch.full((*q.shape[:-1], 1), -math.inf)
         l, acc = torch.zeros_like(m), torch.zeros_like(q)
         # A design that takes the softmax over whole rows before the product is emulated as a single tile.
@@ -200,7 +205,7 @@ class Emulator:
         a, heads_q, heads_kv = self.arithmetic, q.shape[1], k.shape[1]
         seen, z = self._seen(q, k), self._dropout_factors(q, k)
         group = heads_q // heads_kv
-        q, dout = (self._operand(fold(x, heads_kv)) for x in (q, dout))
+        q, dout = (self._operand(x) for x in (self._queries(fold(q, heads_kv)), fold(dout, heads_kv)))
         out, lse = fold(out, heads_kv), fold(lse, heads_kv)[..., None]
         keys, v = self._operand(self._keys(k)), self._operand(v)
         shift = lse.clamp_min(torch.finfo(torch.float32).min)
@@ -218,10 +223,15 @@ class Emulator:
         factor = cast(p, weights) if a.ds_from_rounded_p else p
         grad_s = cast(factor * (grad_p - delta) * torch.tensor(before), weights)
         scale = torch.tensor(after)
+        if a.qk_prescaled or a.k_prescaled:
+            scale = LN_2 if self.base_2 else torch.ones(())
         dv = self._sum_over_rows(rounded, dout, torch.ones(()), group)
-        dk = self._sum_over_rows(grad_s, q, torch.ones(()) if self.bug == "dk_unscaled" else scale, group)
-        dq = self._tiled(grad_s, keys, self.tile_k, a.dq_keys) * (LN_2 if a.k_prescaled else scale)
-        return unfold(cast(dq, a.output), heads_q), dk, dv
+        of_q = torch.tensor(after) if a.k_prescaled else scale
+        dk = self._sum_over_rows(grad_s, q, torch.ones(()) if self.bug == "dk_unscaled" else of_q, group)
+        dq = cast(self._tiled(grad_s, keys, self.tile_k, a.dq_keys) * scale, a.output)
+        if a.qk_prescaled:
+            dq, dk = (cast(x * f, a.output) for x, f in ((dq, self._roots[0]), (dk, self._roots[1])))
+        return unfold(dq, heads_q), dk, dv
 
     @property
     def _scale(self) -> float:
@@ -230,7 +240,7 @@ class Emulator:
     @property
     def _unit(self) -> Tensor:
         """Return the factor that turns products of q and keys into scores."""
-        if self.arithmetic.k_prescaled:
+        if self.arithmetic.k_prescaled or self.arithmetic.qk_prescaled:
             return torch.ones(())
         return torch.tensor(self._scale / math.log(2) if self.base_2 else self._scale)
 
@@ -264,7 +274,18 @@ class Emulator:
         """Return an operand as the matrix unit reads it."""
         return cast(x, self.arithmetic.weights) if self.arithmetic.operand_rounding else x
 
+    @property
+    def _roots(self) -> tuple[Tensor, Tensor]:
+        """Return the factors of q and k whose product is the scale."""
+        root = math.sqrt(abs(self._scale) / (math.log(2) if self.base_2 else 1.0))
+        return torch.tensor(math.copysign(root, self._scale)), torch.tensor(root)
+
+    def _queries(self, q: Tensor) -> Tensor:
+        return cast(q * self._roots[0], self.arithmetic.weights) if self.arithmetic.qk_prescaled else q
+
     def _keys(self, k: Tensor) -> Tensor:
+        if self.arithmetic.qk_prescaled:
+            return cast(k * self._roots[1], self.arithmetic.weights)
         if not self.arithmetic.k_prescaled:
             return k
         return cast(k * torch.tensor(self._scale / math.log(2)), self.arithmetic.weights)
@@ -329,9 +350,14 @@ class Emulator:
         return acc
 
     def _sum_over_rows(self, x: Tensor, y: Tensor, scale: Tensor, group: int) -> Tensor:
-        """Return scaled x^T y in the output's format; the heads of a group are summed before or after rounding."""
+        """Return scaled x^T y in the output's format.
+
+        The heads of a group are summed before or after rounding or, from the last to the first, in that format.
+        """
         a = self.arithmetic
-        heads = group if a.dk_dv_per_head else 1
+        heads = group if a.dk_dv_per_head or a.rounded_group_sums else 1
         pairs = zip(x.chunk(heads, 2), y.chunk(heads, 2), strict=True)
         sums = [cast(self._tiled(p.mT, o, self.tile_q, a.dk_dv_rows) * scale, a.output) for p, o in pairs]
+        if a.rounded_group_sums:
+            return reduce(lambda x, y: cast(x + y, a.output), reversed(sums))
         return cast(torch.stack(sums).sum(0), a.output)

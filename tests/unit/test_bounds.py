@@ -70,6 +70,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "ds_from_rounded_p": {"ds_from_rounded_p": True},
     "ds_scaled": {"ds_scaled": True},
     "dk_dv_per_head": {"dk_dv_per_head": True},
+    "rounded_group_sums": {"rounded_group_sums": True},
+    "qk_prescaled": {"qk_prescaled": True},
     "stored sums": {"dk_dv_rows": 32, "dq_keys": 48},
     "everything": {
         "l_from_rounded_p": True,
