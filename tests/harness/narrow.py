@@ -1,11 +1,12 @@
 """Find claims ``key=value`` that exclude some cases, such as those that a kernel refuses, and keep others."""
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import Any
 
-from kernels.claims import lesser, parse_claims
-from kernels.contract import CLAIMS, LAYOUTS, Capabilities
-from kernels.spelling import write_integers
+from kernels.claims import CAPABILITIES, ClaimError, lesser, parse_claims
+from kernels.contract import CLAIMS, LAYOUTS, Capabilities, takes_scale
 from strategies.case import Case
 
 MULTIPLES = (2, 4, 8, 16, 32, 64, 128)
@@ -13,6 +14,12 @@ MULTIPLES = (2, 4, 8, 16, 32, 64, 128)
 
 FEW_HEAD_DIMS = 8
 """Where no more head dims are claimed, each is drawn often enough to tell whether the kernel answers it."""
+
+MOST_QUERIES = 256
+"""A kernel that takes more queries than these is hardly meant for few of them."""
+
+FEW_SCALES = 4
+"""The most numbers that are claimed of sm_scale: what a kernel answers at more of them may be any number."""
 
 DENSE = ("contiguous", "bnhd", "packed")
 """Layouts without expanded, misaligned or huge strides."""
@@ -22,6 +29,8 @@ MOST_LOST = 0.5
 
 Claims that exclude no more than this share of the cases outside do not either.
 """
+
+Cases = Sequence[Case]
 
 
 def narrower(outside: Sequence[Case], inside: Sequence[Case], capabilities: Capabilities) -> str | None:
@@ -73,53 +82,94 @@ def _admits(claim: str, capabilities: Capabilities) -> Callable[[Case], bool]:
 
 def candidates(outside: Sequence[Case], inside: Sequence[Case], capabilities: Capabilities) -> Iterator[str]:
     """Yield claims narrower than ``capabilities``, each a value for one key; those that exclude least come first."""
-    c = capabilities
-    less = {name: claim for name, claim in lesser(c).items() if name != "min_seqlen"}
-    broad = less.pop("unequal_lengths", None)
-    yield from less.values()
-    yield from _min_seqlens(outside, inside, c.min_seqlen)
-    yield from _layouts(inside, c.layouts)
-    yield from _dtypes(outside, inside, c.dtypes)
-    yield from _head_dims(outside, inside, c.head_dims)
-    if broad is not None:
-        yield broad
-    yield from (f"seqlen_multiple={m}" for m in MULTIPLES if m > c.seqlen_multiple)
-    if len(c.causal) > 1:
-        yield "causal=false"
-        yield "causal=true"
+    usual = {name: claim for name, claim in lesser(capabilities).items() if name not in NARROWER}
+    yield from filter(partial(_may_be_claimed, capabilities), usual.values())
+    for name, values in NARROWER.items():
+        for value in values(capabilities, outside, inside):
+            claim = f"{name}={CAPABILITIES[name].write(value)}"
+            if value != getattr(capabilities, name) and _may_be_claimed(capabilities, claim):
+                yield claim
 
 
-def _min_seqlens(outside: Sequence[Case], inside: Sequence[Case], claimed: int) -> Iterator[str]:
-    """Yield lengths above the shortest lengths outside, but not above those inside: usual ones, then any."""
-    least = 1 + max((min(case.seqlen_q, case.seqlen_k) for case in outside), default=claimed)
-    shortest = (min(case.seqlen_q, case.seqlen_k) for case in inside)
-    most = min((length for length in shortest if length >= least), default=least)
-    for seqlen in (*(m for m in (1, *MULTIPLES) if least <= m <= most), least):
-        if seqlen > claimed:
-            yield f"min_seqlen={seqlen}"
+def _may_be_claimed(capabilities: Capabilities, claim: str) -> bool:
+    """Whether a claim does not contradict the others."""
+    try:
+        parse_claims([claim], capabilities)
+    except ClaimError:
+        return False
+    return True
 
 
-def _layouts(inside: Sequence[Case], claimed: tuple[str, ...]) -> Iterator[str]:
+def _min_seqlens(c: Capabilities, outside: Cases, inside: Cases) -> Iterator[int]:
+    """Yield least lengths of both sequences, as ``_least`` does."""
+    refused, answered = ([min(x.seqlen_q, x.seqlen_k) for x in cases] for cases in (outside, inside))
+    return _least(c.min_seqlen, refused, answered)
+
+
+def _min_seqlens_k(c: Capabilities, outside: Cases, inside: Cases) -> Iterator[int]:
+    """Yield least numbers of keys, as ``_least`` does."""
+    refused, answered = ([x.seqlen_k for x in cases] for cases in (outside, inside))
+    return _least(max(c.min_seqlen, c.min_seqlen_k), refused, answered)
+
+
+def _least(claimed: int, refused: Sequence[int], answered: Sequence[int]) -> Iterator[int]:
+    """Yield lengths above those refused, but not above those answered: powers of two, then the extremes."""
+    least = 1 + max(refused, default=claimed)
+    most = min((length for length in answered if length >= least), default=least)
+    powers = (2**i for i in range(most.bit_length()))
+    return (length for length in (*powers, most, least) if max(least, claimed + 1) <= length <= most)
+
+
+def _max_seqlens_q(c: Capabilities, outside: Cases, inside: Cases) -> Iterator[int]:
+    """Yield numbers of queries below those outside, but not below those inside: a power of two, then the extremes."""
+    claimed = math.inf if c.max_seqlen_q is None else c.max_seqlen_q
+    most = min((case.seqlen_q for case in outside), default=claimed) - 1
+    least = max((case.seqlen_q for case in inside if case.seqlen_q <= most), default=1)
+    power = 2 ** max(0, least - 1).bit_length()
+    return (int(number) for number in (power, least, most) if max(1, least) <= number <= min(most, MOST_QUERIES))
+
+
+def _scales(c: Capabilities, outside: Cases, inside: Cases) -> Iterator[Any]:
+    """Yield positive scales; then the default one or, where others occur inside, the few that do."""
+    if c.sm_scale == "any":
+        yield "positive"
+    if c.sm_scale in ("any", "positive"):
+        yield "default"
+        occurring = {case.scale for case in inside}
+        if len(occurring) <= FEW_SCALES and not all(takes_scale("default", x.scale, x.head_dim) for x in inside):
+            yield tuple(sorted(occurring))
+
+
+def _layouts(c: Capabilities, outside: Cases, inside: Cases) -> Iterator[tuple[str, ...]]:
     """Yield all layouts but one; those that occur inside; those with dense rows; the first alone."""
     occurring = {layout for case in inside for layout in case.layouts}
-    kept = [{*claimed} - {layout} for layout in claimed]
+    kept = [{*c.layouts} - {layout} for layout in c.layouts]
     for layouts in (*kept, occurring, {*DENSE}, {*LAYOUTS[:1]}):
-        remaining = [layout for layout in claimed if layout in layouts]
-        if 0 < len(remaining) < len(claimed):
-            yield f"layouts={','.join(remaining)}"
+        yield from _some(c.layouts, layouts)
 
 
-def _dtypes(outside: Sequence[Case], inside: Sequence[Case], claimed: tuple[str, ...]) -> Iterator[str]:
+def _dtypes(c: Capabilities, outside: Cases, inside: Cases) -> Iterator[tuple[str, ...]]:
     """Yield the dtypes that don't occur outside, then those that occur inside."""
     without, within = ({case.dtype for case in cases} for cases in (outside, inside))
-    for choice in ({*claimed} - without, {*claimed} & within):
-        if choice and len(choice) < len(claimed):
-            yield f"dtypes={','.join(dtype for dtype in claimed if dtype in choice)}"
+    for choice in ({*c.dtypes} - without, within):
+        yield from _some(c.dtypes, choice)
 
 
-def _head_dims(outside: Sequence[Case], inside: Sequence[Case], claimed: tuple[int, ...]) -> Iterator[str]:
+def _kinds(c: Capabilities, outside: Cases, inside: Cases) -> Iterator[tuple[str, ...]]:
+    """Yield the kinds of sequences of different lengths that occur inside."""
+    return _some(c.ragged, {case.ragged for case in inside})
+
+
+def _some(claimed: tuple[str, ...], chosen: set[str]) -> Iterator[tuple[str, ...]]:
+    """Yield those of the claimed values that are chosen, unless these are none or all."""
+    left = tuple(value for value in claimed if value in chosen)
+    if 0 < len(left) < len(claimed):
+        yield left
+
+
+def _head_dims(c: Capabilities, outside: Cases, inside: Cases) -> Iterator[tuple[int, ...]]:
     """Yield usual sets of head_dims (powers of two, multiples, up to a power of two), then those the cases allow."""
-    without = {case.head_dim for case in outside}
+    claimed, without = c.head_dims, {case.head_dim for case in outside}
     within = {case.head_dim for case in inside} - without
     usual = {
         tuple(d for d in claimed if d.bit_count() == 1),
@@ -135,4 +185,28 @@ def _head_dims(outside: Sequence[Case], inside: Sequence[Case], claimed: tuple[i
         left.append(tuple(d for d in claimed if d in within))
     for choice in (*sorted(usual, key=lambda choice: (-len(choice), choice)), *left):
         if choice and not without.intersection(choice):
-            yield f"head_dims={write_integers(choice)}"
+            yield choice
+
+
+def _multiples(c: Capabilities, outside: Cases, inside: Cases) -> Iterator[int]:
+    """Yield numbers of which lengths may be multiples."""
+    return (m for m in MULTIPLES if m > c.seqlen_multiple)
+
+
+NARROWER: Mapping[str, Callable[[Capabilities, Cases, Cases], Iterable[Any]]] = {
+    "sm_scale": _scales,
+    "dense": lambda c, outside, inside: (False,) if c.ragged else (),
+    "ragged": _kinds,
+    "min_seqlen": _min_seqlens,
+    "min_seqlen_k": _min_seqlens_k,
+    "max_seqlen_q": _max_seqlens_q,
+    "layouts": _layouts,
+    "dtypes": _dtypes,
+    "head_dims": _head_dims,
+    "unequal_lengths": lambda c, outside, inside: (False,),
+    "seqlen_multiple": _multiples,
+    "causal": lambda c, outside, inside: ((False,), (True,)) if len(c.causal) > 1 else (),
+}
+"""Claims that have several narrower values, with a function of all claims and the cases outside and inside that yields
+them, those that exclude least first. Any other claim has the one value that it declares as ``less``.
+"""
