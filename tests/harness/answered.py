@@ -7,7 +7,7 @@ from typing import Any
 
 from kernels.claims import parse_claims
 from kernels.contract import Capabilities
-from strategies.case import Case
+from strategies.case import LAYOUT_FIELDS, Case
 from tests.harness.narrow import narrowing
 from tests.harness.vary import in_plain_layouts
 
@@ -27,7 +27,6 @@ UNUSUAL: tuple[Mapping[str, Any], ...] = (
     {"seqlen_q": 1},
     {"seqlen_q": 512, "seqlen_k": 512},
     {"sm_scale": 1.0},
-    {"q_layout": "bnhd", "k_layout": "bnhd", "v_layout": "bnhd"},
 )
 """What cases have that are asked if all usual ones are refused, as by a decode kernel or one with a built-in scale."""
 
@@ -126,13 +125,15 @@ class AnsweredLaws:
 
 
 def usual(dtype: str, claimed: Capabilities) -> Iterator[Case]:
-    """Yield claimed cases such as nearly every kernel answers one of: one head, contiguous tensors, the default scale.
+    """Yield claimed cases such as nearly every kernel answers one of: one head, the first layout, the default scale.
 
-    The first have equal lengths. Others follow for kernels that take one query alone, long sequences, another scale or
-    another layout. If dense calls are not claimed, each is of a kind that is.
+    The first have equal lengths. Others follow for kernels that take one query alone, long sequences or another scale.
+    If dense calls are not claimed, each is of a kind that is.
     """
     head_dims = sorted(claimed.head_dims, key=lambda head_dim: head_dim not in USUAL_HEAD_DIMS)
-    of_all = product(head_dims, USUAL_LENGTHS, claimed.causal, ({},))
+    of_all: Iterator[tuple[int, int, bool, Mapping[str, Any]]] = product(
+        head_dims, USUAL_LENGTHS, claimed.causal, ({},)
+    )
     of_few = product(head_dims[: len(USUAL_HEAD_DIMS)], USUAL_LENGTHS, claimed.causal, UNUSUAL)
     kinds = ("none",) if claimed.dense else claimed.ragged
     for head_dim, length, causal, unusual in chain(of_all, of_few):
@@ -145,7 +146,8 @@ def usual(dtype: str, claimed: Capabilities) -> Iterator[Case]:
             causal=causal,
             dtype=dtype,
         )
-        of_kinds = (replace(case, ragged=kind, **unusual) for kind in kinds)
+        layouts = dict.fromkeys(LAYOUT_FIELDS, claimed.layouts[0])
+        of_kinds = (replace(case, ragged=kind, **{**layouts, **unusual}) for kind in kinds)
         yield from filter(claimed.admits, of_kinds)
 
 
