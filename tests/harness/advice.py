@@ -17,7 +17,7 @@ from tests.harness.drawing import drawn
 from tests.harness.kernel_info import KernelInfo
 from tests.harness.law import law_named
 from tests.harness.narrow import narrowing
-from tests.harness.refusals import Advice, Claims, Seen
+from tests.harness.refusals import NO_ADVICE, Advice, Claims, Seen
 from tests.harness.runs import Runs
 from tests.harness.tally import plain
 from tests.harness.turns import rank
@@ -52,8 +52,8 @@ WITHOUT_GRADIENTS = "backward=false"
 
 def advised(
     runs: Runs, refusing: Mapping[str, Seen], spend: Callable[[], None], kinds: Callable[[], Sequence[str]]
-) -> Advice | None:
-    """Return claims under which a kernel answers nearly all; None if none are found, or there is no time to try them.
+) -> Advice:
+    """Return claims under which a kernel answers nearly all; none if none are found, or there is no time to try them.
 
     Args:
         runs: what asks the kernel.
@@ -63,15 +63,14 @@ def advised(
             refuses all dense calls.
     """
     asking = Asking(runs, spend)
-    advice = None
+    advice = NO_ADVICE
     with suppress(BudgetSpent, HarnessError):
         claims, tried = asking.opening(refusing, kinds), Seen()
         for law in dict.fromkeys((*PLAIN, *sorted(refusing, key=rank))):
-            settled = asking.settled(law, claims, refusing.get(law, Seen()))
+            settled, seen = asking.settled(law, claims, refusing.get(law, Seen()))
             if settled is None:
-                return None
-            claims, of_law = settled
-            tried += of_law
+                return Advice(seen=seen)
+            claims, tried = settled, tried + seen
             if law != "forward" and claims and tried.asked >= LEAST_TRIED:
                 advice = Advice(claims, len(tried.answered), tried.asked)
     return advice
@@ -134,11 +133,11 @@ class Asking:
         finding = None if case is None else self.runs.hard("forward", case, claims=claims)
         return case is not None and not (finding and finding.hides_numbers)
 
-    def settled(self, law: str, claims: Claims, seen: Seen) -> tuple[Claims, Seen] | None:
+    def settled(self, law: str, claims: Claims, seen: Seen) -> tuple[Claims | None, Seen]:
         """Return claims, added to others, under which the kernel answers nearly all cases of a law; None if none are.
 
-        With them come the cases that were drawn from them. Some cases of a law under which the kernel refuses much, if
-        nothing is added to its own claims, were ``seen`` before.
+        With them come the cases that were drawn from them, or those by which none were found. Some cases of a law under
+        which the kernel refuses much, if nothing is added to its own claims, were ``seen`` before.
         """
         claimed, is_known = self.claimed(claims), bool(seen.refused) and not claims
         added: Claims = ()
@@ -155,7 +154,7 @@ class Asking:
                 break
             added = truer(law, seen.within(claimed), claimed, failed)
         if law != "backward" or WITHOUT_GRADIENTS in claims:
-            return None
+            return None, seen.within(claimed)
         return self.settled(law, (*claims, WITHOUT_GRADIENTS), Seen())
 
     def drawn(self, law: str, claims: Claims) -> Iterator[Case]:

@@ -32,15 +32,6 @@ Claims = tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Advice:
-    """Claims that a kernel should have, under which it ``answered`` so many of the cases ``asked``."""
-
-    claims: Claims
-    answered: int
-    asked: int
-
-
-@dataclass(frozen=True)
 class Seen:
     """Cases of a law that a kernel has refused, and cases that it has answered."""
 
@@ -64,6 +55,22 @@ class Seen:
         return len(self.refused) + len(self.answered)
 
 
+@dataclass(frozen=True)
+class Advice:
+    """Claims that a kernel should have, under which it ``answered`` so many of the cases ``asked``; none if none do.
+
+    ``seen`` are cases by which no claims were found that would do.
+    """
+
+    claims: Claims = ()
+    answered: int = 0
+    asked: int = 0
+    seen: Seen = Seen()
+
+
+NO_ADVICE = Advice()
+
+
 def is_mostly_refused(tally: Tally) -> bool:
     """Whether more than ``MOST_REFUSED`` of the cases that the kernel could be asked were refused.
 
@@ -85,7 +92,7 @@ def was_not_run(tally: Tally) -> bool:
     return tally.skipped > 0 and tally.examples + tally.refusals == 0
 
 
-def complaint(kernel: str, tallies: Mapping[Item, Tally], advice: Advice | None = None) -> str | None:
+def complaint(kernel: str, tallies: Mapping[Item, Tally], advice: Advice = NO_ADVICE) -> str | None:
     """Say in one line why a run fails although no law is broken; None if it does not fail.
 
     The kernel refuses everything, or is too slow for a run as short as this, or none of its cases could be run here, or
@@ -103,7 +110,7 @@ def complaint(kernel: str, tallies: Mapping[Item, Tally], advice: Advice | None 
     if not refusing:
         return None
     some = merged(refusing.values())
-    told = _advised(advice) or "; ".join(filter(None, (_in_common(tallies), CLAIM_LESS)))
+    told = _advised(advice) or "; ".join(filter(None, (_in_common(tallies, advice), CLAIM_LESS)))
     if not total.examples:
         return (
             f"{kernel}: refused all {total.refusals} cases that it claims ({_quoted(total.reasons)}); {told}"
@@ -115,7 +122,7 @@ def complaint(kernel: str, tallies: Mapping[Item, Tally], advice: Advice | None 
     )
 
 
-def drawn_within(kernel: str, tallies: Mapping[Item, Tally], advice: Advice | None = None) -> str | None:
+def drawn_within(kernel: str, tallies: Mapping[Item, Tally], advice: Advice = NO_ADVICE) -> str | None:
     """Say in one line that cases were drawn from less than the kernel claims, and from what; None if none were.
 
     A kernel of which there is a ``complaint`` is not told of twice. ``advice`` is as in ``complaint``.
@@ -124,7 +131,7 @@ def drawn_within(kernel: str, tallies: Mapping[Item, Tally], advice: Advice | No
     if not total.within or complaint(kernel, tallies):
         return None
     refused, asked = _of_all_claimed(total)
-    told = _advised(advice) or _in_common(tallies)
+    told = _advised(advice) or _in_common(tallies, advice)
     return (
         f"{kernel}: refused {refused} of {asked} cases that it claims ({_quoted(total.reasons)}), so that "
         f"{total.within} others were drawn from what it seems to answer{told and f'; {told}'}"
@@ -152,22 +159,24 @@ def _spread(cases: Iterable[Case]) -> tuple[Case, ...]:
     return listed[:: max(1, len(listed) // MOST_ASKED)]
 
 
-def _advised(advice: Advice | None) -> str:
-    """Tell claims with how many cases of them are answered; "" if there is no advice."""
-    if advice is None:
-        return ""
+def _advised(advice: Advice) -> str:
+    """Tell claims with how many cases of them are answered; "" if there are none."""
     options = " ".join(f"--claims {claim}" for claim in advice.claims)
-    return f"claim less: {options} (tried: {advice.answered} of {advice.asked} cases are answered)"
+    tried = f"(tried: {advice.answered} of {advice.asked} cases are answered)"
+    return f"claim less: {options} {tried}" if options else ""
 
 
-def _in_common(tallies: Mapping[Item, Tally]) -> str:
+def _in_common(tallies: Mapping[Item, Tally], advice: Advice) -> str:
     """Tell what refused cases have in common that hardly any answered one has; "" if nothing is found.
 
-    They are those of ``forward``, if that is refused, since other laws make calls that differ from their case.
+    If claims were looked for in vain, they are the cases of that. Else they are those of ``forward``, if that is
+    refused, since other laws make calls that differ from their case.
     """
-    seen = asked_about(tallies)
-    first = seen.get("forward", next(iter(seen.values()), Seen()))
-    traits = alike(first.refused, first.answered)
+    of_laws = asked_about(tallies)
+    seen = (
+        advice.seen if advice.seen.answered else of_laws.get("forward", next(iter(of_laws.values()), Seen()))
+    )
+    traits = alike(seen.refused, seen.answered)
     return f"all that were refused have in common: {', '.join(traits)}" if traits else ""
 
 

@@ -16,7 +16,16 @@ from tests.harness.kernel_info import KernelInfo
 from tests.harness.law import law_named
 from tests.harness.ledger import BEGUN, WITHDRAWN, Ledger
 from tests.harness.nights import told_gone
-from tests.harness.refusals import Advice, Item, Seen, asked_about, complaint, drawn_within, is_mostly_refused
+from tests.harness.refusals import (
+    NO_ADVICE,
+    Advice,
+    Item,
+    Seen,
+    asked_about,
+    complaint,
+    drawn_within,
+    is_mostly_refused,
+)
 from tests.harness.refusals import merged as merged_tallies
 from tests.harness.sightings import Sightings
 from tests.harness.tally import CASES, Tally
@@ -28,7 +37,7 @@ FORMAT = 1
 
 Key = tuple[str, str, str]
 """The names of a kernel, a law and a dtype."""
-Tell = Callable[[str, Mapping[Item, Tally], Advice | None], str | None]
+Tell = Callable[[str, Mapping[Item, Tally], Advice], str | None]
 """Makes one line about a kernel of its name, its counts and the advice on it; or None."""
 
 
@@ -222,7 +231,7 @@ class Results:
 
     def _of_each(self, tell: Tell) -> Iterator[str | None]:
         """Yield what a function tells of each kernel from its name, its counts and the advice on it."""
-        return (tell(name, self._tallies(name), self.advice.get(name)) for name in self.infos)
+        return (tell(name, self._tallies(name), self.advice.get(name, NO_ADVICE)) for name in self.infos)
 
     def to_be_advised(self) -> dict[str, dict[str, Seen]]:
         """Return the kernels that refuse much, each with some cases of the laws under which they do."""

@@ -203,8 +203,8 @@ class Summary:
         for name, seen in refusing.items():
             with suppress(NotStarted):
                 runs[name].child.ready()
-            if advice := advised(runs[name], seen, meter(seconds), partial(kinds_taken, runs[name])):
-                self.results.advice[name] = advice
+            kinds = partial(kinds_taken, runs[name])
+            self.results.advice[name] = advised(runs[name], seen, meter(seconds), kinds)
 
     def _revise_failures(self, reporter: pytest.TerminalReporter) -> None:
         """Name reports in the texts of failures as the screen does; without -v, hide texts that the screen repeats.
