@@ -1,13 +1,13 @@
 """What a kernel seems to answer of all that it claims, learned from the cases that it has refused and answered."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import chain, islice, product
 from typing import Any
 
 from kernels.claims import parse_claims
 from kernels.contract import Capabilities
-from strategies.case import Case
+from strategies.case import LAYOUT_FIELDS, Case
 from tests.harness.narrow import narrowing
 from tests.harness.vary import in_plain_layouts
 
@@ -22,6 +22,16 @@ MOST = 200
 
 USUAL_HEAD_DIMS, USUAL_LENGTHS = (64, 128), (128, 256)
 """Head dims and lengths of the cases that are asked first: nearly every kernel answers one of them."""
+
+UNUSUAL: tuple[Mapping[str, Any], ...] = (
+    {"seqlen_q": 1},
+    {"seqlen_q": 512, "seqlen_k": 512},
+    {"sm_scale": 1.0},
+)
+"""What cases have that are asked if all usual ones are refused, as by a decode kernel or one with a built-in scale."""
+
+FEW_QUERIES = (1, 2, 3, 4, 8, 16, 32)
+"""Numbers of queries that are asked of a kernel with the number of keys that it answers."""
 
 LENGTHS_ASKED = (*range(16, 129, 16), 8, 24, 40, 4, 12, 2, 6, 1, 3, 33)
 """Lengths by which a rule for them shows: multiples of each power of two that are none of the next one."""
@@ -76,9 +86,10 @@ class Answered:
         if dtype in self.asked or not self._is_much_refused:
             return
         self.asked.add(dtype)
-        usual = next((case for case in _usual(dtype, self.claimed) if not refuses(case)), None)
-        for case in () if usual is None else _varied(usual, self.claimed):
+        answered = (case for case in usual(dtype, self.claimed) if not refuses(case))
+        for case in chain.from_iterable(varied(first, self.claimed) for first in islice(answered, 1)):
             self.note(case, is_refused=refuses(case))
+        self._learn()
 
     @property
     def _is_much_refused(self) -> bool:
@@ -113,10 +124,19 @@ class AnsweredLaws:
         return self.forward if law == "forward" else self.backward
 
 
-def _usual(dtype: str, claimed: Capabilities) -> Iterator[Case]:
-    """Yield claimed cases such as nearly every kernel answers: one head, equal lengths, contiguous tensors."""
+def usual(dtype: str, claimed: Capabilities) -> Iterator[Case]:
+    """Yield claimed cases such as nearly every kernel answers one of: one head, the first layout, the default scale.
+
+    The first have equal lengths. Others follow for kernels that take one query alone, long sequences or another scale.
+    If dense calls are not claimed, each is of a kind that is.
+    """
     head_dims = sorted(claimed.head_dims, key=lambda head_dim: head_dim not in USUAL_HEAD_DIMS)
-    for head_dim, length, causal in product(head_dims, USUAL_LENGTHS, claimed.causal):
+    of_all: Iterator[tuple[int, int, bool, Mapping[str, Any]]] = product(
+        head_dims, USUAL_LENGTHS, claimed.causal, ({},)
+    )
+    of_few = product(head_dims[: len(USUAL_HEAD_DIMS)], USUAL_LENGTHS, claimed.causal, UNUSUAL)
+    kinds = ("none",) if claimed.dense else claimed.ragged
+    for head_dim, length, causal, unusual in chain(of_all, of_few):
         case = Case(
             seqlen_q=length,
             seqlen_k=length,
@@ -126,23 +146,30 @@ def _usual(dtype: str, claimed: Capabilities) -> Iterator[Case]:
             causal=causal,
             dtype=dtype,
         )
-        if claimed.admits(case):
-            yield case
+        layouts = dict.fromkeys(LAYOUT_FIELDS, claimed.layouts[0])
+        of_kinds = (replace(case, ragged=kind, **{**layouts, **unusual}) for kind in kinds)
+        yield from filter(claimed.admits, of_kinds)
 
 
-def _varied(case: Case, claimed: Capabilities) -> Iterator[Case]:
-    """Yield a case, and claimed cases that differ from it in one thing that a claim may be about, such as head_dim."""
+def varied(case: Case, claimed: Capabilities) -> Iterator[Case]:
+    """Yield a case, and claimed cases that differ from it in one thing that a claim may be about, such as head_dim.
+
+    Some have one query, few queries, or more queries than keys.
+    """
     lengths = (case.seqlen_q, case.seqlen_q // 2)
     changes: list[dict[str, Any]] = [
         {},
         *({"head_dim": head_dim} for head_dim in claimed.head_dims),
         *({"seqlen_q": n, "seqlen_k": n} for n in (*LENGTHS_ASKED, 0)),
+        *({"seqlen_q": n} for n in FEW_QUERIES),
+        *({"seqlen_q": 1, "seqlen_k": n} for n in LENGTHS_ASKED),
+        *({"seqlen_k": n} for n in (case.seqlen_k + 1, case.seqlen_k + 64, 0)),
         *({"seqlen_q": n, "seqlen_k": 2 * n} for n in lengths),
         *({"seqlen_q": 2 * n, "seqlen_k": n} for n in lengths),
         *({"causal": causal} for causal in claimed.causal),
         *({"batch": 2, "heads_kv": heads_kv} for heads_kv in (1, 2)),
         *({"heads_kv": heads_kv, "group": group} for heads_kv in (1, 2) for group in (2, 4)),
-        *({"sm_scale": sm_scale} for sm_scale in (1.0, 0.0, -0.5, -1.0)),
+        *({"sm_scale": sm_scale} for sm_scale in (1.0, 0.125, 0.3, 0.0, -0.5, -1.0)),
     ]
-    varied = dict.fromkeys(replace(case, **fields) for fields in changes)
-    yield from (other for other in varied if claimed.admits(other))
+    different = dict.fromkeys(replace(case, **fields) for fields in changes)
+    yield from filter(claimed.admits, different)

@@ -16,8 +16,7 @@ from kernels.registry import PlainFunction
 from kernels.signature import expected, keywords, rejects_keyword
 from reference import safe_softmax
 from reference.bounds.accumulation import SAFETY
-from strategies.case import Case
-from strategies.tensors import tensors
+from strategies.case import LAYOUT_FIELDS, Case
 from tests.harness.device import wait_for_device
 from tests.harness.environments import why_not_here
 from tests.harness.lse_form import shape_of_lse
@@ -60,32 +59,33 @@ def probe(kernel: AttentionKernel, device: str) -> str | None:
 
 def _first_call(kernel: AttentionKernel, case: Case, device: str) -> str | None:
     """Say why the forward can't be called here or, of a plain function, what is wrong with what it returns."""
-    windows = tensors(case, device)
-    q, k, v = (window.tensor for window in (windows.q, windows.k, windows.v))
-    options: dict[str, Any] = {"causal": case.causal, "sm_scale": case.scale}
-    is_declared = not isinstance(
-        kernel.forward, PlainFunction
-    )  # a law tells what is wrong with its calls, with a case
+    trial = Trial(kernel, case, device, SAFETY)
+    call, claims = trial.prepared(trial.problem), kernel.capabilities
+    q, k, v = call.problem.q, call.problem.k, call.problem.v
+    options: dict[str, Any] = {**call.problem.options, **call.launch}
+    # A law tells what is wrong with the calls of a kernel that states its claims, with a case.
+    is_declared = not isinstance(kernel.forward, PlainFunction)
     try:
         with put_back(set()), torch.no_grad():
             returned = kernel.forward(q, k, v, **options)
         wait_for_device(device)
         out, lse = out_and_lse(returned)
     except Exception as error:
-        told = None if is_declared else _of_the_call(error, keywords(kernel.capabilities))
+        told = None if is_declared else _of_the_call(error, keywords(claims))
         return told or why_not_here(error, q.device.type)
     if is_declared:
         return None
-    return wrong_form(out, lse, q, v, kernel.capabilities.lse_layout) or _wrong_order(
-        out, q, k, v, kernel.capabilities, options
-    )
+    wrong = wrong_form(out, lse, q, v, claims.lse_layout)
+    return wrong or (_wrong_order(out, q, k, v, claims, call.problem.options) if claims.dense else None)
 
 
 def _second_call(kernel: AttentionKernel, case: Case, device: str) -> str | None:
     """Say why the forward, or the gradients that are claimed, can't be had here."""
     trial = Trial(kernel, case, device, SAFETY)
+    call = trial.prepared(trial.problem)
+    backward = call.has_gradients and kernel.capabilities.gives_gradients(causal=case.causal)
     try:
-        run_kernel(kernel, trial.problem, trial.launch, backward=kernel.capabilities.backward)
+        run_kernel(kernel, call.problem, call.launch, backward=backward)
         wait_for_device(device)
     except Exception as error:
         return why_not_here(error, trial.problem.q.device.type)
@@ -95,11 +95,17 @@ def _second_call(kernel: AttentionKernel, case: Case, device: str) -> str | None
 def simplest_case(capabilities: Capabilities) -> Case:
     """Return two heads of a short sequence, not causal if that is claimed, in the first claimed head_dim and dtype."""
     c = capabilities
-    seqlen = c.length_from(SEQLEN)
+    seqlen_k = c.length_from(max(SEQLEN, c.min_seqlen_k))
+    most = seqlen_k if c.max_seqlen_q is None else c.max_seqlen_q - c.max_seqlen_q % c.seqlen_multiple
+    seqlen_q = min(seqlen_k, most)
+    layouts: dict[str, Any] = dict.fromkeys(LAYOUT_FIELDS, c.layouts[0])
     return Case(
         heads_kv=2,
-        seqlen_q=seqlen,
-        seqlen_k=seqlen,
+        seqlen_q=seqlen_q,
+        seqlen_k=seqlen_k if c.may_differ(causal=min(c.causal)) else seqlen_q,
+        sm_scale=c.sm_scale[0] if isinstance(c.sm_scale, tuple) else None,
+        ragged="none" if c.dense else c.ragged[0],
+        **layouts,
         head_dim=c.head_dims[0],
         v_head_dim=c.v_head_dim[0],
         v_in_k=min(c.v_in_k),

@@ -2,11 +2,12 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from textwrap import shorten
 
 from kernels.contract import Capabilities
 from strategies.case import Case
-from tests.harness.narrow import MOST_LOST, narrower, narrowing
+from tests.harness.alike import alike
 from tests.harness.tally import Tally
 
 MOST_REFUSED = 0.9
@@ -25,6 +26,49 @@ CLAIM_LESS = "claim less with --claims, or mend the kernel"
 
 Item = tuple[str, str]
 """A law and a dtype."""
+
+
+Claims = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Cases of a law that a kernel has refused, and cases that it has answered."""
+
+    refused: tuple[Case, ...] = ()
+    answered: tuple[Case, ...] = ()
+
+    def __add__(self, other: "Seen") -> "Seen":
+        """Return the cases of both, each once."""
+        return Seen(
+            tuple(dict.fromkeys((*self.refused, *other.refused))),
+            tuple(dict.fromkeys((*self.answered, *other.answered))),
+        )
+
+    def within(self, claimed: Capabilities) -> "Seen":
+        """Return the cases that are claimed."""
+        return Seen(tuple(filter(claimed.admits, self.refused)), tuple(filter(claimed.admits, self.answered)))
+
+    @property
+    def asked(self) -> int:
+        """Return the number of cases."""
+        return len(self.refused) + len(self.answered)
+
+
+@dataclass(frozen=True)
+class Advice:
+    """Claims that a kernel should have, under which it ``answered`` so many of the cases ``asked``; none if none do.
+
+    ``seen`` are cases by which no claims were found that would do.
+    """
+
+    claims: Claims = ()
+    answered: int = 0
+    asked: int = 0
+    seen: Seen = Seen()
+
+
+NO_ADVICE = Advice()
 
 
 def is_mostly_refused(tally: Tally) -> bool:
@@ -48,11 +92,12 @@ def was_not_run(tally: Tally) -> bool:
     return tally.skipped > 0 and tally.examples + tally.refusals == 0
 
 
-def complaint(kernel: str, tallies: Mapping[Item, Tally], capabilities: Capabilities) -> str | None:
+def complaint(kernel: str, tallies: Mapping[Item, Tally], advice: Advice = NO_ADVICE) -> str | None:
     """Say in one line why a run fails although no law is broken; None if it does not fail.
 
     The kernel refuses everything, or is too slow for a run as short as this, or none of its cases could be run here, or
-    it refuses nearly all cases of some law and dtype.
+    it refuses nearly all cases of some law and dtype. ``advice`` are claims that were tried; without them it is told
+    what refused cases have in common.
     """
     total = merged(tallies.values())
     if was_not_run(total):
@@ -61,65 +106,78 @@ def complaint(kernel: str, tallies: Mapping[Item, Tally], capabilities: Capabili
         )
     if total.cut_off and not total.examples + total.refusals:
         return f"{kernel}: none of its cases came to its end in time: it took {total.slowest:.0f} s and was cut off"
-    if total.refusals and not total.examples:
-        return f"{kernel}: refused all {total.refusals} cases that it claims ({_quoted(total.reasons)}); {CLAIM_LESS}"
     refusing = {item: tally for item, tally in tallies.items() if is_mostly_refused(tally)}
     if not refusing:
         return None
     some = merged(refusing.values())
-    claims = _truer_claims(tallies, refusing, capabilities)
-    advice = f"claim less: {_options(claims)}" if claims else CLAIM_LESS
+    told = _advised(advice) or "; ".join(filter(None, (_in_common(tallies, advice), CLAIM_LESS)))
+    if not total.examples:
+        return (
+            f"{kernel}: refused all {total.refusals} cases that it claims ({_quoted(total.reasons)}); {told}"
+        )
     refused, asked = _of_all_claimed(some)
     return (
         f"{kernel}: refused {refused} of {asked} cases that it claims under "
-        f"{_names(refusing)} ({_quoted(some.reasons)}); {advice}"
+        f"{_names(refusing)} ({_quoted(some.reasons)}); {told}"
     )
 
 
-def drawn_within(kernel: str, tallies: Mapping[Item, Tally], capabilities: Capabilities) -> str | None:
+def drawn_within(kernel: str, tallies: Mapping[Item, Tally], advice: Advice = NO_ADVICE) -> str | None:
     """Say in one line that cases were drawn from less than the kernel claims, and from what; None if none were.
 
-    A kernel of which there is a ``complaint`` is not told of twice.
+    A kernel of which there is a ``complaint`` is not told of twice. ``advice`` is as in ``complaint``.
     """
     total = merged(tallies.values())
-    if not total.within or complaint(kernel, tallies, capabilities):
+    if not total.within or complaint(kernel, tallies):
         return None
     refused, asked = _of_all_claimed(total)
-    some, others = map(_spread, (total.refused_cases, total.answered_cases))
-    claims = [claim for claim, _ in narrowing(some, others, capabilities)]
-    advice = f"; most of them are not claimed by {_options(claims)}" if claims else ""
+    told = _advised(advice) or _in_common(tallies, advice)
     return (
         f"{kernel}: refused {refused} of {asked} cases that it claims ({_quoted(total.reasons)}), so that "
-        f"{total.within} others were drawn from what it seems to answer{advice}"
+        f"{total.within} others were drawn from what it seems to answer{told and f'; {told}'}"
     )
 
 
-def _spread(cases: Iterable[Case]) -> list[Case]:
+def asked_about(tallies: Mapping[Item, Tally]) -> dict[str, Seen]:
+    """Return the laws under which a kernel refuses so much that this is told, each with some of its cases.
+
+    These are the laws under which nearly all is refused or, if there are none, those of which cases were drawn from
+    less than is claimed.
+    """
+    told = [item for item, tally in tallies.items() if is_mostly_refused(tally)]
+    told = told or [item for item, tally in tallies.items() if tally.within]
+    of_laws = {law: merged(x for item, x in tallies.items() if item[0] == law) for law, _ in told}
+    return {
+        law: Seen(_spread(tally.refused_cases), _spread(tally.answered_cases))
+        for law, tally in of_laws.items()
+    }
+
+
+def _spread(cases: Iterable[Case]) -> tuple[Case, ...]:
     """Return about ``MOST_ASKED`` of the cases, evenly spread over them, since those of one law stand together."""
-    listed = list(cases)
+    listed = tuple(cases)
     return listed[:: max(1, len(listed) // MOST_ASKED)]
 
 
-def _options(claims: Iterable[str]) -> str:
-    return " ".join(f"--claims {claim}" for claim in claims)
+def _advised(advice: Advice) -> str:
+    """Tell claims with how many cases of them are answered; "" if there are none."""
+    options = " ".join(f"--claims {claim}" for claim in advice.claims)
+    tried = f"(tried: {advice.answered} of {advice.asked} cases are answered)"
+    return f"claim less: {options} {tried}" if options else ""
 
 
-def _truer_claims(
-    tallies: Mapping[Item, Tally], refusing: Mapping[Item, Tally], capabilities: Capabilities
-) -> tuple[str, ...]:
-    """Return claims that exclude what is refused, or most of it: no gradients if all else is answered, or a kind."""
-    laws = {law for law, _ in refusing}
-    if "backward" in laws and any(law == "forward" for law, _ in tallies) and "forward" not in laws:
-        return ("backward=false",)
-    answered = list(merged(tallies.values()).answered_cases)
-    refused = list(merged(refusing.values()).refused_cases)
-    found = [*narrowing(refused, answered, capabilities)]
-    claims, excluded = tuple(claim for claim, _ in found), sum(number for _, number in found)
-    if excluded > MOST_REFUSED * len(refused):
-        return claims
-    if claim := narrower(refused, answered, capabilities):
-        return (claim,)
-    return claims if excluded > MOST_LOST * len(refused) else ()
+def _in_common(tallies: Mapping[Item, Tally], advice: Advice) -> str:
+    """Tell what refused cases have in common that hardly any answered one has; "" if nothing is found.
+
+    If claims were looked for in vain, they are the cases of that. Else they are those of ``forward``, if that is
+    refused, since other laws make calls that differ from their case.
+    """
+    of_laws = asked_about(tallies)
+    seen = (
+        advice.seen if advice.seen.answered else of_laws.get("forward", next(iter(of_laws.values()), Seen()))
+    )
+    traits = alike(seen.refused, seen.answered)
+    return f"all that were refused have in common: {', '.join(traits)}" if traits else ""
 
 
 def merged(tallies: Iterable[Tally]) -> Tally:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from kernels.contract import DTYPES, GRADIENTS, Capabilities
+from kernels.contract import DTYPES, GRADIENTS
 from strategies.case import Case
 from tests.harness.bugs import Bug, with_tensors
 from tests.harness.cells import by_field, claimed, is_judged
@@ -15,7 +15,16 @@ from tests.harness.kernel_info import KernelInfo
 from tests.harness.law import law_named
 from tests.harness.ledger import BEGUN, WITHDRAWN, Ledger
 from tests.harness.nights import told_gone
-from tests.harness.refusals import Item, complaint, drawn_within, is_mostly_refused
+from tests.harness.refusals import (
+    NO_ADVICE,
+    Advice,
+    Item,
+    Seen,
+    asked_about,
+    complaint,
+    drawn_within,
+    is_mostly_refused,
+)
 from tests.harness.refusals import merged as merged_tallies
 from tests.harness.sightings import Sightings
 from tests.harness.tally import CASES, Tally
@@ -27,8 +36,8 @@ FORMAT = 1
 
 Key = tuple[str, str, str]
 """The names of a kernel, a law and a dtype."""
-Tell = Callable[[str, Mapping[Item, Tally], Capabilities], str | None]
-"""Makes one line about a kernel of its name, its counts and its claims; or None."""
+Tell = Callable[[str, Mapping[Item, Tally], Advice], str | None]
+"""Makes one line about a kernel of its name, its counts and the advice on it; or None."""
 
 
 class Results:
@@ -38,6 +47,7 @@ class Results:
     ``seen`` have the name of a report folder as their key; for those in ``unreported``, of which no item has told yet,
     ``seen`` has one example. ``broken`` has the folders of the bugs that break a law at a dtype, and ``gone`` the bugs
     of earlier runs whose cases hold. ``concluded`` is empty until the run is over: then it has each distinct bug once.
+    ``advice`` has claims for kernels that refuse much, once they are tried.
     """
 
     def __init__(self, kernels: Sequence[KernelInfo]) -> None:
@@ -54,6 +64,7 @@ class Results:
         self.concluded: list[Concluded] = []
         self.gone: list[Bug] = []
         self.notices: list[str] = []
+        self.advice: dict[str, Advice] = {}
 
     def add(self, counts: Mapping[str, Any]) -> None:
         """Add what one item has counted and found: ``counts`` is its report's ``flashproof``."""
@@ -250,10 +261,17 @@ class Results:
         return [line for line in self._of_each(drawn_within) if line is not None]
 
     def _of_each(self, tell: Tell) -> Iterator[str | None]:
-        """Yield what a function tells of each kernel from its name, its counts and its claims."""
-        for name, info in self.infos.items():
-            tallies = {key[1:]: tally for key, tally in self.tallies.items() if key[0] == name}
-            yield tell(name, tallies, info.capabilities)
+        """Yield what a function tells of each kernel from its name, its counts and the advice on it."""
+        return (tell(name, self._tallies(name), self.advice.get(name, NO_ADVICE)) for name in self.infos)
+
+    def to_be_advised(self) -> dict[str, dict[str, Seen]]:
+        """Return the kernels that refuse much, each with some cases of the laws under which they do."""
+        found = {name: asked_about(self._tallies(name)) for name in self.infos}
+        return {name: seen for name, seen in found.items() if seen}
+
+    def _tallies(self, kernel: str) -> dict[Item, Tally]:
+        """Return the counts of a kernel by law and dtype."""
+        return {key[1:]: tally for key, tally in self.tallies.items() if key[0] == kernel}
 
     def less_precise_told(self) -> dict[str, str]:
         """Return one line for each kernel that is less precise than claimed, by the name of the kernel."""

@@ -43,7 +43,7 @@ class Runs:
     ``tally`` counts the cases of an item, ``held`` are the last of them that held, and ``nearest`` has for each tensor
     the largest error over bound among them, with its case. ``ordinary`` remembers what was found in ordinary cases,
     which every investigation asks for, and ``answers`` what was found outside the search since ``forget`` was called,
-    as questions about one failure often meet the same case, and ``refusals`` which of these cases were refused.
+    as questions about one failure often meet the same case, and ``statuses`` those of the verdicts on these cases.
     ``bugs`` are the known ones: a case that would end the process by one of them is not run just to find out about
     something else. ``clock`` has the time that the whole run may take, ``share`` the seconds of this kernel among all
     workers, and ``patience`` the seconds for one case after the end, until a case takes longer. Of a kernel that
@@ -66,7 +66,7 @@ class Runs:
     has_refused: bool = False
     ordinary: dict[tuple[str, Case], Finding | None] = field(default_factory=dict)
     answers: dict[tuple[Any, ...], Finding | None] = field(default_factory=dict)
-    refusals: dict[tuple[str, Case], bool] = field(default_factory=dict)
+    statuses: dict[tuple[str, Case, tuple[str, ...]], str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.begin()
@@ -229,7 +229,7 @@ class Runs:
         if asked not in self.answers:
             verdict = self.in_time(law, case, claims=claims, general=self.compiling.is_general, **options)
             self.tally.add_seconds(verdict.seconds)
-            self.refusals[law, case] = verdict.status == "refused"
+            self.statuses[law, case, claims] = verdict.status
             self.answers[asked] = self.info.finding(verdict)
         return self.answers[asked]
 
@@ -242,14 +242,22 @@ class Runs:
 
     def refuses(self, law: str, case: Case) -> bool:
         """Whether the kernel refuses a case under a law. Raises OutOfTime if the run has no time to ask it."""
-        if (law, case) not in self.refusals:
-            self.hard(law, case, safety=SHRINKING_SAFETY)
-        return self.refusals.get((law, case), False)
+        return self.status(law, case) == "refused"
+
+    def status(self, law: str, case: Case, claims: tuple[str, ...] = ()) -> str:
+        """Return the status of the verdict on a case under a law, with ``claims`` added to those of the kernel.
+
+        It is "broken" if a known bug would end the process. Raises OutOfTime if the run has no time to ask the kernel.
+        """
+        asked = law, case, claims
+        if asked not in self.statuses:
+            self.hard(law, case, claims=claims, safety=SHRINKING_SAFETY)
+        return self.statuses.get(asked, "broken")
 
     def forget(self) -> None:
         """Run cases outside the search anew, although they were run before."""
         self.answers.clear()
-        self.refusals.clear()
+        self.statuses.clear()
 
     @contextmanager
     def asked_of_general(

@@ -4,15 +4,17 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import pytest
 from hypothesis import settings
 
 from strategies.case import Case
+from tests.harness.advice import advised, kinds_taken
 from tests.harness.attribute import is_same
 from tests.harness.budget import BudgetSpent, meter
 from tests.harness.bugs import Bug
@@ -41,6 +43,12 @@ CONCLUDING_SECONDS, LEAST_CONCLUDING_SECONDS = 20.0, 6.0
 
 A run that is late takes as many fewer as it is late, but no fewer than the second number. Workers may be busy for
 ``budget.GRACE_SECONDS`` before that, and the whole run has to end within half a minute.
+"""
+
+ADVISING_SECONDS = {True: 8.0, False: 30.0}
+"""The most seconds in which claims are looked for that would be true of kernels that refuse much.
+
+They are those of all kernels of a run that has a time limit, and of each kernel of one that has none.
 """
 
 
@@ -195,6 +203,7 @@ class Summary:
             return with_offers(one, runs[kernel], answered[kernel], spend)
 
         self.results.conclude(list(map(offered, distinct)))
+        self._advise(runs)
         self.plan.finds.forget(self.results.gone)
         self.results.notice([*self.plan.finds.notices, *self.results.drawn_within()])
         concluded = self.results.concluded
@@ -209,6 +218,15 @@ class Summary:
                     shutil.rmtree(self.plan.report_dir / twin, ignore_errors=True)
                 add_to_report(self.plan.report_dir / one.bug.key, one.lines())
         self._write()
+
+    def _advise(self, runs: Mapping[str, Runs]) -> None:
+        """Look for claims that are true of the kernels that refuse much, and try them."""
+        refusing = {} if self.plan.replay else self.results.to_be_advised()
+        is_limited = math.isfinite(self.plan.clock.seconds)
+        seconds = ADVISING_SECONDS[is_limited] / (len(refusing) or 1 if is_limited else 1)
+        for name, seen in refusing.items():
+            kinds = partial(kinds_taken, runs[name])
+            self.results.advice[name] = advised(runs[name], seen, meter(seconds), kinds)
 
     def _revise_failures(self, reporter: pytest.TerminalReporter) -> None:
         """Name reports in the texts of failures as the screen does; without -v, hide texts that the screen repeats.

@@ -211,14 +211,19 @@ class Tally:
 
 
 def _keep(case: Case, cases: dict[Case, None]) -> None:
-    """Add the case with normal numbers, in plain layouts, to ``cases``, unless these are ``MOST_CASES`` or have it.
-
-    Few kernels that refuse layouts refuse any of dout, which is no argument of their forward.
-    """
+    """Add the case to ``cases`` as far as a claim may be about it, unless these are ``MOST_CASES`` or have it."""
     if len(cases) < MOST_CASES:
-        numbers: dict[str, Any] = {f"{tensor}_values": "normal" for tensor in TENSORS}
-        plain = replace(case, seed=0, spikes=(), dout_layout="contiguous", **numbers)
-        cases[in_plain_layouts(plain)] = None
+        cases[plain(case)] = None
+
+
+def plain(case: Case) -> Case:
+    """Return the case with normal numbers, in plain layouts, as claims are about nothing else.
+
+    dout gets the layout of q, since few kernels that refuse layouts refuse any of dout, which is no argument of their
+    forward.
+    """
+    numbers: dict[str, Any] = {f"{tensor}_values": "normal" for tensor in TENSORS}
+    return in_plain_layouts(replace(case, seed=0, spikes=(), dout_layout=case.q_layout, **numbers))
 
 
 def _to_fields(case: Case) -> dict[str, Any]:

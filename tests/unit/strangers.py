@@ -146,3 +146,17 @@ def contiguous_alone(q, k, v, *, causal, sm_scale):
     if not all(x.is_contiguous() for x in (q, k, v)):
         raise NotImplementedError("contiguous tensors only")
     return sound(q, k, v, causal=causal, sm_scale=sm_scale)
+
+
+def one_query(q, k, v, *, causal, sm_scale):
+    """Takes one query of each sequence alone, as decode kernels do."""
+    if q.shape[2] != 1:
+        raise NotImplementedError("seqlen_q must be 1")
+    return sound(q, k, v, causal=causal, sm_scale=sm_scale)
+
+
+def whole_blocks_of_keys(q, k, v, *, causal, sm_scale):
+    """Takes keys in whole blocks and any number of queries, which no claim can say."""
+    if k.shape[2] % 128:
+        raise NotImplementedError("keys come in blocks of 128")
+    return sound(q, k, v, causal=causal, sm_scale=sm_scale)

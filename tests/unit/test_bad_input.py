@@ -14,7 +14,7 @@ from strategies.case import Case
 from tests.harness.child import Child
 from tests.harness.kernel_info import KernelInfo
 from tests.harness.probe import probe, simplest_case
-from tests.harness.refusals import complaint, drawn_within, merged
+from tests.harness.refusals import Advice, complaint, drawn_within
 from tests.harness.tally import MOST_CASES, Tally
 from tests.harness.trial import LawBroken, Trial
 from tests.harness.verdict import Verdict
@@ -249,7 +249,7 @@ class TestComplaint:
     MASKED, PLAIN = Case(causal=True), Case()
 
     def told(self, **tallies: Tally) -> str | None:
-        return complaint("f", {(law, "float32"): x for law, x in tallies.items()}, PLAIN_FUNCTION)
+        return complaint("f", {(law, "float32"): x for law, x in tallies.items()})
 
     def test_a_kernel_that_answers_is_not_told_of(self) -> None:
         assert self.told(forward=tally(self.PLAIN, answered=9, skipped=9)) is None
@@ -271,32 +271,28 @@ class TestComplaint:
         assert "others ...); claim less" in told
         assert len(told) < 320
 
-    def test_one_that_refuses_most_of_a_law_is_told_which_claim_to_narrow(self) -> None:
+    def test_claims_that_were_tried_are_told(self) -> None:
         answered = tally(self.PLAIN, answered=20)
         masked = tally(self.MASKED, refused=10, reason="no mask")
-        assert self.told(forward=answered, special=masked) == (
-            "f: refused 10 of 10 cases that it claims under special (float32) (no mask); "
-            "claim less: --claims causal=false"
+        advice = Advice(("causal=false", "grouped_heads=false"), 31, 32)
+        assert complaint("f", {("forward", "float32"): answered, ("special", "float32"): masked}, advice) == (
+            "f: refused 10 of 10 cases that it claims under special (float32) (no mask); claim less: "
+            "--claims causal=false --claims grouped_heads=false (tried: 31 of 32 cases are answered)"
         )
 
-    def test_several_claims_are_told_where_one_is_not_enough(self) -> None:
-        answered = tally(self.PLAIN, answered=4)
-        refused = tally(self.MASKED, refused=50)
-        refused.merge(tally(Case(group=2), refused=50))
-        told = self.told(forward=tally(self.PLAIN, answered=4), memory=merged([answered, refused])) or ""
-        assert told.endswith("; claim less: --claims grouped_heads=false --claims causal=false")
+    def test_without_such_claims_it_is_told_what_refused_cases_have_in_common(self) -> None:
+        found = tally(self.MASKED, refused=20, reason="no mask")
+        found.merge(tally(Case(causal=True, seqlen_k=9), refused=20, reason="no mask"))
+        found.merge(tally(self.PLAIN, answered=4))
+        assert self.told(forward=found) == (
+            "f: refused 40 of 44 cases that it claims under forward (float32) (no mask); "
+            "all that were refused have in common: the causal mask; claim less with --claims, or mend the kernel"
+        )
 
-    def test_where_no_claim_tells_the_cases_apart_none_is_offered(self) -> None:
+    def test_where_nothing_tells_the_cases_apart_only_the_kernel_is_quoted(self) -> None:
         answered, refused = tally(self.PLAIN, answered=20), tally(self.PLAIN, refused=10)
         told = self.told(forward=answered, special=refused) or ""
         assert told.endswith("under special (float32) (no); claim less with --claims, or mend the kernel")
-
-    def test_one_that_gives_no_gradients(self) -> None:
-        answered, refused = tally(self.PLAIN, answered=20), tally(self.PLAIN, refused=10)
-        told = self.told(forward=answered, backward=refused, memory=refused) or ""
-        assert told.endswith(
-            "under backward (float32), memory (float32) (no); claim less: --claims backward=false"
-        )
 
     def test_one_of_which_nothing_can_be_run(self) -> None:
         skipped = tally(self.PLAIN, skipped=3, reason="no inline assembly here")
@@ -312,14 +308,19 @@ class TestComplaint:
         found.within = within.examples
         assert self.told(forward=found) == (
             "f: refused 38 of 40 cases that it claims under forward (float32) (no); "
-            "claim less: --claims causal=false"
+            "all that were refused have in common: the causal mask; claim less with --claims, or mend the kernel"
         )
-        assert drawn_within("f", {("forward", "float32"): found}, PLAIN_FUNCTION) is None
+        assert drawn_within("f", {("forward", "float32"): found}) is None
         found.merge(tally(self.PLAIN, answered=10))
-        assert drawn_within("f", {("forward", "float32"): found}, PLAIN_FUNCTION) == (
+        told = (
             "f: refused 38 of 50 cases that it claims (no), "
-            "so that 104 others were drawn from what it seems to answer; "
-            "most of them are not claimed by --claims causal=false"
+            "so that 104 others were drawn from what it seems to answer"
+        )
+        assert drawn_within("f", {("forward", "float32"): found}) == (
+            f"{told}; all that were refused have in common: the causal mask"
+        )
+        assert drawn_within("f", {("forward", "float32"): found}, Advice(("causal=false",), 24, 24)) == (
+            f"{told}; claim less: --claims causal=false (tried: 24 of 24 cases are answered)"
         )
 
     def test_what_is_kept_of_the_cases_is_bounded_and_travels(self) -> None:
@@ -371,5 +372,22 @@ class TestCommandLine:
             "toys.refusing_all: refused all 60 cases that it claims (not today); "
             "claim less with --claims, or mend the kernel",
         ]
-        assert re.findall(r"^\S+: (?:refused|none of).*", run.stdout, re.MULTILINE) == lines
-        assert summary_in(tmp_path)["complaints"] == lines
+        printed = re.findall(r"^\S+: (?:refused|none of).*", run.stdout, re.MULTILINE)
+        assert [re.sub(r" \(tried: (\d+) of \1 cases are answered\)$", "", line) for line in printed] == lines
+        assert summary_in(tmp_path)["complaints"] == printed
+
+    def test_claims_are_tried_and_what_no_claim_can_say_is_told_in_words(self, tmp_path: Path) -> None:
+        names = ("one_query", "whole_blocks_of_keys")
+        specs = [f"--kernel={STRANGERS}:{name}" for name in names]
+        options = ["-k", "forward and float32", "--examples=60", "--hypothesis-seed=0"]
+        run = pytest_run(tmp_path, *specs, *options, status=pytest.ExitCode.TESTS_FAILED)
+        printed = re.findall(r"^strangers\.\S+: refused .*", run.stdout, re.MULTILINE)
+        under = r"refused (all )?\d+ (of \d+ )?cases that it claims( under forward \(float32\))?"
+        claims = "--claims max_seqlen_q=1 --claims min_seqlen=1"
+        expected = [
+            rf"strangers.one_query: {under} \(seqlen_q must be 1\); claim less: {claims} \(tried: .*\)",
+            rf"strangers.whole_blocks_of_keys: {under} \(keys come in blocks of 128\); all that were refused have in "
+            "common: seqlen_k that is no multiple of 128; claim less with --claims, or mend the kernel",
+        ]
+        assert len(printed) == len(expected)
+        assert all(map(re.fullmatch, expected, printed)), printed

@@ -1,0 +1,193 @@
+"""Claims for a kernel that refuses much of what it claims: found by asking it, and tried before they are told."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain, islice, zip_longest
+
+from kernels.claims import parse_claims
+from kernels.contract import LAYOUTS, RAGGED_KEYWORDS, Capabilities
+from strategies.case import Case
+from strategies.cases import cases
+from tests.harness.answered import usual, varied
+from tests.harness.budget import BudgetSpent
+from tests.harness.child import HarnessError
+from tests.harness.drawing import drawn
+from tests.harness.kernel_info import KernelInfo
+from tests.harness.law import law_named
+from tests.harness.narrow import narrowing
+from tests.harness.refusals import NO_ADVICE, Advice, Claims, Seen
+from tests.harness.runs import Runs
+from tests.harness.tally import plain
+from tests.harness.turns import rank
+
+FEW = 0.05
+"""Claims are advice if the kernel refuses no more than this share of the cases that are drawn from them.
+
+If no claims keep all that is answered, each may exclude this share of it, such as empty sequences, which many kernels
+answer whatever else they refuse.
+"""
+
+TRIED, TRIED_BESIDE = 24, 8
+"""So many cases are drawn from claims that are tried under each law of ``PLAIN``, and under each other law.
+
+To draw a case takes longer than most kernels take to refuse it.
+"""
+
+LEAST_TRIED = 12
+"""Claims are no advice if fewer of the cases that are drawn from them can be run on this machine."""
+
+ROUNDS = 5
+"""So often claims are changed for a law, each time by what the kernel answers and refuses of those before."""
+
+PLAIN = ("forward", "backward")
+"""The laws under which claims are tried in any case: those of a call, and of its gradients."""
+
+ANSWERED = ("held", "broken")
+"""Statuses of a verdict on a case that the kernel has answered, right or wrong."""
+
+WITHOUT_GRADIENTS = "backward=false"
+
+
+def advised(
+    runs: Runs, refusing: Mapping[str, Seen], spend: Callable[[], None], kinds: Callable[[], Sequence[str]]
+) -> Advice:
+    """Return claims under which a kernel answers nearly all; none if none are found, or there is no time to try them.
+
+    Args:
+        runs: what asks the kernel.
+        refusing: the laws under which it refuses much, each with cases of these.
+        spend: called before each case; it raises BudgetSpent if there is no more time.
+        kinds: returns kinds of the claim ``ragged`` that the kernel may be meant for. It is called only if the kernel
+            refuses all dense calls.
+    """
+    asking = Asking(runs, spend)
+    advice = NO_ADVICE
+    with suppress(BudgetSpent, HarnessError):
+        claims, tried = asking.opening(refusing, kinds), Seen()
+        for law in dict.fromkeys((*PLAIN, *sorted(refusing, key=rank))):
+            settled, seen = asking.settled(law, claims, refusing.get(law, Seen()))
+            if settled is None:
+                return Advice(seen=seen)
+            claims, tried = settled, tried + seen
+            if law != "forward" and claims and tried.asked >= LEAST_TRIED:
+                advice = Advice(claims, len(tried.answered), tried.asked)
+    return advice
+
+
+def kinds_taken(runs: Runs) -> list[str]:
+    """Return the kinds of the claim ``ragged`` whose keywords the kernel can be called with."""
+    taken = []
+    for kind in RAGGED_KEYWORDS:
+        with suppress(ValueError):
+            KernelInfo.ask(runs.child, runs.info.spec, (*runs.info.claims, f"ragged={kind}"))
+            taken.append(kind)
+    return taken
+
+
+@dataclass
+class Asking:
+    """Asks a kernel which cases it refuses, as long as there is time to ``spend``."""
+
+    runs: Runs
+    spend: Callable[[], None]
+
+    def claimed(self, claims: Claims) -> Capabilities:
+        """Return the claims of the kernel with others in their place."""
+        return parse_claims(claims, self.runs.info.capabilities)
+
+    def status(self, law: str, case: Case, claims: Claims) -> str:
+        """Return what becomes of a case under a law and claims, as a verdict says it. Raises BudgetSpent."""
+        self.spend()
+        return self.runs.status(law, case, claims)
+
+    def seen(self, law: str, asked: Iterable[Case], claims: Claims) -> Seen:
+        """Return which of the cases the kernel refuses, and which it answers; some may not run on this machine."""
+        found = {case: self.status(law, case, claims) for case in asked}
+        return Seen(
+            tuple(plain(case) for case, status in found.items() if status == "refused"),
+            tuple(plain(case) for case, status in found.items() if status in ANSWERED),
+        )
+
+    def first_answered(self, law: str, claims: Claims) -> Case | None:
+        """Return a usual case that the kernel answers."""
+        claimed = self.claimed(claims)
+        asked = chain.from_iterable(usual(dtype, claimed) for dtype in claimed.dtypes)
+        return next((case for case in asked if self.status(law, case, claims) in ANSWERED), None)
+
+    def opening(self, refusing: Mapping[str, Seen], kinds: Callable[[], Sequence[str]]) -> Claims:
+        """Return claims of kinds of calls if the kernel answers usual ones of these and no dense call, else none."""
+        if any(seen.answered for seen in refusing.values()) or self.first_answered("forward", ()) is not None:
+            return ()
+        claimed = self.runs.info.capabilities.ragged
+        found = tuple(kind for kind in claimed or kinds() if self._answers(kind))
+        if not found:
+            return ()
+        return ("dense=false",) if found == claimed else (f"ragged={','.join(found)}", "dense=false")
+
+    def _answers(self, kind: str) -> bool:
+        """Whether the kernel answers a usual call of a kind of the claim ``ragged``, and raises no exception in it."""
+        claims = (f"ragged={kind}", "dense=false")
+        case = self.first_answered("forward", claims)
+        finding = None if case is None else self.runs.hard("forward", case, claims=claims)
+        return case is not None and not (finding and finding.hides_numbers)
+
+    def settled(self, law: str, claims: Claims, seen: Seen) -> tuple[Claims | None, Seen]:
+        """Return claims, added to others, under which the kernel answers nearly all cases of a law; None if none are.
+
+        With them come the cases that were drawn from them, or those by which none were found. Some cases of a law under
+        which the kernel refuses much, if nothing is added to its own claims, were ``seen`` before.
+        """
+        claimed, is_known = self.claimed(claims), bool(seen.refused) and not claims
+        added: Claims = ()
+        failed: list[Claims] = []
+        while added not in failed and len(failed) < ROUNDS:
+            if failed or not is_known:
+                tried = self.seen(law, self.drawn(law, (*claims, *added)), (*claims, *added))
+                if len(tried.refused) <= max(1, FEW * tried.asked):
+                    return (*claims, *added), tried
+                seen += tried
+            seen += self.varied(law, claims) if not failed else Seen()
+            failed.append(added)
+            if not seen.answered:
+                break
+            added = truer(law, seen.within(claimed), claimed, failed)
+        if law != "backward" or WITHOUT_GRADIENTS in claims:
+            return None, seen.within(claimed)
+        return self.settled(law, (*claims, WITHOUT_GRADIENTS), Seen())
+
+    def drawn(self, law: str, claims: Claims) -> Iterator[Case]:
+        """Yield cases of a law that are drawn from claims, of each dtype in turn; none if the law does not apply."""
+        declared, claimed = law_named(law), self.claimed(claims)
+        dtypes = [dtype for dtype in claimed.dtypes if declared.applies_to(claimed, dtype)]
+        number = TRIED if law in PLAIN else TRIED_BESIDE
+        drawn_of = partial(cases, claimed, device_type=self.runs.device_type, **declared.draws)
+        in_turn = zip_longest(*(drawn(drawn_of(dtype=x), x, -(-number // len(dtypes))) for x in dtypes))
+        return islice(filter(None, chain.from_iterable(in_turn)), number)
+
+    def varied(self, law: str, claims: Claims) -> Seen:
+        """Return what the kernel answers of cases that differ in one thing from a usual one, if it answers such one."""
+        first, claimed = self.first_answered(law, claims), self.claimed(claims)
+        if first is None:
+            return Seen()
+        others = [replace(first, dtype=dtype) for dtype in claimed.dtypes]
+        others += [replace(first, q_layout=x, k_layout=x, v_layout=x) for x in LAYOUTS if x != "huge"]
+        return self.seen(law, chain(varied(first, claimed), filter(claimed.admits, others)), claims)
+
+
+def truer(law: str, seen: Seen, claimed: Capabilities, failed: Sequence[Claims]) -> Claims:
+    """Return claims that exclude what is refused and keep what is answered, or nearly all of it if none keep all.
+
+    Claims that have ``failed`` are returned only if there are no others.
+    """
+    claims: Claims = ()
+    for may_lose in (0.0, FEW):
+        found = dict(narrowing(seen.refused, seen.answered, claimed, may_lose))
+        claims = tuple(found)
+        if law == "backward" and claimed.backward is True:
+            claims = tuple("backward=causal" if claim == "causal=true" else claim for claim in claims)
+        left = len(seen.refused) - sum(found.values())
+        if left <= FEW * (left + len(seen.answered)) and claims not in failed:
+            break
+    return claims
