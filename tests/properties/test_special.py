@@ -82,7 +82,17 @@ def scores_of(trial: Trial, p: Problem) -> Scores:
     seen = torch.ones_like(value, dtype=torch.bool) if seen is None else seen.expand_as(value)
     bad = ((value.isnan() | value.isposinf()) & seen).any(-1, keepdim=True)
     leaky = (~value.isfinite() & ~seen).any(-1, keepdim=True)
+    leaky = leaky | among_sequences(trial, (~p.k.isfinite()).any(-1)[:, :, None].any(-1, keepdim=True))
     return Scores(value, seen, bad, value.isneginf() & seen, leaky)
+
+
+def among_sequences(trial: Trial, x: Tensor) -> Tensor:
+    """Return a bool tensor (batch, ...) that is True for all sequences if it is for one that lies in a call beside them.
+
+    Sequences that are packed end to end are hidden from each other by a mask, as keys of one sequence are.
+    """
+    is_packed = not trial.kernel.capabilities.dense and trial.case.ragged == "packed"
+    return x.any(0, keepdim=True).expand_as(x) if is_packed else x
 
 
 def unreached(trial: Trial, got: Outputs, s: Scores) -> None:
@@ -95,7 +105,7 @@ def unreached(trial: Trial, got: Outputs, s: Scores) -> None:
     finite = asked(trial, replace(p.with_both(without_nan), q=without_nan(p.q)))
     if finite is None:
         return
-    touching = torch.ones_like(s.seen).double() @ (~p.v.isfinite()).double() > 0
+    touching = among_sequences(trial, torch.ones_like(s.seen).double() @ (~p.v.isfinite()).double() > 0)
     clean = ~(s.bad | s.hidden.any(-1, keepdim=True)) & ~touching
     if not bool(clean.any()):
         return
