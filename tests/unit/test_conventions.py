@@ -233,6 +233,7 @@ def test_a_mistake_is_found(
         ("lse_adapter.py", "lse_base=2"),
         ("lse_adapter.py", "lse_layout=bnh"),
         ("plan_run_adapter.py", "lse_base=2"),
+        ("varlen_adapter.py", "lse_of_no_keys=inf"),
     ],
 )
 def test_a_claim_on_lse_that_is_left_out_is_missed(
