@@ -61,7 +61,7 @@ def flash_attn_varlen_func(
 
     Keys are packed like queries if ``cu_seqlens_k`` is passed. With a ``block_table``, k and v are pools (pages,
     page_size, heads_kv, head_dim), and sequence b has its first ``seqused_k[b]`` keys. Sequences that are longer than
-    ``max_seqlen_q`` or ``max_seqlen_k`` are cut off.
+    ``max_seqlen_q`` or ``max_seqlen_k`` are cut off. The lse of a row that sees no key is +inf.
     """
     _check(q)
     assert (cu_seqlens_k is None) != (seqused_k is None)
@@ -80,7 +80,7 @@ def flash_attn_varlen_func(
         rows = q[start : min(end, start + max_seqlen_q)]
         answers.append(attend(rows, keys, values, _scale(q, softmax_scale), causal, window_size))
     out, lse = (torch.cat(x) for x in zip(*answers, strict=True))
-    return (out, lse.T) if return_softmax_lse else out
+    return (out, lse.T.masked_fill(lse.T.isneginf(), torch.inf)) if return_softmax_lse else out
 
 
 def of_pages(pool: Tensor, pages: Tensor, length: int) -> Tensor:
