@@ -85,7 +85,8 @@ def _second_call(kernel: AttentionKernel, case: Case, device: str) -> str | None
     call = trial.prepared(trial.problem)
     backward = call.has_gradients and kernel.capabilities.gives_gradients(causal=case.causal)
     try:
-        run_kernel(kernel, call.problem, call.launch, backward=backward)
+        with put_back(set()):
+            run_kernel(kernel, call.problem, call.launch, backward=backward)
         wait_for_device(device)
     except Exception as error:
         return why_not_here(error, trial.problem.q.device.type)
