@@ -18,8 +18,9 @@ LARGEST_ERROR = 2.0**-4
 
 The formats of all designs have at least 8 bits, so that a rounding errs by 2^-8 of a number at most. Numbers from a
 normal distribution make scores of size 1 in the root mean square, and a rounded score then changes its weight by less
-than 2^-8 of it. Gradients take one or two such factors more, and running sums that are rounded at each of N tiles add
-sqrt(N) errors of random signs: fewer than 128 tiles add less than 2^-4. Where sm_scale makes scores larger, their
+than 2^-8 of it. Gradients take one or two such factors more, and running sums that are rounded at each of N tiles, or
+after each of N heads of a group, add sqrt(N) errors of random signs: fewer than 128 tiles add less than 2^-4, and so do
+128 heads, whose running sums are as large as the root of their number. Where sm_scale makes scores larger, their
 roundings are larger by as much. This is asked of dq and dk at the default sm_scale alone: large scores leave the weight
 of one key, and dP - delta is then a small difference of large numbers.
 """

@@ -50,6 +50,8 @@ LESS_PRECISION = (
     *_of("narrow", "k_prescaled", claims=("k_prescaled=true",)),
     *_of("narrow", "k_prescaled_in_float16", claims=("float16:k_prescaled=true",)),
     *_of("narrow", "q_prescaled", "multihead_attention", claims=("q_prescaled=true",)),
+    *_of("narrow", "qk_prescaled", claims=("qk_prescaled=true",)),
+    *_of("narrow", "head_by_head", claims=("rounded_group_sums=true",)),
     *_of("flash", "integer_maximum_of_cast_weights", claims=("rounded_largest_weight=true",)),
     *_of("narrow", "l_from_rounded_p", claims=("l_from_rounded_p=true",)),
     *_of("narrow", "model_file", "rounded_scores", "rounded_dp", claims=("rounded_scores=true",)),

@@ -1,5 +1,6 @@
 """Designs that are less precise than FlashAttention-2, each with the claim that says so; and tf32x3, which is not."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -7,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from tests.panel.eager import blank_empty_rows, lse_of, masked
+from tests.panel.eager import blank_empty_rows, float32, lse_of, masked
 from tests.panel.flash import online_softmax, recomputed
 from tests.panel.heads import (
     LN_2,
@@ -92,6 +93,29 @@ def multihead_attention(
     s = (q * sm_scale).float() @ k.mT
     p = torch.softmax(masked(s, seen), -1)
     return blank_empty_rows(p @ v, seen).to(q.dtype), lse_of(s, seen)
+
+
+def qk_prescaled(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> tuple[Tensor, Tensor]:
+    """OpenAI's Whisper and PyTorch's math backend: q and k are scaled by the root of sm_scale, in their own dtype.
+
+    Claims: qk_prescaled=true
+    """
+    root = math.sqrt(abs(sm_scale))
+    return float32(q * math.copysign(root, sm_scale), k * root, v, causal=causal, sm_scale=1.0)
+
+
+def head_by_head(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> tuple[Tensor, Tensor]:
+    """Each query head by itself: autograd adds the gradients of a shared key head in the inputs' dtype, one by one.
+
+    Claims: rounded_group_sums=true
+    """
+    group, answers = q.shape[1] // k.shape[1], []
+    for head in range(q.shape[1]):
+        shared = slice(head // group, head // group + 1)
+        keys, values = (x[:, shared] for x in (k, v))
+        answers.append(float32(q[:, head : head + 1], keys, values, causal=causal, sm_scale=sm_scale))
+    out, lse = zip(*answers, strict=True)
+    return torch.cat(out, 1), torch.cat(lse, 1)
 
 
 def l_from_rounded_p(

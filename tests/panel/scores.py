@@ -16,6 +16,9 @@ CLAIMS = ("softcap=0,1.5,20,50", "alibi_slopes=true", "bias=all", "bias_gradient
 APPROXIMATE = "tanh_error=2^-10"
 """What ``approximate`` claims beside its soft-caps."""
 
+IN_16_BITS = (*CLAIMS[1:4], "rounded_bias=true")
+"""The claims of ``in_16_bits``."""
+
 ALL_CLAIMS = (*CLAIMS, *MASK_CLAIMS)
 """The claims of ``everything``."""
 
@@ -188,6 +191,26 @@ def everything(
     if sinks is not None:
         l = l + torch.exp(column - m)
     return (p @ values / not_zero(l)).to(q.dtype), (m + l.detach().log())[..., 0]
+
+
+def in_16_bits(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool,
+    sm_scale: float,
+    alibi_slopes: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """ROCm's kernels in Triton: a bias and slopes are multiplied by log2(e) and kept in the inputs' dtype."""
+    seen = seen_keys(q, k, causal)
+    keys, values = (for_each_query_head(x.float(), q) for x in (k, v))
+    slopes = None if alibi_slopes is None else (alibi_slopes * LOG2_E).to(q.dtype).float()
+    of_pairs = None if bias is None else bias * LOG2_E
+    s = (q.float() @ keys.mT * (sm_scale * LOG2_E) + added(q, k, slopes, of_pairs)) * LN_2
+    p = torch.softmax(masked(s, seen), -1)
+    return blank_empty_rows(p @ values, seen).to(q.dtype), lse_of(s, seen)
 
 
 class _ApproximateTanh(torch.autograd.Function):

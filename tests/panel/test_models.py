@@ -22,6 +22,7 @@ from tests.panel import (
     packed,
     paged,
     planted_appended,
+    planted_designs,
     planted_documents,
     planted_eight_bit_inputs,
     planted_eight_bits,
@@ -66,6 +67,9 @@ CLAIMS = {
     "tests.panel.scores:tiled": scores.CLAIMS,
     "tests.panel.scores:everything": scores.ALL_CLAIMS,
     "tests.panel.scores:approximate": (scores.CLAIMS[0], scores.APPROXIMATE),
+    "tests.panel.scores:in_16_bits": scores.IN_16_BITS,
+    "tests.panel.narrow:head_by_head": ("rounded_group_sums=true",),
+    "tests.panel.narrow:qk_prescaled": ("qk_prescaled=true",),
     **dict.fromkeys(planted_v_head_dim.SOUND, planted_v_head_dim.CLAIMS),
     "tests.panel.lse_forms:converted": lse_forms.BASE_2,
     "tests.panel.lse_forms:transposed": lse_forms.ROWS_FIRST,
@@ -96,6 +100,7 @@ PLANTED = {
         planted_rotated,
         planted_documents,
         planted_latent,
+        planted_designs,
     )
     for bug in module.PLANTED
 }

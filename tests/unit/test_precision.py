@@ -12,19 +12,20 @@ from kernels.registry import load
 from reference.bounds.accumulation import SAFETY
 from reference.family import implied
 from strategies.case import Case, Spike
-from tests.harness.imprecise import ImpreciseCall
+from tests.harness.imprecise import ImpreciseCall, sentence
 from tests.harness.law import law_named
 from tests.harness.precision import asked_whether, is_plainly_wrong, left_by, likeliest_of, with_explanations
 from tests.harness.run import ALL_DESIGNS, NO_DESIGN, ONE_DESIGN, WHOLE_DESIGN
 from tests.harness.trial import LawBroken, Trial
 from tests.harness.verdict import Finding
-from tests.panel import packed
+from tests.panel import narrow, packed
 from tests.panel.heads import heads_of
 from tests.panel.narrow import tf32_of_converted, truncated
 from tests.panel.parts import equal_parts, merged, of_keys
 from tests.unit.running import TOYS, SubjectOf, finding_of
 from tests.unit.toys import sound
 
+NARROW = Path(narrow.__file__)
 CASE = Case(group=2, seqlen_q=64, seqlen_k=64, head_dim=64, dtype="bfloat16")
 
 
@@ -230,3 +231,17 @@ def test_a_less_precise_kernel_has_no_bug_that_ordinary_numbers_would_show(subje
 def scaled_first(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> Any:
     """The scale is multiplied to q, and the product rounded to its dtype."""
     return sound(q * sm_scale, k, v, causal=causal, sm_scale=1.0)
+
+
+@pytest.mark.usefixtures("unscripted")
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_sums_over_a_large_group_are_told_by_their_claim_alone(subject_of: SubjectOf, dtype: str) -> None:
+    """Bounds of scores that are rounded would explain the gradients as well, and so would those of stored parts."""
+    case = Case(group=128, seqlen_q=16, seqlen_k=16, head_dim=16, dtype=dtype, dout_values="positive")
+    subject = subject_of("head_by_head", NARROW, shrink=False)
+    subject.known.dtype = dtype
+    subject.uphold(law_named("backward"), case)
+    assert not subject.known.failures
+    told = sentence(subject.known.precision, [dtype])
+    assert told.startswith("consistent with `rounded_group_sums`: less precise")
+    assert told.endswith("`--claims rounded_group_sums=true`")

@@ -1,6 +1,7 @@
 """Designs of less precision are told apart by which of them comes near to what a call returned."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from tests.harness.precision import with_explanations
 from tests.harness.rivals import RIVALS, likeliest
 from tests.harness.run import ALL_DESIGNS
 from tests.harness.trial import LawBroken, Trial
+from tests.panel.scores import IN_16_BITS
 
 CASE = Case(
     group=2, seqlen_q=24, seqlen_k=40, head_dim=64, dtype="bfloat16", sm_scale=0.3, dout_values="positive"
@@ -41,12 +43,41 @@ def likeliest_for(function: str, case: Case, *wrong: str) -> list[str]:
         ("l_from_rounded_p", "l_from_rounded_p=true"),
         ("k_prescaled", "k_prescaled=true"),
         ("q_prescaled", "q_prescaled=true"),
+        ("qk_prescaled", "qk_prescaled=true"),
         ("model_file", "rounded_scores=true"),
         ("rounded_scores", "rounded_scores=true"),
     ],
 )
 def test_a_wrong_forward_tells_every_rival(function: str, claim: str) -> None:
     assert likeliest_for(function, CASE, "out", "lse") == [claim]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("tensor", ["dk", "dv"])
+def test_sums_over_a_group_that_are_rounded_are_told_from_all_else(tensor: str, dtype: str) -> None:
+    """A claim without a rival is left out as well, since one rival gives the very numbers."""
+    case = replace(CASE, group=8, dtype=dtype)
+    trial = trial_of("head_by_head", case)
+    claims = ["rounded_partials=true", *rivals_at(dtype)]
+    found = likeliest(claims, (tensor,), trial.problem, trial.gradients(), trial.alignment)
+    assert found == ["rounded_group_sums=true"]
+
+
+def test_a_claim_without_a_rival_is_left_where_no_rival_gives_the_numbers() -> None:
+    trial = trial_of("q_prescaled", replace(CASE, group=8))
+    claims = ["rounded_partials=true", "rounded_group_sums=true", "exp_error=1e-4"]
+    found = likeliest(claims, ("dv",), trial.problem, trial.gradients(), trial.alignment)
+    assert "rounded_partials=true" in found
+
+
+@pytest.mark.parametrize("changes", [{"bias": "full"}, {"alibi_slopes": True}])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_rounded_bias_is_told_from_scores_that_are_rounded(changes: dict[str, Any], dtype: str) -> None:
+    case = replace(CASE, dtype=dtype, seed=1, **changes)
+    kernel = load("tests.panel.scores:in_16_bits", IN_16_BITS[:-1])
+    trial = Trial(kernel, case, "cpu", SAFETY)
+    found = likeliest(rivals_at(dtype), ("out", "lse"), trial.problem, trial.gradients(), trial.alignment)
+    assert found == ["rounded_bias=true"]
 
 
 @pytest.mark.parametrize(
