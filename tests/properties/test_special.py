@@ -82,17 +82,17 @@ def scores_of(trial: Trial, p: Problem) -> Scores:
     seen = torch.ones_like(value, dtype=torch.bool) if seen is None else seen.expand_as(value)
     bad = ((value.isnan() | value.isposinf()) & seen).any(-1, keepdim=True)
     leaky = (~value.isfinite() & ~seen).any(-1, keepdim=True)
-    leaky = leaky | among_sequences(trial, (~p.k.isfinite()).any(-1)[:, :, None].any(-1, keepdim=True))
+    leaky = leaky | beside(trial, (~p.k.isfinite()).flatten(2).any(-1)[..., None, None])
     return Scores(value, seen, bad, value.isneginf() & seen, leaky)
 
 
-def among_sequences(trial: Trial, x: Tensor) -> Tensor:
-    """Return a bool tensor (batch, ...) that is True for all sequences if it is for one that lies in a call beside them.
+def beside(trial: Trial, x: Tensor) -> Tensor:
+    """Return for each sequence whether x (batch, ...), which is bool, is True for another one in the same call.
 
-    Sequences that are packed end to end are hidden from each other by a mask, as keys of one sequence are.
+    That counts if they are packed end to end: a mask then hides each from the others, as it hides keys from rows.
     """
     is_packed = not trial.kernel.capabilities.dense and trial.case.ragged == "packed"
-    return x.any(0, keepdim=True).expand_as(x) if is_packed else x
+    return x.sum(0, keepdim=True) > x.long() if is_packed else torch.zeros_like(x)
 
 
 def unreached(trial: Trial, got: Outputs, s: Scores) -> None:
@@ -105,8 +105,8 @@ def unreached(trial: Trial, got: Outputs, s: Scores) -> None:
     finite = asked(trial, replace(p.with_both(without_nan), q=without_nan(p.q)))
     if finite is None:
         return
-    touching = among_sequences(trial, torch.ones_like(s.seen).double() @ (~p.v.isfinite()).double() > 0)
-    clean = ~(s.bad | s.hidden.any(-1, keepdim=True)) & ~touching
+    touching = torch.ones_like(s.seen).double() @ (~p.v.isfinite()).double() > 0
+    clean = ~(s.bad | s.hidden.any(-1, keepdim=True) | touching | beside(trial, touching))
     if not bool(clean.any()):
         return
     allowed, expected = twice(allowances(trial, finite, gradients=False)), trial.forward(finite)
