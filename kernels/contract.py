@@ -10,7 +10,6 @@ Causal masks are aligned bottom-right (query i sees key j when ``j <= i + seqlen
 kernel declares top-left. A query that sees no key has out 0, lse -inf, unless +inf is claimed, and gradients 0.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -82,10 +81,15 @@ def _keywords_of_ragged(claimed: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for kind in claimed for name in RAGGED_KEYWORDS[kind]))
 
 
+def default_scale(head_dim: int) -> float:
+    """Return 1 / sqrt(head_dim) as FlashAttention and most models compute it, which rounds once."""
+    return float(head_dim**-0.5)
+
+
 def takes_scale(claimed: Any, sm_scale: float, head_dim: int) -> bool:
     """Whether a kernel with this value of the claim ``sm_scale`` takes an ``sm_scale`` at a head_dim."""
     if claimed == "default":
-        return sm_scale == 1.0 / math.sqrt(head_dim)
+        return sm_scale == default_scale(head_dim)
     return sm_scale in claimed if isinstance(claimed, tuple) else claimed == "any" or sm_scale > 0
 
 

@@ -4,13 +4,12 @@ This module imports neither torch nor Triton, so a case can be drawn, printed, s
 """
 
 import json
-import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, TypeVar, get_type_hints
 
-from kernels.contract import FP8_INPUTS, RAGGED_KEYWORDS, ROTARY
+from kernels.contract import FP8_INPUTS, RAGGED_KEYWORDS, ROTARY, default_scale
 from reference.mask_pattern import MaskPattern
 
 TENSORS = ("q", "k", "v", "dout")
@@ -141,7 +140,7 @@ class Case:
     @property
     def scale(self) -> float:
         """The sm_scale that the kernel is called with."""
-        return 1.0 / math.sqrt(self.head_dim) if self.sm_scale is None else self.sm_scale
+        return default_scale(self.head_dim) if self.sm_scale is None else self.sm_scale
 
     @property
     def v_is_of_k(self) -> bool:

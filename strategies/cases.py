@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import hypothesis.strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from kernels.contract import CLAIMS, LAYOUTS, WITH_KEY_PADDING, Capabilities, takes_scale
+from kernels.contract import CLAIMS, LAYOUTS, WITH_KEY_PADDING, Capabilities, default_scale, takes_scale
 from reference.mask_pattern import MaskPattern
 from strategies.case import DEFAULT_BLOCK, NONFINITE, SIMPLEST, TENSORS, Case, Spike
 from strategies.padding import FAMILIES as PADDINGS
@@ -607,7 +607,7 @@ def _with_scores_that_can_be_judged(capabilities: Capabilities, device_type: str
     if rounding < COARSE:
         return case
     is_small = case.sm_scale is None or abs(case.sm_scale) * math.sqrt(case.head_dim) <= LARGEST_SPREAD
-    is_only = not takes_scale(capabilities.sm_scale, 1.0 / math.sqrt(case.head_dim), case.head_dim)
+    is_only = not takes_scale(capabilities.sm_scale, default_scale(case.head_dim), case.head_dim)
     fields: dict[str, Any] = {
         f"{tensor}_values": "normal"
         for tensor in TENSORS

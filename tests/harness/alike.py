@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from kernels.contract import default_scale
 from strategies.case import DECLARED, OPTIONS, SIMPLEST, Case
 
 FEW = 0.05
@@ -60,7 +61,7 @@ def traits(refused: Sequence[Case]) -> Iterator[Trait]:
     dtypes = {case.dtype for case in refused}
     yield Trait(f"dtype {' or '.join(sorted(dtypes))}", lambda case: case.dtype in dtypes)
     yield Trait("an sm_scale that is not positive", lambda case: case.scale <= 0)
-    yield Trait("an sm_scale other than the default", lambda case: case.scale != 1 / math.sqrt(case.head_dim))
+    yield Trait("an sm_scale other than the default", lambda case: case.scale != default_scale(case.head_dim))
     yield Trait("tensors that are not contiguous", lambda case: {*case.layouts} != {"contiguous"})
     yield Trait("more queries than keys", lambda case: case.longer == "q")
     yield Trait("more keys than queries", lambda case: case.longer == "k")

@@ -76,7 +76,9 @@ def _first_call(kernel: AttentionKernel, case: Case, device: str) -> str | None:
     if is_declared:
         return None
     wrong = wrong_form(out, lse, q, v, claims.lse_layout)
-    return wrong or (_wrong_order(out, q, k, v, claims, call.problem.options) if claims.dense else None)
+    # With unequal lengths, or keys in pages, tensors in another order do not fit together.
+    may_be_swapped = claims.dense and q.shape[2] == k.shape[2]
+    return wrong or (_wrong_order(out, q, k, v, claims, call.problem.options) if may_be_swapped else None)
 
 
 def _second_call(kernel: AttentionKernel, case: Case, device: str) -> str | None:

@@ -42,11 +42,17 @@ def determinism(trial: Trial) -> None:
 
 
 def another_shape(trial: Trial, p: Problem) -> Problem | None:
-    """Return a claimed problem with about half of the queries and, if lengths may differ, all of the keys."""
-    c = trial.kernel.capabilities
-    half = max(c.length_from(0), claimed_length(trial, p.q.shape[2] // 2))
-    keys = p.k.shape[2] if c.may_differ(causal=p.causal) else half
-    return asked(trial, p.with_keys(slice(keys)).with_rows(slice(half)))
+    """Return a claimed problem with about half of the queries, or of the keys of a single query, or of both."""
+    c, rows, keys = trial.kernel.capabilities, p.q.shape[2], p.k.shape[2]
+
+    def half(length: int) -> int:
+        return max(c.length_from(1), claimed_length(trial, length // 2))
+
+    if not c.may_differ(causal=p.causal):
+        fewer = half(rows), half(rows)
+    else:
+        fewer = (half(rows), keys) if rows > 1 else (rows, half(keys))
+    return asked(trial, p.with_rows(slice(fewer[0])).with_keys(slice(fewer[1])))
 
 
 def alone(trial: Trial, p: Problem, first: Outputs, allowed: dict[str, Tensor]) -> None:

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import torch
 
+from kernels.contract import default_scale
 from reference.bounds.answers import keys_may_overflow, mean_bounds, row_bound
 from reference.bounds.exact import FLOAT32_SAFE, SCORE_GAP
 from reference.masks import blank, visible
@@ -83,7 +84,7 @@ def one_hot(trial: Trial) -> None:
     bits = max(1, math.ceil(math.log2(seqlen_k)))
     active = 2 ** math.ceil(math.log2(bits))
     is_fit = 2.0**-5 <= abs(p.sm_scale) <= 2.0 or isinstance(trial.kernel.capabilities.sm_scale, tuple)
-    scale = p.sm_scale if is_fit and p.sm_scale else 1 / math.sqrt(head_dim)
+    scale = p.sm_scale if is_fit and p.sm_scale else default_scale(head_dim)
     # The factor is a power of two, so that the score of that key, and what is subtracted from it, is exact.
     factor = 2.0 ** math.ceil(math.log2(SCORE_GAP / abs(scale)))
     v = _on_tf32_grid(blank(settled(trial).problem.v, p.key_padding_mask))

@@ -1,6 +1,5 @@
 """The claim that separates refused cases from answered ones is found from cases as they are drawn."""
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -9,6 +8,7 @@ import pytest
 from hypothesis import strategies as st
 
 from kernels.claims import PLAIN_FUNCTION, parse_claims
+from kernels.contract import default_scale
 from strategies.case import TENSORS, Case
 from strategies.cases import cases
 from tests.harness.narrow import candidates, narrowing
@@ -44,7 +44,7 @@ def layouts(case: Case) -> set[str]:
         (lambda c: c.seqlen_q > 8, "max_seqlen_q=8"),
         (lambda c: c.seqlen_k < 4, "min_seqlen_k=4"),
         (lambda c: c.seqlen_q > c.seqlen_k, "seqlens=q_at_most_k"),
-        (lambda c: c.scale != 1 / math.sqrt(c.head_dim), "sm_scale=default"),
+        (lambda c: c.scale != default_scale(c.head_dim), "sm_scale=default"),
         (lambda c: c.scale not in (0.5, 0.3), "sm_scale=0.3,0.5"),
         (lambda c: c.head_dim.bit_count() > 1, "head_dims=1,2,4,8,16,32,64,128,256"),
         (lambda c: c.head_dim > 128, "head_dims=1-128"),
