@@ -32,9 +32,11 @@ from tests.panel import (
     planted_nonfinite,
     planted_packed,
     planted_pages,
+    planted_restricted,
     planted_rotated,
     planted_scores,
     planted_v_head_dim,
+    restricted,
     rotated,
     scores,
 )
@@ -70,6 +72,7 @@ CLAIMS = {
     "tests.panel.scores:in_16_bits": scores.IN_16_BITS,
     "tests.panel.narrow:head_by_head": ("rounded_group_sums=true",),
     "tests.panel.narrow:qk_prescaled": ("qk_prescaled=true",),
+    **restricted.SOUND,
     **dict.fromkeys(planted_v_head_dim.SOUND, planted_v_head_dim.CLAIMS),
     "tests.panel.lse_forms:converted": lse_forms.BASE_2,
     "tests.panel.lse_forms:transposed": lse_forms.ROWS_FIRST,
@@ -101,6 +104,7 @@ PLANTED = {
         planted_documents,
         planted_latent,
         planted_designs,
+        planted_restricted,
     )
     for bug in module.PLANTED
 }
