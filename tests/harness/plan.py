@@ -12,6 +12,7 @@ import torch
 from hypothesis import settings
 
 from kernels.registry import EVERY_PUBLIC, PUBLIC, REGISTERED, package_version
+from strategies.cases import shortest_lengths
 from tests.harness.budget import CALLS, SECONDS, Clock, ShrinkBudget
 from tests.harness.child import Children
 from tests.harness.finds import Finds, finds_at
@@ -289,6 +290,11 @@ def _kernels(
         if replay is not None and not info.capabilities.admits(replay.case):
             printed = "; ".join(f"{key}={value}" for key, value in info.printed.items())
             raise pytest.UsageError(f"--replay: got {replay.case!r}, but {spec} claims {printed}")
+        least, most = max(shortest_lengths(info.capabilities)), config.getoption("--max-seqlen")
+        if most is not None and most < least:
+            raise pytest.UsageError(
+                f"--max-seqlen: got {most}, expected at least {least}, the shortest length that {spec} claims"
+            )
         if info.name in kernels:
             raise pytest.UsageError(
                 f"--kernel {spec}: got a second kernel called {info.name}, expected another name"
