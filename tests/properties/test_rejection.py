@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kernels.contract import DTYPES
+from kernels.contract import DTYPES, Capabilities
 from strategies.layouts import changed_together
 from tests.harness.law import law
 from tests.harness.problem import Problem
@@ -38,7 +38,9 @@ def rejection(trial: Trial) -> None:
         refuses(trial, "a dense call, which is not claimed", p, plain_call(trial))
     if c.backward == "causal":
         p = replace(p, causal=False)
-        refuses(trial, "gradients without a causal mask, which are not claimed", p, trial.prepared, True)
+        refuses(
+            trial, "gradients without a causal mask, which are not claimed", p, trial.prepared, backward=True
+        )
 
 
 def plain_call(trial: Trial) -> Callable[[Problem], Prepared]:
@@ -107,14 +109,25 @@ def unclaimed(trial: Trial, p: Problem) -> Iterator[tuple[str, Problem]]:
     for causal in (False, True):
         if causal not in c.causal:
             yield f"causal={causal}, which is not claimed", replace(p, causal=causal)
-    others = {"positive": (-1.0,), "default": (2.0 * p.sm_scale, -p.sm_scale)}
-    others["numbers"] = (2.0 * max(map(abs, c.sm_scale)) + 1.0,) if isinstance(c.sm_scale, tuple) else ()
-    for scale in others.get(c.sm_scale if isinstance(c.sm_scale, str) else "numbers", ()):
+    for scale in unclaimed_scales(c, p.sm_scale):
         yield f"sm_scale {scale:g}, which is not claimed", replace(p, sm_scale=scale)
 
 
+def unclaimed_scales(c: Capabilities, claimed: float) -> tuple[float, ...]:
+    """Return values of sm_scale that a kernel does not claim, which takes ``claimed``."""
+    if isinstance(c.sm_scale, tuple):
+        return (2.0 * max(map(abs, c.sm_scale)) + 1.0,)
+    others = {"any": (), "positive": (-1.0,), "default": (2.0 * claimed, -claimed)}
+    return others[c.sm_scale]
+
+
 def refuses(
-    trial: Trial, what: str, p: Problem, prepared: Callable[[Problem], Prepared], backward: bool = False
+    trial: Trial,
+    what: str,
+    p: Problem,
+    prepared: Callable[[Problem], Prepared],
+    *,
+    backward: bool = False,
 ) -> None:
     """Check that a call raises an exception, other than a CUDA error, and does not write to its inputs.
 
