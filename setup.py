@@ -96,7 +96,7 @@ class RefuseEditable(editable_wheel):
 
 if __name__ == "__main__":
     Path(BUILD).mkdir(exist_ok=True)
-    found = find_packages(include=[f"{x}{y}" for x in FOLDERS for y in ("", ".*")], exclude=["tests.unit"])
+    found = find_packages(include=[f"{x}{y}" for x in FOLDERS for y in ("", ".*")], exclude=["tests.unit", "tests.unit.*"])
     setup(
         packages=[NAME, *(f"{NAME}.{x}" for x in found)],
         package_dir={NAME: "."},

@@ -78,7 +78,8 @@ def _of_a_claim(name: str) -> str:
     stated, plain = (spelling.write(getattr(x, name)) for x in (Capabilities(), PLAIN_FUNCTION))
     of_plain = "" if stated == plain else f", of a plain function `{plain}`"
     example = _other_than(plain, less + spelling.examples)
-    return _entry(name, claim.meaning, f"`{stated}`{of_plain}", spelling, example)
+    beside = f" --claims {claim.beside}" if claim.beside else ""
+    return _entry(name, claim.meaning, f"`{stated}`{of_plain}", spelling, example + beside)
 
 
 def _of_the_arithmetic(name: str) -> str:

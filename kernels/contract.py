@@ -372,6 +372,7 @@ class Capabilities:
         BOOLEAN,
         fields=("ragged",),
         admits=lambda claimed, case: claimed or can_be_ragged(case),
+        beside="ragged=paged",
     )
     ragged: tuple[str, ...] = claim(
         (),

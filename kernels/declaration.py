@@ -31,6 +31,8 @@ class Claim:
             lengths are equal.
         less: the value that a report suggests to the author of a kernel that fails only in cases which this value
             excludes, such as False for ``grouped_heads``; None where no single value excludes them.
+        beside: another claim, as it is written on the command line, without which other values contradict the default
+            claims; "" for nearly all.
         keywords: a function of the claim's value that returns the names of the keywords which a kernel with this value
             takes, beside ``causal`` and ``sm_scale``.
     """
@@ -40,6 +42,7 @@ class Claim:
     admits: Callable[[Any, "Case"], bool] = _admits_every_case
     fields: tuple[str, ...] = ()
     less: Any = None
+    beside: str = ""
     keywords: Callable[[Any], tuple[str, ...]] = _adds_no_keyword
 
 

@@ -74,7 +74,7 @@ DEMANDS = {
             r"Found no NVIDIA driver|No (?:CUDA|HIP) GPUs are available|Torch not compiled with CUDA enabled"
             r"|with arguments from the 'CPU' backend|cannot be accessed from Triton \(cpu tensor\?\)"
         ),
-        words=re.compile(rf"(?<![a-z])(?:cuda|gpus?|nvidia|nvcc|{ARCHITECTURES})(?![a-z])", re.IGNORECASE),
+        words=re.compile(rf"(?<![a-z:])(?:cuda|gpus?|nvidia|nvcc|{ARCHITECTURES})(?![a-z])", re.IGNORECASE),
         source=re.compile(
             rf"\bis_(?:cuda|cpu)\b|['\"](?:cuda|cpu)['\"]|\btorch\.cuda\.|\bversion\.(?:hip|cuda)\b|{CAPABILITY}"
         ),

@@ -12,9 +12,9 @@ from tests.panel.planted import Planted, loaded
 MODULE = "tests.panel.restricted"
 
 
-def _in(function: str, name: str, what: str, old: str, new: str) -> Planted:
-    """Return a bug of a function of the module: ``new`` in place of ``old``."""
-    return Planted(name, what, Edit(f"{MODULE}:{function}", old, new), function=function)
+def _in(edited: str, name: str, what: str, old: str, new: str, *, function: str = "") -> Planted:
+    """Return a bug of ``function``: ``new`` in place of ``old`` in it, or in a function ``edited`` that it calls."""
+    return Planted(name, what, Edit(f"{MODULE}:{edited}", old, new), function=function or edited)
 
 
 PLANTED = (
@@ -90,16 +90,20 @@ PLANTED = (
         "torch.cat((x[:, :, :40], x[:, :, 40:]), 2)",
         "torch.cat((x[:, :, 40:], x[:, :, :40]), 2)",
     ),
-    Planted(
+    _in(
+        "_GradientsIfCausal",
         "backward__without_a_mask",
         "the gradients are those without a mask",
-        Edit(f"{MODULE}:_GradientsIfCausal", "causal=True", "causal=False"),
+        "causal=True",
+        "causal=False",
         function="causal_gradients",
     ),
-    Planted(
+    _in(
+        "_GradientsIfCausal",
         "backward__of_the_default_scale",
         "the gradients are those of the default scale",
-        Edit(f"{MODULE}:_GradientsIfCausal", "sm_scale=ctx.sm_scale", "sm_scale=leaves[0].shape[-1] ** -0.5"),
+        "sm_scale=ctx.sm_scale",
+        "sm_scale=leaves[0].shape[-1] ** -0.5",
         function="causal_gradients",
     ),
     _in(
@@ -144,6 +148,35 @@ PLANTED = (
         "a full cache is read without its last key",
         "of_filled_parts(q, k, v, cache_seqlens,",
         "of_filled_parts(q, k, v, cache_seqlens.clamp(max=k.shape[2] - (k.shape[2] > 1)),",
+    ),
+    _in(
+        "at_its_address",
+        "layouts__heads_beside_each_other",
+        "entries are looked for as if the heads lay beside each other",
+        "(rows * heads * head_dim, head_dim, heads * head_dim, 1)",
+        "(rows * heads * head_dim, rows * head_dim, head_dim, 1)",
+        function="rows_first",
+    ),
+    _in(
+        "rows_first",
+        "layouts__heads_of_v_in_another_order",
+        "the heads of v are read in another order",
+        "at_its_address(x) for x in (q, k, v)",
+        "at_its_address(x) if x is not v else at_its_address(x).flip(1) for x in (q, k, v)",
+    ),
+    _in(
+        "wide_tiles",
+        "min_seqlen__last_tile_lost",
+        "the last tile of keys is not read",
+        "return float32(q, k, v,",
+        "return float32(q, k[:, :, :-128], v[:, :, :-128],",
+    ),
+    _in(
+        "wide_tiles",
+        "min_seqlen__fifth_tile_lost",
+        "the fifth tile of v is that of zeros",
+        "return float32(q, k, v,",
+        "v = v.clone()\n    v[:, :, 512:640] = 0\n    return float32(q, k, v,",
     ),
 )
 """Two bugs of each function."""

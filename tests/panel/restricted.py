@@ -18,6 +18,8 @@ CAUSAL_GRADIENTS = ("backward=causal",)
 PAGES_ALONE = ("ragged=paged", "dense=false")
 PACKED_ALONE = ("ragged=packed", "dense=false", "key_padding=true", "window=0,1,8,33,100")
 CACHE_ALONE = ("ragged=cache", "dense=false")
+ROWS_FIRST = ("layouts=bnhd",)
+WIDE_TILES = ("min_seqlen=512", "seqlen_multiple=128", "backward=false")
 
 
 def refuse(unless: bool, what: str) -> None:
@@ -146,6 +148,26 @@ def cache_alone(
     return of_filled_parts(q, k, v, cache_seqlens, causal=causal, sm_scale=sm_scale)
 
 
+def at_its_address(x: Tensor) -> Tensor:
+    """Return the tensor that begins where x does, with memory (batch, seqlen, heads, head_dim), whatever x has."""
+    _, heads, rows, head_dim = x.shape
+    strides = (rows * heads * head_dim, head_dim, heads * head_dim, 1)
+    return torch.as_strided(x, x.shape, strides, x.storage_offset())
+
+
+def rows_first(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> tuple[Tensor, Tensor]:
+    """A kernel that is passed no strides, as most in CUDA: it finds entries by their addresses."""
+    q, k, v = (at_its_address(x) for x in (q, k, v))
+    return float32(q, k, v, causal=causal, sm_scale=sm_scale)
+
+
+def wide_tiles(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> tuple[Tensor, Tensor]:
+    """A kernel that begins with four tiles of 128 rows and keys."""
+    refuse(q.shape[2] >= 512 <= k.shape[2], "seqlen: expected at least 512")
+    refuse(q.shape[2] % 128 == 0 == k.shape[2] % 128, "seqlen: expected whole tiles of 128")
+    return float32(q, k, v, causal=causal, sm_scale=sm_scale)
+
+
 SOUND = {
     f"{__name__}:{function.__name__}": claims
     for function, claims in (
@@ -159,6 +181,8 @@ SOUND = {
         (pages_alone, PAGES_ALONE),
         (packed_alone, PACKED_ALONE),
         (cache_alone, CACHE_ALONE),
+        (rows_first, ROWS_FIRST),
+        (wide_tiles, WIDE_TILES),
     )
 }
 """The functions of this module, with the claims that each needs."""

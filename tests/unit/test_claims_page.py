@@ -27,7 +27,7 @@ def test_every_example_claims_something() -> None:
     examples = re.findall("^- Example: `--claims (.+)`$", page(), re.MULTILINE)
     assert len(examples) == len(CAPABILITIES) + len(ARITHMETIC)
     for example in examples:
-        assert parse_claims([example], PLAIN_FUNCTION) != PLAIN_FUNCTION, example
+        assert parse_claims(example.split(" --claims "), PLAIN_FUNCTION) != PLAIN_FUNCTION, example
 
 
 def test_attributes_are_read_from_a_docstring() -> None:

@@ -339,7 +339,7 @@ def test_claims_add_up_and_the_last_of_a_key_holds() -> None:
         ("seqlen_multiple=0", "an integer of at least 1"),
         ("causal=sometimes", "true or false or both"),
         ("causal_alignment=middle", "bottom_right or top_left"),
-        ("sm_scale=0.5", "any or positive"),
+        ("sm_scale=half", "any, positive, default, or finite numbers"),
         ("layouts=none", "some of contiguous,"),
         ("dropout=1", "got '1', expected probabilities from 0 up to 1"),
         ("deterministic=dp", "all or none, or some of out,lse,dq,dk,dv,dbias"),
