@@ -12,6 +12,7 @@ from typing import Any
 from kernels.contract import Capabilities
 from reference.bounds.accumulation import SAFETY, SHRINKING_SAFETY
 from strategies.case import Case
+from strategies.cases import with_gradients
 from tests.harness.answered import Asked
 from tests.harness.apart import Try
 from tests.harness.budget import LEAST_SECONDS, Clock
@@ -234,8 +235,13 @@ class Runs:
         return self.answers[asked]
 
     def claims_of(self, law: str) -> Capabilities:
-        """Return the claims of the kernel, less dtypes and refused cases of a law, which tell nothing of a bug."""
+        """Return the claims of the kernel, less what tells nothing of a bug that a law has found.
+
+        These are dtypes that the law is not about, calls without gradients if it judges these, and refused cases.
+        """
         claims, dtypes = self.info.capabilities, law_named(law).dtypes
+        if law_named(law).draws.get("gradients"):
+            claims = with_gradients(claims)
         if not {*claims.dtypes} <= {*dtypes}:
             claims = replace(claims, dtypes=tuple(x for x in claims.dtypes if x in dtypes))
         return Asked(**vars(claims), refuses=partial(self.refuses, law)) if self.has_refused else claims
