@@ -100,12 +100,13 @@ def simplest_case(capabilities: Capabilities) -> Case:
     c = capabilities
     seqlen_k = c.length_from(max(SEQLEN, c.min_seqlen_k))
     most = seqlen_k if c.max_seqlen_q is None else c.max_seqlen_q - c.max_seqlen_q % c.seqlen_multiple
-    seqlen_q = min(seqlen_k, most)
+    may_differ = c.may_differ(causal=min(c.causal))
+    seqlen_q = min(c.length_from(SEQLEN) if may_differ else seqlen_k, most)
     layouts: dict[str, Any] = dict.fromkeys(LAYOUT_FIELDS, c.layouts[0])
     return Case(
         heads_kv=2,
         seqlen_q=seqlen_q,
-        seqlen_k=seqlen_k if c.may_differ(causal=min(c.causal)) else seqlen_q,
+        seqlen_k=seqlen_k if may_differ else seqlen_q,
         sm_scale=c.sm_scale[0] if isinstance(c.sm_scale, tuple) else None,
         ragged="none" if c.dense else c.ragged[0],
         **layouts,
