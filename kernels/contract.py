@@ -554,6 +554,8 @@ class Capabilities:
             raise ValueError(
                 f"dense: got false beside layouts={','.join(self.layouts)}, expected a layout that holds any numbers"
             )
+        if not self.dense:
+            self._check_kinds()
         if self.backward == "causal" and True not in self.causal:
             raise ValueError("backward: got causal beside causal=false, expected causal=true or causal=both")
         if False in self.v_in_k:
@@ -564,6 +566,23 @@ class Capabilities:
             wide, narrow = min(self.v_head_dim), min(self.head_dims)
             raise ValueError(
                 f"v_in_k: got always with head_dim {narrow}, expected a v_head_dim of at most that, not {wide}"
+            )
+
+    def _check_kinds(self) -> None:
+        """Raise ValueError for what no claimed kind of ``ragged`` has, if there are no other calls."""
+        for name, none in (("bias", ()), ("dropout", (0.0,)), ("fp8_inputs", ())):
+            if (value := getattr(self, name)) != none:
+                values = ",".join(map(str, value))
+                raise ValueError(
+                    f"{name}: got {values} beside dense=false, expected none: no kind of ragged has it"
+                )
+        kinds = ",".join(self.ragged)
+        if self.key_padding and not {*self.ragged} & {*WITH_KEY_PADDING}:
+            one = " or ".join(WITH_KEY_PADDING)
+            raise ValueError(f"key_padding: got true beside dense=false and ragged={kinds}, expected {one}")
+        if self.rotary and "append" not in self.ragged:
+            raise ValueError(
+                f"rotary: got {','.join(self.rotary)} beside dense=false and ragged={kinds}, expected append"
             )
 
     def _check_lengths(self) -> None:

@@ -528,11 +528,9 @@ def _launch_settings(capabilities: Capabilities) -> SearchStrategy[tuple[tuple[s
 
 
 def _without_what_no_kind_has(case: Case) -> Case:
-    """Return a case without the options that no call of its kind of ``ragged`` has, and with a key to append."""
+    """Return a case without padded keys if its kind of ``ragged`` has none, and with a key to append."""
     return replace(
         case,
-        bias="none",
-        dropout_p=0.0,
         key_padding=case.key_padding if case.ragged in WITH_KEY_PADDING else "none",
         seqlen_k=max(1, case.seqlen_k) if case.ragged == "append" else case.seqlen_k,
     )
