@@ -6,17 +6,22 @@ lie in pages or in a cache. So every law that compares plain calls can be asked 
 
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from kernels.contract import RAGGED_KEYWORDS, Capabilities
-from strategies.layouts import Window, changed_together, fitting, place
-from strategies.pages import in_pages, page_size_of, pool_layouts
+from strategies.layouts import Window, bits, changed_together, fitting, place
+from strategies.pages import Pages, in_pages, page_size_of, pool_layouts
 from tests.harness.problem import Outputs, Problem
 from tests.harness.scripted import apart
+
+APPENDED = (
+    "after the call the cache has the new rows behind the old ones, and is else as it was, but it differs"
+)
+"""What is claimed of the cache of a call that appends keys to it."""
 
 KEYWORDS = frozenset(name for names in RAGGED_KEYWORDS.values() for name in names)
 """The keywords of all kinds of calls with sequences of different lengths."""
@@ -31,12 +36,14 @@ class Prepared:
         launch: launch settings, and keywords that say which call it is.
         windows: its inputs by name, each a window in poisoned storage.
         packed: the number of sequences that lie end to end in one batch element; 0 if none do.
+        cache: for a call that appends keys, the k and v that it writes to, each with what they must hold afterwards.
     """
 
     problem: Problem
     launch: Mapping[str, Any]
     windows: Mapping[str, Window]
     packed: int = 0
+    cache: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     @property
     def has_gradients(self) -> bool:
@@ -104,33 +111,35 @@ class RaggedForm:
 
     def _paged(self, p: Problem) -> Prepared:
         placed, windows = self._placed(p)
-        return self._in_pages(placed, windows, p.k.shape[2])
-
-    def _in_pages(self, p: Problem, windows: Mapping[str, Window], length: int) -> Prepared:
-        """Return a call whose keys lie in pages, ``length`` of them in those that the kernel is told of."""
-        keys, chance = p.k.shape[2], self.chance("pages of all keys")
-        page_size = page_size_of(self.claims.page_sizes, keys, chance)
-        layouts = pool_layouts(self.claims.layouts)
-        pages = in_pages(p.k, p.v, [keys] * len(p.k), page_size, layouts, chance, may_share=False)
-        tables = {"cache_seqlens": _lengths(p, length), "block_table": pages.block_table}
-        in_pools = {name: x for name, x in windows.items() if name in ("q", "dout")} | {**pages.windows}
-        return Prepared(replace(p, k=pages.k, v=pages.v), tables, in_pools)
+        pages = self._pages(p)
+        tables = {"cache_seqlens": _lengths(p, p.k.shape[2]), "block_table": pages.block_table}
+        given = {"q": windows["q"], "dout": windows["dout"], **pages.windows}
+        return Prepared(replace(placed, k=pages.k, v=pages.v), tables, given)
 
     def _appended(self, p: Problem) -> Prepared:
         """Leave some of the last keys out of the cache, which the kernel is given as new ones."""
         keys, claimed = p.k.shape[2], self.claims.ragged
-        new = self.chance("new keys of all").randint(1, keys)
-        of_new, given = self._placed(p.with_both(lambda x: x[:, :, keys - new :]))
+        first = keys - self.chance("new keys of all").randint(1, keys)
+        last, windows_of_last = self._placed(p.with_both(lambda x: x[:, :, first:]))
+        placed, windows = self._placed(p)
         in_a_pool = "paged" in claimed and ("cache" not in claimed or self.chance("in a pool").random() < 0.5)
-        whole, windows = self._placed(p)
-        cache = self._in_pages(whole, windows, keys - new) if in_a_pool else self._cached(whole)
-        appended = {"cache_seqlens": _lengths(p, keys - new), "k_new": of_new.k, "v_new": of_new.v}
-        read_only = {"q": windows["q"], "dout": windows["dout"], "k_new": given["k"], "v_new": given.get("v")}
-        return replace(
-            cache,
-            launch={**cache.launch, **appended},
-            windows={name: x for name, x in read_only.items() if x is not None},
-        )
+        whole = Pages(placed.k, placed.v, torch.arange(len(p.k), device=p.k.device)[:, None])
+        pages = self._pages(p) if in_a_pool else whole
+        filled = {"k": (pages.k, pages.k.clone()), "v": (pages.v, pages.v.clone())}
+        for b in range(len(p.k)):
+            pages.fill(b, slice(first, keys), self.poison)
+        table = {"block_table": pages.block_table} if in_a_pool else {}
+        launch = {"cache_seqlens": _lengths(p, first), "k_new": last.k, "v_new": last.v, **table}
+        given = {"q": windows["q"], "dout": windows["dout"]}
+        given |= {f"{name}_new": x for name, x in windows_of_last.items() if name in ("k", "v")}
+        return Prepared(replace(placed, k=pages.k, v=pages.v), launch, given, cache=filled)
+
+    def _pages(self, p: Problem) -> Pages:
+        """Return pools of pages of a claimed size and layout, which hold all keys and values."""
+        keys, chance = p.k.shape[2], self.chance("pages of all keys")
+        page_size = page_size_of(self.claims.page_sizes, keys, chance)
+        layouts = pool_layouts(self.claims.layouts)
+        return in_pages(p.k, p.v, [keys] * len(p.k), page_size, layouts, chance, may_share=False)
 
     def _placed(
         self, p: Problem, change: Callable[[Tensor], Tensor] = lambda x: x
@@ -147,6 +156,12 @@ class RaggedForm:
 
         k, v = changed_together(p.k, p.v, lambda k: placed("k", k), lambda v: placed("v", v))
         return replace(p, q=placed("q", p.q), k=k, v=v, dout=placed("dout", p.dout)), windows
+
+
+def wrong_in(cache: Mapping[str, tuple[Tensor, Tensor]]) -> str:
+    """Say which tensors of a cache differ from what they must hold, bit for bit; "" if none does."""
+    wrong = [name for name, pair in cache.items() if not torch.equal(*map(bits, pair))]
+    return f"wrong in {' and '.join(wrong)}" if wrong else ""
 
 
 def _lengths(p: Problem, length: int) -> Tensor:

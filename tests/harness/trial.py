@@ -33,7 +33,7 @@ from tests.harness.pattern import ComparedTensor
 from tests.harness.poison import PoisonedAllocations
 from tests.harness.problem import Call, Outputs, Problem
 from tests.harness.process_state import put_back
-from tests.harness.ragged_form import KEYWORDS, Prepared, RaggedForm
+from tests.harness.ragged_form import APPENDED, KEYWORDS, Prepared, RaggedForm, wrong_in
 from tests.harness.returned import WrongKind, departures, gradients_of, out_and_lse
 from tests.harness.transfer import Copies
 from tests.harness.verdict import Finding
@@ -298,6 +298,8 @@ class Trial:
         if copies:
             outputs = outputs.on_cpu()
             copies.write_back()
+        if wrong := wrong_in(prepared.cache):
+            self.fail(APPENDED, kind="contract", call=number, detail=wrong)
         outputs = prepared.of_sequences(outputs, claims.lse_layout)
         if outputs.lse is not None:
             lse = in_contract_form(outputs.lse, *form_of(claims))

@@ -29,12 +29,12 @@ from reference.bounds.exact import largest
 from reference.masks import blank
 from strategies.case import DEFAULT_BLOCK
 from strategies.eight_bits import quantised
-from strategies.layouts import bits
 from strategies.pages import Pages, in_pages, one_page_each, page_size_of, pool_layouts
 from strategies.rotary import Rotation, drawn, rows_from
 from tests.harness.judge import judge, judge_plain_call
 from tests.harness.law import law
 from tests.harness.problem import Outputs, Problem
+from tests.harness.ragged_form import APPENDED, wrong_in
 from tests.harness.relate import claimed_length, in_claimed_layouts
 from tests.harness.trial import Trial
 
@@ -164,10 +164,8 @@ def appended(trial: Trial, p: Problem) -> None:
     held = {"k": (whole[0], pages.k), "v": (whole[1], pages.v)}
     if tables:  # rotating may add 0 to -0
         held["k"] = with_one_zero(whole[0]), with_one_zero(pages.k)
-    wrong = tuple(name for name, pair in held.items() if not torch.equal(*map(bits, pair)))
-    if wrong:
-        claim = "after the call the cache has the new rows behind the old ones, and is else as it was, but it differs"
-        trial.fail(claim, kind="contract", call=outputs.call, detail=f"wrong in {' and '.join(wrong)}")
+    if wrong := wrong_in(held):
+        trial.fail(APPENDED, kind="contract", call=outputs.call, detail=wrong)
     each_alone(trial, outputs, sequences)
 
 

@@ -15,6 +15,7 @@ from strategies.cases import MAX_SEQLEN, cases
 from tests.harness.drawing import drawn
 from tests.harness.law import LAWS, law_named
 from tests.harness.trial import LawBroken, Trial
+from tests.panel import appended
 from tests.unit.sound import CLAIMS, Sound
 
 Refuses = Callable[..., bool]
@@ -33,7 +34,7 @@ Refuses = Callable[..., bool]
         ["sm_scale=default"],
         ["sm_scale=0.125,1.0"],
         ["backward=causal"],
-        ["ragged=packed,document", "dense=false", "key_padding=true", "bias=full", "dropout=0.1"],
+        ["ragged=packed,document", "dense=false", "key_padding=true"],
         ["ragged=all", "dense=false", "key_padding=true"],
     ],
     ids=" ".join,
@@ -72,6 +73,13 @@ def test_a_law_that_needs_gradients_draws_calls_that_have_them() -> None:
             ["dense=false", "ragged=paged", "layouts=expanded"],
             "claim dense: got false beside layouts=expanded",
         ),
+        (["ragged=cache", "dense=false", "bias=full"], "claim bias: got full beside dense=false"),
+        (["ragged=cache", "dense=false", "dropout=0,0.1"], "claim dropout: got 0.0,0.1 beside dense=false"),
+        (
+            ["ragged=paged", "dense=false", "key_padding=true"],
+            "claim key_padding: got true beside dense=false and ragged=paged",
+        ),
+        (["ragged=paged", "dense=false", "rotary=halves"], "claim rotary: got halves beside dense=false"),
         (["sm_scale="], "claim sm_scale: got '', expected any, positive, default, or finite numbers"),
         (["sm_scale=0.5,nan"], "claim sm_scale: got '0.5,nan'"),
         (["max_seqlen_q=8", "min_seqlen=16"], "claim max_seqlen_q: got 8 beside min_seqlen=16"),
@@ -173,3 +181,21 @@ def test_lengths_that_are_claimed() -> None:
     assert c.takes_lengths(8, 8, causal=True)
     for lengths in ((10, 12), (2, 2), (8, 6), (3, 8)):
         assert not c.takes_lengths(*lengths, causal=True)
+
+
+@pytest.mark.parametrize("lost", ["k", "v"])
+def test_a_cache_that_lacks_new_keys_is_told_by_every_law(lost: str) -> None:
+    claims = replace(PLAIN_FUNCTION, ragged=("append",), dense=False, backward=False)
+    case = Case(batch=2, seqlen_q=3, seqlen_k=9, dtype="float16", ragged="append")
+
+    def forgetful(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
+        before = {"k": k.clone(), "v": v.clone()}
+        answer = appended.in_a_cache(q, k, v, **options)
+        {"k": k, "v": v}[lost].copy_(before[lost])
+        return answer
+
+    sound = AttentionKernel(name="sound", forward=appended.in_a_cache, capabilities=claims)
+    law_named("forward")(Trial(sound, case, "cpu", 4.0))
+    with pytest.raises(LawBroken, match=r"the cache has the new rows") as broken:
+        law_named("forward")(Trial(replace(sound, forward=forgetful), case, "cpu", 4.0))
+    assert broken.value.finding.detail == f"wrong in {lost}"
