@@ -20,20 +20,20 @@ def _in(edited: str, name: str, what: str, old: str, new: str, *, function: str 
 PLANTED = (
     _in(
         "scale_built_in",
-        "sm_scale__of_head_dim_64",
+        "default_scale__of_head_dim_64",
         "the scale is that of a head_dim of 64",
         "sm_scale=built_in",
         "sm_scale=0.125",
     ),
     _in(
         "scale_built_in",
-        "sm_scale__squared",
+        "default_scale__squared",
         "scores of a causal call are scaled twice",
         "sm_scale=built_in",
         "sm_scale=built_in * (built_in if causal else 1.0)",
     ),
-    _in("two_scales", "sm_scale__of_the_first", "both scales are 1/8", "1.0: 1.0", "1.0: 0.125"),
-    _in("two_scales", "sm_scale__a_little_off", "the scale 1/8 is 0.124", "0.125: 0.125", "0.125: 0.124"),
+    _in("two_scales", "two_scales__of_the_first", "both scales are 1/8", "1.0: 1.0", "1.0: 0.125"),
+    _in("two_scales", "two_scales__a_little_off", "the scale 1/8 is 0.124", "0.125: 0.125", "0.125: 0.124"),
     _in(
         "one_query",
         "max_seqlen_q__last_key_not_seen",
