@@ -100,7 +100,6 @@ def can_be_ragged(case: Any) -> bool:
         and (case.ragged != "document" or case.seqlen_q == case.seqlen_k)
         and (case.ragged != "append" or case.seqlen_k > 0)
         and (case.key_padding == "none" or case.ragged in WITH_KEY_PADDING)
-        and (case.bias, case.dropout_p, case.fp8_inputs) == ("none", 0.0, "none")
     )
 
 

@@ -214,7 +214,7 @@ def cases(
         if case.window_right and case.causal and False in capabilities.causal:
             case = _with_a_mask_that_shows_windows(case)
         if not capabilities.dense:
-            case = _without_what_no_kind_has(case)
+            case = _as_its_kind_has_it(case)
         case = _with_attended_keys(_with_claimed_lengths(capabilities, case))
         if not nonfinite:
             case = _with_scores_far_below(capabilities, case)
@@ -527,7 +527,7 @@ def _launch_settings(capabilities: Capabilities) -> SearchStrategy[tuple[tuple[s
     )
 
 
-def _without_what_no_kind_has(case: Case) -> Case:
+def _as_its_kind_has_it(case: Case) -> Case:
     """Return a case without padded keys if its kind of ``ragged`` has none, and with a key to append."""
     return replace(
         case,

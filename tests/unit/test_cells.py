@@ -60,6 +60,9 @@ def test_what_a_kernel_does_not_claim_is_no_cell_of_it() -> None:
     found = set(claimed(SMALL))
     assert {"sm_scale=default", "sm_scale=0.5", "block_m=32", "q_layout=gap", "seqlen_k=0"} <= found
     assert not {"sm_scale=-1.0", "sm_scale=0.0", "group=2", "q_layout=packed", "head_dim=32"} & found
+    few = set(claimed(replace(SMALL, min_seqlen=4, max_seqlen_q=8)))
+    assert "seqlen_q mod 16=other" in few
+    assert "seqlen_q mod 16=15" not in few
     multiples = set(claimed(replace(SMALL, min_seqlen=1, seqlen_multiple=32, backward=False)))
     lengths = [x for x in multiples if x.startswith("seqlen_q mod")]
     assert sorted(lengths) == [
