@@ -8,12 +8,13 @@ or clipped by what some entries of dout hold, a delta of part of the columns, ro
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from kernels.contract import GRADIENTS
 from reference.bounds.relations import sum_bound
 from tests.harness.law import law
 from tests.harness.problem import Problem
-from tests.harness.relate import Derived, agree, allowances, asked
+from tests.harness.relate import Derived, agree, allowances_of_each, asked
 from tests.harness.trial import Trial
 
 COLUMNS, ROWS, HEADS = 3, 2, 1
@@ -32,12 +33,16 @@ def additivity(trial: Trial) -> None:
     pairs = {
         name: (x.double(), others[name].double()) for name, x in of_first.named().items() if name in others
     }
-    allowed = [allowances(trial, p, gradients=of_whole.dq is not None) for p in (whole, first, second)]
-    bound = {
-        name: sum_bound([a[name] for a in allowed], pair)
-        for name, pair in pairs.items()
-        if name in allowed[0]
-    }
+    allowed = allowances_of_each(trial, (whole, first, second), gradients=of_whole.dq is not None)
+
+    def bound() -> dict[str, Tensor]:
+        bounds = [of_call() for of_call in allowed]
+        return {
+            name: sum_bound([x[name] for x in bounds], pair)
+            for name, pair in pairs.items()
+            if name in bounds[0]
+        }
+
     formula = f"results[{of_first.call}]['{{0}}'].double() + results[{of_second.call}]['{{0}}'].double()"
     sums = Derived(
         of_second.call,

@@ -15,7 +15,7 @@ from reference.bounds.forward import ForwardBounds
 from reference.bounds.relations import merged_bounds
 from tests.harness.law import law
 from tests.harness.problem import Outputs
-from tests.harness.relate import Derived, agree, allowances, asked, claimed_length, settled, twice
+from tests.harness.relate import Allowed, Derived, agree, allowances, asked, claimed_length, settled, twice
 from tests.harness.trial import Trial
 
 LONGEST = 2048
@@ -37,7 +37,7 @@ def composition(trial: Trial) -> None:
         split_keys(trial, whole, whole.lse, allowed)
 
 
-def split_queries(trial: Trial, whole: Outputs, allowed: dict[str, Tensor]) -> None:
+def split_queries(trial: Trial, whole: Outputs, allowed: Allowed) -> None:
     """Compare some rows of the whole with a call for these rows alone.
 
     Under a causal mask the first rows keep their answer if the keys are left out that only later rows see.
@@ -62,11 +62,11 @@ def split_queries(trial: Trial, whole: Outputs, allowed: dict[str, Tensor]) -> N
         {name: x[:, :, rows] for name, x in outputs.items()},
         {name: f"{name}[:, :, {rows.start}:]" for name in outputs},
     )
-    bound = twice({name: x[:, :, rows] for name, x in allowed.items()})
+    bound = twice(lambda: {name: x[:, :, rows] for name, x in allowed().items()})
     agree(trial, "{} of some queries is that of all, at those rows", got, expected, bound)
 
 
-def split_keys(trial: Trial, whole: Outputs, lse: Tensor, allowed: dict[str, Tensor]) -> None:
+def split_keys(trial: Trial, whole: Outputs, lse: Tensor, allowed: Allowed) -> None:
     """Compare the whole with two parts of the keys, merged: out = sum_s w_s out_s with w_s = exp(lse_s - lse)."""
     p = trial.problem
     at = claimed_length(trial, trial.case.seed // 7 % p.k.shape[2])
@@ -82,16 +82,20 @@ def split_keys(trial: Trial, whole: Outputs, lse: Tensor, allowed: dict[str, Ten
     if first is None or second is None:
         return
     halves = [trial.forward(half) for half in (first, second)]
-    bounds = [ForwardBounds(**allowances(trial, half, gradients=False)) for half in (first, second)]
+    of_halves = [allowances(trial, half, gradients=False) for half in (first, second)]
     lses = torch.stack([half.lse.double() for half in halves if half.lse is not None])
     largest = trial.arithmetic.output.maximum
     outs = torch.stack([half.out.double().clamp(-largest, largest) for half in halves])
     together = torch.logsumexp(lses, 0)
     weights = torch.exp(lses - together.masked_fill(together == -torch.inf, 0.0)).nan_to_num(nan=torch.inf)
     merged = (weights[..., None] * outs).sum(0)
-    bound = merged_bounds(ForwardBounds(**allowed), bounds, outs, weights)
+
+    def bound() -> dict[str, Tensor]:
+        of_whole, *of_parts = (ForwardBounds(**of_call()) for of_call in (allowed, *of_halves))
+        return vars(merged_bounds(of_whole, of_parts, outs, weights))
+
     expected = Derived(halves[1].call, {"out": merged, "lse": together}, _merging(halves))
-    agree(trial, "{} is merged from two halves of the keys", whole, expected, vars(bound))
+    agree(trial, "{} is merged from two halves of the keys", whole, expected, bound)
 
 
 def _merging(halves: list[Outputs]) -> dict[str, str]:

@@ -8,11 +8,10 @@ in one process, scratch memory reused too early, launch settings that break.
 
 from dataclasses import replace
 
-from torch import Tensor
-
 from tests.harness.law import law
 from tests.harness.problem import Outputs, Problem
 from tests.harness.relate import (
+    Allowed,
     Derived,
     agree,
     allowances,
@@ -55,7 +54,7 @@ def another_shape(trial: Trial, p: Problem) -> Problem | None:
     return asked(trial, p.with_rows(slice(fewer[0])).with_keys(slice(fewer[1])))
 
 
-def alone(trial: Trial, p: Problem, first: Outputs, allowed: dict[str, Tensor]) -> None:
+def alone(trial: Trial, p: Problem, first: Outputs, allowed: Allowed) -> None:
     """Compare the last batch element with a call for it alone, but not under dropout, which depends on its place."""
     if p.q.shape[0] < 2 or p.dropout_p:
         return
@@ -67,11 +66,11 @@ def alone(trial: Trial, p: Problem, first: Outputs, allowed: dict[str, Tensor]) 
     expected = Derived(
         first.call, {name: x[-1:] for name, x in outputs.items()}, {name: f"{name}[-1:]" for name in outputs}
     )
-    bound = twice({name: allowed[name][-1:] for name in outputs})
+    bound = twice(lambda: {name: allowed()[name][-1:] for name in outputs})
     agree(trial, "a batch element alone has the same {}", got, expected, bound, exactly=True)
 
 
-def relaunched(trial: Trial, p: Problem, first: Outputs, allowed: dict[str, Tensor]) -> None:
+def relaunched(trial: Trial, p: Problem, first: Outputs, allowed: Allowed) -> None:
     """Compare with a call in which each launch setting has its next declared value; roundings may differ.
 
     Settings that decide how inputs are quantised stay as they are, because other numbers have another answer.

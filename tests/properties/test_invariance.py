@@ -16,7 +16,7 @@ from reference.bounds.relations import only_exponents_change, sum_bound
 from reference.heads import fold, unfold
 from tests.harness.law import law
 from tests.harness.problem import Outputs
-from tests.harness.relate import Derived, agree, allowances, asked, settled, twice, with_v_apart
+from tests.harness.relate import Allowed, Derived, agree, allowances, asked, settled, twice, with_v_apart
 from tests.harness.trial import Trial
 
 GRID = 2.0**-4
@@ -42,7 +42,7 @@ def invariance(trial: Trial) -> None:
     contiguous(trial, base, allowed)
 
 
-def permuted_keys(trial: Trial, base: Outputs, allowed: dict[str, Tensor]) -> None:
+def permuted_keys(trial: Trial, base: Outputs, allowed: Allowed) -> None:
     """Reverse keys and values: without a mask, their order does not matter."""
     p = trial.problem
     if p.causal:
@@ -52,12 +52,14 @@ def permuted_keys(trial: Trial, base: Outputs, allowed: dict[str, Tensor]) -> No
         return
     got = trial.gradients(given)
     expected = {name: x[:, :, order] if name in ("dk", "dv") else x for name, x in base.named().items()}
-    bound = {name: x[:, :, order] if name in ("dk", "dv") else x for name, x in allowed.items()}
     reversed_keys = Derived(base.call, expected, {"dk": "dk.flip(2)", "dv": "dv.flip(2)"})
-    agree(trial, "reversing keys and values leaves {} as it was", got, reversed_keys, twice(bound))
+    bound = twice(
+        lambda: {name: x[:, :, order] if name in ("dk", "dv") else x for name, x in allowed().items()}
+    )
+    agree(trial, "reversing keys and values leaves {} as it was", got, reversed_keys, bound)
 
 
-def permuted_heads(trial: Trial, base: Outputs, allowed: dict[str, Tensor]) -> None:
+def permuted_heads(trial: Trial, base: Outputs, allowed: Allowed) -> None:
     """Reverse the batch and the key heads, each with its query heads: the answers move and are otherwise the same."""
     p = trial.problem
     if p.k.shape[0] * p.k.shape[1] == 1:
@@ -78,7 +80,7 @@ def permuted_heads(trial: Trial, base: Outputs, allowed: dict[str, Tensor]) -> N
         {name: moved(x) for name, x in outputs.items()},
         {name: formula.format(name) for name in outputs},
     )
-    bound = twice({name: moved(x) for name, x in allowed.items()})
+    bound = twice(lambda: {name: moved(x) for name, x in allowed().items()})
     agree(trial, "reversing batch and heads moves {} and changes nothing", got, expected, bound, exactly=True)
 
 
@@ -108,7 +110,7 @@ def shifted_keys(trial: Trial) -> None:
     agree(trial, claim, got, Derived(base.call, expected, {"lse": moved}), bound)
 
 
-def moved_power_of_two(trial: Trial, base: Outputs, allowed: dict[str, Tensor]) -> None:
+def moved_power_of_two(trial: Trial, base: Outputs, allowed: Allowed) -> None:
     """Multiply q by 4 and divide sm_scale by 4: every number on the way keeps its bits apart from its exponent.
 
     If q has subnormal numbers, bits may differ: tensor cores align products by the exponents of their operands, and
@@ -125,7 +127,7 @@ def moved_power_of_two(trial: Trial, base: Outputs, allowed: dict[str, Tensor]) 
     agree(trial, claim, got, base, twice(allowed), only=("out", "lse"), exactly=normal)
 
 
-def unseen_keys(trial: Trial, base: Outputs, allowed: dict[str, Tensor]) -> None:
+def unseen_keys(trial: Trial, base: Outputs, allowed: Allowed) -> None:
     """Change keys and values that the first half of the rows does not see: the answers of these rows stay."""
     p = trial.problem
     rows, seqlen_q, seqlen_k = p.q.shape[2] // 2, p.q.shape[2], p.k.shape[2]
@@ -141,12 +143,12 @@ def unseen_keys(trial: Trial, base: Outputs, allowed: dict[str, Tensor]) -> None
     got = trial.forward(given)
     part = Outputs(got.out[:, :, :rows], got.lse if got.lse is None else got.lse[:, :, :rows], call=got.call)
     expected = {name: x[:, :, :rows] for name, x in base.named().items()}
-    bound = twice({name: x[:, :, :rows] for name, x in allowed.items()})
+    bound = twice(lambda: {name: x[:, :, :rows] for name, x in allowed().items()})
     claim = "keys that a row does not see leave its {} as it was"
     agree(trial, claim, part, Derived(base.call, expected), bound, exactly=True)
 
 
-def masked_keys(trial: Trial, base: Outputs, allowed: dict[str, Tensor]) -> None:
+def masked_keys(trial: Trial, base: Outputs, allowed: Allowed) -> None:
     """Change padded keys and their values: all answers stay."""
     p = trial.problem
     if p.key_padding_mask is None:
@@ -159,7 +161,7 @@ def masked_keys(trial: Trial, base: Outputs, allowed: dict[str, Tensor]) -> None
         agree(trial, claim, trial.gradients(given), base, twice(allowed), exactly=True)
 
 
-def repeated_heads(trial: Trial, base: Outputs, allowed: dict[str, Tensor]) -> None:
+def repeated_heads(trial: Trial, base: Outputs, allowed: Allowed) -> None:
     """Repeat the key head of each group for each query head: out stays, and dk and dv are the sums over the copies."""
     p = trial.problem
     group = p.heads_q // p.heads_kv
@@ -169,13 +171,13 @@ def repeated_heads(trial: Trial, base: Outputs, allowed: dict[str, Tensor]) -> N
     if repeated is None:
         return
     got = trial.gradients(repeated)
-    bound = allowances(trial, repeated, gradients=True)
+    of_repeated = allowances(trial, repeated, gradients=True)
 
     def copies(x: Tensor) -> Tensor:
         return x.double().unflatten(1, (p.heads_kv, group))
 
     same = ("out", "lse", "dq")
-    both = twice({name: allowed[name] for name in same}, bound)
+    both = twice(lambda: {name: allowed()[name] for name in same}, of_repeated)
     # A row may take another place in its tile. On a CPU the products are those of its BLAS, which may round differently
     # at another place.
     exactly = trial.device != "cpu"
@@ -184,16 +186,19 @@ def repeated_heads(trial: Trial, base: Outputs, allowed: dict[str, Tensor]) -> N
     if got.dk is not None and got.dv is not None:
         of_copies = {"dk": copies(got.dk), "dv": copies(got.dv)}
         sums = {name: x.sum(2) for name, x in of_copies.items()}
-        bound = {
-            name: sum_bound([allowed[name], copies(bound[name]).sum(2)], x.unbind(2))
-            for name, x in of_copies.items()
-        }
+
+        def bound() -> dict[str, Tensor]:
+            return {
+                name: sum_bound([allowed()[name], copies(of_repeated()[name]).sum(2)], x.unbind(2))
+                for name, x in of_copies.items()
+            }
+
         formula = f"{{}}.double().unflatten(1, ({p.heads_kv}, {group})).sum(2)"
         expected = Derived(got.call, sums, {name: formula.format(name) for name in sums})
         agree(trial, "{} of a shared key head is the sum over its group", base, expected, bound)
 
 
-def contiguous(trial: Trial, base: Outputs, allowed: dict[str, Tensor]) -> None:
+def contiguous(trial: Trial, base: Outputs, allowed: Allowed) -> None:
     """Lay the same numbers out contiguously, and v in memory of its own if the kernel takes that: all answers stay."""
     p = with_v_apart(trial, trial.problem)
     dense = asked(

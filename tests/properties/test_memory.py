@@ -9,13 +9,19 @@ that work in place or return the same storage again.
 
 from dataclasses import replace
 
-from torch import Tensor
-
 from tests.harness.law import law
 from tests.harness.poison import PoisonedAllocations, behind_fence, inputs_copied
 from tests.harness.problem import Outputs
 from tests.harness.ragged_form import Prepared
-from tests.harness.relate import Derived, agree, allowances, asked, lies_in_claimed_layout, of_a_repeat
+from tests.harness.relate import (
+    Allowed,
+    Derived,
+    agree,
+    allowances,
+    asked,
+    lies_in_claimed_layout,
+    of_a_repeat,
+)
 from tests.harness.trial import Trial
 
 FINITE_POISON = 1280.0
@@ -59,7 +65,7 @@ def run(trial: Trial, call: Prepared, poison: float) -> Outputs:
     return got
 
 
-def run_anew(trial: Trial, earlier: Outputs, allowed: dict[str, Tensor]) -> None:
+def run_anew(trial: Trial, earlier: Outputs, allowed: Allowed) -> None:
     """Call the kernel with -q, and compare what an earlier call has returned with copies from before."""
     copies = Derived(None, {name: x.clone() for name, x in earlier.named().items()})
     if (other := asked(trial, replace(trial.problem, q=-trial.problem.q))) is None:
