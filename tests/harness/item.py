@@ -6,7 +6,6 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from hypothesis.statistics import collector, describe_statistics
 from kernels.contract import DTYPES
 from strategies.case import Case
 from tests.harness.answered import AnsweredLaws
-from tests.harness.drawing import drawn, stream
+from tests.harness.drawing import Stream, drawn
 from tests.harness.kernel_info import KernelInfo
 from tests.harness.known_bugs import KnownBugs
 from tests.harness.law import PROPERTIES, Law
@@ -232,20 +231,23 @@ def draw_examples(item: LawTurn, subject: Subject) -> None:
     noting = collector.with_value(note)  # type: ignore[arg-type]  # typed as if it held None alone
     with noting, subject.runs.in_turns():
         examples = item.turn.examples
-        missing = None if examples is None else max(0, examples - subject.generated)
-        for case in islice(cases_of(item, subject), missing):
+        missing = math.inf if examples is None else max(0, examples - subject.generated)
+        for case in cases_of(item, subject, missing):
             subject.uphold(item.law, case)
 
 
-def cases_of(item: LawTurn, subject: Subject) -> Iterator[Case]:
-    """Yield the cases of a turn: without end or, in a replay, the one case that is replayed."""
+def cases_of(item: LawTurn, subject: Subject, most: float) -> Iterator[Case]:
+    """Yield the cases of a turn, so many as ``most``; in a replay the one case that is replayed."""
     if subject.replay is not None:
         yield subject.replay.case
         return
     seeds = seeds_of(item)
-    if item.turn.begins_far(subject.focus, subject.runs.device_type):
+    if most and item.turn.begins_far(subject.focus, subject.runs.device_type):
         yield from drawn(subject.cases(**item.law.draws, far=True), seeds.getrandbits(64), 1)
-    yield from stream(subject.cases(**item.law.draws), seeds)
+        most -= 1
+    stream = Stream(subject.cases(**item.law.draws), seeds, most)
+    subject.runs.ahead = stream.draw_ahead
+    yield from stream
 
 
 def seeds_of(item: LawTurn) -> random.Random:

@@ -3,7 +3,7 @@
 import math
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -37,6 +37,10 @@ MOST_HELD = 200
 """The most cases that held which are remembered: a claim that excludes all of them is not offered."""
 
 
+def nothing() -> None:
+    """Do nothing."""
+
+
 @dataclass
 class Runs:
     """Everything that can be asked of a kernel.
@@ -48,7 +52,7 @@ class Runs:
     ``bugs`` are the known ones: a case that would end the process by one of them is not run just to find out about
     something else. ``clock`` has the time that the whole run may take, ``share`` the seconds of this kernel among all
     workers, and ``patience`` the seconds for one case after the end, until a case takes longer. Of a kernel that
-    ``has_refused`` some case, each case is asked whether it does.
+    ``has_refused`` some case, each case is asked whether it does. ``ahead`` is called while a case runs, or nothing.
 
     If it ``has_general``, kernels can be compiled for any values, so that hardly any case has to be compiled for
     itself. Drawn cases are run so most of the time (see ``in_turns``), and so is what is asked about a failure that
@@ -65,6 +69,7 @@ class Runs:
     has_general: bool = False
     compiling: Compiling = field(default_factory=Compiling)
     has_refused: bool = False
+    ahead: Callable[[], None] = nothing
     ordinary: dict[tuple[str, Case], Finding | None] = field(default_factory=dict)
     answers: dict[tuple[Any, ...], Finding | None] = field(default_factory=dict)
     statuses: dict[tuple[str, Case, tuple[str, ...]], str] = field(default_factory=dict)
@@ -74,7 +79,7 @@ class Runs:
 
     def begin(self) -> Tally:
         """Start counting anew, and return the counts."""
-        self.tally = Tally()
+        self.tally, self.ahead = Tally(), nothing
         self.held: deque[tuple[str, Case]] = deque(maxlen=MOST_HELD)
         self.nearest: dict[str, tuple[float, Case]] = {}
         return self.tally
@@ -99,7 +104,12 @@ class Runs:
         all_claims = (*self.info.claims, *claims)
         run = Run(self.info.spec, all_claims, law, case, ignored, safety, designs=designs)
         self.journal.note(run.to_dict())
-        return self.child.run(run, self.journal.sync, seconds, general=general)
+        return self.child.run(run, self._while_it_runs, seconds, general=general)
+
+    def _while_it_runs(self) -> None:
+        """Do what has to be done by the end of a case that runs."""
+        self.journal.sync()
+        self.ahead()
 
     def in_time(self, law: str, case: Case, most: float = math.inf, **options: Any) -> Verdict:
         """Run as ``verdict`` does. Raises OutOfTime if it takes longer than ``most``, or than the run may be busy.

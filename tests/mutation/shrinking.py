@@ -4,7 +4,6 @@ import tempfile
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from random import Random
 
@@ -13,7 +12,7 @@ from strategies.case import TENSORS, Case
 from strategies.tensors import tensors
 from tests.harness.answered import AnsweredLaws
 from tests.harness.budget import SECONDS, ShrinkBudget
-from tests.harness.drawing import stream
+from tests.harness.drawing import Stream
 from tests.harness.journal import Journal
 from tests.harness.kernel_info import KernelInfo
 from tests.harness.known_bugs import KnownBugs
@@ -71,7 +70,7 @@ def shrink(campaign: Campaign, spec: str, law: str, dtype: str, seed: int, limit
         start = time.perf_counter()
         with suppress(TimeUp):
             of_law = law_named(law)
-            for case in islice(stream(subject.cases(**of_law.draws), Random(seed)), limit):
+            for case in Stream(subject.cases(**of_law.draws), Random(seed), limit):
                 subject.uphold(of_law, case)
         seconds = time.perf_counter() - start
         subject.runs.journal.close()

@@ -111,6 +111,19 @@ class TestSubject:
         assert [entry["law"] for entry in child.journaled] == ["forward", "backward"]
         assert child.journaled[1]["case"] == json.loads(to_json(SMALL))
 
+    def test_what_comes_next_is_drawn_while_a_case_runs_and_in_the_same_item_alone(
+        self, recorded: Any
+    ) -> None:
+        subject, child = recorded()
+        launched: list[int] = []
+        subject.runs.ahead = lambda: launched.append(len(child.runs))
+        subject.uphold(law_named("forward"), CASE)
+        subject.uphold(law_named("forward"), SMALL)
+        assert launched == [1, 2]
+        subject.begin()
+        subject.uphold(law_named("forward"), CASE)
+        assert launched == [1, 2]
+
     def test_rule_2_is_wider_in_the_investigation_of_a_failure(self, recorded: Any) -> None:
         subject, child = recorded(BROKEN)
         finding_of(subject, "forward", CASE)
