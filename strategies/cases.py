@@ -519,12 +519,8 @@ def claimed_scales(capabilities: Capabilities) -> tuple[float | None, ...]:
 
 
 def _launch_settings(capabilities: Capabilities) -> SearchStrategy[tuple[tuple[str, Any], ...]]:
-    return st.tuples(
-        *(
-            st.tuples(st.just(name), st.sampled_from(settings))
-            for name, settings in capabilities.launch.items()
-        )
-    )
+    pairs = ([(name, x) for x in settings] for name, settings in capabilities.launch.items())
+    return st.tuples(*map(st.sampled_from, pairs))
 
 
 def _as_its_kind_has_it(case: Case) -> Case:
