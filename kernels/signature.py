@@ -36,7 +36,7 @@ def mismatch(function: Callable[..., Any], names: tuple[str, ...]) -> str | None
     name = getattr(function, "__name__", type(function).__name__)
     if inspect.isclass(function):
         return f"the class {name}"
-    if type(function).__module__.partition(".")[0] == "triton":
+    if any(kind.__module__.partition(".")[0] == "triton" for kind in type(function).__mro__):
         return f"{name}, a Triton kernel without the function that launches it"
     try:
         signature = inspect.signature(function)

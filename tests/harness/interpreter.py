@@ -44,6 +44,17 @@ REDUCTIONS = {
 }
 """NumPy's reductions by the names of those functions in ``triton.language.standard`` that they stand for."""
 
+programs = types.SimpleNamespace(order="", several=False, kernel=None)
+"""How the programs of launches run, of which a GPU promises no order.
+
+``order`` is "forward" for one after the other by their numbers, "backward" for one after the other from the last one,
+and "" for the quickest way, which here is "forward". ``several`` becomes true in a launch of several programs whose
+order may be chosen. ``kernel`` is the one that is interpreted.
+"""
+
+waiting = set[Any]()
+"""Kernels that have come to a ``while`` loop: they may wait for a program before them, so these always come first."""
+
 
 def values_of(handle: TensorHandle) -> Array:
     """Return the numbers of a tensor: as float32 if it holds patterns, else as its own array."""
@@ -205,15 +216,7 @@ class Builder(InterpreterBuilder):
         """Return the product and sum with one rounding (two for float64, for which Triton itself rounds twice)."""
         if z.dtype.scalar.name == "fp64":
             return _original_fma(self, x, y, z)
-        product = values_of(x).astype(np.float64) * values_of(y)
-        total = product + values_of(z)
-        # What the sum lost (Knuth's two-sum) decides if the sum is a tie of the narrower format.
-        part = total - product
-        lost = (product - (total - part)) + (values_of(z) - part)
-        inexact = np.isfinite(total) & (lost != 0)
-        bits = total.view(np.int64) - (inexact & (np.signbit(lost) != np.signbit(total)))
-        odd = (bits | inexact).view(np.float64)
-        return handle_of(odd, z.dtype)
+        return handle_of(fused_to_odd(values_of(x), values_of(y), values_of(z)), z.dtype)
 
     def create_dot(self, a: TensorHandle, b: TensorHandle, d: TensorHandle, *_: Any) -> TensorHandle:
         """Return ``d + a @ b``, summed in the wider of float32 and d's format; sums of integers are exact."""
@@ -236,6 +239,17 @@ class Builder(InterpreterBuilder):
         """Return the numbers in another format, rounded as asked."""
         toward_zero = rounding_mode == interpreter._ir.ROUNDING_MODE.RTZ
         return handle_of(values_of(src), dst_type, toward_zero=toward_zero)
+
+    def set_grid_dim(self, nx: int, ny: int, nz: int) -> None:
+        """Begin a launch of so many programs."""
+        _original_set_grid_dim(self, nx, ny, nz)
+        programs.several |= nx * ny * nz > 1 and programs.kernel not in waiting
+
+    def set_grid_idx(self, x: int, y: int, z: int) -> None:
+        """Begin a program: that of these numbers or, backward, the one that is as far from the end."""
+        if programs.order == "backward" and programs.kernel not in waiting:
+            x, y, z = (count - 1 - i for count, i in zip(self.grid_dim, (x, y, z), strict=True))
+        _original_set_grid_idx(self, x, y, z)
 
     def get_bf16(self, value: float) -> TensorHandle:
         """Return a bfloat16 constant."""
@@ -279,8 +293,28 @@ class Builder(InterpreterBuilder):
         self.create_atomic_rmw(op, ptrs, value, inside, sem, None)
 
 
+def fused_to_odd(x: Array, y: Array, z: Array) -> Array:
+    """Return x * y + z of narrower formats as float64, with inexact ones as their odd neighbour, to be rounded."""
+    product = x.astype(np.float64) * y
+    total = product + z
+    # What the sum lost (Knuth's two-sum) decides if the sum is a tie of the narrower format.
+    part = total - product
+    lost = (product - (total - part)) + (z - part)
+    inexact = np.isfinite(total) & (lost != 0)
+    bits = total.view(np.int64) - (inexact & (np.signbit(lost) != np.signbit(total)))
+    return (bits | inexact).view(np.float64)
+
+
+def fused_float64(x: Array, y: Array, z: Array) -> Array:
+    """Return x * y + z of float64 as Triton's own interpreter has it."""
+    handles = (TensorHandle(value, tl.float64) for value in np.broadcast_arrays(x, y, z))
+    return _original_fma(interpreter.interpreter_builder, *handles).data
+
+
 _original_fma = InterpreterBuilder.create_fma
 _original_atomic_rmw = InterpreterBuilder.create_atomic_rmw
+_original_set_grid_dim = InterpreterBuilder.set_grid_dim
+_original_set_grid_idx = InterpreterBuilder.set_grid_idx
 
 
 class Reduction(ReduceOps):
@@ -412,8 +446,17 @@ class LanguagePatch:
 _original_patch = interpreter._patch_lang
 
 
-class BooleanOperators(ast.NodeTransformer):
-    """Rewrites ``and``, ``or`` and ``not``, which Python reduces to one bool, so that they work on tiles."""
+class Operators(ast.NodeTransformer):
+    """Rewrites ``and``, ``or`` and ``not``, which Python reduces to one bool, so that they work on tiles.
+
+    It also has kernels noted as ``waiting`` where they come to a ``while`` loop.
+    """
+
+    def visit_While(self, node: ast.While) -> ast.AST:
+        """``while a`` becomes ``while _noted(a)``."""
+        self.generic_visit(node)
+        node.test = ast.copy_location(ast.Call(ast.Name("_noted", ast.Load()), [node.test], []), node.test)
+        return node
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
         """``a and b`` becomes ``_both(a, lambda: b)``."""
@@ -437,8 +480,8 @@ class Rewriter:
     """Rewrites a kernel's source before it is interpreted."""
 
     def visit(self, tree: ast.AST) -> ast.AST:
-        """Rewrite boolean operators first, then do what Triton does."""
-        return _original_rewriter.visit(BooleanOperators().visit(tree))
+        """Rewrite operators and loops first, then do what Triton does."""
+        return _original_rewriter.visit(Operators().visit(tree))
 
 
 _original_rewriter = interpreter.FunctionRewriter.ast_transformer
@@ -459,6 +502,12 @@ def inverse(value: Any) -> Any:
     return value == 0 if is_tile(value) else not value
 
 
+def noted(condition: Any) -> Any:
+    """Return the condition of a ``while`` loop, and note that the kernel has one."""
+    waiting.add(programs.kernel)
+    return condition
+
+
 def is_tile(value: Any) -> bool:
     """Whether a value is a tensor of more than one element."""
     return isinstance(value, tl.tensor) and value.handle.data.size > 1
@@ -476,6 +525,7 @@ _original_conversion = interpreter._implicit_cvt
 
 def run_quietly(self: GridExecutor, *args: Any, **kwargs: Any) -> None:
     """Launch a kernel without NumPy's warnings of overflow and NaN, which a GPU does not give either."""
+    programs.kernel = self.fn
     with np.errstate(all="ignore"):
         _original_launch(self, *args, **kwargs)
 
@@ -488,13 +538,19 @@ def take_first_config(self: Autotuner, *args: Any, **kwargs: Any) -> list[float]
     return [0.0, 0.0, 0.0]
 
 
-def device_library_function(name: str) -> Any:
-    """Return a function of a device library as the NumPy function of that name, if that gives numbers."""
+def device_library_function(name: str, original: Any) -> Any:
+    """Return a function of a device library as the NumPy function of that name, if that gives numbers.
+
+    Triton's compiler, which says for whom it calls a function, gets the original one.
+    """
     op: Any = getattr(np, name.removeprefix("fast_").removesuffix("f"), None) or getattr(np, name, None)
 
     is_known = isinstance(op, np.ufunc) and not op.types[0].endswith("?")
 
-    def call(*args: Any, **_: Any) -> tl.tensor:
+    @functools.wraps(original)
+    def call(*args: Any, **options: Any) -> tl.tensor:
+        if "_semantic" in options:
+            return original(*args, **options)
         if not is_known or op.nin != len(args):
             raise NotImplementedError(f"libdevice.{name} not supported in interpreter mode")
         tensors = [interpreter.interpreter_semantic.to_tensor(x) for x in args]
@@ -515,6 +571,7 @@ def repair() -> None:
     interpreter.FunctionRewriter.ast_transformer = Rewriter()
     # Rewritten kernels find these names among their globals.
     interpreter._both, interpreter._either, interpreter._inverse = both, either, inverse
+    interpreter._noted = noted
     interpreter._patch_lang = LanguagePatch().enter
     interpreter._implicit_cvt = converted
     GridExecutor.__call__ = run_quietly
@@ -526,4 +583,4 @@ def repair() -> None:
         module = importlib.import_module(library)
         for name in dir(module):
             if inspect.isfunction(getattr(module, name)):
-                setattr(module, name, device_library_function(name))
+                setattr(module, name, device_library_function(name, getattr(module, name)))

@@ -298,7 +298,7 @@ class Runs:
     @property
     def is_compiled(self) -> bool:
         """Whether the kernel may have to be compiled for what a case asks for. An interpreted one has not."""
-        return self.device_type != "cpu" and self._is_compiled("at_all")
+        return self._is_compiled("at_all")
 
     def _is_compiled(self, how: str) -> bool:
         """Return what the child says of how the kernel is compiled."""
@@ -341,6 +341,14 @@ class Runs:
         request = replace(run, ignored=frozenset()).request("repro", **told)
         text: str | None = self.child.ask(request, seconds)["text"]
         return text
+
+    def holds_in_turn(self, run: Run, seconds: float) -> bool:
+        """Whether a case holds on the CPU if the programs of each launch run one after the other.
+
+        Raises ChildDied, DeviceLost.
+        """
+        on_cpu = self.device_type == "cpu"
+        return on_cpu and bool(self.child.ask(run.request("in_turn"), seconds)["holds"])
 
     @property
     def device_type(self) -> str:

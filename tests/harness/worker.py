@@ -35,7 +35,7 @@ from tests.harness import pattern
 from tests.harness.death import ASKS_WHERE
 from tests.harness.device import device_answers
 from tests.harness.environments import why_not_here
-from tests.harness.interpreting import repair_interpreter
+from tests.harness.interpreting import makes_code, repair_interpreter
 from tests.harness.known import described
 from tests.harness.law import law_named
 from tests.harness.lse_form import form_of, in_claimed_form
@@ -48,10 +48,12 @@ from tests.harness.memory import (
 )
 from tests.harness.precision import with_explanations
 from tests.harness.probe import probe
+from tests.harness.programs import FORWARD
 from tests.harness.repro import script
 from tests.harness.run import Run, run_of
 from tests.harness.source import WritingTrial
 from tests.harness.specialisation import compiled, has_kernels_of_users, keep_variants_apart, may_compile
+from tests.harness.touched import with_accesses
 from tests.harness.transfer import home_of
 from tests.harness.trial import CannotRun, LawBroken, Refused, Trial
 from tests.harness.verdict import INTERMITTENT, LEAK, Finding, Verdict
@@ -125,8 +127,9 @@ class Worker:
     def do_compiled(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return whether a kernel may be compiled here, and whether Triton does it for the values of its arguments."""
         self.kernel(request["kernel"], tuple(request["claims"]))  # to have its module imported
-        on_gpu = self.device != "cpu"
-        return {"at_all": on_gpu and may_compile(), "by_value": on_gpu and has_kernels_of_users()}
+        if self.device == "cpu":
+            return {"at_all": makes_code(), "by_value": False}
+        return {"at_all": may_compile(), "by_value": has_kernels_of_users()}
 
     def do_leak(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return how many bytes stay behind after each repeat of a case, 0 if memory does not grow on and on.
@@ -147,6 +150,11 @@ class Worker:
         sentences = pattern.sentences(compared, run.case.blocks, numbers)
         pictures = [pattern.picture(c) for c in compared if bool(c.wrong.any())]
         return {**verdict.to_dict(), "sentences": sentences, "pictures": pictures}
+
+    def do_in_turn(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Return whether a case holds if the programs of each launch run one after the other, as in a script."""
+        verdict, _ = self.attempt(run_of(request), partial(Trial, order=FORWARD))
+        return {"holds": verdict.status == "held"}
 
     def do_repro(self, request: dict[str, Any]) -> dict[str, Any]:
         """Run a failing case once more, and return a stand-alone script that makes the same calls; None if it holds.
@@ -215,9 +223,10 @@ class Worker:
             outcome = {"status": "held", "worst": trial.worst}
         except LawBroken as broken:
             changed = trial.changed_input() if trial and broken.finding.expected is not None else None
+            told = changed or with_explanations(broken.finding, trial, law, run.designs)
             outcome = {
                 "status": "broken",
-                "finding": changed or with_explanations(broken.finding, trial, law, run.designs),
+                "finding": with_accesses(told, trial.touched if trial else ()),
                 "sizes": trial.sizes if trial else [],
             }
         except Refused as refused:

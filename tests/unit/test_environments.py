@@ -173,7 +173,7 @@ def test_what_cannot_be_run_here_is_one_line_with_what_to_do(tmp_path: Path, nam
     assert "\n" not in line
 
 
-@pytest.mark.parametrize("name", ["assembly", "library", "by_name", "of_gluon", "asks_for_a_gpu"])
+@pytest.mark.parametrize("name", ["assembly", "library", "of_gluon", "asks_for_a_gpu"])
 def test_so_is_what_the_interpreter_lacks(name: str) -> None:
     assert (told(f"{TRITON_TOYS}:{name}") or "").endswith("; verify this kernel on a GPU")
 

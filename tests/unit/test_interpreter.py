@@ -1,11 +1,13 @@
 """Each operation that attention kernels use, against PyTorch and float64, over random bit patterns.
 
-On a GPU the same kernels are compiled, and have to meet the same tolerances, which are those of PTX.
+On a CPU each kernel is run by the code that is made of its IR, and by the repaired interpreter. On a GPU the same
+kernels are compiled, and have to meet the same tolerances, which are those of PTX.
 """
 
 import ctypes
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -16,8 +18,21 @@ from torch import Tensor
 from triton.language.extra import libdevice
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from tests.harness.ttir import launch
+from tests.harness.ttir.launch import fallbacks, interpreted
+
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 COUNT = 4096
+
+
+@pytest.fixture(autouse=True, params=["compiled"] if DEVICE == "cuda" else ["executed", "interpreted"])
+def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Run the kernels of each test in each way that there is here; none may be left to the interpreter silently."""
+    monkeypatch.setattr(launch, "_fallbacks", {})
+    with interpreted() if request.param == "interpreted" else nullcontext():
+        yield
+    assert not fallbacks()
+
 
 FLOATS = {
     "float16": tl.float16,

@@ -35,7 +35,6 @@ def verdict_of(spec: str) -> Verdict:
     [
         ("assembly", "Triton's interpreter can't run inline assembly (tl.inline_asm_elementwise)"),
         ("library", "Triton's interpreter can't run libdevice.erfcx, a function of a device library"),
-        ("by_name", "Triton's interpreter can't run functions imported from triton.language by name"),
         ("of_gluon", "Triton's interpreter can't run a Gluon kernel"),
         ("asks_for_a_gpu", "the kernel asks for a GPU, and there is none"),
     ],

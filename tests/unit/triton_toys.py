@@ -8,7 +8,6 @@ import triton.language as tl
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.language import load
 from triton.language.extra import libdevice
 
 MENDED = False
@@ -54,7 +53,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float)
 @triton.jit
 def _assembly(x, SIZE: tl.constexpr):
     i = tl.arange(0, SIZE)
-    asm: tl.constexpr = "ex2.approx.ftz.f32 $0, $1;"
+    asm: tl.constexpr = "lop3.b32 $0, $1, $1, $1, 0x33;"
     y = tl.inline_asm_elementwise(asm, "=r,r", [tl.load(x + i)], dtype=tl.float32, is_pure=True, pack=1)
     tl.store(x + i, y)
 
@@ -68,12 +67,6 @@ def _erfcx(x):
 def _library(x, SIZE: tl.constexpr):
     i = tl.arange(0, SIZE)
     tl.store(x + i, _erfcx(tl.load(x + i)))
-
-
-@triton.jit
-def _by_name(x, SIZE: tl.constexpr):
-    i = tl.arange(0, SIZE)
-    tl.store(x + i, load(x + i))
 
 
 @gluon.jit
@@ -94,7 +87,7 @@ def _launching(kernel: Any) -> Any:
     return function
 
 
-assembly, library, by_name, of_gluon, wrong = map(_launching, (_assembly, _library, _by_name, _gluon, _wrong))
+assembly, library, of_gluon, wrong = map(_launching, (_assembly, _library, _gluon, _wrong))
 
 
 def asks_for_a_gpu(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> Tensor:

@@ -1,0 +1,27 @@
+"""The order in which the programs of Triton kernels run on the CPU. A GPU promises none, so a law may choose it."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+from tests.harness.interpreting import REPAIRED
+
+QUICKEST, FORWARD, BACKWARD = "", "forward", "backward"
+"""All at once as far as that can be; one after the other by their numbers; one after the other from the last one."""
+
+
+@contextmanager
+def in_order(order: str) -> Iterator[Any]:
+    """Have the programs of launches run in an order, and yield an object that tells by ``several`` if there are others.
+
+    There is no other order where this process runs no kernels, where no launch has several programs, and where those of
+    each may wait for each other, and so have to run by their numbers.
+    """
+    state: Any = getattr(sys.modules.get(REPAIRED), "programs", None) or SimpleNamespace()
+    state.order, state.several = order, False
+    try:
+        yield state
+    finally:
+        state.order = QUICKEST
