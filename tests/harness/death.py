@@ -14,7 +14,12 @@ AT_FENCE = " in run_fenced"
 """The end of the frame in which memory ends where a tensor ends."""
 
 PAST_THE_END = "nothing is read or written past the end of a tensor"
-"""The claim that is broken if a process ends at a fence, which is memory that nobody may touch behind a tensor."""
+"""The claim that is broken if a process ends at a fence, which is memory that nobody may touch behind a tensor.
+
+Of kernels whose accesses are known before they are made, it is told without a fence.
+"""
+BEFORE_THE_BEGINNING = "nothing is read or written before the beginning of a tensor"
+"""The same of memory before a tensor."""
 
 
 def how_it_ended(code: int) -> str:
@@ -38,9 +43,9 @@ def finding(what: str, kind: str, printed: str) -> Finding:
     return Finding(claim=claim, kind=kind, detail=place(printed))
 
 
-def is_at_fence(found: Finding) -> bool:
-    """Whether a process has ended where a tensor ends."""
-    return found.claim.startswith(PAST_THE_END)
+def is_outside(found: Finding) -> bool:
+    """Whether memory outside of a tensor is touched: a process has ended there, or the access is told."""
+    return found.claim.startswith((PAST_THE_END, BEFORE_THE_BEGINNING))
 
 
 def place(printed: str) -> str:

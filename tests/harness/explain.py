@@ -25,6 +25,11 @@ HOLDS_ALONE = (
     "in a new process the case holds: what else is in memory makes the difference; hence no repro.py"
 )
 
+HOLDS_IN_TURN = (
+    "if the programs of each launch run one after the other, the case holds: they spoil what others write; hence no "
+    "repro.py"
+)
+
 
 @dataclass(frozen=True)
 class Explanation:

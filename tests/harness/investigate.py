@@ -23,7 +23,7 @@ from tests.harness.bugs import (
     is_small,
 )
 from tests.harness.child import ChildDied, DeviceLost
-from tests.harness.explain import HOLDS_ALONE, UNEXPLAINED, Explanation, Seen, explain
+from tests.harness.explain import HOLDS_ALONE, HOLDS_IN_TURN, UNEXPLAINED, Explanation, Seen, explain
 from tests.harness.gentle import RUNS, gently_reduced, in_general_layout
 from tests.harness.known_bugs import KnownBugs
 from tests.harness.needs import COUNTS, NeedSearch, explained
@@ -393,7 +393,8 @@ class Investigation:
             with suppress(OSError, subprocess.TimeoutExpired):  # then it goes as it is
                 if exit_status(script, self.script_seconds, self.runs.child.device) == 0:
                     known = failure.explanation
-                    told = replace(known, sentences=(*known.sentences, HOLDS_ALONE))
+                    reason = HOLDS_IN_TURN if self.holds_in_turn(failure) else HOLDS_ALONE
+                    told = replace(known, sentences=(*known.sentences, reason))
                     return replace(failure, explanation=told), None
         return failure, script
 
@@ -404,6 +405,12 @@ class Investigation:
                 finding = replace(failure.finding, kind=kind)
                 return self.runs.script(failure, finding, headline(failure), self.script_seconds)
         return None
+
+    def holds_in_turn(self, failure: Failure) -> bool:
+        """Whether a failure needs programs of a launch that run at the same time, which they do not in a script."""
+        with suppress(ChildDied, DeviceLost):
+            return self.runs.holds_in_turn(failure, self.script_seconds)
+        return False
 
     @property
     def script_seconds(self) -> float:

@@ -1,30 +1,37 @@
-"""Whether two bugs are one read of memory outside of tensors: what is read is wrong, or at a fence ends the process."""
+"""Whether two bugs are one read of memory outside of tensors, which is told, and what comes of it: wrong numbers."""
 
 from dataclasses import replace
 
 from kernels.contract import Capabilities
 from tests.harness.apart import Try
 from tests.harness.bugs import Bug
-from tests.harness.death import is_at_fence
+from tests.harness.death import is_outside
 from tests.harness.verdict import NUMBERS
 
 
 def are_one_read(one: Bug, other: Bug, run: Try, capabilities: Capabilities) -> bool:
-    """Whether one bug ends the process at a fence, and the other gives numbers that were read behind it."""
+    """Whether one bug touches memory outside of a tensor, and the other gives numbers that were read there."""
     return any(
-        is_at_fence(fenced.failure.finding) and _shows(fenced, numbers, run, capabilities)
-        for fenced, numbers in ((one, other), (other, one))
+        is_outside(read.failure.finding) and _shows(read, numbers, run, capabilities)
+        for read, numbers in ((one, other), (other, one))
     )
 
 
-def _shows(fenced: Bug, numbers: Bug, run: Try, capabilities: Capabilities) -> bool:
-    """Whether the case that ends at the fence makes the same numbers wrong, and these depend on what lies outside.
+def _shows(read: Bug, numbers: Bug, run: Try, capabilities: Capabilities) -> bool:
+    """Whether the case of a read outside makes the same numbers wrong, and these depend on what lies outside.
 
-    Without queries nothing can be wrong, so the case is run with one.
+    They do if the law of memory finds them wrong, or tells the same access, in the case of the numbers. Without queries
+    nothing can be wrong, so the case of the read is run with one.
     """
-    f, case = numbers.failure, fenced.failure.case
+    f, case = numbers.failure, read.failure.case
     judged = replace(case, seqlen_q=max(1, case.seqlen_q))
     if f.finding.kind not in NUMBERS or not capabilities.admits(judged):
         return False
-    found = (run(law, tried, frozenset()) for law, tried in ((f.law, judged), ("memory", f.case)))
-    return all(finding is not None and numbers.could_break(finding) for finding in found)
+    finding = run(f.law, judged, frozenset())
+    if finding is None or not numbers.could_break(finding):
+        return False
+    depends = run("memory", f.case, frozenset())
+    if depends is None:
+        return False
+    is_told = bool(depends.origin) and depends.origin == read.failure.finding.origin
+    return is_told or numbers.could_break(depends)

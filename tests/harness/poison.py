@@ -1,7 +1,7 @@
 """Poisoned memory: what a kernel's launcher allocates is filled with poison and lies between guard zones.
 
-On the CPU it may end at a fence instead, a page that nobody may touch. Reading past the end then ends the process,
-even if the value that is read is not used and so shows in no result.
+On the CPU it may end at a fence instead, pages that nobody may touch, or begin behind one. Reading past the end or
+before the beginning then ends the process, even if the value that is read is not used and so shows in no result.
 """
 
 import ctypes
@@ -21,8 +21,14 @@ from strategies.layouts import changed_together, span
 GUARD_BYTES = 4096
 """Size of the guard zone on either side of an allocation, which also keeps the alignment of the allocation."""
 
+FENCE_BYTES = 2**24
+"""Size of a fence, a multiple of that of pages: wrong strides lead further than to the next element."""
+
 ALIGNMENT = 16
 """Bytes: compilers load as much at once from addresses that are multiples of it, and less from others."""
+
+UNWRITTEN = {torch.float16: 0x7E55, torch.bfloat16: 0x7FD5, torch.float32: 0x7FC0A5A5}
+"""By dtype, the bits of the NaN that memory is filled with: other numbers do not make this one."""
 
 _EMPTY = {
     torch.ops.aten.empty.memory_format,
@@ -36,18 +42,21 @@ _EMPTY = {
 class PoisonedAllocations(TorchDispatchMode):
     """A context in which uninitialised tensors are filled with ``value`` and guarded, or ``fenced`` (on the CPU).
 
+    A fence is behind the tensors or, if ``is_before``, before them.
     A dtype that can't hold the value, as 8-bit formats may not, is filled with its largest number instead.
     Allocations within PyTorch's own operators are not intercepted and stay as they are.
     """
 
-    def __init__(self, value: float, *, fenced: bool = False) -> None:
+    def __init__(self, value: float, *, fenced: bool = False, is_before: bool = False) -> None:
         super().__init__()
         if "torch._dynamo" in sys.modules:  # a kernel may be compiled, but not what fills its memory
             uncompiled = torch.compiler.disable(type(self).__torch_dispatch__)
             self.__torch_dispatch__ = MethodType(uncompiled, self)  # type: ignore[method-assign]
         self.value = value
-        self.fenced = fenced
+        self.fenced, self.is_before = fenced, is_before
         self.guarded: list[tuple[Tensor, int, int]] = []
+        self.unwritten: dict[int, int] = {}
+        """By the address of an allocation that is kept to the end, the bits of the NaN that it is filled with."""
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -69,16 +78,19 @@ class PoisonedAllocations(TorchDispatchMode):
         item = result.element_size()
         inside = result.untyped_storage().nbytes() // item
         if self.fenced:
-            storage = fenced_storage(inside, result.dtype).fill_(filler(self.value, result.dtype))
+            storage = fenced_storage(inside, result.dtype, is_before=self.is_before)
+            fill(storage, self.value)
             return storage.as_strided(result.shape, result.stride(), result.storage_offset())
         guard = GUARD_BYTES // item
-        value = filler(self.value, result.dtype)
-        storage = torch.full((inside + 2 * guard,), value, dtype=result.dtype, device=result.device)
+        storage = torch.empty(inside + 2 * guard, dtype=result.dtype, device=result.device)
+        fill(storage, self.value)
         self.guarded.append((storage, guard, guard + inside))
         # The result is a tensor of its own, because autograd treats views that a Function returns specially. It begins
         # where its storage begins, because autograd takes offsets into its own allocations as absolute.
         fresh = torch.empty(0, dtype=result.dtype, device=result.device)
         window = storage.untyped_storage()[GUARD_BYTES : GUARD_BYTES + inside * item]
+        if math.isnan(self.value) and result.dtype in UNWRITTEN:
+            self.unwritten[window.data_ptr()] = UNWRITTEN[result.dtype]
         return fresh.set_(window, result.storage_offset(), result.shape, result.stride())
 
     def broken_guards(self) -> int:
@@ -92,6 +104,15 @@ class PoisonedAllocations(TorchDispatchMode):
         return broken
 
 
+def fill(storage: Tensor, value: float) -> None:
+    """Fill a flat tensor with a value as far as its dtype has it: see ``filler``."""
+    if math.isnan(value) and storage.dtype in UNWRITTEN:
+        of_size = torch.int16 if storage.dtype.itemsize == 2 else torch.int32
+        storage.view(of_size).fill_(UNWRITTEN[storage.dtype])
+    else:
+        storage.fill_(filler(value, storage.dtype))
+
+
 def filler(value: float, dtype: torch.dtype) -> float:
     """Return what memory of a dtype is filled with: the value, but no more than the dtype's largest number."""
     return value if math.isnan(value) else min(value, torch.finfo(dtype).max)
@@ -100,6 +121,11 @@ def filler(value: float, dtype: torch.dtype) -> float:
 def behind_fence(x: Tensor) -> Tensor:
     """Return a copy on the CPU with the same strides, whose last element is the last that may be touched."""
     return _copied(x, fenced_storage(span(x), x.dtype))
+
+
+def after_fence(x: Tensor) -> Tensor:
+    """Return a copy on the CPU with the same strides, whose first element is the first that may be touched."""
+    return _copied(x, fenced_storage(span(x), x.dtype, is_before=True))
 
 
 def alone(x: Tensor) -> Tensor:
@@ -123,15 +149,20 @@ def _copied(x: Tensor, storage: Tensor) -> Tensor:
     return copy
 
 
-def fenced_storage(elements: int, dtype: torch.dtype) -> Tensor:
-    """Return a flat tensor of zeros that ends where a page begins that can be neither read nor written."""
-    page, size = mmap.PAGESIZE, elements * dtype.itemsize
-    end = -(-size // page) * page
-    pages = mmap.mmap(-1, end + page, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    address = ctypes.addressof(ctypes.c_char.from_buffer(pages))
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.mprotect(ctypes.c_void_p(address + end), ctypes.c_size_t(page), 0):
-        raise OSError(ctypes.get_errno(), "mprotect")
+def fenced_storage(elements: int, dtype: torch.dtype, *, is_before: bool = False) -> Tensor:
+    """Return a flat tensor of zeros between pages that can be neither read nor written.
+
+    It ends where such pages begin or, if the fence ``is_before`` it, begins where such pages end.
+    """
     if elements == 0:
         return torch.empty(0, dtype=dtype)
-    return torch.frombuffer(pages, dtype=dtype, count=elements, offset=end - size)
+    page, size = mmap.PAGESIZE, elements * dtype.itemsize
+    end = FENCE_BYTES + -(-size // page) * page
+    pages = mmap.mmap(-1, end + FENCE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(pages))
+    libc = ctypes.CDLL(None, use_errno=True)
+    for fence in (address, address + end):
+        if libc.mprotect(ctypes.c_void_p(fence), ctypes.c_size_t(FENCE_BYTES), 0):
+            raise OSError(ctypes.get_errno(), "mprotect")
+    first = FENCE_BYTES if is_before else end - size
+    return torch.frombuffer(pages, dtype=dtype, count=elements, offset=first)

@@ -126,6 +126,8 @@ class Outputs:
     dv: Tensor | None = None
     dbias: Tensor | None = None
     call: int = 0
+    has_orders: bool = False
+    """Whether it launched Triton kernels on the CPU whose programs may also run in another order."""
 
     def named(self) -> dict[str, Tensor]:
         """Return the tensors that are not None, by name."""
@@ -141,17 +143,19 @@ class Outputs:
 
 @dataclass(frozen=True)
 class Call:
-    """A call with its arguments, kept so that it can be reproduced."""
+    """A call with its arguments, and the order of the programs that it launches, kept so that it can be reproduced."""
 
     problem: Problem
     launch: Mapping[str, Any]
     backward: bool
+    order: str = ""
 
     def is_like(self, other: "Call") -> bool:
-        """Whether the two calls have the same bits in all arguments."""
-        same_way = self.backward == other.backward and self.launch.keys() == other.launch.keys()
+        """Whether the two calls have the same bits in all arguments, and the same order of programs."""
+        same_way = (self.backward, self.order) == (other.backward, other.order)
         return (
             same_way
+            and self.launch.keys() == other.launch.keys()
             and all(is_same_argument(value, other.launch[name]) for name, value in self.launch.items())
             and self.problem.is_like(other.problem)
         )

@@ -69,7 +69,7 @@ def script(run: Run, trial: WritingTrial, finding: Finding, title: str, seconds:
     device = torch.device(trial.device).type
     claims = trial.kernel.capabilities
     functions, ending = _ending(source.calls, run.law, finding, run.case.dtype, claims)
-    for wrapper in (scripted.poisoned, scripted.in_sequences):
+    for wrapper in (scripted.poisoned, scripted.in_sequences, scripted.last_program_first):
         if any(f"{wrapper.__name__}," in f"{function}, {arguments}" for function, arguments in source.calls):
             functions = [wrapper, *functions]
     if scripted.in_sequences in functions:
@@ -79,7 +79,7 @@ def script(run: Run, trial: WritingTrial, finding: Finding, title: str, seconds:
         _heading(title, finding.claim),
         STANDARD,
         *([GUARDED, inspect.getsource(scripted.run_inside), "run_inside()"] if seconds else []),
-        *(_interpret(run.spec) if device == "cpu" else []),
+        *(_interpret(run.spec, scripted.last_program_first in functions) if device == "cpu" else []),
         TORCH,
         _kernel(run.spec),
         _assigned(
@@ -196,9 +196,12 @@ def _locate(spec: str) -> tuple[str, str, str]:
     return str(Path(found.origin).resolve().parents[depth]), target, attribute
 
 
-def _interpret(spec: str) -> list[str]:
-    """Return what a kernel needs on the CPU, which for a kernel that uses Triton includes the repaired interpreter."""
-    if not uses_triton(registry.module_of(spec)):
+def _interpret(spec: str, is_repaired: bool) -> list[str]:
+    """Return what a kernel needs on the CPU, which for a kernel that uses Triton includes the repaired interpreter.
+
+    It is included at any rate if it ``is_repaired``.
+    """
+    if not (is_repaired or uses_triton(registry.module_of(spec))):
         return [INTERPRET]
     repair = inspect.getsource(importlib.import_module(REPAIRED))
     told = "# What follows repairs Triton's interpreter, up to the call of repair."

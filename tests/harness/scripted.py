@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from strategies.rotary import rotated
-from tests.harness.poison import PoisonedAllocations, behind_fence, inputs_copied
+from tests.harness.poison import PoisonedAllocations, after_fence, behind_fence, inputs_copied
 
 MARGIN = 4096
 """Elements behind each tensor that are filled like the space between its rows, because some bugs read them."""
@@ -36,6 +36,9 @@ LSE_LAYOUT = "bhn"
 
 REPEAT_SECONDS = 20.0
 """The most seconds for calls that are repeated because what they return comes and goes."""
+
+programs: Any = None
+"""The order of the programs of Triton kernels, where Triton's interpreter is repaired."""
 
 watched: list[Tensor] = []
 """The storages of the inputs, with what lies around the inputs."""
@@ -64,6 +67,15 @@ def apart(tensors: dict[str, Tensor], batch: int, lse_layout: str) -> dict[str, 
 def in_sequences(batch: int, call: Callable[..., Any], *arguments: Any, **options: Any) -> dict[str, Tensor]:
     """Return what a call of packed sequences returns, with a batch element for each of them."""
     return apart(call(*arguments, **options), batch, LSE_LAYOUT)
+
+
+def last_program_first(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Make a call in which the programs of each launch of a Triton kernel run in the opposite order."""
+    programs.order = "backward"
+    try:
+        return call(*arguments, **options)
+    finally:
+        programs.order = ""
 
 
 def numbers(dtype: torch.dtype, count: int, data: list[float] | dict[int, float] | str) -> Tensor:
@@ -143,13 +155,18 @@ def poisoned(
     kernel: Any,
     *args: Any,
     fenced: bool = False,
+    is_before: bool = False,
     **options: Any,
 ) -> dict[str, Tensor]:
-    """Make a call with memory full of ``value``; if ``fenced``, all memory ends where reading ends the process."""
+    """Make a call with memory full of ``value``.
+
+    If ``fenced``, all memory ends where reading ends the process or, if that ``is_before`` it, begins there.
+    """
     if fenced:
-        args = tuple(inputs_copied(behind_fence, *args))
-        options = {name: behind_fence(x) if torch.is_tensor(x) else x for name, x in options.items()}
-    with PoisonedAllocations(value, fenced=fenced) as allocations:
+        copy = after_fence if is_before else behind_fence
+        args = tuple(inputs_copied(copy, *args))
+        options = {name: copy(x) if torch.is_tensor(x) else x for name, x in options.items()}
+    with PoisonedAllocations(value, fenced=fenced, is_before=is_before) as allocations:
         results = call(kernel, *args, **options)
     if allocations.broken_guards():
         sys.exit("something was written outside of what was allocated")

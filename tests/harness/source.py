@@ -3,7 +3,7 @@
 import base64
 import math
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import Tensor, uint8
 
 from strategies.layouts import span
 from tests.harness.poison import PoisonedAllocations
-from tests.harness.problem import Problem
+from tests.harness.programs import BACKWARD
 from tests.harness.ragged_form import Prepared
 from tests.harness.trial import Trial, gradients_given
 
@@ -36,28 +36,28 @@ class Source:
 
     def add(
         self,
-        problem: Problem,
-        launch: Mapping[str, Any],
+        call: Prepared,
         memory: PoisonedAllocations | None,
         *,
         gradients: tuple[str, ...],
-        packed: int = 0,
     ) -> None:
         """Write a call down before it is made, because the kernel may change its inputs.
 
-        If ``packed`` sequences lie end to end in it, their results are taken apart.
+        If sequences lie end to end in it, their results are taken apart.
         """
+        problem = call.problem
         poison = memory.value if memory else None
         arguments = ["kernel"]
         q, k = (self._tensor(role, getattr(problem, role), poison) for role in ("q", "k"))
         v = self._columns(k, problem.v) if problem.v_in_k else self._tensor("v", problem.v, poison)
         arguments += [q, k, v, self._tensor("dout", problem.dout, poison)]
-        options = {"gradients": gradients, **problem.options, **launch}
+        options = {"gradients": gradients, **problem.options, **call.launch}
         if memory and memory.fenced:
-            options["fenced"] = True
+            options |= {"fenced": True} | ({"is_before": True} if memory.is_before else {})
         arguments += [f"{name}={_literal(value)}" for name, value in options.items()]
         function, *arguments = (
-            *(["in_sequences", str(packed)] if packed else []),
+            *(["last_program_first"] if call.order == BACKWARD else []),
+            *(["in_sequences", str(call.packed)] if call.packed else []),
             *(["poisoned", str(poison)] if poison is not None else []),
             *[self.function, *arguments],
         )
@@ -106,7 +106,7 @@ class WritingTrial(Trial):
         number = super().record(call, memory, backward=backward)
         if number == len(self.source.calls):
             gradients = gradients_given(self.kernel, call.problem) if backward else ()
-            self.source.add(call.problem, call.launch, memory, gradients=gradients, packed=call.packed)
+            self.source.add(call, memory, gradients=gradients)
         return number
 
 

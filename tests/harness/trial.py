@@ -28,13 +28,16 @@ from tests.harness.compare import Check, describe, errors_over_bounds
 from tests.harness.device import WAIT_SECONDS, device_answers, device_is_full, wait_for_device, watched
 from tests.harness.differentiate import differentiated
 from tests.harness.environments import why_not_here
+from tests.harness.interpreting import accesses_outside, left_to_interpreter
 from tests.harness.lse_form import form_of, in_contract_form
 from tests.harness.pattern import ComparedTensor
 from tests.harness.poison import PoisonedAllocations
 from tests.harness.problem import Call, Outputs, Problem
 from tests.harness.process_state import put_back
+from tests.harness.programs import in_order
 from tests.harness.ragged_form import APPENDED, KEYWORDS, Prepared, RaggedForm, wrong_in
 from tests.harness.returned import WrongKind, departures, gradients_of, out_and_lse
+from tests.harness.touched import Touched
 from tests.harness.transfer import Copies
 from tests.harness.verdict import Finding
 
@@ -97,8 +100,9 @@ class Trial:
     in every process. ``apart`` says whether a backward is judged at the out and lse of its own forward, right or
     wrong. Tensors in ``ignored`` are compared, but break no law: those that are wrong are noted in ``beside``. The
     tensors are made and judged at ``home``, the CPU or the device, which "" stands for; the kernel runs on the device.
-    ``assumes_family`` says that the family is not what the kernel claims, but one that calls are judged by to see
-    whether it would explain them, with whatever launch settings. The device gets ``patience`` seconds for each call.
+    ``order`` is that of the programs of Triton kernels on the CPU, in calls that ask for none. ``assumes_family`` says
+    that the family is not what the kernel claims, but one that calls are judged by to see whether it would explain
+    them, with whatever launch settings. The device gets ``patience`` seconds for each call.
     """
 
     kernel: AttentionKernel
@@ -113,12 +117,17 @@ class Trial:
     home: str = ""
     assumes_family: bool = False
     patience: float = WAIT_SECONDS
+    order: str = ""
     beside: set[str] = field(default_factory=set)
     left_changed: set[str] = field(default_factory=set)
     """Names of what calls have left changed in the process, by ``process_state``; it was put back after each."""
     calls: list[Call] = field(default_factory=list)
     given: list[Outputs] = field(default_factory=list)
     """What the calls returned."""
+    touched: list[Touched] = field(default_factory=list)
+    """What the last call has touched outside of tensors, as far as that is known."""
+    unwritten: list[Touched] = field(default_factory=list)
+    """What it has loaded that nobody has written, if that is told."""
     answered: list[tuple[Call, Outputs]] = field(default_factory=list)
     """Calls made before with what they returned, if the trial is a replay: they are not made again."""
     explained: dict[str, int] = field(default_factory=dict)
@@ -254,13 +263,16 @@ class Trial:
         """Call the kernel for out and lse."""
         return self.call(self.prepared(problem or self.problem), backward=False)
 
-    def gradients(self, problem: Problem | None = None) -> Outputs:
-        """Call the kernel forward and backward, as far as it claims gradients of such a call."""
-        return self.call(self.prepared(problem or self.problem), backward=True)
+    def gradients(self, problem: Problem | None = None, *, order: str = "") -> Outputs:
+        """Call the kernel forward and backward, as far as it claims gradients of such a call.
+
+        ``order`` is that of the programs of Triton kernels on the CPU, as in ``tests.harness.programs``.
+        """
+        return self.call(replace(self.prepared(problem or self.problem), order=order), backward=True)
 
     def record(self, call: Prepared, memory: PoisonedAllocations | None = None, *, backward: bool) -> int:
         """Remember a call so that it can be reproduced, and return its number."""
-        self.calls.append(Call(call.problem, call.launch, backward))
+        self.calls.append(Call(call.problem, call.launch, backward, call.order))
         return len(self.calls) - 1
 
     def call(
@@ -284,7 +296,9 @@ class Trial:
         given = problem.copied(copies) if copies else problem
         begun = time.perf_counter()
         changes = put_back(self.left_changed)
-        with self._blame_kernel(number), watched(self.device, self.patience), changes:
+        accesses_outside()  # those of other calls, which have raised
+        in_turn = in_order(prepared.order or self.order)
+        with self._blame_kernel(number), watched(self.device, self.patience), changes, in_turn as programs:
             try:
                 with memory or PoisonedAllocations(self.fill):
                     outputs = run_kernel(self.kernel, given, prepared.launch, backward=backward)
@@ -293,7 +307,14 @@ class Trial:
                 outputs = run_kernel(self.kernel, given, prepared.launch, backward=backward)
             wait_for_device(self.device, self.patience)
         ended = time.perf_counter()
-        outputs = replace(outputs, call=number)
+        accesses = accesses_outside()
+        self.touched = [x for x in accesses if x.is_outside]
+        self.unwritten = [x for x in accesses if not x.is_outside]
+        for name, reason in left_to_interpreter().items():
+            self.note(
+                f"Triton's interpreter ran {name} in {{}} examples, slowly, because {reason}", shows=True
+            )
+        outputs = replace(outputs, call=number, has_orders=programs.several)
         self._check_contract(given, outputs, backward=backward)
         if copies:
             outputs = outputs.on_cpu()

@@ -13,6 +13,8 @@ NUMBERS = ("error", "nonfinite")
 """The kinds of findings in which numbers were compared."""
 INTERMITTENT = "intermittent"
 """The kind of a finding that comes and goes: the same case sometimes holds."""
+MEMORY = "memory"
+"""The kind of a finding that memory was touched which a call has to leave alone."""
 LEAK = "leak"
 """The kind of a finding that memory stays behind at each call."""
 SANITIZER = "sanitizer"
@@ -107,12 +109,15 @@ class Finding:
         """Return what tells a bug from others by words alone; "" if nothing does.
 
         It is what a sanitizer reports, or how the contract is broken, whatever the numbers and dtypes in these words,
-        or an exception with its place in the source, whatever the numbers in its words.
+        or an exception with its place in the source, whatever the numbers in its words, or the line of an access to
+        memory with the operand.
         """
         if self.kind == SANITIZER:
             return self.claim
         if self.kind == "contract":
             return re.sub(r"torch\.\w+|\d+", "0", self.claim)
+        if self.kind == MEMORY:
+            return self.claim.partition(", but ")[2] if self.place else ""
         words = re.sub(r"\d+", "0", self.claim)
         return f"{words} {self.place}" if self.kind == "exception" and self.place else ""
 

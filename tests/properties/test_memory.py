@@ -2,15 +2,17 @@
 
 What the launcher allocates is filled with NaN and guarded, and the inputs lie in storages filled with NaN; a
 second run with finite poison must give the same result. A call with other numbers must leave the tensors of an
-earlier one as they are. On the CPU the memory of the last run ends at a fence, beyond which even a read that nothing
-comes of ends the process. Catches unwritten rows and uninitialised scratch, stores and loads beyond the end, kernels
-that work in place or return the same storage again.
+earlier one as they are. On the CPU the memory of one run ends at a fence, beyond which even a read that nothing comes
+of ends the process; of Triton kernels such accesses are told before they are made, those before the beginning of a
+tensor as well, and reads of what nobody has written are noted. Catches unwritten rows and uninitialised scratch, stores
+and loads outside of a tensor, kernels that work in place or return the same storage again.
 """
 
 from dataclasses import replace
 
+from tests.harness.interpreting import telling_unwritten, tells_accesses
 from tests.harness.law import law
-from tests.harness.poison import PoisonedAllocations, behind_fence, inputs_copied
+from tests.harness.poison import PoisonedAllocations, after_fence, behind_fence, inputs_copied
 from tests.harness.problem import Outputs
 from tests.harness.ragged_form import Prepared
 from tests.harness.relate import (
@@ -23,16 +25,21 @@ from tests.harness.relate import (
     of_a_repeat,
 )
 from tests.harness.trial import Trial
+from tests.harness.verdict import MEMORY
 
 FINITE_POISON = 1280.0
 """The number that memory is filled with in the second run: far from typical inputs, and exact in every dtype."""
 
 
-@law(on_device=True, key_padding=True, dropout=True, variants=True, max_tiles=16)
+@law(on_device=True, key_padding=True, dropout=True, variants=True)
 def memory(trial: Trial) -> None:
-    """Run with memory full of NaN, then of a number, then with another q, then with memory that ends at a fence."""
+    """Run with memory full of NaN, then of a number, then with another q, and with memory that ends at a fence."""
     call = trial.prepared(trial.problem)
     first = run(trial, call, float("nan"))
+    unwritten = trial.unwritten
+    is_told = trial.device == "cpu" and tells_accesses()
+    if is_told:  # with its line, which numbers that come of it would not tell
+        run_fenced(trial, call)
     for window in call.windows.values():
         window.refill(FINITE_POISON)
     second = run(trial, call, FINITE_POISON)
@@ -40,15 +47,19 @@ def memory(trial: Trial) -> None:
     claim = "{} is the same whatever lies in uninitialised memory and around the inputs"
     agree(trial, claim, first, second, of_a_repeat(trial, allowed))
     run_anew(trial, second, allowed)
-    if trial.device == "cpu":
+    if trial.device == "cpu" and not is_told:
         run_fenced(trial, call)
+    for access in unwritten:
+        trial.note(access.note, shows=True)
 
 
 def run(trial: Trial, call: Prepared, poison: float) -> Outputs:
     """Return the outputs of a call with poisoned allocations; inputs, their margins and the guards must not change."""
     before = {name: window.bits() for name, window in call.windows.items()}
     allocations = PoisonedAllocations(poison)
-    got = trial.call(call, backward=True, memory=allocations)
+    with telling_unwritten(allocations.unwritten):
+        got = trial.call(call, backward=True, memory=allocations)
+    tell_outside(trial, call)
     for name, window in call.windows.items():
         changed = window.bits() != before[name]
         if bool(changed.any()):
@@ -74,14 +85,34 @@ def run_anew(trial: Trial, earlier: Outputs, allowed: Allowed) -> None:
     agree(trial, "{} is not changed by a later call", earlier, copies, allowed)
 
 
-def run_fenced(trial: Trial, call: Prepared) -> None:
-    """Make a call whose inputs and allocations end at a fence; the law is broken only if that ends the process."""
+def run_fenced(trial: Trial, call: Prepared, *, is_before: bool = False) -> None:
+    """Make a call whose inputs and allocations end at a fence or, if that ``is_before`` them, begin there.
+
+    The law is broken only if that ends the process, or if an access outside of a tensor is told.
+    """
+    copy = after_fence if is_before else behind_fence
     p = call.problem
-    q, k, v, dout = inputs_copied(behind_fence, p.q, p.k, p.v, p.dout)
+    q, k, v, dout = inputs_copied(copy, p.q, p.k, p.v, p.dout)
     if not all(lies_in_claimed_layout(trial, x) for x in (q, k, dout)):
         return  # a tensor that ends at a fence can't begin where the layout has it
-    mask = None if p.key_padding_mask is None else behind_fence(p.key_padding_mask)
-    rule = p.rule.mapped(behind_fence)
+    mask = None if p.key_padding_mask is None else copy(p.key_padding_mask)
+    rule = p.rule.mapped(copy)
     problem = replace(p, q=q, k=k, v=v, dout=dout, key_padding_mask=mask, rule=rule)
     fenced = replace(call, problem=problem)
-    trial.call(fenced, backward=True, memory=PoisonedAllocations(float("nan"), fenced=True))
+    memory = PoisonedAllocations(float("nan"), fenced=True, is_before=is_before)
+    trial.call(fenced, backward=True, memory=memory)
+    tell_outside(trial, call, memory)
+
+
+def tell_outside(trial: Trial, call: Prepared, memory: PoisonedAllocations | None = None) -> None:
+    """Break the law if the last call, whose ``memory`` may be fenced, has touched memory outside of a tensor.
+
+    The failure is that of a call with a fence where the access was, because the script of a report shows it so.
+    """
+    if not trial.touched:
+        return
+    number = len(trial.calls) - 1
+    first = next((x for x in trial.touched if memory and x.is_before == memory.is_before), trial.touched[0])
+    if memory is None or (first.is_before and not memory.is_before):
+        run_fenced(trial, call, is_before=first.is_before)
+    trial.fail(first.claim, kind=MEMORY, call=number, detail=first.detail)

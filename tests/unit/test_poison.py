@@ -1,5 +1,8 @@
 """Poisoned memory shows what is left unwritten, and what is written beside an allocation."""
 
+import ctypes
+import os
+import signal
 from contextlib import nullcontext
 
 import pytest
@@ -7,13 +10,53 @@ import torch
 from torch._dynamo.utils import counters
 
 from strategies.layouts import are_first_columns
-from tests.harness.poison import PoisonedAllocations, behind_fence, inputs_copied
+from tests.harness.poison import PoisonedAllocations, after_fence, behind_fence, inputs_copied
 
 
 def test_what_is_not_written_is_poison() -> None:
     with PoisonedAllocations(float("nan")) as memory:
         assert bool(torch.empty(3, 5).isnan().all())
     assert memory.broken_guards() == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_what_is_not_written_is_a_nan_that_other_numbers_do_not_make(dtype: torch.dtype) -> None:
+    with PoisonedAllocations(float("nan")) as memory:
+        x = torch.empty(3, dtype=dtype)
+    (bits,) = memory.unwritten.values()
+    as_number = torch.int16 if dtype.itemsize == 2 else torch.int32
+    assert x.isnan().all()
+    assert memory.unwritten == {x.untyped_storage().data_ptr(): bits}
+    assert x.view(as_number).tolist() == [bits] * 3
+    others = torch.tensor([float("nan"), -float("nan")], dtype=dtype).view(as_number)
+    assert bits not in others.tolist()
+
+
+def fence_of(x: torch.Tensor, *, is_before: bool) -> int:
+    """Return the address beside a tensor that may not be touched."""
+    return x.data_ptr() - 1 if is_before else x.data_ptr() + x.nbytes
+
+
+def signal_of_reading(address: int) -> int:
+    """Return the signal that ends a copy of this process if it reads an address, else 0."""
+    if not (pid := os.fork()):
+        signal.signal(signal.SIGSEGV, signal.SIG_DFL)
+        ctypes.string_at(address, 1)
+        os._exit(0)
+    return os.WTERMSIG(os.waitpid(pid, 0)[1])
+
+
+@pytest.mark.parametrize("is_before", [False, True])
+def test_a_fence_is_behind_memory_or_before_it(is_before: bool) -> None:
+    x = torch.arange(6.0).reshape(2, 3)
+    copy = (after_fence if is_before else behind_fence)(x.mT)
+    assert torch.equal(copy, x.mT)
+    with PoisonedAllocations(float("nan"), fenced=True, is_before=is_before):
+        fresh = torch.empty(5, dtype=torch.float16)
+    assert fresh.isnan().all()
+    for tensor in (copy, fresh):
+        assert signal_of_reading(fence_of(tensor, is_before=is_before)) == signal.SIGSEGV
+        assert signal_of_reading(tensor.data_ptr()) == 0
 
 
 def test_what_is_written_behind_the_end_is_seen() -> None:
