@@ -18,16 +18,16 @@ from strategies.padding import several_attended
 from strategies.score_rules import SHAPES
 from strategies.values import FAMILIES
 
-MAX_SEQLEN = {"cpu": 300, "cuda": 512}
-"""The longest sequence by device type: several whole tiles and a part of one. An interpreter has time for fewer."""
+MAX_SEQLEN = 512
+"""The longest sequence: several whole tiles and a part of one."""
 
 # In each tuple the simplest value comes first. What is written several times is drawn that much more often.
 TILES = (16, 32, 64, 128)
 BATCHES = (1, 1, 2, 3)
 HEADS_KV = (1, 1, 2, 3)
 GROUPS = (1, 1, 1, 1, 2, 2, 3, 4, 5, 8)
-LARGE_GROUPS: Mapping[str, tuple[int, ...]] = {"cpu": (), "cuda": (16, 128)}
-"""Groups that models of few key heads have, by device type; an interpreter has time for fewer heads."""
+LARGE_GROUPS = (16, 128)
+"""Groups that models of few key heads have."""
 MANY_HEADS: Mapping[str, tuple[tuple[int, int, int], ...]] = {"cpu": (), "cuda": ((2, 160, 1), (1, 160, 2))}
 """(batch, heads_kv, group) of cases that have more tasks than a GPU has multiprocessors, by device type.
 
@@ -68,13 +68,12 @@ FEW = 3
 """For each case that may have many options, so many have few."""
 SELDOM = 5
 """How often an option is left out of a case with few of them, for each time that it is there."""
-TILE_SHARES = (1, 4, 4, 8, 8, 8)
-"""Most interpreted cases keep to a fraction of the most tiles: bugs show in few, and time is proportional to them."""
-FEWEST_TILES = 3
-WORK_SHARES = (1, *(16,) * 2, *(128,) * 13)
-"""Most cases for a GPU keep to a fraction of the most products, because judging a case takes longer than running it.
+MOST_SCORES = {"cpu": 2**19, "cuda": 2**22}
+"""The most scores of a case by device type: a core of the CPU has no time for more."""
+WORK_SHARES = {"cpu": (1, *(4,) * 2, *(16,) * 13), "cuda": (1, *(16,) * 2, *(128,) * 13)}
+"""Most cases keep to a fraction of the most products, because judging a case takes longer than running it.
 
-Of cases that may have 2^22 scores, that leaves most 2^22 products (``Case.products``), which a core of the CPU judges.
+That leaves most of them 2^22 products (``Case.products``), which a core of the CPU judges.
 """
 USUAL_HEAD_DIM = 128
 """The most products of a case are those of the most scores at this head_dim."""
@@ -88,7 +87,6 @@ HUGE = {
 }
 """Which tensors have huge strides together, by device type. Memory that is never touched costs a CPU nothing; a
 GPU has to find gigabytes for each, and the time to get them."""
-MOST_SCORES = 2**22
 SHORTEST_TWICE = 2
 """A case may be so many times as large as the smallest that is claimed, whatever the limits are."""
 
@@ -109,8 +107,7 @@ def cases(
     device_type: str = "cpu",
     heads: tuple[Heads, ...] | None = None,
     max_seqlen: int | None = None,
-    max_tiles: int = 32,
-    max_scores: int = MOST_SCORES,
+    max_scores: int = MOST_SCORES["cuda"],
     nonfinite: bool = False,
     key_padding: bool = False,
     dropout: bool = False,
@@ -127,13 +124,11 @@ def cases(
         dtype: one of ``capabilities.dtypes``.
         device_type: ``cpu`` or ``cuda``.
         heads: the (batch, heads_kv, group) that are drawn; by default any of some small ones.
-        max_seqlen: the longest sequence; by default ``MAX_SEQLEN`` of the device type, or as many lengths as these are
-            from the shortest that is claimed.
-        max_tiles: on the CPU, the most tiles of the score matrix, over all heads: what an interpreter's time
-            is proportional to. Their size is that of the launch settings block_m and block_n, else 64. Most cases
-            keep to a fraction of it.
+        max_seqlen: the longest sequence; by default ``MAX_SEQLEN``, or as many lengths as these are from the shortest
+            that is claimed.
         max_scores: the most entries of the score matrix, over all heads: what a reference's memory follows. Most
-            cases for a GPU keep to a fraction of the products that so many scores have (``WORK_SHARES``).
+            cases keep to a fraction of the products that so many scores have (``WORK_SHARES``). On the CPU they are
+            ``MOST_SCORES`` at most.
         nonfinite: one or two entries, of otherwise moderate tensors, are NaN or infinite.
         key_padding: keys may be padded, where that is claimed; else none are.
         dropout: weights may be dropped, where that is claimed; else none are.
@@ -149,14 +144,14 @@ def cases(
     """
     if dtype not in capabilities.dtypes:
         raise ValueError(f"dtype: got {dtype!r}, expected one of the claimed {capabilities.dtypes}")
-    if device_type not in MAX_SEQLEN:
-        raise ValueError(f"device_type: got {device_type!r}, expected one of {tuple(MAX_SEQLEN)}")
+    if device_type not in MOST_SCORES:
+        raise ValueError(f"device_type: got {device_type!r}, expected one of {tuple(MOST_SCORES)}")
     if gradients:
         capabilities = with_gradients(capabilities)
     if not capabilities.dense:
         calls = tuple(dict.fromkeys(("ragged", *calls)))
     shortest = shortest_lengths(capabilities)
-    pair = claimed_length_pairs(capabilities, _longest(max(shortest), MAX_SEQLEN[device_type], max_seqlen))
+    pair = claimed_length_pairs(capabilities, _longest(max(shortest), MAX_SEQLEN, max_seqlen))
     if nonfinite:
         values = _each_of_four(st.sampled_from(MODERATE_VALUES))
         entries = st.builds(_present, spikes(NONFINITE), st.one_of(st.none(), spikes(NONFINITE)))
@@ -192,13 +187,11 @@ def cases(
         **({"launch": _launch_settings(capabilities)} if capabilities.launch else {}),
         **_own_calls(capabilities, calls),
     )
-    limits: dict[str, Any] = {"max_scores": max_scores, "shortest": shortest}
     if device_type == "cpu":
-        fewest = [max(min(FEWEST_TILES, max_tiles), max_tiles // share) for share in TILE_SHARES]
-        parts = [limits | {"max_tiles": fewer} for fewer in fewest]
-        limits |= {"max_tiles": max_tiles}
-    else:
-        parts = [limits | {"max_products": USUAL_HEAD_DIM * max_scores // share} for share in WORK_SHARES]
+        max_scores = min(max_scores, MOST_SCORES[device_type])
+    limits: dict[str, Any] = {"max_scores": max_scores, "shortest": shortest}
+    most = USUAL_HEAD_DIM * max_scores
+    parts = [limits | {"max_products": most // share} for share in WORK_SHARES[device_type]]
     # The first of the parts is the whole.
     cut = partial(_cut, capabilities, MANY_HEADS[device_type], parts[0])
     drawn = st.builds(cut, st.sampled_from(parts), st.sampled_from(KEPT), drawn)
@@ -349,7 +342,7 @@ def _pair(smallest: int, largest: int, seqlen_q: int, drawn: int | tuple[int, in
 
 
 def _heads(capabilities: Capabilities, device_type: str) -> SearchStrategy[Heads]:
-    groups = st.sampled_from((*GROUPS, *LARGE_GROUPS[device_type]) if capabilities.grouped_heads else (1,))
+    groups = st.sampled_from((*GROUPS, *LARGE_GROUPS) if capabilities.grouped_heads else (1,))
     usual = st.tuples(st.sampled_from(BATCHES), st.sampled_from(HEADS_KV), groups)
     many = [heads for heads in MANY_HEADS[device_type] if capabilities.grouped_heads or heads[2] == 1]
     return st.one_of(*_often(usual, USUAL_HEADS), st.sampled_from(many)) if many else usual
@@ -665,22 +658,12 @@ def _is_affordable(
     *,
     shortest: tuple[int, int],
     max_scores: int,
-    max_tiles: float = math.inf,
     max_products: float = math.inf,
 ) -> bool:
-    """Whether a case, with all its heads, has at most so many scores, tiles of scores, and products of q and k.
+    """Whether a case, with all its heads, has at most so many scores, and products of q and k.
 
     A head with the ``shortest`` lengths that are claimed is always affordable, and twice as much.
     """
-    block_m, block_n = _blocks(case)
-
-    def tiles(seqlen_q: int, seqlen_k: int) -> int:
-        return math.ceil(seqlen_q / block_m) * math.ceil(seqlen_k / block_n)
-
     least = SHORTEST_TWICE * math.prod(shortest)
-    of_case = case.batch * case.heads_q * tiles(case.seqlen_q, case.seqlen_k)
-    return (
-        of_case <= max(max_tiles, SHORTEST_TWICE * tiles(*shortest))
-        and case.scores <= max(max_scores, least)
-        and case.products <= max(max_products, least * case.head_dim)
-    )
+    fits = case.scores <= max(max_scores, least)
+    return fits and case.products <= max(max_products, least * case.head_dim)

@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-SECONDS = {"cpu": 50.0, "cuda": 16.0}
-"""Seconds, by device type, to look for smaller cases. Each crash or hang costs the start of a process."""
+SECONDS = 16.0
+"""Seconds to look for smaller cases. Each crash or hang costs the start of a process."""
 CALLS = 4000
 """Runs of the kernel to look for smaller cases, in addition to those of Hypothesis."""
 LEAST_CALLS = 60

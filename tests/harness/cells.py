@@ -88,7 +88,7 @@ def claimed(c: Capabilities) -> list[str]:
     found = [f"{name}={text(value)}" for name in values for value in values[name]]
     for name, shortest in zip(LENGTHS, shortest_lengths(c), strict=True):
         most = c.max_seqlen_q if name == "seqlen_q" else None
-        end = shortest + max(MAX_SEQLEN.values()) if most is None else most + 1
+        end = shortest + MAX_SEQLEN if most is None else most + 1
         lengths = range(shortest, end, c.seqlen_multiple)
         found += [cell for length in lengths for cell in of_length(name, length)]
     return [cell for cell in dict.fromkeys(found) if c.backward or not cell.startswith("dout_")]

@@ -142,7 +142,7 @@ def make_plan(config: pytest.Config) -> Plan:
         shard=shard,
         max_seqlen=config.getoption("--max-seqlen"),
         shrinking=ShrinkBudget(
-            config.getoption("--shrink-seconds") or SECONDS[device.partition(":")[0]],
+            config.getoption("--shrink-seconds") or SECONDS,
             config.getoption("--shrink-calls") or CALLS,
         ),
         workers=worker["workercount"],

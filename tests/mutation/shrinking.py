@@ -65,7 +65,7 @@ def shrink(campaign: Campaign, spec: str, law: str, dtype: str, seed: int, limit
         known = KnownBugs(info.name, dtype, Path(folder), verbose=False)
         runs = Runs(info, campaign.child, Journal(Path(folder) / "journal.json"), known.bugs)
         environment = campaign.child.environment()
-        triage = Triage(runs, known, environment, ShrinkBudget(SECONDS[runs.device_type]))
+        triage = Triage(runs, known, environment, ShrinkBudget(SECONDS))
         subject = OneBug(triage, AnsweredLaws(info.capabilities))
         start = time.perf_counter()
         with suppress(TimeUp):

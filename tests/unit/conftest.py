@@ -40,7 +40,7 @@ def subject_of(child: Child, tmp_path: Path) -> SubjectOf:
         info = KernelInfo.ask(child, f"{toys}:{name}", ())
         known = KnownBugs(info.name, "float32", tmp_path / "reports", verbose=False)
         runs = Runs(info, child, Journal(tmp_path / "journal.json"), known.bugs)
-        seconds = SECONDS[runs.device_type] if shrink else 0.0
+        seconds = SECONDS if shrink else 0.0
         return Subject(
             Triage(runs, known, ENVIRONMENT, ShrinkBudget(seconds)), AnsweredLaws(info.capabilities)
         )

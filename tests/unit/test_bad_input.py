@@ -379,7 +379,7 @@ class TestCommandLine:
     def test_claims_are_tried_and_what_no_claim_can_say_is_told_in_words(self, tmp_path: Path) -> None:
         names = ("one_query", "whole_blocks_of_keys")
         specs = [f"--kernel={STRANGERS}:{name}" for name in names]
-        options = ["-k", "forward and float32", "--examples=60", "--hypothesis-seed=0"]
+        options = ["-k", "forward and float32", "--examples=60", "--hypothesis-seed=2"]
         run = pytest_run(tmp_path, *specs, *options, status=pytest.ExitCode.TESTS_FAILED)
         printed = re.findall(r"^strangers\.\S+: refused .*", run.stdout, re.MULTILINE)
         under = r"refused (all )?\d+ (of \d+ )?cases that it claims( under forward \(float32\))?"

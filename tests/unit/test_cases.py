@@ -17,7 +17,7 @@ from kernels.contract import BIASES, LAYOUTS, Capabilities
 from kernels.registry import load
 from reference.bounds.accumulation import SAFETY
 from strategies.case import DEFAULT_BLOCK, NONFINITE, TENSORS, Case, Spike
-from strategies.cases import FAR_BELOW, LARGE_GROUPS, LARGEST_SPREAD, MODERATE_VALUES, cases
+from strategies.cases import FAR_BELOW, LARGE_GROUPS, LARGEST_SPREAD, MODERATE_VALUES, MOST_SCORES, cases
 from strategies.padding import FAMILIES as PADDINGS
 from strategies.padding import several_attended
 from strategies.score_rules import SHAPES
@@ -114,7 +114,7 @@ KINDS: dict[str, Condition] = {
 @pytest.mark.parametrize("device_type", ["cpu", "cuda"])
 def test_every_kind_of_case_is_drawn(device_type: str) -> None:
     found = sample(cases(CLAIMS, dtype="float16", device_type=device_type), 4000)
-    large = {f"group={n}": has("group", n) for n in LARGE_GROUPS[device_type]}
+    large = {f"group={n}": has("group", n) for n in LARGE_GROUPS}
     assert not [name for name, holds in {**KINDS, **large}.items() if not any(map(holds, found))]
 
 
@@ -282,32 +282,22 @@ def test_other_lengths_differ_where_only_causal_ones_may_not() -> None:
     assert any(case.seqlen_q != case.seqlen_k for case in found)
 
 
-def score_tiles(case: Case, block_m: int, block_n: int) -> int:
-    return case.batch * case.heads_q * -(-case.seqlen_q // block_m) * -(-case.seqlen_k // block_n)
-
-
-@quick
-@given(cases(CLAIMS, dtype="float16", max_tiles=10))
-def test_interpreted_cases_keep_to_a_number_of_tiles(case: Case) -> None:
-    launch = dict(case.launch)
-    assert score_tiles(case, launch["block_m"], launch["block_n"]) <= 10
-
-
-@quick
-@given(cases(Capabilities(), dtype="float16"))
-def test_tiles_are_counted_at_64_where_none_are_declared(case: Case) -> None:
-    assert score_tiles(case, 64, 64) <= 32
-
-
 @quick
 @given(cases(CLAIMS, dtype="float16", device_type="cuda", max_scores=5000))
 def test_every_case_keeps_to_the_work_and_to_one_huge_storage(case: Case) -> None:
-    assert score_tiles(case, 1, 1) <= 5000
+    assert case.scores <= 5000
     assert [getattr(case, f"{name}_layout") for name in TENSORS].count("huge") <= 1
 
 
-def test_most_cases_for_a_gpu_keep_to_a_fraction_of_the_work() -> None:
-    found = sample(cases(CLAIMS, dtype="float16", device_type="cuda"), 400)
+def test_the_cpu_has_cases_as_long_as_a_gpu_and_fewer_scores() -> None:
+    found = sample(cases(CLAIMS, dtype="float16", max_scores=2**26), 1000)
+    assert max(max(case.seqlen_q, case.seqlen_k) for case in found) > 500
+    assert max(case.scores for case in found) <= MOST_SCORES["cpu"] < MOST_SCORES["cuda"]
+
+
+@pytest.mark.parametrize("device_type", ["cpu", "cuda"])
+def test_most_cases_keep_to_a_fraction_of_the_work(device_type: str) -> None:
+    found = sample(cases(CLAIMS, dtype="float16", device_type=device_type), 400)
     many = sum(case.products > 2**22 for case in found)
     assert 0 < many / len(found) < 0.15
 
@@ -321,11 +311,6 @@ def test_some_cases_for_a_gpu_give_a_persistent_program_several_tasks() -> None:
         assert any(getattr(case, name) > 128 for case in many)
     interpreted = sample(cases(Capabilities(), dtype="float16"), 1000)
     assert max(case.batch * case.heads_kv for case in interpreted) < 10
-
-
-def test_only_the_interpreter_counts_tiles() -> None:
-    found = sample(cases(Capabilities(), dtype="float16", device_type="cuda"), 200)
-    assert any(score_tiles(case, 64, 64) > 32 for case in found)
 
 
 @quick

@@ -11,7 +11,7 @@ from torch import Tensor
 from kernels.claims import PLAIN_FUNCTION, ClaimError, parse_claims
 from kernels.contract import AttentionKernel, Capabilities, default_scale
 from strategies.case import Case
-from strategies.cases import MAX_SEQLEN, cases
+from strategies.cases import cases
 from tests.harness.drawing import drawn
 from tests.harness.law import LAWS, law_named
 from tests.harness.trial import LawBroken, Trial
@@ -21,7 +21,7 @@ from tests.unit.sound import CLAIMS, Sound
 Refuses = Callable[..., bool]
 
 
-@pytest.mark.parametrize("device_type", MAX_SEQLEN)
+@pytest.mark.parametrize("device_type", ["cpu", "cuda"])
 @pytest.mark.parametrize(
     "claims",
     [
@@ -52,7 +52,7 @@ def test_cases_of_every_law_are_claimed(claims: list[str], device_type: str) -> 
 def test_lengths_go_on_from_the_shortest_claimed() -> None:
     c = parse_claims(["min_seqlen=512", "seqlen_multiple=128"], PLAIN_FUNCTION)
     lengths = {case.seqlen_k for case in drawn(cases(c, dtype="float16"), 1, 60)}
-    assert {512, 640} <= lengths <= {512, 640, 768}
+    assert {512, 640} <= lengths <= {512, 640, 768, 896}
 
 
 def test_a_law_that_needs_gradients_draws_calls_that_have_them() -> None:
