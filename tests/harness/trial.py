@@ -311,9 +311,7 @@ class Trial:
         self.touched = [x for x in accesses if x.is_outside]
         self.unwritten = [x for x in accesses if not x.is_outside]
         for name, reason in left_to_interpreter().items():
-            self.note(
-                f"Triton's interpreter ran {name} in {{}} examples, slowly, because {reason}", shows=True
-            )
+            self.note(f"Triton's interpreter ran {name} in {{}}, slowly, because {reason}", shows=True)
         outputs = replace(outputs, call=number, has_orders=programs.several)
         self._check_contract(given, outputs, backward=backward)
         if copies:

@@ -166,7 +166,8 @@ def test_a_fallback_is_told_once_in_one_line(capsys: pytest.CaptureFixture[str])
     for _ in range(2):
         _calls_apart[(1,)](x)
     assert x.item() == 2
-    reason = "it has a call of a function that is not inlined (noinline=True)"
+    line = _calls_apart.fn.__code__.co_firstlineno + 2
+    reason = f"it has a call of a function that is not inlined (test_ttir.py:{line})"
     assert capsys.readouterr().err == f"Triton's interpreter runs _calls_apart, slowly, because {reason}\n"
     assert fallbacks() == {"_calls_apart": reason}
 
@@ -214,3 +215,15 @@ def test_a_second_process_makes_nothing(folder: Path) -> None:
     assert made == ["1\n", "0\n"]
     (source,) = folder.glob("_doubled-*.py")
     assert "store(mv1, programs" in source.read_text()
+
+
+def test_an_error_of_the_code_is_none_of_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> None:
+        raise NameError("name 'v7' is not defined")
+
+    monkeypatch.setattr(launch, "execute", broken)
+    monkeypatch.setattr(_doubled, "codes", {})
+    x = torch.ones(32)
+    _doubled[(2,)](x, SIZE)
+    assert x.eq(2).all()
+    assert fallbacks() == {"_doubled": "Flashproof's code for it raised NameError: name 'v7' is not defined"}

@@ -131,8 +131,12 @@ class ExecutedFunction(JITFunction[Any]):
         sizes = grid(values) if callable(grid) else grid
         try:
             execute(compiled, arguments, (*sizes, 1, 1)[:3])
-        except Exception as e:
+        except (AssertionError, MemoryError) as e:  # the kernel's own, of its assertions and of the machine
             raise InterpreterError(repr(e)) from e
+        except Exception as e:  # nothing else in a kernel makes the code raise: it is the code that is wrong
+            self.leave(f"Flashproof's code for it raised {_in_a_line(e)}")
+            self.codes[_key(arguments)] = None
+            self.interpreted.run(*args, grid=grid, warmup=False, **kwargs)
 
     def values(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments by name, those that have a default included. Raises TypeError as a call does."""
@@ -145,11 +149,7 @@ class ExecutedFunction(JITFunction[Any]):
 
     def compiled(self, arguments: Arguments) -> Compiled | None:
         """Return the code for arguments of these kinds; None if the kernel has to be interpreted."""
-        key: Any = arguments.key
-        try:
-            hash(key)
-        except TypeError:  # of a constant that can't be a key
-            key = repr(key)
+        key = _key(arguments)
         if key not in self.codes:
             self.codes[key] = self.compile(arguments)
         return self.codes[key]
@@ -165,19 +165,32 @@ class ExecutedFunction(JITFunction[Any]):
             text = ir_of(self, arguments, debug=debug)
         except (
             Exception
-        ) as e:  # which a kernel for the interpreter alone may well make Triton's compiler raise
-            reason = f"Triton's compiler raised {_in_a_line(e)}"
-        else:
-            try:
-                return store.keep(name, key, translate(parse(text), self.path), self.path)
-            except Unsupported as e:
-                reason = f"it has {e}"
-            except Exception as e:
-                reason = f"Flashproof can't read its IR and raised {_in_a_line(e)}"
+        ) as e:  # as kernels that are written for the interpreter alone make Triton's compiler do
+            self.leave(f"Triton's compiler raised {_in_a_line(e)}")
+            return None
+        try:
+            return store.keep(name, key, translate(parse(text), self.path), self.path)
+        except Unsupported as e:
+            self.leave(f"it has {e}")
+        except Exception as e:
+            self.leave(f"Flashproof can't read its IR and raised {_in_a_line(e)}")
+        return None
+
+    def leave(self, reason: str) -> None:
+        """Leave the kernel to the interpreter; a line says why, once for each kernel."""
+        name = self.fn.__name__
         if name not in _fallbacks:
             _fallbacks[name] = reason
             print(f"Triton's interpreter runs {name}, slowly, because {reason}", file=sys.stderr)
-        return None
+
+
+def _key(arguments: Arguments) -> Any:
+    """Return what the code depends on as the key of a dictionary."""
+    try:
+        hash(arguments.key)
+    except TypeError:  # of a constant that can't be a key
+        return repr(arguments.key)
+    return arguments.key
 
 
 def _in_a_line(error: Exception) -> str:

@@ -24,6 +24,11 @@ TARGET = re.compile(r"\^(\w+)(?:\(([^)]*)\))?")
 ARGUMENT = re.compile(r"(%[\w$.-]+): ")
 
 
+def told_at(what: str, frames: Sequence[Frame]) -> str:
+    """Return what can't be run, with the first of the places where it is, if any is known."""
+    return f"{what} ({frames[0][0].rpartition('/')[2]}:{frames[0][1]})" if frames else what
+
+
 TERMINATORS = {"scf.yield", "scf.condition", "tt.reduce.return", "tt.scan.return"}
 """Operations at the end of a region, which say what it hands on."""
 
@@ -165,7 +170,8 @@ class Parser:
         """Read the function of the module."""
         headers = [i for i, line in enumerate(self.lines) if line.startswith("tt.func")]
         if len(headers) != 1:
-            raise Unsupported("a call of a function that is not inlined (noinline=True)")
+            call = next(line for line in self.lines if "tt.call @" in line)
+            raise Unsupported(told_at("a call of a function that is not inlined", self._located(call)[0][:1]))
         self.at = headers[0]
         header = LOCATION.sub("", self.lines[self.at])
         name = re.search(r'@"?([\w.$-]+)', header)

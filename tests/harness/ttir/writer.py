@@ -11,7 +11,7 @@ import numpy as np
 
 from tests.harness.ttir.analyse import Root, facts_of
 from tests.harness.ttir.numbers import DTYPES, RAW
-from tests.harness.ttir.parse import Frame, Function, Operation, Type, Unsupported, Value
+from tests.harness.ttir.parse import Frame, Function, Operation, Type, Unsupported, Value, told_at
 
 NOTHING = {"gpu.barrier", "ttg.barrier", "tt.debug_barrier", "ttg.local_barrier"}
 """Operations that code for one program after the other, or for all at once, has no need of."""
@@ -212,8 +212,7 @@ class Writer:
 
     def told(self, what: str, operation: Operation) -> str:
         """Return what can't be run, with where it is."""
-        frame = self.shown(operation)
-        return f"{what} ({frame[0].rpartition('/')[2]}:{frame[1]})" if frame else what
+        return told_at(what, [frame for frame in (self.shown(operation),) if frame])
 
     @contextmanager
     def deeper(self) -> Iterator[None]:
