@@ -28,9 +28,8 @@ def repair_interpreter() -> None:
     if os.environ.get(ONLY_INTERPRETER) == "1":
         importlib.import_module(REPAIRED).repair()
         return
-    before = os.environ.pop(
-        INTERPRET, None
-    )  # functions of Triton's own are compiled, so they must not be interpreted
+    # Functions of Triton's own are part of the kernels that are compiled, so they must not be for the interpreter.
+    before = os.environ.pop(INTERPRET, None)
     try:
         importlib.import_module(REPAIRED).repair()
         importlib.import_module(EXECUTOR).install()

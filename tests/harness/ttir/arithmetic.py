@@ -259,7 +259,7 @@ class Arithmetic(Writer):
         operand, result = operation.operands[0], operation.result
         element, code = result.type.element, self.wide(operand)
         if "rounding = rtz" in operation.text or "toward_zero" in operation.text:
-            self.define(result, f"cut({code}, {element!r}, {operand.type.element!r})")
+            self.define(result, f"cut({code}, {element!r})")
         elif element not in RAW:
             self.define(result, f"number({code}, {element!r})")
         elif result in self.facts.raw and not self.is_number(result):

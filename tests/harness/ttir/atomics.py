@@ -84,7 +84,7 @@ def _apply(memory: Memory, operation: str, offsets: Array, values: Array) -> Non
     flat = memory.flat
     if operation == "exch":
         flat[offsets] = values
-    elif memory.element in ("bf16",):
+    elif memory.element == "bf16":
         _change_patterns(memory, operation, offsets, values)
     elif operation in ("umax", "umin"):
         view = flat.view(f"u{flat.itemsize}")

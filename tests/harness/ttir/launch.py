@@ -163,9 +163,8 @@ class ExecutedFunction(JITFunction[Any]):
             if found := store.find(name, key):
                 return found
             text = ir_of(self, arguments, debug=debug)
-        except (
-            Exception
-        ) as e:  # as kernels that are written for the interpreter alone make Triton's compiler do
+        except Exception as e:
+            # Kernels that are written for the interpreter alone may be none for Triton's compiler.
             self.leave(f"Triton's compiler raised {_in_a_line(e)}")
             return None
         try:
@@ -296,10 +295,12 @@ def _methods_of_tensors() -> Iterator[None]:
 def _take_over() -> None:
     """Replace functions of Triton's own that are for its interpreter, if it was imported for that before."""
     modules = [x for name, x in sys.modules.items() if name.partition(".")[0] == "triton"]
+    taken: dict[Any, ExecutedFunction] = {}  # several modules may have the same function
     for module in modules:
         for name, value in [*vars(module).items()]:
             if isinstance(value, _InterpretedFunction):
-                function = ExecutedFunction(value.fn, **value.kwargs)
+                function = taken.get(value) or ExecutedFunction(value.fn, **value.kwargs)
+                taken[value] = function
                 setattr(module, name, function)
                 if module is tl.standard and name in vars(tl.tensor):
                     setattr(tl.tensor, name, function)
@@ -308,9 +309,8 @@ def _take_over() -> None:
 def install() -> None:
     """Have Triton kernels of this process that would be interpreted run here, those that are decorated from now on."""
     interpreter.InterpretedFunction = ExecutedFunction
-    knobs.runtime.interpret = (
-        True  # which has ``triton.jit`` make such functions, whatever the environment says
-    )
+    # Now ``triton.jit`` makes such functions, whatever the environment says.
+    knobs.runtime.interpret = True
     _take_over()
     JITCallable.parse = parsed_once
     JITFunction.__call__ = lambda self, *args, **kwargs: interpreted_twin(self)(*args, **kwargs)

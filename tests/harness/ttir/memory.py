@@ -16,7 +16,6 @@ import numpy as np
 from tests.harness.ttir.numbers import Array, raw_dtype
 
 Shape = tuple[int, ...]
-Frame = tuple[str, int]
 
 
 @dataclass(frozen=True)
@@ -201,10 +200,17 @@ class Rows:
 
 
 def rows_of(
-    base: int, parts: Sequence[Any], stepping: Sequence[tuple[int, Array]], masks: Sequence[Any], shape: Shape
+    memory: Memory,
+    base: int,
+    parts: Sequence[Any],
+    stepping: Sequence[tuple[int, Array]],
+    masks: Sequence[Any],
+    shape: Shape,
 ) -> Rows | None:
     """Return how an access can be made row by row; None if it can't."""
     best = None
+    if memory.spans:  # between which a row may lie
+        return None
     for number, (axis, part) in enumerate(stepping):
         if part.size == 1 or part.size != part.shape[axis] or part.size != shape[axis - 1]:
             continue
@@ -261,7 +267,11 @@ def load(
         shape: that of the tensor.
         place: the number of the operation.
     """
-    found = _loaded(memory, programs, base, parts, stepping, masks, other, shape, place)
+    rows = rows_of(memory, base, parts, stepping, masks, shape)
+    found = _load_rows(memory, rows, other) if rows else None
+    if found is None:
+        offsets = summed(base, [*parts, *(part for _, part in stepping)])
+        found = _load_each(memory, programs, offsets, conjunction(masks), other, shape, place)
     if memory.unwritten is not None:
         bits = np.asarray(found, memory.flat.dtype).view(f"u{memory.flat.itemsize}")
         if (bits == memory.unwritten).any():
@@ -270,24 +280,10 @@ def load(
     return found
 
 
-def _loaded(
-    memory: Memory,
-    programs: Array,
-    base: int,
-    parts: Sequence[Any],
-    stepping: Sequence[tuple[int, Array]],
-    masks: Sequence[Any],
-    other: Any,
-    shape: Shape,
-    place: int,
+def _load_each(
+    memory: Memory, programs: Array, offsets: Any, mask: Any, other: Any, shape: Shape, place: int
 ) -> Any:
-    """Load as ``load`` does."""
-    if shape and stepping and (rows := rows_of(base, parts, stepping, masks, shape)):
-        found = None if memory.spans else _load_rows(memory, rows, other)
-        if found is not None:
-            return found
-    offsets = summed(base, [*parts, *(part for _, part in stepping)])
-    mask = conjunction(masks)
+    """Load element by element, or a number; ``mask`` is True or False if it is the same everywhere."""
     if mask is False:
         fill = memory.flat.dtype.type(0) if other is None else other
         if not shape and isinstance(offsets, int) and not isinstance(fill, np.ndarray):
@@ -349,7 +345,7 @@ def _load_rows(memory: Memory, rows: Rows, other: Any) -> Array | None:
 
 
 def _gather(memory: Memory, programs: Array, offsets: Array, mask: Any, other: Any, place: int) -> Array:
-    """Load element by element."""
+    """Load the elements at an array of offsets."""
     flat = memory.flat
     inside = memory.inside(offsets)
     if mask is True and inside.all():
@@ -385,7 +381,7 @@ def store(
     The arguments are those of ``load``.
     """
     whole = (len(programs), *shape)
-    rows = None if memory.spans or not shape else rows_of(base, parts, stepping, masks, shape)
+    rows = rows_of(memory, base, parts, stepping, masks, shape)
     if rows and _store_rows(memory, rows, value, whole):
         return
     offsets = summed(base, [*parts, *(part for _, part in stepping)])

@@ -119,7 +119,7 @@ def rounded(x: Any, element: str) -> Any:
     return found if isinstance(x, np.ndarray) else found[()]
 
 
-def cut(x: Any, element: str, source: str) -> Any:
+def cut(x: Any, element: str) -> Any:
     """Return numbers rounded toward zero to another format."""
     values = np.asarray(x)
     if element in RAW:

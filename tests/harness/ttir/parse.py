@@ -134,7 +134,9 @@ def type_of(text: str) -> Type:
     shape: tuple[int, ...] = ()
     element = text
     if text.startswith("tensor<"):
-        sizes, element = re.fullmatch(r"tensor<((?:\d+x)*)(.*)>", text).groups()  # type: ignore[union-attr]
+        found = re.fullmatch(r"tensor<((?:\d+x)*)(.*)>", text)
+        assert found is not None  # of every text that TYPE finds
+        sizes, element = found.groups()
         shape = tuple(int(size) for size in sizes.split("x") if size)
     if pointer := re.fullmatch(r"!tt\.ptr<(.*?)(?:, \d+)?>", element):
         return Type(shape, "ptr", pointer[1])

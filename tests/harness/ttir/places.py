@@ -6,7 +6,7 @@ from tests.harness.ttir.analyse import SHAPING, Root
 from tests.harness.ttir.numbers import RAW, raw_dtype
 from tests.harness.ttir.parse import Operation, Unsupported, Value
 from tests.harness.ttir.tensors import Tensors
-from tests.harness.ttir.writer import Pointer
+from tests.harness.ttir.writer import Pointer, tuple_of
 
 WAITS = {"fadd"}
 """Atomic operations whose result depends on their order."""
@@ -149,14 +149,13 @@ class Places(Tensors):
     def access(self, pointer: Value) -> str:
         """Return the code of the arguments that say where an access is."""
         p = self.pointers[pointer]
-        stepping = "".join(f"({axis}, {name}), " for axis, name in p.stepping)
-        base = " + ".join(p.base) or "0"
-        return f"{p.memory}, programs, {base}, ({''.join(x + ', ' for x in p.parts)}), ({stepping})"
+        stepping = tuple_of(f"({axis}, {name})" for axis, name in p.stepping)
+        return f"{p.memory}, programs, {p.number}, {tuple_of(p.parts)}, {stepping}"
 
     def masks_of(self, values: Iterable[Value]) -> str:
         """Return the code of masks."""
         masks = [mask for x in values for mask in self.masks.get(x) or (self.wide(x),)]
-        return f"({''.join(x + ', ' for x in masks if x != 'True')})"
+        return tuple_of(x for x in masks if x != "True")
 
     def do_tt_load(self, operation: Operation) -> None:
         """Load from memory."""
@@ -198,8 +197,7 @@ class Places(Tensors):
     def atomic_access(self, pointer: Value) -> str:
         """Return the code of the arguments that say where an atomic operation is."""
         p = self.pointers[pointer]
-        parts = [*p.parts, *(name for _, name in p.stepping)]
-        return f"{p.memory}, programs, {' + '.join(p.base) or '0'}, ({''.join(x + ', ' for x in parts)})"
+        return f"{p.memory}, programs, {p.number}, {tuple_of(p.arrays)}"
 
     def is_read(self, pointer: Value) -> bool:
         """Whether the kernel loads or stores, not atomically, where a pointer may point."""

@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 from functools import partial
 
-from tests.harness.ttir.numbers import RAW
 from tests.harness.ttir.parse import Operation, Region, Value
 from tests.harness.ttir.places import Places
 from tests.harness.ttir.writer import Pointer, targets_of, tuple_of
@@ -22,11 +21,9 @@ class Regions(Places):
 
     def enter(self, value: Value) -> None:
         """Make known what a region is entered with, or what a loop or a branch has given, by its own name."""
-        (self.arrays.discard if self.is_number(value) else self.arrays.add)(value.name)
+        self.known(value)
         if value.type.element == "ptr":
             self.pointers[value] = self.pointer_of(value)
-        elif value.type.element in RAW and value in self.facts.raw and not self.is_number(value):
-            self.assign(f"{value.name}r", f"narrow({value.name}, {value.type.element!r})", False)
 
     def hand_on(self, values: Iterable[Value], targets: list[Value]) -> None:
         """Write an assignment of values to what they become."""

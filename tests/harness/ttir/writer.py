@@ -36,6 +36,16 @@ class Pointer:
     stepping: tuple[tuple[int, str], ...]
     element: str
 
+    @property
+    def number(self) -> str:
+        """Return the code of the offsets that are numbers, added up."""
+        return " + ".join(self.base) or "0"
+
+    @property
+    def arrays(self) -> list[str]:
+        """Return the names of all offsets that are arrays."""
+        return [*self.parts, *(name for _, name in self.stepping)]
+
     def moved(self, **changes: Any) -> "Pointer":
         """Return another pointer to the same memory."""
         return replace(self, **changes)
@@ -110,9 +120,8 @@ class Writer:
 
     def offset(self, pointer: Pointer) -> str:
         """Return the code of a pointer's offset as one number or array."""
-        parts = [*pointer.parts, *(name for _, name in pointer.stepping)]
-        base = " + ".join(pointer.base) or "0"
-        return f"summed({base}, ({''.join(x + ', ' for x in parts)}))" if parts else f"({base})"
+        arrays = pointer.arrays
+        return f"summed({pointer.number}, {tuple_of(arrays)})" if arrays else f"({pointer.number})"
 
     def literal(self, code: str) -> str:
         """Return a name for a number with a fraction, which is made once."""
@@ -128,9 +137,18 @@ class Writer:
 
     def define(self, value: Value, expression: str) -> None:
         """Write a line that computes a value as numbers, and what is needed of it besides."""
-        self.assign(value.name, expression, self.is_number(value))
+        self.emit(f"{value.name} = {expression}", value.name, pure=True)
+        self.known(value)
+
+    def known(self, value: Value) -> None:
+        """Make a value known that a line has computed as numbers, and write what is needed of it besides."""
+        self.mark(value.name, self.is_number(value))
         if value.type.element in RAW and value in self.facts.raw and not self.is_number(value):
             self.assign(f"{value.name}r", f"narrow({value.name}, {value.type.element!r})", False)
+
+    def mark(self, name: str, is_number: bool) -> None:
+        """Remember of a name whether it is that of a number or of an array."""
+        (self.arrays.discard if is_number else self.arrays.add)(name)
 
     def define_raw(self, value: Value, expression: str, *, pure: bool = True) -> None:
         """Write a line that gets a value as it lies in memory, and what is needed of it besides."""
@@ -146,17 +164,14 @@ class Writer:
 
     def define_all(self, results: list[Value], expression: str) -> None:
         """Write a line that computes several values."""
-        names = "".join(x.name + ", " for x in results)
-        self.emit(f"{names}= {expression}" if results else expression)
+        self.emit(f"{targets_of(results)}{expression}")
         for result in results:
-            (self.arrays.discard if self.is_number(result) else self.arrays.add)(result.name)
-            if result.type.element in RAW and result in self.facts.raw and not self.is_number(result):
-                self.assign(f"{result.name}r", f"narrow({result.name}, {result.type.element!r})", False)
+            self.known(result)
 
     def assign(self, name: str, expression: str, is_number: bool, *, pure: bool = True) -> None:
         """Write an assignment."""
         self.emit(f"{name} = {expression}", name, pure=pure)
-        (self.arrays.discard if is_number else self.arrays.add)(name)
+        self.mark(name, is_number)
 
     def emit_mask(self, value: Value) -> None:
         """Write a line that computes a mask, which loads and stores take in parts."""
