@@ -26,13 +26,16 @@ from tests.unit.sound import CLAIMS, Pair, Sound, Triple, plain
 EXAMPLES = 40
 ROUNDS = 10
 """How often ``EXAMPLES`` cases are drawn until a bug is caught: long sequences are drawn seldom."""
+FEW = {"max_scores": 2**14, "heads": ((1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 3), (1, 2, 2), (3, 1, 1))}
+"""What keeps cases small, as kernels here are loops over heads and tiles in Python."""
 
 
 @cache
 def drawn(law: str, dtype: str, round_: int) -> list[Case]:
     """Return cases as the law's own items draw them, the same in every run."""
     claims = replace(CLAIMS, ragged=("cache",), rotary=ROTARY, fp8_inputs=FP8_INPUTS)
-    return drawing.drawn(cases(claims, dtype=dtype, **law_named(law).draws), round_, EXAMPLES)
+    draws = {**FEW, **law_named(law).draws}
+    return drawing.drawn(cases(claims, dtype=dtype, **draws), round_, EXAMPLES)
 
 
 def failure(law: str, make: Callable[[], AttentionKernel], dtype: str, rounds: int = 1) -> str:
@@ -208,7 +211,7 @@ class TailCleared(Sound):
             + 1
         )
         storage = v.new_empty(0).set_(v.untyped_storage())
-        if v.numel():
+        if v.numel() and q.shape[2] > 1:  # the keys of one query may be the first of more, as a law has them
             storage[end : end + -v.shape[2] % 16 * v.shape[3]] = 0.0
         return super().backward(dout, q, k, v, *args, **options)
 
