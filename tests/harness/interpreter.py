@@ -44,12 +44,12 @@ REDUCTIONS = {
 }
 """NumPy's reductions by the names of those functions in ``triton.language.standard`` that they stand for."""
 
-programs = types.SimpleNamespace(order="", several=False, kernel=None)
+programs = types.SimpleNamespace(order="", most=0, kernel=None)
 """How the programs of launches run, of which a GPU promises no order.
 
 ``order`` is "forward" for one after the other by their numbers, "backward" for one after the other from the last one,
-and "" for the quickest way, which here is "forward". ``several`` becomes true in a launch of several programs whose
-order may be chosen. ``kernel`` is the one that is interpreted.
+and "" for the quickest way, which here is "forward". ``most`` is the number of programs of the largest launch so far
+whose order may be chosen. ``kernel`` is the one that is interpreted.
 """
 
 waiting = set[Any]()
@@ -243,7 +243,8 @@ class Builder(InterpreterBuilder):
     def set_grid_dim(self, nx: int, ny: int, nz: int) -> None:
         """Begin a launch of so many programs."""
         _original_set_grid_dim(self, nx, ny, nz)
-        programs.several |= nx * ny * nz > 1 and programs.kernel not in waiting
+        if programs.kernel not in waiting:
+            programs.most = max(programs.most, nx * ny * nz)
 
     def set_grid_idx(self, x: int, y: int, z: int) -> None:
         """Begin a program: that of these numbers or, backward, the one that is as far from the end."""

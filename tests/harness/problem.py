@@ -126,8 +126,8 @@ class Outputs:
     dv: Tensor | None = None
     dbias: Tensor | None = None
     call: int = 0
-    has_orders: bool = False
-    """Whether it launched Triton kernels on the CPU whose programs may also run in another order."""
+    programs: int = 0
+    """How many programs the largest launch of a Triton kernel had, if these may run in another order here."""
 
     def named(self) -> dict[str, Tensor]:
         """Return the tensors that are not None, by name."""

@@ -14,13 +14,13 @@ QUICKEST, FORWARD, BACKWARD = "", "forward", "backward"
 
 @contextmanager
 def in_order(order: str) -> Iterator[Any]:
-    """Have the programs of launches run in an order, and yield an object that tells by ``several`` if there are others.
+    """Have the programs of launches run in an order, and yield an object that tells by ``most`` if there are others.
 
-    There is no other order where this process runs no kernels, where no launch has several programs, and where those of
-    each may wait for each other, and so have to run by their numbers.
+    It is the number of programs of the largest launch. Launches do not count if this process does not run them, nor if
+    their programs may wait for each other, and so have to run by their numbers.
     """
     state: Any = getattr(sys.modules.get(REPAIRED), "programs", None) or SimpleNamespace()
-    state.order, state.several = order, False
+    state.order, state.most = order, 0
     try:
         yield state
     finally:

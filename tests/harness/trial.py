@@ -312,7 +312,7 @@ class Trial:
         self.unwritten = [x for x in accesses if not x.is_outside]
         for name, reason in left_to_interpreter().items():
             self.note(f"Triton's interpreter ran {name} in {{}}, slowly, because {reason}", shows=True)
-        outputs = replace(outputs, call=number, has_orders=programs.several)
+        outputs = replace(outputs, call=number, programs=programs.most)
         self._check_contract(given, outputs, backward=backward)
         if copies:
             outputs = outputs.on_cpu()

@@ -27,6 +27,12 @@ from tests.harness.relate import (
 )
 from tests.harness.trial import Trial
 
+MOST_IN_TURN = 32
+"""Programs of a launch that are run one after the other: that takes as many times as long as running them at once.
+
+Programs of small launches race for the same places as those of large ones do.
+"""
+
 
 @law(on_device=True, key_padding=True, dropout=True, variants=True)
 def determinism(trial: Trial) -> None:
@@ -39,7 +45,7 @@ def determinism(trial: Trial) -> None:
     repeated = of_a_repeat(trial, allowed)
     again = trial.gradients()
     agree(trial, "the same call gives the same {}", again, first, repeated)
-    if first.has_orders:
+    if 1 < first.programs <= MOST_IN_TURN:
         from_first, from_last = (trial.gradients(order=order) for order in (FORWARD, BACKWARD))
         claim = "the same call gives the same {} if the last program of each launch runs first"
         agree(trial, claim, from_last, from_first, repeated)

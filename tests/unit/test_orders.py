@@ -20,6 +20,7 @@ from tests.harness.law import law_named
 from tests.harness.programs import BACKWARD, FORWARD, QUICKEST, in_order
 from tests.harness.trial import LawBroken, Trial
 from tests.harness.ttir.launch import interpreted
+from tests.properties.test_determinism import MOST_IN_TURN
 from tests.unit import races
 from tests.unit.running import SubjectOf, exit_status, finding_of, report_of, script_of
 from tests.unit.sound import Sound
@@ -116,13 +117,13 @@ def _visit(count, seen, turn, WAITS: tl.constexpr):
         tl.atomic_xchg(turn, number + 1)
 
 
-def visited(order: str, waits: str) -> tuple[list[int], bool]:
-    """Return the numbers of the programs as they came, and whether they may come in another order."""
+def visited(order: str, waits: str) -> tuple[list[int], int]:
+    """Return the numbers of the programs as they came, and how many may come in another order."""
     count, turn = torch.zeros(2, dtype=torch.int32).split(1)
     seen = torch.full((12,), -1, dtype=torch.int32)
     with in_order(order) as programs:
         _visit[(2, 3, 2)](count, seen, turn, WAITS=waits)
-    return seen.tolist(), programs.several
+    return seen.tolist(), programs.most
 
 
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
@@ -130,8 +131,8 @@ def test_programs_come_in_the_order_that_is_asked_for(engine: Engine) -> None:
     numbers = list(range(12))
     with engine():
         for order, expected in ((QUICKEST, numbers), (FORWARD, numbers), (BACKWARD, numbers[::-1])):
-            assert visited(order, "never") == (expected, True)
-        assert visited(QUICKEST, "never") == (numbers, True)
+            assert visited(order, "never") == (expected, 12)
+        assert visited(QUICKEST, "never") == (numbers, 12)
 
 
 @pytest.mark.parametrize("waits", ["by atomics", "by loads"])
@@ -141,17 +142,21 @@ def test_programs_that_wait_for_each_other_come_by_their_numbers(engine: Engine,
     with engine():
         visited(QUICKEST, waits)
         for order in (QUICKEST, FORWARD, BACKWARD):
-            assert visited(order, waits) == (numbers, False)
+            assert visited(order, waits) == (numbers, 0)
 
 
 def test_a_function_without_programs_is_not_called_again() -> None:
-    case = replace(CASE, launch=())
-    trial = Trial(Sound().kernel(), case, "cpu", SAFETY)
+    trial = Trial(Sound().kernel(), CASE, "cpu", SAFETY)
     law_named("determinism")(trial)
     assert {call.order for call in trial.calls} == {QUICKEST}
-    racing = Trial(races.COUNTED, case, "cpu", SAFETY)
-    law_named("determinism")(racing)
-    assert [call.order for call in racing.calls].count(BACKWARD) == 1
+
+
+@pytest.mark.parametrize(("batch", "calls"), [(1, 1), (6, 0)])
+def test_a_kernel_is_called_in_two_orders_if_it_has_few_programs(batch: int, calls: int) -> None:
+    trial = Trial(races.COUNTED, replace(CASE, batch=batch), "cpu", SAFETY)
+    law_named("determinism")(trial)
+    assert [call.order for call in trial.calls].count(BACKWARD) == calls
+    assert (trial.given[0].programs > MOST_IN_TURN) == (calls == 0)
 
 
 def test_a_replay_takes_the_answer_of_a_call_in_the_same_order(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -259,7 +259,7 @@ def order_of(compiled: Compiled, count: int) -> tuple[Array, int]:
     numbers = np.arange(count)
     if compiled.one_by_one:
         return numbers, 1
-    programs.several |= count > 1
+    programs.most = max(programs.most, count)
     if programs.order:
         return numbers[::-1] if programs.order == "backward" else numbers, 1
     return numbers, max(1, MOST_ELEMENTS // compiled.largest)
