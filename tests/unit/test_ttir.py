@@ -1,11 +1,13 @@
 """Kernels run by code made of their IR: what falls back, lines of faults, code on disk, and odd control flow."""
 
+import importlib
 import os
 import subprocess
 import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -227,3 +229,57 @@ def test_an_error_of_the_code_is_none_of_the_kernel(monkeypatch: pytest.MonkeyPa
     _doubled[(2,)](x, SIZE)
     assert x.eq(2).all()
     assert fallbacks() == {"_doubled": "Flashproof's code for it raised NameError: name 'v7' is not defined"}
+
+
+KERNEL = """
+import triton
+import triton.language as tl
+from {helper} import triple
+
+
+@triton.jit
+def _sum(x, out, SIZE: tl.constexpr):
+    at = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
+    tl.store(out + at, {value})
+"""
+HELPER = """
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def triple(x):
+    return 3 * tl.load(x)
+"""
+
+
+def outside_of(kernel: ModuleType) -> str:
+    """Return the file in which a launch of a kernel that reads past the end does so."""
+    kernel._sum[(2,)](torch.ones(24), torch.ones(32), SIZE)
+    (access,) = launch.accesses_outside()
+    return access.frames[-1][0]
+
+
+def test_a_copy_of_a_kernel_shares_its_code_and_has_its_own_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    made: list[str] = []
+
+    def ir_of(kernel: Any, *args: Any, _of: Callable[..., str] = launch.ir_of, **options: Any) -> str:
+        made.append(Path(kernel.path).stem)
+        return _of(kernel, *args, **options)
+
+    monkeypatch.setattr(launch, "ir_of", ir_of)
+    for name in ("first_helper", "other_helper"):
+        (tmp_path / f"{name}.py").write_text(HELPER)
+    tripled = "triple(x + at)"
+    for number, (helper, value) in enumerate(
+        [*[("first_helper", tripled)] * 2, ("first_helper", f"-{tripled}"), ("other_helper", tripled)]
+    ):
+        path = tmp_path / f"kernel{number}.py"
+        path.write_text(KERNEL.format(helper=helper, value=value))
+        if helper == "other_helper":
+            monkeypatch.delitem(sys.modules, "first_helper")
+        assert outside_of(importlib.import_module(path.stem)) == str(path)
+    assert made == ["kernel0", "kernel2", "kernel3"]

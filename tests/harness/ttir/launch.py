@@ -159,8 +159,8 @@ class ExecutedFunction(JITFunction[Any]):
         name = self.fn.__name__
         try:
             debug = bool(self.debug or knobs.runtime.debug)
-            key = store.key_of(self.cache_key, self.path, debug, *_told(arguments))
-            if found := store.find(name, key):
+            key = store.key_of(self.cache_key, debug, *_told(arguments))
+            if found := store.find(name, key, self.path):
                 return found
             text = ir_of(self, arguments, debug=debug)
         except Exception as e:

@@ -1,4 +1,4 @@
-"""The code of kernels on disk: a second process that needs the same code compiles nothing.
+"""The code of kernels on disk: a second process that needs the same code compiles nothing, nor does a copy of the file.
 
 Each kernel has two files in the folder, for each set of constants that it was launched with: the source, to be read,
 and the compiled code, to be run. Their names are the kernel's and a hash of all that the code depends on.
@@ -8,7 +8,7 @@ import hashlib
 import marshal
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import cache
@@ -25,6 +25,9 @@ from tests.harness.ttir.translate import Code
 
 NO_COLUMNS = 13
 """The code of an entry of Python's table of lines that gives a line and no columns."""
+
+OWN = ""
+"""What stands for the file that a kernel is in, in code that is kept, so that copies of the file share it."""
 
 FOLDER = "FLASHPROOF_CACHE_DIR"
 """The variable that names the folder; without it, it is ``flashproof/ttir`` where caches of the user lie."""
@@ -66,11 +69,16 @@ def path_of(name: str, key: str) -> Path:
     return folder() / f"{name}-{key}.bin"
 
 
-def find(name: str, key: str) -> Compiled | None:
-    """Return the code of a kernel; None if it is not kept, or can't be read."""
+def find(name: str, key: str, path: str) -> Compiled | None:
+    """Return the code of a kernel in a file; None if it is not kept, or can't be read.
+
+    The functions that it calls from other files must come from the same files, which are told of them.
+    """
     with suppress(OSError, ValueError, EOFError, TypeError):
         code, told = marshal.loads(path_of(name, key).read_bytes())
-        return Compiled(_function(code), **told)
+        others = {file for frames in told["places"] for file, _ in frames} - {OWN}
+        if others <= {getattr(module, "__file__", None) for module in sys.modules.values()}:
+            return _at(path, code, told)
     return None
 
 
@@ -84,18 +92,32 @@ def keep(name: str, key: str, code: Code, path: str) -> Compiled:
         path: the file that the kernel is in: exceptions and faults then tell its lines.
     """
     told = {x.name: getattr(code, x.name) for x in fields(Compiled) if x.name != "function"}
-    compiled = compile_at(code, path)
+    told["places"] = _renamed(code.places, path, OWN)
+    compiled = _relocated(compile(code.text, OWN, "exec"), code.lines)
     with suppress(OSError):
         at = path_of(name, key)
         at.parent.mkdir(parents=True, exist_ok=True)
         _write(at.with_suffix(".py"), code.text.encode())
         _write(at, marshal.dumps((compiled, told)))
-    return Compiled(_function(compiled), **told)
+    return _at(path, compiled, told)
 
 
-def compile_at(code: Code, path: str) -> CodeType:
-    """Compile a source, with the lines of the kernel's own source in place of its own."""
-    return _relocated(compile(code.text, path, "exec"), code.lines)
+def _at(path: str, code: CodeType, told: Mapping[str, Any]) -> Compiled:
+    """Return what runs a kernel that is in a file."""
+    return Compiled(
+        _function(_in_file(code, path)), **{**told, "places": _renamed(told["places"], OWN, path)}
+    )
+
+
+def _renamed(places: Sequence[tuple[Frame, ...]], path: str, other: str) -> list[tuple[Frame, ...]]:
+    """Return places in which a file has another name."""
+    return [tuple((other if file == path else file, line) for file, line in frames) for frames in places]
+
+
+def _in_file(code: CodeType, path: str) -> CodeType:
+    """Return code that is said to be of a file."""
+    constants = tuple(_in_file(x, path) if isinstance(x, CodeType) else x for x in code.co_consts)
+    return code.replace(co_filename=path, co_consts=constants)
 
 
 def _relocated(code: CodeType, lines: list[int]) -> CodeType:
