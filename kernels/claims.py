@@ -141,9 +141,7 @@ ByDtype = Mapping[str, Mapping[str, Any]]
 
 def _overridden(base: ArithmeticOf, by_dtype: ByDtype, dtype: str, device: str, launch: Launch) -> Arithmetic:
     """Return a declared arithmetic in which the claimed values replace those that are declared."""
-    # On the CPU, Triton's interpreter ignores the precision asked for: dot products are IEEE float32.
-    ieee = {"precision": "ieee"} if device == "cpu" and "precision" in by_dtype[dtype] else {}
-    return replace(base(dtype, device, launch), **_fields({**by_dtype[dtype], **ieee}, dtype))
+    return replace(base(dtype, device, launch), **_fields(by_dtype[dtype], dtype))
 
 
 def _extended(base: FamilyOf, by_dtype: ByDtype, dtype: str, device: str, launch: Launch) -> Family:

@@ -53,8 +53,7 @@ These are fields of `Capabilities` that the command line has no text for.
 PRECISION = """\
 How float32 operands are multiplied. `ieee` takes them as they are, `tf32` truncates them to 10 fraction bits, as \
 Hopper's tensor cores do. `tf32` is claimed of float16 as well: a kernel that converts its inputs to float32 truncates \
-P and dS to as many bits as a cast to float16 rounds them to. Triton's interpreter has no tf32, so on a CPU a kernel \
-that states its arithmetic is judged by `ieee`."""
+P and dS to as many bits as a cast to float16 rounds them to."""
 
 
 def page() -> str:

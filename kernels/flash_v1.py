@@ -481,7 +481,7 @@ def flash_v1(
 
 
 def _arithmetic(dtype: str, device: str, launch: Mapping[str, Any]) -> Arithmetic:
-    """Return FlashAttention-1's arithmetic, which divides out by l at each key block; products may be tf32 on a GPU."""
+    """Return FlashAttention-1's arithmetic, which divides out by l at each key block; products may be tf32."""
     block_n = launch.get("block_n", 64)
     arithmetic = replace(
         flash_arithmetic(dtype, device, launch),
@@ -490,7 +490,7 @@ def _arithmetic(dtype: str, device: str, launch: Mapping[str, Any]) -> Arithmeti
         tile_min=block_n if device == "cpu" else 16,
         tile_max=block_n,
     )
-    if dtype == "float32" and launch.get("precision") == "tf32" and device == "cuda":
+    if dtype == "float32" and launch.get("precision") == "tf32":
         arithmetic = replace(arithmetic, weights=TF32_TRUNCATED, operand_rounding=2.0**-10)
     return arithmetic
 

@@ -1351,10 +1351,10 @@ def most_keys_in_a_tile(dtype: str, device: str, launch: Mapping[str, Any]) -> i
 
 
 def _arithmetic(dtype: str, device: str, launch: Mapping[str, Any]) -> Arithmetic:
-    """Return FlashAttention-2's arithmetic, with tf32 products of float32 if ``precision`` says so, except on a CPU."""
+    """Return FlashAttention-2's arithmetic, with tf32 products of float32 if ``precision`` says so."""
     keys = most_keys_in_a_tile(dtype, device, launch)
     arithmetic = replace(flash_arithmetic(dtype, device, launch), tile_max=keys)
-    if dtype == "float32" and launch.get("precision") == "tf32" and device == "cuda":
+    if dtype == "float32" and launch.get("precision") == "tf32":
         arithmetic = replace(arithmetic, weights=TF32_TRUNCATED, operand_rounding=2.0**-10)
     return arithmetic
 

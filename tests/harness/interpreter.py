@@ -37,6 +37,9 @@ PATTERNS = {"bf16", *FIRST_NOT_FINITE}
 INTEGER_LIMITS = {32: (-(2.0**31), 2.0**31 - 1), 64: (-(2.0**63), 2.0**63 - 1024)}
 """By width, the smallest and the largest float64 that can become an integer."""
 
+PARTS = {"tf32x3": ("tf32", 2), "bf16x3": ("bf16", 2), "bf16x6": ("bf16", 3)}
+"""By input precision, the format of the parts that a float32 operand of a product is split into, and their number."""
+
 REDUCTIONS = {
     "_sum_combine": np.add.reduce,
     "_elementwise_max": np.fmax.reduce,
@@ -95,6 +98,40 @@ def to_bfloat16(values: Array, toward_zero: bool) -> Array:
     rest = np.uint32(0) if toward_zero else ((bits >> np.uint32(16)) & np.uint32(1)) + np.uint32(0x7FFF)
     patterns = ((bits + rest) >> np.uint32(16)).astype(np.uint16)
     return np.where(np.isnan(single), np.uint16(0x7FFF), patterns)
+
+
+def matrix_product(a: Array, b: Array, precision: str) -> Array:
+    """Return the product of matrices of float32, with operands as a Hopper's tensor cores take them.
+
+    ``precision`` is Triton's ``input_precision`` in lower case. "tf32" cuts operands off behind 10 bits. Others but
+    "ieee" split them into parts, and leave out the products of the smallest ones; where a number is infinite, its
+    second part is NaN, and the small products are left out.
+    """
+    if precision == "tf32":
+        return np.matmul(*((x.view(np.int32) & ~0x1FFF).view(np.float32) for x in (a, b)))
+    if precision not in PARTS:
+        return np.matmul(a, b)
+    element, count = PARTS[precision]
+    of_a, of_b = (_parts(x, element, count) for x in (a, b))
+    with np.errstate(invalid="ignore"):
+        pairs = [(i, j) for i in range(count) for j in range(count) if 0 < i + j < count]
+        small = sum(np.matmul(of_a[i], of_b[j]) for i, j in reversed(pairs))
+        return np.where(np.isnan(small), np.float32(0), small) + np.matmul(of_a[0], of_b[0])
+
+
+def _parts(x: Array, element: str, count: int) -> list[Array]:
+    """Return float32 numbers rounded to a format, what is missing then rounded to it, and so on."""
+    found = []
+    with np.errstate(invalid="ignore"):
+        for _ in range(count):
+            if element == "bf16":
+                part = decode(to_bfloat16(x, toward_zero=False), "bf16")
+            else:  # to nearest, and halves away from zero
+                nearest = ((x.view(np.int32) + 0x1000) & ~0x1FFF).view(np.float32)
+                part = np.where(np.isnan(x), x, nearest)
+            found.append(part)
+            x = x - part
+    return found
 
 
 def to_odd_float32(values: Array) -> Array:
@@ -218,10 +255,13 @@ class Builder(InterpreterBuilder):
             return _original_fma(self, x, y, z)
         return handle_of(fused_to_odd(values_of(x), values_of(y), values_of(z)), z.dtype)
 
-    def create_dot(self, a: TensorHandle, b: TensorHandle, d: TensorHandle, *_: Any) -> TensorHandle:
+    def create_dot(
+        self, a: TensorHandle, b: TensorHandle, d: TensorHandle, input_precision: Any, *_: Any
+    ) -> TensorHandle:
         """Return ``d + a @ b``, summed in the wider of float32 and d's format; sums of integers are exact."""
         wide = np.float64 if d.data.dtype.kind in "iu" or d.data.dtype == np.float64 else np.float32
-        product = np.matmul(*(values_of(x).astype(wide, copy=False) for x in (a, b)))
+        precision = input_precision.name.lower() if a.dtype.scalar.name == "fp32" else "ieee"
+        product = matrix_product(*(values_of(x).astype(wide, copy=False) for x in (a, b)), precision)
         if d.data.dtype.kind in "iu":
             return TensorHandle(product.astype(np.int64).astype(d.data.dtype) + d.data, d.dtype.scalar)
         return handle_of(product + values_of(d), d.dtype)

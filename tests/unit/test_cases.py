@@ -329,7 +329,7 @@ def test_other_cases_are_finite(case: Case) -> None:
 
 
 def test_scores_stay_moderate_where_operands_are_rounded_coarsely() -> None:
-    """The launch settings of ``flash_v2`` ask for tf32 in half of the cases, which rounds on a GPU alone."""
+    """The launch settings of ``flash_v2`` ask for tf32 in half of the cases."""
     claims = load("flash_v2").capabilities
     drawn = [
         case for case in sample(cases(claims, dtype="float32", device_type="cuda"), 200) if case.sm_scale

@@ -82,7 +82,8 @@ def test_arithmetic() -> None:
     arithmetic = KERNEL.capabilities.arithmetic
     assert arithmetic("float16", "cpu", {"block_n": 32}).tile_min == 32
     assert arithmetic("float16", "cuda", {"block_n": 32}).tile_min == 16
-    assert arithmetic("float32", "cuda", {"precision": "tf32"}).weights == TF32_TRUNCATED
+    for device in ("cpu", "cuda"):
+        assert arithmetic("float32", device, {"precision": "tf32"}).weights == TF32_TRUNCATED
     assert arithmetic("float32", "cpu", {"precision": "tf32"}).partial_results
 
 

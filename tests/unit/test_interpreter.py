@@ -370,6 +370,8 @@ def test_dot_multiplies_numbers(dtype: str, precision: str) -> None:
     x, y = a.double(), b.double()
     c = patterns("float32", m * n).reshape(m, n).nan_to_num(0.0).clamp(-(2.0**60), 2.0**60)
     out = dot(a, b, c, precision)
+    if (DEVICE, dtype, precision) == ("cpu", "float32", "tf32"):
+        x, y = ((v.view(torch.int32) & ~0x1FFF).view(torch.float32).double() for v in (a, b))
     expected = x @ y.mT + c.double()
     inexact = {"float8_e4m3fn": 2.0**-12, "float8_e5m2": 2.0**-12, "float32": 2.0**-10}.get(dtype, 2.0**-22)
     unit = 2.0**-23 if DEVICE == "cpu" else inexact
@@ -379,6 +381,20 @@ def test_dot_multiplies_numbers(dtype: str, precision: str) -> None:
     assert bool(((out.double() - expected).abs() <= allowed)[finite].all())
     assert torch.equal(out.isnan(), expected.isnan())
     assert torch.equal(out[out.isinf()].double(), expected[expected.isinf()])
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="a GPU sums float32 products less exactly than this asks")
+@pytest.mark.parametrize(("precision", "unit"), [("tf32x3", 2.0**-21), ("ieee", 2.0**-23)])
+def test_dot_of_parts_is_nearly_exact(precision: str, unit: float) -> None:
+    x, y = (patterns("float32", 32 * 64, seed).nan_to_num(1.0).reshape(32, 64) for seed in (1, 2))
+    x, y = (v.clamp(-(2.0**15), 2.0**15) for v in (x, y))
+    out = dot(x, y, torch.zeros(32, 32), precision)
+    allowed = unit * 64 * (x.double().abs() @ y.double().abs().mT)
+    assert bool(((out.double() - x.double() @ y.double().mT).abs() <= allowed).all())
+    x[3, 5], x[4, 6] = math.inf, math.nan
+    out = dot(x, torch.ones(32, 64), torch.zeros(32, 32), precision)
+    assert out[3].tolist() == [math.inf] * 32
+    assert out[4].isnan().all()
 
 
 def test_dot_sums_integers_exactly() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.harness.interpreter import matrix_product
 from tests.harness.ttir.numbers import DTYPES, Array
 
 Shape = tuple[int, ...]
@@ -32,9 +33,9 @@ def with_ones(x: Array, dimensions: Sequence[int]) -> Array:
     return x.reshape(x.shape[0], *(x.shape[i] if i else 1 for i in dimensions))
 
 
-def dot(a: Array, b: Array, a_shape: Shape, b_shape: Shape) -> Array:
-    """Return the product of matrices in the precision that they have."""
-    return np.matmul(filled(a, a_shape), filled(b, b_shape))
+def dot(a: Array, b: Array, a_shape: Shape, b_shape: Shape, precision: str = "ieee") -> Array:
+    """Return the product of matrices, whose operands are taken in a precision: see ``matrix_product``."""
+    return matrix_product(filled(a, a_shape), filled(b, b_shape), precision)
 
 
 def integer_dot(a: Array, b: Array, a_shape: Shape, b_shape: Shape) -> Array:

@@ -1,9 +1,14 @@
 """Code of tensors as a whole: shapes, products of matrices, reductions and scans."""
 
+import re
+
 from tests.harness.ttir.analyse import is_plain, sums_halves
 from tests.harness.ttir.arithmetic import Arithmetic
 from tests.harness.ttir.numbers import RAW
 from tests.harness.ttir.parse import Operation, Value
+
+INPUT_PRECISION = re.compile(r"\binputPrecision = (\w+)")
+"""How a product of float32 says which of their bits it takes; it takes all if nothing is said."""
 
 REDUCTIONS = {
     "arith.addf": "np.add",
@@ -96,7 +101,9 @@ class Tensors(Arithmetic):
         operands = [self.array(x) for x in (a, b)]
         if element == "f64" or "f64" in (a.type.element, b.type.element):
             operands = [f"number({x}, 'f64')" for x in operands]
-        found = f"{function}({', '.join(operands)}, {shapes})"
+        asked = INPUT_PRECISION.search(operation.text) if a.type.element == "f32" else None
+        precision = f", {asked[1]!r}" if asked else ""
+        found = f"{function}({', '.join(operands)}, {shapes}{precision})"
         if self.constants.get(c) not in self.zeros:
             found = f"{found} + {self.wide(c)}"
         self.define(result, f"rounded({found}, {element!r})" if element in RAW else found)
