@@ -319,10 +319,10 @@ def test_a_hopper_loads_described_tiles_of_as_many_keys_as_others(
 
 def test_only_float32_through_tf32_claims_tf32() -> None:
     arithmetic = KERNEL.capabilities.arithmetic
-    assert arithmetic("float32", "cuda", {"precision": "tf32"}).weights == TF32_TRUNCATED
-    assert arithmetic("float32", "cuda", {"precision": "tf32"}).operand_rounding == 2.0**-10
-    assert arithmetic("float32", "cuda", {}).weights == FLOAT32
-    assert arithmetic("float32", "cpu", {"precision": "tf32"}).weights == FLOAT32
+    for device in ("cpu", "cuda"):
+        assert arithmetic("float32", device, {"precision": "tf32"}).weights == TF32_TRUNCATED
+        assert arithmetic("float32", device, {"precision": "tf32"}).operand_rounding == 2.0**-10
+        assert arithmetic("float32", device, {}).weights == FLOAT32
     assert arithmetic("float16", "cuda", {"precision": "tf32"}) == arithmetic("float16", "cuda", {})
 
 

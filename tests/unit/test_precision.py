@@ -22,6 +22,7 @@ from tests.panel import narrow, packed
 from tests.panel.heads import heads_of
 from tests.panel.narrow import tf32_of_converted, truncated
 from tests.panel.parts import equal_parts, merged, of_keys
+from tests.unit import triton_toys
 from tests.unit.running import TOYS, SubjectOf, finding_of
 from tests.unit.toys import sound
 
@@ -245,3 +246,21 @@ def test_sums_over_a_large_group_are_told_by_their_claim_alone(subject_of: Subje
     told = sentence(subject.known.precision, [dtype])
     assert told.startswith("consistent with `rounded_group_sums`: less precise")
     assert told.endswith("`--claims rounded_group_sums=true`")
+
+
+@pytest.mark.parametrize("claims", [(), ("precision=tf32",)], ids=["unclaimed", "claimed"])
+def test_float32_products_of_triton_are_in_tf32_unless_ieee_is_asked_for(
+    claims: tuple[str, ...], tmp_path: Path
+) -> None:
+    """So it is without a GPU too, where Triton's own interpreter would multiply as ``ieee`` does."""
+    path = tmp_path / "kernel.py"
+    path.write_text(Path(triton_toys.__file__).read_text().replace("MENDED = False", "MENDED = True"))
+    case = Case(heads_kv=2, seqlen_q=40, seqlen_k=40, head_dim=16, dtype="float32")
+    trial = Trial(load(f"{path}:attention", claims), case, "cpu", SAFETY)
+    if claims:
+        law_named("forward")(trial)
+        return
+    with pytest.raises(LawBroken) as failed:
+        law_named("forward")(trial)
+    explained = with_explanations(failed.value.finding, trial, law_named("forward"), ALL_DESIGNS).explained_by
+    assert "precision=tf32" in explained
