@@ -33,7 +33,7 @@ BASE = settings(
     print_blob=False,
     suppress_health_check=[HealthCheck.too_slow],
 )
-settings.register_profile("dev", BASE, max_examples=100)
+settings.register_profile("dev", BASE, max_examples=200)
 settings.register_profile("quick", BASE, max_examples=10)
 settings.register_profile("thorough", BASE, max_examples=2000)
 settings.register_profile("fuzz", BASE, max_examples=200, database=None)
