@@ -261,7 +261,8 @@ class Builder(InterpreterBuilder):
         """Return ``d + a @ b``, summed in the wider of float32 and d's format; sums of integers are exact."""
         wide = np.float64 if d.data.dtype.kind in "iu" or d.data.dtype == np.float64 else np.float32
         precision = input_precision.name.lower() if a.dtype.scalar.name == "fp32" else "ieee"
-        product = matrix_product(*(values_of(x).astype(wide, copy=False) for x in (a, b)), precision)
+        of_a, of_b = (values_of(x).astype(wide, copy=False) for x in (a, b))
+        product = matrix_product(of_a, of_b, precision)
         if d.data.dtype.kind in "iu":
             return TensorHandle(product.astype(np.int64).astype(d.data.dtype) + d.data, d.dtype.scalar)
         return handle_of(product + values_of(d), d.dtype)
