@@ -18,9 +18,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from kernels.claims import PLAIN_FUNCTION, parse_claims
 from kernels.contract import AttentionKernel, Capabilities
-from kernels.signature import expected, keywords, mismatch
+from kernels.contract.parsing import PLAIN_FUNCTION, parse_claims
+from kernels.contract.signature import expected, keywords, mismatch
 
 REGISTERED: Mapping[str, str] = {
     "flash_v1": "kernels.flash_v1:KERNEL",

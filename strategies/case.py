@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, TypeVar, get_type_hints
 
-from kernels.contract import FP8_INPUTS, RAGGED_KEYWORDS, ROTARY, default_scale
+from kernels.contract.names import FP8_INPUTS, RAGGED_KEYWORDS, ROTARY, default_scale
 from reference.mask_pattern import MaskPattern
 
 TENSORS = ("q", "k", "v", "dout")

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from kernels.claims import PLAIN_FUNCTION, plain_function_designs
 from kernels.contract import Launch
+from kernels.contract.parsing import PLAIN_FUNCTION, plain_function_designs
 from kernels.pytorch.sdpa import FLASH
 from reference.family import Family
 

@@ -4,8 +4,8 @@ from typing import Any
 
 from torch import Tensor
 
-from kernels.claims import parse_claims
 from kernels.contract import AttentionKernel
+from kernels.contract.parsing import parse_claims
 from kernels.public.bridge import COPIED, only_on_cpu
 from kernels.public.known_failures import ONNXRUNTIME
 from kernels.public.onnx_operator import attention

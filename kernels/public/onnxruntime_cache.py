@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.claims import parse_claims
 from kernels.contract import AttentionKernel
+from kernels.contract.parsing import parse_claims
 from kernels.public.bridge import COPIED, only_on_cpu
 from kernels.public.onnx_operator import attention
 from kernels.pytorch.masks import blank

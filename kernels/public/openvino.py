@@ -9,8 +9,8 @@ import torch
 from openvino import opset13
 from torch import Tensor
 
-from kernels.claims import parse_claims
 from kernels.contract import AttentionKernel
+from kernels.contract.parsing import parse_claims
 from kernels.public.bridge import COPIED, only_on_cpu
 
 

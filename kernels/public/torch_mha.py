@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import MultiheadAttention
 
-from kernels.claims import parse_claims
 from kernels.contract import AttentionKernel
+from kernels.contract.parsing import parse_claims
 from kernels.public.bridge import COPIED
 from kernels.public.known_failures import TORCH_MHA
 

@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.nested import nested_tensor_from_jagged
 from torch.nn.functional import scaled_dot_product_attention
 
-from kernels.claims import parse_claims
 from kernels.contract import AttentionKernel
+from kernels.contract.parsing import parse_claims
 from kernels.public.bridge import CLAIMS, packed
 from kernels.public.known_failures import TORCH_NESTED
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from transformers.models.llama.modeling_llama import eager_attention_forward
 
-from kernels.claims import parse_claims
 from kernels.contract import AttentionKernel
+from kernels.contract.parsing import parse_claims
 from kernels.public.bridge import CLAIMS
 
 

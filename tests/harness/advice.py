@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice, zip_longest
 
-from kernels.claims import parse_claims
 from kernels.contract import LAYOUTS, RAGGED_KEYWORDS, Capabilities
+from kernels.contract.parsing import parse_claims
 from strategies.case import Case
 from strategies.cases import cases
 from tests.harness.answered import usual, varied

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from itertools import chain, islice, product
 from typing import Any
 
-from kernels.claims import parse_claims
 from kernels.contract import Capabilities
+from kernels.contract.parsing import parse_claims
 from strategies.case import LAYOUT_FIELDS, Case
 from tests.harness.narrow import narrowing
 from tests.harness.vary import in_plain_layouts

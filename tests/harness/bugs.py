@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any
 
-from kernels.contract import GRADIENTS
+from kernels.contract import GRADIENTS, SMALLEST_NORMAL
 from strategies.case import SIZES, Case
 from tests.harness.explain import Explanation
 from tests.harness.report import Failure
@@ -35,9 +35,6 @@ ONE_ABOVE = "one above a multiple of"
 """The lengths that show a bug which leaves out a last tile of a single row or key."""
 BEYOND = "above and no multiple of"
 """The lengths that show a bug of the last tile, if that is not full and other tiles come before it."""
-
-SMALLEST_NORMAL = {"float16": 2.0**-14, "bfloat16": 2.0**-126, "float32": 2.0**-126}
-"""By dtype, the smallest number of full precision: some hardware and some casts take smaller ones for 0."""
 
 OF_ROUNDINGS = 2.0**-7
 """A relative error below this may come from a format of few bits."""

@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from kernels.claims import parse_claims
+from kernels.contract.parsing import parse_claims
 from strategies.case import Case
 from tests.harness.budget import BudgetSpent
 from tests.harness.bugs import Bug, with_tensors

@@ -5,8 +5,8 @@ import math
 import pytest
 from hypothesis import settings
 
-from kernels.claims import PLAIN_FUNCTION, describe
 from kernels.contract import Capabilities
+from kernels.contract.parsing import PLAIN_FUNCTION, describe
 from tests.harness.kernel_info import KernelInfo
 from tests.harness.plan import Plan
 from tests.harness.screen import wrapped

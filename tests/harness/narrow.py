@@ -5,8 +5,8 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from kernels.claims import CAPABILITIES, ClaimError, lesser, parse_claims
 from kernels.contract import CLAIMS, LAYOUTS, Capabilities
+from kernels.contract.parsing import CAPABILITIES, ClaimError, lesser, parse_claims
 from strategies.case import Case
 
 MULTIPLES = (2, 4, 8, 16, 32, 64, 128)

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 
-from kernels.claims import lesser, parse_claims
 from kernels.contract import CLAIMS, Capabilities
+from kernels.contract.parsing import lesser, parse_claims
 from strategies.case import LAYOUT_FIELDS, NONFINITE, Case
 from tests.harness.budget import BudgetSpent
 from tests.harness.bugs import Bug, Need

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from kernels.contract import AttentionKernel, Capabilities
+from kernels.contract.signature import expected, keywords, rejects_keyword
 from kernels.registry import PlainFunction
-from kernels.signature import expected, keywords, rejects_keyword
 from reference import safe_softmax
 from reference.bounds.accumulation import SAFETY
 from strategies.case import LAYOUT_FIELDS, Case

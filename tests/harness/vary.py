@@ -5,9 +5,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kernels.claims import lesser
 from kernels.contract import CLAIMS, Capabilities
-from kernels.declaration import Claim
+from kernels.contract.declaration import Claim
+from kernels.contract.parsing import lesser
 from strategies.case import LAYOUT_FIELDS, OPTIONS, SIMPLEST, SIZES, TENSORS, Case, Spike
 from strategies.layouts import is_as_contiguous
 

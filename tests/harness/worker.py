@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 
 from kernels import registry
-from kernels.claims import describe as describe_claims
 from kernels.contract import AttentionKernel
+from kernels.contract.parsing import describe as describe_claims
 from reference import safe_softmax
 from reference.mask_pattern import MaskPattern
 from reference.score_rule import ScoreRule

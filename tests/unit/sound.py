@@ -9,8 +9,8 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from kernels.claims import PLAIN_FUNCTION
 from kernels.contract import AttentionKernel, Capabilities
+from kernels.contract.parsing import PLAIN_FUNCTION
 from reference.masks import blocks, visible
 
 Pair = tuple[Tensor, Tensor]

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from kernels.claims import PLAIN_FUNCTION, parse_claims
 from kernels.contract import Capabilities
+from kernels.contract.parsing import PLAIN_FUNCTION, parse_claims
 from strategies.case import Case
 from strategies.cases import cases
 from tests.harness.advice import PLAIN, advised

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from kernels.claims import PLAIN_FUNCTION
+from kernels.contract.parsing import PLAIN_FUNCTION
 from strategies.case import Case
 from tests.harness.answered import ALL_CLAIMED, FEWEST, Answered, AnsweredLaws, Asked
 from tests.harness.certain import certain

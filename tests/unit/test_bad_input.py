@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kernels.claims import PLAIN_FUNCTION, parse_claims
 from kernels.contract import AttentionKernel
+from kernels.contract.parsing import PLAIN_FUNCTION, parse_claims
 from kernels.registry import SpecError, load
 from reference.bounds.accumulation import SAFETY
 from strategies.case import Case

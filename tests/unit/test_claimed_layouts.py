@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.claims import PLAIN_FUNCTION
 from kernels.contract import DTYPES, LAYOUTS, RAGGED_KEYWORDS, AttentionKernel, Capabilities
+from kernels.contract.parsing import PLAIN_FUNCTION
 from strategies.case import LAYOUT_FIELDS, Case, Spike
 from strategies.layouts import REPEATED, can_hold, laid_out, lies_as, place
 from tests.harness.law import LAWS, law_named

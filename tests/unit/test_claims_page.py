@@ -1,18 +1,18 @@
-"""The documentation page of claims is what ``kernels.claims_page`` makes of the declarations."""
+"""The documentation page of claims is what ``kernels.contract.page`` makes of the declarations."""
 
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from kernels.claims import ARITHMETIC, CAPABILITIES, PLAIN_FUNCTION, parse_claims
-from kernels.claims_page import attributes, page
 from kernels.contract import CLAIMS
+from kernels.contract.page import attributes, page
+from kernels.contract.parsing import ARITHMETIC, CAPABILITIES, PLAIN_FUNCTION, parse_claims
 
 WRITTEN = Path(__file__).parents[2] / "docs" / "claims.md"
 
 
 def test_the_page_is_current() -> None:
-    assert WRITTEN.read_text() == page(), "python -m kernels.claims_page > docs/claims.md"
+    assert WRITTEN.read_text() == page(), "python -m kernels.contract.page > docs/claims.md"
 
 
 def test_every_claim_has_its_section() -> None:

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.claims import ClaimError
 from kernels.contract import FP8_INPUTS, LAYOUTS, Capabilities
+from kernels.contract.parsing import ClaimError
+from kernels.contract.signature import keywords
 from kernels.registry import SpecError, load
-from kernels.signature import keywords
 from reference.arithmetic import FLOAT8_E4M3, HOPPER_FP8_ROUNDOFF, Arithmetic
 from reference.bounds import exact, forward_bounds
 from reference.bounds.accumulation import SAFETY

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.claims import parse_claims
 from kernels.contract import Capabilities
+from kernels.contract.parsing import parse_claims
 from strategies.case import TENSORS, Case, Spike
 from tests.harness import picture
 from tests.harness.budget import BudgetSpent, meter

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from kernels.autograd import attention
-from kernels.claims import PLAIN_FUNCTION
 from kernels.contract import DTYPES, AttentionKernel, Capabilities, flash_arithmetic
+from kernels.contract.parsing import PLAIN_FUNCTION
 from kernels.registry import load
 from reference.arithmetic import FLOAT16, FLOAT32, Arithmetic
 from reference.bounds import Exact, backward_bounds, exact, forward_bounds

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from kernels.claims import PLAIN_FUNCTION, describe, parse_claims
 from kernels.contract import Capabilities, flash_arithmetic
+from kernels.contract.parsing import PLAIN_FUNCTION, describe, parse_claims
 from tests.harness.header import all_claims, claims, too_old
 from tests.harness.kernel_info import KernelInfo
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.claims import PLAIN_FUNCTION, parse_claims
 from kernels.contract import AttentionKernel, Capabilities
+from kernels.contract.parsing import PLAIN_FUNCTION, parse_claims
 from reference.arithmetic import FP32_ROUNDOFF
 from reference.bounds import exact, forward_bounds
 from strategies.case import Case

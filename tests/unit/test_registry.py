@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from kernels import registry
-from kernels.claims import CAPABILITIES, PLAIN_FUNCTION, ClaimError, describe, parse_claims
 from kernels.contract import LAYOUTS, OUTPUTS, AttentionKernel, Capabilities
+from kernels.contract.parsing import CAPABILITIES, PLAIN_FUNCTION, ClaimError, describe, parse_claims
 from kernels.registry import REGISTERED, SpecError, load, unavailable_reason
 from reference.mask_pattern import MaskPattern
 from strategies.case import Case
@@ -146,7 +146,7 @@ def test_unknown_name_suggests_and_lists() -> None:
         ("/absent/absent.py:f", "no file"),
         ("absent_package.attention:f", "no module 'absent_package'"),
         ("kernels.absent:f", "no module 'kernels.absent'"),
-        ("kernels.contract.absent:f", "no module 'kernels.contract.absent'"),
+        ("kernels.registry.absent:f", "no module 'kernels.registry.absent'"),
         ("kernel.cu:f-g", "no module 'kernel'"),
         ("folder/kernel:f", "expected a module or the path of a .py file"),
         ("a b:f", "expected a module or the path of a .py file"),

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from kernels.claims import PLAIN_FUNCTION, ClaimError, parse_claims
 from kernels.contract import AttentionKernel, Capabilities, default_scale
+from kernels.contract.parsing import PLAIN_FUNCTION, ClaimError, parse_claims
 from strategies.case import Case
 from strategies.cases import cases
 from tests.harness.drawing import drawn

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels.claims import ARITHMETIC, CAPABILITIES
-from kernels.spelling import PROBABILITIES, RELATIVE_ERROR, Spelling, words, write_integers
+from kernels.contract.parsing import ARITHMETIC, CAPABILITIES
+from kernels.contract.spelling import PROBABILITIES, RELATIVE_ERROR, Spelling, words, write_integers
 
 INTEGERS = CAPABILITIES["head_dims"]
 SPELLINGS = {**CAPABILITIES, **ARITHMETIC}

@@ -2,15 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from kernels.spelling import Spelling
-
-if TYPE_CHECKING:
-    from strategies.case import Case
+from kernels.contract.spelling import Spelling
 
 
-def _admits_every_case(value: Any, case: "Case") -> bool:
+def _admits_every_case(value: Any, case: Any) -> bool:
     return True
 
 
@@ -39,7 +36,7 @@ class Claim:
 
     meaning: str
     spelling: Spelling | None = None
-    admits: Callable[[Any, "Case"], bool] = _admits_every_case
+    admits: Callable[[Any, Any], bool] = _admits_every_case
     fields: tuple[str, ...] = ()
     less: Any = None
     beside: str = ""

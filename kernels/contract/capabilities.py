@@ -1,21 +1,25 @@
-"""The kernel contract: what a kernel is called with, what it returns, and what it claims.
+"""What a kernel claims, each claim with its meaning and with the cases that it admits."""
 
-Shapes, everywhere: q (batch, heads_q, seqlen_q, head_dim); k (batch, heads_kv, seqlen_k, head_dim); v like k and
-out like q, but for a head_dim of their own where that is claimed (``v_head_dim``); lse (batch, heads_q, seqlen_q)
-float32, the natural log of the sum of exponentials of the scaled and masked scores, unless another base or order of
-lse is claimed. Query head h reads key head ``h // (heads_q // heads_kv)``. Inputs are never written, except by calls
-that append keys to a cache, which write to k and v (``ragged``).
-
-Causal masks are aligned bottom-right (query i sees key j when ``j <= i + seqlen_k - seqlen_q``) unless the
-kernel declares top-left. A query that sees no key has out 0, lse -inf, unless +inf is claimed, and gradients 0.
-"""
-
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from kernels.declaration import Claim, claim, claims_of
-from kernels.spelling import (
+from kernels.contract.arithmetic import ArithmeticOf, FamilyOf, Launch, flash_arithmetic
+from kernels.contract.declaration import Claim, claim, claims_of
+from kernels.contract.names import (
+    BIASES,
+    DTYPES,
+    FP8_INPUTS,
+    FP8_SCALES,
+    LAYOUTS,
+    OUTPUTS,
+    RAGGED_KEYWORDS,
+    ROTARY,
+    WITH_GRADIENTS,
+    WITH_KEY_PADDING,
+    default_scale,
+)
+from kernels.contract.spelling import (
     BOOLEAN,
     PROBABILITIES,
     SIZES,
@@ -26,64 +30,12 @@ from kernels.spelling import (
     subset,
     words,
 )
-from reference.arithmetic import BFLOAT16, FLOAT16, FLOAT32, Arithmetic
 from reference.family import Family, with_8_bit_inputs
-
-DTYPES = ("float16", "bfloat16", "float32")
-LAYOUTS = ("contiguous", "bnhd", "packed", "gap", "offset", "expanded", "expanded_rows", "huge")
-BIASES = ("full", "of_heads", "of_batch", "shared", "of_keys")
-FP8_INPUTS = ("qk", "qkv")
-"""The sets of tensors that may be 8-bit numbers in one call: q and k, or q, k and v."""
-FP8_SCALES = {"head": ("cache", "paged"), "page": ("paged",)}
-"""What has a scale of its own in a cache of 8-bit numbers, and in which kinds of the claim ``ragged``."""
-ROTARY = ("halves", "interleaved")
-"""The ways in which columns are paired that are rotated by positions."""
-GRADIENTS = ("dq", "dk", "dv", "dbias")
-OUTPUTS = ("out", "lse", *GRADIENTS)
-SMALLEST_NORMAL = {"float16": 2.0**-14, "bfloat16": 2.0**-126}
-
-RAGGED_KEYWORDS = {
-    "cache": ("cache_seqlens",),
-    "packed": ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"),
-    "paged": ("cache_seqlens", "block_table"),
-    "append": ("cache_seqlens", "k_new", "v_new"),
-    "document": ("document_ids",),
-}
-"""The keywords for sequences of different lengths, by the kinds that the claim ``ragged`` has."""
-WITH_GRADIENTS = ("packed", "document")
-"""The kinds of the claim ``ragged`` of which gradients are asked for."""
-WITH_KEY_PADDING = ("cache", "packed", "document")
-"""The kinds of the claim ``ragged`` in which keys may be padded."""
-
-Launch = Mapping[str, Any]
-ArithmeticOf = Callable[[str, str, Launch], Arithmetic]
-"""A function of (dtype, device type, launch settings) that returns what the kernel may round with them."""
-FamilyOf = Callable[[str, str, Launch], Family]
-"""A function of the same arguments that returns the designs which a kernel of unknown source may have."""
-
-
-def flash_arithmetic(dtype: str, device: str, launch: Launch) -> Arithmetic:
-    """Return FlashAttention-2's arithmetic: float32 softmax and sums, P and dS cast to the inputs' dtype.
-
-    On a GPU, products of 16-bit operands are summed by tensor cores, which keep fewer bits of those of a subnormal
-    operand (``Arithmetic.smallest_operand``).
-    """
-    formats = {"float16": FLOAT16, "bfloat16": BFLOAT16, "float32": FLOAT32}
-    return Arithmetic(
-        weights=formats[dtype],
-        output=formats[dtype],
-        smallest_operand=0.0 if device == "cpu" else SMALLEST_NORMAL.get(dtype, 0.0),
-    )
 
 
 def _keywords_of_ragged(claimed: tuple[str, ...]) -> tuple[str, ...]:
     """Return the keywords of several kinds of sequences of different lengths, each once."""
     return tuple(dict.fromkeys(name for kind in claimed for name in RAGGED_KEYWORDS[kind]))
-
-
-def default_scale(head_dim: int) -> float:
-    """Return 1 / sqrt(head_dim) as FlashAttention and most models compute it, which rounds once."""
-    return float(head_dim**-0.5)
 
 
 def takes_scale(claimed: Any, sm_scale: float, head_dim: int) -> bool:
@@ -662,68 +614,3 @@ class Capabilities:
 
 CLAIMS: Mapping[str, Claim] = claims_of(Capabilities)
 """What is declared of each field of ``Capabilities``."""
-
-ANY_LAW = "any law"
-"""In ``KnownFailure.laws``, this stands for every law but ``rejection``, whose cases the kernel does not claim."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class KnownFailure:
-    """A bug that is known: cases that meet it are not drawn, and one stored case of it must still fail in each run.
-
-    Attributes:
-        what: the bug, in words.
-        issue: where it is reported upstream; "" where it is not yet.
-        laws: the laws that it breaks; the stored case breaks the first. ``ANY_LAW`` may stand for all others.
-        kept: laws that it does not break although ``laws`` has ``ANY_LAW``.
-        case: the stored case, as fields of ``strategies.case.Case``; None where a failure comes and goes, or takes
-            longer than one would wait for.
-        where: the fields of a case, or properties that follow from them, which decide whether it meets the bug, each
-            with the values that do; a case meets it if all these do, and every case does if there are none.
-        device: "cpu" or "cuda".
-        torch: the versions of PyTorch that have it, as beginnings of a version.
-    """
-
-    what: str
-    issue: str = ""
-    laws: tuple[str, ...]
-    kept: tuple[str, ...] = ()
-    case: Mapping[str, Any] | None
-    where: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    device: str
-    torch: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return f"{self.what} ({self.issue or 'not reported upstream yet'})"
-
-    def breaks(self, law: str) -> bool:
-        """Whether this failure breaks a law, given by its name."""
-        return law in self.laws or (ANY_LAW in self.laws and law not in (*self.kept, "rejection"))
-
-    def is_of(self, device_type: str, torch_version: str) -> bool:
-        """Whether the bug is to be expected on this type of device with this version of PyTorch."""
-        return device_type == self.device and torch_version.startswith(self.torch)
-
-
-@dataclass(frozen=True, kw_only=True)
-class AttentionKernel:
-    """A kernel under verification.
-
-    Attributes:
-        name: the kernel's name in reports.
-        forward: ``forward(q, k, v, *, causal, sm_scale, **launch) -> (out, lse)``; lse is None where it is
-            not claimed. ``launch`` holds launch settings, and keywords that claims add, such as ``window``.
-            Without ``backward``, gradients are taken through autograd from ``out``.
-        backward: ``backward(dout, q, k, v, out, lse, *, causal, sm_scale, **launch) -> (dq, dk, dv)``, or
-            None. With ``bias_gradient``, a call that is passed a ``bias`` returns dbias as the fourth.
-        capabilities: what the kernel claims.
-        known_failures: bugs that the kernel is known to have in cases that it claims.
-
-    A kernel refuses a case by raising NotImplementedError.
-    """
-
-    name: str
-    forward: Callable[..., Any]
-    capabilities: Capabilities
-    backward: Callable[..., Any] | None = None
-    known_failures: tuple[KnownFailure, ...] = ()

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
-from kernels.contract import CLAIMS, Capabilities
+from kernels.contract.capabilities import CLAIMS, Capabilities
 
 POSITIONAL = ("q", "k", "v")
 """The parameters that every function is given by position."""

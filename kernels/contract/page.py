@@ -1,19 +1,20 @@
 """The documentation page of all claims, made from their declarations.
 
-``python -m kernels.claims_page > docs/claims.md`` writes it.
+``python -m kernels.contract.page > docs/claims.md`` writes it.
 """
 
 import inspect
 import re
 
-from kernels.claims import ARITHMETIC, CAPABILITIES, PLAIN_FUNCTION
-from kernels.contract import CLAIMS, Capabilities
-from kernels.spelling import Spelling
+from kernels.contract.capabilities import CLAIMS, Capabilities
+from kernels.contract.parsing import ARITHMETIC, CAPABILITIES, PLAIN_FUNCTION
+from kernels.contract.spelling import Spelling
 from reference.arithmetic import Arithmetic
 
 HEAD = """\
-<!-- Made by `python -m kernels.claims_page > docs/claims.md` from the declarations in kernels/contract.py,
-     kernels/claims.py and reference/arithmetic.py. Change those, then make it again. -->
+<!-- Made by `python -m kernels.contract.page > docs/claims.md` from the declarations in
+     kernels/contract/capabilities.py, kernels/contract/parsing.py and reference/arithmetic.py. Change those, then make
+     it again. -->
 
 # Claims
 

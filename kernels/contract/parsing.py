@@ -8,16 +8,10 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import Any, Literal, get_type_hints
 
-from kernels.contract import (
-    CLAIMS,
-    DTYPES,
-    ArithmeticOf,
-    Capabilities,
-    FamilyOf,
-    Launch,
-    flash_arithmetic,
-)
-from kernels.spelling import BOOLEAN, RELATIVE_ERROR, Spelling, integer, one_of
+from kernels.contract.arithmetic import ArithmeticOf, FamilyOf, Launch, flash_arithmetic
+from kernels.contract.capabilities import CLAIMS, Capabilities
+from kernels.contract.names import DTYPES
+from kernels.contract.spelling import BOOLEAN, RELATIVE_ERROR, Spelling, integer, one_of
 from reference.arithmetic import FLOAT32, FP32_ROUNDOFF, Arithmetic, Format
 from reference.family import LESS_PRECISE, Family, at_dtype, concerns, full_precision
 
