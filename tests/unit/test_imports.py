@@ -1,0 +1,104 @@
+"""Imports go one way: from the laws and what runs them to strategies, to the contract of kernels, to the references."""
+
+import ast
+from collections.abc import Iterator
+from importlib.util import resolve_name
+from pathlib import Path
+
+import pytest
+
+from tests.harness.home import ROOT
+
+DESCRIPTIONS = ("reference.arithmetic", "reference.family", "reference.mask_pattern")
+"""What describes a kernel's roundings and a mask. The other modules of ``reference`` compute answers and bounds."""
+
+BELOW_KERNELS = (*DESCRIPTIONS, "kernels.contract")
+BELOW_LAWS = (*BELOW_KERNELS, "reference", "strategies")
+
+MAY_IMPORT: dict[str, tuple[str, ...]] = {
+    "reference.arithmetic": (),
+    "reference.family": ("reference.arithmetic",),
+    "reference.mask_pattern": (),
+    "reference": DESCRIPTIONS,
+    "kernels.contract": DESCRIPTIONS,
+    "strategies": (*BELOW_KERNELS, "reference"),
+    "kernels": BELOW_KERNELS,
+    "tests.harness": (*BELOW_LAWS, "kernels"),
+    "tests.harness.ttir": ("tests.harness",),
+    "tests.properties": (*BELOW_LAWS, "tests.harness"),
+    "tests.harness.command": ("tests.harness", "tests.bench"),
+}
+"""By package, the others that its modules may import, lowest first. A module belongs to the longest name that it begins
+with. Modules that belong to none, such as unit tests, may import everything.
+"""
+
+NAMED = {*MAY_IMPORT, *(name for names in MAY_IMPORT.values() for name in names)}
+FOLDERS = {name.partition(".")[0] for name in MAY_IMPORT}
+
+
+def package_of(name: str) -> str:
+    """Return the package in ``MAY_IMPORT`` to which a module, or a name in a module, belongs; else the name itself."""
+    return max((x for x in NAMED if f"{name}.".startswith(f"{x}.")), key=len, default=name)
+
+
+def imported(source: str, package: str) -> Iterator[str]:
+    """Yield what a module of a package imports, wherever in its text: modules, and names as ``module.name``."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (x.name for x in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = resolve_name("." * node.level + (node.module or ""), package)
+            yield from (f"{module}.{x.name}" for x in node.names)
+
+
+def forbidden(root: Path) -> list[str]:
+    """Return the imports below a folder that ``MAY_IMPORT`` does not allow, each as ``importer > imported``."""
+    found = []
+    for path in sorted(path for folder in FOLDERS for path in (root / folder).rglob("*.py")):
+        *folders, stem = path.relative_to(root).with_suffix("").parts
+        importer = ".".join(folders if stem == "__init__" else [*folders, stem])
+        package = package_of(importer)
+        if package not in MAY_IMPORT:
+            continue
+        found += [
+            f"{importer} > {name}"
+            for name in imported(path.read_text(), ".".join(folders))
+            if name.partition(".")[0] in FOLDERS and package_of(name) not in (package, *MAY_IMPORT[package])
+        ]
+    return found
+
+
+def test_imports_go_one_way() -> None:
+    assert forbidden(ROOT) == []
+
+
+def test_packages_import_none_that_is_declared_after_them() -> None:
+    order = list(MAY_IMPORT)
+    for package, names in MAY_IMPORT.items():
+        assert {name for name in names if name in order} <= {*order[: order.index(package)]}, package
+
+
+@pytest.mark.parametrize(
+    ("module", "line", "name"),
+    [
+        ("reference.bounds.exact", "from kernels.contract import DTYPES", "kernels.contract.DTYPES"),
+        ("kernels.contract.declaration", "from strategies.case import Case", "strategies.case.Case"),
+        ("kernels.contract", "from kernels import tiles", "kernels.tiles"),
+        ("kernels.tiles", "from reference.masks import blocks", "reference.masks.blocks"),
+        ("strategies.case", "import kernels.registry", "kernels.registry"),
+        ("kernels.public.fla", "from tests.harness.law import LAWS", "tests.harness.law.LAWS"),
+        ("tests.harness.ttir.parse", "from kernels.tiles import advance", "kernels.tiles.advance"),
+        ("tests.harness.ttir.parse", "from .. import command", "tests.harness.command"),
+        ("tests.harness.trial", "from tests.harness.ttir import launch", "tests.harness.ttir.launch"),
+        ("tests.harness.trial", "from .ttir.launch import install", "tests.harness.ttir.launch.install"),
+        ("tests.harness.trial", "from tests.harness.command import main", "tests.harness.command.main"),
+        ("tests.harness.law", "from tests.unit.toys import ROWS", "tests.unit.toys.ROWS"),
+        ("tests.properties.test_forward", "from kernels.tiles import advance", "kernels.tiles.advance"),
+    ],
+)
+def test_an_arrow_back_is_seen(tmp_path: Path, module: str, line: str, name: str) -> None:
+    is_package = (ROOT / module.replace(".", "/")).is_dir()
+    path = tmp_path / (module.replace(".", "/") + ("/__init__.py" if is_package else ".py"))
+    path.parent.mkdir(parents=True)
+    path.write_text(f"import torch\n\n\ndef function():\n    {line}\n")
+    assert forbidden(tmp_path) == [f"{module} > {name}"]
