@@ -1,0 +1,1 @@
+"""PyTorch's own kernels, and what is known to fail in them."""
