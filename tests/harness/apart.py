@@ -6,8 +6,9 @@ from typing import Any
 
 from kernels.contract import GRADIENTS, Capabilities
 from strategies.case import LAYOUT_FIELDS, SIMPLEST, Case
+from strategies.features import LENGTHS, SCORES, with_no_more_than
 from tests.harness.bugs import Bug, Need, is_small, wrong_tensors
-from tests.harness.vary import EXPANDED, LENGTHS, SCORES, with_no_more_than
+from tests.harness.vary import EXPANDED
 from tests.harness.verdict import NUMBERS, Finding
 
 LONGER = 64

@@ -7,6 +7,21 @@ from typing import Any
 
 from kernels.contract import GRADIENTS, OUTPUTS, Capabilities
 from strategies.case import SIMPLEST, Case, Spike
+from strategies.features import (
+    BLIND,
+    LENGTHS,
+    NAN,
+    SCORES,
+    SEEN,
+    UNEQUAL,
+    VALUES_OF,
+    feature,
+    value_of,
+    with_no_more_than,
+    with_normal_numbers,
+    with_value,
+    with_zeros,
+)
 from tests.harness.apart import (
     Try,
     are_apart,
@@ -29,21 +44,7 @@ from tests.harness.bugs import (
     wrong_tensors,
 )
 from tests.harness.same_lengths import show_at_same_lengths
-from tests.harness.vary import (
-    BLIND,
-    LENGTHS,
-    NAN,
-    PAIR,
-    SCORES,
-    SEEN,
-    TILES_OF,
-    VALUES_OF,
-    value_of,
-    with_no_more_than,
-    with_normal_numbers,
-    with_value,
-    with_zeros,
-)
+from tests.harness.vary import TILES_OF
 from tests.harness.verdict import NUMBERS, Finding
 
 MOST_VALUES = 4
@@ -332,7 +333,7 @@ def cures(need: Need, case: Case, capabilities: Capabilities) -> Iterator[Case]:
 
 
 def _values(need: Need, case: Case) -> list[object]:
-    if need.name == "lengths":
+    if need.name == UNEQUAL:
         return [x for x in dict.fromkeys((case.seqlen_k, case.seqlen_q)) if x]
     if need.name == BLIND:  # with more keys than queries, or else as many
         less, more = sorted((case.seqlen_q, case.seqlen_k))
@@ -528,7 +529,7 @@ def _is_of_range(bug: Bug) -> bool:
     of_tiny = is_tiny(mine, "float16")
     scales = [x for x in bug.needs if _is_large_scale(x) or (of_tiny and _is_scale_above(default, x))]
     names = {SCORES if need in scales else need.name for need in bug.needs}
-    names -= {*LENGTHS, "lengths"} if of_tiny else {*LENGTHS}
+    names -= {*LENGTHS, UNEQUAL} if of_tiny else {*LENGTHS}
     at_the_ends = not is_small(mine) or mine.actual == 0 != mine.expected or of_tiny
     of_few = mine.kind == "error" and at_the_ends and not bug.severity.shown
     return of_few and bool(names) and names <= {*VALUES_OF, SCORES}
@@ -640,7 +641,7 @@ def resisted_shrinking(need: Need) -> bool:
     """Whether shrinking left a field at a value that it would have simplified, had the failure not needed it."""
     if need.name in SIMPLEST:
         return need.name != "dtype" and need.fails[0] != SIMPLEST[need.name]
-    return need.name in VALUES_OF or need.name in ("lengths", "huge") or need.name.endswith(PAIR)
+    return feature(need.name).is_shrunk
 
 
 def _numbers(case: Case, name: str) -> Need | None:

@@ -6,31 +6,28 @@ from itertools import product
 from typing import Any
 
 from kernels.contract import GRADIENTS, SMALLEST_NORMAL
-from strategies.case import SIZES, Case
+from strategies.case import Case
+from strategies.features import (
+    HUGE,
+    LENGTHS,
+    NAN,
+    SCORES,
+    SIZES_OF_TILES,
+    UNEQUAL,
+    VALUES_OF,
+    feature,
+    has_small_scores,
+    made_of,
+    value_of,
+)
 from tests.harness.explain import Explanation
 from tests.harness.report import Failure
 from tests.harness.run import run_of
-from tests.harness.vary import (
-    BLIND,
-    HEADS,
-    LENGTHS,
-    MADE_OF,
-    MASKED,
-    NAN,
-    SCORES,
-    SLICES,
-    TILES_OF_SIZE,
-    VALUES_OF,
-    has_small_scores,
-    value_of,
-)
 from tests.harness.verdict import INTERMITTENT, NUMBERS, Finding
 
 SMALLEST_TILE = 16
 """A length below this is not taken for that of a tile."""
 
-SIZES_OF_TILES = (4, 8, 16, 32, 48, 64, 128)
-"""How many rows a kernel's tile may have, the fewest first."""
 ONE_ABOVE = "one above a multiple of"
 """The lengths that show a bug which leaves out a last tile of a single row or key."""
 BEYOND = "above and no multiple of"
@@ -47,8 +44,6 @@ FAR_ABOVE = 8.0
 
 LARGE_SCORES = "exact"
 """The law that sets large scores."""
-OF_PARTS = (*SIZES, "lengths", BLIND, HEADS, SLICES, MASKED)
-"""What a part of a case may have that the case has not, by the names of needs."""
 OWN_NUMBERS = (LARGE_SCORES, "special")
 """Laws that set numbers of their own, so that a case of theirs is not ordinary, whatever its fields are."""
 OWN_ARGUMENTS = ("rotary", "eight_bits")
@@ -67,7 +62,7 @@ FEW_CRASHES = 3
 
 @dataclass(frozen=True)
 class Need:
-    """A field that must have a certain value for a bug to show; ``name`` is that of ``vary.value_of``.
+    """A field that must have a certain value for a bug to show; ``name`` is that of a feature of a case.
 
     ``fails`` are values with which the bug was seen, that of the smallest case first; ``holds`` are values without it.
     With ``is_certain``, ordinary numbers in many rows have confirmed the need.
@@ -99,12 +94,12 @@ class Need:
     @property
     def is_of_parts(self) -> bool:
         """Whether a part of a case may have what the case itself has not."""
-        return self.name in OF_PARTS or self.name.startswith(TILES_OF_SIZE)
+        return feature(self.name).is_of_parts
 
     @property
     def cures_by_all(self) -> bool:
         """Whether all other values must cure a case: of equal lengths, short ones may cure it by being short."""
-        return self.name == "lengths"
+        return self.name == UNEQUAL
 
     @property
     def side(self) -> tuple[str, int] | None:
@@ -220,7 +215,7 @@ class Bug:
     @property
     def is_huge(self) -> bool:
         """Whether it needs huge strides. Everything that these break counts as one bug."""
-        return any(need.name == "huge" for need in self.needs)
+        return any(need.name == HUGE for need in self.needs)
 
     @property
     def may_spoil(self) -> set[str]:
@@ -235,9 +230,8 @@ class Bug:
     @property
     def fields_needed(self) -> set[str]:
         """The names of the fields that it needs, and of those that they follow from, as unequal lengths from both."""
-        made_of = {**MADE_OF, "lengths": LENGTHS}
         names = {need.name for need in self.needs}
-        return names.union(*(made_of.get(name, ()) for name in names))
+        return names | made_of(names)
 
     @property
     def is_everywhere(self) -> bool:

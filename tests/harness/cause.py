@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from strategies.case import DECLARED, SIMPLEST, SIZES, TENSORS, Case
+from strategies.features import UNEQUAL
 from tests.harness.vary import EXPANDED, TILES_OF, Field, text
 
 FEW_COLUMNS = 16
@@ -38,7 +39,7 @@ FEATURES = {
     "key_tiles": "the number of tiles of keys",
     "head_dim": "head_dim",
     "odd_head_dim": "a head_dim that is no power of two",
-    "lengths": "unequal lengths",
+    UNEQUAL: "unequal lengths",
 }
 """The words of a report for each feature that can be a cause. A launch setting is called by its own name."""
 
@@ -94,10 +95,10 @@ def _of_a_field(case: Case, field: Field, launch: Mapping[str, tuple[Any, ...]])
         return _of_a_length(field, case.blocks.get(TILES_OF[field.name], 0))
     if field.name == "head_dim":
         return _of_head_dim(field)
-    if field.name == "lengths":
+    if field.name == UNEQUAL:
         # Unequal lengths are not named if one is 0 or matters by itself, nor if single entries are set, because in
         # another shape these are in other places.
-        return [] if field.fails or len(field.holds) < 2 or case.spikes else ["lengths"]
+        return [] if field.fails or len(field.holds) < 2 or case.spikes else [UNEQUAL]
     if field.name == "sm_scale" and field.value == "default":
         # The scale may be forgotten or applied twice, which can't be seen with a scale of 1.
         return ["sm_scale"] if field.holds == ("1.0",) and field.fails else []

@@ -9,10 +9,11 @@ from kernels.contract import Capabilities
 from reference.mask_pattern import MaskPattern
 from strategies.case import DECLARED, LAYOUT_FIELDS, OF_CALLS, TENSORS, Case
 from strategies.cases import BATCHES, GROUPS, HEADS_KV, MAX_SEQLEN, TILES, claimed_scales, shortest_lengths
+from strategies.features import LENGTHS, UNEQUAL
 from strategies.padding import FAMILIES as PADDINGS
 from strategies.values import FAMILIES
 from tests.harness.bugs import OWN_NUMBERS
-from tests.harness.vary import LENGTHS, text
+from tests.harness.vary import text
 
 VALUES = tuple(f"{tensor}_values" for tensor in TENSORS)
 FIELDS = (*DECLARED, *VALUES)
@@ -68,7 +69,7 @@ def claimed(c: Capabilities) -> list[str]:
         "v_head_dim": (0, *c.v_head_dim),
         "v_in_k": c.v_in_k,
         "causal": c.causal,
-        "lengths": _compared(c),
+        UNEQUAL: _compared(c),
         "batch": BATCHES,
         "heads_kv": HEADS_KV,
         "group": GROUPS if c.grouped_heads else (1,),

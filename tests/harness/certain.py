@@ -11,12 +11,10 @@ from itertools import combinations
 
 from kernels.contract import Capabilities
 from strategies.case import Case
-from tests.harness.apart import FEWEST, LONGER, longer
-from tests.harness.attribute import cures
-from tests.harness.bugs import SIZES_OF_TILES, Need
-from tests.harness.vary import (
+from strategies.features import (
     LENGTHS,
     PARTIAL,
+    SIZES_OF_TILES,
     VALUES_OF,
     WHOLE,
     tiles_of,
@@ -24,6 +22,9 @@ from tests.harness.vary import (
     with_seeds,
     with_value,
 )
+from tests.harness.apart import FEWEST, LONGER, longer
+from tests.harness.attribute import cures
+from tests.harness.bugs import Need
 
 Fails = Callable[[Case], bool]
 """Whether a changed case fails as the smallest case of a bug does."""

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from strategies.case import TENSORS
-from tests.harness.vary import LENGTHS
+from strategies.features import LENGTHS
 
 FEW = 1 / 4
 """A cell with less than this share of the mean of its field's cells is one of few examples."""

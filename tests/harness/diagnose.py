@@ -10,8 +10,8 @@ from typing import Any
 
 from kernels.contract import Capabilities
 from strategies.case import LAYOUT_FIELDS, OPTIONS, SIMPLEST, SIZES, Case
+from strategies.features import HUGE, LENGTHS, UNEQUAL, VALUES_OF, value_of, with_value
 from tests.harness.bugs import Need
-from tests.harness.vary import LENGTHS, VALUES_OF, value_of, with_value
 
 WHOLE_TILES = (64, 128)
 """Lengths that fill the tiles of most kernels."""
@@ -25,14 +25,14 @@ def diagnosed(case: Case, fails: Callable[[Case], bool], capabilities: Capabilit
         capabilities.admits(all_contiguous) and fails(all_contiguous)
     )
     for name, values in _alternatives(case, capabilities):
-        if name in (*LAYOUT_FIELDS, "huge") and not layouts_matter:
+        if name in (*LAYOUT_FIELDS, HUGE) and not layouts_matter:
             continue
         if name in LENGTHS and not lengths_tell:
             continue
         changed = [(value, with_value(case, name, value)) for value in values]
         claimed = [(value, x) for value, x in changed if x != case and capabilities.admits(x)]
         holds = [value for value, x in claimed if not fails(x)]
-        if name == "lengths":  # short ones may cure a case by being short
+        if name == UNEQUAL:  # short ones may cure a case by being short
             holds = ["equal"] if holds and len(holds) == len(claimed) else []
             lengths_tell = not holds
         if holds:
@@ -45,14 +45,14 @@ def _alternatives(case: Case, capabilities: Capabilities) -> Iterator[tuple[str,
         yield name, [SIMPLEST[name]]
     for name, value in case.launch:
         yield name, [x for x in capabilities.launch[name][:1] if x != value]
-    yield "huge", [False]
+    yield HUGE, [False]
     for name in LAYOUT_FIELDS:
         yield name, [] if getattr(case, name) == "huge" else ["contiguous"]
     for name in VALUES_OF:
         yield name, ["normal"]
     yield "dtype", [x for x in capabilities.dtypes if x != case.dtype]
     if case.seqlen_q != case.seqlen_k:
-        yield "lengths", [x for x in (case.seqlen_q, case.seqlen_k) if x]
+        yield UNEQUAL, [x for x in (case.seqlen_q, case.seqlen_k) if x]
     for name in LENGTHS:
         yield name, [x for x in WHOLE_TILES if x != getattr(case, name)]
     yield "head_dim", _beside(case.head_dim, capabilities.head_dims)

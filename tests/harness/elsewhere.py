@@ -6,10 +6,10 @@ from typing import Any
 
 from kernels.contract import LAYOUTS, Capabilities, KnownFailure
 from strategies.case import LAYOUT_FIELDS, OPTIONS, SIMPLEST, Case
+from strategies.features import with_value
 from tests.harness.attribute import cures
 from tests.harness.bugs import Bug
 from tests.harness.known import meets
-from tests.harness.vary import with_value
 
 IN_ORDER = (
     *LAYOUT_FIELDS,

@@ -7,9 +7,10 @@ from typing import Any
 
 from kernels.contract import Capabilities
 from strategies.case import SIZES, TENSORS, Case
+from strategies.features import LENGTHS, UNEQUAL
 from tests.harness.budget import BudgetSpent
 from tests.harness.cause import FEATURES, causes
-from tests.harness.vary import LENGTHS, Field, fields
+from tests.harness.vary import Field, fields
 
 FURTHER = 70
 """This many more queries and keys reach into one more tile, for most tile sizes."""
@@ -118,7 +119,7 @@ def explain(
         needed = [
             cause
             for field, cause in found
-            if (lengths_tell or field.name not in (*LENGTHS, "lengths"))
+            if (lengths_tell or field.name not in (*LENGTHS, UNEQUAL))
             and fails(_with_more(case, field, capabilities))
             and fails(_with_more(field.held[-1], field, capabilities)) is False
         ]

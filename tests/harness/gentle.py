@@ -10,9 +10,9 @@ from typing import Any
 
 from kernels.contract import Capabilities
 from strategies.case import LAYOUT_FIELDS, OPTIONS, SIMPLEST, Case
+from strategies.features import HUGE, LENGTHS, UNEQUAL, VALUES_OF, value_of, with_value
 from tests.harness.budget import BudgetSpent
 from tests.harness.bugs import Need
-from tests.harness.vary import LENGTHS, VALUES_OF, value_of, with_value
 
 RUNS = 10
 """At most this many runs are made, halvings of a length included: together they take a minute or two."""
@@ -55,9 +55,9 @@ def gently_reduced(
         smaller = _put(case, group)
         if smaller == case or not capabilities.admits(smaller):
             continue
-        if group.keys() <= set(LENGTHS) and any(need.name == "lengths" for need in needs):
+        if group.keys() <= set(LENGTHS) and any(need.name == UNEQUAL for need in needs):
             continue  # of unequal lengths, short ones tell nothing more
-        if "lengths" in group and any(need.name in LENGTHS and need.fails == (0,) for need in needs):
+        if UNEQUAL in group and any(need.name in LENGTHS and need.fails == (0,) for need in needs):
             continue  # no keys, or no queries, are unequal lengths only by the way
         if fails(smaller):
             case = smaller
@@ -83,7 +83,7 @@ def _groups(case: Case, capabilities: Capabilities) -> Iterator[dict[str, Any]]:
     yield {"causal": False}
     yield {name: 1 for name in LENGTHS if getattr(case, name) == 0}
     longest = max(case.seqlen_q, case.seqlen_k)
-    yield {"lengths": longest} if case.seqlen_q != case.seqlen_k else {}
+    yield {UNEQUAL: longest} if case.seqlen_q != case.seqlen_k else {}
     yield {name: min(SHORT, getattr(case, name)) for name in LENGTHS}
     yield {"head_dim": min(capabilities.head_dims)}
 
@@ -158,8 +158,8 @@ def _with_head_dims(
 
 
 def _need(case: Case, name: str, simple: Any) -> Need:
-    if name == "lengths":
+    if name == UNEQUAL:
         return Need(name, (value_of(case, name),), ("equal",))
     if name in LAYOUT_FIELDS and getattr(case, name) == "huge":
-        return Need("huge", (True,), (False,))
+        return Need(HUGE, (True,), (False,))
     return Need(name, (value_of(case, name),), (simple,))

@@ -6,17 +6,11 @@ from typing import Any
 
 from kernels.contract import Capabilities
 from strategies.case import Case, Spike
-from tests.harness.apart import FEWEST, LONGER, longer
-from tests.harness.attribute import cures
-from tests.harness.bugs import Need
-from tests.harness.certain import SEEDS, claimed_and
-from tests.harness.report import Failure
-from tests.harness.vary import (
+from strategies.features import (
     BLIND,
     HEADS,
     HIDDEN,
     LENGTHS,
-    MADE_OF,
     MASKED,
     NAN,
     NO_KEYS,
@@ -27,15 +21,21 @@ from tests.harness.vary import (
     SEVERAL,
     SLICES,
     SOME,
-    TILES_OF_SIZE,
+    UNEQUAL,
     VALUES_OF,
     WHOLE_TILES,
+    feature,
     value_of,
     with_normal_numbers,
     with_seeds,
     with_slices_as,
     with_value,
 )
+from tests.harness.apart import FEWEST, LONGER, longer
+from tests.harness.attribute import cures
+from tests.harness.bugs import Need
+from tests.harness.certain import SEEDS, claimed_and
+from tests.harness.report import Failure
 from tests.harness.verdict import Finding
 
 OF_ROWS = ("out", "lse", "dq")
@@ -117,7 +117,7 @@ def by_blind_rows(
     lengths say the same, unless a mask that hides all keys fails as well. In a case with NaN, other lengths tell
     nothing, because they move it to other rows.
     """
-    of_rows = [need for need in needs if need.name in (*LENGTHS, "lengths", "causal")]
+    of_rows = [need for need in needs if need.name in (*LENGTHS, UNEQUAL, "causal")]
     own = value_of(case, BLIND)
     blind = Need(BLIND, (own,), (SEEN,))
     cured = (
@@ -188,7 +188,7 @@ def by_slices(needs: Sequence[Need], case: Case, fails: Fails, capabilities: Cap
     This is so if the case fails with all of its slices as sequences, and with all of them as heads, but not with a
     single one. One slice then spoils another, for example because a kernel keeps something in one place for all.
     """
-    of_slices = [need for need in needs if need.name in MADE_OF[SLICES] or need.name == HEADS]
+    of_slices = [need for need in needs if need.name in feature(SLICES).made_of or need.name == HEADS]
     alike = [x for x in (with_slices_as(name, case) for name in ("batch", "heads_kv")) if x != case]
     if not of_slices or not all(_fails_with_some_seed(x, fails, capabilities) for x in alike):
         return list(needs)
@@ -203,9 +203,7 @@ def by_masks(needs: Sequence[Need], case: Case, fails: Fails, capabilities: Capa
     Kernels mask alike what the causal mask hides and what lies beyond the last key. But each may also have a bug of its
     own. They are one only if something else is needed, and without it neither mask fails.
     """
-    of_masks = [
-        x for x in needs if x.name in ("causal", "lengths", *LENGTHS) or x.name.startswith(TILES_OF_SIZE)
-    ]
+    of_masks = [x for x in needs if x.name in ("causal", UNEQUAL, *LENGTHS) or feature(x.name).rows]
     others = [need for need in needs if need not in of_masks and need.is_telling]
     if not of_masks or not others:
         return list(needs)

@@ -9,6 +9,7 @@ from functools import cached_property, partial
 
 from reference.bounds.accumulation import SHRINKING_SAFETY
 from strategies.case import LAYOUT_FIELDS, Case
+from strategies.features import LENGTHS, SCORES, value_of, with_seeds, with_value
 from tests.harness.attribute import Broken, attribute, cures, is_present, is_same
 from tests.harness.budget import LEAST_SECONDS, BudgetSpent, ShrinkBudget
 from tests.harness.bugs import (
@@ -36,7 +37,7 @@ from tests.harness.runs import Runs
 from tests.harness.severity import found_in_ordinary, with_contrast
 from tests.harness.sightings import Sightings
 from tests.harness.standalone import exit_status, prepare
-from tests.harness.vary import LENGTHS, SCORES, Field, value_of, with_seeds, with_value
+from tests.harness.vary import Field
 from tests.harness.verdict import NUMBERS, UNCLEAR, Finding
 
 EXPLAIN_SECONDS = 10.0

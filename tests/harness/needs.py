@@ -9,6 +9,22 @@ from typing import Any
 from kernels.contract import GRADIENTS, OUTPUTS, Capabilities
 from reference.bounds.accumulation import SHRINKING_SAFETY
 from strategies.case import KINDS, SIMPLEST, TENSORS, Case
+from strategies.features import (
+    HEADS,
+    HUGE,
+    LENGTHS,
+    NAN,
+    SCORES,
+    UNEQUAL,
+    VALUES_OF,
+    feature,
+    laid_out,
+    lie_as_contiguous,
+    pair_of,
+    value_of,
+    with_normal_numbers,
+    with_value,
+)
 from tests.harness.apart import FEWEST, longer, wrong_alone, wrong_with_ordinary_numbers
 from tests.harness.attribute import cures, needs_of, resisted_shrinking
 from tests.harness.budget import BudgetSpent
@@ -22,22 +38,7 @@ from tests.harness.plainly import NO_PLAIN_LAW, OWN_CALLS, PLAIN_LAWS
 from tests.harness.report import Failure
 from tests.harness.runs import Runs
 from tests.harness.same_lengths import TILES, with_ordinary_numbers
-from tests.harness.vary import (
-    HEADS,
-    LENGTHS,
-    NAN,
-    OF_LAYOUTS,
-    PAIR,
-    SCORES,
-    VALUES_OF,
-    Field,
-    fields,
-    laid_out,
-    lie_as_contiguous,
-    value_of,
-    with_normal_numbers,
-    with_value,
-)
+from tests.harness.vary import Field, fields
 from tests.harness.verdict import NUMBERS, Finding
 
 COUNTS = ("batch", "heads_kv", "group")
@@ -133,7 +134,7 @@ class NeedSearch:
 
         Strides tell nothing in a single row, and several heads are several rows as well.
         """
-        layouts = [need for need in needs if need.name.endswith(OF_LAYOUTS)]
+        layouts = [need for need in needs if feature(need.name).is_layout]
         if not layouts:
             return list(needs)
         return [
@@ -175,11 +176,11 @@ class NeedSearch:
         """Turn a field that matters into needs: a layout may matter because it differs from another tensor's."""
         case, name = self.failure.case, varied.name
         own = value_of(case, name)
-        if name == "lengths":
+        if name == UNEQUAL:
             yield Need(name, (own,), ("equal", *self.other_way_round(fails)))
         elif own == "huge":
-            yield Need("huge", (True,), (False,))
-        elif name.endswith("_layout") and (pair := self.pair_of(name, fails)):
+            yield Need(HUGE, (True,), (False,))
+        elif feature(name).is_layout and (pair := self.pair_of(name, fails)):
             yield Need(pair, ("other",), ("contiguous",))
         else:
             holds = tuple(value_of(held, name) for held in varied.held)
@@ -203,7 +204,7 @@ class NeedSearch:
         return tuple(x for x in holds if not fails(with_value(normal, name, x))) or holds
 
     def other_way_round(self, fails: Callable[[Case], bool]) -> list[str]:
-        """Return the value of "lengths" with more of the other length, if the case and a longer one hold that way."""
+        """Return the value of ``UNEQUAL`` with more of the other length, if the case and a longer one hold that way."""
         case, claims = self.failure.case, self.claims
         turned = replace(case, seqlen_q=case.seqlen_k, seqlen_k=case.seqlen_q)
         both = [turned, longer(turned)]
@@ -212,7 +213,7 @@ class NeedSearch:
         ):  # single entries may lie where nothing is wrong in the turned case
             both = [*both, *map(with_normal_numbers, both)]
         hold = all(claims.admits(x) and not fails(x) for x in both)
-        return [value_of(turned, "lengths")] if hold else []
+        return [value_of(turned, UNEQUAL)] if hold else []
 
     def pair_of(self, name: str, fails: Callable[[Case], bool]) -> str:
         """Return the name of two layouts that must differ, if one matters by differing from the other, or ""."""
@@ -222,7 +223,7 @@ class NeedSearch:
                 continue
             alike = with_value(case, f"{other}_layout", getattr(case, name))
             if self.claims.admits(alike) and not fails(alike):
-                return " and ".join(sorted((mine, other))) + PAIR
+                return pair_of(mine, other)
         return ""
 
     def diagnosed(self, fails: Callable[[Case], bool]) -> tuple[Need, ...]:
@@ -444,6 +445,6 @@ def without_accidents(needs: Sequence[Need]) -> tuple[Need, ...]:
         unique = {name: need for name, need in unique.items() if name not in singles}
     if SCORES in unique:  # they are sums of head_dim products, by default scaled by it
         unique.pop("head_dim", None)
-    if "lengths" in unique:  # a change of one length may make both equal
+    if UNEQUAL in unique:  # a change of one length may make both equal
         unique = {name: need for name, need in unique.items() if need.is_certain or name not in LENGTHS}
     return tuple(unique.values())

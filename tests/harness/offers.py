@@ -6,6 +6,7 @@ from contextlib import suppress
 from kernels.contract import CLAIMS, Capabilities
 from kernels.contract.parsing import lesser, parse_claims
 from strategies.case import LAYOUT_FIELDS, NONFINITE, Case
+from strategies.features import HUGE
 from tests.harness.budget import BudgetSpent
 from tests.harness.bugs import Bug, Need
 from tests.harness.runs import Runs
@@ -132,7 +133,7 @@ def candidates(
     if "dtype" in names:
         seen_dtypes = {case.dtype for case in failing}
         yield from _listed("dtypes", [x for x in capabilities.dtypes if x not in seen_dtypes])
-    if "huge" in names:
+    if HUGE in names:
         yield from _listed("layouts", [x for x in capabilities.layouts if x != "huge"])
     for name in names & {*LAYOUT_FIELDS}:
         fine = {getattr(case, name) for case in held} - {getattr(case, name) for case in failing}

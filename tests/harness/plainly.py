@@ -5,10 +5,10 @@ from dataclasses import replace
 
 from kernels.contract import GRADIENTS, Capabilities
 from strategies.case import SIMPLEST, Case
+from strategies.features import NAN, with_no_more_than, with_normal_numbers, with_value
 from tests.harness.apart import Try
 from tests.harness.attribute import Broken
 from tests.harness.bugs import LARGE_SCORES, OWN_ARGUMENTS, are_kindred, wrong_tensors
-from tests.harness.vary import NAN, with_no_more_than, with_normal_numbers, with_value
 from tests.harness.verdict import NUMBERS
 
 PLAIN_LAWS = ("forward", "backward")

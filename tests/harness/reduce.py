@@ -15,9 +15,9 @@ from typing import Any
 from kernels.contract import Capabilities
 from reference.mask_pattern import MaskPattern
 from strategies.case import LAYOUT_FIELDS, OPTIONS, SIZES, TENSORS, Case, Spike
+from strategies.features import with_value
 from strategies.tensors import tensors
 from strategies.values import FAMILIES
-from tests.harness.vary import with_value
 from tests.harness.verdict import as_number
 
 MOST_ENTRIES = 2**13

@@ -7,12 +7,12 @@ with what seems to matter in its smallest case, has failing cases that would hav
 from collections.abc import Collection, Sequence
 
 from kernels.contract import Capabilities
+from strategies.features import SCORES, feature, laid_out
 from tests.harness.apart import Try
 from tests.harness.attribute import Broken, attribute
 from tests.harness.bugs import Bug, is_small, leaves_roundings
 from tests.harness.plainly import plainly
 from tests.harness.sightings import Sightings
-from tests.harness.vary import OF_LAYOUTS, SCORES, laid_out
 from tests.harness.verdict import NUMBERS
 
 MOST_CASES = 3
@@ -90,7 +90,7 @@ def _is_refused_by_pytorch(bug: Bug, other: Bug) -> bool:
     """
     f, kind = bug.failure, other.failure.finding.kind
     text = f.finding.claim + f.finding.detail
-    of_layout = any(laid_out(need.name, f.case) for need in other.needs if need.name.endswith(OF_LAYOUTS))
+    of_layout = any(laid_out(need.name, f.case) for need in other.needs if feature(need.name).is_layout)
     reads_elsewhere = kind in NUMBERS and of_layout and other.is_met(f.case)
     return (kind == "memory" and WRITES_TO_EXPANDED in text) or (
         reads_elsewhere and OUTSIDE_OF_STORAGE in text

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from kernels.contract import GRADIENTS
 from strategies.case import Case
 from strategies.cases import cases
+from strategies.features import with_contiguous_inputs
 from strategies.focus import Focus
 from tests.harness.answered import AnsweredLaws
 from tests.harness.attribute import Broken
@@ -28,7 +29,6 @@ from tests.harness.refusals import is_mostly_refused, was_not_run
 from tests.harness.repeat import AGAIN
 from tests.harness.run import Run
 from tests.harness.triage import Triage
-from tests.harness.vary import with_contiguous_inputs
 from tests.harness.verdict import NUMBERS, Verdict
 
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from strategies.case import TENSORS, Case
+from strategies.features import in_plain_layouts
 from tests.harness.cells import cells
-from tests.harness.vary import in_plain_layouts
 from tests.harness.verdict import Verdict
 
 BINS = 1000

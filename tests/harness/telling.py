@@ -4,23 +4,23 @@ import math
 from typing import Any
 
 from strategies.case import KINDS, OPTIONS
+from strategies.features import (
+    BLIND,
+    HEADS,
+    HUGE,
+    LENGTHS,
+    MASKED,
+    NAN,
+    SCORES,
+    SLICES,
+    UNEQUAL,
+    VALUES_OF,
+    feature,
+)
 from tests.harness.bugs import Bug, Need
 from tests.harness.report import headline
 from tests.harness.sightings import Sightings
-from tests.harness.vary import (
-    BLIND,
-    HEADS,
-    LENGTHS,
-    MADE_OF,
-    MASKED,
-    NAN,
-    PAIR,
-    SCORES,
-    SLICES,
-    TILES_OF_SIZE,
-    VALUES_OF,
-    text,
-)
+from tests.harness.vary import text
 from tests.harness.verdict import NUMBERS, Finding, in_ulps
 
 MANY_ULPS = 1e6
@@ -61,11 +61,11 @@ def _size(finding: Finding) -> str:
 
 def _need(need: Need) -> str:
     """Say in words what is needed."""
-    if need.name == "huge":
+    if need.name == HUGE:
         return "huge strides"
     if need.name in VALUES_OF:
         return f"special numbers in {' or '.join(VALUES_OF[need.name])}"
-    if need.name == "lengths":
+    if need.name == UNEQUAL:
         return "unequal lengths" if len(need.holds) == 1 else str(need.fails[0])
     if need.name == NAN:
         return "NaN or infinity in an input"
@@ -79,11 +79,11 @@ def _need(need: Need) -> str:
         return f"no {LENGTH_OF[need.name]}"
     if need.name in LENGTHS:
         return f"{need.name} {need.side[0]} {need.side[1]}" if need.side else f"certain {need.name}"
-    if need.name.startswith(TILES_OF_SIZE):
+    if feature(need.name).rows:
         return f"lengths that fill no {need.name}"
-    if need.name.endswith(PAIR):
+    if feature(need.name).is_pair:
         return need.name
-    if need.name in (HEADS, *MADE_OF[SLICES]) and _are_odd(need):
+    if need.name in (HEADS, *feature(SLICES).made_of) and _are_odd(need):
         return f"odd {need.name}"
     if need.name == "sm_scale":
         return _scale(need)
@@ -176,9 +176,9 @@ def row(bug: Bug, seen: Sightings) -> dict[str, Any]:
 
 
 def _names(need: Need) -> tuple[str, ...]:
-    if need.name.startswith(TILES_OF_SIZE):
+    if feature(need.name).rows:
         return LENGTHS
-    return MADE_OF[need.name] if need.name in TOLD_BY_FIELDS else (need.name,)
+    return feature(need.name).made_of if need.name in TOLD_BY_FIELDS else (need.name,)
 
 
 def annotation(bug: Bug, seen: Sightings) -> str:

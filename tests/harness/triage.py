@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from strategies.case import Case
+from strategies.features import HUGE, LENGTHS, value_of, with_normal_numbers, with_value
 from tests.harness import leak
 from tests.harness.apart import Try
 from tests.harness.attribute import Broken, Outcome, attribute, is_same
@@ -34,7 +35,6 @@ from tests.harness.report import Failure
 from tests.harness.run import ALL_DESIGNS, Run
 from tests.harness.runs import HANG_SECONDS, Runs
 from tests.harness.sanitizers import Report, finding
-from tests.harness.vary import LENGTHS, value_of, with_normal_numbers, with_value
 from tests.harness.verdict import INTERMITTENT, LEAK, NUMBERS, Finding
 from tests.harness.watch import TOGETHER, Watch, sample
 
@@ -415,9 +415,9 @@ class Triage:
 
         No design rounds more because strides are huge.
         """
-        if broken.finding.explained_by and value_of(broken.case, "huge"):
+        if broken.finding.explained_by and value_of(broken.case, HUGE):
             with suppress(OutOfTime):
-                near = with_value(broken.case, "huge", False)
+                near = with_value(broken.case, HUGE, False)
                 if self.runs.hard(broken.law, near, broken.ignored, explained=True) is None:
                     return replace(broken, finding=replace(broken.finding, explained_by=(), likely=()))
         return broken

@@ -12,6 +12,7 @@ import pytest
 from kernels.contract import KnownFailure
 from reference.family import implied
 from strategies.case import Case, Spike
+from strategies.features import SCORES, with_value
 from tests.harness.apart import wrong_alone
 from tests.harness.attribute import Broken, attribute, is_same, needs_of
 from tests.harness.bugs import (
@@ -34,7 +35,6 @@ from tests.harness.ordinary import ORDINARY, ordinary_cases
 from tests.harness.plainly import by_forward, plainly
 from tests.harness.sightings import Sightings
 from tests.harness.telling import annotation, needed, rank, severity, told
-from tests.harness.vary import SCORES, with_value
 from tests.harness.verdict import CAUSED, INTERMITTENT, Finding
 from tests.unit.bugs import (
     CASE,

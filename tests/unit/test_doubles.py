@@ -10,6 +10,7 @@ import pytest
 from kernels.registry import load
 from reference.bounds.accumulation import SAFETY
 from strategies.case import Case, Spike
+from strategies.features import BLIND, HIDDEN, SCORES, SEEN, pair_of
 from tests.harness.apart import Try
 from tests.harness.attribute import Broken, Outcome, attribute, is_same
 from tests.harness.budget import Clock, ShrinkBudget
@@ -25,7 +26,6 @@ from tests.harness.report import Failure
 from tests.harness.run import ALL_DESIGNS, ONE_DESIGN
 from tests.harness.triage import Triage
 from tests.harness.trial import LawBroken, Trial
-from tests.harness.vary import BLIND, HIDDEN, PAIR, SCORES, SEEN
 from tests.harness.verdict import Finding
 from tests.unit.bugs import CAUSAL, CLAIMS, bug
 from tests.unit.running import TOYS
@@ -104,7 +104,7 @@ class TestTheCaseThatIsLeft:
 class TestFoundBesideAnother:
     """k is read by the strides of v: with one key head all is NaN, with two the gradients are wrong numbers."""
 
-    LAYOUTS = Need(f"k and v{PAIR}", ("other",), ("contiguous",))
+    LAYOUTS = Need(pair_of("k", "v"), ("other",), ("contiguous",))
     HEADS = Need("heads_kv", (2,), (1,))
     SMALL = Case(seqlen_k=2, k_layout="gap")
 

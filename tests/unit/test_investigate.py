@@ -11,6 +11,7 @@ import pytest
 
 from kernels.contract import Capabilities
 from strategies.case import Case, Spike
+from strategies.features import HEADS, SCORES
 from tests.harness.attribute import Broken, attribute
 from tests.harness.budget import BudgetSpent, Clock, ShrinkBudget
 from tests.harness.bugs import Bug, Need
@@ -23,7 +24,6 @@ from tests.harness.needs import NeedSearch, without_accidents, without_several_k
 from tests.harness.report import Failure
 from tests.harness.severity import with_contrast
 from tests.harness.subject import Subject
-from tests.harness.vary import HEADS, SCORES
 from tests.harness.verdict import Finding, Verdict
 from tests.unit.bugs import bug
 from tests.unit.running import CASE, SEVERAL, SubjectOf

@@ -9,14 +9,7 @@ import pytest
 
 from kernels.contract import GRADIENTS
 from strategies.case import Case, Spike
-from tests.harness.apart import wrong_with_ordinary_numbers
-from tests.harness.attribute import Broken, attribute, is_same
-from tests.harness.bugs import Bug, Need, Severity, met_again
-from tests.harness.explain import Explanation
-from tests.harness.in_common import by_blind_rows, by_heads, by_masks, by_nan, by_slices
-from tests.harness.needs import NeedSearch, explained
-from tests.harness.telling import needed
-from tests.harness.vary import (
+from strategies.features import (
     BLIND,
     MASKED,
     NAN,
@@ -27,10 +20,17 @@ from tests.harness.vary import (
     SEEN,
     SEVERAL,
     SLICES,
-    fields,
     with_slices_as,
     with_value,
 )
+from tests.harness.apart import wrong_with_ordinary_numbers
+from tests.harness.attribute import Broken, attribute, is_same
+from tests.harness.bugs import Bug, Need, Severity, met_again
+from tests.harness.explain import Explanation
+from tests.harness.in_common import by_blind_rows, by_heads, by_masks, by_nan, by_slices
+from tests.harness.needs import NeedSearch, explained
+from tests.harness.telling import needed
+from tests.harness.vary import fields
 from tests.harness.verdict import Finding
 from tests.unit.bugs import (
     CASE,

@@ -5,11 +5,11 @@ from collections.abc import Callable
 import pytest
 
 from strategies.case import Case, Spike
+from strategies.features import SCORES
 from tests.harness.attribute import is_same
 from tests.harness.bugs import Bug, Need
 from tests.harness.needs import NeedSearch
 from tests.harness.same_lengths import show_at_same_lengths
-from tests.harness.vary import SCORES
 from tests.unit.bugs import CAUSAL, CLAIMS, bug, runner
 from tests.unit.stubs import runs_of
 

@@ -12,6 +12,7 @@ import pytest
 
 from kernels.contract import Capabilities
 from strategies.case import Case
+from strategies.features import HEADS, lie_as_contiguous
 from tests.harness.attribute import Broken, attribute, is_same
 from tests.harness.budget import GRACE_SECONDS, Clock, ShrinkBudget
 from tests.harness.bugs import Bug, Need
@@ -23,7 +24,6 @@ from tests.harness.report import Failure
 from tests.harness.run import NO_DESIGN, ONE_DESIGN, WHOLE_DESIGN
 from tests.harness.tally import Tally
 from tests.harness.triage import WAIT_SECONDS, Triage
-from tests.harness.vary import HEADS, lie_as_contiguous
 from tests.harness.verdict import Finding
 from tests.unit.stubs import runs_of
 
