@@ -15,12 +15,11 @@ from tests.harness.budget import BudgetSpent
 from tests.harness.child import HarnessError
 from tests.harness.drawing import drawn
 from tests.harness.kernel_info import KernelInfo
-from tests.harness.law import law_named
+from tests.harness.law import by_place, law_named
 from tests.harness.narrow import narrowing
 from tests.harness.refusals import NO_ADVICE, Advice, Claims, Seen
 from tests.harness.runs import Runs
 from tests.harness.tally import plain
-from tests.harness.turns import rank
 
 FEW = 0.05
 """Claims are advice if the kernel refuses no more than this share of the cases that are drawn from them.
@@ -66,7 +65,7 @@ def advised(
     advice = NO_ADVICE
     with suppress(BudgetSpent, HarnessError):
         claims, tried = asking.opening(refusing, kinds), Seen()
-        for law in dict.fromkeys((*PLAIN, *sorted(refusing, key=rank))):
+        for law in dict.fromkeys((*PLAIN, *sorted(refusing, key=by_place))):
             settled, seen = asking.settled(law, claims, refusing.get(law, Seen()))
             if settled is None:
                 return Advice(seen=seen)

@@ -18,13 +18,13 @@ from tests.harness.answered import AnsweredLaws
 from tests.harness.drawing import Stream, drawn
 from tests.harness.kernel_info import KernelInfo
 from tests.harness.known_bugs import KnownBugs
-from tests.harness.law import PROPERTIES, Law
+from tests.harness.law import PROPERTIES, Law, by_place
 from tests.harness.plan import JOURNALS, Plan
 from tests.harness.runs import Runs
 from tests.harness.shares import TURNS, Shares
 from tests.harness.subject import Subject, TimeUp
 from tests.harness.triage import Triage
-from tests.harness.turns import Turn, fair_seconds, rank, seconds_for
+from tests.harness.turns import Turn, fair_seconds, seconds_for
 
 PLAN = pytest.StashKey[Plan]()
 ORDER = pytest.StashKey[list["LawTurn"]]()
@@ -68,15 +68,15 @@ class LawTurn(pytest.Item):
         return self.config.stash[PLAN]
 
     @property
-    def place(self) -> tuple[int, bool, int, int, int]:
-        """Return the sort key of the item: first the round, then the law, where laws of few calls come first.
+    def place(self) -> tuple[int, bool, float, str, int, int]:
+        """Return the sort key of the item: first the round, then the law, by the place that it declares.
 
         What has a case in which an earlier run was cut off comes before all others of its round. Neighbours are turns
         of different kernels, or of one with different dtypes and series, so that processes that take them compile
         different things, and a kernel that hangs holds up one of them alone.
         """
         dtype = self.info.capabilities.dtypes.index(self.dtype)
-        return self.turn.round, not self.unfinished, rank(self.law.name), self.turn.number, dtype
+        return self.turn.round, not self.unfinished, *by_place(self.law.name), self.turn.number, dtype
 
     @property
     def unfinished(self) -> dict[Path, Case]:

@@ -3,6 +3,7 @@
 This module imports neither pytest nor Hypothesis, because the child process that runs kernels uses neither.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -24,25 +25,31 @@ NOTHING = (False, (), "none")
 
 @dataclass(frozen=True)
 class Law:
-    """A law that a kernel has to keep, with what its pytest items need to know of it.
+    """A law that a kernel has to keep, with what other code needs to know of it.
+
+    Each attribute from ``needs`` on is an argument of ``law``. One that is not given has its default, which suits a law
+    about calls on the cases that are drawn for it.
 
     Attributes:
         name: the name in reports and in the ids of tests.
         check: the function that makes calls through a trial, and has it raise ``LawBroken`` if the law does not hold.
-        needs: the claim without which the law does not apply, a field of ``Capabilities``; "" if it always applies.
         draws: options of ``strategies.cases.cases``, which draws the cases that the law is tried on.
+        needs: the claim without which the law does not apply, a field of ``Capabilities``; "" if it always applies.
+        dtypes: the dtypes of cases that it is about.
         on_device: whether what calls return has to stay where the kernel left it, as in a law about memory.
         of_plain_calls: whether its calls have keywords that no call of the claim ``ragged`` has.
-        dtypes: the dtypes of cases that it is about.
+        place: where it stands among the laws of a round, the lowest first; laws that find much in little time should
+            come early. Laws of the same place come in the order of their names.
     """
 
     name: str
     check: Callable[[Trial], None]
-    needs: str
     draws: Mapping[str, Any]
-    on_device: bool = False
+    needs: str = ""
     dtypes: tuple[str, ...] = DTYPES
+    on_device: bool = False
     of_plain_calls: bool = False
+    place: float = math.inf
 
     def __call__(self, trial: Trial) -> None:
         """Check the law on a trial of a dtype that it is about. Raises LawBroken, Refused, or CannotRun."""
@@ -61,19 +68,21 @@ class Law:
         return known.breaks(self.name) or self.needs in known.laws
 
 
-def law(
-    *,
-    needs: str = "",
-    on_device: bool = False,
-    dtypes: tuple[str, ...] = DTYPES,
-    of_plain_calls: bool = False,
-    **draws: Any,
-) -> Callable[[Callable[[Trial], None]], Law]:
-    """Declare the decorated function as the law of its name; see ``Law`` for what is declared with it."""
-    return lambda check: Law(check.__name__, check, needs, draws, on_device, dtypes, of_plain_calls)
+def law(**declared: Any) -> Callable[[Callable[[Trial], None]], Law]:
+    """Declare the decorated function as the law of its name.
+
+    Arguments that are no attributes of ``Law`` are options of the strategy that draws its cases.
+    """
+    attributes = {name: declared.pop(name) for name in Law.__dataclass_fields__ if name in declared}
+    return lambda check: Law(check.__name__, check, declared, **attributes)
 
 
 def law_named(name: str) -> Law:
     """Return the law of this name. Raises ModuleNotFoundError if there is none."""
     found: Law = getattr(import_module(f"tests.properties.test_{name}"), name)
     return found
+
+
+def by_place(name: str) -> tuple[float, str]:
+    """Return a key that sorts names of laws by the order in which a round has them."""
+    return law_named(name).place, name

@@ -12,11 +12,10 @@ from typing import Any
 
 from kernels.registry import PUBLIC
 from tests.harness.arguments import OneLine
-from tests.harness.law import LAWS
+from tests.harness.law import LAWS, by_place
 from tests.harness.matrix import MARKS
 from tests.harness.plan import SUMMARY
 from tests.harness.report import write_whole
-from tests.harness.turns import rank
 
 BEGIN, END = "<!-- packages: begin -->", "<!-- packages: end -->"
 """The lines of the page between which the table stands."""
@@ -107,7 +106,7 @@ def reasons(summary: Mapping[str, Any]) -> dict[str, str]:
 
 def laws() -> list[str]:
     """Return the names of the laws in the order of the columns."""
-    return sorted(LAWS, key=rank)
+    return sorted(LAWS, key=by_place)
 
 
 def head() -> tuple[str, ...]:

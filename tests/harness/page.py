@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from kernels.contract import DTYPES, OUTPUTS
 from tests.harness.coverage import tables
+from tests.harness.law import by_place
 from tests.harness.matrix import MARKS
 from tests.harness.nights import Row, Summary, changes
 from tests.harness.report import PICTURE, write_whole
 from tests.harness.screen import LEFT_OUT
 from tests.harness.standalone import SCRIPT
-from tests.harness.turns import rank
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -106,7 +106,8 @@ def kernel(name: str, now: Summary, before: Summary | None) -> dict[str, Any]:
         "bugs": sum(bug["kernel"] == name for bug in now["bugs"]),
         "dtypes": [dtype for dtype in DTYPES if any(row["dtype"] == dtype for row in rows)],
         "laws": {
-            law: laws(rows, law) for law in sorted(dict.fromkeys(row["property"] for row in rows), key=rank)
+            law: laws(rows, law)
+            for law in sorted(dict.fromkeys(row["property"] for row in rows), key=by_place)
         },
         "notes": list(notes(name, rows, now)),
         "cells": len(counts),

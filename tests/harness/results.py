@@ -12,7 +12,7 @@ from tests.harness.cells import by_field, claimed, is_judged
 from tests.harness.conclude import Concluded, merged
 from tests.harness.imprecise import Imprecise, sentence
 from tests.harness.kernel_info import KernelInfo
-from tests.harness.law import law_named
+from tests.harness.law import by_place, law_named
 from tests.harness.ledger import BEGUN, WITHDRAWN, Ledger
 from tests.harness.nights import told_gone
 from tests.harness.refusals import (
@@ -29,7 +29,6 @@ from tests.harness.refusals import merged as merged_tallies
 from tests.harness.sightings import Sightings
 from tests.harness.tally import CASES, Tally
 from tests.harness.telling import row as row_of
-from tests.harness.turns import rank
 
 FORMAT = 1
 """The version of the format of summary.json."""
@@ -179,7 +178,7 @@ class Results:
     @property
     def laws(self) -> list[str]:
         """Return the names of the laws among the keys, in the order in which they are run."""
-        return sorted({law for _, law, _ in self.keys}, key=rank)
+        return sorted({law for _, law, _ in self.keys}, key=by_place)
 
     @property
     def dtypes(self) -> list[str]:

@@ -25,23 +25,6 @@ TURNS_OF_SERIES = 2
 LAST_ROUND = 0.2
 """The share of the last round, in which huge strides are drawn too, because they end the process of many a kernel."""
 
-CHEAP_FIRST = (
-    "forward",
-    "backward",
-    "special",
-    "exact",
-    "rejection",
-    "identities",
-    "composition",
-    "rotary",
-    "eight_bits",
-    "ragged",
-    "memory",
-    "invariance",
-    "determinism",
-)
-"""The order of the laws in a round. The cost of a law is the number of calls that it makes."""
-
 
 @dataclass(frozen=True)
 class Turn:
@@ -114,11 +97,6 @@ def _weights(doubling: int) -> list[float]:
         return [1.0]
     total = 2**doubling - 1
     return [*((1 - LAST_ROUND) * 2**i / total for i in range(doubling)), LAST_ROUND]
-
-
-def rank(law: str) -> int:
-    """Return the place of a law in a round; a law that is not listed comes last."""
-    return CHEAP_FIRST.index(law) if law in CHEAP_FIRST else len(CHEAP_FIRST)
 
 
 def seconds_for(

@@ -33,6 +33,7 @@ from tests.harness.trial import Trial
     dropout=True,
     variants=True,
     calls=("fp8_inputs",),
+    place=9,
 )
 def eight_bits(trial: Trial) -> None:
     """Judge a call in which the tensors that the case names are 8-bit numbers; its seed decides their scales.

@@ -51,6 +51,7 @@ LARGE = 2.0**15
     key_padding=True,
     variants=True,
     calls=("ragged", "fp8_cache", "rotary"),
+    place=10,
 )
 def ragged(trial: Trial) -> None:
     """Judge each sequence of a call of the kind that the case has; its seed decides their lengths.

@@ -34,6 +34,7 @@ from tests.harness.trial import Trial
     dropout=True,
     variants=True,
     calls=("rotary",),
+    place=8,
 )
 def rotary(trial: Trial) -> None:
     """Judge a call whose q and k, once columns are paired in the way of the case and rotated, are those of the case.

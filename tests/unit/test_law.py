@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import math
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -12,10 +13,9 @@ from kernels.contract import DTYPES, Capabilities, KnownFailure
 from strategies.case import Case
 from strategies.cases import cases
 from tests.harness.child import Child
-from tests.harness.law import LAWS, law, law_named
+from tests.harness.law import LAWS, by_place, law, law_named
 from tests.harness.run import Run
 from tests.harness.trial import Trial
-from tests.harness.turns import CHEAP_FIRST
 from tests.mutation.schedule import ROUND
 
 KERNEL = """
@@ -87,6 +87,12 @@ def dependent(trial: Trial) -> None:
     """Take the place of the check of a law."""
 
 
-def test_orders_of_laws_name_those_that_there_are() -> None:
-    assert set(CHEAP_FIRST) <= set(LAWS)
+def test_laws_that_declare_no_place_come_last() -> None:
+    in_turn = sorted(LAWS, key=by_place)
+    assert in_turn[:2] == ["forward", "backward"]
+    undeclared = [name for name in LAWS if law_named(name).place == math.inf]
+    assert in_turn[-len(undeclared) :] == undeclared
+
+
+def test_the_schedule_of_mutants_has_every_law() -> None:
     assert set(ROUND) == set(LAWS)

@@ -13,12 +13,11 @@ from strategies.case import Case
 from tests.harness.conclude import Concluded
 from tests.harness.imprecise import Imprecise, ImpreciseCall
 from tests.harness.kernel_info import KernelInfo
-from tests.harness.law import LAWS
+from tests.harness.law import LAWS, by_place
 from tests.harness.matrix import FEW, MARKS, matrix
 from tests.harness.results import Results
 from tests.harness.sightings import Sightings
 from tests.harness.tally import Tally
-from tests.harness.turns import CHEAP_FIRST
 from tests.unit.bugs import bug
 
 KERNELS = tuple(REGISTERED)[:11]
@@ -135,7 +134,7 @@ def test_few_kernels_stand_side_by_side() -> None:
 def test_the_worst_verdict_is_shown(found: dict[str, object], verdict: str, dtype: str, kernels: int) -> None:
     names = KERNELS[:kernels]
     results = Results([info(name) for name in names])
-    for kernel, law, other in itertools.product(names, CHEAP_FIRST, DTYPES):
+    for kernel, law, other in itertools.product(names, LAWS, DTYPES):
         results.add(
             item(kernel, law, other, examples=1 if (kernel, law, other) != (names[0], "exact", dtype) else 0)
         )
@@ -144,7 +143,7 @@ def test_the_worst_verdict_is_shown(found: dict[str, object], verdict: str, dtyp
     results.add(item(names[0], "exact", dtype) | found)
     lines = shown(results)
     row = next(line for line in lines if line.startswith("exact " if kernels == 1 else f"{names[0]} "))
-    cell = row.split()[1 if kernels == 1 else 1 + CHEAP_FIRST.index("exact")]
+    cell = row.split()[1 if kernels == 1 else 1 + sorted(LAWS, key=by_place).index("exact")]
     assert cell[DTYPES.index(dtype)] == MARKS[verdict].character
     assert f"{MARKS[verdict].character} {MARKS[verdict].meaning}" in lines[-1]
     assert cell.count("+") >= 2

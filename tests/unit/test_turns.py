@@ -35,7 +35,6 @@ from tests.harness.turns import (
     TURNS_OF_SERIES,
     Turn,
     fair_seconds,
-    rank,
     seconds_for,
     turns_of_examples,
     turns_of_seconds,
@@ -85,9 +84,6 @@ class TestTurns:
     def test_a_short_run_is_one_round_of_everything(self) -> None:
         (turn,) = turns_of_seconds(5.0, workers=1, items=30)
         assert turn.last
-
-    def test_an_unknown_law_comes_last(self) -> None:
-        assert rank("forward") < rank("determinism") < rank("a law of the future")
 
 
 class TestTime:
