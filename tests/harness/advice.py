@@ -15,7 +15,7 @@ from tests.harness.budget import BudgetSpent
 from tests.harness.child import HarnessError
 from tests.harness.drawing import drawn
 from tests.harness.kernel_info import KernelInfo
-from tests.harness.law import by_place, law_named
+from tests.harness.law import basic_laws, by_place, law_named
 from tests.harness.narrow import narrowing
 from tests.harness.refusals import NO_ADVICE, Advice, Claims, Seen
 from tests.harness.runs import Runs
@@ -29,7 +29,7 @@ answer whatever else they refuse.
 """
 
 TRIED, TRIED_BESIDE = 24, 8
-"""So many cases are drawn from claims that are tried under each law of ``PLAIN``, and under each other law.
+"""So many cases are drawn from claims that are tried under each basic law, and under each other law.
 
 To draw a case takes longer than most kernels take to refuse it.
 """
@@ -39,9 +39,6 @@ LEAST_TRIED = 12
 
 ROUNDS = 5
 """So often claims are changed for a law, each time by what the kernel answers and refuses of those before."""
-
-PLAIN = ("forward", "backward")
-"""The laws under which claims are tried in any case: those of a call, and of its gradients."""
 
 ANSWERED = ("held", "broken")
 """Statuses of a verdict on a case that the kernel has answered, right or wrong."""
@@ -65,12 +62,12 @@ def advised(
     advice = NO_ADVICE
     with suppress(BudgetSpent, HarnessError):
         claims, tried = asking.opening(refusing, kinds), Seen()
-        for law in dict.fromkeys((*PLAIN, *sorted(refusing, key=by_place))):
+        for law in dict.fromkeys((*basic_laws(), *sorted(refusing, key=by_place))):
             settled, seen = asking.settled(law, claims, refusing.get(law, Seen()))
             if settled is None:
                 return Advice(seen=seen)
             claims, tried = settled, tried + seen
-            if law != "forward" and claims and tried.asked >= LEAST_TRIED:
+            if law not in basic_laws(gradients=False) and claims and tried.asked >= LEAST_TRIED:
                 advice = Advice(claims, len(tried.answered), tried.asked)
     return advice
 
@@ -152,7 +149,7 @@ class Asking:
             if not seen.answered:
                 break
             added = truer(law, seen.within(claimed), claimed, failed)
-        if law != "backward" or WITHOUT_GRADIENTS in claims:
+        if not law_named(law).judges_gradients or WITHOUT_GRADIENTS in claims:
             return None, seen.within(claimed)
         return self.settled(law, (*claims, WITHOUT_GRADIENTS), Seen())
 
@@ -160,7 +157,7 @@ class Asking:
         """Yield cases of a law that are drawn from claims, of each dtype in turn; none if the law does not apply."""
         declared, claimed = law_named(law), self.claimed(claims)
         dtypes = [dtype for dtype in claimed.dtypes if declared.applies_to(claimed, dtype)]
-        number = TRIED if law in PLAIN else TRIED_BESIDE
+        number = TRIED if law_named(law).is_basic else TRIED_BESIDE
         drawn_of = partial(cases, claimed, device_type=self.runs.device_type, **declared.draws)
         in_turn = zip_longest(*(drawn(drawn_of(dtype=x), x, -(-number // len(dtypes))) for x in dtypes))
         return islice(filter(None, chain.from_iterable(in_turn)), number)
@@ -184,7 +181,7 @@ def truer(law: str, seen: Seen, claimed: Capabilities, failed: Sequence[Claims])
     for may_lose in (0.0, FEW):
         found = dict(narrowing(seen.refused, seen.answered, claimed, may_lose))
         claims = tuple(found)
-        if law == "backward" and claimed.backward is True:
+        if law_named(law).judges_gradients and claimed.backward is True:
             claims = tuple("backward=causal" if claim == "causal=true" else claim for claim in claims)
         left = len(seen.refused) - sum(found.values())
         if left <= FEW * (left + len(seen.answered)) and claims not in failed:

@@ -8,6 +8,7 @@ from kernels.contract import GRADIENTS, Capabilities
 from strategies.case import LAYOUT_FIELDS, SIMPLEST, Case
 from strategies.features import LENGTHS, SCORES, with_no_more_than
 from tests.harness.bugs import Bug, Need, is_small, wrong_tensors
+from tests.harness.law import law_named
 from tests.harness.vary import EXPANDED
 from tests.harness.verdict import NUMBERS, Finding
 
@@ -125,7 +126,7 @@ def wrong_with_ordinary_numbers(
     Where all of out is NaN no gradient can be judged, so that all of them count as wrong. Errors of roundings tell
     nothing if they are as small with ordinary numbers. ``more`` says how many rows and keys the case gets in addition.
     """
-    if finding.kind not in NUMBERS or law not in ("forward", "backward"):
+    if finding.kind not in NUMBERS or not law_named(law).is_basic:
         return set()
     different: dict[str, Any] = {
         name: "contiguous" for name in LAYOUT_FIELDS if getattr(case, name) in EXPANDED

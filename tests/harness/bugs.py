@@ -47,7 +47,7 @@ LARGE_SCORES = "exact"
 OWN_NUMBERS = (LARGE_SCORES, "special")
 """Laws that set numbers of their own, so that a case of theirs is not ordinary, whatever its fields are."""
 OWN_ARGUMENTS = ("rotary", "eight_bits")
-"""Laws whose calls are those of a plain law but for tables of angles, or for 8-bit numbers with scales."""
+"""Laws whose calls are those of a basic law but for tables of angles, or for 8-bit numbers with scales."""
 
 OF_REPEATS = ("determinism", "memory")
 """Laws that repeat one call and compare what it returns."""

@@ -122,7 +122,7 @@ def judge(
 
 
 def judge_plain_call(trial: Trial, p: Problem) -> None:
-    """Judge a call with gradients, as the plain laws make it, in place of one with arguments that a law adds."""
+    """Judge a call with gradients, as the basic laws make it, in place of one with arguments that a law adds."""
     judge(trial, p, trial.gradients(p))
 
 

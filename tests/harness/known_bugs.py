@@ -13,8 +13,8 @@ from tests.harness.attribute import Broken
 from tests.harness.bugs import Bug, in_parts, with_tensors
 from tests.harness.finds import Finds
 from tests.harness.imprecise import Imprecise, ImpreciseCall
+from tests.harness.law import law_named
 from tests.harness.ledger import BEGUN, LEDGER, WITHDRAWN, Ledger
-from tests.harness.plainly import is_plain
 from tests.harness.plan import JOURNALS
 from tests.harness.report import Failure
 from tests.harness.sightings import Sightings
@@ -147,7 +147,7 @@ class KnownBugs:
     def closed(self, law: str) -> tuple[Bug, ...]:
         """Return the bugs for whose cases others are run under a law."""
         bugs = filter(self._is_closed, self.bugs.values())
-        return tuple(bugs if is_plain(law) else map(in_parts, bugs))
+        return tuple(bugs if law_named(law).is_never_restated else map(in_parts, bugs))
 
     def _is_closed(self, bug: Bug) -> bool:
         """Whether cases that meet a bug are run elsewhere, because it ends processes or was seen often enough."""

@@ -6,6 +6,7 @@ This module imports neither pytest nor Hypothesis, because the child process tha
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,13 @@ class Law:
         needs: the claim without which the law does not apply, a field of ``Capabilities``; "" if it always applies.
         dtypes: the dtypes of cases that it is about.
         on_device: whether what calls return has to stay where the kernel left it, as in a law about memory.
-        of_plain_calls: whether its calls have keywords that no call of the claim ``ragged`` has.
+        is_basic: whether it compares what one call on its case returns with the reference. A bug that breaks several
+            laws is reported by a basic one, which says in the fewest words what is wrong.
+        stands_alone: whether its failures are always reported as its own. Those of other laws are reported as failures
+            of a basic law where one of the calls is wrong by itself.
+        takes_gradients: whether it reads gradients, if the kernel has any; else nothing reads the dout of its cases.
+        adds_arguments: whether its calls are those of a basic law with further arguments, as tables of angles, which no
+            call of the claim ``ragged`` takes.
         place: where it stands among the laws of a round, the lowest first; laws that find much in little time should
             come early. Laws of the same place come in the order of their names.
     """
@@ -48,7 +55,10 @@ class Law:
     needs: str = ""
     dtypes: tuple[str, ...] = DTYPES
     on_device: bool = False
-    of_plain_calls: bool = False
+    is_basic: bool = False
+    stands_alone: bool = False
+    takes_gradients: bool = True
+    adds_arguments: bool = False
     place: float = math.inf
 
     def __call__(self, trial: Trial) -> None:
@@ -56,10 +66,30 @@ class Law:
         if trial.case.dtype in self.dtypes:
             self.check(trial)
 
+    @property
+    def judges_gradients(self) -> bool:
+        """Whether it is the basic law that compares gradients with the reference."""
+        return self.is_basic and self.takes_gradients
+
+    @property
+    def is_never_restated(self) -> bool:
+        """Whether its failures are always reported as its own, as those of a basic law are."""
+        return self.is_basic or self.stands_alone
+
+    @property
+    def has_own_calls(self) -> bool:
+        """Whether its calls have arguments that those of no basic law have, so that it alone shows what is wrong."""
+        return bool(self.draws.get("calls"))
+
+    @property
+    def shares_cases(self) -> bool:
+        """Whether the basic laws judge its cases as well: they are about plain calls of finite numbers."""
+        return not (self.stands_alone or self.has_own_calls or self.draws.get("nonfinite"))
+
     def applies_to(self, capabilities: Capabilities, dtype: str) -> bool:
         """Whether a kernel with these claims has to keep the law at a dtype."""
         is_claimed = not self.needs or getattr(capabilities, self.needs) not in NOTHING
-        has_calls = capabilities.dense or not self.of_plain_calls
+        has_calls = capabilities.dense or not self.adds_arguments
         has_gradients = not self.draws.get("gradients") or bool(capabilities.kinds_with_gradients)
         return dtype in self.dtypes and is_claimed and has_calls and has_gradients
 
@@ -81,6 +111,13 @@ def law_named(name: str) -> Law:
     """Return the law of this name. Raises ModuleNotFoundError if there is none."""
     found: Law = getattr(import_module(f"tests.properties.test_{name}"), name)
     return found
+
+
+@cache
+def basic_laws(*, gradients: bool = True) -> tuple[str, ...]:
+    """Return the names of the basic laws by their places; without ``gradients`` of those that take no gradients."""
+    laws = map(law_named, sorted(LAWS, key=by_place))
+    return tuple(x.name for x in laws if x.is_basic and (gradients or not x.takes_gradients))
 
 
 def by_place(name: str) -> tuple[float, str]:

@@ -33,8 +33,8 @@ from tests.harness.certain import accidental, certain
 from tests.harness.diagnose import diagnosed
 from tests.harness.explain import COMES_AND_GOES
 from tests.harness.in_common import by_scores, in_common
+from tests.harness.law import basic_laws, law_named
 from tests.harness.ordinary import ordinary_cases
-from tests.harness.plainly import NO_PLAIN_LAW, OWN_CALLS, PLAIN_LAWS
 from tests.harness.report import Failure
 from tests.harness.runs import Runs
 from tests.harness.same_lengths import TILES, with_ordinary_numbers
@@ -107,7 +107,7 @@ class NeedSearch:
         law = self.failure.law
 
         def look(case: Case) -> Finding | None:
-            return self.found(case, law, lambda: None) if law in PLAIN_LAWS and fails(case) else None
+            return self.found(case, law, lambda: None) if law_named(law).is_basic and fails(case) else None
 
         general = in_common(needs, self.failure, fails, look, self.claims)
         told = without_lengths_of_no_rule(without_accidents(general))
@@ -283,7 +283,8 @@ class NeedSearch:
         if not any(need.name in (SCORES, NAN, *VALUES_OF) for need in needs):
             normal = with_normal_numbers(f.case)
             cases = [*cases, normal, *self.longer(normal, needs)]
-        beside = () if own in NO_PLAIN_LAW or self.failure.finding.kind not in NUMBERS else PLAIN_LAWS
+        is_shared = law_named(own).shares_cases and f.finding.kind in NUMBERS
+        beside = basic_laws() if is_shared else ()
         found: set[str] = set()
         for law in dict.fromkeys((own, *beside)):
             for witness in cases:
@@ -315,15 +316,16 @@ class NeedSearch:
 
         This is asked for a bug that needs no field. Its small cases can't tell, as they were made to show one tensor.
         Another bug that shows in every ordinary case may still hold with few rows and keys, so those are tried as well.
-        Of a law whose calls no plain law makes, its own cases are asked.
+        Of a law whose calls no basic law makes, its own cases are asked.
         Tensors that are wrong where this failure's own tensor is right are another bug's. Gradients that follow from
         roundings of these tensors are among them, even if they are wrong in some cases only.
         """
         finding, info = self.failure.finding, self.runs.info
         own, law = finding.tensor, self.failure.law
-        if not own or (law in NO_PLAIN_LAW and law not in OWN_CALLS):
+        has_own_calls = law_named(law).has_own_calls
+        if not own or not (has_own_calls or law_named(law).shares_cases):
             return set()
-        law = "backward" if info.capabilities.backward and law not in OWN_CALLS else law
+        law = "backward" if info.capabilities.backward and not has_own_calls else law
         ordinary = ordinary_cases(info.capabilities, self.failure.case.dtype, self.runs.device_type)
         few = [replace(case, seqlen_q=FEWEST, seqlen_k=FEWEST) for case in ordinary[:FEW_ORDINARY]]
         claimed = [case for case in few if info.capabilities.admits(case)]

@@ -1,4 +1,4 @@
-"""Report a failure of a law that compares calls as that of a plain law, if one of the calls is wrong by itself."""
+"""Report a failure of a law that compares calls as that of a basic law, if one of the calls is wrong by itself."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -8,20 +8,9 @@ from strategies.case import SIMPLEST, Case
 from strategies.features import NAN, with_no_more_than, with_normal_numbers, with_value
 from tests.harness.apart import Try
 from tests.harness.attribute import Broken
-from tests.harness.bugs import LARGE_SCORES, OWN_ARGUMENTS, are_kindred, wrong_tensors
+from tests.harness.bugs import LARGE_SCORES, are_kindred, wrong_tensors
+from tests.harness.law import basic_laws, law_named
 from tests.harness.verdict import NUMBERS
-
-PLAIN_LAWS = ("forward", "backward")
-"""Laws that are reported first for a bug that breaks several: they say what is wrong in the fewest words."""
-
-OWN_CALLS = ("ragged", *OWN_ARGUMENTS)
-"""Laws whose calls have arguments that those of no plain law have, so that only these laws show what is wrong then."""
-
-NO_PLAIN_LAW = ("special", "rejection", "determinism", "memory", *OWN_CALLS)
-"""Laws whose cases mean nothing to the plain laws, or that are about what lies around a call."""
-
-UNTOLD = ("rejection", "ragged", "memory", "determinism")
-"""Laws whose failures are always reported as their own. Of a case of ``special`` a plain law runs what is finite."""
 
 MOST_SCORES = 2**22
 """A case with more scores than this takes long to judge, so it is tried with one head of one sequence."""
@@ -30,23 +19,18 @@ EVERYTHING: frozenset[str] = frozenset()
 """Nothing is ignored, because laws that put parts together by lse depend on it even if it is known to be wrong."""
 
 
-def is_plain(law: str) -> bool:
-    """Whether failures of a law are always reported as its own, never as those of a plain law."""
-    return law in (*PLAIN_LAWS, *UNTOLD)
-
-
 def plainly(broken: Broken, run: Try, capabilities: Capabilities) -> Broken:
-    """Return a plain law's failure on the case, or on one as large as a call that was made; else the failure itself.
+    """Return a basic law's failure on the case, or on one as large as a call that was made; else the failure itself.
 
     A law that compares calls also makes calls with other lengths or heads than the case has. A bug may show in one of
     those alone, and what it needs is then a matter of that call's sizes. The same holds for an exception that one of
     the calls raises.
     """
-    if broken.finding.kind == "exception" and broken.law not in PLAIN_LAWS:
+    if broken.finding.kind == "exception" and not law_named(broken.law).is_basic:
         calls = _failing_calls(broken, run, capabilities, EVERYTHING)
         raising = (call for call in calls if call.finding.kind == "exception")
         return next((call for call in raising if call.finding.origin == broken.finding.origin), broken)
-    is_own = is_plain(broken.law)
+    is_own = law_named(broken.law).is_never_restated
     if (is_own and not _is_of_batch(broken)) or broken.finding.kind not in NUMBERS:
         return broken
     for call in _wrong_calls(broken, run, capabilities, EVERYTHING):
@@ -72,7 +56,7 @@ def _is_of_lse(broken: Broken, call: Broken) -> bool:
 
 
 def by_its_calls(broken: Broken, run: Try, capabilities: Capabilities) -> Broken:
-    """Return a plain law's failure for one of ``determinism``, if a call is wrong by itself in one of the same tensors.
+    """Return a basic law's failure for one of ``determinism``, if a call is wrong by itself in one of the same tensors.
 
     For gradients that differ between a batch element and the same one alone, a wrong lse of the case tells as much.
     That law compares calls of batch elements, so a bug of any call seems to need several of them. A call that is wrong
@@ -93,7 +77,7 @@ def by_forward(broken: Broken, run: Try) -> Broken:
 
     The forward law also takes less time.
     """
-    if broken.law != "backward" or "out" not in wrong_tensors(broken.finding):
+    if not law_named(broken.law).judges_gradients or "out" not in wrong_tensors(broken.finding):
         return broken
     finding = run("forward", broken.case, broken.ignored)
     if finding is None or finding.kind not in NUMBERS or "out" not in wrong_tensors(finding):
@@ -104,7 +88,7 @@ def by_forward(broken: Broken, run: Try) -> Broken:
 def _wrong_calls(
     broken: Broken, run: Try, capabilities: Capabilities, ignored: frozenset[str]
 ) -> Iterator[Broken]:
-    """Yield what the plain laws find wrong in numbers on the case, or on one as large as a call that was made."""
+    """Yield what the basic laws find wrong in numbers on the case, or on one as large as a call that was made."""
     calls = _failing_calls(broken, run, capabilities, ignored)
     return (call for call in calls if call.finding.kind in NUMBERS)
 
@@ -112,9 +96,9 @@ def _wrong_calls(
 def _failing_calls(
     broken: Broken, run: Try, capabilities: Capabilities, ignored: frozenset[str]
 ) -> Iterator[Broken]:
-    """Yield what the plain laws find on the case, or on one as large as a call that was made."""
+    """Yield what the basic laws find on the case, or on one as large as a call that was made."""
     for case in _cases(broken, capabilities):
-        for law in PLAIN_LAWS if capabilities.backward else PLAIN_LAWS[:1]:
+        for law in basic_laws(gradients=bool(capabilities.backward)):
             finding = run(law, case, ignored)
             if finding is not None:
                 yield Broken(law, case, finding, ignored)

@@ -235,8 +235,12 @@ class Results:
                 yield law if is_all else f"{law} ({', '.join(untried)})"
 
     def _lacks_gradients(self, kernel: str) -> bool:
-        """Whether the law ``backward`` was tried on a kernel and never got a gradient to judge."""
-        tallies = (tally for key, tally in self.tallies.items() if key[:2] == (kernel, "backward"))
+        """Whether gradients of a kernel were asked for and the kernel never returned one to judge."""
+        tallies = (
+            tally
+            for key, tally in self.tallies.items()
+            if key[0] == kernel and law_named(key[1]).judges_gradients
+        )
         judged = {tensor for tally in tallies for tensor in tally.judged}
         return bool(judged) and judged.isdisjoint(GRADIENTS)
 
@@ -331,13 +335,13 @@ class Results:
     def distribution(self) -> list[dict[str, Any]]:
         """Return a row for each kernel, dtype and tensor: how the largest error over bound varies over examples.
 
-        Only the laws ``forward`` and ``backward`` count. "histogram" has the number of examples in each of ``BARS``
+        Only the basic laws count. "histogram" has the number of examples in each of ``BARS``
         equal parts of the range from 0 to 1. "tests_nothing" is the share of examples in which an answer of 0 would
         hold.
         """
         merged: dict[tuple[str, str], Tally] = {}
         for (kernel, law, dtype), tally in self.tallies.items():
-            if law in ("forward", "backward"):
+            if law_named(law).is_basic:
                 merged.setdefault((kernel, dtype), Tally()).merge(tally)
         return [
             {

@@ -24,7 +24,6 @@ from tests.harness.elsewhere import Closed, elsewhere, may_show
 from tests.harness.kept import Kept, Near
 from tests.harness.known import stored_case
 from tests.harness.law import Law
-from tests.harness.plainly import PLAIN_LAWS
 from tests.harness.refusals import is_mostly_refused, was_not_run
 from tests.harness.repeat import AGAIN
 from tests.harness.run import Run
@@ -275,14 +274,14 @@ class Subject:
         return self.runs.clock.left <= 0 or (self.tally.drawn > 0 and time.perf_counter() > self.deadline)
 
     def _passed_over(self, law: Law, case: Case) -> frozenset[str]:
-        """Return the tensors that bugs seen often make wrong in a case, if a plain law has others to judge there.
+        """Return the tensors that bugs seen often make wrong in a case, if a basic law has others to judge there.
 
         Another bug of these others, which needs the same fields, would not be found in cases that are run elsewhere.
         """
-        if law.name not in PLAIN_LAWS or self.replay is not None:
+        if not law.is_basic or self.replay is not None:
             return frozenset()
         claims = self.info.capabilities
-        judged = {"out", *(GRADIENTS if law.name == "backward" else ())}
+        judged = {"out", *(GRADIENTS if law.takes_gradients else ())}
         judged |= {"lse"} if claims.lse else set()
         judged -= set() if claims.bias_gradient else {"dbias"}
         bugs = [bug for bug in self.known.closed(law.name) if may_show(bug, case)]

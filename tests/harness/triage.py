@@ -21,7 +21,8 @@ from tests.harness.explain import COMES_AND_GOES, HOLDS_ALONE, Explanation
 from tests.harness.investigate import Investigation
 from tests.harness.known import meets
 from tests.harness.known_bugs import KnownBugs
-from tests.harness.plainly import by_forward, by_its_calls, is_plain, plainly
+from tests.harness.law import law_named
+from tests.harness.plainly import by_forward, by_its_calls, plainly
 from tests.harness.precision import FEWEST_KEYS
 from tests.harness.repeat import (
     AFTER_OTHERS,
@@ -237,7 +238,7 @@ class Triage:
     def _unexplained(self, broken: Broken) -> Broken | None:
         """Return what known bugs leave of a failure, which is counted for those that explain a part of it."""
         known = tuple(self.known.bugs.values())
-        if not is_plain(broken.law) and broken.finding.ends_process:
+        if not law_named(broken.law).is_never_restated and broken.finding.ends_process:
             for bug in known:
                 if in_parts(bug).end_of(broken.case) or bug.ends_parts(broken.finding):
                     self.known.blame(bug, broken.law, broken.case, "")
@@ -286,7 +287,7 @@ class Triage:
             return
         broken = drawn
         with suppress(OutOfTime):
-            broken = self._by_plain_law(drawn) if shrink else drawn
+            broken = self._by_basic_law(drawn) if shrink else drawn
         investigation = self._investigation(self._failure(broken))
         bug = self._found(investigation, shrink=shrink)
         told = bug.failure.explanation.sentences if shrink else ()
@@ -491,8 +492,8 @@ class Triage:
         investigation = replace(self._investigation(self._failure(broken)), hurried=True)
         self._keep(self._found(investigation, shrink=True), broken, ())
 
-    def _by_plain_law(self, broken: Broken) -> Broken:
-        """Return a failure that no known bug explains as a plain law tells it, if that one is not explained either."""
+    def _by_basic_law(self, broken: Broken) -> Broken:
+        """Return a failure that no known bug explains as a basic law tells it, if that one is not explained either."""
         capabilities, known = self.runs.info.capabilities, tuple(self.known.bugs.values())
         is_explained = bool(broken.finding.explained_by)
         run = self._asked_about(broken.finding, explained=is_explained)
@@ -528,14 +529,14 @@ class Triage:
                 if bug.is_everywhere and not known.is_everywhere:
                     self.known.forget(known)
                 else:
-                    by_plain_law = is_plain(bug.failure.law)
-                    return met_again(known, bug) if by_plain_law else with_tensors(known, bug.tensors)
+                    by_basic_law = law_named(bug.failure.law).is_never_restated
+                    return met_again(known, bug) if by_basic_law else with_tensors(known, bug.tensors)
             return self._blamed_for_smallest(f)
         return None
 
     def _blamed_for_smallest(self, f: Failure) -> Bug | None:
         """Return the known bug that breaks a call which a comparing law makes for its smallest case, or None."""
-        if not self.known.bugs or is_plain(f.law):
+        if not self.known.bugs or law_named(f.law).is_never_restated:
             return None
         verdict = self.runs.in_time(f.law, f.case)
         if verdict.finding is None:

@@ -37,7 +37,7 @@ from tests.harness.device import device_answers
 from tests.harness.environments import why_not_here
 from tests.harness.interpreting import makes_code, repair_interpreter
 from tests.harness.known import described
-from tests.harness.law import law_named
+from tests.harness.law import basic_laws, law_named
 from tests.harness.lse_form import form_of, in_claimed_form
 from tests.harness.memory import (
     device_bytes,
@@ -190,7 +190,7 @@ class Worker:
         not the true ones, so they are computed from the exact out and lse instead. If no gradient is wrong then, the
         finding is that of out or lse.
         """
-        laws = ("backward", "forward") if run.law == "backward" else (run.law,)
+        laws = (run.law, *basic_laws(gradients=False)) if law_named(run.law).judges_gradients else (run.law,)
         trial_of = partial(Trial, apart=False)
         found = (self.attempt(replace(run, law=law), trial_of)[0].finding for law in laws)
         return next(filter(None, found), finding)

@@ -7,6 +7,7 @@ import pytest
 
 from kernels import registry
 from kernels.mutants.mutant import KERNEL
+from tests.harness.law import law_named
 from tests.harness.trial import Trial, run_kernel
 from tests.mutation.campaign import Campaign
 from tests.mutation.equivalence import Judgement, RecordedLaunch, judge, recorded_launches
@@ -84,7 +85,7 @@ def launches(campaign: Campaign) -> list[RecordedLaunch]:
     kernel = registry.load(campaign.info.spec, campaign.info.claims)
     with recorded_launches() as found:
         for law, case in campaign.schedule.examples(0, RECORDED):
-            if law in ("forward", "backward"):
+            if law_named(law).is_basic:
                 trial = Trial(kernel, case, campaign.child.device, 0.0)
                 run_kernel(kernel, trial.problem, trial.launch, backward=bool(kernel.capabilities.backward))
     return found

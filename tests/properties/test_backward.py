@@ -10,7 +10,7 @@ from tests.harness.law import law
 from tests.harness.trial import Trial
 
 
-@law(needs="backward", gradients=True, key_padding=True, dropout=True, variants=True, place=2)
+@law(needs="backward", gradients=True, key_padding=True, dropout=True, variants=True, place=2, is_basic=True)
 def backward(trial: Trial) -> None:
     """Judge everything that one call with gradients returns."""
     judge(trial, trial.problem, trial.gradients())

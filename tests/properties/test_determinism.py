@@ -34,7 +34,7 @@ Programs of small launches race for the same places as those of large ones do.
 """
 
 
-@law(on_device=True, key_padding=True, dropout=True, variants=True, place=13)
+@law(on_device=True, key_padding=True, dropout=True, variants=True, place=13, stands_alone=True)
 def determinism(trial: Trial) -> None:
     """Compare the pairs of calls."""
     p = trial.problem

@@ -28,7 +28,7 @@ from tests.harness.trial import Trial
     needs="fp8_inputs",
     dtypes=("bfloat16",),
     on_device=True,
-    of_plain_calls=True,
+    adds_arguments=True,
     key_padding=True,
     dropout=True,
     variants=True,
@@ -38,7 +38,7 @@ from tests.harness.trial import Trial
 def eight_bits(trial: Trial) -> None:
     """Judge a call in which the tensors that the case names are 8-bit numbers; its seed decides their scales.
 
-    A case that names none, or has tensors that may overflow, has the call that the plain laws make, which tells whether
+    A case that names none, or has tensors that may overflow, has the call that the basic laws make, which tells whether
     a failure is a matter of these numbers. So has one in which v is to be a part of k, but k alone of 8 bits.
     """
     tensors, p = trial.case.fp8_inputs, trial.problem

@@ -10,7 +10,7 @@ from tests.harness.law import law
 from tests.harness.trial import Trial
 
 
-@law(key_padding=True, dropout=True, variants=True, place=1)
+@law(key_padding=True, dropout=True, variants=True, place=1, is_basic=True, takes_gradients=False)
 def forward(trial: Trial) -> None:
     """Judge out and lse of one call."""
     judge(trial, trial.problem, trial.forward())

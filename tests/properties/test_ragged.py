@@ -52,11 +52,12 @@ LARGE = 2.0**15
     variants=True,
     calls=("ragged", "fp8_cache", "rotary"),
     place=10,
+    stands_alone=True,
 )
 def ragged(trial: Trial) -> None:
     """Judge each sequence of a call of the kind that the case has; its seed decides their lengths.
 
-    A case of no kind has the call that the plain laws make, which tells whether a failure is a matter of the kind.
+    A case of no kind has the call that the basic laws make, which tells whether a failure is a matter of the kind.
     """
     p = replace(trial.problem, rule=replace(trial.problem.rule, bias=None))
     calls = {

@@ -29,7 +29,7 @@ from tests.harness.trial import Trial
 @law(
     needs="rotary",
     on_device=True,
-    of_plain_calls=True,
+    adds_arguments=True,
     key_padding=True,
     dropout=True,
     variants=True,
@@ -40,7 +40,7 @@ def rotary(trial: Trial) -> None:
     """Judge a call whose q and k, once columns are paired in the way of the case and rotated, are those of the case.
 
     The seed of the case decides by which angles they are rotated. A case of no way, or with a head_dim of 1, has the
-    call that the plain laws make, which tells whether a failure is a matter of the rotation.
+    call that the basic laws make, which tells whether a failure is a matter of the rotation.
     """
     p = trial.problem
     if trial.case.rotary == "none" or p.q.shape[3] < 2:

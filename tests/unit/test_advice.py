@@ -11,10 +11,10 @@ from kernels.contract import Capabilities
 from kernels.contract.parsing import PLAIN_FUNCTION, parse_claims
 from strategies.case import Case
 from strategies.cases import cases
-from tests.harness.advice import PLAIN, advised
+from tests.harness.advice import advised
 from tests.harness.alike import alike
 from tests.harness.budget import BudgetSpent
-from tests.harness.law import law_named
+from tests.harness.law import basic_laws, law_named
 from tests.harness.refusals import Advice, Seen, complaint
 from tests.harness.tally import Tally, plain
 from tests.harness.verdict import Finding, Verdict
@@ -82,7 +82,7 @@ def drawn(law: str, claimed: Capabilities, number: int) -> list[Case]:
 @pytest.fixture(scope="module")
 def some() -> Mapping[str, list[Case]]:
     """Return cases that are drawn from all that a plain function claims, by law."""
-    return {law: drawn(law, PLAIN_FUNCTION, DRAWN) for law in PLAIN}
+    return {law: drawn(law, PLAIN_FUNCTION, DRAWN) for law in basic_laws()}
 
 
 def seen_by(runs: Any, some: Mapping[str, list[Case]]) -> dict[str, Seen]:

@@ -108,7 +108,7 @@ class TestDeterminism:
         run = backward(lambda case: case.causal, alone=True)
         of_kernel: Any = SimpleNamespace(bugs=dict(enumerate(known)), precision=Imprecise(), finds=None)
         triage = Triage(runs_of(CLAIMS, hard=run), of_kernel, {}, ShrinkBudget(0.0))
-        assert triage._by_plain_law(self.BROKEN).law == law
+        assert triage._by_basic_law(self.BROKEN).law == law
 
     def test_no_design_explains_a_part_unless_the_kernel_is_known_to_be_less_precise(self) -> None:
         """A design may happen to explain a wrong out, and not the gradients that are wrong as well."""
