@@ -32,7 +32,6 @@ from tests.harness.apart import (
 )
 from tests.harness.bugs import (
     ENOUGH,
-    LARGE_SCORES,
     ONE_ABOVE,
     Bug,
     Need,
@@ -43,6 +42,7 @@ from tests.harness.bugs import (
     with_tensors,
     wrong_tensors,
 )
+from tests.harness.law import law_named
 from tests.harness.same_lengths import show_at_same_lengths
 from tests.harness.vary import TILES_OF
 from tests.harness.verdict import NUMBERS, Finding
@@ -123,7 +123,7 @@ def _is_suspect(bug: Bug, broken: Broken, run: Try, capabilities: Capabilities) 
         return False
     if _is_of_blind_rows(broken, bug, run, capabilities):
         return False
-    if broken.law != LARGE_SCORES and _is_of_other_scores(bug, broken.law, broken.case, run):
+    if "scores" not in law_named(broken.law).sets and _is_of_other_scores(bug, broken.law, broken.case, run):
         return False
     wrong = broken.law, broken.case, broken.finding
     return "out" not in bug.tensors or not leaves_out_right(*wrong, run, capabilities)
@@ -131,8 +131,8 @@ def _is_suspect(bug: Bug, broken: Broken, run: Try, capabilities: Capabilities) 
 
 def _in_law(law: str, bug: Bug) -> Bug:
     """Return the bug without a need of large scores, if a law sets these in any case."""
-    set_by_law = law == LARGE_SCORES
-    return replace(bug, needs=tuple(x for x in bug.needs if not (set_by_law and x.name == SCORES)))
+    are_set = "scores" in law_named(law).sets
+    return replace(bug, needs=tuple(x for x in bug.needs if not (are_set and x.name == SCORES)))
 
 
 def _is_of_nan(broken: Broken, bug: Bug, run: Try) -> bool:
@@ -385,7 +385,7 @@ def is_same(known: Bug, bug: Bug, run: Try, capabilities: Capabilities, others: 
         return False
     for one, other in both:
         of_scores = SCORES in {need.name for need in other.needs} and {*one.tensors} <= {*other.tensors}
-        if one.needs_own_numbers and one.failure.law == LARGE_SCORES and of_scores:
+        if one.needs_own_numbers and "scores" in law_named(one.failure.law).sets and of_scores:
             return True
         if one.needs_no_more_than_dtype and _is_shown_by(one, other, run, capabilities):
             return True

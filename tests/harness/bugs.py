@@ -1,6 +1,6 @@
 """What is known of a bug: its smallest case, the fields that it needs, the tensors that it spoils, how bad it is."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any
@@ -21,6 +21,7 @@ from strategies.features import (
     value_of,
 )
 from tests.harness.explain import Explanation
+from tests.harness.law import law_named
 from tests.harness.report import Failure
 from tests.harness.run import run_of
 from tests.harness.verdict import INTERMITTENT, NUMBERS, Finding
@@ -42,17 +43,6 @@ FEW_WRONG = 4
 FAR_ABOVE = 8.0
 """If the worst rounding error is this many times its bound, most other errors exceed their bounds too."""
 
-LARGE_SCORES = "exact"
-"""The law that sets large scores."""
-OWN_NUMBERS = (LARGE_SCORES, "special")
-"""Laws that set numbers of their own, so that a case of theirs is not ordinary, whatever its fields are."""
-OWN_ARGUMENTS = ("rotary", "eight_bits")
-"""Laws whose calls are those of a basic law but for tables of angles, or for 8-bit numbers with scales."""
-
-OF_REPEATS = ("determinism", "memory")
-"""Laws that repeat one call and compare what it returns."""
-OF_SEVERAL_CALLS = (*OF_REPEATS, "identities", "composition", "invariance", "additivity")
-"""Laws that compare what several calls return, which they all fail if repeats of any call differ."""
 
 ENOUGH = 8
 """At least this many ordinary cases must be run to say that a bug shows in all of them."""
@@ -242,14 +232,15 @@ class Bug:
 
     @property
     def needs_arguments_of(self) -> str:
-        """The law of ``OWN_ARGUMENTS`` that found wrong numbers, which plain calls lack; "" for any other bug."""
-        law, kind = self.failure.law, self.failure.finding.kind
-        return law if law in OWN_ARGUMENTS and kind in NUMBERS else ""
+        """The law that found wrong numbers, if it adds arguments to plain calls; "" for any other bug."""
+        adds_arguments = law_named(self.failure.law).adds_arguments
+        return self.failure.law if adds_arguments and self.failure.finding.kind in NUMBERS else ""
 
     @property
     def needs_own_numbers(self) -> bool:
         """Whether nothing is known to decide whether it shows but the numbers that its law sets in every case."""
-        return self.failure.law in OWN_NUMBERS and not any(need.is_telling for need in self.needs)
+        sets_numbers = "numbers" in law_named(self.failure.law).sets
+        return sets_numbers and not any(need.is_telling for need in self.needs)
 
     def may_show_under(self, law: str) -> bool:
         """Whether calls of a law may have what the bug needs, if that is more than fields of a case."""
@@ -332,10 +323,11 @@ class Bug:
             return False
         return mine.kind not in NUMBERS or are_kindred(set(self.tensors), set(other.tensors))
 
-    def differs_always(self, laws: Collection[str]) -> bool:
-        """Whether one of these laws finds numbers that differ between calls, whatever is called, as far as known."""
-        is_of_numbers = self.failure.law in laws and self.failure.finding.kind in NUMBERS
-        return is_of_numbers and not any(need.is_telling for need in self.needs)
+    @property
+    def always_differs_between(self) -> tuple[str, ...]:
+        """What its law compares, if numbers differ there whatever is called, as far as known; else nothing."""
+        is_always = self.failure.finding.kind in NUMBERS and not any(need.is_telling for need in self.needs)
+        return law_named(self.failure.law).compares if is_always else ()
 
     def keeps_state_as(self, other: "Bug") -> bool:
         """Whether this bug makes repeated calls differ, and the other one does so too or comes and goes.
@@ -345,9 +337,9 @@ class Bug:
         has what it needs.
         """
         theirs = other.failure.finding
-        if self.differs_always(OF_REPEATS) and other.differs_always(OF_SEVERAL_CALLS):
+        if "repeats" in self.always_differs_between and other.always_differs_between:
             return True
-        if self.failure.law not in OF_SEVERAL_CALLS or theirs.kind != INTERMITTENT:
+        if not law_named(self.failure.law).compares or theirs.kind != INTERMITTENT:
             return False
         may_show = self.is_everywhere or (bool(self.needs) and self.is_met(other.failure.case))
         return may_show and set() < wrong_tensors(theirs) <= self.may_spoil

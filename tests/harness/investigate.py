@@ -27,6 +27,7 @@ from tests.harness.child import ChildDied, DeviceLost
 from tests.harness.explain import HOLDS_ALONE, HOLDS_IN_TURN, UNEXPLAINED, Explanation, Seen, explain
 from tests.harness.gentle import RUNS, gently_reduced, in_general_layout
 from tests.harness.known_bugs import KnownBugs
+from tests.harness.law import law_named
 from tests.harness.needs import COUNTS, NeedSearch, explained
 from tests.harness.offers import excluding, offered
 from tests.harness.ordinary import ordinary_cases
@@ -362,7 +363,7 @@ class Investigation:
         # If no number is wrong there is nothing to look at.
         looks = None if failure.finding.actual is None else look
         with suppress(ChildDied):
-            tell = failure.law != "ragged"
+            tell = "lengths" not in law_named(failure.law).sets
             claims = self.runs.claims_of(failure.law)
             told = explain(failure.case, fails, looks, claims, lengths_tell=tell)
             self.failure = replace(failure, explanation=told)

@@ -43,6 +43,9 @@ class Law:
         stands_alone: whether its failures are always reported as its own. Those of other laws are reported as failures
             of a basic law where one of the calls is wrong by itself.
         takes_gradients: whether it reads gradients, if the kernel has any; else nothing reads the dout of its cases.
+        sets: what its calls have whatever its cases say: "numbers" in the tensors, "scores" that are large, "lengths".
+        compares: which calls it compares with each other: "repeats" of one call, calls for a "batch" element with those
+            for all, or any "calls". If repeats of a call differ, it fails.
         adds_arguments: whether its calls are those of a basic law with further arguments, as tables of angles, which no
             call of the claim ``ragged`` takes.
         place: where it stands among the laws of a round, the lowest first; laws that find much in little time should
@@ -58,6 +61,8 @@ class Law:
     is_basic: bool = False
     stands_alone: bool = False
     takes_gradients: bool = True
+    sets: tuple[str, ...] = ()
+    compares: tuple[str, ...] = ()
     adds_arguments: bool = False
     place: float = math.inf
 

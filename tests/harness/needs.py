@@ -45,8 +45,6 @@ COUNTS = ("batch", "heads_kv", "group")
 """Fields for which the value 1 tells most: any other value may move the error to where the numbers hide it."""
 ROWS = (*COUNTS, *LENGTHS)
 """The fields that the number of rows of a tensor follows from."""
-OF_BATCHES = "determinism"
-"""The law that compares an element of a batch with the same one alone."""
 FEW_ORDINARY = 3
 """How many ordinary cases of another dtype must all be wrong for a bug to show everywhere in that dtype too."""
 ORDINARY_JUDGED = 8
@@ -165,7 +163,7 @@ class NeedSearch:
         tensors, one = laid_out(layout.name, case), with_value(case, need.name, 1)
         if not tensors or lie_as_contiguous(tensors, case) or not lie_as_contiguous(tensors, one):
             return False
-        if need.name == "batch" and self.failure.law == OF_BATCHES:
+        if need.name == "batch" and "batch" in law_named(self.failure.law).compares:
             return True
         gaps: dict[str, Any] = {f"{tensor}_layout": "gap" for tensor in tensors}
         own, single = (replace(x, **gaps) for x in (case, one))

@@ -8,7 +8,7 @@ from strategies.case import SIMPLEST, Case
 from strategies.features import NAN, with_no_more_than, with_normal_numbers, with_value
 from tests.harness.apart import Try
 from tests.harness.attribute import Broken
-from tests.harness.bugs import LARGE_SCORES, are_kindred, wrong_tensors
+from tests.harness.bugs import are_kindred, wrong_tensors
 from tests.harness.law import basic_laws, law_named
 from tests.harness.verdict import NUMBERS
 
@@ -43,7 +43,8 @@ def plainly(broken: Broken, run: Try, capabilities: Capabilities) -> Broken:
 
 def _is_of_batch(broken: Broken) -> bool:
     """Whether gradients of a batch element among others, and of it alone, differ."""
-    is_alone = broken.law == "determinism" and bool(broken.finding.other_expression)
+    compares_batch = "batch" in law_named(broken.law).compares
+    is_alone = compares_batch and bool(broken.finding.other_expression)
     return is_alone and wrong_tensors(broken.finding) <= {*GRADIENTS}
 
 
@@ -56,13 +57,13 @@ def _is_of_lse(broken: Broken, call: Broken) -> bool:
 
 
 def by_its_calls(broken: Broken, run: Try, capabilities: Capabilities) -> Broken:
-    """Return a basic law's failure for one of ``determinism``, if a call is wrong by itself in one of the same tensors.
+    """Return a basic law's failure in place of one that was found by comparing a batch element with the same one alone.
 
-    For gradients that differ between a batch element and the same one alone, a wrong lse of the case tells as much.
-    That law compares calls of batch elements, so a bug of any call seems to need several of them. A call that is wrong
-    in another way each time depends on earlier ones, which is for that law to tell.
+    It does so if a call is wrong by itself in one of the same tensors; for gradients, a wrong lse of the case tells as
+    much. Where batch elements are compared, a bug of any call seems to need several of them. A call that is wrong in
+    another way each time depends on earlier calls, which is for the law itself to tell.
     """
-    if broken.law != "determinism" or broken.finding.kind not in NUMBERS:
+    if "batch" not in law_named(broken.law).compares or broken.finding.kind not in NUMBERS:
         return broken
     wrong = wrong_tensors(broken.finding)
     calls = _wrong_calls(broken, run, capabilities, broken.ignored)
@@ -111,7 +112,7 @@ def _cases(broken: Broken, capabilities: Capabilities) -> Iterator[Case]:
     call of another size, because without its spikes a case may have no number but 0.
     """
     changed = [with_value(broken.case, NAN, False)]
-    changed += [with_no_more_than(SIMPLEST, broken.case)] if broken.law == LARGE_SCORES else []
+    changed += [with_no_more_than(SIMPLEST, broken.case)] if "scores" in law_named(broken.law).sets else []
     of_sizes = [replace(broken.case, **size, spikes=()) for size in broken.sizes]
     changed += [case for sized in of_sizes for case in dict.fromkeys((sized, with_normal_numbers(sized)))]
     for case in changed:

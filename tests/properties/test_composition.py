@@ -22,7 +22,7 @@ LONGEST = 2048
 """The largest length that this law draws. It needs no reference, so it can afford more than other laws on out."""
 
 
-@law(max_seqlen=LONGEST, place=7, takes_gradients=False)
+@law(max_seqlen=LONGEST, place=7, takes_gradients=False, compares=("calls",))
 def composition(trial: Trial) -> None:
     """Split the queries, then the keys, each at a place that the seed of the case decides."""
     if trial.arithmetic.rotates:

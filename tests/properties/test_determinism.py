@@ -34,7 +34,15 @@ Programs of small launches race for the same places as those of large ones do.
 """
 
 
-@law(on_device=True, key_padding=True, dropout=True, variants=True, place=13, stands_alone=True)
+@law(
+    on_device=True,
+    key_padding=True,
+    dropout=True,
+    variants=True,
+    place=13,
+    stands_alone=True,
+    compares=("repeats", "batch"),
+)
 def determinism(trial: Trial) -> None:
     """Compare the pairs of calls."""
     p = trial.problem

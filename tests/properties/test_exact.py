@@ -19,7 +19,7 @@ from tests.harness.relate import asked, settled
 from tests.harness.trial import Check, Trial
 
 
-@law(key_padding=True, place=4, takes_gradients=False)
+@law(key_padding=True, place=4, takes_gradients=False, sets=("numbers", "scores"))
 def exact(trial: Trial) -> None:
     """Check means and single keys, in the shape of the case and with numbers of this law's own."""
     p = trial.problem

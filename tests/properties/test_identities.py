@@ -21,7 +21,7 @@ MOST_SCORES = 2**26
 """The most scores of a case. There is no reference to wait for, so this is only to limit the time of the kernel."""
 
 
-@law(max_seqlen=LONGEST, max_scores=MOST_SCORES, place=6)
+@law(max_seqlen=LONGEST, max_scores=MOST_SCORES, place=6, compares=("calls",))
 def identities(trial: Trial) -> None:
     """Check all identities on one problem."""
     trial = settled(trial)

@@ -31,7 +31,15 @@ FINITE_POISON = 1280.0
 """The number that memory is filled with in the second run: far from typical inputs, and exact in every dtype."""
 
 
-@law(on_device=True, key_padding=True, dropout=True, variants=True, place=11, stands_alone=True)
+@law(
+    on_device=True,
+    key_padding=True,
+    dropout=True,
+    variants=True,
+    place=11,
+    stands_alone=True,
+    compares=("repeats",),
+)
 def memory(trial: Trial) -> None:
     """Run with memory full of NaN, then of a number, then with another q, and with memory that ends at a fence."""
     call = trial.prepared(trial.problem)

@@ -53,6 +53,7 @@ LARGE = 2.0**15
     calls=("ragged", "fp8_cache", "rotary"),
     place=10,
     stands_alone=True,
+    sets=("lengths",),
 )
 def ragged(trial: Trial) -> None:
     """Judge each sequence of a call of the kind that the case has; its seed decides their lengths.

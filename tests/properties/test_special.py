@@ -37,7 +37,7 @@ HEAVY = 1e-3
 """The smallest weight at which NaN or infinity in v must show in out; no arithmetic rounds it to 0."""
 
 
-@law(needs="nonfinite", nonfinite=True, patterns=True, place=3)
+@law(needs="nonfinite", nonfinite=True, patterns=True, place=3, sets=("numbers",))
 def special(trial: Trial) -> None:
     """Check the rows that see no NaN or infinity, those that do, and the weight of a score of -inf."""
     p = trial.problem
