@@ -20,8 +20,6 @@ FIELDS = (*DECLARED, *VALUES)
 """The fields of a case of which each value is a cell."""
 COMPARED = ("shorter q", "equal", "longer q")
 """The values of ``lengths``: seqlen_q is below seqlen_k, equal to it, or above it."""
-OUT_ONLY = ("forward", "exact", "composition")
-"""Laws that take no gradients, so that their cases have a dout that nothing reads."""
 
 
 def cells(case: Case) -> list[str]:
@@ -105,11 +103,12 @@ def _compared(c: Capabilities) -> tuple[str, ...]:
 def is_judged(law: str, cell: str) -> bool:
     """Whether the examples of a law are judged by what the cell's field says.
 
-    Calls that ``rejection`` makes are refused. ``exact`` and ``special`` set numbers of their own.
+    They are not if the calls have to be refused, if the law sets the numbers of the tensors, or if nothing reads dout.
     """
-    if cell.partition("=")[0] in VALUES and "numbers" in law_named(law).sets:
+    declared = law_named(law)
+    if cell.partition("=")[0] in VALUES and "numbers" in declared.sets:
         return False
-    return law != "rejection" and not (law in OUT_ONLY and cell.startswith("dout_"))
+    return not declared.expects_refusal and (declared.takes_gradients or not cell.startswith("dout_"))
 
 
 def by_field(claims: Iterable[str], examples: Mapping[str, int]) -> dict[str, dict[str, int]]:

@@ -43,6 +43,7 @@ class Law:
         stands_alone: whether its failures are always reported as its own. Those of other laws are reported as failures
             of a basic law where one of the calls is wrong by itself.
         takes_gradients: whether it reads gradients, if the kernel has any; else nothing reads the dout of its cases.
+        expects_refusal: whether the kernel has to refuse each call that the law judges, as its cases are not claimed.
         sets: what its calls have whatever its cases say: "numbers" in the tensors, "scores" that are large, "lengths".
         compares: which calls it compares with each other: "repeats" of one call, calls for a "batch" element with those
             for all, or any "calls". If repeats of a call differ, it fails.
@@ -61,6 +62,7 @@ class Law:
     is_basic: bool = False
     stands_alone: bool = False
     takes_gradients: bool = True
+    expects_refusal: bool = False
     sets: tuple[str, ...] = ()
     compares: tuple[str, ...] = ()
     adds_arguments: bool = False
@@ -100,7 +102,8 @@ class Law:
 
     def fails_by(self, known: KnownFailure) -> bool:
         """Whether a known failure breaks this law, or the law of the same name as the claim that this law needs."""
-        return known.breaks(self.name) or self.needs in known.laws
+        is_named = self.name in known.laws or self.needs in known.laws
+        return is_named or (known.breaks(self.name) and not self.expects_refusal)
 
 
 def law(**declared: Any) -> Callable[[Callable[[Trial], None]], Law]:

@@ -22,6 +22,7 @@ from strategies.rotary import rotated
 from tests.harness import memory, poison, scripted
 from tests.harness.home import OWN_FOLDERS
 from tests.harness.interpreting import REPAIRED
+from tests.harness.law import law_named
 from tests.harness.lse_form import form_of, in_contract_form
 from tests.harness.run import Run
 from tests.harness.source import WritingTrial
@@ -63,8 +64,12 @@ def script(run: Run, trial: WritingTrial, finding: Finding, title: str, seconds:
     may end its process.
     """
     # Trials that explain a failure share ``source``, and may have made further calls than this one.
-    # In a rejection each call is meant to fail, so only the one that did not fail is made.
-    made = slice(len(trial.calls)) if run.law != "rejection" else slice(finding.call, finding.call + 1)
+    # Where each call is meant to be refused, only the one that was not is made.
+    made = (
+        slice(len(trial.calls))
+        if not law_named(run.law).expects_refusal
+        else slice(finding.call, finding.call + 1)
+    )
     source = trial.source.only(made)
     device = torch.device(trial.device).type
     claims = trial.kernel.capabilities
@@ -130,7 +135,7 @@ def _ending(
 ) -> tuple[list[Callable[..., Any]], list[str]]:
     """Return the functions that the end of the program needs, and its lines, which make the calls and check them."""
     unchanged = "must_be_unchanged(before)"
-    if law == "rejection":
+    if law_named(law).expects_refusal:
         refused = f"must_be_refused({', '.join(calls[0])})"
         return [scripted.must_be_refused, scripted.must_be_unchanged], [refused, unchanged]
     if f.kind == LEAK:

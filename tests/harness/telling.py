@@ -18,6 +18,7 @@ from strategies.features import (
     feature,
 )
 from tests.harness.bugs import Bug, Need
+from tests.harness.law import law_named
 from tests.harness.report import headline
 from tests.harness.sightings import Sightings
 from tests.harness.vary import text
@@ -130,7 +131,7 @@ def rank(bug: Bug) -> str:
         return "accepted"
     if finding.explained_by:
         return "imprecise"
-    if bug.failure.law == "special":
+    if law_named(bug.failure.law).draws.get("nonfinite"):
         return "special"
     if share == 0 or (share is None and (bug.needs_numbers or bug.is_huge)):
         return "range"

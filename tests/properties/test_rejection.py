@@ -23,7 +23,7 @@ from tests.harness.relate import in_claimed_layouts, with_v_apart
 from tests.harness.trial import Trial, run_kernel
 
 
-@law(needs="validates", on_device=True, place=5, stands_alone=True)
+@law(needs="validates", on_device=True, place=5, stands_alone=True, expects_refusal=True)
 def rejection(trial: Trial) -> None:
     """Check that each call raises an exception and leaves its inputs as they are."""
     p = with_v_apart(trial, trial.problem)
