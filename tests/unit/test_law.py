@@ -1,5 +1,6 @@
 """Laws are found as they are declared, and the child that checks them imports nothing that draws cases."""
 
+import ast
 import inspect
 import json
 import math
@@ -13,6 +14,7 @@ from kernels.contract import DTYPES, Capabilities, KnownFailure
 from strategies.case import Case
 from strategies.cases import cases
 from tests.harness.child import Child
+from tests.harness.home import ROOT
 from tests.harness.law import LAWS, by_place, law, law_named
 from tests.harness.run import Run
 from tests.harness.trial import Trial
@@ -64,6 +66,11 @@ class TestEachLaw:
         assert declared.needs in ("", *Capabilities.__dataclass_fields__)
         assert declared.draws.keys() <= inspect.signature(cases).parameters.keys()
 
+    def test_sets_and_compares_what_there_is(self, name: str) -> None:
+        declared = law_named(name)
+        assert {*declared.sets} <= {"numbers", "scores", "lengths"}
+        assert {*declared.compares} <= {"repeats", "batch", "calls"}
+
 
 def test_a_law_applies_where_what_it_needs_is_claimed() -> None:
     assert not law_named("backward").applies_to(Capabilities(backward=False), "float16")
@@ -92,6 +99,16 @@ def test_laws_that_declare_no_place_come_last() -> None:
     assert in_turn[:2] == ["forward", "backward"]
     undeclared = [name for name in LAWS if law_named(name).place == math.inf]
     assert in_turn[-len(undeclared) :] == undeclared
+
+
+def test_no_list_of_laws_stands_outside_of_the_laws() -> None:
+    listing = set()
+    for path in (ROOT / "tests/harness").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Tuple | ast.List | ast.Set):
+                named = [x for x in node.elts if isinstance(x, ast.Constant) and x.value in LAWS]
+                listing |= {path.name} if len(named) > 1 else set()
+    assert listing == {"programs.py"}  # the orders of programs are called forward and backward too
 
 
 def test_the_schedule_of_mutants_has_every_law() -> None:
