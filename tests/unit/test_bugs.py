@@ -678,6 +678,10 @@ class TestSeverity:
         assert {case.v_head_dim for case in drawn} == {128}
 
 
+LAWS_OF_THREE = ("additivity", "backward", "composition")
+"""The laws that found three bugs."""
+
+
 class TestConclusion:
     def test_two_processes_that_found_one_bug_tell_of_it_once(self) -> None:
         one = replace(bug(CASE, ("out", "dq"), CAUSAL), severity=Severity(9, 20))
@@ -694,7 +698,10 @@ class TestConclusion:
 
     def test_bugs_of_few_examples_are_compared_first(self) -> None:
         needs, numbers = (CAUSAL, GROUP, LONG), (9, 1, 5)
-        found = {name: bug(CASE, ("out",), need, law=name) for name, need in zip("abc", needs, strict=True)}
+        first, second, third = LAWS_OF_THREE
+        found = {
+            name: bug(CASE, ("out",), need, law=name) for name, need in zip(LAWS_OF_THREE, needs, strict=True)
+        }
         seen = {known.key: Sightings() for known in found.values()}
         for known, number in zip(found.values(), numbers, strict=True):
             for seed in range(number):
@@ -703,17 +710,17 @@ class TestConclusion:
 
         def is_same(one: Bug, other: Bug) -> bool:
             compared.append({one.failure.law, other.failure.law})
-            return {"b", "c"} <= compared[-1]
+            return {second, third} <= compared[-1]
 
         assert len(merged(found, seen, is_same)) == 2
-        assert sorted(compared[:2], key=sorted) == [{"a", "b"}, {"b", "c"}]
-        assert compared[2:] == [{"a", "c"}]
+        assert sorted(compared[:2], key=sorted) == [{first, second}, {second, third}]
+        assert compared[2:] == [{first, third}]
 
     def test_bugs_of_a_common_tensor_are_compared_before_others(self) -> None:
         tensors, needs = (("out",), ("dk",), ("lse", "dk")), (CAUSAL, GROUP, LONG)
         found = {
             name: bug(CASE, wrong, need, law=name)
-            for name, wrong, need in zip("abc", tensors, needs, strict=True)
+            for name, wrong, need in zip(LAWS_OF_THREE, tensors, needs, strict=True)
         }
         compared: list[set[str]] = []
 
@@ -722,7 +729,7 @@ class TestConclusion:
             return False
 
         assert len(merged(found, {}, is_same)) == 3
-        assert compared[0] == {"b", "c"}
+        assert compared[0] == {*LAWS_OF_THREE[1:]}
 
 
 class TestLessPrecise:
