@@ -14,10 +14,11 @@ QUICKEST, FORWARD, BACKWARD = "", "forward", "backward"
 
 @contextmanager
 def in_order(order: str) -> Iterator[Any]:
-    """Have the programs of launches run in an order, and yield an object that tells by ``most`` if there are others.
+    """Have the programs of launches run in an order.
 
-    It is the number of programs of the largest launch. Launches do not count if this process does not run them, nor if
-    their programs may wait for each other, and so have to run by their numbers.
+    Yields an object whose ``most`` is the number of programs of the largest launch for which an order could be chosen.
+    That leaves out launches that this process does not run itself, on a GPU say, and those of kernels whose programs
+    may wait for each other, and so have to run by their numbers.
     """
     state: Any = getattr(sys.modules.get(REPAIRED), "programs", None) or SimpleNamespace()
     state.order, state.most = order, 0
