@@ -353,3 +353,16 @@ def has_small_scores(case: Case) -> bool:
 
 def _with(case: Case, values: dict[str, Any]) -> Case:
     return replace(case, **values)
+
+
+TILES_OF = {"seqlen_q": "block_m", "seqlen_k": "block_n"}
+"""The launch setting that says how many rows a tile has along each length."""
+
+
+EXPANDED = ("expanded", "expanded_rows")
+"""Layouts that repeat the numbers of a part of the tensor."""
+
+
+def text(value: Any) -> str:
+    """Return a value of a field in words."""
+    return "default" if value is None else str(value)

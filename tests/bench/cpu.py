@@ -25,7 +25,7 @@ from tests.bench.processes import gather
 from tests.bench.timings import DIED
 from tests.compile.items import launches_triton
 from tests.harness.child import environment_of
-from tests.harness.report import write_whole
+from tests.harness.files import write_whole
 from tests.panel import PANEL
 
 

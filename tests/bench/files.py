@@ -10,7 +10,7 @@ from tests.bench.providers import OTHERS
 from tests.bench.roofline import Ceiling
 from tests.bench.shapes import DIRECTIONS
 from tests.bench.timings import Timing
-from tests.harness.report import write_whole
+from tests.harness.files import write_whole
 
 
 def write(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import triton
 
-from tests.harness.report import write_whole
+from tests.harness.files import write_whole
 from tests.harness.table import print_table
 
 PROPERTY = "flashproof compile"

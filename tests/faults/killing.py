@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from tests.harness.home import ROOT
+from tests.harness.files import ROOT
 
 KERNELS = {"corrupting": "memory", "racing": "intermittent", "aborting": "died"}
 """The planted kernels of a run, each with the only kind of finding that is true of it. A sound one is beside them."""

@@ -12,8 +12,8 @@ from strategies.case import Case
 from tests.harness import memory
 from tests.harness.bugs import Bug
 from tests.harness.child import KILLED, Child
+from tests.harness.failure import Failure
 from tests.harness.outside import are_one_read
-from tests.harness.report import Failure
 from tests.harness.run import Run
 from tests.harness.tail import KEPT_BYTES
 from tests.harness.verdict import Finding, Verdict

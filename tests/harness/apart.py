@@ -1,15 +1,16 @@
 """Bugs that are apart although they may need the same field: with ordinary numbers they make other tensors wrong."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
 from kernels.contract import GRADIENTS, Capabilities
 from strategies.case import LAYOUT_FIELDS, SIMPLEST, Case
-from strategies.features import LENGTHS, SCORES, with_no_more_than
-from tests.harness.bugs import Bug, Need, is_small, wrong_tensors
+from strategies.features import EXPANDED, LENGTHS, SCORES, with_no_more_than
+from tests.harness.bugs import Bug, Need
 from tests.harness.law import law_named
-from tests.harness.vary import EXPANDED
+from tests.harness.runs import Try
+from tests.harness.symptoms import is_small, wrong_tensors
 from tests.harness.verdict import NUMBERS, Finding
 
 LONGER = 64
@@ -21,9 +22,6 @@ ELSEWHERE = ((129, 7), (7, 129), (129, 129), (15, 3), (3, 15))
 """Numbers of rows and keys at which two bugs may be told apart: fewer than any tile has, or more. None fills its tiles,
 so that a bug shows in both passes of a kernel whose tiles are of other sizes.
 """
-
-Try = Callable[[str, Case, frozenset[str]], Finding | None]
-"""Runs a law on a case without judging some tensors, and returns what it finds, or None."""
 
 
 def are_apart(

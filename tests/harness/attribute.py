@@ -13,6 +13,7 @@ from strategies.features import (
     NAN,
     SCORES,
     SEEN,
+    TILES_OF,
     UNEQUAL,
     VALUES_OF,
     feature,
@@ -23,28 +24,17 @@ from strategies.features import (
     with_zeros,
 )
 from tests.harness.apart import (
-    Try,
     are_apart,
     brought_in,
     leaves_out_right,
     wrong_alone,
     wrong_with_ordinary_numbers,
 )
-from tests.harness.bugs import (
-    ENOUGH,
-    ONE_ABOVE,
-    Bug,
-    Need,
-    are_kindred,
-    is_small,
-    is_tiny,
-    leaves_roundings,
-    with_tensors,
-    wrong_tensors,
-)
+from tests.harness.bugs import ENOUGH, ONE_ABOVE, Bug, Need, with_tensors
 from tests.harness.law import law_named
+from tests.harness.runs import Try
 from tests.harness.same_lengths import show_at_same_lengths
-from tests.harness.vary import TILES_OF
+from tests.harness.symptoms import are_kindred, is_small, is_tiny, leaves_roundings, wrong_tensors
 from tests.harness.verdict import NUMBERS, Finding
 
 MOST_VALUES = 4

@@ -7,9 +7,9 @@ named, since most failures need some rows; how it relates to the tiles is.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from strategies.case import DECLARED, SIMPLEST, SIZES, TENSORS, Case
-from strategies.features import UNEQUAL
-from tests.harness.vary import EXPANDED, TILES_OF, Field, text
+from strategies.case import SIMPLEST, SIZES, TENSORS, Case
+from strategies.features import EXPANDED, TILES_OF, UNEQUAL, text
+from tests.harness.failure import Field
 
 FEW_COLUMNS = 16
 """A head_dim up to this may matter only because another one gives the case other numbers, so it is not named."""
@@ -28,20 +28,6 @@ SCORING = {"head_dim", "sm_scale"}
 
 STRUCTURE = SIMPLEST.keys() - set(SIZES) - SCORING - {"dtype"}
 """Fields that change neither shapes nor scores nor how numbers are rounded."""
-
-FEATURES = {
-    **{name: declared["called"] for name, declared in DECLARED.items()},
-    "no_queries": "no queries",
-    "query_tail": "a last tile of queries that is not full",
-    "query_tiles": "the number of tiles of queries",
-    "no_keys": "no keys",
-    "key_tail": "a last tile of keys that is not full",
-    "key_tiles": "the number of tiles of keys",
-    "head_dim": "head_dim",
-    "odd_head_dim": "a head_dim that is no power of two",
-    UNEQUAL: "unequal lengths",
-}
-"""The words of a report for each feature that can be a cause. A launch setting is called by its own name."""
 
 
 def causes(

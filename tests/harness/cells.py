@@ -9,11 +9,10 @@ from kernels.contract import Capabilities
 from reference.mask_pattern import MaskPattern
 from strategies.case import DECLARED, LAYOUT_FIELDS, OF_CALLS, TENSORS, Case
 from strategies.cases import BATCHES, GROUPS, HEADS_KV, MAX_SEQLEN, TILES, claimed_scales, shortest_lengths
-from strategies.features import LENGTHS, UNEQUAL
+from strategies.features import LENGTHS, UNEQUAL, text
 from strategies.padding import FAMILIES as PADDINGS
 from strategies.values import FAMILIES
 from tests.harness.law import law_named
-from tests.harness.vary import text
 
 VALUES = tuple(f"{tensor}_values" for tensor in TENSORS)
 FIELDS = (*DECLARED, *VALUES)

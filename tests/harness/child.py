@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.harness.budget import BudgetSpent
-from tests.harness.death import ASKS_WHERE, finding, how_it_ended
-from tests.harness.device import IMPATIENT_SECONDS, OVERRAN, WAIT_SECONDS
+from tests.harness.death import finding, how_it_ended
+from tests.harness.device import ASKS_WHERE, IMPATIENT_SECONDS, OVERRAN, WAIT_SECONDS
+from tests.harness.files import python_path
 from tests.harness.gpus import pinned
-from tests.harness.home import python_path
 from tests.harness.memory import fills_the_machine
 from tests.harness.origin import Copy, new_copy
 from tests.harness.run import Run

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.harness.home import IS_INSTALLED, ROOT, own_version
+from tests.harness.files import IS_INSTALLED, ROOT, own_version
 
 CONFTEST = f"{ROOT.name}.conftest" if IS_INSTALLED else "conftest"
 """The module with our options."""

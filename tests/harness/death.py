@@ -2,24 +2,14 @@
 
 import signal
 
-from tests.harness.verdict import Finding
+from tests.harness.verdict import BEFORE_THE_BEGINNING, PAST_THE_END, Finding
 
-ASKS_WHERE = signal.SIGUSR1
-"""The signal at which a process prints where it is, as it does when it ends by a fault."""
 STACK = " (most recent call first):"
 """The end of the line above the frames that faulthandler prints."""
 OURS = ("/harness/trial.py", "/kernels/registry.py")
 """The ends of the paths of files of ours that call a kernel: frames from there on are not the kernel's."""
 AT_FENCE = " in run_fenced"
 """The end of the frame in which memory ends where a tensor ends."""
-
-PAST_THE_END = "nothing is read or written past the end of a tensor"
-"""The claim that is broken if a process ends at a fence, which is memory that nobody may touch behind a tensor.
-
-Of kernels whose accesses are known before they are made, it is told without a fence.
-"""
-BEFORE_THE_BEGINNING = "nothing is read or written before the beginning of a tensor"
-"""The same of memory before a tensor."""
 
 
 def how_it_ended(code: int) -> str:

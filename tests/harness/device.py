@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Event, Thread, Timer
@@ -104,3 +105,7 @@ def _wait_for_what_is_launched() -> None:
     reached = torch.cuda.Event(blocking=True)
     reached.record(torch.cuda.default_stream())
     reached.synchronize()
+
+
+ASKS_WHERE = signal.SIGUSR1
+"""The signal at which a process prints where it is, as it does when it ends by a fault."""

@@ -2,15 +2,17 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from kernels.contract import Capabilities
 from strategies.case import SIZES, TENSORS, Case
 from strategies.features import LENGTHS, UNEQUAL
 from tests.harness.budget import BudgetSpent
-from tests.harness.cause import FEATURES, causes
-from tests.harness.vary import Field, fields
+from tests.harness.cause import causes
+from tests.harness.failure import COMES_AND_GOES, EVER_OTHER, Explanation, Field
+from tests.harness.runs import Seen
+from tests.harness.vary import fields
 
 FURTHER = 70
 """This many more queries and keys reach into one more tile, for most tile sizes."""
@@ -19,70 +21,6 @@ WIDE = 16
 
 TELLING_SCALE = 0.3
 """Differs from every other constant in ``known_numbers``, so that a wrong factor of 0.3 is named unambiguously."""
-
-COMES_AND_GOES = "the same case does not fail on every run"
-EVER_OTHER = "the same case fails by other numbers on every run"
-HOLDS_ALONE = (
-    "in a new process the case holds: what else is in memory makes the difference; hence no repro.py"
-)
-
-HOLDS_IN_TURN = (
-    "if the programs of each launch run one after the other, the case holds: they spoil what others write; hence no "
-    "repro.py"
-)
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """What is known of a failure beyond its numbers.
-
-    Attributes:
-        sentences: what follows from the wrong elements of the case, or of a larger one that fails alike.
-        fields: the fields of the case that were varied.
-        causes: the features of the case that the failure points to.
-        pictures: error over bound of each wrong tensor, as made by ``tests.harness.pattern.picture``.
-        larger: a larger case with other numbers that fails alike, if one is known.
-    """
-
-    sentences: tuple[str, ...] = ()
-    fields: tuple[Field, ...] = ()
-    causes: tuple[str, ...] = ()
-    pictures: tuple[dict[str, Any], ...] = ()
-    larger: Case | None = None
-
-    @property
-    def points_to(self) -> str:
-        """Return the causes, in words, that a report names as "points to"."""
-        return ", ".join(FEATURES.get(cause, cause) for cause in self.causes)
-
-    def lines(self) -> list[str]:
-        """Return lines of text: causes, what is seen, fields that matter, fields that do not, and narrower claims."""
-        matter = [field for field in self.fields if field.matters]
-        without = [field.name for field in self.fields if not field.matters]
-        told = [f"points to: {self.points_to}"] if self.causes else []
-        told += self.sentences
-        for field in matter:
-            fails = ", ".join((field.value, *field.fails))
-            told.append(f"{field.name}: fails with {fails}; holds with {', '.join(field.holds)}")
-        if without:
-            told.append(f"fails all the same with other values of {', '.join(without)}")
-        told += [
-            f"{field.name} {field.value} was never meant? --claims {field.claim}"
-            for field in matter
-            if field.claim
-        ]
-        return told
-
-
-UNEXPLAINED = Explanation()
-
-
-@dataclass(frozen=True)
-class Seen:
-    """What the wrong elements of a failing case look like."""
-
-    sentences: tuple[str, ...]
-    pictures: tuple[dict[str, Any], ...]
 
 
 def explain(

@@ -35,7 +35,7 @@ from tests.harness.apart import FEWEST, LONGER, longer
 from tests.harness.attribute import cures
 from tests.harness.bugs import Need
 from tests.harness.certain import SEEDS, claimed_and
-from tests.harness.report import Failure
+from tests.harness.failure import Failure
 from tests.harness.verdict import Finding
 
 OF_ROWS = ("out", "lse", "dq")

@@ -12,19 +12,18 @@ from strategies.case import LAYOUT_FIELDS, Case
 from strategies.features import LENGTHS, SCORES, value_of, with_seeds, with_value
 from tests.harness.attribute import Broken, attribute, cures, is_present, is_same
 from tests.harness.budget import LEAST_SECONDS, BudgetSpent, ShrinkBudget
-from tests.harness.bugs import (
-    ENOUGH,
-    FEW_CRASHES,
-    Bug,
-    Need,
-    Severity,
-    is_in_common,
-    is_not_cured,
-    is_of_format,
-    is_small,
-)
+from tests.harness.bugs import ENOUGH, FEW_CRASHES, Bug, Need, Severity
 from tests.harness.child import ChildDied, DeviceLost
-from tests.harness.explain import HOLDS_ALONE, HOLDS_IN_TURN, UNEXPLAINED, Explanation, Seen, explain
+from tests.harness.explain import explain
+from tests.harness.failure import (
+    HOLDS_ALONE,
+    HOLDS_IN_TURN,
+    UNEXPLAINED,
+    Explanation,
+    Failure,
+    Field,
+    headline,
+)
 from tests.harness.gentle import RUNS, gently_reduced, in_general_layout
 from tests.harness.known_bugs import KnownBugs
 from tests.harness.law import law_named
@@ -32,13 +31,12 @@ from tests.harness.needs import COUNTS, NeedSearch, explained
 from tests.harness.offers import excluding, offered
 from tests.harness.ordinary import ordinary_cases
 from tests.harness.reduce import is_step, reduced
-from tests.harness.report import Failure, headline
 from tests.harness.run import ALL_DESIGNS, ONE_DESIGN
-from tests.harness.runs import Runs
+from tests.harness.runs import Runs, Seen
 from tests.harness.severity import found_in_ordinary, with_contrast
 from tests.harness.sightings import Sightings
 from tests.harness.standalone import exit_status, prepare
-from tests.harness.vary import Field
+from tests.harness.symptoms import is_in_common, is_not_cured, is_of_format, is_small
 from tests.harness.verdict import NUMBERS, UNCLEAR, Finding
 
 EXPLAIN_SECONDS = 10.0
@@ -206,7 +204,7 @@ class Investigation:
         """
         is_imprecise = failure.finding.explained_by or is_small(failure.finding)
         known_as = () if is_imprecise else self.known.precision.needed
-        return NeedSearch(self.runs, failure, self.judged, known_as)
+        return NeedSearch(self.runs, failure, self.judged, known_as, self.known.bugs)
 
     def beside_shrinking(self, seconds: float, calls: float = math.inf) -> Callable[[], None]:
         """Return a meter of the share of these seconds that shrinking has of its own (``haste``), but never too few."""

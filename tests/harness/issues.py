@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.harness.arguments import OneLine
+from tests.harness.files import SUMMARY, write_whole
 from tests.harness.nights import GONE
-from tests.harness.plan import SUMMARY
-from tests.harness.report import write_whole
 
 LABEL = "flashproof"
 """The label of our issues. Others are left alone."""

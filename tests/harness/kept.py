@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from strategies.tensors import check_case
-from tests.harness.bugs import Bug, Need, wrong_tensors
-from tests.harness.report import Failure
+from tests.harness.bugs import Bug, Need
+from tests.harness.failure import Failure
 from tests.harness.run import Run, read, run_of
+from tests.harness.symptoms import wrong_tensors
 from tests.harness.verdict import INTERMITTENT, LEAK, SANITIZER, Finding
 
 Record = TypeVar("Record", "Kept", "Near")

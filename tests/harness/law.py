@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from kernels.contract import DTYPES, Capabilities, KnownFailure
-from tests.harness.trial import Trial
+from strategies.case import Case
 
 PROPERTIES = Path(__file__).parents[1] / "properties"
 """The folder of the laws. The law ``forward`` is the function ``forward`` of ``test_forward.py``."""
@@ -22,6 +22,14 @@ LAWS = tuple(sorted(path.stem.removeprefix("test_") for path in PROPERTIES.glob(
 
 NOTHING = (False, (), "none")
 """The values of claims that stand for no claim."""
+
+
+class OnCase(Protocol):
+    """What a law is checked on, as far as it decides whether the law is about it: ``tests.harness.trial.Trial``."""
+
+    @property
+    def case(self) -> Case:
+        """The case that calls are made on."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +62,7 @@ class Law:
     """
 
     name: str
-    check: Callable[[Trial], None]
+    check: Callable[[Any], None]
     draws: Mapping[str, Any]
     needs: str = ""
     dtypes: tuple[str, ...] = DTYPES
@@ -68,7 +76,7 @@ class Law:
     adds_arguments: bool = False
     place: float = math.inf
 
-    def __call__(self, trial: Trial) -> None:
+    def __call__(self, trial: OnCase) -> None:
         """Check the law on a trial of a dtype that it is about. Raises LawBroken, Refused, or CannotRun."""
         if trial.case.dtype in self.dtypes:
             self.check(trial)
@@ -106,7 +114,7 @@ class Law:
         return is_named or (known.breaks(self.name) and not self.expects_refusal)
 
 
-def law(**declared: Any) -> Callable[[Callable[[Trial], None]], Law]:
+def law(**declared: Any) -> Callable[[Callable[[Any], None]], Law]:
     """Declare the decorated function as the law of its name.
 
     Arguments that are no attributes of ``Law`` are options of the strategy that draws its cases.

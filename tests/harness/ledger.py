@@ -1,13 +1,13 @@
 """What the processes of a run tell each other about the bugs they found: a file to which each appends JSON lines."""
 
-import errno
-import json
 import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from tests.harness.files import Lines, is_alive
 
 LEDGER = "bugs.jsonl"
 """The file, beside the journals."""
@@ -17,60 +17,6 @@ BEGUN, WITHDRAWN = "begun", "withdrawn"
 
 PATIENCE = 150.0
 """Seconds after which an investigation that another process has begun counts as dead."""
-
-
-def is_alive(process: int) -> bool:
-    """Whether a process of this id runs on this machine."""
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
-def append_line(path: Path, record: Mapping[str, Any], before: str = "") -> None:
-    """Add a record to a file of JSON lines, after the text ``before``. Raises OSError if that is not possible.
-
-    A single write to a file opened for appending does not mix with those of other processes.
-    """
-    line = (before + json.dumps(record, separators=(",", ":")) + "\n").encode()
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    try:
-        if os.write(file, line) < len(line):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    finally:
-        os.close(file)
-
-
-class Lines:
-    """One process's view of a file of JSON lines. If it can't be written, nothing is told."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.offset = 0
-        with suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-
-    def append(self, record: Mapping[str, Any]) -> None:
-        """Add one line, which names this process."""
-        with suppress(OSError):
-            append_line(self.path, {"process": os.getpid(), **record})
-
-    def added(self) -> Iterator[dict[str, Any]]:
-        """Yield the records added since the last call, including those of this process."""
-        try:
-            with self.path.open("rb") as file:
-                file.seek(self.offset)
-                text = file.read()
-        except OSError:
-            return
-        whole = text[: text.rfind(b"\n") + 1]
-        self.offset += len(whole)
-        for line in whole.splitlines():
-            with suppress(ValueError):
-                yield json.loads(line)
 
 
 class Ledger:

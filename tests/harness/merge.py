@@ -16,11 +16,11 @@ from tests.harness.arguments import OneLine
 from tests.harness.bugs import Bug
 from tests.harness.conclude import replaced
 from tests.harness.ending import print_ending
+from tests.harness.files import SUMMARY, write_whole
 from tests.harness.nights import read_night
 from tests.harness.page import PAGE, write_page
-from tests.harness.plan import SUMMARY, report_folder
 from tests.harness.recorded import Recorded, read_run
-from tests.harness.report import add_to_report, write, write_whole
+from tests.harness.report import add_to_report, report_folder, write
 from tests.harness.results import Results
 from tests.harness.screen import repeats
 from tests.harness.union import Find, check_alike, united

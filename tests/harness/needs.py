@@ -28,17 +28,17 @@ from strategies.features import (
 from tests.harness.apart import FEWEST, longer, wrong_alone, wrong_with_ordinary_numbers
 from tests.harness.attribute import cures, needs_of, resisted_shrinking
 from tests.harness.budget import BudgetSpent
-from tests.harness.bugs import Need, are_kindred, is_not_cured, is_small, wrong_tensors
+from tests.harness.bugs import Bug, Need
 from tests.harness.certain import accidental, certain
 from tests.harness.diagnose import diagnosed
-from tests.harness.explain import COMES_AND_GOES
+from tests.harness.failure import COMES_AND_GOES, Failure, Field
 from tests.harness.in_common import by_scores, in_common
 from tests.harness.law import basic_laws, law_named
 from tests.harness.ordinary import ordinary_cases
-from tests.harness.report import Failure
 from tests.harness.runs import Runs
 from tests.harness.same_lengths import TILES, with_ordinary_numbers
-from tests.harness.vary import Field, fields
+from tests.harness.symptoms import are_kindred, is_not_cured, is_small, wrong_tensors
+from tests.harness.vary import fields
 from tests.harness.verdict import NUMBERS, Finding
 
 COUNTS = ("batch", "heads_kv", "group")
@@ -63,15 +63,17 @@ AS_SMALL = 4
 class NeedSearch:
     """The search for what the bug behind a failure needs, and for the tensors that it spoils.
 
-    ``failure`` has the smallest case that was found. Functions that are passed in run a case; they may raise
-    BudgetSpent, which ends the search. ``judged`` remembers what was found by looking for wrong tensors. ``known_as``
-    are claims by which the kernel is known to be less precise: what these explain is not wrong because of the bug.
+    ``failure`` has the smallest case that was found, ``bugs`` are those that are known of the kernel. Functions that
+    are passed in run a case; they may raise BudgetSpent, which ends the search. ``judged`` remembers what was found by
+    looking for wrong tensors. ``known_as`` are claims by which the kernel is known to be less precise: what these
+    explain is not wrong because of the bug.
     """
 
     runs: Runs
     failure: Failure
     judged: dict[tuple[str, Case], Finding | None] = field(default_factory=dict)
     known_as: tuple[str, ...] = ()
+    bugs: Mapping[str, Bug] = field(default_factory=dict)
 
     @property
     def claims(self) -> Capabilities:
@@ -300,7 +302,7 @@ class NeedSearch:
         found &= ordinarily or found
         with suppress(BudgetSpent):
             if "out" in found:
-                found -= wrong_alone(f.case, run, self.claims, self.runs.bugs.values())
+                found -= wrong_alone(f.case, run, self.claims, self.bugs.values())
         return self.kindred(found)
 
     def longer(self, case: Case, needs: Sequence[Need]) -> Iterator[Case]:

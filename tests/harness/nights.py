@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.harness.bugs import Bug
 from tests.harness.conclude import merged
-from tests.harness.report import Failure, symptom
+from tests.harness.failure import Failure, symptom
 
 Summary = Mapping[str, Any]
 """The content of a summary.json."""

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from kernels.contract import Capabilities
-from tests.harness.apart import Try
 from tests.harness.bugs import Bug
 from tests.harness.death import is_outside
+from tests.harness.runs import Try
 from tests.harness.verdict import NUMBERS
 
 

@@ -12,10 +12,9 @@ from typing import Any
 
 from kernels.registry import PUBLIC
 from tests.harness.arguments import OneLine
+from tests.harness.files import SUMMARY, write_whole
 from tests.harness.law import LAWS, by_place
 from tests.harness.matrix import MARKS
-from tests.harness.plan import SUMMARY
-from tests.harness.report import write_whole
 
 BEGIN, END = "<!-- packages: begin -->", "<!-- packages: end -->"
 """The lines of the page between which the table stands."""

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from kernels.contract import DTYPES, OUTPUTS
 from tests.harness.coverage import tables
+from tests.harness.files import write_whole
 from tests.harness.law import by_place
 from tests.harness.matrix import MARKS
 from tests.harness.nights import Row, Summary, changes
-from tests.harness.report import PICTURE, write_whole
+from tests.harness.report import PICTURE
 from tests.harness.screen import LEFT_OUT
 from tests.harness.standalone import SCRIPT
 

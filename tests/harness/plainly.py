@@ -6,10 +6,10 @@ from dataclasses import replace
 from kernels.contract import GRADIENTS, Capabilities
 from strategies.case import SIMPLEST, Case
 from strategies.features import NAN, with_no_more_than, with_normal_numbers, with_value
-from tests.harness.apart import Try
 from tests.harness.attribute import Broken
-from tests.harness.bugs import are_kindred, wrong_tensors
 from tests.harness.law import basic_laws, law_named
+from tests.harness.runs import Try
+from tests.harness.symptoms import are_kindred, wrong_tensors
 from tests.harness.verdict import NUMBERS
 
 MOST_SCORES = 2**22

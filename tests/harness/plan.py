@@ -2,8 +2,8 @@
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from kernels.registry import EVERY_PUBLIC, PUBLIC, REGISTERED, package_version
 from strategies.cases import shortest_lengths
 from tests.harness.budget import CALLS, SECONDS, Clock, ShrinkBudget
 from tests.harness.child import Children
+from tests.harness.files import JOURNALS, SUMMARY
 from tests.harness.finds import Finds, finds_at
 from tests.harness.gpus import VISIBLE, gpus
 from tests.harness.journal import Journal, set_aside_unfinished, unfinished_in
@@ -22,20 +23,17 @@ from tests.harness.kept import Kept, read_report
 from tests.harness.kernel_info import KernelInfo, Unavailable
 from tests.harness.law import LAWS, PROPERTIES, law_named
 from tests.harness.ledger import LEDGER
+from tests.harness.report import report_folder
 from tests.harness.run import Run, read
 from tests.harness.sanitizers import sanitizers, why_not
 from tests.harness.shard import Shard, shard_of
 from tests.harness.shares import TURNS
 from tests.harness.turns import Turn, turns_of_examples, turns_of_seconds
 
-JOURNALS = ".journal"
-"""The folder of the journals, within the report directory."""
 MINUTES_PER_KERNEL = 4.0
 """Minutes for each kernel that a run takes at most, unless told otherwise."""
 UNTIL = "flashproof_until"
 """The input by which a worker of pytest-xdist that replaces another one knows when the run ends."""
-SUMMARY = "summary.json"
-"""The file of a run's results, within the report directory."""
 
 
 @dataclass(frozen=True)
@@ -147,18 +145,6 @@ def make_plan(config: pytest.Config) -> Plan:
         ),
         workers=worker["workercount"],
     )
-
-
-@contextmanager
-def report_folder(report_dir: Path, below: str = "") -> Iterator[Path]:
-    """Make the report folder or one below it. Raises pytest.UsageError, in one line, if it can't be written."""
-    try:
-        (report_dir / below).mkdir(parents=True, exist_ok=True)
-        yield report_dir / below
-    except OSError as e:
-        raise pytest.UsageError(
-            f"--report-dir: got {str(report_dir)!r}, expected a folder that can be written ({e.strerror})"
-        ) from None
 
 
 def _time_limit(config: pytest.Config, kernels: int) -> float | None:

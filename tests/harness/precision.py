@@ -10,6 +10,7 @@ from reference.family import Family, implied, in_pairs, less_precise, widest
 from tests.harness.judge import judge
 from tests.harness.rivals import likeliest
 from tests.harness.run import ALL_DESIGNS, NO_DESIGN, WHOLE_DESIGN
+from tests.harness.symptoms import FEWEST_KEYS
 from tests.harness.trial import CannotRun, LawBroken, Refused, Trial
 from tests.harness.verdict import NUMBERS, Finding
 
@@ -24,8 +25,6 @@ after each of N heads of a group, add sqrt(N) errors of random signs: fewer than
 roundings are larger by as much. This is asked of dq and dk at the default sm_scale alone: large scores leave the weight
 of one key, and dP - delta is then a small difference of large numbers.
 """
-FEWEST_KEYS = 16
-"""With at least this many rows and keys, only a few rows of a tensor are 0 or small differences of large numbers."""
 
 
 def with_explanations(

@@ -16,7 +16,6 @@ from kernels.contract import RAGGED_KEYWORDS, Capabilities
 from strategies.layouts import Window, bits, changed_together, fitting, place
 from strategies.pages import Pages, in_pages, page_size_of, pool_layouts
 from tests.harness.problem import Outputs, Problem
-from tests.harness.scripted import apart
 
 APPENDED = (
     "after the call the cache has the new rows behind the old ones, and is else as it was, but it differs"
@@ -173,3 +172,16 @@ def _lengths(p: Problem, length: int) -> Tensor:
 
 def _int32(numbers: list[int], p: Problem) -> Tensor:
     return torch.tensor(numbers, dtype=torch.int32, device=p.q.device)
+
+
+def apart(tensors: dict[str, Tensor], batch: int, lse_layout: str) -> dict[str, Tensor]:
+    """Return tensors of equally long sequences, which lie end to end in one batch element, with one for each sequence.
+
+    Rows are in the dimension 2; those of lse, if its layout is "bnh", in the dimension 1.
+    """
+    found = {}
+    for name, x in tensors.items():
+        axis = 1 if name == "lse" and lse_layout == "bnh" else 2
+        rows = x.shape[axis] // batch
+        found[name] = x.unflatten(axis, (batch, rows)).movedim(axis, 0).squeeze(1).contiguous()
+    return found

@@ -1,7 +1,7 @@
 """What a run writes down line by line as it goes, so that it can be merged with others even if it is killed."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from tests.harness.conclude import Concluded, merged, together
-from tests.harness.home import own_version
+from tests.harness.files import JOURNALS, append_line, own_version
 from tests.harness.kernel_info import KernelInfo
-from tests.harness.ledger import LEDGER, Ledger, append_line
-from tests.harness.plan import JOURNALS, Plan
+from tests.harness.ledger import LEDGER, Ledger
 from tests.harness.results import Results
 from tests.harness.shard import Shard, shard_of
 
@@ -43,20 +42,28 @@ class Recorder:
                 self.unwritten.pop(0)
 
 
-def first_line(plan: Plan, run: Mapping[str, Any]) -> dict[str, Any]:
+def first_line(
+    run: Mapping[str, Any],
+    *,
+    shard: Shard | None,
+    report_dir: Path,
+    environment: Mapping[str, str],
+    kernels: Iterable[KernelInfo],
+    not_run: Sequence[str],
+) -> dict[str, Any]:
     """Return the line about the run: what must agree in runs that are merged, and what they have in common.
 
-    ``run`` is what summary.json tells of the run as such.
+    ``run`` is what summary.json tells of the run as such, ``not_run`` the kernels that can't be run.
     """
     return {
         "flashproof": FORMAT,
         "version": own_version(),
-        "shard": str(plan.shard) if plan.shard else None,
-        "report_dir": str(plan.report_dir),
+        "shard": str(shard) if shard else None,
+        "report_dir": str(report_dir),
         "run": run,
-        "environment": plan.environment,
-        "kernels": [info.to_dict() for info in plan.kernels],
-        "not_run": plan.unavailable,
+        "environment": environment,
+        "kernels": [info.to_dict() for info in kernels],
+        "not_run": not_run,
     }
 
 

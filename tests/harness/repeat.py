@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from tests.harness.attribute import Broken
 from tests.harness.budget import BudgetSpent
-from tests.harness.explain import Explanation
-from tests.harness.report import Failure
+from tests.harness.failure import Explanation, Failure
 from tests.harness.runs import Runs
 
 AGAIN = 2

@@ -1,77 +1,25 @@
 """What a user reads and keeps of a failure: the message, and the report folder."""
 
-import hashlib
 import json
-import os
-import re
 import shlex
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+
+import pytest
 
 from tests.harness import picture
-from tests.harness.explain import UNEXPLAINED, Explanation
-from tests.harness.home import IS_INSTALLED
-from tests.harness.run import Run
+from tests.harness.failure import Failure, headline
+from tests.harness.files import IS_INSTALLED, whole, write_whole
 from tests.harness.standalone import SCRIPT
-from tests.harness.verdict import INTERMITTENT, LEAK, SANITIZER, Finding
+from tests.harness.verdict import Finding
 
 DETAIL_LINES = 12
 """Lines shown of a traceback or a dead process's stderr; case.json has all that was kept."""
 
 PICTURE = "error.png"
 NO_PICTURE = f"{PICTURE}: not drawn, matplotlib is not installed"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Failure(Run):
-    """A run in which the law was broken; ``kernel`` is the name of the kernel."""
-
-    kernel: str
-    finding: Finding
-    environment: dict[str, str]
-    explanation: Explanation = UNEXPLAINED
-    number: int = 0
-    """How many bugs with the same law, dtype, tensor and kind were known before: it makes the folder's name unique."""
-
-    @property
-    def digest(self) -> str:
-        """Return a hash that identifies the bug rather than the case, so that a smaller case replaces a larger one."""
-        bug = (*self.kin, self.number) if self.number else self.kin
-        return hashlib.sha256(repr(bug).encode()).hexdigest()[:10]
-
-    @property
-    def kin(self) -> tuple[Any, ...]:
-        """Return the properties that it may share with other bugs of the kernel: see ``number``."""
-        f = self.finding
-        reported = (f.claim,) if self.sanitizer else ()
-        return (self.spec, self.claims, self.law, self.case.dtype, f.tensor, f.kind, *reported)
-
-    @property
-    def folder(self) -> Path:
-        """Return the folder of its report, relative to the report directory."""
-        return Path(re.sub(r"[^\w.-]", "_", self.kernel).strip(".")) / f"{self.law}-{self.digest}"
-
-
-def headline(failure: Failure) -> str:
-    """Return one line that names kernel, law, tensor or kind of failure, and dtype."""
-    return f"{failure.kernel}: law `{failure.law}` is broken, {symptom(failure)} ({failure.case.dtype})"
-
-
-def symptom(failure: Failure) -> str:
-    """Return what is wrong, such as ``out is wrong`` or ``exception``."""
-    f = failure.finding
-    if f.kind == INTERMITTENT:
-        return f"{f.tensor} is wrong now and then" if f.tensor else "it fails now and then"
-    if f.kind == LEAK:
-        return "memory leaks"
-    if f.kind == SANITIZER:
-        return f"{failure.sanitizer} reports an error"
-    if f.kind == "nonfinite":
-        return f"{f.tensor} hides NaN" if f.of_nan == ("lost",) else f"{f.tensor} is not finite"
-    return f"{f.tensor} is wrong" if f.tensor else f.kind
 
 
 def facts(failure: Failure) -> list[tuple[str, str]]:
@@ -191,18 +139,13 @@ def add_to_report(folder: Path, lines: Iterable[str]) -> None:
     write_whole(path, text + SEEN + "".join(f"- {_code(line)}\n" for line in lines))
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a file so that a reader sees the old text or the new, never half."""
-    with whole(path) as partial:
-        partial.write_text(text)
-
-
 @contextmanager
-def whole(path: Path) -> Iterator[Path]:
-    """Yield a temporary path; rename it to ``path`` on success, and delete it on error."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+def report_folder(report_dir: Path, below: str = "") -> Iterator[Path]:
+    """Make the report folder or one below it. Raises pytest.UsageError, in one line, if it can't be written."""
     try:
-        yield partial
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+        (report_dir / below).mkdir(parents=True, exist_ok=True)
+        yield report_dir / below
+    except OSError as e:
+        raise pytest.UsageError(
+            f"--report-dir: got {str(report_dir)!r}, expected a folder that can be written ({e.strerror})"
+        ) from None

@@ -20,10 +20,11 @@ from kernels import registry
 from kernels.contract import Capabilities
 from strategies.rotary import rotated
 from tests.harness import memory, poison, scripted
-from tests.harness.home import OWN_FOLDERS
+from tests.harness.files import OWN_FOLDERS
 from tests.harness.interpreting import REPAIRED
 from tests.harness.law import law_named
 from tests.harness.lse_form import form_of, in_contract_form
+from tests.harness.ragged_form import apart
 from tests.harness.run import Run
 from tests.harness.source import WritingTrial
 from tests.harness.verdict import INTERMITTENT, LEAK, Finding
@@ -78,7 +79,7 @@ def script(run: Run, trial: WritingTrial, finding: Finding, title: str, seconds:
         if any(f"{wrapper.__name__}," in f"{function}, {arguments}" for function, arguments in source.calls):
             functions = [wrapper, *functions]
     if scripted.in_sequences in functions:
-        functions = [scripted.apart, *functions]
+        functions = [apart, *functions]
     called = [scripted.finished, getattr(scripted, source.function), *functions]
     parts = [
         _heading(title, finding.claim),

@@ -1,7 +1,7 @@
 """One run of a case: the record that files hold, that the child process is sent, and that both are read by."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,6 @@ from reference.bounds.accumulation import SAFETY
 from strategies.case import Case, from_record, to_record
 from strategies.tensors import check_case
 from tests.harness.law import LAWS
-from tests.harness.sanitizers import SANITIZERS
 
 FORMAT = 1
 """The version of the record's format. The case in it has a version of its own."""
@@ -100,3 +99,22 @@ def read(path: Path) -> Run:
     except ValueError as e:
         raise ValueError(f"{path}: {e}") from e
     return run
+
+
+COMPUTE: Mapping[str, tuple[str, ...]] = {
+    # Behind each allocation lies memory that nobody may touch; otherwise the next allocation may begin there.
+    "memcheck": ("--padding", str(2**20), "--report-api-errors", "no"),
+    "racecheck": (),
+    "initcheck": (),
+}
+"""Tools of compute-sanitizer, each with its own options."""
+
+
+TRITON: Mapping[str, Mapping[str, str]] = {
+    "triton": {"TRITON_DEBUG": "1"},
+    "consan": {"TRITON_INSTRUMENTATION_MODE": "consan"},
+}
+"""Checks of Triton's compiler, each with the environment that asks for it."""
+
+
+SANITIZERS = (*COMPUTE, *TRITON)

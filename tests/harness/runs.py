@@ -7,23 +7,21 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from kernels.contract import Capabilities
 from reference.bounds.accumulation import SAFETY, SHRINKING_SAFETY
 from strategies.case import Case
 from strategies.cases import with_gradients
 from tests.harness.answered import Asked
-from tests.harness.apart import Try
 from tests.harness.budget import LEAST_SECONDS, Clock
-from tests.harness.bugs import Bug, is_in_common
 from tests.harness.child import Child, ChildDied, HarnessError, OutOfTime
 from tests.harness.compiling import Compiling
-from tests.harness.explain import Seen
 from tests.harness.journal import Journal
 from tests.harness.kernel_info import KernelInfo
 from tests.harness.law import law_named
 from tests.harness.run import ALL_DESIGNS, NO_DESIGN, ONE_DESIGN, WHOLE_DESIGN, Run
+from tests.harness.symptoms import is_in_common
 from tests.harness.tally import Tally
 from tests.harness.verdict import NUMBERS, Finding, Verdict
 
@@ -35,6 +33,25 @@ HANG_SECONDS = {"cpu": 15.0, "cuda": 180.0}
 """Seconds for a case, by device type, of a kernel that is known to hang."""
 MOST_HELD = 200
 """The most cases that held which are remembered: a claim that excludes all of them is not offered."""
+
+
+Try = Callable[[str, Case, frozenset[str]], Finding | None]
+"""Runs a law on a case without judging some tensors, and returns what it finds, or None."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the wrong elements of a failing case look like."""
+
+    sentences: tuple[str, ...]
+    pictures: tuple[dict[str, Any], ...]
+
+
+class Crash(Protocol):
+    """A known bug, as far as it may end a process."""
+
+    def end_of(self, case: Case) -> Finding | None:
+        """Return the finding with which a case would end its process because of this bug, or None."""
 
 
 def nothing() -> None:
@@ -62,7 +79,7 @@ class Runs:
     info: KernelInfo
     child: Child
     journal: Journal
-    bugs: Mapping[str, Bug] = field(default_factory=dict)
+    bugs: Mapping[str, Crash] = field(default_factory=dict)
     clock: Clock = field(default_factory=Clock)
     share: float = math.inf
     patience: float = LEAST_SECONDS

@@ -9,8 +9,10 @@ from collections.abc import Mapping
 from kernels.contract import Capabilities
 from strategies.case import Case
 from strategies.features import LENGTHS, SCORES, VALUES_OF, with_normal_numbers, with_value
-from tests.harness.apart import LONGER, Try
-from tests.harness.bugs import Bug, wrong_tensors
+from tests.harness.apart import LONGER
+from tests.harness.bugs import Bug
+from tests.harness.runs import Try
+from tests.harness.symptoms import wrong_tensors
 
 TILES = (32, 64, 128)
 """Lengths at which a kernel's last tile may be full, whatever its tiles are."""

@@ -11,22 +11,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
+from tests.harness.run import COMPUTE, SANITIZERS, TRITON
 from tests.harness.verdict import SANITIZER, Finding
 
 PROGRAM = "compute-sanitizer"
-COMPUTE: Mapping[str, tuple[str, ...]] = {
-    # Behind each allocation lies memory that nobody may touch; otherwise the next allocation may begin there.
-    "memcheck": ("--padding", str(2**20), "--report-api-errors", "no"),
-    "racecheck": (),
-    "initcheck": (),
-}
-"""Tools of compute-sanitizer, each with its own options."""
-TRITON: Mapping[str, Mapping[str, str]] = {
-    "triton": {"TRITON_DEBUG": "1"},
-    "consan": {"TRITON_INSTRUMENTATION_MODE": "consan"},
-}
-"""Checks of Triton's compiler, each with the environment that asks for it."""
-SANITIZERS = (*COMPUTE, *TRITON)
 OWN_ALLOCATIONS = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
 """The environment in which torch asks the driver for each tensor, since these tools know the driver's memory alone."""
 ALL = "all"

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests.harness.conclude import CASE, OFFER, Concluded
-from tests.harness.report import headline
+from tests.harness.failure import headline
 from tests.harness.results import Results
 from tests.harness.tally import SLOW_SECONDS, Tally
 

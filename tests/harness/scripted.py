@@ -1,8 +1,8 @@
 """The functions that stand-alone scripts are made of. A script contains the source of those that it needs.
 
 So they use torch and the standard library alone, beside ``tests.harness.poison``, whose whole source a script has where
-it needs any of it, and one function of ``strategies.rotary``. The global names that they use are assigned in the script
-as well, with values of its own.
+it needs any of it, and one function each of ``strategies.rotary`` and ``tests.harness.ragged_form``. The global names
+that they use are assigned in the script as well, with values of its own.
 """
 
 import base64
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from strategies.rotary import rotated
 from tests.harness.poison import PoisonedAllocations, after_fence, behind_fence, inputs_copied
+from tests.harness.ragged_form import apart
 
 MARGIN = 4096
 """Elements behind each tensor that are filled like the space between its rows, because some bugs read them."""
@@ -49,19 +50,6 @@ def run_inside() -> None:
     if "--inside" not in sys.argv:
         sys.exit(1 if subprocess.run([sys.executable, __file__, "--inside"]).returncode else 0)
     faulthandler.enable()
-
-
-def apart(tensors: dict[str, Tensor], batch: int, lse_layout: str) -> dict[str, Tensor]:
-    """Return tensors of equally long sequences, which lie end to end in one batch element, with one for each sequence.
-
-    Rows are in the dimension 2; those of lse, if its layout is "bnh", in the dimension 1.
-    """
-    found = {}
-    for name, x in tensors.items():
-        axis = 1 if name == "lse" and lse_layout == "bnh" else 2
-        rows = x.shape[axis] // batch
-        found[name] = x.unflatten(axis, (batch, rows)).movedim(axis, 0).squeeze(1).contiguous()
-    return found
 
 
 def in_sequences(batch: int, call: Callable[..., Any], *arguments: Any, **options: Any) -> dict[str, Tensor]:

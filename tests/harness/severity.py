@@ -8,12 +8,13 @@ from strategies.case import Case
 from strategies.features import value_of
 from tests.harness.attribute import needs_of
 from tests.harness.budget import BudgetSpent
-from tests.harness.bugs import Bug, Need, is_in_common, is_not_cured
+from tests.harness.bugs import Bug, Need
+from tests.harness.failure import Failure
 from tests.harness.needs import NeedSearch, without_accidents
 from tests.harness.ordinary import ordinary_cases
-from tests.harness.report import Failure
 from tests.harness.run import ALL_DESIGNS
 from tests.harness.runs import Runs
+from tests.harness.symptoms import is_in_common, is_not_cured
 from tests.harness.verdict import Finding
 
 CONTRASTS = ("causal", "group", "heads_kv", "head_dim", "seqlen_k", "seqlen_q")

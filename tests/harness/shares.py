@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.harness.ledger import Lines, is_alive
+from tests.harness.files import Lines, is_alive
 
 TURNS = "turns.jsonl"
 """The file, beside the journals, to which each process writes when a turn begins and when it ends."""

@@ -20,16 +20,17 @@ from tests.harness.budget import BudgetSpent, meter
 from tests.harness.bugs import Bug
 from tests.harness.conclude import Concluded, merged, replaced, with_offers
 from tests.harness.ending import print_ending
+from tests.harness.files import JOURNALS, SUMMARY, write_whole
 from tests.harness.header import time_told
 from tests.harness.item import names_of
 from tests.harness.ledger import LEDGER, Ledger
 from tests.harness.nights import read_night
 from tests.harness.outside import are_one_read
 from tests.harness.page import PAGE, write_page
-from tests.harness.plan import JOURNALS, SUMMARY, UNTIL, Plan
+from tests.harness.plan import UNTIL, Plan
 from tests.harness.recorded import RECORD, Recorder, first_line, last_line
 from tests.harness.redundant import is_redundant
-from tests.harness.report import add_to_report, write_whole
+from tests.harness.report import add_to_report
 from tests.harness.results import Results
 from tests.harness.runs import Runs
 from tests.harness.screen import repeats
@@ -67,7 +68,15 @@ class Summary:
         self.page_unwritten = ""
         self.written = self.page_written = -math.inf
         self.has_workers = False
-        self.recorder = Recorder(plan.report_dir / JOURNALS / RECORD, first_line(plan, self._run()))
+        first = first_line(
+            self._run(),
+            shard=plan.shard,
+            report_dir=plan.report_dir,
+            environment=plan.environment,
+            kernels=plan.kernels,
+            not_run=plan.unavailable,
+        )
+        self.recorder = Recorder(plan.report_dir / JOURNALS / RECORD, first)
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Remember what is to be tried: without pytest-xdist, the items are known at this point."""

@@ -16,12 +16,12 @@ from strategies.features import (
     UNEQUAL,
     VALUES_OF,
     feature,
+    text,
 )
 from tests.harness.bugs import Bug, Need
+from tests.harness.failure import headline
 from tests.harness.law import law_named
-from tests.harness.report import headline
 from tests.harness.sightings import Sightings
-from tests.harness.vary import text
 from tests.harness.verdict import NUMBERS, Finding, in_ulps
 
 MANY_ULPS = 1e6

@@ -5,8 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tests.harness.death import BEFORE_THE_BEGINNING, PAST_THE_END
-from tests.harness.verdict import FRAME, NUMBERS, Finding
+from tests.harness.verdict import BEFORE_THE_BEGINNING, FRAME, NUMBERS, PAST_THE_END, Finding
 
 VERBS = {"load": "reads", "unwritten": "reads", "store": "writes", "atomic": "changes"}
 UNWRITTEN = "{place} reads numbers of {operand} that nobody has written, though no result shows it{text}"

@@ -11,19 +11,17 @@ from typing import Any
 from strategies.case import Case
 from strategies.features import HUGE, LENGTHS, value_of, with_normal_numbers, with_value
 from tests.harness import leak
-from tests.harness.apart import Try
 from tests.harness.attribute import Broken, Outcome, attribute, is_same
 from tests.harness.budget import BudgetSpent, ShrinkBudget
 from tests.harness.bugs import Bug, in_parts, met_again, with_tensors
 from tests.harness.child import HarnessError, OutOfTime
 from tests.harness.elsewhere import Closed
-from tests.harness.explain import COMES_AND_GOES, HOLDS_ALONE, Explanation
+from tests.harness.failure import COMES_AND_GOES, HOLDS_ALONE, Explanation, Failure
 from tests.harness.investigate import Investigation
 from tests.harness.known import meets
 from tests.harness.known_bugs import KnownBugs
 from tests.harness.law import law_named
 from tests.harness.plainly import by_forward, by_its_calls, plainly
-from tests.harness.precision import FEWEST_KEYS
 from tests.harness.repeat import (
     AFTER_OTHERS,
     REPEATS,
@@ -32,10 +30,10 @@ from tests.harness.repeat import (
     intermittent,
     is_of_every_run,
 )
-from tests.harness.report import Failure
 from tests.harness.run import ALL_DESIGNS, Run
-from tests.harness.runs import HANG_SECONDS, Runs
+from tests.harness.runs import HANG_SECONDS, Runs, Try
 from tests.harness.sanitizers import Report, finding
+from tests.harness.symptoms import FEWEST_KEYS
 from tests.harness.verdict import INTERMITTENT, LEAK, NUMBERS, Finding
 from tests.harness.watch import TOGETHER, Watch, sample
 

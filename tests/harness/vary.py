@@ -1,40 +1,15 @@
 """Which fields of a failing case matter. Each is changed by itself, to its simplest value and to the nearest ones."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from kernels.contract import CLAIMS, Capabilities
 from kernels.contract.declaration import Claim
 from kernels.contract.parsing import lesser
 from strategies.case import LAYOUT_FIELDS, OPTIONS, SIMPLEST, SIZES, Case
-from strategies.features import LENGTHS, UNEQUAL, value_of, with_normal_numbers, with_value
-
-TILES_OF = {"seqlen_q": "block_m", "seqlen_k": "block_n"}
-"""The launch setting that says how many rows a tile has along each length."""
-EXPANDED = ("expanded", "expanded_rows")
-"""Layouts that repeat the numbers of a part of the tensor."""
-
-
-@dataclass(frozen=True)
-class Field:
-    """A field with its value, and the other values with which the case still fails (``fails``) or holds (``holds``).
-
-    ``held`` are the cases that hold. ``claim`` is the ``--claims`` value for a kernel that is not meant to take the
-    field's value; "" if there is none.
-    """
-
-    name: str
-    value: str
-    fails: tuple[str, ...]
-    holds: tuple[str, ...]
-    held: tuple[Case, ...] = ()
-    claim: str = ""
-
-    @property
-    def matters(self) -> bool:
-        """Whether another value makes the failure go away."""
-        return bool(self.holds)
+from strategies.features import LENGTHS, TILES_OF, UNEQUAL, text, value_of, with_normal_numbers, with_value
+from tests.harness.failure import Field
 
 
 def fields(case: Case, fails: Callable[[Case], bool | None], capabilities: Capabilities) -> Iterator[Field]:
@@ -128,11 +103,6 @@ def _whole_tiles(length: int, block: int) -> list[int]:
         return []
     filled, touched = length // block, -(-length // block)
     return [tiles * block for tiles in (filled, touched, touched + 1) if tiles]
-
-
-def text(value: Any) -> str:
-    """Return a value of a field in words."""
-    return "default" if value is None else str(value)
 
 
 def _claim_without(name: str, case: Case, c: Capabilities) -> str:

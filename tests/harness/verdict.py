@@ -7,7 +7,7 @@ from sysconfig import get_path
 from typing import Any
 
 from strategies.case import TENSORS
-from tests.harness.home import ROOT
+from tests.harness.files import ROOT
 
 NUMBERS = ("error", "nonfinite")
 """The kinds of findings in which numbers were compared."""
@@ -252,3 +252,14 @@ def in_ulps(ulps: float) -> str:
     if not math.isfinite(ulps):
         return "off where it should be 0"
     return f"{ulps:.3g} ulp{'s' * (f'{ulps:.3g}' != '1')} off"
+
+
+PAST_THE_END = "nothing is read or written past the end of a tensor"
+"""The claim that is broken if a process ends at a fence, which is memory that nobody may touch behind a tensor.
+
+Of kernels whose accesses are known before they are made, it is told without a fence.
+"""
+
+
+BEFORE_THE_BEGINNING = "nothing is read or written before the beginning of a tensor"
+"""The same of memory before a tensor."""

@@ -32,8 +32,7 @@ from reference import safe_softmax
 from reference.mask_pattern import MaskPattern
 from reference.score_rule import ScoreRule
 from tests.harness import pattern
-from tests.harness.death import ASKS_WHERE
-from tests.harness.device import device_answers
+from tests.harness.device import ASKS_WHERE, device_answers
 from tests.harness.environments import why_not_here
 from tests.harness.interpreting import makes_code, repair_interpreter
 from tests.harness.known import described

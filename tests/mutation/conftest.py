@@ -10,7 +10,8 @@ from kernels.mutants import CATALOGUE
 from kernels.mutants.mutant import KERNEL
 from tests.harness.child import Child
 from tests.harness.kernel_info import KernelInfo, Unavailable
-from tests.harness.plan import chosen_device, report_folder
+from tests.harness.plan import chosen_device
+from tests.harness.report import report_folder
 from tests.mutation.campaign import Campaign
 from tests.mutation.schedule import Schedule
 from tests.mutation.score import PROPERTY, MutationSummary, Recorder, written

@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.harness.home import ROOT
+from tests.harness.files import ROOT
 
 PAGE = ROOT / "docs/architecture.md"
 

@@ -15,7 +15,7 @@ from typing import Any
 from kernels.registry import load
 from reference.bounds.accumulation import SAFETY
 from strategies.case import Case
-from tests.harness.home import ROOT
+from tests.harness.files import ROOT
 from tests.harness.law import law_named
 from tests.harness.repro import script
 from tests.harness.run import Run

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.home import ROOT
+from tests.harness.files import ROOT
 from tests.unit.architecture import FOLDERS, PAGE, tree, with_tree
 
 

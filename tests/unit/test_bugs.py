@@ -15,16 +15,7 @@ from strategies.case import Case, Spike
 from strategies.features import SCORES, with_value
 from tests.harness.apart import wrong_alone
 from tests.harness.attribute import Broken, attribute, is_same, needs_of
-from tests.harness.bugs import (
-    Bug,
-    Need,
-    Severity,
-    in_parts,
-    is_in_common,
-    is_not_cured,
-    is_small,
-    met_again,
-)
+from tests.harness.bugs import Bug, Need, Severity, in_parts, met_again
 from tests.harness.conclude import merged, replaced
 from tests.harness.elsewhere import Closed, elsewhere
 from tests.harness.gentle import RUNS, gently_reduced
@@ -34,6 +25,7 @@ from tests.harness.ledger import Ledger
 from tests.harness.ordinary import ORDINARY, ordinary_cases
 from tests.harness.plainly import by_forward, plainly
 from tests.harness.sightings import Sightings
+from tests.harness.symptoms import is_in_common, is_not_cured, is_small
 from tests.harness.telling import annotation, needed, rank, severity, told
 from tests.harness.verdict import CAUSED, INTERMITTENT, Finding
 from tests.unit.bugs import (

@@ -17,7 +17,7 @@ from tests.harness import trial
 from tests.harness.budget import GRACE_SECONDS, Clock, ShrinkBudget
 from tests.harness.child import KILLED, RUN_SECONDS, Child, HarnessError
 from tests.harness.device import IMPATIENT_SECONDS, LOOK_SECONDS, OVERRAN, WAIT_SECONDS
-from tests.harness.home import ROOT
+from tests.harness.files import ROOT
 from tests.harness.kernel_info import KernelInfo
 from tests.harness.law import law_named
 from tests.harness.plan import MINUTES_PER_KERNEL

@@ -12,7 +12,7 @@ import pytest
 
 from strategies.case import Case, Spike
 from tests.harness import merge
-from tests.harness.home import ROOT
+from tests.harness.files import ROOT
 from tests.harness.run import Run, read
 from tests.unit.running import CASE, SEVERAL, TOYS, pytest_run, summary_in
 from tests.unit.toys import ROWS

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from tests.harness import command
+from tests.harness.files import ROOT
 from tests.harness.header import OLDEST_HYPOTHESIS
-from tests.harness.home import ROOT
 
 FOLDERS = ("kernels", "strategies", "reference", "tests")
 SOURCES = (*FOLDERS, "conftest.py", "setup.py", "pyproject.toml", "README.md", "LICENSE")

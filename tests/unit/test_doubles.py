@@ -11,19 +11,20 @@ from kernels.registry import load
 from reference.bounds.accumulation import SAFETY
 from strategies.case import Case, Spike
 from strategies.features import BLIND, HIDDEN, SCORES, SEEN, pair_of
-from tests.harness.apart import Try
 from tests.harness.attribute import Broken, Outcome, attribute, is_same
 from tests.harness.budget import Clock, ShrinkBudget
-from tests.harness.bugs import Bug, Need, Severity, is_of_format, met_again
+from tests.harness.bugs import Bug, Need, Severity, met_again
 from tests.harness.conclude import merged
+from tests.harness.failure import Failure
 from tests.harness.imprecise import Imprecise
 from tests.harness.investigate import Investigation
 from tests.harness.known_bugs import KnownBugs
 from tests.harness.law import law_named
 from tests.harness.needs import NeedSearch
 from tests.harness.plainly import plainly
-from tests.harness.report import Failure
 from tests.harness.run import ALL_DESIGNS, ONE_DESIGN
+from tests.harness.runs import Try
+from tests.harness.symptoms import is_of_format
 from tests.harness.triage import Triage
 from tests.harness.trial import LawBroken, Trial
 from tests.harness.verdict import Finding

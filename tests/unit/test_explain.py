@@ -17,10 +17,12 @@ from strategies.case import TENSORS, Case, Spike
 from tests.harness import picture
 from tests.harness.budget import BudgetSpent, meter
 from tests.harness.cause import causes
-from tests.harness.explain import Explanation, Seen, explain
+from tests.harness.explain import explain
+from tests.harness.failure import Explanation, Field
 from tests.harness.pattern import ComparedTensor, known_numbers, sentences
 from tests.harness.pattern import picture as picture_of
-from tests.harness.vary import Field, fields
+from tests.harness.runs import Seen
+from tests.harness.vary import fields
 
 EXACT = torch.randn(2, 4, 96, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 BLOCKS = {"block_m": 64, "block_n": 32}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.home import ROOT
+from tests.harness.files import ROOT
 
 DESCRIPTIONS = ("reference.arithmetic", "reference.family", "reference.mask_pattern")
 """What describes a kernel's roundings and a mask. The other modules of ``reference`` compute answers and bounds."""

@@ -16,12 +16,12 @@ from tests.harness.attribute import Broken, attribute
 from tests.harness.budget import BudgetSpent, Clock, ShrinkBudget
 from tests.harness.bugs import Bug, Need
 from tests.harness.diagnose import diagnosed
-from tests.harness.explain import UNEXPLAINED, Seen
+from tests.harness.failure import UNEXPLAINED, Failure
 from tests.harness.in_common import by_scores
 from tests.harness.investigate import Investigation
 from tests.harness.law import law_named
 from tests.harness.needs import NeedSearch, without_accidents, without_several_keys
-from tests.harness.report import Failure
+from tests.harness.runs import Seen
 from tests.harness.severity import with_contrast
 from tests.harness.subject import Subject
 from tests.harness.verdict import Finding, Verdict

@@ -14,7 +14,7 @@ from kernels.contract import DTYPES, Capabilities, KnownFailure
 from strategies.case import Case
 from strategies.cases import cases
 from tests.harness.child import Child
-from tests.harness.home import ROOT
+from tests.harness.files import ROOT
 from tests.harness.law import LAWS, by_place, law, law_named
 from tests.harness.run import Run
 from tests.harness.trial import Trial

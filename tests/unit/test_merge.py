@@ -13,11 +13,10 @@ from kernels.contract import Capabilities
 from kernels.registry import load
 from tests.harness.bugs import Bug
 from tests.harness.conclude import Concluded
-from tests.harness.home import own_version
+from tests.harness.files import JOURNALS, own_version
 from tests.harness.kernel_info import KernelInfo
 from tests.harness.ledger import BEGUN, LEDGER, WITHDRAWN, Ledger
 from tests.harness.merge import main
-from tests.harness.plan import JOURNALS
 from tests.harness.recorded import FORMAT, RECORD, Recorder, last_line, read_run
 from tests.harness.report import write
 from tests.harness.results import Results

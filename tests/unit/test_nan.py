@@ -16,8 +16,8 @@ from reference.bounds.accumulation import SAFETY
 from strategies.case import Case, Spike
 from tests.harness.attribute import Broken, attribute, is_same
 from tests.harness.bugs import Bug, Need
+from tests.harness.failure import Failure, symptom
 from tests.harness.law import law_named
-from tests.harness.report import Failure, symptom
 from tests.harness.trial import LawBroken, Trial
 from tests.harness.verdict import Finding
 from tests.unit.running import SubjectOf, finding_of

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.home import ROOT
+from tests.harness.files import ROOT
 
 LAW = '''"""Negation: out of -v is -out. Catches arithmetic that does not treat both signs alike."""
 

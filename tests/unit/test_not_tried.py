@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from tests.harness.files import append_line
 from tests.harness.item import names_of
-from tests.harness.ledger import BEGUN, Ledger, append_line
+from tests.harness.ledger import BEGUN, Ledger
 from tests.harness.page import page
 from tests.harness.results import Results
 from tests.harness.screen import notes

@@ -15,7 +15,7 @@ from kernels.contract import AttentionKernel
 from reference.bounds.accumulation import SAFETY
 from strategies.case import Case
 from tests.harness import interpreter
-from tests.harness.explain import HOLDS_IN_TURN
+from tests.harness.failure import HOLDS_IN_TURN
 from tests.harness.law import law_named
 from tests.harness.programs import BACKWARD, FORWARD, QUICKEST, in_order
 from tests.harness.trial import LawBroken, Trial

@@ -11,7 +11,7 @@ import pytest
 from strategies.case import Case
 from tests.harness import origin
 from tests.harness.child import START_SECONDS, WORKER, Child, environment_of
-from tests.harness.home import ROOT
+from tests.harness.files import ROOT
 from tests.harness.origin import LOST, NAMES_A_TEST, Copy, new_copy
 from tests.harness.run import Run
 from tests.harness.standalone import exit_status

@@ -15,15 +15,15 @@ from reference.bounds.accumulation import SAFETY
 from strategies.case import Case
 from tests.harness.bugs import Bug
 from tests.harness.child import Child
-from tests.harness.death import BEFORE_THE_BEGINNING, PAST_THE_END, is_outside
+from tests.harness.death import is_outside
+from tests.harness.failure import Failure
 from tests.harness.interpreting import ONLY_INTERPRETER, accesses_outside, tells_accesses
 from tests.harness.law import law_named
 from tests.harness.outside import are_one_read
-from tests.harness.report import Failure
 from tests.harness.run import Run
 from tests.harness.touched import Touched
 from tests.harness.trial import LawBroken, Trial
-from tests.harness.verdict import MEMORY, Finding
+from tests.harness.verdict import BEFORE_THE_BEGINNING, MEMORY, PAST_THE_END, Finding
 from tests.unit import outside_toys
 from tests.unit.running import SubjectOf, exit_status, finding_of, report_of
 

@@ -8,9 +8,9 @@ import pytest
 
 from strategies.case import Case
 from tests.harness.bugs import Bug, Need
+from tests.harness.failure import Failure
 from tests.harness.ledger import Ledger
 from tests.harness.progress import Found, progress
-from tests.harness.report import Failure
 from tests.harness.verdict import Finding
 
 

@@ -13,7 +13,7 @@ from kernels.contract import AttentionKernel
 from reference.bounds.accumulation import SAFETY
 from strategies.case import Case
 from tests.harness.child import Child
-from tests.harness.explain import HOLDS_ALONE
+from tests.harness.failure import HOLDS_ALONE
 from tests.harness.law import law_named
 from tests.harness.problem import Outputs
 from tests.harness.ragged_form import Prepared

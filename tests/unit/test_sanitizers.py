@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.sanitizers import SANITIZERS, command, failure, finding, reports, sanitizers, why_not
+from tests.harness.run import SANITIZERS
+from tests.harness.sanitizers import command, failure, finding, reports, sanitizers, why_not
 
 MEMCHECK = """\
 ========= COMPUTE-SANITIZER

@@ -12,8 +12,7 @@ import pytest
 from strategies.case import Case, Spike
 from tests.harness.bugs import Bug, Need, Severity
 from tests.harness.conclude import Concluded
-from tests.harness.explain import Explanation
-from tests.harness.report import Failure
+from tests.harness.failure import Explanation, Failure
 from tests.harness.results import Results
 from tests.harness.screen import MOST_LINES, bug_lines, notes, repeats
 from tests.harness.sightings import Sightings

@@ -14,7 +14,7 @@ from strategies.case import LAYOUT_FIELDS, Case
 from strategies.cases import cases
 from strategies.focus import Focus
 from tests.harness.budget import Clock
-from tests.harness.home import ROOT
+from tests.harness.files import ROOT
 from tests.harness.item import draw_examples
 from tests.harness.plan import Plan
 from tests.harness.shard import Shard, shard_of

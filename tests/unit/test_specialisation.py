@@ -11,7 +11,7 @@ import pytest
 
 from tests.harness.child import ChildDied
 from tests.harness.compiling import BY_VALUE
-from tests.harness.home import ROOT
+from tests.harness.files import ROOT
 from tests.harness.law import law_named
 from tests.harness.runs import Runs
 from tests.harness.verdict import Finding

@@ -14,15 +14,15 @@ import pytest
 from strategies.case import Case, to_json
 from tests.harness.bugs import Bug, Severity
 from tests.harness.child import Child, ChildDied, DeviceLost, OutOfTime
+from tests.harness.failure import Failure
 from tests.harness.imprecise import Imprecise, ImpreciseCall
 from tests.harness.known_bugs import MOST_BLAMED, KnownBugs
 from tests.harness.law import law_named
-from tests.harness.precision import FEWEST_KEYS
-from tests.harness.report import Failure
 from tests.harness.run import Run
 from tests.harness.runs import HANG_SECONDS
 from tests.harness.screen import repeats
 from tests.harness.subject import Subject
+from tests.harness.symptoms import FEWEST_KEYS
 from tests.harness.verdict import Finding, Verdict
 from tests.unit.bugs import CAUSAL, bug
 from tests.unit.running import CASE, ENVIRONMENT, SMALL, TOYS, SubjectOf, finding_of, report_of
@@ -91,7 +91,7 @@ class TestSubject:
         # A verdict is given once, and is to count as one that every repeat of the case would give.
         monkeypatch.setattr("tests.harness.repeat.AGAIN", 0)
         monkeypatch.setattr("tests.harness.triage.COMES_AND_GOES", "")
-        monkeypatch.setattr("tests.harness.explain.COMES_AND_GOES", "the case was run once")
+        monkeypatch.setattr("tests.harness.failure.COMES_AND_GOES", "the case was run once")
 
         def make(*answers: Verdict) -> tuple[Subject, Recorded]:
             subject = subject_of("sound")

@@ -16,11 +16,11 @@ from strategies.features import HEADS, lie_as_contiguous
 from tests.harness.attribute import Broken, attribute, is_same
 from tests.harness.budget import GRACE_SECONDS, Clock, ShrinkBudget
 from tests.harness.bugs import Bug, Need
+from tests.harness.failure import Failure
 from tests.harness.gentle import gently_reduced
 from tests.harness.imprecise import Imprecise
 from tests.harness.needs import NeedSearch
 from tests.harness.plainly import by_its_calls, plainly
-from tests.harness.report import Failure
 from tests.harness.run import NO_DESIGN, ONE_DESIGN, WHOLE_DESIGN
 from tests.harness.tally import Tally
 from tests.harness.triage import WAIT_SECONDS, Triage

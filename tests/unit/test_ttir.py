@@ -19,7 +19,7 @@ from triton.language import load
 from triton.language.extra import libdevice
 from triton.runtime.errors import InterpreterError
 
-from tests.harness.home import ROOT
+from tests.harness.files import ROOT
 from tests.harness.ttir import launch, store
 from tests.harness.ttir.launch import fallbacks, interpreted
 from tests.harness.ttir.parse import Unsupported, parse

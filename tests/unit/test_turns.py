@@ -25,9 +25,8 @@ from tests.harness.budget import (
     ShrinkBudget,
     meter,
 )
+from tests.harness.files import JOURNALS, append_line
 from tests.harness.item import AN_EXAMPLE, ORDER, share_of
-from tests.harness.ledger import append_line
-from tests.harness.plan import JOURNALS
 from tests.harness.shares import OVERRUN_SECONDS, TURNS, Shares
 from tests.harness.turns import (
     LAST_ROUND,
