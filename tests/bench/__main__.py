@@ -27,7 +27,7 @@ from tests.bench.shapes import QUICK, Shape, shapes
 from tests.bench.tables import heading, left_out, legend, refusals, row_line, tables
 from tests.bench.timings import DIED, INTERRUPTED, TIME_UP, Row, Timing, not_reached
 from tests.compile.items import launches_triton
-from tests.harness.budget import Clock
+from tests.harness.clock import Clock
 
 QUICK_MINUTES = 2.0
 OUTSIDE_SECONDS = 12.0

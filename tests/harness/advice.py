@@ -11,8 +11,8 @@ from kernels.contract.parsing import parse_claims
 from strategies.case import Case
 from strategies.cases import cases
 from tests.harness.answered import usual, varied
-from tests.harness.budget import BudgetSpent
 from tests.harness.child import HarnessError
+from tests.harness.clock import BudgetSpent
 from tests.harness.drawing import drawn
 from tests.harness.kernel_info import KernelInfo
 from tests.harness.law import basic_laws, by_place, law_named

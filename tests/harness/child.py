@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from tests.harness.budget import BudgetSpent
+from tests.harness.clock import BudgetSpent
 from tests.harness.death import finding, how_it_ended
 from tests.harness.device import ASKS_WHERE, IMPATIENT_SECONDS, OVERRAN, WAIT_SECONDS
 from tests.harness.files import python_path

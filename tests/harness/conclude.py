@@ -7,8 +7,8 @@ from itertools import combinations
 
 from kernels.contract.parsing import parse_claims
 from strategies.case import Case
-from tests.harness.budget import BudgetSpent
 from tests.harness.bugs import Bug, with_tensors
+from tests.harness.clock import BudgetSpent
 from tests.harness.offers import OF_ANSWERS, excluding, failing_under, spoils
 from tests.harness.report import shown_in
 from tests.harness.runs import Runs

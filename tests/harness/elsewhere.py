@@ -9,7 +9,7 @@ from strategies.case import LAYOUT_FIELDS, OPTIONS, SIMPLEST, Case
 from strategies.features import with_value
 from tests.harness.attribute import cures
 from tests.harness.bugs import Bug
-from tests.harness.known import meets
+from tests.harness.kernel_record import meets
 
 IN_ORDER = (
     *LAYOUT_FIELDS,

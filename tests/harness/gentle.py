@@ -11,8 +11,8 @@ from typing import Any
 from kernels.contract import Capabilities
 from strategies.case import LAYOUT_FIELDS, OPTIONS, SIMPLEST, Case
 from strategies.features import HUGE, LENGTHS, UNEQUAL, VALUES_OF, value_of, with_value
-from tests.harness.budget import BudgetSpent
 from tests.harness.bugs import Need
+from tests.harness.clock import BudgetSpent
 
 RUNS = 10
 """At most this many runs are made, halvings of a length included: together they take a minute or two."""

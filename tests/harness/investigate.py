@@ -11,9 +11,9 @@ from reference.bounds.accumulation import SHRINKING_SAFETY
 from strategies.case import LAYOUT_FIELDS, Case
 from strategies.features import LENGTHS, SCORES, value_of, with_seeds, with_value
 from tests.harness.attribute import Broken, attribute, cures, is_present, is_same
-from tests.harness.budget import LEAST_SECONDS, BudgetSpent, ShrinkBudget
 from tests.harness.bugs import ENOUGH, FEW_CRASHES, Bug, Need, Severity
 from tests.harness.child import ChildDied, DeviceLost
+from tests.harness.clock import LEAST_SECONDS, BudgetSpent, ShrinkBudget
 from tests.harness.explain import explain
 from tests.harness.failure import (
     HOLDS_ALONE,

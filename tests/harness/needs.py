@@ -27,9 +27,9 @@ from strategies.features import (
 )
 from tests.harness.apart import FEWEST, longer, wrong_alone, wrong_with_ordinary_numbers
 from tests.harness.attribute import cures, needs_of, resisted_shrinking
-from tests.harness.budget import BudgetSpent
 from tests.harness.bugs import Bug, Need
 from tests.harness.certain import accidental, certain
+from tests.harness.clock import BudgetSpent
 from tests.harness.diagnose import diagnosed
 from tests.harness.failure import COMES_AND_GOES, Failure, Field
 from tests.harness.in_common import by_scores, in_common

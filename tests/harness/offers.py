@@ -7,8 +7,8 @@ from kernels.contract import CLAIMS, Capabilities
 from kernels.contract.parsing import lesser, parse_claims
 from strategies.case import LAYOUT_FIELDS, NONFINITE, Case
 from strategies.features import HUGE
-from tests.harness.budget import BudgetSpent
 from tests.harness.bugs import Bug, Need
+from tests.harness.clock import BudgetSpent
 from tests.harness.runs import Runs
 
 TOP_LEFT = "causal_alignment=top_left"

@@ -13,8 +13,8 @@ from hypothesis import settings
 
 from kernels.registry import EVERY_PUBLIC, PUBLIC, REGISTERED, package_version
 from strategies.cases import shortest_lengths
-from tests.harness.budget import CALLS, SECONDS, Clock, ShrinkBudget
 from tests.harness.child import Children
+from tests.harness.clock import CALLS, SECONDS, Clock, ShrinkBudget
 from tests.harness.files import JOURNALS, SUMMARY
 from tests.harness.finds import Finds, finds_at
 from tests.harness.gpus import VISIBLE, gpus

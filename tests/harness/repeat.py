@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from tests.harness.attribute import Broken
-from tests.harness.budget import BudgetSpent
+from tests.harness.clock import BudgetSpent
 from tests.harness.failure import Explanation, Failure
 from tests.harness.runs import Runs
 

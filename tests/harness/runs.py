@@ -14,8 +14,8 @@ from reference.bounds.accumulation import SAFETY, SHRINKING_SAFETY
 from strategies.case import Case
 from strategies.cases import with_gradients
 from tests.harness.answered import Asked
-from tests.harness.budget import LEAST_SECONDS, Clock
 from tests.harness.child import Child, ChildDied, HarnessError, OutOfTime
+from tests.harness.clock import LEAST_SECONDS, Clock
 from tests.harness.compiling import Compiling
 from tests.harness.journal import Journal
 from tests.harness.kernel_info import KernelInfo

@@ -7,8 +7,8 @@ from dataclasses import replace
 from strategies.case import Case
 from strategies.features import value_of
 from tests.harness.attribute import needs_of
-from tests.harness.budget import BudgetSpent
 from tests.harness.bugs import Bug, Need
+from tests.harness.clock import BudgetSpent
 from tests.harness.failure import Failure
 from tests.harness.needs import NeedSearch, without_accidents
 from tests.harness.ordinary import ordinary_cases

@@ -22,7 +22,7 @@ from tests.harness.bugs import Bug
 from tests.harness.child import OutOfTime
 from tests.harness.elsewhere import Closed, elsewhere, may_show
 from tests.harness.kept import Kept, Near
-from tests.harness.known import stored_case
+from tests.harness.kernel_record import stored_case
 from tests.harness.law import Law
 from tests.harness.refusals import is_mostly_refused, was_not_run
 from tests.harness.repeat import AGAIN

@@ -16,8 +16,8 @@ from hypothesis import settings
 from strategies.case import Case
 from tests.harness.advice import advised, kinds_taken
 from tests.harness.attribute import is_same
-from tests.harness.budget import BudgetSpent, meter
 from tests.harness.bugs import Bug
+from tests.harness.clock import BudgetSpent, meter
 from tests.harness.conclude import Concluded, merged, replaced, with_offers
 from tests.harness.ending import print_ending
 from tests.harness.files import JOURNALS, SUMMARY, write_whole

@@ -35,7 +35,7 @@ from tests.harness import pattern
 from tests.harness.device import ASKS_WHERE, device_answers
 from tests.harness.environments import why_not_here
 from tests.harness.interpreting import makes_code, repair_interpreter
-from tests.harness.known import described
+from tests.harness.kernel_record import described
 from tests.harness.law import basic_laws, law_named
 from tests.harness.lse_form import form_of, in_claimed_form
 from tests.harness.memory import (

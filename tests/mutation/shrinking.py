@@ -11,7 +11,7 @@ from kernels.registry import REGISTERED
 from strategies.case import TENSORS, Case
 from strategies.tensors import tensors
 from tests.harness.answered import AnsweredLaws
-from tests.harness.budget import SECONDS, ShrinkBudget
+from tests.harness.clock import SECONDS, ShrinkBudget
 from tests.harness.drawing import Stream
 from tests.harness.journal import Journal
 from tests.harness.kernel_info import KernelInfo

@@ -16,8 +16,9 @@ PAGE = ROOT / "docs/architecture.md"
 FOLDERS = ("strategies", "kernels", "reference", "tests")
 """The outermost packages, in the order in which data flows."""
 
-WITH_MODULES = (*FOLDERS, "kernels/contract", "tests/harness")
-"""The packages whose modules have a line each. Any other package has a line for itself alone."""
+HARNESS = "tests/harness"
+WITH_MODULES = (*FOLDERS, "kernels/contract", HARNESS)
+"""The packages whose modules have a line each, as those within the harness have. Any other has a line for itself."""
 
 COLUMN, WIDTH = 32, 120
 """Where descriptions begin, and how long lines are at most."""
@@ -30,12 +31,13 @@ def tree(root: Path) -> str:
 
 def _lines(root: Path, package: Path) -> Iterator[str]:
     path = package.relative_to(root)
+    has_lines = path.as_posix() in WITH_MODULES or path.parent.as_posix() == HARNESS
     indent = "  " * len(path.parts)
     yield _line(f"{indent[2:]}{package.name}/", package / "__init__.py")
     for inner in sorted(package.iterdir()):
         if (inner / "__init__.py").exists():
             yield from _lines(root, inner)
-        elif path.as_posix() in WITH_MODULES and inner.suffix == ".py" and inner.name != "__init__.py":
+        elif has_lines and inner.suffix == ".py" and inner.name != "__init__.py":
             yield _line(f"{indent}{inner.name}", inner)
 
 

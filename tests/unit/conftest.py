@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from tests.harness.answered import AnsweredLaws
-from tests.harness.budget import SECONDS, ShrinkBudget
 from tests.harness.child import Child
+from tests.harness.clock import SECONDS, ShrinkBudget
 from tests.harness.journal import Journal
 from tests.harness.kernel_info import KernelInfo
 from tests.harness.known_bugs import KnownBugs

@@ -13,7 +13,7 @@ from strategies.case import Case
 from strategies.cases import cases
 from tests.harness.advice import advised
 from tests.harness.alike import alike
-from tests.harness.budget import BudgetSpent
+from tests.harness.clock import BudgetSpent
 from tests.harness.law import basic_laws, law_named
 from tests.harness.refusals import Advice, Seen, complaint
 from tests.harness.tally import Tally, plain

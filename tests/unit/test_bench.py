@@ -34,7 +34,7 @@ from tests.bench.timings import (
     best_of_others,
     not_reached,
 )
-from tests.harness.budget import Clock
+from tests.harness.clock import Clock
 
 SMALL = Shape("tiny", 1, 2, 1, 4, 8, 16)
 LONGER = Shape("tiny", 1, 2, 1, 4, 16, 16)

@@ -14,8 +14,8 @@ from kernels.registry import load
 from reference.bounds.accumulation import SAFETY
 from strategies.case import Case
 from tests.harness import trial
-from tests.harness.budget import GRACE_SECONDS, Clock, ShrinkBudget
 from tests.harness.child import KILLED, RUN_SECONDS, Child, HarnessError
+from tests.harness.clock import GRACE_SECONDS, Clock, ShrinkBudget
 from tests.harness.device import IMPATIENT_SECONDS, LOOK_SECONDS, OVERRAN, WAIT_SECONDS
 from tests.harness.files import ROOT
 from tests.harness.kernel_info import KernelInfo
@@ -326,7 +326,7 @@ class TestChild:
 
 def in_little_time(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> Subject:
     """Return the subject in a run that ends in 2 s, and may be busy with a failure for 1 s more."""
-    monkeypatch.setattr("tests.harness.budget.GRACE_SECONDS", 1.0)
+    monkeypatch.setattr("tests.harness.clock.GRACE_SECONDS", 1.0)
     subject.runs.clock = Clock(seconds=2.0)
     subject.runs.clock.start()
     return subject

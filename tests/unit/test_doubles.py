@@ -12,8 +12,8 @@ from reference.bounds.accumulation import SAFETY
 from strategies.case import Case, Spike
 from strategies.features import BLIND, HIDDEN, SCORES, SEEN, pair_of
 from tests.harness.attribute import Broken, Outcome, attribute, is_same
-from tests.harness.budget import Clock, ShrinkBudget
 from tests.harness.bugs import Bug, Need, Severity, met_again
+from tests.harness.clock import Clock, ShrinkBudget
 from tests.harness.conclude import merged
 from tests.harness.failure import Failure
 from tests.harness.imprecise import Imprecise

@@ -13,8 +13,8 @@ from kernels.contract import Capabilities
 from strategies.case import Case, Spike
 from strategies.features import HEADS, SCORES
 from tests.harness.attribute import Broken, attribute
-from tests.harness.budget import BudgetSpent, Clock, ShrinkBudget
 from tests.harness.bugs import Bug, Need
+from tests.harness.clock import BudgetSpent, Clock, ShrinkBudget
 from tests.harness.diagnose import diagnosed
 from tests.harness.failure import UNEXPLAINED, Failure
 from tests.harness.in_common import by_scores
@@ -257,7 +257,7 @@ def test_what_is_always_wrong_in_one_dtype_is_judged_in_others(subject_of: Subje
 def test_failures_that_others_wait_behind_at_the_end_are_told_apart_as_they_were_drawn(
     subject_of: SubjectOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tests.harness.budget.GRACE_SECONDS", 100.0)  # of a busy machine
+    monkeypatch.setattr("tests.harness.clock.GRACE_SECONDS", 100.0)  # of a busy machine
     subject = subject_of("three", SEVERAL)
     cases = (
         Case(heads_kv=2, group=2, seqlen_q=9, seqlen_k=9),

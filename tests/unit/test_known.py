@@ -9,7 +9,7 @@ from kernels.contract import ANY_LAW, KnownFailure
 from kernels.public import known_failures as public
 from kernels.registry import REGISTERED, load
 from strategies.case import Case, from_json, to_json
-from tests.harness.known import known_failure, meets, stored_case
+from tests.harness.kernel_record import known_failure, meets, stored_case
 from tests.harness.law import LAWS, law_named
 
 KNOWN = [

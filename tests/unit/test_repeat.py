@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.harness.budget import BudgetSpent, meter
 from tests.harness.child import Child
+from tests.harness.clock import BudgetSpent, meter
 from tests.harness.conclude import Concluded
 from tests.harness.law import law_named
 from tests.harness.repeat import AFTER_OTHERS, FIRST_CALL, REPEATS, rate

@@ -13,7 +13,7 @@ import pytest
 from strategies.case import LAYOUT_FIELDS, Case
 from strategies.cases import cases
 from strategies.focus import Focus
-from tests.harness.budget import Clock
+from tests.harness.clock import Clock
 from tests.harness.files import ROOT
 from tests.harness.item import draw_examples
 from tests.harness.plan import Plan

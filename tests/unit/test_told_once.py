@@ -14,8 +14,8 @@ from kernels.contract import Capabilities
 from strategies.case import Case
 from strategies.features import HEADS, lie_as_contiguous
 from tests.harness.attribute import Broken, attribute, is_same
-from tests.harness.budget import GRACE_SECONDS, Clock, ShrinkBudget
 from tests.harness.bugs import Bug, Need
+from tests.harness.clock import GRACE_SECONDS, Clock, ShrinkBudget
 from tests.harness.failure import Failure
 from tests.harness.gentle import gently_reduced
 from tests.harness.imprecise import Imprecise

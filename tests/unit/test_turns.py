@@ -16,7 +16,7 @@ from kernels.contract import Capabilities
 from strategies.case import Case
 from strategies.cases import BATCHES, GROUPS, HEADS_KV, cases, without_huge_strides
 from strategies.focus import EXTRAS_LEFT, LARGEST_SHARE, Focus, focused
-from tests.harness.budget import (
+from tests.harness.clock import (
     GRACE_SECONDS,
     LEAST_CALLS,
     LEAST_SECONDS,
