@@ -16,8 +16,8 @@ from kernels.contract import AttentionKernel
 from reference.bounds.accumulation import SAFETY
 from strategies.case import Case
 from tests.bench.cpu_lines import FORWARD, GRADIENTS, SIZES, WAYS, Ended, Line, case_of, difference
+from tests.harness.device.poison import PoisonedAllocations
 from tests.harness.interpreting import INTERPRET, repair_interpreter
-from tests.harness.poison import PoisonedAllocations
 from tests.harness.problem import Outputs
 from tests.harness.trial import CannotRun, Trial, run_kernel
 from tests.harness.ttir.launch import fallbacks, interpreted

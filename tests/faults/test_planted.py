@@ -9,9 +9,9 @@ import pytest
 
 from kernels.contract import Capabilities
 from strategies.case import Case
-from tests.harness import memory
 from tests.harness.bugs import Bug
 from tests.harness.child import KILLED, Child
+from tests.harness.device import memory
 from tests.harness.failure import Failure
 from tests.harness.outside import are_one_read
 from tests.harness.run import Run

@@ -8,8 +8,8 @@ import pytest
 
 from strategies.case import Case
 from tests.faults.planted_triton import KEPT_BYTES, RARELY
-from tests.harness import memory
 from tests.harness.child import Child
+from tests.harness.device import memory
 from tests.harness.plan import chosen_device
 from tests.harness.run import Run
 from tests.harness.verdict import ENDS, Verdict

@@ -20,10 +20,10 @@ from typing import Any
 
 from tests.harness.clock import BudgetSpent
 from tests.harness.death import finding, how_it_ended
-from tests.harness.device import ASKS_WHERE, IMPATIENT_SECONDS, OVERRAN, WAIT_SECONDS
+from tests.harness.device.gpus import pinned
+from tests.harness.device.memory import fills_the_machine
+from tests.harness.device.sync import ASKS_WHERE, IMPATIENT_SECONDS, OVERRAN, WAIT_SECONDS
 from tests.harness.files import python_path
-from tests.harness.gpus import pinned
-from tests.harness.memory import fills_the_machine
 from tests.harness.origin import Copy, new_copy
 from tests.harness.run import Run
 from tests.harness.tail import Tail

@@ -68,7 +68,7 @@ class Explanation:
         sentences: what follows from the wrong elements of the case, or of a larger one that fails alike.
         fields: the fields of the case that were varied.
         causes: the features of the case that the failure points to.
-        pictures: error over bound of each wrong tensor, as made by ``tests.harness.pattern.picture``.
+        pictures: error over bound of each wrong tensor, as made by ``pattern.picture``.
         larger: a larger case with other numbers that fails alike, if one is known.
     """
 

@@ -25,7 +25,7 @@ NOTHING = (False, (), "none")
 
 
 class OnCase(Protocol):
-    """What a law is checked on, as far as it decides whether the law is about it: ``tests.harness.trial.Trial``."""
+    """What a law is checked on, as far as it decides whether the law is about it: a ``Trial``."""
 
     @property
     def case(self) -> Case:

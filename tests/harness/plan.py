@@ -15,9 +15,9 @@ from kernels.registry import EVERY_PUBLIC, PUBLIC, REGISTERED, package_version
 from strategies.cases import shortest_lengths
 from tests.harness.child import Children
 from tests.harness.clock import CALLS, SECONDS, Clock, ShrinkBudget
+from tests.harness.device.gpus import VISIBLE, gpus
 from tests.harness.files import JOURNALS, SUMMARY
 from tests.harness.finds import Finds, finds_at
-from tests.harness.gpus import VISIBLE, gpus
 from tests.harness.journal import Journal, set_aside_unfinished, unfinished_in
 from tests.harness.kept import Kept, read_report
 from tests.harness.kernel_info import KernelInfo, Unavailable

@@ -17,8 +17,8 @@ from kernels.registry import PlainFunction
 from reference import safe_softmax
 from reference.bounds.accumulation import SAFETY
 from strategies.case import LAYOUT_FIELDS, Case
-from tests.harness.device import wait_for_device
-from tests.harness.environments import why_not_here
+from tests.harness.device.environments import why_not_here
+from tests.harness.device.sync import wait_for_device
 from tests.harness.lse_form import shape_of_lse
 from tests.harness.process_state import put_back
 from tests.harness.returned import WrongKind, departures, out_and_lse

@@ -11,7 +11,7 @@ from kernels.contract import OUTPUTS
 from reference.mask_pattern import NO_PATTERN, MaskPattern
 from reference.score_rule import PLAIN, ScoreRule
 from strategies.layouts import are_first_columns, bits, changed_together
-from tests.harness.transfer import Copies, on_cpu
+from tests.harness.device.transfer import Copies, on_cpu
 
 
 @dataclass(frozen=True)

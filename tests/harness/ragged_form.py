@@ -36,7 +36,7 @@ class Prepared:
         windows: its inputs by name, each a window in poisoned storage.
         packed: the number of sequences that lie end to end in one batch element; 0 if none do.
         cache: for a call that appends keys, the k and v that it writes to, each with what they must hold afterwards.
-        order: in which order the programs of Triton kernels run on the CPU, as in ``tests.harness.programs``.
+        order: in which order the programs of Triton kernels run on the CPU, as in ``programs``.
     """
 
     problem: Problem

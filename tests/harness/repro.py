@@ -1,6 +1,6 @@
 """Write the stand-alone script of a failure, which needs torch and the kernel, but neither Hypothesis nor Flashproof.
 
-The functions of the script are copies of those in ``tests.harness.scripted``.
+The functions of the script are copies of those in ``scripted``.
 """
 
 import importlib.util
@@ -19,7 +19,8 @@ import torch
 from kernels import registry
 from kernels.contract import Capabilities
 from strategies.rotary import rotated
-from tests.harness import memory, poison, scripted
+from tests.harness import scripted
+from tests.harness.device import memory, poison
 from tests.harness.files import OWN_FOLDERS
 from tests.harness.interpreting import REPAIRED
 from tests.harness.law import law_named
@@ -55,7 +56,7 @@ LEAKS = """\
 left = growth(lambda: {call}, 4.0)
 print(f"{{left / 2**20:.3g}} MiB stay behind each time")
 sys.exit(1 if left else 0)"""
-"""The end of the script of a leak, which has the functions of ``tests.harness.memory``."""
+"""The end of the script of a leak, which has the functions of ``memory``."""
 
 
 def script(run: Run, trial: WritingTrial, finding: Finding, title: str, seconds: float | None) -> str:

@@ -13,8 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from kernels import registry
-from tests.harness.device import device_answers, wait_for_device
-from tests.harness.poison import alone, inputs_copied
+from tests.harness.device.poison import alone, inputs_copied
+from tests.harness.device.sync import device_answers, wait_for_device
 from tests.harness.run import Run, run_of
 from tests.harness.trial import Trial, run_kernel
 from tests.harness.worker import begin

@@ -1,8 +1,8 @@
 """The functions that stand-alone scripts are made of. A script contains the source of those that it needs.
 
-So they use torch and the standard library alone, beside ``tests.harness.poison``, whose whole source a script has where
-it needs any of it, and one function each of ``strategies.rotary`` and ``tests.harness.ragged_form``. The global names
-that they use are assigned in the script as well, with values of its own.
+So they use torch and the standard library alone, beside the module ``poison``, whose whole source a script has where it
+needs any of it, and one function each of ``strategies.rotary`` and ``ragged_form``. The global names that they use are
+assigned in the script as well, with values of its own.
 """
 
 import base64
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from strategies.rotary import rotated
-from tests.harness.poison import PoisonedAllocations, after_fence, behind_fence, inputs_copied
+from tests.harness.device.poison import PoisonedAllocations, after_fence, behind_fence, inputs_copied
 from tests.harness.ragged_form import apart
 
 MARGIN = 4096

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, uint8
 
 from strategies.layouts import span
-from tests.harness.poison import PoisonedAllocations
+from tests.harness.device.poison import PoisonedAllocations
 from tests.harness.programs import BACKWARD
 from tests.harness.ragged_form import Prepared
 from tests.harness.trial import Trial, gradients_given
@@ -21,7 +21,7 @@ LITERAL_ELEMENTS = 64
 
 @dataclass
 class Source:
-    """Python text that makes the same calls again, with the functions of ``tests.harness.scripted``.
+    """Python text that makes the same calls again, with the functions of ``scripted``.
 
     Attributes:
         function: the one that makes a call.

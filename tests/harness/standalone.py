@@ -4,7 +4,7 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from tests.harness.gpus import pinned
+from tests.harness.device.gpus import pinned
 from tests.harness.origin import new_copy, origin_of
 
 SCRIPT = "repro.py"

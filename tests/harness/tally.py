@@ -72,7 +72,7 @@ class Tally:
         designs: the number of examples that each member of a family of designs explained.
         changes: the number of cases after whose calls each piece of the process's state was left changed.
         watched: the number of examples that were run once more under each sanitizer.
-        cells: the number of examples in each cell of the space of cases: see ``tests.harness.cells``.
+        cells: the number of examples in each cell of the space of cases: see ``cells``.
         refused_cases, answered_cases: some of the cases, with plain numbers, since no claim is about numbers. They are
             the keys of a dict, which are merged without computing their hashes anew.
     """

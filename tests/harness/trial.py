@@ -25,20 +25,20 @@ from strategies.case import TENSORS, Case
 from strategies.layouts import bits
 from strategies.tensors import Tensors, tensors
 from tests.harness.compare import Check, describe, errors_over_bounds
-from tests.harness.device import WAIT_SECONDS, device_answers, device_is_full, wait_for_device, watched
+from tests.harness.device.environments import why_not_here
+from tests.harness.device.poison import PoisonedAllocations
+from tests.harness.device.sync import WAIT_SECONDS, device_answers, device_is_full, wait_for_device, watched
+from tests.harness.device.transfer import Copies
 from tests.harness.differentiate import differentiated
-from tests.harness.environments import why_not_here
 from tests.harness.interpreting import accesses_outside, left_to_interpreter
 from tests.harness.lse_form import form_of, in_contract_form
 from tests.harness.pattern import ComparedTensor
-from tests.harness.poison import PoisonedAllocations
 from tests.harness.problem import Call, Outputs, Problem
 from tests.harness.process_state import put_back
 from tests.harness.programs import in_order
 from tests.harness.ragged_form import APPENDED, KEYWORDS, Prepared, RaggedForm, wrong_in
 from tests.harness.returned import WrongKind, departures, gradients_of, out_and_lse
 from tests.harness.touched import Touched
-from tests.harness.transfer import Copies
 from tests.harness.verdict import Finding
 
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "ALLOC_FAILED", "cublasCreate")
@@ -266,7 +266,7 @@ class Trial:
     def gradients(self, problem: Problem | None = None, *, order: str = "") -> Outputs:
         """Call the kernel forward and backward, as far as it claims gradients of such a call.
 
-        ``order`` is that of the programs of Triton kernels on the CPU, as in ``tests.harness.programs``.
+        ``order`` is that of the programs of Triton kernels on the CPU, as in ``programs``.
         """
         return self.call(replace(self.prepared(problem or self.problem), order=order), backward=True)
 

@@ -32,28 +32,33 @@ from reference import safe_softmax
 from reference.mask_pattern import MaskPattern
 from reference.score_rule import ScoreRule
 from tests.harness import pattern
-from tests.harness.device import ASKS_WHERE, device_answers
-from tests.harness.environments import why_not_here
-from tests.harness.interpreting import makes_code, repair_interpreter
-from tests.harness.kernel_record import described
-from tests.harness.law import basic_laws, law_named
-from tests.harness.lse_form import form_of, in_claimed_form
-from tests.harness.memory import (
+from tests.harness.device.environments import why_not_here
+from tests.harness.device.memory import (
     device_bytes,
     growth,
     held_bytes,
     leave_memory_to_others,
     offer_to_be_killed,
 )
+from tests.harness.device.specialisation import (
+    compiled,
+    has_kernels_of_users,
+    keep_variants_apart,
+    may_compile,
+)
+from tests.harness.device.sync import ASKS_WHERE, device_answers
+from tests.harness.device.transfer import home_of
+from tests.harness.interpreting import makes_code, repair_interpreter
+from tests.harness.kernel_record import described
+from tests.harness.law import basic_laws, law_named
+from tests.harness.lse_form import form_of, in_claimed_form
 from tests.harness.precision import with_explanations
 from tests.harness.probe import probe
 from tests.harness.programs import FORWARD
 from tests.harness.repro import script
 from tests.harness.run import Run, run_of
 from tests.harness.source import WritingTrial
-from tests.harness.specialisation import compiled, has_kernels_of_users, keep_variants_apart, may_compile
 from tests.harness.touched import with_accesses
-from tests.harness.transfer import home_of
 from tests.harness.trial import CannotRun, LawBroken, Refused, Trial
 from tests.harness.verdict import INTERMITTENT, LEAK, Finding, Verdict
 

@@ -4,7 +4,7 @@ import json
 import os
 import sys
 
-from tests.harness.gpus import VISIBLE
+from tests.harness.device.gpus import VISIBLE
 
 for _ in sys.stdin:
     print(json.dumps({"told": [sys.argv[1], os.environ.get(VISIBLE)], "fatal": False}), flush=True)

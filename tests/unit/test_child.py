@@ -16,7 +16,7 @@ from strategies.case import Case
 from tests.harness import trial
 from tests.harness.child import KILLED, RUN_SECONDS, Child, HarnessError
 from tests.harness.clock import GRACE_SECONDS, Clock, ShrinkBudget
-from tests.harness.device import IMPATIENT_SECONDS, LOOK_SECONDS, OVERRAN, WAIT_SECONDS
+from tests.harness.device.sync import IMPATIENT_SECONDS, LOOK_SECONDS, OVERRAN, WAIT_SECONDS
 from tests.harness.files import ROOT
 from tests.harness.kernel_info import KernelInfo
 from tests.harness.law import law_named
@@ -283,7 +283,7 @@ class TestChild:
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="a device that hangs is a GPU")
     def test_a_process_whose_device_hangs_is_ended(self) -> None:
         program = (
-            "import torch; from tests.harness.device import wait_for_device; "
+            "import torch; from tests.harness.device.sync import wait_for_device; "
             "torch.cuda._sleep(1 << 36); wait_for_device('cuda', seconds=0.5)"
         )
         assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False).returncode == OVERRAN

@@ -9,7 +9,7 @@ import torch
 import triton.language as tl
 
 from strategies.case import Case
-from tests.harness.environments import why_not_here
+from tests.harness.device.environments import why_not_here
 from tests.harness.run import Run
 from tests.harness.verdict import Verdict
 from tests.harness.worker import Worker

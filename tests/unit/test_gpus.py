@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.harness.child import Child
-from tests.harness.gpus import VISIBLE, entry, gpus, pinned
+from tests.harness.device.gpus import VISIBLE, entry, gpus, pinned
 from tests.harness.plan import chosen_device
 
 PARTS = "MIG-1c0d,MIG-2e5f"

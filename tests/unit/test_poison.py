@@ -10,7 +10,7 @@ import torch
 from torch._dynamo.utils import counters
 
 from strategies.layouts import are_first_columns
-from tests.harness.poison import PoisonedAllocations, after_fence, behind_fence, inputs_copied
+from tests.harness.device.poison import PoisonedAllocations, after_fence, behind_fence, inputs_copied
 
 
 def test_what_is_not_written_is_poison() -> None:

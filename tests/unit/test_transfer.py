@@ -10,8 +10,8 @@ from reference.bounds.accumulation import SAFETY
 from strategies.case import Case
 from strategies.layouts import are_first_columns, bits, place
 from strategies.tensors import tensors
+from tests.harness.device.transfer import MOST_PRODUCTS, Copies, home_of, on_cpu
 from tests.harness.law import law_named
-from tests.harness.transfer import MOST_PRODUCTS, Copies, home_of, on_cpu
 from tests.harness.trial import Trial
 from tests.unit.calling import DEVICE
 

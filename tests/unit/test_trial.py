@@ -9,7 +9,7 @@ from torch import Tensor
 from kernels.contract import AttentionKernel
 from strategies.case import Case
 from tests.harness import trial
-from tests.harness.device import device_is_full
+from tests.harness.device.sync import device_is_full
 from tests.harness.trial import CannotRun, LawBroken, Trial
 from tests.unit.sound import CLAIMS
 

@@ -12,8 +12,8 @@ import torch
 from strategies.case import Case
 from strategies.layouts import place
 from tests.harness.bugs import Bug
+from tests.harness.device.poison import alone
 from tests.harness.kept import Kept
-from tests.harness.poison import alone
 from tests.harness.run import Run, read
 from tests.harness.sanitizers import failure
 from tests.harness.subject import Subject

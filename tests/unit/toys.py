@@ -15,8 +15,8 @@ import torch
 from kernels.contract import AttentionKernel, Capabilities, KnownFailure
 from reference import safe_softmax
 from reference.score_rule import ScoreRule
-from tests.harness.device import wait_for_device
-from tests.harness.specialisation import is_general
+from tests.harness.device.specialisation import is_general
+from tests.harness.device.sync import wait_for_device
 
 MENDED = False
 ROWS = 3

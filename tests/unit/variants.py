@@ -6,7 +6,7 @@ The calls are made three times: compiled for their own values, for any values, a
 import torch
 
 from tests.compile.targets import compiling_for
-from tests.harness.specialisation import compiled, keep_variants_apart, may_compile
+from tests.harness.device.specialisation import compiled, keep_variants_apart, may_compile
 
 SIZES = (64, 65, 1)
 """A multiple of 16, no multiple, and 1: the classes for which Triton compiles."""

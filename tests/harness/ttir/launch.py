@@ -7,10 +7,10 @@ line. Where several store to one place, they do so by their numbers, of which x 
 Triton's interpreter goes through a grid: what the last one stores stays. A sum to which several add by a load and a
 store loses all parts but one, as on a GPU it may.
 
-``tests.harness.interpreter.programs`` can ask for another order, of which a GPU promises none: one program after the
-other by their numbers ("forward"), or from the last one ("backward"). Kernels whose programs may wait for each other in
-a ``while`` loop always run forward, since backward a program would wait for ever for the one before it, although on a
-GPU both run at once.
+Another order can be asked for (``repaired.programs``), of which a GPU promises none: one program after the other by
+their numbers ("forward"), or from the last one ("backward"). Kernels whose programs may wait for each other in a
+``while`` loop always run forward, since backward a program would wait for ever for the one before it, although on a GPU
+both run at once.
 """
 
 import sys
