@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, settings
 
-from tests.harness.interpreting import repair_interpreter
+from tests.harness.interpreter.installation import repair_interpreter
 
 pytest_plugins = ["tests.harness.plugin"]
 

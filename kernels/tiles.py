@@ -16,7 +16,7 @@ from torch import Tensor
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 """Whether kernels run in Triton's interpreter, on the CPU; decided when this module is imported.
 
-Triton's own interpreter is wrong in bfloat16 and in 8 bits: ``tests.harness.interpreter`` repairs it.
+Triton's own interpreter is wrong in bfloat16 and in 8 bits: ``tests.harness.interpreter.repaired`` repairs it.
 """
 
 NEG_INF = tl.constexpr(float("-inf"))

@@ -17,11 +17,11 @@ from reference.bounds.accumulation import SAFETY
 from strategies.case import Case
 from tests.bench.cpu_lines import FORWARD, GRADIENTS, SIZES, WAYS, Ended, Line, case_of, difference
 from tests.harness.device.poison import PoisonedAllocations
-from tests.harness.interpreting import INTERPRET, repair_interpreter
+from tests.harness.interpreter.installation import INTERPRET, repair_interpreter
+from tests.harness.interpreter.ttir.launch import fallbacks, interpreted
+from tests.harness.interpreter.ttir.store import FOLDER
 from tests.harness.problem import Outputs
 from tests.harness.trial import CannotRun, Trial, run_kernel
-from tests.harness.ttir.launch import fallbacks, interpreted
-from tests.harness.ttir.store import FOLDER
 
 BEFORE, AFTER = WAYS
 FEWEST = {BEFORE: 1, AFTER: 2}

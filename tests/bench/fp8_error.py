@@ -20,7 +20,7 @@ from torch import Tensor
 from kernels import flash_v2, fp8, fp8_gluon
 from kernels.registry import unavailable_reason
 from reference import safe_softmax
-from tests.harness.interpreting import repair_interpreter
+from tests.harness.interpreter.installation import repair_interpreter
 
 LENGTHS = {"cpu": (1024, 2048), "cuda": (1024, 2048, 4096, 8192, 16384)}
 """Lengths by device type: on the CPU, those that the interpreter has time for."""

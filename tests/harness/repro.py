@@ -22,7 +22,7 @@ from strategies.rotary import rotated
 from tests.harness import scripted
 from tests.harness.device import memory, poison
 from tests.harness.files import OWN_FOLDERS
-from tests.harness.interpreting import REPAIRED
+from tests.harness.interpreter.installation import REPAIRED
 from tests.harness.law import law_named
 from tests.harness.lse_form import form_of, in_contract_form
 from tests.harness.ragged_form import apart

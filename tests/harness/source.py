@@ -11,7 +11,7 @@ from torch import Tensor, uint8
 
 from strategies.layouts import span
 from tests.harness.device.poison import PoisonedAllocations
-from tests.harness.programs import BACKWARD
+from tests.harness.interpreter.programs import BACKWARD
 from tests.harness.ragged_form import Prepared
 from tests.harness.trial import Trial, gradients_given
 

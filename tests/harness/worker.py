@@ -48,17 +48,17 @@ from tests.harness.device.specialisation import (
 )
 from tests.harness.device.sync import ASKS_WHERE, device_answers
 from tests.harness.device.transfer import home_of
-from tests.harness.interpreting import makes_code, repair_interpreter
+from tests.harness.interpreter.accesses import with_accesses
+from tests.harness.interpreter.installation import makes_code, repair_interpreter
+from tests.harness.interpreter.programs import FORWARD
 from tests.harness.kernel_record import described
 from tests.harness.law import basic_laws, law_named
 from tests.harness.lse_form import form_of, in_claimed_form
 from tests.harness.precision import with_explanations
 from tests.harness.probe import probe
-from tests.harness.programs import FORWARD
 from tests.harness.repro import script
 from tests.harness.run import Run, run_of
 from tests.harness.source import WritingTrial
-from tests.harness.touched import with_accesses
 from tests.harness.trial import CannotRun, LawBroken, Refused, Trial
 from tests.harness.verdict import INTERMITTENT, LEAK, Finding, Verdict
 

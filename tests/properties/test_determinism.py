@@ -11,9 +11,9 @@ for: one after the other by their numbers, and from the last one to the first. A
 
 from dataclasses import replace
 
+from tests.harness.interpreter.programs import BACKWARD, FORWARD
 from tests.harness.law import law
 from tests.harness.problem import Outputs, Problem
-from tests.harness.programs import BACKWARD, FORWARD
 from tests.harness.relate import (
     Allowed,
     Derived,

@@ -11,7 +11,7 @@ and loads outside of a tensor, kernels that work in place or return the same sto
 from dataclasses import replace
 
 from tests.harness.device.poison import PoisonedAllocations, after_fence, behind_fence, inputs_copied
-from tests.harness.interpreting import telling_unwritten, tells_accesses
+from tests.harness.interpreter.installation import telling_unwritten, tells_accesses
 from tests.harness.law import law
 from tests.harness.problem import Outputs
 from tests.harness.ragged_form import Prepared

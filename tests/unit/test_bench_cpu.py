@@ -18,9 +18,9 @@ from tests.bench import both_ways, cpu
 from tests.bench.both_ways import AFTER, BEFORE, Task, measured, timed_in_turn
 from tests.bench.cpu_lines import COLUMNS, SIZES, WIDTHS, Ended, Line, case_of, difference, line_of, summary
 from tests.bench.timings import DIED
-from tests.harness.interpreting import INTERPRET
+from tests.harness.interpreter.installation import INTERPRET
+from tests.harness.interpreter.ttir.store import FOLDER
 from tests.harness.problem import Outputs
-from tests.harness.ttir.store import FOLDER
 
 LINE = Line("one", "drawn", (2, 4, 128, 128, 64), "float16", False, "forward")
 

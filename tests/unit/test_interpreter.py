@@ -18,8 +18,8 @@ from torch import Tensor
 from triton.language.extra import libdevice
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from tests.harness.ttir import launch
-from tests.harness.ttir.launch import fallbacks, interpreted
+from tests.harness.interpreter.ttir import launch
+from tests.harness.interpreter.ttir.launch import fallbacks, interpreted
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 COUNT = 4096

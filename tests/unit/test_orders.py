@@ -14,12 +14,12 @@ import triton.language as tl
 from kernels.contract import AttentionKernel
 from reference.bounds.accumulation import SAFETY
 from strategies.case import Case
-from tests.harness import interpreter
 from tests.harness.failure import HOLDS_IN_TURN
+from tests.harness.interpreter import repaired as interpreter
+from tests.harness.interpreter.programs import BACKWARD, FORWARD, QUICKEST, in_order
+from tests.harness.interpreter.ttir.launch import interpreted
 from tests.harness.law import law_named
-from tests.harness.programs import BACKWARD, FORWARD, QUICKEST, in_order
 from tests.harness.trial import LawBroken, Trial
-from tests.harness.ttir.launch import interpreted
 from tests.properties.test_determinism import MOST_IN_TURN
 from tests.unit import races
 from tests.unit.running import SubjectOf, exit_status, finding_of, report_of, script_of

@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tests.harness.interpreter import values_of
+from tests.harness.interpreter.repaired import values_of
 from tests.unit.programs import FEATURES, Program, program
 from tests.unit.programs.running import module_of, run
 from tests.unit.programs.spans import is_float
@@ -58,7 +58,7 @@ def differences(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -
 @on_cpu
 @pytest.mark.parametrize("first", range(0, SEEDS, GROUP))
 def test_the_executor_leaves_the_bits_of_the_interpreter(first: int, tmp_path: Path) -> None:
-    from tests.harness.ttir.launch import fallbacks, interpreted
+    from tests.harness.interpreter.ttir.launch import fallbacks, interpreted
 
     programs = of_group(first)
     module = module_of(programs, tmp_path / f"random_programs_{first}.py")
@@ -114,7 +114,7 @@ def observe(name: str, value: Any, dtype: str, shape: Shape, span: tuple[Any, ..
 @on_cpu
 @pytest.mark.parametrize("first", range(0, SEEDS, 50))
 def test_values_are_what_the_generator_takes_them_for(first: int, tmp_path: Path) -> None:
-    from tests.harness.ttir.launch import interpreted
+    from tests.harness.interpreter.ttir.launch import interpreted
 
     programs = [program(seed, "numbers") for seed in range(first, first + 10)]
     module = module_of(programs, tmp_path / f"observed_programs_{first}.py")

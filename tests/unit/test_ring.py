@@ -10,7 +10,7 @@ import torch.multiprocessing as mp
 from torch import Tensor
 
 from kernels import flash_v2, ring
-from tests.harness.interpreting import repair_interpreter
+from tests.harness.interpreter.installation import repair_interpreter
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BATCH, HEADS_KV, GROUP, HEAD_DIM = 2, 1, 2, 16

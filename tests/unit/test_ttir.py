@@ -20,10 +20,10 @@ from triton.language.extra import libdevice
 from triton.runtime.errors import InterpreterError
 
 from tests.harness.files import ROOT
-from tests.harness.ttir import launch, store
-from tests.harness.ttir.launch import fallbacks, interpreted
-from tests.harness.ttir.parse import Unsupported, parse
-from tests.harness.ttir.translate import translate
+from tests.harness.interpreter.ttir import launch, store
+from tests.harness.interpreter.ttir.launch import fallbacks, interpreted
+from tests.harness.interpreter.ttir.parse import Unsupported, parse
+from tests.harness.interpreter.ttir.translate import translate
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="Triton compiles for the GPU that is here")
 
@@ -192,10 +192,10 @@ module {
 
 
 SCRIPT = """
-from tests.harness.interpreting import repair_interpreter
+from tests.harness.interpreter.installation import repair_interpreter
 repair_interpreter()
 import torch
-from tests.harness.ttir import launch
+from tests.harness.interpreter.ttir import launch
 made = []
 launch.ir_of = lambda *args, _made=launch.ir_of, **kwargs: made.append(args) or _made(*args, **kwargs)
 from tests.unit import test_ttir

@@ -30,7 +30,7 @@ def main(out: str, *seeds: str) -> int:
 
         triton.set_allocator(lambda size, align, stream: torch.empty(size, dtype=torch.int8, device="cuda"))
     else:
-        from tests.harness.interpreting import repair_interpreter
+        from tests.harness.interpreter.installation import repair_interpreter
 
         os.environ.setdefault("TRITON_INTERPRET", "1")
         repair_interpreter()

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from tests.harness.interpreter import matrix_product
-from tests.harness.ttir.numbers import DTYPES, Array
+from tests.harness.interpreter.repaired import matrix_product
+from tests.harness.interpreter.ttir.numbers import DTYPES, Array
 
 Shape = tuple[int, ...]
 

@@ -2,10 +2,10 @@
 
 import re
 
-from tests.harness.ttir.analyse import is_plain, sums_halves
-from tests.harness.ttir.arithmetic import Arithmetic
-from tests.harness.ttir.numbers import RAW
-from tests.harness.ttir.parse import Operation, Value
+from tests.harness.interpreter.ttir.analyse import is_plain, sums_halves
+from tests.harness.interpreter.ttir.arithmetic import Arithmetic
+from tests.harness.interpreter.ttir.numbers import RAW
+from tests.harness.interpreter.ttir.parse import Operation, Value
 
 INPUT_PRECISION = re.compile(r"\binputPrecision = (\w+)")
 """How a product of float32 says which of their bits it takes; it takes all if nothing is said."""

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from tests.harness.ttir.analyse import Root, facts_of
-from tests.harness.ttir.numbers import DTYPES, RAW
-from tests.harness.ttir.parse import Frame, Function, Operation, Type, Unsupported, Value, told_at
+from tests.harness.interpreter.ttir.analyse import Root, facts_of
+from tests.harness.interpreter.ttir.numbers import DTYPES, RAW
+from tests.harness.interpreter.ttir.parse import Frame, Function, Operation, Type, Unsupported, Value, told_at
 
 NOTHING = {"gpu.barrier", "ttg.barrier", "tt.debug_barrier", "ttg.local_barrier"}
 """Operations that code for one program after the other, or for all at once, has no need of."""

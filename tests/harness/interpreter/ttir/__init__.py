@@ -5,5 +5,5 @@ the same in all programs. ``writer`` has the lines of the code, ``arithmetic``, 
 write one kind of operation each, and ``translate`` the whole; ``store`` keeps it on disk. ``launch`` stands between
 ``kernel[grid](...)`` and that code, which calls ``numbers``, ``shapes``, ``memory``, ``atomics`` and ``control``;
 ``nearest`` says of an access outside of a tensor what lies there. What can't be run so is left to Triton's interpreter,
-which ``tests.harness.interpreter`` repairs.
+which ``tests.harness.interpreter.repaired`` repairs.
 """

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-REPAIRED = "tests.harness.interpreter"
+REPAIRED = "tests.harness.interpreter.repaired"
 """The module that repairs Triton's interpreter; it imports Triton."""
 
-EXECUTOR = "tests.harness.ttir.launch"
+EXECUTOR = "tests.harness.interpreter.ttir.launch"
 """The module that runs kernels faster than the interpreter does."""
 
 INTERPRET = "TRITON_INTERPRET"

@@ -29,17 +29,17 @@ from triton.runtime.errors import InterpreterError
 from triton.runtime.jit import JITCallable, JITFunction, TensorWrapper
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from tests.harness.interpreter import programs
-from tests.harness.touched import Touched
-from tests.harness.ttir import store
-from tests.harness.ttir.atomics import Waiting, finish
-from tests.harness.ttir.front import Arguments, arguments_of, ir_of, parsed_once
-from tests.harness.ttir.memory import Outside, memory_at
-from tests.harness.ttir.nearest import told
-from tests.harness.ttir.numbers import Array
-from tests.harness.ttir.parse import Unsupported, parse
-from tests.harness.ttir.store import Compiled
-from tests.harness.ttir.translate import translate
+from tests.harness.interpreter.accesses import Touched
+from tests.harness.interpreter.repaired import programs
+from tests.harness.interpreter.ttir import store
+from tests.harness.interpreter.ttir.atomics import Waiting, finish
+from tests.harness.interpreter.ttir.front import Arguments, arguments_of, ir_of, parsed_once
+from tests.harness.interpreter.ttir.memory import Outside, memory_at
+from tests.harness.interpreter.ttir.nearest import told
+from tests.harness.interpreter.ttir.numbers import Array
+from tests.harness.interpreter.ttir.parse import Unsupported, parse
+from tests.harness.interpreter.ttir.store import Compiled
+from tests.harness.interpreter.ttir.translate import translate
 
 MOST_ELEMENTS = 2**18
 """So many programs run at once that their largest tensors together have about so many elements."""

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
-from tests.harness.interpreting import REPAIRED
+from tests.harness.interpreter.installation import REPAIRED
 
 QUICKEST, FORWARD, BACKWARD = "", "forward", "backward"
 """All at once as far as that can be; one after the other by their numbers; one after the other from the last one."""

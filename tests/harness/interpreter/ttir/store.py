@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import triton
 
-from tests.harness.ttir import atomics, control, memory, numbers, shapes
-from tests.harness.ttir.parse import Frame
-from tests.harness.ttir.translate import Code
+from tests.harness.interpreter.ttir import atomics, control, memory, numbers, shapes
+from tests.harness.interpreter.ttir.parse import Frame
+from tests.harness.interpreter.ttir.translate import Code
 
 NO_COLUMNS = 13
 """The code of an entry of Python's table of lines that gives a line and no columns."""

@@ -1,0 +1,1 @@
+"""Triton kernels without a GPU: what runs them, in which order, and what they touch outside of tensors."""
