@@ -15,7 +15,7 @@ from strategies.score_rules import bias_shape
 from tests.compile.items import Item
 from tests.compile.limits import declared
 from tests.compile.targets import TARGETS, compiling_for
-from tests.harness.worker import Worker, serve
+from tests.harness.worker.main import Worker, serve
 
 BATCH, HEADS_KV = 2, 2
 SEQLENS = (512, 384)

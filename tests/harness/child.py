@@ -29,7 +29,7 @@ from tests.harness.run import Run
 from tests.harness.tail import Tail
 from tests.harness.verdict import Verdict
 
-WORKER = "tests.harness.worker"
+WORKER = "tests.harness.worker.main"
 """The program of a child that runs kernels."""
 
 START_SECONDS = 300.0

@@ -98,7 +98,7 @@ def watched(sanitizer: str, runs: Sequence[Run], device: str, seconds: float, fo
     The tool writes the file LOG of the folder, and the process the file DONE. A process that takes too long is ended,
     and the last line of LOG says so.
     """
-    program = [sys.executable, "-P", "-m", "tests.harness.sanitized", seen_by_child(device)]
+    program = [sys.executable, "-P", "-m", "tests.harness.worker.sanitized", seen_by_child(device)]
     records = [run.to_dict() for run in runs]
     asked = json.dumps({"seconds": seconds, "done": str(folder / DONE), "runs": records})
     process = subprocess.Popen(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.harness.child import Child, ChildDied
-from tests.harness.worker import Worker, main
+from tests.harness.worker.main import Worker, main
 from tests.mutation.rules import RULES, Rule
 
 SECONDS = 600.0

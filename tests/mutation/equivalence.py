@@ -24,7 +24,7 @@ from triton.runtime.jit import JITFunction, KernelParam, mangle_type
 
 from kernels.mutants.mutant import load_module
 from tests.harness.child import Child, ChildDied
-from tests.harness.worker import Worker, serve
+from tests.harness.worker.main import Worker, serve
 
 SECONDS = 60
 """Seconds that one mutant may take to compile before its process is ended."""

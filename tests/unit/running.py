@@ -17,12 +17,12 @@ from reference.bounds.accumulation import SAFETY
 from strategies.case import Case
 from tests.harness.files import ROOT
 from tests.harness.law import law_named
-from tests.harness.repro import script
 from tests.harness.run import Run
-from tests.harness.source import WritingTrial
 from tests.harness.subject import Subject
 from tests.harness.trial import LawBroken
 from tests.harness.verdict import Finding
+from tests.harness.worker.repro import script
+from tests.harness.worker.source import WritingTrial
 from tests.unit.toys import ROWS
 
 TOYS = Path(__file__).with_name("toys.py")

@@ -1,4 +1,4 @@
-"""A program in place of ``tests.harness.worker``: it answers with its device and the GPUs that it may see."""
+"""A program in place of ``tests.harness.worker.main``: it answers with its device and the GPUs that it may see."""
 
 import json
 import os

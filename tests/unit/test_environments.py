@@ -12,7 +12,7 @@ from strategies.case import Case
 from tests.harness.device.environments import why_not_here
 from tests.harness.run import Run
 from tests.harness.verdict import Verdict
-from tests.harness.worker import Worker
+from tests.harness.worker.main import Worker
 from tests.unit.running import pytest_run
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="runs kernels in this process, interpreted")

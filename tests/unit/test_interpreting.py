@@ -13,11 +13,11 @@ import triton
 
 from kernels.registry import module_of
 from strategies.case import Case
-from tests.harness.repro import uses_triton
 from tests.harness.run import Run
 from tests.harness.standalone import exit_status
 from tests.harness.verdict import Verdict
-from tests.harness.worker import Worker
+from tests.harness.worker.main import Worker
+from tests.harness.worker.repro import uses_triton
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="runs kernels in this process, interpreted")
 

@@ -19,7 +19,7 @@ from tests.harness.problem import Outputs
 from tests.harness.ragged_form import Prepared
 from tests.harness.run import Run
 from tests.harness.trial import Check, Trial
-from tests.harness.worker import Worker
+from tests.harness.worker.main import Worker
 from tests.unit.running import CASE, TOYS, SubjectOf, exit_status, finding_of, report_of
 from tests.unit.toys import CLAIMS, sound
 

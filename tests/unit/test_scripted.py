@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.harness import scripted
-from tests.harness.source import written
+from tests.harness.worker import scripted
+from tests.harness.worker.source import written
 from tests.unit.calling import REFERENCE
 from tests.unit.toys import sound
 

@@ -19,7 +19,6 @@ import torch
 from kernels import registry
 from kernels.contract import Capabilities
 from strategies.rotary import rotated
-from tests.harness import scripted
 from tests.harness.device import memory, poison
 from tests.harness.files import OWN_FOLDERS
 from tests.harness.interpreter.installation import REPAIRED
@@ -27,8 +26,9 @@ from tests.harness.law import law_named
 from tests.harness.lse_form import form_of, in_contract_form
 from tests.harness.ragged_form import apart
 from tests.harness.run import Run
-from tests.harness.source import WritingTrial
 from tests.harness.verdict import INTERMITTENT, LEAK, Finding
+from tests.harness.worker import scripted
+from tests.harness.worker.source import WritingTrial
 
 STANDARD = """\
 import base64

@@ -17,7 +17,7 @@ from tests.harness.device.poison import alone, inputs_copied
 from tests.harness.device.sync import device_answers, wait_for_device
 from tests.harness.run import Run, run_of
 from tests.harness.trial import Trial, run_kernel
-from tests.harness.worker import begin
+from tests.harness.worker.main import begin
 
 CALL_SECONDS = 60.0
 """Seconds that the device may take for a call, which takes many times as long under a tool as without one."""

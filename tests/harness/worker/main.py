@@ -55,12 +55,12 @@ from tests.harness.kernel_record import described
 from tests.harness.law import basic_laws, law_named
 from tests.harness.lse_form import form_of, in_claimed_form
 from tests.harness.precision import with_explanations
-from tests.harness.probe import probe
-from tests.harness.repro import script
 from tests.harness.run import Run, run_of
-from tests.harness.source import WritingTrial
 from tests.harness.trial import CannotRun, LawBroken, Refused, Trial
 from tests.harness.verdict import INTERMITTENT, LEAK, Finding, Verdict
+from tests.harness.worker.probe import probe
+from tests.harness.worker.repro import script
+from tests.harness.worker.source import WritingTrial
 
 PACKAGES = ("torch", "triton", "numpy", "hypothesis")
 
