@@ -20,8 +20,8 @@ from tests.harness.device.poison import PoisonedAllocations
 from tests.harness.interpreter.installation import INTERPRET, repair_interpreter
 from tests.harness.interpreter.ttir.launch import fallbacks, interpreted
 from tests.harness.interpreter.ttir.store import FOLDER
-from tests.harness.problem import Outputs
-from tests.harness.trial import CannotRun, Trial, run_kernel
+from tests.harness.trial.problem import Outputs
+from tests.harness.trial.trial import CannotRun, Trial, run_kernel
 
 BEFORE, AFTER = WAYS
 FEWEST = {BEFORE: 1, AFTER: 2}

@@ -8,7 +8,7 @@ import pytest
 from kernels import registry
 from kernels.mutants.mutant import KERNEL
 from tests.harness.law import law_named
-from tests.harness.trial import Trial, run_kernel
+from tests.harness.trial.trial import Trial, run_kernel
 from tests.mutation.campaign import Campaign
 from tests.mutation.equivalence import Judgement, RecordedLaunch, judge, recorded_launches
 from tests.mutation.equivalent import ARGUMENTS

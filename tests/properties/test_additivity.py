@@ -13,9 +13,9 @@ from torch import Tensor
 from kernels.contract import GRADIENTS
 from reference.bounds.relations import sum_bound
 from tests.harness.law import law
-from tests.harness.problem import Problem
-from tests.harness.relate import Derived, agree, allowances_of_each, asked
-from tests.harness.trial import Trial
+from tests.harness.trial.problem import Problem
+from tests.harness.trial.relate import Derived, agree, allowances_of_each, asked
+from tests.harness.trial.trial import Trial
 
 COLUMNS, ROWS, HEADS = 3, 2, 1
 """The dimensions along which dout may be cut."""

@@ -5,9 +5,9 @@ and lse where they follow from them, so that an error is blamed where it was mad
 forgotten or applied twice, masks of one pass that differ from the other's, gradients summed over the wrong heads.
 """
 
-from tests.harness.judge import judge
 from tests.harness.law import law
-from tests.harness.trial import Trial
+from tests.harness.trial.judge import judge
+from tests.harness.trial.trial import Trial
 
 
 @law(needs="backward", gradients=True, key_padding=True, dropout=True, variants=True, place=2, is_basic=True)

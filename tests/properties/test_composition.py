@@ -14,9 +14,18 @@ from torch import Tensor
 from reference.bounds.forward import ForwardBounds
 from reference.bounds.relations import merged_bounds
 from tests.harness.law import law
-from tests.harness.problem import Outputs
-from tests.harness.relate import Allowed, Derived, agree, allowances, asked, claimed_length, settled, twice
-from tests.harness.trial import Trial
+from tests.harness.trial.problem import Outputs
+from tests.harness.trial.relate import (
+    Allowed,
+    Derived,
+    agree,
+    allowances,
+    asked,
+    claimed_length,
+    settled,
+    twice,
+)
+from tests.harness.trial.trial import Trial
 
 LONGEST = 2048
 """The largest length that this law draws. It needs no reference, so it can afford more than other laws on out."""

@@ -13,8 +13,8 @@ from dataclasses import replace
 
 from tests.harness.interpreter.programs import BACKWARD, FORWARD
 from tests.harness.law import law
-from tests.harness.problem import Outputs, Problem
-from tests.harness.relate import (
+from tests.harness.trial.problem import Outputs, Problem
+from tests.harness.trial.relate import (
     Allowed,
     Derived,
     agree,
@@ -25,7 +25,7 @@ from tests.harness.relate import (
     of_a_repeat,
     twice,
 )
-from tests.harness.trial import Trial
+from tests.harness.trial.trial import Trial
 
 MOST_IN_TURN = 32
 """Programs of a launch that are run one after the other: that takes as many times as long as running them at once.

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from strategies.case import TENSORS
 from strategies.eight_bits import EightBits
-from tests.harness.judge import judge, judge_plain_call
 from tests.harness.law import law
-from tests.harness.problem import Problem
-from tests.harness.trial import Trial
+from tests.harness.trial.judge import judge, judge_plain_call
+from tests.harness.trial.problem import Problem
+from tests.harness.trial.trial import Trial
 
 
 @law(

@@ -15,8 +15,8 @@ from reference.bounds.answers import keys_may_overflow, mean_bounds, row_bound
 from reference.bounds.exact import FLOAT32_SAFE, SCORE_GAP
 from reference.masks import blank, visible
 from tests.harness.law import law
-from tests.harness.relate import asked, settled
-from tests.harness.trial import Check, Trial
+from tests.harness.trial.relate import asked, settled
+from tests.harness.trial.trial import Check, Trial
 
 
 @law(key_padding=True, place=4, takes_gradients=False, sets=("numbers", "scores"))

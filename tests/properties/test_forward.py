@@ -5,9 +5,9 @@ key. Catches wrong masks, tails, scales and heads, a lost rescaling, accumulatio
 lse in another base.
 """
 
-from tests.harness.judge import judge
 from tests.harness.law import law
-from tests.harness.trial import Trial
+from tests.harness.trial.judge import judge
+from tests.harness.trial.trial import Trial
 
 
 @law(key_padding=True, dropout=True, variants=True, place=1, is_basic=True, takes_gradients=False)

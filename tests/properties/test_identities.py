@@ -12,9 +12,9 @@ from torch import Tensor
 from reference.bounds.identities import Sizes, hull_bound, ones_bound, sizes, sums_bounds
 from reference.heads import fold, unfold
 from tests.harness.law import law
-from tests.harness.problem import Outputs, Problem
-from tests.harness.relate import asked, settled
-from tests.harness.trial import Check, Trial
+from tests.harness.trial.problem import Outputs, Problem
+from tests.harness.trial.relate import asked, settled
+from tests.harness.trial.trial import Check, Trial
 
 LONGEST = 4096
 MOST_SCORES = 2**26

@@ -15,9 +15,18 @@ from torch import Tensor
 from reference.bounds.relations import only_exponents_change, sum_bound
 from reference.heads import fold, unfold
 from tests.harness.law import law
-from tests.harness.problem import Outputs
-from tests.harness.relate import Allowed, Derived, agree, allowances, asked, settled, twice, with_v_apart
-from tests.harness.trial import Trial
+from tests.harness.trial.problem import Outputs
+from tests.harness.trial.relate import (
+    Allowed,
+    Derived,
+    agree,
+    allowances,
+    asked,
+    settled,
+    twice,
+    with_v_apart,
+)
+from tests.harness.trial.trial import Trial
 
 GRID = 2.0**-4
 """Keys that a vector is added to are first rounded to this grid and cut to [-4, 4], so that bfloat16 holds the sums."""

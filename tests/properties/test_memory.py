@@ -13,9 +13,9 @@ from dataclasses import replace
 from tests.harness.device.poison import PoisonedAllocations, after_fence, behind_fence, inputs_copied
 from tests.harness.interpreter.installation import telling_unwritten, tells_accesses
 from tests.harness.law import law
-from tests.harness.problem import Outputs
-from tests.harness.ragged_form import Prepared
-from tests.harness.relate import (
+from tests.harness.trial.problem import Outputs
+from tests.harness.trial.ragged_form import Prepared
+from tests.harness.trial.relate import (
     Allowed,
     Derived,
     agree,
@@ -24,7 +24,7 @@ from tests.harness.relate import (
     lies_in_claimed_layout,
     of_a_repeat,
 )
-from tests.harness.trial import Trial
+from tests.harness.trial.trial import Trial
 from tests.harness.verdict import MEMORY
 
 FINITE_POISON = 1280.0

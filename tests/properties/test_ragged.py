@@ -31,12 +31,12 @@ from strategies.case import DEFAULT_BLOCK
 from strategies.eight_bits import quantised
 from strategies.pages import Pages, in_pages, one_page_each, page_size_of, pool_layouts
 from strategies.rotary import Rotation, drawn, rows_from
-from tests.harness.judge import judge, judge_plain_call
 from tests.harness.law import law
-from tests.harness.problem import Outputs, Problem
-from tests.harness.ragged_form import APPENDED, wrong_in
-from tests.harness.relate import claimed_length, in_claimed_layouts
-from tests.harness.trial import Trial
+from tests.harness.trial.judge import judge, judge_plain_call
+from tests.harness.trial.problem import Outputs, Problem
+from tests.harness.trial.ragged_form import APPENDED, wrong_in
+from tests.harness.trial.relate import claimed_length, in_claimed_layouts
+from tests.harness.trial.trial import Trial
 
 MOST_SEQUENCES = 4
 """The most sequences that the rows of a packed case, or of a batch element made of documents, are cut into."""

@@ -16,11 +16,11 @@ from torch import Tensor
 from kernels.contract import DTYPES, Capabilities
 from strategies.layouts import changed_together
 from tests.harness.law import law
-from tests.harness.problem import Problem
-from tests.harness.process_state import put_back
-from tests.harness.ragged_form import Prepared
-from tests.harness.relate import in_claimed_layouts, with_v_apart
-from tests.harness.trial import Trial, run_kernel
+from tests.harness.trial.problem import Problem
+from tests.harness.trial.process_state import put_back
+from tests.harness.trial.ragged_form import Prepared
+from tests.harness.trial.relate import in_claimed_layouts, with_v_apart
+from tests.harness.trial.trial import Trial, run_kernel
 
 
 @law(needs="validates", on_device=True, place=5, stands_alone=True, expects_refusal=True)

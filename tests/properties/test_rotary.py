@@ -19,11 +19,11 @@ from torch import Tensor
 
 from strategies.layouts import changed_together
 from strategies.rotary import Rotation, drawn, rows_from
-from tests.harness.judge import judge, judge_plain_call
 from tests.harness.law import law
-from tests.harness.problem import Problem
-from tests.harness.relate import asked
-from tests.harness.trial import Trial
+from tests.harness.trial.judge import judge, judge_plain_call
+from tests.harness.trial.problem import Problem
+from tests.harness.trial.relate import asked
+from tests.harness.trial.trial import Trial
 
 
 @law(

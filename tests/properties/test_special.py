@@ -19,9 +19,9 @@ from reference.bounds.answers import leftover
 from reference.heads import fold, unfold
 from reference.masks import visible
 from tests.harness.law import law
-from tests.harness.problem import Outputs, Problem
-from tests.harness.relate import agree, allowances, asked, twice, with_v_apart
-from tests.harness.trial import Check, LawBroken, Trial
+from tests.harness.trial.problem import Outputs, Problem
+from tests.harness.trial.relate import agree, allowances, asked, twice, with_v_apart
+from tests.harness.trial.trial import Check, LawBroken, Trial
 from tests.harness.verdict import Finding
 
 UNREACHED = "{} of what sees neither NaN nor infinity is as it is without them"

@@ -10,7 +10,7 @@ from reference import safe_softmax
 from reference.bounds.accumulation import SAFETY
 from strategies.case import Case
 from tests.harness.law import law_named
-from tests.harness.trial import Trial
+from tests.harness.trial.trial import Trial
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -52,5 +52,5 @@ REFERENCE = AttentionKernel(
 
 
 def uphold(law: str, kernel: AttentionKernel, case: Case) -> None:
-    """Check a law on one case. Raises ``tests.harness.trial.LawBroken``."""
+    """Check a law on one case. Raises ``tests.harness.trial.trial.LawBroken``."""
     law_named(law)(Trial(kernel, case, DEVICE, SAFETY))

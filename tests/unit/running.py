@@ -19,7 +19,7 @@ from tests.harness.files import ROOT
 from tests.harness.law import law_named
 from tests.harness.run import Run
 from tests.harness.subject import Subject
-from tests.harness.trial import LawBroken
+from tests.harness.trial.trial import LawBroken
 from tests.harness.verdict import Finding
 from tests.harness.worker.repro import script
 from tests.harness.worker.source import WritingTrial

@@ -15,8 +15,8 @@ from reference.bounds.accumulation import SAFETY
 from strategies.case import Case
 from strategies.padding import FAMILIES as PADDINGS
 from strategies.tensors import tensors
-from tests.harness.judge import judge
-from tests.harness.trial import Trial, run_kernel
+from tests.harness.trial.judge import judge
+from tests.harness.trial.trial import Trial, run_kernel
 
 ADAPTERS = [name for name in REGISTERED if name.startswith(("sdpa_", "flex_"))]
 

@@ -15,7 +15,7 @@ from tests.harness.child import Child
 from tests.harness.kernel_info import KernelInfo
 from tests.harness.refusals import Advice, complaint, drawn_within
 from tests.harness.tally import MOST_CASES, Tally
-from tests.harness.trial import LawBroken, Trial
+from tests.harness.trial.trial import LawBroken, Trial
 from tests.harness.verdict import Verdict
 from tests.harness.worker.probe import probe, simplest_case
 from tests.properties.test_backward import backward

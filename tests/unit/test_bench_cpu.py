@@ -20,7 +20,7 @@ from tests.bench.cpu_lines import COLUMNS, SIZES, WIDTHS, Ended, Line, case_of, 
 from tests.bench.timings import DIED
 from tests.harness.interpreter.installation import INTERPRET
 from tests.harness.interpreter.ttir.store import FOLDER
-from tests.harness.problem import Outputs
+from tests.harness.trial.problem import Outputs
 
 LINE = Line("one", "drawn", (2, 4, 128, 128, 64), "float16", False, "forward")
 

@@ -37,7 +37,7 @@ from reference.score_rule import ScoreRule
 from strategies.case import Case
 from strategies.padding import FAMILIES as PADDINGS
 from strategies.padding import key_padding_mask
-from tests.harness.compare import error_over_bound
+from tests.harness.trial.compare import error_over_bound
 from tests.unit.emulator import BUGS, SUMS, Emulator, cast
 
 RULE_1: dict[str, Any] = {}

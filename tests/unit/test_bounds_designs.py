@@ -12,7 +12,7 @@ from reference.bounds import Exact, backward_bounds, exact, forward_bounds
 from reference.bounds.accumulation import SAFETY
 from reference.heads import fold, unfold
 from reference.score_rule import ScoreRule
-from tests.harness.compare import error_over_bound
+from tests.harness.trial.compare import error_over_bound
 from tests.unit.emulator import Emulator, cast
 from tests.unit.test_bounds import (
     ARITHMETIC,

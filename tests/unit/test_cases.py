@@ -23,7 +23,7 @@ from strategies.padding import several_attended
 from strategies.score_rules import SHAPES
 from strategies.values import FAMILIES
 from tests.harness.law import law_named
-from tests.harness.trial import LawBroken, Trial
+from tests.harness.trial.trial import LawBroken, Trial
 from tests.unit.drawing import CLAIMS, quick, sample
 
 Condition = Callable[[Case], bool]

@@ -13,7 +13,6 @@ import torch
 from kernels.registry import load
 from reference.bounds.accumulation import SAFETY
 from strategies.case import Case
-from tests.harness import trial
 from tests.harness.child import KILLED, RUN_SECONDS, Child, HarnessError
 from tests.harness.clock import GRACE_SECONDS, Clock, ShrinkBudget
 from tests.harness.device.sync import IMPATIENT_SECONDS, LOOK_SECONDS, OVERRAN, WAIT_SECONDS
@@ -25,7 +24,8 @@ from tests.harness.run import Run, read
 from tests.harness.runs import LEAST_CASE
 from tests.harness.subject import Subject, TimeUp
 from tests.harness.tail import KEPT_BYTES, Tail
-from tests.harness.trial import LawBroken, Trial
+from tests.harness.trial import trial
+from tests.harness.trial.trial import LawBroken, Trial
 from tests.harness.verdict import Finding
 from tests.unit.running import (
     CASE,

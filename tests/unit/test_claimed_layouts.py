@@ -13,7 +13,7 @@ from kernels.contract.parsing import PLAIN_FUNCTION
 from strategies.case import LAYOUT_FIELDS, Case, Spike
 from strategies.layouts import REPEATED, can_hold, laid_out, lies_as, place
 from tests.harness.law import LAWS, law_named
-from tests.harness.trial import Refused, Trial
+from tests.harness.trial.trial import Refused, Trial
 from tests.panel import appended, documents, eager, packed, paged
 from tests.unit.sound import CLAIMS, Sound
 

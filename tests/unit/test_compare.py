@@ -8,8 +8,14 @@ import torch
 from kernels.registry import load
 from reference.bounds.accumulation import SAFETY
 from strategies.case import Case
-from tests.harness.compare import Check, describe, error_over_bound, relative_error, unit_in_the_last_place
-from tests.harness.trial import LawBroken, Trial
+from tests.harness.trial.compare import (
+    Check,
+    describe,
+    error_over_bound,
+    relative_error,
+    unit_in_the_last_place,
+)
+from tests.harness.trial.trial import LawBroken, Trial
 from tests.harness.verdict import Finding
 from tests.unit.running import TOYS
 

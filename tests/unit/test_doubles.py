@@ -26,7 +26,7 @@ from tests.harness.run import ALL_DESIGNS, ONE_DESIGN
 from tests.harness.runs import Try
 from tests.harness.symptoms import is_of_format
 from tests.harness.triage import Triage
-from tests.harness.trial import LawBroken, Trial
+from tests.harness.trial.trial import LawBroken, Trial
 from tests.harness.verdict import Finding
 from tests.unit.bugs import CAUSAL, CLAIMS, bug
 from tests.unit.running import TOYS

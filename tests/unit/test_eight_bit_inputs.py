@@ -19,8 +19,8 @@ from reference.bounds.accumulation import SAFETY
 from strategies.case import Case
 from strategies.eight_bits import EightBits
 from tests.harness.law import law_named
-from tests.harness.problem import Call
-from tests.harness.trial import LawBroken, Trial
+from tests.harness.trial.problem import Call
+from tests.harness.trial.trial import LawBroken, Trial
 from tests.panel import eight_bit_inputs as panel
 from tests.panel import planted_eight_bit_inputs
 from tests.unit.running import exit_status, mended, script_of

@@ -19,9 +19,9 @@ from tests.harness.cause import causes
 from tests.harness.clock import BudgetSpent, meter
 from tests.harness.explain import explain
 from tests.harness.failure import Explanation, Field
-from tests.harness.pattern import ComparedTensor, known_numbers, sentences
-from tests.harness.pattern import picture as picture_of
 from tests.harness.runs import Seen
+from tests.harness.trial.pattern import ComparedTensor, known_numbers, sentences
+from tests.harness.trial.pattern import picture as picture_of
 from tests.harness.vary import fields
 
 EXACT = torch.randn(2, 4, 96, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)

@@ -17,8 +17,8 @@ from reference.bounds import Exact, backward_bounds, exact, forward_bounds
 from reference.family import LESS_PRECISE, Family, full_precision, less_precise, widest
 from reference.heads import fold
 from strategies.case import Case, Spike
-from tests.harness.judge import judge, sources
-from tests.harness.trial import LawBroken, Trial
+from tests.harness.trial.judge import judge, sources
+from tests.harness.trial.trial import LawBroken, Trial
 from tests.unit.calling import make
 from tests.unit.emulator import Emulator
 

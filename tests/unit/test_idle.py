@@ -8,8 +8,8 @@ import pytest
 from kernels.contract import Capabilities, flash_arithmetic
 from kernels.registry import load
 from strategies.cases import cases
-from tests.harness.judge import judge
-from tests.harness.trial import Trial
+from tests.harness.trial.judge import judge
+from tests.harness.trial.trial import Trial
 from tests.unit.drawing import sample
 
 MOST_IDLE = 0.15

@@ -14,7 +14,7 @@ from kernels.registry import load
 from reference.bounds.accumulation import SAFETY
 from strategies.case import Case, Spike
 from tests.harness.law import law_named
-from tests.harness.trial import Trial
+from tests.harness.trial.trial import Trial
 from tests.panel import latent, planted_latent
 from tests.panel.planted import Planted
 from tests.unit.running import exit_status, mended, script_of

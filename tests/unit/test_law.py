@@ -17,7 +17,7 @@ from tests.harness.child import Child
 from tests.harness.files import ROOT
 from tests.harness.law import LAWS, by_place, law, law_named
 from tests.harness.run import Run
-from tests.harness.trial import Trial
+from tests.harness.trial.trial import Trial
 from tests.mutation.schedule import ROUND
 
 KERNEL = """

@@ -17,8 +17,8 @@ from kernels.mutants.mutant import Edit, load_module, source_of
 from kernels.mutants.reading import bug
 from strategies.case import Case
 from tests.harness.failure import FEATURES
-from tests.harness.pattern import known_numbers
-from tests.harness.trial import Trial, run_kernel
+from tests.harness.trial.pattern import known_numbers
+from tests.harness.trial.trial import Trial, run_kernel
 from tests.mutation.diagnosis import CAUSES, FACTS
 from tests.mutation.equivalent import ARGUMENTS
 from tests.mutation.targets import targets

@@ -18,7 +18,7 @@ from tests.harness.attribute import Broken, attribute, is_same
 from tests.harness.bugs import Bug, Need
 from tests.harness.failure import Failure, symptom
 from tests.harness.law import law_named
-from tests.harness.trial import LawBroken, Trial
+from tests.harness.trial.trial import LawBroken, Trial
 from tests.harness.verdict import Finding
 from tests.unit.running import SubjectOf, finding_of
 from tests.unit.toys import sound

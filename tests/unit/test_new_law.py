@@ -18,7 +18,7 @@ from dataclasses import replace
 import torch
 
 from tests.harness.law import law
-from tests.harness.relate import Derived, agree, asked
+from tests.harness.trial.relate import Derived, agree, asked
 
 
 @law(takes_gradients=False, compares=("calls",))

@@ -13,7 +13,7 @@ from reference.bounds.accumulation import SAFETY
 from strategies.case import Case, Spike
 from tests.harness.law import law_named
 from tests.harness.offers import MAY_LEAK, other_answers
-from tests.harness.trial import LawBroken, Trial
+from tests.harness.trial.trial import LawBroken, Trial
 from tests.panel.planted import Planted
 from tests.panel.planted_nonfinite import OF_SEEN, OF_STRICT
 from tests.properties.test_special import LEAK

@@ -19,7 +19,7 @@ from tests.harness.interpreter import repaired as interpreter
 from tests.harness.interpreter.programs import BACKWARD, FORWARD, QUICKEST, in_order
 from tests.harness.interpreter.ttir.launch import interpreted
 from tests.harness.law import law_named
-from tests.harness.trial import LawBroken, Trial
+from tests.harness.trial.trial import LawBroken, Trial
 from tests.properties.test_determinism import MOST_IN_TURN
 from tests.unit import races
 from tests.unit.running import SubjectOf, exit_status, finding_of, report_of, script_of
@@ -168,7 +168,7 @@ def test_a_replay_takes_the_answer_of_a_call_in_the_same_order(monkeypatch: pyte
         raise AssertionError("the kernel is called once more")
 
     again = trial.replayed(trial.family)
-    monkeypatch.setattr("tests.harness.trial.run_kernel", unexpected)
+    monkeypatch.setattr("tests.harness.trial.trial.run_kernel", unexpected)
     with pytest.raises(LawBroken) as second:
         law_named("determinism")(again)
     assert first.value.finding == second.value.finding

@@ -22,7 +22,7 @@ from tests.harness.interpreter.installation import ONLY_INTERPRETER, accesses_ou
 from tests.harness.law import law_named
 from tests.harness.outside import are_one_read
 from tests.harness.run import Run
-from tests.harness.trial import LawBroken, Trial
+from tests.harness.trial.trial import LawBroken, Trial
 from tests.harness.verdict import BEFORE_THE_BEGINNING, MEMORY, PAST_THE_END, Finding
 from tests.unit import outside_toys
 from tests.unit.running import SubjectOf, exit_status, finding_of, report_of

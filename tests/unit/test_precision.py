@@ -14,9 +14,15 @@ from reference.family import implied
 from strategies.case import Case, Spike
 from tests.harness.imprecise import ImpreciseCall, sentence
 from tests.harness.law import law_named
-from tests.harness.precision import asked_whether, is_plainly_wrong, left_by, likeliest_of, with_explanations
 from tests.harness.run import ALL_DESIGNS, NO_DESIGN, ONE_DESIGN, WHOLE_DESIGN
-from tests.harness.trial import LawBroken, Trial
+from tests.harness.trial.precision import (
+    asked_whether,
+    is_plainly_wrong,
+    left_by,
+    likeliest_of,
+    with_explanations,
+)
+from tests.harness.trial.trial import LawBroken, Trial
 from tests.harness.verdict import Finding
 from tests.panel import narrow, packed
 from tests.panel.heads import heads_of

@@ -21,9 +21,9 @@ from strategies.tensors import tensors
 from strategies.values import FAMILIES, fill
 from tests.harness.child import Child, Children
 from tests.harness.law import law_named
-from tests.harness.process_state import PIECES, Piece, put_back
 from tests.harness.run import Run
-from tests.harness.trial import CannotRun, LawBroken, Refused, Trial
+from tests.harness.trial.process_state import PIECES, Piece, put_back
+from tests.harness.trial.trial import CannotRun, LawBroken, Refused, Trial
 from tests.harness.verdict import Verdict
 from tests.mutation.schedule import Schedule
 from tests.panel.test_models import CLAIMS

@@ -18,7 +18,7 @@ from strategies.cases import cases
 from strategies.rotary import Rotation, rows_from
 from tests.harness import drawing
 from tests.harness.law import law_named
-from tests.harness.trial import LawBroken, Trial
+from tests.harness.trial.trial import LawBroken, Trial
 from tests.mutation.schedule import LAWS
 from tests.unit.emulator import aligned
 from tests.unit.sound import CLAIMS, Pair, Sound, Triple, plain

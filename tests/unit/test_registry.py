@@ -17,7 +17,7 @@ from kernels.contract.parsing import CAPABILITIES, PLAIN_FUNCTION, ClaimError, d
 from kernels.registry import REGISTERED, SpecError, load, unavailable_reason
 from reference.mask_pattern import MaskPattern
 from strategies.case import Case
-from tests.harness.trial import Trial, run_kernel
+from tests.harness.trial.trial import Trial, run_kernel
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

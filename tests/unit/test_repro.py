@@ -15,10 +15,10 @@ from strategies.case import Case
 from tests.harness.child import Child
 from tests.harness.failure import HOLDS_ALONE
 from tests.harness.law import law_named
-from tests.harness.problem import Outputs
-from tests.harness.ragged_form import Prepared
 from tests.harness.run import Run
-from tests.harness.trial import Check, Trial
+from tests.harness.trial.problem import Outputs
+from tests.harness.trial.ragged_form import Prepared
+from tests.harness.trial.trial import Check, Trial
 from tests.harness.worker.main import Worker
 from tests.unit.running import CASE, TOYS, SubjectOf, exit_status, finding_of, report_of
 from tests.unit.toys import CLAIMS, sound

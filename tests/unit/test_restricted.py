@@ -14,7 +14,7 @@ from strategies.case import Case
 from strategies.cases import cases
 from tests.harness.drawing import drawn
 from tests.harness.law import LAWS, law_named
-from tests.harness.trial import LawBroken, Trial
+from tests.harness.trial.trial import LawBroken, Trial
 from tests.panel import appended
 from tests.unit.sound import CLAIMS, Sound
 

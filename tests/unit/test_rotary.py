@@ -19,7 +19,7 @@ from tests.harness.bugs import Severity
 from tests.harness.law import law_named
 from tests.harness.redundant import is_redundant
 from tests.harness.sightings import Sightings
-from tests.harness.trial import LawBroken, Trial
+from tests.harness.trial.trial import LawBroken, Trial
 from tests.panel import rotated as panel
 from tests.unit.bugs import CASE, CLAIMS, bug, causal, runner
 from tests.unit.running import exit_status, mended, script_of

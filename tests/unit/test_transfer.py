@@ -12,7 +12,7 @@ from strategies.layouts import are_first_columns, bits, place
 from strategies.tensors import tensors
 from tests.harness.device.transfer import MOST_PRODUCTS, Copies, home_of, on_cpu
 from tests.harness.law import law_named
-from tests.harness.trial import Trial
+from tests.harness.trial.trial import Trial
 from tests.unit.calling import DEVICE
 
 DATA = torch.arange(24.0).view(1, 2, 3, 4)

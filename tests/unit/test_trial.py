@@ -8,9 +8,9 @@ from torch import Tensor
 
 from kernels.contract import AttentionKernel
 from strategies.case import Case
-from tests.harness import trial
 from tests.harness.device.sync import device_is_full
-from tests.harness.trial import CannotRun, LawBroken, Trial
+from tests.harness.trial import trial
+from tests.harness.trial.trial import CannotRun, LawBroken, Trial
 from tests.unit.sound import CLAIMS
 
 BLAS = "at::cuda::blas::bgemm<float> argument ldb must be positive and less than 2147483647 but got {}"

@@ -31,7 +31,6 @@ from kernels.contract.parsing import describe as describe_claims
 from reference import safe_softmax
 from reference.mask_pattern import MaskPattern
 from reference.score_rule import ScoreRule
-from tests.harness import pattern
 from tests.harness.device.environments import why_not_here
 from tests.harness.device.memory import (
     device_bytes,
@@ -53,10 +52,11 @@ from tests.harness.interpreter.installation import makes_code, repair_interprete
 from tests.harness.interpreter.programs import FORWARD
 from tests.harness.kernel_record import described
 from tests.harness.law import basic_laws, law_named
-from tests.harness.lse_form import form_of, in_claimed_form
-from tests.harness.precision import with_explanations
 from tests.harness.run import Run, run_of
-from tests.harness.trial import CannotRun, LawBroken, Refused, Trial
+from tests.harness.trial import pattern
+from tests.harness.trial.lse_form import form_of, in_claimed_form
+from tests.harness.trial.precision import with_explanations
+from tests.harness.trial.trial import CannotRun, LawBroken, Refused, Trial
 from tests.harness.verdict import INTERMITTENT, LEAK, Finding, Verdict
 from tests.harness.worker.probe import probe
 from tests.harness.worker.repro import script

@@ -16,7 +16,7 @@ from kernels import registry
 from tests.harness.device.poison import alone, inputs_copied
 from tests.harness.device.sync import device_answers, wait_for_device
 from tests.harness.run import Run, run_of
-from tests.harness.trial import Trial, run_kernel
+from tests.harness.trial.trial import Trial, run_kernel
 from tests.harness.worker.main import begin
 
 CALL_SECONDS = 60.0

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from strategies.rotary import rotated
 from tests.harness.device.poison import PoisonedAllocations, after_fence, behind_fence, inputs_copied
-from tests.harness.ragged_form import apart
+from tests.harness.trial.ragged_form import apart
 
 MARGIN = 4096
 """Elements behind each tensor that are filled like the space between its rows, because some bugs read them."""

@@ -12,8 +12,8 @@ from torch import Tensor, uint8
 from strategies.layouts import span
 from tests.harness.device.poison import PoisonedAllocations
 from tests.harness.interpreter.programs import BACKWARD
-from tests.harness.ragged_form import Prepared
-from tests.harness.trial import Trial, gradients_given
+from tests.harness.trial.ragged_form import Prepared
+from tests.harness.trial.trial import Trial, gradients_given
 
 LITERAL_ELEMENTS = 64
 """Tensors up to this size are written as numbers. Larger ones are written by their few nonzero numbers, or as bytes."""

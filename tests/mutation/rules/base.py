@@ -12,8 +12,8 @@ from torch import Tensor
 
 from kernels.contract import AttentionKernel
 from reference.masks import visible
-from tests.harness.problem import Problem
-from tests.harness.trial import run_kernel
+from tests.harness.trial.problem import Problem
+from tests.harness.trial.trial import run_kernel
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ from itertools import product
 from torch import Tensor
 
 from kernels.contract import AttentionKernel
-from tests.harness.problem import Problem
+from tests.harness.trial.problem import Problem
 from tests.mutation.rules.base import (
     Rule,
     RuleCase,

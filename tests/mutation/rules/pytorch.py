@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from kernels.contract import AttentionKernel
-from tests.harness.problem import Problem
+from tests.harness.trial.problem import Problem
 from tests.mutation.rules.base import (
     Rule,
     RuleCase,

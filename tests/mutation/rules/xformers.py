@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kernels.contract import AttentionKernel
-from tests.harness.problem import Problem
+from tests.harness.trial.problem import Problem
 from tests.mutation.rules.base import (
     Rule,
     RuleCase,

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.harness.lse_form import shape_of_lse
+from tests.harness.trial.lse_form import shape_of_lse
 
 
 class WrongKind(TypeError):

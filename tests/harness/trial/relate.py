@@ -12,9 +12,9 @@ from kernels.contract import LAYOUTS, OUTPUTS
 from reference.bounds import Exact, ForwardBounds, backward_bounds, forward_bounds, fused_overflow
 from reference.heads import fold, unfold
 from strategies.layouts import changed_together, laid_out, lies_as, place
-from tests.harness.judge import exact_of
-from tests.harness.problem import Outputs, Problem
-from tests.harness.trial import Check, Trial, gradients_given
+from tests.harness.trial.judge import exact_of
+from tests.harness.trial.problem import Outputs, Problem
+from tests.harness.trial.trial import Check, Trial, gradients_given
 
 Allowed = Callable[[], Mapping[str, Tensor]]
 """How far two results may be apart, by tensor. It is called only where they differ: bounds take longer than most calls.

@@ -15,7 +15,7 @@ from torch import Tensor
 from kernels.contract import RAGGED_KEYWORDS, Capabilities
 from strategies.layouts import Window, bits, changed_together, fitting, place
 from strategies.pages import Pages, in_pages, page_size_of, pool_layouts
-from tests.harness.problem import Outputs, Problem
+from tests.harness.trial.problem import Outputs, Problem
 
 APPENDED = (
     "after the call the cache has the new rows behind the old ones, and is else as it was, but it differs"

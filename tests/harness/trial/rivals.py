@@ -17,8 +17,8 @@ from torch import Tensor
 from reference.arithmetic import FP32_ROUNDOFF
 from reference.heads import fold, unfold
 from reference.masks import LOWEST, hide, visible
-from tests.harness.judge import pieces
-from tests.harness.problem import Outputs, Problem
+from tests.harness.trial.judge import pieces
+from tests.harness.trial.problem import Outputs, Problem
 
 FURTHER = 2.0
 """A design is not the kernel's if it misses a result by this many times the error of the nearest design."""

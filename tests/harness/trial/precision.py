@@ -7,11 +7,11 @@ from dataclasses import replace
 from itertools import islice
 
 from reference.family import Family, implied, in_pairs, less_precise, widest
-from tests.harness.judge import judge
-from tests.harness.rivals import likeliest
 from tests.harness.run import ALL_DESIGNS, NO_DESIGN, WHOLE_DESIGN
 from tests.harness.symptoms import FEWEST_KEYS
-from tests.harness.trial import CannotRun, LawBroken, Refused, Trial
+from tests.harness.trial.judge import judge
+from tests.harness.trial.rivals import likeliest
+from tests.harness.trial.trial import CannotRun, LawBroken, Refused, Trial
 from tests.harness.verdict import NUMBERS, Finding
 
 LARGEST_ERROR = 2.0**-4

@@ -18,9 +18,9 @@ from reference.bounds import Exact, ForwardBounds, backward_bounds, exact, forwa
 from reference.family import Changes, in_words, widest
 from reference.heads import fold, unfold
 from reference.score_rule import broadcast
-from tests.harness.pattern import ComparedTensor
-from tests.harness.problem import Outputs, Problem
-from tests.harness.trial import Check, OutOfBounds, Trial
+from tests.harness.trial.pattern import ComparedTensor
+from tests.harness.trial.problem import Outputs, Problem
+from tests.harness.trial.trial import Check, OutOfBounds, Trial
 
 BLOCK_ELEMENTS = 2**22
 """How many scores are judged at once: a float64 matrix of them takes 32 MiB, and about 25 such are alive."""

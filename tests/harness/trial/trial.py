@@ -24,21 +24,21 @@ from reference.family import Family
 from strategies.case import TENSORS, Case
 from strategies.layouts import bits
 from strategies.tensors import Tensors, tensors
-from tests.harness.compare import Check, describe, errors_over_bounds
 from tests.harness.device.environments import why_not_here
 from tests.harness.device.poison import PoisonedAllocations
 from tests.harness.device.sync import WAIT_SECONDS, device_answers, device_is_full, wait_for_device, watched
 from tests.harness.device.transfer import Copies
-from tests.harness.differentiate import differentiated
 from tests.harness.interpreter.accesses import Touched
 from tests.harness.interpreter.installation import accesses_outside, left_to_interpreter
 from tests.harness.interpreter.programs import in_order
-from tests.harness.lse_form import form_of, in_contract_form
-from tests.harness.pattern import ComparedTensor
-from tests.harness.problem import Call, Outputs, Problem
-from tests.harness.process_state import put_back
-from tests.harness.ragged_form import APPENDED, KEYWORDS, Prepared, RaggedForm, wrong_in
-from tests.harness.returned import WrongKind, departures, gradients_of, out_and_lse
+from tests.harness.trial.compare import Check, describe, errors_over_bounds
+from tests.harness.trial.differentiate import differentiated
+from tests.harness.trial.lse_form import form_of, in_contract_form
+from tests.harness.trial.pattern import ComparedTensor
+from tests.harness.trial.problem import Call, Outputs, Problem
+from tests.harness.trial.process_state import put_back
+from tests.harness.trial.ragged_form import APPENDED, KEYWORDS, Prepared, RaggedForm, wrong_in
+from tests.harness.trial.returned import WrongKind, departures, gradients_of, out_and_lse
 from tests.harness.verdict import Finding
 
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "ALLOC_FAILED", "cublasCreate")
