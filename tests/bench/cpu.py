@@ -24,8 +24,8 @@ from tests.bench.cpu_lines import COLUMNS, SIZES, Ended, Line, line_of, summary
 from tests.bench.processes import gather
 from tests.bench.timings import DIED
 from tests.compile.items import launches_triton
-from tests.harness.child import environment_of
 from tests.harness.files import write_whole
+from tests.harness.running.child import environment_of
 from tests.panel import PANEL
 
 

@@ -8,7 +8,7 @@ import pytest
 from kernels import registry
 from tests.compile.items import items, launches_triton
 from tests.compile.resources import CompileSummary
-from tests.harness.child import Child
+from tests.harness.running.child import Child
 
 QUICK = 4
 """How many items of each kernel a quick profile takes."""

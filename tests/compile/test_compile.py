@@ -7,7 +7,7 @@ import pytest
 from tests.compile.items import Item
 from tests.compile.limits import SPILLS, UNCLAIMED, limits
 from tests.compile.resources import Record
-from tests.harness.child import Child
+from tests.harness.running.child import Child
 
 SECONDS = 240.0
 """The time limit of a forward and a backward on a busy machine; they take some five seconds on an idle one."""

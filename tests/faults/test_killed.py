@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from tests.faults.killing import invented, kill_all, kill_one, reported, start
-from tests.harness.journal import unfinished_in
+from tests.harness.running.journal import unfinished_in
 
 SECONDS = 60.0
 """A run has found its first failure after so many seconds, on a busy machine too."""

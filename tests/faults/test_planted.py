@@ -10,12 +10,12 @@ import pytest
 from kernels.contract import Capabilities
 from strategies.case import Case
 from tests.harness.bugs import Bug
-from tests.harness.child import KILLED, Child
 from tests.harness.device import memory
 from tests.harness.failure import Failure
 from tests.harness.outside import are_one_read
 from tests.harness.run import Run
-from tests.harness.tail import KEPT_BYTES
+from tests.harness.running.child import KILLED, Child
+from tests.harness.running.tail import KEPT_BYTES
 from tests.harness.verdict import Finding, Verdict
 
 MEBIBYTE = 2**20

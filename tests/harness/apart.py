@@ -9,7 +9,7 @@ from strategies.case import LAYOUT_FIELDS, SIMPLEST, Case
 from strategies.features import EXPANDED, LENGTHS, SCORES, with_no_more_than
 from tests.harness.bugs import Bug, Need
 from tests.harness.law import law_named
-from tests.harness.runs import Try
+from tests.harness.running.runs import Try
 from tests.harness.symptoms import is_small, wrong_tensors
 from tests.harness.verdict import NUMBERS, Finding
 

@@ -32,7 +32,7 @@ from tests.harness.apart import (
 )
 from tests.harness.bugs import ENOUGH, ONE_ABOVE, Bug, Need, with_tensors
 from tests.harness.law import law_named
-from tests.harness.runs import Try
+from tests.harness.running.runs import Try
 from tests.harness.same_lengths import show_at_same_lengths
 from tests.harness.symptoms import are_kindred, is_small, is_tiny, leaves_roundings, wrong_tensors
 from tests.harness.verdict import NUMBERS, Finding

@@ -11,7 +11,7 @@ from tests.harness.bugs import Bug, with_tensors
 from tests.harness.clock import BudgetSpent
 from tests.harness.offers import OF_ANSWERS, excluding, failing_under, spoils
 from tests.harness.report import shown_in
-from tests.harness.runs import Runs
+from tests.harness.running.runs import Runs
 from tests.harness.sightings import Sightings
 from tests.harness.telling import severity, told
 from tests.harness.verdict import Finding

@@ -11,7 +11,7 @@ from strategies.features import LENGTHS, UNEQUAL
 from tests.harness.cause import causes
 from tests.harness.clock import BudgetSpent
 from tests.harness.failure import COMES_AND_GOES, EVER_OTHER, Explanation, Field
-from tests.harness.runs import Seen
+from tests.harness.running.runs import Seen
 from tests.harness.vary import fields
 
 FURTHER = 70

@@ -7,8 +7,8 @@ from hypothesis import settings
 
 from kernels.contract import Capabilities
 from kernels.contract.parsing import PLAIN_FUNCTION, describe
-from tests.harness.kernel_info import KernelInfo
 from tests.harness.plan import Plan
+from tests.harness.running.kernel_info import KernelInfo
 from tests.harness.screen import wrapped
 
 DEFAULTS = {"default claims": Capabilities(), "default claims of a plain function": PLAIN_FUNCTION}

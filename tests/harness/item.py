@@ -14,14 +14,14 @@ from hypothesis.statistics import collector, describe_statistics
 
 from kernels.contract import DTYPES
 from strategies.case import Case
-from tests.harness.answered import AnsweredLaws
 from tests.harness.drawing import Stream, drawn
 from tests.harness.files import JOURNALS
-from tests.harness.kernel_info import KernelInfo
 from tests.harness.known_bugs import KnownBugs
 from tests.harness.law import PROPERTIES, Law, by_place
 from tests.harness.plan import Plan
-from tests.harness.runs import Runs
+from tests.harness.running.kernel_info import KernelInfo
+from tests.harness.running.learned_claims import AnsweredLaws
+from tests.harness.running.runs import Runs
 from tests.harness.shares import TURNS, Shares
 from tests.harness.subject import Subject, TimeUp
 from tests.harness.triage import Triage

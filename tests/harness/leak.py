@@ -2,10 +2,10 @@
 
 from strategies.case import Case
 from tests.harness.bugs import Need
-from tests.harness.child import ChildDied, HarnessError
 from tests.harness.gentle import RUNS, smallest
 from tests.harness.run import Run
-from tests.harness.runs import Runs
+from tests.harness.running.child import ChildDied, HarnessError
+from tests.harness.running.runs import Runs
 from tests.harness.verdict import LEAK, Finding
 
 GROWN_BYTES = 2**29

@@ -35,7 +35,7 @@ from tests.harness.failure import COMES_AND_GOES, Failure, Field
 from tests.harness.in_common import by_scores, in_common
 from tests.harness.law import basic_laws, law_named
 from tests.harness.ordinary import ordinary_cases
-from tests.harness.runs import Runs
+from tests.harness.running.runs import Runs
 from tests.harness.same_lengths import TILES, with_ordinary_numbers
 from tests.harness.symptoms import are_kindred, is_not_cured, is_small, wrong_tensors
 from tests.harness.vary import fields

@@ -9,7 +9,7 @@ from strategies.case import LAYOUT_FIELDS, NONFINITE, Case
 from strategies.features import HUGE
 from tests.harness.bugs import Bug, Need
 from tests.harness.clock import BudgetSpent
-from tests.harness.runs import Runs
+from tests.harness.running.runs import Runs
 
 TOP_LEFT = "causal_alignment=top_left"
 """The claim that the corner of a causal mask lies elsewhere."""

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from kernels.contract import Capabilities
 from tests.harness.bugs import Bug
-from tests.harness.death import is_outside
-from tests.harness.runs import Try
+from tests.harness.running.exits import is_outside
+from tests.harness.running.runs import Try
 from tests.harness.verdict import NUMBERS
 
 

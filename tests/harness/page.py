@@ -13,8 +13,8 @@ from tests.harness.law import by_place
 from tests.harness.matrix import MARKS
 from tests.harness.nights import Row, Summary, changes
 from tests.harness.report import PICTURE
+from tests.harness.running.standalone import SCRIPT
 from tests.harness.screen import LEFT_OUT
-from tests.harness.standalone import SCRIPT
 
 if TYPE_CHECKING:
     from jinja2 import Template

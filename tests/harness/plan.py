@@ -13,19 +13,19 @@ from hypothesis import settings
 
 from kernels.registry import EVERY_PUBLIC, PUBLIC, REGISTERED, package_version
 from strategies.cases import shortest_lengths
-from tests.harness.child import Children
 from tests.harness.clock import CALLS, SECONDS, Clock, ShrinkBudget
 from tests.harness.device.gpus import VISIBLE, gpus
 from tests.harness.files import JOURNALS, SUMMARY
 from tests.harness.finds import Finds, finds_at
-from tests.harness.journal import Journal, set_aside_unfinished, unfinished_in
 from tests.harness.kept import Kept, read_report
-from tests.harness.kernel_info import KernelInfo, Unavailable
 from tests.harness.law import LAWS, PROPERTIES, law_named
 from tests.harness.ledger import LEDGER
 from tests.harness.report import report_folder
 from tests.harness.run import Run, read
-from tests.harness.sanitizers import sanitizers, why_not
+from tests.harness.running.child import Children
+from tests.harness.running.journal import Journal, set_aside_unfinished, unfinished_in
+from tests.harness.running.kernel_info import KernelInfo, Unavailable
+from tests.harness.running.sanitizers import sanitizers, why_not
 from tests.harness.shard import Shard, shard_of
 from tests.harness.shares import TURNS
 from tests.harness.turns import Turn, turns_of_examples, turns_of_seconds

@@ -14,10 +14,10 @@ from tests.harness.bugs import Bug
 from tests.harness.ending import verdicts
 from tests.harness.failure import symptom
 from tests.harness.files import JOURNALS
-from tests.harness.journal import examples_done
 from tests.harness.law import PROPERTIES
 from tests.harness.ledger import LEDGER, Ledger
 from tests.harness.plan import Plan
+from tests.harness.running.journal import examples_done
 from tests.harness.summary import Summary
 from tests.harness.telling import needed
 

@@ -11,7 +11,7 @@ from strategies.features import SCORES, feature, laid_out
 from tests.harness.attribute import Broken, attribute
 from tests.harness.bugs import Bug
 from tests.harness.plainly import plainly
-from tests.harness.runs import Try
+from tests.harness.running.runs import Try
 from tests.harness.sightings import Sightings
 from tests.harness.symptoms import is_small, leaves_roundings
 from tests.harness.verdict import NUMBERS

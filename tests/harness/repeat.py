@@ -7,7 +7,7 @@ from dataclasses import replace
 from tests.harness.attribute import Broken
 from tests.harness.clock import BudgetSpent
 from tests.harness.failure import Explanation, Failure
-from tests.harness.runs import Runs
+from tests.harness.running.runs import Runs
 
 AGAIN = 2
 """A failure that shows again this many times in a row is taken to show on every run."""

@@ -12,7 +12,7 @@ import pytest
 from tests.harness import picture
 from tests.harness.failure import Failure, headline
 from tests.harness.files import IS_INSTALLED, whole, write_whole
-from tests.harness.standalone import SCRIPT
+from tests.harness.running.standalone import SCRIPT
 from tests.harness.verdict import Finding
 
 DETAIL_LINES = 12

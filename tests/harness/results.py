@@ -8,14 +8,14 @@ from typing import Any
 from kernels.contract import DTYPES, GRADIENTS
 from strategies.case import Case
 from tests.harness.bugs import Bug, with_tensors
-from tests.harness.cells import by_field, claimed, is_judged
 from tests.harness.conclude import Concluded, merged
 from tests.harness.imprecise import Imprecise, sentence
-from tests.harness.kernel_info import KernelInfo
 from tests.harness.law import by_place, law_named
 from tests.harness.ledger import BEGUN, WITHDRAWN, Ledger
 from tests.harness.nights import told_gone
-from tests.harness.refusals import (
+from tests.harness.running.cells import by_field, claimed, is_judged
+from tests.harness.running.kernel_info import KernelInfo
+from tests.harness.running.refusals import (
     NO_ADVICE,
     Advice,
     Item,
@@ -25,9 +25,9 @@ from tests.harness.refusals import (
     drawn_within,
     is_mostly_refused,
 )
-from tests.harness.refusals import merged as merged_tallies
+from tests.harness.running.refusals import merged as merged_tallies
+from tests.harness.running.tally import CASES, Tally
 from tests.harness.sightings import Sightings
-from tests.harness.tally import CASES, Tally
 from tests.harness.telling import row as row_of
 
 FORMAT = 1

@@ -11,7 +11,7 @@ from strategies.case import Case
 from strategies.features import LENGTHS, SCORES, VALUES_OF, with_normal_numbers, with_value
 from tests.harness.apart import LONGER
 from tests.harness.bugs import Bug
-from tests.harness.runs import Try
+from tests.harness.running.runs import Try
 from tests.harness.symptoms import wrong_tensors
 
 TILES = (32, 64, 128)

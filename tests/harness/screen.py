@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.harness.conclude import CASE, OFFER, Concluded
 from tests.harness.failure import headline
 from tests.harness.results import Results
-from tests.harness.tally import SLOW_SECONDS, Tally
+from tests.harness.running.tally import SLOW_SECONDS, Tally
 
 MOST_LINES = 12
 """The most lines of one bug. If it has more, its longest facts are cut short; the report has them whole."""

@@ -13,7 +13,7 @@ from tests.harness.failure import Failure
 from tests.harness.needs import NeedSearch, without_accidents
 from tests.harness.ordinary import ordinary_cases
 from tests.harness.run import ALL_DESIGNS
-from tests.harness.runs import Runs
+from tests.harness.running.runs import Runs
 from tests.harness.symptoms import is_in_common, is_not_cured
 from tests.harness.verdict import Finding
 

@@ -16,17 +16,17 @@ from strategies.case import Case
 from strategies.cases import cases
 from strategies.features import with_contiguous_inputs
 from strategies.focus import Focus
-from tests.harness.answered import AnsweredLaws
 from tests.harness.attribute import Broken
 from tests.harness.bugs import Bug
-from tests.harness.child import OutOfTime
 from tests.harness.elsewhere import Closed, elsewhere, may_show
 from tests.harness.kept import Kept, Near
 from tests.harness.kernel_record import stored_case
 from tests.harness.law import Law
-from tests.harness.refusals import is_mostly_refused, was_not_run
 from tests.harness.repeat import AGAIN
 from tests.harness.run import Run
+from tests.harness.running.child import OutOfTime
+from tests.harness.running.learned_claims import AnsweredLaws
+from tests.harness.running.refusals import is_mostly_refused, was_not_run
 from tests.harness.triage import Triage
 from tests.harness.verdict import NUMBERS, Verdict
 

@@ -32,7 +32,7 @@ from tests.harness.recorded import RECORD, Recorder, first_line, last_line
 from tests.harness.redundant import is_redundant
 from tests.harness.report import add_to_report
 from tests.harness.results import Results
-from tests.harness.runs import Runs
+from tests.harness.running.runs import Runs
 from tests.harness.screen import repeats
 from tests.harness.sightings import Sightings
 from tests.harness.verdict import Finding

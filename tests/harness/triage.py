@@ -13,7 +13,6 @@ from strategies.features import HUGE, LENGTHS, value_of, with_normal_numbers, wi
 from tests.harness import leak
 from tests.harness.attribute import Broken, Outcome, attribute, is_same
 from tests.harness.bugs import Bug, in_parts, met_again, with_tensors
-from tests.harness.child import HarnessError, OutOfTime
 from tests.harness.clock import BudgetSpent, ShrinkBudget
 from tests.harness.elsewhere import Closed
 from tests.harness.failure import COMES_AND_GOES, HOLDS_ALONE, Explanation, Failure
@@ -31,8 +30,9 @@ from tests.harness.repeat import (
     is_of_every_run,
 )
 from tests.harness.run import ALL_DESIGNS, Run
-from tests.harness.runs import HANG_SECONDS, Runs, Try
-from tests.harness.sanitizers import Report, finding
+from tests.harness.running.child import HarnessError, OutOfTime
+from tests.harness.running.runs import HANG_SECONDS, Runs, Try
+from tests.harness.running.sanitizers import Report, finding
 from tests.harness.symptoms import FEWEST_KEYS
 from tests.harness.verdict import INTERMITTENT, LEAK, NUMBERS, Finding
 from tests.harness.watch import TOGETHER, Watch, sample

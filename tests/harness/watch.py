@@ -11,12 +11,12 @@ from tempfile import TemporaryDirectory
 
 from strategies.case import Case
 from tests.harness.bugs import Need
-from tests.harness.child import environment_of, seen_by_child
 from tests.harness.gentle import RUNS, smallest
 from tests.harness.run import Run
-from tests.harness.runs import Runs
-from tests.harness.sanitizers import Report, command, environment, failure, reports
-from tests.harness.tail import Tail
+from tests.harness.running.child import environment_of, seen_by_child
+from tests.harness.running.runs import Runs
+from tests.harness.running.sanitizers import Report, command, environment, failure, reports
+from tests.harness.running.tail import Tail
 
 SAMPLE = 8
 """How many of the cases that held are run under each sanitizer, for each law and dtype."""

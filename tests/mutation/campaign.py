@@ -4,9 +4,9 @@ import time
 from dataclasses import dataclass, field, replace
 
 from strategies.case import Case
-from tests.harness.child import Child
-from tests.harness.kernel_info import KernelInfo
 from tests.harness.run import Run
+from tests.harness.running.child import Child
+from tests.harness.running.kernel_info import KernelInfo
 from tests.harness.verdict import Finding, Verdict
 from tests.mutation.schedule import Schedule
 

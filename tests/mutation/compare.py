@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tests.harness.child import Child, ChildDied
+from tests.harness.running.child import Child, ChildDied
 from tests.harness.worker.main import Worker, main
 from tests.mutation.rules import RULES, Rule
 

@@ -23,7 +23,7 @@ from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction, KernelParam, mangle_type
 
 from kernels.mutants.mutant import load_module
-from tests.harness.child import Child, ChildDied
+from tests.harness.running.child import Child, ChildDied
 from tests.harness.worker.main import Worker, serve
 
 SECONDS = 60

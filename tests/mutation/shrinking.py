@@ -10,16 +10,16 @@ from random import Random
 from kernels.registry import REGISTERED
 from strategies.case import TENSORS, Case
 from strategies.tensors import tensors
-from tests.harness.answered import AnsweredLaws
 from tests.harness.clock import SECONDS, ShrinkBudget
 from tests.harness.drawing import Stream
-from tests.harness.journal import Journal
-from tests.harness.kernel_info import KernelInfo
 from tests.harness.known_bugs import KnownBugs
 from tests.harness.law import Law, law_named
 from tests.harness.run import read
-from tests.harness.runs import Runs
-from tests.harness.standalone import SCRIPT, exit_status
+from tests.harness.running.journal import Journal
+from tests.harness.running.kernel_info import KernelInfo
+from tests.harness.running.learned_claims import AnsweredLaws
+from tests.harness.running.runs import Runs
+from tests.harness.running.standalone import SCRIPT, exit_status
 from tests.harness.subject import Subject, TimeUp
 from tests.harness.triage import Triage
 from tests.mutation.campaign import Campaign

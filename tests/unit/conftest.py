@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.harness.answered import AnsweredLaws
-from tests.harness.child import Child
 from tests.harness.clock import SECONDS, ShrinkBudget
-from tests.harness.journal import Journal
-from tests.harness.kernel_info import KernelInfo
 from tests.harness.known_bugs import KnownBugs
-from tests.harness.runs import Runs
+from tests.harness.running.child import Child
+from tests.harness.running.journal import Journal
+from tests.harness.running.kernel_info import KernelInfo
+from tests.harness.running.learned_claims import AnsweredLaws
+from tests.harness.running.runs import Runs
 from tests.harness.subject import Subject
 from tests.harness.triage import Triage
 from tests.unit.running import ENVIRONMENT, TOYS, SubjectOf

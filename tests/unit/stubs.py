@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from kernels.contract import Capabilities
-from tests.harness.runs import Runs
+from tests.harness.running.runs import Runs
 
 
 def runs_of(capabilities: Capabilities, **answers: Any) -> Any:

@@ -7,8 +7,8 @@ import pytest
 
 from kernels.contract.parsing import PLAIN_FUNCTION
 from strategies.case import Case
-from tests.harness.answered import ALL_CLAIMED, FEWEST, Answered, AnsweredLaws, Asked
 from tests.harness.certain import certain
+from tests.harness.running.learned_claims import ALL_CLAIMED, FEWEST, Answered, AnsweredLaws, Asked
 
 
 def learned(cases: list[Case], is_answered: Callable[[Case], bool]) -> Answered:

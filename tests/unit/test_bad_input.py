@@ -11,10 +11,10 @@ from kernels.contract.parsing import PLAIN_FUNCTION, parse_claims
 from kernels.registry import SpecError, load
 from reference.bounds.accumulation import SAFETY
 from strategies.case import Case
-from tests.harness.child import Child
-from tests.harness.kernel_info import KernelInfo
-from tests.harness.refusals import Advice, complaint, drawn_within
-from tests.harness.tally import MOST_CASES, Tally
+from tests.harness.running.child import Child
+from tests.harness.running.kernel_info import KernelInfo
+from tests.harness.running.refusals import Advice, complaint, drawn_within
+from tests.harness.running.tally import MOST_CASES, Tally
 from tests.harness.trial.trial import LawBroken, Trial
 from tests.harness.verdict import Verdict
 from tests.harness.worker.probe import probe, simplest_case

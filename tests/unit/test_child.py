@@ -13,17 +13,17 @@ import torch
 from kernels.registry import load
 from reference.bounds.accumulation import SAFETY
 from strategies.case import Case
-from tests.harness.child import KILLED, RUN_SECONDS, Child, HarnessError
 from tests.harness.clock import GRACE_SECONDS, Clock, ShrinkBudget
 from tests.harness.device.sync import IMPATIENT_SECONDS, LOOK_SECONDS, OVERRAN, WAIT_SECONDS
 from tests.harness.files import ROOT
-from tests.harness.kernel_info import KernelInfo
 from tests.harness.law import law_named
 from tests.harness.plan import MINUTES_PER_KERNEL
 from tests.harness.run import Run, read
-from tests.harness.runs import LEAST_CASE
+from tests.harness.running.child import KILLED, RUN_SECONDS, Child, HarnessError
+from tests.harness.running.kernel_info import KernelInfo
+from tests.harness.running.runs import LEAST_CASE
+from tests.harness.running.tail import KEPT_BYTES, Tail
 from tests.harness.subject import Subject, TimeUp
-from tests.harness.tail import KEPT_BYTES, Tail
 from tests.harness.trial import trial
 from tests.harness.trial.trial import LawBroken, Trial
 from tests.harness.verdict import Finding
@@ -243,7 +243,7 @@ class TestChild:
     def test_a_child_that_hangs_ends_with_its_parent(self) -> None:
         program = (
             "from strategies.case import Case\nfrom tests.harness.run import Run\n"
-            "from tests.harness.child import Child; child = Child('cpu')\n"
+            "from tests.harness.running.child import Child; child = Child('cpu')\n"
             "def meanwhile(): print(child.process.pid, flush=True)\n"
             f"child.run({Run(f'{TOYS}:hanging', (), 'forward', CASE)!r}, meanwhile)"
         )

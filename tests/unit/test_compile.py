@@ -11,7 +11,7 @@ from kernels import registry
 from tests.compile.items import Item, items, launches_triton, pairs
 from tests.compile.limits import SPILLS, UNCLAIMED, declared, limits
 from tests.compile.targets import TARGETS
-from tests.harness.child import Child
+from tests.harness.running.child import Child
 
 AXES = {"a": (1, 2, 3), "b": "xy", "c": (True, False), "d": range(4)}
 

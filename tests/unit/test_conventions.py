@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.child import Child
 from tests.harness.files import ROOT
-from tests.harness.kernel_info import KernelInfo
+from tests.harness.running.child import Child
+from tests.harness.running.kernel_info import KernelInfo
 from tests.mutation.campaign import Campaign
 from tests.mutation.schedule import Schedule
 

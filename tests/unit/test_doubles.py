@@ -23,7 +23,7 @@ from tests.harness.law import law_named
 from tests.harness.needs import NeedSearch
 from tests.harness.plainly import plainly
 from tests.harness.run import ALL_DESIGNS, ONE_DESIGN
-from tests.harness.runs import Try
+from tests.harness.running.runs import Try
 from tests.harness.symptoms import is_of_format
 from tests.harness.triage import Triage
 from tests.harness.trial.trial import LawBroken, Trial

@@ -19,7 +19,7 @@ from tests.harness.cause import causes
 from tests.harness.clock import BudgetSpent, meter
 from tests.harness.explain import explain
 from tests.harness.failure import Explanation, Field
-from tests.harness.runs import Seen
+from tests.harness.running.runs import Seen
 from tests.harness.trial.pattern import ComparedTensor, known_numbers, sentences
 from tests.harness.trial.pattern import picture as picture_of
 from tests.harness.vary import fields

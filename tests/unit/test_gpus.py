@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.harness.child import Child
 from tests.harness.device.gpus import VISIBLE, entry, gpus, pinned
 from tests.harness.plan import chosen_device
+from tests.harness.running.child import Child
 
 PARTS = "MIG-1c0d,MIG-2e5f"
 

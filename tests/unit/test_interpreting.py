@@ -14,7 +14,7 @@ import triton
 from kernels.registry import module_of
 from strategies.case import Case
 from tests.harness.run import Run
-from tests.harness.standalone import exit_status
+from tests.harness.running.standalone import exit_status
 from tests.harness.verdict import Verdict
 from tests.harness.worker.main import Worker
 from tests.harness.worker.repro import uses_triton

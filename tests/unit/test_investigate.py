@@ -21,7 +21,7 @@ from tests.harness.in_common import by_scores
 from tests.harness.investigate import Investigation
 from tests.harness.law import law_named
 from tests.harness.needs import NeedSearch, without_accidents, without_several_keys
-from tests.harness.runs import Seen
+from tests.harness.running.runs import Seen
 from tests.harness.severity import with_contrast
 from tests.harness.subject import Subject
 from tests.harness.verdict import Finding, Verdict

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from tests.harness.journal import Journal, examples_done, set_aside_unfinished, unfinished_in
 from tests.harness.run import Run, read
+from tests.harness.running.journal import Journal, examples_done, set_aside_unfinished, unfinished_in
 from tests.unit.running import CASE
 
 

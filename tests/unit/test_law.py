@@ -13,10 +13,10 @@ import pytest
 from kernels.contract import DTYPES, Capabilities, KnownFailure
 from strategies.case import Case
 from strategies.cases import cases
-from tests.harness.child import Child
 from tests.harness.files import ROOT
 from tests.harness.law import LAWS, by_place, law, law_named
 from tests.harness.run import Run
+from tests.harness.running.child import Child
 from tests.harness.trial.trial import Trial
 from tests.mutation.schedule import ROUND
 

@@ -10,9 +10,9 @@ import pytest
 
 from kernels.registry import load
 from strategies.case import Case
-from tests.harness.child import Child
-from tests.harness.kernel_info import KernelInfo
 from tests.harness.run import Run
+from tests.harness.running.child import Child
+from tests.harness.running.kernel_info import KernelInfo
 from tests.harness.verdict import Finding, Verdict
 from tests.mutation.campaign import CANNOT_RUN, Campaign, FalseAlarm
 from tests.mutation.schedule import LAWS, ROUND, Schedule

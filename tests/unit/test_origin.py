@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from strategies.case import Case
-from tests.harness import origin
-from tests.harness.child import START_SECONDS, WORKER, Child, environment_of
 from tests.harness.files import ROOT
-from tests.harness.origin import LOST, NAMES_A_TEST, Copy, new_copy
 from tests.harness.run import Run
-from tests.harness.standalone import exit_status
+from tests.harness.running import fork_server as origin
+from tests.harness.running.child import START_SECONDS, WORKER, Child, environment_of
+from tests.harness.running.fork_server import LOST, NAMES_A_TEST, Copy, new_copy
+from tests.harness.running.standalone import exit_status
 from tests.harness.verdict import Verdict
 from tests.unit.running import CASE, TOYS, has_ended
 
@@ -92,7 +92,7 @@ def test_where_no_copy_can_be_made_a_process_is_started(monkeypatch: pytest.Monk
 
 def test_an_origin_ends_with_its_user() -> None:
     program = (
-        "import os; from tests.harness.child import Child; from tests.unit.test_origin import parent_of\n"
+        "import os; from tests.harness.running.child import Child; from tests.unit.test_origin import parent_of\n"
         "child = Child('cpu'); child.environment(); print(parent_of(child.process.pid), flush=True)\n"
         "os._exit(0)"
     )

@@ -14,14 +14,14 @@ from kernels.registry import load
 from reference.bounds.accumulation import SAFETY
 from strategies.case import Case
 from tests.harness.bugs import Bug
-from tests.harness.child import Child
-from tests.harness.death import is_outside
 from tests.harness.failure import Failure
 from tests.harness.interpreter.accesses import Touched
 from tests.harness.interpreter.installation import ONLY_INTERPRETER, accesses_outside, tells_accesses
 from tests.harness.law import law_named
 from tests.harness.outside import are_one_read
 from tests.harness.run import Run
+from tests.harness.running.child import Child
+from tests.harness.running.exits import is_outside
 from tests.harness.trial.trial import LawBroken, Trial
 from tests.harness.verdict import BEFORE_THE_BEGINNING, MEMORY, PAST_THE_END, Finding
 from tests.unit import outside_toys

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from tests.harness import plan as planning
-from tests.harness.child import Child
 from tests.harness.run import Run
+from tests.harness.running.child import Child
 from tests.unit.running import CASE, TOYS
 
 

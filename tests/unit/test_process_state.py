@@ -19,9 +19,9 @@ from strategies.case import TENSORS, Case
 from strategies.layouts import bits
 from strategies.tensors import tensors
 from strategies.values import FAMILIES, fill
-from tests.harness.child import Child, Children
 from tests.harness.law import law_named
 from tests.harness.run import Run
+from tests.harness.running.child import Child, Children
 from tests.harness.trial.process_state import PIECES, Piece, put_back
 from tests.harness.trial.trial import CannotRun, LawBroken, Refused, Trial
 from tests.harness.verdict import Verdict

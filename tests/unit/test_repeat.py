@@ -5,15 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from tests.harness.child import Child
 from tests.harness.clock import BudgetSpent, meter
 from tests.harness.conclude import Concluded
 from tests.harness.law import law_named
 from tests.harness.repeat import AFTER_OTHERS, FIRST_CALL, REPEATS, rate
 from tests.harness.run import Run
-from tests.harness.runs import Runs
+from tests.harness.running.child import Child
+from tests.harness.running.runs import Runs
+from tests.harness.running.standalone import exit_status
 from tests.harness.sightings import Sightings
-from tests.harness.standalone import exit_status
 from tests.harness.triage import Triage
 from tests.unit.running import CASE, SubjectOf, report_of
 

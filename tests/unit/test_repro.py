@@ -12,10 +12,10 @@ import torch
 from kernels.contract import AttentionKernel
 from reference.bounds.accumulation import SAFETY
 from strategies.case import Case
-from tests.harness.child import Child
 from tests.harness.failure import HOLDS_ALONE
 from tests.harness.law import law_named
 from tests.harness.run import Run
+from tests.harness.running.child import Child
 from tests.harness.trial.problem import Outputs
 from tests.harness.trial.ragged_form import Prepared
 from tests.harness.trial.trial import Check, Trial

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness.run import SANITIZERS
-from tests.harness.sanitizers import command, failure, finding, reports, sanitizers, why_not
+from tests.harness.running.sanitizers import command, failure, finding, reports, sanitizers, why_not
 
 MEMCHECK = """\
 ========= COMPUTE-SANITIZER

@@ -13,13 +13,13 @@ import pytest
 
 from strategies.case import Case, to_json
 from tests.harness.bugs import Bug, Severity
-from tests.harness.child import Child, ChildDied, DeviceLost, OutOfTime
 from tests.harness.failure import Failure
 from tests.harness.imprecise import Imprecise, ImpreciseCall
 from tests.harness.known_bugs import MOST_BLAMED, KnownBugs
 from tests.harness.law import law_named
 from tests.harness.run import Run
-from tests.harness.runs import HANG_SECONDS
+from tests.harness.running.child import Child, ChildDied, DeviceLost, OutOfTime
+from tests.harness.running.runs import HANG_SECONDS
 from tests.harness.screen import repeats
 from tests.harness.subject import Subject
 from tests.harness.symptoms import FEWEST_KEYS

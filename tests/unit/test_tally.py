@@ -5,7 +5,7 @@ import json
 import pytest
 
 from strategies.case import Case
-from tests.harness.tally import SLOW_SECONDS, Tally
+from tests.harness.running.tally import SLOW_SECONDS, Tally
 from tests.harness.verdict import Finding, Verdict
 from tests.unit.running import CASE, SMALL
 

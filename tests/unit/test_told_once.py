@@ -22,7 +22,7 @@ from tests.harness.imprecise import Imprecise
 from tests.harness.needs import NeedSearch
 from tests.harness.plainly import by_its_calls, plainly
 from tests.harness.run import NO_DESIGN, ONE_DESIGN, WHOLE_DESIGN
-from tests.harness.tally import Tally
+from tests.harness.running.tally import Tally
 from tests.harness.triage import WAIT_SECONDS, Triage
 from tests.harness.verdict import Finding
 from tests.unit.stubs import runs_of

@@ -15,7 +15,7 @@ from tests.harness.bugs import Bug
 from tests.harness.device.poison import alone
 from tests.harness.kept import Kept
 from tests.harness.run import Run, read
-from tests.harness.sanitizers import failure
+from tests.harness.running.sanitizers import failure
 from tests.harness.subject import Subject
 from tests.harness.watch import DONE, LOG, SAMPLE, TOGETHER, Watch, sample, watched
 from tests.unit.drawing import drawn

@@ -1,6 +1,6 @@
 """The program of the child process that runs kernels: it reads requests and answers each, a case with a verdict.
 
-``tests.harness.child`` starts it. A request is a line of JSON on stdin, an answer a line of JSON on stdout. Whatever a
+``running.child`` starts it. A request is a line of JSON on stdin, an answer a line of JSON on stdout. Whatever a
 kernel prints goes to stderr.
 """
 

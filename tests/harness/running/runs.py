@@ -13,16 +13,16 @@ from kernels.contract import Capabilities
 from reference.bounds.accumulation import SAFETY, SHRINKING_SAFETY
 from strategies.case import Case
 from strategies.cases import with_gradients
-from tests.harness.answered import Asked
-from tests.harness.child import Child, ChildDied, HarnessError, OutOfTime
 from tests.harness.clock import LEAST_SECONDS, Clock
-from tests.harness.compiling import Compiling
-from tests.harness.journal import Journal
-from tests.harness.kernel_info import KernelInfo
 from tests.harness.law import law_named
 from tests.harness.run import ALL_DESIGNS, NO_DESIGN, ONE_DESIGN, WHOLE_DESIGN, Run
+from tests.harness.running.child import Child, ChildDied, HarnessError, OutOfTime
+from tests.harness.running.compiling import Compiling
+from tests.harness.running.journal import Journal
+from tests.harness.running.kernel_info import KernelInfo
+from tests.harness.running.learned_claims import Asked
+from tests.harness.running.tally import Tally
 from tests.harness.symptoms import is_in_common
-from tests.harness.tally import Tally
 from tests.harness.verdict import NUMBERS, Finding, Verdict
 
 LEAST_CASE = 30.0

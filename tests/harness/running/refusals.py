@@ -7,8 +7,8 @@ from textwrap import shorten
 
 from kernels.contract import Capabilities
 from strategies.case import Case
-from tests.harness.alike import alike
-from tests.harness.tally import Tally
+from tests.harness.running.alike import alike
+from tests.harness.running.tally import Tally
 
 MOST_REFUSED = 0.9
 """A kernel that may refuse cases still fails if it refuses more than this share of those of one law and dtype."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from strategies.case import TENSORS, Case
 from strategies.features import in_plain_layouts
-from tests.harness.cells import cells
+from tests.harness.running.cells import cells
 from tests.harness.verdict import Verdict
 
 BINS = 1000

@@ -9,7 +9,7 @@ from kernels.contract import Capabilities
 from kernels.contract.parsing import parse_claims
 from strategies.case import LAYOUT_FIELDS, Case
 from strategies.features import in_plain_layouts
-from tests.harness.narrow import narrowing
+from tests.harness.running.narrow import narrowing
 
 MUCH = 1 / 4
 """From this share of refused cases on, cases are drawn from what the kernel seems to answer."""

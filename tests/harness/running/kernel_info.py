@@ -7,8 +7,8 @@ from typing import Any
 
 from kernels.contract import Capabilities, KnownFailure
 from kernels.registry import PUBLIC, REGISTERED
-from tests.harness.child import Child, ChildDied
 from tests.harness.kernel_record import described, known_failure
+from tests.harness.running.child import Child, ChildDied
 from tests.harness.verdict import Finding, Verdict
 
 PROBE_SECONDS = 60.0

@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from tests.harness.device.gpus import pinned
-from tests.harness.origin import new_copy, origin_of
+from tests.harness.running.fork_server import new_copy, origin_of
 
 SCRIPT = "repro.py"
 IMPORTED = "torch"
