@@ -9,10 +9,10 @@ import pytest
 
 from kernels.contract import Capabilities
 from strategies.case import Case
-from tests.harness.bugs import Bug
+from tests.harness.bugs.bug import Bug
+from tests.harness.bugs.failure import Failure
+from tests.harness.bugs.outside import are_one_read
 from tests.harness.device import memory
-from tests.harness.failure import Failure
-from tests.harness.outside import are_one_read
 from tests.harness.run import Run
 from tests.harness.running.child import KILLED, Child
 from tests.harness.running.tail import KEPT_BYTES

@@ -9,7 +9,7 @@ from typing import Any
 
 from strategies.case import SIMPLEST, SIZES, TENSORS, Case
 from strategies.features import EXPANDED, TILES_OF, UNEQUAL, text
-from tests.harness.failure import Field
+from tests.harness.bugs.failure import Field
 
 FEW_COLUMNS = 16
 """A head_dim up to this may matter only because another one gives the case other numbers, so it is not named."""

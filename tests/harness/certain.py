@@ -22,9 +22,9 @@ from strategies.features import (
     with_seeds,
     with_value,
 )
-from tests.harness.apart import FEWEST, LONGER, longer
-from tests.harness.attribute import cures
-from tests.harness.bugs import Need
+from tests.harness.bugs.attribution import cures
+from tests.harness.bugs.bug import Need
+from tests.harness.bugs.dense import FEWEST, LONGER, longer
 
 Fails = Callable[[Case], bool]
 """Whether a changed case fails as the smallest case of a bug does."""

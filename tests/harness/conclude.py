@@ -7,12 +7,12 @@ from itertools import combinations
 
 from kernels.contract.parsing import parse_claims
 from strategies.case import Case
-from tests.harness.bugs import Bug, with_tensors
+from tests.harness.bugs.bug import Bug, with_tensors
+from tests.harness.bugs.offers import OF_ANSWERS, excluding, failing_under, spoils
+from tests.harness.bugs.sightings import Sightings
 from tests.harness.clock import BudgetSpent
-from tests.harness.offers import OF_ANSWERS, excluding, failing_under, spoils
 from tests.harness.report import shown_in
 from tests.harness.running.runs import Runs
-from tests.harness.sightings import Sightings
 from tests.harness.telling import severity, told
 from tests.harness.verdict import Finding
 

@@ -11,7 +11,7 @@ from typing import Any
 from kernels.contract import Capabilities
 from strategies.case import LAYOUT_FIELDS, OPTIONS, SIMPLEST, SIZES, Case
 from strategies.features import HUGE, LENGTHS, UNEQUAL, VALUES_OF, value_of, with_value
-from tests.harness.bugs import Need
+from tests.harness.bugs.bug import Need
 
 WHOLE_TILES = (64, 128)
 """Lengths that fill the tiles of most kernels."""

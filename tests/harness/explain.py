@@ -8,9 +8,9 @@ from typing import Any
 from kernels.contract import Capabilities
 from strategies.case import SIZES, TENSORS, Case
 from strategies.features import LENGTHS, UNEQUAL
+from tests.harness.bugs.failure import COMES_AND_GOES, EVER_OTHER, Explanation, Field
 from tests.harness.cause import causes
 from tests.harness.clock import BudgetSpent
-from tests.harness.failure import COMES_AND_GOES, EVER_OTHER, Explanation, Field
 from tests.harness.running.runs import Seen
 from tests.harness.vary import fields
 

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from hypothesis import settings
 from hypothesis.database import DirectoryBasedExampleDatabase, ExampleDatabase, InMemoryExampleDatabase
 
-from tests.harness.bugs import Bug
+from tests.harness.bugs.bug import Bug
 from tests.harness.kept import Kept, Near, nearest, read_as
 
 SECONDS = 5.0

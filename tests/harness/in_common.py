@@ -31,11 +31,11 @@ from strategies.features import (
     with_slices_as,
     with_value,
 )
-from tests.harness.apart import FEWEST, LONGER, longer
-from tests.harness.attribute import cures
-from tests.harness.bugs import Need
+from tests.harness.bugs.attribution import cures
+from tests.harness.bugs.bug import Need
+from tests.harness.bugs.dense import FEWEST, LONGER, longer
+from tests.harness.bugs.failure import Failure
 from tests.harness.certain import SEEDS, claimed_and
-from tests.harness.failure import Failure
 from tests.harness.verdict import Finding
 
 OF_ROWS = ("out", "lse", "dq")

@@ -10,11 +10,9 @@ from functools import cached_property, partial
 from reference.bounds.accumulation import SHRINKING_SAFETY
 from strategies.case import LAYOUT_FIELDS, Case
 from strategies.features import LENGTHS, SCORES, value_of, with_seeds, with_value
-from tests.harness.attribute import Broken, attribute, cures, is_present, is_same
-from tests.harness.bugs import ENOUGH, FEW_CRASHES, Bug, Need, Severity
-from tests.harness.clock import LEAST_SECONDS, BudgetSpent, ShrinkBudget
-from tests.harness.explain import explain
-from tests.harness.failure import (
+from tests.harness.bugs.attribution import Broken, attribute, cures, is_present, is_same
+from tests.harness.bugs.bug import ENOUGH, FEW_CRASHES, Bug, Need, Severity
+from tests.harness.bugs.failure import (
     HOLDS_ALONE,
     HOLDS_IN_TURN,
     UNEXPLAINED,
@@ -23,19 +21,21 @@ from tests.harness.failure import (
     Field,
     headline,
 )
+from tests.harness.bugs.offers import excluding, offered
+from tests.harness.bugs.ordinary import ordinary_cases
+from tests.harness.bugs.sightings import Sightings
+from tests.harness.clock import LEAST_SECONDS, BudgetSpent, ShrinkBudget
+from tests.harness.explain import explain
 from tests.harness.gentle import RUNS, gently_reduced, in_general_layout
 from tests.harness.known_bugs import KnownBugs
 from tests.harness.law import law_named
 from tests.harness.needs import COUNTS, NeedSearch, explained
-from tests.harness.offers import excluding, offered
-from tests.harness.ordinary import ordinary_cases
 from tests.harness.reduce import is_step, reduced
 from tests.harness.run import ALL_DESIGNS, ONE_DESIGN
 from tests.harness.running.child import ChildDied, DeviceLost
 from tests.harness.running.runs import Runs, Seen
 from tests.harness.running.standalone import exit_status, prepare
 from tests.harness.severity import found_in_ordinary, with_contrast
-from tests.harness.sightings import Sightings
 from tests.harness.symptoms import is_in_common, is_not_cured, is_of_format, is_small
 from tests.harness.verdict import NUMBERS, UNCLEAR, Finding
 

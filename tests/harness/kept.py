@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from strategies.tensors import check_case
-from tests.harness.bugs import Bug, Need
-from tests.harness.failure import Failure
+from tests.harness.bugs.bug import Bug, Need
+from tests.harness.bugs.failure import Failure
 from tests.harness.run import Run, read, run_of
 from tests.harness.symptoms import wrong_tensors
 from tests.harness.verdict import INTERMITTENT, LEAK, SANITIZER, Finding

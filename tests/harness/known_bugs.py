@@ -9,15 +9,15 @@ from pathlib import Path
 
 from strategies.case import Case
 from tests.harness import report
-from tests.harness.attribute import Broken
-from tests.harness.bugs import Bug, in_parts, with_tensors
-from tests.harness.failure import Failure
+from tests.harness.bugs.attribution import Broken
+from tests.harness.bugs.bug import Bug, in_parts, with_tensors
+from tests.harness.bugs.failure import Failure
+from tests.harness.bugs.imprecise import Imprecise, ImpreciseCall
+from tests.harness.bugs.sightings import Sightings
 from tests.harness.files import JOURNALS
 from tests.harness.finds import Finds
-from tests.harness.imprecise import Imprecise, ImpreciseCall
 from tests.harness.law import law_named
 from tests.harness.ledger import BEGUN, LEDGER, WITHDRAWN, Ledger
-from tests.harness.sightings import Sightings
 from tests.harness.telling import told
 from tests.harness.verdict import NUMBERS, SANITIZER
 

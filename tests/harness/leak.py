@@ -1,7 +1,7 @@
 """Kernels that leave memory behind at each call: found by repeating one case in a process that has grown."""
 
 from strategies.case import Case
-from tests.harness.bugs import Need
+from tests.harness.bugs.bug import Need
 from tests.harness.gentle import RUNS, smallest
 from tests.harness.run import Run
 from tests.harness.running.child import ChildDied, HarnessError

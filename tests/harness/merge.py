@@ -13,7 +13,7 @@ import pytest
 from _pytest._io import TerminalWriter
 
 from tests.harness.arguments import OneLine
-from tests.harness.bugs import Bug
+from tests.harness.bugs.bug import Bug
 from tests.harness.conclude import replaced
 from tests.harness.ending import print_ending
 from tests.harness.files import SUMMARY, write_whole

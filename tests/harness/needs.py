@@ -25,18 +25,18 @@ from strategies.features import (
     with_normal_numbers,
     with_value,
 )
-from tests.harness.apart import FEWEST, longer, wrong_alone, wrong_with_ordinary_numbers
-from tests.harness.attribute import cures, needs_of, resisted_shrinking
-from tests.harness.bugs import Bug, Need
+from tests.harness.bugs.attribution import cures, needs_of, resisted_shrinking
+from tests.harness.bugs.bug import Bug, Need
+from tests.harness.bugs.dense import FEWEST, longer, wrong_alone, wrong_with_ordinary_numbers
+from tests.harness.bugs.failure import COMES_AND_GOES, Failure, Field
+from tests.harness.bugs.ordinary import ordinary_cases
+from tests.harness.bugs.same_lengths import TILES, with_ordinary_numbers
 from tests.harness.certain import accidental, certain
 from tests.harness.clock import BudgetSpent
 from tests.harness.diagnose import diagnosed
-from tests.harness.failure import COMES_AND_GOES, Failure, Field
 from tests.harness.in_common import by_scores, in_common
 from tests.harness.law import basic_laws, law_named
-from tests.harness.ordinary import ordinary_cases
 from tests.harness.running.runs import Runs
-from tests.harness.same_lengths import TILES, with_ordinary_numbers
 from tests.harness.symptoms import are_kindred, is_not_cured, is_small, wrong_tensors
 from tests.harness.vary import fields
 from tests.harness.verdict import NUMBERS, Finding

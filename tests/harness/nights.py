@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.harness.bugs import Bug
+from tests.harness.bugs.bug import Bug
+from tests.harness.bugs.failure import Failure, symptom
 from tests.harness.conclude import merged
-from tests.harness.failure import Failure, symptom
 
 Summary = Mapping[str, Any]
 """The content of a summary.json."""

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-from tests.harness.bugs import Bug
+from tests.harness.bugs.bug import Bug
+from tests.harness.bugs.failure import symptom
 from tests.harness.ending import verdicts
-from tests.harness.failure import symptom
 from tests.harness.files import JOURNALS
 from tests.harness.law import PROPERTIES
 from tests.harness.ledger import LEDGER, Ledger

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
-from tests.harness.attribute import Broken
+from tests.harness.bugs.attribution import Broken
+from tests.harness.bugs.failure import Explanation, Failure
 from tests.harness.clock import BudgetSpent
-from tests.harness.failure import Explanation, Failure
 from tests.harness.running.runs import Runs
 
 AGAIN = 2

@@ -7,9 +7,10 @@ from typing import Any
 
 from kernels.contract import DTYPES, GRADIENTS
 from strategies.case import Case
-from tests.harness.bugs import Bug, with_tensors
+from tests.harness.bugs.bug import Bug, with_tensors
+from tests.harness.bugs.imprecise import Imprecise, sentence
+from tests.harness.bugs.sightings import Sightings
 from tests.harness.conclude import Concluded, merged
-from tests.harness.imprecise import Imprecise, sentence
 from tests.harness.law import by_place, law_named
 from tests.harness.ledger import BEGUN, WITHDRAWN, Ledger
 from tests.harness.nights import told_gone
@@ -27,7 +28,6 @@ from tests.harness.running.refusals import (
 )
 from tests.harness.running.refusals import merged as merged_tallies
 from tests.harness.running.tally import CASES, Tally
-from tests.harness.sightings import Sightings
 from tests.harness.telling import row as row_of
 
 FORMAT = 1

@@ -4,8 +4,8 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from tests.harness.bugs.failure import headline
 from tests.harness.conclude import CASE, OFFER, Concluded
-from tests.harness.failure import headline
 from tests.harness.results import Results
 from tests.harness.running.tally import SLOW_SECONDS, Tally
 

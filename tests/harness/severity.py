@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from strategies.case import Case
 from strategies.features import value_of
-from tests.harness.attribute import needs_of
-from tests.harness.bugs import Bug, Need
+from tests.harness.bugs.attribution import needs_of
+from tests.harness.bugs.bug import Bug, Need
+from tests.harness.bugs.failure import Failure
+from tests.harness.bugs.ordinary import ordinary_cases
 from tests.harness.clock import BudgetSpent
-from tests.harness.failure import Failure
 from tests.harness.needs import NeedSearch, without_accidents
-from tests.harness.ordinary import ordinary_cases
 from tests.harness.run import ALL_DESIGNS
 from tests.harness.running.runs import Runs
 from tests.harness.symptoms import is_in_common, is_not_cured

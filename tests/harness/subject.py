@@ -16,9 +16,9 @@ from strategies.case import Case
 from strategies.cases import cases
 from strategies.features import with_contiguous_inputs
 from strategies.focus import Focus
-from tests.harness.attribute import Broken
-from tests.harness.bugs import Bug
-from tests.harness.elsewhere import Closed, elsewhere, may_show
+from tests.harness.bugs.attribution import Broken
+from tests.harness.bugs.avoidance import Closed, elsewhere, may_show
+from tests.harness.bugs.bug import Bug
 from tests.harness.kept import Kept, Near
 from tests.harness.kernel_record import stored_case
 from tests.harness.law import Law

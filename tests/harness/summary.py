@@ -15,8 +15,11 @@ from hypothesis import settings
 
 from strategies.case import Case
 from tests.harness.advice import advised, kinds_taken
-from tests.harness.attribute import is_same
-from tests.harness.bugs import Bug
+from tests.harness.bugs.attribution import is_same
+from tests.harness.bugs.bug import Bug
+from tests.harness.bugs.outside import are_one_read
+from tests.harness.bugs.redundant import is_redundant
+from tests.harness.bugs.sightings import Sightings
 from tests.harness.clock import BudgetSpent, meter
 from tests.harness.conclude import Concluded, merged, replaced, with_offers
 from tests.harness.ending import print_ending
@@ -25,16 +28,13 @@ from tests.harness.header import time_told
 from tests.harness.item import names_of
 from tests.harness.ledger import LEDGER, Ledger
 from tests.harness.nights import read_night
-from tests.harness.outside import are_one_read
 from tests.harness.page import PAGE, write_page
 from tests.harness.plan import UNTIL, Plan
 from tests.harness.recorded import RECORD, Recorder, first_line, last_line
-from tests.harness.redundant import is_redundant
 from tests.harness.report import add_to_report
 from tests.harness.results import Results
 from tests.harness.running.runs import Runs
 from tests.harness.screen import repeats
-from tests.harness.sightings import Sightings
 from tests.harness.verdict import Finding
 
 WRITING_SECONDS, PAGE_SECONDS = 1.0, 60.0

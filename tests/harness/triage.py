@@ -11,16 +11,16 @@ from typing import Any
 from strategies.case import Case
 from strategies.features import HUGE, LENGTHS, value_of, with_normal_numbers, with_value
 from tests.harness import leak
-from tests.harness.attribute import Broken, Outcome, attribute, is_same
-from tests.harness.bugs import Bug, in_parts, met_again, with_tensors
+from tests.harness.bugs.attribution import Broken, Outcome, attribute, is_same
+from tests.harness.bugs.avoidance import Closed
+from tests.harness.bugs.bug import Bug, in_parts, met_again, with_tensors
+from tests.harness.bugs.failure import COMES_AND_GOES, HOLDS_ALONE, Explanation, Failure
+from tests.harness.bugs.restatement import by_forward, by_its_calls, plainly
 from tests.harness.clock import BudgetSpent, ShrinkBudget
-from tests.harness.elsewhere import Closed
-from tests.harness.failure import COMES_AND_GOES, HOLDS_ALONE, Explanation, Failure
 from tests.harness.investigate import Investigation
 from tests.harness.kernel_record import meets
 from tests.harness.known_bugs import KnownBugs
 from tests.harness.law import law_named
-from tests.harness.plainly import by_forward, by_its_calls, plainly
 from tests.harness.repeat import (
     AFTER_OTHERS,
     REPEATS,

@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 from itertools import combinations, count
 from pathlib import Path
 
-from tests.harness.bugs import Bug, with_tensors
+from tests.harness.bugs.bug import Bug, with_tensors
+from tests.harness.bugs.sightings import Sightings
 from tests.harness.conclude import Concluded
 from tests.harness.recorded import Recorded
 from tests.harness.results import Results
-from tests.harness.sightings import Sightings
 from tests.harness.telling import severity
 
 

@@ -9,7 +9,7 @@ from kernels.contract.declaration import Claim
 from kernels.contract.parsing import lesser
 from strategies.case import LAYOUT_FIELDS, OPTIONS, SIMPLEST, SIZES, Case
 from strategies.features import LENGTHS, TILES_OF, UNEQUAL, text, value_of, with_normal_numbers, with_value
-from tests.harness.failure import Field
+from tests.harness.bugs.failure import Field
 
 
 def fields(case: Case, fails: Callable[[Case], bool | None], capabilities: Capabilities) -> Iterator[Field]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from strategies.case import Case
-from tests.harness.bugs import Need
+from tests.harness.bugs.bug import Need
 from tests.harness.gentle import RUNS, smallest
 from tests.harness.run import Run
 from tests.harness.running.child import environment_of, seen_by_child

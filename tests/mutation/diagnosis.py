@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from kernels.contract import OUTPUTS
-from tests.harness.failure import Explanation
+from tests.harness.bugs.failure import Explanation
 
 CAUSES: Mapping[str, Sequence[str]] = tomllib.loads(Path(__file__).with_name("causes.toml").read_text())
 """For each planted bug, the words that a report of it may name as its cause."""

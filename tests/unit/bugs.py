@@ -6,8 +6,8 @@ from typing import Any
 
 from kernels.contract import Capabilities
 from strategies.case import Case
-from tests.harness.bugs import Bug, Need
-from tests.harness.failure import Failure
+from tests.harness.bugs.bug import Bug, Need
+from tests.harness.bugs.failure import Failure
 from tests.harness.verdict import Finding
 
 CLAIMS = Capabilities(head_dims=(16, 64), launch={"block_m": (64, 128)})

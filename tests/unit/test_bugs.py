@@ -13,18 +13,18 @@ from kernels.contract import KnownFailure
 from reference.family import implied
 from strategies.case import Case, Spike
 from strategies.features import SCORES, with_value
-from tests.harness.apart import wrong_alone
-from tests.harness.attribute import Broken, attribute, is_same, needs_of
-from tests.harness.bugs import Bug, Need, Severity, in_parts, met_again
+from tests.harness.bugs.attribution import Broken, attribute, is_same, needs_of
+from tests.harness.bugs.avoidance import Closed, elsewhere
+from tests.harness.bugs.bug import Bug, Need, Severity, in_parts, met_again
+from tests.harness.bugs.dense import wrong_alone
+from tests.harness.bugs.imprecise import Imprecise, ImpreciseCall, sentence
+from tests.harness.bugs.ordinary import ORDINARY, ordinary_cases
+from tests.harness.bugs.restatement import by_forward, plainly
+from tests.harness.bugs.sightings import Sightings
 from tests.harness.conclude import merged, replaced
-from tests.harness.elsewhere import Closed, elsewhere
 from tests.harness.gentle import RUNS, gently_reduced
-from tests.harness.imprecise import Imprecise, ImpreciseCall, sentence
 from tests.harness.known_bugs import MOST_BLAMED, MOST_BLAMED_IN_DOUBT, KnownBugs
 from tests.harness.ledger import Ledger
-from tests.harness.ordinary import ORDINARY, ordinary_cases
-from tests.harness.plainly import by_forward, plainly
-from tests.harness.sightings import Sightings
 from tests.harness.symptoms import is_in_common, is_not_cured, is_small
 from tests.harness.telling import annotation, needed, rank, severity, told
 from tests.harness.verdict import CAUSED, INTERMITTENT, Finding

@@ -9,8 +9,8 @@ import pytest
 from kernels.contract import Capabilities
 from strategies.case import Case
 from strategies.features import PARTIAL, WHOLE, tiles_of, value_of, with_value
-from tests.harness.attribute import Broken, attribute, is_same
-from tests.harness.bugs import BEYOND, ONE_ABOVE, Bug, Need, met_again
+from tests.harness.bugs.attribution import Broken, attribute, is_same
+from tests.harness.bugs.bug import BEYOND, ONE_ABOVE, Bug, Need, met_again
 from tests.harness.certain import accidental, certain
 from tests.harness.verdict import Finding
 from tests.unit.bugs import CAUSAL, UNEQUAL, bug

@@ -11,17 +11,17 @@ from kernels.registry import load
 from reference.bounds.accumulation import SAFETY
 from strategies.case import Case, Spike
 from strategies.features import BLIND, HIDDEN, SCORES, SEEN, pair_of
-from tests.harness.attribute import Broken, Outcome, attribute, is_same
-from tests.harness.bugs import Bug, Need, Severity, met_again
+from tests.harness.bugs.attribution import Broken, Outcome, attribute, is_same
+from tests.harness.bugs.bug import Bug, Need, Severity, met_again
+from tests.harness.bugs.failure import Failure
+from tests.harness.bugs.imprecise import Imprecise
+from tests.harness.bugs.restatement import plainly
 from tests.harness.clock import Clock, ShrinkBudget
 from tests.harness.conclude import merged
-from tests.harness.failure import Failure
-from tests.harness.imprecise import Imprecise
 from tests.harness.investigate import Investigation
 from tests.harness.known_bugs import KnownBugs
 from tests.harness.law import law_named
 from tests.harness.needs import NeedSearch
-from tests.harness.plainly import plainly
 from tests.harness.run import ALL_DESIGNS, ONE_DESIGN
 from tests.harness.running.runs import Try
 from tests.harness.symptoms import is_of_format

@@ -19,8 +19,8 @@ from hypothesis.database import DirectoryBasedExampleDatabase
 
 from strategies.case import Case
 from tests.faults.killing import start
-from tests.harness.bugs import Bug, Severity
-from tests.harness.failure import Failure
+from tests.harness.bugs.bug import Bug, Severity
+from tests.harness.bugs.failure import Failure
 from tests.harness.finds import Finds, finds_at
 from tests.harness.kept import Kept, Near
 from tests.harness.law import law_named

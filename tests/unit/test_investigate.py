@@ -12,11 +12,11 @@ import pytest
 from kernels.contract import Capabilities
 from strategies.case import Case, Spike
 from strategies.features import HEADS, SCORES
-from tests.harness.attribute import Broken, attribute
-from tests.harness.bugs import Bug, Need
+from tests.harness.bugs.attribution import Broken, attribute
+from tests.harness.bugs.bug import Bug, Need
+from tests.harness.bugs.failure import UNEXPLAINED, Failure
 from tests.harness.clock import BudgetSpent, Clock, ShrinkBudget
 from tests.harness.diagnose import diagnosed
-from tests.harness.failure import UNEXPLAINED, Failure
 from tests.harness.in_common import by_scores
 from tests.harness.investigate import Investigation
 from tests.harness.law import law_named

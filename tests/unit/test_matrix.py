@@ -10,14 +10,14 @@ import pytest
 from kernels.contract import DTYPES, Capabilities
 from kernels.registry import REGISTERED
 from strategies.case import Case
+from tests.harness.bugs.imprecise import Imprecise, ImpreciseCall
+from tests.harness.bugs.sightings import Sightings
 from tests.harness.conclude import Concluded
-from tests.harness.imprecise import Imprecise, ImpreciseCall
 from tests.harness.law import LAWS, by_place
 from tests.harness.matrix import FEW, MARKS, matrix
 from tests.harness.results import Results
 from tests.harness.running.kernel_info import KernelInfo
 from tests.harness.running.tally import Tally
-from tests.harness.sightings import Sightings
 from tests.unit.bugs import bug
 
 KERNELS = tuple(REGISTERED)[:11]

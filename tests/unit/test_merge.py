@@ -11,7 +11,8 @@ import pytest
 
 from kernels.contract import Capabilities
 from kernels.registry import load
-from tests.harness.bugs import Bug
+from tests.harness.bugs.bug import Bug
+from tests.harness.bugs.sightings import Sightings
 from tests.harness.conclude import Concluded
 from tests.harness.files import JOURNALS, own_version
 from tests.harness.ledger import BEGUN, LEDGER, WITHDRAWN, Ledger
@@ -20,7 +21,6 @@ from tests.harness.recorded import FORMAT, RECORD, Recorder, last_line, read_run
 from tests.harness.report import write
 from tests.harness.results import Results
 from tests.harness.running.kernel_info import KernelInfo
-from tests.harness.sightings import Sightings
 from tests.unit.bugs import CASE, CAUSAL, GROUP, LONG, bug
 from tests.unit.test_matrix import item
 

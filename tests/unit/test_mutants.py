@@ -16,7 +16,7 @@ from kernels.mutants import CATALOGUE, MUTANTS
 from kernels.mutants.mutant import Edit, load_module, source_of
 from kernels.mutants.reading import bug
 from strategies.case import Case
-from tests.harness.failure import FEATURES
+from tests.harness.bugs.failure import FEATURES
 from tests.harness.trial.pattern import known_numbers
 from tests.harness.trial.trial import Trial, run_kernel
 from tests.mutation.diagnosis import CAUSES, FACTS

@@ -14,9 +14,9 @@ from kernels.contract import Capabilities
 from kernels.registry import load
 from reference.bounds.accumulation import SAFETY
 from strategies.case import Case, Spike
-from tests.harness.attribute import Broken, attribute, is_same
-from tests.harness.bugs import Bug, Need
-from tests.harness.failure import Failure, symptom
+from tests.harness.bugs.attribution import Broken, attribute, is_same
+from tests.harness.bugs.bug import Bug, Need
+from tests.harness.bugs.failure import Failure, symptom
 from tests.harness.law import law_named
 from tests.harness.trial.trial import LawBroken, Trial
 from tests.harness.verdict import Finding

@@ -11,8 +11,8 @@ from kernels.registry import load
 from reference.bounds import ForwardBounds, GradientBounds, backward_bounds, exact, forward_bounds
 from reference.bounds.accumulation import SAFETY
 from strategies.case import Case, Spike
+from tests.harness.bugs.offers import MAY_LEAK, other_answers
 from tests.harness.law import law_named
-from tests.harness.offers import MAY_LEAK, other_answers
 from tests.harness.trial.trial import LawBroken, Trial
 from tests.panel.planted import Planted
 from tests.panel.planted_nonfinite import OF_SEEN, OF_STRICT

@@ -6,11 +6,11 @@ from dataclasses import replace
 from kernels.contract import Capabilities
 from strategies.case import Case
 from strategies.features import with_value
-from tests.harness.bugs import Bug, Need
+from tests.harness.bugs.bug import Bug, Need
+from tests.harness.bugs.failure import Failure
+from tests.harness.bugs.offers import excluding
+from tests.harness.bugs.sightings import Sightings
 from tests.harness.conclude import Concluded, with_offers
-from tests.harness.failure import Failure
-from tests.harness.offers import excluding
-from tests.harness.sightings import Sightings
 from tests.harness.verdict import Finding
 from tests.unit.stubs import runs_of
 

@@ -23,10 +23,10 @@ from strategies.features import (
     with_slices_as,
     with_value,
 )
-from tests.harness.apart import wrong_with_ordinary_numbers
-from tests.harness.attribute import Broken, attribute, is_same
-from tests.harness.bugs import Bug, Need, Severity, met_again
-from tests.harness.failure import Explanation
+from tests.harness.bugs.attribution import Broken, attribute, is_same
+from tests.harness.bugs.bug import Bug, Need, Severity, met_again
+from tests.harness.bugs.dense import wrong_with_ordinary_numbers
+from tests.harness.bugs.failure import Explanation
 from tests.harness.in_common import by_blind_rows, by_heads, by_masks, by_nan, by_slices
 from tests.harness.needs import NeedSearch, explained
 from tests.harness.telling import needed

@@ -14,7 +14,7 @@ import triton.language as tl
 from kernels.contract import AttentionKernel
 from reference.bounds.accumulation import SAFETY
 from strategies.case import Case
-from tests.harness.failure import HOLDS_IN_TURN
+from tests.harness.bugs.failure import HOLDS_IN_TURN
 from tests.harness.interpreter import repaired as interpreter
 from tests.harness.interpreter.programs import BACKWARD, FORWARD, QUICKEST, in_order
 from tests.harness.interpreter.ttir.launch import interpreted

@@ -13,12 +13,12 @@ from kernels.contract import Capabilities
 from kernels.registry import load
 from reference.bounds.accumulation import SAFETY
 from strategies.case import Case
-from tests.harness.bugs import Bug
-from tests.harness.failure import Failure
+from tests.harness.bugs.bug import Bug
+from tests.harness.bugs.failure import Failure
+from tests.harness.bugs.outside import are_one_read
 from tests.harness.interpreter.accesses import Touched
 from tests.harness.interpreter.installation import ONLY_INTERPRETER, accesses_outside, tells_accesses
 from tests.harness.law import law_named
-from tests.harness.outside import are_one_read
 from tests.harness.run import Run
 from tests.harness.running.child import Child
 from tests.harness.running.exits import is_outside

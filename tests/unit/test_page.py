@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from strategies.case import Case
-from tests.harness.bugs import Need
+from tests.harness.bugs.bug import Need
 from tests.harness.conclude import Concluded
 from tests.harness.coverage import LAST, compared, tables
 from tests.harness.nights import changes, read_night, told_gone

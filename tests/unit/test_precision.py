@@ -12,7 +12,7 @@ from kernels.registry import load
 from reference.bounds.accumulation import SAFETY
 from reference.family import implied
 from strategies.case import Case, Spike
-from tests.harness.imprecise import ImpreciseCall, sentence
+from tests.harness.bugs.imprecise import ImpreciseCall, sentence
 from tests.harness.law import law_named
 from tests.harness.run import ALL_DESIGNS, NO_DESIGN, ONE_DESIGN, WHOLE_DESIGN
 from tests.harness.trial.precision import (

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from strategies.case import Case
-from tests.harness.bugs import Bug, Need
-from tests.harness.failure import Failure
+from tests.harness.bugs.bug import Bug, Need
+from tests.harness.bugs.failure import Failure
 from tests.harness.ledger import Ledger
 from tests.harness.progress import Found, progress
 from tests.harness.verdict import Finding

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.harness.bugs.sightings import Sightings
 from tests.harness.clock import BudgetSpent, meter
 from tests.harness.conclude import Concluded
 from tests.harness.law import law_named
@@ -13,7 +14,6 @@ from tests.harness.run import Run
 from tests.harness.running.child import Child
 from tests.harness.running.runs import Runs
 from tests.harness.running.standalone import exit_status
-from tests.harness.sightings import Sightings
 from tests.harness.triage import Triage
 from tests.unit.running import CASE, SubjectOf, report_of
 

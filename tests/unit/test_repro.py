@@ -12,7 +12,7 @@ import torch
 from kernels.contract import AttentionKernel
 from reference.bounds.accumulation import SAFETY
 from strategies.case import Case
-from tests.harness.failure import HOLDS_ALONE
+from tests.harness.bugs.failure import HOLDS_ALONE
 from tests.harness.law import law_named
 from tests.harness.run import Run
 from tests.harness.running.child import Child

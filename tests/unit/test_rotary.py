@@ -14,11 +14,11 @@ from kernels.registry import load
 from reference.bounds.accumulation import SAFETY
 from strategies.case import Case, Spike
 from strategies.rotary import Rotation, drawn, rotated, rows_from
-from tests.harness.attribute import Broken, attribute, is_same
-from tests.harness.bugs import Severity
+from tests.harness.bugs.attribution import Broken, attribute, is_same
+from tests.harness.bugs.bug import Severity
+from tests.harness.bugs.redundant import is_redundant
+from tests.harness.bugs.sightings import Sightings
 from tests.harness.law import law_named
-from tests.harness.redundant import is_redundant
-from tests.harness.sightings import Sightings
 from tests.harness.trial.trial import LawBroken, Trial
 from tests.panel import rotated as panel
 from tests.unit.bugs import CASE, CLAIMS, bug, causal, runner

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from strategies.case import Case, to_json
-from tests.harness.bugs import Bug, Severity
-from tests.harness.failure import Failure
-from tests.harness.imprecise import Imprecise, ImpreciseCall
+from tests.harness.bugs.bug import Bug, Severity
+from tests.harness.bugs.failure import Failure
+from tests.harness.bugs.imprecise import Imprecise, ImpreciseCall
 from tests.harness.known_bugs import MOST_BLAMED, KnownBugs
 from tests.harness.law import law_named
 from tests.harness.run import Run
@@ -91,7 +91,7 @@ class TestSubject:
         # A verdict is given once, and is to count as one that every repeat of the case would give.
         monkeypatch.setattr("tests.harness.repeat.AGAIN", 0)
         monkeypatch.setattr("tests.harness.triage.COMES_AND_GOES", "")
-        monkeypatch.setattr("tests.harness.failure.COMES_AND_GOES", "the case was run once")
+        monkeypatch.setattr("tests.harness.bugs.failure.COMES_AND_GOES", "the case was run once")
 
         def make(*answers: Verdict) -> tuple[Subject, Recorded]:
             subject = subject_of("sound")

@@ -13,14 +13,14 @@ import pytest
 from kernels.contract import Capabilities
 from strategies.case import Case
 from strategies.features import HEADS, lie_as_contiguous
-from tests.harness.attribute import Broken, attribute, is_same
-from tests.harness.bugs import Bug, Need
+from tests.harness.bugs.attribution import Broken, attribute, is_same
+from tests.harness.bugs.bug import Bug, Need
+from tests.harness.bugs.failure import Failure
+from tests.harness.bugs.imprecise import Imprecise
+from tests.harness.bugs.restatement import by_its_calls, plainly
 from tests.harness.clock import GRACE_SECONDS, Clock, ShrinkBudget
-from tests.harness.failure import Failure
 from tests.harness.gentle import gently_reduced
-from tests.harness.imprecise import Imprecise
 from tests.harness.needs import NeedSearch
-from tests.harness.plainly import by_its_calls, plainly
 from tests.harness.run import NO_DESIGN, ONE_DESIGN, WHOLE_DESIGN
 from tests.harness.running.tally import Tally
 from tests.harness.triage import WAIT_SECONDS, Triage

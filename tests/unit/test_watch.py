@@ -11,7 +11,7 @@ import torch
 
 from strategies.case import Case
 from strategies.layouts import place
-from tests.harness.bugs import Bug
+from tests.harness.bugs.bug import Bug
 from tests.harness.device.poison import alone
 from tests.harness.kept import Kept
 from tests.harness.run import Run, read

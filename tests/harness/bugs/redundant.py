@@ -8,11 +8,11 @@ from collections.abc import Collection, Sequence
 
 from kernels.contract import Capabilities
 from strategies.features import SCORES, feature, laid_out
-from tests.harness.attribute import Broken, attribute
-from tests.harness.bugs import Bug
-from tests.harness.plainly import plainly
+from tests.harness.bugs.attribution import Broken, attribute
+from tests.harness.bugs.bug import Bug
+from tests.harness.bugs.restatement import plainly
+from tests.harness.bugs.sightings import Sightings
 from tests.harness.running.runs import Try
-from tests.harness.sightings import Sightings
 from tests.harness.symptoms import is_small, leaves_roundings
 from tests.harness.verdict import NUMBERS
 

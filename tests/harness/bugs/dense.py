@@ -7,7 +7,7 @@ from typing import Any
 from kernels.contract import GRADIENTS, Capabilities
 from strategies.case import LAYOUT_FIELDS, SIMPLEST, Case
 from strategies.features import EXPANDED, LENGTHS, SCORES, with_no_more_than
-from tests.harness.bugs import Bug, Need
+from tests.harness.bugs.bug import Bug, Need
 from tests.harness.law import law_named
 from tests.harness.running.runs import Try
 from tests.harness.symptoms import is_small, wrong_tensors

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from kernels.contract import Capabilities
-from tests.harness.bugs import Bug
+from tests.harness.bugs.bug import Bug
 from tests.harness.running.exits import is_outside
 from tests.harness.running.runs import Try
 from tests.harness.verdict import NUMBERS

@@ -6,7 +6,7 @@ from dataclasses import replace
 from kernels.contract import GRADIENTS, Capabilities
 from strategies.case import SIMPLEST, Case
 from strategies.features import NAN, with_no_more_than, with_normal_numbers, with_value
-from tests.harness.attribute import Broken
+from tests.harness.bugs.attribution import Broken
 from tests.harness.law import basic_laws, law_named
 from tests.harness.running.runs import Try
 from tests.harness.symptoms import are_kindred, wrong_tensors

@@ -7,7 +7,7 @@ from typing import Any
 
 from reference.family import AND, concerns
 from strategies.case import Case, from_json, to_json
-from tests.harness.bugs import Bug
+from tests.harness.bugs.bug import Bug
 from tests.harness.verdict import Finding, in_ulps
 
 MOST_CASES = 20

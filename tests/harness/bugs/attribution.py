@@ -23,17 +23,17 @@ from strategies.features import (
     with_value,
     with_zeros,
 )
-from tests.harness.apart import (
+from tests.harness.bugs.bug import ENOUGH, ONE_ABOVE, Bug, Need, with_tensors
+from tests.harness.bugs.dense import (
     are_apart,
     brought_in,
     leaves_out_right,
     wrong_alone,
     wrong_with_ordinary_numbers,
 )
-from tests.harness.bugs import ENOUGH, ONE_ABOVE, Bug, Need, with_tensors
+from tests.harness.bugs.same_lengths import show_at_same_lengths
 from tests.harness.law import law_named
 from tests.harness.running.runs import Try
-from tests.harness.same_lengths import show_at_same_lengths
 from tests.harness.symptoms import are_kindred, is_small, is_tiny, leaves_roundings, wrong_tensors
 from tests.harness.verdict import NUMBERS, Finding
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from kernels.contract import Capabilities
 from strategies.case import Case
 from strategies.features import LENGTHS, SCORES, VALUES_OF, with_normal_numbers, with_value
-from tests.harness.apart import LONGER
-from tests.harness.bugs import Bug
+from tests.harness.bugs.bug import Bug
+from tests.harness.bugs.dense import LONGER
 from tests.harness.running.runs import Try
 from tests.harness.symptoms import wrong_tensors
 

@@ -7,7 +7,7 @@ from kernels.contract import CLAIMS, Capabilities
 from kernels.contract.parsing import lesser, parse_claims
 from strategies.case import LAYOUT_FIELDS, NONFINITE, Case
 from strategies.features import HUGE
-from tests.harness.bugs import Bug, Need
+from tests.harness.bugs.bug import Bug, Need
 from tests.harness.clock import BudgetSpent
 from tests.harness.running.runs import Runs
 

@@ -20,7 +20,7 @@ from strategies.features import (
     made_of,
     value_of,
 )
-from tests.harness.failure import Explanation, Failure
+from tests.harness.bugs.failure import Explanation, Failure
 from tests.harness.law import law_named
 from tests.harness.run import run_of
 from tests.harness.symptoms import are_kindred, is_flushed, is_small, wrong_tensors

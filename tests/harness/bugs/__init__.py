@@ -1,0 +1,1 @@
+"""What a bug is, and which failures are the same bug."""
