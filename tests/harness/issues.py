@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.harness.arguments import OneLine
 from tests.harness.files import SUMMARY, write_whole
-from tests.harness.nights import GONE
+from tests.harness.report.changes import GONE
 
 LABEL = "flashproof"
 """The label of our issues. Others are left alone."""

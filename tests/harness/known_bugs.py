@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from strategies.case import Case
-from tests.harness import report
 from tests.harness.bugs.attribution import Broken
 from tests.harness.bugs.bug import Bug, in_parts, with_tensors
 from tests.harness.bugs.failure import Failure
 from tests.harness.bugs.imprecise import Imprecise, ImpreciseCall
 from tests.harness.bugs.sightings import Sightings
 from tests.harness.files import JOURNALS
-from tests.harness.finds import Finds
 from tests.harness.law import law_named
-from tests.harness.ledger import BEGUN, LEDGER, WITHDRAWN, Ledger
-from tests.harness.telling import told
+from tests.harness.report import folder as report
+from tests.harness.report.database import Finds
+from tests.harness.report.ledger import BEGUN, LEDGER, WITHDRAWN, Ledger
+from tests.harness.report.wording import told
 from tests.harness.verdict import NUMBERS, SANITIZER
 
 MOST_BLAMED = 5

@@ -14,15 +14,15 @@ from _pytest._io import TerminalWriter
 
 from tests.harness.arguments import OneLine
 from tests.harness.bugs.bug import Bug
-from tests.harness.conclude import replaced
-from tests.harness.ending import print_ending
 from tests.harness.files import SUMMARY, write_whole
-from tests.harness.nights import read_night
-from tests.harness.page import PAGE, write_page
-from tests.harness.recorded import Recorded, read_run
-from tests.harness.report import add_to_report, report_folder, write
-from tests.harness.results import Results
-from tests.harness.screen import repeats
+from tests.harness.report.changes import read_night
+from tests.harness.report.conclusion import replaced
+from tests.harness.report.ending import print_ending
+from tests.harness.report.folder import add_to_report, report_folder, write
+from tests.harness.report.page import PAGE, write_page
+from tests.harness.report.record import Recorded, read_run
+from tests.harness.report.results import Results
+from tests.harness.report.screen import repeats
 from tests.harness.union import Find, check_alike, united
 
 

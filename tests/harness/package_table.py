@@ -14,7 +14,7 @@ from kernels.registry import PUBLIC
 from tests.harness.arguments import OneLine
 from tests.harness.files import SUMMARY, write_whole
 from tests.harness.law import LAWS, by_place
-from tests.harness.matrix import MARKS
+from tests.harness.report.matrix import MARKS
 
 BEGIN, END = "<!-- packages: begin -->", "<!-- packages: end -->"
 """The lines of the page between which the table stands."""

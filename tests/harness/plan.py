@@ -16,11 +16,11 @@ from strategies.cases import shortest_lengths
 from tests.harness.clock import CALLS, SECONDS, Clock, ShrinkBudget
 from tests.harness.device.gpus import VISIBLE, gpus
 from tests.harness.files import JOURNALS, SUMMARY
-from tests.harness.finds import Finds, finds_at
-from tests.harness.kept import Kept, read_report
 from tests.harness.law import LAWS, PROPERTIES, law_named
-from tests.harness.ledger import LEDGER
-from tests.harness.report import report_folder
+from tests.harness.report.database import Finds, finds_at
+from tests.harness.report.folder import report_folder
+from tests.harness.report.kept import Kept, read_report
+from tests.harness.report.ledger import LEDGER
 from tests.harness.run import Run, read
 from tests.harness.running.child import Children
 from tests.harness.running.journal import Journal, set_aside_unfinished, unfinished_in

@@ -19,10 +19,10 @@ from strategies.focus import Focus
 from tests.harness.bugs.attribution import Broken
 from tests.harness.bugs.avoidance import Closed, elsewhere, may_show
 from tests.harness.bugs.bug import Bug
-from tests.harness.kept import Kept, Near
 from tests.harness.kernel_record import stored_case
 from tests.harness.law import Law
 from tests.harness.repeat import AGAIN
+from tests.harness.report.kept import Kept, Near
 from tests.harness.run import Run
 from tests.harness.running.child import OutOfTime
 from tests.harness.running.learned_claims import AnsweredLaws

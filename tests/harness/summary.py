@@ -21,20 +21,20 @@ from tests.harness.bugs.outside import are_one_read
 from tests.harness.bugs.redundant import is_redundant
 from tests.harness.bugs.sightings import Sightings
 from tests.harness.clock import BudgetSpent, meter
-from tests.harness.conclude import Concluded, merged, replaced, with_offers
-from tests.harness.ending import print_ending
 from tests.harness.files import JOURNALS, SUMMARY, write_whole
 from tests.harness.header import time_told
 from tests.harness.item import names_of
-from tests.harness.ledger import LEDGER, Ledger
-from tests.harness.nights import read_night
-from tests.harness.page import PAGE, write_page
 from tests.harness.plan import UNTIL, Plan
-from tests.harness.recorded import RECORD, Recorder, first_line, last_line
-from tests.harness.report import add_to_report
-from tests.harness.results import Results
+from tests.harness.report.changes import read_night
+from tests.harness.report.conclusion import Concluded, merged, replaced, with_offers
+from tests.harness.report.ending import print_ending
+from tests.harness.report.folder import add_to_report
+from tests.harness.report.ledger import LEDGER, Ledger
+from tests.harness.report.page import PAGE, write_page
+from tests.harness.report.record import RECORD, Recorder, first_line, last_line
+from tests.harness.report.results import Results
+from tests.harness.report.screen import repeats
 from tests.harness.running.runs import Runs
-from tests.harness.screen import repeats
 from tests.harness.verdict import Finding
 
 WRITING_SECONDS, PAGE_SECONDS = 1.0, 60.0

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from tests.harness.bugs.bug import Bug, with_tensors
 from tests.harness.bugs.sightings import Sightings
-from tests.harness.conclude import Concluded
-from tests.harness.recorded import Recorded
-from tests.harness.results import Results
-from tests.harness.telling import severity
+from tests.harness.report.conclusion import Concluded
+from tests.harness.report.record import Recorded
+from tests.harness.report.results import Results
+from tests.harness.report.wording import severity
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import pytest
 from kernels.mutants import CATALOGUE
 from kernels.mutants.mutant import KERNEL
 from tests.harness.plan import chosen_device
-from tests.harness.report import report_folder
+from tests.harness.report.folder import report_folder
 from tests.harness.running.child import Child
 from tests.harness.running.kernel_info import KernelInfo, Unavailable
 from tests.mutation.campaign import Campaign

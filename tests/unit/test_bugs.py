@@ -21,12 +21,12 @@ from tests.harness.bugs.imprecise import Imprecise, ImpreciseCall, sentence
 from tests.harness.bugs.ordinary import ORDINARY, ordinary_cases
 from tests.harness.bugs.restatement import by_forward, plainly
 from tests.harness.bugs.sightings import Sightings
-from tests.harness.conclude import merged, replaced
 from tests.harness.gentle import RUNS, gently_reduced
 from tests.harness.known_bugs import MOST_BLAMED, MOST_BLAMED_IN_DOUBT, KnownBugs
-from tests.harness.ledger import Ledger
+from tests.harness.report.conclusion import merged, replaced
+from tests.harness.report.ledger import Ledger
+from tests.harness.report.wording import annotation, needed, rank, severity, told
 from tests.harness.symptoms import is_in_common, is_not_cured, is_small
-from tests.harness.telling import annotation, needed, rank, severity, told
 from tests.harness.verdict import CAUSED, INTERMITTENT, Finding
 from tests.unit.bugs import (
     CASE,
@@ -538,7 +538,7 @@ class TestElsewhere:
         )
         found = bug(CASE, ("out",), CAUSAL)
         known.add(found)
-        monkeypatch.setattr("tests.harness.ledger.os.getpid", lambda: 1)
+        monkeypatch.setattr("tests.harness.report.ledger.os.getpid", lambda: 1)
         for _ in range(MOST_BLAMED):
             other.blame(found, "forward", CASE, "out")
         monkeypatch.undo()
@@ -822,14 +822,14 @@ class TestLedger:
         with one.investigating("k", "forward"):
             two.news()
             assert not two.is_busy("k")  # the investigation is this process's own
-            monkeypatch.setattr("tests.harness.ledger.os.getpid", lambda: 1)
+            monkeypatch.setattr("tests.harness.report.ledger.os.getpid", lambda: 1)
             assert two.is_busy("k")
             assert two.is_busy("k", "forward")
             assert not two.is_busy("k", "gradients")
             assert not two.is_busy("another")
             monkeypatch.undo()
         two.news()
-        monkeypatch.setattr("tests.harness.ledger.os.getpid", lambda: 1)
+        monkeypatch.setattr("tests.harness.report.ledger.os.getpid", lambda: 1)
         assert not two.is_busy("k")
 
     def test_a_folder_that_cannot_be_written_is_no_error(self, tmp_path: Path) -> None:

@@ -17,11 +17,11 @@ from tests.harness.bugs.failure import Failure
 from tests.harness.bugs.imprecise import Imprecise
 from tests.harness.bugs.restatement import plainly
 from tests.harness.clock import Clock, ShrinkBudget
-from tests.harness.conclude import merged
 from tests.harness.investigate import Investigation
 from tests.harness.known_bugs import KnownBugs
 from tests.harness.law import law_named
 from tests.harness.needs import NeedSearch
+from tests.harness.report.conclusion import merged
 from tests.harness.run import ALL_DESIGNS, ONE_DESIGN
 from tests.harness.running.runs import Try
 from tests.harness.symptoms import is_of_format

@@ -14,11 +14,11 @@ from torch import Tensor
 from kernels.contract import Capabilities
 from kernels.contract.parsing import parse_claims
 from strategies.case import TENSORS, Case, Spike
-from tests.harness import picture
 from tests.harness.bugs.failure import Explanation, Field
 from tests.harness.cause import causes
 from tests.harness.clock import BudgetSpent, meter
 from tests.harness.explain import explain
+from tests.harness.report import picture
 from tests.harness.running.runs import Seen
 from tests.harness.trial.pattern import ComparedTensor, known_numbers, sentences
 from tests.harness.trial.pattern import picture as picture_of

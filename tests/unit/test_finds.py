@@ -21,12 +21,12 @@ from strategies.case import Case
 from tests.faults.killing import start
 from tests.harness.bugs.bug import Bug, Severity
 from tests.harness.bugs.failure import Failure
-from tests.harness.finds import Finds, finds_at
-from tests.harness.kept import Kept, Near
 from tests.harness.law import law_named
-from tests.harness.results import Results
+from tests.harness.report.database import Finds, finds_at
+from tests.harness.report.kept import Kept, Near
+from tests.harness.report.results import Results
+from tests.harness.report.screen import notes
 from tests.harness.run import Run
-from tests.harness.screen import notes
 from tests.harness.subject import TimeUp
 from tests.harness.verdict import INTERMITTENT, LEAK
 from tests.unit import running
@@ -83,7 +83,9 @@ def is_open(port: int) -> bool:
 def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Put Hypothesis's own database into a folder of the test's, and return the folder."""
     folder = tmp_path / "local"
-    monkeypatch.setattr("tests.harness.finds.local_database", lambda: DirectoryBasedExampleDatabase(folder))
+    monkeypatch.setattr(
+        "tests.harness.report.database.local_database", lambda: DirectoryBasedExampleDatabase(folder)
+    )
     return folder
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tests.harness.issues import LABEL, MARK, main
-from tests.harness.nights import told_gone
-from tests.harness.report import write
-from tests.harness.results import Results
+from tests.harness.report.changes import told_gone
+from tests.harness.report.folder import write
+from tests.harness.report.results import Results
 from tests.unit.bugs import CASE, CAUSAL, GROUP, bug
 from tests.unit.test_matrix import info
 from tests.unit.test_merge import found

@@ -12,10 +12,10 @@ from kernels.registry import REGISTERED
 from strategies.case import Case
 from tests.harness.bugs.imprecise import Imprecise, ImpreciseCall
 from tests.harness.bugs.sightings import Sightings
-from tests.harness.conclude import Concluded
 from tests.harness.law import LAWS, by_place
-from tests.harness.matrix import FEW, MARKS, matrix
-from tests.harness.results import Results
+from tests.harness.report.conclusion import Concluded
+from tests.harness.report.matrix import FEW, MARKS, matrix
+from tests.harness.report.results import Results
 from tests.harness.running.kernel_info import KernelInfo
 from tests.harness.running.tally import Tally
 from tests.unit.bugs import bug

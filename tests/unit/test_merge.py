@@ -13,13 +13,13 @@ from kernels.contract import Capabilities
 from kernels.registry import load
 from tests.harness.bugs.bug import Bug
 from tests.harness.bugs.sightings import Sightings
-from tests.harness.conclude import Concluded
 from tests.harness.files import JOURNALS, own_version
-from tests.harness.ledger import BEGUN, LEDGER, WITHDRAWN, Ledger
 from tests.harness.merge import main
-from tests.harness.recorded import FORMAT, RECORD, Recorder, last_line, read_run
-from tests.harness.report import write
-from tests.harness.results import Results
+from tests.harness.report.conclusion import Concluded
+from tests.harness.report.folder import write
+from tests.harness.report.ledger import BEGUN, LEDGER, WITHDRAWN, Ledger
+from tests.harness.report.record import FORMAT, RECORD, Recorder, last_line, read_run
+from tests.harness.report.results import Results
 from tests.harness.running.kernel_info import KernelInfo
 from tests.unit.bugs import CASE, CAUSAL, GROUP, LONG, bug
 from tests.unit.test_matrix import item

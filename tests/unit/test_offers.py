@@ -10,7 +10,7 @@ from tests.harness.bugs.bug import Bug, Need
 from tests.harness.bugs.failure import Failure
 from tests.harness.bugs.offers import excluding
 from tests.harness.bugs.sightings import Sightings
-from tests.harness.conclude import Concluded, with_offers
+from tests.harness.report.conclusion import Concluded, with_offers
 from tests.harness.verdict import Finding
 from tests.unit.stubs import runs_of
 

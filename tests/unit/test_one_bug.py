@@ -29,7 +29,7 @@ from tests.harness.bugs.dense import wrong_with_ordinary_numbers
 from tests.harness.bugs.failure import Explanation
 from tests.harness.in_common import by_blind_rows, by_heads, by_masks, by_nan, by_slices
 from tests.harness.needs import NeedSearch, explained
-from tests.harness.telling import needed
+from tests.harness.report.wording import needed
 from tests.harness.vary import fields
 from tests.harness.verdict import Finding
 from tests.unit.bugs import (

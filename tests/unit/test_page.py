@@ -11,14 +11,14 @@ import pytest
 
 from strategies.case import Case
 from tests.harness.bugs.bug import Need
-from tests.harness.conclude import Concluded
-from tests.harness.coverage import LAST, compared, tables
-from tests.harness.nights import changes, read_night, told_gone
-from tests.harness.page import PAGE, bars, page, verdict
-from tests.harness.report import write
-from tests.harness.results import Results
+from tests.harness.report.changes import changes, read_night, told_gone
+from tests.harness.report.conclusion import Concluded
+from tests.harness.report.coverage import LAST, compared, tables
+from tests.harness.report.folder import write
+from tests.harness.report.page import PAGE, bars, page, verdict
+from tests.harness.report.results import Results
+from tests.harness.report.screen import notes
 from tests.harness.run import Run
-from tests.harness.screen import notes
 from tests.unit.running import CASE, TOYS, pytest_run
 from tests.unit.test_matrix import info, item
 from tests.unit.test_screen import NUMBERS, concluded

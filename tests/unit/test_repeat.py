@@ -7,9 +7,9 @@ import pytest
 
 from tests.harness.bugs.sightings import Sightings
 from tests.harness.clock import BudgetSpent, meter
-from tests.harness.conclude import Concluded
 from tests.harness.law import law_named
 from tests.harness.repeat import AFTER_OTHERS, FIRST_CALL, REPEATS, rate
+from tests.harness.report.conclusion import Concluded
 from tests.harness.run import Run
 from tests.harness.running.child import Child
 from tests.harness.running.runs import Runs

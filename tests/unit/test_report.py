@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import report
+from tests.harness.report import folder as report
 from tests.harness.run import Run, read
 from tests.harness.verdict import Finding
 from tests.unit.running import CASE, ENVIRONMENT, SMALL

@@ -13,9 +13,9 @@ from strategies.case import Case, Spike
 from tests.harness.bugs.bug import Bug, Need, Severity
 from tests.harness.bugs.failure import Explanation, Failure
 from tests.harness.bugs.sightings import Sightings
-from tests.harness.conclude import Concluded
-from tests.harness.results import Results
-from tests.harness.screen import MOST_LINES, bug_lines, notes, repeats
+from tests.harness.report.conclusion import Concluded
+from tests.harness.report.results import Results
+from tests.harness.report.screen import MOST_LINES, bug_lines, notes, repeats
 from tests.harness.verdict import Finding
 from tests.unit.running import TOYS, pytest_run
 from tests.unit.test_matrix import info, item

@@ -17,10 +17,10 @@ from tests.harness.bugs.failure import Failure
 from tests.harness.bugs.imprecise import Imprecise, ImpreciseCall
 from tests.harness.known_bugs import MOST_BLAMED, KnownBugs
 from tests.harness.law import law_named
+from tests.harness.report.screen import repeats
 from tests.harness.run import Run
 from tests.harness.running.child import Child, ChildDied, DeviceLost, OutOfTime
 from tests.harness.running.runs import HANG_SECONDS
-from tests.harness.screen import repeats
 from tests.harness.subject import Subject
 from tests.harness.symptoms import FEWEST_KEYS
 from tests.harness.verdict import Finding, Verdict

@@ -13,7 +13,7 @@ from strategies.case import Case
 from strategies.layouts import place
 from tests.harness.bugs.bug import Bug
 from tests.harness.device.poison import alone
-from tests.harness.kept import Kept
+from tests.harness.report.kept import Kept
 from tests.harness.run import Run, read
 from tests.harness.running.sanitizers import failure
 from tests.harness.subject import Subject

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.harness.conclude import Concluded, merged, together
 from tests.harness.files import JOURNALS, append_line, own_version
-from tests.harness.ledger import LEDGER, Ledger
-from tests.harness.results import Results
+from tests.harness.report.conclusion import Concluded, merged, together
+from tests.harness.report.ledger import LEDGER, Ledger
+from tests.harness.report.results import Results
 from tests.harness.running.kernel_info import KernelInfo
 from tests.harness.shard import Shard, shard_of
 

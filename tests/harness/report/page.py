@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernels.contract import DTYPES, OUTPUTS
-from tests.harness.coverage import tables
 from tests.harness.files import write_whole
 from tests.harness.law import by_place
-from tests.harness.matrix import MARKS
-from tests.harness.nights import Row, Summary, changes
-from tests.harness.report import PICTURE
+from tests.harness.report.changes import Row, Summary, changes
+from tests.harness.report.coverage import tables
+from tests.harness.report.folder import PICTURE
+from tests.harness.report.matrix import MARKS
+from tests.harness.report.screen import LEFT_OUT
 from tests.harness.running.standalone import SCRIPT
-from tests.harness.screen import LEFT_OUT
 
 if TYPE_CHECKING:
     from jinja2 import Template

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests.harness.bugs.failure import headline
-from tests.harness.conclude import CASE, OFFER, Concluded
-from tests.harness.results import Results
+from tests.harness.report.conclusion import CASE, OFFER, Concluded
+from tests.harness.report.results import Results
 from tests.harness.running.tally import SLOW_SECONDS, Tally
 
 MOST_LINES = 12

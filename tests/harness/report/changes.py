@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.harness.bugs.bug import Bug
 from tests.harness.bugs.failure import Failure, symptom
-from tests.harness.conclude import merged
+from tests.harness.report.conclusion import merged
 
 Summary = Mapping[str, Any]
 """The content of a summary.json."""

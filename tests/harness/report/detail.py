@@ -1,9 +1,9 @@
 """The tables that ``pytest -v`` adds at the end of a run: counts and verdicts, errors over bounds, and times."""
 
-from tests.harness.results import Results
+from tests.harness.report.results import Results
+from tests.harness.report.table import Table, WriteLine, print_table
 from tests.harness.running.refusals import merged
 from tests.harness.running.tally import Tally
-from tests.harness.table import Table, WriteLine, print_table
 
 
 def print_detail(write: WriteLine, results: Results) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import picture
 from tests.harness.bugs.failure import Failure, headline
 from tests.harness.files import IS_INSTALLED, whole, write_whole
+from tests.harness.report import picture
 from tests.harness.running.standalone import SCRIPT
 from tests.harness.verdict import Finding
 

@@ -11,9 +11,9 @@ from tests.harness.bugs.bug import Bug, with_tensors
 from tests.harness.bugs.offers import OF_ANSWERS, excluding, failing_under, spoils
 from tests.harness.bugs.sightings import Sightings
 from tests.harness.clock import BudgetSpent
-from tests.harness.report import shown_in
+from tests.harness.report.folder import shown_in
+from tests.harness.report.wording import severity, told
 from tests.harness.running.runs import Runs
-from tests.harness.telling import severity, told
 from tests.harness.verdict import Finding
 
 FEWEST_DRAWN = 3

@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis.database import DirectoryBasedExampleDatabase, ExampleDatabase, InMemoryExampleDatabase
 
 from tests.harness.bugs.bug import Bug
-from tests.harness.kept import Kept, Near, nearest, read_as
+from tests.harness.report.kept import Kept, Near, nearest, read_as
 
 SECONDS = 5.0
 """Seconds after which a server that does not answer counts as lost."""

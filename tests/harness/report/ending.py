@@ -6,12 +6,12 @@ from pathlib import Path
 
 from _pytest._io import TerminalWriter
 
-from tests.harness.detail import print_detail
-from tests.harness.matrix import Paint, matrix
-from tests.harness.report import replay_line
-from tests.harness.results import Results
-from tests.harness.screen import MOST_LINES, bug_lines, notes, wrapped
-from tests.harness.telling import annotation
+from tests.harness.report.detail import print_detail
+from tests.harness.report.folder import replay_line
+from tests.harness.report.matrix import Paint, matrix
+from tests.harness.report.results import Results
+from tests.harness.report.screen import MOST_LINES, bug_lines, notes, wrapped
+from tests.harness.report.wording import annotation
 
 
 def print_ending(

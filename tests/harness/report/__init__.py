@@ -1,0 +1,1 @@
+"""What a user reads of a run, and what outlives it."""
