@@ -8,13 +8,13 @@ import torch
 
 from kernels.registry import unavailable_reason
 from strategies.case import Case
+from tests.harness.diagnosis.watch import Watch
 from tests.harness.run import SANITIZERS
 from tests.harness.running.child import Child
 from tests.harness.running.journal import Journal
 from tests.harness.running.kernel_info import KernelInfo
 from tests.harness.running.runs import Runs
 from tests.harness.running.sanitizers import why_not
-from tests.harness.watch import Watch
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="sanitizers watch a GPU")
 

@@ -19,15 +19,15 @@ from strategies.focus import Focus
 from tests.harness.bugs.attribution import Broken
 from tests.harness.bugs.avoidance import Closed, elsewhere, may_show
 from tests.harness.bugs.bug import Bug
+from tests.harness.diagnosis.flaky import AGAIN
+from tests.harness.diagnosis.triage import Triage
 from tests.harness.kernel_record import stored_case
 from tests.harness.law import Law
-from tests.harness.repeat import AGAIN
 from tests.harness.report.kept import Kept, Near
 from tests.harness.run import Run
 from tests.harness.running.child import OutOfTime
 from tests.harness.running.learned_claims import AnsweredLaws
 from tests.harness.running.refusals import is_mostly_refused, was_not_run
-from tests.harness.triage import Triage
 from tests.harness.verdict import NUMBERS, Verdict
 
 

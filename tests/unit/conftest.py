@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from tests.harness.clock import SECONDS, ShrinkBudget
-from tests.harness.known_bugs import KnownBugs
+from tests.harness.diagnosis.known_bugs import KnownBugs
+from tests.harness.diagnosis.triage import Triage
 from tests.harness.running.child import Child
 from tests.harness.running.journal import Journal
 from tests.harness.running.kernel_info import KernelInfo
 from tests.harness.running.learned_claims import AnsweredLaws
 from tests.harness.running.runs import Runs
 from tests.harness.subject import Subject
-from tests.harness.triage import Triage
 from tests.unit.running import ENVIRONMENT, TOYS, SubjectOf
 
 # A child process has one thread too. Where sums are split over threads, their bits may differ from run to run, and
@@ -51,10 +51,10 @@ def subject_of(child: Child, tmp_path: Path) -> SubjectOf:
 @pytest.fixture
 def unscripted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep scripts from being run before they are written, because each run imports torch, which takes long."""
-    monkeypatch.setattr("tests.harness.investigate.exit_status", lambda *_: 1)
+    monkeypatch.setattr("tests.harness.diagnosis.investigation.exit_status", lambda *_: 1)
 
 
 @pytest.fixture
 def without_ordinary_crashes(unscripted: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run no ordinary case of a failure that ends the process either, because each starts another process."""
-    monkeypatch.setattr("tests.harness.investigate.FEW_CRASHES", 0)
+    monkeypatch.setattr("tests.harness.diagnosis.investigation.FEW_CRASHES", 0)

@@ -7,7 +7,7 @@ import pytest
 
 from kernels.contract.parsing import PLAIN_FUNCTION
 from strategies.case import Case
-from tests.harness.certain import certain
+from tests.harness.diagnosis.confirmation import certain
 from tests.harness.running.learned_claims import ALL_CLAIMED, FEWEST, Answered, AnsweredLaws, Asked
 
 

@@ -21,8 +21,8 @@ from tests.harness.bugs.imprecise import Imprecise, ImpreciseCall, sentence
 from tests.harness.bugs.ordinary import ORDINARY, ordinary_cases
 from tests.harness.bugs.restatement import by_forward, plainly
 from tests.harness.bugs.sightings import Sightings
-from tests.harness.gentle import RUNS, gently_reduced
-from tests.harness.known_bugs import MOST_BLAMED, MOST_BLAMED_IN_DOUBT, KnownBugs
+from tests.harness.diagnosis.gentle import RUNS, gently_reduced
+from tests.harness.diagnosis.known_bugs import MOST_BLAMED, MOST_BLAMED_IN_DOUBT, KnownBugs
 from tests.harness.report.conclusion import merged, replaced
 from tests.harness.report.ledger import Ledger
 from tests.harness.report.wording import annotation, needed, rank, severity, told

@@ -11,7 +11,7 @@ from strategies.case import Case
 from strategies.features import PARTIAL, WHOLE, tiles_of, value_of, with_value
 from tests.harness.bugs.attribution import Broken, attribute, is_same
 from tests.harness.bugs.bug import BEYOND, ONE_ABOVE, Bug, Need, met_again
-from tests.harness.certain import accidental, certain
+from tests.harness.diagnosis.confirmation import accidental, certain
 from tests.harness.verdict import Finding
 from tests.unit.bugs import CAUSAL, UNEQUAL, bug
 

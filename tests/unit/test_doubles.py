@@ -17,15 +17,15 @@ from tests.harness.bugs.failure import Failure
 from tests.harness.bugs.imprecise import Imprecise
 from tests.harness.bugs.restatement import plainly
 from tests.harness.clock import Clock, ShrinkBudget
-from tests.harness.investigate import Investigation
-from tests.harness.known_bugs import KnownBugs
+from tests.harness.diagnosis.conditions import NeedSearch
+from tests.harness.diagnosis.investigation import Investigation
+from tests.harness.diagnosis.known_bugs import KnownBugs
+from tests.harness.diagnosis.triage import Triage
 from tests.harness.law import law_named
-from tests.harness.needs import NeedSearch
 from tests.harness.report.conclusion import merged
 from tests.harness.run import ALL_DESIGNS, ONE_DESIGN
 from tests.harness.running.runs import Try
 from tests.harness.symptoms import is_of_format
-from tests.harness.triage import Triage
 from tests.harness.trial.trial import LawBroken, Trial
 from tests.harness.verdict import Finding
 from tests.unit.bugs import CAUSAL, CLAIMS, bug

@@ -15,14 +15,14 @@ from kernels.contract import Capabilities
 from kernels.contract.parsing import parse_claims
 from strategies.case import TENSORS, Case, Spike
 from tests.harness.bugs.failure import Explanation, Field
-from tests.harness.cause import causes
 from tests.harness.clock import BudgetSpent, meter
-from tests.harness.explain import explain
+from tests.harness.diagnosis.cause import causes
+from tests.harness.diagnosis.explanation import explain
+from tests.harness.diagnosis.vary import fields
 from tests.harness.report import picture
 from tests.harness.running.runs import Seen
 from tests.harness.trial.pattern import ComparedTensor, known_numbers, sentences
 from tests.harness.trial.pattern import picture as picture_of
-from tests.harness.vary import fields
 
 EXACT = torch.randn(2, 4, 96, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 BLOCKS = {"block_m": 64, "block_n": 32}

@@ -16,13 +16,13 @@ from tests.harness.bugs.attribution import Broken, attribute
 from tests.harness.bugs.bug import Bug, Need
 from tests.harness.bugs.failure import UNEXPLAINED, Failure
 from tests.harness.clock import BudgetSpent, Clock, ShrinkBudget
-from tests.harness.diagnose import diagnosed
-from tests.harness.in_common import by_scores
-from tests.harness.investigate import Investigation
+from tests.harness.diagnosis.conditions import NeedSearch, without_accidents, without_several_keys
+from tests.harness.diagnosis.diagnose import diagnosed
+from tests.harness.diagnosis.generalisation import by_scores
+from tests.harness.diagnosis.investigation import Investigation
+from tests.harness.diagnosis.severity import with_contrast
 from tests.harness.law import law_named
-from tests.harness.needs import NeedSearch, without_accidents, without_several_keys
 from tests.harness.running.runs import Seen
-from tests.harness.severity import with_contrast
 from tests.harness.subject import Subject
 from tests.harness.verdict import Finding, Verdict
 from tests.unit.bugs import bug

@@ -27,10 +27,10 @@ from tests.harness.bugs.attribution import Broken, attribute, is_same
 from tests.harness.bugs.bug import Bug, Need, Severity, met_again
 from tests.harness.bugs.dense import wrong_with_ordinary_numbers
 from tests.harness.bugs.failure import Explanation
-from tests.harness.in_common import by_blind_rows, by_heads, by_masks, by_nan, by_slices
-from tests.harness.needs import NeedSearch, explained
+from tests.harness.diagnosis.conditions import NeedSearch, explained
+from tests.harness.diagnosis.generalisation import by_blind_rows, by_heads, by_masks, by_nan, by_slices
+from tests.harness.diagnosis.vary import fields
 from tests.harness.report.wording import needed
-from tests.harness.vary import fields
 from tests.harness.verdict import Finding
 from tests.unit.bugs import (
     CASE,

@@ -8,7 +8,7 @@ import pytest
 from kernels.contract import Capabilities
 from strategies.case import TENSORS, Case, Spike
 from strategies.tensors import tensors
-from tests.harness.reduce import reduced
+from tests.harness.diagnosis.shrink import reduced
 
 CLAIMS = Capabilities(
     head_dims=(16, 64, 72, 128),

@@ -7,14 +7,14 @@ import pytest
 
 from tests.harness.bugs.sightings import Sightings
 from tests.harness.clock import BudgetSpent, meter
+from tests.harness.diagnosis.flaky import AFTER_OTHERS, FIRST_CALL, REPEATS, rate
+from tests.harness.diagnosis.triage import Triage
 from tests.harness.law import law_named
-from tests.harness.repeat import AFTER_OTHERS, FIRST_CALL, REPEATS, rate
 from tests.harness.report.conclusion import Concluded
 from tests.harness.run import Run
 from tests.harness.running.child import Child
 from tests.harness.running.runs import Runs
 from tests.harness.running.standalone import exit_status
-from tests.harness.triage import Triage
 from tests.unit.running import CASE, SubjectOf, report_of
 
 SCRIPT_SECONDS = 60.0

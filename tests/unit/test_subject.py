@@ -15,7 +15,7 @@ from strategies.case import Case, to_json
 from tests.harness.bugs.bug import Bug, Severity
 from tests.harness.bugs.failure import Failure
 from tests.harness.bugs.imprecise import Imprecise, ImpreciseCall
-from tests.harness.known_bugs import MOST_BLAMED, KnownBugs
+from tests.harness.diagnosis.known_bugs import MOST_BLAMED, KnownBugs
 from tests.harness.law import law_named
 from tests.harness.report.screen import repeats
 from tests.harness.run import Run
@@ -89,8 +89,8 @@ class TestSubject:
         self, subject_of: SubjectOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> Callable[..., tuple[Subject, Recorded]]:
         # A verdict is given once, and is to count as one that every repeat of the case would give.
-        monkeypatch.setattr("tests.harness.repeat.AGAIN", 0)
-        monkeypatch.setattr("tests.harness.triage.COMES_AND_GOES", "")
+        monkeypatch.setattr("tests.harness.diagnosis.flaky.AGAIN", 0)
+        monkeypatch.setattr("tests.harness.diagnosis.triage.COMES_AND_GOES", "")
         monkeypatch.setattr("tests.harness.bugs.failure.COMES_AND_GOES", "the case was run once")
 
         def make(*answers: Verdict) -> tuple[Subject, Recorded]:

@@ -19,11 +19,11 @@ from tests.harness.bugs.failure import Failure
 from tests.harness.bugs.imprecise import Imprecise
 from tests.harness.bugs.restatement import by_its_calls, plainly
 from tests.harness.clock import GRACE_SECONDS, Clock, ShrinkBudget
-from tests.harness.gentle import gently_reduced
-from tests.harness.needs import NeedSearch
+from tests.harness.diagnosis.conditions import NeedSearch
+from tests.harness.diagnosis.gentle import gently_reduced
+from tests.harness.diagnosis.triage import WAIT_SECONDS, Triage
 from tests.harness.run import NO_DESIGN, ONE_DESIGN, WHOLE_DESIGN
 from tests.harness.running.tally import Tally
-from tests.harness.triage import WAIT_SECONDS, Triage
 from tests.harness.verdict import Finding
 from tests.unit.stubs import runs_of
 
@@ -284,7 +284,7 @@ class TestTheEnd:
 
         monkeypatch.setattr(triage, "sort", sort)
         clock = SimpleNamespace(perf_counter=lambda: now, sleep=lambda seconds: None)
-        monkeypatch.setattr("tests.harness.triage.time", clock)
+        monkeypatch.setattr("tests.harness.diagnosis.triage.time", clock)
         triage.deadline = 2.0
         triage.learn()
         assert looked_at == failures[:2]

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 
 from strategies.case import Case
 from tests.harness.bugs.bug import Need
-from tests.harness.gentle import RUNS, smallest
+from tests.harness.diagnosis.gentle import RUNS, smallest
 from tests.harness.run import Run
 from tests.harness.running.child import environment_of, seen_by_child
 from tests.harness.running.runs import Runs

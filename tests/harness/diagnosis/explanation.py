@@ -9,10 +9,10 @@ from kernels.contract import Capabilities
 from strategies.case import SIZES, TENSORS, Case
 from strategies.features import LENGTHS, UNEQUAL
 from tests.harness.bugs.failure import COMES_AND_GOES, EVER_OTHER, Explanation, Field
-from tests.harness.cause import causes
 from tests.harness.clock import BudgetSpent
+from tests.harness.diagnosis.cause import causes
+from tests.harness.diagnosis.vary import fields
 from tests.harness.running.runs import Seen
-from tests.harness.vary import fields
 
 FURTHER = 70
 """This many more queries and keys reach into one more tile, for most tile sizes."""

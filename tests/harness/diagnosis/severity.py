@@ -11,7 +11,7 @@ from tests.harness.bugs.bug import Bug, Need
 from tests.harness.bugs.failure import Failure
 from tests.harness.bugs.ordinary import ordinary_cases
 from tests.harness.clock import BudgetSpent
-from tests.harness.needs import NeedSearch, without_accidents
+from tests.harness.diagnosis.conditions import NeedSearch, without_accidents
 from tests.harness.run import ALL_DESIGNS
 from tests.harness.running.runs import Runs
 from tests.harness.symptoms import is_in_common, is_not_cured

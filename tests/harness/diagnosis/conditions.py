@@ -31,14 +31,14 @@ from tests.harness.bugs.dense import FEWEST, longer, wrong_alone, wrong_with_ord
 from tests.harness.bugs.failure import COMES_AND_GOES, Failure, Field
 from tests.harness.bugs.ordinary import ordinary_cases
 from tests.harness.bugs.same_lengths import TILES, with_ordinary_numbers
-from tests.harness.certain import accidental, certain
 from tests.harness.clock import BudgetSpent
-from tests.harness.diagnose import diagnosed
-from tests.harness.in_common import by_scores, in_common
+from tests.harness.diagnosis.confirmation import accidental, certain
+from tests.harness.diagnosis.diagnose import diagnosed
+from tests.harness.diagnosis.generalisation import by_scores, in_common
+from tests.harness.diagnosis.vary import fields
 from tests.harness.law import basic_laws, law_named
 from tests.harness.running.runs import Runs
 from tests.harness.symptoms import are_kindred, is_not_cured, is_small, wrong_tensors
-from tests.harness.vary import fields
 from tests.harness.verdict import NUMBERS, Finding
 
 COUNTS = ("batch", "heads_kv", "group")

@@ -10,18 +10,14 @@ from typing import Any
 
 from strategies.case import Case
 from strategies.features import HUGE, LENGTHS, value_of, with_normal_numbers, with_value
-from tests.harness import leak
 from tests.harness.bugs.attribution import Broken, Outcome, attribute, is_same
 from tests.harness.bugs.avoidance import Closed
 from tests.harness.bugs.bug import Bug, in_parts, met_again, with_tensors
 from tests.harness.bugs.failure import COMES_AND_GOES, HOLDS_ALONE, Explanation, Failure
 from tests.harness.bugs.restatement import by_forward, by_its_calls, plainly
 from tests.harness.clock import BudgetSpent, ShrinkBudget
-from tests.harness.investigate import Investigation
-from tests.harness.kernel_record import meets
-from tests.harness.known_bugs import KnownBugs
-from tests.harness.law import law_named
-from tests.harness.repeat import (
+from tests.harness.diagnosis import leak
+from tests.harness.diagnosis.flaky import (
     AFTER_OTHERS,
     REPEATS,
     fails_again,
@@ -29,13 +25,17 @@ from tests.harness.repeat import (
     intermittent,
     is_of_every_run,
 )
+from tests.harness.diagnosis.investigation import Investigation
+from tests.harness.diagnosis.known_bugs import KnownBugs
+from tests.harness.diagnosis.watch import TOGETHER, Watch, sample
+from tests.harness.kernel_record import meets
+from tests.harness.law import law_named
 from tests.harness.run import ALL_DESIGNS, Run
 from tests.harness.running.child import HarnessError, OutOfTime
 from tests.harness.running.runs import HANG_SECONDS, Runs, Try
 from tests.harness.running.sanitizers import Report, finding
 from tests.harness.symptoms import FEWEST_KEYS
 from tests.harness.verdict import INTERMITTENT, LEAK, NUMBERS, Finding
-from tests.harness.watch import TOGETHER, Watch, sample
 
 WAIT_SECONDS = 3.0
 """Seconds after the time of an item in which it may wait for another process's investigation, and sort failures."""

@@ -35,7 +35,7 @@ from tests.harness.bugs.attribution import cures
 from tests.harness.bugs.bug import Need
 from tests.harness.bugs.dense import FEWEST, LONGER, longer
 from tests.harness.bugs.failure import Failure
-from tests.harness.certain import SEEDS, claimed_and
+from tests.harness.diagnosis.confirmation import SEEDS, claimed_and
 from tests.harness.verdict import Finding
 
 OF_ROWS = ("out", "lse", "dq")

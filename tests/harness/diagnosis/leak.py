@@ -2,7 +2,7 @@
 
 from strategies.case import Case
 from tests.harness.bugs.bug import Need
-from tests.harness.gentle import RUNS, smallest
+from tests.harness.diagnosis.gentle import RUNS, smallest
 from tests.harness.run import Run
 from tests.harness.running.child import ChildDied, HarnessError
 from tests.harness.running.runs import Runs
