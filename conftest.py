@@ -1,4 +1,4 @@
-"""Options and Hypothesis profiles. The rest of the pytest plugin is ``tests.harness.plugin``."""
+"""Options and Hypothesis profiles. The rest of the pytest plugin is ``tests.harness.session.plugin``."""
 
 import gc
 import os
@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, settings
 
 from tests.harness.interpreter.installation import repair_interpreter
 
-pytest_plugins = ["tests.harness.plugin"]
+pytest_plugins = ["tests.harness.session.plugin"]
 
 # What has been imported by now stays to the end. pytest collects garbage twice as it ends, and would look through it.
 gc.freeze()

@@ -9,9 +9,9 @@ import pytest
 from strategies.case import Case
 from tests.faults.planted_triton import KEPT_BYTES, RARELY
 from tests.harness.device import memory
-from tests.harness.plan import chosen_device
 from tests.harness.run import Run
 from tests.harness.running.child import Child
+from tests.harness.session.plan import chosen_device
 from tests.harness.verdict import ENDS, Verdict
 
 SOUND = Case(seqlen_q=16, seqlen_k=16)

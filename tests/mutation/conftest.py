@@ -8,10 +8,10 @@ import pytest
 
 from kernels.mutants import CATALOGUE
 from kernels.mutants.mutant import KERNEL
-from tests.harness.plan import chosen_device
 from tests.harness.report.folder import report_folder
 from tests.harness.running.child import Child
 from tests.harness.running.kernel_info import KernelInfo, Unavailable
+from tests.harness.session.plan import chosen_device
 from tests.mutation.campaign import Campaign
 from tests.mutation.schedule import Schedule
 from tests.mutation.score import PROPERTY, MutationSummary, Recorder, written

@@ -13,7 +13,6 @@ from strategies.tensors import tensors
 from tests.harness.clock import SECONDS, ShrinkBudget
 from tests.harness.diagnosis.known_bugs import KnownBugs
 from tests.harness.diagnosis.triage import Triage
-from tests.harness.drawing import Stream
 from tests.harness.law import Law, law_named
 from tests.harness.run import read
 from tests.harness.running.journal import Journal
@@ -21,7 +20,8 @@ from tests.harness.running.kernel_info import KernelInfo
 from tests.harness.running.learned_claims import AnsweredLaws
 from tests.harness.running.runs import Runs
 from tests.harness.running.standalone import SCRIPT, exit_status
-from tests.harness.subject import Subject, TimeUp
+from tests.harness.session.drawing import Stream
+from tests.harness.session.subject import Subject, TimeUp
 from tests.mutation.campaign import Campaign
 from tests.mutation.diagnosis import named
 

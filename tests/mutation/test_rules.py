@@ -6,7 +6,7 @@ import pytest
 
 from kernels.mutants import CATALOGUE, MUTANTS
 from kernels.mutants.mutant import KERNEL
-from tests.harness.plan import chosen_device
+from tests.harness.session.plan import chosen_device
 from tests.mutation.compare import RuleOutcome, outcomes
 from tests.mutation.schedule import SAMPLE, is_quick
 from tests.mutation.score import Compared, Recorder

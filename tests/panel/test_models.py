@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from tests.harness.plan import chosen_device
 from tests.harness.running.child import Child
 from tests.harness.running.kernel_info import KernelInfo
+from tests.harness.session.plan import chosen_device
 from tests.mutation.campaign import Campaign
 from tests.mutation.schedule import Schedule, is_quick
 from tests.panel import (

@@ -12,9 +12,9 @@ from kernels.registry import load
 from reference import safe_softmax
 from reference.family import AND
 from strategies.case import Case
-from tests.harness.plan import chosen_device
 from tests.harness.running.child import Child
 from tests.harness.running.kernel_info import KernelInfo
+from tests.harness.session.plan import chosen_device
 from tests.harness.verdict import Finding
 from tests.mutation.campaign import Campaign
 from tests.mutation.schedule import LAWS, Schedule, is_quick

@@ -7,9 +7,9 @@ import pytest
 
 from strategies.case import Case
 from tests.harness.law import law_named
-from tests.harness.plan import chosen_device
 from tests.harness.running.child import Child
 from tests.harness.running.kernel_info import KernelInfo
+from tests.harness.session.plan import chosen_device
 from tests.harness.verdict import Finding
 from tests.mutation.campaign import Campaign
 from tests.mutation.schedule import Schedule, is_quick

@@ -14,7 +14,7 @@ from tests.harness.running.journal import Journal
 from tests.harness.running.kernel_info import KernelInfo
 from tests.harness.running.learned_claims import AnsweredLaws
 from tests.harness.running.runs import Runs
-from tests.harness.subject import Subject
+from tests.harness.session.subject import Subject
 from tests.unit.running import ENVIRONMENT, TOYS, SubjectOf
 
 # A child process has one thread too. Where sums are split over threads, their bits may differ from run to run, and

@@ -18,7 +18,7 @@ from strategies.case import Case
 from tests.harness.files import ROOT
 from tests.harness.law import law_named
 from tests.harness.run import Run
-from tests.harness.subject import Subject
+from tests.harness.session.subject import Subject
 from tests.harness.trial.trial import LawBroken
 from tests.harness.verdict import Finding
 from tests.harness.worker.repro import script

@@ -16,7 +16,7 @@ import pytest
 
 from tests.harness import command
 from tests.harness.files import ROOT
-from tests.harness.header import OLDEST_HYPOTHESIS
+from tests.harness.session.header import OLDEST_HYPOTHESIS
 
 FOLDERS = ("kernels", "strategies", "reference", "tests")
 SOURCES = (*FOLDERS, "conftest.py", "setup.py", "pyproject.toml", "README.md", "LICENSE")

@@ -27,7 +27,7 @@ from tests.harness.report.kept import Kept, Near
 from tests.harness.report.results import Results
 from tests.harness.report.screen import notes
 from tests.harness.run import Run
-from tests.harness.subject import TimeUp
+from tests.harness.session.subject import TimeUp
 from tests.harness.verdict import INTERMITTENT, LEAK
 from tests.unit import running
 from tests.unit.bugs import CASE, CAUSAL, bug

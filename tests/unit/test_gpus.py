@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from tests.harness.device.gpus import VISIBLE, entry, gpus, pinned
-from tests.harness.plan import chosen_device
 from tests.harness.running.child import Child
+from tests.harness.session.plan import chosen_device
 
 PARTS = "MIG-1c0d,MIG-2e5f"
 

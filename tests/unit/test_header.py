@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from kernels.contract import Capabilities, flash_arithmetic
 from kernels.contract.parsing import PLAIN_FUNCTION, describe, parse_claims
-from tests.harness.header import all_claims, claims, too_old
 from tests.harness.running.kernel_info import KernelInfo
+from tests.harness.session.header import all_claims, claims, too_old
 
 
 def told(capabilities: Capabilities) -> str:

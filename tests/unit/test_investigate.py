@@ -23,7 +23,7 @@ from tests.harness.diagnosis.investigation import Investigation
 from tests.harness.diagnosis.severity import with_contrast
 from tests.harness.law import law_named
 from tests.harness.running.runs import Seen
-from tests.harness.subject import Subject
+from tests.harness.session.subject import Subject
 from tests.harness.verdict import Finding, Verdict
 from tests.unit.bugs import bug
 from tests.unit.running import CASE, SEVERAL, SubjectOf

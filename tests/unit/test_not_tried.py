@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from tests.harness.files import append_line
-from tests.harness.item import names_of
 from tests.harness.report.ledger import BEGUN, Ledger
 from tests.harness.report.page import page
 from tests.harness.report.results import Results
 from tests.harness.report.screen import notes
+from tests.harness.session.item import names_of
 from tests.unit.running import TOYS, pytest_run, summary_in
 from tests.unit.test_matrix import info, item
 from tests.unit.test_page import ENVIRONMENT, RUN, Page, bug

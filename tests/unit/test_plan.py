@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.harness import plan as planning
 from tests.harness.run import Run
 from tests.harness.running.child import Child
+from tests.harness.session import plan as planning
 from tests.unit.running import CASE, TOYS
 
 

@@ -9,8 +9,8 @@ import pytest
 from strategies.case import Case
 from tests.harness.bugs.bug import Bug, Need
 from tests.harness.bugs.failure import Failure
-from tests.harness.progress import Found, progress
 from tests.harness.report.ledger import Ledger
+from tests.harness.session.progress import Found, progress
 from tests.harness.verdict import Finding
 
 

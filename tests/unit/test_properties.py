@@ -16,8 +16,8 @@ from reference.bounds.accumulation import SAFETY
 from strategies.case import Case, Spike
 from strategies.cases import cases
 from strategies.rotary import Rotation, rows_from
-from tests.harness import drawing
 from tests.harness.law import law_named
+from tests.harness.session import drawing
 from tests.harness.trial.trial import LawBroken, Trial
 from tests.mutation.schedule import LAWS
 from tests.unit.emulator import aligned

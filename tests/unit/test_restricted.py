@@ -12,8 +12,8 @@ from kernels.contract import AttentionKernel, Capabilities, default_scale
 from kernels.contract.parsing import PLAIN_FUNCTION, ClaimError, parse_claims
 from strategies.case import Case
 from strategies.cases import cases
-from tests.harness.drawing import drawn
 from tests.harness.law import LAWS, law_named
+from tests.harness.session.drawing import drawn
 from tests.harness.trial.trial import LawBroken, Trial
 from tests.panel import appended
 from tests.unit.sound import CLAIMS, Sound

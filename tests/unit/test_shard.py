@@ -15,10 +15,10 @@ from strategies.cases import cases
 from strategies.focus import Focus
 from tests.harness.clock import Clock
 from tests.harness.files import ROOT
-from tests.harness.item import draw_examples
-from tests.harness.plan import Plan
+from tests.harness.session.item import draw_examples
+from tests.harness.session.plan import Plan
+from tests.harness.session.turns import Turn
 from tests.harness.shard import Shard, shard_of
-from tests.harness.turns import Turn
 from tests.properties.test_forward import forward
 from tests.unit.drawing import CLAIMS
 

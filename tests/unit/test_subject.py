@@ -21,7 +21,7 @@ from tests.harness.report.screen import repeats
 from tests.harness.run import Run
 from tests.harness.running.child import Child, ChildDied, DeviceLost, OutOfTime
 from tests.harness.running.runs import HANG_SECONDS
-from tests.harness.subject import Subject
+from tests.harness.session.subject import Subject
 from tests.harness.symptoms import FEWEST_KEYS
 from tests.harness.verdict import Finding, Verdict
 from tests.unit.bugs import CAUSAL, bug

@@ -26,9 +26,9 @@ from tests.harness.clock import (
     meter,
 )
 from tests.harness.files import JOURNALS, append_line
-from tests.harness.item import AN_EXAMPLE, ORDER, share_of
-from tests.harness.shares import OVERRUN_SECONDS, TURNS, Shares
-from tests.harness.turns import (
+from tests.harness.session.item import AN_EXAMPLE, ORDER, share_of
+from tests.harness.session.shares import OVERRUN_SECONDS, TURNS, Shares
+from tests.harness.session.turns import (
     LAST_ROUND,
     TURN_SECONDS,
     TURNS_OF_SERIES,
@@ -298,7 +298,7 @@ class TestShares:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         now = 1000.0
-        monkeypatch.setattr("tests.harness.shares.time.time", lambda: now)
+        monkeypatch.setattr("tests.harness.session.shares.time.time", lambda: now)
         one, other = Shares(tmp_path / TURNS), Shares(tmp_path / TURNS)
         with one.turn("early", 3.0):
             now += 1.0
@@ -317,7 +317,7 @@ class TestShares:
     ) -> None:
         shares = Shares(tmp_path / TURNS)
         append_line(tmp_path / TURNS, {"process": 7, "turn": "k", "given": 3.0, "time": 0.0})
-        monkeypatch.setattr("tests.harness.shares.is_alive", lambda process: False)
+        monkeypatch.setattr("tests.harness.session.shares.is_alive", lambda process: False)
         assert (shares.had(), shares.held_up()) == ({"k": 3.0}, set())
 
     def test_a_kernel_that_has_had_its_share_has_one_example_of_each_law_and_none_while_it_holds_up_another(

@@ -17,7 +17,7 @@ from tests.harness.diagnosis.watch import DONE, LOG, SAMPLE, TOGETHER, Watch, sa
 from tests.harness.report.kept import Kept
 from tests.harness.run import Run, read
 from tests.harness.running.sanitizers import failure
-from tests.harness.subject import Subject
+from tests.harness.session.subject import Subject
 from tests.unit.drawing import drawn
 from tests.unit.running import CASE, TOYS, SubjectOf, pytest_run, report_of, summary_in
 from tests.unit.test_sanitizers import CLEAN, OLDER, UNSUPPORTED

@@ -26,9 +26,9 @@ from tests.harness.running.child import Children
 from tests.harness.running.journal import Journal, set_aside_unfinished, unfinished_in
 from tests.harness.running.kernel_info import KernelInfo, Unavailable
 from tests.harness.running.sanitizers import sanitizers, why_not
+from tests.harness.session.shares import TURNS
+from tests.harness.session.turns import Turn, turns_of_examples, turns_of_seconds
 from tests.harness.shard import Shard, shard_of
-from tests.harness.shares import TURNS
-from tests.harness.turns import Turn, turns_of_examples, turns_of_seconds
 
 MINUTES_PER_KERNEL = 4.0
 """Minutes for each kernel that a run takes at most, unless told otherwise."""

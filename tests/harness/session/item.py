@@ -16,16 +16,16 @@ from kernels.contract import DTYPES
 from strategies.case import Case
 from tests.harness.diagnosis.known_bugs import KnownBugs
 from tests.harness.diagnosis.triage import Triage
-from tests.harness.drawing import Stream, drawn
 from tests.harness.files import JOURNALS
 from tests.harness.law import PROPERTIES, Law, by_place
-from tests.harness.plan import Plan
 from tests.harness.running.kernel_info import KernelInfo
 from tests.harness.running.learned_claims import AnsweredLaws
 from tests.harness.running.runs import Runs
-from tests.harness.shares import TURNS, Shares
-from tests.harness.subject import Subject, TimeUp
-from tests.harness.turns import Turn, fair_seconds, seconds_for
+from tests.harness.session.drawing import Stream, drawn
+from tests.harness.session.plan import Plan
+from tests.harness.session.shares import TURNS, Shares
+from tests.harness.session.subject import Subject, TimeUp
+from tests.harness.session.turns import Turn, fair_seconds, seconds_for
 
 PLAN = pytest.StashKey[Plan]()
 ORDER = pytest.StashKey[list["LawTurn"]]()

@@ -14,12 +14,12 @@ from tests.harness.bugs.bug import Bug
 from tests.harness.bugs.failure import symptom
 from tests.harness.files import JOURNALS
 from tests.harness.law import PROPERTIES
-from tests.harness.plan import Plan
 from tests.harness.report.ending import verdicts
 from tests.harness.report.ledger import LEDGER, Ledger
 from tests.harness.report.wording import needed
 from tests.harness.running.journal import examples_done
-from tests.harness.summary import Summary
+from tests.harness.session.plan import Plan
+from tests.harness.session.summary import Summary
 
 LIVE_SECONDS = 0.5
 """Seconds between two updates of the live line, and between two looks for new bugs."""

@@ -7,12 +7,12 @@ from contextlib import suppress
 
 import pytest
 
-from tests.harness.header import header
-from tests.harness.item import ORDER, PLAN, LawTurn
 from tests.harness.law import PROPERTIES, Law
-from tests.harness.plan import covers_properties, make_plan
-from tests.harness.progress import LiveLine
-from tests.harness.summary import Summary
+from tests.harness.session.header import header
+from tests.harness.session.item import ORDER, PLAN, LawTurn
+from tests.harness.session.plan import covers_properties, make_plan
+from tests.harness.session.progress import LiveLine
+from tests.harness.session.summary import Summary
 
 MOST_RESTARTS = 200
 """How many workers of pytest-xdist may be killed before the run is given up, unless --max-worker-restart says it."""

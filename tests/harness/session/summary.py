@@ -14,7 +14,6 @@ import pytest
 from hypothesis import settings
 
 from strategies.case import Case
-from tests.harness.advice import advised, kinds_taken
 from tests.harness.bugs.attribution import is_same
 from tests.harness.bugs.bug import Bug
 from tests.harness.bugs.outside import are_one_read
@@ -22,9 +21,6 @@ from tests.harness.bugs.redundant import is_redundant
 from tests.harness.bugs.sightings import Sightings
 from tests.harness.clock import BudgetSpent, meter
 from tests.harness.files import JOURNALS, SUMMARY, write_whole
-from tests.harness.header import time_told
-from tests.harness.item import names_of
-from tests.harness.plan import UNTIL, Plan
 from tests.harness.report.changes import read_night
 from tests.harness.report.conclusion import Concluded, merged, replaced, with_offers
 from tests.harness.report.ending import print_ending
@@ -35,6 +31,10 @@ from tests.harness.report.record import RECORD, Recorder, first_line, last_line
 from tests.harness.report.results import Results
 from tests.harness.report.screen import repeats
 from tests.harness.running.runs import Runs
+from tests.harness.session.advice import advised, kinds_taken
+from tests.harness.session.header import time_told
+from tests.harness.session.item import names_of
+from tests.harness.session.plan import UNTIL, Plan
 from tests.harness.verdict import Finding
 
 WRITING_SECONDS, PAGE_SECONDS = 1.0, 60.0

@@ -7,9 +7,9 @@ from hypothesis import settings
 
 from kernels.contract import Capabilities
 from kernels.contract.parsing import PLAIN_FUNCTION, describe
-from tests.harness.plan import Plan
 from tests.harness.report.screen import wrapped
 from tests.harness.running.kernel_info import KernelInfo
+from tests.harness.session.plan import Plan
 
 DEFAULTS = {"default claims": Capabilities(), "default claims of a plain function": PLAIN_FUNCTION}
 """Claims that a kernel's own claims are compared with, each with the words for it."""

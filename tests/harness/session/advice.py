@@ -11,7 +11,6 @@ from kernels.contract.parsing import parse_claims
 from strategies.case import Case
 from strategies.cases import cases
 from tests.harness.clock import BudgetSpent
-from tests.harness.drawing import drawn
 from tests.harness.law import basic_laws, by_place, law_named
 from tests.harness.running.child import HarnessError
 from tests.harness.running.kernel_info import KernelInfo
@@ -20,6 +19,7 @@ from tests.harness.running.narrow import narrowing
 from tests.harness.running.refusals import NO_ADVICE, Advice, Claims, Seen
 from tests.harness.running.runs import Runs
 from tests.harness.running.tally import plain
+from tests.harness.session.drawing import drawn
 
 FEW = 0.05
 """Claims are advice if the kernel refuses no more than this share of the cases that are drawn from them.
