@@ -101,7 +101,7 @@ if __name__ == "__main__":
         packages=[NAME, *(f"{NAME}.{x}" for x in found)],
         package_dir={NAME: "."},
         package_data={
-            f"{NAME}.tests.harness": ["*.ini"],
+            f"{NAME}.tests.harness.commands": ["*.ini"],
             f"{NAME}.tests.harness.report": ["*.html"],
             f"{NAME}.tests.mutation": ["*.toml"],
             f"{NAME}.kernels.mutants": ["*.diff"],

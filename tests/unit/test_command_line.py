@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from strategies.case import Case, Spike
-from tests.harness import merge
+from tests.harness.commands import merge
 from tests.harness.files import ROOT
 from tests.harness.run import Run, read
 from tests.unit.running import CASE, SEVERAL, TOYS, pytest_run, summary_in

@@ -251,7 +251,7 @@ def test_a_command_of_the_page_runs_in_a_folder_of_the_user(folder: Path) -> Non
     _, *words = ADAPTERS["varlen_adapter.py"].command
     short = ("-k", "(forward or ragged) and float16", "--examples", "3", "--device", "cpu")
     run = subprocess.run(
-        [sys.executable, "-m", "tests.harness.command", *words, *short],
+        [sys.executable, "-m", "tests.harness.commands.command", *words, *short],
         cwd=folder,
         env={"PATH": "", "PYTHONPATH": str(ROOT)},
         capture_output=True,

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness import command
+from tests.harness.commands import command
 from tests.harness.files import ROOT
 from tests.harness.session.header import OLDEST_HYPOTHESIS
 

@@ -26,7 +26,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "tests.harness": (*BELOW_LAWS, "kernels"),
     "tests.harness.interpreter.ttir": ("tests.harness",),
     "tests.properties": (*BELOW_LAWS, "tests.harness"),
-    "tests.harness.command": ("tests.harness", "tests.bench"),
+    "tests.harness.commands.command": ("tests.harness", "tests.bench"),
 }
 """By package, the others that its modules may import, lowest first. A module belongs to the longest name that it begins
 with. Modules that belong to none, such as unit tests, may import everything.
@@ -92,7 +92,7 @@ def test_packages_import_none_that_is_declared_after_them() -> None:
             "from kernels.tiles import advance",
             "kernels.tiles.advance",
         ),
-        ("tests.harness.interpreter.ttir.parse", "from .. import command", "tests.harness.command"),
+        ("tests.harness.interpreter.ttir.parse", "from .. import command", "tests.harness.commands.command"),
         (
             "tests.harness.trial.trial",
             "from tests.harness.interpreter.ttir import launch",
@@ -103,7 +103,11 @@ def test_packages_import_none_that_is_declared_after_them() -> None:
             "from .ttir.launch import install",
             "tests.harness.interpreter.ttir.launch.install",
         ),
-        ("tests.harness.trial.trial", "from tests.harness.command import main", "tests.harness.command.main"),
+        (
+            "tests.harness.trial.trial",
+            "from tests.harness.commands.command import main",
+            "tests.harness.commands.command.main",
+        ),
         ("tests.harness.law", "from tests.unit.toys import ROWS", "tests.unit.toys.ROWS"),
         ("tests.properties.test_forward", "from kernels.tiles import advance", "kernels.tiles.advance"),
     ],

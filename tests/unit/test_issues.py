@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness.issues import LABEL, MARK, main
+from tests.harness.commands.issues import LABEL, MARK, main
 from tests.harness.report.changes import told_gone
 from tests.harness.report.folder import write
 from tests.harness.report.results import Results

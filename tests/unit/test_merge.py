@@ -13,8 +13,8 @@ from kernels.contract import Capabilities
 from kernels.registry import load
 from tests.harness.bugs.bug import Bug
 from tests.harness.bugs.sightings import Sightings
+from tests.harness.commands.merge import main
 from tests.harness.files import JOURNALS, own_version
-from tests.harness.merge import main
 from tests.harness.report.conclusion import Concluded
 from tests.harness.report.folder import write
 from tests.harness.report.ledger import BEGUN, LEDGER, WITHDRAWN, Ledger

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from kernels.registry import PUBLIC
+from tests.harness.commands.package_table import BEGIN, END, laws, main, with_table
 from tests.harness.law import LAWS
-from tests.harness.package_table import BEGIN, END, laws, main, with_table
 
 PAGE = f"# Findings\n\n{BEGIN}\n{END}\n\nMore.\n"
 

@@ -1,7 +1,8 @@
-"""``python -m tests.harness.package_table DIR ... --page PATH``: runs of public kernels become a table of a page.
+"""Runs of public kernels become a table of a page.
 
-A row is a kernel on a device, a column a law. A run replaces the rows of its kernels on its device and keeps others, so
-that runs on several machines make one table.
+The command is ``python -m tests.harness.commands.package_table DIR ... --page PATH``. A row is a kernel on a device, a
+column a law. A run replaces the rows of its kernels on its device and keeps others, so that runs on several machines
+make one table.
 """
 
 import json
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kernels.registry import PUBLIC
-from tests.harness.arguments import OneLine
+from tests.harness.commands.arguments import OneLine
 from tests.harness.files import SUMMARY, write_whole
 from tests.harness.law import LAWS, by_place
 from tests.harness.report.matrix import MARKS
@@ -29,7 +30,7 @@ Rows = dict[tuple[str, str], Cells]
 
 def main(arguments: Sequence[str]) -> int:
     """Write the table into the page, and return the exit status. Raises ValueError, in one line."""
-    parser = OneLine(prog="python -m tests.harness.package_table")
+    parser = OneLine(prog="python -m tests.harness.commands.package_table")
     parser.add_argument("folders", nargs="+", type=Path, metavar="DIR", help="the report folder of a run")
     parser.add_argument("--page", type=Path, default=Path("docs/findings.md"), help="(default: %(default)s)")
     given = parser.parse_args(arguments)

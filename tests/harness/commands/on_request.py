@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parents[2]
+HERE = Path(__file__).parents[3]
 TESTS = f"{HERE.name}.tests"
 
 

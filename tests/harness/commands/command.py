@@ -78,7 +78,7 @@ COMMANDS = {
     "bench": Command("bench", least=0),
 }
 
-WITHOUT_KERNELS = {"merge": "tests.harness.merge", "issues": "tests.harness.issues"}
+WITHOUT_KERNELS = {"merge": "tests.harness.commands.merge", "issues": "tests.harness.commands.issues"}
 """Commands that run no kernel: the module of each, whose ``main`` has options of its own."""
 
 
@@ -117,7 +117,7 @@ def run_pytest(folder: str, options: Sequence[str]) -> int:
         os.environ.pop(variable, None)
     plugins = [CONFTEST, *(["tests.mutation.conftest"] if folder == "mutation" else [])]
     loaded = [x for name in plugins for x in ("-p", name)]
-    configuration = ["-c", str(ROOT / "tests/harness/command.ini"), "--rootdir", str(ROOT)]
+    configuration = ["-c", str(ROOT / "tests/harness/commands/command.ini"), "--rootdir", str(ROOT)]
     return pytest.main([*configuration, *loaded, str(ROOT / "tests" / folder), *options])
 
 

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from _pytest._io import TerminalWriter
 
-from tests.harness.arguments import OneLine
 from tests.harness.bugs.bug import Bug
+from tests.harness.commands.arguments import OneLine
+from tests.harness.commands.union import Find, check_alike, united
 from tests.harness.files import SUMMARY, write_whole
 from tests.harness.report.changes import read_night
 from tests.harness.report.conclusion import replaced
@@ -23,7 +24,6 @@ from tests.harness.report.page import PAGE, write_page
 from tests.harness.report.record import Recorded, read_run
 from tests.harness.report.results import Results
 from tests.harness.report.screen import repeats
-from tests.harness.union import Find, check_alike, united
 
 
 def main(arguments: Sequence[str]) -> int:

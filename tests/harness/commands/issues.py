@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.harness.arguments import OneLine
+from tests.harness.commands.arguments import OneLine
 from tests.harness.files import SUMMARY, write_whole
 from tests.harness.report.changes import GONE
 

@@ -1,0 +1,1 @@
+"""The command `flashproof`: its subcommands, and how they reach pytest."""
