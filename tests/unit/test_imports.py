@@ -14,6 +14,9 @@ DESCRIPTIONS = ("reference.arithmetic", "reference.family", "reference.mask_patt
 
 BELOW_KERNELS = (*DESCRIPTIONS, "kernels.contract")
 BELOW_LAWS = (*BELOW_KERNELS, "reference", "strategies")
+BELOW_RUNNING = (*BELOW_LAWS, "tests.harness")
+BELOW_TRIAL = (*BELOW_RUNNING, "tests.harness.device", "tests.harness.interpreter")
+BELOW_REPORT = (*BELOW_RUNNING, "tests.harness.running", "tests.harness.bugs")
 
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "reference.arithmetic": (),
@@ -23,10 +26,25 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "kernels.contract": DESCRIPTIONS,
     "strategies": (*BELOW_KERNELS, "reference"),
     "kernels": BELOW_KERNELS,
-    "tests.harness": (*BELOW_LAWS, "kernels"),
-    "tests.harness.interpreter.ttir": ("tests.harness",),
-    "tests.properties": (*BELOW_LAWS, "tests.harness"),
-    "tests.harness.commands.command": ("tests.harness", "tests.bench"),
+    "tests.harness": BELOW_LAWS,
+    "tests.harness.device": BELOW_RUNNING,
+    "tests.harness.interpreter": ("tests.harness",),
+    "tests.harness.interpreter.ttir": ("tests.harness.interpreter",),
+    "tests.harness.trial": BELOW_TRIAL,
+    "tests.harness.worker": (*BELOW_TRIAL, "tests.harness.trial", "kernels"),
+    "tests.harness.running": (*BELOW_RUNNING, "tests.harness.device", "kernels"),
+    "tests.harness.bugs": (*BELOW_RUNNING, "tests.harness.running"),
+    "tests.harness.report": BELOW_REPORT,
+    "tests.harness.diagnosis": (*BELOW_REPORT, "tests.harness.report"),
+    "tests.harness.session": (
+        *BELOW_REPORT,
+        "tests.harness.report",
+        "tests.harness.diagnosis",
+        "tests.harness.device",
+        "kernels",
+    ),
+    "tests.harness.commands": (*BELOW_REPORT, "tests.harness.report", "kernels", "tests.bench"),
+    "tests.properties": (*BELOW_TRIAL, "tests.harness.trial"),
 }
 """By package, the others that its modules may import, lowest first. A module belongs to the longest name that it begins
 with. Modules that belong to none, such as unit tests, may import everything.
@@ -92,21 +110,22 @@ def test_packages_import_none_that_is_declared_after_them() -> None:
             "from kernels.tiles import advance",
             "kernels.tiles.advance",
         ),
-        ("tests.harness.interpreter.ttir.parse", "from .. import command", "tests.harness.commands.command"),
+        ("tests.harness.interpreter.ttir.parse", "from ... import commands", "tests.harness.commands"),
         (
             "tests.harness.trial.trial",
-            "from tests.harness.interpreter.ttir import launch",
+            "from ..interpreter.ttir import launch",
             "tests.harness.interpreter.ttir.launch",
         ),
+        ("tests.harness.trial.trial", "from tests.harness.worker import main", "tests.harness.worker.main"),
         (
-            "tests.harness.trial.trial",
-            "from .ttir.launch import install",
-            "tests.harness.interpreter.ttir.launch.install",
+            "tests.harness.running.runs",
+            "from tests.harness.bugs.bug import Bug",
+            "tests.harness.bugs.bug.Bug",
         ),
         (
-            "tests.harness.trial.trial",
-            "from tests.harness.commands.command import main",
-            "tests.harness.commands.command.main",
+            "tests.harness.verdict",
+            "from tests.harness.trial.judge import judge",
+            "tests.harness.trial.judge.judge",
         ),
         ("tests.harness.law", "from tests.unit.toys import ROWS", "tests.unit.toys.ROWS"),
         ("tests.properties.test_forward", "from kernels.tiles import advance", "kernels.tiles.advance"),
