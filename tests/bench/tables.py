@@ -13,7 +13,7 @@ from tests.bench.timings import (
     Timing,
     best_of_others,
 )
-from tests.harness.report.table import table
+from tests.harness.report.screen import table
 
 UNCERTAIN = "~"
 """The mark of a time that is uncertain."""

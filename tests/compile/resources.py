@@ -10,7 +10,7 @@ import pytest
 import triton
 
 from tests.harness.files import write_whole
-from tests.harness.report.table import print_table
+from tests.harness.report.screen import print_table
 
 PROPERTY = "flashproof compile"
 """The user property that carries a record from an item, through xdist, to the main process."""

@@ -11,11 +11,11 @@ from kernels.contract import Capabilities
 from strategies.case import Case
 from tests.harness.bugs.bug import Bug
 from tests.harness.bugs.failure import Failure
-from tests.harness.bugs.outside import are_one_read
+from tests.harness.bugs.redundant import are_one_read
 from tests.harness.device import memory
 from tests.harness.run import Run
 from tests.harness.running.child import KILLED, Child
-from tests.harness.running.tail import KEPT_BYTES
+from tests.harness.running.exits import KEPT_BYTES
 from tests.harness.verdict import Finding, Verdict
 
 MEBIBYTE = 2**20

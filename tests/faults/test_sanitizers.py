@@ -8,7 +8,7 @@ import torch
 
 from kernels.registry import unavailable_reason
 from strategies.case import Case
-from tests.harness.diagnosis.watch import Watch
+from tests.harness.diagnosis.reruns import Watch
 from tests.harness.run import SANITIZERS
 from tests.harness.running.child import Child
 from tests.harness.running.journal import Journal

@@ -14,7 +14,7 @@ from strategies.case import Case
 from strategies.cases import cases, without_huge_strides
 from tests.harness.law import LAWS as ALL_LAWS
 from tests.harness.law import law_named
-from tests.harness.session.drawing import AT_ONCE, drawn
+from tests.harness.session.subject import AT_ONCE, drawn
 
 WEIGHED = (
     *("forward", "backward") * 3,

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness.report.table import Table, print_table
+from tests.harness.report.screen import Table, print_table
 
 PROPERTY = "flashproof mutation"
 """The user property that carries a record from an item, through xdist, to the main process."""

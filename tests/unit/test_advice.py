@@ -13,8 +13,7 @@ from strategies.case import Case
 from strategies.cases import cases
 from tests.harness.clock import BudgetSpent
 from tests.harness.law import basic_laws, law_named
-from tests.harness.running.alike import alike
-from tests.harness.running.refusals import Advice, Seen, complaint
+from tests.harness.running.refusals import Advice, Seen, alike, complaint
 from tests.harness.running.tally import Tally, plain
 from tests.harness.session.advice import advised
 from tests.harness.verdict import Finding, Verdict

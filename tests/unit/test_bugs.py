@@ -15,14 +15,12 @@ from strategies.case import Case, Spike
 from strategies.features import SCORES, with_value
 from tests.harness.bugs.attribution import Broken, attribute, is_same, needs_of
 from tests.harness.bugs.avoidance import Closed, elsewhere
-from tests.harness.bugs.bug import Bug, Need, Severity, in_parts, met_again
-from tests.harness.bugs.dense import wrong_alone
+from tests.harness.bugs.bug import Bug, Need, Severity, Sightings, in_parts, met_again
+from tests.harness.bugs.dense import ORDINARY, ordinary_cases, wrong_alone
 from tests.harness.bugs.imprecise import Imprecise, ImpreciseCall, sentence
-from tests.harness.bugs.ordinary import ORDINARY, ordinary_cases
 from tests.harness.bugs.restatement import by_forward, plainly
-from tests.harness.bugs.sightings import Sightings
-from tests.harness.diagnosis.gentle import RUNS, gently_reduced
 from tests.harness.diagnosis.known_bugs import MOST_BLAMED, MOST_BLAMED_IN_DOUBT, KnownBugs
+from tests.harness.diagnosis.shrink import RUNS, gently_reduced
 from tests.harness.report.conclusion import merged, replaced
 from tests.harness.report.ledger import Ledger
 from tests.harness.report.wording import annotation, needed, rank, severity, told

@@ -10,8 +10,7 @@ from kernels.contract import Capabilities
 from strategies.case import Case
 from strategies.cases import cases
 from tests.harness.report.results import Results
-from tests.harness.running.cells import by_field, cells, claimed, is_judged, remainder
-from tests.harness.running.tally import Tally
+from tests.harness.running.tally import Tally, by_field, cells, claimed, is_judged, remainder
 from tests.harness.verdict import Verdict
 from tests.unit.test_matrix import info, item
 

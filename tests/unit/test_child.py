@@ -19,9 +19,9 @@ from tests.harness.files import ROOT
 from tests.harness.law import law_named
 from tests.harness.run import Run, read
 from tests.harness.running.child import KILLED, RUN_SECONDS, Child, HarnessError
+from tests.harness.running.exits import KEPT_BYTES, Tail
 from tests.harness.running.kernel_info import KernelInfo
 from tests.harness.running.runs import LEAST_CASE
-from tests.harness.running.tail import KEPT_BYTES, Tail
 from tests.harness.session.plan import MINUTES_PER_KERNEL
 from tests.harness.session.subject import Subject, TimeUp
 from tests.harness.trial import trial

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from tests.harness.trial.differentiate import differentiated
+from tests.harness.trial.outputs import differentiated
 
 
 def product(x: Tensor, y: Tensor) -> Tensor:

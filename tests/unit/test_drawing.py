@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.errors import FailedHealthCheck
 
 from strategies.case import Case
-from tests.harness.session.drawing import AT_ONCE, Stream
+from tests.harness.session.subject import AT_ONCE, Stream
 
 NUMBERS = st.builds(Case, seed=st.integers(0, 2**32 - 1))
 

@@ -16,10 +16,8 @@ from kernels.contract.parsing import parse_claims
 from strategies.case import TENSORS, Case, Spike
 from tests.harness.bugs.failure import Explanation, Field
 from tests.harness.clock import BudgetSpent, meter
-from tests.harness.diagnosis.cause import causes
-from tests.harness.diagnosis.explanation import explain
-from tests.harness.diagnosis.vary import fields
-from tests.harness.report import picture
+from tests.harness.diagnosis.explanation import causes, explain, fields
+from tests.harness.report.folder import can_draw, draw
 from tests.harness.running.runs import Seen
 from tests.harness.trial.pattern import ComparedTensor, known_numbers, sentences
 from tests.harness.trial.pattern import picture as picture_of
@@ -126,13 +124,13 @@ def test_a_picture_has_the_largest_error_of_all_heads() -> None:
 
 def test_a_matplotlib_that_cannot_be_imported_draws_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
-    assert not picture.can_draw()
+    assert not can_draw()
 
 
 def test_the_picture_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="pictures are drawn with matplotlib, which is not installed")
     pictures = [picture_of(compared(with_noise(EVERY, EVERY, 95))), picture_of(compared(with_noise(), "dk"))]
-    picture.draw(tmp_path / "error.png", "a title", pictures, BLOCKS)
+    draw(tmp_path / "error.png", "a title", pictures, BLOCKS)
     assert (tmp_path / "error.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -22,8 +22,7 @@ from tests.faults.killing import start
 from tests.harness.bugs.bug import Bug, Severity
 from tests.harness.bugs.failure import Failure
 from tests.harness.law import law_named
-from tests.harness.report.database import Finds, finds_at
-from tests.harness.report.kept import Kept, Near
+from tests.harness.report.database import Finds, Kept, Near, finds_at
 from tests.harness.report.results import Results
 from tests.harness.report.screen import notes
 from tests.harness.run import Run

@@ -16,8 +16,7 @@ from tests.harness.bugs.attribution import Broken, attribute
 from tests.harness.bugs.bug import Bug, Need
 from tests.harness.bugs.failure import UNEXPLAINED, Failure
 from tests.harness.clock import BudgetSpent, Clock, ShrinkBudget
-from tests.harness.diagnosis.conditions import NeedSearch, without_accidents, without_several_keys
-from tests.harness.diagnosis.diagnose import diagnosed
+from tests.harness.diagnosis.conditions import NeedSearch, diagnosed, without_accidents, without_several_keys
 from tests.harness.diagnosis.generalisation import by_scores
 from tests.harness.diagnosis.investigation import Investigation
 from tests.harness.diagnosis.severity import with_contrast

@@ -16,7 +16,7 @@ from reference.bounds import exact, forward_bounds
 from strategies.case import Case
 from tests.harness.bugs.offers import IN_BASE_2, OF_NO_KEYS, ROWS_FIRST, other_answers
 from tests.harness.law import law_named
-from tests.harness.trial.lse_form import in_claimed_form, in_contract_form, shape_of_lse
+from tests.harness.trial.outputs import in_claimed_form, in_contract_form, shape_of_lse
 from tests.harness.trial.trial import LawBroken, Trial
 from tests.unit.running import TOYS, exit_status, mended, pytest_run, script_of
 from tests.unit.toys import sound

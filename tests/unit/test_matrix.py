@@ -10,12 +10,12 @@ import pytest
 from kernels.contract import DTYPES, Capabilities
 from kernels.registry import REGISTERED
 from strategies.case import Case
+from tests.harness.bugs.bug import Sightings
 from tests.harness.bugs.imprecise import Imprecise, ImpreciseCall
-from tests.harness.bugs.sightings import Sightings
 from tests.harness.law import LAWS, by_place
 from tests.harness.report.conclusion import Concluded
-from tests.harness.report.matrix import FEW, MARKS, matrix
 from tests.harness.report.results import Results
+from tests.harness.report.screen import FEW, MARKS, matrix
 from tests.harness.running.kernel_info import KernelInfo
 from tests.harness.running.tally import Tally
 from tests.unit.bugs import bug

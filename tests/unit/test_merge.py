@@ -11,8 +11,7 @@ import pytest
 
 from kernels.contract import Capabilities
 from kernels.registry import load
-from tests.harness.bugs.bug import Bug
-from tests.harness.bugs.sightings import Sightings
+from tests.harness.bugs.bug import Bug, Sightings
 from tests.harness.commands.merge import main
 from tests.harness.files import JOURNALS, own_version
 from tests.harness.report.conclusion import Concluded

@@ -11,7 +11,7 @@ from kernels.contract import default_scale
 from kernels.contract.parsing import PLAIN_FUNCTION, parse_claims
 from strategies.case import TENSORS, Case
 from strategies.cases import cases
-from tests.harness.running.narrow import candidates, narrowing
+from tests.harness.running.learned_claims import candidates, narrowing
 from tests.unit.drawing import sample
 
 WIDE = replace(

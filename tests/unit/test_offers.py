@@ -6,10 +6,9 @@ from dataclasses import replace
 from kernels.contract import Capabilities
 from strategies.case import Case
 from strategies.features import with_value
-from tests.harness.bugs.bug import Bug, Need
+from tests.harness.bugs.bug import Bug, Need, Sightings
 from tests.harness.bugs.failure import Failure
 from tests.harness.bugs.offers import excluding
-from tests.harness.bugs.sightings import Sightings
 from tests.harness.report.conclusion import Concluded, with_offers
 from tests.harness.verdict import Finding
 from tests.unit.stubs import runs_of

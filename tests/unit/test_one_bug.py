@@ -28,8 +28,8 @@ from tests.harness.bugs.bug import Bug, Need, Severity, met_again
 from tests.harness.bugs.dense import wrong_with_ordinary_numbers
 from tests.harness.bugs.failure import Explanation
 from tests.harness.diagnosis.conditions import NeedSearch, explained
+from tests.harness.diagnosis.explanation import fields
 from tests.harness.diagnosis.generalisation import by_blind_rows, by_heads, by_masks, by_nan, by_slices
-from tests.harness.diagnosis.vary import fields
 from tests.harness.report.wording import needed
 from tests.harness.verdict import Finding
 from tests.unit.bugs import (

@@ -13,9 +13,8 @@ from strategies.case import Case
 from tests.harness.bugs.bug import Need
 from tests.harness.report.changes import changes, read_night, told_gone
 from tests.harness.report.conclusion import Concluded
-from tests.harness.report.coverage import LAST, compared, tables
 from tests.harness.report.folder import write
-from tests.harness.report.page import PAGE, bars, page, verdict
+from tests.harness.report.page import LAST, PAGE, bars, compared, page, tables, verdict
 from tests.harness.report.results import Results
 from tests.harness.report.screen import notes
 from tests.harness.run import Run

@@ -15,7 +15,7 @@ from strategies.case import Case, Spike
 from tests.harness.bugs.imprecise import ImpreciseCall, sentence
 from tests.harness.law import law_named
 from tests.harness.run import ALL_DESIGNS, NO_DESIGN, ONE_DESIGN, WHOLE_DESIGN
-from tests.harness.trial.precision import (
+from tests.harness.trial.designs import (
     asked_whether,
     is_plainly_wrong,
     left_by,

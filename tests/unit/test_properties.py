@@ -17,7 +17,7 @@ from strategies.case import Case, Spike
 from strategies.cases import cases
 from strategies.rotary import Rotation, rows_from
 from tests.harness.law import law_named
-from tests.harness.session import drawing
+from tests.harness.session import subject
 from tests.harness.trial.trial import LawBroken, Trial
 from tests.mutation.schedule import LAWS
 from tests.unit.emulator import aligned
@@ -35,7 +35,7 @@ def drawn(law: str, dtype: str, round_: int) -> list[Case]:
     """Return cases as the law's own items draw them, the same in every run."""
     claims = replace(CLAIMS, ragged=("cache",), rotary=ROTARY, fp8_inputs=FP8_INPUTS)
     draws = {**FEW, **law_named(law).draws}
-    return drawing.drawn(cases(claims, dtype=dtype, **draws), round_, EXAMPLES)
+    return subject.drawn(cases(claims, dtype=dtype, **draws), round_, EXAMPLES)
 
 
 def failure(law: str, make: Callable[[], AttentionKernel], dtype: str, rounds: int = 1) -> str:

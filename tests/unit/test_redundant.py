@@ -6,10 +6,9 @@ import pytest
 
 from strategies.case import Case, Spike
 from strategies.features import SCORES
-from tests.harness.bugs.bug import Bug, Need, Severity
+from tests.harness.bugs.bug import Bug, Need, Severity, Sightings
 from tests.harness.bugs.dense import leaves_out_right
 from tests.harness.bugs.redundant import OUTSIDE_OF_STORAGE, WRITES_TO_EXPANDED, is_redundant
-from tests.harness.bugs.sightings import Sightings
 from tests.harness.clock import BudgetSpent
 from tests.harness.verdict import Finding
 from tests.unit.bugs import CAUSAL, CLAIMS, Wrong, any_of, bug, finding, runner

@@ -5,16 +5,16 @@ from dataclasses import replace
 
 import pytest
 
-from tests.harness.bugs.sightings import Sightings
+from tests.harness.bugs.bug import Sightings
 from tests.harness.clock import BudgetSpent, meter
-from tests.harness.diagnosis.flaky import AFTER_OTHERS, FIRST_CALL, REPEATS, rate
+from tests.harness.diagnosis.reruns import AFTER_OTHERS, FIRST_CALL, REPEATS, rate
 from tests.harness.diagnosis.triage import Triage
 from tests.harness.law import law_named
 from tests.harness.report.conclusion import Concluded
+from tests.harness.report.folder import exit_status
 from tests.harness.run import Run
 from tests.harness.running.child import Child
 from tests.harness.running.runs import Runs
-from tests.harness.running.standalone import exit_status
 from tests.unit.running import CASE, SubjectOf, report_of
 
 SCRIPT_SECONDS = 60.0

@@ -13,7 +13,7 @@ from kernels.contract.parsing import PLAIN_FUNCTION, ClaimError, parse_claims
 from strategies.case import Case
 from strategies.cases import cases
 from tests.harness.law import LAWS, law_named
-from tests.harness.session.drawing import drawn
+from tests.harness.session.subject import drawn
 from tests.harness.trial.trial import LawBroken, Trial
 from tests.panel import appended
 from tests.unit.sound import CLAIMS, Sound

@@ -11,8 +11,7 @@ from reference.family import concerns
 from strategies.case import Case
 from tests.harness.law import law_named
 from tests.harness.run import ALL_DESIGNS
-from tests.harness.trial.precision import with_explanations
-from tests.harness.trial.rivals import RIVALS, likeliest
+from tests.harness.trial.designs import RIVALS, likeliest, with_explanations
 from tests.harness.trial.trial import LawBroken, Trial
 from tests.panel.scores import IN_16_BITS
 

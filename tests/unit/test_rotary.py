@@ -15,9 +15,8 @@ from reference.bounds.accumulation import SAFETY
 from strategies.case import Case, Spike
 from strategies.rotary import Rotation, drawn, rotated, rows_from
 from tests.harness.bugs.attribution import Broken, attribute, is_same
-from tests.harness.bugs.bug import Severity
+from tests.harness.bugs.bug import Severity, Sightings
 from tests.harness.bugs.redundant import is_redundant
-from tests.harness.bugs.sightings import Sightings
 from tests.harness.law import law_named
 from tests.harness.trial.trial import LawBroken, Trial
 from tests.panel import rotated as panel

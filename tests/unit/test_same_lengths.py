@@ -8,7 +8,7 @@ from strategies.case import Case, Spike
 from strategies.features import SCORES
 from tests.harness.bugs.attribution import is_same
 from tests.harness.bugs.bug import Bug, Need
-from tests.harness.bugs.same_lengths import show_at_same_lengths
+from tests.harness.bugs.dense import show_at_same_lengths
 from tests.harness.diagnosis.conditions import NeedSearch
 from tests.unit.bugs import CAUSAL, CLAIMS, bug, runner
 from tests.unit.stubs import runs_of

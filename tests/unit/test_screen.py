@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from strategies.case import Case, Spike
-from tests.harness.bugs.bug import Bug, Need, Severity
+from tests.harness.bugs.bug import Bug, Need, Severity, Sightings
 from tests.harness.bugs.failure import Explanation, Failure
-from tests.harness.bugs.sightings import Sightings
 from tests.harness.report.conclusion import Concluded
 from tests.harness.report.results import Results
 from tests.harness.report.screen import MOST_LINES, bug_lines, notes, repeats

@@ -12,8 +12,7 @@ import pytest
 from tests.harness.files import ROOT
 from tests.harness.law import law_named
 from tests.harness.running.child import ChildDied
-from tests.harness.running.compiling import BY_VALUE
-from tests.harness.running.runs import Runs
+from tests.harness.running.runs import BY_VALUE, Runs
 from tests.harness.verdict import Finding
 from tests.unit.running import CASE, SubjectOf, finding_of, report_of
 from tests.unit.toys import ROWS

@@ -89,7 +89,7 @@ class TestSubject:
         self, subject_of: SubjectOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> Callable[..., tuple[Subject, Recorded]]:
         # A verdict is given once, and is to count as one that every repeat of the case would give.
-        monkeypatch.setattr("tests.harness.diagnosis.flaky.AGAIN", 0)
+        monkeypatch.setattr("tests.harness.diagnosis.reruns.AGAIN", 0)
         monkeypatch.setattr("tests.harness.diagnosis.triage.COMES_AND_GOES", "")
         monkeypatch.setattr("tests.harness.bugs.failure.COMES_AND_GOES", "the case was run once")
 

@@ -20,7 +20,7 @@ from tests.harness.bugs.imprecise import Imprecise
 from tests.harness.bugs.restatement import by_its_calls, plainly
 from tests.harness.clock import GRACE_SECONDS, Clock, ShrinkBudget
 from tests.harness.diagnosis.conditions import NeedSearch
-from tests.harness.diagnosis.gentle import gently_reduced
+from tests.harness.diagnosis.shrink import gently_reduced
 from tests.harness.diagnosis.triage import WAIT_SECONDS, Triage
 from tests.harness.run import NO_DESIGN, ONE_DESIGN, WHOLE_DESIGN
 from tests.harness.running.tally import Tally

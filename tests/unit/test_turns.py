@@ -27,11 +27,13 @@ from tests.harness.clock import (
 )
 from tests.harness.files import JOURNALS, append_line
 from tests.harness.session.item import AN_EXAMPLE, ORDER, share_of
-from tests.harness.session.shares import OVERRUN_SECONDS, TURNS, Shares
 from tests.harness.session.turns import (
     LAST_ROUND,
+    OVERRUN_SECONDS,
     TURN_SECONDS,
+    TURNS,
     TURNS_OF_SERIES,
+    Shares,
     Turn,
     fair_seconds,
     seconds_for,
@@ -298,7 +300,7 @@ class TestShares:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         now = 1000.0
-        monkeypatch.setattr("tests.harness.session.shares.time.time", lambda: now)
+        monkeypatch.setattr("tests.harness.session.turns.time.time", lambda: now)
         one, other = Shares(tmp_path / TURNS), Shares(tmp_path / TURNS)
         with one.turn("early", 3.0):
             now += 1.0
@@ -317,7 +319,7 @@ class TestShares:
     ) -> None:
         shares = Shares(tmp_path / TURNS)
         append_line(tmp_path / TURNS, {"process": 7, "turn": "k", "given": 3.0, "time": 0.0})
-        monkeypatch.setattr("tests.harness.session.shares.is_alive", lambda process: False)
+        monkeypatch.setattr("tests.harness.session.turns.is_alive", lambda process: False)
         assert (shares.had(), shares.held_up()) == ({"k": 3.0}, set())
 
     def test_a_kernel_that_has_had_its_share_has_one_example_of_each_law_and_none_while_it_holds_up_another(

@@ -13,8 +13,8 @@ from strategies.case import Case
 from strategies.layouts import place
 from tests.harness.bugs.bug import Bug
 from tests.harness.device.poison import alone
-from tests.harness.diagnosis.watch import DONE, LOG, SAMPLE, TOGETHER, Watch, sample, watched
-from tests.harness.report.kept import Kept
+from tests.harness.diagnosis.reruns import DONE, LOG, SAMPLE, TOGETHER, Watch, sample, watched
+from tests.harness.report.database import Kept
 from tests.harness.run import Run, read
 from tests.harness.running.sanitizers import failure
 from tests.harness.session.subject import Subject
@@ -46,7 +46,7 @@ def watched_of(subject_of: SubjectOf, monkeypatch: pytest.MonkeyPatch) -> Watche
             (folder / DONE).write_text("." * len(runs))
             return ""
 
-        monkeypatch.setattr("tests.harness.diagnosis.watch.watched", watched)
+        monkeypatch.setattr("tests.harness.diagnosis.reruns.watched", watched)
         subject = subject_of("sound")
         subject.triage.watches = [Watch("memcheck", subject.runs)]
         return subject

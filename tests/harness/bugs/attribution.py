@@ -28,10 +28,10 @@ from tests.harness.bugs.dense import (
     are_apart,
     brought_in,
     leaves_out_right,
+    show_at_same_lengths,
     wrong_alone,
     wrong_with_ordinary_numbers,
 )
-from tests.harness.bugs.same_lengths import show_at_same_lengths
 from tests.harness.law import law_named
 from tests.harness.running.runs import Try
 from tests.harness.symptoms import are_kindred, is_small, is_tiny, leaves_roundings, wrong_tensors

@@ -1,12 +1,27 @@
-"""Bugs that are apart although they may need the same field: with ordinary numbers they make other tensors wrong."""
+"""What a bug shows with ordinary numbers, which tells bugs apart that small cases do not.
 
-from collections.abc import Collection, Sequence
+In the smallest case of a bug most numbers are 0, so that a wrong result may be right by chance, and the length from
+which on the bug shows follows from the few others as well as from the kernel's tiles. With ordinary numbers in many
+rows it follows from the tiles alone.
+"""
+
+import random
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 from kernels.contract import GRADIENTS, Capabilities
 from strategies.case import LAYOUT_FIELDS, SIMPLEST, Case
-from strategies.features import EXPANDED, LENGTHS, SCORES, with_no_more_than
+from strategies.features import (
+    EXPANDED,
+    LENGTHS,
+    SCORES,
+    VALUES_OF,
+    with_no_more_than,
+    with_normal_numbers,
+    with_value,
+)
 from tests.harness.bugs.bug import Bug, Need
 from tests.harness.law import law_named
 from tests.harness.running.runs import Try
@@ -22,6 +37,23 @@ ELSEWHERE = ((129, 7), (7, 129), (129, 129), (15, 3), (3, 15))
 """Numbers of rows and keys at which two bugs may be told apart: fewer than any tile has, or more. None fills its tiles,
 so that a bug shows in both passes of a kernel whose tiles are of other sizes.
 """
+
+ORDINARY = 20
+"""How many are tried: enough to tell a bug that shows in every case from one that shows in few."""
+
+TILE = 64
+ORDINARY_LENGTHS = {
+    "cpu": (TILE - 1, TILE, TILE + 1, 2 * TILE, 100, 16, 150),
+    "cuda": (TILE - 1, TILE, TILE + 1, 4 * TILE, 1000, 16, 128, 300),
+}
+"""Lengths by device type: whole tiles, one row more or less, lengths between, and one that fits into any tile."""
+COMMON_HEAD_DIMS = (64, 128, 32)
+SEED = 17
+
+TILES = (32, 64, 128)
+"""Lengths at which a kernel's last tile may be full, whatever its tiles are."""
+MOST_LENGTHS = 14
+"""How many lengths are tried at most, the shortest ones first."""
 
 
 def are_apart(
@@ -141,3 +173,75 @@ def wrong_with_ordinary_numbers(
         if wrong & wrong_tensors(finding):
             return wrong
     return set()
+
+
+def ordinary_cases(capabilities: Capabilities, dtype: str, device_type: str) -> list[Case]:
+    """Return cases, the same for all bugs of a kernel in a dtype: with and without a causal mask, if claimed."""
+    c = capabilities
+    lengths = ORDINARY_LENGTHS[device_type]
+    head_dims = [x for x in COMMON_HEAD_DIMS if x in c.head_dims] or list(c.head_dims)[:1]
+    launch = tuple((name, values[0]) for name, values in c.launch.items())
+    drawn = [
+        Case(
+            seqlen_q=seqlen_q,
+            seqlen_k=seqlen_k,
+            causal=causal,
+            head_dim=head_dims[at % len(head_dims)],
+            v_head_dim=min(c.v_head_dim),
+            v_in_k=min(c.v_in_k),
+            heads_kv=1 + at % 2,
+            group=2 if c.grouped_heads and at % 3 == 0 else 1,
+            dtype=dtype,
+            seed=at,
+            launch=launch,
+        )
+        for at, (seqlen_q, seqlen_k, causal) in enumerate(product(lengths, lengths, c.causal))
+    ]
+    claimed = [case for case in drawn if c.admits(case)]
+    return random.Random(SEED).sample(claimed, min(ORDINARY, len(claimed)))
+
+
+def show_at_same_lengths(one: Bug, other: Bug, run: Try, capabilities: Capabilities) -> bool:
+    """Whether two bugs need nothing but one length and numbers, and one rule says at which lengths either shows.
+
+    The lengths that are tried are those of both searches, and whole tiles beyond. The rule is that the length is above
+    some other, or no multiple of a tile's. Two bugs of different rules fit none of these together.
+    """
+    names = {_length_needed(one), _length_needed(other)}
+    tensors = {*one.tensors} & {*other.tensors}
+    found_by = {one.failure.finding.tensor, other.failure.finding.tensor}
+    kinds = {one.failure.finding.kind, other.failure.finding.kind}
+    if "" in names or len(names) > 1 or kinds != {"error"} or not found_by <= tensors:
+        return False
+    (name,) = names
+    own = {getattr(bug.failure.case, name) for bug in (one, other)}
+    tried = {x for bug in (one, other) for need in bug.needs if need.name == name for x in need.holds}
+    beyond = {tile * (max(own) // tile + 1) for tile in TILES}
+    shows: dict[int, bool] = {}
+    for length in sorted(filter(None, own | tried | beyond))[:MOST_LENGTHS]:
+        case = with_ordinary_numbers(one.failure.case, name, length)
+        if capabilities.admits(case):
+            finding = run(one.failure.law, case, frozenset())
+            shows[length] = finding is not None and not tensors.isdisjoint(wrong_tensors(finding))
+    return all(shows.get(length, False) for length in own) and _is_of_one_rule(shows)
+
+
+def _length_needed(bug: Bug) -> str:
+    """Return the length that a bug needs, if it needs one and nothing else but numbers, or else ""."""
+    names = {need.name for need in bug.needs} - {SCORES, *VALUES_OF}
+    return names.pop() if len(names) == 1 and names <= {*LENGTHS} else ""
+
+
+def with_ordinary_numbers(case: Case, name: str, length: int) -> Case:
+    """Return a case with ordinary numbers in which ``name`` is of this length, and the other length is a long one."""
+    (other,) = {*LENGTHS} - {name}
+    return with_value(with_value(with_normal_numbers(case), other, LONGER), name, length)
+
+
+def _is_of_one_rule(shows: Mapping[int, bool]) -> bool:
+    """Whether failing lengths are those above one, or those that are no multiples of a tile; some have to hold."""
+    failing, holding = ([x for x in shows if shows[x] == fails] for fails in (True, False))
+    if not holding:
+        return False
+    above = min(failing) > max(holding)
+    return above or any(all((x % tile > 0) == shows[x] for x in shows) for tile in TILES)

@@ -1,17 +1,19 @@
 """Whether a bug is none of its own, because another one explains each of its failing cases.
 
 Of failing cases that are drawn after a bug is known, those that it explains count for it. A bug that was found before,
-with what seems to matter in its smallest case, has failing cases that would have counted for the other one.
+with what seems to matter in its smallest case, has failing cases that would have counted for the other one. A read of
+memory outside of a tensor and the wrong numbers that come of it are one bug too.
 """
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from kernels.contract import Capabilities
 from strategies.features import SCORES, feature, laid_out
 from tests.harness.bugs.attribution import Broken, attribute
-from tests.harness.bugs.bug import Bug
+from tests.harness.bugs.bug import Bug, Sightings
 from tests.harness.bugs.restatement import plainly
-from tests.harness.bugs.sightings import Sightings
+from tests.harness.running.exits import is_outside
 from tests.harness.running.runs import Try
 from tests.harness.symptoms import is_small, leaves_roundings
 from tests.harness.verdict import NUMBERS
@@ -140,3 +142,31 @@ def _is_telling(bug: Bug) -> bool:
 def _share(bug: Bug) -> float:
     """Return the share of ordinary cases that show a bug, 0 if none was tried."""
     return bug.severity.share or 0.0
+
+
+def are_one_read(one: Bug, other: Bug, run: Try, capabilities: Capabilities) -> bool:
+    """Whether one bug touches memory outside of a tensor, and the other gives numbers that were read there."""
+    return any(
+        is_outside(read.failure.finding) and _shows(read, numbers, run, capabilities)
+        for read, numbers in ((one, other), (other, one))
+    )
+
+
+def _shows(read: Bug, numbers: Bug, run: Try, capabilities: Capabilities) -> bool:
+    """Whether the case of a read outside makes the same numbers wrong, and these depend on what lies outside.
+
+    They do if the law of memory finds them wrong, or tells the same access, in the case of the numbers. Without queries
+    nothing can be wrong, so the case of the read is run with one.
+    """
+    f, case = numbers.failure, read.failure.case
+    judged = replace(case, seqlen_q=max(1, case.seqlen_q))
+    if f.finding.kind not in NUMBERS or not capabilities.admits(judged):
+        return False
+    finding = run(f.law, judged, frozenset())
+    if finding is None or not numbers.could_break(finding):
+        return False
+    depends = run("memory", f.case, frozenset())
+    if depends is None:
+        return False
+    is_told = bool(depends.origin) and depends.origin == read.failure.finding.origin
+    return is_told or numbers.could_break(depends)

@@ -18,12 +18,11 @@ from tests.harness.commands.union import Find, check_alike, united
 from tests.harness.files import SUMMARY, write_whole
 from tests.harness.report.changes import read_night
 from tests.harness.report.conclusion import replaced
-from tests.harness.report.ending import print_ending
 from tests.harness.report.folder import add_to_report, report_folder, write
 from tests.harness.report.page import PAGE, write_page
 from tests.harness.report.record import Recorded, read_run
 from tests.harness.report.results import Results
-from tests.harness.report.screen import repeats
+from tests.harness.report.screen import print_ending, repeats
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -15,7 +15,7 @@ from kernels.registry import PUBLIC
 from tests.harness.commands.arguments import OneLine
 from tests.harness.files import SUMMARY, write_whole
 from tests.harness.law import LAWS, by_place
-from tests.harness.report.matrix import MARKS
+from tests.harness.report.screen import MARKS
 
 BEGIN, END = "<!-- packages: begin -->", "<!-- packages: end -->"
 """The lines of the page between which the table stands."""

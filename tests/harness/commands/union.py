@@ -5,8 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations, count
 from pathlib import Path
 
-from tests.harness.bugs.bug import Bug, with_tensors
-from tests.harness.bugs.sightings import Sightings
+from tests.harness.bugs.bug import Bug, Sightings, with_tensors
 from tests.harness.report.conclusion import Concluded
 from tests.harness.report.record import Recorded
 from tests.harness.report.results import Results

@@ -1,14 +1,19 @@
-"""What a bug needs to show, and all tensors that are wrong because of it."""
+"""What a bug needs to show, and all tensors that are wrong because of it.
+
+What the case as it was drawn needs is told first, in few runs: as it has many numbers, hardly a field matters in it by
+accident, and that tells one bug from another even if there is no time for anything else.
+"""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Any
 
 from kernels.contract import GRADIENTS, OUTPUTS, Capabilities
 from reference.bounds.accumulation import SHRINKING_SAFETY
-from strategies.case import KINDS, SIMPLEST, TENSORS, Case
+from strategies.case import KINDS, LAYOUT_FIELDS, OPTIONS, SIMPLEST, SIZES, TENSORS, Case
 from strategies.features import (
     HEADS,
     HUGE,
@@ -27,15 +32,20 @@ from strategies.features import (
 )
 from tests.harness.bugs.attribution import cures, needs_of, resisted_shrinking
 from tests.harness.bugs.bug import Bug, Need
-from tests.harness.bugs.dense import FEWEST, longer, wrong_alone, wrong_with_ordinary_numbers
+from tests.harness.bugs.dense import (
+    FEWEST,
+    TILES,
+    longer,
+    ordinary_cases,
+    with_ordinary_numbers,
+    wrong_alone,
+    wrong_with_ordinary_numbers,
+)
 from tests.harness.bugs.failure import COMES_AND_GOES, Failure, Field
-from tests.harness.bugs.ordinary import ordinary_cases
-from tests.harness.bugs.same_lengths import TILES, with_ordinary_numbers
 from tests.harness.clock import BudgetSpent
 from tests.harness.diagnosis.confirmation import accidental, certain
-from tests.harness.diagnosis.diagnose import diagnosed
+from tests.harness.diagnosis.explanation import fields
 from tests.harness.diagnosis.generalisation import by_scores, in_common
-from tests.harness.diagnosis.vary import fields
 from tests.harness.law import basic_laws, law_named
 from tests.harness.running.runs import Runs
 from tests.harness.symptoms import are_kindred, is_not_cured, is_small, wrong_tensors
@@ -57,6 +67,9 @@ FOLLOW = {"out": GRADIENTS, **{name: tuple(x for x in OF_SCORES if x != name) fo
 """The gradients that have the roundings of a tensor, or of what it is made of."""
 AS_SMALL = 4
 """Roundings that follow from others are at most this many times as large; those of two formats are 8 times apart."""
+
+WHOLE_TILES = (64, 128)
+"""Lengths that fill the tiles of most kernels."""
 
 
 @dataclass
@@ -450,3 +463,50 @@ def without_accidents(needs: Sequence[Need]) -> tuple[Need, ...]:
     if UNEQUAL in unique:  # a change of one length may make both equal
         unique = {name: need for name, need in unique.items() if need.is_certain or name not in LENGTHS}
     return tuple(unique.values())
+
+
+def diagnosed(case: Case, fails: Callable[[Case], bool], capabilities: Capabilities) -> Iterator[Need]:
+    """Yield the fields of a case without whose values it does not fail; ``fails`` may end the search."""
+    lengths_tell = True
+    all_contiguous = reduce(lambda x, name: with_value(x, name, "contiguous"), LAYOUT_FIELDS, case)
+    layouts_matter = all_contiguous != case and not (
+        capabilities.admits(all_contiguous) and fails(all_contiguous)
+    )
+    for name, values in _alternatives(case, capabilities):
+        if name in (*LAYOUT_FIELDS, HUGE) and not layouts_matter:
+            continue
+        if name in LENGTHS and not lengths_tell:
+            continue
+        changed = [(value, with_value(case, name, value)) for value in values]
+        claimed = [(value, x) for value, x in changed if x != case and capabilities.admits(x)]
+        holds = [value for value, x in claimed if not fails(x)]
+        if name == UNEQUAL:  # short ones may cure a case by being short
+            holds = ["equal"] if holds and len(holds) == len(claimed) else []
+            lengths_tell = not holds
+        if holds:
+            yield Need(name, (value_of(case, name),), tuple(holds))
+
+
+def _alternatives(case: Case, capabilities: Capabilities) -> Iterator[tuple[str, list[Any]]]:
+    """Yield the fields that are not at their simplest value, with the values to try instead."""
+    for name in (x for x in (*OPTIONS, *SIZES) if x not in (*LENGTHS, "head_dim")):
+        yield name, [SIMPLEST[name]]
+    for name, value in case.launch:
+        yield name, [x for x in capabilities.launch[name][:1] if x != value]
+    yield HUGE, [False]
+    for name in LAYOUT_FIELDS:
+        yield name, [] if getattr(case, name) == "huge" else ["contiguous"]
+    for name in VALUES_OF:
+        yield name, ["normal"]
+    yield "dtype", [x for x in capabilities.dtypes if x != case.dtype]
+    if case.seqlen_q != case.seqlen_k:
+        yield UNEQUAL, [x for x in (case.seqlen_q, case.seqlen_k) if x]
+    for name in LENGTHS:
+        yield name, [x for x in WHOLE_TILES if x != getattr(case, name)]
+    yield "head_dim", _beside(case.head_dim, capabilities.head_dims)
+
+
+def _beside(value: int, allowed: tuple[int, ...]) -> list[int]:
+    """Return the allowed values next to one."""
+    at = allowed.index(value)
+    return [*allowed[max(at - 1, 0) : at], *allowed[at + 1 : at + 2]]

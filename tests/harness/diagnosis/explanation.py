@@ -1,17 +1,31 @@
-"""Why a case fails, as far as it can be told: what its wrong elements have in common, and which fields matter."""
+"""Why a case fails: what its wrong elements have in common, which fields matter, and what that points to.
 
-from collections.abc import Callable, Iterator
+Each field is changed by itself, to its simplest value and to the nearest ones. As the case has been shrunk, none of the
+features that are left could be left out by itself. A length alone is not named as a cause, since most failures need
+some rows; how it relates to the tiles is.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from kernels.contract import Capabilities
-from strategies.case import SIZES, TENSORS, Case
-from strategies.features import LENGTHS, UNEQUAL
+from kernels.contract import CLAIMS, Capabilities
+from kernels.contract.declaration import Claim
+from kernels.contract.parsing import lesser
+from strategies.case import LAYOUT_FIELDS, OPTIONS, SIMPLEST, SIZES, TENSORS, Case
+from strategies.features import (
+    EXPANDED,
+    LENGTHS,
+    TILES_OF,
+    UNEQUAL,
+    text,
+    value_of,
+    with_normal_numbers,
+    with_value,
+)
 from tests.harness.bugs.failure import COMES_AND_GOES, EVER_OTHER, Explanation, Field
 from tests.harness.clock import BudgetSpent
-from tests.harness.diagnosis.cause import causes
-from tests.harness.diagnosis.vary import fields
 from tests.harness.running.runs import Seen
 
 FURTHER = 70
@@ -21,6 +35,24 @@ WIDE = 16
 
 TELLING_SCALE = 0.3
 """Differs from every other constant in ``known_numbers``, so that a wrong factor of 0.3 is named unambiguously."""
+
+FEW_COLUMNS = 16
+"""A head_dim up to this may matter only because another one gives the case other numbers, so it is not named."""
+
+FEW_ENTRIES = 16
+"""A case with more single entries than this was not shrunk to its end."""
+
+CONSTANT = ("zeros", "ones")
+"""Families of values that stay the same in another shape or layout."""
+
+UNSCALED = ("zeros",)
+"""Families of values that make every score 0, whatever the scale and the number of columns."""
+
+SCORING = {"head_dim", "sm_scale"}
+"""Fields that change all scores."""
+
+STRUCTURE = SIMPLEST.keys() - set(SIZES) - SCORING - {"dtype"}
+"""Fields that change neither shapes nor scores nor how numbers are rounded."""
 
 
 def explain(
@@ -101,3 +133,204 @@ def _larger(case: Case, capabilities: Capabilities) -> Iterator[Case]:
         if capabilities.admits(larger):
             yield larger
     yield case
+
+
+def fields(case: Case, fails: Callable[[Case], bool | None], capabilities: Capabilities) -> Iterator[Field]:
+    """Yield every field of which the kernel claims other values, first those that are not at their simplest value.
+
+    ``fails`` is that of ``explain``. Unequal lengths are not yielded as a field if the case holds with other unequal
+    lengths of which the same one is the longer.
+    """
+    simple = {**SIMPLEST, **{name: values[0] for name, values in capabilities.launch.items()}}
+    others = [(name, value_of(case, name), values) for name, values in _others(case, capabilities)]
+    holding: list[Case] = []
+    for name, value, values in sorted(others, key=lambda x: x[1] == simple.get(x[0], x[1])):
+        if name == UNEQUAL and any(_is_unequal_as(case, other) for other in holding):
+            continue
+        changed = ((x, with_value(case, name, x)) for x in dict.fromkeys(values) if x != value)
+        answers = [(x, other, fails(other)) for x, other in changed if capabilities.admits(other)]
+        outcomes = [x for x in answers if x[2] is not None]
+        if name == "head_dim":
+            outcomes = [x for x in outcomes if x[2] or not _is_of_columns(case, x[1], fails)]
+        if outcomes:
+            held = tuple(other for _, other, failed in outcomes if not failed)
+            holding += held
+            # If some equal lengths fail too, a claim that excludes unequal ones would not help.
+            excluded = held and (name != UNEQUAL or len(held) == len(outcomes))
+            told = [(f"both {x}" if name == UNEQUAL else text(x), failed) for x, _, failed in outcomes]
+            yield Field(
+                name=name,
+                value=text(value),
+                fails=tuple(x for x, failed in told if failed),
+                holds=tuple(x for x, failed in told if not failed),
+                held=held,
+                claim=_claim_without(name, case, capabilities) if excluded else "",
+            )
+
+
+def _others(case: Case, c: Capabilities) -> Iterator[tuple[str, Sequence[Any]]]:
+    """Yield each field with the values to try for it, among which its own may be."""
+    for name in SIZES:
+        value = getattr(case, name)
+        allowed = c.head_dims if name == "head_dim" else range(0 if name in LENGTHS else 1, 2 * value + 2)
+        block = case.blocks.get(TILES_OF.get(name, ""), 0)
+        yield name, [*_near(value, allowed), *_whole_tiles(value, block)]
+    if case.seqlen_q != case.seqlen_k:
+        yield UNEQUAL, [x for x in (case.seqlen_q, case.seqlen_k) if x]
+    yield "dtype", c.dtypes
+    yield from OPTIONS.items()
+    for name in LAYOUT_FIELDS:
+        yield name, ["bnhd" if getattr(case, name) == "contiguous" else "contiguous"]
+    for name, _ in case.launch:
+        yield name, c.launch[name]
+
+
+def _is_of_columns(case: Case, changed: Case, fails: Callable[[Case], bool | None]) -> bool:
+    """Whether a case with another head_dim may hold only because entries are set in other columns.
+
+    Columns are taken modulo head_dim. If the case itself holds with its entries in the other case's columns, normal
+    numbers without any entry set tell whether head_dim matters. So they do if v is the first columns of k, as it
+    depends on head_dim then which of k's columns are not v's.
+    """
+    moved = _in_columns_of(changed, case)
+    if not case.v_is_of_k and (moved == _in_columns_of(case, case) or fails(moved)):
+        return False
+    dense, other = map(with_normal_numbers, (case, changed))
+    return fails(other) is not False or not fails(dense)
+
+
+def _in_columns_of(other: Case, case: Case) -> Case:
+    """Return the case with its entries set in the columns in which the other case has them."""
+    columns = (spike.index[3] % other.head_dim % case.head_dim for spike in case.spikes)
+    moved = (replace(x, index=(*x.index[:3], at)) for x, at in zip(case.spikes, columns, strict=True))
+    return replace(case, spikes=tuple(moved))
+
+
+def _is_unequal_as(case: Case, other: Case) -> bool:
+    """Whether a case differs in its lengths alone, neither of them 0, of which the same one is the longer."""
+    lengths = (other.seqlen_q, other.seqlen_k)
+    if replace(other, seqlen_q=case.seqlen_q, seqlen_k=case.seqlen_k) != case:
+        return False
+    return 0 < min(lengths) < max(lengths) and (lengths[0] < lengths[1]) == (case.seqlen_q < case.seqlen_k)
+
+
+def _near(value: int, allowed: Sequence[int]) -> list[int]:
+    """Return the smallest allowed value, those next to this one, and the largest."""
+    at = list(allowed).index(value)
+    return [allowed[0], *allowed[max(at - 1, 0) : at], *allowed[at + 1 : at + 2], allowed[-1]]
+
+
+def _whole_tiles(length: int, block: int) -> list[int]:
+    """Return the length of the filled tiles, of the touched ones, and of one more; none if tiles are not known."""
+    if not block:
+        return []
+    filled, touched = length // block, -(-length // block)
+    return [tiles * block for tiles in (filled, touched, touched + 1) if tiles]
+
+
+def _claim_without(name: str, case: Case, c: Capabilities) -> str:
+    """Return the claim that leaves out this value of the field, if one does and a kernel might be meant that way."""
+    if name == "head_dim":
+        powers = [x for x in c.head_dims if x.bit_count() == 1]
+        return "" if case.head_dim in powers else f"head_dims={','.join(map(str, powers))}"
+    if name in LAYOUT_FIELDS:
+        return f"layouts={','.join(x for x in c.layouts if x != getattr(case, name))}"
+    if name in LENGTHS and getattr(case, name):
+        return ""
+    without = (text for key, text in lesser(c).items() if _leaves_out(CLAIMS[key], name, case))
+    return next(without, "")
+
+
+def _leaves_out(claim: Claim, name: str, case: Case) -> bool:
+    return name in claim.fields and not claim.admits(claim.less, case)
+
+
+def causes(
+    case: Case, fields: Sequence[Field], launch: Mapping[str, tuple[Any, ...]]
+) -> list[tuple[Field, str]]:
+    """Return the features and launch settings that a failure points to, each with its field; () if nothing is certain.
+
+    ``launch`` are the settings that are claimed.
+    """
+    if not any(x.fails for x in fields):
+        return []  # it goes away with any change, so all of them seem to matter by accident
+    # The default scale follows from head_dim.
+    scale_tells = any(x.name == "sm_scale" and x.value == "default" and "1.0" in x.holds for x in fields)
+    found = [
+        (x, cause)
+        for x in fields
+        if x.matters and _tells(case, x.name)
+        if not (x.name == "head_dim" and (scale_tells or _has_tiles_of_its_own(case)))
+        for cause in _of_a_field(case, x, launch)
+    ]
+    named = {x.name for x, _ in found}
+    if "dtype" in named:  # other numbers may be rounded the right way by luck
+        structure = [(x, cause) for x, cause in found if x.name in STRUCTURE]
+        # If a scale other than the default matters too, the dtype may only decide how large a number must be.
+        scaled = any(x.name == "sm_scale" and "default" in x.holds for x in fields)
+        return structure or [(x, cause) for x, cause in found if x.name == "dtype" and not scaled]
+    if "causal" in named:  # another length moves the diagonal
+        found = [(x, cause) for x, cause in found if x.name not in TILES_OF or cause.startswith("no_")]
+    # If tiles are named, it is no news that another launch setting makes them smaller or larger.
+    tiled = {TILES_OF[x.name] for x, _ in found if x.name in TILES_OF}
+    return [(x, cause) for x, cause in found if x.name not in tiled]
+
+
+def _has_tiles_of_its_own(case: Case) -> bool:
+    """Whether a kernel may choose its tiles of several rows itself, which most kernels do by head_dim."""
+    return max(case.seqlen_q, case.seqlen_k) > 1 and not case.blocks.keys() >= set(TILES_OF.values())
+
+
+def _tells(case: Case, name: str) -> bool:
+    """Whether another value of a field changes nothing else: neither the numbers nor strides that follow from it."""
+    if name in STRUCTURE or name == "dtype":
+        return True
+    neutral = UNSCALED if name in SCORING else CONSTANT
+    plain = all(getattr(case, f"{tensor}_values") in neutral for tensor in TENSORS)
+    dense = set(case.layouts) == {"contiguous"}
+    return plain and dense and len(case.spikes) <= FEW_ENTRIES
+
+
+def _of_a_field(case: Case, field: Field, launch: Mapping[str, tuple[Any, ...]]) -> list[str]:
+    if field.name in TILES_OF:
+        return _of_a_length(field, case.blocks.get(TILES_OF[field.name], 0))
+    if field.name == "head_dim":
+        return _of_head_dim(field)
+    if field.name == UNEQUAL:
+        # Unequal lengths are not named if one is 0 or matters by itself, nor if single entries are set, because in
+        # another shape these are in other places.
+        return [] if field.fails or len(field.holds) < 2 or case.spikes else [UNEQUAL]
+    if field.name == "sm_scale" and field.value == "default":
+        # The scale may be forgotten or applied twice, which can't be seen with a scale of 1.
+        return ["sm_scale"] if field.holds == ("1.0",) and field.fails else []
+    if field.value in EXPANDED and getattr(case, field.name.replace("_layout", "_values")) not in CONSTANT:
+        return []  # in another layout the tensor has other numbers
+    simple = launch[field.name][0] if field.name in launch else SIMPLEST[field.name]
+    # Fewer bits allow larger errors, so that a failure in float32 alone may be present in every dtype.
+    return [field.name] if text(simple) in field.holds else []
+
+
+def _of_a_length(field: Field, block: int) -> list[str]:
+    """Return on which side of a line all failing lengths are, if a length that holds is on the other."""
+    rows = "query" if field.name == "seqlen_q" else "key"
+    fails, holds = _numbers(field)
+    if fails == [0]:
+        return ["no_queries" if rows == "query" else "no_keys"]
+    if not block or len(fails) < 2:  # a single length tells no side of a line
+        return []
+    if all(x % block for x in fails) and sum(x and x % block == 0 for x in holds) > 1:
+        return [f"{rows}_tail"]
+    second = all(x > block for x in fails) and any(0 < x <= block for x in holds)
+    border = min(fails) >= block and min(fails) % block in (0, 1) and max(holds) == min(fails) - 1
+    return [f"{rows}_tiles"] if second or border else []
+
+
+def _of_head_dim(field: Field) -> list[str]:
+    fails, holds = _numbers(field)
+    if all(x.bit_count() > 1 for x in fails) and any(x.bit_count() == 1 for x in holds):
+        return ["odd_head_dim"]
+    return ["head_dim"] if min(holds) < min(fails) > FEW_COLUMNS else []
+
+
+def _numbers(field: Field) -> tuple[list[int], list[int]]:
+    return [int(x) for x in (field.value, *field.fails)], [int(x) for x in field.holds]

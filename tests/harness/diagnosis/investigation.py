@@ -11,7 +11,8 @@ from reference.bounds.accumulation import SHRINKING_SAFETY
 from strategies.case import LAYOUT_FIELDS, Case
 from strategies.features import LENGTHS, SCORES, value_of, with_seeds, with_value
 from tests.harness.bugs.attribution import Broken, attribute, cures, is_present, is_same
-from tests.harness.bugs.bug import ENOUGH, FEW_CRASHES, Bug, Need, Severity
+from tests.harness.bugs.bug import ENOUGH, FEW_CRASHES, Bug, Need, Severity, Sightings
+from tests.harness.bugs.dense import ordinary_cases
 from tests.harness.bugs.failure import (
     HOLDS_ALONE,
     HOLDS_IN_TURN,
@@ -22,20 +23,17 @@ from tests.harness.bugs.failure import (
     headline,
 )
 from tests.harness.bugs.offers import excluding, offered
-from tests.harness.bugs.ordinary import ordinary_cases
-from tests.harness.bugs.sightings import Sightings
 from tests.harness.clock import LEAST_SECONDS, BudgetSpent, ShrinkBudget
 from tests.harness.diagnosis.conditions import COUNTS, NeedSearch, explained
 from tests.harness.diagnosis.explanation import explain
-from tests.harness.diagnosis.gentle import RUNS, gently_reduced, in_general_layout
 from tests.harness.diagnosis.known_bugs import KnownBugs
 from tests.harness.diagnosis.severity import found_in_ordinary, with_contrast
-from tests.harness.diagnosis.shrink import is_step, reduced
+from tests.harness.diagnosis.shrink import RUNS, gently_reduced, in_general_layout, is_step, reduced
 from tests.harness.law import law_named
+from tests.harness.report.folder import exit_status, prepare
 from tests.harness.run import ALL_DESIGNS, ONE_DESIGN
 from tests.harness.running.child import ChildDied, DeviceLost
 from tests.harness.running.runs import Runs, Seen
-from tests.harness.running.standalone import exit_status, prepare
 from tests.harness.symptoms import is_in_common, is_not_cured, is_of_format, is_small
 from tests.harness.verdict import NUMBERS, UNCLEAR, Finding
 

@@ -9,10 +9,9 @@ from pathlib import Path
 
 from strategies.case import Case
 from tests.harness.bugs.attribution import Broken
-from tests.harness.bugs.bug import Bug, in_parts, with_tensors
+from tests.harness.bugs.bug import Bug, Sightings, in_parts, with_tensors
 from tests.harness.bugs.failure import Failure
 from tests.harness.bugs.imprecise import Imprecise, ImpreciseCall
-from tests.harness.bugs.sightings import Sightings
 from tests.harness.files import JOURNALS
 from tests.harness.law import law_named
 from tests.harness.report import folder as report

@@ -8,8 +8,8 @@ from strategies.case import Case
 from strategies.features import value_of
 from tests.harness.bugs.attribution import needs_of
 from tests.harness.bugs.bug import Bug, Need
+from tests.harness.bugs.dense import ordinary_cases
 from tests.harness.bugs.failure import Failure
-from tests.harness.bugs.ordinary import ordinary_cases
 from tests.harness.clock import BudgetSpent
 from tests.harness.diagnosis.conditions import NeedSearch, without_accidents
 from tests.harness.run import ALL_DESIGNS

@@ -16,18 +16,23 @@ from tests.harness.bugs.bug import Bug, in_parts, met_again, with_tensors
 from tests.harness.bugs.failure import COMES_AND_GOES, HOLDS_ALONE, Explanation, Failure
 from tests.harness.bugs.restatement import by_forward, by_its_calls, plainly
 from tests.harness.clock import BudgetSpent, ShrinkBudget
-from tests.harness.diagnosis import leak
-from tests.harness.diagnosis.flaky import (
+from tests.harness.diagnosis.investigation import Investigation
+from tests.harness.diagnosis.known_bugs import KnownBugs
+from tests.harness.diagnosis.reruns import (
     AFTER_OTHERS,
+    GROWN_BYTES,
     REPEATS,
+    TOGETHER,
+    Watch,
     fails_again,
     fails_anew,
     intermittent,
     is_of_every_run,
+    leak_finding,
+    left_behind,
+    sample,
+    smaller_leak,
 )
-from tests.harness.diagnosis.investigation import Investigation
-from tests.harness.diagnosis.known_bugs import KnownBugs
-from tests.harness.diagnosis.watch import TOGETHER, Watch, sample
 from tests.harness.kernel_record import meets
 from tests.harness.law import law_named
 from tests.harness.run import ALL_DESIGNS, Run
@@ -77,7 +82,7 @@ class Triage:
     late: list[Broken] = field(default_factory=list)
     others_wait: bool = False
     deadline: float = math.inf
-    may_grow: int = leak.GROWN_BYTES
+    may_grow: int = GROWN_BYTES
     sanitizers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -182,15 +187,15 @@ class Triage:
         if self.runs.child.grown < self.may_grow or self.runs.clock.left <= 0:
             return
         is_known = any(bug.failure.finding.kind == LEAK for bug in self.known.bugs.values())
-        left = 0.0 if is_known else leak.left_behind(law, case, self.runs)
+        left = 0.0 if is_known else left_behind(law, case, self.runs)
         self.runs.child.close()
         if left:
-            self._keep_leak(law, case, leak.finding(left))
+            self._keep_leak(law, case, leak_finding(left))
         elif not is_known:
             self.may_grow *= 2
 
     def _keep_leak(self, law: str, case: Case, finding: Finding) -> None:
-        smaller, needs = leak.reduced(law, case, self.runs)
+        smaller, needs = smaller_leak(law, case, self.runs)
         failure = self._failure(Broken(law, smaller, finding))
         self.known.write(failure, None)  # as it is not lost then, whatever its script does
         failure, script = self._investigation(failure).scripted(failure)

@@ -1,18 +1,23 @@
-"""What a user reads and keeps of a failure: the message, and the report folder."""
+"""What a user reads and keeps of a failure: the message, the report folder, its picture and its script."""
 
+import importlib
 import json
 import shlex
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
+from textwrap import fill
+from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.harness.bugs.failure import Failure, headline
+from tests.harness.device.gpus import pinned
 from tests.harness.files import IS_INSTALLED, whole, write_whole
-from tests.harness.report import picture
-from tests.harness.running.standalone import SCRIPT
+from tests.harness.running.fork_server import new_copy, origin_of
 from tests.harness.verdict import Finding
 
 DETAIL_LINES = 12
@@ -20,6 +25,11 @@ DETAIL_LINES = 12
 
 PICTURE = "error.png"
 NO_PICTURE = f"{PICTURE}: not drawn, matplotlib is not installed"
+
+LOWEST, HIGHEST = 1e-3, 1e3
+"""The range of error over bound that is told apart by colours."""
+PANEL = 4.5
+"""Size of a panel in inches."""
 
 
 def facts(failure: Failure) -> list[tuple[str, str]]:
@@ -99,7 +109,7 @@ def markdown(failure: Failure, report_dir: Path, has_script: bool) -> str:
         path = shlex.quote(str(report_dir / failure.folder / SCRIPT))
         lines += ["", f"Without Flashproof: `python {path}` (exits 1 while the bug is there)"]
     if failure.explanation.pictures:
-        lines += ["", f"![error over bound]({PICTURE})" if picture.can_draw() else NO_PICTURE]
+        lines += ["", f"![error over bound]({PICTURE})" if can_draw() else NO_PICTURE]
     return "\n".join(lines) + "\n"
 
 
@@ -123,9 +133,9 @@ def write(failure: Failure, report_dir: Path, script: str | None = None) -> None
     else:
         write_whole(folder / SCRIPT, script)
     (folder / PICTURE).unlink(missing_ok=True)
-    if failure.explanation.pictures and picture.can_draw():
+    if failure.explanation.pictures and can_draw():
         with whole(folder / PICTURE) as partial:
-            picture.draw(partial, headline(failure), failure.explanation.pictures, failure.case.blocks)
+            draw(partial, headline(failure), failure.explanation.pictures, failure.case.blocks)
 
 
 SEEN = "\n### How bad, and where else\n\n"
@@ -149,3 +159,72 @@ def report_folder(report_dir: Path, below: str = "") -> Iterator[Path]:
         raise pytest.UsageError(
             f"--report-dir: got {str(report_dir)!r}, expected a folder that can be written ({e.strerror})"
         ) from None
+
+
+def can_draw() -> bool:
+    """Whether matplotlib is installed and can be imported."""
+    try:
+        importlib.import_module("matplotlib.pyplot")
+    except ImportError:
+        return False
+    return True
+
+
+def draw(path: Path, title: str, pictures: Sequence[Mapping[str, Any]], blocks: Mapping[str, int]) -> None:
+    """Write the picture. ``pictures`` are those of ``pattern.picture``; ``blocks`` are rows of tiles, by name."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+    from matplotlib.colors import LogNorm
+    from matplotlib.ticker import MaxNLocator
+
+    size = (PANEL * len(pictures), PANEL)
+    figure, panels = plt.subplots(1, len(pictures), figsize=size, squeeze=False, layout="constrained")
+    for axes, picture in zip(panels[0], pictures, strict=True):
+        ratio = np.asarray(picture["ratio"])
+        image = axes.imshow(
+            np.clip(ratio, LOWEST, HIGHEST),
+            norm=LogNorm(LOWEST, HIGHEST),
+            cmap="RdYlBu_r",  # 1, the bound itself, in the middle
+            aspect="auto",
+            interpolation="nearest",
+        )
+        block = "block_m" if picture["side"] == "query" else "block_n"
+        rows = blocks.get(block, 0)
+        for edge in range(rows, len(ratio), rows) if rows else ():
+            axes.axhline(edge - 0.5, color="black", linewidth=0.6)
+        label = f"{picture['side']} (lines: {block} = {rows})" if rows else picture["side"]
+        row, column = np.unravel_index(ratio.argmax(), ratio.shape)
+        axes.plot(column, row, "kx", markersize=9)
+        axes.set(title=f"{picture['tensor']}, worst at x", xlabel="column", ylabel=label)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    figure.suptitle(fill(title, width=int(14 * size[0])), fontsize=10)
+    figure.colorbar(image, ax=panels[0], label="error / bound, largest of all heads")
+    figure.savefig(path, dpi=110, format="png")
+    plt.close(figure)
+
+
+SCRIPT = "repro.py"
+
+
+IMPORTED = "torch"
+"""What every script imports, which takes over a second: its process is a copy of one that has imported it."""
+
+
+def prepare(device: str = "cpu") -> None:
+    """Begin to import what scripts import, so that the first one does not have to wait for that."""
+    with suppress(OSError):  # if no process can be started, the first script is not run either
+        origin_of(IMPORTED, pinned(device))
+
+
+def exit_status(script: str, seconds: float, device: str = "cpu") -> int:
+    """Return the exit status of a script. If ``device`` is a GPU, the script sees no other.
+
+    Raises subprocess.TimeoutExpired if it takes longer than ``seconds``, and OSError if no process can be started.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / SCRIPT).write_text(script)
+        process = new_copy(IMPORTED, [SCRIPT], pinned(device), folder, seconds, silent=True)
+        return process.wait(seconds)

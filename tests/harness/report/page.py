@@ -1,20 +1,20 @@
 """``index.html``: the results of a run as one page that needs neither a network nor a script to be read."""
 
 from base64 import b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernels.contract import DTYPES, OUTPUTS
+from strategies.case import TENSORS
+from strategies.features import LENGTHS
 from tests.harness.files import write_whole
 from tests.harness.law import by_place
 from tests.harness.report.changes import Row, Summary, changes
-from tests.harness.report.coverage import tables
-from tests.harness.report.folder import PICTURE
-from tests.harness.report.matrix import MARKS
-from tests.harness.report.screen import LEFT_OUT
-from tests.harness.running.standalone import SCRIPT
+from tests.harness.report.folder import PICTURE, SCRIPT
+from tests.harness.report.screen import LEFT_OUT, MARKS
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -27,6 +27,14 @@ EMPTIEST = 8
 """The most cells with the fewest examples that are named, beside those that were never drawn."""
 WIDTH, HEIGHT = 100, 20
 """The size of a histogram, in units of its own."""
+
+FEW = 1 / 4
+"""A cell with less than this share of the mean of its field's cells is one of few examples."""
+LAST = "tile - 1"
+"""The column of lengths that lack one row to whole tiles."""
+
+Cells = Mapping[str, tuple[int, str]]
+"""For each value of a field its examples, and whether these are "some", "few", or "never" any."""
 
 
 def write_page(report_dir: Path, now: Summary, before: Summary | None) -> None:
@@ -177,3 +185,44 @@ def files(folder: Path) -> dict[str, Any]:
         "linked": [name for name in LINKED if (folder / name).is_file()],
         "picture": f"data:image/png;base64,{encoded}" if encoded else "",
     }
+
+
+@dataclass(frozen=True)
+class Table:
+    """A title, the names of the columns, and the cells of each row by column; not every column has one."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Mapping[str, Cells]
+
+
+def tables(coverage: Mapping[str, Mapping[str, int]]) -> Iterator[Table]:
+    """Yield the tables of a kernel: remainders of lengths, then what each tensor has, then a row for any other field.
+
+    ``coverage`` has the examples of each value by field, as summary.json has them for a kernel.
+    """
+    left = {field: compared(examples) for field, examples in coverage.items()}
+    for length in LENGTHS:
+        tiles = [field for field in left if field.startswith(f"{length} mod ")]
+        yield Table(
+            f"{length} modulo tile", ("0", "1", LAST, "other"), dict(of_tile(x, left.pop(x)) for x in tiles)
+        )
+    for what in ("layout", "values"):
+        of_tensor = {x: left.pop(f"{x}_{what}") for x in TENSORS if f"{x}_{what}" in left}
+        names = dict.fromkeys(name for cells in of_tensor.values() for name in cells)
+        rows = {name: {x: cells[name] for x, cells in of_tensor.items() if name in cells} for name in names}
+        yield Table(what, list(of_tensor), rows)
+    for field, cells in left.items():
+        yield Table(field, list(cells), {"": cells})
+
+
+def of_tile(field: str, cells: Cells) -> tuple[str, Cells]:
+    """Return a field of remainders as a row: the length of the tile, and the cells by column."""
+    tile = field.rpartition(" ")[2]
+    return tile, {LAST if left == str(int(tile) - 1) else left: cell for left, cell in cells.items()}
+
+
+def compared(examples: Mapping[str, int]) -> Cells:
+    """Say of the examples of each value of a field how they compare with those of the others."""
+    few = FEW * sum(examples.values()) / len(examples)
+    return {value: (n, "never" if not n else "few" if n < few else "some") for value, n in examples.items()}

@@ -7,15 +7,13 @@ from typing import Any
 
 from kernels.contract import DTYPES, GRADIENTS
 from strategies.case import Case
-from tests.harness.bugs.bug import Bug, with_tensors
+from tests.harness.bugs.bug import Bug, Sightings, with_tensors
 from tests.harness.bugs.imprecise import Imprecise, sentence
-from tests.harness.bugs.sightings import Sightings
 from tests.harness.law import by_place, law_named
 from tests.harness.report.changes import told_gone
 from tests.harness.report.conclusion import Concluded, merged
 from tests.harness.report.ledger import BEGUN, WITHDRAWN, Ledger
 from tests.harness.report.wording import row as row_of
-from tests.harness.running.cells import by_field, claimed, is_judged
 from tests.harness.running.kernel_info import KernelInfo
 from tests.harness.running.refusals import (
     NO_ADVICE,
@@ -28,7 +26,7 @@ from tests.harness.running.refusals import (
     is_mostly_refused,
 )
 from tests.harness.running.refusals import merged as merged_tallies
-from tests.harness.running.tally import CASES, Tally
+from tests.harness.running.tally import CASES, Tally, by_field, claimed, is_judged
 
 FORMAT = 1
 """The version of the format of summary.json."""

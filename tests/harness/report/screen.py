@@ -1,12 +1,20 @@
-"""The text at the end of a run: the lines of each bug, and notes on what the matrix does not show."""
+"""The end of a run on the screen: the matrix of verdicts, each bug, notes, and the tables of `pytest -v`."""
 
+import os
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from _pytest._io import TerminalWriter
 
 from tests.harness.bugs.failure import headline
 from tests.harness.report.conclusion import CASE, OFFER, Concluded
+from tests.harness.report.folder import replay_line
 from tests.harness.report.results import Results
+from tests.harness.report.wording import annotation
+from tests.harness.running.refusals import merged
 from tests.harness.running.tally import SLOW_SECONDS, Tally
 
 MOST_LINES = 12
@@ -26,6 +34,22 @@ INDENT = "   "
 CUT = " ..."
 LESS_PRECISE = "; the summary tells of all calls"
 """The end of the line that a failing item has for calls that are less precise than claimed."""
+
+Row = Sequence[str]
+WriteLine = Callable[..., object]
+"""A function that writes a line, such as ``TerminalWriter.line``: ``write("text", bold=True)``."""
+Table = tuple[Row, Sequence[Row]]
+"""The names of the columns, and the rows."""
+
+Paint = Callable[..., str]
+"""A function that colours a text, such as ``TerminalWriter.markup``: ``paint("X", red=True)``."""
+
+FEW = 3
+"""Up to this many kernels are columns, and the laws are rows; with more, the kernels are rows and the laws columns."""
+SCREEN = 80
+"""The characters of a line."""
+LONGEST_NAME = 20
+"""The most characters of a name at the left of the matrix; a longer name loses its middle."""
 
 
 def wrapped(
@@ -114,3 +138,233 @@ def notes(results: Results, width: int) -> Iterator[str]:
             yield from wrapped(f"known failure of {name}: {known}", width)
     for kernel, designs in results.designs().items():
         yield from wrapped(f"{kernel} is consistent with: {designs}", width, most=MOST_DESIGN_LINES)
+
+
+def print_ending(
+    writer: TerminalWriter,
+    results: Results,
+    report_dir: Path,
+    *,
+    verbose: bool,
+    written: str,
+    page: str = "",
+    more: Sequence[str] = (),
+) -> None:
+    """Print each section, an empty line between any two; with ``verbose``, first the tables of all counts.
+
+    Args:
+        writer: what prints.
+        results: what was counted and found; its bugs must be concluded.
+        report_dir: the folder of the reports, as a user may name it.
+        verbose: whether to tell everything.
+        written: the path of the summary, and why it is not written if that is so.
+        page: the same of the page; "" if there is none.
+        more: lines that come after the notes.
+    """
+    if verbose:
+        print_detail(writer.line, results)
+    is_below = verbose
+    for markup, (first, *rest) in _sections(writer, results, report_dir, verbose, more, page, written):
+        writer.line("\n" * is_below + first, **markup)
+        for line in rest:
+            writer.line(line)
+        is_below = True
+
+
+def _sections(
+    writer: TerminalWriter,
+    results: Results,
+    report_dir: Path,
+    verbose: bool,
+    more: Sequence[str],
+    page: str,
+    written: str,
+) -> Iterator[tuple[dict[str, bool], list[str]]]:
+    """Yield the matrix, notes, bugs, and the paths of what is written: lines, and how the first one is marked."""
+    concluded = results.concluded
+    yield {}, verdicts(results, writer.markup)
+    if found := [*notes(results, writer.fullwidth), *more]:
+        yield {}, found
+    for line in results.complaints():
+        yield {"red": True}, [line]
+    if concluded and os.environ.get("GITHUB_ACTIONS") == "true":
+        yield {}, [annotation(one.bug, one.seen) for one in concluded]
+    if concluded:
+        yield {"bold": True}, [f"bugs, the worst first: {len(concluded)}"]
+    most = None if verbose else MOST_LINES
+    for number, one in enumerate(concluded, 1):
+        yield {"red": True}, bug_lines(number, one, report_dir, writer.fullwidth, most)
+    for kernel, told in results.less_precise_told().items():
+        yield {}, [f"{kernel}: {told}"]
+    for kernel, laws in results.untried().items():
+        yield {"yellow": True}, wrapped(f"{kernel}: not tried: {laws}", writer.fullwidth)
+    replay = [f"replay: {replay_line(one.bug.failure, report_dir)}" for one in concluded[:1]]
+    pages = [f"page: {page}"] if page else []
+    yield {}, [*replay, *pages, f"summary: {written}{'' if verbose else ' (every count: -v)'}"]
+
+
+def verdicts(results: Results, paint: Paint) -> list[str]:
+    """Return the lines of the matrix of what is known so far; ``paint`` colours a mark."""
+    return matrix(results.kernels, results.laws, results.dtypes, results.mark, paint)
+
+
+def table(columns: Row, rows: Iterable[Row]) -> list[str]:
+    """Return the names of the columns as a line and then each row as a line, with the columns aligned to the left."""
+    lines = [columns, *rows]
+    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
+    return [
+        " ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    ]
+
+
+def print_table(write: WriteLine, columns: Row, rows: Iterable[Row]) -> None:
+    """Write an empty line and a table."""
+    head, *body = table(columns, rows)
+    write("")
+    write(head, bold=True)
+    for line in body:
+        write(line)
+
+
+def print_detail(write: WriteLine, results: Results) -> None:
+    """Print each table that has at least one row."""
+    for columns, rows in (verdict_rows(results), distribution(results), times(results)):
+        if rows:
+            print_table(write, columns, rows)
+
+
+def verdict_rows(results: Results) -> Table:
+    """Return a table with a row for each kernel, law and dtype: its examples, its largest error, and its verdict."""
+    rows = []
+    for key in sorted(results.tallies):
+        tally = results.tallies[key]
+        worst = f"{tally.worst:.3f} {tally.worst_tensor}" if tally.worst_tensor else "-"
+        rows.append((*key, str(tally.examples), _refused(tally), worst, results.verdict(key)))
+    return ("kernel", "property", "dtype", "examples", "refused", "worst err/bound", "verdict"), rows
+
+
+def _refused(tally: Tally) -> str:
+    """Return how many cases were refused and, in brackets, how many were left out for each other reason."""
+    left_out = {
+        "not run": tally.skipped,
+        "known": tally.known,
+        "set aside": tally.set_aside,
+        "of these run elsewhere": tally.moved,
+        "time up": tally.undrawn,
+    }
+    return " ".join(
+        [str(tally.refusals), *(f"(+{count} {what})" for what, count in left_out.items() if count)]
+    )
+
+
+def distribution(results: Results) -> Table:
+    """Return a table with a row for each kernel, dtype and tensor: how the largest error over bound is distributed."""
+    names = ("kernel", "dtype", "tensor", "examples")
+    rows = [
+        (
+            *(str(row[name]) for name in names),
+            *(f"{row['median']:.3f}", f"{row['p99.9']:.3f}", f"{row['maximum']:.4f}"),
+            f"{100 * row['tests_nothing']:.0f} %",
+        )
+        for row in results.distribution()
+    ]
+    return (*names, "median err/bound", "99.9 %", "maximum", "tests nothing"), rows
+
+
+def times(results: Results) -> Table:
+    """Return a table with a row for each kernel: the seconds for launches, for judging them, for tensors, and in all.
+
+    The last column is the time that the harness adds, as a share of launches and judging.
+    """
+    rows = []
+    for kernel in results.kernels:
+        seconds = merged(tally for key, tally in results.tallies.items() if key[0] == kernel).seconds
+        spent = [seconds.get(x, 0.0) for x in ("kernel", "check", "tensors", "total")]
+        work = spent[0] + spent[1]
+        share = f"{100 * (spent[3] - work) / work:.0f} %" if work else "-"
+        rows.append((kernel, *(f"{x:.1f} s" for x in spent), share))
+    measured = ("launches", "references", "tensors", "total", "harness over launches + references")
+    return ("kernel", *measured), rows
+
+
+@dataclass(frozen=True)
+class Mark:
+    """How the matrix shows a verdict: as one character, with a meaning for the legend, and in a colour."""
+
+    character: str
+    meaning: str
+    colour: dict[str, Any]
+
+
+MARKS = {
+    "broken": Mark("X", "broken", {"red": True, "bold": True}),
+    "less precise": Mark("~", "less precise than claimed", {"red": True}),
+    "refused": Mark("r", "refused nearly all", {"red": True}),
+    "known": Mark("k", "known failure", {"yellow": True}),
+    "held": Mark("+", "held", {"green": True}),
+    "not tried": Mark("?", "not tried", {"yellow": True}),
+    "not claimed": Mark(".", "not claimed", {}),
+}
+"""The mark of each verdict, the worst first, which is the order of the legend."""
+
+
+def matrix(
+    kernels: Sequence[str],
+    laws: Sequence[str],
+    dtypes: Sequence[str],
+    verdict: Callable[[str, str, str], str],
+    paint: Paint,
+) -> list[str]:
+    """Return the lines of the matrix, its legend included.
+
+    Each column's name stands on a line of its own above the rows, so the names form a staircase.
+
+    Args:
+        kernels: names of kernels, in the order in which they are shown.
+        laws: names of laws, likewise.
+        dtypes: names of dtypes, one for each mark of a cell.
+        verdict: a function from the names of a kernel, a law and a dtype to a key of ``MARKS``.
+        paint: a function that colours a mark.
+    """
+    shown = {verdict(kernel, law, dtype) for kernel in kernels for law in laws for dtype in dtypes}
+
+    def cell(kernel: str, law: str) -> str:
+        marks = [MARKS[verdict(kernel, law, dtype)] for dtype in dtypes]
+        return "".join(paint(mark.character, **mark.colour) for mark in marks)
+
+    if len(kernels) > FEW:
+        rows = {name: [cell(name, law) for law in laws] for name in kernels}
+        lines = _below_stairs(laws, rows, len(dtypes))
+    else:
+        rows = {law: [cell(name, law) for name in kernels] for law in laws}
+        lines = _below_stairs(kernels, rows, len(dtypes))
+    return [*lines, "", f"in each cell: {', '.join(dtypes)}", _legend(shown, paint)]
+
+
+def _below_stairs(columns: Sequence[str], rows: dict[str, list[str]], width: int) -> list[str]:
+    """Return the rows below the names of the columns, each on a line of its own, so that no name has to be cut."""
+    margin = min(max(map(len, rows)), LONGEST_NAME) + 1
+    step = "|".ljust(width + 1)
+    stairs = [_stair(" " * margin + step * place, name) for place, name in enumerate(columns)]
+    return [*stairs, *(_fitted(name).ljust(margin) + " ".join(cells) for name, cells in rows.items())]
+
+
+def _stair(before: str, name: str) -> str:
+    """Return the line of a column's name: right of its place or, where the screen is too narrow, left of its bar."""
+    if len(before) + len(name) <= SCREEN:
+        return before + name
+    return f"{before[: -len(name) - 2]} {name} |"
+
+
+def _fitted(name: str) -> str:
+    """Return a name, without its middle if it is too long: the names of one module's kernels differ at their ends."""
+    if len(name) <= LONGEST_NAME:
+        return name
+    return f"{name[: LONGEST_NAME // 2 - 2]}..{name[-LONGEST_NAME // 2 :]}"
+
+
+def _legend(shown: set[str], paint: Paint) -> str:
+    """Return the meanings of the marks that the matrix has."""
+    marks = [mark for verdict, mark in MARKS.items() if verdict in shown]
+    return "   ".join(f"{paint(mark.character, **mark.colour)} {mark.meaning}" for mark in marks)

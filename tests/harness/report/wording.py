@@ -18,9 +18,8 @@ from strategies.features import (
     feature,
     text,
 )
-from tests.harness.bugs.bug import Bug, Need
+from tests.harness.bugs.bug import Bug, Need, Sightings
 from tests.harness.bugs.failure import headline
-from tests.harness.bugs.sightings import Sightings
 from tests.harness.law import law_named
 from tests.harness.verdict import NUMBERS, Finding, in_ulps
 

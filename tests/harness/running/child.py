@@ -24,9 +24,8 @@ from tests.harness.device.memory import fills_the_machine
 from tests.harness.device.sync import ASKS_WHERE, IMPATIENT_SECONDS, OVERRAN, WAIT_SECONDS
 from tests.harness.files import python_path
 from tests.harness.run import Run
-from tests.harness.running.exits import finding, how_it_ended
+from tests.harness.running.exits import Tail, finding, how_it_ended
 from tests.harness.running.fork_server import Copy, new_copy
-from tests.harness.running.tail import Tail
 from tests.harness.verdict import Verdict
 
 WORKER = "tests.harness.worker.main"

@@ -1,6 +1,9 @@
-"""What is told of a process that has ended: how it ended, and where the kernel was then."""
+"""What is told of a process that has ended: how it ended, where the kernel was then, and what it printed last."""
 
+import os
 import signal
+from threading import Thread
+from typing import IO
 
 from tests.harness.verdict import BEFORE_THE_BEGINNING, PAST_THE_END, Finding
 
@@ -10,6 +13,13 @@ OURS = ("/harness/trial.py", "/kernels/registry.py")
 """The ends of the paths of files of ours that call a kernel: frames from there on are not the kernel's."""
 AT_FENCE = " in run_fenced"
 """The end of the frame in which memory ends where a tensor ends."""
+
+KEPT_BYTES = 1 << 14
+"""Bytes that are kept, from the end."""
+PIECE_BYTES = 1 << 20
+"""The most bytes that are read at once."""
+CLOSE_SECONDS = 2.0
+"""Seconds to wait for the end of the output. It has none where a process that the kernel has started lives on."""
 
 
 def how_it_ended(code: int) -> str:
@@ -47,3 +57,23 @@ def place(printed: str) -> str:
     frames = [line for line in after.splitlines() if line.strip().startswith("File ")]
     ends = (at for at, frame in enumerate(frames) if any(f'{ours}"' in frame for ours in OURS))
     return "\n".join([*filter(None, told), *reversed(frames[: next(ends, len(frames))])])
+
+
+class Tail:
+    """The last ``KEPT_BYTES`` that come through a pipe, whose writer never waits longer than a thread takes to read."""
+
+    def __init__(self, pipe: IO[bytes]) -> None:
+        self.pipe = pipe
+        self.kept = b""
+        self.thread = Thread(target=self._read, daemon=True)
+        self.thread.start()
+
+    def text(self) -> str:
+        """Return what is kept, once the writer has ended."""
+        self.thread.join(CLOSE_SECONDS)
+        return self.kept.decode(errors="replace")
+
+    def _read(self) -> None:
+        with self.pipe:
+            while piece := os.read(self.pipe.fileno(), PIECE_BYTES):
+                self.kept = (self.kept + piece)[-KEPT_BYTES:]

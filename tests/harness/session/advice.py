@@ -14,12 +14,11 @@ from tests.harness.clock import BudgetSpent
 from tests.harness.law import basic_laws, by_place, law_named
 from tests.harness.running.child import HarnessError
 from tests.harness.running.kernel_info import KernelInfo
-from tests.harness.running.learned_claims import usual, varied
-from tests.harness.running.narrow import narrowing
+from tests.harness.running.learned_claims import narrowing, usual, varied
 from tests.harness.running.refusals import NO_ADVICE, Advice, Claims, Seen
 from tests.harness.running.runs import Runs
 from tests.harness.running.tally import plain
-from tests.harness.session.drawing import drawn
+from tests.harness.session.subject import drawn
 
 FEW = 0.05
 """Claims are advice if the kernel refuses no more than this share of the cases that are drawn from them.

@@ -21,11 +21,9 @@ from tests.harness.law import PROPERTIES, Law, by_place
 from tests.harness.running.kernel_info import KernelInfo
 from tests.harness.running.learned_claims import AnsweredLaws
 from tests.harness.running.runs import Runs
-from tests.harness.session.drawing import Stream, drawn
 from tests.harness.session.plan import Plan
-from tests.harness.session.shares import TURNS, Shares
-from tests.harness.session.subject import Subject, TimeUp
-from tests.harness.session.turns import Turn, fair_seconds, seconds_for
+from tests.harness.session.subject import Stream, Subject, TimeUp, drawn
+from tests.harness.session.turns import TURNS, Shares, Turn, fair_seconds, seconds_for
 
 PLAN = pytest.StashKey[Plan]()
 ORDER = pytest.StashKey[list["LawTurn"]]()

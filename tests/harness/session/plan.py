@@ -17,17 +17,15 @@ from tests.harness.clock import CALLS, SECONDS, Clock, ShrinkBudget
 from tests.harness.device.gpus import VISIBLE, gpus
 from tests.harness.files import JOURNALS, SUMMARY
 from tests.harness.law import LAWS, PROPERTIES, law_named
-from tests.harness.report.database import Finds, finds_at
+from tests.harness.report.database import Finds, Kept, finds_at, read_report
 from tests.harness.report.folder import report_folder
-from tests.harness.report.kept import Kept, read_report
 from tests.harness.report.ledger import LEDGER
 from tests.harness.run import Run, read
 from tests.harness.running.child import Children
 from tests.harness.running.journal import Journal, set_aside_unfinished, unfinished_in
 from tests.harness.running.kernel_info import KernelInfo, Unavailable
 from tests.harness.running.sanitizers import sanitizers, why_not
-from tests.harness.session.shares import TURNS
-from tests.harness.session.turns import Turn, turns_of_examples, turns_of_seconds
+from tests.harness.session.turns import TURNS, Turn, turns_of_examples, turns_of_seconds
 from tests.harness.shard import Shard, shard_of
 
 MINUTES_PER_KERNEL = 4.0

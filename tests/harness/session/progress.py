@@ -14,8 +14,8 @@ from tests.harness.bugs.bug import Bug
 from tests.harness.bugs.failure import symptom
 from tests.harness.files import JOURNALS
 from tests.harness.law import PROPERTIES
-from tests.harness.report.ending import verdicts
 from tests.harness.report.ledger import LEDGER, Ledger
+from tests.harness.report.screen import verdicts
 from tests.harness.report.wording import needed
 from tests.harness.running.journal import examples_done
 from tests.harness.session.plan import Plan

@@ -1,15 +1,24 @@
-"""One kernel at one dtype: draw its cases, run a law on a case, and return what an item has found."""
+"""One kernel at one dtype: its cases are drawn and run, and what is found is returned.
+
+Hypothesis draws cases some at a time, before any of them is run. So a run of a kernel is no part of a test of
+Hypothesis, which would take what it raises for a failure of its own.
+"""
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
+import hypothesis
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
 
 from kernels.contract import GRADIENTS
 from strategies.case import Case
@@ -19,16 +28,19 @@ from strategies.focus import Focus
 from tests.harness.bugs.attribution import Broken
 from tests.harness.bugs.avoidance import Closed, elsewhere, may_show
 from tests.harness.bugs.bug import Bug
-from tests.harness.diagnosis.flaky import AGAIN
+from tests.harness.diagnosis.reruns import AGAIN
 from tests.harness.diagnosis.triage import Triage
 from tests.harness.kernel_record import stored_case
 from tests.harness.law import Law
-from tests.harness.report.kept import Kept, Near
+from tests.harness.report.database import Kept, Near
 from tests.harness.run import Run
 from tests.harness.running.child import OutOfTime
 from tests.harness.running.learned_claims import AnsweredLaws
 from tests.harness.running.refusals import is_mostly_refused, was_not_run
 from tests.harness.verdict import NUMBERS, Verdict
+
+AT_ONCE = 8
+"""Cases that one Hypothesis run draws. Some of those of longer runs are copies of earlier ones."""
 
 
 class TimeUp(Exception):
@@ -305,3 +317,42 @@ class Subject:
             self.tally.set_aside += 1
         self.tally.moved += found is not None
         return found
+
+
+class Stream(Iterator[Case]):
+    """Cases from Hypothesis runs whose seeds are drawn from ``seeds``: so many as ``most``, by default without end."""
+
+    def __init__(self, strategy: SearchStrategy[Case], seeds: Random, most: float = math.inf) -> None:
+        self.strategy, self.seeds, self.left = strategy, seeds, most
+        self.coming: deque[Case] = deque()
+
+    def __next__(self) -> Case:
+        self._draw()
+        if not self.coming:
+            raise StopIteration
+        return self.coming.popleft()
+
+    def draw_ahead(self) -> None:
+        """Draw what comes next, if it has to be drawn, while a case is run. What it raises, ``next`` will raise."""
+        with suppress(Exception):
+            self._draw()
+
+    def _draw(self) -> None:
+        if not self.coming and self.left:
+            found = drawn(self.strategy, self.seeds.getrandbits(64), int(min(AT_ONCE, self.left)))
+            self.coming.extend(found)
+            self.left = self.left - len(found) if found else 0
+
+
+def drawn(strategy: SearchStrategy[Case], seed: object, number: int = AT_ONCE) -> list[Case]:
+    """Return ``number`` cases that Hypothesis draws, or fewer if there are no more; the same for the same seed."""
+    found: list[Case] = []
+
+    @hypothesis.seed(seed)
+    @settings(max_examples=number + 1, database=None)
+    @given(case=strategy)
+    def run(case: Case) -> None:
+        found.append(case)
+
+    run()
+    return found[1:]  # a run begins with its simplest case, whatever the seed

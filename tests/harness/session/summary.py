@@ -15,21 +15,18 @@ from hypothesis import settings
 
 from strategies.case import Case
 from tests.harness.bugs.attribution import is_same
-from tests.harness.bugs.bug import Bug
-from tests.harness.bugs.outside import are_one_read
-from tests.harness.bugs.redundant import is_redundant
-from tests.harness.bugs.sightings import Sightings
+from tests.harness.bugs.bug import Bug, Sightings
+from tests.harness.bugs.redundant import are_one_read, is_redundant
 from tests.harness.clock import BudgetSpent, meter
 from tests.harness.files import JOURNALS, SUMMARY, write_whole
 from tests.harness.report.changes import read_night
 from tests.harness.report.conclusion import Concluded, merged, replaced, with_offers
-from tests.harness.report.ending import print_ending
 from tests.harness.report.folder import add_to_report
 from tests.harness.report.ledger import LEDGER, Ledger
 from tests.harness.report.page import PAGE, write_page
 from tests.harness.report.record import RECORD, Recorder, first_line, last_line
 from tests.harness.report.results import Results
-from tests.harness.report.screen import repeats
+from tests.harness.report.screen import print_ending, repeats
 from tests.harness.running.runs import Runs
 from tests.harness.session.advice import advised, kinds_taken
 from tests.harness.session.header import time_told

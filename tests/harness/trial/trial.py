@@ -32,13 +32,19 @@ from tests.harness.interpreter.accesses import Touched
 from tests.harness.interpreter.installation import accesses_outside, left_to_interpreter
 from tests.harness.interpreter.programs import in_order
 from tests.harness.trial.compare import Check, describe, errors_over_bounds
-from tests.harness.trial.differentiate import differentiated
-from tests.harness.trial.lse_form import form_of, in_contract_form
+from tests.harness.trial.outputs import (
+    WrongKind,
+    departures,
+    differentiated,
+    form_of,
+    gradients_of,
+    in_contract_form,
+    out_and_lse,
+)
 from tests.harness.trial.pattern import ComparedTensor
 from tests.harness.trial.problem import Call, Outputs, Problem
 from tests.harness.trial.process_state import put_back
 from tests.harness.trial.ragged_form import APPENDED, KEYWORDS, Prepared, RaggedForm, wrong_in
-from tests.harness.trial.returned import WrongKind, departures, gradients_of, out_and_lse
 from tests.harness.verdict import Finding
 
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "ALLOC_FAILED", "cublasCreate")

@@ -54,8 +54,8 @@ from tests.harness.kernel_record import described
 from tests.harness.law import basic_laws, law_named
 from tests.harness.run import Run, run_of
 from tests.harness.trial import pattern
-from tests.harness.trial.lse_form import form_of, in_claimed_form
-from tests.harness.trial.precision import with_explanations
+from tests.harness.trial.designs import with_explanations
+from tests.harness.trial.outputs import form_of, in_claimed_form
 from tests.harness.trial.trial import CannotRun, LawBroken, Refused, Trial
 from tests.harness.verdict import INTERMITTENT, LEAK, Finding, Verdict
 from tests.harness.worker.probe import probe

@@ -19,9 +19,8 @@ from reference.bounds.accumulation import SAFETY
 from strategies.case import LAYOUT_FIELDS, Case
 from tests.harness.device.environments import why_not_here
 from tests.harness.device.sync import wait_for_device
-from tests.harness.trial.lse_form import shape_of_lse
+from tests.harness.trial.outputs import WrongKind, departures, out_and_lse, shape_of_lse
 from tests.harness.trial.process_state import put_back
-from tests.harness.trial.returned import WrongKind, departures, out_and_lse
 from tests.harness.trial.trial import Trial, run_kernel
 
 SEQLEN = 16

@@ -24,7 +24,7 @@ from tests.harness.files import OWN_FOLDERS
 from tests.harness.interpreter.installation import REPAIRED
 from tests.harness.law import law_named
 from tests.harness.run import Run
-from tests.harness.trial.lse_form import form_of, in_contract_form
+from tests.harness.trial.outputs import form_of, in_contract_form
 from tests.harness.trial.ragged_form import apart
 from tests.harness.verdict import INTERMITTENT, LEAK, Finding
 from tests.harness.worker import scripted

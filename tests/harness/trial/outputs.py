@@ -1,12 +1,13 @@
-"""Checks that a kernel returned what a forward or a backward returns, in the form that the contract demands."""
+"""What a kernel returns: its form as the contract demands it, the forms of lse, and gradients by autograd."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tests.harness.trial.lse_form import shape_of_lse
+from kernels.contract import Capabilities
 
 
 class WrongKind(TypeError):
@@ -76,3 +77,64 @@ def departures(
         yield from (
             (name, what, found[what], expected[what]) for what in found if found[what] != expected[what]
         )
+
+
+def form_of(claims: Capabilities) -> tuple[str, str, str]:
+    """Return the form of lse that is claimed: its base, its layout, and its value in rows that see no key."""
+    return claims.lse_base, claims.lse_layout, claims.lse_of_no_keys
+
+
+def in_contract_form(lse: Tensor, base: str, layout: str, of_no_keys: str) -> Tensor:
+    """Return an lse in the contract's form: the natural logarithm, (batch, heads_q, seqlen_q), -inf where no key is.
+
+    ``lse`` (batch, heads_q, seqlen_q), or (batch, seqlen_q, heads_q) if ``layout`` is "bnh", is a logarithm to
+    ``base``, "e" or "2". In base 2 the result is float64, so that the conversion adds no rounding that matters. In base
+    e the result has the dtype of ``lse``. If ``of_no_keys`` is "inf", infinities change their sign, wherever they are:
+    the other infinity is then as wrong in a row that sees no key as any infinity is in another row.
+    """
+    if layout == "bnh":
+        lse = lse.transpose(1, 2).contiguous()
+    if of_no_keys == "inf":
+        lse = torch.where(lse.isinf(), -lse, lse)
+    return lse.double() * math.log(2.0) if base == "2" else lse
+
+
+def in_claimed_form(lse: Tensor, base: str, layout: str, of_no_keys: str) -> Tensor:
+    """Return a natural lse (batch, heads_q, seqlen_q) as a kernel with these claims returns it, in its own dtype."""
+    if base == "2":
+        lse = lse / math.log(2.0)
+    if of_no_keys == "inf":
+        lse = torch.where(lse.isinf(), -lse, lse)
+    return lse.transpose(1, 2).contiguous() if layout == "bnh" else lse
+
+
+def shape_of_lse(shape_of_q: Sequence[int], layout: str) -> tuple[int, ...]:
+    """Return the shape in which lse is returned for q (batch, heads_q, seqlen_q, head_dim), by the layout claimed."""
+    batch, heads_q, seqlen_q = shape_of_q[:3]
+    return (batch, seqlen_q, heads_q) if layout == "bnh" else (batch, heads_q, seqlen_q)
+
+
+def differentiated(out: Tensor, leaves: Sequence[Tensor], dout: Tensor) -> Sequence[Tensor]:
+    """Return the gradient of each leaf.
+
+    ``torch.autograd.grad`` returns them as the kernel makes them, while ``backward`` may copy them. Where a reentrant
+    ``torch.utils.checkpoint`` is in the graph, only ``backward`` is allowed.
+    """
+    if not _is_checkpointed(out):
+        return torch.autograd.grad(out, leaves, dout, materialize_grads=True)
+    torch.autograd.backward(out, dout)
+    return [torch.zeros_like(x) if x.grad is None else x.grad for x in leaves]
+
+
+def _is_checkpointed(out: Tensor) -> bool:
+    """Whether a reentrant ``torch.utils.checkpoint`` is among what a tensor was made by."""
+    known, waiting = set(), [out.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in known:
+            continue
+        if node.name() == "CheckpointFunctionBackward":
+            return True
+        known.add(node)
+        waiting += [after for after, _ in node.next_functions]
+    return False

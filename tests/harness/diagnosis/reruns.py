@@ -1,0 +1,232 @@
+"""One case run again: how often it fails, whether it leaves memory behind, and what a sanitizer reports of it."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from strategies.case import Case
+from tests.harness.bugs.attribution import Broken
+from tests.harness.bugs.bug import Need
+from tests.harness.bugs.failure import Explanation, Failure
+from tests.harness.clock import BudgetSpent
+from tests.harness.diagnosis.shrink import RUNS, smallest
+from tests.harness.run import Run
+from tests.harness.running.child import ChildDied, HarnessError, environment_of, seen_by_child
+from tests.harness.running.exits import Tail
+from tests.harness.running.runs import Runs
+from tests.harness.running.sanitizers import Report, command, environment, failure, reports
+from tests.harness.verdict import LEAK, Finding
+
+AGAIN = 2
+"""A failure that shows again this many times in a row is taken to show on every run."""
+REPEATS = 100
+"""How often a case is repeated to learn the rate of a failure that comes and goes."""
+REPEAT_SECONDS = 20.0
+"""The most seconds for these repeats."""
+AFTER_OTHERS = (
+    "the case fails after other calls in the same process, and holds as the first call of a new one"
+)
+FIRST_CALL = "the case fails in the first call of a new process, and holds when it is repeated there"
+
+GROWN_BYTES = 2**29
+"""By so much a process has grown before a case is repeated in it, and twice as much after each time in vain."""
+LEAK_SECONDS = 4.0
+"""Seconds for the repeats of one case."""
+LEAK_SECONDS = 40.0
+"""Seconds to find a smaller case that leaks."""
+
+SAMPLE = 8
+"""How many of the cases that held are run under each sanitizer, for each law and dtype."""
+SECONDS = 60.0
+"""Seconds after which a watched process begins no further case. Its start takes eight, compilation more."""
+LEAST_SECONDS = 12.0
+"""A watched process is not begun if there are fewer seconds for it."""
+PATIENCE = 2.0
+"""A watched process is ended after this many times its seconds."""
+SANITIZED_SECONDS = 120.0
+"""Seconds to find a smaller case on which a sanitizer reports an error."""
+
+LOG, DONE = "log", "done"
+"""The files of a watched process."""
+TOGETHER = "it is reported in a process that runs several cases, and of none of them alone"
+
+
+def fails_again(broken: Broken, runs: Runs) -> bool:
+    """Whether a failure shows on every run of its case, as far as a few repeats tell.
+
+    A hang is not repeated, because that takes minutes, and where there is no time to repeat, the failure counts as one
+    that shows again.
+    """
+    with suppress(BudgetSpent):
+        return broken.finding.kind == "hung" or all(_fails(broken, runs) is not False for _ in range(AGAIN))
+    return True
+
+
+def intermittent(failure: Failure, runs: Runs, known_of_it: tuple[str, ...] = ()) -> Failure:
+    """Repeat the case of a failure that comes and goes, and return the failure with its rate, and with sentences."""
+    failed, made = rate(lambda: _fails(failure, runs), runs.clock.meter(REPEAT_SECONDS))
+    with suppress(BudgetSpent):
+        if not failed and fails_anew(failure, runs):
+            known_of_it = (*known_of_it, FIRST_CALL)
+    finding = replace(failure.finding, rate=(failed, made))
+    return replace(failure, finding=finding, explanation=Explanation(known_of_it))
+
+
+def rate(fails: Callable[[], bool | None], spend: Callable[[], None]) -> tuple[int, int]:
+    """Return how many repeats have failed, and how many were made; ``spend`` may end them by raising BudgetSpent.
+
+    A repeat that can't be run here, of which ``fails`` returns None, is not counted.
+    """
+    outcomes: list[bool | None] = []
+    with suppress(BudgetSpent):
+        while len(outcomes) < REPEATS:
+            spend()
+            outcomes.append(fails())
+    return outcomes.count(True), len(outcomes) - outcomes.count(None)
+
+
+def is_of_every_run(failure: Failure) -> bool:
+    """Whether a failure has shown in every repeat, so that nothing comes and goes."""
+    failed, made = failure.finding.rate
+    return 0 < failed == made
+
+
+def fails_anew(broken: Broken | Failure, runs: Runs) -> bool:
+    """Whether the case fails in the first call of a new process. Raises BudgetSpent if there is no time for it."""
+    runs.child.close()
+    return _fails(broken, runs) is not False
+
+
+def _fails(broken: Broken | Failure, runs: Runs) -> bool | None:
+    """Whether a case fails in any way when it is run once more; None if it can't be run here, which tells nothing."""
+    verdict = runs.in_time(broken.law, broken.case, ignored=broken.ignored)
+    return None if verdict.status == "skipped" else runs.info.finding(verdict) is not None
+
+
+def left_behind(law: str, case: Case, runs: Runs) -> float:
+    """Return how many bytes the kernel leaves behind at each repeat of a case, in a process that ends with that."""
+    request = Run(runs.info.spec, runs.info.claims, law, case).request("leak", seconds=LEAK_SECONDS)
+    try:
+        left: float = runs.child.ask(request, runs.child.run_seconds)["left"]
+    except (ChildDied, HarnessError):
+        return 0.0
+    finally:
+        runs.child.close()
+    return left
+
+
+def smaller_leak(law: str, case: Case, runs: Runs) -> tuple[Case, tuple[Need, ...]]:
+    """Return a small case that leaves memory behind too, with what it needs, as far as few repeats tell."""
+
+    def fails(smaller: Case) -> bool:
+        # Other memory that is given back meanwhile may hide a leak once.
+        return any(left_behind(law, smaller, runs) > 0.0 for _ in range(2))
+
+    return smallest(case, fails, runs.info.capabilities, runs.clock.meter(LEAK_SECONDS, RUNS))
+
+
+def leak_finding(left: float) -> Finding:
+    """Return the finding that so many bytes stay behind at each repeat of a case."""
+    size = f"{left / 2**20:.3g} MiB stay behind each time"
+    return Finding(
+        claim=f"memory is given back after a call, but when its case is repeated, {size}", kind=LEAK
+    )
+
+
+def sample(held: Sequence[tuple[str, Case]], law: str) -> list[Case]:
+    """Return the first cases of a law that held, without huge strides, for which a device may lack memory."""
+    cases = dict.fromkeys(case for name, case in held if name == law)
+    return [case for case in cases if "huge" not in case.layouts][:SAMPLE]
+
+
+@dataclass
+class Watch:
+    """What one sanitizer reports of a kernel; ``told`` says why it did not do its work, once.
+
+    ``done`` is the number of cases to whose end the last process has come.
+    """
+
+    sanitizer: str
+    runs: Runs
+    told: list[str] = field(default_factory=list)
+    done: int = 0
+
+    def reported(self, law: str, cases: Sequence[Case]) -> list[Report]:
+        """Return what is reported of some cases, all of which run in one process."""
+        info, seconds, self.done = self.runs.info, self.runs.clock.share(SECONDS), 0
+        if seconds < LEAST_SECONDS or self.told:
+            return []
+        runs = [Run(info.spec, info.claims, law, case) for case in cases]
+        with TemporaryDirectory() as folder:
+            printed = watched(self.sanitizer, runs, self.runs.child.device, seconds, Path(folder))
+            log, done = (_text(Path(folder) / name) for name in (LOG, DONE))
+        self.done = len(done)
+        found = reports(self.sanitizer, log, printed)
+        failed = None if found else failure(self.sanitizer, log)
+        self.told += filter(None, [failed])
+        return found
+
+    def first(self, law: str, cases: Sequence[Case]) -> tuple[Case, Report, bool] | None:
+        """Return a case of which something is reported, what is, and whether it is when the case runs alone.
+
+        If in none of them alone, the case is the last one.
+        """
+        found = self.reported(law, cases) if cases else []
+        self.runs.tally.watched[self.sanitizer] += self.done if cases else 0
+        if not found:
+            return None
+        last = self.done  # memcheck ends the process in the case of which it reports something
+        for case in [*cases[last:], *cases[:last]] if len(cases) > 1 else ():
+            for report in self.reported(law, [case])[:1]:
+                return case, report, True
+        return cases[-1], found[0], len(cases) == 1
+
+    def reduced(self, law: str, case: Case, report: Report) -> tuple[Case, tuple[Need, ...]]:
+        """Return a small case of which the same is reported, with what it needs, as far as few runs tell."""
+
+        def fails(smaller: Case) -> bool:
+            return report.what in {each.what for each in self.reported(law, [smaller])}
+
+        spend = self.runs.clock.meter(SANITIZED_SECONDS, RUNS)
+        return smallest(case, fails, self.runs.info.capabilities, spend)
+
+
+def watched(sanitizer: str, runs: Sequence[Run], device: str, seconds: float, folder: Path) -> str:
+    """Run cases in a process that a sanitizer watches, and return the end of what it prints.
+
+    The tool writes the file LOG of the folder, and the process the file DONE. A process that takes too long is ended,
+    and the last line of LOG says so.
+    """
+    program = [sys.executable, "-P", "-m", "tests.harness.worker.sanitized", seen_by_child(device)]
+    records = [run.to_dict() for run in runs]
+    asked = json.dumps({"seconds": seconds, "done": str(folder / DONE), "runs": records})
+    process = subprocess.Popen(
+        [*command(sanitizer, folder / LOG), *program],
+        env={**environment_of(device), **environment(sanitizer)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    assert process.stderr is not None
+    printed = Tail(process.stderr)
+    with suppress(BrokenPipeError):
+        process.stdin.write(asked.encode())
+        process.stdin.close()
+    try:
+        process.wait(PATIENCE * seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        with (folder / LOG).open("a") as log:
+            log.write(f"it was still running after {PATIENCE * seconds:.0f} s")
+    return printed.text()
+
+
+def _text(path: Path) -> str:
+    return path.read_text(errors="replace") if path.exists() else ""
