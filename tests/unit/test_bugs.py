@@ -13,9 +13,10 @@ from kernels.contract import KnownFailure
 from reference.family import implied
 from strategies.case import Case, Spike
 from strategies.features import SCORES, with_value
-from tests.harness.bugs.attribution import Broken, attribute, is_same, needs_of
+from tests.harness.bugs.attribution import Broken, attribute, is_same
 from tests.harness.bugs.avoidance import Closed, elsewhere
 from tests.harness.bugs.bug import Bug, Need, Severity, Sightings, in_parts, met_again
+from tests.harness.bugs.counterfactuals import needs_of
 from tests.harness.bugs.dense import ORDINARY, ordinary_cases, wrong_alone
 from tests.harness.bugs.imprecise import Imprecise, ImpreciseCall, sentence
 from tests.harness.bugs.restatement import by_forward, plainly

@@ -7,8 +7,8 @@ from typing import Any
 from kernels.contract import LAYOUTS, Capabilities, KnownFailure
 from strategies.case import LAYOUT_FIELDS, OPTIONS, SIMPLEST, Case
 from strategies.features import with_value
-from tests.harness.bugs.attribution import cures
 from tests.harness.bugs.bug import Bug
+from tests.harness.bugs.counterfactuals import cures
 from tests.harness.kernel_record import meets
 
 IN_ORDER = (

@@ -30,8 +30,8 @@ from strategies.features import (
     with_normal_numbers,
     with_value,
 )
-from tests.harness.bugs.attribution import cures, needs_of, resisted_shrinking
 from tests.harness.bugs.bug import Bug, Need
+from tests.harness.bugs.counterfactuals import cures, needs_of, resisted_shrinking
 from tests.harness.bugs.dense import (
     FEWEST,
     TILES,

@@ -22,8 +22,8 @@ from strategies.features import (
     with_seeds,
     with_value,
 )
-from tests.harness.bugs.attribution import cures
 from tests.harness.bugs.bug import Need
+from tests.harness.bugs.counterfactuals import cures
 from tests.harness.bugs.dense import FEWEST, LONGER, longer
 
 Fails = Callable[[Case], bool]

@@ -31,8 +31,8 @@ from strategies.features import (
     with_slices_as,
     with_value,
 )
-from tests.harness.bugs.attribution import cures
 from tests.harness.bugs.bug import Need
+from tests.harness.bugs.counterfactuals import cures
 from tests.harness.bugs.dense import FEWEST, LONGER, longer
 from tests.harness.bugs.failure import Failure
 from tests.harness.diagnosis.confirmation import SEEDS, claimed_and

@@ -10,8 +10,9 @@ from functools import cached_property, partial
 from reference.bounds.accumulation import SHRINKING_SAFETY
 from strategies.case import LAYOUT_FIELDS, Case
 from strategies.features import LENGTHS, SCORES, value_of, with_seeds, with_value
-from tests.harness.bugs.attribution import Broken, attribute, cures, is_present, is_same
+from tests.harness.bugs.attribution import Broken, attribute, is_same
 from tests.harness.bugs.bug import ENOUGH, FEW_CRASHES, Bug, Need, Severity, Sightings
+from tests.harness.bugs.counterfactuals import cures, is_present
 from tests.harness.bugs.dense import ordinary_cases
 from tests.harness.bugs.failure import (
     HOLDS_ALONE,

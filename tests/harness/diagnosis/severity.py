@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from strategies.case import Case
 from strategies.features import value_of
-from tests.harness.bugs.attribution import needs_of
 from tests.harness.bugs.bug import Bug, Need
+from tests.harness.bugs.counterfactuals import needs_of
 from tests.harness.bugs.dense import ordinary_cases
 from tests.harness.bugs.failure import Failure
 from tests.harness.clock import BudgetSpent

@@ -21,6 +21,7 @@ from kernels.contract import Capabilities
 from strategies.rotary import rotated
 from tests.harness.device import memory, poison
 from tests.harness.files import OWN_FOLDERS
+from tests.harness.interpreter import formats
 from tests.harness.interpreter.installation import REPAIRED
 from tests.harness.law import law_named
 from tests.harness.run import Run
@@ -41,6 +42,8 @@ import zlib
 from collections.abc import Callable, Sequence
 from math import inf, nan
 from typing import Any, NoReturn"""
+FROM_FORMATS = re.compile(r"^from \S+\.formats import (\([^)]*\)|.*)\n", re.MULTILINE)
+"""The import in the repaired interpreter of the module ``formats``, whose source stands before it in a script."""
 GUARDED = "import faulthandler\nimport subprocess"
 TORCH = "import torch\nfrom torch import Tensor"
 INTERPRET = 'os.environ["TRITON_INTERPRET"] = "1"  # read when a Triton kernel is imported'
@@ -210,9 +213,9 @@ def _interpret(spec: str, is_repaired: bool) -> list[str]:
     """
     if not (is_repaired or uses_triton(registry.module_of(spec))):
         return [INTERPRET]
-    repair = inspect.getsource(importlib.import_module(REPAIRED))
+    repair = FROM_FORMATS.sub("", inspect.getsource(importlib.import_module(REPAIRED)))
     told = "# What follows repairs Triton's interpreter, up to the call of repair."
-    return [INTERPRET, f"{told}\n{repair}", "repair()"]
+    return [INTERPRET, f"{told}\n{inspect.getsource(formats)}", repair, "repair()"]
 
 
 def _origins(value: Any) -> list[str]:

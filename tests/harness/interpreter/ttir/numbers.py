@@ -15,8 +15,15 @@ import torch
 from torch import Tensor
 from triton.runtime.interpreter import np_erf_fp32, np_erf_fp64, np_umulhi_u64
 
-from tests.harness.interpreter import repaired as interpreter
-from tests.harness.interpreter.repaired import decode, float_toward_zero, to_8_bits, to_integers
+from tests.harness.interpreter.formats import (
+    decode,
+    float_toward_zero,
+    fused_to_odd,
+    to_8_bits,
+    to_bfloat16,
+    to_integers,
+)
+from tests.harness.interpreter.repaired import fused_float64
 
 Array = np.ndarray[Any, Any]
 
@@ -94,7 +101,7 @@ def narrow_slowly(values: Array, element: str, *, toward_zero: bool = False) -> 
     if element == "f16":
         return float_toward_zero(values, np.dtype(np.float16)) if toward_zero else values.astype(np.float16)
     if element == "bf16":
-        return interpreter.to_bfloat16(values, toward_zero)
+        return to_bfloat16(values, toward_zero)
     return to_8_bits(values, EIGHT_BITS[element], toward_zero)
 
 
@@ -247,8 +254,8 @@ def bits_of(x: Any, source: str, element: str) -> Any:
 def fma(x: Any, y: Any, z: Any, element: str) -> Any:
     """Return x * y + z, rounded once, except for float64."""
     if element == "f64":
-        return interpreter.fused_float64(x, y, z)
-    odd = interpreter.fused_to_odd(np.asarray(x), np.asarray(y), np.asarray(z))
+        return fused_float64(x, y, z)
+    odd = fused_to_odd(np.asarray(x), np.asarray(y), np.asarray(z))
     found = widen(narrow_slowly(odd, element), element) if element in RAW else odd.astype(np.float32)
     return found if any(isinstance(v, np.ndarray) for v in (x, y, z)) else found[()]
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.harness.interpreter.repaired import matrix_product
+from tests.harness.interpreter.formats import matrix_product
 from tests.harness.interpreter.ttir.numbers import DTYPES, Array
 
 Shape = tuple[int, ...]
