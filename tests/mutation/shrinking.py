@@ -14,8 +14,8 @@ from tests.harness.clock import SECONDS, ShrinkBudget
 from tests.harness.diagnosis.known_bugs import KnownBugs
 from tests.harness.diagnosis.triage import Triage
 from tests.harness.law import Law, law_named
-from tests.harness.report.folder import SCRIPT, exit_status
 from tests.harness.run import read
+from tests.harness.running.exits import SCRIPT, exit_status
 from tests.harness.running.journal import Journal
 from tests.harness.running.kernel_info import KernelInfo
 from tests.harness.running.learned_claims import AnsweredLaws

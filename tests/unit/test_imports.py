@@ -15,6 +15,11 @@ DESCRIPTIONS = ("reference.arithmetic", "reference.family", "reference.mask_patt
 BELOW_KERNELS = (*DESCRIPTIONS, "kernels.contract")
 BELOW_LAWS = (*BELOW_KERNELS, "reference", "strategies")
 BELOW_RUNNING = (*BELOW_LAWS, "tests.harness")
+BELOW_WRITING = (
+    "tests.harness.interpreter",
+    "tests.harness.interpreter.ttir.ir",
+    "tests.harness.interpreter.ttir.calls",
+)
 BELOW_TRIAL = (*BELOW_RUNNING, "tests.harness.device", "tests.harness.interpreter")
 BELOW_REPORT = (*BELOW_RUNNING, "tests.harness.running", "tests.harness.bugs")
 
@@ -29,7 +34,13 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "tests.harness": BELOW_LAWS,
     "tests.harness.device": BELOW_RUNNING,
     "tests.harness.interpreter": ("tests.harness",),
-    "tests.harness.interpreter.ttir": ("tests.harness.interpreter",),
+    "tests.harness.interpreter.ttir.ir": (),
+    "tests.harness.interpreter.ttir.calls": (
+        "tests.harness.interpreter",
+        "tests.harness.interpreter.ttir.ir",
+    ),
+    "tests.harness.interpreter.ttir.writing": BELOW_WRITING,
+    "tests.harness.interpreter.ttir": (*BELOW_WRITING, "tests.harness.interpreter.ttir.writing"),
     "tests.harness.trial": BELOW_TRIAL,
     "tests.harness.worker": (*BELOW_TRIAL, "tests.harness.trial", "kernels"),
     "tests.harness.running": (*BELOW_RUNNING, "tests.harness.device", "kernels"),
@@ -106,11 +117,11 @@ def test_packages_import_none_that_is_declared_after_them() -> None:
         ("strategies.case", "import kernels.registry", "kernels.registry"),
         ("kernels.public.fla", "from tests.harness.law import LAWS", "tests.harness.law.LAWS"),
         (
-            "tests.harness.interpreter.ttir.parse",
+            "tests.harness.interpreter.ttir.ir.parse",
             "from kernels.tiles import advance",
             "kernels.tiles.advance",
         ),
-        ("tests.harness.interpreter.ttir.parse", "from ... import commands", "tests.harness.commands"),
+        ("tests.harness.interpreter.ttir.ir.parse", "from .... import commands", "tests.harness.commands"),
         (
             "tests.harness.trial.trial",
             "from ..interpreter.ttir import launch",

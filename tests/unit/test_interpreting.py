@@ -13,8 +13,8 @@ import triton
 
 from kernels.registry import module_of
 from strategies.case import Case
-from tests.harness.report.folder import exit_status
 from tests.harness.run import Run
+from tests.harness.running.exits import exit_status
 from tests.harness.verdict import Verdict
 from tests.harness.worker.main import Worker
 from tests.harness.worker.repro import uses_triton

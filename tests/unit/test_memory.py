@@ -12,7 +12,7 @@ from strategies.case import Case
 from tests.harness.device import memory
 from tests.harness.device.memory import fills_the_machine, growth, held_bytes
 from tests.harness.diagnosis.reruns import GROWN_BYTES, left_behind
-from tests.harness.report.folder import exit_status
+from tests.harness.running.exits import exit_status
 from tests.unit.calling import DEVICE
 from tests.unit.running import SubjectOf, report_of
 

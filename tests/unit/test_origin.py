@@ -10,10 +10,10 @@ import pytest
 
 from strategies.case import Case
 from tests.harness.files import ROOT
-from tests.harness.report.folder import exit_status
 from tests.harness.run import Run
 from tests.harness.running import fork_server as origin
 from tests.harness.running.child import START_SECONDS, WORKER, Child, environment_of
+from tests.harness.running.exits import exit_status
 from tests.harness.running.fork_server import LOST, NAMES_A_TEST, Copy, new_copy
 from tests.harness.verdict import Verdict
 from tests.unit.running import CASE, TOYS, has_ended

@@ -11,9 +11,9 @@ from tests.harness.diagnosis.reruns import AFTER_OTHERS, FIRST_CALL, REPEATS, ra
 from tests.harness.diagnosis.triage import Triage
 from tests.harness.law import law_named
 from tests.harness.report.conclusion import Concluded
-from tests.harness.report.folder import exit_status
 from tests.harness.run import Run
 from tests.harness.running.child import Child
+from tests.harness.running.exits import exit_status
 from tests.harness.running.runs import Runs
 from tests.unit.running import CASE, SubjectOf, report_of
 

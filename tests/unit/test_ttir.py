@@ -21,9 +21,9 @@ from triton.runtime.errors import InterpreterError
 
 from tests.harness.files import ROOT
 from tests.harness.interpreter.ttir import launch, store
+from tests.harness.interpreter.ttir.ir.parse import Unsupported, parse
 from tests.harness.interpreter.ttir.launch import fallbacks, interpreted
-from tests.harness.interpreter.ttir.parse import Unsupported, parse
-from tests.harness.interpreter.ttir.translate import translate
+from tests.harness.interpreter.ttir.writing.translate import translate
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="Triton compiles for the GPU that is here")
 

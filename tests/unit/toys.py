@@ -90,7 +90,7 @@ def nonfinite(q, k, v, *, causal, sm_scale):
 def wrong_in_company(q, k, v, *, causal, sm_scale):
     """Is wrong only in the process that verifies it, like a kernel that depends on what else lies in memory."""
     out, lse = sound(q, k, v, causal=causal, sm_scale=sm_scale)
-    return 1.5 * out if sys.argv[0].endswith("worker.py") and has_bug(q) else out, lse
+    return 1.5 * out if sys.argv[0].endswith("worker/main.py") and has_bug(q) else out, lse
 
 
 def wrong_gradient(q, k, v, *, causal, sm_scale):

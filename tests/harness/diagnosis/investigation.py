@@ -31,9 +31,9 @@ from tests.harness.diagnosis.known_bugs import KnownBugs
 from tests.harness.diagnosis.severity import found_in_ordinary, with_contrast
 from tests.harness.diagnosis.shrink import RUNS, gently_reduced, in_general_layout, is_step, reduced
 from tests.harness.law import law_named
-from tests.harness.report.folder import exit_status, prepare
 from tests.harness.run import ALL_DESIGNS, ONE_DESIGN
 from tests.harness.running.child import ChildDied, DeviceLost
+from tests.harness.running.exits import exit_status, prepare
 from tests.harness.running.runs import Runs, Seen
 from tests.harness.symptoms import is_in_common, is_not_cured, is_of_format, is_small
 from tests.harness.verdict import NUMBERS, UNCLEAR, Finding

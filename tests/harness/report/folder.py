@@ -1,11 +1,10 @@
-"""What a user reads and keeps of a failure: the message, the report folder, its picture and its script."""
+"""What a user reads and keeps of a failure: the message, the report folder, and the picture in it."""
 
 import importlib
 import json
 import shlex
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from textwrap import fill
@@ -15,9 +14,8 @@ import numpy as np
 import pytest
 
 from tests.harness.bugs.failure import Failure, headline
-from tests.harness.device.gpus import pinned
 from tests.harness.files import IS_INSTALLED, whole, write_whole
-from tests.harness.running.fork_server import new_copy, origin_of
+from tests.harness.running.exits import SCRIPT
 from tests.harness.verdict import Finding
 
 DETAIL_LINES = 12
@@ -204,27 +202,3 @@ def draw(path: Path, title: str, pictures: Sequence[Mapping[str, Any]], blocks: 
     figure.colorbar(image, ax=panels[0], label="error / bound, largest of all heads")
     figure.savefig(path, dpi=110, format="png")
     plt.close(figure)
-
-
-SCRIPT = "repro.py"
-
-
-IMPORTED = "torch"
-"""What every script imports, which takes over a second: its process is a copy of one that has imported it."""
-
-
-def prepare(device: str = "cpu") -> None:
-    """Begin to import what scripts import, so that the first one does not have to wait for that."""
-    with suppress(OSError):  # if no process can be started, the first script is not run either
-        origin_of(IMPORTED, pinned(device))
-
-
-def exit_status(script: str, seconds: float, device: str = "cpu") -> int:
-    """Return the exit status of a script. If ``device`` is a GPU, the script sees no other.
-
-    Raises subprocess.TimeoutExpired if it takes longer than ``seconds``, and OSError if no process can be started.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / SCRIPT).write_text(script)
-        process = new_copy(IMPORTED, [SCRIPT], pinned(device), folder, seconds, silent=True)
-        return process.wait(seconds)

@@ -13,8 +13,9 @@ from strategies.features import LENGTHS
 from tests.harness.files import write_whole
 from tests.harness.law import by_place
 from tests.harness.report.changes import Row, Summary, changes
-from tests.harness.report.folder import PICTURE, SCRIPT
+from tests.harness.report.folder import PICTURE
 from tests.harness.report.screen import LEFT_OUT, MARKS
+from tests.harness.running.exits import SCRIPT
 
 if TYPE_CHECKING:
     from jinja2 import Template

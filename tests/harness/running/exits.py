@@ -1,15 +1,24 @@
-"""What is told of a process that has ended: how it ended, where the kernel was then, and what it printed last."""
+"""How a process has ended, where the kernel was then, what it printed last, and the exit status of a script."""
 
 import os
 import signal
+import tempfile
+from contextlib import suppress
+from pathlib import Path
 from threading import Thread
 from typing import IO
 
+from tests.harness.device.gpus import pinned
+from tests.harness.running.fork_server import new_copy, origin_of
 from tests.harness.verdict import BEFORE_THE_BEGINNING, PAST_THE_END, Finding
+
+SCRIPT = "repro.py"
+IMPORTED = "torch"
+"""What every script imports, which takes over a second: its process is a copy of one that has imported it."""
 
 STACK = " (most recent call first):"
 """The end of the line above the frames that faulthandler prints."""
-OURS = ("/harness/trial.py", "/kernels/registry.py")
+OURS = ("/harness/trial/trial.py", "/kernels/registry.py")
 """The ends of the paths of files of ours that call a kernel: frames from there on are not the kernel's."""
 AT_FENCE = " in run_fenced"
 """The end of the frame in which memory ends where a tensor ends."""
@@ -77,3 +86,20 @@ class Tail:
         with self.pipe:
             while piece := os.read(self.pipe.fileno(), PIECE_BYTES):
                 self.kept = (self.kept + piece)[-KEPT_BYTES:]
+
+
+def prepare(device: str = "cpu") -> None:
+    """Begin to import what scripts import, so that the first one does not have to wait for that."""
+    with suppress(OSError):  # if no process can be started, the first script is not run either
+        origin_of(IMPORTED, pinned(device))
+
+
+def exit_status(script: str, seconds: float, device: str = "cpu") -> int:
+    """Return the exit status of a script. If ``device`` is a GPU, the script sees no other.
+
+    Raises subprocess.TimeoutExpired if it takes longer than ``seconds``, and OSError if no process can be started.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / SCRIPT).write_text(script)
+        process = new_copy(IMPORTED, [SCRIPT], pinned(device), folder, seconds, silent=True)
+        return process.wait(seconds)

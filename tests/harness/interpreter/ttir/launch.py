@@ -32,14 +32,14 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from tests.harness.interpreter.accesses import Touched
 from tests.harness.interpreter.repaired import programs
 from tests.harness.interpreter.ttir import store
-from tests.harness.interpreter.ttir.atomics import Waiting, finish
-from tests.harness.interpreter.ttir.front import Arguments, arguments_of, ir_of, parsed_once
-from tests.harness.interpreter.ttir.memory import Outside, memory_at
-from tests.harness.interpreter.ttir.nearest import told
-from tests.harness.interpreter.ttir.numbers import Array
-from tests.harness.interpreter.ttir.parse import Unsupported, parse
+from tests.harness.interpreter.ttir.calls.atomics import Waiting, finish
+from tests.harness.interpreter.ttir.calls.memory import Outside, memory_at
+from tests.harness.interpreter.ttir.calls.nearest import told
+from tests.harness.interpreter.ttir.calls.numbers import Array
+from tests.harness.interpreter.ttir.ir.front import Arguments, arguments_of, ir_of, parsed_once
+from tests.harness.interpreter.ttir.ir.parse import Unsupported, parse
 from tests.harness.interpreter.ttir.store import Compiled
-from tests.harness.interpreter.ttir.translate import translate
+from tests.harness.interpreter.ttir.writing.translate import translate
 
 MOST_ELEMENTS = 2**18
 """So many programs run at once that their largest tensors together have about so many elements."""

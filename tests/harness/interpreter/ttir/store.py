@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import triton
 
-from tests.harness.interpreter.ttir import atomics, control, memory, numbers, shapes
-from tests.harness.interpreter.ttir.parse import Frame
-from tests.harness.interpreter.ttir.translate import Code
+from tests.harness.interpreter.ttir.calls import atomics, control, memory, numbers, shapes
+from tests.harness.interpreter.ttir.ir.parse import Frame
+from tests.harness.interpreter.ttir.writing.translate import Code
 
 NO_COLUMNS = 13
 """The code of an entry of Python's table of lines that gives a line and no columns."""
@@ -55,7 +55,7 @@ def folder() -> Path:
 @cache
 def version() -> str:
     """Return what all code depends on: the packages, and the files that write it."""
-    files = [path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))]
+    files = [path.read_bytes() for path in sorted(Path(__file__).parent.rglob("*.py"))]
     return hashlib.sha256(repr((sys.version, np.__version__, triton.__version__, files)).encode()).hexdigest()
 
 

@@ -4,10 +4,10 @@ import re
 
 import numpy as np
 
-from tests.harness.interpreter.ttir.assembly import expression_of
-from tests.harness.interpreter.ttir.numbers import DTYPES, RAW, library_function
-from tests.harness.interpreter.ttir.parse import Operation, Unsupported
-from tests.harness.interpreter.ttir.writer import Writer, literal_of, width_of
+from tests.harness.interpreter.ttir.calls.numbers import DTYPES, RAW, library_function
+from tests.harness.interpreter.ttir.ir.parse import Operation, Unsupported
+from tests.harness.interpreter.ttir.writing.assembly import expression_of
+from tests.harness.interpreter.ttir.writing.writer import Writer, literal_of, width_of
 
 INFIX = {
     "arith.addf": "+",

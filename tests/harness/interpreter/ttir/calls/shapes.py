@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from tests.harness.interpreter.formats import matrix_product
-from tests.harness.interpreter.ttir.numbers import DTYPES, Array
+from tests.harness.interpreter.ttir.calls.numbers import DTYPES, Array
 
 Shape = tuple[int, ...]
 

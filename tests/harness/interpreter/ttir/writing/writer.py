@@ -9,9 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from tests.harness.interpreter.ttir.analyse import Root, facts_of
-from tests.harness.interpreter.ttir.numbers import DTYPES, RAW
-from tests.harness.interpreter.ttir.parse import Frame, Function, Operation, Type, Unsupported, Value, told_at
+from tests.harness.interpreter.ttir.calls.numbers import DTYPES, RAW
+from tests.harness.interpreter.ttir.ir.parse import (
+    Frame,
+    Function,
+    Operation,
+    Type,
+    Unsupported,
+    Value,
+    told_at,
+)
+from tests.harness.interpreter.ttir.writing.analyse import Root, facts_of
 
 NOTHING = {"gpu.barrier", "ttg.barrier", "tt.debug_barrier", "ttg.local_barrier"}
 """Operations that code for one program after the other, or for all at once, has no need of."""

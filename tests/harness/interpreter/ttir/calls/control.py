@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.harness.interpreter.ttir.numbers import DTYPES, Array
+from tests.harness.interpreter.ttir.calls.numbers import DTYPES, Array
 
 Values = tuple[Any, ...]
 Pieces = list[tuple[Array, Values]]

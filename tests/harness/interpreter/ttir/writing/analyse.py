@@ -8,8 +8,8 @@ uniform multiple of the index along that dimension.
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from tests.harness.interpreter.ttir.numbers import RAW
-from tests.harness.interpreter.ttir.parse import Function, Operation, Region, Value, walk
+from tests.harness.interpreter.ttir.calls.numbers import RAW
+from tests.harness.interpreter.ttir.ir.parse import Function, Operation, Region, Value, walk
 
 SHAPING = {"tt.expand_dims", "tt.broadcast", "tt.splat", "tt.trans", "tt.reshape", "tt.unsplat"}
 """Operations that give the elements that they take, in another shape."""

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable
 
-from tests.harness.interpreter.ttir.analyse import SHAPING, Root
-from tests.harness.interpreter.ttir.numbers import RAW, raw_dtype
-from tests.harness.interpreter.ttir.parse import Operation, Unsupported, Value
-from tests.harness.interpreter.ttir.tensors import Tensors
-from tests.harness.interpreter.ttir.writer import Pointer, tuple_of
+from tests.harness.interpreter.ttir.calls.numbers import RAW, raw_dtype
+from tests.harness.interpreter.ttir.ir.parse import Operation, Unsupported, Value
+from tests.harness.interpreter.ttir.writing.analyse import SHAPING, Root
+from tests.harness.interpreter.ttir.writing.tensors import Tensors
+from tests.harness.interpreter.ttir.writing.writer import Pointer, tuple_of
 
 WAITS = {"fadd"}
 """Atomic operations whose result depends on their order."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.harness.interpreter.ttir.numbers import Array, raw_dtype
+from tests.harness.interpreter.ttir.calls.numbers import Array, raw_dtype
 
 Shape = tuple[int, ...]
 

@@ -6,10 +6,10 @@ where programs part, a region becomes a function of its own, which ``control`` c
 
 from dataclasses import dataclass
 
-from tests.harness.interpreter.ttir.numbers import DTYPES
-from tests.harness.interpreter.ttir.parse import Frame, Function, Unsupported
-from tests.harness.interpreter.ttir.regions import Regions
-from tests.harness.interpreter.ttir.writer import Line, Pointer, with_passes
+from tests.harness.interpreter.ttir.calls.numbers import DTYPES
+from tests.harness.interpreter.ttir.ir.parse import Frame, Function, Unsupported
+from tests.harness.interpreter.ttir.writing.regions import Regions
+from tests.harness.interpreter.ttir.writing.writer import Line, Pointer, with_passes
 
 
 @dataclass

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from tests.harness.interpreter.ttir.memory import Memory, Shape, _tell, conjunction, summed
-from tests.harness.interpreter.ttir.numbers import Array, narrow, widen
+from tests.harness.interpreter.ttir.calls.memory import Memory, Shape, _tell, conjunction, summed
+from tests.harness.interpreter.ttir.calls.numbers import Array, narrow, widen
 
 CHANGES: dict[str, Any] = {
     "add": np.add,

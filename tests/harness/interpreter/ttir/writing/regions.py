@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from functools import partial
 
-from tests.harness.interpreter.ttir.parse import Operation, Region, Value
-from tests.harness.interpreter.ttir.places import Places
-from tests.harness.interpreter.ttir.writer import Pointer, targets_of, tuple_of
+from tests.harness.interpreter.ttir.ir.parse import Operation, Region, Value
+from tests.harness.interpreter.ttir.writing.places import Places
+from tests.harness.interpreter.ttir.writing.writer import Pointer, targets_of, tuple_of
 
 NOTHING_HANDED_ON = Operation("scf.yield", [], [], "", [], [])
 

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 from torch import Tensor
 
 from tests.harness.interpreter.accesses import Touched
-from tests.harness.interpreter.ttir.memory import Outside
-from tests.harness.interpreter.ttir.parse import Frame
+from tests.harness.interpreter.ttir.calls.memory import Outside
+from tests.harness.interpreter.ttir.ir.parse import Frame
 
 Operands = Sequence[tuple[str, Tensor]]
 """The tensors of a launch, with the names of the kernel's parameters."""

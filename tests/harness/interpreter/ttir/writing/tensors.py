@@ -2,10 +2,10 @@
 
 import re
 
-from tests.harness.interpreter.ttir.analyse import is_plain, sums_halves
-from tests.harness.interpreter.ttir.arithmetic import Arithmetic
-from tests.harness.interpreter.ttir.numbers import RAW
-from tests.harness.interpreter.ttir.parse import Operation, Value
+from tests.harness.interpreter.ttir.calls.numbers import RAW
+from tests.harness.interpreter.ttir.ir.parse import Operation, Value
+from tests.harness.interpreter.ttir.writing.analyse import is_plain, sums_halves
+from tests.harness.interpreter.ttir.writing.arithmetic import Arithmetic
 
 INPUT_PRECISION = re.compile(r"\binputPrecision = (\w+)")
 """How a product of float32 says which of their bits it takes; it takes all if nothing is said."""
