@@ -37,11 +37,11 @@ REGISTERED: Mapping[str, str] = {
     "ring": "kernels.ring:KERNEL",
     "fp8": "kernels.fp8:KERNEL",
     "fp8_gluon": "kernels.fp8_gluon:KERNEL",
-    "sdpa_math": "kernels.pytorch.sdpa:MATH",
-    "sdpa_flash": "kernels.pytorch.sdpa:FLASH",
-    "sdpa_efficient": "kernels.pytorch.sdpa:EFFICIENT",
-    "sdpa_cudnn": "kernels.pytorch.sdpa:CUDNN",
-    "flex_attention": "kernels.pytorch.flex_attention:KERNEL",
+    "sdpa_math": "kernels.adapters.pytorch.sdpa:MATH",
+    "sdpa_flash": "kernels.adapters.pytorch.sdpa:FLASH",
+    "sdpa_efficient": "kernels.adapters.pytorch.sdpa:EFFICIENT",
+    "sdpa_cudnn": "kernels.adapters.pytorch.sdpa:CUDNN",
+    "flex_attention": "kernels.adapters.pytorch.flex_attention:KERNEL",
 }
 
 PUBLIC: Mapping[str, str] = {
@@ -75,7 +75,7 @@ PUBLIC: Mapping[str, str] = {
 }
 """The package that each kernel of other people needs, by the name of the kernel.
 
-Those that are not in ``REGISTERED`` too are in ``kernels/public``, each in the module of its name.
+Those that are not in ``REGISTERED`` too are in packages of ``kernels/adapters``, each in the module of its name.
 """
 
 EVERY_PUBLIC = "public"
@@ -121,7 +121,10 @@ def locate(spec: str) -> tuple[str, str]:
 
 def _registered(spec: str) -> str:
     """Return the module and the attribute of a registered kernel; any other SPEC as it is."""
-    return REGISTERED.get(spec, f"kernels.public.{spec}:KERNEL" if spec in PUBLIC else spec)
+    if spec in REGISTERED or spec not in PUBLIC:
+        return REGISTERED.get(spec, spec)
+    (path,) = Path(__file__).parent.glob(f"adapters/*/{spec}.py")
+    return f"kernels.adapters.{path.parent.name}.{spec}:KERNEL"
 
 
 def module_of(spec: str) -> ModuleType:

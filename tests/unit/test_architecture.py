@@ -22,9 +22,9 @@ def test_the_tree_is_current() -> None:
 
 
 def test_packages_and_the_modules_of_some_have_lines(root: Path) -> None:
-    (root / "kernels/public").mkdir()
-    (root / "kernels/public/__init__.py").write_text('"""Public kernels\n\nOne file each."""\n')
-    (root / "kernels/public/fla.py").write_text('"""Not told."""\n')
+    (root / "kernels/adapters").mkdir()
+    (root / "kernels/adapters/__init__.py").write_text('"""Public kernels\n\nOne file each."""\n')
+    (root / "kernels/adapters/fla.py").write_text('"""Not told."""\n')
     long = "word " * 20 + "end"
     (root / "kernels/tiles.py").write_text(
         f'"""``Steps``: {long} (Dao et al. 2022). `x` is no part of it."""\n'
@@ -33,7 +33,7 @@ def test_packages_and_the_modules_of_some_have_lines(root: Path) -> None:
     assert tree(root).splitlines() == [
         "strategies/                     All strategies",
         "kernels/                        All kernels",
-        "  public/                       Public kernels",
+        "  adapters/                     Public kernels",
         "  tiles.py                      `Steps`: " + ("word " * 16).strip(),
         " " * 32 + "word " * 4 + "end (Dao et al. 2022)",
         "reference/                      All reference",

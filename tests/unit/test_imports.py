@@ -31,6 +31,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "kernels.contract": DESCRIPTIONS,
     "strategies": (*BELOW_KERNELS, "reference"),
     "kernels": BELOW_KERNELS,
+    "kernels.adapters": BELOW_KERNELS,
     "tests.harness": BELOW_LAWS,
     "tests.harness.device": BELOW_RUNNING,
     "tests.harness.interpreter": ("tests.harness",),
@@ -115,7 +116,7 @@ def test_packages_import_none_that_is_declared_after_them() -> None:
         ("kernels.contract", "from kernels import tiles", "kernels.tiles"),
         ("kernels.tiles", "from reference.masks import blocks", "reference.masks.blocks"),
         ("strategies.case", "import kernels.registry", "kernels.registry"),
-        ("kernels.public.fla", "from tests.harness.law import LAWS", "tests.harness.law.LAWS"),
+        ("kernels.adapters.libraries.fla", "from tests.harness.law import LAWS", "tests.harness.law.LAWS"),
         (
             "tests.harness.interpreter.ttir.ir.parse",
             "from kernels.tiles import advance",

@@ -83,7 +83,7 @@ def test_a_script_repairs_the_interpreter_by_itself(tmp_path: Path) -> None:
     [
         ("kernels.flash_v2", True),
         ("kernels.ring", True),
-        ("kernels.pytorch.sdpa", False),
+        ("kernels.adapters.pytorch.sdpa", False),
         ("tests.unit.toys", False),
     ],
 )

@@ -5,8 +5,8 @@ from dataclasses import asdict, replace
 
 import pytest
 
+from kernels.adapters import known_failures as public
 from kernels.contract import ANY_LAW, KnownFailure
-from kernels.public import known_failures as public
 from kernels.registry import REGISTERED, load
 from strategies.case import Case, from_json, to_json
 from tests.harness.kernel_record import known_failure, meets, stored_case

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from kernels import flash_v2
+from kernels.adapters.pytorch.sdpa import MATH
 from kernels.contract import AttentionKernel
-from kernels.pytorch.sdpa import MATH
 from tests.mutation import compare
 from tests.mutation.rules import RULES, Rule, RuleBroken, RuleCase
 

@@ -9,28 +9,29 @@ import torch
 from torch import Tensor
 
 from kernels import registry
-from kernels.public import bridge
+from kernels.adapters import bridge
 from kernels.registry import PUBLIC, REGISTERED, SpecError, load, unavailable_reason
 
 ROOT = Path(__file__).parents[2]
-FOLDER = ROOT / "kernels/public"
-SHARED = {"__init__", "bridge", "known_failures", "onnx_operator"}
+FILES = {path.stem: path for path in (ROOT / "kernels/adapters").glob("*/*.py")}
+SHARED = {"__init__", "flex_attention", "known_failures", "masks", "onnx_operator", "sdpa"}
+"""Modules of several kernels, and those of kernels that are not public alone."""
 ADAPTERS = [name for name in PUBLIC if name not in REGISTERED]
 MOST_LINES = 40
 
 
 def test_every_adapter_is_registered_and_every_name_has_one() -> None:
-    assert {path.stem for path in FOLDER.glob("*.py")} - SHARED == set(ADAPTERS)
+    assert FILES.keys() - SHARED == set(ADAPTERS)
 
 
 @pytest.mark.parametrize("name", ADAPTERS)
 def test_an_adapter_has_at_most_40_lines(name: str) -> None:
-    assert len((FOLDER / f"{name}.py").read_text().splitlines()) <= MOST_LINES
+    assert len(FILES[name].read_text().splitlines()) <= MOST_LINES
 
 
 @pytest.mark.parametrize("name", ADAPTERS)
 def test_an_adapter_says_where_it_has_run(name: str) -> None:
-    text = (FOLDER / f"{name}.py").read_text()
+    text = FILES[name].read_text()
     assert re.search(r"It has (not been run yet|run )|where it has run\.", text.split('"""')[1])
 
 
@@ -55,7 +56,7 @@ def test_a_package_that_raises_as_it_is_imported_is_told(monkeypatch: pytest.Mon
         raise RuntimeError(f"no GPU for {name}")
 
     monkeypatch.setattr(registry.importlib, "import_module", find_no_gpu)
-    told = "cannot be imported: RuntimeError: no GPU for kernels.public.torch_mha"
+    told = "cannot be imported: RuntimeError: no GPU for kernels.adapters.pytorch.torch_mha"
     assert unavailable_reason("torch_mha", "cpu") == told
 
 

@@ -1,0 +1,1 @@
+"""Runtimes that run models on a CPU: ONNX Runtime and OpenVINO."""
