@@ -31,10 +31,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.contract import FP8_SCALES, AttentionKernel, Capabilities, flash_arithmetic
-from kernels.flash_v2 import normalise
-from kernels.fp8 import check_fp8
-from kernels.launching import (
+from kernels.common.launching import (
     check_settings,
     is_aligned,
     is_hopper,
@@ -44,7 +41,7 @@ from kernels.launching import (
     padded_head_dim,
     row_strides,
 )
-from kernels.tiles import (
+from kernels.common.tiles import (
     INTERPRETED,
     LOG2E,
     NEG_INF,
@@ -61,7 +58,16 @@ from kernels.tiles import (
     store_tile,
     tile_pointers,
 )
-from kernels.validation import check_block_table, check_cache_seqlens, check_inputs, check_new, check_scales
+from kernels.common.validation import (
+    check_block_table,
+    check_cache_seqlens,
+    check_inputs,
+    check_new,
+    check_scales,
+)
+from kernels.contract import FP8_SCALES, AttentionKernel, Capabilities, flash_arithmetic
+from kernels.flash_v2 import normalise
+from kernels.fp8 import check_fp8
 from reference.arithmetic import Arithmetic
 
 

@@ -32,10 +32,8 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from kernels.autograd import attention
-from kernels.contract import AttentionKernel, Capabilities, flash_arithmetic
-from kernels.flash_v2 import row_deltas
-from kernels.launching import (
+from kernels.common.autograd import attention
+from kernels.common.launching import (
     check_settings,
     dropout_arguments,
     is_aligned,
@@ -43,7 +41,7 @@ from kernels.launching import (
     padded_head_dim,
     row_strides,
 )
-from kernels.tiles import (
+from kernels.common.tiles import (
     INTERPRETED,
     LN2,
     LOG2E,
@@ -60,13 +58,15 @@ from kernels.tiles import (
     tile_pointers,
     weights,
 )
-from kernels.validation import (
+from kernels.common.validation import (
     check_dropout,
     check_gradient_inputs,
     check_inputs,
     check_key_padding_mask,
     default_scale,
 )
+from kernels.contract import AttentionKernel, Capabilities, flash_arithmetic
+from kernels.flash_v2 import row_deltas
 from reference.arithmetic import TF32_TRUNCATED, Arithmetic
 
 # Compile keys and 64-bit offsets: as in ``kernels.flash_v2``.

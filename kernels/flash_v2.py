@@ -43,9 +43,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from kernels.autograd import attention
-from kernels.contract import BIASES, AttentionKernel, Capabilities, flash_arithmetic
-from kernels.launching import (
+from kernels.common.autograd import attention
+from kernels.common.launching import (
     check_settings,
     dropout_arguments,
     is_aligned,
@@ -55,8 +54,8 @@ from kernels.launching import (
     remembered,
     row_strides,
 )
-from kernels.prepared import Prepared
-from kernels.tiles import (
+from kernels.common.prepared import Prepared
+from kernels.common.tiles import (
     INTERPRETED,
     LN2,
     LOG2E,
@@ -78,7 +77,7 @@ from kernels.tiles import (
     tile_pointers,
     weights,
 )
-from kernels.validation import (
+from kernels.common.validation import (
     check_bias,
     check_dropout,
     check_gradient_inputs,
@@ -89,6 +88,7 @@ from kernels.validation import (
     check_stored_dtype,
     default_scale,
 )
+from kernels.contract import BIASES, AttentionKernel, Capabilities, flash_arithmetic
 from reference.arithmetic import TF32_TRUNCATED, Arithmetic
 
 # Compile keys: dtype, PRECISION, HEAD_DIM (padded), MASK_COLS (head_dim is not HEAD_DIM), CAUSAL, DROPOUT, WINDOW,

@@ -23,10 +23,8 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels import flash_v2
-from kernels.contract import AttentionKernel
-from kernels.flash_v2 import Settings, row_deltas
-from kernels.launching import is_aligned, launch, row_strides
-from kernels.tiles import (
+from kernels.common.launching import is_aligned, launch, row_strides
+from kernels.common.tiles import (
     LOG2E,
     advance,
     check_runnable,
@@ -38,7 +36,9 @@ from kernels.tiles import (
     tile_pointers,
     weights,
 )
-from kernels.validation import check_gradient_inputs, check_inputs
+from kernels.common.validation import check_gradient_inputs, check_inputs
+from kernels.contract import AttentionKernel
+from kernels.flash_v2 import Settings, row_deltas
 from reference.arithmetic import Arithmetic
 
 

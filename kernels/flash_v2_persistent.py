@@ -29,11 +29,15 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels import flash_v2
-from kernels.contract import AttentionKernel, Capabilities
-from kernels.flash_v2 import Settings, normalise
-from kernels.fp8 import check_fp8, fp8_product
-from kernels.launching import check_settings, is_aligned, launch, multiprocessors, new_results, row_strides
-from kernels.tiles import (
+from kernels.common.launching import (
+    check_settings,
+    is_aligned,
+    launch,
+    multiprocessors,
+    new_results,
+    row_strides,
+)
+from kernels.common.tiles import (
     LOG2E,
     NEG_INF,
     advance,
@@ -47,7 +51,10 @@ from kernels.tiles import (
     store_tile,
     tile_pointers,
 )
-from kernels.validation import check_inputs
+from kernels.common.validation import check_inputs
+from kernels.contract import AttentionKernel, Capabilities
+from kernels.flash_v2 import Settings, normalise
+from kernels.fp8 import check_fp8, fp8_product
 from reference.arithmetic import (
     FLOAT8_E5M2,
     FP32_ROUNDOFF,

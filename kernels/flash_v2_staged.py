@@ -21,10 +21,8 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels import flash_v2
-from kernels.contract import AttentionKernel
-from kernels.flash_v2 import FORWARD_TILES, LAUNCH, Settings, normalise
-from kernels.launching import is_aligned, launch, new_results, row_strides
-from kernels.tiles import (
+from kernels.common.launching import is_aligned, launch, new_results, row_strides
+from kernels.common.tiles import (
     LOG2E,
     NEG_INF,
     advance,
@@ -34,7 +32,9 @@ from kernels.tiles import (
     softmax_step,
     tile_pointers,
 )
-from kernels.validation import check_inputs
+from kernels.common.validation import check_inputs
+from kernels.contract import AttentionKernel
+from kernels.flash_v2 import FORWARD_TILES, LAUNCH, Settings, normalise
 
 HEAD_DIMS = (16, 32, 64, 128, 256)
 

@@ -18,7 +18,7 @@ ones it took 13 to 24 % less time than without. A pipeline of three stages would
 
 import contextvars
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -27,11 +27,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.autograd import attention
-from kernels.contract import AttentionKernel, Capabilities, Launch, flash_arithmetic
-from kernels.flash_v2 import backward as flash_v2_backward
-from kernels.launching import check_settings, is_aligned, launch, new_results, padded_head_dim, row_strides
-from kernels.tiles import (
+from kernels.common.autograd import attention
+from kernels.common.launching import (
+    check_settings,
+    launch,
+    new_results,
+    padded_head_dim,
+    row_strides,
+)
+from kernels.common.tiles import (
     LN2,
     LOG2E,
     NEG_INF,
@@ -41,7 +45,9 @@ from kernels.tiles import (
     key_range,
     softmax_step,
 )
-from kernels.validation import check_inputs, default_scale
+from kernels.common.validation import COPYABLE, check_copyable, check_inputs, default_scale
+from kernels.contract import AttentionKernel, Capabilities, Launch, flash_arithmetic
+from kernels.flash_v2 import backward as flash_v2_backward
 from reference.arithmetic import Arithmetic
 
 
@@ -142,9 +148,6 @@ LAUNCH: Mapping[str, tuple[Any, ...]] = {
 }
 """Launch settings that are verified: rows of a query tile and of a key tile, and whether warps are specialised."""
 
-COPYABLE = ("contiguous", "bnhd", "packed", "expanded", "expanded_rows", "huge")
-"""Layouts whose rows all start at multiples of 16 bytes."""
-
 
 def forward(
     q: Tensor,
@@ -200,25 +203,6 @@ def _check_settings(block_m: int, block_n: int, warp_specialize: bool) -> None:
         {"block_m": block_m, "block_n": block_n, "warp_specialize": warp_specialize},
         {**LAUNCH, "warp_specialize": (False, True)},
     )
-
-
-def check_copyable(head_dims: Sequence[int], **tensors: Tensor) -> None:
-    """Raise NotImplementedError for a tensor that the TMA cannot copy in tiles, or with which it is not tested.
-
-    ``head_dims`` are multiples of 8, and those with which the kernel is tested.
-    """
-    for name, tensor in tensors.items():
-        if tensor.dtype not in (torch.float16, torch.bfloat16):
-            raise NotImplementedError(f"{name}: got dtype {tensor.dtype}, expected float16 or bfloat16")
-        if tensor.shape[3] not in head_dims:
-            raise NotImplementedError(
-                f"{name}: got head_dim {tensor.shape[3]}, expected a multiple of 8 up to {head_dims[-1]}"
-            )
-        if not is_aligned(tensor):
-            raise NotImplementedError(
-                f"{name}: got strides {tensor.stride()} and a start at byte {tensor.data_ptr()}, "
-                "expected multiples of 16 bytes"
-            )
 
 
 HEAD_DIMS = tuple(range(8, 129, 8))

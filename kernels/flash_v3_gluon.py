@@ -40,10 +40,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda.libdevice import mul_ru
 
-from kernels.contract import AttentionKernel, Capabilities, Launch, flash_arithmetic
-from kernels.flash_v3 import COPYABLE
-from kernels.flash_v3_gluon_backward import backward
-from kernels.hopper import (
+from kernels.common.hopper import (
     HEAD_DIMS,
     ROWS,
     Ring,
@@ -65,9 +62,12 @@ from kernels.hopper import (
     unavailable,
     wait_for_turn,
 )
-from kernels.launching import multiprocessors, new_results, padded_head_dim, remembered
-from kernels.prepared import Prepared
-from kernels.tiles import LN2, LOG2E, NEG_INF, kernel
+from kernels.common.launching import multiprocessors, new_results, padded_head_dim, remembered
+from kernels.common.prepared import Prepared
+from kernels.common.tiles import LN2, LOG2E, NEG_INF, kernel
+from kernels.common.validation import COPYABLE
+from kernels.contract import AttentionKernel, Capabilities, Launch, flash_arithmetic
+from kernels.flash_v3_gluon_backward import backward
 from reference.arithmetic import FP32_ROUNDOFF, Arithmetic
 
 

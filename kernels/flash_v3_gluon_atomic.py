@@ -33,17 +33,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from kernels import flash_v2, flash_v3_gluon
-from kernels.contract import AttentionKernel, Launch
-from kernels.flash_v3_gluon_backward import (
-    KeyTasks,
-    OfKeys,
-    RowRing,
-    compute_dk_dv,
-    for_the_tma,
-    load_for_dk_dv,
-    programs_for,
-)
-from kernels.hopper import (
+from kernels.common.hopper import (
     ROWS,
     accumulator,
     check_call,
@@ -57,10 +47,20 @@ from kernels.hopper import (
     tma_add,
     unavailable,
 )
-from kernels.launching import is_aligned, remembered
-from kernels.prepared import Prepared
-from kernels.tiles import LOG2E, NEG_INF, kernel
-from kernels.validation import check_gradient_inputs
+from kernels.common.launching import is_aligned, remembered
+from kernels.common.prepared import Prepared
+from kernels.common.tiles import LOG2E, NEG_INF, kernel
+from kernels.common.validation import check_gradient_inputs
+from kernels.contract import AttentionKernel, Launch
+from kernels.flash_v3_gluon_backward import (
+    KeyTasks,
+    OfKeys,
+    RowRing,
+    compute_dk_dv,
+    for_the_tma,
+    load_for_dk_dv,
+    programs_for,
+)
 from reference.arithmetic import Arithmetic
 
 DQ_SLOTS = gl.constexpr(2)

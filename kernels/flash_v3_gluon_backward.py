@@ -38,7 +38,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels import flash_v2
-from kernels.hopper import (
+from kernels.common.hopper import (
     ROWS,
     Ring,
     Tasks,
@@ -56,10 +56,10 @@ from kernels.hopper import (
     tma_store,
     walk,
 )
-from kernels.launching import is_aligned, multiprocessors, padded_head_dim, remembered
-from kernels.prepared import Prepared
-from kernels.tiles import LOG2E, kernel
-from kernels.validation import check_gradient_inputs
+from kernels.common.launching import is_aligned, multiprocessors, padded_head_dim, remembered
+from kernels.common.prepared import Prepared
+from kernels.common.tiles import LOG2E, kernel
+from kernels.common.validation import check_gradient_inputs
 
 
 @gluon.jit

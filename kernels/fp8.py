@@ -33,8 +33,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.contract import AttentionKernel, Capabilities, flash_arithmetic
-from kernels.launching import (
+from kernels.common.launching import (
     check_settings,
     is_aligned,
     launch,
@@ -43,8 +42,8 @@ from kernels.launching import (
     remembered,
     row_strides,
 )
-from kernels.prepared import Prepared
-from kernels.tiles import (
+from kernels.common.prepared import Prepared
+from kernels.common.tiles import (
     LN2,
     LOG2E,
     NEG_INF,
@@ -58,7 +57,8 @@ from kernels.tiles import (
     store_tile,
     tile_pointers,
 )
-from kernels.validation import check_inputs
+from kernels.common.validation import check_inputs
+from kernels.contract import AttentionKernel, Capabilities, flash_arithmetic
 from reference.arithmetic import (
     FLOAT8_E4M3,
     FLOAT8_E5M2,

@@ -45,9 +45,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_wait
 
 from kernels import fp8
-from kernels.contract import AttentionKernel, Capabilities
-from kernels.flash_v3 import check_copyable
-from kernels.hopper import (
+from kernels.common.hopper import (
     HEAD_DIMS,
     ROWS,
     Ring,
@@ -70,10 +68,11 @@ from kernels.hopper import (
     unavailable,
     wait_for_turn,
 )
-from kernels.launching import check_settings, multiprocessors, new_results, remembered
-from kernels.prepared import Prepared
-from kernels.tiles import LN2, LOG2E, NEG_INF, kernel
-from kernels.validation import check_inputs
+from kernels.common.launching import check_settings, multiprocessors, new_results, remembered
+from kernels.common.prepared import Prepared
+from kernels.common.tiles import LN2, LOG2E, NEG_INF, kernel
+from kernels.common.validation import check_copyable, check_inputs
+from kernels.contract import AttentionKernel, Capabilities
 from reference.arithmetic import FP32_ROUNDOFF, HOPPER_FP8_ROUNDOFF, Arithmetic
 
 LAUNCH: Mapping[str, tuple[Any, ...]] = {name: fp8.LAUNCH[name] for name in ("format", "scaling")}

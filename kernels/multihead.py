@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from kernels.autograd import attention
+from kernels.common.autograd import attention
+from kernels.common.validation import check_like
 from kernels.registry import load
-from kernels.validation import check_like
 
 
 class KeyValueCache:

@@ -32,10 +32,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from kernels import flash_v2
+from kernels.common.launching import check_settings
+from kernels.common.tiles import check_runnable
+from kernels.common.validation import check_gradient_inputs, check_inputs, default_scale
 from kernels.contract import AttentionKernel, Capabilities, flash_arithmetic
-from kernels.launching import check_settings
-from kernels.tiles import check_runnable
-from kernels.validation import check_gradient_inputs, check_inputs, default_scale
 from reference.arithmetic import Arithmetic
 
 NEG_INF = float("-inf")

@@ -25,10 +25,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from kernels import flash_v2
-from kernels.contract import AttentionKernel
-from kernels.flash_v2 import attend, gradient_of_queries, gradients_of_keys, normalise
-from kernels.launching import is_aligned, launch
-from kernels.tiles import (
+from kernels.common.launching import is_aligned, launch
+from kernels.common.tiles import (
     LOG2E,
     check_runnable,
     columns_inside,
@@ -38,7 +36,7 @@ from kernels.tiles import (
     store_tile,
     tile_pointers,
 )
-from kernels.validation import (
+from kernels.common.validation import (
     check_document_ids,
     check_gradient_inputs,
     check_inputs,
@@ -48,6 +46,8 @@ from kernels.validation import (
     check_sizes,
     check_softcap,
 )
+from kernels.contract import AttentionKernel
+from kernels.flash_v2 import attend, gradient_of_queries, gradients_of_keys, normalise
 
 
 @triton.jit

@@ -104,7 +104,7 @@ def source_of(module: str) -> str:
 def load_module(entry: str, edited: Mapping[str, str]) -> ModuleType:
     """Import ``entry`` anew, with the texts in ``edited`` in place of those modules.
 
-    Modules are names ("kernels.tiles") or paths of .py files. Only ``entry`` and what is edited are imported
+    Modules are names ("kernels.common.tiles") or paths of .py files. Only ``entry`` and what is edited are imported
     anew, those edited in their order, then ``entry``; it must import them itself. The texts become files, for
     Triton reads a kernel's source through ``inspect``.
     """

@@ -10,8 +10,8 @@ Blank lines divide a file into paragraphs. One that begins with ``#`` is a headi
 
 The first line is its name, and the bug in words. The lines up to ``@@`` are other attributes of a ``Mutant``, as
 ``attribute: value``, or ``attribute`` alone where the value is true, and comments that begin with ``#``. Each ``@@``
-begins an edit, with the function that is edited as ``module:name``, in ``kernels``. The lines that follow with ``-``,
-indented as they are there, stand once in the function and become those with ``+``.
+begins an edit, with the function that is edited as ``module:name``, in ``kernels`` or ``kernels.common``. The lines
+that follow with ``-``, indented as they are there, stand once in the function and become those with ``+``.
 """
 
 import re
@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from kernels.mutants.mutant import Edit, Mutant
+
+KERNELS = Path(__file__).parents[1]
 
 
 def bugs(file: str) -> tuple[Mutant, ...]:
@@ -50,4 +52,5 @@ def edit(text: str) -> Edit:
     if strange := [line for line in lines if line[:1] not in ("-", "+")]:
         raise ValueError(f"{where}: expected lines that begin with - or +, got {strange[0]!r}")
     old, new = ("\n".join(line[1:] for line in lines if line[0] == sign) for sign in "-+")
-    return Edit(f"kernels.{where}", old, new)
+    shared = (KERNELS / f"common/{where.partition(':')[0]}.py").exists()
+    return Edit(f"kernels.common.{where}" if shared else f"kernels.{where}", old, new)

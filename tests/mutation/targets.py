@@ -1,4 +1,4 @@
-"""The operator mutants for a SPEC: those of its file, and of files beside it from which it imports."""
+"""The operator mutants for a SPEC: those of its module, and of others of the same package that it imports from."""
 
 import ast
 import textwrap
@@ -65,7 +65,7 @@ def targets(spec: str) -> list[Target]:
 
 
 def neighbours(entry: str) -> list[str]:
-    """Return the modules of the same folder from which a module imports."""
+    """Return the modules from which a module imports: of the same outermost package, or beside the file."""
     imported = [
         node.module
         for node in ast.walk(ast.parse(source_of(entry)))
@@ -74,8 +74,8 @@ def neighbours(entry: str) -> list[str]:
     if entry.endswith(".py"):
         paths = [Path(entry).with_name(f"{name}.py") for name in dict.fromkeys(imported)]
         return [str(path) for path in paths if path.is_file()]
-    package = entry.rpartition(".")[0]
-    return [name for name in dict.fromkeys(imported) if name.rpartition(".")[0] == package != ""]
+    package = entry.partition(".")[0]
+    return [name for name in dict.fromkeys(imported) if name.startswith(f"{package}.")]
 
 
 def absolute(module: str) -> str:

@@ -17,7 +17,7 @@ FOLDERS = ("strategies", "kernels", "reference", "tests")
 """The outermost packages, in the order in which data flows."""
 
 HARNESS = "tests/harness"
-WITH_MODULES = (*FOLDERS, "kernels/contract", HARNESS)
+WITH_MODULES = (*FOLDERS, "kernels/contract", "kernels/common", HARNESS)
 """The packages whose modules have a line each, as those within the harness have. Any other has a line for itself."""
 
 COLUMN, WIDTH = 32, 120

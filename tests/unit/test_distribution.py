@@ -70,7 +70,7 @@ class TestRewriting:
     @pytest.mark.parametrize(
         ("source", "expected"),
         [
-            ("from kernels.tiles import x  # of kernels.tiles\n", "from @kernels.tiles import x  # of kernels.tiles\n"),
+            ("from kernels.common import x  # kernels.common\n", "from @kernels.common import x  # kernels.common\n"),
             ("from tests import harness\n", "from @tests import harness\n"),
             ("if a:\n    from reference.masks import (\n        b,\n    )\n",) * 2,
             ("from tests_of_mine import kernels\nfrom .kernels import x\n",) * 2,
@@ -78,7 +78,7 @@ class TestRewriting:
             ('KERNEL = "kernels.flash_v2:KERNEL"\n', 'KERNEL = "@kernels.flash_v2:KERNEL"\n'),
             ("name.startswith('kernels.')\n", "name.startswith('@kernels.')\n"),
             ('f("strategies.case", f"tests.panel.{x}")\n', 'f("@strategies.case", f"@tests.panel.{x}")\n'),
-            ('"""tests.harness judges what kernels.tiles computes."""\n',) * 2,
+            ('"""tests.harness judges what kernels.common.tiles computes."""\n',) * 2,
             ('x = "kernels"; y = "tests/unit"; z = "my.kernels.x"\n',) * 2,
         ],
     )  # fmt: skip
@@ -87,8 +87,10 @@ class TestRewriting:
         assert setup["packaged"](source) == expected.replace("@", "flashproof.")
 
     def test_an_import_that_leaves_a_name_of_ours_in_the_code_is_refused(self) -> None:
-        with pytest.raises(Exception, match=r"expected `from \.\.\. import`, got `import kernels\.tiles`"):
-            setup["packaged"]("import kernels.tiles\n")
+        with pytest.raises(
+            Exception, match=r"expected `from \.\.\. import`, got `import kernels\.common\.tiles`"
+        ):
+            setup["packaged"]("import kernels.common.tiles\n")
 
 
 class TestCommandLine:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.autograd import attention
+from kernels.common.autograd import attention
 from kernels.contract import DTYPES, AttentionKernel, Capabilities, flash_arithmetic
 from kernels.contract.parsing import PLAIN_FUNCTION
 from kernels.registry import load

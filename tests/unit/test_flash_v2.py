@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels import flash_v2 as module
-from kernels import tiles
+from kernels.common import tiles
 from kernels.contract import DTYPES
 from kernels.flash_v2 import KERNEL, LAUNCH, backward, flash_v2, forward
 from reference.arithmetic import FLOAT32, TF32_TRUNCATED

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from kernels import fp8 as module
 from kernels import fp8_gluon
+from kernels.common.launching import launch
+from kernels.common.tiles import kernel
 from kernels.fp8 import KERNEL, LAUNCH, SIGNS, forward, quantise
-from kernels.launching import launch
 from kernels.registry import unavailable_reason
-from kernels.tiles import kernel
 from reference import quantisation
 from reference.arithmetic import FLOAT8_E4M3, FLOAT8_E5M2, FORMATS, HOPPER_FP8_ROUNDOFF, Format, Quantisation
 from reference.bounds import exact, forward_bounds

@@ -1,4 +1,4 @@
-"""``kernels.hopper``: what its launchers compute."""
+"""``kernels.common.hopper``: what its launchers compute."""
 
 import math
 
@@ -7,7 +7,7 @@ import torch
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from kernels.hopper import descriptor, heads_together
+from kernels.common.hopper import descriptor, heads_together
 
 
 def test_heads_are_walked_an_even_number_of_times() -> None:

@@ -30,7 +30,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "reference": DESCRIPTIONS,
     "kernels.contract": DESCRIPTIONS,
     "strategies": (*BELOW_KERNELS, "reference"),
-    "kernels": BELOW_KERNELS,
+    "kernels.common": BELOW_KERNELS,
+    "kernels": (*BELOW_KERNELS, "kernels.common"),
     "kernels.adapters": BELOW_KERNELS,
     "tests.harness": BELOW_LAWS,
     "tests.harness.device": BELOW_RUNNING,
@@ -113,14 +114,14 @@ def test_packages_import_none_that_is_declared_after_them() -> None:
     [
         ("reference.bounds.exact", "from kernels.contract import DTYPES", "kernels.contract.DTYPES"),
         ("kernels.contract.declaration", "from strategies.case import Case", "strategies.case.Case"),
-        ("kernels.contract", "from kernels import tiles", "kernels.tiles"),
-        ("kernels.tiles", "from reference.masks import blocks", "reference.masks.blocks"),
+        ("kernels.contract", "from kernels.common import tiles", "kernels.common.tiles"),
+        ("kernels.common.tiles", "from reference.masks import blocks", "reference.masks.blocks"),
         ("strategies.case", "import kernels.registry", "kernels.registry"),
         ("kernels.adapters.libraries.fla", "from tests.harness.law import LAWS", "tests.harness.law.LAWS"),
         (
             "tests.harness.interpreter.ttir.ir.parse",
-            "from kernels.tiles import advance",
-            "kernels.tiles.advance",
+            "from kernels.common.tiles import advance",
+            "kernels.common.tiles.advance",
         ),
         ("tests.harness.interpreter.ttir.ir.parse", "from .... import commands", "tests.harness.commands"),
         (
@@ -140,7 +141,11 @@ def test_packages_import_none_that_is_declared_after_them() -> None:
             "tests.harness.trial.judge.judge",
         ),
         ("tests.harness.law", "from tests.unit.toys import ROWS", "tests.unit.toys.ROWS"),
-        ("tests.properties.test_forward", "from kernels.tiles import advance", "kernels.tiles.advance"),
+        (
+            "tests.properties.test_forward",
+            "from kernels.common.tiles import advance",
+            "kernels.common.tiles.advance",
+        ),
     ],
 )
 def test_an_arrow_back_is_seen(tmp_path: Path, module: str, line: str, name: str) -> None:

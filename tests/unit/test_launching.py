@@ -12,11 +12,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.hopper import descriptor
-from kernels.launching import is_aligned, is_hopper, launch, multiprocessors, new_results
-from kernels.prepared import Prepared
+from kernels.common.hopper import descriptor
+from kernels.common.launching import is_aligned, is_hopper, launch, multiprocessors, new_results
+from kernels.common.prepared import Prepared
+from kernels.common.tiles import kernel
 from kernels.registry import load, unavailable_reason
-from kernels.tiles import kernel
 from tests.unit.calling import DEVICE, make
 
 
@@ -241,7 +241,7 @@ def test_a_prepared_launch_goes_to_the_function_in_c(
 def test_descriptors_of_few_addresses_are_kept(
     stand_in: Kernel, encoded: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kernels.prepared.MOST_ADDRESSES", 2)
+    monkeypatch.setattr("kernels.common.prepared.MOST_ADDRESSES", 2)
     kernel = prepared(stand_in, monkeypatch)
     (out, x, y), others = operands(), [on_gpu(1, 1, 8, 64) for _ in range(2)]
     for each in (x, x, *others, others[1], x):

@@ -81,8 +81,8 @@ def test_a_bug_is_read_from_its_difference() -> None:
     assert (flag.name, flag.what, flag.kernel) == ("flag", "a flag is set", "flash_v2")
     assert (flag.source, flag.subtle, flag.device, flag.raises) == ("https://example.com/1", True, "", False)
     assert flag.edits == (
-        Edit("kernels.tiles:advance", "    pointers += offset\n    if ALIGNED:", "    if True:"),
-        Edit("kernels.tiles:dot", "    return tl.dot(a, b, acc, input_precision=PRECISION)", ""),
+        Edit("kernels.common.tiles:advance", "    pointers += offset\n    if ALIGNED:", "    if True:"),
+        Edit("kernels.common.tiles:dot", "    return tl.dot(a, b, acc, input_precision=PRECISION)", ""),
     )
 
 
@@ -102,9 +102,9 @@ def test_an_unknown_bug_is_no_kernel() -> None:
 
 def test_an_edit_whose_line_is_gone_is_an_error() -> None:
     with pytest.raises(
-        ValueError, match=r"kernels\.tiles:advance: expected once, found 0 times: 'no such line'"
+        ValueError, match=r"kernels\.common\.tiles:advance: expected once, found 0 times: 'no such line'"
     ):
-        Edit("kernels.tiles:advance", "no such line", "").apply(source_of("kernels.tiles"))
+        Edit("kernels.common.tiles:advance", "no such line", "").apply(source_of("kernels.common.tiles"))
 
 
 def test_a_bug_in_what_the_kernel_imports_reaches_it_and_nothing_else() -> None:
@@ -113,7 +113,7 @@ def test_a_bug_in_what_the_kernel_imports_reaches_it_and_nothing_else() -> None:
     before, after = (run_kernel(KERNEL, trial.problem, {}, backward=False).out for _ in range(2))
     assert torch.equal(before, after)
     assert not torch.equal(before, run_kernel(wrong, trial.problem, {}, backward=False).out)
-    assert mutants.CATALOGUE["tail_tile_dropped"].edits[0].module == "kernels.tiles"
+    assert mutants.CATALOGUE["tail_tile_dropped"].edits[0].module == "kernels.common.tiles"
 
 
 def test_arguments_name_mutants_that_there_are() -> None:

@@ -148,7 +148,7 @@ def test_a_round_has_every_law_and_rounds_have_every_dtype() -> None:
 
 
 def test_a_mutant_written_down_is_a_kernel(tmp_path: Path) -> None:
-    target = next(t for t in targets("flash_v2") if t.module == "kernels.tiles")
+    target = next(t for t in targets("flash_v2") if t.module == "kernels.common.tiles")
     kernel = load(target.write(tmp_path))
     assert kernel.name == "flash_v2"
     assert target.mutant.function in target.change

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from kernels.autograd import attention
+from kernels.common.autograd import attention
 from reference import flash_v1, flash_v2, safe_softmax
 from reference.mask_pattern import NO_PATTERN, MaskPattern
 from reference.masks import visible

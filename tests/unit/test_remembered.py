@@ -1,4 +1,4 @@
-"""``kernels.launching.remembered``: a function that is called again only for arguments that differ for it."""
+"""``kernels.common.launching.remembered``: a function that is called again only for arguments that differ for it."""
 
 from typing import Any
 
@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import launching
-from kernels.launching import remembered
+from kernels.common import launching
+from kernels.common.launching import remembered
 
 ROWS = torch.zeros(8, 32)
 

@@ -20,10 +20,9 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warp
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.core import _aggregate
 
-from kernels.flash_v3 import check_copyable
-from kernels.launching import is_hopper, padded_head_dim
-from kernels.tiles import NEG_INF
-from kernels.validation import check_inputs
+from kernels.common.launching import is_hopper, padded_head_dim
+from kernels.common.tiles import NEG_INF
+from kernels.common.validation import check_copyable, check_inputs
 
 # Renamed between Triton 3.6 and 3.9.
 tma_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared

@@ -13,7 +13,7 @@ import torch
 import triton
 from torch import Tensor
 
-from kernels.launching import has_hooks, launch
+from kernels.common.launching import has_hooks, launch
 
 Describe = Callable[[Tensor], Any] | None
 """What makes the descriptor that a kernel takes in place of a pointer to a tensor; None if it takes the pointer."""

@@ -5,14 +5,18 @@ NotImplementedError, the contract's refusal. Every message names the argument, i
 """
 
 import math
+from collections.abc import Sequence
 from itertools import groupby
 
 import torch
 from torch import Tensor
 
+from kernels.common.launching import is_aligned
 from kernels.contract import DTYPES
 
 MAX_HEAD_DIM = 256
+COPYABLE = ("contiguous", "bnhd", "packed", "expanded", "expanded_rows", "huge")
+"""Layouts whose rows all start at multiples of 16 bytes."""
 _DTYPES = tuple(getattr(torch, name) for name in DTYPES)
 
 
@@ -258,3 +262,22 @@ def check_block_table(
             used = row[: -(-(length + new) // page_size)]
             if not all(0 <= page < pages for page in used):
                 raise ValueError(f"block_table: got {used} for a sequence, expected pages 0 to {pages - 1}")
+
+
+def check_copyable(head_dims: Sequence[int], **tensors: Tensor) -> None:
+    """Raise NotImplementedError for a tensor that the TMA cannot copy in tiles, or with which it is not tested.
+
+    ``head_dims`` are multiples of 8, and those with which the kernel is tested.
+    """
+    for name, tensor in tensors.items():
+        if tensor.dtype not in (torch.float16, torch.bfloat16):
+            raise NotImplementedError(f"{name}: got dtype {tensor.dtype}, expected float16 or bfloat16")
+        if tensor.shape[3] not in head_dims:
+            raise NotImplementedError(
+                f"{name}: got head_dim {tensor.shape[3]}, expected a multiple of 8 up to {head_dims[-1]}"
+            )
+        if not is_aligned(tensor):
+            raise NotImplementedError(
+                f"{name}: got strides {tensor.stride()} and a start at byte {tensor.data_ptr()}, "
+                "expected multiples of 16 bytes"
+            )
