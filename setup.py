@@ -30,7 +30,7 @@ def packaged(source: str) -> str:
     """Return a module's text with ``flashproof.`` before the names of our packages, in imports and in strings.
 
     Imports must be ``from PACKAGE.module import name``. A string counts if it begins with ``PACKAGE.`` and has no
-    space, such as ``"kernels.flash_v2:KERNEL"`` or ``f"tests.panel.{name}"``. Raises SetupError for ``import PACKAGE``,
+    space, such as ``"kernels.algorithms.flash_v2:KERNEL"`` or ``f"tests.panel.{name}"``. Raises SetupError for ``import PACKAGE``,
     because then PACKAGE is a name in the code that follows.
     """
     tree = ast.parse(source)

@@ -79,8 +79,8 @@ class Mutant:
     @property
     def kernel(self) -> str:
         """The registered kernel that it is a bug of; ``KERNEL`` where it is in what several kernels share."""
-        module = self.shown_by or self.edits[0].module.rpartition(".")[2]
-        return module if module in REGISTERED else KERNEL
+        registered = {locate(name)[0]: name for name in REGISTERED}
+        return self.shown_by or registered.get(self.edits[0].module, KERNEL)
 
     def sources(self) -> dict[str, str]:
         """The edited modules, whole."""

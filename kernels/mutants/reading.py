@@ -10,8 +10,9 @@ Blank lines divide a file into paragraphs. One that begins with ``#`` is a headi
 
 The first line is its name, and the bug in words. The lines up to ``@@`` are other attributes of a ``Mutant``, as
 ``attribute: value``, or ``attribute`` alone where the value is true, and comments that begin with ``#``. Each ``@@``
-begins an edit, with the function that is edited as ``module:name``, in ``kernels`` or ``kernels.common``. The lines
-that follow with ``-``, indented as they are there, stand once in the function and become those with ``+``.
+begins an edit, with the function that is edited as ``module:name``: the module is that of a registered kernel, by the
+kernel's name, or one of ``kernels.common``, or any other below ``kernels``. The lines that follow with ``-``, indented
+as they are there, stand once in the function and become those with ``+``.
 """
 
 import re
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from kernels.mutants.mutant import Edit, Mutant
+from kernels.registry import REGISTERED, locate
 
 KERNELS = Path(__file__).parents[1]
 
@@ -52,5 +54,12 @@ def edit(text: str) -> Edit:
     if strange := [line for line in lines if line[:1] not in ("-", "+")]:
         raise ValueError(f"{where}: expected lines that begin with - or +, got {strange[0]!r}")
     old, new = ("\n".join(line[1:] for line in lines if line[0] == sign) for sign in "-+")
-    shared = (KERNELS / f"common/{where.partition(':')[0]}.py").exists()
-    return Edit(f"kernels.common.{where}" if shared else f"kernels.{where}", old, new)
+    module, _, function = where.partition(":")
+    return Edit(f"{_path_of(module)}:{function}", old, new)
+
+
+def _path_of(module: str) -> str:
+    """Return the dotted path of a module that an edit names."""
+    if module in REGISTERED:
+        return locate(module)[0]
+    return f"kernels.common.{module}" if (KERNELS / f"common/{module}.py").exists() else f"kernels.{module}"

@@ -17,7 +17,8 @@ if not torch.cuda.is_available():
 
 from torch import Tensor
 
-from kernels import flash_v2, fp8, fp8_gluon
+from kernels.algorithms import flash_v2, fp8
+from kernels.algorithms.flash_v3 import gluon_fp8 as fp8_gluon
 from kernels.registry import unavailable_reason
 from reference import safe_softmax
 from tests.harness.interpreter.installation import repair_interpreter

@@ -8,7 +8,8 @@ of whose words say something of a compilation holds for it (``declared``).
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from kernels import flash_v2, registry
+from kernels import registry
+from kernels.algorithms import flash_v2
 
 T = TypeVar("T")
 

@@ -17,7 +17,14 @@ FOLDERS = ("strategies", "kernels", "reference", "tests")
 """The outermost packages, in the order in which data flows."""
 
 HARNESS = "tests/harness"
-WITH_MODULES = (*FOLDERS, "kernels/contract", "kernels/common", HARNESS)
+WITH_MODULES = (
+    *FOLDERS,
+    "kernels/contract",
+    "kernels/common",
+    "kernels/algorithms",
+    "kernels/algorithms/flash_v3",
+    HARNESS,
+)
 """The packages whose modules have a line each, as those within the harness have. Any other has a line for itself."""
 
 COLUMN, WIDTH = 32, 120

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import decode as module
-from kernels.decode import LAUNCH, forward
+from kernels.algorithms import decode as module
+from kernels.algorithms.decode import LAUNCH, forward
 from tests.unit.calling import DEVICE, make
 
 Q, K, V, _ = make(3, 9, heads_kv=2, group=2, batch=2)

@@ -75,7 +75,7 @@ class TestRewriting:
             ("if a:\n    from reference.masks import (\n        b,\n    )\n",) * 2,
             ("from tests_of_mine import kernels\nfrom .kernels import x\n",) * 2,
             ("def f(tests):\n    yield from tests.all()\n",) * 2,
-            ('KERNEL = "kernels.flash_v2:KERNEL"\n', 'KERNEL = "@kernels.flash_v2:KERNEL"\n'),
+            ('KERNEL = "kernels.algorithms.flash_v2:KERNEL"\n', 'KERNEL = "@kernels.algorithms.flash_v2:KERNEL"\n'),
             ("name.startswith('kernels.')\n", "name.startswith('@kernels.')\n"),
             ('f("strategies.case", f"tests.panel.{x}")\n', 'f("@strategies.case", f"@tests.panel.{x}")\n'),
             ('"""tests.harness judges what kernels.common.tiles computes."""\n',) * 2,

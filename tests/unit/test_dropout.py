@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from kernels import flash_v1, flash_v2
+from kernels.algorithms import flash_v1, flash_v2
 from kernels.contract import AttentionKernel
 from reference.dropout import WORD, keep_mask, philox
 from strategies.case import Case

@@ -8,8 +8,8 @@ import pytest
 import torch
 import triton.language as tl
 
-from kernels import flash_v1 as module
-from kernels.flash_v1 import KERNEL, backward, flash_v1, forward
+from kernels.algorithms import flash_v1 as module
+from kernels.algorithms.flash_v1 import KERNEL, backward, flash_v1, forward
 from reference.arithmetic import TF32_TRUNCATED
 from strategies.case import Case
 from tests.unit.calling import DEVICE, make, uphold

@@ -11,10 +11,10 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from kernels import flash_v2 as module
+from kernels.algorithms import flash_v2 as module
+from kernels.algorithms.flash_v2 import KERNEL, LAUNCH, backward, flash_v2, forward
 from kernels.common import tiles
 from kernels.contract import DTYPES
-from kernels.flash_v2 import KERNEL, LAUNCH, backward, flash_v2, forward
 from reference.arithmetic import FLOAT32, TF32_TRUNCATED
 from strategies.case import TENSORS, Case
 from tests.unit.calling import DEVICE, make, uphold

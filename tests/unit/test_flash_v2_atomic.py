@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.flash_v2_atomic import KERNEL, backward
+from kernels.algorithms.flash_v2_atomic import KERNEL, backward
 from reference.arithmetic import TF32_TRUNCATED
 from tests.unit.calling import DEVICE, make
 

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from kernels import flash_v2
-from kernels.flash_v2_lazy import LAG, forward
+from kernels.algorithms import flash_v2
+from kernels.algorithms.flash_v2_lazy import LAG, forward
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BLOCK = 32

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import flash_v2, flash_v2_persistent
-from kernels.flash_v2_persistent import KERNEL, forward, to_e5m2
+from kernels.algorithms import flash_v2, flash_v2_persistent
+from kernels.algorithms.flash_v2_persistent import KERNEL, forward, to_e5m2
 from reference.arithmetic import FLOAT8_E5M2, Quantisation
 from reference.quantisation import dequantised
 from tests.unit.calling import DEVICE, make

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import flash_v2
-from kernels.flash_v2_staged import KERNEL, forward
+from kernels.algorithms import flash_v2
+from kernels.algorithms.flash_v2_staged import KERNEL, forward
 from tests.unit.calling import make
 
 

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from kernels import flash_v3, flash_v3_gluon
+from kernels.algorithms.flash_v3 import gluon as flash_v3_gluon
+from kernels.algorithms.flash_v3 import tma as flash_v3
 from kernels.registry import unavailable_reason
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

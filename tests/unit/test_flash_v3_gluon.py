@@ -5,7 +5,7 @@ import inspect
 import pytest
 import torch
 
-from kernels import flash_v3_gluon
+from kernels.algorithms.flash_v3 import gluon as flash_v3_gluon
 from kernels.registry import unavailable_reason
 from strategies.cases import MAX_SEQLEN
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.flash_v3_gluon_atomic import KERNEL, backward, forward
+from kernels.algorithms.flash_v3.gluon_atomic import KERNEL, backward, forward
 from kernels.registry import unavailable_reason
 from tests.unit.calling import DEVICE, make
 

@@ -10,11 +10,11 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from kernels import fp8 as module
-from kernels import fp8_gluon
+from kernels.algorithms import fp8 as module
+from kernels.algorithms.flash_v3 import gluon_fp8 as fp8_gluon
+from kernels.algorithms.fp8 import KERNEL, LAUNCH, SIGNS, forward, quantise
 from kernels.common.launching import launch
 from kernels.common.tiles import kernel
-from kernels.fp8 import KERNEL, LAUNCH, SIGNS, forward, quantise
 from kernels.registry import unavailable_reason
 from reference import quantisation
 from reference.arithmetic import FLOAT8_E4M3, FLOAT8_E5M2, FORMATS, HOPPER_FP8_ROUNDOFF, Format, Quantisation

@@ -81,8 +81,8 @@ def test_a_script_repairs_the_interpreter_by_itself(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("module", "uses"),
     [
-        ("kernels.flash_v2", True),
-        ("kernels.ring", True),
+        ("kernels.algorithms.flash_v2", True),
+        ("kernels.algorithms.ring", True),
         ("kernels.adapters.pytorch.sdpa", False),
         ("tests.unit.toys", False),
     ],

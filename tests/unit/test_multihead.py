@@ -17,9 +17,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kernels import multihead
+from kernels.algorithms import multihead
+from kernels.algorithms.multihead import KeyValueCache, MultiHeadAttention
 from kernels.contract import AttentionKernel, Capabilities
-from kernels.multihead import KeyValueCache, MultiHeadAttention
 from kernels.mutants.mutant import load_module
 from reference.bounds import backward_bounds, exact, forward_bounds
 from tests.unit.calling import DEVICE, REFERENCE
@@ -118,7 +118,9 @@ def test_planted_bugs_are_caught(bug) -> None:
     old, new = BUGS[bug]
     source = inspect.getsource(multihead)
     assert source.count(old) == 1
-    module = load_module("kernels.multihead", {"kernels.multihead": source.replace(old, new)})
+    module = load_module(
+        "kernels.algorithms.multihead", {"kernels.algorithms.multihead": source.replace(old, new)}
+    )
     with pytest.raises(AssertionError, match="off by"):
         check_everything(module)
 

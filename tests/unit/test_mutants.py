@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from kernels import mutants, registry
-from kernels.flash_v2 import KERNEL
+from kernels.algorithms.flash_v2 import KERNEL
 from kernels.mutants import CATALOGUE, MUTANTS
 from kernels.mutants.mutant import Edit, load_module, source_of
 from kernels.mutants.reading import bug
@@ -109,7 +109,7 @@ def test_an_edit_whose_line_is_gone_is_an_error() -> None:
 
 def test_a_bug_in_what_the_kernel_imports_reaches_it_and_nothing_else() -> None:
     trial = Trial(KERNEL, Case(seqlen_q=3, seqlen_k=70, head_dim=16), DEVICE, 0.0)
-    wrong = load_module("kernels.flash_v2", CATALOGUE["tail_tile_dropped"].sources()).KERNEL
+    wrong = load_module("kernels.algorithms.flash_v2", CATALOGUE["tail_tile_dropped"].sources()).KERNEL
     before, after = (run_kernel(KERNEL, trial.problem, {}, backward=False).out for _ in range(2))
     assert torch.equal(before, after)
     assert not torch.equal(before, run_kernel(wrong, trial.problem, {}, backward=False).out)

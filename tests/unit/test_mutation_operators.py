@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels import flash_v2
+from kernels.algorithms import flash_v2
 from kernels.common import tiles
 from kernels.mutants.mutant import load_module
 from tests.mutation.equivalence import Judgement, RecordedLaunch, judge, recorded_launches

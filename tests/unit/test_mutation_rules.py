@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import flash_v2
 from kernels.adapters.pytorch.sdpa import MATH
+from kernels.algorithms import flash_v2
 from kernels.contract import AttentionKernel
 from tests.mutation import compare
 from tests.mutation.rules import RULES, Rule, RuleBroken, RuleCase

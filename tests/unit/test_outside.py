@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from kernels import flash_v2
+from kernels.algorithms import flash_v2
 from kernels.common import tiles
 from kernels.contract import Capabilities
 from kernels.registry import load

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.flash_v1 import backward, flash_v1, forward
+from kernels.algorithms.flash_v1 import backward, flash_v1, forward
 from reference import safe_softmax
 from reference.dropout import keep_mask
 from strategies.case import Case

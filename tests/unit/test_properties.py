@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.algorithms.flash_v2 import KERNEL as FLASH_V2
 from kernels.contract import FP8_INPUTS, ROTARY, AttentionKernel
-from kernels.flash_v2 import KERNEL as FLASH_V2
 from reference.bounds.accumulation import SAFETY
 from strategies.case import Case, Spike
 from strategies.cases import cases

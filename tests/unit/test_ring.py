@@ -9,7 +9,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor
 
-from kernels import flash_v2, ring
+from kernels.algorithms import flash_v2, ring
 from tests.harness.interpreter.installation import repair_interpreter
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

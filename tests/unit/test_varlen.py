@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from kernels import flash_v2, varlen
-from kernels.varlen import packed_backward, packed_forward
+from kernels.algorithms import flash_v2, varlen
+from kernels.algorithms.varlen import packed_backward, packed_forward
 from tests.unit.calling import DEVICE, make
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.flash_v2 import KERNEL, backward, forward
+from kernels.algorithms.flash_v2 import KERNEL, backward, forward
 from reference.bounds.exact import exact
 from reference.bounds.forward import hull
 from reference.mask_pattern import MaskPattern

@@ -31,6 +31,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.algorithms.flash_v2 import normalise
+from kernels.algorithms.fp8 import check_fp8
 from kernels.common.launching import (
     check_settings,
     is_aligned,
@@ -66,8 +68,6 @@ from kernels.common.validation import (
     check_scales,
 )
 from kernels.contract import FP8_SCALES, AttentionKernel, Capabilities, flash_arithmetic
-from kernels.flash_v2 import normalise
-from kernels.fp8 import check_fp8
 from reference.arithmetic import Arithmetic
 
 
@@ -399,7 +399,7 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """Return attention of q (batch, heads_q, seqlen_q, head_dim) to a cache k, v (batch, heads_kv, seqlen_k, head_dim).
 
-    Arguments, results and errors are those of ``kernels.flash_v2.forward``, without dropout, window and out_dtype.
+    Arguments, results and errors are those of ``flash_v2.forward``, without dropout, window and out_dtype.
 
     cache_seqlens (batch,) int32 says how many keys of each sequence count, 0 to seqlen_k; those behind are
     never read. Under a causal mask query i of sequence b sees key j when ``j <= i + cache_seqlens[b] -

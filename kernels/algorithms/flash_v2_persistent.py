@@ -1,6 +1,6 @@
 """FlashAttention-2's forward pass by a fixed number of programs, with its accumulator in column slices.
 
-This is Dao 2023, algorithm 1, as in ``kernels.flash_v2``, with three changes that kernels for recent GPUs make:
+This is Dao 2023, algorithm 1, as in ``flash_v2``, with three changes that kernels for recent GPUs make:
 
 *Persistent programs* (FlashAttention-3, Shah et al. 2024, section 3.1; Triton's tutorial 09). A launch has as
 many programs as the GPU has multiprocessors, whatever the shape. Task t, a query tile of one head, is done by
@@ -28,7 +28,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels import flash_v2
+from kernels.algorithms import flash_v2
+from kernels.algorithms.flash_v2 import Settings, normalise
+from kernels.algorithms.fp8 import check_fp8, fp8_product
 from kernels.common.launching import (
     check_settings,
     is_aligned,
@@ -53,8 +55,6 @@ from kernels.common.tiles import (
 )
 from kernels.common.validation import check_inputs
 from kernels.contract import AttentionKernel, Capabilities
-from kernels.flash_v2 import Settings, normalise
-from kernels.fp8 import check_fp8, fp8_product
 from reference.arithmetic import (
     FLOAT8_E5M2,
     FP32_ROUNDOFF,
@@ -185,7 +185,7 @@ LAUNCH: Mapping[str, tuple[Any, ...]] = {
 """Launch settings that are verified. ``forward`` says which others it takes."""
 
 TILES = {256: (128, 32), 512: (64, 32), 1024: (32, 32)}
-"""Largest (BLOCK_OWN, BLOCK_LOOP) by bytes in a row, as in ``kernels.flash_v2``."""
+"""Largest (BLOCK_OWN, BLOCK_LOOP) by bytes in a row, as in ``flash_v2``."""
 
 BLOCKS = (16, 32, 64, 128, 256)
 PROGRAMS_INTERPRETED = 2
@@ -193,7 +193,7 @@ PROGRAMS_INTERPRETED = 2
 
 @dataclass(frozen=True)
 class _Settings(Settings):
-    """Launch settings, checked: those of ``kernels.flash_v2`` with any block size, and those of this kernel."""
+    """Launch settings, checked: those of ``flash_v2`` with any block size, and those of this kernel."""
 
     block_m: int = 128
     num_stages: int = 2
@@ -213,7 +213,7 @@ class _Settings(Settings):
         return self.v_dtype == "float8_e5m2"
 
     def constants(self, q: Tensor, tiles: Mapping[int, tuple[int, int]]) -> dict[str, Any]:
-        """Return the constants of ``kernels.flash_v2``, the columns of a slice, and whether v is in e5m2."""
+        """Return the constants of ``flash_v2``, the columns of a slice, and whether v is in e5m2."""
         constants = super().constants(q, tiles)
         if self.e5m2:  # products of 8-bit operands sum over 32 keys at least
             constants["BLOCK_LOOP"] = max(constants["BLOCK_LOOP"], 32)
@@ -231,7 +231,7 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """Return attention of q (batch, heads_q, seqlen_q, head_dim) to k and v (batch, heads_kv, seqlen_k, head_dim).
 
-    Arguments, results and errors are those of ``kernels.flash_v2.forward``, except that there is no dropout and no
+    Arguments, results and errors are those of ``flash_v2.forward``, except that there is no dropout and no
     out_dtype, and for the launch settings. block_m queries, block_n keys and slices of block_d columns are any of
     ``BLOCKS``, cut down where they would not fit. programs is any positive number, None being one for each
     multiprocessor (in the interpreter, PROGRAMS_INTERPRETED). v_dtype is what v and P are rounded to for their

@@ -1,11 +1,11 @@
 """FlashAttention-2 in Triton for sequences of different lengths, packed end to end; forward and backward.
 
-The algorithm is that of ``kernels.flash_v2`` (Dao 2023, sections 2.2 and 3.1); the calling convention that of
+The algorithm is that of ``flash_v2`` (Dao 2023, sections 2.2 and 3.1); the calling convention that of
 FlashAttention's ``flash_attn_varlen_func``. Instead of being padded to a common length, the sequences of a batch
 lie end to end in tensors (total, heads, head_dim): sequence b has the queries from ``cu_seqlens_q[b]`` up to
 ``cu_seqlens_q[b + 1]`` and sees the keys from ``cu_seqlens_k[b]`` up to ``cu_seqlens_k[b + 1]``, as many as there
 are, 0 too. A causal mask has its corner at the last query and the last key of each sequence, and the same diagonal is
-that of windows and chunks. These, soft-caps and sinks are as in ``kernels.flash_v2``. Documents in a batch are such
+that of windows and chunks. These, soft-caps and sinks are as in ``flash_v2``. Documents in a batch are such
 sequences: the launcher looks up where they begin.
 
 A program owns a tile of one sequence. Every sequence has as many programs as the longest one needs; those past the end
@@ -24,7 +24,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn.functional import pad
 
-from kernels import flash_v2
+from kernels.algorithms import flash_v2
+from kernels.algorithms.flash_v2 import attend, gradient_of_queries, gradients_of_keys, normalise
 from kernels.common.launching import is_aligned, launch
 from kernels.common.tiles import (
     LOG2E,
@@ -47,7 +48,6 @@ from kernels.common.validation import (
     check_softcap,
 )
 from kernels.contract import AttentionKernel
-from kernels.flash_v2 import attend, gradient_of_queries, gradients_of_keys, normalise
 
 
 @triton.jit
@@ -356,7 +356,7 @@ def _dq_kernel(
 
 
 LAUNCH: Mapping[str, tuple[Any, ...]] = flash_v2.LAUNCH
-"""Launch settings, as in ``kernels.flash_v2``."""
+"""Launch settings, as in ``flash_v2``."""
 
 
 def packed_forward(
@@ -386,11 +386,11 @@ def packed_forward(
     than the one before, and the last is the total. max_seqlen_q and max_seqlen_k are the longest lengths, or more.
     With the diagonal ``d = i + seqlen_k - seqlen_q`` of query i by the lengths of its sequence, a ``window`` above 0
     hides key j unless ``d - j < window``, a ``window_right`` above 0 unless ``j - d < window_right``, and a ``chunk``
-    above 0 unless ``d // chunk == j // chunk``. softcap and sinks are as in ``kernels.flash_v2.forward``.
+    above 0 unless ``d // chunk == j // chunk``. softcap and sinks are as in ``flash_v2.forward``.
     ``settings`` are launch settings, those of ``flash_v2.Settings`` by default.
 
     Returns out, like q, and lse (heads_q, total_q) float32, the natural logarithm of the softmax sum. Both are
-    contiguous. Errors are those of ``kernels.flash_v2.forward``. The numbers in cu_seqlens are checked on the CPU
+    contiguous. Errors are those of ``flash_v2.forward``. The numbers in cu_seqlens are checked on the CPU
     alone, as the launcher does not wait for a GPU: wrong ones give wrong answers there, but nothing outside of the
     tensors is read or written.
     """

@@ -2,7 +2,7 @@
 
 Tri Dao, Daniel Y. Fu, Stefano Ermon, Atri Rudra and Christopher Ré, *FlashAttention: Fast and
 Memory-Efficient Exact Attention with IO-Awareness* (2022, arXiv 2205.14135), algorithms 1 and 2 forward, 3
-and 4 backward; comments give the lines of algorithms 2 and 4. What is computed stands in ``kernels.flash_v2``;
+and 4 backward; comments give the lines of algorithms 2 and 4. What is computed stands in ``flash_v2``;
 the float64 twin of this file is ``reference.flash_v1``.
 
 One program takes a whole head. Its outer loop goes over blocks of keys, its inner loop over blocks of queries:
@@ -32,6 +32,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
+from kernels.algorithms.flash_v2 import row_deltas
 from kernels.common.autograd import attention
 from kernels.common.launching import (
     check_settings,
@@ -66,10 +67,9 @@ from kernels.common.validation import (
     default_scale,
 )
 from kernels.contract import AttentionKernel, Capabilities, flash_arithmetic
-from kernels.flash_v2 import row_deltas
 from reference.arithmetic import TF32_TRUNCATED, Arithmetic
 
-# Compile keys and 64-bit offsets: as in ``kernels.flash_v2``.
+# Compile keys and 64-bit offsets: as in ``flash_v2``.
 #
 # What one thread of a program stores to memory another may load at the next key block: the barrier that ends
 # each key block makes it seen. Within a key block no row is met twice, so the loads of later query blocks may
@@ -353,7 +353,7 @@ def forward(
     dropout_seed: int = 0,
     **settings: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Return out and lse, with the arguments, results and errors of ``kernels.flash_v2.forward``.
+    """Return out and lse, with the arguments, results and errors of ``flash_v2.forward``.
 
     There is no window and no out_dtype. key_padding_mask (batch, seqlen_k) bool is True where a key may be attended;
     the others have weight 0 and gradients 0, whatever they and their values are. ``settings`` are launch settings,

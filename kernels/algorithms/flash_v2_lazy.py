@@ -1,7 +1,7 @@
 """FlashAttention-4's softmax in plain Triton: the accumulator is rescaled only where it has to be.
 
 Ted Zadouri et al., *FlashAttention-4: Algorithm and Kernel Pipelining Co-Design for Asymmetric Hardware Scaling*
-(2026, arXiv 2603.05451), conditional rescaling, in the forward pass of ``kernels.flash_v2``. There the weights of a
+(2026, arXiv 2603.05451), conditional rescaling, in the forward pass of ``flash_v2``. There the weights of a
 row are relative to the running maximum, and whenever a tile of keys raises it, what has been summed is brought to the
 new one. Any other reference m would do, because it cancels in acc / l and in m + log l. Here m stays while no score
 lies above it by more than LAG, in base 2. A tile in which the row has the scores S_j takes
@@ -17,7 +17,7 @@ moved the m of the others, their bits would depend on what else is in the tile, 
 branch around the product changes no bit, because the factor of a row that stays is 1. Triton's branches are taken by
 all threads of a program together; FlashAttention-4 asks the rows of one warp only.
 
-*Numbers.* P is at most 2^LAG = 256, where it is at most 1 in ``kernels.flash_v2``:
+*Numbers.* P is at most 2^LAG = 256, where it is at most 1 in ``flash_v2``:
 
 - Its cast to float16 cannot overflow, as 65504 is far. Its relative error is the same, and it loses no more to
   subnormals: m is no larger than the running maximum, so P is no smaller than it is there.
@@ -28,7 +28,7 @@ all threads of a program together; FlashAttention-4 asks the rows of one warp on
 
 ``Arithmetic.largest_weight`` declares this; ``reference.bounds.forward`` derives what it adds to the bounds.
 
-The backward pass is that of ``kernels.flash_v2``: it takes out and lse, in which m has cancelled. Dropout, windows and
+The backward pass is that of ``flash_v2``: it takes out and lse, in which m has cancelled. Dropout, windows and
 out_dtype are left to that kernel.
 """
 
@@ -41,7 +41,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels import flash_v2
+from kernels.algorithms import flash_v2
+from kernels.algorithms.flash_v2 import FORWARD_TILES, Settings, normalise
 from kernels.common.launching import is_aligned, launch, new_results, row_strides
 from kernels.common.tiles import (
     LOG2E,
@@ -58,7 +59,6 @@ from kernels.common.tiles import (
 )
 from kernels.common.validation import check_inputs
 from kernels.contract import AttentionKernel
-from kernels.flash_v2 import FORWARD_TILES, Settings, normalise
 from reference.arithmetic import Arithmetic
 
 LAG = tl.constexpr(8)
@@ -115,7 +115,7 @@ def _forward_kernel(
     BLOCK_OWN: tl.constexpr,
     BLOCK_LOOP: tl.constexpr,
 ):
-    """Compute out and lse of a query tile, looping over key tiles as ``kernels.flash_v2`` does."""
+    """Compute out and lse of a query tile, looping over key tiles as ``flash_v2`` does."""
     tiles = tl.cdiv(seqlen_q, BLOCK_OWN)
     # Under a causal mask the last tiles see the most keys, so they start first.
     start_m = (tiles - 1 - tl.program_id(0) % tiles) * BLOCK_OWN
@@ -171,7 +171,7 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """Return attention of q (batch, heads_q, seqlen_q, head_dim) to k and v (batch, heads_kv, seqlen_k, head_dim).
 
-    Arguments, results, launch settings and errors are those of ``kernels.flash_v2.forward``, except that there is no
+    Arguments, results, launch settings and errors are those of ``flash_v2.forward``, except that there is no
     dropout, no window and no out_dtype.
     """
     chosen = Settings(**settings)

@@ -31,7 +31,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from kernels import flash_v2
+from kernels.algorithms import flash_v2
 from kernels.common.launching import check_settings
 from kernels.common.tiles import check_runnable
 from kernels.common.validation import check_gradient_inputs, check_inputs, default_scale

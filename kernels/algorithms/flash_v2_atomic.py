@@ -2,14 +2,14 @@
 
 Tri Dao, *FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning* (2023), algorithm 2
 and section 3.2: a program owns a tile of keys, keeps its dk and dv, and loops over the query tiles. Each step
-makes five matrix products, where ``kernels.flash_v2``, which computes dq apart, makes seven:
+makes five matrix products, where ``flash_v2``, which computes dq apart, makes seven:
 
     S = sm_scale * q k^T        P = exp(S - lse)             dv += P^T dout
     dP = dout v^T               dS = P (dP - delta)          dq += sm_scale * dS k        dk += sm_scale * dS^T q
 
 Programs of other keys add to the same dq, so these additions are atomic, in a float32 buffer that is scaled and
 cast at the end. Their order is that in which programs happen to come: dq is not the same, bit for bit, on every
-run, and is held to the rounding bound instead. The forward pass is that of ``kernels.flash_v2``, and so are
+run, and is held to the rounding bound instead. The forward pass is that of ``flash_v2``, and so are
 conventions, launch settings and what is left open.
 """
 
@@ -22,7 +22,8 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from kernels import flash_v2
+from kernels.algorithms import flash_v2
+from kernels.algorithms.flash_v2 import Settings, row_deltas
 from kernels.common.launching import is_aligned, launch, row_strides
 from kernels.common.tiles import (
     LOG2E,
@@ -38,7 +39,6 @@ from kernels.common.tiles import (
 )
 from kernels.common.validation import check_gradient_inputs, check_inputs
 from kernels.contract import AttentionKernel
-from kernels.flash_v2 import Settings, row_deltas
 from reference.arithmetic import Arithmetic
 
 
@@ -164,7 +164,7 @@ def _backward_kernel(
 
 
 TILES = {32: (128, 32), 64: (128, 32), 128: (128, 32), 256: (64, 32), 512: (32, 32), 1024: (32, 16)}
-"""Largest (BLOCK_OWN, BLOCK_LOOP) by bytes in a row, as in ``kernels.flash_v2``. There are always eight warps, because
+"""Largest (BLOCK_OWN, BLOCK_LOOP) by bytes in a row, as in ``flash_v2``. There are always eight warps, because
 the product of dq takes registers on top of those that hold dk and dv."""
 
 
@@ -177,7 +177,7 @@ def forward(
     sm_scale: float,
     **settings: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Call ``kernels.flash_v2.forward`` without dropout, which the ``backward`` of this kernel does not have."""
+    """Call ``flash_v2.forward`` without dropout, which the ``backward`` of this kernel does not have."""
     return flash_v2.forward(q, k, v, causal=causal, sm_scale=sm_scale, **vars(Settings(**settings)))
 
 

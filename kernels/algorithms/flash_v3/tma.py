@@ -27,6 +27,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.algorithms.flash_v2 import backward as flash_v2_backward
 from kernels.common.autograd import attention
 from kernels.common.launching import (
     check_settings,
@@ -47,7 +48,6 @@ from kernels.common.tiles import (
 )
 from kernels.common.validation import COPYABLE, check_copyable, check_inputs, default_scale
 from kernels.contract import AttentionKernel, Capabilities, Launch, flash_arithmetic
-from kernels.flash_v2 import backward as flash_v2_backward
 from reference.arithmetic import Arithmetic
 
 
@@ -160,7 +160,7 @@ def forward(
     block_n: int = 128,
     warp_specialize: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Return out and lse, with the arguments, results and errors of ``kernels.flash_v2.forward``.
+    """Return out and lse, with the arguments, results and errors of ``flash_v2.forward``.
 
     There is no dropout, no window and no out_dtype. Inputs are float16 or bfloat16, head_dim is a multiple of 8 up to
     128, and storage starts and strides are multiples of 16 bytes, which is what the TMA can copy; anything else raises

@@ -11,7 +11,7 @@ without any mask at all:
     on the diagonal                           query i sees key j when j <= i
 
 Other lengths are refused, as are values of head_dim that are no power of two. In everything else, and in the
-backward pass, which is taken from there, this is ``kernels.flash_v2``.
+backward pass, which is taken from there, this is ``flash_v2``.
 """
 
 from dataclasses import replace
@@ -20,7 +20,8 @@ from typing import Any
 import triton.language as tl
 from torch import Tensor
 
-from kernels import flash_v2
+from kernels.algorithms import flash_v2
+from kernels.algorithms.flash_v2 import FORWARD_TILES, LAUNCH, Settings, normalise
 from kernels.common.launching import is_aligned, launch, new_results, row_strides
 from kernels.common.tiles import (
     LOG2E,
@@ -34,7 +35,6 @@ from kernels.common.tiles import (
 )
 from kernels.common.validation import check_inputs
 from kernels.contract import AttentionKernel
-from kernels.flash_v2 import FORWARD_TILES, LAUNCH, Settings, normalise
 
 HEAD_DIMS = (16, 32, 64, 128, 256)
 
@@ -123,7 +123,7 @@ def forward(
 
     seqlen_q and seqlen_k are multiples of the rows of a tile, and under a causal mask both are equal; head_dim is one
     of ``HEAD_DIMS``. Other lengths and head dims raise NotImplementedError. There is no dropout, and no out_dtype.
-    In all else it is ``kernels.flash_v2.forward``: what is returned, the launch settings, other errors.
+    In all else it is ``flash_v2.forward``: what is returned, the launch settings, other errors.
     """
     chosen = Settings(**settings)
     check_inputs(q, k, v, causal, sm_scale)

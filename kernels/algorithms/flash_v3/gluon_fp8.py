@@ -44,7 +44,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_wait
 
-from kernels import fp8
+from kernels.algorithms import fp8
 from kernels.common.hopper import (
     HEAD_DIMS,
     ROWS,
@@ -522,7 +522,7 @@ def forward(
     format: str = "e4m3",  # noqa: A002  # the contract's launch settings are keywords
     scaling: str = "hadamard",
 ) -> tuple[Tensor, Tensor]:
-    """Return out and lse, with the arguments, results and errors of ``kernels.fp8.forward``.
+    """Return out and lse, with the arguments, results and errors of ``fp8.forward``.
 
     dtypes are float16 and bfloat16, head_dim is one of ``HEAD_DIMS``, and ``LAUNCH`` has the launch settings. Any
     device but a Hopper GPU raises NotImplementedError.

@@ -2,7 +2,7 @@
 
 Jay Shah et al., *FlashAttention-3: Fast and Accurate Attention with Asynchrony and Low-precision* (2024),
 algorithm 3, for float16 and bfloat16. A program owns a tile of keys and loops over the query tiles. Each step makes
-five matrix products, where ``flash_v3_gluon_backward``, which computes dq apart, makes seven:
+five matrix products, where ``gluon_backward``, which computes dq apart, makes seven:
 
     S = sm_scale * q k^T        P = exp(S - lse)             dv += P^T dout
     dP = dout v^T               dS = P (dP - delta)          dq += sm_scale * dS k        dk += sm_scale * dS^T q
@@ -32,7 +32,17 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from kernels import flash_v2, flash_v3_gluon
+from kernels.algorithms import flash_v2
+from kernels.algorithms.flash_v3 import gluon as flash_v3_gluon
+from kernels.algorithms.flash_v3.gluon_backward import (
+    KeyTasks,
+    OfKeys,
+    RowRing,
+    compute_dk_dv,
+    for_the_tma,
+    load_for_dk_dv,
+    programs_for,
+)
 from kernels.common.hopper import (
     ROWS,
     accumulator,
@@ -52,15 +62,6 @@ from kernels.common.prepared import Prepared
 from kernels.common.tiles import LOG2E, NEG_INF, kernel
 from kernels.common.validation import check_gradient_inputs
 from kernels.contract import AttentionKernel, Launch
-from kernels.flash_v3_gluon_backward import (
-    KeyTasks,
-    OfKeys,
-    RowRing,
-    compute_dk_dv,
-    for_the_tma,
-    load_for_dk_dv,
-    programs_for,
-)
 from reference.arithmetic import Arithmetic
 
 DQ_SLOTS = gl.constexpr(2)

@@ -377,7 +377,7 @@ def forward(
     block_m: int = 128,
     block_n: int = 64,
 ) -> tuple[Tensor, Tensor]:
-    """Return out and lse, with the arguments, results and errors of ``kernels.flash_v2.forward``.
+    """Return out and lse, with the arguments, results and errors of ``flash_v2.forward``.
 
     q, k and v are quantised here. There is no dropout, no window and no out_dtype. ``LAUNCH`` has the launch settings.
     A GPU without fp8 tensor cores raises NotImplementedError.

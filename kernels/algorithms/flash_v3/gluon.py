@@ -19,7 +19,7 @@ allows it, the first tiles of a task are loaded while consumers still have those
 taken from the last to the first, so that those that an edge cuts come first. A consumer skips those that none of
 its rows sees.
 
-The backward pass is in ``flash_v3_gluon_backward``. The kernel needs a Hopper GPU; ``flash_v3`` is its plain twin in
+The backward pass is in ``gluon_backward``. The kernel needs a Hopper GPU; ``flash_v3`` is its plain twin in
 ``triton.language``, which runs anywhere.
 """
 
@@ -40,6 +40,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda.libdevice import mul_ru
 
+from kernels.algorithms.flash_v3.gluon_backward import backward
 from kernels.common.hopper import (
     HEAD_DIMS,
     ROWS,
@@ -67,7 +68,6 @@ from kernels.common.prepared import Prepared
 from kernels.common.tiles import LN2, LOG2E, NEG_INF, kernel
 from kernels.common.validation import COPYABLE
 from kernels.contract import AttentionKernel, Capabilities, Launch, flash_arithmetic
-from kernels.flash_v3_gluon_backward import backward
 from reference.arithmetic import FP32_ROUNDOFF, Arithmetic
 
 
@@ -378,7 +378,7 @@ def _shape(head_dim: int, seqlen_q: int) -> _Shape:
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float) -> tuple[Tensor, Tensor]:
-    """Return out and lse, with the arguments, results and errors of ``kernels.flash_v3.forward``.
+    """Return out and lse, with the arguments, results and errors of ``flash_v3.tma.forward``.
 
     There are no launch settings, and any device but a Hopper GPU raises NotImplementedError. head_dim is one of
     ``HEAD_DIMS``.

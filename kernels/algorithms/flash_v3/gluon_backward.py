@@ -37,7 +37,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels import flash_v2
+from kernels.algorithms import flash_v2
 from kernels.common.hopper import (
     ROWS,
     Ring,

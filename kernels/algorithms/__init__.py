@@ -1,0 +1,1 @@
+"""Our own kernels in Triton and Gluon: a module, or a package, for each algorithm."""
